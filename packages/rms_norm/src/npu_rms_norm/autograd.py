@@ -1,0 +1,220 @@
+"""RMSNorm and its gradient: the public functions, which check their arguments, and the autograd of the operators."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .operators import LIBRARY
+from .reference import CASTING_MODES
+
+_OPS = torch.ops.npu_rms_norm
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    casting_mode: str = "llama",
+    in_place: bool = False,
+) -> Tensor:
+    """Root mean square normalisation over the last dimension.
+
+        y = x / sqrt(mean(x^2) + eps) * (offset + weight)
+
+    Statistics and arithmetic are fp32. Under autocast nothing is cast: x, weight and y keep their dtypes.
+
+    Args:
+        x: [..., D], fp32, bf16 or fp16 (fp64 too on a CPU). Rows may lie at any stride that takes two levels (a slice of a
+            wider tensor, heads of a fused projection); others are copied first.
+        weight: [D], x's dtype or fp32; None leaves it out.
+        eps: added to the mean square.
+        offset: added to the weight: 1.0 for Gemma's zero-centred weights.
+        casting_mode: what is rounded to x's dtype on the way (nothing, where x is fp32). "llama": x / rms, before it is
+            multiplied by the weight. "gemma": nothing but the result. "none": 1 / rms, offset + weight and both products.
+        in_place: the backward writes the gradient of x into the memory of the gradient of y. Saves one tensor of x's size,
+            and is wrong where something else still reads that gradient: another consumer's backward that was handed the
+            same tensor, a hook that keeps it, `retain_grad` on y.
+
+    Returns:
+        y [..., D] in x's dtype, contiguous.
+
+    Raises:
+        TypeError: an argument has a type or dtype that is not supported.
+        ValueError: shapes or devices do not match, or an option is out of range.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
+    """
+    _check(x, weight, eps, offset, casting_mode)
+    return _OPS.rms_norm(x, weight, eps, offset, casting_mode, in_place, False)[0]
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    casting_mode: str = "llama",
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Adds a layer's output to the residual stream and normalises the sum, in one pass.
+
+        new_residual = residual + x        y = rms_norm(new_residual, weight)
+
+    The sum is rounded to the residual's dtype before it is normalised, as two separate steps would do.
+
+    Args:
+        x: [..., D], the layer's output; fp32, bf16 or fp16 (fp64 too on a CPU).
+        residual: [..., D], fp32 or x's dtype.
+        weight, eps, offset, casting_mode: as for `rms_norm`.
+        in_place: as for `rms_norm`, where y and the residual have one dtype; no effect where they differ.
+
+    Returns:
+        y [..., D] in x's dtype and new_residual [..., D] in the residual's dtype.
+
+    Raises:
+        TypeError, ValueError: as for `rms_norm`.
+
+    Source: arXiv 1910.07467.
+    """
+    _check(x, weight, eps, offset, casting_mode)
+    if not isinstance(residual, Tensor):
+        raise TypeError(f"residual is a {type(residual).__name__} and must be a tensor.")
+    if residual.shape != x.shape:
+        raise ValueError(f"residual has shape {tuple(residual.shape)} and must have x's, {tuple(x.shape)}.")
+    if residual.dtype not in (x.dtype, torch.float32):
+        raise TypeError(f"residual is {residual.dtype} and must be torch.float32 or x's dtype, {x.dtype}.")
+    if residual.device != x.device:
+        raise ValueError(f"residual is on {residual.device} and must be on x's device, {x.device}.")
+    y, new_residual, _ = _OPS.add_rms_norm(x, residual, weight, eps, offset, casting_mode, in_place, False)
+    return y, new_residual
+
+
+def _check(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting_mode: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is a {type(x).__name__} and must be a tensor.")
+    if x.dtype not in _DTYPES and not (x.dtype == torch.float64 and x.device.type == "cpu"):
+        raise TypeError(f"x is {x.dtype} on {x.device.type} and must be torch.float32, torch.bfloat16 or torch.float16.")
+    if x.dim() == 0 or x.shape[-1] == 0:
+        raise ValueError(f"x has shape {tuple(x.shape)} and must have a last dimension of at least 1.")
+    if weight is not None:
+        if not isinstance(weight, Tensor):
+            raise TypeError(f"weight is a {type(weight).__name__} and must be a tensor or None.")
+        if weight.shape != x.shape[-1:]:
+            raise ValueError(f"weight has shape {tuple(weight.shape)} and must have shape ({x.shape[-1]},).")
+        if weight.dtype not in (x.dtype, torch.float32):
+            raise TypeError(f"weight is {weight.dtype} and must be torch.float32 or x's dtype, {x.dtype}.")
+        if weight.device != x.device:
+            raise ValueError(f"weight is on {weight.device} and must be on x's device, {x.device}.")
+    if not eps >= 0:
+        raise ValueError(f"eps is {eps} and must be at least 0.")
+    if not math.isfinite(offset):
+        raise ValueError(f"offset is {offset} and must be finite.")
+    if casting_mode not in CASTING_MODES:
+        raise ValueError(f"casting_mode is {casting_mode!r} and must be one of {', '.join(map(repr, CASTING_MODES))}.")
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(x, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
+        with torch._C._AutoDispatchBelowAutograd():
+            return _OPS.rms_norm(x, weight, eps, offset, casting_mode, in_place, True)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+        x, weight, _, offset, casting_mode, in_place = inputs
+        rstd = output[1]
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.options = (offset, casting_mode, in_place)
+        ctx.mark_non_differentiable(rstd)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, dy, _):  # type: ignore[no-untyped-def]
+        if dy is None:
+            return None, None, None, None, None, None
+        need_dx, need_dweight = ctx.needs_input_grad[:2]
+        dx, dweight = _gradients(ctx, dy, None, need_dx, need_dweight)
+        return dx, dweight, None, None, None, None
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(x, residual, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
+        with torch._C._AutoDispatchBelowAutograd():
+            return _OPS.add_rms_norm(x, residual, weight, eps, offset, casting_mode, in_place, True)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+        x, _, weight, _, offset, casting_mode, in_place = inputs
+        _, total, rstd = output
+        ctx.save_for_backward(total, weight, rstd)
+        ctx.options = (offset, casting_mode, in_place)
+        ctx.dtype = x.dtype
+        ctx.mark_non_differentiable(rstd)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, dy, dsum, _):  # type: ignore[no-untyped-def]
+        need_dx, need_dresidual, need_dweight = ctx.needs_input_grad[:3]
+        dtotal, dweight = dsum, None
+        if dy is not None:
+            dtotal, dweight = _gradients(ctx, dy, dsum, need_dx or need_dresidual, need_dweight)
+        dx = dtotal.to(ctx.dtype) if need_dx and dtotal is not None else None
+        return dx, dtotal if need_dresidual else None, dweight, None, None, None, None
+
+
+def _gradients(
+    ctx: Any, dy: Tensor, dsum: Tensor | None, need_dx: bool, need_dweight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    x, weight, rstd = ctx.saved_tensors
+    offset, casting_mode, in_place = ctx.options
+    if in_place and need_dx and dy.dtype == x.dtype:
+        dweight = _OPS.rms_norm_backward_(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight)
+        return dy, dweight if need_dweight else None
+    dx, dweight = _OPS.rms_norm_backward(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight, need_dx)
+    return dx if need_dx else None, dweight if need_dweight else None
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def _rms_norm_autograd(x, weight, eps, offset, casting_mode, in_place, save_rstd):  # type: ignore[no-untyped-def]
+    if _needs_gradient(x, weight):
+        return _RMSNorm.apply(x, weight, eps, offset, casting_mode, in_place)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _OPS.rms_norm(x, weight, eps, offset, casting_mode, in_place, save_rstd)
+
+
+def _add_rms_norm_autograd(  # type: ignore[no-untyped-def]
+    x, residual, weight, eps, offset, casting_mode, in_place, save_rstd
+):
+    if _needs_gradient(x, residual, weight):
+        return _AddRMSNorm.apply(x, residual, weight, eps, offset, casting_mode, in_place)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _OPS.add_rms_norm(x, residual, weight, eps, offset, casting_mode, in_place, save_rstd)
+
+
+def _refuse_second_derivative(operator: Any) -> Any:
+    def backward(dy, dsum, x, weight, rstd, *options):  # type: ignore[no-untyped-def]
+        if _needs_gradient(dy, dsum, x, weight):
+            raise NotImplementedError("rms_norm has no second derivative: call backward without create_graph=True.")
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(dy, dsum, x, weight, rstd, *options)
+
+    return backward
+
+
+LIBRARY.impl("rms_norm", _rms_norm_autograd, "Autograd")
+LIBRARY.impl("add_rms_norm", _add_rms_norm_autograd, "Autograd")
+LIBRARY.impl("rms_norm_backward", _refuse_second_derivative(_OPS.rms_norm_backward), "Autograd")
+LIBRARY.impl("rms_norm_backward_", _refuse_second_derivative(_OPS.rms_norm_backward_), "Autograd")

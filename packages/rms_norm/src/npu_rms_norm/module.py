@@ -1,0 +1,121 @@
+"""RMSNorm as a module, with the settings that well-known models use."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .autograd import add_rms_norm, rms_norm
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm` over the last dimension, with a learned weight.
+
+    The parameter is `weight` [hidden_size], as in torch.nn.RMSNorm and the models of Hugging Face.
+
+    Args:
+        hidden_size: D, the size of the last dimension.
+        eps: added to the mean square.
+        offset: added to the weight; the weight is initialised so that offset + weight is 1.
+        casting_mode: "llama", "gemma" or "none"; see `rms_norm`.
+        in_place: see `rms_norm`.
+        elementwise_affine: whether there is a weight.
+        device, dtype: of the weight.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        *,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        in_place: bool = False,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.eps = eps
+        self.offset = offset
+        self.casting_mode = casting_mode
+        self.in_place = in_place
+        if elementwise_affine:
+            self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        else:
+            self.register_parameter("weight", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Makes offset + weight one."""
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1.0 - self.offset)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """y for x [..., D]; with a residual, y and the new residual of `add_rms_norm`."""
+        if residual is None:
+            return rms_norm(
+                x, self.weight, self.eps, offset=self.offset, casting_mode=self.casting_mode, in_place=self.in_place
+            )
+        return add_rms_norm(
+            x,
+            residual,
+            self.weight,
+            self.eps,
+            offset=self.offset,
+            casting_mode=self.casting_mode,
+            in_place=self.in_place,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.hidden_size}, eps={self.eps}, offset={self.offset}, casting_mode={self.casting_mode!r}, "
+            f"in_place={self.in_place}, elementwise_affine={self.weight is not None}"
+        )
+
+
+class LlamaRMSNorm(RMSNorm):
+    """As Llama, Mistral, Qwen2 and Phi-3 have it."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_size, eps, casting_mode="llama", device=device, dtype=dtype)
+
+
+class Qwen3RMSNorm(LlamaRMSNorm):
+    """As Qwen3 has it, for hidden states and, over the head dimension, for queries and keys."""
+
+
+class GemmaRMSNorm(RMSNorm):
+    """As Gemma 1, 2 and 3 have it: weights around zero, nothing rounded before the result."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_size, eps, offset=1.0, casting_mode="gemma", device=device, dtype=dtype)
+
+
+class Olmo2RMSNorm(RMSNorm):
+    """As OLMo 2 has it: weighted in fp32 and rounded once, weights around one."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_size, eps, casting_mode="gemma", device=device, dtype=dtype)

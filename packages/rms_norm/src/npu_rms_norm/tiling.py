@@ -1,0 +1,251 @@
+"""From row counts, widths, element sizes and a device to block sizes and grid."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from math import ceil
+
+from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, persistent_grid
+
+FP32 = 4
+# A tile beyond this is no faster: a transfer of 16 KB already reaches 94 % of the bandwidth, and both buffers of a 16-bit
+# tile of 64 KB would leave no room for the arithmetic.
+_MAX_TILE_ELEMENTS = 16384
+_INT32_END = 2**31
+_ALL_TILES = 2**16  # programs of a core: as many as there are tiles
+_MAX_SUM_ROWS = 64  # no chip of the table has more vector cores, hence partial sums, than 72
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a launch is for.
+
+    Attributes:
+        n_outer, n_inner: rows on two levels, as `npu_tiling.RowLayout` has them.
+        width: elements of a row.
+        inner_stride: the largest distance, in elements, between two rows of a group in any tensor.
+        itemsizes: bytes of an element, for each tensor of rows that is read.
+        narrow_output: the result is narrower than fp32, so that its fp32 tile is cast before it is stored.
+    """
+
+    n_outer: int
+    n_inner: int
+    width: int
+    inner_stride: int
+    itemsizes: tuple[int, ...]
+    narrow_output: bool
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: the programs of its grid, its blocks and the compiler's options.
+
+    Attributes:
+        problem: what it was made for.
+        device: the chip.
+        backward: whether tiles of dw are kept too.
+        wide: rows are split in column blocks and read twice.
+        double_buffered: the next tile is loaded while this one is computed (Ascend).
+        block_m, block_n: rows and columns of a tile.
+        warps: warps of a program (CUDA).
+        per_core: programs resident on a core (CUDA).
+    """
+
+    problem: Problem
+    device: Device = field(repr=False)
+    backward: bool
+    wide: bool
+    double_buffered: bool
+    block_m: int
+    block_n: int
+    warps: int = 4
+    per_core: int = 1
+
+    @property
+    def row_tiles(self) -> int:
+        return self.problem.n_outer * ceil(self.problem.n_inner / self.block_m)
+
+    @property
+    def grid(self) -> int:
+        return persistent_grid(self.row_tiles, self.device, per_core=self.per_core)
+
+    @property
+    def column_blocks(self) -> int:
+        return ceil(self.problem.width / self.block_n)
+
+    @property
+    def splits(self) -> int:
+        """Partial sums of dw: one per program, or, where programs take columns, one per set of rows."""
+        if not self.wide:
+            return self.grid
+        return max(1, min(self.row_tiles, self.device.vector_cores * self.per_core // self.column_blocks))
+
+    @property
+    def column_grid(self) -> int:
+        """Programs of the kernel that takes columns."""
+        return persistent_grid(self.column_blocks * self.splits, self.device, per_core=self.per_core)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"N": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        if self.device.kind == "cuda":
+            return {"num_warps": self.warps}
+        return {"multibuffer": self.double_buffered}
+
+
+@dataclass(frozen=True)
+class SumLaunch:
+    """The launch that adds partial sums [n, width] over n: programs take columns.
+
+    Attributes:
+        width: elements of a row.
+        device: the chip.
+        block_m, block_n: rows and columns of a tile.
+    """
+
+    width: int
+    device: Device = field(repr=False)
+    block_m: int
+    block_n: int
+
+    @property
+    def grid(self) -> int:
+        return persistent_grid(ceil(self.width / self.block_n), self.device, per_core=_ALL_TILES)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"N": self.width, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 4} if self.device.kind == "cuda" else {}
+
+
+def forward_launch(problem: Problem, device: Device) -> Launch:
+    """Blocks and grid of the forward. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return _launch(problem, device, backward=False)
+
+
+def backward_launch(problem: Problem, device: Device) -> Launch:
+    """Blocks and grid of the backward. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return _launch(problem, device, backward=True)
+
+
+def sum_launch(width: int, device: Device) -> SumLaunch:
+    """Blocks and grid of the kernel that adds the partial sums of dw."""
+    if device.kind == "cuda":
+        return SumLaunch(width, device, 32, min(64, _power_of_two(width)))
+    unit = device.ub_align // FP32
+    padded = ceil(width / unit) * unit
+    tile = ("BLOCK_M", "BLOCK_N")
+    tiles = [Tile("partial sums", tile, FP32, 2), Tile("sum", tile, FP32), Tile("sum over rows", tile, FP32)]
+    # Every core gets columns to add before a core gets more than it needs: rows fill what is left.
+    columns = min(padded, max(unit, ceil(padded / device.vector_cores / unit) * unit))
+    rows = fit(tiles, (Block("BLOCK_M", _MAX_SUM_ROWS), Block("BLOCK_N", columns, unit, unit)), device)
+    return SumLaunch(width, device, rows["BLOCK_M"], rows["BLOCK_N"])
+
+
+def smaller(launch: Launch) -> Launch | None:
+    """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
+    if launch.device.kind == "cuda":
+        return None
+    if launch.block_m > 1:
+        return dataclasses.replace(launch, block_m=launch.block_m // 2)
+    if launch.double_buffered and not launch.wide:
+        return dataclasses.replace(launch, double_buffered=False)
+    unit = _unit(launch.problem, launch.device)
+    if launch.block_n <= unit:
+        return None
+    half = ceil(launch.block_n / 2 / unit) * unit
+    return dataclasses.replace(launch, wide=True, double_buffered=True, block_n=half)
+
+
+def _launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
+    if device.kind == "cuda":
+        return _cuda_launch(problem, device, backward)
+    unit = _unit(problem, device)
+    padded = ceil(problem.width / unit) * unit
+    # One pass over memory with the next tile under way is best, one pass without it still moves a third less than two.
+    for double_buffered in (True, False):
+        rows = Block("BLOCK_M", min(_max_rows(problem), max(1, _MAX_TILE_ELEMENTS // padded)))
+        try:
+            blocks = fit(_tiles(problem, padded, backward, double_buffered), (rows,), device)
+        except UnifiedBufferError:
+            continue
+        return Launch(problem, device, backward, False, double_buffered, blocks["BLOCK_M"], padded)
+    columns = Block("BLOCK_N", padded, unit, unit)
+    largest = fit(_wide_tiles(problem, backward), (columns,), device)["BLOCK_N"]
+    # As few blocks as fit, of equal length, so that the last one is not a short one.
+    block_n = ceil(padded / ceil(padded / largest) / unit) * unit
+    return Launch(problem, device, backward, True, True, 1, block_n)
+
+
+def _unit(problem: Problem, device: Device) -> int:
+    """Columns that make up one aligned piece of a row in every tensor."""
+    return device.ub_align // min(problem.itemsizes)
+
+
+def _max_rows(problem: Problem) -> int:
+    """Rows that one tile may have: offsets inside a tile are 32-bit, and a tile stays inside one group."""
+    addressable = max(1, (_INT32_END - problem.width) // max(problem.inner_stride, problem.width, 1))
+    return min(addressable, problem.n_inner) if problem.n_outer > 1 else addressable
+
+
+def _tiles(problem: Problem, width: int, backward: bool, double_buffered: bool) -> list[Tile]:
+    """What one pass keeps on chip at once."""
+    buffers = 2 if double_buffered else 1
+    tile = ("BLOCK_M", width)
+    tiles = [Tile("rows read", tile, itemsize, buffers) for itemsize in problem.itemsizes]
+    # The fp32 tile that a narrower output is cast from is the output's buffer, and there are two such tiles while one is
+    # computed from the other. An fp32 output is computed in the buffer that was loaded, next to one more.
+    tiles.append(Tile("fp32 arithmetic", tile, FP32, 2 if problem.narrow_output else 1))
+    tiles.append(Tile("row reduction", tile, FP32 // 2))
+    tiles.append(Tile("scale", (1, width), FP32))
+    tiles.append(Tile("rstd and mean", ("BLOCK_M", 1), FP32, 2))
+    if backward:
+        tiles.append(Tile("sum of dw", tile, FP32))
+    return tiles
+
+
+def _wide_tiles(problem: Problem, backward: bool) -> list[Tile]:
+    """What the passes over column blocks keep on chip at once, one row at a time."""
+    tile = (1, "BLOCK_N")
+    tiles = [Tile("rows read", tile, itemsize, 2) for itemsize in problem.itemsizes]
+    tiles.append(Tile("fp32 arithmetic", tile, FP32, 2))
+    tiles.append(Tile("row reduction", tile, FP32 // 2))
+    tiles.append(Tile("weight read", tile, FP32, 2))
+    tiles.append(Tile("scale", tile, FP32))
+    tiles.append(Tile("rstd and mean", (1, 1), FP32, 2))
+    tiles.append(Tile("sum over rows or columns", tile, FP32))
+    return tiles
+
+
+def _cuda_launch(problem: Problem, device: Device, backward: bool) -> Launch:
+    # Measured on an H200. Forward: a program per tile; past 8192 columns a second read, which finds the row in L2, is faster
+    # than a row held in registers. Backward: persistent programs, as many as leave each the registers for its sum of dw.
+    block_n = _power_of_two(problem.width)
+    if not backward:
+        if block_n > 8192:
+            return Launch(problem, device, False, True, True, 1, 8192, warps=32, per_core=_ALL_TILES)
+        block_m = _cuda_rows(problem, 1024 // block_n)
+        return Launch(problem, device, False, False, True, block_m, block_n, max(1, block_m * block_n // 1024), _ALL_TILES)
+    if block_n > 16384:
+        return Launch(problem, device, True, True, True, 1, 2048, warps=8, per_core=4)
+    block_m = _cuda_rows(problem, 4096 // block_n)
+    warps = max(4, min(8, block_m * block_n // 512))
+    return Launch(problem, device, True, False, True, block_m, block_n, warps, max(1, min(3, 12288 // block_n)))
+
+
+def _cuda_rows(problem: Problem, wanted: int) -> int:
+    """A power of two up to `wanted` that the problem allows."""
+    return 1 << (max(1, min(_max_rows(problem), wanted)).bit_length() - 1)
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,33 @@
+"""Unified Buffer budgeting, core counts, grids and launches for Triton kernels on Huawei Ascend NPUs."""
+
+from .budget import Block, Tile, fit, footprint
+from .detection import SOC_VARIABLE, device_for, soc, use_device
+from .devices import SOCS, Device
+from .errors import MissingTritonError, UnifiedBufferError, UnknownDeviceError
+from .fallback import is_ub_overflow, launch_with_fallback
+from .grid import persistent_grid
+from .launch import Launcher, import_kernels
+from .rows import RowLayout, row_layout
+
+__all__ = [
+    "SOCS",
+    "SOC_VARIABLE",
+    "Block",
+    "Device",
+    "Launcher",
+    "MissingTritonError",
+    "RowLayout",
+    "Tile",
+    "UnifiedBufferError",
+    "UnknownDeviceError",
+    "device_for",
+    "fit",
+    "footprint",
+    "import_kernels",
+    "is_ub_overflow",
+    "launch_with_fallback",
+    "persistent_grid",
+    "row_layout",
+    "soc",
+    "use_device",
+]

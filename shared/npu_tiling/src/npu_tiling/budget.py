@@ -1,0 +1,97 @@
+"""Unified Buffer budgeting: from the tiles that a kernel keeps alive to the largest blocks that fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from .devices import Device
+from .errors import UnifiedBufferError
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One on-chip buffer of a kernel.
+
+    Attributes:
+        name: what it holds; error messages show it.
+        shape: the tile's dimensions, each a number or the name of a block, e.g. ("BLOCK_M", "BLOCK_N").
+        itemsize: bytes of one element.
+        buffers: how many copies the compiler keeps: 2 where a tile inside a loop is the local side of a global-memory
+            load or store (double buffering), 1 for one that is loaded once per launch or never leaves the chip.
+    """
+
+    name: str
+    shape: tuple[str | int, ...]
+    itemsize: int
+    buffers: int = 1
+
+    def nbytes(self, blocks: Mapping[str, int], align: int) -> int:
+        """Bytes that the tile takes with these block sizes: the last dimension is padded to `align` bytes."""
+        *outer, last = (blocks[n] if isinstance(n, str) else n for n in self.shape)
+        row = -(-last * self.itemsize // align) * align
+        return prod(outer) * row * self.buffers
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block size that tiling may choose.
+
+    Attributes:
+        name: the symbol that `Tile.shape` uses.
+        largest: the size wanted if it fits.
+        smallest: the size below which the kernel makes no sense.
+        multiple_of: the size is a multiple of this, except that `largest` and `smallest` themselves are allowed.
+    """
+
+    name: str
+    largest: int
+    smallest: int = 1
+    multiple_of: int = 1
+
+    def sizes(self) -> list[int]:
+        """Every allowed size, ascending."""
+        first = -(-self.smallest // self.multiple_of) * self.multiple_of
+        sizes = {min(self.smallest, self.largest), *range(first, self.largest + 1, self.multiple_of), self.largest}
+        return sorted(sizes)
+
+
+def footprint(tiles: Sequence[Tile], blocks: Mapping[str, int], device: Device) -> int:
+    """Bytes of Unified Buffer that all tiles take together with these block sizes."""
+    return sum(tile.nbytes(blocks, device.ub_align) for tile in tiles)
+
+
+def fit(tiles: Sequence[Tile], blocks: Sequence[Block], device: Device) -> dict[str, int]:
+    """The largest block sizes whose joint footprint fits the device's Unified Buffer.
+
+    The first block of the list shrinks first, and only as far as needed; the next one shrinks only when the first is at its
+    smallest, and so on.
+
+    Args:
+        tiles: everything that is alive at once, over the whole launch.
+        blocks: what may shrink, in order of preference.
+        device: whose Unified Buffer has to hold it.
+
+    Returns:
+        The size of every block by name.
+
+    Raises:
+        UnifiedBufferError: not even the smallest sizes fit.
+    """
+    chosen = {block.name: block.largest for block in blocks}
+    for block in blocks:
+        if footprint(tiles, chosen, device) <= device.ub_bytes:
+            return chosen
+        fitting = [
+            size for size in block.sizes() if footprint(tiles, {**chosen, block.name: size}, device) <= device.ub_bytes
+        ]
+        chosen[block.name] = fitting[-1] if fitting else min(block.smallest, block.largest)
+    used = footprint(tiles, chosen, device)
+    if used <= device.ub_bytes:
+        return chosen
+    parts = ", ".join(f"{tile.name} {tile.nbytes(chosen, device.ub_align)}" for tile in tiles)
+    raise UnifiedBufferError(
+        f"The smallest tile ({', '.join(f'{name}={size}' for name, size in chosen.items())}) needs {used} bytes of Unified "
+        f"Buffer and {device.name} has {device.ub_bytes}: {parts}."
+    )

@@ -1,0 +1,119 @@
+"""Which chip a tensor is on: an override, an environment variable, or what the running system reports."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .devices import SOCS, Device
+from .errors import UnknownDeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+#: Names the SoC of `npu` tensors when set, e.g. NPU_TILING_SOC=Ascend910B4.
+SOC_VARIABLE = "NPU_TILING_SOC"
+
+# Overrides are process-wide, not per thread: autograd runs the backward of accelerator tensors on threads of its own.
+_overrides: list[tuple[Device, bool]] = []
+_found: dict[torch.device, Device | None] = {}
+
+
+def soc(name: str) -> Device:
+    """The description of the Ascend chip `name`.
+
+    Raises:
+        UnknownDeviceError: `name` is not in `SOCS`.
+    """
+    try:
+        return SOCS[name]
+    except KeyError:
+        raise UnknownDeviceError(
+            f"SoC {name!r} is not in npu_tiling.SOCS ({', '.join(list(SOCS)[:4])}, ...): set {SOC_VARIABLE} to a name "
+            "of that table, or describe the chip with npu_tiling.use_device(npu_tiling.Device(...))."
+        ) from None
+
+
+@contextlib.contextmanager
+def use_device(device: Device, *, emulated: bool = False) -> Iterator[Device]:
+    """Tile for `device`, whatever the running system reports, until the block ends. Process-wide; nests.
+
+    Args:
+        device: the chip to tile for.
+        emulated: CPU tensors too run as kernels tiled for `device` (somebody made Triton run on the host); otherwise
+            CPU tensors stay with plain PyTorch and the override is for accelerator tensors alone.
+    """
+    _overrides.append((device, emulated))
+    try:
+        yield device
+    finally:
+        _overrides.remove((device, emulated))
+
+
+def device_for(device: torch.device) -> Device | None:
+    """The chip whose kernels serve tensors on `device`; None where plain PyTorch does.
+
+    In this order: the innermost `use_device` in force, the environment variable NPU_TILING_SOC (for `npu` tensors), what
+    torch reports of that very device together with `SOCS`. The last two are looked up once per device.
+
+    Args:
+        device: the tensor's own `torch.device`.
+
+    Raises:
+        UnknownDeviceError: an `npu` device reports a chip that `SOCS` does not know.
+    """
+    if _overrides:
+        for chip, emulated in reversed(_overrides):
+            if emulated or device.type != "cpu":
+                return chip
+    try:
+        return _found[device]
+    except KeyError:
+        found = _found[device] = _detect(device)
+        return found
+
+
+def _detect(device: torch.device) -> Device | None:
+    if device.type == "cuda":
+        return _detect_cuda(device)
+    if device.type == "npu":
+        return _detect_npu(device)
+    if device.type == "cpu":
+        return None
+    raise UnknownDeviceError(f"tensors on {device.type!r} devices are not supported: use cpu, cuda or npu.")
+
+
+def _detect_npu(device: torch.device) -> Device:
+    named = os.environ.get(SOC_VARIABLE)
+    if named:
+        return soc(named)
+    import torch
+
+    properties = torch.npu.get_device_properties(device)  # type: ignore[attr-defined]  # torch_npu adds torch.npu
+    chip = soc(properties.name)
+    # Older torch_npu reports the name alone; a newer one also knows when some of the chip's cores are switched off.
+    return dataclasses.replace(
+        chip,
+        vector_cores=getattr(properties, "vector_core_num", 0) or chip.vector_cores,
+        cube_cores=getattr(properties, "cube_core_num", 0) or chip.cube_cores,
+    )
+
+
+def _detect_cuda(device: torch.device) -> Device:
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    shared_memory = getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block
+    return Device(
+        name=properties.name,
+        kind="cuda",
+        arch=f"sm_{properties.major}{properties.minor}",
+        vector_cores=properties.multi_processor_count,
+        cube_cores=properties.multi_processor_count,
+        ub_bytes=shared_memory,
+        ub_align=16,
+        max_grid=2**31 - 1,
+    )

@@ -1,0 +1,13 @@
+"""The errors that tilings and launches raise."""
+
+
+class UnknownDeviceError(LookupError):
+    """A chip that the table does not know; the message names the override."""
+
+
+class UnifiedBufferError(ValueError):
+    """Not even the smallest tile fits the Unified Buffer; the message says what needs how many bytes of how many."""
+
+
+class MissingTritonError(ImportError):
+    """A kernel was to be launched and no Triton is installed; the message is the command that installs it."""

@@ -1,0 +1,64 @@
+"""What happens when a tile that should fit overflows the Unified Buffer on a user's compiler version."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from .errors import UnifiedBufferError
+
+PlanT = TypeVar("PlanT", bound=Hashable)
+ResultT = TypeVar("ResultT")
+
+_replaced: dict[Hashable, Hashable] = {}
+
+
+def is_ub_overflow(error: BaseException | None) -> bool:
+    """Whether `error`, or what caused it, is the Ascend compiler's complaint that a kernel needs more Unified Buffer."""
+    while error is not None:
+        said = [str(error)]
+        for stream in (getattr(error, "stderr", None), getattr(error, "stdout", None)):
+            said.append(stream.decode(errors="replace") if isinstance(stream, bytes) else str(stream))
+        if any("ub overflow" in text.lower() for text in said):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def launch_with_fallback(
+    name: str, plan: PlanT, run: Callable[[PlanT], ResultT], smaller: Callable[[PlanT], PlanT | None]
+) -> ResultT:
+    """Run a launch; where the compiler says that it overflows the Unified Buffer, run the next smaller one instead.
+
+    The plan that worked is remembered for the process, so the failed compilation happens once, and so does the warning.
+
+    Args:
+        name: the kernel's name, for the warning and the memory.
+        plan: the launch that tiling chose (hashable).
+        run: launches a plan; its result is returned.
+        smaller: the next smaller plan, or None when there is none.
+
+    Raises:
+        UnifiedBufferError: not even the smallest plan compiles; the compiler's own error is its cause.
+    """
+    chosen: PlanT = _replaced.get((name, plan), plan)  # type: ignore[assignment]
+    while True:
+        try:
+            result = run(chosen)
+        except Exception as error:
+            if not is_ub_overflow(error):
+                raise
+            following = smaller(chosen)
+            if following is None:
+                raise UnifiedBufferError(f"{name}: not even its smallest tile, {chosen}, compiles for this chip.") from error
+            warnings.warn(
+                f"{name}: {chosen} overflows the Unified Buffer with the installed compiler; using {following} instead.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            chosen = following
+            continue
+        if chosen != plan:
+            _replaced[name, plan] = chosen
+        return result

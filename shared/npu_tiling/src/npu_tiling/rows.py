@@ -1,0 +1,51 @@
+"""How the rows of tensors lie in memory: what lets a kernel follow a slice of a wider tensor without a copy."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RowLayout(NamedTuple):
+    """Rows of several tensors of one shape, on two levels: `n_outer` groups of `n_inner` rows.
+
+    Attributes:
+        n_outer, n_inner: how many groups, and how many rows in each. Row-major order of the leading dimensions.
+        strides: for each tensor the distance, in elements, from one group to the next and from one row to the next.
+    """
+
+    n_outer: int
+    n_inner: int
+    strides: tuple[tuple[int, int], ...]
+
+
+def row_layout(*tensors: torch.Tensor) -> RowLayout | None:
+    """The layout of the rows (the last dimension) of tensors that all have one shape.
+
+    Returns:
+        The layout; None where it takes more than two levels or where elements of a row are not next to each other: a copy
+        (`contiguous()`) is needed then.
+    """
+    shape = tensors[0].shape
+    width = shape[-1]
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return RowLayout(1, prod(shape[:-1]), ((0, width),) * len(tensors))
+    if width > 1 and any(tensor.stride(-1) != 1 for tensor in tensors):
+        return None
+    levels: list[tuple[int, tuple[int, ...]]] = []  # outermost first: size, one stride a tensor
+    for dimension, size in enumerate(shape[:-1]):
+        if size == 1:
+            continue
+        strides = tuple(tensor.stride(dimension) for tensor in tensors)
+        if levels and all(above == size * below for above, below in zip(levels[-1][1], strides, strict=True)):
+            levels[-1] = (levels[-1][0] * size, strides)
+        else:
+            levels.append((size, strides))
+    if len(levels) > 2:
+        return None
+    none = (1, (0,) * len(tensors))
+    outer, inner = [none, none, *levels][-2:]
+    return RowLayout(outer[0], inner[0], tuple(zip(outer[1], inner[1], strict=True)))

@@ -1,0 +1,79 @@
+import subprocess
+import sys
+
+import pytest
+from npu_tiling import UnifiedBufferError, fallback, is_ub_overflow, launch_with_fallback
+
+SAID = b"error: ub overflow, requires 1966592 bits while 1572864 bits available!"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered(monkeypatch):
+    monkeypatch.setattr(fallback, "_replaced", {})
+
+
+def overflow():
+    """The error as Triton raises it: a compiler that failed, its complaint on stderr."""
+    code = f"import sys; sys.stderr.write({SAID.decode()!r}); sys.exit(1)"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def halve(plan):
+    return plan // 2 or None
+
+
+def test_smaller_plan_runs_is_remembered_and_warned_of_once():
+    tried = []
+
+    def run(plan):
+        tried.append(plan)
+        if plan > 2:
+            overflow()
+        return f"ran {plan}"
+
+    with pytest.warns(RuntimeWarning, match="kernel: .* overflows the Unified Buffer") as warned:
+        assert launch_with_fallback("kernel", 8, run, halve) == "ran 2"
+    assert tried == [8, 4, 2]
+    assert len(warned) == 2  # 8 to 4, 4 to 2
+    tried.clear()
+    assert launch_with_fallback("kernel", 8, run, halve) == "ran 2"  # pytest turns no warning into an error: see the record
+    assert tried == [2]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_remembered_plan_does_not_warn_again():
+    fallback._replaced["kernel", 8] = 2
+    assert launch_with_fallback("kernel", 8, lambda plan: plan, halve) == 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_plans_that_fit_are_left_alone():
+    assert launch_with_fallback("kernel", 8, lambda plan: plan, halve) == 8
+    assert fallback._replaced == {}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_nothing_smaller_is_an_error_with_its_cause():
+    with pytest.raises(UnifiedBufferError, match="not even its smallest tile, 1") as raised:
+        launch_with_fallback("kernel", 2, lambda plan: overflow(), halve)
+    assert SAID in raised.value.__cause__.stderr
+
+
+def test_other_errors_pass_through():
+    def run(plan):
+        raise KeyError("something else")
+
+    with pytest.raises(KeyError):
+        launch_with_fallback("kernel", 8, run, halve)
+
+
+def test_overflow_is_recognised_through_its_causes():
+    try:
+        try:
+            overflow()
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError("compilation failed") from error
+    except RuntimeError as error:
+        assert is_ub_overflow(error)
+    assert not is_ub_overflow(ValueError("L1 overflow"))
+    assert not is_ub_overflow(None)

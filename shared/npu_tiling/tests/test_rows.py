@@ -1,0 +1,49 @@
+import pytest
+import torch
+from npu_tiling import row_layout
+
+
+def addresses(layout, index, width, tensor):
+    """The first address of every row, in row-major order, as the layout has it."""
+    outer, inner = layout.strides[index]
+    return [tensor.storage_offset() + o * outer + i * inner for o in range(layout.n_outer) for i in range(layout.n_inner)]
+
+
+def true_addresses(tensor):
+    storage = torch.arange(tensor.untyped_storage().nbytes() // tensor.element_size())
+    return torch.as_strided(storage, tensor.shape, tensor.stride(), tensor.storage_offset())[..., 0].flatten().tolist()
+
+
+VIEWS = {
+    "contiguous": lambda: torch.empty(3, 4, 8),
+    "one row": lambda: torch.empty(8),
+    "slice of a wider tensor": lambda: torch.empty(3, 4, 20)[..., 5:13],
+    "heads of a fused projection": lambda: torch.empty(2, 5, 6 * 8)[..., 8:40].view(2, 5, 4, 8),
+    "every second row": lambda: torch.empty(3, 8, 8)[:, ::2],
+    "transposed rows": lambda: torch.empty(4, 3, 8).transpose(0, 1),
+    "repeated rows": lambda: torch.empty(1, 4, 8).expand(3, 4, 8),
+    "width one": lambda: torch.empty(3, 4, 2)[..., 1:],
+    "sizes of one": lambda: torch.empty(1, 3, 1, 4, 20)[..., :8],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_layout_finds_every_row(view):
+    tensor = VIEWS[view]()
+    layout = row_layout(tensor)
+    assert addresses(layout, 0, tensor.shape[-1], tensor) == true_addresses(tensor)
+
+
+def test_tensors_share_the_levels_but_not_the_strides():
+    x, y = torch.empty(2, 5, 48)[..., 8:40].view(2, 5, 4, 8), torch.empty(2, 5, 4, 8)
+    layout = row_layout(x, y)
+    assert (layout.n_outer, layout.n_inner) == (10, 4)
+    for index, tensor in enumerate((x, y)):
+        assert addresses(layout, index, 8, tensor) == true_addresses(tensor)
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.empty(8, 4).t(), torch.empty(2, 9, 9, 9)[:, ::2, ::2, :8], torch.empty(4, 1).expand(4, 8)]
+)
+def test_what_takes_a_copy_has_no_layout(tensor):
+    assert row_layout(tensor) is None
