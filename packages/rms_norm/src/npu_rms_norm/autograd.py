@@ -6,7 +6,9 @@ import math
 from typing import Any
 
 import torch
+from npu_tiling import device_for
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 
 from .operators import LIBRARY
 from .reference import CASTING_MODES
@@ -101,7 +103,7 @@ def add_rms_norm(
 def _check(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting_mode: str) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__} and must be a tensor.")
-    if x.dtype not in _DTYPES and not (x.dtype == torch.float64 and x.device.type == "cpu"):
+    if x.dtype not in _DTYPES and not (x.dtype == torch.float64 and device_for(x.device) is None):
         raise TypeError(f"x is {x.dtype} on {x.device.type} and must be torch.float32, torch.bfloat16 or torch.float16.")
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"x has shape {tuple(x.shape)} and must have a last dimension of at least 1.")
@@ -116,26 +118,34 @@ def _check(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting_
             raise ValueError(f"weight is on {weight.device} and must be on x's device, {x.device}.")
     if not eps >= 0:
         raise ValueError(f"eps is {eps} and must be at least 0.")
-    if not math.isfinite(offset):
+    if not -math.inf < offset < math.inf:
         raise ValueError(f"offset is {offset} and must be finite.")
     if casting_mode not in CASTING_MODES:
         raise ValueError(f"casting_mode is {casting_mode!r} and must be one of {', '.join(map(repr, CASTING_MODES))}.")
 
 
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(x, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
-        with torch._C._AutoDispatchBelowAutograd():
-            return _OPS.rms_norm(x, weight, eps, offset, casting_mode, in_place, True)
+# An operator's autograd kernel runs at one level of torch.func's transforms, which the dispatcher has already chosen: this
+# is the Function for that, where torch.autograd.Function would start over at the outermost level.
+_Function = torch.autograd.function._SingleLevelFunction
 
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    if torch._C._are_functorch_transforms_active():
+        with enable_single_level_autograd_function():
+            return function.apply(*arguments)
+    return function.apply(*arguments)
+
+
+class _RMSNorm(_Function):
     @staticmethod
-    def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-        x, weight, _, offset, casting_mode, in_place = inputs
-        rstd = output[1]
+    def forward(ctx, x, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
+        with torch._C._AutoDispatchBelowAutograd():
+            y, rstd = _OPS.rms_norm(x, weight, eps, offset, casting_mode, in_place, True)
         ctx.save_for_backward(x, weight, rstd)
         ctx.options = (offset, casting_mode, in_place)
         ctx.mark_non_differentiable(rstd)
         ctx.set_materialize_grads(False)
+        return y, rstd
 
     @staticmethod
     def backward(ctx, dy, _):  # type: ignore[no-untyped-def]
@@ -146,21 +156,17 @@ class _RMSNorm(torch.autograd.Function):
         return dx, dweight, None, None, None, None
 
 
-class _AddRMSNorm(torch.autograd.Function):
+class _AddRMSNorm(_Function):
     @staticmethod
-    def forward(x, residual, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, residual, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
         with torch._C._AutoDispatchBelowAutograd():
-            return _OPS.add_rms_norm(x, residual, weight, eps, offset, casting_mode, in_place, True)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-        x, _, weight, _, offset, casting_mode, in_place = inputs
-        _, total, rstd = output
+            y, total, rstd = _OPS.add_rms_norm(x, residual, weight, eps, offset, casting_mode, in_place, True)
         ctx.save_for_backward(total, weight, rstd)
         ctx.options = (offset, casting_mode, in_place)
         ctx.dtype = x.dtype
         ctx.mark_non_differentiable(rstd)
         ctx.set_materialize_grads(False)
+        return y, total, rstd
 
     @staticmethod
     def backward(ctx, dy, dsum, _):  # type: ignore[no-untyped-def]
@@ -177,7 +183,8 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     x, weight, rstd = ctx.saved_tensors
     offset, casting_mode, in_place = ctx.options
-    if in_place and need_dx and dy.dtype == x.dtype:
+    # Where a graph of the gradient is recorded, its memory must stay as it is.
+    if in_place and need_dx and dy.dtype == x.dtype and not torch.is_grad_enabled():
         dweight = _OPS.rms_norm_backward_(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight)
         return dy, dweight if need_dweight else None
     dx, dweight = _OPS.rms_norm_backward(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight, need_dx)
@@ -190,7 +197,7 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
 
 def _rms_norm_autograd(x, weight, eps, offset, casting_mode, in_place, save_rstd):  # type: ignore[no-untyped-def]
     if _needs_gradient(x, weight):
-        return _RMSNorm.apply(x, weight, eps, offset, casting_mode, in_place)
+        return _apply(_RMSNorm, x, weight, eps, offset, casting_mode, in_place)
     with torch._C._AutoDispatchBelowAutograd():
         return _OPS.rms_norm(x, weight, eps, offset, casting_mode, in_place, save_rstd)
 
@@ -199,22 +206,42 @@ def _add_rms_norm_autograd(  # type: ignore[no-untyped-def]
     x, residual, weight, eps, offset, casting_mode, in_place, save_rstd
 ):
     if _needs_gradient(x, residual, weight):
-        return _AddRMSNorm.apply(x, residual, weight, eps, offset, casting_mode, in_place)
+        return _apply(_AddRMSNorm, x, residual, weight, eps, offset, casting_mode, in_place)
     with torch._C._AutoDispatchBelowAutograd():
         return _OPS.add_rms_norm(x, residual, weight, eps, offset, casting_mode, in_place, save_rstd)
 
 
-def _refuse_second_derivative(operator: Any) -> Any:
-    def backward(dy, dsum, x, weight, rstd, *options):  # type: ignore[no-untyped-def]
-        if _needs_gradient(dy, dsum, x, weight):
-            raise NotImplementedError("rms_norm has no second derivative: call backward without create_graph=True.")
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(dy, dsum, x, weight, rstd, *options)
+_NO_SECOND_DERIVATIVE = "rms_norm has no second derivative: it cannot be differentiated twice."
 
-    return backward
+
+class _Backward(_Function):
+    """The gradient as a function of its own, so that differentiating it again is an error and not a silent zero."""
+
+    @staticmethod
+    def forward(ctx, *arguments):  # type: ignore[no-untyped-def]
+        with torch._C._AutoDispatchBelowAutograd():
+            return _OPS.rms_norm_backward(*arguments)
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+        raise NotImplementedError(_NO_SECOND_DERIVATIVE)
+
+
+def _rms_norm_backward_autograd(*arguments):  # type: ignore[no-untyped-def]
+    if _needs_gradient(*arguments[:4]):
+        return _apply(_Backward, *arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _OPS.rms_norm_backward(*arguments)
+
+
+def _rms_norm_backward_in_place_autograd(*arguments):  # type: ignore[no-untyped-def]
+    if _needs_gradient(*arguments[:4]):
+        raise NotImplementedError(_NO_SECOND_DERIVATIVE)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _OPS.rms_norm_backward_(*arguments)
 
 
 LIBRARY.impl("rms_norm", _rms_norm_autograd, "Autograd")
 LIBRARY.impl("add_rms_norm", _add_rms_norm_autograd, "Autograd")
-LIBRARY.impl("rms_norm_backward", _refuse_second_derivative(_OPS.rms_norm_backward), "Autograd")
-LIBRARY.impl("rms_norm_backward_", _refuse_second_derivative(_OPS.rms_norm_backward_), "Autograd")
+LIBRARY.impl("rms_norm_backward", _rms_norm_backward_autograd, "Autograd")
+LIBRARY.impl("rms_norm_backward_", _rms_norm_backward_in_place_autograd, "Autograd")

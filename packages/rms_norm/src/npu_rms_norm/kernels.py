@@ -22,9 +22,7 @@ def tile_at(p_base, s_outer, s_inner, i_outer, i_inner, o_row, o_col):
 
 
 @triton.jit
-def load_tile(
-    p_tile, o_row, n_rows, o_col, n_cols, EXACT_M: tl.constexpr, EXACT_N: tl.constexpr, EVICTION: tl.constexpr = ""
-):
+def load_tile(p_tile, o_row, n_rows, o_col, n_cols, EXACT_M: tl.constexpr, EXACT_N: tl.constexpr, EVICTION: tl.constexpr):
     """fp32 [BLOCK_M, BLOCK_N], zero outside; EXACT_M, EXACT_N: every row, every column lies inside."""
     if EXACT_M and EXACT_N:
         b_tile = tl.load(p_tile, eviction_policy=EVICTION)
@@ -111,10 +109,10 @@ def forward_kernel(
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
         o_out = i_row * N + (o_row[:, None] * N + o_col[None, :])
         p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col)
-        b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+        b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
         if p_residual is not None:
             p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, o_row, o_col)
-            b_x += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+            b_x += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
             b_sum = b_x.to(p_sum.dtype.element_ty)
             store_tile(p_sum + o_out, b_sum, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
             b_x = b_sum.to(tl.float32)

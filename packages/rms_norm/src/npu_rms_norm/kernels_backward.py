@@ -48,9 +48,9 @@ def backward_kernel(
         i_inner = (i_tile - i_outer * n_tiles) * BLOCK_M
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
         p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col)
-        b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+        b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
         p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col)
-        b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+        b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
         b_rstd = tl.load(p_rstd + i_row + o_row, mask=o_row < n_inner - i_inner, other=0.0)
         b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
         if p_dw is not None:
@@ -62,7 +62,7 @@ def backward_kernel(
             b_dx = (b_g - b_n * b_mean[:, None]) * b_rstd[:, None]
             if p_dsum is not None:
                 p_tile = tile_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, o_row, o_col)
-                b_dx += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+                b_dx += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
             p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, o_row, o_col)
             store_tile(p_tile, b_dx, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
     if p_dw is not None:
@@ -108,9 +108,9 @@ def backward_wide_mean_kernel(
         for i_col in tl.range(0, N, BLOCK_N):
             o_col = i_col + tl.arange(0, BLOCK_N)
             p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col)
-            b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+            b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
             p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col)
-            b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+            b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
             if p_weight is not None:
                 b_g *= load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
             b_product += b_g * normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
@@ -164,9 +164,9 @@ def backward_wide_kernel(
             i_inner = (i_tile - i_outer * n_tiles) * BLOCK_M
             i_row = i_outer.to(tl.int64) * n_inner + i_inner
             p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col)
-            b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+            b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
             p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col)
-            b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+            b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
             b_rstd = tl.load(p_rstd + i_row + o_row, mask=o_row < n_inner - i_inner, other=0.0)
             b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
             if p_dw is not None:
@@ -178,7 +178,7 @@ def backward_wide_kernel(
                 b_dx = (b_g - b_n * b_mean[:, None]) * b_rstd[:, None]
                 if p_dsum is not None:
                     p_tile = tile_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, o_row, o_col)
-                    b_dx += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+                    b_dx += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
                 p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, o_row, o_col)
                 store_tile(p_tile, b_dx, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
         if p_dw is not None:
@@ -207,7 +207,7 @@ def sum_partials_kernel(
         b_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i_partial in tl.range(0, n_partials, BLOCK_M):
             p_tile = p_partials + i_partial.to(tl.int64) * N + (o_row[:, None] * N + o_col[None, :])
-            b_sum += load_tile(p_tile, o_row, n_partials - i_partial, o_col, N, EXACT_M, EXACT_N)
+            b_sum += load_tile(p_tile, o_row, n_partials - i_partial, o_col, N, EXACT_M, EXACT_N, "")
         b_dw = tl.sum(b_sum, axis=0).to(p_dw.dtype.element_ty)
         if EXACT_N:
             tl.store(p_dw + o_col, b_dw)

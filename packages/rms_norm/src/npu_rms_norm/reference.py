@@ -47,7 +47,7 @@ def backward(
     dweight = None
     if need_dweight:
         assert weight is not None
-        dweight = (g * normalised).flatten(0, -2).sum(0).to(weight.dtype)
+        dweight = (g * normalised).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
     if weight is not None:
         g = g * _scale(weight, offset, casting_mode, dy.dtype, rstd.dtype)
     dx = (g - normalised * (g * normalised).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)

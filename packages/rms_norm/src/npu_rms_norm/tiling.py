@@ -6,12 +6,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from math import ceil
 
-from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, persistent_grid
+from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, footprint, persistent_grid
 
 FP32 = 4
-# A tile beyond this is no faster: a transfer of 16 KB already reaches 94 % of the bandwidth, and both buffers of a 16-bit
-# tile of 64 KB would leave no room for the arithmetic.
-_MAX_TILE_ELEMENTS = 16384
+# Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth and 16 KB 94 %, and a tile that
+# fills the Unified Buffer leaves the compilers, which differ in what they need, no room.
+_TRANSFER_BYTES = 12 * 1024
+_WIDE_TRANSFER_BYTES = 8 * 1024  # more is alive at once in the passes over column blocks
 _INT32_END = 2**31
 _ALL_TILES = 2**16  # programs of a core: as many as there are tiles
 _MAX_SUM_ROWS = 64  # no chip of the table has more vector cores, hence partial sums, than 72
@@ -85,6 +86,14 @@ class Launch:
     def column_grid(self) -> int:
         """Programs of the kernel that takes columns."""
         return persistent_grid(self.column_blocks * self.splits, self.device, per_core=self.per_core)
+
+    @property
+    def ub_bytes(self) -> int:
+        """Unified Buffer that the declared tiles take."""
+        if self.wide:
+            return footprint(_wide_tiles(self.problem), {"BLOCK_N": self.block_n}, self.device)
+        tiles = _tiles(self.problem, self.device, self.block_n, self.backward, self.double_buffered, self.block_m > 1)
+        return footprint(tiles, {"BLOCK_M": self.block_m}, self.device)
 
     @property
     def constants(self) -> dict[str, int]:
@@ -170,16 +179,21 @@ def _launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
         return _cuda_launch(problem, device, backward)
     unit = _unit(problem, device)
     padded = ceil(problem.width / unit) * unit
-    # One pass over memory with the next tile under way is best, one pass without it still moves a third less than two.
-    for double_buffered in (True, False):
-        rows = Block("BLOCK_M", min(_max_rows(problem), max(1, _MAX_TILE_ELEMENTS // padded)))
+    itemsize = min(problem.itemsizes)
+    shared = min(_max_rows(problem), max(2, _TRANSFER_BYTES // (padded * itemsize)))
+    # Two rows or more keep row reductions in the vector unit. One pass over memory with the next tile under way is best; one
+    # pass without it still moves a third less than two passes.
+    for most, least, double_buffered in ((shared, 2, True), (1, 1, True), (1, 1, False)):
+        if most < least:
+            continue
+        tiles = _tiles(problem, device, padded, backward, double_buffered, most > 1)
         try:
-            blocks = fit(_tiles(problem, padded, backward, double_buffered), (rows,), device)
+            block_m = fit(tiles, (Block("BLOCK_M", most, least),), device)["BLOCK_M"]
         except UnifiedBufferError:
             continue
-        return Launch(problem, device, backward, False, double_buffered, blocks["BLOCK_M"], padded)
-    columns = Block("BLOCK_N", padded, unit, unit)
-    largest = fit(_wide_tiles(problem, backward), (columns,), device)["BLOCK_N"]
+        return Launch(problem, device, backward, False, double_buffered, block_m, padded)
+    columns = Block("BLOCK_N", min(padded, _WIDE_TRANSFER_BYTES // itemsize), unit, unit)
+    largest = fit(_wide_tiles(problem), (columns,), device)["BLOCK_N"]
     # As few blocks as fit, of equal length, so that the last one is not a short one.
     block_n = ceil(padded / ceil(padded / largest) / unit) * unit
     return Launch(problem, device, backward, True, True, 1, block_n)
@@ -196,23 +210,31 @@ def _max_rows(problem: Problem) -> int:
     return min(addressable, problem.n_inner) if problem.n_outer > 1 else addressable
 
 
-def _tiles(problem: Problem, width: int, backward: bool, double_buffered: bool) -> list[Tile]:
+def _tiles(
+    problem: Problem, device: Device, width: int, backward: bool, double_buffered: bool, several_rows: bool
+) -> list[Tile]:
     """What one pass keeps on chip at once."""
     buffers = 2 if double_buffered else 1
     tile = ("BLOCK_M", width)
     tiles = [Tile("rows read", tile, itemsize, buffers) for itemsize in problem.itemsizes]
     # The fp32 tile that a narrower output is cast from is the output's buffer, and there are two such tiles while one is
-    # computed from the other. An fp32 output is computed in the buffer that was loaded, next to one more.
-    tiles.append(Tile("fp32 arithmetic", tile, FP32, 2 if problem.narrow_output else 1))
+    # computed from the other. An fp32 output is computed in the buffer that was loaded, next to one more; but on dav-c310
+    # the loaded buffers are left alone.
+    in_place = not problem.narrow_output and device.arch != "dav-c310"
+    tiles.append(Tile("fp32 arithmetic", tile, FP32, 1 if in_place else 2))
+    if device.arch == "dav-c310":
+        tiles += [Tile("fp32 copy", tile, FP32) for itemsize in problem.itemsizes if itemsize == FP32]
     tiles.append(Tile("row reduction", tile, FP32 // 2))
     tiles.append(Tile("scale", (1, width), FP32))
-    tiles.append(Tile("rstd and mean", ("BLOCK_M", 1), FP32, 2))
+    tiles.append(Tile("rstd, mean and rounded rstd", ("BLOCK_M", 1), FP32, 3))
     if backward:
         tiles.append(Tile("sum of dw", tile, FP32))
+        if several_rows:
+            tiles.append(Tile("sum of dw over the rows", tile, FP32 // 2))
     return tiles
 
 
-def _wide_tiles(problem: Problem, backward: bool) -> list[Tile]:
+def _wide_tiles(problem: Problem) -> list[Tile]:
     """What the passes over column blocks keep on chip at once, one row at a time."""
     tile = (1, "BLOCK_N")
     tiles = [Tile("rows read", tile, itemsize, 2) for itemsize in problem.itemsizes]

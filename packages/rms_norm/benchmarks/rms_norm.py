@@ -1,0 +1,194 @@
+"""npu_rms_norm.rms_norm beside its peers: `npu-bench rms_norm`, `npu-bench host rms_norm`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import npu_rms_norm
+import torch
+from npu_bench import Benchmark, Case, Stage, Sweep, UnavailableError
+from npu_rms_norm import launch, operators
+from npu_tiling import device_for
+from torch import Tensor
+
+EPS = 1e-6
+DTYPE = torch.bfloat16
+RSTD_BYTES = 4
+
+
+# A case's x has a shape, and lies at the start of the last dimension of its storage.
+def case(rows: int, width: int, name: str | None = None, x: float | str | None = None) -> Case:
+    shape = (rows, width)
+    return Case(name or f"{rows}x{width}", {"shape": shape, "storage": shape}, x)
+
+
+def heads_case(batch: int, tokens: int, heads: int, kv_heads: int, width: int) -> Case:
+    """q of a fused q, k, v projection, normalised over each head: rows that lie in a wider tensor."""
+    shape = (batch, tokens, heads, width)
+    storage = (batch, tokens, (heads + 2 * kv_heads) * width)
+    return Case(f"q_{batch}x{tokens}x{heads}x{width}", {"shape": shape, "storage": storage})
+
+
+CASES = (
+    case(1, 4096, "decode_1x4096"),
+    case(2048, 512),
+    case(32768, 4096),
+    case(8192, 16384),
+    case(4096, 65536),
+    heads_case(4, 2048, 32, 8, 128),
+)
+SWEEPS = {
+    "tokens": Sweep("tokens", "tokens, hidden size 4096", [case(n, 4096, x=n) for n in (2**i for i in range(6, 18))]),
+    "hidden": Sweep("hidden", "hidden size, 4096 tokens", [case(4096, d, x=d) for d in (2**i for i in range(7, 17))]),
+    "model": Sweep(
+        "model",
+        "hidden size of a model, 8192 tokens",
+        [
+            case(8192, width, x=model)
+            for model, width in {
+                "Qwen2.5-0.5B": 896,
+                "Llama-3.2-1B": 2048,
+                "Llama-3.1-8B": 4096,
+                "Qwen2.5-32B": 5120,
+                "DeepSeek-V3": 7168,
+                "Llama-3.1-70B": 8192,
+                "Llama-3.1-405B": 16384,
+            }.items()
+        ],
+    ),
+}
+
+
+def inputs(case: Case, device: torch.device) -> Mapping[str, Tensor]:
+    shape, width = case["shape"], case["shape"][-1]
+    x = torch.randn(case["storage"], dtype=DTYPE, device=device)
+    used = torch.Size(shape[len(case["storage"]) - 1 :]).numel()
+    x = x[..., :used].view(shape)
+    weight = 1 + 0.1 * torch.randn(width, dtype=torch.float32, device=device)
+    return {"x": x.detach().requires_grad_(), "weight": weight.to(DTYPE).requires_grad_()}
+
+
+def reference(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
+
+
+def hugging_face(x: Tensor, weight: Tensor) -> Tensor:
+    """The forward of transformers' LlamaRMSNorm."""
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+    return weight * wide.to(x.dtype)
+
+
+def ours(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, weight: npu_rms_norm.rms_norm(x, weight, EPS)
+
+
+def pytorch(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, weight: torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)
+
+
+def eager_formula(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    return hugging_face
+
+
+def compiled_formula(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    import torch._functorch.config as functorch
+
+    torch._dynamo.reset()  # every case is compiled for its own shape; none counts against the limit of recompilations
+    functorch.donated_buffer = False  # buffers given away by the first backward would forbid to retain the graph
+    return torch.compile(hugging_face, dynamic=False)
+
+
+def liger(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    if device.type == "cpu":
+        raise UnavailableError("liger-kernel has no kernels for a CPU")
+    try:
+        from liger_kernel.ops import LigerRMSNormFunction  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise UnavailableError(str(error)) from None
+    return lambda x, weight: LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False)
+
+
+def ascend_vendor(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    if device.type != "npu":
+        raise UnavailableError("torch_npu's operators run on an NPU")
+    import torch_npu  # type: ignore[import-not-found]
+
+    return lambda x, weight: torch_npu.npu_rms_norm(x, weight, EPS)[0]
+
+
+def traffic(case: Case, mode: str) -> int:
+    """Forward: x read, y written. Backward: x and dy read, dx written. Parameters and statistics once each."""
+    *leading, width = case["shape"]
+    rows = torch.Size(leading).numel()
+    tensor, parameter, rstd = rows * width * DTYPE.itemsize, width * DTYPE.itemsize, rows * RSTD_BYTES
+    if mode == "backward":
+        return 3 * tensor + 2 * parameter + rstd
+    return 2 * tensor + parameter + (rstd if mode == "forward" else 0)
+
+
+def host_stages(device: torch.device) -> Sequence[Stage]:
+    """From the Python call to the launch, at 2048x512: each stage called by itself, with the arguments that it gets."""
+    chip = device_for(device)
+    if chip is None:
+        raise UnavailableError("a CPU runs plain PyTorch and launches nothing")
+    x, weight = inputs(CASES[1], device).values()
+    plain_x, plain_weight = x.detach(), weight.detach()
+    options = (EPS, 0.0, "llama", False, True)
+    forward = partial(launch.forward, plain_x, None, plain_weight, EPS, 0.0, "llama", True, chip)
+    captured = _arguments(forward, "_follow", "_recipe", "_launch")
+    return [
+        Stage("public function, with gradients", partial(npu_rms_norm.rms_norm, x, weight, EPS), ["operator"]),
+        Stage("operator", partial(torch.ops.npu_rms_norm.rms_norm, x, weight, *options), ["operator, no gradients"]),
+        Stage(
+            "operator, no gradients",
+            partial(torch.ops.npu_rms_norm.rms_norm, plain_x, plain_weight, *options),
+            ["implementation"],
+        ),
+        Stage("implementation", partial(operators._rms_norm, plain_x, plain_weight, *options), ["launch.forward"]),
+        Stage("launch.forward", forward, ["allocation of y and rstd", "row layout", "tiling look-up", "kernel launch"]),
+        Stage("allocation of y and rstd", partial(_allocate, plain_x)),
+        Stage("row layout", captured["_follow"]),
+        Stage("tiling look-up", captured["_recipe"]),
+        Stage("kernel launch", captured["_launch"]),
+    ]
+
+
+def _allocate(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return y, torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+
+
+def _arguments(call: Callable[[], Any], *names: str) -> dict[str, Callable[[], Any]]:
+    """The calls of functions of launch.py that `call` makes, ready to be made again."""
+    captured: dict[str, Callable[[], Any]] = {}
+    for name in names:
+        function = getattr(launch, name)
+        with mock.patch.object(launch, name, wraps=function) as spy:
+            call()
+        captured[name] = partial(function, *spy.call_args.args, **spy.call_args.kwargs)
+    return captured
+
+
+BENCHMARK = Benchmark(
+    name="rms_norm",
+    distribution="npu-rms-norm",
+    cases=CASES,
+    inputs=inputs,
+    providers={
+        "ours": ours,
+        "torch": pytorch,
+        "hf": eager_formula,
+        "compile": compiled_formula,
+        "liger": liger,
+        "torch_npu": ascend_vendor,
+    },
+    reference=reference,
+    traffic=traffic,
+    sweeps=SWEEPS,
+    peers=("liger-kernel",),
+    host_stages=host_stages,
+)

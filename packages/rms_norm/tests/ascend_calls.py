@@ -1,0 +1,57 @@
+"""Calls whose launches are every kind of tile that this package's tiling can choose: what `npu-offline check` compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from npu_rms_norm import add_rms_norm, rms_norm
+
+ROWS = 4096  # the tile does not depend on it
+WIDTHS = {
+    torch.bfloat16: (1, 100, 123, 128, 512, 1000, 2048, 3584, 4096, 5120, 7168, 8192, 16384, 65536),
+    torch.float16: (512, 8192),
+    torch.float32: (1, 123, 512, 2048, 4096, 6144, 8192, 16384),
+}
+
+
+def calls() -> Iterator[tuple[str, Callable[[], None]]]:
+    """A label and a function that runs a forward and a backward on CPU tensors."""
+    bf16, fp32 = torch.bfloat16, torch.float32
+    for dtype, widths in WIDTHS.items():
+        for width in widths:
+            yield f"{dtype} {width}".removeprefix("torch."), _call(width, dtype, dtype)
+    for width in (128, 4096, 16384):
+        yield f"bfloat16 {width}, fp32 weight", _call(width, bf16, fp32)
+        yield f"bfloat16 {width}, no weight", _call(width, bf16, None)
+        yield f"bfloat16 {width}, residual", _call(width, bf16, bf16, residual=bf16)
+        yield f"bfloat16 {width}, fp32 residual", _call(width, bf16, fp32, residual=fp32)
+        yield f"bfloat16 {width} gemma", _call(width, bf16, bf16, mode="gemma")
+        yield f"bfloat16 {width} none", _call(width, bf16, bf16, mode="none")
+        yield f"float32 {width}, residual", _call(width, fp32, fp32, residual=fp32)
+    for heads in (4, 32):
+        yield f"bfloat16, {heads} heads of 128", _call(128, bf16, bf16, heads=heads)
+
+
+def _call(
+    width: int,
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype | None,
+    *,
+    mode: str = "llama",
+    residual: torch.dtype | None = None,
+    heads: int = 0,
+) -> Callable[[], None]:
+    def call() -> None:
+        x = torch.empty(ROWS, width, dtype=dtype)
+        if heads:
+            x = torch.empty(ROWS // heads, 3 * heads * width, dtype=dtype)[:, : heads * width].unflatten(1, (heads, width))
+        x.requires_grad_()
+        weight = None if weight_dtype is None else torch.empty(width, dtype=weight_dtype, requires_grad=True)
+        if residual is None:
+            outputs: tuple[torch.Tensor, ...] = (rms_norm(x, weight, casting_mode=mode),)
+        else:
+            outputs = add_rms_norm(x, torch.empty(x.shape, dtype=residual), weight, casting_mode=mode)
+        torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+
+    return call

@@ -1,0 +1,173 @@
+"""What the Ascend compilers make of the kernels, and how many bytes they move: no chip, and no time, involved."""
+
+import ascend_calls
+import formula
+import npu_offline
+import npu_tiling
+import pytest
+import torch
+from npu_rms_norm import add_rms_norm, rms_norm, tiling
+
+REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
+pytestmark = pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)
+CALLS = dict(ascend_calls.calls())
+
+
+def launches_of(label, soc):
+    with npu_offline.record(soc) as records:
+        CALLS[label]()
+    return records
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+@pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend950PR_957b"])
+@pytest.mark.parametrize(
+    "label", ["bfloat16 512", "bfloat16 8192", "float32 123", "bfloat16 65536", "bfloat16 4096, residual"]
+)
+def test_tiles_fit_and_are_double_buffered(label, soc, toolchain):
+    if not npu_offline.supported(soc, toolchain):
+        pytest.skip(f"toolchain {toolchain} has no target {soc}")
+    for launch in launches_of(label, soc):
+        report = npu_offline.compile_kernel(launch, soc=soc, toolchain=toolchain)
+        assert report.fits, report.message
+        assert report.double_buffered is not False or launch.options.get("multibuffer") is False
+
+
+def required(launch, **blocks):
+    """UB that the compiler asks for, scaled from a tile that it refuses, where it reuses every buffer it can."""
+    report = npu_offline.compile_kernel(
+        launch.kernel,
+        launch.signature,
+        {**launch.constants, **blocks},
+        soc="Ascend910B4",
+        toolchain="1.1.0",
+        options=launch.options,
+    )
+    assert not report.fits
+    return report.required_ub_bytes
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("mode", ["llama", "none"])
+def test_declared_tiles_are_what_the_compiler_needs(mode, dtype, rows, backward):
+    """Never less, or a chosen tile would not compile; not much more, or rows would be split that fit."""
+    label = f"{dtype} 4096".removeprefix("torch.")
+    if mode == "none" and dtype == torch.bfloat16:
+        label += " none"
+    launch = launches_of(label, "Ascend910B4")[backward]
+    width = 16384 // rows
+    itemsizes = (dtype.itemsize,) * (1 + backward)
+    problem = tiling.Problem(1, 4096, width, width, itemsizes, dtype == torch.bfloat16)
+    declared = tiling.Launch(problem, npu_tiling.soc("Ascend910B4"), backward, False, True, rows, width).ub_bytes
+    needed = required(launch, N=width, BLOCK_M=rows, BLOCK_N=width)
+    assert needed <= declared <= 1.2 * needed
+
+
+def test_compiling_does_not_depend_on_the_number_of_rows():
+    kernels = set()
+    for rows in (2, 3, 64, 1000, 4097):
+        with npu_offline.record("Ascend910B4") as records:
+            x = torch.empty(rows, 512, requires_grad=True)
+            weight = torch.empty(512, requires_grad=True)
+            rms_norm(x, weight).backward(torch.empty(rows, 512))
+        kernels |= {(r.name, str(r.signature), str(r.constants), str(r.divisible)) for r in records}
+    assert len(kernels) == 3
+
+
+def moved(launch):
+    return sum(traffic.read + traffic.written for traffic in launch.arguments.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("width", [512, 1000, 4096, 8192])
+def test_memory_traffic_is_the_minimum(width, dtype):
+    rows = 4000 if width < 4096 else 1600
+    size = rows * width * dtype.itemsize
+    x = torch.randn(rows, width).to(dtype).requires_grad_()
+    weight = torch.ones(width, dtype=dtype, requires_grad=True)
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        rms_norm(x, weight).backward(torch.randn(rows, width).to(dtype))
+    forward, backward, partial_sums = emulation.launches
+    assert 2 * size <= moved(forward) <= 1.05 * 2 * size
+    # Every core reads the weight and writes one partial sum; another launch adds those.
+    parameters = 40 * width * (dtype.itemsize + 4)
+    assert 3 * size <= moved(backward) <= 1.05 * 3 * size + parameters
+    assert moved(partial_sums) == 40 * width * 4 + width * dtype.itemsize
+    for launch in emulation.launches:
+        assert all(traffic.scalars == 0 or name == "p_rstd" for name, traffic in launch.arguments.items())
+        assert all(traffic.atomics == 0 for traffic in launch.arguments.values())
+
+
+def test_transfers_are_whole_tiles():
+    x = torch.randn(4096, 512).bfloat16()
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        rms_norm(x)
+    (launch,) = emulation.launches
+    assert launch.arguments["p_x"].read / launch.arguments["p_x"].transfers >= 8192
+
+
+@pytest.mark.parametrize("soc", ["Ascend910B1", "Ascend950DT_95A1"])
+def test_other_chips_give_the_same_result(soc):
+    case = formula.make(200, 1000, torch.bfloat16)
+    with npu_offline.emulate(soc):
+        formula.check(case, formula.run(case, rms_norm, "cpu"))
+
+
+def test_programs_in_any_order_and_at_once_give_the_same_bits():
+    case = formula.make(500, 512, torch.bfloat16)
+    results = []
+    for threads, shuffle in ((1, None), (1, 1), (2, 2)):
+        with npu_offline.emulate("Ascend910B4", threads=threads, shuffle=shuffle):
+            results.append(formula.run(case, rms_norm, "cpu"))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("width", [7, 123, 512])
+def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
+    """Every tensor that the operator allocates stands between guard values."""
+    from npu_offline.memory import guarded
+
+    checks = []
+    empty = torch.empty
+
+    def guarding(*shape, dtype=torch.float32, device="cpu"):
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        monkeypatch.setattr(torch, "empty", empty)
+        tensor, check = guarded(tuple(shape), dtype, torch.device(device))
+        monkeypatch.setattr(torch, "empty", guarding)
+        checks.append(check)
+        return tensor
+
+    case = formula.make(37, width, torch.float32)
+    residual = torch.randn(37, width)
+    with npu_offline.emulate("Ascend910B4"):
+        leaves = [formula.leaf(tensor, "cpu") for tensor in (case.x, residual, case.weight)]
+        monkeypatch.setattr(torch, "empty", guarding)
+        y, total = add_rms_norm(*leaves)
+        torch.autograd.grad((y, total), leaves, (case.dy, case.dy))
+    assert len(checks) >= 5
+    for check in checks:
+        check()
+
+
+def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
+    """The launch as a user's compiler would refuse it: everything above 2 rows overflows."""
+    from npu_rms_norm import launch
+
+    real, refused = launch._launch, []
+
+    def refusing(module, kernel, recipe, grid, tensors, scalars):
+        if kernel == "forward_kernel" and recipe.constants["BLOCK_M"] > 2:
+            refused.append(recipe.constants["BLOCK_M"])
+            raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
+        real(module, kernel, recipe, grid, tensors, scalars)
+
+    monkeypatch.setattr(launch, "_launch", refusing)
+    case = formula.make(64, 2048, torch.bfloat16, seed=3)
+    with npu_offline.emulate("Ascend910B4"), pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
+        y, *_ = formula.run(case, rms_norm, "cpu")
+    formula.assert_close(y, formula.exact(case)[0], roundings=2, length=2048)
+    assert refused

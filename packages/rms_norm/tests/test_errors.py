@@ -1,0 +1,47 @@
+"""Bad input is refused with one sentence that names the argument, what it was and what it must be."""
+
+import pytest
+import torch
+from npu_rms_norm import RMSNorm, add_rms_norm, rms_norm
+
+X = torch.ones(2, 8)
+REFUSED = {
+    "x is no tensor": (lambda: rms_norm([1.0]), TypeError, "x is a list and must be a tensor"),
+    "x is integer": (lambda: rms_norm(X.long()), TypeError, "x is torch.int64 .* must be torch.float32"),
+    "x is a scalar": (lambda: rms_norm(torch.ones(())), ValueError, r"x has shape \(\) and must have a last dimension"),
+    "x has no columns": (lambda: rms_norm(torch.ones(3, 0)), ValueError, r"x has shape \(3, 0\)"),
+    "weight is no tensor": (lambda: rms_norm(X, 2.0), TypeError, "weight is a float and must be a tensor or None"),
+    "weight is too long": (
+        lambda: rms_norm(X, torch.ones(9)),
+        ValueError,
+        r"weight has shape \(9,\) and must have .*\(8,\)",
+    ),
+    "weight has two dimensions": (lambda: rms_norm(X, torch.ones(1, 8)), ValueError, r"weight has shape \(1, 8\)"),
+    "weight is narrower": (lambda: rms_norm(X, torch.ones(8).half()), TypeError, "weight is torch.float16 and must be"),
+    "weight is elsewhere": (lambda: rms_norm(X, torch.ones(8, device="meta")), ValueError, "weight is on meta"),
+    "eps is negative": (lambda: rms_norm(X, eps=-1e-6), ValueError, "eps is -1e-06 and must be at least 0"),
+    "eps is no number": (lambda: rms_norm(X, eps=float("nan")), ValueError, "eps is nan"),
+    "offset is infinite": (lambda: rms_norm(X, offset=float("inf")), ValueError, "offset is inf and must be finite"),
+    "mode is unknown": (lambda: rms_norm(X, casting_mode="bert"), ValueError, "casting_mode is 'bert' .* 'llama', 'gemma'"),
+    "residual is no tensor": (lambda: add_rms_norm(X, None), TypeError, "residual is a NoneType"),
+    "residual has another shape": (lambda: add_rms_norm(X, X[:1]), ValueError, r"residual has shape \(1, 8\) .* \(2, 8\)"),
+    "residual is narrower": (lambda: add_rms_norm(X, X.half()), TypeError, "residual is torch.float16 and must be"),
+    "residual is elsewhere": (lambda: add_rms_norm(X, X.to("meta")), ValueError, "residual is on meta"),
+    "options are keywords": (lambda: rms_norm(X, None, 1e-6, 1.0), TypeError, "positional"),
+    "mode of a module": (lambda: RMSNorm(8, casting_mode="bert")(X), ValueError, "casting_mode is 'bert'"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what):
+    call, error, sentence = REFUSED[what]
+    with pytest.raises(error, match=sentence):
+        call()
+
+
+def test_fp64_is_for_the_cpu_alone(device):
+    if device.name == "cpu":
+        assert rms_norm(X.double()).dtype == torch.float64
+    else:
+        with pytest.raises(TypeError, match="x is torch.float64"):
+            rms_norm(X.double().to(device.torch))

@@ -1,0 +1,98 @@
+"""Tiling is plain arithmetic: no Triton, no device."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from npu_rms_norm import tiling
+from npu_rms_norm.tiling import Problem, backward_launch, forward_launch, smaller, sum_launch
+from npu_tiling import SOCS, Device, soc
+
+B4 = soc("Ascend910B4")
+H200 = Device("H200", "cuda", "sm_90", 132, 132, 232448, max_grid=2**31 - 1)
+WIDTHS = [1, 7, 16, 123, 512, 1000, 4096, 5120, 7168, 8192, 16384, 65536]
+
+
+def problem(width, itemsize=2, rows=2048, **changes):
+    return dataclasses.replace(Problem(1, rows, width, width, (itemsize,), itemsize < 4), **changes)
+
+
+def test_importing_tilings_needs_neither_triton_nor_a_device():
+    code = "import sys; sys.modules['triton'] = None; import npu_rms_norm; sys.exit('torch.cuda.nvtx' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("chip", [*SOCS.values(), H200], ids=lambda chip: chip.name)
+@pytest.mark.parametrize("choose", [forward_launch, backward_launch])
+def test_every_launch_covers_the_rows_within_the_grid(choose, chip):
+    for width in WIDTHS:
+        for itemsize in (2, 4):
+            launch = choose(problem(width, itemsize), chip)
+            assert launch.block_m * launch.row_tiles >= 2048
+            assert launch.column_blocks * launch.block_n >= width
+            assert launch.wide == (launch.column_blocks > 1)
+            assert 1 <= launch.grid <= chip.max_grid
+            if chip.kind == "ascend":
+                assert launch.grid <= chip.vector_cores
+                assert launch.column_grid <= chip.vector_cores
+                assert launch.ub_bytes <= chip.ub_bytes
+
+
+@pytest.mark.parametrize("choose", [forward_launch, backward_launch])
+@pytest.mark.parametrize("chip", [B4, H200], ids=lambda chip: chip.name)
+def test_blocks_do_not_depend_on_the_number_of_rows(choose, chip):
+    for width in WIDTHS:
+        blocks = {tuple(choose(problem(width, rows=rows), chip).constants.items()) for rows in (1, 2, 3, 77, 4096, 10**7)}
+        assert len(blocks) == 1
+
+
+def test_small_rows_share_a_tile_and_rows_up_to_8192_are_read_once():
+    for width in (64, 512, 1000, 2048):
+        assert forward_launch(problem(width), B4).block_m >= 2
+        assert backward_launch(problem(width), B4).block_m >= 2
+    for width in WIDTHS[:-2]:
+        assert not forward_launch(problem(width), B4).wide
+        assert not backward_launch(problem(width, itemsizes=(2, 2)), B4).wide
+
+
+def test_ascend_tiles_are_whole_aligned_pieces():
+    assert forward_launch(problem(123), B4).block_n == 128
+    assert forward_launch(problem(1000), B4).block_n == 1008
+    assert forward_launch(problem(1000, 4), B4).block_n == 1000
+    assert forward_launch(problem(65536), B4).block_n % 16 == 0
+
+
+def test_a_tile_stays_inside_a_group_and_inside_32_bits():
+    grouped = problem(64, n_outer=100, rows=4)
+    assert forward_launch(grouped, B4).block_m <= 4
+    assert forward_launch(grouped, H200).block_m <= 4
+    far = problem(64, inner_stride=2**30)
+    assert (forward_launch(far, B4).block_m - 1) * 2**30 + 64 < 2**31
+    assert forward_launch(problem(64, inner_stride=2**31 + 5), H200).block_m == 1
+
+
+@pytest.mark.parametrize("choose", [forward_launch, backward_launch])
+def test_smaller_launches_shrink_to_an_end(choose):
+    launch = choose(problem(4096), B4)
+    seen = [launch]
+    while (following := smaller(seen[-1])) is not None:
+        seen.append(following)
+        assert len(seen) < 100
+    assert len(set(seen)) == len(seen)
+    assert seen[-1].block_n == 16
+    assert any(not launch.wide and not launch.double_buffered for launch in seen)
+    assert smaller(choose(problem(4096), H200)) is None
+
+
+def test_partial_sums_are_spread_over_the_cores():
+    assert sum_launch(4096, B4).grid == 40
+    assert sum_launch(1, B4).grid == 1
+    for width in WIDTHS:
+        launch = sum_launch(width, B4)
+        assert launch.grid * launch.block_n >= width
+
+
+def test_a_row_of_any_width_has_a_tile():
+    assert tiling.forward_launch(problem(10**7), B4).wide
+    assert tiling.backward_launch(problem(10**7), B4).wide

@@ -1,0 +1,35 @@
+"""Benchmarks of PyTorch operators: a script declares shapes, providers, formulas and a reference; the rest is here."""
+
+from .checks import Verdict, relative_error
+from .cli import main
+from .declaration import MODES, Benchmark, Case, Stage, Sweep
+from .devices import Accelerator, Cpu, Device, open_device
+from .errors import BenchError, UnavailableError
+from .records import Record, append, load, records_of
+from .runner import Row, Run, run
+from .timing import Quantiles
+
+__all__ = [
+    "MODES",
+    "Accelerator",
+    "BenchError",
+    "Benchmark",
+    "Case",
+    "Cpu",
+    "Device",
+    "Quantiles",
+    "Record",
+    "Row",
+    "Run",
+    "Stage",
+    "Sweep",
+    "UnavailableError",
+    "Verdict",
+    "append",
+    "load",
+    "main",
+    "open_device",
+    "records_of",
+    "relative_error",
+    "run",
+]

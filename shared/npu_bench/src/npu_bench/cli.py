@@ -1,0 +1,167 @@
+"""The command line: `npu-bench NAME`, `npu-bench host NAME`, `npu-bench compare BEFORE AFTER`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import scripts
+from .compare import compare
+from .declaration import Benchmark, choose
+from .devices import default_kind, open_device
+from .environment import describe
+from .errors import BenchError, UnavailableError
+from .host import host_table
+from .plots import plot
+from .progress import progress_bar
+from .records import append, records_of
+from .report import document, header, notes, tables_of
+from .runner import run, steps
+from .tables import Table, markdown, show
+from .traffic import measure_traffic, small_cases, traffic_table
+
+KINDS = ("cuda", "npu", "emulated", "cpu")
+_DEFAULT_SOC = "Ascend910B4"
+_DEFAULT_BUDGET = 0.3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 where a provider of ours was wrong or failed, 2 for a bad request."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    commands = {"compare": _compare, "host": _host}
+    try:
+        if arguments[:1] and arguments[0] in commands:
+            return commands[arguments[0]](arguments)
+        return _bench(arguments)
+    except BenchError as error:
+        print(f"npu-bench: {error}", file=sys.stderr)
+        return 2
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    parser = _parser("npu-bench", "Measure an operator beside its peers. Also: npu-bench host, npu-bench compare.")
+    parser.add_argument("benchmark", help="an operator of packages/, or the path of a benchmark script")
+    parser.add_argument("--device", choices=KINDS, help="the accelerator that is here, else cpu, unless given")
+    parser.add_argument("--sweep", help="a sweep of the benchmark (tokens, hidden, ...) instead of its named cases")
+    for option in ("cases", "modes", "providers"):
+        parser.add_argument(f"--{option}", type=_names, metavar="A,B", help="only these")
+    parser.add_argument("--budget", type=_seconds, metavar="S", help=f"seconds a measurement ({_DEFAULT_BUDGET})")
+    parser.add_argument("--label", help="appended to the version in records, to tell states of a working tree apart")
+    parser.add_argument("--soc", help=f"the chip of --device emulated ({_DEFAULT_SOC})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="history of records to append to")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables in Markdown")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write time, bandwidth and memory as a picture")
+    options = parser.parse_args(arguments)
+    script = scripts.find(options.benchmark, Path.cwd())
+    benchmark = scripts.load(script)
+    if options.device == "emulated":
+        return _emulated(benchmark, script, options, arguments)
+    if options.soc is not None:
+        raise BenchError("--soc is for --device emulated: other devices are the chips they are.")
+    sweep = benchmark.select(options.sweep, options.cases)
+    modes = choose("modes", options.modes, benchmark.modes)
+    providers = choose("providers", options.providers, list(benchmark.providers))
+    device = open_device(options.device or default_kind())
+    environment = describe(device.name, benchmark.distribution, script, benchmark.peers, arguments, options.label)
+    with progress_bar(steps(sweep, modes)) as progress:
+        result = run(
+            *(benchmark, device, environment, sweep),
+            modes=modes,
+            providers=providers,
+            budget_s=options.budget or _DEFAULT_BUDGET,
+            progress=progress,
+        )
+    print(header(result))
+    for table in tables_of(result):
+        show(table)
+    print(notes(result), end="")
+    if options.json:
+        append(options.json, records_of(result))
+    if options.markdown:
+        _write(options.markdown, document(result))
+    if options.plot:
+        plot(result, options.plot)
+    return int(any(row.provider == benchmark.ours and not row.right for row in result.rows))
+
+
+def _emulated(benchmark: Benchmark, script: Path, options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    for option in ("json", "plot", "budget", "label"):
+        if getattr(options, option) is not None:
+            raise BenchError(f"--{option} is about times and records of times, which an emulation does not give.")
+    soc = options.soc or _DEFAULT_SOC
+    sweep = benchmark.select(options.sweep, options.cases)
+    left_out: list[str] = []
+    if options.cases is None:
+        sweep, left_out = small_cases(benchmark, sweep)
+    modes = choose("modes", options.modes, benchmark.modes)
+    providers = choose("providers", options.providers or [benchmark.ours], list(benchmark.providers))
+    with progress_bar(len(sweep.cases)) as progress:
+        rows = measure_traffic(benchmark, soc, sweep, modes=modes, providers=providers, progress=progress)
+    table = traffic_table(benchmark.name, soc, rows)
+    show(table)
+    note = f"Too large to emulate unasked, run with --cases: {', '.join(left_out)}.\n" if left_out else ""
+    print(note, end="")
+    if options.markdown:
+        environment = describe(f"emulated {soc}", benchmark.distribution, script, (), arguments, None)
+        _write(options.markdown, f"{environment}.\n\n{markdown(table)}\n{note}")
+    return int(any(row.verdict.startswith("WRONG") for row in rows))
+
+
+def _host(arguments: Sequence[str]) -> int:
+    parser = _parser("npu-bench host", "Where the host's time of one call goes.")
+    parser.add_argument("benchmark", help="an operator of packages/, or the path of a benchmark script")
+    parser.add_argument("--device", choices=[kind for kind in KINDS if kind != "emulated"])
+    parser.add_argument("--budget", type=_seconds, metavar="S", default=_DEFAULT_BUDGET, help="seconds for each stage")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table in Markdown")
+    options = parser.parse_args(arguments[1:])
+    script = scripts.find(options.benchmark, Path.cwd())
+    benchmark = scripts.load(script)
+    if benchmark.host_stages is None:
+        raise BenchError(f"benchmark {benchmark.name} declares no host stages.")
+    device = open_device(options.device or default_kind())
+    environment = describe(device.name, benchmark.distribution, script, (), arguments, None)
+    try:
+        stages = benchmark.host_stages(device.torch_device)
+    except UnavailableError as error:
+        raise BenchError(f"host stages of {benchmark.name}: {error}") from None
+    table = host_table(f"{benchmark.name}: host time of one call", stages, device, options.budget)
+    print(environment)
+    show(table)
+    if options.markdown:
+        _write(options.markdown, f"{environment}.\n\n{markdown(table)}")
+    return 0
+
+
+def _compare(arguments: Sequence[str]) -> int:
+    parser = _parser("npu-bench compare", "Two versions side by side.")
+    parser.add_argument("before", help="FILE (its latest version) or FILE@VERSION")
+    parser.add_argument("after", help="likewise")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table in Markdown")
+    options = parser.parse_args(arguments[1:])
+    table: Table = compare(options.before, options.after)
+    show(table)
+    if options.markdown:
+        _write(options.markdown, markdown(table))
+    return 0
+
+
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(name, description=description, allow_abbrev=False)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"is {text} and must be above 0")
+    return value
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

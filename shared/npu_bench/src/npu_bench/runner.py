@@ -1,0 +1,184 @@
+"""Runs a benchmark: every provider on the same tensors, checked first, then measured in turns."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .ceilings import Ceilings, measure_ceilings
+from .checks import Verdict, default_tolerance, expect, verify
+from .declaration import Benchmark, Case, Forward, Sweep
+from .devices import Device
+from .environment import Environment
+from .errors import UnavailableError
+from .modes import timed_call
+from .timing import Quantiles, device_times, host_times, peak_memory, wall_times
+
+SEED = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One provider on one case in one mode.
+
+    Attributes:
+        verdict: what the check says, or why there is nothing to check.
+        right: it ran and its results match; nothing is measured otherwise.
+        device_ms, wall_ms, host_us, memory_mib: the measurements; memory is None where the device does not count.
+        floor_ms: the time of the declared bytes or operations at the measured ceiling.
+        rate, rate_unit: declared bytes or operations over the device time, whichever bounds the case.
+    """
+
+    case: Case
+    mode: str
+    provider: str
+    verdict: str
+    right: bool = False
+    device_ms: Quantiles | None = None
+    wall_ms: Quantiles | None = None
+    host_us: Quantiles | None = None
+    memory_mib: Quantiles | None = None
+    floor_ms: float | None = None
+    rate: float | None = None
+    rate_unit: str = "GB/s"
+
+
+@dataclass(frozen=True)
+class Run:
+    """All rows of one run, and what they were measured with."""
+
+    benchmark: str
+    ours: str
+    sweep: Sweep
+    environment: Environment
+    ceilings: Ceilings
+    rows: Sequence[Row]
+
+
+def run(
+    benchmark: Benchmark,
+    device: Device,
+    environment: Environment,
+    sweep: Sweep,
+    *,
+    modes: Sequence[str],
+    providers: Sequence[str],
+    budget_s: float,
+    progress: Callable[[str], None],
+) -> Run:
+    """Measure.
+
+    Args:
+        benchmark: what was declared.
+        device: where.
+        environment: what the records state.
+        sweep: the cases to run, of `benchmark.select`.
+        modes, providers: which of those declared.
+        budget_s: seconds for each provider, mode and clock; at least ten samples are taken whatever they cost.
+        progress: told before each of `steps` steps what comes.
+    """
+    progress("ceilings")
+    ceilings = measure_ceilings(device, matmul=benchmark.flops is not None)
+    rows: list[Row] = []
+    for case in sweep.cases:
+        progress(f"{case.name}: results")
+        rows += _run_case(benchmark, device, ceilings, case, modes, providers, budget_s, progress)
+        gc.collect()
+        device.release()
+    return Run(benchmark.name, benchmark.ours, sweep, environment, ceilings, rows)
+
+
+def steps(sweep: Sweep, modes: Sequence[str]) -> int:
+    """How often `run` reports progress."""
+    return 1 + len(sweep.cases) * (1 + len(modes))
+
+
+def make_inputs(benchmark: Benchmark, case: Case, device: torch.device) -> Mapping[str, Tensor]:
+    """The case's tensors, the same in every run."""
+    torch.manual_seed(SEED)
+    return benchmark.inputs(case, device)
+
+
+def _run_case(
+    benchmark: Benchmark,
+    device: Device,
+    ceilings: Ceilings,
+    case: Case,
+    modes: Sequence[str],
+    providers: Sequence[str],
+    budget_s: float,
+    progress: Callable[[str], None],
+) -> list[Row]:
+    inputs = make_inputs(benchmark, case, device.torch_device)
+    forwards, verdicts, seeds = _checked(benchmark, device, case, inputs, providers)
+    rows = []
+    for mode in modes:
+        progress(f"{case.name}: {mode}")
+        measured = _measure(device, mode, forwards, inputs, seeds, budget_s)
+        bytes_moved, operations = benchmark.bytes_moved(case, mode), benchmark.operations(case, mode)
+        by_operations = ceilings.bound_by_operations(bytes_moved, operations)
+        for name in providers:
+            if name not in forwards:
+                rows.append(Row(case, mode, name, verdicts[name]))
+                continue
+            device_ms, wall_ms, host_us, memory = measured[name]
+            rate = operations / device_ms.p50 / 1e9 if by_operations else bytes_moved / device_ms.p50 / 1e6
+            rows.append(
+                Row(
+                    *(case, mode, name, verdicts[name], True, device_ms, wall_ms, host_us, memory),
+                    floor_ms=ceilings.floor_ms(bytes_moved, operations),
+                    rate=rate,
+                    rate_unit="TFLOP/s" if by_operations else "GB/s",
+                )
+            )
+    return rows
+
+
+def _checked(
+    benchmark: Benchmark, device: Device, case: Case, inputs: Mapping[str, Tensor], providers: Sequence[str]
+) -> tuple[dict[str, Forward], dict[str, str], tuple[Tensor, ...]]:
+    """The forwards whose results are right, what to say of each provider, and gradients for the outputs."""
+    expected, seeds = expect(benchmark.reference, inputs, device.reference_dtype)
+    tolerance = default_tolerance(inputs) if benchmark.tolerance is None else benchmark.tolerance
+    forwards: dict[str, Forward] = {}
+    verdicts: dict[str, str] = {}
+    for name in providers:
+        try:
+            forward = benchmark.providers[name](case, device.torch_device)
+            verdict: Verdict = verify(forward, inputs, seeds, expected, tolerance)
+        except UnavailableError as error:
+            verdicts[name] = f"unavailable: {error}"
+        except Exception as error:  # a peer that breaks must not take the others' results with it; the row says how
+            first_line = str(error).strip().partition("\n")[0]
+            verdicts[name] = f"failed: {type(error).__name__}: {first_line}"
+        else:
+            verdicts[name] = str(verdict)
+            if verdict.right:
+                forwards[name] = forward
+    return forwards, verdicts, seeds
+
+
+def _measure(
+    device: Device,
+    mode: str,
+    forwards: Mapping[str, Forward],
+    inputs: Mapping[str, Tensor],
+    seeds: Sequence[Tensor],
+    budget_s: float,
+) -> dict[str, tuple[Quantiles, Quantiles, Quantiles, Quantiles | None]]:
+    def call_of(forward: Forward) -> Callable[[], object]:
+        return timed_call(mode, forward, inputs, seeds)
+
+    with torch.set_grad_enabled(mode != "no-grad-forward"):
+        # Memory first, while no other provider's graph is alive.
+        memory = {name: peak_memory(partial(call_of, forward), device) for name, forward in forwards.items()}
+        calls = {name: call_of(forward) for name, forward in forwards.items()}
+        on_device = device_times(calls, device, budget_s)
+        wall = wall_times(calls, device, budget_s)
+        host = host_times(calls, device, budget_s / 3)
+    return {name: (on_device[name], wall[name], host[name], memory[name]) for name in forwards}

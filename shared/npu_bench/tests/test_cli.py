@@ -1,0 +1,150 @@
+import importlib.util
+import json
+import sys
+import textwrap
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from npu_bench import main
+from npu_bench.plots import draw
+
+SCRIPT = """
+    import torch
+    from npu_bench import Benchmark, Case, Stage, Sweep
+
+    def inputs(case, device):
+        return {"x": torch.randn(case["n"], 8, device=device, requires_grad=True)}
+
+    def ours(case, device):
+        return launches
+
+    def launches(x):
+        return x.sin()
+
+    BENCHMARK = Benchmark(
+        name="toy",
+        distribution="toy-op",
+        cases=[Case("tiny", {"n": 2}), Case("small", {"n": 16}), Case("huge", {"n": 2**24})],
+        inputs=inputs,
+        providers={"ours": ours, "peer": lambda c, d: torch.sin, "wrong": lambda c, d: torch.cos},
+        reference=torch.sin,
+        traffic=lambda case, mode: 64 * case["n"] * (3 if mode == "backward" else 2),
+        sweeps={"tokens": Sweep("tokens", "tokens", [Case(str(n), {"n": n}, n) for n in (2, 4)])},
+        host_stages=lambda d: [Stage("outer", lambda: None, ["inner"]), Stage("inner", lambda: None)],
+    )
+"""
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch, cpu):
+    """A repository with one package, and a current folder inside it."""
+    folder = tmp_path / "packages" / "toy" / "benchmarks"
+    folder.mkdir(parents=True)
+    (folder / "toy.py").write_text(textwrap.dedent(SCRIPT))
+    (folder.parent / "pyproject.toml").write_text('[project]\nname = "toy-op"\nversion = "1.2.3"\n')
+    monkeypatch.chdir(folder)
+    return tmp_path
+
+
+def bench(*arguments):
+    return main(["toy", "--device", "cpu", "--budget", "0.001", *arguments])
+
+
+def test_run_writes_records_markdown_and_plot(repository, capsys):
+    json_file, document, picture = (repository / "out" / name for name in ("h.json", "t.md", "p.png"))
+    options = ["--cases", "tiny,small", "--modes", "forward,backward"]
+    outputs = ["--json", str(json_file), "--markdown", str(document), "--plot", str(picture)]
+    assert bench(*options, *outputs) == 0
+    assert bench(*options, "--label", "second", "--json", str(json_file)) == 0
+    records = json.loads(json_file.read_text())
+    assert {record["kernel_provider"] for record in records} == {"ours", "peer"}
+    assert {record["version"] for record in records} == {"1.2.3", "1.2.3+second"}
+    assert len(records) == 2 * 2 * 2 * 3  # runs, providers, modes, metrics; a CPU counts no memory
+    assert document.read_text().count("| wrong | WRONG: ") == 4
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "WRONG" in capsys.readouterr().out
+    assert main(["compare", f"{json_file}@1.2.3", str(json_file)]) == 0
+    assert "1.2.3 -> 1.2.3+second" in capsys.readouterr().out
+
+
+def test_sweep_runs_its_own_cases(repository):
+    path = repository / "h.json"
+    assert bench("--sweep", "tokens", "--providers", "ours", "--modes", "full", "--json", str(path)) == 0
+    assert [record["x_values"] for record in json.loads(path.read_text())] == [[2, 4]] * 3
+
+
+def test_exit_code_tells_that_ours_is_wrong(repository):
+    script = repository / "packages/toy/benchmarks/toy.py"
+    script.write_text(script.read_text().replace("return x.sin()", "return x.sin() + 1"))
+    assert bench("--cases", "tiny", "--modes", "forward") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["toy", "--device", "cpu", "--cases", "tiny,none"], "cases has none and must be among tiny, small, huge"),
+        (["toy", "--device", "cpu", "--modes", "sideways"], "modes has sideways"),
+        (["toy", "--device", "cpu", "--providers", "nobody"], "providers has nobody"),
+        (["toy", "--device", "cpu", "--sweep", "colour"], "must be one of tokens"),
+        (["toy", "--device", "cpu", "--soc", "Ascend910B4"], "--soc is for --device emulated"),
+        (["toy", "--device", "emulated", "--plot", "p.png"], "--plot is about times"),
+        (["toy", "--device", "emulated", "--json", "h.json"], "--json is about times"),
+        (["other"], "must be one of toy"),
+        (["none/other.py"], "there is no such file"),
+        (["compare", "none.json", "none.json"], "none.json is no history"),
+    ],
+)
+def test_bad_request_is_one_sentence(repository, capsys, arguments, message):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_host_prints_a_line_a_stage(repository, capsys):
+    assert main(["host", "toy", "--device", "cpu", "--budget", "0.001"]) == 0
+    printed = capsys.readouterr().out
+    assert "outer" in printed
+    assert "inner" in printed
+
+
+def test_emulation_reports_bytes_against_the_formula_and_no_times(repository, monkeypatch, capsys):
+    emulation = SimpleNamespace(launches=[])
+    moved = SimpleNamespace(read=128, written=192)
+    emulation.traffic = lambda: {"kernel": {"p_x": moved}} if emulation.launches else {}
+
+    @contextmanager
+    def emulate(soc):
+        assert soc == "Ascend910B1"
+        sine = torch.Tensor.sin
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "sin", lambda x: emulation.launches.append(1) or sine(x))
+            yield emulation
+
+    stand_in = ModuleType("npu_offline")
+    stand_in.emulate, stand_in.OfflineError = emulate, RuntimeError
+    monkeypatch.setitem(sys.modules, "npu_offline", stand_in)
+    document = repository / "t.md"
+    options = ["--soc", "Ascend910B1", "--modes", "forward,backward", "--providers", "ours,peer"]
+    options += ["--markdown", str(document)]
+    assert main(["toy", "--device", "emulated", *options]) == 0
+    text = document.read_text()
+    assert "| tiny | forward | ours | kernel: p_x |  | 128 | 192 |  |  |" in text
+    assert "| 128 | 192 | 256 | 1.250 |" in text  # tiny moves 320 bytes, its formula says 256
+    assert "| tiny | forward | peer | all | launches no Triton kernel | 0 | 0 | 256 | - |" in text
+    assert "huge" not in text.partition("Too large")[0].replace("npu-bench", "")
+    assert "--cases: huge" in text
+    assert " ms" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+@pytest.mark.parametrize("sweep", [None, "tokens"])
+def test_plot_draws_ceiling_floor_and_right_providers_alone(toy, measure, npu, sweep):
+    run = measure(toy("product", "one_wrong_row"), npu, sweep=sweep)
+    figure = draw(run)
+    assert len(figure.axes) == 3 * 2  # time, rate and memory; forward and full
+    time_axis, rate_axis = figure.axes[0], figure.axes[2]
+    drawn = [{text.get_text() for text in axis.get_legend().get_texts()} for axis in (time_axis, rate_axis)]
+    assert drawn == [{"product", "floor"}, {"product", "ceiling, GB/s"}]
+    assert any(set(line.get_ydata()) == {run.ceilings.copy_gbs} for line in rate_axis.lines)
+    assert "one_wrong_row" in figure.get_suptitle()

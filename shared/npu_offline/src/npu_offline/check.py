@@ -1,0 +1,154 @@
+"""`npu-offline check`: every kernel that a package launches, compiled for every chip by every toolchain."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import npu_tiling
+
+from .compilation import compile_linalg, front_end_of
+from .emulation import record
+from .errors import OfflineError
+from .launches import LaunchRecord
+from .reports import SPACES, Report
+from .toolchains import supported
+
+Call = tuple[str, Callable[[], None]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel with one set of constants for one chip and toolchain."""
+
+    kernel: str
+    tile: str
+    ttir: str
+    linalg: str
+    options: tuple[tuple[str, object], ...]
+    soc: str
+    toolchain: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a job: a report, or why there is none."""
+
+    job: Job
+    report: Report | None
+    problem: str = ""
+    unsupported: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """False if the kernel cannot run on that chip although the toolchain knows the chip."""
+        return self.unsupported or (self.report is not None and self.report.fits)
+
+
+def load_calls(package: Path) -> list[Call]:
+    """What `tests/ascend_calls.py` of a package says its operators are called with.
+
+    Raises:
+        OfflineError: there is no such file, or it defines no `calls()`, or that yields nothing.
+    """
+    path = package / "tests" / "ascend_calls.py"
+    if not path.is_file():
+        raise OfflineError(f"{path} does not exist: it must define calls() -> Iterable[tuple[str, Callable[[], None]]]")
+    spec = importlib.util.spec_from_file_location(f"ascend_calls_of_{package.resolve().name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "calls"):
+        raise OfflineError(f"{path} must define calls() -> Iterable[tuple[str, Callable[[], None]]]")
+    calls = list(module.calls())
+    if not calls:
+        raise OfflineError(f"calls() of {path} yields nothing")
+    return calls
+
+
+def launches_of(calls: Iterable[Call], soc: str) -> list[LaunchRecord]:
+    """The launches of all calls, tiled for a chip."""
+    with record(soc) as records:
+        for label, call in calls:
+            try:
+                call()
+            except Exception as error:
+                error.add_note(f"in the call {label!r}, recorded for {soc}")
+                raise
+    return list(records)
+
+
+def jobs_for(calls: Sequence[Call], socs: Sequence[str], toolchains: Sequence[str]) -> list[Job]:
+    """The distinct compilations that the calls need.
+
+    Raises:
+        OfflineError: the calls launched no kernel at all.
+    """
+    jobs: dict[Job, None] = {}
+    recorded: dict[npu_tiling.Device, list[tuple[str, str, str, str, tuple[tuple[str, object], ...]]]] = {}
+    for soc in socs:
+        chip = dataclasses.replace(npu_tiling.soc(soc), name="")  # chips that differ in name alone are tiled alike
+        if chip not in recorded:
+            recorded[chip] = [_describe(launch) for launch in launches_of(calls, soc)]
+        for kernel, tile, ttir, linalg, options in recorded[chip]:
+            for toolchain in toolchains:
+                jobs[Job(kernel, tile, ttir, linalg, options, soc, toolchain)] = None
+    if not jobs:
+        raise OfflineError("the calls launched no kernel: CPU tensors must reach the Triton kernels under emulation")
+    return list(jobs)
+
+
+def _describe(launch: LaunchRecord) -> tuple[str, str, str, str, tuple[tuple[str, object], ...]]:
+    name, ttir, linalg = front_end_of(launch)
+    constants = [f"{key}={value}" for key, value in launch.constants.items() if value is not None]
+    pointers = [kind for kind in launch.signature.values() if kind.startswith("*")]
+    tile = ", ".join([*constants, " ".join(dict.fromkeys(pointers))])
+    return name, tile, ttir, linalg, tuple(sorted(launch.options.items()))
+
+
+def run(job: Job) -> Result:
+    """Compile one job."""
+    try:
+        if not supported(job.soc, job.toolchain):
+            return Result(job, None, f"toolchain {job.toolchain} has no target {job.soc}", unsupported=True)
+        options = dict(job.options)
+        return Result(job, compile_linalg(job.kernel, job.ttir, job.linalg, options, job.soc, job.toolchain))
+    except OfflineError as error:
+        return Result(job, None, str(error))
+
+
+def run_all(jobs: Sequence[Job], workers: int | None = None, *, every_chip: bool = False) -> Iterator[Result]:
+    """Compile all jobs in parallel processes; results come as they are ready.
+
+    Args:
+        jobs: what to compile.
+        workers: processes; None for one per core.
+        every_chip: compile for each chip. Otherwise chips that the compiler describes alike in all but their name share
+            one compilation, and the report is repeated under each name.
+    """
+    groups: dict[object, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job if every_chip else _what_matters(job), []).append(job)
+    # Not forked: by now the compiler's front end has threads of its own in this process.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), mp_context=spawn) as pool:
+        pending = {pool.submit(run, group[0]): group for group in groups.values()}
+        for future in as_completed(pending):
+            result = future.result()
+            for job in pending[future]:
+                report = result.report and dataclasses.replace(result.report, soc=job.soc)
+                yield dataclasses.replace(result, job=job, report=report)
+
+
+def _what_matters(job: Job) -> object:
+    """All that the compiler knows of a job: a chip is its buffers and cores."""
+    chip = npu_tiling.soc(job.soc)
+    sizes = (chip.arch, chip.vector_cores, chip.cube_cores, *(getattr(chip, f"{space}_bytes") for space in SPACES))
+    return sizes, supported(job.soc, job.toolchain), dataclasses.replace(job, soc="", tile="")

@@ -1,0 +1,127 @@
+"""The command line: `npu-offline fetch` and `npu-offline check`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import npu_tiling
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from . import check, toolchains
+from .errors import OfflineError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except OfflineError as error:
+        print(f"npu-offline: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="npu-offline", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    fetch = commands.add_parser("fetch", help="install compiler versions into the cache folder")
+    fetch.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(toolchains.VERSIONS)} (all)")
+    fetch.set_defaults(run=_fetch)
+    checker = commands.add_parser("check", help="compile every kernel that a package launches")
+    checker.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
+    checker.add_argument("--soc", action="append", choices=sorted(npu_tiling.SOCS), metavar="NAME", help="a chip (all)")
+    checker.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
+    checker.add_argument("--every-chip", action="store_true", help="compile even where chips differ in name alone")
+    checker.add_argument("--jobs", type=int, metavar="N", help="compilations at a time (all cores)")
+    checker.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    checker.set_defaults(run=_check)
+    return parser
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    for folder in toolchains.fetch(options.versions or toolchains.VERSIONS):
+        print(folder)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=180)
+    socs = options.soc or list(npu_tiling.SOCS)
+    versions = options.toolchain or list(toolchains.VERSIONS)
+    calls = check.load_calls(options.package)
+    for version in versions:
+        toolchains.tool(version, "bishengir-compile")
+    with console.status("recording launches"):
+        jobs = check.jobs_for(calls, socs, versions)
+    running = check.run_all(jobs, options.jobs, every_chip=options.every_chip)
+    results = list(track(running, "compiling", len(jobs), console=console))
+    order = {job: position for position, job in enumerate(jobs)}
+    results.sort(key=lambda result: order[result.job])
+    console.print(_table(results))
+    failures = [result for result in results if not result.ok]
+    for result in failures:
+        if result.report is None:
+            console.print(f"{result.job.kernel} {result.job.soc} {result.job.toolchain}: {result.problem}", markup=False)
+    if options.json:
+        options.json.write_text(json.dumps([_as_json(result) for result in results], indent=1))
+    console.print(f"{len(results)} compilations, {len(failures)} failed", markup=False)
+    return 1 if failures else 0
+
+
+def _table(results: Sequence[check.Result]) -> Table:
+    """One row per kernel, tile and outcome, with the toolchains and chips that share it."""
+    chips: dict[tuple[str, ...], list[str]] = {}
+    for result in results:
+        key = (result.job.kernel, result.job.tile, result.job.toolchain, *_outcome(result))
+        chips.setdefault(key, []).append(result.job.soc)
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for (kernel, tile, toolchain, *outcome), socs in chips.items():
+        rows.setdefault((kernel, tile, *outcome, _span(socs)), []).append(toolchain)
+    table = Table("kernel", "tile", "fits", "UB used", "doubled", "chips", "toolchains", title="UB is per vector core")
+    for (*cells, span), versions in sorted(rows.items(), key=lambda row: row[0][:2]):
+        table.add_row(*cells, span, " ".join(versions))
+    return table
+
+
+def _outcome(result: check.Result) -> tuple[str, str, str]:
+    """What the table says of a result: fits, UB used, double-buffered."""
+    report = result.report
+    if report is None:
+        return ("unsupported" if result.unsupported else "[red]error[/red]", "", "")
+    if not report.fits:
+        return ("[red]no[/red]", _share(report.required_ub_bytes, report.ub.available) or report.message, "")
+    doubled = {True: "yes", False: "[yellow]no[/yellow]", None: "no loop"}[report.double_buffered]
+    return ("yes", _share(report.ub.used, report.ub.available), doubled)
+
+
+def _share(used: int | None, available: int) -> str:
+    return "" if used is None else f"{used:,} of {available:,} ({100 * used / available:.0f} %)"
+
+
+def _span(socs: Sequence[str]) -> str:
+    return socs[0] if len(socs) == 1 else f"{socs[0]} … {socs[-1]} ({len(socs)})"
+
+
+def _as_json(result: check.Result) -> dict[str, object]:
+    job, report = result.job, result.report
+    return {
+        "kernel": job.kernel,
+        "tile": job.tile,
+        "soc": job.soc,
+        "toolchain": job.toolchain,
+        "supported": not result.unsupported,
+        "fits": report.fits if report else None,
+        "ub_used": report.ub.used if report else None,
+        "ub_available": report.ub.available if report else None,
+        "required_ub_bytes": report.required_ub_bytes if report else None,
+        "double_buffered": report.double_buffered if report else None,
+        "message": report.message if report else result.problem,
+    }

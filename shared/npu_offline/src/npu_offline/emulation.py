@@ -1,0 +1,110 @@
+"""`emulate` and `record`: what `kernel[grid](...)` does with CPU tensors while they are in force."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import npu_tiling
+
+from .errors import OfflineError, ToolchainMissingError
+from .launcher import Launcher, Recorder, RunningEmulation, recordings, running
+from .launches import Emulation, LaunchRecord
+from .toolchains import tool
+
+
+@contextlib.contextmanager
+def emulate(
+    soc: str = "Ascend910B4", *, threads: int | None = None, shuffle: int | None = None, toolchain: str = "1.2.0"
+) -> Iterator[Emulation]:
+    """Run Triton kernels that are launched on CPU tensors as the Ascend compiler sees them, until the block ends.
+
+    Each kernel goes through triton-ascend to the Linalg IR that the Ascend compiler is given, and that IR runs natively
+    on the host: same tiles, same DMA transfers, same program grid. Blocks nest; the innermost counts.
+
+    Args:
+        soc: the chip to be, a name of `npu_tiling.SOCS`.
+        threads: host threads that run the programs of a grid; None for all cores, 1 for program order.
+        shuffle: seed for a random program order; None for ascending order.
+        toolchain: the compiler version whose passes are used.
+
+    Yields:
+        The launches so far with their global memory traffic.
+
+    Raises:
+        ToolchainMissingError: the toolchain has not been fetched, or triton-ascend or a C compiler is missing.
+        OutOfBoundsError: at a launch that accessed memory outside the storage of its arguments.
+        UnsupportedError: at a launch that uses something that only the chip has.
+    """
+    if threads is not None and threads < 1:
+        raise OfflineError(f"threads is {threads}, must be at least 1")
+    device = npu_tiling.soc(soc)
+    tool(toolchain, "bishengir-opt")
+    require_triton_ascend()
+    from .backend import HostDriver, emulated_target
+    from .native import runtime
+
+    runtime()
+    emulation = RunningEmulation(soc, toolchain, threads or len(os.sched_getaffinity(0)), shuffle)
+    driver = HostDriver(emulated_target(soc, toolchain), device, Launcher)
+    with _active(driver), npu_tiling.use_device(device, emulated=True):
+        running.append(emulation)
+        try:
+            yield emulation
+        finally:
+            running.remove(emulation)
+
+
+@contextlib.contextmanager
+def record(soc: str = "Ascend910B4") -> Iterator[list[LaunchRecord]]:
+    """Collect launches on CPU tensors instead of running them: outputs stay as they were allocated.
+
+    Args:
+        soc: the chip that operators are told to tile for.
+
+    Yields:
+        The launches so far, each of which `compile_kernel` accepts.
+    """
+    device = npu_tiling.soc(soc)
+    require_triton_ascend()
+    from .backend import HostDriver, recorded_target
+
+    records: list[LaunchRecord] = []
+    driver = HostDriver(recorded_target(), device, Recorder)
+    with _active(driver), npu_tiling.use_device(device, emulated=True):
+        recordings.append(records)
+        try:
+            yield records
+        finally:
+            recordings[:] = [other for other in recordings if other is not records]
+
+
+def missing_triton_ascend() -> str | None:
+    """Why triton-ascend cannot be used here, None if it can."""
+    try:
+        found = importlib.util.find_spec("triton.backends.ascend")
+    except ImportError:
+        found = None
+    return None if found else "triton-ascend is not installed (pip install triton-ascend==3.2.0, without stock triton)"
+
+
+def require_triton_ascend() -> None:
+    """Raise ToolchainMissingError where triton-ascend cannot be used."""
+    reason = missing_triton_ascend()
+    if reason:
+        raise ToolchainMissingError(reason)
+
+
+@contextlib.contextmanager
+def _active(driver: Any) -> Iterator[None]:
+    from triton.runtime.driver import driver as config
+
+    before = config.active
+    config.set_active(driver)
+    try:
+        yield
+    finally:
+        config.set_active(before)

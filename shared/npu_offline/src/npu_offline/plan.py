@@ -1,0 +1,126 @@
+"""Reads the final device module: where each buffer lies, and which transfers are double-buffered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, MemRefType, ModuleOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from .errors import UnsupportedError
+from .mlir import name_of, property_of
+
+_SPACES = {"ub": "ub", "cbuf": "l1", "ca": "l0a", "cb": "l0b", "cc": "l0c"}  # the IR's name, ours
+_LOOPS = {"scf.for", "scf.while", "scf.forall"}
+_SELECTS = {"arith.select", "llvm.select"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The highest byte used of each on-chip buffer, and whether DMA inside loops is double-buffered."""
+
+    used: dict[str, int]
+    double_buffered: bool | None
+
+
+def read_plan(module: ModuleOp) -> Plan:
+    """The plan of a parsed final module."""
+    used = dict.fromkeys(_SPACES.values(), 0)
+    doubled: list[bool] = []
+    for op in module.walk():
+        if name_of(op) == "hivm.hir.pointer_cast":
+            space, end = _buffer_end(op)
+            used[space] = max(used[space], end)
+        doubled += [len(_addresses(value)) > 1 for value in _local_sides(op) if _in_innermost_loop(op)]
+    return Plan(used, all(doubled) if doubled else None)
+
+
+def read_spec(module: ModuleOp) -> dict[str, int]:
+    """The chip as the module's `dlti.target_system_spec` describes it: sizes in bits, cores by kind."""
+    # The entries have a dialect's own syntax, which a parser of generic MLIR keeps as text.
+    text = str(module.attributes["dlti.target_system_spec"])
+    return {name: int(value) for name, value in re.findall(r'dl_entry<"(\w+)", (-?\d+) : i32>', text)}
+
+
+def _space_of(kind: Attribute) -> str | None:
+    """ "gm", one of ours, or None."""
+    if not isinstance(kind, MemRefType):
+        return None
+    match = re.search(r"address_space<(\w+)>", str(kind.memory_space))
+    name = match[1] if match else ""
+    return "gm" if name == "gm" else _SPACES.get(name)
+
+
+def _buffer_end(op: Operation) -> tuple[str, int]:
+    kind = op.results[0].type
+    space = _space_of(kind)
+    assert isinstance(kind, MemRefType)
+    assert space is not None
+    if any(size < 0 for size in kind.get_shape()):
+        raise UnsupportedError(f"the final module has a buffer of unknown size: {kind}")
+    element = kind.get_element_type()
+    bits = element.bitwidth if isinstance(element, FixedBitwidthType) else 64
+    size = (prod(kind.get_shape()) * bits + 7) // 8
+    return space, max(_constant(operand) for operand in op.operands) + size
+
+
+def _constant(value: SSAValue) -> int:
+    owner = value.owner
+    constant = property_of(owner, "value") if isinstance(owner, Operation) else None
+    if not isinstance(constant, IntegerAttr):
+        raise UnsupportedError(f"the final module has a buffer whose address is no constant: {value.owner}")
+    return constant.value.data
+
+
+def _local_sides(op: Operation) -> Iterator[SSAValue]:
+    """The on-chip operands of a DMA: a library call or operation with one side in global memory.
+
+    The accumulator L0C is left out: a matmul's result leaves it once, not once per iteration.
+    """
+    spaces = [_space_of(operand.type) for operand in op.operands]
+    if "gm" in spaces and not op.results:
+        yield from (value for value, space in zip(op.operands, spaces, strict=True) if space in ("ub", "l1"))
+
+
+def _addresses(value: SSAValue) -> set[int]:
+    """Every address a buffer may have, followed back through views and selections."""
+    op = value.owner
+    if not isinstance(op, Operation):
+        return set()
+    if name_of(op) == "hivm.hir.pointer_cast":
+        return {_constant(operand) for operand in op.operands}
+    sources = op.operands[1:] if name_of(op) in _SELECTS else op.operands[:1]
+    return set().union(*(_addresses(source) for source in sources)) if sources else set()
+
+
+def _in_innermost_loop(op: Operation) -> bool:
+    """Whether a transfer is in a loop without another loop of transfers inside, behind which it could hide."""
+    block = op.parent
+    while block is not None:
+        if _reaches(block, block):
+            return True
+        parent = block.parent_op()
+        if parent is None:
+            return False
+        if name_of(parent) in _LOOPS:
+            inner = (loop for loop in parent.walk() if loop is not parent and name_of(loop) in _LOOPS)
+            return not any(True for loop in inner for nested in loop.walk() for _ in _local_sides(nested))
+        block = parent.parent
+    return False
+
+
+def _reaches(start: Block, target: Block) -> bool:
+    seen: set[int] = set()
+    pending = [start]
+    while pending:
+        last = pending.pop().last_op
+        for successor in last.successors if last is not None else ():
+            if successor is target:
+                return True
+            if id(successor) not in seen:
+                seen.add(id(successor))
+                pending.append(successor)
+    return False

@@ -1,0 +1,103 @@
+"""The pytest plugin: tests that ask for `device` run on every place there is, and the summary names those there are not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .emulation import emulate, missing_triton_ascend
+from .native import missing_c_compiler
+from .toolchains import installed
+
+if TYPE_CHECKING:
+    import torch
+
+PLACES = ("cpu", "emulated", "cuda", "npu")
+_USED = pytest.StashKey[bool]()
+_TOOLCHAIN = "1.2.0"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test runs: a name of `PLACES`, and the torch device of its tensors."""
+
+    name: str
+    torch: torch.device
+
+
+def why_not(name: str) -> str | None:
+    """Why tests cannot run at a place on this machine, None if they can."""
+    if name == "emulated":
+        if _TOOLCHAIN not in installed():
+            return f"toolchain {_TOOLCHAIN} is missing (npu-offline fetch {_TOOLCHAIN})"
+        return missing_triton_ascend() or missing_c_compiler()
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        return "torch has no CUDA device"
+    if name == "npu":
+        with contextlib.suppress(ImportError):
+            import torch_npu  # noqa: F401
+        if not hasattr(torch, "npu"):
+            return "torch_npu is not installed"
+        if not torch.npu.is_available():
+            return "torch_npu has no device"
+    return None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("npu-offline")
+    group.addoption("--device", choices=PLACES, help="run tests that use the device fixture there, and nowhere else")
+    group.addoption("--soc", default="Ascend910B4", help="the chip that is emulated (default: %(default)s)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    forced = config.getoption("--device")
+    reason = why_not(forced) if forced else None
+    if reason:
+        raise pytest.UsageError(f"--device {forced}: {reason}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" not in metafunc.fixturenames:
+        return
+    metafunc.config.stash[_USED] = True
+    forced = metafunc.config.getoption("--device")
+    names = [forced] if forced else [name for name in PLACES if why_not(name) is None]
+    metafunc.parametrize("device", names, indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """The place a test runs at. At "emulated", Triton kernels on CPU tensors run as the Ascend compiler sees them."""
+    import torch
+
+    name = request.param
+    if name == "emulated":
+        with emulate(request.config.getoption("--soc"), toolchain=_TOOLCHAIN):
+            yield Place(name, torch.device("cpu"))
+    else:
+        yield Place(name, torch.device(name))
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Memory that torch allocates without a value is full of NaN, or of the largest integer, during the test."""
+    from . import memory
+
+    with memory.poisoned():
+        yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not config.stash.get(_USED, False):
+        return
+    forced = config.getoption("--device")
+    terminalreporter.section("places")
+    for name in PLACES:
+        reason = f"--device {forced} was given" if forced and name != forced else why_not(name)
+        terminalreporter.write_line(f"{name}: not run: {reason}" if reason else f"{name}: run")

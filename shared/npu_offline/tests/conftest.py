@@ -1,0 +1,23 @@
+from pathlib import Path
+
+import pytest
+from npu_offline import cache, toolchains
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _all_toolchains():
+    missing = set(toolchains.VERSIONS) - set(toolchains.installed())
+    if missing:
+        pytest.skip(f"toolchains are missing: npu-offline fetch {' '.join(sorted(missing))}")
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own with the toolchains in it and nothing else."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "toolchains").symlink_to(cache.cache_dir() / "toolchains")
+    monkeypatch.setenv("NPU_OFFLINE_CACHE", str(folder))
+    return folder

@@ -1,0 +1,97 @@
+"""The command line, on a package made for the purpose."""
+
+import json
+
+import pytest
+from npu_offline.cli import main
+
+CALLS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(x_ptr, y_ptr, n, BN: tl.constexpr):
+    for i in tl.range(tl.program_id(0), n, tl.num_programs(0)):
+        o = i * BN + tl.arange(0, BN)
+        tl.store(y_ptr + o, tl.load(x_ptr + o) * 2.0)
+
+
+def launch(width):
+    x = torch.zeros(4 * width)
+    double[(2,)](x, torch.empty_like(x), 4, BN=width)
+
+
+def calls():
+    for width in WIDTHS:
+        yield f"width {width}", lambda width=width: launch(width)
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    def make(widths, text=CALLS):
+        (tmp_path / "tests").mkdir()
+        (tmp_path / "tests" / "ascend_calls.py").write_text(text.replace("WIDTHS", repr(widths)))
+        return str(tmp_path)
+
+    return make
+
+
+def test_check_compiles_each_tile_once_and_succeeds(package, tmp_path, capsys):
+    report = tmp_path / "report.json"
+    path = package([1024, 1024, 4096])
+    chips = ["--soc", "Ascend910B4", "--soc", "Ascend950PR_9589"]
+    assert main(["check", path, *chips, "--jobs", "2", "--json", str(report)]) == 0
+    rows = json.loads(report.read_text())
+    assert {(row["tile"], row["soc"], row["toolchain"]) for row in rows} == {
+        (f"BN={width}, *fp32", soc, version)
+        for width in (1024, 4096)
+        for soc in ("Ascend910B4", "Ascend950PR_9589")
+        for version in ("1.0.0", "1.1.0", "1.2.0")
+    }
+    assert len(rows) == 12
+    assert [row["supported"] for row in rows].count(False) == 2  # the 950 on 1.0.0
+    largest = next(row for row in rows if "4096" in row["tile"] and row["toolchain"] == "1.2.0")
+    assert largest["fits"] is True
+    assert largest["double_buffered"] is True
+    assert 0 < largest["ub_used"] <= largest["ub_available"]
+    table = capsys.readouterr().out
+    assert "double" in table
+    assert "unsupported" in table
+    assert "12 compilations, 0 failed" in table
+
+
+def test_check_fails_where_a_tile_does_not_fit(package, capsys):
+    assert main(["check", package([16384, 65536]), "--soc", "Ascend910B4", "--toolchain", "1.1.0"]) == 1
+    assert "2 compilations, 1 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def calls(): return []", "yields nothing"),
+        ("calls_ = 1", "must define calls()"),
+        ("def calls(): yield 'none', lambda: None", "launched no kernel"),
+    ],
+)
+def test_check_refuses_a_package_that_says_nothing(package, capsys, text, message):
+    assert main(["check", package([], text), "--soc", "Ascend910B4", "--toolchain", "1.2.0"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_check_without_the_file(tmp_path, capsys):
+    assert main(["check", str(tmp_path)]) == 2
+    assert "ascend_calls.py does not exist" in capsys.readouterr().err
+
+
+def test_check_without_toolchain(package, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("NPU_OFFLINE_CACHE", str(tmp_path / "empty"))
+    assert main(["check", package([1024])]) == 2
+    assert "npu-offline fetch 1.0.0" in capsys.readouterr().err
+
+
+def test_fetch_prints_where_toolchains_are(capsys):
+    assert main(["fetch", "1.2.0"]) == 0
+    assert capsys.readouterr().out.strip().endswith("1.2.0")

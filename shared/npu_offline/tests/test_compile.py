@@ -1,0 +1,194 @@
+"""Reports say what the real compilers say of a kernel, for each chip and version."""
+
+import dataclasses
+import multiprocessing
+
+import npu_tiling
+import pytest
+import triton
+import triton.language as tl
+from npu_offline import CompilationError, UnsupportedError, compilation, compile_kernel, record, supported
+from npu_offline.mlir import opt, parse
+from npu_offline.plan import read_spec
+from npu_offline.reports import Report
+from npu_offline.toolchains import VERSIONS, is_a5, tool
+
+
+@triton.jit
+def rms_norm(x_ptr, w_ptr, y_ptr, n_rows, eps, D: tl.constexpr, BM: tl.constexpr):
+    o_cols = tl.arange(0, D)
+    b_w = tl.load(w_ptr + o_cols).to(tl.float32)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BM), tl.num_programs(0)):
+        o_rows = i_tile * BM + tl.arange(0, BM)
+        o = o_rows[:, None] * D + o_cols[None, :]
+        b_x = tl.load(x_ptr + o, mask=o_rows[:, None] < n_rows, other=0.0).to(tl.float32)
+        b_rstd = 1.0 / tl.sqrt(tl.sum(b_x * b_x, axis=1) * (1.0 / D) + eps)
+        b_y = b_x * b_rstd[:, None] * b_w[None, :]
+        tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=o_rows[:, None] < n_rows)
+
+
+@triton.jit
+def copy(x_ptr, y_ptr, BN: tl.constexpr):
+    o = tl.program_id(0) * BN + tl.arange(0, BN)
+    tl.store(y_ptr + o, tl.load(x_ptr + o))
+
+
+@triton.jit
+def matmul_tile(a_ptr, b_ptr, c_ptr, K, B: tl.constexpr):
+    o = tl.arange(0, B)
+    acc = tl.zeros([B, B], tl.float32)
+    for i_k in range(0, K, B):
+        a = tl.load(a_ptr + o[:, None] * K + i_k + o[None, :])
+        acc = tl.dot(a, tl.load(b_ptr + (i_k + o)[:, None] * B + o[None, :]), acc)
+    tl.store(c_ptr + o[:, None] * B + o[None, :], acc)
+
+
+@triton.jit
+def best(x_ptr, y_ptr, BN: tl.constexpr):
+    b_x = tl.load(x_ptr + tl.arange(0, BN))
+    tl.store(y_ptr, tl.argmax(b_x, 0))
+
+
+SIGNATURE = {"x_ptr": "*bf16", "w_ptr": "*bf16", "y_ptr": "*bf16", "n_rows": "i32", "eps": "fp32"}
+
+
+def _rms_norm(D, BM, **where):
+    return compile_kernel(rms_norm, SIGNATURE, {"D": D, "BM": BM}, **where)
+
+
+@pytest.mark.parametrize("toolchain", VERSIONS)
+def test_a_tile_that_fits(toolchain):
+    report = _rms_norm(2048, 4, toolchain=toolchain)
+    assert report.fits
+    assert report.double_buffered is True
+    # 18 bytes an element and 6 a column, as the plan of this kernel has been measured.
+    assert report.ub.used == pytest.approx(18 * 2048 * 4 + 6 * 2048, rel=0.01)
+    assert report.ub.available == 192 * 1024
+    assert report.required_ub_bytes is None
+
+
+@pytest.mark.parametrize("toolchain", VERSIONS)
+def test_a_tile_that_cannot_fit(toolchain):
+    report = _rms_norm(8192, 4, toolchain=toolchain)
+    assert not report.fits
+    assert report.double_buffered is None
+    assert report.required_ub_bytes > report.ub.available
+    assert f"requires {8 * report.required_ub_bytes} bits while {8 * report.ub.available} bits available" in report.message
+
+
+def test_a_silent_retry_without_double_buffers_is_seen():
+    old, new = (_rms_norm(4096, 4, toolchain=version) for version in ("1.1.0", "1.2.0"))
+    assert not old.fits
+    assert new.fits
+    assert new.double_buffered is False
+    assert "enable-auto-multi-buffer to false" in new.message
+
+
+def test_double_buffering_that_is_not_asked_for():
+    report = _rms_norm(2048, 2, options={"multibuffer": False})
+    assert report.double_buffered is False
+    assert report.ub.used < _rms_norm(2048, 2).ub.used
+
+
+def test_no_loop_has_nothing_to_double_buffer():
+    report = compile_kernel(copy, {"x_ptr": "*fp32", "y_ptr": "*fp32"}, {"BN": 1024})
+    assert report.double_buffered is None
+    assert report.ub.used == 4096
+
+
+@pytest.mark.parametrize("toolchain", VERSIONS)
+def test_matmul_uses_the_cube_cores_buffers(toolchain):
+    report = compile_kernel(
+        matmul_tile, {"a_ptr": "*bf16", "b_ptr": "*bf16", "c_ptr": "*fp32", "K": "i32"}, {"B": 64}, toolchain=toolchain
+    )
+    assert report.l1.used == 2 * 2 * 64 * 64 * 2
+    assert report.l0c.used == 64 * 64 * 4
+    assert report.double_buffered is True
+
+
+@pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])
+def test_ascend950_has_a_compiler_and_more_room(toolchain):
+    soc = "Ascend950PR_9589"
+    report = _rms_norm(4096, 4, soc=soc, toolchain=toolchain)
+    assert report.fits
+    assert report.double_buffered is True
+    assert report.ub.available == 248 * 1024
+    tight = _rms_norm(8192, 4, soc=soc, toolchain=toolchain)
+    assert not tight.fits
+    assert tight.required_ub_bytes > tight.ub.available
+
+
+def test_a_target_that_a_version_does_not_know_is_unsupported_not_fitting():
+    for soc in ("Ascend950PR_9589", "Ascend910_9589"):  # 1.0.0 lists the second name but has no description of it
+        assert not supported(soc, "1.0.0")
+        with pytest.raises(UnsupportedError, match=r"1\.0\.0 cannot compile for Ascend9"):
+            _rms_norm(1024, 2, soc=soc, toolchain="1.0.0")
+
+
+def test_every_chip_of_the_table_is_described_as_the_compiler_does():
+    sizes = {"UB_SIZE": "ub", "L1_SIZE": "l1", "L0A_SIZE": "l0a", "L0B_SIZE": "l0b", "L0C_SIZE": "l0c"}
+    chips = {dataclasses.replace(chip, name=""): chip.name for chip in npu_tiling.SOCS.values()}
+    names = [name for name in chips.values() if supported(name, "1.2.0")]
+    assert len(names) > 5
+    for name in names:
+        report = compile_kernel(copy, {"x_ptr": "*fp32", "y_ptr": "*fp32"}, {"BN": 64}, soc=name)
+        printer = tool("1.2.0", "bishengir-opt-a5" if is_a5(name) else "bishengir-opt")
+        spec = read_spec(parse(opt(printer, report.stages["final"], "--mlir-print-op-generic")))
+        chip = npu_tiling.soc(name)
+        assert {ours: spec[theirs] // 8 for theirs, ours in sizes.items()} == {
+            ours: getattr(chip, f"{ours}_bytes") for ours in sizes.values()
+        }
+        assert (spec["CUBE_CORE_COUNT"], spec["VECTOR_CORE_COUNT"]) == (chip.cube_cores, chip.vector_cores), name
+
+
+def test_chips_that_differ_in_name_alone_are_compiled_alike():
+    finals = []
+    for soc in ("Ascend910B3", "Ascend910B4", "Ascend910_9362"):
+        finals.append(_rms_norm(2048, 4, soc=soc).stages["final"].replace(soc, "SOC"))
+    assert finals[0] == finals[1] == finals[2]
+
+
+def test_stages_are_there():
+    stages = _rms_norm(2048, 4).stages
+    assert "tt.func" in stages["ttir"]
+    assert "linalg.reduce" in stages["linalg"]
+    assert "hivm.hir.pointer_cast" in stages["final"]
+
+
+def test_another_failure_than_overflow_is_an_error():
+    with pytest.raises(CompilationError, match=r"bishengir-compile-a5 1\.2\.0 cannot compile best"):
+        compile_kernel(best, {"x_ptr": "*fp32", "y_ptr": "*i32"}, {"BN": 64}, soc="Ascend950PR_9589")
+
+
+def test_second_time_comes_from_the_cache(empty_cache, monkeypatch):
+    first = _rms_norm(1024, 2)
+    monkeypatch.setattr(compilation, "_run", lambda *_: pytest.fail("compiled again"))
+    assert _rms_norm(1024, 2) == first
+    with pytest.raises(pytest.fail.Exception, match="compiled again"):
+        _rms_norm(1024, 2, options={"multibuffer": False})
+    assert len(list((empty_cache / "reports").iterdir())) == 1
+
+
+def test_processes_may_share_a_cache(empty_cache):
+    ttir, linalg = compilation.front_end_of(compilation._as_record(rms_norm, SIGNATURE, {"D": 512, "BM": 2}, None))[1:]
+    arguments = ("rms_norm", ttir, linalg, {}, "Ascend910B4", "1.2.0")
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        one, other = pool.starmap(compilation.compile_linalg, [arguments, arguments])
+    assert one == other == _rms_norm(512, 2)
+
+
+def test_report_survives_json():
+    report = _rms_norm(2048, 4)
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_recorded_launch_compiles_as_given():
+    import torch
+
+    x = torch.zeros(8, 2048, dtype=torch.bfloat16)
+    with record() as launches:
+        rms_norm[(40,)](x, x[0], x, 8, 1e-6, D=2048, BM=4)
+    report = compile_kernel(launches[0])
+    assert report.ub.used == _rms_norm(2048, 4).ub.used
+    with pytest.raises(TypeError, match="must be left out"):
+        compile_kernel(launches[0], SIGNATURE)

@@ -1,0 +1,406 @@
+"""Emulated kernels compute what the chip's own IR says, safely, whatever the order of their programs."""
+
+import gc
+import resource
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from npu_offline import OfflineError, OutOfBoundsError, UnsupportedError, emulate, record
+
+
+@triton.jit
+def rms_norm(x_ptr, w_ptr, y_ptr, n_rows, eps, D: tl.constexpr, BM: tl.constexpr):
+    o_cols = tl.arange(0, D)
+    b_w = tl.load(w_ptr + o_cols).to(tl.float32)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BM), tl.num_programs(0)):
+        o_rows = i_tile * BM + tl.arange(0, BM)
+        o = o_rows[:, None] * D + o_cols[None, :]
+        b_x = tl.load(x_ptr + o, mask=o_rows[:, None] < n_rows, other=0.0).to(tl.float32)
+        b_rstd = 1.0 / tl.sqrt(tl.sum(b_x * b_x, axis=1) * (1.0 / D) + eps)
+        b_y = b_x * b_rstd[:, None] * b_w[None, :]
+        tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=o_rows[:, None] < n_rows)
+
+
+@triton.jit
+def cast(x_ptr, y_ptr, BN: tl.constexpr):
+    o = tl.program_id(0) * BN + tl.arange(0, BN)
+    tl.store(y_ptr + o, tl.load(x_ptr + o).to(y_ptr.dtype.element_ty))
+
+
+@triton.jit
+def add_narrow(x_ptr, y_ptr, z_ptr, BN: tl.constexpr):
+    o = tl.arange(0, BN)
+    tl.store(z_ptr + o, tl.load(x_ptr + o) + tl.load(y_ptr + o))
+
+
+@triton.jit
+def fill_scalar(y_ptr, value, BN: tl.constexpr):
+    tl.store(y_ptr + tl.arange(0, BN), tl.zeros([BN], y_ptr.dtype.element_ty) + value)
+
+
+@triton.jit
+def typed_scalars(y_ptr, a: tl.int64, b: tl.int16, c: tl.uint8, d: tl.uint32, flag, nothing, one):
+    total = a + b + c + d + one
+    if flag:
+        total += 1000
+    if nothing is not None:
+        total += 1_000_000
+    tl.store(y_ptr, total)
+
+
+@triton.jit
+def expf(x_ptr, y_ptr, BN: tl.constexpr):
+    o = tl.arange(0, BN)
+    tl.store(y_ptr + o, tl.exp(tl.load(x_ptr + o)))
+
+
+@triton.jit
+def order(log_ptr, counter_ptr):
+    i = tl.load(counter_ptr)
+    tl.store(log_ptr + i, tl.program_id(0))
+    tl.store(counter_ptr, i + 1)
+
+
+@triton.jit
+def ids(y_ptr):
+    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    nx, ny = tl.num_programs(0), tl.num_programs(1)
+    tl.store(y_ptr + (z * ny + y) * nx + x, x + 10 * y + 100 * z)
+
+
+@triton.jit
+def long_loop(x_ptr, y_ptr, n, BN: tl.constexpr):
+    o = tl.arange(0, BN)
+    b_max = tl.full([BN], float("-inf"), tl.float32)
+    b_sum = tl.zeros([BN], tl.float32)
+    for _ in range(n):
+        b_x = tl.load(x_ptr + o)
+        b_new = tl.maximum(b_max, b_x)
+        b_sum = b_sum * tl.exp(b_max - b_new) + tl.exp(b_x - b_new)
+        b_max = b_new
+    tl.store(y_ptr + o, b_sum)
+
+
+@triton.jit
+def matmul(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    o_m = tl.program_id(0) * BM + tl.arange(0, BM)
+    o_n = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros([BM, BN], tl.float32)
+    for i_k in range(0, K, BK):
+        o_k = i_k + tl.arange(0, BK)
+        m_a, m_b = (o_m[:, None] < M) & (o_k[None, :] < K), (o_k[:, None] < K) & (o_n[None, :] < N)
+        a = tl.load(a_ptr + o_m[:, None] * K + o_k[None, :], mask=m_a, other=0.0)
+        b = tl.load(b_ptr + o_k[:, None] * N + o_n[None, :], mask=m_b, other=0.0)
+        acc = tl.dot(a, b, acc)
+    m_c = (o_m[:, None] < M) & (o_n[None, :] < N)
+    tl.store(c_ptr + o_m[:, None] * N + o_n[None, :], acc, mask=m_c)
+
+
+@triton.jit
+def functions(x_ptr, y_ptr, BN: tl.constexpr):
+    o = tl.arange(0, BN)
+    x = tl.load(x_ptr + o)
+    y = tl.exp(x) + tl.log(tl.abs(x) + 1.0) + tl.rsqrt(x * x + 1.0) + tl.sigmoid(x) + tl.erf(x) + tl.math.tanh(x)
+    tl.store(y_ptr + o, y + tl.argmax(x, 0))
+
+
+@triton.jit
+def transpose(x_ptr, y_ptr, BM: tl.constexpr, BN: tl.constexpr):
+    o_m, o_n = tl.arange(0, BM), tl.arange(0, BN)
+    b_x = tl.load(x_ptr + o_m[:, None] * BN + o_n[None, :])
+    tl.store(y_ptr + o_n[:, None] * BM + o_m[None, :], tl.trans(b_x))
+
+
+@triton.jit
+def integer_arithmetic(x_ptr, y_ptr, BN: tl.constexpr):
+    o = tl.arange(0, BN)
+    x = tl.load(x_ptr + o)
+    tl.store(y_ptr + o, (x // 3) * 2 + x % 5 + tl.minimum(x, 7))
+
+
+@triton.jit
+def maximum(x_ptr, y_ptr, n):
+    i = tl.program_id(0)
+    while i < n:
+        tl.atomic_max(y_ptr, tl.load(x_ptr + i))
+        i += tl.num_programs(0)
+
+
+@triton.jit
+def running_sum(x_ptr, y_ptr, BN: tl.constexpr):
+    o = tl.arange(0, BN)
+    tl.store(y_ptr + o, tl.cumsum(tl.load(x_ptr + o), 0))
+
+
+def _rms_norm(x, w, **options):
+    y = torch.full_like(x, float("nan"))
+    with emulate(**options) as emulation:
+        rms_norm[(40,)](x, w, y, x.shape[0], 1e-6, D=x.shape[1], BM=8)
+    return y, emulation
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rms_norm_matches_torch(dtype):
+    x, w = torch.randn(509, 96).to(dtype), torch.randn(96).to(dtype)
+    y, _ = _rms_norm(x, w)
+    want = torch.nn.functional.rms_norm(x.double(), (96,), w.double(), 1e-6)
+    torch.testing.assert_close(y.double(), want, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"threads": 2}, {"shuffle": 0}, {"shuffle": 7, "threads": 2}])
+def test_order_of_programs_changes_no_bit(options):
+    x, w = torch.randn(509, 96).bfloat16(), torch.randn(96).bfloat16()
+    in_order, _ = _rms_norm(x, w, threads=1)
+    other, _ = _rms_norm(x, w, **options)
+    assert torch.equal(in_order.view(torch.int16), other.view(torch.int16))
+
+
+def test_shuffle_is_a_permutation_that_the_seed_decides():
+    def run(shuffle):
+        log, counter = torch.full((64,), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        with emulate(threads=1, shuffle=shuffle):
+            order[(64,)](log, counter)
+        return log.tolist()
+
+    assert run(None) == list(range(64))
+    assert run(3) == run(3) != run(4)
+    assert sorted(run(3)) == list(range(64)) != run(3)
+
+
+def test_three_dimensional_and_callable_grids():
+    y = torch.full((4, 3, 2), -1, dtype=torch.int32)
+    with emulate() as emulation:
+        ids[lambda meta: (2, 3, 4)](y)
+    z, j, i = torch.meshgrid(torch.arange(4), torch.arange(3), torch.arange(2), indexing="ij")
+    assert torch.equal(y, (i + 10 * j + 100 * z).int())
+    assert emulation.launches[0].grid == (2, 3, 4)
+
+
+@pytest.mark.parametrize("grid", [(65536,), (256, 257)])
+def test_grid_above_the_chips_limit_is_refused(grid, monkeypatch):
+    monkeypatch.setenv("TRITON_ALL_BLOCKS_PARALLEL", "1")  # triton-ascend's own check, which this turns off
+    with emulate(), pytest.raises(OfflineError, match="must be at most 65535"):
+        ids[grid](torch.zeros(65536 * 2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+def test_rounding_to_narrow_floats_is_to_nearest_even(narrow):
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(narrow).float()
+    up = torch.nextafter(every, torch.tensor(float("inf")))
+    down = torch.nextafter(every, torch.tensor(float("-inf")))
+    step = torch.roll(every, -1)
+    x = torch.cat([every, up, down, (every + step) / 2])  # exact values, their neighbours, and ties
+    y = torch.empty_like(x, dtype=narrow)
+    with emulate():
+        cast[(x.numel() // 4096,)](x, y, BN=4096)
+    want = x.to(narrow)
+    assert torch.equal(y.isnan(), want.isnan())
+    bits = [t.masked_fill(want.isnan(), 0).view(torch.int16) for t in (y, want)]
+    assert torch.equal(*bits)
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+def test_widening_and_narrow_arithmetic_are_exact(narrow):
+    x, y = (torch.randn(1024).mul(100).to(narrow) for _ in range(2))
+    z, wide = torch.empty_like(x), torch.empty(1024)
+    with emulate():
+        add_narrow[(1,)](x, y, z, BN=1024)
+        cast[(1,)](x, wide, BN=1024)
+    assert torch.equal(z, x + y)
+    assert torch.equal(wide, x.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
+def test_integer_pointers_have_their_width(dtype):
+    x = torch.randint(0, 100, (256,)).to(dtype)
+    y = torch.zeros(256, dtype=dtype)
+    with emulate():
+        cast[(1,)](x, y, BN=256)
+    assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(torch.float32, 0.1), (torch.int64, 2**40 + 3), (torch.int32, -7), (torch.float32, 1.0)]
+)
+def test_scalars_keep_their_value(dtype, value):
+    y = torch.zeros(32, dtype=dtype)
+    with emulate():
+        fill_scalar[(1,)](y, value, BN=32)
+    assert torch.equal(y, torch.full((32,), value, dtype=dtype))
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_annotated_scalars_flags_none_and_one(flag):
+    y = torch.zeros(1, dtype=torch.int64)
+    with emulate():
+        typed_scalars[(1,)](y, 2**40, -5, 200, 2**31 + 1, flag, None, 1)
+    assert y.item() == 2**40 - 5 + 200 + 2**31 + 1 + 1 + 1000 * flag
+
+
+def test_matmul():
+    a, b, c = torch.randn(50, 70).bfloat16(), torch.randn(70, 40).bfloat16(), torch.full((50, 40), float("nan"))
+    with emulate():
+        matmul[(4, 3)](a, b, c, 50, 40, 70, BM=16, BN=16, BK=32)
+    torch.testing.assert_close(c, a.float() @ b.float())
+
+
+def test_functions():
+    x, y = torch.randn(64), torch.empty(64)
+    with emulate():
+        functions[(1,)](x, y, BN=64)
+    want = x.exp() + (x.abs() + 1).log() + (x * x + 1).rsqrt() + x.sigmoid() + x.erf() + x.tanh() + x.argmax()
+    torch.testing.assert_close(y, want)
+
+
+def test_transposed_tile():
+    x, y = torch.randn(8, 16), torch.empty(16, 8)
+    with emulate():
+        transpose[(1,)](x, y, BM=8, BN=16)
+    assert torch.equal(y, x.T)
+
+
+def test_integer_arithmetic():
+    x, y = torch.randint(0, 1000, (64,), dtype=torch.int32), torch.empty(64, dtype=torch.int32)
+    with emulate():
+        integer_arithmetic[(1,)](x, y, BN=64)
+    assert torch.equal(y, x // 3 * 2 + x % 5 + x.clamp(max=7))
+
+
+def test_while_loop_and_atomic_maximum():
+    x, y = torch.randn(100), torch.full((1,), -1e9)
+    with emulate():
+        maximum[(7,)](x, y, 100)
+    assert y.item() == x.max().item()
+
+
+def test_empty_tensors_and_empty_grids():
+    nothing = torch.empty(0)
+    with emulate() as emulation:
+        maximum[(4,)](nothing, nothing, 0)
+        maximum[(0,)](nothing, nothing, 0)
+    assert all(traffic.read == traffic.written == 0 for traffic in emulation.traffic()["maximum"].values())
+
+
+def test_operation_that_only_the_chip_has_is_named():
+    with emulate(), pytest.raises(Exception, match="the emulator has no triton_cumsum"):
+        running_sum[(1,)](torch.randn(64), torch.empty(64), BN=64)
+    assert issubclass(UnsupportedError, OfflineError)
+
+
+def test_memory_is_bounded_in_a_long_loop():
+    x, y = torch.randn(8192), torch.empty(8192)
+    with emulate(threads=1):
+        long_loop[(1,)](x, y, 2, BN=8192)
+        gc.collect()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        long_loop[(1,)](x, y, 5000, BN=8192)
+        long_loop[(500,)](x, y, 2, BN=8192)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    torch.testing.assert_close(y, torch.full((8192,), 2.0))
+    assert after - before < 20_000  # KiB; one tile kept per iteration would be 160,000
+
+
+def test_inner_block_that_launches_nothing_is_left_alone():
+    x, y = torch.randn(256), torch.zeros(256)
+    with emulate(threads=1) as outer:
+        with emulate(threads=2):
+            pass
+        cast[(1,)](x, y, BN=256)
+    assert len(outer.launches) == 1
+
+
+def test_kernel_may_be_called_like_a_function_of_the_c_library():
+    x, y = torch.randn(256), torch.zeros(256)
+    with emulate():
+        expf[(1,)](x, y, BN=256)
+    torch.testing.assert_close(y, x.exp())
+
+
+def test_leaving_and_entering_again_and_nesting():
+    from triton.runtime.driver import driver
+
+    before = driver.active
+    x, y = torch.randn(256), torch.zeros(256)
+    with emulate() as outer:
+        cast[(1,)](x, y, BN=256)
+        with emulate("Ascend910B1", threads=1) as inner:
+            cast[(1,)](x, y, BN=256)
+        cast[(1,)](x, y, BN=256)
+    assert driver.active is before
+    with emulate() as again:
+        cast[(1,)](x, y, BN=256)
+    assert [len(e.launches) for e in (outer, inner, again)] == [2, 1, 1]
+    assert (outer.soc, inner.soc) == ("Ascend910B4", "Ascend910B1")
+
+
+def test_each_chip_reports_its_own_cores():
+    from triton.runtime.driver import driver
+
+    def cores(soc):
+        with emulate(soc):
+            return driver.active.utils.get_device_properties(driver.active.get_current_device())["num_vectorcore"]
+
+    assert (cores("Ascend910B1"), cores("Ascend910B4")) == (48, 40)
+
+
+def test_operators_are_told_the_chip():
+    import npu_tiling
+
+    cpu = torch.device("cpu")
+    assert npu_tiling.device_for(cpu) is None
+    with emulate("Ascend910B1"):
+        assert npu_tiling.device_for(cpu) == npu_tiling.soc("Ascend910B1")
+    assert npu_tiling.device_for(cpu) is None
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_read_outside_the_storage_names_kernel_and_argument(threads):
+    x, y = torch.randn(100), torch.zeros(128)
+    with emulate(threads=threads), pytest.raises(OutOfBoundsError, match=r"cast.*read.*byte 256 of argument x_ptr"):
+        cast[(2,)](x, y, BN=64)
+
+
+def test_write_outside_the_storage_changes_nothing():
+    buffer = torch.zeros(200)
+    y = buffer.untyped_storage()[: 100 * 4]
+    small = torch.empty(0).set_(y) if y.nbytes() == 400 else None
+    assert small is not None
+    with emulate(), pytest.raises(OutOfBoundsError, match=r"write.*argument y_ptr"):
+        cast[(1,)](torch.ones(128), small, BN=128)
+    assert not buffer.any()
+
+
+def test_scalar_access_outside_the_storage_is_found():
+    with emulate(), pytest.raises(OutOfBoundsError, match="log_ptr"):
+        order[(5,)](torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
+
+
+def test_emulation_goes_on_after_a_fault():
+    x, y = torch.randn(100), torch.zeros(128)
+    with emulate():
+        with pytest.raises(OutOfBoundsError):
+            cast[(2,)](x, y, BN=64)
+        cast[(1,)](x, y, BN=64)
+    assert torch.equal(y[:64], x[:64])
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"toolchain": "9.9.9"}])
+def test_wrong_options_are_refused(options):
+    with pytest.raises(OfflineError, match="must be"), emulate(**options):
+        pass
+
+
+def test_record_notes_launches_and_runs_nothing():
+    x, y = torch.randn(16, 96), torch.zeros(16, 96)
+    with record("Ascend910B1") as launches:
+        rms_norm[(48,)](x, x[0], y, 16, 1e-6, D=96, BM=8, multibuffer=False)
+    assert not y.any()
+    (launch,) = launches
+    assert launch.name == "rms_norm"
+    assert launch.grid == (48, 1, 1)
+    assert launch.constants == {"D": 96, "BM": 8}
+    assert launch.signature["x_ptr"] == "*fp32"
+    assert launch.signature["eps"] == "fp32"
+    assert launch.options == {"multibuffer": False}

@@ -1,0 +1,1 @@
+"""What people run in this repository: the demo, continuous integration, releases."""
