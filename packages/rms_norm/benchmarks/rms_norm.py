@@ -137,18 +137,16 @@ def host_stages(device: torch.device) -> Sequence[Stage]:
         raise UnavailableError("a CPU runs plain PyTorch and launches nothing")
     x, weight = inputs(CASES[1], device).values()
     plain_x, plain_weight = x.detach(), weight.detach()
-    options = (EPS, 0.0, "llama", False, True)
     forward = partial(launch.forward, plain_x, None, plain_weight, EPS, 0.0, "llama", True, chip)
     captured = _arguments(forward, "_follow", "_recipe", "_launch")
+    implementation = partial(operators._rms_norm, plain_x, plain_weight, EPS, 0.0, "llama", False, True)
     return [
-        Stage("public function, with gradients", partial(npu_rms_norm.rms_norm, x, weight, EPS), ["operator"]),
-        Stage("operator", partial(torch.ops.npu_rms_norm.rms_norm, x, weight, *options), ["operator, no gradients"]),
+        Stage("public function, with gradients", partial(npu_rms_norm.rms_norm, x, weight, EPS), ["implementation"]),
+        Stage("public function, no gradients", partial(npu_rms_norm.rms_norm, plain_x, plain_weight, EPS)),
         Stage(
-            "operator, no gradients",
-            partial(torch.ops.npu_rms_norm.rms_norm, plain_x, plain_weight, *options),
-            ["implementation"],
+            "through the dispatcher", partial(torch.ops.npu_rms_norm.rms_norm, x, weight, EPS, 0.0, "llama", False, False)
         ),
-        Stage("implementation", partial(operators._rms_norm, plain_x, plain_weight, *options), ["launch.forward"]),
+        Stage("implementation", implementation, ["launch.forward"]),
         Stage("launch.forward", forward, ["allocation of y and rstd", "row layout", "tiling look-up", "kernel launch"]),
         Stage("allocation of y and rstd", partial(_allocate, plain_x)),
         Stage("row layout", captured["_follow"]),
@@ -158,8 +156,7 @@ def host_stages(device: torch.device) -> Sequence[Stage]:
 
 
 def _allocate(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return y, torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+    return launch.allocate(x, x.shape, x.dtype), launch.allocate(x, x.shape[:-1], torch.float32)
 
 
 def _arguments(call: Callable[[], Any], *names: str) -> dict[str, Callable[[], Any]]:

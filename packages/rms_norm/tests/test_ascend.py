@@ -6,7 +6,8 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_rms_norm import add_rms_norm, rms_norm, tiling
+from npu_offline.memory import guarded
+from npu_rms_norm import add_rms_norm, launch, rms_norm, tiling
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)
@@ -27,21 +28,21 @@ def launches_of(label, soc):
 def test_tiles_fit_and_are_double_buffered(label, soc, toolchain):
     if not npu_offline.supported(soc, toolchain):
         pytest.skip(f"toolchain {toolchain} has no target {soc}")
-    for launch in launches_of(label, soc):
-        report = npu_offline.compile_kernel(launch, soc=soc, toolchain=toolchain)
+    for record in launches_of(label, soc):
+        report = npu_offline.compile_kernel(record, soc=soc, toolchain=toolchain)
         assert report.fits, report.message
-        assert report.double_buffered is not False or launch.options.get("multibuffer") is False
+        assert report.double_buffered is not False or record.options.get("multibuffer") is False
 
 
-def required(launch, **blocks):
+def required(record, **blocks):
     """UB that the compiler asks for, scaled from a tile that it refuses, where it reuses every buffer it can."""
     report = npu_offline.compile_kernel(
-        launch.kernel,
-        launch.signature,
-        {**launch.constants, **blocks},
+        record.kernel,
+        record.signature,
+        {**record.constants, **blocks},
         soc="Ascend910B4",
         toolchain="1.1.0",
-        options=launch.options,
+        options=record.options,
     )
     assert not report.fits
     return report.required_ub_bytes
@@ -56,12 +57,12 @@ def test_declared_tiles_are_what_the_compiler_needs(mode, dtype, rows, backward)
     label = f"{dtype} 4096".removeprefix("torch.")
     if mode == "none" and dtype == torch.bfloat16:
         label += " none"
-    launch = launches_of(label, "Ascend910B4")[backward]
+    record = launches_of(label, "Ascend910B4")[backward]
     width = 16384 // rows
     itemsizes = (dtype.itemsize,) * (1 + backward)
     problem = tiling.Problem(1, 4096, width, width, itemsizes, dtype == torch.bfloat16)
     declared = tiling.Launch(problem, npu_tiling.soc("Ascend910B4"), backward, False, True, rows, width).ub_bytes
-    needed = required(launch, N=width, BLOCK_M=rows, BLOCK_N=width)
+    needed = required(record, N=width, BLOCK_M=rows, BLOCK_N=width)
     assert needed <= declared <= 1.2 * needed
 
 
@@ -95,17 +96,17 @@ def test_memory_traffic_is_the_minimum(width, dtype):
     parameters = 40 * width * (dtype.itemsize + 4)
     assert 3 * size <= moved(backward) <= 1.05 * 3 * size + parameters
     assert moved(partial_sums) == 40 * width * 4 + width * dtype.itemsize
-    for launch in emulation.launches:
-        assert all(traffic.scalars == 0 or name == "p_rstd" for name, traffic in launch.arguments.items())
-        assert all(traffic.atomics == 0 for traffic in launch.arguments.values())
+    for moving in emulation.launches:
+        assert all(traffic.scalars == 0 or name == "p_rstd" for name, traffic in moving.arguments.items())
+        assert all(traffic.atomics == 0 for traffic in moving.arguments.values())
 
 
 def test_transfers_are_whole_tiles():
     x = torch.randn(4096, 512).bfloat16()
     with npu_offline.emulate("Ascend910B4") as emulation:
         rms_norm(x)
-    (launch,) = emulation.launches
-    assert launch.arguments["p_x"].read / launch.arguments["p_x"].transfers >= 8192
+    (moving,) = emulation.launches
+    assert moving.arguments["p_x"].read / moving.arguments["p_x"].transfers >= 8192
 
 
 @pytest.mark.parametrize("soc", ["Ascend910B1", "Ascend950DT_95A1"])
@@ -128,24 +129,18 @@ def test_programs_in_any_order_and_at_once_give_the_same_bits():
 @pytest.mark.parametrize("width", [7, 123, 512])
 def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
     """Every tensor that the operator allocates stands between guard values."""
-    from npu_offline.memory import guarded
-
     checks = []
-    empty = torch.empty
 
-    def guarding(*shape, dtype=torch.float32, device="cpu"):
-        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        monkeypatch.setattr(torch, "empty", empty)
-        tensor, check = guarded(tuple(shape), dtype, torch.device(device))
-        monkeypatch.setattr(torch, "empty", guarding)
+    def guarding(like, shape, dtype):
+        tensor, check = guarded(tuple(shape), dtype, like.device)
         checks.append(check)
         return tensor
 
+    monkeypatch.setattr(launch, "allocate", guarding)
     case = formula.make(37, width, torch.float32)
     residual = torch.randn(37, width)
     with npu_offline.emulate("Ascend910B4"):
         leaves = [formula.leaf(tensor, "cpu") for tensor in (case.x, residual, case.weight)]
-        monkeypatch.setattr(torch, "empty", guarding)
         y, total = add_rms_norm(*leaves)
         torch.autograd.grad((y, total), leaves, (case.dy, case.dy))
     assert len(checks) >= 5
@@ -155,8 +150,6 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
 
 def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     """The launch as a user's compiler would refuse it: everything above 2 rows overflows."""
-    from npu_rms_norm import launch
-
     real, refused = launch._launch, []
 
     def refusing(module, kernel, recipe, grid, tensors, scalars):

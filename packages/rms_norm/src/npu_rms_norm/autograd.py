@@ -9,8 +9,9 @@ import torch
 from npu_tiling import device_for
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.nn import Parameter
 
-from .operators import LIBRARY
+from .operators import IMPLEMENTATIONS, LIBRARY
 from .reference import CASTING_MODES
 
 _OPS = torch.ops.npu_rms_norm
@@ -54,6 +55,8 @@ def rms_norm(
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
     """
     _check(x, weight, eps, offset, casting_mode)
+    if _unobserved(x, weight):
+        return _rms_norm_autograd(x, weight, eps, offset, casting_mode, in_place, False)[0]
     return _OPS.rms_norm(x, weight, eps, offset, casting_mode, in_place, False)[0]
 
 
@@ -96,7 +99,8 @@ def add_rms_norm(
         raise TypeError(f"residual is {residual.dtype} and must be torch.float32 or x's dtype, {x.dtype}.")
     if residual.device != x.device:
         raise ValueError(f"residual is on {residual.device} and must be on x's device, {x.device}.")
-    y, new_residual, _ = _OPS.add_rms_norm(x, residual, weight, eps, offset, casting_mode, in_place, False)
+    operator = _add_rms_norm_autograd if _unobserved(x, residual, weight) else _OPS.add_rms_norm
+    y, new_residual, _ = operator(x, residual, weight, eps, offset, casting_mode, in_place, False)
     return y, new_residual
 
 
@@ -139,8 +143,7 @@ def _apply(function: Any, *arguments: Any) -> Any:
 class _RMSNorm(_Function):
     @staticmethod
     def forward(ctx, x, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
-        with torch._C._AutoDispatchBelowAutograd():
-            y, rstd = _OPS.rms_norm(x, weight, eps, offset, casting_mode, in_place, True)
+        y, rstd = _below_autograd("rms_norm", (x, weight), eps, offset, casting_mode, in_place, True)
         ctx.save_for_backward(x, weight, rstd)
         ctx.options = (offset, casting_mode, in_place)
         ctx.mark_non_differentiable(rstd)
@@ -159,8 +162,8 @@ class _RMSNorm(_Function):
 class _AddRMSNorm(_Function):
     @staticmethod
     def forward(ctx, x, residual, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
-        with torch._C._AutoDispatchBelowAutograd():
-            y, total, rstd = _OPS.add_rms_norm(x, residual, weight, eps, offset, casting_mode, in_place, True)
+        options = (eps, offset, casting_mode, in_place, True)
+        y, total, rstd = _below_autograd("add_rms_norm", (x, residual, weight), *options)
         ctx.save_for_backward(total, weight, rstd)
         ctx.options = (offset, casting_mode, in_place)
         ctx.dtype = x.dtype
@@ -183,11 +186,11 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     x, weight, rstd = ctx.saved_tensors
     offset, casting_mode, in_place = ctx.options
-    # Where a graph of the gradient is recorded, its memory must stay as it is.
+    tensors = (dy, dsum, x, weight, rstd)
     if in_place and need_dx and dy.dtype == x.dtype and not torch.is_grad_enabled():
-        dweight = _OPS.rms_norm_backward_(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight)
+        dweight = _below_autograd("rms_norm_backward_", tensors, offset, casting_mode, need_dweight)
         return dy, dweight if need_dweight else None
-    dx, dweight = _OPS.rms_norm_backward(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight, need_dx)
+    dx, dweight = _rms_norm_backward_autograd(*tensors, offset, casting_mode, need_dweight, need_dx)
     return dx if need_dx else None, dweight if need_dweight else None
 
 
@@ -195,11 +198,30 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
+def _unobserved(*tensors: Tensor | None) -> bool:
+    """Whether nothing but autograd would see an operator's call: plain tensors, no tracing, no mode, no transform.
+
+    The call may then skip the dispatcher, which takes longer than a small kernel runs.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return False
+    return all(tensor is None or type(tensor) is Tensor or type(tensor) is Parameter for tensor in tensors)
+
+
+def _below_autograd(name: str, tensors: tuple[Tensor | None, ...], *options: Any) -> Any:
+    """An operator without its autograd."""
+    if _unobserved(*tensors):
+        return IMPLEMENTATIONS[name](*tensors, *options)
+    with torch._C._AutoDispatchBelowAutograd():
+        return getattr(_OPS, name)(*tensors, *options)
+
+
 def _rms_norm_autograd(x, weight, eps, offset, casting_mode, in_place, save_rstd):  # type: ignore[no-untyped-def]
     if _needs_gradient(x, weight):
         return _apply(_RMSNorm, x, weight, eps, offset, casting_mode, in_place)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _OPS.rms_norm(x, weight, eps, offset, casting_mode, in_place, save_rstd)
+    return _below_autograd("rms_norm", (x, weight), eps, offset, casting_mode, in_place, save_rstd)
 
 
 def _add_rms_norm_autograd(  # type: ignore[no-untyped-def]
@@ -207,8 +229,8 @@ def _add_rms_norm_autograd(  # type: ignore[no-untyped-def]
 ):
     if _needs_gradient(x, residual, weight):
         return _apply(_AddRMSNorm, x, residual, weight, eps, offset, casting_mode, in_place)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _OPS.add_rms_norm(x, residual, weight, eps, offset, casting_mode, in_place, save_rstd)
+    options = (eps, offset, casting_mode, in_place, save_rstd)
+    return _below_autograd("add_rms_norm", (x, residual, weight), *options)
 
 
 _NO_SECOND_DERIVATIVE = "rms_norm has no second derivative: it cannot be differentiated twice."
@@ -219,8 +241,7 @@ class _Backward(_Function):
 
     @staticmethod
     def forward(ctx, *arguments):  # type: ignore[no-untyped-def]
-        with torch._C._AutoDispatchBelowAutograd():
-            return _OPS.rms_norm_backward(*arguments)
+        return _below_autograd("rms_norm_backward", arguments[:5], *arguments[5:])
 
     @staticmethod
     def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
@@ -230,15 +251,13 @@ class _Backward(_Function):
 def _rms_norm_backward_autograd(*arguments):  # type: ignore[no-untyped-def]
     if _needs_gradient(*arguments[:4]):
         return _apply(_Backward, *arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _OPS.rms_norm_backward(*arguments)
+    return _below_autograd("rms_norm_backward", arguments[:5], *arguments[5:])
 
 
 def _rms_norm_backward_in_place_autograd(*arguments):  # type: ignore[no-untyped-def]
     if _needs_gradient(*arguments[:4]):
         raise NotImplementedError(_NO_SECOND_DERIVATIVE)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _OPS.rms_norm_backward_(*arguments)
+    return _below_autograd("rms_norm_backward_", arguments[:5], *arguments[5:])
 
 
 LIBRARY.impl("rms_norm", _rms_norm_autograd, "Autograd")

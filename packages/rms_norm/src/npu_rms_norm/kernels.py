@@ -15,10 +15,13 @@ import triton.language as tl
 
 
 @triton.jit
-def tile_at(p_base, s_outer, s_inner, i_outer, i_inner, o_row, o_col):
-    """Pointers [BLOCK_M, BLOCK_N] to a tile; 64-bit offsets on scalars alone."""
+def tile_at(p_base, s_outer, s_inner, i_outer, i_inner, o_row, o_col, EXACT_M: tl.constexpr):
+    """Pointers [BLOCK_M, BLOCK_N] to a tile; 64-bit offsets on scalars alone. EXACT_M: it has one row."""
     p_rows = p_base + i_outer.to(tl.int64) * s_outer + i_inner.to(tl.int64) * s_inner
-    return p_rows + (o_row[:, None] * s_inner + o_col[None, :])
+    if EXACT_M:
+        return p_rows + o_col[None, :]
+    else:
+        return p_rows + (o_row[:, None] * s_inner + o_col[None, :])
 
 
 @triton.jit
@@ -107,14 +110,14 @@ def forward_kernel(
         i_outer = i_tile // n_tiles
         i_inner = (i_tile - i_outer * n_tiles) * BLOCK_M
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
-        o_out = i_row * N + (o_row[:, None] * N + o_col[None, :])
-        p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col)
+        p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
         b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
         if p_residual is not None:
-            p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, o_row, o_col)
+            p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
             b_x += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
             b_sum = b_x.to(p_sum.dtype.element_ty)
-            store_tile(p_sum + o_out, b_sum, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+            p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, o_row, o_col, EXACT_M)
+            store_tile(p_tile, b_sum, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
             b_x = b_sum.to(tl.float32)
         b_rstd = tl.rsqrt(tl.sum(b_x * b_x, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
         if p_rstd is not None:
@@ -122,7 +125,8 @@ def forward_kernel(
         b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
         if p_weight is not None:
             b_y *= b_scale[None, :]
-        store_tile(p_y + o_out, b_y, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+        p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, o_row, o_col, EXACT_M)
+        store_tile(p_tile, b_y, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
@@ -159,10 +163,10 @@ def forward_wide_kernel(
         b_square = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i_col in tl.range(0, N, BLOCK_N):
             o_col = i_col + tl.arange(0, BLOCK_N)
-            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col)
+            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
             b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "evict_last")
             if p_residual is not None:
-                p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, o_row, o_col)
+                p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
                 b_x += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "evict_last")
                 b_x = b_x.to(p_sum.dtype.element_ty).to(tl.float32)
             b_square += b_x * b_x
@@ -171,16 +175,17 @@ def forward_wide_kernel(
             tl.store(p_rstd + i_row + o_row, b_rstd, mask=o_row < n_inner - i_inner)
         for i_col in tl.range(0, N, BLOCK_N):
             o_col = i_col + tl.arange(0, BLOCK_N)
-            o_out = i_row * N + (o_row[:, None] * N + o_col[None, :])
-            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col)
+            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
             b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "evict_first")
             if p_residual is not None:
-                p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, o_row, o_col)
+                p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
                 b_x += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "evict_first")
                 b_sum = b_x.to(p_sum.dtype.element_ty)
-                store_tile(p_sum + o_out, b_sum, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+                p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, o_row, o_col, EXACT_M)
+                store_tile(p_tile, b_sum, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
                 b_x = b_sum.to(tl.float32)
             b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
             if p_weight is not None:
                 b_y *= load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
-            store_tile(p_y + o_out, b_y, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+            p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, o_row, o_col, EXACT_M)
+            store_tile(p_tile, b_y, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)

@@ -47,9 +47,9 @@ def backward_kernel(
         i_outer = i_tile // n_tiles
         i_inner = (i_tile - i_outer * n_tiles) * BLOCK_M
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
-        p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col)
+        p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
         b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-        p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col)
+        p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
         b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
         b_rstd = tl.load(p_rstd + i_row + o_row, mask=o_row < n_inner - i_inner, other=0.0)
         b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
@@ -61,9 +61,9 @@ def backward_kernel(
             b_mean = tl.sum(b_g * b_n, axis=1) * (1.0 / N)  # [BLOCK_M]
             b_dx = (b_g - b_n * b_mean[:, None]) * b_rstd[:, None]
             if p_dsum is not None:
-                p_tile = tile_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, o_row, o_col)
+                p_tile = tile_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
                 b_dx += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-            p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, o_row, o_col)
+            p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
             store_tile(p_tile, b_dx, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
     if p_dw is not None:
         p_partial = p_dw + tl.program_id(0).to(tl.int64) * N + o_col
@@ -107,9 +107,9 @@ def backward_wide_mean_kernel(
         b_product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i_col in tl.range(0, N, BLOCK_N):
             o_col = i_col + tl.arange(0, BLOCK_N)
-            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col)
+            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
             b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-            p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col)
+            p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
             b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
             if p_weight is not None:
                 b_g *= load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
@@ -163,9 +163,9 @@ def backward_wide_kernel(
             i_outer = i_tile // n_tiles
             i_inner = (i_tile - i_outer * n_tiles) * BLOCK_M
             i_row = i_outer.to(tl.int64) * n_inner + i_inner
-            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col)
+            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
             b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-            p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col)
+            p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
             b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
             b_rstd = tl.load(p_rstd + i_row + o_row, mask=o_row < n_inner - i_inner, other=0.0)
             b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
@@ -177,9 +177,9 @@ def backward_wide_kernel(
                     b_g *= b_scale[None, :]
                 b_dx = (b_g - b_n * b_mean[:, None]) * b_rstd[:, None]
                 if p_dsum is not None:
-                    p_tile = tile_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, o_row, o_col)
+                    p_tile = tile_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
                     b_dx += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-                p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, o_row, o_col)
+                p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
                 store_tile(p_tile, b_dx, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
         if p_dw is not None:
             p_partial = p_dw + i_split.to(tl.int64) * N + o_col

@@ -26,6 +26,11 @@ class _Recipe:
     key: Hashable  # equal for launches that need the same compiled kernel
 
 
+def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory for a result or a workspace, contiguous, on the device of `like`."""
+    return like.new_empty(shape, dtype=dtype)
+
+
 def forward(
     x: Tensor,
     residual: Tensor | None,
@@ -37,9 +42,9 @@ def forward(
     device: Device,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """y, x + residual (None without a residual) and rstd (None unless `save_rstd`)."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device)
-    rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) if save_rstd else None
+    y = allocate(x, x.shape, x.dtype)
+    total = None if residual is None else allocate(x, x.shape, residual.dtype)
+    rstd = allocate(x, x.shape[:-1], torch.float32) if save_rstd else None
     if not y.numel():
         return y, total, rstd
     inputs, rows = _follow(x, residual)
@@ -69,7 +74,7 @@ def backward(
     device: Device,
 ) -> Tensor | None:
     """Writes the gradient of x to `dx`, which may be dy itself (None: not needed), and returns that of the weight."""
-    dweight = torch.empty_like(weight) if need_dweight and weight is not None else None
+    dweight = allocate(weight, weight.shape, weight.dtype) if need_dweight and weight is not None else None
     if not dy.numel():
         return None if dweight is None else dweight.zero_()
     width = x.shape[-1]
@@ -82,7 +87,7 @@ def backward(
         launch = recipe.launch
         partials = None
         if dweight is not None:
-            partials = torch.empty((launch.splits, width), dtype=torch.float32, device=dy.device)
+            partials = allocate(dy, (launch.splits, width), torch.float32)
         if not launch.wide:
             tensors = (p_dy, p_dsum, p_x, weight, rstd, p_dx, partials)
             scalars = (rows.n_outer, rows.n_inner, *strides, offset)
@@ -90,7 +95,7 @@ def backward(
             return partials
         mean = None
         if dx is not None:
-            mean = torch.empty_like(rstd)
+            mean = allocate(dy, rstd.shape, torch.float32)
             scalars = (rows.n_outer, rows.n_inner, *rows.strides[0], *rows.strides[2], offset)
             read = (p_dy, p_x, weight, rstd, mean)
             _launch("kernels_backward", "backward_wide_mean_kernel", recipe, launch.grid, read, scalars)

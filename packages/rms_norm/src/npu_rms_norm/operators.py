@@ -82,7 +82,7 @@ def _rms_norm_backward(
         wide, dweight = reference.backward(dy, x, weight, rstd, offset, casting_mode, need_dweight)
         dx = (wide if dsum is None else wide + dsum).to(x.dtype) if need_dx else _nothing(dy)
         return dx, _nothing(dy) if dweight is None else dweight
-    result = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_dx else None
+    result = launch.allocate(x, x.shape, x.dtype) if need_dx else None
     dweight = launch.backward(dy, dsum, x, weight, rstd, offset, casting_mode, result, need_dweight, device)
     return _nothing(dy) if result is None else result, _nothing(dy) if dweight is None else dweight
 
@@ -106,12 +106,13 @@ def _rms_norm_backward_(
     return _nothing(dy) if written is None else written
 
 
-for _name, _function in {
+IMPLEMENTATIONS = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "rms_norm_backward": _rms_norm_backward,
     "rms_norm_backward_": _rms_norm_backward_,
-}.items():
+}
+for _name, _function in IMPLEMENTATIONS.items():
     for _backend in _BACKENDS:
         LIBRARY.impl(_name, _function, _backend)
 

@@ -248,19 +248,21 @@ def _wide_tiles(problem: Problem) -> list[Tile]:
 
 
 def _cuda_launch(problem: Problem, device: Device, backward: bool) -> Launch:
-    # Measured on an H200. Forward: a program per tile; past 8192 columns a second read, which finds the row in L2, is faster
-    # than a row held in registers. Backward: persistent programs, as many as leave each the registers for its sum of dw.
+    """Measured on an H200 with the shapes of the README's table; powers of two, as stock Triton asks for."""
     block_n = _power_of_two(problem.width)
     if not backward:
-        if block_n > 8192:
-            return Launch(problem, device, False, True, True, 1, 8192, warps=32, per_core=_ALL_TILES)
-        block_m = _cuda_rows(problem, 1024 // block_n)
-        return Launch(problem, device, False, False, True, block_m, block_n, max(1, block_m * block_n // 1024), _ALL_TILES)
+        if block_n <= 1024:
+            block_m = _cuda_rows(problem, 4096 // block_n)
+            return Launch(problem, device, False, False, True, block_m, block_n, 4, _ALL_TILES)
+        # Two column blocks or more: the second read finds the row in a cache, and fewer registers mean more rows at once.
+        warps = 4 if block_n <= 2048 else 8 if block_n <= 8192 else 16 if block_n <= 16384 else 32
+        per_core = _ALL_TILES if block_n <= 16384 else 2
+        return Launch(problem, device, False, True, True, 1, min(block_n // 2, 256 * max(16, warps)), warps, per_core)
     if block_n > 16384:
         return Launch(problem, device, True, True, True, 1, 2048, warps=8, per_core=4)
+    # As many resident programs as leave each the registers for its partial sum of dw.
     block_m = _cuda_rows(problem, 4096 // block_n)
-    warps = max(4, min(8, block_m * block_n // 512))
-    return Launch(problem, device, True, False, True, block_m, block_n, warps, max(1, min(3, 12288 // block_n)))
+    return Launch(problem, device, True, False, True, block_m, block_n, 8, 3 if block_n <= 4096 else 1)
 
 
 def _cuda_rows(problem: Problem, wanted: int) -> int:
