@@ -7,6 +7,9 @@ reference.py on a CPU. A result that is not asked for is an empty tensor. Gradie
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from npu_tiling import device_for, row_layout
 from torch import Tensor
@@ -106,7 +109,7 @@ def _rms_norm_backward_(
     return _nothing(dy) if written is None else written
 
 
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "rms_norm_backward": _rms_norm_backward,

@@ -162,7 +162,7 @@ def open_device(kind: str) -> Device:
         return Accelerator("cuda", torch.cuda, torch.device("cuda", torch.cuda.current_device()))
     if kind == "npu":
         try:
-            import torch_npu  # type: ignore[import-not-found]  # noqa: F401 - adds torch.npu
+            import torch_npu  # noqa: F401 - adds torch.npu
         except ImportError as error:
             raise BenchError(f"device is 'npu' and torch_npu cannot be imported: {error}.") from None
         backend = torch.npu  # type: ignore[attr-defined]
