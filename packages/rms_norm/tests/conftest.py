@@ -1,4 +1,4 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # formula.py and ascend_calls.py, which pytest's importlib mode leaves out
+sys.path.insert(0, str(Path(__file__).parent))  # formula.py, which pytest's importlib mode leaves out

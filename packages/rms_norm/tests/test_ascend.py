@@ -1,17 +1,19 @@
 """What the Ascend compilers make of the kernels, and how many bytes they move: no chip, and no time, involved."""
 
-import ascend_calls
+from pathlib import Path
+
 import formula
 import npu_offline
 import npu_tiling
 import pytest
 import torch
+from npu_offline.check import load_calls
 from npu_offline.memory import guarded
 from npu_rms_norm import add_rms_norm, launch, rms_norm, tiling
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)
-CALLS = dict(ascend_calls.calls())
+CALLS = dict(load_calls(Path(__file__).parents[1]))
 
 
 def launches_of(label, soc):
