@@ -3,8 +3,6 @@ from pathlib import Path
 import pytest
 from npu_offline import cache, toolchains
 
-pytest_plugins = ["pytester"]
-
 
 @pytest.fixture(autouse=True, scope="session")
 def _all_toolchains():
