@@ -1,0 +1,24 @@
+"""Every Python block of the READMEs that users read first runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+READMES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md"))]
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_blocks_run(readme, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, str(readme), "exec"), {})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(readme):
+    for target in re.findall(r"\]\((?!http)([^)#]+)", readme.read_text()):
+        assert (readme.parent / target).exists(), target
