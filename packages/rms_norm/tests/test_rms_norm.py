@@ -17,7 +17,7 @@ def test_every_width_in_bf16(device, width, rows):
     formula.check(case, formula.run(case, rms_norm, device.torch))
 
 
-@pytest.mark.parametrize("width", [7, 123, 1000, 8192, 16384])
+@pytest.mark.parametrize("width", [7, 123, 1000, 8192, 16384, 20011])
 def test_ragged_and_wide_rows_in_fp32(device, width):
     case = formula.make(37, width, torch.float32)
     formula.check(case, formula.run(case, rms_norm, device.torch))
@@ -58,6 +58,29 @@ def test_weight_may_be_fp32_or_left_out(device, weight_dtype):
     formula.check(case, results)
     assert results[0].dtype == results[1].dtype == torch.bfloat16
     assert weight_dtype is None or results[2].dtype == weight_dtype
+
+
+def test_weight_may_be_strided(device):
+    case = formula.make(37, 512, torch.float32)
+    expected = formula.run(case, rms_norm, device.torch)
+    case.weight = torch.stack((case.weight, torch.full((512,), 1e9)), 1)[:, 0]
+    x, weight = formula.leaf(case.x, device.torch), case.weight.to(device.torch).detach().requires_grad_()
+    assert weight.stride() == (2,)
+    y = rms_norm(x, weight, **case.options)
+    gradients = torch.autograd.grad(y, (x, weight), formula.copy(case.dy, device.torch))
+    for actual, wanted in zip((y, *gradients), expected, strict=True):
+        assert torch.equal(actual.cpu(), wanted)
+
+
+@pytest.mark.parametrize("width", [64, 20000])
+def test_a_bad_row_spoils_no_other(device, width):
+    case = formula.make(9, width, torch.float32)
+    expected = formula.run(case, rms_norm, device.torch)
+    case.x[4, 7], case.dy[6, 3] = float("nan"), float("inf")
+    y, dx, _ = formula.run(case, rms_norm, device.torch)
+    assert torch.isnan(y[4]).all()
+    assert torch.equal(y[[0, 1, 2, 3, 5, 6, 7, 8]], expected[0][[0, 1, 2, 3, 5, 6, 7, 8]])
+    assert torch.equal(dx[[0, 1, 2, 3, 5, 7, 8]], expected[1][[0, 1, 2, 3, 5, 7, 8]])
 
 
 def test_frozen_weight_and_frozen_input(device):

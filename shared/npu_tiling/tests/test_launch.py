@@ -1,7 +1,10 @@
+import contextlib
 import sys
+from types import SimpleNamespace
 
 import pytest
-from npu_tiling import MissingTritonError, import_kernels
+import torch
+from npu_tiling import Launcher, MissingTritonError, import_kernels
 
 
 def test_missing_triton_is_an_error_with_the_command(monkeypatch, tmp_path):
@@ -27,3 +30,79 @@ def test_module_is_imported_once(monkeypatch, tmp_path):
     (tmp_path / "fine_kernels.py").write_text("calls = []\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert import_kernels("fine_kernels", "npu-x") is import_kernels("fine_kernels", "npu-x")
+
+
+class Accelerator:
+    """A stand-in for torch.npu or torch.cuda with two devices, of which the first is current."""
+
+    def __init__(self):
+        self.current = 0
+
+    def current_device(self):
+        return self.current
+
+    @contextlib.contextmanager
+    def device(self, device):
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+
+class Kernel:
+    """A stand-in for a @triton.jit function; what it returns can be launched like a compiled kernel."""
+
+    def __init__(self, accelerator):
+        self.accelerator, self.jit, self.direct = accelerator, [], []
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **keywords):
+            self.jit.append((self.accelerator.current, grid, arguments, keywords))
+            return self
+
+        return (
+            launch if len(grid) == 1 else lambda *arguments: self.direct.append((self.accelerator.current, grid, arguments))
+        )
+
+
+def tensor_on(kind, index, address=256):
+    return SimpleNamespace(device=SimpleNamespace(type=kind, index=index), data_ptr=lambda: address)
+
+
+@pytest.fixture
+def launch(request, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=getattr(request, "param", "3.6.0")))
+
+    def launch(*tensors, key="k", times=1):
+        accelerator = Accelerator()
+        monkeypatch.setattr(torch, tensors[0].device.type, accelerator, raising=False)
+        kernel = Kernel(accelerator)
+        launcher = Launcher(kernel)
+        for _ in range(times):
+            launcher(7, (*tensors, None), (3, 0.5), {"BLOCK": 64}, {"option": 1}, key)
+        assert accelerator.current == 0
+        return kernel
+
+    return launch
+
+
+@pytest.mark.parametrize("kind", ["npu", "cuda"])
+def test_kernels_run_on_the_device_of_their_tensors(launch, kind):
+    tensor = tensor_on(kind, 1)
+    assert launch(tensor).jit == [(1, (7,), (tensor, None, 3, 0.5), {"BLOCK": 64, "option": 1})]
+
+
+def test_a_compiled_cuda_kernel_is_called_directly_with_its_constants(launch):
+    tensor = tensor_on("cuda", 0)
+    kernel = launch(tensor, times=3)
+    assert len(kernel.jit) == 1
+    assert kernel.direct == [(0, (7, 1, 1), (tensor, None, 3, 0.5, 64))] * 2
+
+
+@pytest.mark.parametrize("tensor", [tensor_on("cuda", 0, address=264), tensor_on("npu", 0)], ids=["unaligned", "npu"])
+def test_what_needs_the_jit_goes_through_it(launch, tensor):
+    assert len(launch(tensor, times=3).jit) == 3
+
+
+@pytest.mark.parametrize("launch", ["3.2.0", "3.8.0"], indirect=True)
+def test_other_releases_of_triton_go_through_the_jit(launch):
+    assert len(launch(tensor_on("cuda", 0), times=3).jit) == 3

@@ -48,6 +48,7 @@ def forward(
     if not y.numel():
         return y, total, rstd
     inputs, rows = _follow(x, residual)
+    weight = None if weight is None else weight.contiguous()
     others = _dtypes(y, weight, total, rstd)
     recipe = _recipe(tiling.forward_launch, rows, x.shape[-1], _dtypes(*inputs), others, y.dtype, casting_mode, device)
     tensors = (*inputs, weight, y, total, rstd)
@@ -79,6 +80,7 @@ def backward(
         return None if dweight is None else dweight.zero_()
     width = x.shape[-1]
     (p_dy, p_dsum, p_x, p_dx), rows = _follow(dy, dsum, x, dx)
+    weight, rstd = None if weight is None else weight.contiguous(), rstd.contiguous()
     strides = [number for pair in rows.strides for number in pair]
     read, others = _dtypes(dy, dsum, x), _dtypes(dx, weight, dweight)
     recipe = _recipe(tiling.backward_launch, rows, width, read, others, dy.dtype, casting_mode, device)

@@ -74,20 +74,20 @@ class Launcher:
             key: equal for two launches only if dtypes, scalars that the JIT specialises, constants and options are.
         """
         device = tensors[0].device  # type: ignore[union-attr]
-        if device.type != "cuda":
-            self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
-            return
-        import torch
+        if device.type != "cpu":
+            import torch
 
-        if device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                self(grid, tensors, scalars, constants, options, key)
-            return
+            accelerator = getattr(torch, device.type)
+            if device.index != accelerator.current_device():  # Triton launches on the current device, whatever the tensors'
+                with accelerator.device(device):
+                    self(grid, tensors, scalars, constants, options, key)
+                return
         bits = 0
-        for tensor in tensors:
-            if tensor is not None:
-                bits |= tensor.data_ptr()
-        if not self._direct or bits % _ALIGNMENT:
+        if device.type == "cuda" and self._direct:
+            for tensor in tensors:
+                if tensor is not None:
+                    bits |= tensor.data_ptr()
+        if device.type != "cuda" or not self._direct or bits % _ALIGNMENT:
             self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
             return
         slot = (key, device.index)
