@@ -1,7 +1,10 @@
+import sys
 from pathlib import Path
 
 import pytest
 from npu_offline import cache, toolchains
+
+sys.path.insert(0, str(Path(__file__).parent))  # sample_kernels.py, which pytest's importlib mode leaves out
 
 
 @pytest.fixture(autouse=True, scope="session")

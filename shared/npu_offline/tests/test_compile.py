@@ -12,19 +12,7 @@ from npu_offline.mlir import opt, parse
 from npu_offline.plan import read_spec
 from npu_offline.reports import Report
 from npu_offline.toolchains import VERSIONS, is_a5, tool
-
-
-@triton.jit
-def rms_norm(x_ptr, w_ptr, y_ptr, n_rows, eps, D: tl.constexpr, BM: tl.constexpr):
-    o_cols = tl.arange(0, D)
-    b_w = tl.load(w_ptr + o_cols).to(tl.float32)
-    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BM), tl.num_programs(0)):
-        o_rows = i_tile * BM + tl.arange(0, BM)
-        o = o_rows[:, None] * D + o_cols[None, :]
-        b_x = tl.load(x_ptr + o, mask=o_rows[:, None] < n_rows, other=0.0).to(tl.float32)
-        b_rstd = 1.0 / tl.sqrt(tl.sum(b_x * b_x, axis=1) * (1.0 / D) + eps)
-        b_y = b_x * b_rstd[:, None] * b_w[None, :]
-        tl.store(y_ptr + o, b_y.to(y_ptr.dtype.element_ty), mask=o_rows[:, None] < n_rows)
+from sample_kernels import rms_norm
 
 
 @triton.jit
