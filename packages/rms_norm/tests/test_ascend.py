@@ -62,7 +62,7 @@ def test_declared_tiles_are_what_the_compiler_needs(mode, dtype, rows, backward)
     record = launches_of(label, "Ascend910B4")[backward]
     width = 16384 // rows
     itemsizes = (dtype.itemsize,) * (1 + backward)
-    problem = tiling.Problem(1, 4096, width, width, itemsizes, dtype == torch.bfloat16)
+    problem = tiling.Problem(1, 4096, width, width, 0, itemsizes, dtype == torch.bfloat16)
     declared = tiling.Launch(problem, npu_tiling.soc("Ascend910B4"), backward, False, True, rows, width).ub_bytes
     needed = required(record, N=width, BLOCK_M=rows, BLOCK_N=width)
     assert needed <= declared <= 1.2 * needed
@@ -101,6 +101,17 @@ def test_memory_traffic_is_the_minimum(width, dtype):
     for moving in emulation.launches:
         assert all(traffic.scalars == 0 or name == "p_rstd" for name, traffic in moving.arguments.items())
         assert all(traffic.atomics == 0 for traffic in moving.arguments.values())
+
+
+def test_heads_of_a_projection_are_read_in_place_in_whole_tiles():
+    q = torch.randn(3000, 3, 4, 128).bfloat16()[:, 1].requires_grad_()
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        rms_norm(q).backward(torch.randn(3000, 4, 128).bfloat16())
+    size = q.numel() * 2
+    for moving, name, count in zip(emulation.launches, ("p_x", "p_dx"), (2, 3), strict=True):
+        traffic = moving.arguments[name]
+        assert (traffic.read + traffic.written) / traffic.transfers >= 8192
+        assert count * size <= moved(moving) <= 1.05 * count * size
 
 
 def test_transfers_are_whole_tiles():

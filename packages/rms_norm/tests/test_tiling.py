@@ -15,7 +15,7 @@ WIDTHS = [1, 7, 16, 123, 512, 1000, 4096, 5120, 7168, 8192, 16384, 65536]
 
 
 def problem(width, itemsize=2, rows=2048, **changes):
-    return dataclasses.replace(Problem(1, rows, width, width, (itemsize,), itemsize < 4), **changes)
+    return dataclasses.replace(Problem(1, rows, width, width, 0, (itemsize,), itemsize < 4), **changes)
 
 
 def test_importing_tilings_needs_neither_triton_nor_a_device():
@@ -29,7 +29,7 @@ def test_every_launch_covers_the_rows_within_the_grid(choose, chip):
     for width in WIDTHS:
         for itemsize in (2, 4):
             launch = choose(problem(width, itemsize), chip)
-            assert launch.block_m * launch.row_tiles >= 2048
+            assert launch.block_g * launch.block_m * launch.row_tiles >= 2048
             assert launch.column_blocks * launch.block_n >= width
             assert launch.wide == (launch.column_blocks > 1)
             assert 1 <= launch.grid <= chip.max_grid
@@ -63,10 +63,22 @@ def test_ascend_tiles_are_whole_aligned_pieces():
     assert forward_launch(problem(65536), B4).block_n % 16 == 0
 
 
+def test_small_groups_share_a_tile_whole():
+    """Heads of a fused projection: a few rows side by side, then a long way to the next ones."""
+    heads = Problem(4096, 8, 128, 128, 3 * 8 * 128, (2, 2), True)
+    for choose in (forward_launch, backward_launch):
+        launch = choose(heads, B4)
+        assert (launch.block_g, launch.block_m) == (6, 8)
+        assert launch.row_tiles == -(-4096 // 6)
+        assert choose(heads, H200).block_g == 1
+    assert forward_launch(dataclasses.replace(heads, outer_stride=2**30), B4).block_g == 1
+    assert forward_launch(dataclasses.replace(heads, n_inner=100), B4).block_g == 1
+
+
 def test_a_tile_stays_inside_a_group_and_inside_32_bits():
-    grouped = problem(64, n_outer=100, rows=4)
-    assert forward_launch(grouped, B4).block_m <= 4
-    assert forward_launch(grouped, H200).block_m <= 4
+    grouped = problem(64, n_outer=100, rows=100)
+    assert forward_launch(grouped, B4).block_m <= 100
+    assert forward_launch(problem(64, n_outer=100, rows=4), H200).block_m <= 4
     far = problem(64, inner_stride=2**30)
     assert (forward_launch(far, B4).block_m - 1) * 2**30 + 64 < 2**31
     assert forward_launch(problem(64, inner_stride=2**31 + 5), H200).block_m == 1

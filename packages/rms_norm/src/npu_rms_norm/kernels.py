@@ -4,8 +4,9 @@
     g = dy (offset + w)                     dx = rstd (g - n mean(g n))        dw = sum over rows of dy n
 
 Rows lie on two levels, `n_outer` groups of `n_inner` rows, and every tensor has a stride for each (in elements), so that a
-slice of a wider tensor is read in place. A tile is BLOCK_M rows of one group by BLOCK_N columns; programs stride over the
-tiles. ROUND_NORMALISED rounds n to y's dtype before it meets the weight, ROUND_FACTORS rounds rstd and offset + w as well.
+slice of a wider tensor is read in place. A tile is BLOCK_M rows of one group, or all rows of BLOCK_G groups, by BLOCK_N
+columns; programs stride over the tiles. ROUND_NORMALISED rounds n to y's dtype before it meets the weight, ROUND_FACTORS
+rounds rstd and offset + w as well.
 
 `forward_wide_kernel` serves rows that do not fit on chip: columns in blocks, x read twice.
 """
@@ -15,42 +16,87 @@ import triton.language as tl
 
 
 @triton.jit
-def tile_at(p_base, s_outer, s_inner, i_outer, i_inner, o_row, o_col, EXACT_M: tl.constexpr):
-    """Pointers [BLOCK_M, BLOCK_N] to a tile; 64-bit offsets on scalars alone. EXACT_M: it has one row."""
-    p_rows = p_base + i_outer.to(tl.int64) * s_outer + i_inner.to(tl.int64) * s_inner
-    if EXACT_M:
-        return p_rows + o_col[None, :]
+def tile_at(p_base, s_outer, s_inner, i_outer, i_inner, i_col, G: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """Pointers [M, N], or [G, M, N] of several groups, to a tile; 64-bit offsets on scalars alone."""
+    p_tile = p_base + i_outer.to(tl.int64) * s_outer + i_inner.to(tl.int64) * s_inner + i_col
+    o_row, o_col = tl.arange(0, M), tl.arange(0, N)
+    if G > 1:
+        return p_tile + (tl.arange(0, G)[:, None, None] * s_outer + o_row[None, :, None] * s_inner + o_col[None, None, :])
+    elif M > 1:
+        return p_tile + (o_row[:, None] * s_inner + o_col[None, :])
     else:
-        return p_rows + (o_row[:, None] * s_inner + o_col[None, :])
+        return p_tile + o_col[None, :]
 
 
 @triton.jit
-def load_tile(p_tile, o_row, n_rows, o_col, n_cols, EXACT_M: tl.constexpr, EXACT_N: tl.constexpr, EVICTION: tl.constexpr):
-    """fp32 [BLOCK_M, BLOCK_N], zero outside; EXACT_M, EXACT_N: every row, every column lies inside."""
-    if EXACT_M and EXACT_N:
+def tile_mask(n_outer, n_inner, n_cols, G: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT_N: tl.constexpr):
+    """What of a tile lies inside, given how many groups, rows and columns are left; EXACT_N: every column does."""
+    if G > 1:
+        m_tile = (tl.arange(0, G) < n_outer)[:, None, None]
+        if not EXACT_N:
+            m_tile = m_tile & (tl.arange(0, N) < n_cols)[None, None, :]
+    elif M > 1:
+        m_tile = (tl.arange(0, M) < n_inner)[:, None]
+        if not EXACT_N:
+            m_tile = m_tile & (tl.arange(0, N) < n_cols)[None, :]
+    else:
+        m_tile = (tl.arange(0, N) < n_cols)[None, :]
+    return m_tile
+
+
+@triton.jit
+def row_mask(n_outer, n_inner, G: tl.constexpr, M: tl.constexpr):
+    """Which of the G * M rows of a tile lie inside, given how many groups, and rows of the first one, are left."""
+    if G > 1:
+        return tl.arange(0, G * M) < tl.minimum(n_outer, G) * n_inner
+    else:
+        return tl.arange(0, M) < n_inner
+
+
+@triton.jit
+def load_tile(
+    p_tile,
+    n_outer,
+    n_inner,
+    n_cols,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    EXACT_N: tl.constexpr,
+    EVICTION: tl.constexpr,
+):
+    """fp32 [G * M, N], zero outside."""
+    if G * M == 1 and EXACT_N:
         b_tile = tl.load(p_tile, eviction_policy=EVICTION)
-    elif EXACT_N:
-        b_tile = tl.load(p_tile, mask=(o_row < n_rows)[:, None], other=0.0, eviction_policy=EVICTION)
-    elif EXACT_M:
-        b_tile = tl.load(p_tile, mask=(o_col < n_cols)[None, :], other=0.0, eviction_policy=EVICTION)
     else:
-        m_tile = (o_row < n_rows)[:, None] & (o_col < n_cols)[None, :]
+        m_tile = tile_mask(n_outer, n_inner, n_cols, G, M, N, EXACT_N)
         b_tile = tl.load(p_tile, mask=m_tile, other=0.0, eviction_policy=EVICTION)
-    return b_tile.to(tl.float32)
+    b_tile = b_tile.to(tl.float32)
+    if G > 1:
+        b_tile = tl.reshape(b_tile, (G * M, N))
+    return b_tile
 
 
 @triton.jit
-def store_tile(p_tile, b_tile, o_row, n_rows, o_col, n_cols, EXACT_M: tl.constexpr, EXACT_N: tl.constexpr):
-    """Stores what lies inside, in the dtype of the memory."""
+def store_tile(
+    p_tile,
+    b_tile,
+    n_outer,
+    n_inner,
+    n_cols,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    EXACT_N: tl.constexpr,
+):
+    """Stores what lies inside of [G * M, N], in the dtype of the memory."""
     b_tile = b_tile.to(p_tile.dtype.element_ty)
-    if EXACT_M and EXACT_N:
+    if G > 1:
+        b_tile = tl.reshape(b_tile, (G, M, N))
+    if G * M == 1 and EXACT_N:
         tl.store(p_tile, b_tile)
-    elif EXACT_N:
-        tl.store(p_tile, b_tile, mask=(o_row < n_rows)[:, None])
-    elif EXACT_M:
-        tl.store(p_tile, b_tile, mask=(o_col < n_cols)[None, :])
     else:
-        tl.store(p_tile, b_tile, mask=(o_row < n_rows)[:, None] & (o_col < n_cols)[None, :])
+        tl.store(p_tile, b_tile, mask=tile_mask(n_outer, n_inner, n_cols, G, M, N, EXACT_N))
 
 
 @triton.jit
@@ -93,40 +139,42 @@ def forward_kernel(
     eps,
     offset,
     N: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # >= N
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
 ):
     DTYPE: tl.constexpr = p_y.dtype.element_ty
-    EXACT_M: tl.constexpr = BLOCK_M == 1
     EXACT_N: tl.constexpr = BLOCK_N == N
-    o_row = tl.arange(0, BLOCK_M)
+    o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     o_col = tl.arange(0, BLOCK_N)
     if p_weight is not None:
         b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
     n_tiles = tl.cdiv(n_inner, BLOCK_M)  # of one group
-    for i_tile in tl.range(tl.program_id(0), n_outer * n_tiles, tl.num_programs(0)):
-        i_outer = i_tile // n_tiles
-        i_inner = (i_tile - i_outer * n_tiles) * BLOCK_M
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)):
+        i_outer = i_tile // n_tiles * BLOCK_G
+        i_inner = i_tile % n_tiles * BLOCK_M
+        n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
-        p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-        b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
+        m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
+        p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+        b_x = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
         if p_residual is not None:
-            p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-            b_x += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
+            p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_x += load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
             b_sum = b_x.to(p_sum.dtype.element_ty)
-            p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, o_row, o_col, EXACT_M)
-            store_tile(p_tile, b_sum, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+            p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+            store_tile(p_tile, b_sum, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
             b_x = b_sum.to(tl.float32)
         b_rstd = tl.rsqrt(tl.sum(b_x * b_x, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
         if p_rstd is not None:
-            tl.store(p_rstd + i_row + o_row, b_rstd, mask=o_row < n_inner - i_inner)
+            tl.store(p_rstd + i_row + o_row, b_rstd, mask=m_row)
         b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
         if p_weight is not None:
             b_y *= b_scale[None, :]
-        p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, o_row, o_col, EXACT_M)
-        store_tile(p_tile, b_y, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+        p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+        store_tile(p_tile, b_y, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
@@ -146,46 +194,52 @@ def forward_wide_kernel(
     eps,
     offset,
     N: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # < N
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
 ):
     DTYPE: tl.constexpr = p_y.dtype.element_ty
-    EXACT_M: tl.constexpr = BLOCK_M == 1
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
-    o_row = tl.arange(0, BLOCK_M)
+    o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     n_tiles = tl.cdiv(n_inner, BLOCK_M)
-    for i_tile in tl.range(tl.program_id(0), n_outer * n_tiles, tl.num_programs(0)):
-        i_outer = i_tile // n_tiles
-        i_inner = (i_tile - i_outer * n_tiles) * BLOCK_M
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)):
+        i_outer = i_tile // n_tiles * BLOCK_G
+        i_inner = i_tile % n_tiles * BLOCK_M
+        n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
-        b_square = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
+        b_square = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
         for i_col in tl.range(0, N, BLOCK_N):
             o_col = i_col + tl.arange(0, BLOCK_N)
-            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-            b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "evict_last")
+            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_x = load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "evict_last")
             if p_residual is not None:
-                p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-                b_x += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "evict_last")
+                p_tile = tile_at(
+                    p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N
+                )
+                b_x += load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "evict_last")
                 b_x = b_x.to(p_sum.dtype.element_ty).to(tl.float32)
             b_square += b_x * b_x
         b_rstd = tl.rsqrt(tl.sum(b_square, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
         if p_rstd is not None:
-            tl.store(p_rstd + i_row + o_row, b_rstd, mask=o_row < n_inner - i_inner)
+            tl.store(p_rstd + i_row + o_row, b_rstd, mask=m_row)
         for i_col in tl.range(0, N, BLOCK_N):
             o_col = i_col + tl.arange(0, BLOCK_N)
-            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-            b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "evict_first")
+            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_x = load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "evict_first")
             if p_residual is not None:
-                p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-                b_x += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "evict_first")
+                p_tile = tile_at(
+                    p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N
+                )
+                b_x += load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "evict_first")
                 b_sum = b_x.to(p_sum.dtype.element_ty)
-                p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, o_row, o_col, EXACT_M)
-                store_tile(p_tile, b_sum, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+                p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+                store_tile(p_tile, b_sum, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
                 b_x = b_sum.to(tl.float32)
             b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
             if p_weight is not None:
                 b_y *= load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
-            p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, o_row, o_col, EXACT_M)
-            store_tile(p_tile, b_y, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+            p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+            store_tile(p_tile, b_y, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)

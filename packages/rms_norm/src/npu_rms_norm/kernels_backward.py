@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .kernels import load_scale, load_tile, normalise, store_tile, tile_at
+from .kernels import load_scale, load_tile, normalise, row_mask, store_tile, tile_at
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
@@ -27,6 +27,7 @@ def backward_kernel(
     s_dx_inner,
     offset,
     N: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # >= N
     ROUND_NORMALISED: tl.constexpr,
@@ -34,24 +35,25 @@ def backward_kernel(
 ):
     """A tile holds whole rows; the partial sum of dw stays on chip over the whole loop."""
     DTYPE: tl.constexpr = p_dy.dtype.element_ty
-    EXACT_M: tl.constexpr = BLOCK_M == 1
     EXACT_N: tl.constexpr = BLOCK_N == N
-    o_row = tl.arange(0, BLOCK_M)
+    o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     o_col = tl.arange(0, BLOCK_N)
     if p_weight is not None:
         b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
     if p_dw is not None:
-        b_dw = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
     n_tiles = tl.cdiv(n_inner, BLOCK_M)  # of one group
-    for i_tile in tl.range(tl.program_id(0), n_outer * n_tiles, tl.num_programs(0)):
-        i_outer = i_tile // n_tiles
-        i_inner = (i_tile - i_outer * n_tiles) * BLOCK_M
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)):
+        i_outer = i_tile // n_tiles * BLOCK_G
+        i_inner = i_tile % n_tiles * BLOCK_M
+        n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
-        p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-        b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-        p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-        b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-        b_rstd = tl.load(p_rstd + i_row + o_row, mask=o_row < n_inner - i_inner, other=0.0)
+        m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
+        p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+        b_x = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+        p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+        b_g = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+        b_rstd = tl.load(p_rstd + i_row + o_row, mask=m_row, other=0.0)
         b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
         if p_dw is not None:
             b_dw += b_g * b_n
@@ -61,10 +63,10 @@ def backward_kernel(
             b_mean = tl.sum(b_g * b_n, axis=1) * (1.0 / N)  # [BLOCK_M]
             b_dx = (b_g - b_n * b_mean[:, None]) * b_rstd[:, None]
             if p_dsum is not None:
-                p_tile = tile_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-                b_dx += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-            p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-            store_tile(p_tile, b_dx, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+                p_tile = tile_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+                b_dx += load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+            p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+            store_tile(p_tile, b_dx, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
     if p_dw is not None:
         p_partial = p_dw + tl.program_id(0).to(tl.int64) * N + o_col
         if EXACT_N:
@@ -88,6 +90,7 @@ def backward_wide_mean_kernel(
     s_x_inner,
     offset,
     N: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # < N
     ROUND_NORMALISED: tl.constexpr,
@@ -95,27 +98,28 @@ def backward_wide_mean_kernel(
 ):
     """First pass over rows that do not fit on chip: mean(g n) of each."""
     DTYPE: tl.constexpr = p_dy.dtype.element_ty
-    EXACT_M: tl.constexpr = BLOCK_M == 1
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
-    o_row = tl.arange(0, BLOCK_M)
+    o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     n_tiles = tl.cdiv(n_inner, BLOCK_M)
-    for i_tile in tl.range(tl.program_id(0), n_outer * n_tiles, tl.num_programs(0)):
-        i_outer = i_tile // n_tiles
-        i_inner = (i_tile - i_outer * n_tiles) * BLOCK_M
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)):
+        i_outer = i_tile // n_tiles * BLOCK_G
+        i_inner = i_tile % n_tiles * BLOCK_M
+        n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
-        b_rstd = tl.load(p_rstd + i_row + o_row, mask=o_row < n_inner - i_inner, other=0.0)  # [BLOCK_M]
-        b_product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
+        b_rstd = tl.load(p_rstd + i_row + o_row, mask=m_row, other=0.0)  # [BLOCK_M]
+        b_product = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
         for i_col in tl.range(0, N, BLOCK_N):
             o_col = i_col + tl.arange(0, BLOCK_N)
-            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-            b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-            p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-            b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
+            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_x = load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+            p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_g = load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
             if p_weight is not None:
                 b_g *= load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
             b_product += b_g * normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
         b_mean = tl.sum(b_product, axis=1) * (1.0 / N)
-        tl.store(p_mean + i_row + o_row, b_mean, mask=o_row < n_inner - i_inner)
+        tl.store(p_mean + i_row + o_row, b_mean, mask=m_row)
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner", "n_splits"])
@@ -141,6 +145,7 @@ def backward_wide_kernel(
     s_dx_inner,
     offset,
     N: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # < N
     ROUND_NORMALISED: tl.constexpr,
@@ -148,39 +153,41 @@ def backward_wide_kernel(
 ):
     """Second pass: a program takes one block of columns through every n_splits-th tile of rows, so that dw stays on chip."""
     DTYPE: tl.constexpr = p_dy.dtype.element_ty
-    EXACT_M: tl.constexpr = BLOCK_M == 1
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
-    o_row = tl.arange(0, BLOCK_M)
+    o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     n_tiles = tl.cdiv(n_inner, BLOCK_M)
     for i_task in tl.range(tl.program_id(0), tl.cdiv(N, BLOCK_N) * n_splits, tl.num_programs(0)):
         i_split = i_task % n_splits
-        o_col = (i_task // n_splits) * BLOCK_N + tl.arange(0, BLOCK_N)
+        i_col = i_task // n_splits * BLOCK_N
+        o_col = i_col + tl.arange(0, BLOCK_N)
         if p_weight is not None:
             b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
         if p_dw is not None:
-            b_dw = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for i_tile in tl.range(i_split, n_outer * n_tiles, n_splits):
-            i_outer = i_tile // n_tiles
-            i_inner = (i_tile - i_outer * n_tiles) * BLOCK_M
+            b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
+        for i_tile in tl.range(i_split, tl.cdiv(n_outer, BLOCK_G) * n_tiles, n_splits):
+            i_outer = i_tile // n_tiles * BLOCK_G
+            i_inner = i_tile % n_tiles * BLOCK_M
+            n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
             i_row = i_outer.to(tl.int64) * n_inner + i_inner
-            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-            b_x = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-            p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-            b_g = load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-            b_rstd = tl.load(p_rstd + i_row + o_row, mask=o_row < n_inner - i_inner, other=0.0)
+            m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
+            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_x = load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+            p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_g = load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+            b_rstd = tl.load(p_rstd + i_row + o_row, mask=m_row, other=0.0)
             b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
             if p_dw is not None:
                 b_dw += b_g * b_n
             if p_dx is not None:
-                b_mean = tl.load(p_mean + i_row + o_row, mask=o_row < n_inner - i_inner, other=0.0)
+                b_mean = tl.load(p_mean + i_row + o_row, mask=m_row, other=0.0)
                 if p_weight is not None:
                     b_g *= b_scale[None, :]
                 b_dx = (b_g - b_n * b_mean[:, None]) * b_rstd[:, None]
                 if p_dsum is not None:
-                    p_tile = tile_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-                    b_dx += load_tile(p_tile, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N, "")
-                p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, o_row, o_col, EXACT_M)
-                store_tile(p_tile, b_dx, o_row, n_inner - i_inner, o_col, N, EXACT_M, EXACT_N)
+                    p_tile = tile_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+                    b_dx += load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+                p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+                store_tile(p_tile, b_dx, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
         if p_dw is not None:
             p_partial = p_dw + i_split.to(tl.int64) * N + o_col
             if EXACT_N:
@@ -199,7 +206,6 @@ def sum_partials_kernel(
     BLOCK_N: tl.constexpr,
 ):
     """dw = the sum of the partial sums, in one fixed order, rounded once to the weight's dtype."""
-    EXACT_M: tl.constexpr = BLOCK_M == 1
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_M)
     for i_block in tl.range(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
@@ -207,7 +213,10 @@ def sum_partials_kernel(
         b_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i_partial in tl.range(0, n_partials, BLOCK_M):
             p_tile = p_partials + i_partial.to(tl.int64) * N + (o_row[:, None] * N + o_col[None, :])
-            b_sum += load_tile(p_tile, o_row, n_partials - i_partial, o_col, N, EXACT_M, EXACT_N, "")
+            m_tile = (o_row < n_partials - i_partial)[:, None]
+            if not EXACT_N:
+                m_tile = m_tile & (o_col < N)[None, :]
+            b_sum += tl.load(p_tile, mask=m_tile, other=0.0)
         b_dw = tl.sum(b_sum, axis=0).to(p_dw.dtype.element_ty)
         if EXACT_N:
             tl.store(p_dw + o_col, b_dw)

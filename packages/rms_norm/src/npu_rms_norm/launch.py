@@ -146,9 +146,9 @@ def _recipe(
 ) -> _Recipe:
     """The launch for tensors of rows with dtypes `read`, and `others`, of which the first is the result's."""
     itemsizes = tuple(dtype.itemsize for dtype in read if dtype is not None)
-    inner_stride = max(abs(inner) for _, inner in rows.strides)
+    outer_stride, inner_stride = (max(strides) for strides in zip(*rows.strides, strict=True))
     narrow = any(dtype is not None and dtype.itemsize < tiling.FP32 for dtype in (*read, others[0]))
-    problem = tiling.Problem(rows.n_outer, rows.n_inner, width, inner_stride, itemsizes, narrow)
+    problem = tiling.Problem(rows.n_outer, rows.n_inner, width, inner_stride, outer_stride, itemsizes, narrow)
     rounds = y_dtype.itemsize < tiling.FP32 and casting_mode != "gemma"
     modes = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": rounds and casting_mode == "none"}
     # The JIT compiles another kernel for strides of 1, for multiples of 16 and for numbers past 32 bits.

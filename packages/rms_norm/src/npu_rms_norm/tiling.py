@@ -25,7 +25,8 @@ class Problem:
     Attributes:
         n_outer, n_inner: rows on two levels, as `npu_tiling.RowLayout` has them.
         width: elements of a row.
-        inner_stride: the largest distance, in elements, between two rows of a group in any tensor.
+        inner_stride, outer_stride: the largest distance, in elements, between two rows of a group, and between two groups,
+            in any tensor.
         itemsizes: bytes of an element, for each tensor of rows that is read.
         narrow_output: the result is narrower than fp32, so that its fp32 tile is cast before it is stored.
     """
@@ -34,6 +35,7 @@ class Problem:
     n_inner: int
     width: int
     inner_stride: int
+    outer_stride: int
     itemsizes: tuple[int, ...]
     narrow_output: bool
 
@@ -49,6 +51,7 @@ class Launch:
         wide: rows are split in column blocks and read twice.
         double_buffered: the next tile is loaded while this one is computed (Ascend).
         block_m, block_n: rows and columns of a tile.
+        block_g: groups of a tile; more than one only where block_m is all rows of a group.
         warps: warps of a program (CUDA).
         per_core: programs resident on a core (CUDA).
     """
@@ -60,12 +63,13 @@ class Launch:
     double_buffered: bool
     block_m: int
     block_n: int
+    block_g: int = 1
     warps: int = 4
     per_core: int = 1
 
     @property
     def row_tiles(self) -> int:
-        return self.problem.n_outer * ceil(self.problem.n_inner / self.block_m)
+        return ceil(self.problem.n_outer / self.block_g) * ceil(self.problem.n_inner / self.block_m)
 
     @property
     def grid(self) -> int:
@@ -92,12 +96,19 @@ class Launch:
         """Unified Buffer that the declared tiles take."""
         if self.wide:
             return footprint(_wide_tiles(self.problem), {"BLOCK_N": self.block_n}, self.device)
-        tiles = _tiles(self.problem, self.device, self.block_n, self.backward, self.double_buffered, self.block_m > 1)
-        return footprint(tiles, {"BLOCK_M": self.block_m}, self.device)
+        tiles = _tiles(
+            self.problem, self.device, self.block_n, self.backward, self.double_buffered, self.block_g * self.block_m > 1
+        )
+        return footprint(tiles, {"ROWS": self.block_g * self.block_m}, self.device)
 
     @property
     def constants(self) -> dict[str, int]:
-        return {"N": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n}
+        return {
+            "N": self.problem.width,
+            "BLOCK_G": self.block_g,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+        }
 
     @property
     def options(self) -> dict[str, int]:
@@ -163,6 +174,8 @@ def smaller(launch: Launch) -> Launch | None:
     """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
     if launch.device.kind == "cuda":
         return None
+    if launch.block_g > 1:
+        return dataclasses.replace(launch, block_g=launch.block_g // 2)
     if launch.block_m > 1:
         return dataclasses.replace(launch, block_m=launch.block_m // 2)
     if launch.double_buffered and not launch.wide:
@@ -180,18 +193,21 @@ def _launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
     unit = _unit(problem, device)
     padded = ceil(problem.width / unit) * unit
     itemsize = min(problem.itemsizes)
-    shared = min(_max_rows(problem), max(2, _TRANSFER_BYTES // (padded * itemsize)))
+    shared = max(2, _TRANSFER_BYTES // (padded * itemsize))
     # Two rows or more keep row reductions in the vector unit. One pass over memory with the next tile under way is best; one
     # pass without it still moves a third less than two passes.
-    for most, least, double_buffered in ((shared, 2, True), (1, 1, True), (1, 1, False)):
-        if most < least:
-            continue
-        tiles = _tiles(problem, device, padded, backward, double_buffered, most > 1)
+    for rows, double_buffered in (
+        (_shared_rows(problem, shared), True),
+        (Block("ROWS", 1), True),
+        (Block("ROWS", 1), False),
+    ):
+        tiles = _tiles(problem, device, padded, backward, double_buffered, rows.largest > 1)
         try:
-            block_m = fit(tiles, (Block("BLOCK_M", most, least),), device)["BLOCK_M"]
+            chosen = fit(tiles, (rows,), device)["ROWS"]
         except UnifiedBufferError:
             continue
-        return Launch(problem, device, backward, False, double_buffered, block_m, padded)
+        groups = chosen // problem.n_inner if rows.multiple_of > 1 else 1
+        return Launch(problem, device, backward, False, double_buffered, chosen // groups, padded, groups)
     columns = Block("BLOCK_N", min(padded, _WIDE_TRANSFER_BYTES // itemsize), unit, unit)
     largest = fit(_wide_tiles(problem), (columns,), device)["BLOCK_N"]
     # As few blocks as fit, of equal length, so that the last one is not a short one.
@@ -205,9 +221,20 @@ def _unit(problem: Problem, device: Device) -> int:
 
 
 def _max_rows(problem: Problem) -> int:
-    """Rows that one tile may have: offsets inside a tile are 32-bit, and a tile stays inside one group."""
+    """Rows of one group that one tile may have: offsets inside a tile are 32-bit."""
     addressable = max(1, (_INT32_END - problem.width) // max(problem.inner_stride, problem.width, 1))
     return min(addressable, problem.n_inner) if problem.n_outer > 1 else addressable
+
+
+def _shared_rows(problem: Problem, wanted: int) -> Block:
+    """How many rows a tile may share: rows of one group or, where a group has fewer than wanted, whole groups."""
+    rows = min(wanted, _max_rows(problem))
+    groups = min(
+        wanted // problem.n_inner, _INT32_END // max(problem.outer_stride + problem.inner_stride * problem.n_inner, 1)
+    )
+    if problem.n_outer == 1 or rows < problem.n_inner or groups < 2:
+        return Block("ROWS", rows, min(2, rows))
+    return Block("ROWS", groups * problem.n_inner, 2 * problem.n_inner, problem.n_inner)
 
 
 def _tiles(
@@ -215,7 +242,7 @@ def _tiles(
 ) -> list[Tile]:
     """What one pass keeps on chip at once."""
     buffers = 2 if double_buffered else 1
-    tile = ("BLOCK_M", width)
+    tile = ("ROWS", width)
     tiles = [Tile("rows read", tile, itemsize, buffers) for itemsize in problem.itemsizes]
     # The fp32 tile that a narrower output is cast from is the output's buffer, and there are two such tiles while one is
     # computed from the other. An fp32 output is computed in the buffer that was loaded, next to one more; but on dav-c310
@@ -226,7 +253,7 @@ def _tiles(
         tiles += [Tile("fp32 copy", tile, FP32) for itemsize in problem.itemsizes if itemsize == FP32]
     tiles.append(Tile("row reduction", tile, FP32 // 2))
     tiles.append(Tile("scale", (1, width), FP32))
-    tiles.append(Tile("rstd, mean and rounded rstd", ("BLOCK_M", 1), FP32, 3))
+    tiles.append(Tile("rstd, mean and rounded rstd", ("ROWS", 1), FP32, 3))
     if backward:
         tiles.append(Tile("sum of dw", tile, FP32))
         if several_rows:
@@ -253,16 +280,17 @@ def _cuda_launch(problem: Problem, device: Device, backward: bool) -> Launch:
     if not backward:
         if block_n <= 1024:
             block_m = _cuda_rows(problem, 4096 // block_n)
-            return Launch(problem, device, False, False, True, block_m, block_n, 4, _ALL_TILES)
+            return Launch(problem, device, False, False, True, block_m, block_n, warps=4, per_core=_ALL_TILES)
         # Two column blocks or more: the second read finds the row in a cache, and fewer registers mean more rows at once.
         warps = 4 if block_n <= 2048 else 8 if block_n <= 8192 else 16 if block_n <= 16384 else 32
         per_core = _ALL_TILES if block_n <= 16384 else 2
-        return Launch(problem, device, False, True, True, 1, min(block_n // 2, 256 * max(16, warps)), warps, per_core)
+        return Launch(problem, device, False, True, True, 1, min(block_n // 2, 256 * max(16, warps)), 1, warps, per_core)
     if block_n > 16384:
         return Launch(problem, device, True, True, True, 1, 2048, warps=8, per_core=4)
     # As many resident programs as leave each the registers for its partial sum of dw.
     block_m = _cuda_rows(problem, 4096 // block_n)
-    return Launch(problem, device, True, False, True, block_m, block_n, 8, 3 if block_n <= 4096 else 1)
+    per_core = 3 if block_n <= 4096 else 1
+    return Launch(problem, device, True, False, True, block_m, block_n, warps=8, per_core=per_core)
 
 
 def _cuda_rows(problem: Problem, wanted: int) -> int:
