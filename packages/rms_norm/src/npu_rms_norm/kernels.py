@@ -153,8 +153,8 @@ def forward_kernel(
         b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
     n_tiles = tl.cdiv(n_inner, BLOCK_M)  # of one group
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)):
-        i_outer = i_tile // n_tiles * BLOCK_G
-        i_inner = i_tile % n_tiles * BLOCK_M
+        i_group = i_tile // n_tiles
+        i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
         n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
@@ -205,8 +205,8 @@ def forward_wide_kernel(
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     n_tiles = tl.cdiv(n_inner, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)):
-        i_outer = i_tile // n_tiles * BLOCK_G
-        i_inner = i_tile % n_tiles * BLOCK_M
+        i_group = i_tile // n_tiles
+        i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
         n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)

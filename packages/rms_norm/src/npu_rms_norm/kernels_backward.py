@@ -44,8 +44,8 @@ def backward_kernel(
         b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
     n_tiles = tl.cdiv(n_inner, BLOCK_M)  # of one group
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)):
-        i_outer = i_tile // n_tiles * BLOCK_G
-        i_inner = i_tile % n_tiles * BLOCK_M
+        i_group = i_tile // n_tiles
+        i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
         n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
@@ -102,8 +102,8 @@ def backward_wide_mean_kernel(
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     n_tiles = tl.cdiv(n_inner, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)):
-        i_outer = i_tile // n_tiles * BLOCK_G
-        i_inner = i_tile % n_tiles * BLOCK_M
+        i_group = i_tile // n_tiles
+        i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
         n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
         i_row = i_outer.to(tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
@@ -165,8 +165,8 @@ def backward_wide_kernel(
         if p_dw is not None:
             b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
         for i_tile in tl.range(i_split, tl.cdiv(n_outer, BLOCK_G) * n_tiles, n_splits):
-            i_outer = i_tile // n_tiles * BLOCK_G
-            i_inner = i_tile % n_tiles * BLOCK_M
+            i_group = i_tile // n_tiles
+            i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
             n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
             i_row = i_outer.to(tl.int64) * n_inner + i_inner
             m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)

@@ -1,0 +1,167 @@
+"""Device code of the embedding's backward: rows of dy, summed by index.
+
+    dweight[r] = sum of dy[order[i]] for offsets[r] <= i < offsets[r + 1]
+
+`sorted` are the indices in ascending order, `order` where each of them stood, and run r, the equal indices that name row r,
+lies between two offsets. What lies before the first offset or after the last names no row of this table.
+
+The sorted positions are cut in `n_chunks` pieces of equal length, one for each program, so that the work is even however
+long the runs are. A run inside one chunk is stored by `sum_runs_kernel`. One that crosses a border leaves partial sums: a
+head in a chunk that it enters from before, a tail in the chunk where it starts. `finish_kernel` adds those, in their order,
+and stores zeros to rows without a run. Every row of dweight is stored once.
+
+Sums are fp32, rounded once. Columns come in blocks, as in kernels.py.
+"""
+
+import triton
+import triton.language as tl
+
+from .kernels import block_columns, load_row, store_row
+
+
+@triton.jit
+def sum_rows(
+    p_dy, p_order, i_first, i_last, s_dy, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr, MASK_COLUMNS: tl.constexpr
+):
+    """fp32 [BLOCK_N]: the sum of the rows of dy at the sorted positions from `i_first` to before `i_last`."""
+    b_sum = tl.zeros([BLOCK_N], tl.float32)
+    for i in tl.range(i_first, i_last):
+        i_dy = tl.load(p_order + i).to(tl.int64)
+        b_sum += load_row(p_dy + i_dy * s_dy, o_col, N, MASK_COLUMNS).to(tl.float32)
+    return b_sum
+
+
+@triton.jit
+def store_gradient(
+    p_row, b_sum, p_offsets, i_row, o_col, N: tl.constexpr, MASK_COLUMNS: tl.constexpr, SCALE_BY_COUNT: tl.constexpr
+):
+    """Stores the sum of run `i_row`, divided by its length where that is asked for."""
+    if SCALE_BY_COUNT:
+        n_equal = tl.load(p_offsets + i_row + 1) - tl.load(p_offsets + i_row)
+        b_sum = b_sum / n_equal.to(tl.float32)
+    store_row(p_row, b_sum, o_col, N, MASK_COLUMNS)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_chunks", "first", "i_padding"])
+def sum_runs_kernel(
+    p_dy,
+    p_order,
+    p_sorted,
+    p_offsets,  # [n_rows + 1]
+    p_dweight,
+    p_partials,  # fp32 [2, n_chunks, N]: heads, tails
+    n_rows,
+    n_chunks,
+    first,
+    i_padding,  # the row that gets no gradient, -1 for none
+    s_dy,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASK_COLUMNS: tl.constexpr,
+    SCALE_BY_COUNT: tl.constexpr,
+):
+    """A program takes one chunk through one block of columns."""
+    i_block = tl.program_id(0) // n_chunks
+    i_chunk = tl.program_id(0) - i_block * n_chunks
+    o_col = block_columns(i_block, N, BLOCK_N, MASK_COLUMNS)
+    i_begin = tl.load(p_offsets).to(tl.int64)
+    i_end = tl.load(p_offsets + n_rows).to(tl.int64)
+    n_each = tl.cdiv(i_end - i_begin, n_chunks)
+    i_first = i_begin + i_chunk * n_each
+    i_last = tl.minimum(i_first + n_each, i_end)
+    if i_first < i_last:
+        i_head = tl.load(p_sorted + i_first).to(tl.int64) - first
+        i_tail = tl.load(p_sorted + i_last - 1).to(tl.int64) - first
+        # Whole runs lie from i_whole to before i_rest.
+        i_whole = i_first
+        if tl.load(p_offsets + i_head) < i_first:
+            i_whole = tl.minimum(tl.load(p_offsets + i_head + 1).to(tl.int64), i_last)
+        i_rest = i_last
+        if tl.load(p_offsets + i_tail + 1) > i_last:
+            i_rest = tl.maximum(tl.load(p_offsets + i_tail).to(tl.int64), i_whole)
+        if (i_first < i_whole) & (i_head != i_padding):
+            b_sum = sum_rows(p_dy, p_order, i_first, i_whole, s_dy, o_col, N, BLOCK_N, MASK_COLUMNS)
+            store_row(p_partials + i_chunk.to(tl.int64) * N, b_sum, o_col, N, MASK_COLUMNS)
+        if (i_rest < i_last) & (i_tail != i_padding):
+            b_sum = sum_rows(p_dy, p_order, i_rest, i_last, s_dy, o_col, N, BLOCK_N, MASK_COLUMNS)
+            store_row(p_partials + (n_chunks + i_chunk).to(tl.int64) * N, b_sum, o_col, N, MASK_COLUMNS)
+        b_sum = tl.zeros([BLOCK_N], tl.float32)
+        for i in tl.range(i_whole, i_rest):
+            i_dy = tl.load(p_order + i).to(tl.int64)
+            i_row = tl.load(p_sorted + i).to(tl.int64) - first
+            i_next = tl.load(p_sorted + tl.minimum(i + 1, i_last - 1)).to(tl.int64) - first
+            b_sum += load_row(p_dy + i_dy * s_dy, o_col, N, MASK_COLUMNS).to(tl.float32)
+            if (i_row != i_next) | (i + 1 == i_last):
+                if i_row != i_padding:
+                    store_gradient(p_dweight + i_row * N, b_sum, p_offsets, i_row, o_col, N, MASK_COLUMNS, SCALE_BY_COUNT)
+                b_sum = tl.zeros([BLOCK_N], tl.float32)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_chunks", "first", "i_padding"])
+def finish_kernel(
+    p_partials,
+    p_sorted,
+    p_offsets,
+    p_dweight,
+    n_rows,
+    n_chunks,
+    first,
+    i_padding,
+    N: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASK_COLUMNS: tl.constexpr,
+    SCALE_BY_COUNT: tl.constexpr,
+):
+    """Every border between two chunks, BLOCK_P partial sums at a time, then every tile of BLOCK_M rows of dweight."""
+    o_p = tl.arange(0, BLOCK_P)
+    o_m = tl.arange(0, BLOCK_M)
+    b_zeros = tl.zeros([BLOCK_M, BLOCK_N], p_dweight.dtype.element_ty)
+    b_zero = tl.zeros([BLOCK_N], p_dweight.dtype.element_ty)
+    i_begin = tl.load(p_offsets).to(tl.int64)
+    i_end = tl.load(p_offsets + n_rows).to(tl.int64)
+    n_each = tl.maximum(tl.cdiv(i_end - i_begin, n_chunks), 1)
+    n_blocks = tl.cdiv(N, BLOCK_N)
+    n_borders = (n_chunks - 1) * n_blocks
+    for i_task in tl.range(tl.program_id(0), n_borders, tl.num_programs(0)):
+        i_border = i_task // n_blocks + 1  # between the chunks i_border - 1 and i_border
+        o_col = block_columns(i_task % n_blocks, N, BLOCK_N, MASK_COLUMNS)
+        i = i_begin + i_border * n_each
+        if i < i_end:
+            i_row = tl.load(p_sorted + i).to(tl.int64) - first
+            i_start = tl.load(p_offsets + i_row).to(tl.int64)
+            i_stop = tl.load(p_offsets + i_row + 1).to(tl.int64)
+            # The first border that a run crosses adds up the whole run.
+            if (i_start < i) & (i_start >= i - n_each) & (i_row != i_padding):
+                i_last = (i_stop - 1 - i_begin) // n_each
+                b_row = load_row(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N, o_col, N, MASK_COLUMNS)
+                if BLOCK_P == 1:
+                    for i_head in tl.range(i_border.to(tl.int64), i_last + 1):
+                        b_row += load_row(p_partials + i_head * N, o_col, N, MASK_COLUMNS)
+                else:
+                    b_sum = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
+                    for i_head in tl.range(i_border.to(tl.int64), i_last + 1, BLOCK_P):
+                        m_heads = (o_p < i_last + 1 - i_head)[:, None]
+                        if MASK_COLUMNS:
+                            m_heads = m_heads & (o_col < N)[None, :]
+                        p_heads = p_partials + i_head * N + (o_p[:, None] * N + o_col[None, :])
+                        b_sum += tl.load(p_heads, mask=m_heads, other=0.0)  # [BLOCK_P, BLOCK_N]
+                    b_row += tl.sum(b_sum, axis=0)
+                store_gradient(p_dweight + i_row * N, b_row, p_offsets, i_row, o_col, N, MASK_COLUMNS, SCALE_BY_COUNT)
+    n_tiles = tl.cdiv(n_rows, BLOCK_M)
+    i_task = (tl.program_id(0) + tl.num_programs(0) - n_borders % tl.num_programs(0)) % tl.num_programs(0)
+    for i_tile in tl.range(i_task, n_tiles * n_blocks, tl.num_programs(0)):
+        i_block = i_tile // n_tiles
+        o_col = block_columns(i_block, N, BLOCK_N, MASK_COLUMNS)
+        i_row = (i_tile - i_block * n_tiles).to(tl.int64) * BLOCK_M
+        n_left = tl.minimum(n_rows - i_row, BLOCK_M)
+        if tl.load(p_offsets + i_row) == tl.load(p_offsets + i_row + n_left):
+            m_tile = (o_m < n_left)[:, None]
+            if MASK_COLUMNS:
+                m_tile = m_tile & (o_col < N)[None, :]
+            tl.store(p_dweight + i_row * N + (o_m[:, None] * N + o_col[None, :]), b_zeros, mask=m_tile)
+        else:
+            for i in tl.range(i_row, i_row + n_left):
+                if (tl.load(p_offsets + i) == tl.load(p_offsets + i + 1)) | (i == i_padding):
+                    store_row(p_dweight + i * N, b_zero, o_col, N, MASK_COLUMNS)

@@ -1,0 +1,90 @@
+"""The embedding in plain PyTorch: the definition, and what runs on a CPU.
+
+    out[...] = weight[indices[...] - first]        dweight[r] = sum of dy over the positions whose index is first + r
+
+The table at hand may be one shard, rows `first` to `first + weight.shape[0] - 1` of `n_total`: rows of other shards come out
+as zeros and pass no gradient. Sums are fp32 (fp64 for fp64), rounded once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def forward(indices: Tensor, weight: Tensor, first: int, n_total: int) -> Tensor:
+    """Rows [..., D] of weight [V, D] for indices [...]. Raises IndexError where an index is outside 0 to n_total - 1."""
+    check(indices, n_total)
+    local, inside = _local(indices, first, weight.shape[0])
+    if not weight.shape[0]:
+        return weight.new_zeros((*indices.shape, weight.shape[1]))
+    out = weight[local]
+    return out if inside is None else out.masked_fill_(~inside.unsqueeze(-1), 0)
+
+
+def backward(dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first: int) -> Tensor:
+    """dweight [n_rows, D] in dy's dtype, from dy [..., D] and indices [...]."""
+    rows, named = _named(indices.reshape(-1), n_rows, padding_idx, first)
+    wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
+    dweight = torch.zeros((n_rows, dy.shape[-1]), dtype=wide, device=dy.device)
+    dweight.index_add_(0, rows[named], dy.reshape(-1, dy.shape[-1])[named].to(wide))
+    if scale_grad_by_freq:
+        dweight /= torch.bincount(rows[named], minlength=n_rows).clamp_(min=1).unsqueeze(-1)
+    return dweight.to(dy.dtype)
+
+
+def renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: float, first: int) -> None:
+    """Scales the rows that are named down to a norm of at most `max_norm`, in place. No shape depends on the indices."""
+    if not (indices.numel() and weight.numel()):
+        return
+    rows, inside = _local(indices.reshape(-1), first, weight.shape[0], always=True)
+    assert inside is not None
+    # Entries that name no row stand for one that another entry names, so that equal rows get equal values, in any order.
+    stand_in = torch.where(inside, rows, -1).max()
+    rows = torch.where(inside, rows, stand_in.clamp(min=0))
+    wide = weight[rows].to(torch.promote_types(weight.dtype, torch.float32))
+    norm = torch.linalg.vector_norm(wide, norm_type, dim=-1, keepdim=True)
+    scale = torch.where((norm > max_norm) & (stand_in >= 0), max_norm / (norm + 1e-7), 1.0)
+    weight.index_put_((rows,), (wide * scale).to(weight.dtype))
+
+
+def check(indices: Tensor, n_total: int) -> None:
+    """Raises IndexError naming the first index outside 0 to n_total - 1."""
+    if not indices.numel():
+        return
+    low, high = torch.aminmax(indices)
+    if low < 0 or high >= n_total:
+        flat = indices.reshape(-1)
+        position = int(((flat < 0) | (flat >= n_total)).nonzero()[0])
+        where = tuple(int(i) for i in torch.unravel_index(torch.tensor(position), indices.shape))
+        place = f"[{', '.join(map(str, where))}]" if where else ""
+        raise IndexError(f"indices{place} is {int(flat[position])} and must be from 0 to {n_total - 1}.")
+
+
+def _local(indices: Tensor, first: int, n_rows: int, always: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Rows of this table, 0 where an index lies outside, and what lies inside (None: everything)."""
+    local = indices.long() - first
+    inside = (local >= 0) & (local < n_rows)
+    if not always and bool(inside.all()):
+        return local, None
+    return torch.where(inside, local, 0), inside
+
+
+def _named(indices: Tensor, n_rows: int, padding_idx: int, first: int) -> tuple[Tensor, Tensor]:
+    """Rows of this table, and which entries name one that gets a gradient."""
+    rows = indices.long() - first
+    return rows, (rows >= 0) & (rows < n_rows) & (indices != padding_idx)
+
+
+def slots(indices: Tensor, n_rows: int, padding_idx: int, first: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices [n] as a sparse gradient has them: n entries in the order of their rows, of which equal ones share a slot.
+
+    Returns:
+        For each entry, in ascending order of rows: its slot, the first entry of its row, or n where it gets no gradient;
+        where in `indices` it stood; and its row (0 where it gets no gradient).
+    """
+    rows, named = _named(indices, n_rows, padding_idx, first)
+    ordered, order = torch.sort(torch.where(named, rows, n_rows), stable=True)
+    known = ordered < n_rows
+    slot = torch.where(known, torch.searchsorted(ordered, ordered), ordered.numel())
+    return slot, order, torch.where(known, ordered, 0)

@@ -1,0 +1,238 @@
+"""From table widths, element sizes and a device to block sizes and grids."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from math import ceil
+
+from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
+
+FP32 = 4
+INDEX = 8
+# A store of 32 KB is past the point where its length matters (16 KB reach 94 % of the bandwidth).
+_TILE_BYTES = 32768
+# Rows of a tile, however narrow: few enough that a few thousand indices divide evenly over the cores.
+_MAX_ROWS = 32
+# A chunk shorter than this costs more in partial sums than it spreads work.
+_MIN_CHUNK = 8
+_ALL_TILES = 2**16  # programs of a core: as many as there are tiles
+# CUDA: bytes of a tile for each warp, from 16-byte vectors, two or four of them for each thread.
+_WARP_BYTES_BACKWARD = 1024
+_WARP_BYTES_FORWARD = 4096
+_CUDA_WARPS = 32  # resident on a multiprocessor
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: its blocks, how they follow the columns, and the compiler's options. No number of rows changes it.
+
+    Attributes:
+        device: the chip.
+        width: elements of a row.
+        itemsize: bytes of an element of the table.
+        block_n: columns of a tile.
+        block_m: rows of a tile; 1 where rows are taken one by one.
+        block_p: partial sums added at once.
+        warps: warps of a program (CUDA).
+    """
+
+    device: Device = field(repr=False)
+    width: int
+    itemsize: int
+    block_n: int
+    block_m: int = 1
+    block_p: int = 1
+    warps: int = 4
+
+    @property
+    def column_blocks(self) -> int:
+        return ceil(self.width / self.block_n)
+
+    @property
+    def masks_columns(self) -> bool:
+        return self.device.kind == "cuda" and self.width % self.block_n != 0
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """The kernel's `tl.constexpr` that follow from the tiling, in the kernel's order."""
+        return {"N": self.width, "BLOCK_N": self.block_n, "MASK_COLUMNS": self.masks_columns}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return {"num_warps": self.warps} if self.device.kind == "cuda" else {}
+
+
+@dataclass(frozen=True)
+class ForwardLaunch(Launch):
+    """The launch that copies rows."""
+
+    @property
+    def gathers(self) -> bool:
+        """A tile is fetched and stored at once: the compiler does that with whole rows where they fill 32-byte units."""
+        return _aligned(self.block_n, self.itemsize, self.device)
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        return {
+            "N": self.width,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "MASK_COLUMNS": self.masks_columns,
+            "MASK_ROWS": self.device.kind == "cuda",
+            "GATHER": self.device.kind != "cuda" and self.gathers,
+        }
+
+    def grid(self, n: int) -> int:
+        """Programs for n indices."""
+        tiles = ceil(n / self.block_m) * self.column_blocks
+        return persistent_grid(tiles, self.device, per_core=_per_core(self.device))
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """What is on chip at once, for the compiler's plan."""
+        return _forward_tiles(self.block_n, self.block_m, self.itemsize, self.gathers)
+
+
+@dataclass(frozen=True)
+class RunsLaunch(Launch):
+    """The launch that sums runs of equal indices, one chunk of sorted positions for a program."""
+
+    def chunks(self, n: int) -> int:
+        """Pieces that n sorted positions are cut in: as many as run at once, each through one block of columns."""
+        resident = self.device.vector_cores
+        if self.device.kind == "cuda":
+            resident *= _CUDA_WARPS // self.warps
+        return max(1, min(resident // self.column_blocks, ceil(n / _MIN_CHUNK)))
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """What is on chip at once, for the compiler's plan."""
+        return _runs_tiles(self.block_n, self.itemsize)
+
+
+@dataclass(frozen=True)
+class FinishLaunch(Launch):
+    """The launch that adds partial sums and stores zeros."""
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        return {
+            "N": self.width,
+            "BLOCK_P": self.block_p,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "MASK_COLUMNS": self.masks_columns,
+        }
+
+    def grid(self, rows: int, chunks: int) -> int:
+        """Programs for a table of `rows` rows and the borders of `chunks` chunks."""
+        tasks = (ceil(rows / self.block_m) + chunks - 1) * self.column_blocks
+        return persistent_grid(tasks, self.device, per_core=_per_core(self.device))
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """What is on chip at once, for the compiler's plan."""
+        return _finish_tiles(self.block_n, self.block_m, self.itemsize)
+
+
+def forward_launch(width: int, itemsize: int, device: Device) -> ForwardLaunch:
+    """Blocks of the forward. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    if device.kind == "cuda":
+        block_n = _cuda_columns(width, 1024)
+        block_m = max(1, min(_MAX_ROWS, 4 * _WARP_BYTES_FORWARD // (block_n * itemsize)))
+        return ForwardLaunch(device, width, itemsize, block_n, block_m)
+    rows = Block("BLOCK_M", max(2, min(_MAX_ROWS, _TILE_BYTES // (width * itemsize))), 2)
+    gathers = _aligned(width, itemsize, device)
+    if not gathers and footprint(_forward_tiles(width, 2, itemsize, gathers), {}, device) > device.ub_bytes:
+        gathers = True  # several blocks, which are whole units
+    blocks = fit(_forward_tiles("BLOCK_N", "BLOCK_M", itemsize, gathers), (rows, _columns(width, itemsize, device)), device)
+    return ForwardLaunch(device, width, itemsize, _even(width, blocks["BLOCK_N"], itemsize, device), blocks["BLOCK_M"])
+
+
+def runs_launch(width: int, itemsize: int, device: Device) -> RunsLaunch:
+    """Blocks of the backward's sums. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    if device.kind == "cuda":
+        block_n = _cuda_columns(width, 2048)
+        warps = max(1, min(8, block_n * itemsize // _WARP_BYTES_BACKWARD))
+        return RunsLaunch(device, width, itemsize, block_n, warps=warps)
+    blocks = fit(_runs_tiles("BLOCK_N", itemsize), (_columns(width, itemsize, device),), device)
+    return RunsLaunch(device, width, itemsize, _even(width, blocks["BLOCK_N"], itemsize, device))
+
+
+def finish_launch(width: int, itemsize: int, device: Device) -> FinishLaunch:
+    """Blocks of the backward's last launch. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    if device.kind == "cuda":
+        block_n = _cuda_columns(width, 256)
+        return FinishLaunch(device, width, itemsize, block_n, _MAX_ROWS, max(1, 4096 // block_n))
+    rows = Block("BLOCK_M", max(1, min(_MAX_ROWS, _TILE_BYTES // (width * itemsize))))
+    blocks = fit(_finish_tiles("BLOCK_N", "BLOCK_M", itemsize), (rows, _columns(width, itemsize, device)), device)
+    return FinishLaunch(device, width, itemsize, _even(width, blocks["BLOCK_N"], itemsize, device), blocks["BLOCK_M"])
+
+
+def smaller(launch: Launch) -> Launch | None:
+    """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
+    if launch.device.kind == "cuda":
+        return None
+    if launch.block_m > 2:
+        return dataclasses.replace(launch, block_m=launch.block_m // 2)
+    half = _even(launch.width, ceil(launch.block_n / 2), launch.itemsize, launch.device)
+    return dataclasses.replace(launch, block_n=half) if half < launch.block_n else None
+
+
+def _forward_tiles(block_n: str | int, block_m: str | int, itemsize: int, gathers: bool) -> list[Tile]:
+    fills = Tile("rows of zeros and of NaN", (2, block_n), itemsize)
+    if not gathers:
+        return [Tile("row", (block_n,), itemsize, 2), fills]
+    # Rows that are taken one by one, where a tile has an index outside, use the tile's buffers.
+    return [Tile("rows", (block_m, block_n), itemsize, 2), fills, Tile("indices", (block_m,), INDEX, 2)]
+
+
+def _runs_tiles(block_n: str | int, itemsize: int) -> list[Tile]:
+    tiles = [
+        Tile("row of dy", (block_n,), itemsize, 2),
+        Tile("zeros", (block_n,), FP32),
+        Tile("sum so far", (block_n,), FP32),
+    ]
+    if itemsize < FP32:
+        tiles += [Tile("row in fp32", (block_n,), FP32), Tile("row of dweight", (block_n,), itemsize, 2)]
+    else:
+        tiles.append(Tile("row of dweight", (block_n,), FP32, 2))
+    return [*tiles, Tile("length of a run", (1,), FP32)]
+
+
+def _finish_tiles(block_n: str | int, block_m: str | int, itemsize: int) -> list[Tile]:
+    tiles = [Tile("partial sum", (block_n,), FP32, 2), Tile("row of zeros", (block_n,), itemsize)]
+    tiles.append(Tile("tile of zeros", (block_m, block_n), itemsize))
+    if itemsize < FP32:
+        tiles += [Tile("sum so far", (block_n,), FP32), Tile("row of dweight", (block_n,), itemsize, 2)]
+    else:
+        tiles.append(Tile("row of dweight", (block_n,), FP32, 2))
+    return [*tiles, Tile("length of a run", (1,), FP32)]
+
+
+def _columns(width: int, itemsize: int, device: Device) -> Block:
+    unit = device.ub_align // itemsize
+    return Block("BLOCK_N", width, min(width, unit), unit)
+
+
+def _even(width: int, largest: int, itemsize: int, device: Device) -> int:
+    """Columns of as few blocks as fit, of equal length, so that the last one is not a short one; whole units, if several."""
+    blocks = ceil(width / largest)
+    unit = device.ub_align // itemsize
+    return width if blocks == 1 else ceil(ceil(width / blocks) / unit) * unit
+
+
+def _aligned(columns: int, itemsize: int, device: Device) -> bool:
+    return columns * itemsize % device.ub_align == 0
+
+
+def _cuda_columns(width: int, most: int) -> int:
+    """A power of two that divides the width, or one that takes a mask where that would be a short one."""
+    divisor = min(width & -width, most)
+    return divisor if divisor >= 128 else min(1 << max(0, width - 1).bit_length(), most)
+
+
+def _per_core(device: Device) -> int:
+    return _ALL_TILES if device.kind == "cuda" else 1

@@ -1,0 +1,37 @@
+"""Calls whose launches are every kind of tile that this package's tiling can choose: what `npu-offline check` compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from npu_embedding import embedding
+
+N, ROWS = 2000, 300  # no tile depends on them
+WIDTHS = (1, 7, 64, 100, 123, 128, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 12288, 16384, 16411)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def calls() -> Iterator[tuple[str, Callable[[], None]]]:
+    """A label and a function that runs a forward and a backward on CPU tensors."""
+    for name, dtype in DTYPES.items():
+        for width in WIDTHS:
+            yield f"{name} {width}", _call(width, dtype)
+    for width in (123, 768, 4096, 8192, 16384):
+        yield f"bf16 {width}, int32", _call(width, torch.bfloat16, index_dtype=torch.int32)
+        for name in ("bf16", "fp32"):
+            yield f"{name} {width}, by frequency", _call(width, DTYPES[name], scale_grad_by_freq=True)
+        yield f"bf16 {width}, sparse", _call(width, torch.bfloat16, sparse=True)
+        yield f"bf16 {width}, shard", _call(width, torch.bfloat16, vocab_range=(1000, 1000 + ROWS))
+    yield "fp32 768, columns of a wider table", _call(768, torch.float32, pitch=1000)
+
+
+def _call(
+    width: int, dtype: torch.dtype, *, index_dtype: torch.dtype = torch.int64, pitch: int | None = None, **options: object
+) -> Callable[[], None]:
+    def call() -> None:
+        weight = torch.zeros(ROWS, pitch or width, dtype=dtype)[:, :width].requires_grad_()
+        out = embedding(torch.zeros(N, dtype=index_dtype), weight, **options)  # type: ignore[arg-type]
+        out.backward(torch.zeros_like(out))
+
+    return call

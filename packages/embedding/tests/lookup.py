@@ -1,0 +1,92 @@
+"""What the tests compare with: the look-up as it is, its gradient in fp64, and how far a result may be from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from npu_embedding import embedding
+from torch import Tensor
+
+
+@dataclass
+class Case:
+    """One problem, made on the CPU from a seed."""
+
+    indices: Tensor
+    weight: Tensor
+    dy: Tensor
+    padding_idx: int | None = None
+    scale_grad_by_freq: bool = False
+    vocab_range: tuple[int, int] | None = None
+
+    @property
+    def options(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in ("padding_idx", "scale_grad_by_freq", "vocab_range")}
+
+
+def draw(kind: str, n: int, rows: int, generator: torch.Generator | None = None) -> Tensor:
+    """n indices below `rows`: "uniform", "zipf" (the r-th row 1 / r as often as the first), "equal" or "distinct"."""
+    if kind == "uniform":
+        return torch.randint(0, rows, (n,), generator=generator)
+    if kind == "equal":
+        return torch.full((n,), rows // 2)
+    if kind == "distinct":
+        return torch.randperm(rows, generator=generator)[:n]
+    return torch.multinomial(1 / torch.arange(1, rows + 1).double(), n, replacement=True, generator=generator)
+
+
+def make(n: int, rows: int, width: int, dtype=torch.float32, kind="uniform", seed=0, **options) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+    indices = draw(kind, n, rows, generator)
+    weight = torch.randn(rows, width, generator=generator).to(dtype)
+    return Case(indices, weight, torch.randn(n, width, generator=generator).to(dtype), **options)
+
+
+def leaf(tensor: Tensor, device) -> Tensor:
+    return tensor.detach().clone().to(device).requires_grad_()
+
+
+def run(case: Case, device, function=embedding) -> tuple[Tensor, Tensor]:
+    """The output and the gradient of weight, on the CPU."""
+    weight = leaf(case.weight, device)
+    out = function(case.indices.to(device), weight, **case.options)
+    (dweight,) = torch.autograd.grad(out, weight, case.dy.to(device))
+    return out.detach().cpu(), dweight.cpu()
+
+
+def expected(case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, dweight in fp64, and the sum of the magnitudes that each element of dweight is the sum of."""
+    rows, width = case.weight.shape
+    first = case.vocab_range[0] if case.vocab_range else 0
+    local = case.indices.reshape(-1).long() - first
+    inside = (local >= 0) & (local < rows)
+    out = torch.zeros(local.numel(), width, dtype=case.weight.dtype)
+    out[inside] = case.weight[local[inside]]
+    if case.padding_idx is not None:
+        total = case.padding_idx % rows if case.vocab_range is None else case.padding_idx
+        inside &= local + first != total
+    dy = case.dy.reshape(-1, width)[inside].double()
+    counts = torch.bincount(local[inside], minlength=rows).clamp(min=1).unsqueeze(-1)
+    divisor = counts if case.scale_grad_by_freq else torch.ones_like(counts)
+    dweight = torch.zeros(rows, width, dtype=torch.float64).index_add_(0, local[inside], dy) / divisor
+    added = torch.zeros(rows, width, dtype=torch.float64).index_add_(0, local[inside], dy.abs()) / divisor
+    return out.view(*case.indices.shape, width), dweight, added
+
+
+def check(case: Case, results: tuple[Tensor, Tensor]) -> None:
+    """The output bit for bit; the gradient within fp32 sums of up to n terms and one rounding."""
+    out, dweight, added = expected(case)
+    assert results[0].dtype == results[1].dtype == case.weight.dtype
+    assert torch.equal(results[0], out)
+    check_gradient(results[1], dweight, added, case.indices.numel())
+
+
+def check_gradient(actual: Tensor, dweight: Tensor, added: Tensor, n: int) -> None:
+    assert torch.isfinite(actual).all(), "not every element was written"
+    # Of n terms of random signs, the errors of an fp32 sum grow with the square root; three times that is allowed.
+    sums = (3 * n**0.5 + 4) * torch.finfo(torch.float32).eps / 2 * added
+    rounding = torch.finfo(actual.dtype).eps / 2 * dweight.abs() + torch.finfo(actual.dtype).tiny
+    excess = (actual.double() - dweight).abs() - 1.01 * (sums + rounding)
+    assert (excess <= 0).all(), f"off by {excess.max():.3g} more than is allowed"
+    assert torch.equal(actual[(added == 0).all(-1)], torch.zeros_like(actual[(added == 0).all(-1)]))

@@ -1,0 +1,224 @@
+"""What the Ascend compilers make of the kernels, and how many bytes they move: no chip, and no time, involved."""
+
+import math
+import re
+from pathlib import Path
+
+import lookup
+import npu_offline
+import pytest
+import torch
+from npu_embedding import embedding, tiling
+from npu_offline.check import load_calls
+from npu_tiling import footprint, soc
+
+REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
+pytestmark = pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)
+CALLS = dict(load_calls(Path(__file__).parents[1]))
+
+
+def launches_of(label, chip="Ascend910B4"):
+    with npu_offline.record(chip) as records:
+        CALLS[label]()
+    return records
+
+
+def buffers(report):
+    """How many addresses each kind of on-chip buffer has, by elements and type: (4096, "f32")."""
+    counts: dict[tuple[int, str], int] = {}
+    for shape, kind in re.findall(
+        r"pointer_cast\(.*?\) : memref<([\dx]+)x(\w+), #hivm.address_space<ub>>", report.stages["final"]
+    ):
+        key = (math.prod(map(int, shape.split("x"))), kind)
+        counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+@pytest.mark.parametrize("chip", ["Ascend910B4", "Ascend950PR_957b"])
+@pytest.mark.parametrize("label", ["fp32 768", "bf16 7168", "fp32 123", "fp32 16384", "bf16 4096, by frequency"])
+def test_tiles_fit_are_double_buffered_and_moved_whole(label, chip, toolchain):
+    if not npu_offline.supported(chip, toolchain):
+        pytest.skip(f"toolchain {toolchain} has no target {chip}")
+    for launch in launches_of(label, chip):
+        report = npu_offline.compile_kernel(launch, soc=chip, toolchain=toolchain)
+        assert report.fits, report.message
+        assert "[NOTE]" not in report.message  # the last version retries without double buffering, and says so
+        row, tile = launch.constants["BLOCK_N"], launch.constants["BLOCK_N"] * launch.constants.get("BLOCK_M", 1)
+        kind = "i32" if launch.signature.get("p_weight") == "*i32" else "i16"
+        # Rows of zeros and of NaN are written once and stored often: one copy of them is enough, so count buffers.
+        if launch.name == "sum_runs_kernel":
+            assert report.double_buffered
+        elif launch.name == "finish_kernel":
+            assert buffers(report)[row, "f32"] >= 2
+        elif launch.constants["GATHER"]:
+            assert buffers(report)[tile, kind] >= 2
+        else:
+            assert buffers(report)[row, kind] >= 4
+        # The scalar unit reads indices, never an element of a row; the one thing it writes is the length of a run.
+        loads = re.findall(r"memref\.load .* : memref<(\S+?)[,>]", report.stages["final"])
+        assert set(loads) <= {"1xi64", "1xi32", f"{launch.constants.get('BLOCK_M')}xi64"}
+        stores = re.findall(r"memref\.store .* : memref<(\S+?)[,>]", report.stages["final"])
+        assert set(stores) <= {"1xf32", "1xi64"}  # the latter a counter of multi-buffering
+
+
+def required(launch, **blocks):
+    """UB that the compiler asks for, where it refuses a tile and has reused every buffer it can."""
+    constants = {**launch.constants, **blocks}
+    report = npu_offline.compile_kernel(
+        launch.kernel, launch.signature, constants, soc="Ascend910B4", toolchain="1.1.0", options=launch.options
+    )
+    assert not report.fits
+    return report.required_ub_bytes
+
+
+@pytest.mark.parametrize("label", ["bf16 4096", "fp32 4096", "bf16 4096, by frequency"])
+@pytest.mark.parametrize("rows", [2, 8])
+def test_declared_tiles_are_what_the_compiler_needs(label, rows):
+    """Never less, or a chosen tile would not compile; not much more, or rows would be split that fit."""
+    chip, width = soc("Ascend910B4"), 32768
+    itemsize = 4 if label.startswith("fp32") else 2
+    forward, runs, finish = launches_of(label)
+    for launch, kind, blocks in (
+        (forward, tiling.ForwardLaunch, {"BLOCK_M": rows}),
+        (runs, tiling.RunsLaunch, {}),
+        (finish, tiling.FinishLaunch, {"BLOCK_M": rows}),
+    ):
+        declared = footprint(kind(chip, width, itemsize, width, blocks.get("BLOCK_M", 1)).tiles, {}, chip)
+        needed = required(launch, N=width, BLOCK_N=width, **blocks)
+        assert needed <= declared <= 1.02 * needed
+
+
+def test_compiling_depends_neither_on_the_number_of_indices_nor_of_rows():
+    kernels = set()
+    for n, rows in ((1, 7), (2, 1000), (64, 31), (1000, 16), (4097, 300)):
+        with npu_offline.record("Ascend910B4") as records:
+            weight = torch.zeros(rows, 512, requires_grad=True)
+            embedding(torch.zeros(n, dtype=torch.int64), weight).backward(torch.zeros(n, 512))
+        kernels |= {(r.name, str(r.signature), str(r.constants), str(r.divisible)) for r in records}
+    assert len(kernels) == 3
+
+
+def emulate(case, chip="Ascend910B4", **options):
+    with npu_offline.emulate(chip, **options) as emulation:
+        results = lookup.run(case, "cpu")
+    return emulation.launches, results
+
+
+def moved(launch):
+    return sum(traffic.read + traffic.written for traffic in launch.arguments.values())
+
+
+@pytest.mark.parametrize("kind", ["uniform", "zipf", "equal"])
+@pytest.mark.parametrize(("width", "dtype"), [(256, torch.bfloat16), (768, torch.float32), (4096, torch.bfloat16)])
+def test_memory_traffic_is_the_minimum(width, dtype, kind):
+    n, rows = 3000, 5000
+    case = lookup.make(n, rows, width, dtype, kind)
+    (forward, runs, finish), results = emulate(case)
+    lookup.check(case, results)
+    row = width * dtype.itemsize
+    assert 2 * n * row <= moved(forward) <= 1.05 * 2 * n * row
+    assert (n + rows) * row <= moved(runs) + moved(finish) <= 1.05 * (n + rows) * row
+    assert runs.arguments["p_dweight"].written + finish.arguments["p_dweight"].written == rows * row  # each row once
+    assert runs.arguments["p_dy"].read == n * row
+    tile = forward.constants["BLOCK_M"] * row
+    assert forward.arguments["p_out"].written / forward.arguments["p_out"].transfers > 0.99 * min(tile, n * row)
+    for launch in (forward, runs, finish):
+        for name, traffic in launch.arguments.items():
+            assert traffic.atomics == 0
+            assert traffic.scalars == 0 or name in ("p_index", "p_order", "p_sorted", "p_offsets")
+
+
+@pytest.mark.parametrize("kind", ["uniform", "zipf", "equal"])
+def test_every_row_is_written_once_and_long_padding_is_not_read(kind):
+    case = lookup.make(2000, 300, 256, kind=kind)
+    case.padding_idx = int(case.indices.mode().values)
+    (_, runs, finish), results = emulate(case)
+    lookup.check(case, results)
+    assert runs.arguments["p_dweight"].written + finish.arguments["p_dweight"].written == 300 * 256 * 4
+    padded = int((case.indices == case.padding_idx).sum())
+    if padded > 2 * 2000 / 40:  # longer than two chunks, so that it crosses a border
+        assert runs.arguments["p_dy"].read == (2000 - padded) * 256 * 4
+
+
+def test_a_shard_reads_only_what_it_has():
+    case = lookup.make(3000, 500, 768, vocab_range=(500, 1000))
+    case.indices = torch.randint(0, 4000, (3000,), generator=torch.Generator().manual_seed(0))
+    (forward, runs, finish), results = emulate(case)
+    lookup.check(case, results)
+    own = int(((case.indices >= 500) & (case.indices < 1000)).sum()) * 768 * 4
+    assert forward.arguments["p_weight"].read == runs.arguments["p_dy"].read == own
+    assert forward.arguments["p_out"].written == case.dy.numel() * 4
+
+
+@pytest.mark.parametrize("kind", ["uniform", "zipf", "equal"])
+def test_every_core_gets_as_much_to_read(kind):
+    """However long the runs: the chunks, hence the rows that a program reads, are equal."""
+    launches, _ = emulate(lookup.make(4000, 300, 64, kind=kind))
+    assert launches[1].grid == (40, 1, 1)
+    partials = launches[1].arguments["p_partials"].written // (64 * 4)
+    assert partials <= 2 * 40
+    assert (partials == 40) == (kind == "equal")
+
+
+@pytest.mark.parametrize("chip", ["Ascend910B1", "Ascend950DT_95A1"])
+def test_other_chips_give_the_same_result(chip):
+    case = lookup.make(900, 200, 123, torch.bfloat16, "zipf")
+    lookup.check(case, emulate(case, chip)[1])
+
+
+def test_programs_in_any_order_and_at_once_give_the_same_bits():
+    case = lookup.make(900, 200, 64, kind="zipf")
+    results = [emulate(case, threads=threads, shuffle=shuffle)[1] for threads, shuffle in ((1, None), (1, 1), (2, 2))]
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("width", [1, 7, 123, 512, 16411])
+def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
+    """Every tensor that the operator allocates stands between guard values."""
+    from npu_offline.memory import guarded
+
+    checks = []
+    empty = torch.empty
+
+    def guarding(shape, dtype=torch.float32, device="cpu"):
+        monkeypatch.setattr(torch, "empty", empty)
+        tensor, check = guarded(tuple(shape), dtype, torch.device(device))
+        monkeypatch.setattr(torch, "empty", guarding)
+        checks.append(check)
+        return tensor
+
+    case = lookup.make(77, 30, width, kind="zipf", padding_idx=2, vocab_range=(0, 30))
+    case.indices[5] = 30
+    with npu_offline.emulate("Ascend910B4"):
+        weight = lookup.leaf(case.weight, "cpu")
+        monkeypatch.setattr(torch, "empty", guarding)
+        out = embedding(case.indices, weight, **case.options)
+        (dweight,) = torch.autograd.grad(out, weight, case.dy)
+    assert len(checks) == 3  # out, dweight, partial sums
+    for check in checks:
+        check()
+    lookup.check(case, (out.detach(), dweight))
+
+
+def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
+    """The launches as a user's compiler would refuse them: everything of more than 2 rows or 1024 columns overflows."""
+    from npu_embedding import launch
+
+    real, refused = launch._launch, []
+
+    def refusing(module, kernel, recipe, *arguments):
+        if recipe.constants.get("BLOCK_M", 0) > 2 or recipe.constants["BLOCK_N"] > 1024:
+            refused.append(kernel)
+            raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
+        real(module, kernel, recipe, *arguments)
+
+    monkeypatch.setattr(launch, "_launch", refusing)
+    case = lookup.make(300, 50, 2048, torch.bfloat16, "zipf", seed=3)
+    with pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
+        lookup.check(case, emulate(case)[1])
+    assert set(refused) == {"forward_kernel", "sum_runs_kernel", "finish_kernel"}
+    refused.clear()
+    lookup.check(case, emulate(case)[1])
+    assert not refused  # what worked is remembered

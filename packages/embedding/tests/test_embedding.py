@@ -1,0 +1,320 @@
+"""The operator, wherever it runs, against the look-up as it is and its gradient in fp64."""
+
+import lookup
+import npu_tiling
+import pytest
+import torch
+from npu_embedding import embedding
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+KINDS = ["uniform", "zipf", "equal", "distinct"]
+# Plain rows; rows that are no multiple of 32 bytes; rows wide enough to be cut in columns.
+WIDTHS = [1, 7, 64, 100, 123, 768, 1000, 4096, 7168, 16384, 16411]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_width(device, width, dtype):
+    case = lookup.make(83, 97, width, dtype, "zipf")
+    lookup.check(case, lookup.run(case, device.torch))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "rows"), [(1, 1), (1, 500), (700, 1), (350, 351), (2000, 40), (500, 4000)])
+def test_every_distribution_and_size(device, n, rows, kind):
+    case = lookup.make(min(n, rows) if kind == "distinct" else n, rows, 100, torch.bfloat16, kind)
+    lookup.check(case, lookup.run(case, device.torch))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_every_dtype(device, dtype, index_dtype):
+    case = lookup.make(200, 60, 64, dtype, padding_idx=3)
+    case.indices = case.indices.to(index_dtype)
+    lookup.check(case, lookup.run(case, device.torch))
+
+
+# CUDA tiles its launches otherwise, in powers of two with masks. Their logic is the kernel's own, so an emulated chip that
+# is told to be one runs it too.
+@pytest.mark.parametrize("width", [7, 256, 1000])
+def test_the_tiles_of_cuda_on_the_emulated_chip(device, width):
+    if device.name != "emulated":
+        pytest.skip("the other places choose their own tiles")
+    gpu = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=4, cube_cores=4, ub_bytes=2**17, ub_align=16)
+
+    def with_slack(indices, weight, **options):  # the Ascend compiler fetches, and drops, what a mask on a gather leaves out
+        return embedding(indices, torch.cat([weight, weight.new_full((2, width), torch.nan)])[:-2], **options)
+
+    with npu_tiling.use_device(gpu, emulated=True):
+        for case in (
+            lookup.make(300, 90, width, torch.float16, "zipf"),
+            lookup.make(300, 9, width, kind="equal", scale_grad_by_freq=True),
+            lookup.make(200, 50, width, vocab_range=(30, 80)),
+        ):
+            lookup.check(case, lookup.run(case, device.torch, with_slack))
+        outside = with_slack(torch.tensor([0, 5, -1]), torch.ones(5, width))
+        assert torch.equal(outside.isnan().all(-1), torch.tensor([False, True, True]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_many_small_gradients_add_up(device, dtype):
+    n = 4096
+    weight = torch.zeros(3, 40, dtype=dtype, device=device.torch, requires_grad=True)
+    embedding(torch.ones(n, dtype=torch.int64, device=device.torch), weight).sum().backward()
+    assert torch.equal(weight.grad.cpu(), torch.tensor([[0.0], [n], [0.0]], dtype=dtype).expand(3, 40))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_bits_every_time(device, kind):
+    case = lookup.make(900, 900, 40, torch.float32, kind)
+    case.dy *= 10 ** torch.randint(-4, 5, case.dy.shape)  # so that the order of a sum shows
+    first = lookup.run(case, device.torch)
+    for _ in range(19):
+        assert all(torch.equal(a, b) for a, b in zip(first, lookup.run(case, device.torch), strict=True))
+
+
+@pytest.mark.parametrize("padding_idx", [0, 7, 39, -1, -40])
+@pytest.mark.parametrize("kind", ["zipf", "equal"])
+def test_padding_row_is_looked_up_and_gets_no_gradient(device, padding_idx, kind):
+    case = lookup.make(800, 40, 64, kind=kind, padding_idx=padding_idx)
+    if kind == "equal":
+        case.indices.fill_(padding_idx % 40)
+    case.dy[case.indices == padding_idx % 40] = torch.nan  # what reaches padded positions must not leak
+    out, dweight, added = lookup.expected(case)
+    results = lookup.run(case, device.torch)
+    assert torch.equal(results[0], out)
+    assert torch.equal(results[1][padding_idx], torch.zeros(64))
+    lookup.check_gradient(results[1], dweight, added, 800)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_divided_by_frequency(device, dtype, kind):
+    case = lookup.make(600, 601, 64, dtype, kind, scale_grad_by_freq=True, padding_idx=5)
+    lookup.check(case, lookup.run(case, device.torch))
+
+
+@pytest.mark.parametrize(("first", "rows"), [(0, 30), (30, 50), (80, 20), (40, 1)])
+@pytest.mark.parametrize("width", [64, 123])
+def test_a_shard_gives_zeros_for_other_rows_and_takes_no_gradient_from_them(device, first, rows, width):
+    generator = torch.Generator().manual_seed(0)
+    case = lookup.make(500, rows, width, vocab_range=(first, first + rows), padding_idx=45)
+    case.indices = torch.randint(0, 100, (500,), generator=generator)
+    lookup.check(case, lookup.run(case, device.torch))
+
+
+def test_shards_add_up_to_the_table(device):
+    case = lookup.make(300, 100, 64, torch.bfloat16)
+    whole = lookup.run(case, device.torch)
+    total, gradients = torch.zeros_like(whole[0]), []
+    for first, last in ((0, 33), (33, 34), (34, 100)):
+        shard = lookup.Case(case.indices, case.weight[first:last], case.dy, vocab_range=(first, last))
+        out, dweight = lookup.run(shard, device.torch)
+        total += out
+        gradients.append(dweight)
+    assert torch.equal(total, whole[0])
+    for shard, expected in zip(torch.cat(gradients), whole[1], strict=True):
+        assert torch.allclose(shard, expected, rtol=2**-7)
+
+
+OUTSIDE = [-1, 40, 2**31 - 1, -(2**31), 2**32 + 5, -(2**40)]
+
+
+def test_index_outside_the_table(device):
+    """On a CPU an error that names it. Elsewhere its row is NaN, and it passes no gradient."""
+    case = lookup.make(7 * 6, 40, 64)
+    case.indices = case.indices.view(7, 6)
+    case.indices[2, :] = torch.tensor(OUTSIDE)
+    case.dy = case.dy.view(7, 6, 64)
+    if device.name == "cpu":
+        with pytest.raises(IndexError, match=r"^indices\[2, 0\] is -1 and must be from 0 to 39\.$"):
+            lookup.run(case, device.torch)
+        return
+    out, dweight = lookup.run(case, device.torch)
+    assert out[2].isnan().all()
+    case.vocab_range = (0, 40)  # as if they were another shard's
+    expected, gradient, added = lookup.expected(case)
+    rest = [0, 1, 3, 4, 5, 6]
+    assert torch.equal(out[rest], expected[rest])
+    lookup.check_gradient(dweight, gradient, added, 42)
+
+
+def test_index_outside_a_sharded_table(device):
+    weight = torch.ones(10, 64, device=device.torch)
+    inside, outside = [5, 10, 19, 20, 0, 29], [-1, 30, 2**40]
+    indices = torch.tensor(inside + outside, device=device.torch)
+    place = {"vocab_range": (10, 20), "num_embeddings": 30}
+    if device.name == "cpu":
+        with pytest.raises(IndexError, match=r"indices\[6\] is -1 and must be from 0 to 29"):
+            embedding(indices, weight, **place)
+        return
+    out = embedding(indices, weight, **place).cpu()
+    assert torch.equal(out[:6], torch.tensor([0.0, 1, 1, 0, 0, 0]).unsqueeze(-1).expand(6, 64))
+    assert out[6:].isnan().all()
+    # Where nobody says how large the table is, only a negative index is known to be wrong.
+    out = embedding(indices, weight, vocab_range=(10, 20)).cpu()
+    assert out[6].isnan().all()
+    assert torch.equal(out[7:], torch.zeros(2, 64))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 7), (3, 0)])
+def test_no_indices(device, shape):
+    weight = torch.randn(5, 64, device=device.torch, requires_grad=True)
+    out = embedding(torch.empty(shape, dtype=torch.int64, device=device.torch), weight)
+    assert out.shape == (*shape, 64)
+    out.sum().backward()
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+def test_empty_tables(device):
+    none = torch.empty(0, dtype=torch.int64, device=device.torch)
+    weight = torch.empty(0, 64, device=device.torch, requires_grad=True)
+    embedding(none, weight).sum().backward()
+    assert weight.grad.shape == (0, 64)
+    shard = torch.empty(0, 64, device=device.torch, requires_grad=True)  # more ranks than rows
+    out = embedding(torch.tensor([3, 1], device=device.torch), shard, vocab_range=(2, 2), num_embeddings=4)
+    out.sum().backward()
+    assert torch.equal(out.detach().cpu(), torch.zeros(2, 64))
+    no_columns = torch.empty(5, 0, device=device.torch, requires_grad=True)
+    assert embedding(torch.tensor([3, 1], device=device.torch), no_columns).shape == (2, 0)
+
+
+VIEWS = {
+    "a number": lambda x: x.view(-1)[0],
+    "transposed": lambda x: x.t(),
+    "every second": lambda x: x[::2, 1::3],
+    "one for all": lambda x: x[:1].expand(6, -1),
+    "four dimensions": lambda x: x.view(2, 3, 2, 6).permute(3, 0, 2, 1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_indices_at_any_strides(device, view, dtype):
+    indices = VIEWS[view](torch.randint(0, 50, (6, 12), dtype=dtype, device=device.torch))
+    case = lookup.make(0, 50, 64)
+    case.indices, case.dy = indices.cpu(), torch.randn(*indices.shape, 64)
+    weight = lookup.leaf(case.weight, device.torch)
+    out = embedding(indices, weight)
+    out.backward(case.dy.to(device.torch))
+    lookup.check(case, (out.detach().cpu(), weight.grad.cpu()))
+
+
+STRIDED = {
+    "columns of a wider table": lambda x: x.repeat(1, 3)[:, 64:128],
+    "every third row": lambda x: x.repeat_interleave(3, 0)[::3],
+    "columns not side by side": lambda x: x.t().contiguous().t(),
+    "one row for all": lambda x: x[:1].expand(50, 64),
+}
+
+
+@pytest.mark.parametrize("view", STRIDED)
+def test_table_and_gradient_at_any_strides(device, view):
+    case = lookup.make(50, 50, 64)
+    case.weight, case.dy = STRIDED[view](case.weight), STRIDED[view](case.dy)
+    weight = STRIDED[view](lookup.make(50, 50, 64).weight.to(device.torch)).requires_grad_()
+    out = embedding(case.indices.to(device.torch), weight)
+    (dweight,) = torch.autograd.grad(out, weight, STRIDED[view](lookup.make(50, 50, 64).dy.to(device.torch)))
+    lookup.check(case, (out.detach().cpu(), dweight.cpu()))
+
+
+def test_rows_further_apart_than_32_bits_reach(device):
+    if device.name == "npu":
+        pytest.skip("takes more memory than a test should on an NPU")
+    stride = 2**31 + 64
+    storage = torch.zeros(stride + 256, dtype=torch.bfloat16, device=device.torch)  # untouched pages cost nothing
+    weight = storage.as_strided((2, 256), (stride, 1))
+    values = torch.randn(2, 256).bfloat16()
+    weight.copy_(values)
+    indices = torch.tensor([1, 0, 1], device=device.torch)
+    assert torch.equal(embedding(indices, weight).cpu(), values[[1, 0, 1]])
+    table = torch.zeros(4, 256, dtype=torch.bfloat16, device=device.torch, requires_grad=True)
+    out = embedding(torch.tensor([3, 1], device=device.torch), table)
+    (dweight,) = torch.autograd.grad(out, table, weight)
+    assert torch.equal(dweight.cpu()[[3, 1]], values)
+
+
+def test_gradient_past_2_to_the_31_elements(device):
+    if device.name != "cuda":
+        pytest.skip("writes 4 GiB, which takes a GPU a millisecond and other places minutes")
+    rows, width = 2**15 + 3, 2**16
+    weight = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    indices = torch.tensor([rows - 1, 5, rows - 1], device="cuda")
+    (dweight,) = torch.autograd.grad(embedding(indices, weight).sum(), weight)
+    assert torch.equal(dweight[:, 0].nonzero().flatten().cpu(), torch.tensor([5, rows - 1]))
+    assert torch.equal(dweight[rows - 1].cpu(), torch.full((width,), 2.0).bfloat16())
+    assert dweight.count_nonzero() == 2 * width
+
+
+def test_gradient_that_is_one_number_everywhere(device):
+    weight = torch.randn(5, 64, device=device.torch, requires_grad=True)
+    embedding(torch.tensor([1, 1, 4], device=device.torch), weight).sum().backward()
+    assert torch.equal(weight.grad.cpu(), torch.tensor([0.0, 2, 0, 0, 1]).unsqueeze(-1).expand(5, 64))
+
+
+def test_frozen_table(device):
+    weight = torch.randn(5, 64, device=device.torch)
+    assert not embedding(torch.tensor([1], device=device.torch), weight).requires_grad
+
+
+def test_table_tied_to_an_output_head(device):
+    case = lookup.make(30, 20, 64)
+    head = torch.randn(30, 20)
+    tied, table, other = (lookup.leaf(case.weight, device.torch) for _ in range(3))
+    indices, scale = case.indices.to(device.torch), head.to(device.torch)
+    ((embedding(indices, tied) @ tied.t()) * scale).sum().backward()
+    ((embedding(indices, table) @ other.t()) * scale).sum().backward()
+    assert torch.allclose(tied.grad, table.grad + other.grad, rtol=1e-5, atol=1e-5)
+    again = tied.grad.clone()
+    ((embedding(indices, tied) @ tied.t()) * scale).sum().backward()
+    assert torch.allclose(tied.grad, 2 * again)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf"), 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_max_norm_scales_named_rows_in_place(device, norm_type, dtype):
+    case = lookup.make(60, 40, 64, dtype, "zipf")
+    case.weight[:, :] *= torch.linspace(0.01, 3, 40).unsqueeze(-1)
+    limit = float(torch.linalg.vector_norm(case.weight[10].float(), norm_type))
+    weight = lookup.leaf(case.weight, device.torch)
+    out = embedding(case.indices.to(device.torch), weight, max_norm=limit, norm_type=norm_type)
+    theirs = lookup.leaf(case.weight.float(), "cpu")
+    expected = torch.nn.functional.embedding(case.indices, theirs, max_norm=limit, norm_type=norm_type)
+    tolerance = 2 * torch.finfo(dtype).eps
+    assert torch.allclose(out.cpu().float(), expected, rtol=tolerance, atol=1e-6)
+    assert torch.allclose(weight.detach().cpu().float(), theirs.detach(), rtol=tolerance, atol=1e-6)
+    assert (weight.detach().cpu() != case.weight).any()
+    out.sum().backward()
+    assert torch.equal(weight.grad.cpu()[:, 0].float(), torch.bincount(case.indices, minlength=40).float())
+
+
+def test_max_norm_leaves_rows_that_are_not_named_alone(device):
+    weight = torch.full((6, 64), 9.0, device=device.torch)
+    embedding(torch.tensor([2, 2, 4], device=device.torch), weight, max_norm=1.0)
+    assert torch.equal(weight[:, 0].cpu() == 9, torch.tensor([True, True, False, True, False, True]))
+    shard = torch.full((6, 64), 9.0, device=device.torch)
+    embedding(torch.tensor([9, 10, 15, 16, 12], device=device.torch), shard, max_norm=1.0, vocab_range=(10, 16))
+    assert torch.equal(shard[:, 0].cpu() == 9, torch.tensor([False, True, False, True, True, False]))
+    untouched = torch.full((6, 64), 9.0, device=device.torch)
+    embedding(torch.tensor([9, 16], device=device.torch), untouched, max_norm=1.0, vocab_range=(10, 16))
+    assert torch.equal(untouched.cpu(), torch.full((6, 64), 9.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"padding_idx": -40}, {"scale_grad_by_freq": True}, {"vocab_range": (10, 50)}])
+def test_sparse_gradient_is_the_dense_one(device, kind, options):
+    case = lookup.make(300 if kind != "distinct" else 30, 40, 64, torch.bfloat16, kind, **options)
+    if case.vocab_range:
+        case.indices += 25
+    sparse, dense = lookup.leaf(case.weight, device.torch), lookup.leaf(case.weight, device.torch)
+    for weight in (sparse, dense):
+        out = embedding(case.indices.to(device.torch), weight, **case.options, sparse=weight is sparse)
+        out.backward(case.dy.to(device.torch))
+    assert sparse.grad.is_sparse
+    assert sparse.grad.shape == (40, 64)
+    assert sparse.grad._nnz() == case.indices.numel()
+    assert torch.allclose(sparse.grad.coalesce().to_dense(), dense.grad, rtol=2**-7)
+    _, exact, added = lookup.expected(case)
+    lookup.check_gradient(sparse.grad.coalesce().to_dense().cpu(), exact, added, 300)

@@ -1,0 +1,150 @@
+"""The operators as PyTorch sees them: registration, compilation, transforms."""
+
+import lookup
+import pytest
+import torch
+import torch._dynamo.testing
+from npu_embedding import Embedding, embedding
+
+OPS = torch.ops.npu_embedding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operators_are_registered_properly(device, dtype):
+    weight = torch.randn(10, 64, dtype=dtype, device=device.torch)
+    indices = torch.randint(0, 10, (3, 5), device=device.torch)
+    dy = torch.randn(3, 5, 64, dtype=dtype, device=device.torch)
+    leaf = weight.clone().requires_grad_()
+    for arguments in ((leaf, -1, False, False, 0, 10), (weight, 3, True, False, 0, 10), (leaf, 3, False, False, 20, 99)):
+        table, *options = arguments
+        torch.library.opcheck(OPS.embedding.default, (indices + options[3], table, *options))
+    torch.library.opcheck(OPS.embedding_backward.default, (dy, indices, 10, 3, True, 0))
+    torch.library.opcheck(OPS.embedding_sparse_backward.default, (dy, indices, 10, 3, False, 0))
+    torch.library.opcheck(OPS.renormalise_.default, (indices, weight, 1.0, 2.0, 0, 10))
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 2, "scale_grad_by_freq": True}, {"max_norm": 1.0}])
+def test_compiles_to_one_graph(device, options):
+    backend = "inductor" if device.name == "cuda" else "aot_eager"
+
+    def layer(indices, weight):
+        return torch.sin(embedding(indices, weight, **options)) @ weight.t()
+
+    indices = torch.randint(0, 10, (6, 4), device=device.torch)
+    table = torch.randn(10, 64, device=device.torch)
+    results = []
+    for function in (layer, torch.compile(layer, backend=backend, fullgraph=True)):
+        weight = lookup.leaf(table, device.torch)
+        y = function(indices, weight)
+        results.append((y, *torch.autograd.grad(y, weight, torch.ones_like(y)), weight))
+    for eager, traced in zip(*results, strict=True):
+        assert torch.allclose(eager, traced, rtol=1e-5, atol=1e-5)
+
+
+def test_number_of_indices_may_be_dynamic_under_compile(device):
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    weight = torch.randn(10, 64, device=device.torch)
+    compiled = torch.compile(lambda indices: embedding(indices, weight) * 2, backend=counter, fullgraph=True)
+    for n in (3, 17, 256):
+        indices = torch.randint(0, 10, (n,), device=device.torch)
+        torch._dynamo.mark_dynamic(indices, 0)
+        assert torch.equal(compiled(indices), embedding(indices, weight) * 2)
+    assert counter.frame_count == 1
+
+
+def test_export(device):
+    model = Embedding(10, 64, padding_idx=1, device=device.torch)
+    indices = torch.randint(0, 10, (4, 2), device=device.torch)
+    program = torch.export.export(model, (indices,))
+    assert torch.equal(program.module()(indices), model(indices))
+
+
+def test_functional_gradient(device):
+    indices = torch.randint(0, 10, (3, 5), device=device.torch)
+    weight = torch.randn(10, 64, device=device.torch)
+    loss = lambda w: embedding(indices, w, padding_idx=2).square().sum()  # noqa: E731
+    leaf = weight.clone().requires_grad_()
+    assert torch.equal(torch.func.grad(loss)(weight), torch.autograd.grad(loss(leaf), leaf)[0])
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_second_derivative_is_refused(device, sparse):
+    weight = torch.randn(10, 64, device=device.torch, requires_grad=True)
+    out = embedding(torch.tensor([1, 2], device=device.torch), weight, sparse=sparse)
+    (gradient,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        (torch.sparse.sum(gradient) if sparse else gradient.sum()).backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(device, reentrant):
+    case = lookup.make(30, 10, 64)
+    expected = lookup.run(case, device.torch)
+    indices, weight = case.indices.to(device.torch), lookup.leaf(case.weight, device.torch)
+    out = torch.utils.checkpoint.checkpoint(lambda w: embedding(indices, w), weight, use_reentrant=reentrant)
+    out.backward(case.dy.to(device.torch))
+    assert torch.equal(out.detach().cpu(), expected[0])
+    assert torch.equal(weight.grad.cpu(), expected[1])
+
+
+def test_autocast_leaves_dtypes_alone(device):
+    indices = torch.tensor([1, 2], device=device.torch)
+    weight = torch.randn(10, 64, device=device.torch, requires_grad=True)
+    with torch.autocast(device.torch.type, dtype=torch.bfloat16):
+        out = embedding(indices, weight)
+    assert out.dtype == torch.float32
+    assert torch.autograd.grad(out.sum(), weight)[0].dtype == torch.float32
+
+
+def test_saves_the_indices_and_nothing_else(device):
+    saved = []
+    pack = lambda tensor: saved.append(tensor) or tensor  # noqa: E731
+    indices = torch.randint(0, 10, (3, 5), device=device.torch)
+    weight = torch.randn(10, 64, device=device.torch, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        embedding(indices, weight, padding_idx=0, scale_grad_by_freq=True)
+    assert [tensor.data_ptr() for tensor in saved] == [indices.data_ptr()]
+
+
+def test_inference_mode(device):
+    case = lookup.make(30, 10, 64)
+    with torch.inference_mode():
+        out = embedding(case.indices.to(device.torch), case.weight.to(device.torch))
+    assert torch.equal(out.cpu(), case.weight[case.indices])
+
+
+def test_nothing_waits_for_the_device(device):
+    if device.name != "cuda":
+        pytest.skip("what waits for the device is reported by CUDA alone")
+    case = lookup.make(300, 40, 64, kind="zipf", padding_idx=1)
+    indices, dy = case.indices.cuda(), case.dy.cuda()
+    weight = lookup.leaf(case.weight, "cuda")
+    for options in ({}, {"sparse": True}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}):
+        embedding(indices, weight, 1, **options).backward(dy)  # compiles
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            embedding(indices, weight, 1, **options).backward(dy)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        weight.grad = None
+
+
+@pytest.mark.parametrize("width", [64, 100, 4096])
+def test_graph_capture(device, width):
+    if device.name != "cuda":
+        pytest.skip("graph capture is CUDA's")
+    indices, other = torch.randint(0, 500, (2, 300), device="cuda")
+    weight = torch.randn(500, width, device="cuda", requires_grad=True)
+    dy = torch.randn(300, width, device="cuda")
+    step = lambda: (lambda y: (y, *torch.autograd.grad(y, weight, dy)))(embedding(indices, weight))  # noqa: E731
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    indices.copy_(other)
+    graph.replay()
+    for replayed, eager in zip(captured, step(), strict=True):
+        assert torch.equal(replayed, eager)
