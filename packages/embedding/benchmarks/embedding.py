@@ -108,6 +108,8 @@ BENCHMARK = Benchmark(
     providers={"ours": ours, "torch": pytorch, "liger": liger},
     reference=reference,
     traffic=traffic,
+    # One row is a sum of n fp32 numbers of either sign, and is compared with the scale of a gradient that is zero elsewhere.
+    tolerance=lambda case: 2**-12 if case["kind"] == "equal" and case["dtype"] == fp32 else None,
     sweeps=SWEEPS,
     peers=("liger-kernel",),
 )

@@ -80,8 +80,8 @@ class Benchmark:
             "no-grad-forward"; "full" is the sum of the first two.
         flops: floating-point operations, likewise; None where they do not count.
         sweeps: further sets of cases, by the name that `--sweep` takes.
-        tolerance: the largest error (`npu_bench.relative_error`) of a right result; None for what follows from the
-            narrowest dtype of the inputs.
+        tolerance: from a case, the largest error (`npu_bench.relative_error`) of a right result; None for what follows
+            from the narrowest dtype of the inputs.
         modes: what can be timed.
         peers: pip names whose versions are reported.
         host_stages: the stages of one call's host time on a device, for `npu-bench host`.
@@ -96,7 +96,7 @@ class Benchmark:
     traffic: Callable[[Case, str], int]
     flops: Callable[[Case, str], int] | None = None
     sweeps: Mapping[str, Sweep] = field(default_factory=dict)
-    tolerance: float | None = None
+    tolerance: Callable[[Case], float | None] = lambda case: None
     modes: Sequence[str] = MODES
     peers: Sequence[str] = ()
     host_stages: Callable[[torch.device], Sequence[Stage]] | None = None

@@ -144,7 +144,7 @@ def _checked(
 ) -> tuple[dict[str, Forward], dict[str, str], tuple[Tensor, ...]]:
     """The forwards whose results are right, what to say of each provider, and gradients for the outputs."""
     expected, seeds = expect(benchmark.reference, inputs, device.reference_dtype)
-    tolerance = default_tolerance(inputs) if benchmark.tolerance is None else benchmark.tolerance
+    tolerance = benchmark.tolerance(case) or default_tolerance(inputs)
     forwards: dict[str, Forward] = {}
     verdicts: dict[str, str] = {}
     for name in providers:

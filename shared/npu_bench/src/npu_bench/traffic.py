@@ -128,7 +128,7 @@ def _run_case(
     cpu = torch.device("cpu")
     inputs = make_inputs(benchmark, case, cpu)
     expected, seeds = expect(benchmark.reference, inputs, torch.float64)
-    tolerance = default_tolerance(inputs) if benchmark.tolerance is None else benchmark.tolerance
+    tolerance = benchmark.tolerance(case) or default_tolerance(inputs)
     rows = []
     for name in providers:
         try:
