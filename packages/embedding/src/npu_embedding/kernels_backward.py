@@ -109,12 +109,14 @@ def finish_kernel(
     i_padding,
     N: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    MASK_PARTIALS: tl.constexpr,
     MASK_COLUMNS: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
 ):
-    """Every border between two chunks, BLOCK_P partial sums at a time, then every tile of BLOCK_M rows of dweight."""
+    """Every border between two chunks, BLOCK_P partial sums of BLOCK_C columns at a time, then every tile of dweight."""
     o_p = tl.arange(0, BLOCK_P)
     o_m = tl.arange(0, BLOCK_M)
     b_zeros = tl.zeros([BLOCK_M, BLOCK_N], p_dweight.dtype.element_ty)
@@ -122,11 +124,11 @@ def finish_kernel(
     i_begin = tl.load(p_offsets).to(tl.int64)
     i_end = tl.load(p_offsets + n_rows).to(tl.int64)
     n_each = tl.maximum(tl.cdiv(i_end - i_begin, n_chunks), 1)
-    n_blocks = tl.cdiv(N, BLOCK_N)
+    n_blocks = tl.cdiv(N, BLOCK_C)
     n_borders = (n_chunks - 1) * n_blocks
     for i_task in tl.range(tl.program_id(0), n_borders, tl.num_programs(0)):
         i_border = i_task // n_blocks + 1  # between the chunks i_border - 1 and i_border
-        o_col = block_columns(i_task % n_blocks, N, BLOCK_N, MASK_COLUMNS)
+        o_col = block_columns(i_task % n_blocks, N, BLOCK_C, MASK_PARTIALS)
         i = i_begin + i_border * n_each
         if i < i_end:
             i_row = tl.load(p_sorted + i).to(tl.int64) - first
@@ -135,20 +137,21 @@ def finish_kernel(
             # The first border that a run crosses adds up the whole run.
             if (i_start < i) & (i_start >= i - n_each) & (i_row != i_padding):
                 i_last = (i_stop - 1 - i_begin) // n_each
-                b_row = load_row(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N, o_col, N, MASK_COLUMNS)
+                b_row = load_row(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N, o_col, N, MASK_PARTIALS)
                 if BLOCK_P == 1:
                     for i_head in tl.range(i_border.to(tl.int64), i_last + 1):
-                        b_row += load_row(p_partials + i_head * N, o_col, N, MASK_COLUMNS)
+                        b_row += load_row(p_partials + i_head * N, o_col, N, MASK_PARTIALS)
                 else:
-                    b_sum = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
+                    b_sum = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
                     for i_head in tl.range(i_border.to(tl.int64), i_last + 1, BLOCK_P):
                         m_heads = (o_p < i_last + 1 - i_head)[:, None]
-                        if MASK_COLUMNS:
+                        if MASK_PARTIALS:
                             m_heads = m_heads & (o_col < N)[None, :]
                         p_heads = p_partials + i_head * N + (o_p[:, None] * N + o_col[None, :])
-                        b_sum += tl.load(p_heads, mask=m_heads, other=0.0)  # [BLOCK_P, BLOCK_N]
+                        b_sum += tl.load(p_heads, mask=m_heads, other=0.0)  # [BLOCK_P, BLOCK_C]
                     b_row += tl.sum(b_sum, axis=0)
-                store_gradient(p_dweight + i_row * N, b_row, p_offsets, i_row, o_col, N, MASK_COLUMNS, SCALE_BY_COUNT)
+                store_gradient(p_dweight + i_row * N, b_row, p_offsets, i_row, o_col, N, MASK_PARTIALS, SCALE_BY_COUNT)
+    n_blocks = tl.cdiv(N, BLOCK_N)
     n_tiles = tl.cdiv(n_rows, BLOCK_M)
     i_task = (tl.program_id(0) + tl.num_programs(0) - n_borders % tl.num_programs(0)) % tl.num_programs(0)
     for i_tile in tl.range(i_task, n_tiles * n_blocks, tl.num_programs(0)):
