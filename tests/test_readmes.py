@@ -13,8 +13,9 @@ READMES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md"))]
 def test_code_blocks_run(readme, capsys):
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.S)
     assert blocks
+    namespace = {}  # a later block may use what an earlier one has defined
     for block in blocks:
-        exec(compile(block, str(readme), "exec"), {})
+        exec(compile(block, str(readme), "exec"), namespace)
     assert capsys.readouterr().out
 
 
