@@ -140,7 +140,10 @@ def test_training_lowers_the_loss():
     ids=["wrong gradient", "rounded input", "not a number"],
 )
 def test_broken_norm_is_detected(demo, capsys, fault):
-    assert demo("--device", "cpu", ours=Blocks("broken", lambda hidden_size: _Broken(hidden_size, fault))) == 1
+    assert (
+        demo("--device", "cpu", ours=Blocks("broken", lambda hidden_size: _Broken(hidden_size, fault), torch.nn.Embedding))
+        == 1
+    )
     assert "do not agree" in capsys.readouterr().out
 
 

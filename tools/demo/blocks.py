@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import npu_embedding
 import npu_rms_norm
 import torch
 from torch import Tensor, nn
+
+BYTES = 256  # the vocabulary
 
 
 class PlainRMSNorm(nn.Module):
@@ -42,14 +45,16 @@ class Blocks:
     Attributes:
         name: how the report calls them.
         norm: makes a norm from a hidden size; it is called with x, or with x and the residual stream.
+        embedding: makes an embedding from the number of rows and a hidden size.
     """
 
     name: str
     norm: Callable[[int], nn.Module]
+    embedding: Callable[[int, int], nn.Embedding]
 
 
-OURS = Blocks("our operators", npu_rms_norm.RMSNorm)
-PLAIN = Blocks("plain PyTorch", PlainRMSNorm)
+OURS = Blocks("our operators", npu_rms_norm.RMSNorm, npu_embedding.Embedding)
+PLAIN = Blocks("plain PyTorch", PlainRMSNorm, nn.Embedding)
 
 
 def minimum_bytes(kernel: str, constants: Mapping[str, Any], elements: int, itemsize: int) -> int | None:
@@ -71,5 +76,8 @@ def minimum_bytes(kernel: str, constants: Mapping[str, Any], elements: int, item
         "forward_kernel": (2 + residual) * elements + width,  # x -> y, and the weight
         "backward_kernel": (3 + residual_gradient) * elements + 2 * width,  # dy, x -> dx, weight and its gradient
         "sum_partials_kernel": 0,  # ends the backward
+        "gather_rows_kernel": 2 * elements,  # rows of the table -> rows
+        "sum_runs_kernel": elements + BYTES * width,  # dy -> the table's gradient
+        "finish_kernel": 0,  # ends that, with the rows that no index names
     }.get(kernel)
     return None if elements_moved is None else elements_moved * itemsize

@@ -137,7 +137,7 @@ class Kernels:
         minimum = sum((bound or 0) * use.per_step for use, bound in zip(self, minima, strict=True))
         return (
             "Traffic is of one launch, as the emulator counts it. The least, for M rows of D elements: 2MD forward, "
-            "3MD backward, with the residual stream 2MD and 1MD more, and the parameters once. "
+            "3MD backward, with the residual stream 2MD and 1MD more, the embedding 2MD and MD + VD; parameters once. "
             f"All kernels of one step move {moved / 1e6:.1f} MB, {moved / minimum:.3f} times the least: statistics, "
             "partial sums and each core's copy of the parameters come on top."
         )

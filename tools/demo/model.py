@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .blocks import Blocks
-
-BYTES = 256  # the vocabulary
+from .blocks import BYTES, Blocks
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: Config, blocks: Blocks) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(BYTES, config.hidden_size)
+        self.embedding = blocks.embedding(BYTES, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, blocks) for _ in range(config.layers))
         self.final_norm = blocks.norm(config.hidden_size)
         for module in self.modules():

@@ -218,7 +218,7 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     case = lookup.make(300, 50, 2048, torch.bfloat16, "zipf", seed=3)
     with pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
         lookup.check(case, emulate(case)[1])
-    assert set(refused) == {"forward_kernel", "sum_runs_kernel", "finish_kernel"}
+    assert set(refused) == {"gather_rows_kernel", "sum_runs_kernel", "finish_kernel"}
     refused.clear()
     lookup.check(case, emulate(case)[1])
     assert not refused  # what worked is remembered

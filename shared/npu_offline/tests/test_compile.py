@@ -180,3 +180,24 @@ def test_recorded_launch_compiles_as_given():
     assert report.ub.used == _rms_norm(2048, 4).ub.used
     with pytest.raises(TypeError, match="must be left out"):
         compile_kernel(launches[0], SIGNATURE)
+
+
+@triton.jit
+def fill(y_ptr, n, BN: tl.constexpr):
+    b_zeros = tl.zeros([BN], tl.float32)
+    for i in tl.range(0, n):
+        tl.store(y_ptr + i * BN + tl.arange(0, BN), b_zeros)
+
+
+@triton.jit
+def fill_with_numbers(y_ptr, n, BN: tl.constexpr):
+    for i in tl.range(0, n):
+        tl.store(y_ptr + i * BN + tl.arange(0, BN), tl.zeros([BN], tl.float32) + i)
+
+
+def test_a_constant_that_a_loop_stores_needs_no_second_buffer():
+    signature = {"y_ptr": "*fp32", "n": "i32"}
+    assert compile_kernel(fill, signature, {"BN": 1024}, toolchain="1.1.0").double_buffered is None
+    assert compile_kernel(fill_with_numbers, signature, {"BN": 1024}, toolchain="1.1.0").double_buffered is True
+    single = compile_kernel(fill_with_numbers, signature, {"BN": 1024}, toolchain="1.1.0", options={"multibuffer": False})
+    assert single.double_buffered is False

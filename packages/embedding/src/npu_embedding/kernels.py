@@ -59,7 +59,7 @@ def copy_rows(
 
 
 @triton.jit(do_not_specialize=["n", "first", "last", "n_total"])
-def forward_kernel(
+def gather_rows_kernel(
     p_index,
     p_weight,
     p_out,

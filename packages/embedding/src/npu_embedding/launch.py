@@ -50,7 +50,7 @@ def forward(indices: Tensor, weight: Tensor, first: int, n_total: int, device: D
 
     def run(recipe: _Recipe) -> None:
         grid = recipe.launch.grid(flat.numel())
-        _launch("kernels", "forward_kernel", recipe, grid, tensors, scalars)
+        _launch("kernels", "gather_rows_kernel", recipe, grid, tensors, scalars)
 
     launch_with_fallback("embedding forward", recipe, run, _smaller)
     return out

@@ -34,7 +34,11 @@ def read_plan(module: ModuleOp) -> Plan:
         if name_of(op) == "hivm.hir.pointer_cast":
             space, end = _buffer_end(op)
             used[space] = max(used[space], end)
-        doubled += [len(_addresses(value)) > 1 for value in _local_sides(op) if _in_innermost_loop(op)]
+        doubled += [
+            len(_addresses(value)) > 1
+            for value in _local_sides(op)
+            if _in_innermost_loop(op) and not _is_constant_in_loop(op, value)
+        ]
     return Plan(used, all(doubled) if doubled else None)
 
 
@@ -110,6 +114,29 @@ def _in_innermost_loop(op: Operation) -> bool:
             return not any(True for loop in inner for nested in loop.walk() for _ in _local_sides(nested))
         block = parent.parent
     return False
+
+
+def _is_constant_in_loop(op: Operation, value: SSAValue) -> bool:
+    """Whether a transfer stores a buffer that its loop does nothing but store, zeros say: no second copy could help."""
+    loop = op.parent_op()
+    while loop is not None and name_of(loop) not in _LOOPS:
+        loop = loop.parent_op()
+    if loop is None or not _is_store(op):
+        return False
+    addresses = _addresses(value)
+    return not any(
+        addresses & _addresses(operand)
+        for other in loop.walk()
+        if not other.results and not _is_store(other)
+        for operand in other.operands
+        if _space_of(operand.type) in ("ub", "l1")
+    )
+
+
+def _is_store(op: Operation) -> bool:
+    """Whether a transfer goes to global memory: its on-chip side comes first."""
+    spaces = [_space_of(operand.type) for operand in op.operands]
+    return "gm" in spaces and not op.results and spaces.index("gm") > 0
 
 
 def _reaches(start: Block, target: Block) -> bool:
