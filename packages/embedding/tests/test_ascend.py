@@ -82,7 +82,7 @@ def test_declared_tiles_are_what_the_compiler_needs(label, rows):
     for launch, kind, blocks in (
         (forward, tiling.ForwardLaunch, {"BLOCK_M": rows}),
         (runs, tiling.RunsLaunch, {}),
-        (finish, tiling.FinishLaunch, {"BLOCK_M": rows}),
+        (finish, tiling.FinishLaunch, {"BLOCK_M": rows, "BLOCK_C": width}),
     ):
         declared = footprint(kind(chip, width, itemsize, width, blocks.get("BLOCK_M", 1)).tiles, {}, chip)
         needed = required(launch, N=width, BLOCK_N=width, **blocks)
