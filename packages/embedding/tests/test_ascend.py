@@ -206,7 +206,7 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     """The launches as a user's compiler would refuse them: everything of more than 2 rows or 1024 columns overflows."""
     from npu_embedding import launch
 
-    real, refused = launch._launch, []
+    real, refused = launch.KERNELS.launch, []
 
     def refusing(module, kernel, recipe, *arguments):
         if recipe.constants.get("BLOCK_M", 0) > 2 or recipe.constants["BLOCK_N"] > 1024:
@@ -214,7 +214,7 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
         real(module, kernel, recipe, *arguments)
 
-    monkeypatch.setattr(launch, "_launch", refusing)
+    monkeypatch.setattr(launch.KERNELS, "launch", refusing)
     case = lookup.make(300, 50, 2048, torch.bfloat16, "zipf", seed=3)
     with pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
         lookup.check(case, emulate(case)[1])

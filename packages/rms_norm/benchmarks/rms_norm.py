@@ -10,7 +10,8 @@ from unittest import mock
 import npu_rms_norm
 import torch
 from npu_bench import Benchmark, Case, Stage, Sweep, UnavailableError
-from npu_rms_norm import launch, operators
+from npu_rms_norm import launch
+from npu_rms_norm.operators import OPERATORS
 from npu_tiling import device_for
 from torch import Tensor
 
@@ -138,8 +139,8 @@ def host_stages(device: torch.device) -> Sequence[Stage]:
     x, weight = inputs(CASES[1], device).values()
     plain_x, plain_weight = x.detach(), weight.detach()
     forward = partial(launch.forward, plain_x, None, plain_weight, EPS, 0.0, "llama", True, chip)
-    captured = _arguments(forward, "_follow", "_recipe", "_launch")
-    implementation = partial(operators._rms_norm, plain_x, plain_weight, EPS, 0.0, "llama", False, True)
+    captured = _arguments(forward, (launch, "follow_rows"), (launch, "choose_recipe"), (launch.KERNELS, "launch"))
+    implementation = partial(OPERATORS.below_autograd, "rms_norm", plain_x, plain_weight, EPS, 0.0, "llama", False, True)
     return [
         Stage("public function, with gradients", partial(npu_rms_norm.rms_norm, x, weight, EPS), ["implementation"]),
         Stage("public function, no gradients", partial(npu_rms_norm.rms_norm, plain_x, plain_weight, EPS)),
@@ -149,9 +150,9 @@ def host_stages(device: torch.device) -> Sequence[Stage]:
         Stage("implementation", implementation, ["launch.forward"]),
         Stage("launch.forward", forward, ["allocation of y and rstd", "row layout", "tiling look-up", "kernel launch"]),
         Stage("allocation of y and rstd", partial(_allocate, plain_x)),
-        Stage("row layout", captured["_follow"]),
-        Stage("tiling look-up", captured["_recipe"]),
-        Stage("kernel launch", captured["_launch"]),
+        Stage("row layout", captured["follow_rows"]),
+        Stage("tiling look-up", captured["choose_recipe"]),
+        Stage("kernel launch", captured["launch"]),
     ]
 
 
@@ -159,12 +160,12 @@ def _allocate(x: Tensor) -> tuple[Tensor, Tensor]:
     return launch.allocate(x, x.shape, x.dtype), launch.allocate(x, x.shape[:-1], torch.float32)
 
 
-def _arguments(call: Callable[[], Any], *names: str) -> dict[str, Callable[[], Any]]:
-    """The calls of functions of launch.py that `call` makes, ready to be made again."""
+def _arguments(call: Callable[[], Any], *functions: tuple[Any, str]) -> dict[str, Callable[[], Any]]:
+    """The calls that `call` makes of these functions, ready to be made again; each is given by its owner and name."""
     captured: dict[str, Callable[[], Any]] = {}
-    for name in names:
-        function = getattr(launch, name)
-        with mock.patch.object(launch, name, wraps=function) as spy:
+    for owner, name in functions:
+        function = getattr(owner, name)
+        with mock.patch.object(owner, name, wraps=function) as spy:
             call()
         captured[name] = partial(function, *spy.call_args.args, **spy.call_args.kwargs)
     return captured

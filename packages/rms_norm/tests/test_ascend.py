@@ -163,7 +163,7 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
 
 def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     """The launch as a user's compiler would refuse it: everything above 2 rows overflows."""
-    real, refused = launch._launch, []
+    real, refused = launch.KERNELS.launch, []
 
     def refusing(module, kernel, recipe, grid, tensors, scalars):
         if kernel == "forward_kernel" and recipe.constants["BLOCK_M"] > 2:
@@ -171,7 +171,7 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
         real(module, kernel, recipe, grid, tensors, scalars)
 
-    monkeypatch.setattr(launch, "_launch", refusing)
+    monkeypatch.setattr(launch.KERNELS, "launch", refusing)
     case = formula.make(64, 2048, torch.bfloat16, seed=3)
     with npu_offline.emulate("Ascend910B4"), pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
         y, *_ = formula.run(case, rms_norm, "cpu")

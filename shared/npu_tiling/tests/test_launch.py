@@ -1,10 +1,11 @@
 import contextlib
 import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
-from npu_tiling import Launcher, MissingTritonError, import_kernels
+from npu_tiling import Kernels, Launcher, MissingTritonError, Recipe, import_kernels
 
 
 def test_missing_triton_is_an_error_with_the_command(monkeypatch, tmp_path):
@@ -106,3 +107,56 @@ def test_what_needs_the_jit_goes_through_it(launch, tensor):
 @pytest.mark.parametrize("launch", ["3.2.0", "3.8.0"], indirect=True)
 def test_other_releases_of_triton_go_through_the_jit(launch):
     assert len(launch(tensor_on("cuda", 0), times=3).jit) == 3
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tiling's result, as a package has it."""
+
+    block: int
+
+    @property
+    def constants(self):
+        return {"BLOCK": self.block}
+
+    @property
+    def options(self):
+        return {"num_warps": 4}
+
+
+def halved(launch):
+    return Rows(launch.block // 2) if launch.block > 1 else None
+
+
+def test_a_recipe_keeps_its_modes_when_it_shrinks():
+    recipe = Recipe.of(Rows(2), {"MODE": True}, ("fp32",))
+    smaller = recipe.smaller(halved)
+    assert recipe.constants == {"BLOCK": 2, "MODE": True} and smaller.constants == {"BLOCK": 1, "MODE": True}
+    assert smaller.smaller(halved) is None
+
+
+def test_recipes_share_a_compiled_kernel_only_if_all_is_equal():
+    keys = {
+        Recipe.of(Rows(block), {"MODE": mode}, (dtype,)).key
+        for block in (1, 2)
+        for mode in (0, 1)
+        for dtype in ("fp32", "bf16")
+    }
+    assert len(keys) == 8
+    assert Recipe.of(Rows(2), {"MODE": 1}, ("fp32",)).key in keys
+
+
+def test_kernels_are_imported_at_their_first_launch(monkeypatch, tmp_path):
+    package = tmp_path / "package_of_mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "kernels.py").write_text("launched = []\nkernel = {(3,): lambda *a, **k: launched.append((a, k))}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.2.0"))
+    kernels = Kernels("package_of_mine", "mine")
+    assert "package_of_mine.kernels" not in sys.modules
+    x = torch.ones(1)
+    for _ in range(2):
+        kernels.launch("kernels", "kernel", Recipe.of(Rows(2), {"MODE": 1}, ()), 3, (x, None), (7,))
+    launched = sys.modules["package_of_mine.kernels"].launched
+    assert launched == [((x, None, 7), {"BLOCK": 2, "MODE": 1, "num_warps": 4})] * 2

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import torch
+from npu_tiling.autograd import Function, apply, needs_gradient
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
 
-from .operators import LIBRARY
+from .operators import OPERATORS
 
-_OPS = torch.ops.npu_embedding
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ANY_TOTAL = 2**63 - 1  # a sharded table of unknown size: every index but a negative one may be another shard's
 
@@ -73,8 +69,8 @@ def embedding(
         if not max_norm >= 0:
             raise ValueError(f"max_norm is {max_norm} and must be at least 0.")
         with torch.no_grad():
-            _OPS.renormalise_(indices, weight, float(max_norm), float(norm_type), first, n_total)
-    return _OPS.embedding(indices, weight, padding, scale_grad_by_freq, sparse, first, n_total)
+            OPERATORS("renormalise_", indices, weight, float(max_norm), float(norm_type), first, n_total)
+    return OPERATORS("embedding", indices, weight, padding, scale_grad_by_freq, sparse, first, n_total)
 
 
 def _check(
@@ -122,27 +118,15 @@ def _padding_row(padding_idx: int | None, rows: int | None) -> int:
     return padding_idx % rows
 
 
-# An operator's autograd kernel runs at one level of torch.func's transforms, which the dispatcher has already chosen: this
-# is the Function for that, where torch.autograd.Function would start over at the outermost level.
-_Function = torch.autograd.function._SingleLevelFunction
-
-
-def _apply(function: Any, *arguments: Any) -> Any:
-    if torch._C._are_functorch_transforms_active():
-        with enable_single_level_autograd_function():
-            return function.apply(*arguments)
-    return function.apply(*arguments)
-
-
-class _Embedding(_Function):
+class _Embedding(Function):
     @staticmethod
     def forward(ctx, indices, weight, padding_idx, scale_grad_by_freq, sparse, first, n_total):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(indices)
         ctx.sparse = sparse
         ctx.options = (weight.shape[0], padding_idx, scale_grad_by_freq, first)
         ctx.set_materialize_grads(False)
-        with torch._C._AutoDispatchBelowAutograd():
-            return _OPS.embedding(indices, weight, padding_idx, scale_grad_by_freq, sparse, first, n_total)
+        options = (padding_idx, scale_grad_by_freq, sparse, first, n_total)
+        return OPERATORS.below_autograd("embedding", indices, weight, *options)
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
@@ -150,43 +134,20 @@ class _Embedding(_Function):
         if dy is not None:
             (indices,) = ctx.saved_tensors
             if ctx.sparse:
-                values, rows = _differentiate(_OPS.embedding_sparse_backward, dy, indices, *ctx.options)
+                values, rows = OPERATORS("embedding_sparse_backward", dy, indices, *ctx.options)
                 shape = (ctx.options[0], dy.shape[-1])
                 dweight = torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, check_invariants=False)
             else:
-                dweight = _differentiate(_OPS.embedding_backward, dy, indices, *ctx.options)
+                dweight = OPERATORS("embedding_backward", dy, indices, *ctx.options)
         return None, dweight, None, None, None, None, None
 
 
-class _Backward(_Function):
-    """A gradient as a function of its own, so that differentiating it again is an error and not a silent zero."""
-
-    @staticmethod
-    def forward(ctx, operator, *arguments):  # type: ignore[no-untyped-def]
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
-
-    @staticmethod
-    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
-        raise NotImplementedError("embedding has no second derivative: it cannot be differentiated twice.")
+def _embedding(indices, weight, *options):  # type: ignore[no-untyped-def]
+    if needs_gradient((weight,)):
+        return apply(_Embedding, indices, weight, *options)
+    return OPERATORS.below_autograd("embedding", indices, weight, *options)
 
 
-def _embedding_autograd(  # type: ignore[no-untyped-def]
-    indices, weight, padding_idx, scale_grad_by_freq, sparse, first, n_total
-):
-    if torch.is_grad_enabled() and weight.requires_grad:
-        return _apply(_Embedding, indices, weight, padding_idx, scale_grad_by_freq, sparse, first, n_total)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _OPS.embedding(indices, weight, padding_idx, scale_grad_by_freq, sparse, first, n_total)
-
-
-def _differentiate(operator, dy, *arguments):  # type: ignore[no-untyped-def]
-    if torch.is_grad_enabled() and dy.requires_grad:
-        return _apply(_Backward, operator, dy, *arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator(dy, *arguments)
-
-
-LIBRARY.impl("embedding", _embedding_autograd, "Autograd")
-LIBRARY.impl("embedding_backward", partial(_differentiate, _OPS.embedding_backward), "Autograd")
-LIBRARY.impl("embedding_sparse_backward", partial(_differentiate, _OPS.embedding_sparse_backward), "Autograd")
+OPERATORS.autograd("embedding", _embedding)
+OPERATORS.gradient("embedding_backward")
+OPERATORS.gradient("embedding_sparse_backward")

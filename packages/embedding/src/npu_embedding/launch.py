@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import torch
-from npu_tiling import Device, Launcher, import_kernels, launch_with_fallback
+from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
 from torch import Tensor
 
 from . import tiling
 
-PACKAGE = "npu-embedding"
+KERNELS = Kernels(__package__, "npu-embedding")
 _INT32_END = 2**31
 _NAN_BITS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
-
-
-@dataclass(frozen=True, eq=False)
-class _Recipe:
-    """Everything of a launch that its tensors' addresses do not change; one object for equal launches."""
-
-    launch: Any  # one of tiling's
-    constants: dict[str, Any]
-    options: dict[str, int]
-    key: Hashable  # equal for launches that need the same compiled kernel
-    modes: tuple[tuple[str, int], ...]  # constants that the tiling does not choose
 
 
 def forward(indices: Tensor, weight: Tensor, first: int, n_total: int, device: Device) -> Tensor:
@@ -48,9 +34,9 @@ def forward(indices: Tensor, weight: Tensor, first: int, n_total: int, device: D
     bits = torch.int16 if weight.dtype.itemsize == 2 else torch.int32
     tensors = (flat, weight.view(bits), out.view(bits))
 
-    def run(recipe: _Recipe) -> None:
+    def run(recipe: Recipe) -> None:
         grid = recipe.launch.grid(flat.numel())
-        _launch("kernels", "gather_rows_kernel", recipe, grid, tensors, scalars)
+        KERNELS.launch("kernels", "gather_rows_kernel", recipe, grid, tensors, scalars)
 
     launch_with_fallback("embedding forward", recipe, run, _smaller)
     return out
@@ -97,23 +83,23 @@ def sum_runs(
     runs = _recipe(tiling.runs_launch, width, itemsize, device, modes, strided)
     numbers = (first, padding)
 
-    def run(recipe: _Recipe) -> Tensor:
+    def run(recipe: Recipe) -> Tensor:
         chunks = recipe.launch.chunks(n)
         partials = torch.empty((2, chunks, width), dtype=torch.float32, device=dy.device)
         tensors = (rows, order, ordered, offsets, dweight, partials)
         scalars = (n_rows, chunks, *numbers, rows.stride(0))
         grid = chunks * recipe.launch.column_blocks
-        _launch("kernels_backward", "sum_runs_kernel", recipe, grid, tensors, scalars)
+        KERNELS.launch("kernels_backward", "sum_runs_kernel", recipe, grid, tensors, scalars)
         return partials
 
     partials = launch_with_fallback("embedding backward, sums", runs, run, _smaller)
     finish = _recipe(tiling.finish_launch, width, itemsize, device, modes, kinds)
 
-    def run_finish(recipe: _Recipe) -> None:
+    def run_finish(recipe: Recipe) -> None:
         chunks = partials.shape[1]
         tensors = (partials, ordered, offsets, dweight)
         grid = recipe.launch.grid(n_rows, chunks)
-        _launch("kernels_backward", "finish_kernel", recipe, grid, tensors, (n_rows, chunks, *numbers))
+        KERNELS.launch("kernels_backward", "finish_kernel", recipe, grid, tensors, (n_rows, chunks, *numbers))
 
     launch_with_fallback("embedding backward, zeros and partial sums", finish, run_finish, _smaller)
     return dweight
@@ -142,35 +128,9 @@ def _recipe(
     device: Device,
     modes: tuple[tuple[str, int], ...],
     kinds: Hashable,
-) -> _Recipe:
-    return _with_launch(choose(width, itemsize, device), modes, kinds)
+) -> Recipe:
+    return Recipe.of(choose(width, itemsize, device), dict(modes), kinds)
 
 
-def _with_launch(launch: tiling.Launch, modes: tuple[tuple[str, int], ...], kinds: Hashable) -> _Recipe:
-    constants = {**launch.constants, **dict(modes)}
-    options = launch.options
-    return _Recipe(launch, constants, options, (tuple(constants.values()), tuple(options.values()), kinds), modes)
-
-
-def _smaller(recipe: _Recipe) -> _Recipe | None:
-    launch = tiling.smaller(recipe.launch)
-    if launch is None:
-        return None
-    smaller = _with_launch(launch, recipe.modes, None)
-    return dataclasses.replace(smaller, key=(smaller.key, recipe.key))
-
-
-def _launch(
-    module: str,
-    kernel: str,
-    recipe: _Recipe,
-    grid: int,
-    tensors: Sequence[Tensor],
-    scalars: Sequence[int],
-) -> None:
-    _launcher(module, kernel)(grid, tensors, scalars, recipe.constants, recipe.options, recipe.key)
-
-
-@functools.cache
-def _launcher(module: str, kernel: str) -> Launcher:
-    return Launcher(getattr(import_kernels(f"{__package__}.{module}", PACKAGE), kernel))
+def _smaller(recipe: Recipe) -> Recipe | None:
+    return recipe.smaller(tiling.smaller)

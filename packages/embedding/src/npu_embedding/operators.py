@@ -9,23 +9,12 @@ from __future__ import annotations
 
 import torch
 from npu_tiling import device_for
+from npu_tiling.autograd import OperatorLibrary
 from torch import Tensor
 
 from . import launch, reference
 
-LIBRARY = torch.library.Library("npu_embedding", "DEF")
-LIBRARY.define(
-    "embedding(Tensor indices, Tensor weight, SymInt padding_idx, bool scale_grad_by_freq, bool sparse, SymInt first,"
-    " SymInt n_total) -> Tensor"
-)
-_BACKWARD = "Tensor dy, Tensor indices, SymInt n_rows, SymInt padding_idx, bool scale_grad_by_freq, SymInt first"
-LIBRARY.define(f"embedding_backward({_BACKWARD}) -> Tensor")
-LIBRARY.define(f"embedding_sparse_backward({_BACKWARD}) -> (Tensor values, Tensor rows)")
-LIBRARY.define(
-    "renormalise_(Tensor indices, Tensor(a!) weight, float max_norm, float norm_type, SymInt first, SymInt n_total) -> ()"
-)
-
-_BACKENDS = ("CPU", "CUDA", "PrivateUse1")
+OPERATORS = OperatorLibrary("npu_embedding")
 
 
 def _embedding(
@@ -65,32 +54,38 @@ def _renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: f
     reference.renormalise_(indices, weight, max_norm, norm_type, first)
 
 
-for _name, _function in {
-    "embedding": _embedding,
-    "embedding_backward": _embedding_backward,
-    "embedding_sparse_backward": _embedding_sparse_backward,
-    "renormalise_": _renormalise_,
-}.items():
-    for _backend in _BACKENDS:
-        LIBRARY.impl(_name, _function, _backend)
-
-
-@torch.library.register_fake("npu_embedding::embedding", lib=LIBRARY)
-def _(indices, weight, padding_idx, scale_grad_by_freq, sparse, first, n_total):  # type: ignore[no-untyped-def]
+def _fake_embedding(indices, weight, padding_idx, scale_grad_by_freq, sparse, first, n_total):  # type: ignore[no-untyped-def]
     return torch.empty((*indices.shape, weight.shape[1]), dtype=weight.dtype, device=weight.device)
 
 
-@torch.library.register_fake("npu_embedding::embedding_backward", lib=LIBRARY)
-def _(dy, indices, n_rows, padding_idx, scale_grad_by_freq, first):  # type: ignore[no-untyped-def]
+def _fake_backward(dy, indices, n_rows, padding_idx, scale_grad_by_freq, first):  # type: ignore[no-untyped-def]
     return torch.empty((n_rows, dy.shape[-1]), dtype=dy.dtype, device=dy.device)
 
 
-@torch.library.register_fake("npu_embedding::embedding_sparse_backward", lib=LIBRARY)
-def _(dy, indices, n_rows, padding_idx, scale_grad_by_freq, first):  # type: ignore[no-untyped-def]
+def _fake_sparse_backward(dy, indices, n_rows, padding_idx, scale_grad_by_freq, first):  # type: ignore[no-untyped-def]
     values = torch.empty((indices.numel(), dy.shape[-1]), dtype=dy.dtype, device=dy.device)
     return values, torch.empty(indices.numel(), dtype=torch.int64, device=dy.device)
 
 
-@torch.library.register_fake("npu_embedding::renormalise_", lib=LIBRARY)
-def _(indices, weight, max_norm, norm_type, first, n_total):  # type: ignore[no-untyped-def]
+def _fake_renormalise_(indices, weight, max_norm, norm_type, first, n_total):  # type: ignore[no-untyped-def]
     return None
+
+
+OPERATORS.define(
+    "embedding(Tensor indices, Tensor weight, SymInt padding_idx, bool scale_grad_by_freq, bool sparse, SymInt first,"
+    " SymInt n_total) -> Tensor",
+    _embedding,
+    _fake_embedding,
+)
+_BACKWARD = "Tensor dy, Tensor indices, SymInt n_rows, SymInt padding_idx, bool scale_grad_by_freq, SymInt first"
+OPERATORS.define(f"embedding_backward({_BACKWARD}) -> Tensor", _embedding_backward, _fake_backward)
+OPERATORS.define(
+    f"embedding_sparse_backward({_BACKWARD}) -> (Tensor values, Tensor rows)",
+    _embedding_sparse_backward,
+    _fake_sparse_backward,
+)
+OPERATORS.define(
+    "renormalise_(Tensor indices, Tensor(a!) weight, float max_norm, float norm_type, SymInt first, SymInt n_total) -> ()",
+    _renormalise_,
+    _fake_renormalise_,
+)

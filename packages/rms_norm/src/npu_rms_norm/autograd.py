@@ -7,14 +7,12 @@ from typing import Any
 
 import torch
 from npu_tiling import device_for
+from npu_tiling.autograd import Function, apply, needs_gradient
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.nn import Parameter
 
-from .operators import IMPLEMENTATIONS, LIBRARY
+from .operators import OPERATORS
 from .reference import CASTING_MODES
 
-_OPS = torch.ops.npu_rms_norm
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -55,9 +53,7 @@ def rms_norm(
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
     """
     _check(x, weight, eps, offset, casting_mode)
-    if _unobserved(x, weight):
-        return _rms_norm_autograd(x, weight, eps, offset, casting_mode, in_place, False)[0]
-    return _OPS.rms_norm(x, weight, eps, offset, casting_mode, in_place, False)[0]
+    return OPERATORS("rms_norm", x, weight, eps, offset, casting_mode, in_place, False)[0]
 
 
 def add_rms_norm(
@@ -99,8 +95,7 @@ def add_rms_norm(
         raise TypeError(f"residual is {residual.dtype} and must be torch.float32 or x's dtype, {x.dtype}.")
     if residual.device != x.device:
         raise ValueError(f"residual is on {residual.device} and must be on x's device, {x.device}.")
-    operator = _add_rms_norm_autograd if _unobserved(x, residual, weight) else _OPS.add_rms_norm
-    y, new_residual, _ = operator(x, residual, weight, eps, offset, casting_mode, in_place, False)
+    y, new_residual, _ = OPERATORS("add_rms_norm", x, residual, weight, eps, offset, casting_mode, in_place, False)
     return y, new_residual
 
 
@@ -128,22 +123,10 @@ def _check(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting_
         raise ValueError(f"casting_mode is {casting_mode!r} and must be one of {', '.join(map(repr, CASTING_MODES))}.")
 
 
-# An operator's autograd kernel runs at one level of torch.func's transforms, which the dispatcher has already chosen: this
-# is the Function for that, where torch.autograd.Function would start over at the outermost level.
-_Function = torch.autograd.function._SingleLevelFunction
-
-
-def _apply(function: Any, *arguments: Any) -> Any:
-    if torch._C._are_functorch_transforms_active():
-        with enable_single_level_autograd_function():
-            return function.apply(*arguments)
-    return function.apply(*arguments)
-
-
-class _RMSNorm(_Function):
+class _RMSNorm(Function):
     @staticmethod
     def forward(ctx, x, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
-        y, rstd = _below_autograd("rms_norm", (x, weight), eps, offset, casting_mode, in_place, True)
+        y, rstd = OPERATORS.below_autograd("rms_norm", x, weight, eps, offset, casting_mode, in_place, True)
         ctx.save_for_backward(x, weight, rstd)
         ctx.options = (offset, casting_mode, in_place)
         ctx.mark_non_differentiable(rstd)
@@ -159,11 +142,11 @@ class _RMSNorm(_Function):
         return dx, dweight, None, None, None, None
 
 
-class _AddRMSNorm(_Function):
+class _AddRMSNorm(Function):
     @staticmethod
     def forward(ctx, x, residual, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
         options = (eps, offset, casting_mode, in_place, True)
-        y, total, rstd = _below_autograd("add_rms_norm", (x, residual, weight), *options)
+        y, total, rstd = OPERATORS.below_autograd("add_rms_norm", x, residual, weight, *options)
         ctx.save_for_backward(total, weight, rstd)
         ctx.options = (offset, casting_mode, in_place)
         ctx.dtype = x.dtype
@@ -188,79 +171,25 @@ def _gradients(
     offset, casting_mode, in_place = ctx.options
     tensors = (dy, dsum, x, weight, rstd)
     if in_place and need_dx and dy.dtype == x.dtype and not torch.is_grad_enabled():
-        dweight = _below_autograd("rms_norm_backward_", tensors, offset, casting_mode, need_dweight)
+        dweight = OPERATORS.below_autograd("rms_norm_backward_", *tensors, offset, casting_mode, need_dweight)
         return dy, dweight if need_dweight else None
-    dx, dweight = _rms_norm_backward_autograd(*tensors, offset, casting_mode, need_dweight, need_dx)
+    dx, dweight = OPERATORS("rms_norm_backward", *tensors, offset, casting_mode, need_dweight, need_dx)
     return dx if need_dx else None, dweight if need_dweight else None
 
 
-def _needs_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+def _rms_norm(x, weight, *options):  # type: ignore[no-untyped-def]
+    if needs_gradient((x, weight)):
+        return apply(_RMSNorm, x, weight, *options[:-1])
+    return OPERATORS.below_autograd("rms_norm", x, weight, *options)
 
 
-def _unobserved(*tensors: Tensor | None) -> bool:
-    """Whether nothing but autograd would see an operator's call: plain tensors, no tracing, no mode, no transform.
-
-    The call may then skip the dispatcher, which takes longer than a small kernel runs.
-    """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        return False
-    return all(tensor is None or type(tensor) is Tensor or type(tensor) is Parameter for tensor in tensors)
+def _add_rms_norm(x, residual, weight, *options):  # type: ignore[no-untyped-def]
+    if needs_gradient((x, residual, weight)):
+        return apply(_AddRMSNorm, x, residual, weight, *options[:-1])
+    return OPERATORS.below_autograd("add_rms_norm", x, residual, weight, *options)
 
 
-def _below_autograd(name: str, tensors: tuple[Tensor | None, ...], *options: Any) -> Any:
-    """An operator without its autograd."""
-    if _unobserved(*tensors):
-        return IMPLEMENTATIONS[name](*tensors, *options)
-    with torch._C._AutoDispatchBelowAutograd():
-        return getattr(_OPS, name)(*tensors, *options)
-
-
-def _rms_norm_autograd(x, weight, eps, offset, casting_mode, in_place, save_rstd):  # type: ignore[no-untyped-def]
-    if _needs_gradient(x, weight):
-        return _apply(_RMSNorm, x, weight, eps, offset, casting_mode, in_place)
-    return _below_autograd("rms_norm", (x, weight), eps, offset, casting_mode, in_place, save_rstd)
-
-
-def _add_rms_norm_autograd(  # type: ignore[no-untyped-def]
-    x, residual, weight, eps, offset, casting_mode, in_place, save_rstd
-):
-    if _needs_gradient(x, residual, weight):
-        return _apply(_AddRMSNorm, x, residual, weight, eps, offset, casting_mode, in_place)
-    options = (eps, offset, casting_mode, in_place, save_rstd)
-    return _below_autograd("add_rms_norm", (x, residual, weight), *options)
-
-
-_NO_SECOND_DERIVATIVE = "rms_norm has no second derivative: it cannot be differentiated twice."
-
-
-class _Backward(_Function):
-    """The gradient as a function of its own, so that differentiating it again is an error and not a silent zero."""
-
-    @staticmethod
-    def forward(ctx, *arguments):  # type: ignore[no-untyped-def]
-        return _below_autograd("rms_norm_backward", arguments[:5], *arguments[5:])
-
-    @staticmethod
-    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
-        raise NotImplementedError(_NO_SECOND_DERIVATIVE)
-
-
-def _rms_norm_backward_autograd(*arguments):  # type: ignore[no-untyped-def]
-    if _needs_gradient(*arguments[:4]):
-        return _apply(_Backward, *arguments)
-    return _below_autograd("rms_norm_backward", arguments[:5], *arguments[5:])
-
-
-def _rms_norm_backward_in_place_autograd(*arguments):  # type: ignore[no-untyped-def]
-    if _needs_gradient(*arguments[:4]):
-        raise NotImplementedError(_NO_SECOND_DERIVATIVE)
-    return _below_autograd("rms_norm_backward_", arguments[:5], *arguments[5:])
-
-
-LIBRARY.impl("rms_norm", _rms_norm_autograd, "Autograd")
-LIBRARY.impl("add_rms_norm", _add_rms_norm_autograd, "Autograd")
-LIBRARY.impl("rms_norm_backward", _rms_norm_backward_autograd, "Autograd")
-LIBRARY.impl("rms_norm_backward_", _rms_norm_backward_in_place_autograd, "Autograd")
+OPERATORS.autograd("rms_norm", _rms_norm)
+OPERATORS.autograd("add_rms_norm", _add_rms_norm)
+OPERATORS.gradient("rms_norm_backward")
+OPERATORS.gradient("rms_norm_backward_")

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
-from npu_tiling import Device, Launcher, RowLayout, import_kernels, launch_with_fallback, row_layout
+from npu_tiling import Device, Kernels, Recipe, RowLayout, launch_with_fallback, row_layout
 from torch import Tensor
 
 from . import tiling
 
-PACKAGE = "npu-rms-norm"
-
-
-@dataclass(frozen=True, eq=False)
-class _Recipe:
-    """Everything of a launch that its tensors' addresses do not change; one object for equal launches."""
-
-    launch: Any  # tiling.Launch or tiling.SumLaunch
-    constants: dict[str, Any]
-    options: dict[str, int]
-    key: Hashable  # equal for launches that need the same compiled kernel
+KERNELS = Kernels(__package__, "npu-rms-norm")
 
 
 def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -47,16 +35,16 @@ def forward(
     rstd = allocate(x, x.shape[:-1], torch.float32) if save_rstd else None
     if not y.numel():
         return y, total, rstd
-    inputs, rows = _follow(x, residual)
+    inputs, rows = follow_rows(x, residual)
     weight = None if weight is None else weight.contiguous()
     others = _dtypes(y, weight, total, rstd)
-    recipe = _recipe(tiling.forward_launch, rows, x.shape[-1], _dtypes(*inputs), others, y.dtype, casting_mode, device)
+    recipe = choose_recipe(tiling.forward_launch, rows, x.shape[-1], _dtypes(*inputs), others, y.dtype, casting_mode, device)
     tensors = (*inputs, weight, y, total, rstd)
     scalars = (rows.n_outer, rows.n_inner, *rows.strides[0], *rows.strides[1], eps, offset)
 
-    def run(recipe: _Recipe) -> None:
+    def run(recipe: Recipe) -> None:
         kernel = "forward_wide_kernel" if recipe.launch.wide else "forward_kernel"
-        _launch("kernels", kernel, recipe, recipe.launch.grid, tensors, scalars)
+        KERNELS.launch("kernels", kernel, recipe, recipe.launch.grid, tensors, scalars)
 
     launch_with_fallback("rms_norm forward", recipe, run, _smaller)
     return y, total, rstd
@@ -79,13 +67,13 @@ def backward(
     if not dy.numel():
         return None if dweight is None else dweight.zero_()
     width = x.shape[-1]
-    (p_dy, p_dsum, p_x, p_dx), rows = _follow(dy, dsum, x, dx)
+    (p_dy, p_dsum, p_x, p_dx), rows = follow_rows(dy, dsum, x, dx)
     weight, rstd = None if weight is None else weight.contiguous(), rstd.contiguous()
     strides = [number for pair in rows.strides for number in pair]
     read, others = _dtypes(dy, dsum, x), _dtypes(dx, weight, dweight)
-    recipe = _recipe(tiling.backward_launch, rows, width, read, others, dy.dtype, casting_mode, device)
+    recipe = choose_recipe(tiling.backward_launch, rows, width, read, others, dy.dtype, casting_mode, device)
 
-    def run(recipe: _Recipe) -> Tensor | None:
+    def run(recipe: Recipe) -> Tensor | None:
         launch = recipe.launch
         partials = None
         if dweight is not None:
@@ -93,28 +81,28 @@ def backward(
         if not launch.wide:
             tensors = (p_dy, p_dsum, p_x, weight, rstd, p_dx, partials)
             scalars = (rows.n_outer, rows.n_inner, *strides, offset)
-            _launch("kernels_backward", "backward_kernel", recipe, launch.grid, tensors, scalars)
+            KERNELS.launch("kernels_backward", "backward_kernel", recipe, launch.grid, tensors, scalars)
             return partials
         mean = None
         if dx is not None:
             mean = allocate(dy, rstd.shape, torch.float32)
             scalars = (rows.n_outer, rows.n_inner, *rows.strides[0], *rows.strides[2], offset)
             read = (p_dy, p_x, weight, rstd, mean)
-            _launch("kernels_backward", "backward_wide_mean_kernel", recipe, launch.grid, read, scalars)
+            KERNELS.launch("kernels_backward", "backward_wide_mean_kernel", recipe, launch.grid, read, scalars)
         every = (p_dy, p_dsum, p_x, weight, rstd, mean, p_dx, partials)
         scalars = (rows.n_outer, rows.n_inner, launch.splits, *strides, offset)
-        _launch("kernels_backward", "backward_wide_kernel", recipe, launch.column_grid, every, scalars)
+        KERNELS.launch("kernels_backward", "backward_wide_kernel", recipe, launch.column_grid, every, scalars)
         return partials
 
     partials = launch_with_fallback("rms_norm backward", recipe, run, _smaller)
     if partials is not None and dweight is not None:
         recipe = _sum_recipe(width, dweight.dtype, device)
         tensors = (partials, dweight)
-        _launch("kernels_backward", "sum_partials_kernel", recipe, recipe.launch.grid, tensors, (partials.shape[0],))
+        KERNELS.launch("kernels_backward", "sum_partials_kernel", recipe, recipe.launch.grid, tensors, (partials.shape[0],))
     return dweight
 
 
-def _follow(*tensors: Tensor | None) -> tuple[Sequence[Tensor | None], RowLayout]:
+def follow_rows(*tensors: Tensor | None) -> tuple[Sequence[Tensor | None], RowLayout]:
     """The tensors, copied only if their rows take more than two levels, and the layout with (0, 0) for each None."""
     present = [tensor for tensor in tensors if tensor is not None]
     layout = row_layout(*present)
@@ -134,7 +122,7 @@ def _dtypes(*tensors: Tensor | None) -> tuple[torch.dtype | None, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _recipe(
+def choose_recipe(
     choose: Callable[[tiling.Problem, Device], tiling.Launch],
     rows: RowLayout,
     width: int,
@@ -143,7 +131,7 @@ def _recipe(
     y_dtype: torch.dtype,
     casting_mode: str,
     device: Device,
-) -> _Recipe:
+) -> Recipe:
     """The launch for tensors of rows with dtypes `read`, and `others`, of which the first is the result's."""
     itemsizes = tuple(dtype.itemsize for dtype in read if dtype is not None)
     outer_stride, inner_stride = (max(strides) for strides in zip(*rows.strides, strict=True))
@@ -154,39 +142,13 @@ def _recipe(
     # The JIT compiles another kernel for strides of 1, for multiples of 16 and for numbers past 32 bits.
     kinds = tuple((stride == 1, stride % 16 == 0, stride >= 2**31) for pair in rows.strides for stride in pair)
     large = (rows.n_outer >= 2**31, rows.n_inner >= 2**31)
-    return _with_launch(choose(problem, device), modes, (read, others, kinds, large))
+    return Recipe.of(choose(problem, device), modes, (read, others, kinds, large))
 
 
 @functools.lru_cache(maxsize=4096)
-def _sum_recipe(width: int, dtype: torch.dtype, device: Device) -> _Recipe:
-    return _with_launch(tiling.sum_launch(width, device), {}, (dtype,))
+def _sum_recipe(width: int, dtype: torch.dtype, device: Device) -> Recipe:
+    return Recipe.of(tiling.sum_launch(width, device), {}, (dtype,))
 
 
-def _with_launch(launch: tiling.Launch | tiling.SumLaunch, modes: dict[str, bool], key: Hashable) -> _Recipe:
-    constants = {**launch.constants, **modes}
-    options = launch.options
-    return _Recipe(launch, constants, options, (tuple(constants.values()), tuple(options.values()), key))
-
-
-def _smaller(recipe: _Recipe) -> _Recipe | None:
-    launch = tiling.smaller(recipe.launch)
-    if launch is None:
-        return None
-    modes = {name: value for name, value in recipe.constants.items() if name.startswith("ROUND")}
-    return _with_launch(launch, modes, recipe.key)
-
-
-def _launch(
-    module: str,
-    kernel: str,
-    recipe: _Recipe,
-    grid: int,
-    tensors: Sequence[Tensor | None],
-    scalars: Sequence[int | float],
-) -> None:
-    _launcher(module, kernel)(grid, tensors, scalars, recipe.constants, recipe.options, recipe.key)
-
-
-@functools.cache
-def _launcher(module: str, kernel: str) -> Launcher:
-    return Launcher(getattr(import_kernels(f"{__package__}.{module}", PACKAGE), kernel))
+def _smaller(recipe: Recipe) -> Recipe | None:
+    return recipe.smaller(tiling.smaller)

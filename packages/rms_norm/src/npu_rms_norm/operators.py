@@ -7,29 +7,14 @@ reference.py on a CPU. A result that is not asked for is an empty tensor. Gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from npu_tiling import device_for, row_layout
+from npu_tiling.autograd import OperatorLibrary
 from torch import Tensor
 
 from . import launch, reference
 
-LIBRARY = torch.library.Library("npu_rms_norm", "DEF")
-LIBRARY.define(
-    "rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting_mode, bool in_place, bool save_rstd)"
-    " -> (Tensor y, Tensor rstd)"
-)
-LIBRARY.define(
-    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset, str casting_mode, bool in_place,"
-    " bool save_rstd) -> (Tensor y, Tensor sum, Tensor rstd)"
-)
-_BACKWARD = "Tensor? dsum, Tensor x, Tensor? weight, Tensor rstd, float offset, str casting_mode, bool need_dweight"
-LIBRARY.define(f"rms_norm_backward(Tensor dy, {_BACKWARD}, bool need_dx) -> (Tensor dx, Tensor dweight)")
-LIBRARY.define(f"rms_norm_backward_(Tensor(a!) dy, {_BACKWARD}) -> Tensor dweight")
-
-_BACKENDS = ("CPU", "CUDA", "PrivateUse1")
+OPERATORS = OperatorLibrary("npu_rms_norm")
 
 
 def _nothing(like: Tensor) -> Tensor:
@@ -109,37 +94,22 @@ def _rms_norm_backward_(
     return _nothing(dy) if written is None else written
 
 
-IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
-    "rms_norm": _rms_norm,
-    "add_rms_norm": _add_rms_norm,
-    "rms_norm_backward": _rms_norm_backward,
-    "rms_norm_backward_": _rms_norm_backward_,
-}
-for _name, _function in IMPLEMENTATIONS.items():
-    for _backend in _BACKENDS:
-        LIBRARY.impl(_name, _function, _backend)
-
-
-@torch.library.register_fake("npu_rms_norm::rms_norm", lib=LIBRARY)
-def _(x, weight, eps, offset, casting_mode, in_place, save_rstd):  # type: ignore[no-untyped-def]
+def _fake_rms_norm(x, weight, eps, offset, casting_mode, in_place, save_rstd):  # type: ignore[no-untyped-def]
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), _fake_rstd(x, x.dtype, save_rstd)
 
 
-@torch.library.register_fake("npu_rms_norm::add_rms_norm", lib=LIBRARY)
-def _(x, residual, weight, eps, offset, casting_mode, in_place, save_rstd):  # type: ignore[no-untyped-def]
+def _fake_add_rms_norm(x, residual, weight, eps, offset, casting_mode, in_place, save_rstd):  # type: ignore[no-untyped-def]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
     return y, total, _fake_rstd(x, residual.dtype, save_rstd)
 
 
-@torch.library.register_fake("npu_rms_norm::rms_norm_backward", lib=LIBRARY)
-def _(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight, need_dx):  # type: ignore[no-untyped-def]
+def _fake_backward(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight, need_dx):  # type: ignore[no-untyped-def]
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_dx else _nothing(dy)
     return dx, torch.empty_like(weight) if need_dweight else _nothing(dy)
 
 
-@torch.library.register_fake("npu_rms_norm::rms_norm_backward_", lib=LIBRARY)
-def _(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight):  # type: ignore[no-untyped-def]
+def _fake_backward_(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight):  # type: ignore[no-untyped-def]
     return torch.empty_like(weight) if need_dweight else _nothing(dy)
 
 
@@ -147,3 +117,24 @@ def _fake_rstd(x: Tensor, dtype: torch.dtype, save_rstd: bool) -> Tensor:
     if not save_rstd:
         return _nothing(x)
     return torch.empty(x.shape[:-1], dtype=reference.statistics_dtype(dtype), device=x.device)
+
+
+OPERATORS.define(
+    "rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting_mode, bool in_place, bool save_rstd)"
+    " -> (Tensor y, Tensor rstd)",
+    _rms_norm,
+    _fake_rms_norm,
+)
+OPERATORS.define(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset, str casting_mode, bool in_place,"
+    " bool save_rstd) -> (Tensor y, Tensor sum, Tensor rstd)",
+    _add_rms_norm,
+    _fake_add_rms_norm,
+)
+_BACKWARD = "Tensor? dsum, Tensor x, Tensor? weight, Tensor rstd, float offset, str casting_mode, bool need_dweight"
+OPERATORS.define(
+    f"rms_norm_backward(Tensor dy, {_BACKWARD}, bool need_dx) -> (Tensor dx, Tensor dweight)",
+    _rms_norm_backward,
+    _fake_backward,
+)
+OPERATORS.define(f"rms_norm_backward_(Tensor(a!) dy, {_BACKWARD}) -> Tensor dweight", _rms_norm_backward_, _fake_backward_)

@@ -6,7 +6,7 @@ from .devices import SOCS, Device
 from .errors import MissingTritonError, UnifiedBufferError, UnknownDeviceError
 from .fallback import is_ub_overflow, launch_with_fallback
 from .grid import persistent_grid
-from .launch import Launcher, import_kernels
+from .launch import Kernels, Launcher, Recipe, import_kernels
 from .rows import RowLayout, row_layout
 
 __all__ = [
@@ -14,8 +14,10 @@ __all__ = [
     "SOC_VARIABLE",
     "Block",
     "Device",
+    "Kernels",
     "Launcher",
     "MissingTritonError",
+    "Recipe",
     "RowLayout",
     "Tile",
     "UnifiedBufferError",

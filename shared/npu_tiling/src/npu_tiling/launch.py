@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import MissingTritonError
 
@@ -96,3 +97,75 @@ class Launcher:
             self._compiled[slot] = self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
         else:
             compiled[(grid, 1, 1)](*tensors, *scalars, *constants.values())
+
+
+class Tiled(Protocol):
+    """What a package's tiling returns for one launch."""
+
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        """`tl.constexpr` parameters that follow from the tiling: the kernel's first ones, in its order."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Compiler options."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """Everything of a launch that its tensors' addresses do not change: made once for equal launches, by a cached function.
+
+    Attributes:
+        launch: the tiling.
+        constants: all of the kernel's `tl.constexpr` parameters, in its order.
+        options: compiler options.
+        key: equal for recipes that need the same compiled kernel.
+        modes: the constants that the tiling does not choose.
+    """
+
+    launch: Any
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any]
+    key: Hashable
+    modes: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, launch: Tiled, modes: Mapping[str, Any], kinds: Hashable) -> Recipe:
+        """A launch with its modes.
+
+        Args:
+            kinds: whatever else the JIT compiles another kernel for: dtypes, strides of 1 or multiples of 16, numbers past
+                32 bits.
+        """
+        constants, options = {**launch.constants, **modes}, launch.options
+        return cls(launch, constants, options, (tuple(constants.values()), tuple(options.values()), kinds), modes)
+
+    def smaller(self, choose: Callable[[Any], Tiled | None]) -> Recipe | None:
+        """The recipe of the next smaller launch, for `launch_with_fallback`; None at the end."""
+        launch = choose(self.launch)
+        return None if launch is None else Recipe.of(launch, self.modes, self.key)
+
+
+class Kernels:
+    """A package's kernels, by module and name; each is imported when it is first launched."""
+
+    def __init__(self, package: str, distribution: str) -> None:
+        """For the modules of `package` (a full name), installed as `distribution`."""
+        self._package, self._distribution = package, distribution
+        self._launchers: dict[tuple[str, str], Launcher] = {}
+
+    def launch(
+        self,
+        module: str,
+        kernel: str,
+        recipe: Recipe,
+        grid: int,
+        tensors: Sequence[torch.Tensor | None],
+        scalars: Sequence[int | float],
+    ) -> None:
+        """Launch `kernel` of `module`: tensors, then scalars, then the recipe's constants (see `Launcher`)."""
+        launcher = self._launchers.get((module, kernel))
+        if launcher is None:
+            loaded = import_kernels(f"{self._package}.{module}", self._distribution)
+            launcher = self._launchers[module, kernel] = Launcher(getattr(loaded, kernel))
+        launcher(grid, tensors, scalars, recipe.constants, recipe.options, recipe.key)

@@ -1,0 +1,152 @@
+"""Operators registered with PyTorch whose calls cost little on the host. Imports torch; `npu_tiling` itself does not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.nn import Parameter
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+_BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
+
+# An operator's autograd kernel runs at one level of torch.func's transforms, which the dispatcher has already chosen: this
+# is the Function for that, where torch.autograd.Function would start over at the outermost level.
+Function = torch.autograd.function._SingleLevelFunction
+
+_transformed = threading.local()  # .recording: inside `apply` under a transform
+
+
+class OperatorLibrary:
+    """The operators of one package, in a torch namespace of their own.
+
+    Where nothing but autograd would see a call, it skips the dispatcher, which takes longer than a small kernel runs.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._library = torch.library.Library(namespace, "DEF")
+        self._implementations: dict[str, Callable[..., Any]] = {}
+        self._with_autograd: dict[str, Callable[..., Any]] = {}
+
+    def define(self, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
+        """Register an operator.
+
+        Args:
+            schema: name, arguments without default values, and results.
+            implementation: what runs for tensors of any backend, without autograd.
+            fake: the same for tensors that have shapes and no data.
+        """
+        name = schema.partition("(")[0]
+        self._library.define(schema)
+        for backend in _BACKENDS:
+            self._library.impl(name, implementation, backend)
+        torch.library.register_fake(f"{self._namespace}::{name}", fake, lib=self._library)
+        self._implementations[name] = implementation
+
+    def autograd(self, name: str, function: Callable[..., Any]) -> None:
+        """Set what the operator does where autograd may record it: mostly `apply` of a `Function`."""
+        self._library.impl(name, function, "Autograd")
+        self._with_autograd[name] = function
+
+    def gradient(self, name: str) -> None:
+        """Say that the operator is a gradient: to differentiate it again is an error and not a silent zero."""
+
+        def refuse_if_recorded(*arguments: Any) -> Any:
+            if not needs_gradient(arguments):
+                return self.below_autograd(name, *arguments)
+            leaves, structure = tree_flatten(arguments)
+            results = _Results()
+            flat = apply(_Gradient, self, name, structure, results, *leaves)
+            return tree_unflatten(flat, results.structure)
+
+        self.autograd(name, refuse_if_recorded)
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        """Call an operator, all of its arguments in order: a gradient too, from the backward of an autograd function."""
+        if unobserved(arguments):
+            return self._with_autograd.get(name, self._implementations[name])(*arguments)
+        return self._operator(name)(*arguments)
+
+    def below_autograd(self, name: str, *arguments: Any) -> Any:
+        """Call an operator that autograd is not to record: from the forward of its own autograd function."""
+        if unobserved(arguments):
+            return self._implementations[name](*arguments)
+        # A Function's forward runs without gradients: at its own level of torch.func's transforms, not at the outer ones.
+        outer = torch.enable_grad() if getattr(_transformed, "recording", False) else nullcontext()
+        with torch._C._AutoDispatchBelowAutograd(), outer:
+            return self._operator(name)(*arguments)
+
+    def _operator(self, name: str) -> Any:
+        return getattr(getattr(torch.ops, self._namespace), name)
+
+
+class _Results:
+    """How a call's results, which autograd takes one after another, stood in lists."""
+
+    structure: TreeSpec
+
+
+class _Gradient(Function):
+    @staticmethod
+    def forward(ctx, library, name, structure, results, *leaves):  # type: ignore[no-untyped-def]
+        ctx.name = name
+        found = library.below_autograd(name, *tree_unflatten(leaves, structure))
+        flat, results.structure = tree_flatten(found)
+        return tuple(flat)
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+        raise NotImplementedError(f"{ctx.name} is a gradient and has none itself: there is no second derivative.")
+
+
+def apply(function: type[Any], *arguments: Any) -> Any:
+    """`function.apply(...)` of a `Function`, under torch.func's transforms too."""
+    if not torch._C._are_functorch_transforms_active():
+        return function.apply(*arguments)
+    before = getattr(_transformed, "recording", False)
+    _transformed.recording = True
+    try:
+        with enable_single_level_autograd_function():
+            return function.apply(*arguments)
+    finally:
+        _transformed.recording = before
+
+
+def needs_gradient(arguments: Sequence[Any]) -> bool:
+    """Whether autograd would record a call with these arguments; tensors may stand in lists."""
+    return torch.is_grad_enabled() and _any_requires_gradient(arguments)
+
+
+def _any_requires_gradient(arguments: Sequence[Any]) -> bool:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            if argument.requires_grad:
+                return True
+        elif isinstance(argument, (list, tuple)) and _any_requires_gradient(argument):
+            return True
+    return False
+
+
+def unobserved(arguments: Sequence[Any]) -> bool:
+    """Whether nothing but autograd would see an operator's call: plain tensors with data, no tracing, mode or transform."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return False
+    return _all_plain(arguments)
+
+
+def _all_plain(arguments: Sequence[Any]) -> bool:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            if (type(argument) is not Tensor and type(argument) is not Parameter) or argument.is_meta:
+                return False
+        elif isinstance(argument, (list, tuple)) and not _all_plain(argument):
+            return False
+    return True
