@@ -102,31 +102,37 @@ def _addresses(value: SSAValue) -> set[int]:
 
 def _in_innermost_loop(op: Operation) -> bool:
     """Whether a transfer is in a loop without another loop of transfers inside, behind which it could hide."""
+    loop = _enclosing_loop(op)
+    inner = (nested for nested in loop if name_of(nested) in _LOOPS)
+    return bool(loop) and not any(True for nested in inner for one in nested.walk() for _ in _local_sides(one))
+
+
+def _enclosing_loop(op: Operation) -> list[Operation]:
+    """The operations of the innermost structured loop around `op`, or of the blocks that it shares a cycle with."""
     block = op.parent
     while block is not None:
         if _reaches(block, block):
-            return True
+            region = block.parent
+            assert region is not None
+            cycle = [other for other in region.blocks if _reaches(block, other) and _reaches(other, block)]
+            return [each for other in cycle for top in other.ops for each in top.walk()]
         parent = block.parent_op()
         if parent is None:
-            return False
+            return []
         if name_of(parent) in _LOOPS:
-            inner = (loop for loop in parent.walk() if loop is not parent and name_of(loop) in _LOOPS)
-            return not any(True for loop in inner for nested in loop.walk() for _ in _local_sides(nested))
+            return [each for each in parent.walk() if each is not parent]
         block = parent.parent
-    return False
+    return []
 
 
 def _is_constant_in_loop(op: Operation, value: SSAValue) -> bool:
     """Whether a transfer stores a buffer that its loop does nothing but store, zeros say: no second copy could help."""
-    loop = op.parent_op()
-    while loop is not None and name_of(loop) not in _LOOPS:
-        loop = loop.parent_op()
-    if loop is None or not _is_store(op):
+    if not _is_store(op):
         return False
     addresses = _addresses(value)
     return not any(
         addresses & _addresses(operand)
-        for other in loop.walk()
+        for other in _enclosing_loop(op)
         if not other.results and not _is_store(other)
         for operand in other.operands
         if _space_of(operand.type) in ("ub", "l1")
