@@ -16,7 +16,10 @@ def test_code_blocks_run(readme, capsys):
     namespace = {}  # a later block may use what an earlier one has defined
     for block in blocks:
         exec(compile(block, str(readme), "exec"), namespace)
-    assert capsys.readouterr().out
+    printed = capsys.readouterr().out.splitlines()
+    assert printed
+    promised = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(blocks), re.M)
+    assert not promised or printed == promised
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -77,7 +77,8 @@ def minimum_bytes(kernel: str, constants: Mapping[str, Any], elements: int, item
         "backward_kernel": (3 + residual_gradient) * elements + 2 * width,  # dy, x -> dx, weight and its gradient
         "sum_partials_kernel": 0,  # ends the backward
         "gather_rows_kernel": 2 * elements,  # rows of the table -> rows
-        "sum_runs_kernel": elements,  # dy -> sums; it and the next one write each row of the gradient once
-        "finish_kernel": BYTES * width,
+        "sum_runs_kernel": elements,  # dy -> sums; it and the next two write each row of the gradient once
+        "add_partials_kernel": 0,  # ends the one before
+        "store_zeros_kernel": BYTES * width,
     }.get(kernel)
     return None if elements_moved is None else elements_moved * itemsize

@@ -8,6 +8,8 @@ import torch
 from npu_embedding import embedding
 from torch import Tensor
 
+KINDS = ["uniform", "zipf", "equal", "distinct"]  # of indices, see `draw`
+
 
 @dataclass
 class Case:

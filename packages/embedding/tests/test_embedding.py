@@ -4,12 +4,12 @@ import lookup
 import npu_tiling
 import pytest
 import torch
+from lookup import KINDS
 from npu_embedding import embedding
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-KINDS = ["uniform", "zipf", "equal", "distinct"]
 # Plain rows; rows that are no multiple of 32 bytes; rows wide enough to be cut in columns.
 WIDTHS = [1, 7, 64, 100, 123, 768, 1000, 4096, 7168, 16384, 16411]
 
@@ -181,73 +181,6 @@ def test_empty_tables(device):
     assert embedding(torch.tensor([3, 1], device=device.torch), no_columns).shape == (2, 0)
 
 
-VIEWS = {
-    "a number": lambda x: x.view(-1)[0],
-    "transposed": lambda x: x.t(),
-    "every second": lambda x: x[::2, 1::3],
-    "one for all": lambda x: x[:1].expand(6, -1),
-    "four dimensions": lambda x: x.view(2, 3, 2, 6).permute(3, 0, 2, 1),
-}
-
-
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_indices_at_any_strides(device, view, dtype):
-    indices = VIEWS[view](torch.randint(0, 50, (6, 12), dtype=dtype, device=device.torch))
-    case = lookup.make(0, 50, 64)
-    case.indices, case.dy = indices.cpu(), torch.randn(*indices.shape, 64)
-    weight = lookup.leaf(case.weight, device.torch)
-    out = embedding(indices, weight)
-    out.backward(case.dy.to(device.torch))
-    lookup.check(case, (out.detach().cpu(), weight.grad.cpu()))
-
-
-STRIDED = {
-    "columns of a wider table": lambda x: x.repeat(1, 3)[:, 64:128],
-    "every third row": lambda x: x.repeat_interleave(3, 0)[::3],
-    "columns not side by side": lambda x: x.t().contiguous().t(),
-    "one row for all": lambda x: x[:1].expand(50, 64),
-}
-
-
-@pytest.mark.parametrize("view", STRIDED)
-def test_table_and_gradient_at_any_strides(device, view):
-    case = lookup.make(50, 50, 64)
-    case.weight, case.dy = STRIDED[view](case.weight), STRIDED[view](case.dy)
-    weight = STRIDED[view](lookup.make(50, 50, 64).weight.to(device.torch)).requires_grad_()
-    out = embedding(case.indices.to(device.torch), weight)
-    (dweight,) = torch.autograd.grad(out, weight, STRIDED[view](lookup.make(50, 50, 64).dy.to(device.torch)))
-    lookup.check(case, (out.detach().cpu(), dweight.cpu()))
-
-
-def test_rows_further_apart_than_32_bits_reach(device):
-    if device.name == "npu":
-        pytest.skip("takes more memory than a test should on an NPU")
-    stride = 2**31 + 64
-    storage = torch.zeros(stride + 256, dtype=torch.bfloat16, device=device.torch)  # untouched pages cost nothing
-    weight = storage.as_strided((2, 256), (stride, 1))
-    values = torch.randn(2, 256).bfloat16()
-    weight.copy_(values)
-    indices = torch.tensor([1, 0, 1], device=device.torch)
-    assert torch.equal(embedding(indices, weight).cpu(), values[[1, 0, 1]])
-    table = torch.zeros(4, 256, dtype=torch.bfloat16, device=device.torch, requires_grad=True)
-    out = embedding(torch.tensor([3, 1], device=device.torch), table)
-    (dweight,) = torch.autograd.grad(out, table, weight)
-    assert torch.equal(dweight.cpu()[[3, 1]], values)
-
-
-def test_gradient_past_2_to_the_31_elements(device):
-    if device.name != "cuda":
-        pytest.skip("writes 4 GiB, which takes a GPU a millisecond and other places minutes")
-    rows, width = 2**15 + 3, 2**16
-    weight = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-    indices = torch.tensor([rows - 1, 5, rows - 1], device="cuda")
-    (dweight,) = torch.autograd.grad(embedding(indices, weight).sum(), weight)
-    assert torch.equal(dweight[:, 0].nonzero().flatten().cpu(), torch.tensor([5, rows - 1]))
-    assert torch.equal(dweight[rows - 1].cpu(), torch.full((width,), 2.0).bfloat16())
-    assert dweight.count_nonzero() == 2 * width
-
-
 def test_gradient_that_is_one_number_everywhere(device):
     weight = torch.randn(5, 64, device=device.torch, requires_grad=True)
     embedding(torch.tensor([1, 1, 4], device=device.torch), weight).sum().backward()
@@ -270,51 +203,3 @@ def test_table_tied_to_an_output_head(device):
     again = tied.grad.clone()
     ((embedding(indices, tied) @ tied.t()) * scale).sum().backward()
     assert torch.allclose(tied.grad, 2 * again)
-
-
-@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf"), 3.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_max_norm_scales_named_rows_in_place(device, norm_type, dtype):
-    case = lookup.make(60, 40, 64, dtype, "zipf")
-    case.weight[:, :] *= torch.linspace(0.01, 3, 40).unsqueeze(-1)
-    limit = float(torch.linalg.vector_norm(case.weight[10].float(), norm_type))
-    weight = lookup.leaf(case.weight, device.torch)
-    out = embedding(case.indices.to(device.torch), weight, max_norm=limit, norm_type=norm_type)
-    theirs = lookup.leaf(case.weight.float(), "cpu")
-    expected = torch.nn.functional.embedding(case.indices, theirs, max_norm=limit, norm_type=norm_type)
-    tolerance = 2 * torch.finfo(dtype).eps
-    assert torch.allclose(out.cpu().float(), expected, rtol=tolerance, atol=1e-6)
-    assert torch.allclose(weight.detach().cpu().float(), theirs.detach(), rtol=tolerance, atol=1e-6)
-    assert (weight.detach().cpu() != case.weight).any()
-    out.sum().backward()
-    assert torch.equal(weight.grad.cpu()[:, 0].float(), torch.bincount(case.indices, minlength=40).float())
-
-
-def test_max_norm_leaves_rows_that_are_not_named_alone(device):
-    weight = torch.full((6, 64), 9.0, device=device.torch)
-    embedding(torch.tensor([2, 2, 4], device=device.torch), weight, max_norm=1.0)
-    assert torch.equal(weight[:, 0].cpu() == 9, torch.tensor([True, True, False, True, False, True]))
-    shard = torch.full((6, 64), 9.0, device=device.torch)
-    embedding(torch.tensor([9, 10, 15, 16, 12], device=device.torch), shard, max_norm=1.0, vocab_range=(10, 16))
-    assert torch.equal(shard[:, 0].cpu() == 9, torch.tensor([False, True, False, True, True, False]))
-    untouched = torch.full((6, 64), 9.0, device=device.torch)
-    embedding(torch.tensor([9, 16], device=device.torch), untouched, max_norm=1.0, vocab_range=(10, 16))
-    assert torch.equal(untouched.cpu(), torch.full((6, 64), 9.0))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, {"padding_idx": -40}, {"scale_grad_by_freq": True}, {"vocab_range": (10, 50)}])
-def test_sparse_gradient_is_the_dense_one(device, kind, options):
-    case = lookup.make(300 if kind != "distinct" else 30, 40, 64, torch.bfloat16, kind, **options)
-    if case.vocab_range:
-        case.indices += 25
-    sparse, dense = lookup.leaf(case.weight, device.torch), lookup.leaf(case.weight, device.torch)
-    for weight in (sparse, dense):
-        out = embedding(case.indices.to(device.torch), weight, **case.options, sparse=weight is sparse)
-        out.backward(case.dy.to(device.torch))
-    assert sparse.grad.is_sparse
-    assert sparse.grad.shape == (40, 64)
-    assert sparse.grad._nnz() == case.indices.numel()
-    assert torch.allclose(sparse.grad.coalesce().to_dense(), dense.grad, rtol=2**-7)
-    _, exact, added = lookup.expected(case)
-    lookup.check_gradient(sparse.grad.coalesce().to_dense().cpu(), exact, added, 300)

@@ -4,7 +4,7 @@ import lookup
 import pytest
 import torch
 import torch._dynamo.testing
-from npu_embedding import Embedding, embedding
+from npu_embedding import Embedding, embedding, launch
 
 OPS = torch.ops.npu_embedding
 
@@ -129,10 +129,12 @@ def test_nothing_waits_for_the_device(device):
         weight.grad = None
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("width", [64, 100, 4096])
-def test_graph_capture(device, width):
+def test_graph_capture(device, width, beside, monkeypatch):
     if device.name != "cuda":
         pytest.skip("graph capture is CUDA's")
+    monkeypatch.setattr(launch, "_BESIDE_BYTES", 0 if beside else 2**62)
     indices, other = torch.randint(0, 500, (2, 300), device="cuda")
     weight = torch.randn(500, width, device="cuda", requires_grad=True)
     dy = torch.randn(300, width, device="cuda")
@@ -148,3 +150,17 @@ def test_graph_capture(device, width):
     graph.replay()
     for replayed, eager in zip(captured, step(), strict=True):
         assert torch.equal(replayed, eager)
+
+
+@pytest.mark.parametrize("kind", lookup.KINDS)
+def test_zeros_stored_beside_the_sums_end_in_the_same_gradient(device, kind, monkeypatch):
+    """On CUDA large tables get their zeros from one stream and their sums from another: here all tables do."""
+    if device.name != "cuda":
+        pytest.skip("the other places have one stream")
+    case = lookup.make(2000, 2000, 768, torch.bfloat16, kind, padding_idx=3)
+    monkeypatch.setattr(launch, "_BESIDE_BYTES", 2**62)
+    _, expected = lookup.run(case, device.torch)
+    lookup.check(case, lookup.run(case, device.torch))
+    monkeypatch.setattr(launch, "_BESIDE_BYTES", 0)
+    for _ in range(20):
+        assert torch.equal(lookup.run(case, device.torch)[1], expected)

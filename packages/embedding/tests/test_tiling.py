@@ -8,7 +8,7 @@ from npu_embedding import tiling
 from npu_tiling import SOCS, footprint
 
 WIDTHS = [*range(1, 200), 256, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 9000, 12288, 16384, 16411, 65536, 100003]
-CHOOSE = [tiling.forward_launch, tiling.runs_launch, tiling.finish_launch]
+CHOOSE = [tiling.forward_launch, tiling.runs_launch, tiling.partials_launch, tiling.zeros_launch]
 CHIPS = {(soc.ub_bytes, soc.vector_cores): soc for soc in SOCS.values()}.values()
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=132, cube_cores=132, ub_bytes=232448, ub_align=16)
 
@@ -40,9 +40,10 @@ def test_rows_are_gathered_where_they_fill_units():
 
 def test_grids_are_persistent():
     chip = SOCS["Ascend910B4"]
-    forward, finish = tiling.forward_launch(768, 4, chip), tiling.finish_launch(768, 4, chip)
+    forward, zeros = tiling.forward_launch(768, 4, chip), tiling.zeros_launch(768, 4, chip)
     assert forward.grid(1) == 1
-    assert forward.grid(16384) == finish.grid(131072, 40) == chip.vector_cores
+    assert forward.grid(16384) == zeros.grid(131072) == chip.vector_cores
+    assert tiling.partials_launch(768, 4, chip).grid(40) == 39
     wide = tiling.runs_launch(16384, 4, chip)
     assert wide.column_blocks * wide.chunks(10**6) <= chip.vector_cores
     assert tiling.runs_launch(768, 4, chip).chunks(10**6) == chip.vector_cores
@@ -75,7 +76,7 @@ def test_smaller_launches_end_at_one_unit(choose):
 
 
 def test_what_cannot_fit_says_what_needs_how_much():
-    tiny = dataclasses.replace(SOCS["Ascend910B4"], name="tiny", ub_bytes=128)
+    tiny = dataclasses.replace(SOCS["Ascend910B4"], name="tiny", ub_bytes=32)
     for choose in CHOOSE:
-        with pytest.raises(npu_tiling.UnifiedBufferError, match="tiny has 128"):
+        with pytest.raises(npu_tiling.UnifiedBufferError, match="tiny has 32"):
             choose(4096, 4, tiny)

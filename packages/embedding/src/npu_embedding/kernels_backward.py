@@ -7,8 +7,8 @@ lies between two offsets. What lies before the first offset or after the last na
 
 The sorted positions are cut in `n_chunks` pieces of equal length, one for each program, so that the work is even however
 long the runs are. A run inside one chunk is stored by `sum_runs_kernel`. One that crosses a border leaves partial sums: a
-head in a chunk that it enters from before, a tail in the chunk where it starts. `finish_kernel` adds those, in their order,
-and stores zeros to rows without a run. Every row of dweight is stored once.
+head in a chunk that it enters from before, a tail in the chunk where it starts. `add_partials_kernel` adds those, in their
+order. `store_zeros_kernel` stores the rows without a run. Every row of dweight is stored once.
 
 Sums are fp32, rounded once. Columns come in blocks, as in kernels.py.
 """
@@ -98,7 +98,7 @@ def sum_runs_kernel(
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_chunks", "first", "i_padding"])
-def finish_kernel(
+def add_partials_kernel(
     p_partials,
     p_sorted,
     p_offsets,
@@ -109,26 +109,19 @@ def finish_kernel(
     i_padding,
     N: tl.constexpr,
     BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MASK_PARTIALS: tl.constexpr,
     MASK_COLUMNS: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
 ):
-    """Every border between two chunks, BLOCK_P partial sums of BLOCK_C columns at a time, then every tile of dweight."""
+    """Every border between two chunks, BLOCK_P partial sums of BLOCK_N columns at a time."""
     o_p = tl.arange(0, BLOCK_P)
-    o_m = tl.arange(0, BLOCK_M)
-    b_zeros = tl.zeros([BLOCK_M, BLOCK_N], p_dweight.dtype.element_ty)
-    b_zero = tl.zeros([BLOCK_N], p_dweight.dtype.element_ty)
     i_begin = tl.load(p_offsets).to(tl.int64)
     i_end = tl.load(p_offsets + n_rows).to(tl.int64)
     n_each = tl.maximum(tl.cdiv(i_end - i_begin, n_chunks), 1)
-    n_blocks = tl.cdiv(N, BLOCK_C)
-    n_borders = (n_chunks - 1) * n_blocks
-    for i_task in tl.range(tl.program_id(0), n_borders, tl.num_programs(0)):
+    n_blocks = tl.cdiv(N, BLOCK_N)
+    for i_task in tl.range(tl.program_id(0), (n_chunks - 1) * n_blocks, tl.num_programs(0)):
         i_border = i_task // n_blocks + 1  # between the chunks i_border - 1 and i_border
-        o_col = block_columns(i_task % n_blocks, N, BLOCK_C, MASK_PARTIALS)
+        o_col = block_columns(i_task % n_blocks, N, BLOCK_N, MASK_COLUMNS)
         i = i_begin + i_border * n_each
         if i < i_end:
             i_row = tl.load(p_sorted + i).to(tl.int64) - first
@@ -137,34 +130,75 @@ def finish_kernel(
             # The first border that a run crosses adds up the whole run.
             if (i_start < i) & (i_start >= i - n_each) & (i_row != i_padding):
                 i_last = (i_stop - 1 - i_begin) // n_each
-                b_row = load_row(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N, o_col, N, MASK_PARTIALS)
+                b_row = load_row(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N, o_col, N, MASK_COLUMNS)
                 if BLOCK_P == 1:
                     for i_head in tl.range(i_border.to(tl.int64), i_last + 1):
-                        b_row += load_row(p_partials + i_head * N, o_col, N, MASK_PARTIALS)
+                        b_row += load_row(p_partials + i_head * N, o_col, N, MASK_COLUMNS)
                 else:
-                    b_sum = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+                    b_sum = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
                     for i_head in tl.range(i_border.to(tl.int64), i_last + 1, BLOCK_P):
                         m_heads = (o_p < i_last + 1 - i_head)[:, None]
-                        if MASK_PARTIALS:
+                        if MASK_COLUMNS:
                             m_heads = m_heads & (o_col < N)[None, :]
                         p_heads = p_partials + i_head * N + (o_p[:, None] * N + o_col[None, :])
-                        b_sum += tl.load(p_heads, mask=m_heads, other=0.0)  # [BLOCK_P, BLOCK_C]
+                        b_sum += tl.load(p_heads, mask=m_heads, other=0.0)  # [BLOCK_P, BLOCK_N]
                     b_row += tl.sum(b_sum, axis=0)
-                store_gradient(p_dweight + i_row * N, b_row, p_offsets, i_row, o_col, N, MASK_PARTIALS, SCALE_BY_COUNT)
-    n_blocks = tl.cdiv(N, BLOCK_N)
+                store_gradient(p_dweight + i_row * N, b_row, p_offsets, i_row, o_col, N, MASK_COLUMNS, SCALE_BY_COUNT)
+
+
+@triton.jit(do_not_specialize=["n", "n_rows", "first", "i_padding"])
+def mark_rows_kernel(
+    p_index,
+    p_key,
+    p_marks,  # [n_rows], zeros beforehand
+    n,
+    n_rows,
+    first,
+    i_padding,
+    BLOCK_M: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """CUDA: marks the rows that have a run and, with KEYS, stores what to sort by: what lies outside stays outside."""
+    o_index = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_index = o_index < n
+    b_index = tl.load(p_index + o_index, mask=m_index, other=0).to(tl.int64)  # [BLOCK_M]
+    b_row = b_index - first
+    tl.store(p_marks + b_row, 1, mask=m_index & (b_row >= 0) & (b_row < n_rows) & (b_row != i_padding))
+    if KEYS:
+        b_key = tl.minimum(tl.maximum(b_index, first.to(tl.int64) - 1), first.to(tl.int64) + n_rows)
+        tl.store(p_key + o_index, b_key.to(p_key.dtype.element_ty), mask=m_index)
+
+
+@triton.jit(do_not_specialize=["n_rows", "i_padding"])
+def store_zeros_kernel(
+    p_dweight,
+    p_rows,  # MARKED: [n_rows] marks of the rows that have a run; else [n_rows + 1] offsets
+    n_rows,
+    i_padding,
+    N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASK_COLUMNS: tl.constexpr,
+    MARKED: tl.constexpr,
+):
+    """Every tile of dweight: zeros in the rows that have no run, and in the padding row."""
+    o_m = tl.arange(0, BLOCK_M)
+    b_zeros = tl.zeros([BLOCK_M, BLOCK_N], p_dweight.dtype.element_ty)
+    b_zero = tl.zeros([BLOCK_N], p_dweight.dtype.element_ty)
     n_tiles = tl.cdiv(n_rows, BLOCK_M)
-    i_task = (tl.program_id(0) + tl.num_programs(0) - n_borders % tl.num_programs(0)) % tl.num_programs(0)
-    for i_tile in tl.range(i_task, n_tiles * n_blocks, tl.num_programs(0)):
-        i_block = i_tile // n_tiles
+    for i_task in tl.range(tl.program_id(0), n_tiles * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
+        i_block = i_task // n_tiles
         o_col = block_columns(i_block, N, BLOCK_N, MASK_COLUMNS)
-        i_row = (i_tile - i_block * n_tiles).to(tl.int64) * BLOCK_M
+        i_row = (i_task - i_block * n_tiles).to(tl.int64) * BLOCK_M
         n_left = tl.minimum(n_rows - i_row, BLOCK_M)
-        if tl.load(p_offsets + i_row) == tl.load(p_offsets + i_row + n_left):
-            m_tile = (o_m < n_left)[:, None]
-            if MASK_COLUMNS:
-                m_tile = m_tile & (o_col < N)[None, :]
-            tl.store(p_dweight + i_row * N + (o_m[:, None] * N + o_col[None, :]), b_zeros, mask=m_tile)
+        if MARKED:
+            for i in tl.range(i_row, i_row + n_left):
+                if tl.load(p_rows + i) == 0:
+                    store_row(p_dweight + i * N, b_zero, o_col, N, MASK_COLUMNS)
+        elif tl.load(p_rows + i_row) == tl.load(p_rows + i_row + n_left):
+            p_tile = p_dweight + i_row * N + (o_m[:, None] * N + o_col[None, :])
+            tl.store(p_tile, b_zeros, mask=(o_m < n_left)[:, None])
         else:
             for i in tl.range(i_row, i_row + n_left):
-                if (tl.load(p_offsets + i) == tl.load(p_offsets + i + 1)) | (i == i_padding):
+                if (tl.load(p_rows + i) == tl.load(p_rows + i + 1)) | (i == i_padding):
                     store_row(p_dweight + i * N, b_zero, o_col, N, MASK_COLUMNS)

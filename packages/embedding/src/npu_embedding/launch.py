@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 import torch
 from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
@@ -13,6 +15,7 @@ from . import tiling
 
 KERNELS = Kernels(__package__, "npu-embedding")
 _INT32_END = 2**31
+_BESIDE_BYTES = 2**26  # zeros for a table of this size take as long as a sort of its indices
 _NAN_BITS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
 
 
@@ -46,33 +49,53 @@ def backward(
     dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first: int, device: Device
 ) -> Tensor:
     """dweight [n_rows, D] in dy's dtype."""
-    flat = indices.reshape(-1)
+    flat = indices.reshape(-1).contiguous()
+    dweight = torch.empty((n_rows, dy.shape[-1]), dtype=dy.dtype, device=dy.device)
+    if not dweight.numel() or not flat.numel():
+        return dweight.zero_()
     last = first + n_rows
-    if flat.dtype == torch.int64 and last < _INT32_END:
-        # Half the passes of a radix sort. What lies outside stays outside.
-        flat = flat.clamp(first - 1, last).to(torch.int32)
-    elif last >= _INT32_END:
-        flat = flat.long()
-    ordered, order = torch.sort(flat, stable=True)
     padding = padding_idx - first if first <= padding_idx < last else -1
-    return sum_runs(dy, ordered, order, n_rows, padding, scale_grad_by_freq, first, device)
+    # 32 bits are half the passes of a radix sort.
+    key_dtype = torch.int32 if last < _INT32_END else torch.int64
+    if device.kind != "cuda":
+        keys = flat.clamp(first - 1, last) if flat.dtype != key_dtype else flat
+        ordered, order = torch.sort(keys.to(key_dtype), stable=True)
+        offsets = _sum_runs(dweight, dy, ordered, order, padding, scale_grad_by_freq, first, device)
+        _store_zeros(dweight, offsets, padding, device)
+        return dweight
+    keys = torch.empty_like(flat, dtype=key_dtype)
+    marks = _mark_rows(flat, keys, n_rows, padding, first, device)
+    # The gradient of a large table is mostly zeros, and a sort leaves the memory idle.
+    with _beside(dweight) as beside:
+        _store_zeros(dweight, marks, padding, device)
+        with beside:
+            ordered, order = torch.sort(keys, stable=True)
+            _sum_runs(dweight, dy, ordered, order, padding, scale_grad_by_freq, first, device)
+    return dweight
 
 
-def sum_runs(
+def sum_slots(dy: Tensor, ordered: Tensor, order: Tensor, scale_by_count: bool, device: Device) -> Tensor:
+    """[n, D]: row r is the sum of dy's rows at `order`, where `ordered` [n] is r; zeros where it never is."""
+    out = torch.empty((ordered.numel(), dy.shape[-1]), dtype=dy.dtype, device=dy.device)
+    if out.numel():
+        offsets = _sum_runs(out, dy, ordered, order, -1, scale_by_count, 0, device)
+        marks = _mark_rows(ordered, None, out.shape[0], -1, 0, device) if device.kind == "cuda" else offsets
+        _store_zeros(out, marks, -1, device)
+    return out
+
+
+def _sum_runs(
+    dweight: Tensor,
     dy: Tensor,
     ordered: Tensor,
     order: Tensor,
-    n_rows: int,
     padding: int,
     scale_by_count: bool,
     first: int,
     device: Device,
 ) -> Tensor:
-    """[n_rows, D]: row r is the sum of dy's rows at `order`, where `ordered` is first + r; zeros for row `padding`."""
-    width, n = dy.shape[-1], ordered.numel()
-    dweight = torch.empty((n_rows, width), dtype=dy.dtype, device=dy.device)
-    if not dweight.numel() or not n:
-        return dweight.zero_()
+    """Writes the rows that have a run: r, but for `padding`, where `ordered` is first + r. Returns the runs' offsets."""
+    (n_rows, width), n = dweight.shape, ordered.numel()
     rows = _rows_side_by_side(dy.reshape(-1, width))
     bounds = torch.arange(first, first + n_rows + 1, dtype=ordered.dtype, device=dy.device)
     offsets = torch.searchsorted(ordered, bounds, out_int32=n < _INT32_END)
@@ -80,7 +103,6 @@ def sum_runs(
     kinds = (dy.dtype, ordered.dtype, offsets.dtype, _kinds(n_rows, first))
     strided = (*kinds, _specialised(rows.stride(0)))
     modes = (("SCALE_BY_COUNT", scale_by_count),)
-    runs = _recipe(tiling.runs_launch, width, itemsize, device, modes, strided)
     numbers = (first, padding)
 
     def run(recipe: Recipe) -> Tensor:
@@ -92,17 +114,66 @@ def sum_runs(
         KERNELS.launch("kernels_backward", "sum_runs_kernel", recipe, grid, tensors, scalars)
         return partials
 
-    partials = launch_with_fallback("embedding backward, sums", runs, run, _smaller)
-    finish = _recipe(tiling.finish_launch, width, itemsize, device, modes, kinds)
+    recipe = _recipe(tiling.runs_launch, width, itemsize, device, modes, strided)
+    partials = launch_with_fallback("embedding backward, sums", recipe, run, _smaller)
+    chunks = partials.shape[1]
 
-    def run_finish(recipe: Recipe) -> None:
-        chunks = partials.shape[1]
+    def run_partials(recipe: Recipe) -> None:
         tensors = (partials, ordered, offsets, dweight)
-        grid = recipe.launch.grid(n_rows, chunks)
-        KERNELS.launch("kernels_backward", "finish_kernel", recipe, grid, tensors, (n_rows, chunks, *numbers))
+        grid = recipe.launch.grid(chunks)
+        KERNELS.launch("kernels_backward", "add_partials_kernel", recipe, grid, tensors, (n_rows, chunks, *numbers))
 
-    launch_with_fallback("embedding backward, zeros and partial sums", finish, run_finish, _smaller)
-    return dweight
+    if chunks > 1:
+        recipe = _recipe(tiling.partials_launch, width, itemsize, device, modes, kinds)
+        launch_with_fallback("embedding backward, partial sums", recipe, run_partials, _smaller)
+    return offsets
+
+
+def _store_zeros(dweight: Tensor, rows: Tensor, padding: int, device: Device) -> None:
+    """Writes the rows of dweight that have no run, by their marks or offsets."""
+    n_rows, width = dweight.shape
+    kinds = (dweight.dtype, rows.dtype, _kinds(n_rows))
+
+    def run(recipe: Recipe) -> None:
+        grid = recipe.launch.grid(n_rows)
+        KERNELS.launch("kernels_backward", "store_zeros_kernel", recipe, grid, (dweight, rows), (n_rows, padding))
+
+    recipe = _recipe(tiling.zeros_launch, width, dweight.dtype.itemsize, device, (), kinds)
+    launch_with_fallback("embedding backward, zeros", recipe, run, _smaller)
+
+
+def _mark_rows(indices: Tensor, keys: Tensor | None, n_rows: int, padding: int, first: int, device: Device) -> Tensor:
+    """Marks [n_rows] of the rows that `indices` name, and `keys` to sort by: `indices`, with less outside the table."""
+    marks = torch.zeros(n_rows, dtype=torch.int8, device=indices.device)
+    n = indices.numel()
+    kinds = (indices.dtype, None if keys is None else keys.dtype, _kinds(n, n_rows, first))
+    recipe = _mark_recipe(device, keys is not None, kinds)
+    scalars = (n, n_rows, first, padding)
+    grid = recipe.launch.grid(n)
+    KERNELS.launch("kernels_backward", "mark_rows_kernel", recipe, grid, (indices, keys, marks), scalars)
+    return marks
+
+
+@contextlib.contextmanager
+def _beside(written: Tensor) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    """A context for launches that run beside those outside it until the end of this one, if that pays.
+
+    They go to a stream of high priority: the others, however many programs they have, leave them room.
+    """
+    if written.nbytes < _BESIDE_BYTES:
+        yield contextlib.nullcontext()
+        return
+    main, side = torch.cuda.current_stream(written.device), _side_stream(written.device)
+    side.wait_stream(main)
+    try:
+        yield torch.cuda.stream(side)
+    finally:
+        main.wait_stream(side)
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _rows_side_by_side(rows: Tensor) -> Tensor:
@@ -130,6 +201,11 @@ def _recipe(
     kinds: Hashable,
 ) -> Recipe:
     return Recipe.of(choose(width, itemsize, device), dict(modes), kinds)
+
+
+@functools.lru_cache(maxsize=256)
+def _mark_recipe(device: Device, keys: bool, kinds: Hashable) -> Recipe:
+    return Recipe.of(tiling.MarkLaunch(device), {"KEYS": keys}, kinds)
 
 
 def _smaller(recipe: Recipe) -> Recipe | None:

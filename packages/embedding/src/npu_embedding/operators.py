@@ -45,7 +45,7 @@ def _embedding_sparse_backward(
     if device is None:
         slot_of = torch.empty_like(slot).scatter_(0, order, slot)
         return reference.backward(dy, slot_of, n, -1, scale_grad_by_freq, 0), rows
-    return launch.sum_runs(dy, slot, order, n, -1, scale_grad_by_freq, 0, device), rows
+    return launch.sum_slots(dy, slot, order, scale_grad_by_freq, device), rows
 
 
 def _renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: float, first: int, n_total: int) -> None:

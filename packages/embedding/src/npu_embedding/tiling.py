@@ -8,8 +8,8 @@ from math import ceil
 
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
 
-FP32 = 4
-INDEX = 8
+from .tiles import forward_tiles, partials_tiles, runs_tiles, zeros_tiles
+
 # A store of 32 KB is past the point where its length matters (16 KB reach 94 % of the bandwidth).
 _TILE_BYTES = 32768
 # Rows of a tile, however narrow: few enough that a few thousand indices divide evenly over the cores.
@@ -92,7 +92,7 @@ class ForwardLaunch(Launch):
     @property
     def tiles(self) -> list[Tile]:
         """What is on chip at once, for the compiler's plan."""
-        return _forward_tiles(self.block_n, self.block_m, self.itemsize, self.gathers)
+        return forward_tiles(self.block_n, self.block_m, self.itemsize, self.gathers)
 
 
 @dataclass(frozen=True)
@@ -109,45 +109,66 @@ class RunsLaunch(Launch):
     @property
     def tiles(self) -> list[Tile]:
         """What is on chip at once, for the compiler's plan."""
-        return _runs_tiles(self.block_n, self.itemsize)
+        return runs_tiles(self.block_n, self.itemsize)
 
 
 @dataclass(frozen=True)
-class FinishLaunch(Launch):
-    """The launch that adds partial sums and stores zeros.
-
-    Attributes:
-        block_c: columns of the tiles of partial sums; 0: block_n.
-    """
-
-    block_c: int = 0
-
-    @property
-    def partial_columns(self) -> int:
-        return self.block_c or self.block_n
+class PartialsLaunch(Launch):
+    """The launch that adds partial sums."""
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        return {
-            "N": self.width,
-            "BLOCK_P": self.block_p,
-            "BLOCK_C": self.partial_columns,
-            "BLOCK_M": self.block_m,
-            "BLOCK_N": self.block_n,
-            "MASK_PARTIALS": self.device.kind == "cuda" and self.width % self.partial_columns != 0,
-            "MASK_COLUMNS": self.masks_columns,
-        }
+        columns = {"BLOCK_N": self.block_n, "MASK_COLUMNS": self.masks_columns}
+        return {"N": self.width, "BLOCK_P": self.block_p, **columns}
 
-    def grid(self, rows: int, chunks: int) -> int:
-        """Programs for a table of `rows` rows and the borders of `chunks` chunks."""
-        borders = (chunks - 1) * ceil(self.width / self.partial_columns)
-        tasks = ceil(rows / self.block_m) * self.column_blocks + borders
-        return persistent_grid(tasks, self.device, per_core=_per_core(self.device))
+    def grid(self, chunks: int) -> int:
+        """Programs for the borders of `chunks` chunks."""
+        return persistent_grid(max(1, chunks - 1) * self.column_blocks, self.device, per_core=_per_core(self.device))
 
     @property
     def tiles(self) -> list[Tile]:
         """What is on chip at once, for the compiler's plan."""
-        return _finish_tiles(self.block_n, self.block_m, self.itemsize)
+        return partials_tiles(self.block_n, self.itemsize)
+
+
+@dataclass(frozen=True)
+class ZerosLaunch(Launch):
+    """The launch that stores zeros."""
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        columns = {"BLOCK_N": self.block_n, "MASK_COLUMNS": self.masks_columns}
+        return {"N": self.width, "BLOCK_M": self.block_m, **columns, "MARKED": self.device.kind == "cuda"}
+
+    def grid(self, rows: int) -> int:
+        """Programs for a table of `rows` rows."""
+        tiles = ceil(rows / self.block_m) * self.column_blocks
+        return persistent_grid(tiles, self.device, per_core=_per_core(self.device))
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """What is on chip at once, for the compiler's plan."""
+        return zeros_tiles(self.block_n, self.block_m, self.itemsize)
+
+
+@dataclass(frozen=True)
+class MarkLaunch:
+    """The launch that marks rows (CUDA)."""
+
+    device: Device = field(repr=False)
+    block_m: int = 512
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        return {"BLOCK_M": self.block_m}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 4}
+
+    def grid(self, n: int) -> int:
+        """Programs for n indices: as many as there are tiles."""
+        return ceil(n / self.block_m)
 
 
 def forward_launch(width: int, itemsize: int, device: Device) -> ForwardLaunch:
@@ -158,9 +179,9 @@ def forward_launch(width: int, itemsize: int, device: Device) -> ForwardLaunch:
         return ForwardLaunch(device, width, itemsize, block_n, block_m, warps=1)
     rows = Block("BLOCK_M", max(2, min(_MAX_ROWS, _TILE_BYTES // (width * itemsize))), 2)
     gathers = _aligned(width, itemsize, device)
-    if not gathers and footprint(_forward_tiles(width, 2, itemsize, gathers), {}, device) > device.ub_bytes:
+    if not gathers and footprint(forward_tiles(width, 2, itemsize, gathers), {}, device) > device.ub_bytes:
         gathers = True  # several blocks, which are whole units
-    blocks = fit(_forward_tiles("BLOCK_N", "BLOCK_M", itemsize, gathers), (rows, _columns(width, itemsize, device)), device)
+    blocks = fit(forward_tiles("BLOCK_N", "BLOCK_M", itemsize, gathers), (rows, _columns(width, itemsize, device)), device)
     return ForwardLaunch(device, width, itemsize, _even(width, blocks["BLOCK_N"], itemsize, device), blocks["BLOCK_M"])
 
 
@@ -170,21 +191,29 @@ def runs_launch(width: int, itemsize: int, device: Device) -> RunsLaunch:
         block_n = _cuda_columns(width, 2048)
         warps = max(1, min(8, block_n * itemsize // _WARP_BYTES_BACKWARD))
         return RunsLaunch(device, width, itemsize, block_n, warps=warps)
-    blocks = fit(_runs_tiles("BLOCK_N", itemsize), (_columns(width, itemsize, device),), device)
+    blocks = fit(runs_tiles("BLOCK_N", itemsize), (_columns(width, itemsize, device),), device)
     return RunsLaunch(device, width, itemsize, _even(width, blocks["BLOCK_N"], itemsize, device))
 
 
-def finish_launch(width: int, itemsize: int, device: Device) -> FinishLaunch:
-    """Blocks of the backward's last launch. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+def partials_launch(width: int, itemsize: int, device: Device) -> PartialsLaunch:
+    """Blocks of the backward's partial sums. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     if device.kind == "cuda":
-        # Measured on an H200: zeros a whole row at a time; many partial sums of a few columns, so that a run of thousands of
-        # them is added by several programs.
-        block_n, block_c = min(_power_of_two(width), 4096), _cuda_columns(width, 1024)
-        block_m, block_p = max(1, min(_MAX_ROWS, 32768 // block_n)), max(1, min(16, 8192 // block_c))
-        return FinishLaunch(device, width, itemsize, block_n, block_m, block_p, warps=8, block_c=block_c)
+        # Many partial sums of a few columns, so that a run of thousands of them is added by several programs.
+        block_n = _cuda_columns(width, 1024)
+        return PartialsLaunch(device, width, itemsize, block_n, block_p=max(1, min(16, 8192 // block_n)), warps=8)
+    blocks = fit(partials_tiles("BLOCK_N", itemsize), (_columns(width, itemsize, device),), device)
+    return PartialsLaunch(device, width, itemsize, _even(width, blocks["BLOCK_N"], itemsize, device))
+
+
+def zeros_launch(width: int, itemsize: int, device: Device) -> ZerosLaunch:
+    """Blocks of the backward's zeros. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    if device.kind == "cuda":
+        # Small tiles, which soon leave room for the sort and the sums beside them.
+        block_n = _cuda_columns(width, 4096)
+        return ZerosLaunch(device, width, itemsize, block_n, max(2, min(8, 2048 // block_n)), warps=8)
     rows = Block("BLOCK_M", max(1, min(_MAX_ROWS, _TILE_BYTES // (width * itemsize))))
-    blocks = fit(_finish_tiles("BLOCK_N", "BLOCK_M", itemsize), (rows, _columns(width, itemsize, device)), device)
-    return FinishLaunch(device, width, itemsize, _even(width, blocks["BLOCK_N"], itemsize, device), blocks["BLOCK_M"])
+    blocks = fit(zeros_tiles("BLOCK_N", "BLOCK_M", itemsize), (rows, _columns(width, itemsize, device)), device)
+    return ZerosLaunch(device, width, itemsize, _even(width, blocks["BLOCK_N"], itemsize, device), blocks["BLOCK_M"])
 
 
 def smaller(launch: Launch) -> Launch | None:
@@ -195,37 +224,6 @@ def smaller(launch: Launch) -> Launch | None:
         return dataclasses.replace(launch, block_m=launch.block_m // 2)
     half = _even(launch.width, ceil(launch.block_n / 2), launch.itemsize, launch.device)
     return dataclasses.replace(launch, block_n=half) if half < launch.block_n else None
-
-
-def _forward_tiles(block_n: str | int, block_m: str | int, itemsize: int, gathers: bool) -> list[Tile]:
-    fills = Tile("rows of zeros and of NaN", (2, block_n), itemsize)
-    if not gathers:
-        return [Tile("row", (block_n,), itemsize, 2), fills]
-    # Rows that are taken one by one, where a tile has an index outside, use the tile's buffers.
-    return [Tile("rows", (block_m, block_n), itemsize, 2), fills, Tile("indices", (block_m,), INDEX, 2)]
-
-
-def _runs_tiles(block_n: str | int, itemsize: int) -> list[Tile]:
-    tiles = [
-        Tile("row of dy", (block_n,), itemsize, 2),
-        Tile("zeros", (block_n,), FP32),
-        Tile("sum so far", (block_n,), FP32),
-    ]
-    if itemsize < FP32:
-        tiles += [Tile("row in fp32", (block_n,), FP32), Tile("row of dweight", (block_n,), itemsize, 2)]
-    else:
-        tiles.append(Tile("row of dweight", (block_n,), FP32, 2))
-    return [*tiles, Tile("length of a run", (1,), FP32)]
-
-
-def _finish_tiles(block_n: str | int, block_m: str | int, itemsize: int) -> list[Tile]:
-    tiles = [Tile("partial sum", (block_n,), FP32, 2), Tile("row of zeros", (block_n,), itemsize)]
-    tiles.append(Tile("tile of zeros", (block_m, block_n), itemsize))
-    if itemsize < FP32:
-        tiles += [Tile("sum so far", (block_n,), FP32), Tile("row of dweight", (block_n,), itemsize, 2)]
-    else:
-        tiles.append(Tile("row of dweight", (block_n,), FP32, 2))
-    return [*tiles, Tile("length of a run", (1,), FP32)]
 
 
 def _columns(width: int, itemsize: int, device: Device) -> Block:

@@ -8,7 +8,8 @@ from math import ceil
 
 from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, footprint, persistent_grid
 
-FP32 = 4
+from .tiles import FP32, Problem, column_tiles, row_tiles
+
 # Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth and 16 KB 94 %, and a tile that
 # fills the Unified Buffer leaves the compilers, which differ in what they need, no room.
 _TRANSFER_BYTES = 12 * 1024
@@ -16,28 +17,6 @@ _WIDE_TRANSFER_BYTES = 8 * 1024  # more is alive at once in the passes over colu
 _INT32_END = 2**31
 _ALL_TILES = 2**16  # programs of a core: as many as there are tiles
 _MAX_SUM_ROWS = 64  # no chip of the table has more vector cores, hence partial sums, than 72
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a launch is for.
-
-    Attributes:
-        n_outer, n_inner: rows on two levels, as `npu_tiling.RowLayout` has them.
-        width: elements of a row.
-        inner_stride, outer_stride: the largest distance, in elements, between two rows of a group, and between two groups,
-            in any tensor.
-        itemsizes: bytes of an element, for each tensor of rows that is read.
-        narrow_output: the result is narrower than fp32, so that its fp32 tile is cast before it is stored.
-    """
-
-    n_outer: int
-    n_inner: int
-    width: int
-    inner_stride: int
-    outer_stride: int
-    itemsizes: tuple[int, ...]
-    narrow_output: bool
 
 
 @dataclass(frozen=True)
@@ -95,8 +74,8 @@ class Launch:
     def ub_bytes(self) -> int:
         """Unified Buffer that the declared tiles take."""
         if self.wide:
-            return footprint(_wide_tiles(self.problem), {"BLOCK_N": self.block_n}, self.device)
-        tiles = _tiles(
+            return footprint(column_tiles(self.problem), {"BLOCK_N": self.block_n}, self.device)
+        tiles = row_tiles(
             self.problem, self.device, self.block_n, self.backward, self.double_buffered, self.block_g * self.block_m > 1
         )
         return footprint(tiles, {"ROWS": self.block_g * self.block_m}, self.device)
@@ -201,7 +180,7 @@ def _launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
         (Block("ROWS", 1), True),
         (Block("ROWS", 1), False),
     ):
-        tiles = _tiles(problem, device, padded, backward, double_buffered, rows.largest > 1)
+        tiles = row_tiles(problem, device, padded, backward, double_buffered, rows.largest > 1)
         try:
             chosen = fit(tiles, (rows,), device)["ROWS"]
         except UnifiedBufferError:
@@ -209,7 +188,7 @@ def _launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
         groups = chosen // problem.n_inner if rows.multiple_of > 1 else 1
         return Launch(problem, device, backward, False, double_buffered, chosen // groups, padded, groups)
     columns = Block("BLOCK_N", min(padded, _WIDE_TRANSFER_BYTES // itemsize), unit, unit)
-    largest = fit(_wide_tiles(problem), (columns,), device)["BLOCK_N"]
+    largest = fit(column_tiles(problem), (columns,), device)["BLOCK_N"]
     # As few blocks as fit, of equal length, so that the last one is not a short one.
     block_n = ceil(padded / ceil(padded / largest) / unit) * unit
     return Launch(problem, device, backward, True, True, 1, block_n)
@@ -235,43 +214,6 @@ def _shared_rows(problem: Problem, wanted: int) -> Block:
     if problem.n_outer == 1 or rows < problem.n_inner or groups < 2:
         return Block("ROWS", rows, min(2, rows))
     return Block("ROWS", groups * problem.n_inner, 2 * problem.n_inner, problem.n_inner)
-
-
-def _tiles(
-    problem: Problem, device: Device, width: int, backward: bool, double_buffered: bool, several_rows: bool
-) -> list[Tile]:
-    """What one pass keeps on chip at once."""
-    buffers = 2 if double_buffered else 1
-    tile = ("ROWS", width)
-    tiles = [Tile("rows read", tile, itemsize, buffers) for itemsize in problem.itemsizes]
-    # The fp32 tile that a narrower output is cast from is the output's buffer, and there are two such tiles while one is
-    # computed from the other. An fp32 output is computed in the buffer that was loaded, next to one more; but on dav-c310
-    # the loaded buffers are left alone.
-    in_place = not problem.narrow_output and device.arch != "dav-c310"
-    tiles.append(Tile("fp32 arithmetic", tile, FP32, 1 if in_place else 2))
-    if device.arch == "dav-c310":
-        tiles += [Tile("fp32 copy", tile, FP32) for itemsize in problem.itemsizes if itemsize == FP32]
-    tiles.append(Tile("row reduction", tile, FP32 // 2))
-    tiles.append(Tile("scale", (1, width), FP32))
-    tiles.append(Tile("rstd, mean and rounded rstd", ("ROWS", 1), FP32, 3))
-    if backward:
-        tiles.append(Tile("sum of dw", tile, FP32))
-        if several_rows:
-            tiles.append(Tile("sum of dw over the rows", tile, FP32 // 2))
-    return tiles
-
-
-def _wide_tiles(problem: Problem) -> list[Tile]:
-    """What the passes over column blocks keep on chip at once, one row at a time."""
-    tile = (1, "BLOCK_N")
-    tiles = [Tile("rows read", tile, itemsize, 2) for itemsize in problem.itemsizes]
-    tiles.append(Tile("fp32 arithmetic", tile, FP32, 2))
-    tiles.append(Tile("row reduction", tile, FP32 // 2))
-    tiles.append(Tile("weight read", tile, FP32, 2))
-    tiles.append(Tile("scale", tile, FP32))
-    tiles.append(Tile("rstd and mean", (1, 1), FP32, 2))
-    tiles.append(Tile("sum over rows or columns", tile, FP32))
-    return tiles
 
 
 def _cuda_launch(problem: Problem, device: Device, backward: bool) -> Launch:

@@ -1,0 +1,68 @@
+"""What a launch is for, and what its kernel keeps in the Unified Buffer at once, as the compiler plans it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from npu_tiling import Device, Tile
+
+FP32 = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a launch is for.
+
+    Attributes:
+        n_outer, n_inner: rows on two levels, as `npu_tiling.RowLayout` has them.
+        width: elements of a row.
+        inner_stride, outer_stride: the largest distance, in elements, between two rows of a group, and between two groups,
+            in any tensor.
+        itemsizes: bytes of an element, for each tensor of rows that is read.
+        narrow_output: the result is narrower than fp32, so that its fp32 tile is cast before it is stored.
+    """
+
+    n_outer: int
+    n_inner: int
+    width: int
+    inner_stride: int
+    outer_stride: int
+    itemsizes: tuple[int, ...]
+    narrow_output: bool
+
+
+def row_tiles(
+    problem: Problem, device: Device, width: int, backward: bool, double_buffered: bool, several_rows: bool
+) -> list[Tile]:
+    """What one pass keeps on chip at once."""
+    buffers = 2 if double_buffered else 1
+    tile = ("ROWS", width)
+    tiles = [Tile("rows read", tile, itemsize, buffers) for itemsize in problem.itemsizes]
+    # The fp32 tile that a narrower output is cast from is the output's buffer, and there are two such tiles while one is
+    # computed from the other. An fp32 output is computed in the buffer that was loaded, next to one more; but on dav-c310
+    # the loaded buffers are left alone.
+    in_place = not problem.narrow_output and device.arch != "dav-c310"
+    tiles.append(Tile("fp32 arithmetic", tile, FP32, 1 if in_place else 2))
+    if device.arch == "dav-c310":
+        tiles += [Tile("fp32 copy", tile, FP32) for itemsize in problem.itemsizes if itemsize == FP32]
+    tiles.append(Tile("row reduction", tile, FP32 // 2))
+    tiles.append(Tile("scale", (1, width), FP32))
+    tiles.append(Tile("rstd, mean and rounded rstd", ("ROWS", 1), FP32, 3))
+    if backward:
+        tiles.append(Tile("sum of dw", tile, FP32))
+        if several_rows:
+            tiles.append(Tile("sum of dw over the rows", tile, FP32 // 2))
+    return tiles
+
+
+def column_tiles(problem: Problem) -> list[Tile]:
+    """What the passes over column blocks keep on chip at once, one row at a time."""
+    tile = (1, "BLOCK_N")
+    tiles = [Tile("rows read", tile, itemsize, 2) for itemsize in problem.itemsizes]
+    tiles.append(Tile("fp32 arithmetic", tile, FP32, 2))
+    tiles.append(Tile("row reduction", tile, FP32 // 2))
+    tiles.append(Tile("weight read", tile, FP32, 2))
+    tiles.append(Tile("scale", tile, FP32))
+    tiles.append(Tile("rstd and mean", (1, 1), FP32, 2))
+    tiles.append(Tile("sum over rows or columns", tile, FP32))
+    return tiles
