@@ -155,7 +155,7 @@ def _run(
 def _losses_table(runs: Sequence[tuple[str, str, Sequence[float], float]]) -> Table:
     tail = max(1, min(20, len(runs[0][2]) // 2))
     table = Table(title="Loss, nats per byte")
-    table.add_column("norms by")
+    table.add_column("model of")
     table.add_column("on")
     for title in ("first step", f"mean of last {tail}", "seconds a step"):
         table.add_column(title, justify="right")

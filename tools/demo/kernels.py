@@ -129,17 +129,22 @@ class Kernels:
         return table
 
     def summary(self) -> str | None:
-        """The traffic of a whole step against the minimum; None where nothing counted it, or a minimum is not known."""
-        minima = [self._minimum(use) for use in self]
-        if not any(use.traffic for use in self) or None in minima:
+        """The traffic of a whole step, and against the minimum where that is stated; None where nothing counted it."""
+        if not any(use.traffic for use in self):
             return None
-        moved = sum((use.read + use.written) * use.per_step for use in self)
-        minimum = sum((bound or 0) * use.per_step for use, bound in zip(self, minima, strict=True))
+        moved, bounded, minimum = 0, 0, 0
+        for use in self:
+            step = (use.read + use.written) * use.per_step
+            bound = self._minimum(use)
+            moved += step
+            if bound is not None:
+                bounded += step
+                minimum += bound * use.per_step
         return (
-            "Traffic is of one launch, as the emulator counts it. The least, for M rows of D elements: 2MD forward, "
-            "3MD backward, with the residual stream 2MD and 1MD more, the embedding 2MD and MD + VD; parameters once. "
-            f"All kernels of one step move {moved / 1e6:.1f} MB, {moved / minimum:.3f} times the least: statistics, "
-            "partial sums and each core's copy of the parameters come on top."
+            "Traffic is of one launch, as the emulator counts it. The least, for M rows of D elements: 2MD forward and 3MD "
+            "backward for a norm, 2MD for the embedding; parameters once. "
+            f"All kernels of one step move {moved / 1e6:.1f} MB; those with a least {bounded / 1e6:.1f} MB, "
+            f"{bounded / minimum:.3f} times it: statistics, partial sums and each core's copy of the parameters come on top."
         )
 
     def _minimum(self, use: KernelUse) -> int | None:

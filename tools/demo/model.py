@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ class Config:
     hidden_size: int = 128
     heads: int = 4
     mlp_size: int = 352
+    block_size: int = 4  # of Block AttnRes, in attentions and MLPs
 
     @property
     def head_size(self) -> int:
@@ -61,7 +63,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each behind a norm that first adds what came before it to the residual stream."""
+    """Attention and MLP, each behind a norm; what each of them sees is a mixture of what came before (Block AttnRes)."""
 
     def __init__(self, config: Config, blocks: Blocks) -> None:
         super().__init__()
@@ -70,33 +72,38 @@ class Layer(nn.Module):
         self.mlp_norm = blocks.norm(config.hidden_size)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """The MLP's output [B, T, D] and the residual stream without it; the first layer starts the stream with x."""
-        y, residual = (self.attention_norm(x), x) if residual is None else self.attention_norm(x, residual)
-        y, residual = self.mlp_norm(self.attention(y, cos, sin), residual)
-        return self.mlp(y), residual
+    def forward(self, depth: Any, cos: Tensor, sin: Tensor) -> None:
+        """Takes its inputs from the blocks so far, and adds its outputs to the one under way."""
+        depth.add(self.attention(self.attention_norm(depth.input()), cos, sin))
+        depth.add(self.mlp(self.mlp_norm(depth.input())))
 
 
 class LanguageModel(nn.Module):
-    """Logits of the next byte, [B, T, 256], for bytes [B, T]; the head is tied to the embedding."""
+    """Hidden states [B, T, D] for bytes [B, T], and the loss of the next byte; the head is tied to the embedding."""
 
     def __init__(self, config: Config, blocks: Blocks) -> None:
         super().__init__()
         self.config = config
         self.embedding = blocks.embedding(BYTES, config.hidden_size)
+        self.depth = blocks.depth(config.hidden_size, 2 * config.layers + 1, config.block_size)
         self.layers = nn.ModuleList(Layer(config, blocks) for _ in range(config.layers))
         self.final_norm = blocks.norm(config.hidden_size)
+        self.loss_function = blocks.loss
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         cos, sin = rotary_table(tokens.shape[1], self.config.head_size, tokens.device)
-        x, residual = self.embedding(tokens), None
+        depth = self.depth.start(self.embedding(tokens))
         for layer in self.layers:
-            x, residual = layer(x, residual, cos, sin)
-        y, _ = self.final_norm(x, residual)
-        return functional.linear(y, self.embedding.weight)
+            layer(depth, cos, sin)
+        y: Tensor = self.final_norm(depth.input())
+        return y
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy, in nats, of bytes [B, T] that follow tokens [B, T]."""
+        return self.loss_function(self(tokens), self.embedding.weight, targets)
 
 
 def rotary_table(length: int, head_size: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from .blocks import PLAIN, Blocks
 from .model import Config, LanguageModel
@@ -62,8 +61,7 @@ def build(setup: Setup, blocks: Blocks, device: torch.device) -> LanguageModel:
 def loss_of(model: LanguageModel, windows: Tensor) -> Tensor:
     """Mean cross entropy of the next byte over windows [batch, context + 1], in nats."""
     windows = windows.long()
-    logits = model(windows[:, :-1])
-    return functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+    return model.loss(windows[:, :-1], windows[:, 1:])
 
 
 def train(setup: Setup, blocks: Blocks, device: torch.device, on_step: Callable[[int, float], None]) -> list[float]:

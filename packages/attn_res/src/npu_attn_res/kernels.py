@@ -1,0 +1,223 @@
+"""Device code of Attention Residuals: rows, blocks and the forward.
+
+    r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = w_query * w_norm
+    alpha = softmax_i(s)                     h = sum_i alpha_i v_i
+
+A tile has one kind of rows: BLOCK_M tokens for one layer (BLOCK_S == 1), or BLOCK_S layers for one token (BLOCK_M == 1), and
+whole rows of BLOCK_D >= D columns. The blocks are run through one by one, each is read once, with an online softmax.
+
+Block i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits; the blocks of a
+list are wherever they are. Statistics are [blocks, tokens, layers].
+"""
+
+import triton
+import triton.language as tl
+
+ALIGNMENT = tl.constexpr(16)  # what ALIGNED says that every entry of a table is a multiple of
+
+
+@triton.jit
+def block_at(p_v, p_table, s_block, i_block, ALIGNED: tl.constexpr):
+    """The first row of a block."""
+    if p_table is None:
+        return p_v + i_block.to(tl.int64) * s_block
+    else:
+        i_offset = tl.load(p_table + i_block)
+        if ALIGNED:
+            i_offset = tl.multiple_of(i_offset, ALIGNMENT)
+        return p_v + i_offset
+
+
+@triton.jit
+def row_pointers(p_row, s_row, R: tl.constexpr, C: tl.constexpr):
+    """[R, C]; the first row and column are in p_row."""
+    if R > 1:
+        return p_row + (tl.arange(0, R)[:, None] * s_row + tl.arange(0, C)[None, :])
+    else:
+        return p_row + tl.arange(0, C)[None, :]
+
+
+@triton.jit
+def row_tile_mask(n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
+    """What of [R, C] lies inside; EXACT: every column does."""
+    if R > 1:
+        m_tile = (tl.arange(0, R) < n_rows)[:, None]
+        if not EXACT:
+            m_tile = m_tile & (tl.arange(0, C) < n_cols)[None, :]
+    else:
+        m_tile = (tl.arange(0, C) < n_cols)[None, :]
+    return m_tile
+
+
+@triton.jit
+def load_rows(p_row, s_row, n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
+    """fp32 [R, C], zero outside."""
+    p_tile = row_pointers(p_row, s_row, R, C)
+    if R == 1 and EXACT:
+        b_tile = tl.load(p_tile)
+    else:
+        b_tile = tl.load(p_tile, mask=row_tile_mask(n_rows, n_cols, R, C, EXACT), other=0.0)
+    return b_tile.to(tl.float32)
+
+
+@triton.jit
+def store_rows(p_row, s_row, b_tile, n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
+    """Stores what lies inside of [R, C], in the dtype of the memory."""
+    p_tile = row_pointers(p_row, s_row, R, C)
+    b_tile = b_tile.to(p_row.dtype.element_ty)
+    if R == 1 and EXACT:
+        tl.store(p_tile, b_tile)
+    else:
+        tl.store(p_tile, b_tile, mask=row_tile_mask(n_rows, n_cols, R, C, EXACT))
+
+
+@triton.jit
+def load_statistic(p_value, n_rows, R: tl.constexpr):
+    """[R]"""
+    if R > 1:
+        o_row = tl.arange(0, R)
+        return tl.load(p_value + o_row, mask=o_row < n_rows, other=0.0)
+    else:
+        return tl.load(p_value + tl.arange(0, R))
+
+
+@triton.jit
+def store_statistic(p_value, b_value, n_rows, R: tl.constexpr):
+    o_row = tl.arange(0, R)
+    if R > 1:
+        tl.store(p_value + o_row, b_value, mask=o_row < n_rows)
+    else:
+        tl.store(p_value + o_row, b_value)
+
+
+@triton.jit
+def load_query(p_query, p_norm, s_norm, D: tl.constexpr, S: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
+    """g, fp32 [BLOCK_S, BLOCK_D], zero outside."""
+    EXACT: tl.constexpr = BLOCK_D == D
+    b_query = load_rows(p_query, D, S, D, BLOCK_S, BLOCK_D, EXACT)
+    return b_query * load_rows(p_norm, s_norm, S, D, BLOCK_S, BLOCK_D, EXACT)
+
+
+@triton.jit
+def normalise_rows(b_h, p_weight, p_y, p_rstd, i_row, n_rows, eps, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """Stores y = h / rms(h) * weight and 1 / rms(h) for rows i_row on, whole ones, of h as it is stored, fp32 [R, C]."""
+    EXACT: tl.constexpr = C == D
+    b_rstd = tl.rsqrt(tl.sum(b_h * b_h, axis=1) * (1.0 / D) + eps)
+    b_weight = load_rows(p_weight, 0, 1, D, 1, C, EXACT)
+    store_rows(p_y + i_row * D, D, b_h * b_rstd[:, None] * b_weight, n_rows, D, R, C, EXACT)
+    if p_rstd is not None:
+        store_statistic(p_rstd + i_row, b_rstd, n_rows, R)
+
+
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+def attn_res_forward_kernel(
+    p_v,
+    p_table,  # None: block i lies at i * s_block
+    p_query,
+    p_norm,
+    p_weight,  # of the RMSNorm of h; None: there is none
+    p_o,
+    p_y,
+    p_score,  # fp32 [n_blocks, n_tokens, S]: s; None: no backward will follow
+    p_rstd,  # fp32 [n_blocks, n_tokens]: r
+    p_max,  # fp32 [n_tokens, S]: max(s), or log(sum(exp(s))) where NORMALISE
+    p_sum,  # fp32 [n_tokens, S]: sum(exp(s - max)); None where NORMALISE
+    p_norm_rstd,
+    n_blocks,
+    n_tokens,
+    s_block,
+    s_token,
+    s_norm,
+    eps,
+    norm_eps,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # >= D
+    NORMALISE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    EXACT: tl.constexpr = BLOCK_D == D
+    ROWS: tl.constexpr = BLOCK_M * BLOCK_S
+    b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
+        i_token = i_tile.to(tl.int64) * BLOCK_M
+        n_left = (n_tokens - i_token).to(tl.int32)
+        if S > 1:
+            n_rows = S
+        else:
+            n_rows = n_left
+        b_max = tl.full([ROWS], float("-inf"), tl.float32)
+        b_sum = tl.zeros([ROWS], tl.float32)
+        b_o = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        for i_block in tl.range(0, n_blocks):
+            p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+            b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
+            b_rstd = tl.rsqrt(tl.sum(b_v * b_v, axis=1) * (1.0 / D) + eps)  # [BLOCK_M]
+            b_score = tl.sum(b_v * b_g, axis=1) * b_rstd  # [ROWS]
+            if p_score is not None:
+                i_row = i_block.to(tl.int64) * n_tokens + i_token
+                store_statistic(p_score + i_row * S, b_score, n_rows, ROWS)
+                store_statistic(p_rstd + i_row, b_rstd, n_left, BLOCK_M)
+            b_next = tl.maximum(b_max, b_score)
+            b_shrink, b_weight = tl.exp(b_max - b_next), tl.exp(b_score - b_next)
+            b_o = b_o * b_shrink[:, None] + b_v * b_weight[:, None]
+            b_sum = b_sum * b_shrink + b_weight
+            b_max = b_next
+        if NORMALISE:
+            b_o = b_o * (1.0 / b_sum)[:, None]
+            if p_max is not None:
+                store_statistic(p_max + i_token * S, b_max + tl.log(b_sum), n_rows, ROWS)
+        else:
+            store_statistic(p_max + i_token * S, b_max, n_rows, ROWS)
+            store_statistic(p_sum + i_token * S, b_sum, n_rows, ROWS)
+        b_stored = b_o.to(p_o.dtype.element_ty)
+        store_rows(p_o + i_token * S * D, D, b_stored, n_rows, D, ROWS, BLOCK_D, EXACT)
+        if p_weight is not None:
+            b_h = b_stored.to(tl.float32)
+            normalise_rows(b_h, p_weight, p_y, p_norm_rstd, i_token, n_left, norm_eps, D, ROWS, BLOCK_D)
+
+
+@triton.jit(
+    do_not_specialize=["first", "o_0", "o_1", "o_2", "o_3", "o_4", "o_5", "o_6", "o_7"]
+    + ["o_8", "o_9", "o_10", "o_11", "o_12", "o_13", "o_14", "o_15"]
+)
+def attn_res_table_kernel(
+    p_table,
+    first,
+    o_0: tl.int64,
+    o_1: tl.int64,
+    o_2: tl.int64,
+    o_3: tl.int64,
+    o_4: tl.int64,
+    o_5: tl.int64,
+    o_6: tl.int64,
+    o_7: tl.int64,
+    o_8: tl.int64,
+    o_9: tl.int64,
+    o_10: tl.int64,
+    o_11: tl.int64,
+    o_12: tl.int64,
+    o_13: tl.int64,
+    o_14: tl.int64,
+    o_15: tl.int64,
+):
+    """Sixteen entries of a table of offsets, from `first` on; arguments of a launch need no copy from the host."""
+    p_entry = p_table + first
+    tl.store(p_entry, o_0)
+    tl.store(p_entry + 1, o_1)
+    tl.store(p_entry + 2, o_2)
+    tl.store(p_entry + 3, o_3)
+    tl.store(p_entry + 4, o_4)
+    tl.store(p_entry + 5, o_5)
+    tl.store(p_entry + 6, o_6)
+    tl.store(p_entry + 7, o_7)
+    tl.store(p_entry + 8, o_8)
+    tl.store(p_entry + 9, o_9)
+    tl.store(p_entry + 10, o_10)
+    tl.store(p_entry + 11, o_11)
+    tl.store(p_entry + 12, o_12)
+    tl.store(p_entry + 13, o_13)
+    tl.store(p_entry + 14, o_14)
+    tl.store(p_entry + 15, o_15)

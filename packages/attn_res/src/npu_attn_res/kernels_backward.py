@@ -1,0 +1,119 @@
+"""Device code of the backward of Attention Residuals. Formulas, tiles and blocks: kernels.py.
+
+    e_i = <dh, v_i>        delta = sum_i alpha_i e_i = <dh, h>        ds_i = alpha_i (e_i - delta)
+    dv_i = alpha_i dh + ds_i r_i (g - s_i r_i v_i / D)                dg = sum over tokens and blocks of ds_i r_i v_i
+
+delta is a difference's other half: where the weights are sharp, e_i is close to it. From an h that was rounded to bf16 it
+would be off by about 2^-9 |dh| |h|, which dv_i multiplies by |g|. So delta is summed up in fp32 in a first sweep over a
+token's blocks, and nothing but the scores is kept from the forward; the second sweep finds the blocks in the cache (L2).
+Where h was not rounded (fp32), delta is <dh, h> and there is one sweep.
+"""
+
+import triton
+import triton.language as tl
+
+from .kernels import ALIGNMENT, block_at, load_query, load_rows, load_statistic, store_rows
+
+NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a block that needs none
+
+
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+def attn_res_backward_kernel(
+    p_dh,
+    p_h,  # None: h was rounded
+    p_v,
+    p_table,
+    p_query,
+    p_norm,
+    p_score,
+    p_rstd,
+    p_lse,
+    p_dv,  # None: no block needs a gradient
+    p_dv_table,
+    p_dg,  # fp32 [programs, D], one partial sum per program; None: neither weight needs a gradient
+    n_blocks,
+    n_tokens,
+    s_block,
+    s_token,
+    s_dh,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # >= D
+    ALIGNED: tl.constexpr,
+):
+    EXACT: tl.constexpr = BLOCK_D == D
+    b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
+    if p_dg is not None:
+        b_dg = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
+        i_token = i_tile.to(tl.int64) * BLOCK_M
+        n_left = (n_tokens - i_token).to(tl.int32)
+        b_dh = load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
+        b_lse = load_statistic(p_lse + i_token, n_left, BLOCK_M)  # [BLOCK_M]
+        if p_h is not None:
+            b_h = load_rows(p_h + i_token * D, D, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+            b_delta = tl.sum(b_dh * b_h, axis=1)  # [BLOCK_M]
+        else:
+            b_delta = tl.zeros([BLOCK_M], tl.float32)
+            for i_block in tl.range(0, n_blocks):
+                p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+                b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+                i_row = i_block.to(tl.int64) * n_tokens + i_token
+                b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
+                b_delta += tl.exp(b_score - b_lse) * tl.sum(b_dh * b_v, axis=1)
+        for i_block in tl.range(0, n_blocks):
+            p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+            b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+            i_row = i_block.to(tl.int64) * n_tokens + i_token
+            b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
+            b_rstd = load_statistic(p_rstd + i_row, n_left, BLOCK_M)
+            b_alpha = tl.exp(b_score - b_lse)
+            b_c = b_alpha * (tl.sum(b_dh * b_v, axis=1) - b_delta) * b_rstd  # ds r, [BLOCK_M]
+            if p_dg is not None:
+                b_dg += b_v * b_c[:, None]
+            if p_dv is not None:
+                b_along = b_score * b_rstd * (1.0 / D)
+                b_dv = b_dh * b_alpha[:, None] + (b_g - b_v * b_along[:, None]) * b_c[:, None]
+                if p_dv_table is None:
+                    p_out = p_dv + i_row * D
+                    store_rows(p_out, D, b_dv, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+                else:
+                    i_offset = tl.load(p_dv_table + i_block)
+                    if i_offset != NO_GRADIENT:
+                        if ALIGNED:
+                            i_offset = tl.multiple_of(i_offset, ALIGNMENT)
+                        p_out = p_dv + i_offset + i_token * D
+                        store_rows(p_out, D, b_dv, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+    if p_dg is not None:
+        p_partial = p_dg + tl.program_id(0).to(tl.int64) * D
+        b_partial = tl.sum(b_dg, axis=0)[None, :]
+        store_rows(p_partial, D, b_partial, 1, D, 1, BLOCK_D, EXACT)
+
+
+@triton.jit(do_not_specialize=["n_partials"])
+def attn_res_weights_kernel(
+    p_partials,  # fp32 [n_partials, D]
+    p_query,
+    p_norm,
+    p_dquery,  # None: not needed
+    p_dnorm,  # None: not needed
+    n_partials,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """dg = the sum of the partial sums, in one fixed order; dw_query = dg w_norm, dw_norm = dg w_query."""
+    EXACT: tl.constexpr = D % BLOCK_D == 0
+    for i_block in tl.range(tl.program_id(0), tl.cdiv(D, BLOCK_D), tl.num_programs(0)):
+        i_col = i_block * BLOCK_D
+        b_sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        for i_partial in tl.range(0, n_partials, BLOCK_M):
+            p_row = p_partials + i_partial.to(tl.int64) * D + i_col
+            b_sum += load_rows(p_row, D, n_partials - i_partial, D - i_col, BLOCK_M, BLOCK_D, EXACT)
+        b_dg = tl.sum(b_sum, axis=0)[None, :]  # [1, BLOCK_D]
+        if p_dquery is not None:
+            b_norm = load_rows(p_norm + i_col, D, 1, D - i_col, 1, BLOCK_D, EXACT)
+            store_rows(p_dquery + i_col, D, b_dg * b_norm, 1, D - i_col, 1, BLOCK_D, EXACT)
+        if p_dnorm is not None:
+            b_query = load_rows(p_query + i_col, D, 1, D - i_col, 1, BLOCK_D, EXACT)
+            store_rows(p_dnorm + i_col, D, b_dg * b_query, 1, D - i_col, 1, BLOCK_D, EXACT)

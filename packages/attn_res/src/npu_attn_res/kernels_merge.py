@@ -1,0 +1,175 @@
+"""Device code of the second phase: one more block, the running partial sum p, joins a layer's (o, max, sum). Whole rows.
+
+p = partial + x        s = r <g, p>        lse = log(sum exp(max) + exp(s))
+w = exp(max - lse)     a = exp(s - lse)    h = w o + a p
+
+e = <dh, p>            delta = w <dh, o> + a e            ds = a (e - delta)
+do = w dh              dmax = w (<dh, o> - sum delta)     dsum = -w delta
+dp = a dh + ds r (g - s r p / D)                          dg = sum over tokens of ds r p
+"""
+
+import triton
+import triton.language as tl
+
+from .kernels import load_query, load_rows, load_statistic, normalise_rows, store_rows, store_statistic
+
+
+@triton.jit(do_not_specialize=["n_tokens"])
+def attn_res_merge_kernel(
+    p_o,
+    p_max,
+    p_sum,
+    p_partial,
+    p_x,  # a layer's output, which joins the partial sum first; None: there is none
+    p_query,
+    p_norm,
+    p_weight,  # of the RMSNorm of h; None: there is none
+    p_h,
+    p_y,
+    p_total,  # partial + x; None without x
+    p_score,  # None: no backward will follow
+    p_rstd,
+    p_lse,
+    p_norm_rstd,
+    n_tokens,
+    s_o,
+    s_partial,
+    s_x,
+    eps,
+    norm_eps,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # >= D
+):
+    EXACT: tl.constexpr = BLOCK_D == D
+    b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
+        i_token = i_tile.to(tl.int64) * BLOCK_M
+        n_left = (n_tokens - i_token).to(tl.int32)
+        b_p = load_rows(p_partial + i_token * s_partial, s_partial, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        if p_x is not None:
+            b_p += load_rows(p_x + i_token * s_x, s_x, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+            b_total = b_p.to(p_total.dtype.element_ty)
+            store_rows(p_total + i_token * D, D, b_total, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+            b_p = b_total.to(tl.float32)
+        b_rstd = tl.rsqrt(tl.sum(b_p * b_p, axis=1) * (1.0 / D) + eps)  # [BLOCK_M]
+        b_score = tl.sum(b_p * b_g, axis=1) * b_rstd
+        b_max = load_statistic(p_max + i_token, n_left, BLOCK_M)
+        b_sum = load_statistic(p_sum + i_token, n_left, BLOCK_M)
+        b_next = tl.maximum(b_max, b_score)
+        b_first, b_second = tl.exp(b_max - b_next), tl.exp(b_score - b_next)
+        b_whole = b_first * b_sum + b_second
+        b_inverse = 1.0 / b_whole
+        b_o = load_rows(p_o + i_token * s_o, s_o, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        b_h = b_o * (b_first * b_inverse)[:, None] + b_p * (b_second * b_inverse)[:, None]
+        b_stored = b_h.to(p_h.dtype.element_ty)
+        store_rows(p_h + i_token * D, D, b_stored, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        if p_score is not None:
+            store_statistic(p_score + i_token, b_score, n_left, BLOCK_M)
+            store_statistic(p_rstd + i_token, b_rstd, n_left, BLOCK_M)
+            store_statistic(p_lse + i_token, b_next + tl.log(b_whole), n_left, BLOCK_M)
+        if p_weight is not None:
+            b_h = b_stored.to(tl.float32)
+            normalise_rows(b_h, p_weight, p_y, p_norm_rstd, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=["n_tokens"])
+def attn_res_merge_backward_kernel(
+    p_dh,
+    p_dtotal,  # gradient that reaches partial + x from elsewhere; None: there is none
+    p_o,
+    p_max,
+    p_sum,
+    p_total,
+    p_query,
+    p_norm,
+    p_score,
+    p_rstd,
+    p_lse,
+    p_do,  # fp32, contiguous
+    p_dmax,
+    p_dsum,
+    p_dp,
+    p_dg,  # fp32 [programs, D]; None: neither weight needs a gradient
+    n_tokens,
+    s_dh,
+    s_dtotal,
+    s_o,
+    s_total,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # >= D
+):
+    EXACT: tl.constexpr = BLOCK_D == D
+    b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
+    if p_dg is not None:
+        b_dg = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
+        i_token = i_tile.to(tl.int64) * BLOCK_M
+        n_left = (n_tokens - i_token).to(tl.int32)
+        b_dh = load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        b_lse = load_statistic(p_lse + i_token, n_left, BLOCK_M)
+        b_score = load_statistic(p_score + i_token, n_left, BLOCK_M)
+        b_rstd = load_statistic(p_rstd + i_token, n_left, BLOCK_M)
+        b_sum = load_statistic(p_sum + i_token, n_left, BLOCK_M)
+        b_w = tl.exp(load_statistic(p_max + i_token, n_left, BLOCK_M) - b_lse)
+        b_a = tl.exp(b_score - b_lse)
+        b_o = load_rows(p_o + i_token * s_o, s_o, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        b_dot = tl.sum(b_dh * b_o, axis=1)  # [BLOCK_M]
+        b_p = load_rows(p_total + i_token * s_total, s_total, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        b_e = tl.sum(b_dh * b_p, axis=1)
+        b_delta = b_w * b_dot + b_a * b_e
+        b_c = b_a * (b_e - b_delta) * b_rstd
+        store_rows(p_do + i_token * D, D, b_dh * b_w[:, None], n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        store_statistic(p_dmax + i_token, b_w * (b_dot - b_sum * b_delta), n_left, BLOCK_M)
+        store_statistic(p_dsum + i_token, -b_w * b_delta, n_left, BLOCK_M)
+        if p_dg is not None:
+            b_dg += b_p * b_c[:, None]
+        b_along = b_score * b_rstd * (1.0 / D)
+        b_dp = b_dh * b_a[:, None] + (b_g - b_p * b_along[:, None]) * b_c[:, None]
+        if p_dtotal is not None:
+            b_dp += load_rows(p_dtotal + i_token * s_dtotal, s_dtotal, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        store_rows(p_dp + i_token * D, D, b_dp, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+    if p_dg is not None:
+        p_partial = p_dg + tl.program_id(0).to(tl.int64) * D
+        store_rows(p_partial, D, tl.sum(b_dg, axis=0)[None, :], 1, D, 1, BLOCK_D, EXACT)
+
+
+@triton.jit(do_not_specialize=["n_tokens"])
+def attn_res_norm_backward_kernel(
+    p_dy,
+    p_dh,  # gradient that reaches h from elsewhere; None: there is none
+    p_h,
+    p_weight,
+    p_norm_rstd,
+    p_whole,  # fp32 [n_tokens, D]: the whole gradient of h
+    p_dweight,  # fp32 [programs, D]; None: not needed
+    n_tokens,
+    s_dy,
+    s_dh,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # >= D
+):
+    """n = h rstd, f = dy weight: dh + rstd (f - n mean(f n)), and dweight = sum over tokens of dy n."""
+    EXACT: tl.constexpr = BLOCK_D == D
+    b_weight = load_rows(p_weight, 0, 1, D, 1, BLOCK_D, EXACT)  # [1, BLOCK_D]
+    if p_dweight is not None:
+        b_dweight = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
+        i_token = i_tile.to(tl.int64) * BLOCK_M
+        n_left = (n_tokens - i_token).to(tl.int32)
+        b_rstd = load_statistic(p_norm_rstd + i_token, n_left, BLOCK_M)
+        b_n = load_rows(p_h + i_token * D, D, n_left, D, BLOCK_M, BLOCK_D, EXACT) * b_rstd[:, None]
+        b_dy = load_rows(p_dy + i_token * s_dy, s_dy, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        if p_dweight is not None:
+            b_dweight += b_dy * b_n
+        b_f = b_dy * b_weight
+        b_mean = tl.sum(b_f * b_n, axis=1) * (1.0 / D)
+        b_whole = (b_f - b_n * b_mean[:, None]) * b_rstd[:, None]
+        if p_dh is not None:
+            b_whole += load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        store_rows(p_whole + i_token * D, D, b_whole, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+    if p_dweight is not None:
+        p_partial = p_dweight + tl.program_id(0).to(tl.int64) * D
+        store_rows(p_partial, D, tl.sum(b_dweight, axis=0)[None, :], 1, D, 1, BLOCK_D, EXACT)

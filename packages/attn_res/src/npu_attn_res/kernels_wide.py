@@ -1,0 +1,177 @@
+"""Device code for rows that do not fit on chip, and for more layers than do. Formulas, tiles and blocks: kernels.py.
+
+Programs take one block of columns of one tile of tokens. What sums over a whole row is written as one partial sum per block
+of columns and added up in between (small tensors, [blocks, tokens, layers]):
+
+    forward    products(g): <g, v_i>, <v_i, v_i>     then weighted_sum(exp(s_i - reference))
+    backward   products(do): e_i = <do, v_i>         then gradient
+
+so that every block is read twice in each direction, whatever the number of layers.
+"""
+
+import triton
+import triton.language as tl
+
+from .kernels import block_at, load_rows, load_statistic, store_rows, store_statistic
+from .kernels_backward import NO_GRADIENT
+
+
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+def attn_res_products_kernel(
+    p_v,
+    p_table,
+    p_a,  # rows: of do, or of g, which is the same for every token
+    p_dot,  # fp32 [column blocks, n_blocks, n_tokens, S]: <a, v_i>
+    p_square,  # fp32 [column blocks, n_blocks, n_tokens]: <v_i, v_i>; None: not needed
+    n_blocks,
+    n_tokens,
+    s_block,
+    s_token,
+    s_a_token,
+    s_a_row,  # from one row of a tile to the next: layers, or tokens
+    D: tl.constexpr,
+    S: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    EXACT: tl.constexpr = D % BLOCK_D == 0
+    ROWS: tl.constexpr = BLOCK_M * BLOCK_S
+    N_COLS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    for i_task in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M) * N_COLS, tl.num_programs(0)):
+        i_tile = i_task // N_COLS
+        i_part = i_task - i_tile * N_COLS
+        i_col = i_part * BLOCK_D
+        i_token = i_tile.to(tl.int64) * BLOCK_M
+        n_left = (n_tokens - i_token).to(tl.int32)
+        if S > 1:
+            n_rows = S
+        else:
+            n_rows = n_left
+        p_rows = p_a + i_token * s_a_token + i_col
+        b_a = load_rows(p_rows, s_a_row, n_rows, D - i_col, ROWS, BLOCK_D, EXACT)  # [ROWS, BLOCK_D]
+        for i_block in tl.range(0, n_blocks):
+            p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token + i_col
+            b_v = load_rows(p_block, s_token, n_left, D - i_col, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
+            i_row = (i_part.to(tl.int64) * n_blocks + i_block) * n_tokens + i_token
+            store_statistic(p_dot + i_row * S, tl.sum(b_v * b_a, axis=1), n_rows, ROWS)
+            if p_square is not None:
+                store_statistic(p_square + i_row, tl.sum(b_v * b_v, axis=1), n_left, BLOCK_M)
+
+
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+def attn_res_weighted_sum_kernel(
+    p_v,
+    p_table,
+    p_weight,  # fp32 [n_blocks, n_tokens, S]
+    p_o,  # [n_tokens, S, D]
+    n_blocks,
+    n_tokens,
+    s_block,
+    s_token,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    EXACT: tl.constexpr = D % BLOCK_D == 0
+    ROWS: tl.constexpr = BLOCK_M * BLOCK_S
+    N_COLS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    for i_task in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M) * N_COLS, tl.num_programs(0)):
+        i_tile = i_task // N_COLS
+        i_col = (i_task - i_tile * N_COLS) * BLOCK_D
+        i_token = i_tile.to(tl.int64) * BLOCK_M
+        n_left = (n_tokens - i_token).to(tl.int32)
+        if S > 1:
+            n_rows = S
+        else:
+            n_rows = n_left
+        b_o = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        for i_block in tl.range(0, n_blocks):
+            p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token + i_col
+            b_v = load_rows(p_block, s_token, n_left, D - i_col, BLOCK_M, BLOCK_D, EXACT)
+            i_row = i_block.to(tl.int64) * n_tokens + i_token
+            b_weight = load_statistic(p_weight + i_row * S, n_rows, ROWS)
+            b_o += b_v * b_weight[:, None]
+        store_rows(p_o + i_token * S * D + i_col, D, b_o, n_rows, D - i_col, ROWS, BLOCK_D, EXACT)
+
+
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_splits"])
+def attn_res_gradient_kernel(
+    p_v,
+    p_table,
+    p_do,  # rows of do: [n_tokens, S, D]
+    p_g,  # fp32 [S, D]
+    p_alpha,  # fp32 [n_blocks, n_tokens, S]: what do is weighted with
+    p_slope,  # fp32 [n_blocks, n_tokens, S]: ds r
+    p_along,  # fp32 [n_blocks, n_tokens]: sum over layers of ds s r^2 / D
+    p_dv,  # None: no block needs a gradient
+    p_dv_table,
+    p_dg,  # fp32 [n_splits, S, D]; None: not needed
+    n_blocks,
+    n_tokens,
+    n_splits,
+    s_block,
+    s_token,
+    s_do_token,
+    s_do_row,  # from one row of a tile to the next: layers, or tokens
+    D: tl.constexpr,
+    S: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """A program takes one block of columns through every n_splits-th tile of tokens, so that dg stays on chip.
+
+    dv_i = sum over layers of (alpha do + slope g) - along v_i        dg = sum over tokens and blocks of slope v_i
+    """
+    EXACT: tl.constexpr = D % BLOCK_D == 0
+    ROWS: tl.constexpr = BLOCK_M * BLOCK_S
+    N_COLS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    for i_task in tl.range(tl.program_id(0), N_COLS * n_splits, tl.num_programs(0)):
+        i_part = i_task // n_splits
+        i_split = i_task - i_part * n_splits
+        i_col = i_part * BLOCK_D
+        b_g = load_rows(p_g + i_col, D, S, D - i_col, BLOCK_S, BLOCK_D, EXACT)  # [BLOCK_S, BLOCK_D]
+        b_dg = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        for i_tile in tl.range(i_split, tl.cdiv(n_tokens, BLOCK_M), n_splits):
+            i_token = i_tile.to(tl.int64) * BLOCK_M
+            n_left = (n_tokens - i_token).to(tl.int32)
+            if S > 1:
+                n_rows = S
+            else:
+                n_rows = n_left
+            p_rows = p_do + i_token * s_do_token + i_col
+            b_do = load_rows(p_rows, s_do_row, n_rows, D - i_col, ROWS, BLOCK_D, EXACT)  # [ROWS, BLOCK_D]
+            for i_block in tl.range(0, n_blocks):
+                p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token + i_col
+                b_v = load_rows(p_block, s_token, n_left, D - i_col, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
+                i_row = i_block.to(tl.int64) * n_tokens + i_token
+                b_slope = load_statistic(p_slope + i_row * S, n_rows, ROWS)
+                if p_dg is not None:
+                    b_dg += b_v * b_slope[:, None]
+                if p_dv is not None:
+                    b_alpha = load_statistic(p_alpha + i_row * S, n_rows, ROWS)
+                    b_along = load_statistic(p_along + i_row, n_left, BLOCK_M)
+                    b_dv = b_do * b_alpha[:, None] + b_g * b_slope[:, None]
+                    if S > 1:
+                        b_dv = tl.sum(b_dv, axis=0)[None, :]
+                    b_dv -= b_v * b_along[:, None]
+                    if p_dv_table is None:
+                        store_rows(p_dv + i_row * D + i_col, D, b_dv, n_left, D - i_col, BLOCK_M, BLOCK_D, EXACT)
+                    else:
+                        i_offset = tl.load(p_dv_table + i_block)
+                        if i_offset != NO_GRADIENT:
+                            p_out = p_dv + i_offset + i_token * D + i_col
+                            store_rows(p_out, D, b_dv, n_left, D - i_col, BLOCK_M, BLOCK_D, EXACT)
+        if p_dg is not None:
+            p_partial = p_dg + i_split.to(tl.int64) * S * D + i_col
+            if S == 1:
+                b_sum = tl.sum(b_dg, axis=0)[None, :]
+            else:
+                b_sum = b_dg
+            store_rows(p_partial, D, b_sum, S, D - i_col, BLOCK_S, BLOCK_D, EXACT)

@@ -1,0 +1,194 @@
+"""From blocks to kernel launches: whole rows, one launch each way. Rows and layers that do not fit: launch_columns.py."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from npu_tiling import Device, Recipe, launch_with_fallback
+from torch import Tensor
+
+from . import launch_columns, reference, tiling
+from .blocks import KERNELS, Blocks, allocate, rows_of, specialised, table_of
+from .tiling_cuda import power_of_two
+
+
+def forward(
+    blocks: Blocks,
+    w_query: Tensor,
+    w_norm: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+    norm_eps: float,
+    save: bool,
+    device: Device,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """h [T, D]; y [T, D], None without a weight; s, r, lse and 1 / rms(h) where `save`."""
+    like, n_blocks, n_tokens = blocks.tensors[0], blocks.n_blocks, blocks.n_tokens
+    h = allocate(like, (n_tokens, blocks.width), blocks.dtype)
+    y = None if norm_weight is None else allocate(h, h.shape, h.dtype)
+    score, rstd, lse, norm_rstd = None, None, None, None
+    if save:
+        score, rstd = (allocate(h, (n_blocks, n_tokens), torch.float32) for _ in range(2))
+        lse = allocate(h, (n_tokens,), torch.float32)
+        norm_rstd = None if y is None else allocate(h, (n_tokens,), torch.float32)
+    if not n_tokens:
+        return h, y, score, rstd, lse, norm_rstd
+    weights = w_query.contiguous(), w_norm.contiguous(), None if norm_weight is None else norm_weight.contiguous()
+    name = "forward" if norm_weight is None else "forward, normalised"
+    kinds = (blocks.kinds, dtypes(*weights), save)
+    modes = (("NORMALISE", True), ("ALIGNED", blocks.aligned))
+    recipe = row_recipe(name, blocks, blocks.s_token, modes, kinds, device)
+    numbers = (n_blocks, n_tokens, blocks.s_block, blocks.s_token)
+
+    def run(recipe: Recipe) -> bool:
+        launch = recipe.launch
+        grid, common = launch.grid(n_tokens), (blocks.base, blocks.table, *weights, h, y, score, rstd, lse)
+        if launch.block_n:
+            tensors: tuple[Any, ...] = (*common, norm_rstd)
+            scalars = (*numbers, eps, norm_eps)
+            KERNELS.launch("kernels_sources", "attn_res_forward_sources_kernel", recipe, grid, tensors, scalars)
+        elif launch.whole_rows:
+            tensors = (*common, None, norm_rstd)
+            s_norm = blocks.width
+            KERNELS.launch("kernels", "attn_res_forward_kernel", recipe, grid, tensors, (*numbers, s_norm, eps, norm_eps))
+        return launch.whole_rows
+
+    if recipe is not None and launch_with_fallback("attn_res forward", recipe, run, smaller):
+        return h, y, score, rstd, lse, norm_rstd
+    g = reference.fold(w_query, w_norm).unsqueeze(0)
+    scores, rstd = launch_columns.scores(blocks, g, eps, device)
+    total = torch.logsumexp(scores, 0)
+    h = launch_columns.weighted_sum(blocks, torch.exp(scores - total), blocks.dtype, device).view(h.shape)
+    if norm_weight is not None:
+        y, norm_rstd = reference.normalise(h, norm_weight, norm_eps)
+    return h, y, scores.squeeze(-1), rstd, total.squeeze(-1), norm_rstd
+
+
+def backward(
+    dh: Tensor,
+    h: Tensor | None,
+    blocks: Blocks,
+    w_query: Tensor,
+    w_norm: Tensor,
+    score: Tensor,
+    rstd: Tensor,
+    lse: Tensor,
+    gradients: Sequence[Tensor | None],
+    needed: tuple[bool, bool],
+    device: Device,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Writes the gradients of the blocks to `gradients` and returns those of w_query and w_norm, where needed.
+
+    h: the forward's, where it was not rounded (fp32).
+    """
+    if not blocks.n_tokens:
+        return torch.zeros_like(w_query), torch.zeros_like(w_norm)
+    dh, s_dh = rows_of(dh)
+    w_query, w_norm = w_query.contiguous(), w_norm.contiguous()
+    dv, dv_table, aligned = gradient_pointers(gradients, blocks.aligned, device)
+    kinds = (blocks.kinds, dtypes(dh, w_query, w_norm, h, dv, dv_table), specialised(s_dh), any(needed))
+    name = "backward from fp32" if dh.dtype == torch.float32 else "backward"
+    recipe = row_recipe(name, blocks, max(blocks.s_token, s_dh), (("ALIGNED", aligned),), kinds, device)
+    scalars = (blocks.n_blocks, blocks.n_tokens, blocks.s_block, blocks.s_token, s_dh)
+
+    def run(recipe: Recipe) -> tuple[bool, Tensor | None]:
+        launch = recipe.launch
+        if not launch.whole_rows:
+            return False, None
+        grid = launch.grid(blocks.n_tokens)
+        dg = allocate(dh, (grid, blocks.width), torch.float32) if any(needed) else None
+        common = (blocks.base, blocks.table, w_query, w_norm, score, rstd, lse, dv, dv_table, dg)
+        if launch.block_n:
+            KERNELS.launch("kernels_sources", "attn_res_backward_sources_kernel", recipe, grid, (dh, *common), scalars)
+        else:
+            KERNELS.launch("kernels_backward", "attn_res_backward_kernel", recipe, grid, (dh, h, *common), scalars)
+        return True, dg
+
+    if recipe is not None:
+        done, partials = launch_with_fallback("attn_res backward", recipe, run, smaller)
+        if done:
+            return weights_gradient(partials, w_query, w_norm, needed, device)
+    g = reference.fold(w_query, w_norm).unsqueeze(0)
+    do = dh.reshape(blocks.n_tokens, 1, blocks.width)
+    weights = torch.exp(score - lse).unsqueeze(-1)
+    dscore = reference.softmax_backward(weights, launch_columns.products(blocks, do, device))
+    slope, along = reference.slopes(score.unsqueeze(-1), rstd, dscore, blocks.width)
+    dg = launch_columns.gradients(blocks, do, g, weights, slope, along, (dv, dv_table, aligned), any(needed), device)
+    return reference.unfold(dg, w_query, w_norm, needed)
+
+
+def gradient_pointers(gradients: Sequence[Tensor | None], aligned: bool, device: Device) -> tuple[Any, Tensor | None, bool]:
+    """Where a kernel writes the gradients of the blocks: pointer and table, None where there is nothing to write.
+
+    And whether the entries of both tables, that of the blocks being `aligned`, are.
+    """
+    if all(gradient is None for gradient in gradients):
+        return None, None, aligned
+    dv, table, also = table_of(gradients, device)
+    return dv, table, aligned and also
+
+
+def weights_gradient(
+    partials: Tensor | None, w_query: Tensor, w_norm: Tensor, needed: tuple[bool, bool], device: Device
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of w_query and w_norm, from partial sums of dg [n, D]."""
+    if partials is None:
+        return None, None
+    dquery, dnorm = (
+        allocate(w, w.shape, w.dtype) if need else None for w, need in zip((w_query, w_norm), needed, strict=True)
+    )
+    recipe = _weights_recipe(partials.shape[1], dtypes(w_query, w_norm, dquery, dnorm), device)
+    tensors = (partials, w_query, w_norm, dquery, dnorm)
+    grid = recipe.launch.grid
+    KERNELS.launch("kernels_backward", "attn_res_weights_kernel", recipe, grid, tensors, (partials.shape[0],))
+    return dquery, dnorm
+
+
+def dtypes(*tensors: Any) -> tuple[torch.dtype | None, ...]:
+    return tuple([None if tensor is None else tensor.dtype for tensor in tensors])
+
+
+def row_recipe(
+    name: str, blocks: Blocks, row_stride: int, modes: tuple[tuple[str, bool], ...], kinds: Hashable, device: Device
+) -> Recipe | None:
+    """The launch of a kernel for whole rows of blocks; None where none fit."""
+    n_blocks = power_of_two(blocks.n_blocks) if device.kind == "cuda" else 0
+    return cached_recipe(name, blocks.width, blocks.dtype, 1, row_stride, n_blocks, modes, kinds, device)
+
+
+@functools.lru_cache(maxsize=4096)
+def cached_recipe(
+    name: str,
+    width: int,
+    dtype: torch.dtype,
+    layers: int,
+    row_stride: int,
+    n_blocks: int,
+    modes: tuple[tuple[str, bool], ...],
+    kinds: Hashable,
+    device: Device,
+) -> Recipe | None:
+    """The launch of a kernel for whole rows; None where none fit."""
+    problem = tiling.Problem(name, width, dtype.itemsize, layers, row_stride, n_blocks)
+    launch = tiling.row_launch(problem, device)
+    if launch is None:
+        return None
+    chosen = dict(modes)
+    if launch.block_n:
+        chosen.pop("NORMALISE", None)
+        if name.startswith("backward"):
+            chosen = {"HELD": n_blocks <= launch.block_n, **chosen}
+    return Recipe.of(launch, chosen, (name, kinds))
+
+
+@functools.lru_cache(maxsize=4096)
+def _weights_recipe(width: int, dtypes: Hashable, device: Device) -> Recipe:
+    return Recipe.of(tiling.weights_launch(width, device), {}, dtypes)
+
+
+def smaller(recipe: Recipe) -> Recipe | None:
+    """For `launch_with_fallback`."""
+    return recipe.smaller(tiling.smaller)

@@ -1,0 +1,123 @@
+"""Launches of the kernels that take columns: for rows that do not fit on chip, and for the layers of `phase1`.
+
+The functions are those of reference.py, by the same names.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from npu_tiling import Device, Recipe, launch_with_fallback
+from torch import Tensor
+
+from . import tiling
+from .blocks import KERNELS, Blocks, allocate, specialised
+
+
+def scores(blocks: Blocks, g: Tensor, eps: float, device: Device) -> tuple[Tensor, Tensor]:
+    """s [N, T, S] and r [N, T] with g [S, D]."""
+    dot, square = _products(blocks, g, 0, g.stride(0) if len(g) > 1 else 0, len(g), True, device)
+    assert square is not None
+    rstd = torch.rsqrt(square.sum(0) / blocks.width + eps)
+    return dot.sum(0) * rstd.unsqueeze(-1), rstd
+
+
+def products(blocks: Blocks, do: Tensor, device: Device) -> Tensor:
+    """[N, T, S]: <do, v_i> of do [T, S, D]."""
+    n_layers = do.shape[1]
+    s_row = do.stride(1) if n_layers > 1 else do.stride(0)
+    return _products(blocks, do, do.stride(0), s_row, n_layers, False, device)[0].sum(0)
+
+
+def weighted_sum(blocks: Blocks, weights: Tensor, dtype: torch.dtype, device: Device) -> Tensor:
+    """[T, S, D] in `dtype`: the sum of the blocks with weights [N, T, S]."""
+    n_layers = weights.shape[2]
+    o = allocate(weights, (blocks.n_tokens, n_layers, blocks.width), dtype)
+    weights = weights.contiguous()
+
+    def run(recipe: Recipe) -> None:
+        tensors = (blocks.base, blocks.table, weights, o)
+        scalars = (blocks.n_blocks, blocks.n_tokens, blocks.s_block, blocks.s_token)
+        grid = recipe.launch.grid(blocks.n_tokens)
+        KERNELS.launch("kernels_wide", "attn_res_weighted_sum_kernel", recipe, grid, tensors, scalars)
+
+    _run("weighted sum", blocks, n_layers, blocks.aligned, dtype, device, run)
+    return o
+
+
+def gradients(
+    blocks: Blocks,
+    do: Tensor,
+    g: Tensor,
+    weights: Tensor,
+    slope: Tensor,
+    along: Tensor,
+    outputs: tuple[Any, Tensor | None, bool],
+    need_dg: bool,
+    device: Device,
+) -> Tensor:
+    """Writes dv to `outputs` (see `launch.gradient_pointers`) and returns dg [S, D], which is nothing unless `need_dg`."""
+    n_layers = len(g)
+    dv, dv_table, aligned = outputs
+    s_row = do.stride(1) if n_layers > 1 else do.stride(0)
+    rows = (g.contiguous(), weights.contiguous(), slope.contiguous(), along.contiguous())
+    strides = (do.stride(0), s_row)
+
+    def run(recipe: Recipe) -> Tensor | None:
+        launch = recipe.launch
+        splits = launch.splits(blocks.n_tokens)
+        partials = allocate(g, (splits, n_layers, blocks.width), torch.float32) if need_dg else None
+        tensors = (blocks.base, blocks.table, do, *rows, dv, dv_table, partials)
+        scalars = (blocks.n_blocks, blocks.n_tokens, splits, blocks.s_block, blocks.s_token, *strides)
+        grid = splits * launch.column_blocks
+        KERNELS.launch("kernels_wide", "attn_res_gradient_kernel", recipe, grid, tensors, scalars)
+        return partials
+
+    kinds = (do.dtype, dv is None, dv_table is None, need_dg, *map(specialised, strides))
+    partials = _run("gradient", blocks, n_layers, aligned, kinds, device, run)
+    return torch.empty(0, device=g.device) if partials is None else partials.sum(0)
+
+
+def _products(
+    blocks: Blocks, a: Tensor, s_token: int, s_row: int, n_layers: int, squares: bool, device: Device
+) -> tuple[Tensor, Tensor | None]:
+    """Partial sums, one for each block of columns, of <a, v_i> and, where asked for, <v_i, v_i>."""
+
+    def run(recipe: Recipe) -> tuple[Tensor, Tensor | None]:
+        shape = (recipe.launch.column_blocks, blocks.n_blocks, blocks.n_tokens)
+        dot = allocate(a, (*shape, n_layers), torch.float32)
+        square = allocate(a, shape, torch.float32) if squares else None
+        tensors = (blocks.base, blocks.table, a, dot, square)
+        scalars = (blocks.n_blocks, blocks.n_tokens, blocks.s_block, blocks.s_token, s_token, s_row)
+        grid = recipe.launch.grid(blocks.n_tokens)
+        KERNELS.launch("kernels_wide", "attn_res_products_kernel", recipe, grid, tensors, scalars)
+        return dot, square
+
+    kinds = (a.dtype, squares, specialised(s_token), specialised(s_row))
+    return _run("products", blocks, n_layers, blocks.aligned, kinds, device, run)
+
+
+def _run(
+    kernel: str,
+    blocks: Blocks,
+    n_layers: int,
+    aligned: bool,
+    kinds: Hashable,
+    device: Device,
+    run: Callable[[Recipe], Any],
+) -> Any:
+    problem = tiling.Problem(kernel, blocks.width, blocks.dtype.itemsize, n_layers, blocks.s_token)
+    recipe = _recipe(problem, aligned, (blocks.kinds, kinds), device)
+    return launch_with_fallback(f"attn_res {kernel}", recipe, run, _smaller)
+
+
+@functools.lru_cache(maxsize=4096)
+def _recipe(problem: tiling.Problem, aligned: bool, kinds: Hashable, device: Device) -> Recipe:
+    return Recipe.of(tiling.columns_launch(problem, device), {"ALIGNED": aligned}, (problem.kernel, kinds))
+
+
+def _smaller(recipe: Recipe) -> Recipe | None:
+    return recipe.smaller(tiling.smaller)

@@ -1,0 +1,166 @@
+"""Attention Residuals as modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .autograd import attn_res, attn_res_merge, attn_res_phase1
+
+
+class AttnRes(nn.Module):
+    """`attn_res` with a learned query and a learned norm of the keys.
+
+    The parameters are `w_query` [hidden_size], zero at first, which makes h the mean of the blocks, and `w_norm`
+    [hidden_size], one at first.
+
+    Args:
+        hidden_size: D, the size of the last dimension.
+        eps: added to the mean square.
+        device, dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.eps = eps
+        self.w_query = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.w_norm = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Zero queries and unit norms, as in the paper."""
+        nn.init.zeros_(self.w_query)
+        nn.init.ones_(self.w_norm)
+
+    def forward(self, blocks: Tensor | Sequence[Tensor], **options: Any) -> Any:
+        """h [..., D] for blocks [N, ..., D] or N blocks [..., D]; options and what they add are those of `attn_res`."""
+        return attn_res(blocks, self.w_query, self.w_norm, self.eps, **options)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_size}, eps={self.eps}"
+
+
+class BlockAttnRes(nn.Module):
+    """Block AttnRes for a whole model: the inputs of its layers, two lines a layer.
+
+        depth = attention.start(embedding)
+        for layer in layers:
+            depth.add(layer(depth.input()))
+        output = depth.input()
+
+    Layers form blocks of `block_size`; a block is the sum of its layers' outputs, and the embedding is a block of its own.
+    The input of a layer is `attn_res` over the finished blocks and the partial sum of its own block. When a block begins,
+    the finished ones are read for all of its layers at once (`attn_res_phase1`); each layer then joins the partial sum
+    (`attn_res_merge`), to which the output of the layer before is added in the same pass.
+
+    The parameters are `w_query` and `w_norm` [n_inputs, hidden_size], zero and one at first.
+
+    Args:
+        hidden_size: D, the size of the last dimension.
+        n_inputs: how many inputs the model asks for: its layers, and one more for what follows the last.
+        block_size: S, layers of a block.
+        eps: added to the mean square.
+        device, dtype: of the parameters.
+
+    Source: "Attention Residuals", arXiv 2603.15031.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        n_inputs: int,
+        block_size: int,
+        eps: float = 1e-6,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size} and must be at least 1.")
+        self.block_size = block_size
+        self.eps = eps
+        self.w_query = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
+        self.w_norm = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Zero queries and unit norms, as in the paper."""
+        nn.init.zeros_(self.w_query)
+        nn.init.ones_(self.w_norm)
+
+    def start(self, embedding: Tensor) -> Depth:
+        """The state of one forward pass: the embedding [..., D] is the first block."""
+        return Depth(self, embedding)
+
+    def extra_repr(self) -> str:
+        n_inputs, hidden_size = self.w_query.shape
+        return f"{hidden_size}, n_inputs={n_inputs}, block_size={self.block_size}, eps={self.eps}"
+
+
+class Depth:
+    """One forward pass through the layers: the finished blocks, and the partial sum of the one under way.
+
+    Attributes:
+        blocks: the finished ones, the embedding first.
+        partial: the sum of the outputs of this block's layers but the last one's; None before the second.
+    """
+
+    def __init__(self, weights: BlockAttnRes, embedding: Tensor) -> None:
+        self.blocks = [embedding]
+        self.partial: Tensor | None = None
+        self._weights = weights
+        self._output: Tensor | None = None  # of the last layer, not yet in the partial sum
+        self._layer = 0
+        self._phase1: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def input(self) -> Tensor:
+        """h [..., D], the input of the next layer."""
+        weights, layer = self._weights, self._layer
+        if layer >= len(weights.w_query):
+            raise ValueError(f"there is input {layer} to compute and there must be at most n_inputs, {layer}.")
+        place = layer % weights.block_size
+        if place == 0:
+            self._finish_block()
+            of_block = slice(layer, layer + weights.block_size)
+            self._phase1 = attn_res_phase1(weights.w_query[of_block], self.blocks, weights.w_norm[of_block], weights.eps)
+        assert self._phase1 is not None
+        o, maximum, total = (found[place] for found in self._phase1)
+        self._layer += 1
+        if place == 0:
+            return (o / total.unsqueeze(-1)).to(self.blocks[0].dtype)
+        if self._output is None:
+            raise ValueError(f"the output of layer {layer - 1} is missing and must be given to add() first.")
+        state = (o, maximum, total)
+        own = (weights.w_query[layer], weights.w_norm[layer], weights.eps)
+        if self.partial is None:
+            self.partial, self._output = self._output, None
+            return attn_res_merge(*state, self.partial, *own)
+        h, self.partial = attn_res_merge(*state, self.partial, *own, layer_output=self._output)
+        self._output = None
+        return h
+
+    def add(self, output: Tensor) -> None:
+        """Takes the output [..., D] of the layer whose input was asked for last."""
+        if self._output is not None:
+            raise ValueError("the output of a layer was given to add() twice and must be given once for every input().")
+        self._output = output
+
+    def _finish_block(self) -> None:
+        if self._output is None:
+            if self._layer:
+                raise ValueError(f"the output of layer {self._layer - 1} is missing and must be given to add() first.")
+            return
+        self.blocks.append(self._output if self.partial is None else self.partial + self._output)
+        self.partial = self._output = None

@@ -1,0 +1,202 @@
+"""From row widths, layers, element sizes and a device to block sizes and grid."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from math import ceil
+
+from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, footprint
+
+from .tiling_cuda import cuda_columns_launch, cuda_launch, power_of_two
+from .tiling_launch import FP32, Launch, Problem
+
+# Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth and 16 KB 94 %.
+_TRANSFER_BYTES = 12 * 1024
+_COLUMN_BYTES = 8 * 1024  # of a transfer in the kernels that take columns
+_INT32_END = 2**31
+_MAX_SUM_ROWS = 64  # no chip of the table has more vector cores, hence partial sums, than 72
+
+# Unified Buffer that a kernel takes: bytes for every element of its rows, and for every column once. What the compilers of
+# CANN 8.5 and 9.0 ask for, the larger, when they refuse a tile and reuse whatever they can; tests hold these numbers
+# against them. For each kernel: dav-c220 with bf16 or fp16, with fp32; dav-c310 with bf16 or fp16, with fp32.
+_BYTES = {
+    "forward": ((20, 4), (24, 3), (12, 4), (14, 3)),
+    "forward, normalised": ((24, 4), (24, 4), (14, 3), (12, 16)),
+    "forward of layers": ((24, 8), (27, 8), (12, 8), (12, 8)),
+    "backward": ((25, 0), (30, 4), (21, 1), (30, 4)),
+    "backward from fp32": ((30, 0), (30, 4), (28, 0), (30, 4)),  # dh in fp32, whatever the blocks are
+    "products": ((20, 8), (22, 8), (16, 8), (16, 8)),
+    "weighted sum": ((17, 8), (20, 8), (16, 8), (16, 8)),
+    "gradient": ((36, 16), (36, 16), (24, 14), (27, 20)),
+    "merge": ((20, 4), (20, 4), (18, 3), (24, 8)),
+    "merge backward": ((28, 4), (30, 3), (33, 4), (48, 0)),
+    "norm backward": ((20, 6), (26, 4), (23, 10), (26, 15)),
+}
+COLUMN_KERNELS = ("products", "weighted sum", "gradient")  # the others take whole rows
+# The same for one row whose loads are not double-buffered.
+_SINGLE_BYTES = {
+    "forward": (22, 22, 16, 16),
+    "forward, normalised": (24, 22, 16, 16),
+    "backward": (24, 22, 20, 24),
+    "backward from fp32": (26, 22, 24, 24),
+    "merge": (16, 16, 16, 20),
+    "merge backward": (24, 22, 28, 28),
+    "norm backward": (22, 22, 28, 28),
+}
+
+
+@dataclass(frozen=True)
+class TableLaunch:
+    """The launch that fills a table of offsets: one program.
+
+    Attributes:
+        device: the chip.
+    """
+
+    device: Device = field(repr=False)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 1} if self.device.kind == "cuda" else {}
+
+
+@dataclass(frozen=True)
+class WeightsLaunch:
+    """The launch that adds partial sums [n, width] over n: programs take columns.
+
+    Attributes:
+        width: elements of a row.
+        device: the chip.
+        block_m, block_d: rows and columns of a tile.
+    """
+
+    width: int
+    device: Device = field(repr=False)
+    block_m: int
+    block_d: int
+
+    @property
+    def grid(self) -> int:
+        return min(ceil(self.width / self.block_d), self.device.max_grid)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"D": self.width, "BLOCK_M": self.block_m, "BLOCK_D": self.block_d}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 4} if self.device.kind == "cuda" else {}
+
+
+def row_launch(problem: Problem, device: Device) -> Launch | None:
+    """The launch of a kernel that takes whole rows; None where none fit on chip."""
+    if device.kind == "cuda":
+        return cuda_launch(problem, device)
+    padded = _padded(problem, device)
+    if problem.layers > 1:
+        launch = Launch(problem, device, block_s=problem.layers, block_d=padded)
+        return launch if ub_bytes(launch) <= device.ub_bytes else None
+    shared = max(2, _TRANSFER_BYTES // (padded * problem.itemsize))
+    # Two rows or more keep row reductions in the vector unit; the next tile under way is worth more than they are.
+    rows = Block("ROWS", min(shared, _addressable(problem)))
+    try:
+        block_m = fit(_tiles(problem, device, padded), (rows,), device)["ROWS"]
+    except UnifiedBufferError:
+        launch = Launch(problem, device, block_d=padded, double_buffered=False)
+        return launch if ub_bytes(launch) <= device.ub_bytes else None
+    return Launch(problem, device, block_m=block_m, block_d=padded)
+
+
+def columns_launch(problem: Problem, device: Device) -> Launch:
+    """The launch of a kernel that takes one block of columns. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    if device.kind == "cuda":
+        return cuda_columns_launch(problem, device)
+    unit = _unit(problem, device)
+    padded = _padded(problem, device)
+    # Two rows at least: one alone reduces through the scalar unit, and loses its double buffer to CANN 9.0 on dav-c310.
+    block_m = min(2, _addressable(problem)) if problem.layers == 1 else 1
+    columns = Block("COLUMNS", min(padded, _COLUMN_BYTES // problem.itemsize), unit, unit)
+    largest = fit(_tiles(problem, device, "COLUMNS", problem.layers * block_m), (columns,), device)["COLUMNS"]
+    # As few blocks as fit, of equal length, so that the last one is not a short one.
+    block_d = ceil(padded / ceil(padded / largest) / unit) * unit
+    return Launch(problem, device, block_m=block_m, block_s=problem.layers, block_d=block_d)
+
+
+def weights_launch(width: int, device: Device) -> WeightsLaunch:
+    """Blocks and grid of the kernel that adds the partial sums of dg."""
+    if device.kind == "cuda":
+        return WeightsLaunch(width, device, 32, min(64, power_of_two(width)))
+    unit = device.ub_align // 2
+    padded = ceil(width / unit) * unit
+    tile = ("BLOCK_M", "BLOCK_D")
+    tiles = [Tile("partial sums", tile, FP32, 2), Tile("sum", tile, FP32), Tile("sum over rows", tile, FP32)]
+    tiles.append(Tile("weights and gradients", (1, "BLOCK_D"), FP32, 8))
+    # Every core gets columns to add before a core gets more than it needs: rows fill what is left.
+    columns = min(padded, max(unit, ceil(padded / device.vector_cores / unit) * unit))
+    rows = fit(tiles, (Block("BLOCK_M", _MAX_SUM_ROWS), Block("BLOCK_D", columns, unit, unit)), device)
+    return WeightsLaunch(width, device, rows["BLOCK_M"], rows["BLOCK_D"])
+
+
+def smaller(launch: Launch) -> Launch | None:
+    """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end.
+
+    The last one of a kernel for whole rows has fewer columns than a row: none fits, and other kernels are to take columns.
+    """
+    if launch.device.kind == "cuda":
+        return None
+    if launch.block_m > 1:
+        return dataclasses.replace(launch, block_m=launch.block_m // 2)
+    unit = _unit(launch.problem, launch.device)
+    if launch.problem.kernel in _SINGLE_BYTES and launch.double_buffered:
+        return dataclasses.replace(launch, double_buffered=False)
+    if launch.block_d <= unit or launch.problem.kernel not in COLUMN_KERNELS and not launch.whole_rows:
+        return None
+    return dataclasses.replace(launch, block_d=ceil(launch.block_d / 2 / unit) * unit)
+
+
+def ub_bytes(launch: Launch) -> int:
+    """Unified Buffer that a launch on Ascend takes."""
+    rows = launch.block_m * launch.block_s
+    if not launch.double_buffered:
+        tiles = [Tile("row", (1, launch.block_d), _SINGLE_BYTES[launch.problem.kernel][_column(launch)])]
+        return footprint([*tiles, _statistics(1)], {}, launch.device)
+    return footprint(_tiles(launch.problem, launch.device, launch.block_d, rows), {}, launch.device)
+
+
+def _tiles(problem: Problem, device: Device, columns: int | str, rows: int | str = "ROWS") -> list[Tile]:
+    """What one pass keeps on chip at once."""
+    per_element, per_column = _BYTES[problem.kernel][_column(Launch(problem, device))]
+    return [
+        Tile("rows", (rows, columns), per_element),
+        Tile("weights", (1, columns), per_column),
+        _statistics(rows),
+    ]
+
+
+def _statistics(rows: int | str) -> Tile:
+    return Tile("statistics", (rows, 1), FP32, 16)
+
+
+def _column(launch: Launch) -> int:
+    """Of the tables of bytes."""
+    return 2 * (launch.device.arch == "dav-c310") + (launch.problem.itemsize == FP32)
+
+
+def _unit(problem: Problem, device: Device) -> int:
+    """Columns that make up one aligned piece of a row in every tensor."""
+    return device.ub_align // problem.itemsize
+
+
+def _padded(problem: Problem, device: Device) -> int:
+    unit = _unit(problem, device)
+    return ceil(problem.width / unit) * unit
+
+
+def _addressable(problem: Problem) -> int:
+    """Rows that one tile may have: offsets inside a tile are 32-bit."""
+    return max(1, (_INT32_END - problem.width) // max(problem.row_stride, problem.width))

@@ -1,0 +1,96 @@
+"""What a launch is for, and what a tiling chooses for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from npu_tiling import Device, persistent_grid
+
+FP32 = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a launch is for.
+
+    Attributes:
+        kernel: which one, as the table of tiling.py names them.
+        width: elements of a row.
+        itemsize: bytes of an element of the blocks.
+        layers: how many layers' rows there are for one token.
+        row_stride: the largest distance, in elements, between two rows of a tile in any tensor.
+        n_blocks: how many there are, rounded up to a power of two; 0 where the tiling does not depend on it (Ascend).
+    """
+
+    kernel: str
+    width: int
+    itemsize: int
+    layers: int = 1
+    row_stride: int = 0
+    n_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: its blocks and the compiler's options.
+
+    Attributes:
+        problem: what it was made for.
+        device: the chip.
+        block_m, block_s, block_d: tokens, layers and columns of a tile; block_m or block_s is 1.
+        double_buffered: the next tile is loaded while this one is computed (Ascend).
+        block_n: blocks of a tile; 0: they are run through one by one (Ascend, and layers).
+        warps: warps of a program (CUDA).
+        stages: tiles under way in a loop (CUDA).
+        per_core: programs resident on a core (CUDA).
+    """
+
+    problem: Problem
+    device: Device = field(repr=False)
+    block_m: int = 1
+    block_s: int = 1
+    block_d: int = 1
+    double_buffered: bool = True
+    block_n: int = 0
+    warps: int = 4
+    stages: int = 1
+    per_core: int = 1
+
+    @property
+    def whole_rows(self) -> bool:
+        return self.block_d >= self.problem.width
+
+    @property
+    def column_blocks(self) -> int:
+        return ceil(self.problem.width / self.block_d)
+
+    def grid(self, n_tokens: int) -> int:
+        """Programs, for so many tokens."""
+        return persistent_grid(ceil(n_tokens / self.block_m) * self.column_blocks, self.device, per_core=self.per_core)
+
+    def splits(self, n_tokens: int) -> int:
+        """Partial sums of dg of a kernel whose programs keep to a block of columns: one per set of tokens."""
+        programs = self.device.vector_cores * self.per_core
+        return max(1, min(ceil(n_tokens / self.block_m), programs // self.column_blocks))
+
+    @property
+    def constants(self) -> dict[str, int]:
+        if self.block_n:
+            return {"D": self.problem.width, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d, "STAGES": self.stages}
+        if "merge" in self.problem.kernel or "backward" in self.problem.kernel:
+            return {"D": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_D": self.block_d}
+        return {
+            "D": self.problem.width,
+            "S": self.problem.layers,
+            "BLOCK_M": self.block_m,
+            "BLOCK_S": self.block_s,
+            "BLOCK_D": self.block_d,
+        }
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        if self.device.kind == "cuda":
+            return {"num_warps": self.warps}
+        return {"multibuffer": self.double_buffered}

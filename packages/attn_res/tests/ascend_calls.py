@@ -1,0 +1,79 @@
+"""Calls whose launches are every kind of tile that this package's tiling can choose: what `npu-offline check` compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
+
+TOKENS, N_BLOCKS = 200, 4  # the tile does not depend on them
+WIDTHS = {
+    torch.bfloat16: (1, 123, 1000, 2048, 4096, 5120, 7168, 8192, 16384),
+    torch.float16: (4096,),
+    torch.float32: (123, 2048, 4096, 6144, 8192),
+}
+LAYERS = {1024: (2, 5, 12), 4096: (2, 8), 16384: (8,)}
+
+
+def calls() -> Iterator[tuple[str, Callable[[], None]]]:
+    """A label and a function that runs a forward and a backward on CPU tensors."""
+    for dtype, widths in WIDTHS.items():
+        for width in widths:
+            name = str(dtype).removeprefix("torch.")
+            yield f"{name} {width}", _attn_res(width, dtype)
+            yield f"{name} {width}, merge", _merge(width, dtype)
+    for width in (128, 4096, 7168):
+        yield f"bfloat16 {width}, list", _attn_res(width, torch.bfloat16, listed=True)
+        yield f"bfloat16 {width}, normalised", _attn_res(width, torch.bfloat16, normalised=True)
+        yield f"bfloat16 {width}, normalised merge", _merge(width, torch.bfloat16, normalised=True)
+    yield "bfloat16 16384, list", _attn_res(16384, torch.bfloat16, listed=True)
+    yield "float32 4096, list", _attn_res(4096, torch.float32, listed=True)
+    yield "bfloat16 4096, no gradients", _inference(4096)
+    for width, layers in LAYERS.items():
+        for n_layers in layers:
+            yield f"bfloat16 {width}, {n_layers} layers", _phase1(width, n_layers)
+
+
+def _attn_res(width: int, dtype: torch.dtype, *, listed: bool = False, normalised: bool = False) -> Callable[[], None]:
+    def call() -> None:
+        blocks = torch.empty(N_BLOCKS, TOKENS, width, dtype=dtype)
+        weights = [torch.empty(width, dtype=dtype, requires_grad=True) for _ in range(3)]
+        given = [block.requires_grad_() for block in blocks.unbind()] if listed else blocks.requires_grad_()
+        results = attn_res(given, *weights[:2], norm_weight=weights[2] if normalised else None)
+        _backward(results if normalised else (results,))
+
+    return call
+
+
+def _inference(width: int) -> Callable[[], None]:
+    blocks = torch.empty(N_BLOCKS, TOKENS, width, dtype=torch.bfloat16)
+    return lambda: attn_res(blocks, blocks[0, 0], blocks[0, 0])
+
+
+def _phase1(width: int, n_layers: int) -> Callable[[], None]:
+    def call() -> None:
+        blocks = torch.empty(N_BLOCKS, TOKENS, width, dtype=torch.bfloat16, requires_grad=True)
+        queries = torch.empty(n_layers, width, requires_grad=True)
+        _backward(attn_res_phase1(queries, blocks, torch.empty(width, requires_grad=True)))
+
+    return call
+
+
+def _merge(width: int, dtype: torch.dtype, *, normalised: bool = False) -> Callable[[], None]:
+    def call() -> None:
+        o = torch.empty(TOKENS, 2, width, requires_grad=True)
+        statistics = [torch.empty(TOKENS, requires_grad=True) for _ in range(2)]
+        partial = torch.empty(TOKENS, width, dtype=dtype, requires_grad=True)
+        weights = [torch.empty(width, dtype=dtype, requires_grad=True) for _ in range(3)]
+        norm_weight = weights[2] if normalised else None
+        results = attn_res_merge(
+            o[:, 0], *statistics, partial, *weights[:2], layer_output=partial.detach(), norm_weight=norm_weight
+        )
+        _backward(results)
+
+    return call
+
+
+def _backward(outputs: tuple[torch.Tensor, ...]) -> None:
+    torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])

@@ -1,0 +1,193 @@
+"""What the Ascend compilers make of the kernels, and how many bytes they move: no chip, and no time, involved."""
+
+from pathlib import Path
+
+import depth
+import npu_offline
+import npu_tiling
+import pytest
+import torch
+from npu_attn_res import attn_res, attn_res_phase1, blocks, launch, launch_columns, launch_phases, tiling
+from npu_offline.check import load_calls
+from npu_offline.memory import guarded
+
+REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
+pytestmark = pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)
+CALLS = dict(load_calls(Path(__file__).parents[1]))
+B4 = npu_tiling.soc("Ascend910B4")
+
+
+def launches_of(label, soc="Ascend910B4"):
+    with npu_offline.record(soc) as records:
+        CALLS[label]()
+    return records
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+@pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend950PR_957b"])
+@pytest.mark.parametrize(
+    "label",
+    ["bfloat16 4096, list", "bfloat16 7168, normalised merge", "float32 123", "bfloat16 16384", "bfloat16 1024, 5 layers"],
+)
+def test_tiles_fit_and_are_double_buffered(label, soc, toolchain):
+    if not npu_offline.supported(soc, toolchain):
+        pytest.skip(f"toolchain {toolchain} has no target {soc}")
+    for record in launches_of(label, soc):
+        report = npu_offline.compile_kernel(record, soc=soc, toolchain=toolchain)
+        assert report.fits, report.message
+        assert report.double_buffered is not False or record.options.get("multibuffer") is False
+
+
+KERNELS = {
+    "forward": ("float32 2048", "attn_res_forward_kernel"),
+    "forward, normalised": ("bfloat16 4096, normalised", "attn_res_forward_kernel"),
+    "backward": ("bfloat16 4096", "attn_res_backward_kernel"),
+    "backward from fp32": ("bfloat16 4096, normalised", "attn_res_backward_kernel"),
+    "merge": ("bfloat16 4096, merge", "attn_res_merge_kernel"),
+    "merge backward": ("bfloat16 4096, merge", "attn_res_merge_backward_kernel"),
+    "norm backward": ("bfloat16 4096, normalised", "attn_res_norm_backward_kernel"),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_declared_tiles_are_what_the_compiler_needs(kernel, rows):
+    """Never less, or a chosen tile would not compile; not much more, or rows would be split that fit."""
+    label, name = KERNELS[kernel]
+    (record, *_) = [record for record in launches_of(label) if record.name == name]
+    width = 16384 // rows
+    itemsize = 4 if label.startswith("float32") else 2
+    declared = tiling.Launch(tiling.Problem(kernel, width, itemsize), B4, block_m=rows, block_d=width)
+    needed = 0
+    for toolchain in ("1.0.0", "1.1.0"):
+        report = npu_offline.compile_kernel(
+            record.kernel,
+            record.signature,
+            {**record.constants, "D": width, "BLOCK_M": rows, "BLOCK_D": width},
+            soc="Ascend910B4",
+            toolchain=toolchain,
+            options=record.options,
+        )
+        assert not report.fits
+        needed = max(needed, report.required_ub_bytes)
+    assert needed <= tiling.ub_bytes(declared) <= 1.25 * needed
+
+
+def test_compiling_depends_neither_on_the_tokens_nor_on_the_blocks():
+    kernels = set()
+    for n_blocks, tokens in ((2, 2), (3, 64), (8, 1000), (33, 4097)):
+        with npu_offline.record("Ascend910B4") as records:
+            sources = [torch.empty(tokens, 512, requires_grad=True) for _ in range(n_blocks)]
+            weights = [torch.empty(512, requires_grad=True) for _ in range(2)]
+            attn_res(sources, *weights).backward(torch.empty(tokens, 512))
+        kernels |= {(r.name, str(r.signature), str(r.constants), str(r.divisible)) for r in records}
+    assert len(kernels) == 4  # the table of offsets, forward, backward, sums
+
+
+def moved(launch):
+    return sum(traffic.read + traffic.written for traffic in launch.arguments.values())
+
+
+def emulated(case, listed=False, frozen=()):
+    given, *weights = case.leaves("cpu", listed)
+    for i in frozen:
+        given[i].requires_grad_(False)
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        attn_res(given if listed else given[0], *weights).backward(case.dh)
+    return {launch.kernel: launch for launch in emulation.launches}
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
+@pytest.mark.parametrize(("n_blocks", "width"), [(8, 4096), (16, 7168), (8, 1000)])
+def test_memory_traffic_is_the_minimum(n_blocks, width, listed):
+    tokens = 400
+    found = emulated(depth.make(n_blocks, tokens, width, torch.bfloat16), listed)
+    row = tokens * width * 2
+    forward, backward = found["attn_res_forward_kernel"], found["attn_res_backward_kernel"]
+    weights = 40 * width * 2 * 2  # every core reads both
+    assert (n_blocks + 1) * row <= moved(forward) <= 1.05 * (n_blocks + 1) * row + weights
+    # The second sweep over a token's blocks finds them in L2: 2N + 1 rows come from memory, 3N + 1 pass through the core.
+    through = (3 * n_blocks + 1) * row
+    assert through <= moved(backward) <= 1.05 * through + weights + 40 * width * 4
+    assert backward.arguments["p_v"].read == 2 * n_blocks * row
+    for moving in (forward, backward):
+        assert all(traffic.scalars == 0 or "table" in name for name, traffic in moving.arguments.items())
+        assert all(traffic.atomics == 0 for traffic in moving.arguments.values())
+        assert moving.arguments["p_v"].read / moving.arguments["p_v"].transfers >= min(8192, 6 * width)
+
+
+def test_one_sweep_where_nothing_was_rounded():
+    tokens, width, n_blocks = 400, 2048, 8
+    backward = emulated(depth.make(n_blocks, tokens, width, torch.float32))["attn_res_backward_kernel"]
+    row = tokens * width * 4
+    least = (2 * n_blocks + 2) * row
+    assert least <= moved(backward) <= 1.05 * least + 40 * width * 3 * 4
+
+
+def test_frozen_blocks_cost_no_gradient():
+    case = depth.make(4, 100, 512, torch.bfloat16)
+    written = emulated(case, True, frozen=(0, 2))["attn_res_backward_kernel"].arguments["p_dv"].written
+    assert written == 2 * 100 * 512 * 2
+
+
+@pytest.mark.parametrize(("n_layers", "width", "reads"), [(5, 1024, 1), (8, 4096, 2)])
+def test_blocks_are_read_once_for_all_layers_that_fit(n_layers, width, reads):
+    case = depth.make(4, 100, width, torch.bfloat16)
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        attn_res_phase1(torch.randn(n_layers, width), case.blocks, case.w_norm)
+    read = sum(launch.arguments["p_v"].read for launch in emulation.launches)
+    assert read == reads * case.blocks.numel() * 2
+
+
+@pytest.mark.parametrize("soc", ["Ascend910B1", "Ascend950DT_95A1"])
+def test_other_chips_give_the_same_result(soc):
+    case = depth.make(3, 50, 1000, torch.bfloat16)
+    with npu_offline.emulate(soc):
+        depth.check(case, depth.run(case, "cpu", True))
+
+
+def test_programs_in_any_order_and_at_once_give_the_same_bits():
+    case = depth.make(3, 300, 512, torch.bfloat16)
+    results = []
+    for threads, shuffle in ((1, None), (1, 1), (2, 2)):
+        with npu_offline.emulate("Ascend910B4", threads=threads, shuffle=shuffle):
+            results.append(depth.run(case, "cpu", True))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("width", [123, 512, 16384])
+def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
+    """Every tensor that the operator allocates stands between guard values."""
+    checks = []
+
+    def guarding(like, shape, dtype):
+        tensor, check = guarded(tuple(shape), dtype, like.device)
+        checks.append(check)
+        return tensor
+
+    for module in (blocks, launch, launch_columns, launch_phases):
+        monkeypatch.setattr(module, "allocate", guarding)
+    case = depth.make(3, 37, width, torch.float32)
+    with npu_offline.emulate("Ascend910B4"):
+        depth.run(case, "cpu", listed=True)
+    assert len(checks) >= 6
+    for check in checks:
+        check()
+
+
+def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
+    """The launch as a user's compiler would refuse it: whole rows overflow, down to the last tile, and columns are taken."""
+    real, refused = blocks.KERNELS.launch, []
+
+    def refusing(module, kernel, recipe, grid, tensors, scalars):
+        if kernel == "attn_res_forward_kernel":
+            refused.append(recipe.constants["BLOCK_M"])
+            raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
+        real(module, kernel, recipe, grid, tensors, scalars)
+
+    monkeypatch.setattr(blocks.KERNELS, "launch", refusing)
+    case = depth.make(3, 16, 2000, torch.bfloat16, seed=3)
+    with npu_offline.emulate("Ascend910B4"), pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
+        depth.check(case, depth.run(case, "cpu"))
+    assert refused == [3, 1, 1]

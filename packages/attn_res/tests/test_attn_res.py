@@ -1,0 +1,217 @@
+"""The operator, wherever it runs, against fp64."""
+
+import depth
+import pytest
+import torch
+from npu_attn_res import attn_res
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@pytest.mark.parametrize("n_blocks", [1, 2, 3, 8, 33, 128])
+@pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
+def test_any_number_of_blocks(device, n_blocks, listed):
+    case = depth.make(n_blocks, 5, 256, torch.bfloat16)
+    depth.check(case, depth.run(case, device.torch, listed))
+
+
+@pytest.mark.parametrize("width", [1, 123, 1000, 4096, 5120, 7168, 8192, 16384])
+def test_every_width(device, width):
+    case = depth.make(3, 7, width, torch.bfloat16)
+    depth.check(case, depth.run(case, device.torch))
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(123, torch.float32), (8192, torch.float32), (4096, torch.float16)])
+def test_other_dtypes(device, dtype, width):
+    case = depth.make(3, 7, width, dtype)
+    depth.check(case, depth.run(case, device.torch, listed=True))
+
+
+@pytest.mark.parametrize("tokens", [1, (2, 3, 4), ()])
+def test_any_leading_shape(device, tokens):
+    case = depth.make(3, tokens, 256, torch.float32)
+    results = depth.run(case, device.torch)
+    assert results[0].shape == case.dh.shape
+    depth.check(case, results)
+
+
+@pytest.mark.parametrize("sharp", [30.0, 300.0])
+@pytest.mark.parametrize(("n_blocks", "width"), [(8, 1000), (3, 16384)], ids=["whole rows", "columns"])
+def test_gradients_are_exact_where_weights_are_sharp(device, sharp, n_blocks, width):
+    """delta from the rounded h would be off by more than is allowed here."""
+    case = depth.make(n_blocks, 20, width, torch.bfloat16, sharp=sharp)
+    results = depth.run(case, device.torch)
+    depth.check(case, results)
+
+
+def test_parameters_may_be_fp32(device):
+    case = depth.make(3, 7, 256, torch.bfloat16, torch.float32)
+    results = depth.run(case, device.torch)
+    depth.check(case, results)
+    assert [result.dtype for result in results] == [torch.bfloat16] * 2 + [torch.float32] * 2
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 7)])
+@pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
+def test_no_tokens(device, shape, listed):
+    case = depth.make(3, shape, 64, torch.bfloat16)
+    h, dblocks, dquery, dnorm = depth.run(case, device.torch, listed)
+    assert h.shape == (*shape, 64)
+    assert dblocks.shape == (3, *shape, 64)
+    assert not dquery.any()
+    assert not dnorm.any()
+
+
+def test_list_gives_the_bits_of_the_stacked_tensor_where_blocks_are_anywhere(device):
+    case = depth.make(5, 37, 256, torch.bfloat16)
+    expected = depth.run(case, device.torch)
+    for actual, wanted in zip(depth.run(case, device.torch, listed=True), expected, strict=True):
+        assert torch.equal(actual, wanted)
+    # Higher and lower addresses, and not at multiples of 16 elements.
+    memory = torch.zeros(38880 + 37 * 256, dtype=torch.bfloat16, device=device.torch)
+    blocks = [memory[start : start + 37 * 256].view(37, 256) for start in (29300, 10000, 0, 19777, 38880)]
+    for block, values in zip(blocks, case.blocks, strict=True):
+        block.copy_(values)
+    h = attn_res(blocks, case.w_query.to(device.torch), case.w_norm.to(device.torch), case.eps)
+    assert torch.equal(h.cpu(), expected[0])
+
+
+@pytest.mark.parametrize("needed", [(), (0,), (2,), (1, 3)])
+def test_blocks_that_need_no_gradient_get_none(device, needed):
+    case = depth.make(4, 7, 256, torch.bfloat16)
+    expected = depth.run(case, device.torch, listed=True)
+    blocks = [block.to(device.torch).requires_grad_(i in needed) for i, block in enumerate(case.blocks)]
+    weights = depth.leaf(case.w_query, device.torch), depth.leaf(case.w_norm, device.torch)
+    attn_res(blocks, *weights, case.eps).backward(case.dh.to(device.torch))
+    for i, block in enumerate(blocks):
+        assert (block.grad is None) == (i not in needed)
+        assert i not in needed or torch.equal(block.grad.cpu(), expected[1][i])
+    for weight, wanted in zip(weights, expected[2:], strict=True):
+        assert torch.equal(weight.grad.cpu(), wanted)
+
+
+@pytest.mark.parametrize("frozen", ["both", "w_query", "w_norm"])
+def test_frozen_weights(device, frozen):
+    case = depth.make(3, 7, 256, torch.float32)
+    _, dblocks, *dweights = depth.run(case, device.torch)
+    blocks, *weights = case.leaves(device.torch, False)
+    for name, weight in zip(("w_query", "w_norm"), weights, strict=True):
+        weight.requires_grad_(frozen not in (name, "both"))
+    attn_res(blocks[0], *weights, case.eps).backward(case.dh.to(device.torch))
+    assert torch.equal(blocks[0].grad.cpu(), dblocks)
+    for weight, wanted in zip(weights, dweights, strict=True):
+        assert weight.grad is None if not weight.requires_grad else torch.equal(weight.grad.cpu(), wanted)
+
+
+STRIDED = {
+    "slice of a wider tensor": lambda: torch.randn(3, 9, 700)[..., 50:562],
+    "pitch of no whole 32 bytes": lambda: torch.randn(3, 9, 131)[..., :123],
+    "every second token": lambda: torch.randn(3, 18, 256)[:, ::2],
+    "transposed tokens": lambda: torch.randn(3, 5, 4, 256).transpose(1, 2),
+    "blocks inside": lambda: torch.randn(9, 3, 256).transpose(0, 1),
+    "one block for all": lambda: torch.randn(1, 9, 256).expand(3, 9, 256),
+    "columns not side by side": lambda: torch.randn(3, 256, 9).transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("view", STRIDED)
+@pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
+def test_strided_blocks_and_gradient(device, view, listed):
+    torch.manual_seed(0)
+    blocks = STRIDED[view]().to(device.torch)
+    width = blocks.shape[-1]
+    dh = torch.randn(*blocks.shape[1:-1], 2 * width, device=device.torch)[..., :width]
+    weights = torch.randn(width, device=device.torch), torch.randn(width, device=device.torch)
+
+    def results(blocks, dh):
+        given = [block.detach().requires_grad_() for block in blocks.unbind()]
+        stacked = blocks.detach().requires_grad_()
+        h = attn_res(given if listed else stacked, *weights)
+        return h, *torch.autograd.grad(h, given if listed else stacked, dh)
+
+    for strided, copied in zip(results(blocks, dh), results(blocks.contiguous(), dh.contiguous()), strict=True):
+        assert torch.allclose(strided, copied, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [256, 16384])
+def test_weights_are_returned(device, width):
+    case = depth.make(4, 6, width, torch.bfloat16)
+    tensors = case.blocks.to(device.torch), case.w_query.to(device.torch).requires_grad_(), case.w_norm.to(device.torch)
+    h, alpha = attn_res(*tensors, case.eps, return_weights=True)
+    expected = depth.formula(case.blocks.double(), case.w_query.double(), case.w_norm.double(), case.eps)[1]
+    assert torch.allclose(alpha.cpu().double(), expected, rtol=1e-4, atol=1e-6)
+    assert h.requires_grad
+    assert not alpha.requires_grad
+    with torch.no_grad():
+        assert torch.equal(attn_res(*tensors, case.eps, return_weights=True)[1], alpha)
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
+@pytest.mark.parametrize("width", [256, 4096, 16384])
+def test_normalised_output_is_the_two_steps(device, width, listed):
+    case = depth.make(3, 7, width, torch.bfloat16)
+    weight, dy = torch.randn(width).bfloat16(), torch.randn(7, width).bfloat16()
+    blocks, *weights = case.leaves(device.torch, listed)
+    leaves = [*blocks, *weights, depth.leaf(weight, device.torch)]
+    h, y = attn_res(blocks if listed else blocks[0], *weights, case.eps, norm_weight=leaves[-1], norm_eps=1e-5)
+    gradients = torch.autograd.grad((h, y), leaves, (case.dh.to(device.torch), dy.to(device.torch)))
+    # From the stored h on it is RMSNorm; its gradient joins that of h in fp32.
+    stored, wide = h.detach().cpu().double().requires_grad_(), weight.double().requires_grad_()
+    normalised = stored * torch.rsqrt(stored.square().mean(-1, keepdim=True) + 1e-5) * wide
+    of_h, of_weight = torch.autograd.grad(normalised, (stored, wide), dy.double())
+    depth.near(y.detach().cpu(), normalised.detach())
+    depth.near(gradients[-1].cpu(), of_weight, fp32=1e-3)
+    case.dh = case.dh.double() + of_h
+    found = [gradient.cpu() for gradient in gradients[:-1]]
+    dblocks = torch.stack(found[:-2]) if listed else found[0]
+    depth.check(case, (h.detach().cpu(), dblocks, *found[-2:]))
+
+
+def test_either_output_may_be_unused(device):
+    case = depth.make(3, 7, 256, torch.float32)
+    blocks, *weights = case.leaves(device.torch, False)
+    norm_weight = torch.randn(256, device=device.torch, requires_grad=True)
+    h, y = attn_res(blocks[0], *weights, case.eps, norm_weight=norm_weight)
+    leaves = (blocks[0], *weights)
+    only_h = torch.autograd.grad(h, leaves, case.dh.to(device.torch), retain_graph=True)
+    for actual, expected in zip(only_h, depth.run(case, device.torch)[1:], strict=True):
+        assert torch.equal(actual.cpu(), expected)
+    only_y = torch.autograd.grad(y, leaves, case.dh.to(device.torch), retain_graph=True)
+    zero = torch.zeros_like(h)
+    both = torch.autograd.grad((h, y), leaves, (zero, case.dh.to(device.torch)))
+    for actual, expected in zip(only_y, both, strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("width", [64, 20000])
+def test_a_bad_token_spoils_no_other(device, width):
+    case = depth.make(3, 9, width, torch.float32)
+    expected = depth.run(case, device.torch)
+    case.blocks[1, 4, 7], case.dh[6, 3] = float("nan"), float("inf")
+    h, dblocks, *_ = depth.run(case, device.torch)
+    others = [0, 1, 2, 3, 5, 7, 8]
+    assert torch.isnan(h[4]).any()
+    assert torch.equal(h[[*others, 6]], expected[0][[*others, 6]])
+    assert torch.equal(dblocks[:, others], expected[1][:, others])
+
+
+@pytest.mark.parametrize("width", [512, 16384])
+def test_same_bits_every_time(device, width):
+    case = depth.make(4, 100, width, torch.bfloat16)
+    first = depth.run(case, device.torch)
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(first, depth.run(case, device.torch), strict=True))
+
+
+def test_blocks_further_apart_than_32_bits_reach(device):
+    if device.name == "npu":
+        pytest.skip("takes more memory than a test should on an NPU")
+    stride = 2**31 + 64
+    storage = torch.zeros(stride + 512, dtype=torch.bfloat16, device=device.torch)  # untouched pages cost nothing
+    case = depth.make(2, 2, 256, torch.bfloat16)
+    far = storage.as_strided((2, 2, 256), (stride, 256, 1)).copy_(case.blocks)
+    weights = case.w_query.to(device.torch), case.w_norm.to(device.torch)
+    expected = attn_res(case.blocks.to(device.torch), *weights)
+    assert torch.equal(attn_res(far, *weights), expected)
+    assert torch.equal(attn_res([far[0], far[1]], *weights), expected)
+    assert torch.equal(attn_res([far[1], far[0]], *weights), attn_res(case.blocks.flip(0).to(device.torch), *weights))

@@ -1,0 +1,62 @@
+"""Bad input is refused with one sentence that names the argument, what it was and what it must be."""
+
+import pytest
+import torch
+from npu_attn_res import BlockAttnRes, attn_res, attn_res_merge, attn_res_phase1
+
+V, W, T = torch.ones(3, 2, 8), torch.ones(8), torch.ones(2)
+REFUSED = {
+    "blocks is no list": (lambda: attn_res(3, W, W), TypeError, "blocks is a int and must be a tensor, or a list"),
+    "no blocks": (lambda: attn_res([], W, W), ValueError, "blocks is empty and must have at least one"),
+    "no stacked blocks": (lambda: attn_res(V[:0], W, W), ValueError, r"blocks has shape \(0, 2, 8\)"),
+    "blocks is a row": (lambda: attn_res(W, W, W), ValueError, r"blocks has shape \(8,\) and must have shape \(N, ..., D\)"),
+    "a block is no tensor": (lambda: attn_res([V[0], 1.0], W, W), TypeError, r"blocks\[1\] is a float and must be a tensor"),
+    "a block has another shape": (
+        lambda: attn_res([V[0], V[1, :1]], W, W),
+        ValueError,
+        r"blocks\[1\] has shape \(1, 8\) and must have shape \(2, 8\)",
+    ),
+    "a block has another dtype": (lambda: attn_res([V[0], V[1].half()], W, W), TypeError, r"blocks\[1\] is torch.float16"),
+    "a block is elsewhere": (lambda: attn_res([V[0], V[1].to("meta")], W, W), ValueError, r"blocks\[1\] is on meta"),
+    "blocks is integer": (lambda: attn_res(V.long(), W, W), TypeError, "blocks is torch.int64 .* must be torch.float32"),
+    "no columns": (lambda: attn_res(V[..., :0], W, W), ValueError, "must have a last dimension of at least 1"),
+    "query is no tensor": (lambda: attn_res(V, None, W), TypeError, "w_query is a NoneType and must be a tensor"),
+    "query is too long": (lambda: attn_res(V, torch.ones(9), W), ValueError, r"w_query has shape \(9,\) .* \(8,\)"),
+    "norm is narrower": (lambda: attn_res(V, W, W.half()), TypeError, "w_norm is torch.float16 and must be"),
+    "norm is elsewhere": (lambda: attn_res(V, W, W.to("meta")), ValueError, "w_norm is on meta"),
+    "norm_weight is too short": (lambda: attn_res(V, W, W, norm_weight=W[:4]), ValueError, r"norm_weight has shape \(4,\)"),
+    "eps is negative": (lambda: attn_res(V, W, W, -1e-6), ValueError, "eps is -1e-06 and must be at least 0"),
+    "norm_eps is no number": (lambda: attn_res(V, W, W, norm_eps=float("nan")), ValueError, "norm_eps is nan"),
+    "options are keywords": (lambda: attn_res(V, W, W, 1e-6, True), TypeError, "positional"),
+    "queries is a row": (
+        lambda: attn_res_phase1(W, V, W),
+        ValueError,
+        r"queries has shape \(8,\) and must have shape \(S, 8\)",
+    ),
+    "norms of other layers": (lambda: attn_res_phase1(V[0], V, V[:, 0]), ValueError, r"w_norm has shape \(3, 8\)"),
+    "o is narrower": (lambda: attn_res_merge(V[0].half(), T, T, V[0], W, W), TypeError, "o is torch.float16 and must be"),
+    "max has another shape": (lambda: attn_res_merge(V[0], T[:1], T, V[0], W, W), ValueError, r"max has shape \(1,\)"),
+    "partial is no tensor": (lambda: attn_res_merge(V[0], T, T, None, W, W), TypeError, "partial is a NoneType"),
+    "output has another dtype": (
+        lambda: attn_res_merge(V[0], T, T, V[0], W, W, layer_output=V[1].half()),
+        TypeError,
+        "layer_output is torch.float16 and must be torch.float32",
+    ),
+    "blocks of no layers": (lambda: BlockAttnRes(8, 2, 0), ValueError, "block_size is 0 and must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what):
+    call, error, sentence = REFUSED[what]
+    with pytest.raises(error, match=sentence):
+        call()
+
+
+def test_fp64_is_for_the_cpu_alone(device):
+    tensors = [tensor.double().to(device.torch) for tensor in (V, W, W)]
+    if device.name == "cpu":
+        assert attn_res(*tensors).dtype == torch.float64
+    else:
+        with pytest.raises(TypeError, match="blocks is torch.float64"):
+            attn_res(*tensors)

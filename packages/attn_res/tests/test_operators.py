@@ -1,0 +1,176 @@
+"""The operators as PyTorch sees them: registration, compilation, transforms, modules."""
+
+import copy
+
+import depth
+import pytest
+import torch
+import torch._dynamo.testing
+from npu_attn_res import AttnRes, BlockAttnRes, attn_res, attn_res_merge, attn_res_phase1
+
+OPS = torch.ops.npu_attn_res
+WIDTH = 256
+
+
+def tensors(device, *shapes, dtype=torch.float32):
+    torch.manual_seed(0)
+    return [(0.3 * torch.randn(shape, device=device.torch)).to(dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operators_are_registered_properly(device, dtype):
+    blocks, a, b, query, norm, weight = tensors(
+        device, (3, 5, WIDTH), (5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,), (WIDTH,), dtype=dtype
+    )
+    options = (1e-6, 1e-6, False)
+    for sources, stacked in (([blocks], True), ([a, b], False)):
+        torch.library.opcheck(OPS.attn_res.default, (sources, stacked, query, norm, weight, *options))
+    torch.library.opcheck(OPS.attn_res.default, ([a.detach()], False, query.detach(), norm.detach(), None, *options))
+    queries = torch.randn(2, WIDTH, device=device.torch, requires_grad=True)
+    torch.library.opcheck(OPS.phase1.default, (queries, [a, b], False, norm, 1e-6, False))
+    o, maximum, total = tensors(device, (5, WIDTH), (5,), (5,))
+    state = (o, maximum, total.detach().abs().requires_grad_(), a)
+    torch.library.opcheck(OPS.merge.default, (*state, b, query, norm, weight, *options))
+    torch.library.opcheck(OPS.merge.default, (*state, None, query, norm, None, *options))
+
+
+def test_gradients_are_registered_properly(device):
+    a, b, dh, query, norm = (
+        tensor.detach() for tensor in tensors(device, (5, WIDTH), (5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,))
+    )
+    h, _, *statistics = OPS.attn_res([a, b], False, query, norm, None, 1e-6, 1e-6, True)
+    needed = ([True, False], [True, False, False])
+    inputs = (dh, None, h, [a, b], False, query, norm, None, *statistics)
+    torch.library.opcheck(OPS.attn_res_backward.default, (*inputs, *needed))
+    queries = torch.randn(2, WIDTH, device=device.torch)
+    o, maximum, total, *saved = OPS.phase1(queries, [a, b], False, norm, 1e-6, True)
+    inputs = (o, None, total.detach(), queries, [a, b], False, norm, maximum, *saved)
+    torch.library.opcheck(OPS.phase1_backward.default, (*inputs, [False, True], [True, True]))
+    state = (o[:, 0], maximum[0], total[0], a)
+    _, _, _, *statistics = OPS.merge(*state, None, query, norm, None, 1e-6, 1e-6, True)
+    inputs = (dh, None, None, None, *state, query, norm, None, *statistics)
+    torch.library.opcheck(OPS.merge_backward.default, (*inputs, [True, True, False]))
+
+
+@pytest.mark.parametrize("what", ["one", "phases"])
+def test_compiles_to_one_graph(device, what):
+    backend = "inductor" if device.name == "cuda" else "aot_eager"
+
+    def one(blocks, query, norm):
+        h, y = attn_res(list(blocks.unbind()), query, norm, norm_weight=norm)
+        return torch.sin(h) + y
+
+    def phases(blocks, query, norm):
+        state = attn_res_phase1(torch.stack((query, query)), blocks, norm)
+        h, total = attn_res_merge(*(found[1] for found in state), blocks[0], query, norm, layer_output=blocks[1])
+        return h + torch.sin(total)
+
+    function = {"one": one, "phases": phases}[what]
+    results = []
+    for called in (function, torch.compile(function, backend=backend, fullgraph=True)):
+        leaves = tensors(device, (3, 6, WIDTH), (WIDTH,), (WIDTH,))
+        y = called(*leaves)
+        results.append((y, *torch.autograd.grad(y.square().sum(), leaves)))
+    for eager, traced in zip(*results, strict=True):
+        assert torch.allclose(eager, traced, rtol=1e-4, atol=1e-3)
+
+
+def test_tokens_may_be_dynamic_under_compile(device):
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    weights = [tensor.detach() for tensor in tensors(device, (WIDTH,), (WIDTH,))]
+    compiled = torch.compile(lambda v: attn_res(v, *weights) * 2, backend=counter, fullgraph=True)
+    for tokens in (3, 17, 64):
+        blocks = torch.randn(3, tokens, WIDTH, device=device.torch)
+        torch._dynamo.mark_dynamic(blocks, 1)
+        assert torch.equal(compiled(blocks), attn_res(blocks, *weights) * 2)
+    assert counter.frame_count == 1
+
+
+def test_functional_gradient(device):
+    leaves = tensors(device, (3, 4, WIDTH), (WIDTH,), (WIDTH,))
+    loss = lambda *inputs: attn_res(*inputs).square().sum()  # noqa: E731
+    gradients = torch.func.grad(loss, argnums=(0, 1, 2))(*(leaf.detach() for leaf in leaves))
+    for functional, expected in zip(gradients, torch.autograd.grad(loss(*leaves), leaves), strict=True):
+        assert torch.allclose(functional, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_second_derivative_is_refused(device):
+    leaves = tensors(device, (3, 4, WIDTH), (WIDTH,), (WIDTH,))
+    (gradient, *_) = torch.autograd.grad(attn_res(*leaves).square().sum(), leaves, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(device, reentrant):
+    case = depth.make(3, 7, WIDTH, torch.float32)
+    expected = depth.run(case, device.torch)
+    blocks, *weights = case.leaves(device.torch, False)
+    h = torch.utils.checkpoint.checkpoint(attn_res, blocks[0], *weights, case.eps, use_reentrant=reentrant)
+    h.backward(case.dh.to(device.torch))
+    found = (h.detach(), blocks[0].grad, *(weight.grad for weight in weights))
+    for actual, wanted in zip(found, expected, strict=True):
+        assert torch.equal(actual.cpu(), wanted)
+
+
+def test_autocast_leaves_dtypes_alone(device):
+    blocks, query, norm = tensors(device, (3, 4, WIDTH), (WIDTH,), (WIDTH,))
+    expected = attn_res(blocks, query, norm), attn_res(blocks.bfloat16(), query, norm)
+    with torch.autocast(device.torch.type, dtype=torch.bfloat16):
+        assert torch.equal(attn_res(blocks, query, norm), expected[0])
+        assert torch.equal(attn_res(blocks.bfloat16(), query, norm), expected[1])
+
+
+def test_saves_blocks_weights_and_small_statistics(device):
+    saved = []
+    pack = lambda tensor: saved.append(tensor) or tensor  # noqa: E731
+    blocks, query, norm = tensors(device, (3, 5, WIDTH), (WIDTH,), (WIDTH,), dtype=torch.bfloat16)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        attn_res(blocks, query, norm)
+    assert sorted(tensor.numel() for tensor in saved) == [0, 5, 3 * 5, 3 * 5, WIDTH, WIDTH, 3 * 5 * WIDTH]
+    saved.clear()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.no_grad():
+        attn_res(blocks, query, norm)
+    assert saved == []
+
+
+def test_inference_mode(device):
+    blocks, query, norm = (tensor.detach() for tensor in tensors(device, (3, 4, WIDTH), (WIDTH,), (WIDTH,)))
+    with torch.inference_mode():
+        h = attn_res(list(blocks), query, norm)
+    assert torch.equal(h, attn_res(blocks, query, norm))
+
+
+def test_module_starts_at_the_mean(device):
+    module = AttnRes(WIDTH, eps=1e-5, device=device.torch, dtype=torch.bfloat16)
+    assert sorted(module.state_dict()) == ["w_norm", "w_query"]
+    blocks = torch.randn(3, 4, WIDTH, device=device.torch).bfloat16()
+    assert torch.allclose(module(blocks).float(), blocks.float().mean(0), rtol=2**-8, atol=2**-8)
+    assert torch.equal(module(list(blocks)), module(blocks))
+    h, alpha = module(blocks, return_weights=True)
+    assert torch.allclose(alpha, torch.full_like(alpha, 1 / 3))
+    assert copy.deepcopy(module).w_query.dtype == torch.bfloat16
+    assert "256, eps=1e-05" in repr(module)
+    assert "n_inputs=3, block_size=2" in repr(BlockAttnRes(WIDTH, 3, 2))
+
+
+@pytest.mark.parametrize("n_blocks", [3, 40])
+def test_graph_capture_of_a_list(device, n_blocks):
+    if device.name != "cuda":
+        pytest.skip("graph capture is CUDA's")
+    blocks = [torch.randn(6, WIDTH, device="cuda", requires_grad=True) for _ in range(n_blocks)]
+    query, norm = tensors(device, (WIDTH,), (WIDTH,))
+    dh = torch.randn(6, WIDTH, device="cuda")
+    step = lambda: (lambda h: (h, *torch.autograd.grad(h, (*blocks, query), dh)))(attn_res(blocks, query, norm))  # noqa: E731
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        blocks[0].normal_()
+    graph.replay()
+    for replayed, eager in zip(captured, step(), strict=True):
+        assert torch.equal(replayed, eager)

@@ -1,0 +1,105 @@
+"""Tiling is plain arithmetic: no Triton, no device."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from npu_attn_res import tiling
+from npu_attn_res.tiling import Problem, columns_launch, row_launch, smaller, weights_launch
+from npu_tiling import SOCS, Device, soc
+
+B4 = soc("Ascend910B4")
+H200 = Device("H200", "cuda", "sm_90", 132, 132, 232448, max_grid=2**31 - 1)
+WIDTHS = [1, 7, 16, 123, 1000, 4096, 5120, 7168, 8192, 16384, 65536]
+ROW_KERNELS = [
+    "forward",
+    "forward, normalised",
+    "backward",
+    "backward from fp32",
+    "merge",
+    "merge backward",
+    "norm backward",
+]
+
+
+def test_importing_tilings_needs_neither_triton_nor_a_device():
+    code = "import sys; sys.modules['triton'] = None; import npu_attn_res; sys.exit('torch.cuda.nvtx' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("chip", [*SOCS.values(), H200], ids=lambda chip: chip.name)
+def test_every_launch_covers_the_rows_within_the_grid(chip):
+    problems = [Problem(kernel, width, size, n_blocks=8) for kernel in ROW_KERNELS for width in WIDTHS for size in (2, 4)]
+    launches = [launch for problem in problems if (launch := row_launch(problem, chip)) is not None]
+    layers = [
+        Problem(kernel, width, 2, n_layers)
+        for kernel in tiling.COLUMN_KERNELS
+        for width in WIDTHS
+        for n_layers in (1, 3, 12, 64)
+    ]
+    launches += [columns_launch(problem, chip) for problem in layers]
+    assert len(launches) > len(layers) + len(problems) // 2
+    for launch in launches:
+        assert launch.column_blocks * launch.block_d >= launch.problem.width
+        assert launch.block_s >= launch.problem.layers
+        for n_tokens in (1, 77, 10**6):
+            assert 1 <= launch.grid(n_tokens) <= chip.max_grid
+            assert launch.splits(n_tokens) >= 1
+        if chip.kind == "ascend":
+            assert launch.grid(10**6) <= chip.vector_cores
+            assert tiling.ub_bytes(launch) <= chip.ub_bytes
+
+
+def test_small_rows_share_a_tile_and_rows_up_to_7168_are_double_buffered():
+    for kernel in ("forward", "backward"):
+        for width in (64, 512, 1000, 2048):
+            assert row_launch(Problem(kernel, width, 2), B4).block_m >= 2
+        for width in (5120, 7168):
+            assert row_launch(Problem(kernel, width, 2), B4).double_buffered
+    assert row_launch(Problem("forward", 4096, 2), B4).block_m == 2
+    assert not row_launch(Problem("forward", 8192, 2), B4).double_buffered
+    assert row_launch(Problem("forward", 16384, 2), B4) is None
+
+
+def test_layers_share_a_tile_as_long_as_they_fit():
+    assert row_launch(Problem("forward of layers", 1024, 2, 5), B4).block_s == 5
+    assert row_launch(Problem("forward of layers", 4096, 2, 8), B4) is None
+    assert row_launch(Problem("forward of layers", 4096, 2, 5), H200).block_s == 8
+
+
+def test_blocks_of_one_token_are_held_where_they_fit():
+    assert row_launch(Problem("backward", 1024, 2, n_blocks=8), H200).block_n == 8
+    assert row_launch(Problem("backward", 7168, 2, n_blocks=16), H200).block_n == 2
+
+
+def test_ascend_tiles_are_whole_aligned_pieces():
+    assert row_launch(Problem("forward", 123, 2), B4).block_d == 128
+    assert row_launch(Problem("forward", 1000, 2), B4).block_d == 1008
+    assert row_launch(Problem("forward", 1000, 4), B4).block_d == 1000
+    assert columns_launch(Problem("products", 20011, 2), B4).block_d % 16 == 0
+
+
+def test_a_tile_stays_inside_32_bits():
+    far = Problem("forward", 64, 2, row_stride=2**30)
+    assert (row_launch(far, B4).block_m - 1) * 2**30 + 64 < 2**31
+
+
+@pytest.mark.parametrize("problem", [Problem("forward", 1000, 2), Problem("merge", 4096, 2), Problem("gradient", 16384, 2)])
+def test_smaller_launches_shrink_to_an_end(problem):
+    launch = columns_launch(problem, B4) if problem.kernel in tiling.COLUMN_KERNELS else row_launch(problem, B4)
+    seen = [launch]
+    while (following := smaller(seen[-1])) is not None:
+        seen.append(following)
+        assert len(seen) < 100
+    assert len(set(seen)) == len(seen)
+    assert seen[-1].block_d == 16 if problem.kernel == "gradient" else not seen[-1].whole_rows
+    assert smaller(dataclasses.replace(launch, device=H200)) is None
+
+
+def test_partial_sums_are_spread_over_the_cores():
+    assert weights_launch(4096, B4).grid >= 32
+    assert weights_launch(1, B4).grid == 1
+    for width in WIDTHS:
+        launch = weights_launch(width, B4)
+        assert launch.grid * launch.block_d >= width

@@ -1,0 +1,227 @@
+"""The loss and its gradient: the public function, and the autograd of the operators."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from npu_tiling.autograd import Function, apply, needs_gradient, unobserved
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from .checks import Part, autocast, check, checked_options
+from .operators import OPERATORS, scale_
+from .options import Options
+
+
+class LinearCrossEntropyOutput(NamedTuple):
+    """A loss and what was asked for with it; None what was not."""
+
+    loss: Tensor
+    z_loss: Tensor | None
+    token_accuracy: Tensor | None
+    predicted_tokens: Tensor | None
+    lse: Tensor | None
+    entropy: Tensor | None
+
+
+def fused_linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    token_scaling: bool = False,
+    return_z_loss: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    accum_dtype: torch.dtype | None = None,
+    chunk_tokens: int | None = None,
+    memory_budget: int | None = None,
+    process_group: ProcessGroup | None = None,
+    vocab_range: tuple[int, int] | None = None,
+    vocab_size: int | None = None,
+) -> Tensor | LinearCrossEntropyOutput:
+    """`cross_entropy(x @ weight.T + bias, target)` without the logits in memory.
+
+        t = logit_scale (x weight^T + bias)     z = softcap tanh(t / softcap)     L = log sum exp z     e = label_smoothing
+        row = (1 - e) (L - z_y) + e L - (e / V) sum z_i
+        row = (1 - e) (L - z_y) w_y + (e / V) L sum w_i - (e / V) sum w_i z_i                         with class weights w
+        "mean": sum of row / N, with class weights / sum of w_y, + sum of lse_square_scale L^2 / N, N rows not ignored
+
+    Arithmetic is fp32, and so is the loss. The gradient of the logits is rounded to x's dtype before it meets x and the
+    weight, as it is where logits are a tensor. For "mean" and "sum" gradients are computed in the forward, in the place of
+    the logits; for "none", and with the entropy, logits are computed again in the backward. Nothing is computed for an
+    input that needs no gradient. Under autocast x, weight and bias are cast as in a linear layer.
+
+    A target outside the vocabulary that is not `ignore_index`: on a CPU an IndexError that names it. On an accelerator,
+    which no error can come back from without waiting, nothing outside the tensors is read; the loss of that row is NaN, so
+    that the mean is too, and it gives no gradient.
+
+    Args:
+        x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).
+        weight: [V, H], x's dtype or fp32; where it is wider than x, products are made of a copy in x's dtype and its
+            gradient is summed in its own.
+        target: [...], int64 or int32.
+        bias: [V], x's dtype or fp32.
+        class_weight: [V], floating point; gets no gradient.
+        ignore_index: targets that count for nothing: loss 0, gradient 0. If all are: loss 0.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: from 0 to 1.
+        lse_square_scale: of the z-loss, lse_square_scale L^2, which is part of the loss.
+        softcap: c, where logits are c tanh(t / c).
+        logit_scale: what logits are multiplied by: 1 / temperature.
+        token_scaling: every row counts by its probability of the target, as a constant (the z-loss too).
+        return_z_loss: the z-loss, reduced as the loss is.
+        return_token_accuracy: the share of rows that are not ignored whose first largest logit is the target's.
+        return_predicted_tokens: int64 [...], the first largest logit of every row; -1 where ignored.
+        return_lse: [...], L; 0 where ignored.
+        return_entropy: [...], L - sum p z with p = exp(z - L); 0 where ignored. Differentiable, as the loss is and no other.
+        accum_dtype: what the weight's gradient is summed over chunks in: None for the weight's dtype (one rounding a
+            chunk), or torch.float32.
+        chunk_tokens: tokens of a chunk; None for what the device and the budget say.
+        memory_budget: bytes for logits and sums, above inputs and gradients; None for a default. Where it holds too few
+            tokens, the vocabulary is cut too, and logits are computed twice.
+        process_group: weight, bias and class_weight are this rank's rows of a vocabulary that is split over the group. x,
+            target and the loss are the same on every rank; the gradient of x is summed over the ranks.
+        vocab_range: (first, last), the rows that this rank has; None where all ranks have equally many.
+        vocab_size: rows of all ranks; needed with `vocab_range`.
+
+    Returns:
+        The loss, fp32 (fp64 for fp64 input): a number, or [...] for "none". Where something more is asked for, a
+        `LinearCrossEntropyOutput` (loss, z_loss, token_accuracy, predicted_tokens, lse, entropy).
+
+    Raises:
+        TypeError: an argument has a type or dtype that is not supported.
+        ValueError: shapes or devices do not match, or an option is out of range.
+        IndexError: a target is outside the vocabulary (CPU).
+
+    Source: torch.nn.functional.cross_entropy; z-loss: Chowdhery et al., "PaLM", arXiv 2204.02311; chunks: Hsu et al., "Liger
+    Kernel", arXiv 2410.10989; softcap: "Gemma 2", arXiv 2408.00118.
+    """
+    options = checked_options(
+        weight,
+        Part(process_group, vocab_range, vocab_size),
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        lse_square_scale=lse_square_scale,
+        softcap=softcap,
+        logit_scale=logit_scale,
+        token_scaling=token_scaling,
+        return_z_loss=return_z_loss,
+        return_token_accuracy=return_token_accuracy,
+        return_predicted_tokens=return_predicted_tokens,
+        return_lse=return_lse,
+        return_entropy=return_entropy,
+        accum_dtype=accum_dtype,
+        chunk_tokens=chunk_tokens,
+        memory_budget=memory_budget,
+    )
+    outputs = call(x, weight, target, bias, class_weight, None, options)
+    return outputs if any(output is not None for output in outputs[1:]) else outputs.loss
+
+
+def call(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    divisor: Tensor | None,
+    options: Options,
+) -> LinearCrossEntropyOutput:
+    """The loss with options that were checked; `divisor`: what "mean" divides by instead of what it counts."""
+    x, weight, bias = autocast(x, weight, bias)
+    check(x, weight, target, bias, class_weight)
+    found = OPERATORS("linear_cross_entropy", x, weight, target, bias, class_weight, divisor, *options.arguments, False)
+    asked = (
+        options.return_z_loss,
+        options.return_token_accuracy,
+        options.return_predicted_tokens,
+        options.return_lse,
+        options.return_entropy,
+    )
+    extras = [output if wanted else None for output, wanted in zip(found[1:], asked, strict=False)]
+    return LinearCrossEntropyOutput(found[0], *extras)
+
+
+_INPUTS = 6  # x, weight, target, bias, class_weight, divisor
+
+
+class _LinearCrossEntropy(Function):
+    @staticmethod
+    def forward(ctx, *arguments):  # type: ignore[no-untyped-def]
+        tensors, options = arguments[:_INPUTS], Options(*arguments[_INPUTS:])
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        needs = _needs(ctx)
+        ctx.has_gradients = options.reduction != "none" and not options.return_entropy
+        if ctx.has_gradients:
+            found = OPERATORS.below_autograd("linear_cross_entropy_with_gradients", *arguments, *needs)
+            outputs = list(found[:-3])
+            gradients = [gradient if needed else None for gradient, needed in zip(found[-3:], needs, strict=True)]
+            ctx.save_for_backward(*gradients)
+            outputs.append(torch.empty(0, dtype=torch.float32, device=tensors[0].device))
+        else:
+            outputs = OPERATORS.below_autograd("linear_cross_entropy", *arguments, True)
+            ctx.save_for_backward(*tensors, outputs[-1])
+        loss, *extras, entropy, statistics = outputs
+        constant = [*extras, statistics] if options.return_entropy else [*extras, entropy, statistics]
+        ctx.mark_non_differentiable(*constant)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+        dloss, dentropy = gradients[0], gradients[5]
+        needs = _needs(ctx)
+        if dloss is None and dentropy is None:
+            found = (None, None, None)
+        elif ctx.has_gradients:
+            found = _scaled(ctx.saved_tensors, dloss)
+        else:
+            arguments = (*ctx.saved_tensors, *ctx.options.arguments, *needs)
+            found = OPERATORS("linear_cross_entropy_backward", dloss, dentropy, *arguments)
+        dx, dweight, dbias = (gradient if needed else None for gradient, needed in zip(found, needs, strict=True))
+        return dx, dweight, None, dbias, *(None,) * (len(ctx.options.arguments) + 2)
+
+
+def _needs(ctx) -> tuple[bool, bool, bool]:  # type: ignore[no-untyped-def]
+    dx, dweight, _, dbias = ctx.needs_input_grad[:4]
+    return dx, dweight, dbias
+
+
+def _scaled(gradients: tuple[Tensor | None, ...], factor: Tensor) -> list[Tensor | None]:
+    """Gradients of the loss times the gradient that it received: in place where nobody will ask for them again."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    once = not torch._C._autograd._get_current_graph_task_keep_graph()
+    if once and not torch.is_grad_enabled() and unobserved((*present, factor)):
+        scale_(present, factor)
+        return list(gradients)
+    if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+        # Somebody may differentiate again, which the operator refuses where one of its arguments requires a gradient; under
+        # transforms the outer level has seen that the gradients came from x and weight.
+        present = [gradient.detach().requires_grad_() for gradient in present]
+    found = iter(OPERATORS("linear_cross_entropy_scaled", present, factor))
+    return [None if gradient is None else next(found) for gradient in gradients]
+
+
+def _linear_cross_entropy(*arguments):  # type: ignore[no-untyped-def]
+    if needs_gradient((arguments[0], arguments[1], arguments[3])):
+        return apply(_LinearCrossEntropy, *arguments[:-1])
+    return OPERATORS.below_autograd("linear_cross_entropy", *arguments)
+
+
+OPERATORS.autograd("linear_cross_entropy", _linear_cross_entropy)
+OPERATORS.gradient("linear_cross_entropy_with_gradients")
+OPERATORS.gradient("linear_cross_entropy_backward")
+OPERATORS.gradient("linear_cross_entropy_scaled")

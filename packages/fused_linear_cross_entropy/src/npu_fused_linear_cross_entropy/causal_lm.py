@@ -1,0 +1,68 @@
+"""The loss of a causal language model, from its last hidden states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .autograd import LinearCrossEntropyOutput, call
+from .checks import Part, checked_options
+
+
+def causal_lm_loss(
+    hidden_states: Tensor,
+    lm_head_weight: Tensor,
+    labels: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    shift_labels: bool | Tensor = True,
+    ignore_index: int = -100,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    **options: Any,
+) -> Tensor | LinearCrossEntropyOutput:
+    """Next-token loss, as the loss functions of Hugging Face's models have it, of hidden states instead of logits.
+
+    Token i of a sequence is compared with label i + 1; the last one counts for nothing.
+
+    Args:
+        hidden_states: [..., T, H].
+        lm_head_weight: [V, H].
+        labels: [..., T].
+        num_items_in_batch: what the sum of the losses is divided by, a number or a tensor: that of all labels of a step
+            whose gradients are accumulated over several batches. None: the mean over this batch.
+        shift_labels: True: label i + 1 belongs to token i. False: label i does. A tensor: the labels that belong to the
+            tokens, instead of `labels`.
+        ignore_index: labels that count for nothing.
+        bias: [V].
+        class_weight: [V].
+        options: the others of `fused_linear_cross_entropy`, but for the reduction.
+
+    Returns:
+        The loss, a number; or a `LinearCrossEntropyOutput` where the options ask for more.
+
+    Raises:
+        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`.
+
+    Source: transformers, `loss/loss_utils.py`, ForCausalLMLoss.
+    """
+    if "reduction" in options:
+        raise TypeError("reduction is no option of causal_lm_loss: it divides the sum by num_items_in_batch or the count.")
+    if isinstance(shift_labels, Tensor):
+        target = shift_labels
+    elif shift_labels:
+        target = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    else:
+        target = labels
+    target = target.to(hidden_states.device)
+    if num_items_in_batch is None:
+        divisor = None
+    elif isinstance(num_items_in_batch, Tensor):
+        divisor = num_items_in_batch
+    else:
+        divisor = torch.full((), float(num_items_in_batch), device=hidden_states.device)
+    part = Part(*(options.pop(name, None) for name in Part._fields))
+    checked = checked_options(lm_head_weight, part, ignore_index=ignore_index, **options)
+    outputs = call(hidden_states, lm_head_weight, target, bias, class_weight, divisor, checked)
+    return outputs if any(output is not None for output in outputs[1:]) else outputs.loss

@@ -1,0 +1,153 @@
+"""How many tokens, and how many columns of the vocabulary, have logits in memory at a time.
+
+A chunk of tokens goes over the weight and its gradient, so it must be long enough for matrix products to take longer than
+that traffic; from there on longer chunks only take memory. With T tokens a product of H x V weights does 2 T H V operations,
+and the one that adds to the weight's gradient moves 2 H V elements of it:
+
+    T = OVERLAP * (operations per second) / (bytes per second) * (bytes of an element)
+
+at most what the memory budget allows. Where the budget does not allow nearly as many, the vocabulary is cut in chunks too:
+all logits are then computed twice, once for the statistics and once for the gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from npu_tiling import Device
+
+MIB = 2**20
+DEFAULT_BUDGET = {"cuda": 600 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
+_OVERLAP = 2.75  # chunks that are this many times what ties cost nothing that one product of all tokens would not
+_OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}  # an H200: 790 TFLOP/s, 4.28 TB/s; a 910B4
+_CUBE_OPERATIONS = 2 * 16**3  # of an Ascend cube core in one cycle
+_ENOUGH = 0.375  # of the wanted tokens: fewer, and weight traffic costs more than computing all logits twice
+_FEWEST_COLUMNS = 512
+_UNIT = 128  # tokens and columns of a chunk are a multiple of this: whole tiles of matrix products
+_BORROWED = 0.3  # of the weight's gradient, at most
+_ROW_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: 32 bytes in every dtype
+_FP32 = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes and what is wanted.
+
+    Attributes:
+        tokens, width, vocabulary: N, H and V.
+        logit_bytes: of an element of the logits.
+        dweight_bytes: of an element of the memory that the weight's gradient is summed in; 0 where there is none.
+        dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
+    """
+
+    tokens: int
+    width: int
+    vocabulary: int
+    logit_bytes: int
+    dweight_bytes: int
+    dx: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where chunks end.
+
+    Attributes:
+        tokens: chunks of tokens.
+        columns: chunks of the vocabulary; one, where a row of logits is there at once.
+        borrowed: rows at the end of the weight's gradient that serve as memory for the sums of x's gradient until their
+            own turn comes, which is a chunk of columns that begins where they do; 0 for none.
+    """
+
+    tokens: tuple[slice, ...]
+    columns: tuple[slice, ...]
+    borrowed: int = 0
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens and columns of the largest chunk."""
+        return tuple(max((part.stop - part.start for part in parts), default=0) for parts in (self.tokens, self.columns))  # type: ignore[return-value]
+
+
+def pitch(columns: int) -> int:
+    """Elements from one row of logits to the next."""
+    return ceil(columns / _ROW_UNIT) * _ROW_UNIT
+
+
+def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
+    """The shortest chunk that keeps matrix products busy."""
+    kind = "cpu" if device is None else device.kind
+    ratio = _OPERATIONS_PER_BYTE[kind]
+    if device is not None and device.kind == "ascend" and device.bandwidth and device.clock_hz:
+        ratio = device.cube_cores * _CUBE_OPERATIONS * device.clock_hz / device.bandwidth
+    # Without a gradient the weight is read once; with one, half of a product's two operations meet two transfers.
+    return _rounded(_OVERLAP * ratio * (dweight_bytes or 1))
+
+
+def plan(problem: Problem, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Plan:
+    """Chunks for a problem; `memory_budget` is in bytes, for logits and sums, above inputs and gradients."""
+    tokens, vocabulary = problem.tokens, problem.vocabulary
+    budget = DEFAULT_BUDGET["cpu" if device is None else device.kind] if memory_budget is None else memory_budget
+    row = pitch(vocabulary) * problem.logit_bytes
+    everything = (slice(0, vocabulary),)
+    if chunk_tokens is not None:
+        if memory_budget is None or min(chunk_tokens, tokens) * row <= budget:
+            return Plan(_exactly(tokens, chunk_tokens), everything)
+        return _columns(problem, min(chunk_tokens, tokens), budget, chunk_tokens)
+    wanted = wanted_tokens(problem.dweight_bytes, device)
+    affordable = budget // row
+    if affordable >= min(tokens, wanted):
+        return Plan(_evenly(tokens, wanted), everything)
+    if affordable >= wanted * _ENOUGH:
+        return Plan(_evenly(tokens, affordable // _UNIT * _UNIT or affordable), everything)
+    return _columns(problem, tokens, budget, None)
+
+
+def _columns(problem: Problem, tokens: int, budget: int, chunk_tokens: int | None) -> Plan:
+    """Chunks of columns, for as many tokens at a time as the budget allows."""
+    columns = pitch(min(_FEWEST_COLUMNS, problem.vocabulary))
+    sums = _FP32 * problem.width if problem.dx else 0
+    borrowed = 0
+    if problem.dx and problem.dweight_bytes and tokens == problem.tokens:
+        rows = ceil(tokens * _FP32 / problem.dweight_bytes)
+        if rows <= _BORROWED * problem.vocabulary and budget >= tokens * columns * problem.logit_bytes:
+            borrowed, sums = rows, 0
+    if chunk_tokens is None:
+        affordable = max(budget // (sums + columns * problem.logit_bytes), _UNIT)
+        chunks = _evenly(tokens, max(_UNIT, affordable // _UNIT * _UNIT) if affordable < tokens else tokens)
+        tokens = min(tokens, max(part.stop - part.start for part in chunks))
+    else:
+        chunks = _exactly(problem.tokens, chunk_tokens)
+    most = max(columns, (budget // tokens - sums) // problem.logit_bytes // _UNIT * _UNIT)
+    parts = _equally(problem.vocabulary, most)
+    if borrowed:  # from where a chunk begins
+        begin = max((part.start for part in parts if part.start <= problem.vocabulary - borrowed), default=0)
+        borrowed = problem.vocabulary - begin if begin else 0
+    return Plan(chunks, parts, borrowed)
+
+
+def _rounded(number: float) -> int:
+    return max(1, round(number / _UNIT)) * _UNIT
+
+
+def _exactly(total: int, length: int) -> tuple[slice, ...]:
+    return tuple(slice(first, min(first + length, total)) for first in range(0, total, length))
+
+
+def _equally(total: int, longest: int) -> tuple[slice, ...]:
+    """Parts of one length, a multiple of the unit, but for the last: a kernel is compiled for each length."""
+    if not total:
+        return ()
+    length = ceil(total / ceil(total / longest) / _UNIT) * _UNIT
+    return _exactly(total, min(length, longest) if longest >= _UNIT else longest)
+
+
+def _evenly(total: int, longest: int) -> tuple[slice, ...]:
+    """As few parts as can be, of lengths that differ by one unit at most."""
+    if total <= longest:
+        return (slice(0, total),) if total else ()
+    unit = _UNIT if longest % _UNIT == 0 else 1
+    units, count = ceil(total / unit), ceil(total / longest)
+    ends = [min(total, (units * (i + 1) // count) * unit) for i in range(count)]
+    return tuple(slice(first, end) for first, end in zip([0, *ends], ends, strict=False))

@@ -1,0 +1,229 @@
+"""The loop over chunks: logits by the framework's matrix product, statistics and gradient in their place, and the two
+products that turn that gradient into those of x and of the weight.
+
+    whole rows      logits -> statistics and gradient -> dx = g W, dW += g^T x       three products, nothing computed twice
+    columns         logits -> statistics, over all chunks; then logits -> gradient -> dx += g W, dW = g^T x
+    split rows      (a vocabulary over several processes) logits -> statistics -> exchanged -> gradient -> dx, dW
+
+One buffer holds the logits of every chunk, and their gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from npu_tiling import Device
+from torch import Tensor
+
+from . import chunks, matmul, parallel, reference
+from . import rows as rowwise
+from .launch import KernelBackend
+from .options import Options
+
+
+class Needs(NamedTuple):
+    """Which gradients are wanted."""
+
+    dx: bool
+    dweight: bool
+    dbias: bool
+
+
+class Gradients(NamedTuple):
+    """None where not wanted."""
+
+    dx: Tensor | None
+    dweight: Tensor | None
+    dbias: Tensor | None
+
+
+def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory for a result or a workspace, contiguous, on the device of `like`."""
+    return like.new_empty(shape, dtype=dtype)
+
+
+class Engine:
+    """One loss of x [N, H], weight [V, H] and target [N].
+
+    Args:
+        divisor: what "mean" divides by instead of what it counts.
+        options: of the loss.
+        needs: which gradients will be asked for.
+        device: whose kernels run; None for plain PyTorch.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
+        class_weight: Tensor | None,
+        divisor: Tensor | None,
+        options: Options,
+        needs: Needs,
+        device: Device | None,
+    ) -> None:
+        self.x, self.weight = x, weight.to(x.dtype)
+        self.options, self.needs = options, needs
+        self.exact = reference.statistics_dtype(x.dtype)
+        self.rows = rowwise.prepare(target, class_weight, divisor, options, self.exact)
+        bias = None if bias is None else bias.contiguous()
+        class_weight = None if class_weight is None else class_weight.contiguous()
+        if device is None:
+            self.backend: reference.Reference | KernelBackend = reference.Reference(bias, class_weight, options)
+        else:
+            self.backend = KernelBackend(bias, class_weight, options, device)
+        self.logits_dtype = self.exact if matmul.writes_fp32(x.device, x.dtype) else x.dtype
+        self.sum_dtype = weight.dtype if options.accum_dtype is None else options.accum_dtype
+        problem = chunks.Problem(
+            x.shape[0],
+            x.shape[1],
+            weight.shape[0],
+            self.logits_dtype.itemsize,
+            self.sum_dtype.itemsize if needs.dweight else 0,
+            needs.dx and x.dtype.itemsize < self.exact.itemsize,
+        )
+        self.plan = chunks.plan(problem, options.chunk_tokens, options.memory_budget, device)
+        self.gradients = _Sums(self, weight.dtype, None if bias is None else bias.dtype)
+        tokens, columns = self.plan.longest
+        self.buffer = allocate(x, (tokens * chunks.pitch(columns),), self.logits_dtype)
+
+    def statistics(self) -> Tensor:
+        """Statistics [6, N] alone."""
+        statistics = self._empty_statistics()
+        for tokens in self.plan.tokens:
+            self._statistics(tokens, statistics)
+        return statistics
+
+    def loss_and_gradients(self) -> tuple[Tensor, Gradients]:
+        """Statistics [6, N] and the gradients of a loss that is one number."""
+        statistics = self._empty_statistics()
+        whole = len(self.plan.columns) == 1
+        one = self.rows.factors.new_ones(())
+        for tokens in self.plan.tokens:
+            if whole and self.backend.fused and not self.options.group:
+                assert isinstance(self.backend, KernelBackend)
+                (columns,) = self.plan.columns
+                logits, gradient = self._logits(tokens, columns)
+                target, result = self.rows.columns[tokens], statistics[:, tokens]
+                self.backend.both(logits, gradient, columns, target, 0, self.rows.factors, result)
+                self.gradients.add(tokens, columns, gradient)
+            else:
+                held = self._statistics(tokens, statistics)
+                self._gradient(tokens, statistics, one, None, held if whole else None)
+        return statistics, self.gradients.finished()
+
+    def gradients_of(self, statistics: Tensor, dloss: Tensor | None, dentropy: Tensor | None) -> Gradients:
+        """Gradients, given what the backward alone knows: those of the losses and entropies, numbers or [N]."""
+        for tokens in self.plan.tokens:
+            self._gradient(tokens, statistics, dloss, dentropy, None)
+        return self.gradients.finished()
+
+    def _empty_statistics(self) -> Tensor:
+        return self.rows.factors.new_zeros(rowwise.STATISTICS, self.x.shape[0])
+
+    def _logits(self, tokens: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """A chunk of logits, and the memory for its gradient in x's dtype: in their place, and in the upper half of it."""
+        x, weight = self.x[tokens], self.weight[columns]
+        n, width, pitch = x.shape[0], weight.shape[0], chunks.pitch(weight.shape[0])
+        used = self.buffer[: n * pitch]
+        logits = used.view(n, pitch)[:, :width]
+        matmul.product(x, weight.t(), logits)
+        self.backend.prepare(logits, columns)
+        if self.x.dtype == self.logits_dtype:
+            return logits, logits
+        return logits, used.view(self.x.dtype).view(n, 2 * pitch)[:, pitch : pitch + width]
+
+    def _first(self, columns: slice) -> int:
+        return self.options.vocab_first + columns.start
+
+    def _statistics(self, tokens: slice, statistics: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes the statistics of a chunk of tokens; returns the last chunk of logits, which is still there."""
+        result, target = statistics[:, tokens], self.rows.columns[tokens]
+        for columns in self.plan.columns:
+            held = self._logits(tokens, columns)
+            self.backend.statistics(held[0], columns, target, self._first(columns), result, columns.start > 0)
+        if self.options.group:
+            parallel.combine_(result, self.options.group, argmax=self.options.argmax)
+        return held
+
+    def _gradient(
+        self,
+        tokens: slice,
+        statistics: Tensor,
+        dloss: Tensor | None,
+        dentropy: Tensor | None,
+        held: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """Adds the gradients of a chunk of tokens; `held`: its logits and their gradient's memory, where they are there."""
+        rows = self.rows._replace(
+            counted=self.rows.counted[tokens],
+            columns=self.rows.columns[tokens],
+            target_weight=None if self.rows.target_weight is None else self.rows.target_weight[tokens],
+        )
+        dloss, dentropy = (d if d is None or d.dim() == 0 else d[tokens] for d in (dloss, dentropy))
+        coefficients = rowwise.coefficients(rows, statistics[:, tokens], self.options, dloss, dentropy)
+        for columns in self.plan.columns:
+            logits, gradient = held if held is not None else self._logits(tokens, columns)
+            self.backend.gradient(logits, gradient, columns, rows.columns, self._first(columns), coefficients)
+            self.gradients.add(tokens, columns, gradient)
+
+
+class _Sums:
+    """The gradients of x, weight and bias as they grow, each in its final memory where it can be."""
+
+    def __init__(self, engine: Engine, weight_dtype: torch.dtype, bias_dtype: torch.dtype | None) -> None:
+        self._x, self._weight = engine.x, engine.weight
+        self._dtypes = weight_dtype, bias_dtype
+        self._plan, self._group = engine.plan, engine.options.group
+        x, weight, exact = engine.x, engine.weight, engine.exact
+        self._dx = allocate(x, x.shape, x.dtype) if engine.needs.dx else None
+        self._dweight = allocate(x, weight.shape, engine.sum_dtype) if engine.needs.dweight else None
+        self._dbias = x.new_zeros(weight.shape[0], dtype=exact) if engine.needs.dbias else None
+        self._wide_dx = None
+        if engine.needs.dx and len(engine.plan.columns) > 1 and x.dtype != exact:
+            tokens = engine.plan.longest[0]
+            if engine.plan.borrowed:
+                assert self._dweight is not None
+                spare = self._dweight[weight.shape[0] - engine.plan.borrowed :].view(-1).view(exact)
+                self._wide_dx = spare[: tokens * x.shape[1]].view(tokens, x.shape[1])
+            else:
+                self._wide_dx = allocate(x, (tokens, x.shape[1]), exact)
+
+    def add(self, tokens: slice, columns: slice, gradient: Tensor) -> None:
+        """Adds what the gradient [tokens, columns] of raw logits contributes."""
+        first = columns.start == 0
+        if self._dx is not None:
+            weight, dx = self._weight[columns], self._dx[tokens]
+            if self._wide_dx is None:
+                (matmul.product if first else matmul.add_product)(gradient, weight, dx)
+            else:
+                self._add_wide(gradient, weight, dx, columns)
+        if self._dweight is not None:
+            add = matmul.product if tokens.start == 0 else matmul.add_product
+            add(gradient.t(), self._x[tokens], self._dweight[columns])
+        if self._dbias is not None:
+            self._dbias[columns] += gradient.sum(0, dtype=self._dbias.dtype)
+
+    def _add_wide(self, gradient: Tensor, weight: Tensor, dx: Tensor, columns: slice) -> None:
+        assert self._wide_dx is not None
+        wide = self._wide_dx[: dx.shape[0]]
+        vocabulary = self._weight.shape[0]
+        if columns.start < vocabulary - self._plan.borrowed or not self._plan.borrowed:
+            (matmul.product if columns.start == 0 else matmul.add_product)(gradient, weight, wide)
+            if columns.stop == vocabulary - self._plan.borrowed:
+                dx.copy_(wide)
+        else:  # the weight's gradient is about to be written where the sums were
+            matmul.add_product(gradient, weight, dx)
+
+    def finished(self) -> Gradients:
+        if not self._plan.tokens and self._dweight is not None:
+            self._dweight.zero_()
+        if self._dx is not None and self._group:
+            parallel.sum_(self._dx, self._group)
+        dweight = None if self._dweight is None else self._dweight.to(self._dtypes[0])
+        dbias = self._dbias if self._dbias is None or self._dtypes[1] is None else self._dbias.to(self._dtypes[1])
+        return Gradients(self._dx, dweight, dbias)

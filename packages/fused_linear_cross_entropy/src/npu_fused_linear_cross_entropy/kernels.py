@@ -1,0 +1,189 @@
+"""Device code of the cross entropy: statistics of each row of a chunk of logits, and their gradient in their place.
+
+    t = logit_scale (raw + bias)      z = softcap tanh(t / softcap)      L = log sum exp z
+    g = p (a + q z) - c w - b [column = target]      with p = exp(z - L) and factors a, b, c, q of each row
+    gradient of raw = logit_scale g (1 - (z / softcap)^2)
+
+A tile is BLOCK_M rows by BLOCK_N columns, and the last TAIL_N columns, where N is no multiple, are a tile of their own;
+programs stride over the row tiles. Columns are swept twice. The first sweep keeps a running maximum and sum for every lane
+and reduces them once, at the end of the row. The second one goes backwards, so that it begins with what the caches still
+hold, and overwrites the logits: a narrower gradient lies in the upper half of its own row, where no column is left to read
+once a block is stored.
+"""
+
+import triton
+import triton.language as tl
+
+from .kernels_tiles import load_logits, merge, store_gradient, sweep_statistics, tile_statistics, transform
+
+
+@triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
+def cross_entropy_kernel(
+    p_logits,  # [rows, N]
+    p_gradient,  # [rows, N], over the logits' memory; None: statistics alone
+    p_target,  # int32 [rows], negative: none
+    p_bias,  # [N]
+    p_class_weight,  # [N]
+    p_factors,  # fp32 [3]: of the loss, of the z-loss, the sum of the class weights; with a gradient and statistics
+    p_coefficients,  # fp32 [5, rows]: L, a, b, c, q; with a gradient that is not of these statistics
+    p_statistics,  # fp32 [6, rows]: maximum, sum of exp, target's z, sum of (weighted) z, sum of exp times z, first maximum
+    n_rows,
+    s_logits,
+    s_gradient,
+    s_statistics,  # of coefficients too
+    first,  # the column of the vocabulary that column 0 is
+    logit_scale,
+    softcap,
+    smoothing,
+    z_scale,
+    N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TAIL_N: tl.constexpr,  # at least the columns that are left over, 0 for none; more only where masks are free (CUDA)
+    BARRIER: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
+    GRADIENT: tl.constexpr,
+    SMOOTHED: tl.constexpr,
+    Z_LOSS: tl.constexpr,
+    TOKEN_SCALING: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    ARGMAX: tl.constexpr,
+    SCALED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
+    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
+    o_row = tl.arange(0, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+        i_row = i_tile * BLOCK_M
+        n_left = n_rows - i_row
+        m_row = o_row < n_left
+        p_row = p_logits + i_row.to(tl.int64) * s_logits
+        b_target = tl.load(p_target + i_row + o_row, mask=m_row, other=-1)  # [BLOCK_M]
+        b_column = b_target - first
+        if TAIL_N > 0:
+            b_tail = load_logits(
+                p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, SOFTCAP
+            )  # fmt: skip
+        if STATISTICS:
+            if TAIL_N > 0:
+                b_max, b_sum, b_total, b_dot, b_index = tile_statistics(
+                    b_tail, N_FULL, p_class_weight, N, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, ARGMAX
+                )
+            if N_FULL > 0:
+                b_max1, b_sum1, b_total1, b_dot1, b_index1 = sweep_statistics(
+                    p_row, N_FULL, s_logits, n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N,
+                    SMOOTHED, ENTROPY, ARGMAX, SCALED, SOFTCAP
+                )  # fmt: skip
+                if TAIL_N > 0:
+                    b_max, b_sum, b_dot, b_index = merge(
+                        b_max1, b_sum1, b_dot1, b_index1, b_max, b_sum, b_dot, b_index, ENTROPY, ARGMAX
+                    )
+                    if SMOOTHED:
+                        b_total += b_total1
+                else:
+                    b_max, b_sum, b_total, b_dot, b_index = b_max1, b_sum1, b_total1, b_dot1, b_index1
+            # One load for each row; a row that has no target here loads its first column and drops it.
+            m_here = (b_column >= 0) & (b_column < N)
+            b_safe = tl.minimum(tl.maximum(b_column, 0), N - 1)
+            b_offset = tl.minimum(o_row, n_left - 1) * s_logits + b_safe
+            b_z = tl.load(p_row + b_offset).to(tl.float32)
+            b_bias = 0.0
+            if p_bias is not None:
+                b_bias = tl.load(p_bias + b_safe).to(tl.float32)
+            b_z = transform(b_z, b_bias, logit_scale, softcap, p_bias is not None, SCALED, SOFTCAP)
+            b_z = tl.where(m_here, b_z, 0.0)
+            if ARGMAX:
+                b_index += first.to(tl.float32)
+            p_out = p_statistics + i_row + o_row
+            if MERGE:
+                b_max0 = tl.load(p_out, mask=m_row, other=0.0)
+                b_sum0 = tl.load(p_out + s_statistics, mask=m_row, other=1.0)
+                b_z += tl.load(p_out + 2 * s_statistics, mask=m_row, other=0.0)
+                b_dot0, b_index0 = 0.0, 0.0
+                if SMOOTHED:
+                    b_total += tl.load(p_out + 3 * s_statistics, mask=m_row, other=0.0)
+                if ENTROPY:
+                    b_dot0 = tl.load(p_out + 4 * s_statistics, mask=m_row, other=0.0)
+                if ARGMAX:
+                    b_index0 = tl.load(p_out + 5 * s_statistics, mask=m_row, other=0.0)
+                b_max, b_sum, b_dot, b_index = merge(
+                    b_max0, b_sum0, b_dot0, b_index0, b_max, b_sum, b_dot, b_index, ENTROPY, ARGMAX
+                )
+            tl.store(p_out, b_max, mask=m_row)
+            tl.store(p_out + s_statistics, b_sum, mask=m_row)
+            tl.store(p_out + 2 * s_statistics, b_z, mask=m_row)
+            if SMOOTHED:
+                tl.store(p_out + 3 * s_statistics, b_total, mask=m_row)
+            if ENTROPY:
+                tl.store(p_out + 4 * s_statistics, b_dot, mask=m_row)
+            if ARGMAX:
+                tl.store(p_out + 5 * s_statistics, b_index, mask=m_row)
+        if GRADIENT:
+            b_q = 0.0
+            if STATISTICS:
+                b_lse = b_max + tl.log(b_sum)
+                b_on = tl.where(m_here, tl.load(p_factors), 0.0)
+                b_b = b_on * (1.0 - smoothing)
+                b_a = b_on
+                b_c = b_on * (smoothing / N)
+                if p_class_weight is not None:
+                    b_b *= tl.load(p_class_weight + b_safe).to(tl.float32)
+                    b_a = b_b
+                    if SMOOTHED:
+                        b_a += b_c * tl.load(p_factors + 2)
+                if Z_LOSS:
+                    b_a += tl.where(m_here, tl.load(p_factors + 1), 0.0) * (2.0 * z_scale) * b_lse
+                if TOKEN_SCALING:
+                    b_f = tl.exp(b_z - b_lse)
+                    b_a, b_b, b_c = b_a * b_f, b_b * b_f, b_c * b_f
+            else:
+                p_in = p_coefficients + i_row + o_row
+                b_lse = tl.load(p_in, mask=m_row, other=0.0)
+                b_a = tl.load(p_in + s_statistics, mask=m_row, other=0.0)
+                b_b = tl.load(p_in + 2 * s_statistics, mask=m_row, other=0.0)
+                b_c = tl.load(p_in + 3 * s_statistics, mask=m_row, other=0.0)
+                if ENTROPY:
+                    b_q = tl.load(p_in + 4 * s_statistics, mask=m_row, other=0.0)
+            p_out = p_gradient + i_row.to(tl.int64) * s_gradient
+            if TAIL_N > 0:
+                if N_FULL > 0 and STATISTICS:
+                    b_tail = load_logits(
+                        p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED,
+                        SOFTCAP
+                    )  # fmt: skip
+                store_gradient(
+                    p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, N_FULL, s_gradient, n_left, p_class_weight,
+                    logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
+                )  # fmt: skip
+            if N_FULL > 0:
+                for i_block in tl.range(0, N_FULL, BLOCK_N):
+                    i_col = N_FULL - BLOCK_N - i_block
+                    b_tile = load_logits(
+                        p_row, i_col, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SCALED,
+                        SOFTCAP
+                    )  # fmt: skip
+                    store_gradient(
+                        p_out, b_tile, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, s_gradient, n_left, p_class_weight,
+                        logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
+                    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n"])
+def cross_entropy_scale_kernel(
+    p_values,
+    p_factor,  # one number
+    n,
+    BLOCK_N: tl.constexpr,
+):
+    """values *= factor, in place; where the factor is 1, nothing is read or written."""
+    factor = tl.load(p_factor).to(tl.float32)
+    o_lane = tl.arange(0, BLOCK_N)
+    if factor != 1.0:
+        for i_block in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
+            i_first = i_block.to(tl.int64) * BLOCK_N
+            p_block = p_values + i_first + o_lane
+            m_block = o_lane < n - i_first
+            b_block = tl.load(p_block, mask=m_block, other=0.0).to(tl.float32) * factor
+            tl.store(p_block, b_block.to(p_values.dtype.element_ty), mask=m_block)

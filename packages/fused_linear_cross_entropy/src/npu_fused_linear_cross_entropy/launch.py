@@ -1,0 +1,134 @@
+"""From chunks of logits to kernel launches."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
+from torch import Tensor
+
+from . import tiling
+from .options import Options
+
+KERNELS = Kernels(__package__, "npu-fused-linear-cross-entropy")
+
+
+class KernelBackend:
+    """What `reference.Reference` does, in Triton: statistics and gradients of chunks of raw logits [rows, columns]."""
+
+    fused = True  # statistics and gradient in one pass, `both`
+
+    def __init__(self, bias: Tensor | None, class_weight: Tensor | None, options: Options, device: Device) -> None:
+        self._bias = bias
+        self._class_weight = class_weight
+        self._options = options
+        self._device = device
+
+    def prepare(self, logits: Tensor, columns: slice) -> None:
+        """Nothing: kernels read raw products."""
+
+    def statistics(self, logits: Tensor, columns: slice, target: Tensor, first: int, result: Tensor, merge: bool) -> None:
+        """Writes statistics [6, rows]; `merge`: together with those of earlier columns, which `result` has."""
+        self._launch(logits, None, columns, target, first, None, None, result, merge)
+
+    def gradient(
+        self, logits: Tensor, gradient: Tensor, columns: slice, target: Tensor, first: int, coefficients: Tensor
+    ) -> None:
+        """Writes the gradient of the logits, which may share their memory, given coefficients [5, rows]."""
+        self._launch(logits, gradient, columns, target, first, None, coefficients, None, False)
+
+    def both(
+        self, logits: Tensor, gradient: Tensor, columns: slice, target: Tensor, first: int, factors: Tensor, result: Tensor
+    ) -> None:
+        """Writes statistics [6, rows] of whole rows, and the gradient of the loss that follows from them and factors [3]."""
+        self._launch(logits, gradient, columns, target, first, factors, None, result, False)
+
+    def _launch(
+        self,
+        logits: Tensor,
+        gradient: Tensor | None,
+        columns: slice,
+        target: Tensor,
+        first: int,
+        factors: Tensor | None,
+        coefficients: Tensor | None,
+        statistics: Tensor | None,
+        merge: bool,
+    ) -> None:
+        options = self._options
+        bias = None if self._bias is None else self._bias[columns]
+        weighted = options.smoothed or (factors is not None and self._class_weight is not None)
+        class_weight = self._class_weight[columns] if weighted and self._class_weight is not None else None
+        tensors = (logits, gradient, target, bias, class_weight, factors, coefficients, statistics)
+        dtypes = tuple([None if tensor is None else tensor.dtype for tensor in tensors])
+        recipe = choose_recipe(logits.shape[1], dtypes, options, merge, self._device)
+        rows_apart = statistics if statistics is not None else coefficients
+        assert rows_apart is not None
+        scalars = (
+            logits.shape[0],
+            logits.stride(0),
+            0 if gradient is None else gradient.stride(0),
+            rows_apart.stride(0),
+            first,
+            options.logit_scale,
+            1.0 if options.softcap is None else options.softcap,
+            options.label_smoothing,
+            options.lse_square_scale,
+        )
+
+        def run(recipe: Recipe) -> None:
+            KERNELS.launch("kernels", "cross_entropy_kernel", recipe, recipe.launch.grid(logits.shape[0]), tensors, scalars)
+
+        launch_with_fallback("cross_entropy", recipe, run, _smaller)
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_recipe(
+    width: int, dtypes: tuple[torch.dtype | None, ...], options: Options, merge: bool, device: Device
+) -> Recipe:
+    """The launch for a chunk of `width` columns and tensors of these dtypes, in the kernel's order."""
+    logits, gradient, _, bias, _, factors, _, statistics = dtypes
+    assert logits is not None
+    modes = {
+        "STATISTICS": statistics is not None,
+        "MERGE": merge,
+        "GRADIENT": gradient is not None,
+        "SMOOTHED": options.smoothed,
+        "Z_LOSS": options.lse_square_scale != 0.0 and factors is not None,
+        "TOKEN_SCALING": options.token_scaling and factors is not None,
+        "ENTROPY": options.return_entropy,
+        "ARGMAX": options.argmax and statistics is not None,
+        "SCALED": options.logit_scale != 1.0,
+        "SOFTCAP": options.softcap is not None,
+    }
+    problem = tiling.Problem(
+        width,
+        logits.itemsize,
+        0 if gradient is None else gradient.itemsize,
+        modes["STATISTICS"],
+        modes["SMOOTHED"],
+        modes["ENTROPY"],
+        modes["ARGMAX"],
+        modes["SCALED"] or modes["SOFTCAP"] or bias is not None,
+    )
+    return Recipe.of(tiling.chunk_launch(problem, device), modes, dtypes)
+
+
+def scale_(values: Tensor, factor: Tensor, device: Device) -> None:
+    """values *= factor, a number on the device, in place; costs one small launch where it is 1."""
+    flat = values.view(-1)
+    if not flat.numel():
+        return
+    recipe = _scale_recipe(values.dtype, factor.dtype, flat.numel() >= 2**31, device)
+    grid = recipe.launch.grid(flat.numel())
+    KERNELS.launch("kernels", "cross_entropy_scale_kernel", recipe, grid, (flat, factor), (flat.numel(),))
+
+
+@functools.lru_cache(maxsize=64)
+def _scale_recipe(values: torch.dtype, factor: torch.dtype, large: bool, device: Device) -> Recipe:
+    return Recipe.of(tiling.scale_launch(values.itemsize, device), {}, (values, factor, large))
+
+
+def _smaller(recipe: Recipe) -> Recipe | None:
+    return recipe.smaller(tiling.smaller)

@@ -1,0 +1,59 @@
+"""Matrix products by the framework into memory that is there already, with an fp32 result wherever it can have one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_CAST_BYTES = 2**24  # operands are widened in pieces of at most this
+
+
+def writes_fp32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of matrices of `dtype` can have an fp32 result without rounding in between.
+
+    On a CPU they can, by widening the operands piece by piece. On an accelerator its own matrix product must be able to.
+    """
+    return dtype.itemsize >= torch.float32.itemsize or device.type == "cpu" or _native("mm", device)
+
+
+def product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out = a @ b; out has the operands' dtype or is fp32."""
+    if out.dtype == a.dtype:
+        torch.mm(a, b, out=out)
+    elif _native("mm", a.device):
+        torch.mm(a, b, out_dtype=out.dtype, out=out)
+    else:
+        _widened(a, b, out, add=False)
+
+
+def add_product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out += a @ b, in place; out has the operands' dtype, in which each sum is rounded, or is fp32."""
+    if out.dtype == a.dtype:
+        torch.addmm(out, a, b, out=out)
+    elif _native("addmm", a.device):
+        torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
+    else:
+        _widened(a, b, out, add=True)
+
+
+def _native(operator: str, device: torch.device) -> bool:
+    key = {"cuda": "CUDA", "npu": "PrivateUse1"}.get(device.type, "CPU")
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}.dtype_out", key)
+    except RuntimeError:  # a PyTorch without the operator
+        return False
+
+
+def _widened(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
+    """The larger operand is cast to out's dtype in pieces, and the other one as a whole."""
+    if a.numel() > b.numel():
+        a, b, out = b.t(), a.t(), out.t()
+    a = a.to(out.dtype)
+    step = max(1, _CAST_BYTES // max(1, b.shape[0] * out.dtype.itemsize))
+    for first in range(0, b.shape[1], step):
+        piece = b[:, first : first + step].to(out.dtype)
+        target = out[:, first : first + step]
+        if add:
+            target += torch.mm(a, piece)
+        else:
+            torch.mm(a, piece, out=target)

@@ -1,0 +1,38 @@
+"""The loss as a module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .autograd import LinearCrossEntropyOutput, fused_linear_cross_entropy
+from .options import DEFAULTS
+
+
+class FusedLinearCrossEntropyLoss(nn.Module):
+    """`fused_linear_cross_entropy` with options that stay the same.
+
+    Args:
+        class_weight: [V]; a buffer, moved and saved with the module.
+        options: the options of `fused_linear_cross_entropy`, by name.
+    """
+
+    class_weight: Tensor | None
+
+    def __init__(self, class_weight: Tensor | None = None, **options: Any) -> None:
+        super().__init__()
+        unknown = [name for name in options if name not in DEFAULTS]
+        if unknown:
+            raise TypeError(f"{unknown[0]} is no option: {', '.join(DEFAULTS)} are.")
+        self.register_buffer("class_weight", class_weight)
+        self.options = options
+
+    def forward(
+        self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
+    ) -> Tensor | LinearCrossEntropyOutput:
+        """The loss of x [..., H], the linear layer's weight [V, H] and bias [V], and target [...]."""
+        return fused_linear_cross_entropy(x, weight, target, bias, class_weight=self.class_weight, **self.options)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())

@@ -1,0 +1,168 @@
+"""The operators registered with PyTorch, in its namespace `npu_fused_linear_cross_entropy`.
+
+`linear_cross_entropy` computes the outputs, `linear_cross_entropy_with_gradients` the gradients of a loss that is one number
+with them, `linear_cross_entropy_backward` those of anything else, from the statistics that the first one saved, and
+`linear_cross_entropy_scaled` multiplies gradients by the one that the loss itself received. Kernels on accelerators,
+reference.py on a CPU. A result that is not asked for is an empty tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from npu_tiling import device_for
+from npu_tiling.autograd import OperatorLibrary
+from torch import Tensor
+
+from . import launch
+from . import rows as rowwise
+from .engine import Engine, Gradients, Needs
+from .options import SCHEMA, Options
+from .reference import statistics_dtype
+
+OPERATORS = OperatorLibrary("npu_fused_linear_cross_entropy")
+_TENSORS = "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? divisor"
+_NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
+_OUTPUTS = "Tensor loss, Tensor z_loss, Tensor token_accuracy, Tensor predicted_tokens, Tensor lse, Tensor entropy"
+_GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
+
+
+def linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
+    """The six outputs and, where they are to be saved, the statistics."""
+    target, options = arguments[2], Options(*arguments[6:-1])
+    engine = _engine(arguments[:6], options, Needs(False, False, False))
+    statistics = engine.statistics()
+    outputs = _outputs(engine, statistics, options, target.shape)
+    return *outputs, statistics if arguments[-1] else _nothing(target)
+
+
+def with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+    """The six outputs and three gradients."""
+    x, target, options = arguments[0], arguments[2], Options(*arguments[6:-3])
+    engine = _engine(arguments[:6], options, Needs(*arguments[-3:]))
+    statistics, gradients = engine.loss_and_gradients()
+    return *_outputs(engine, statistics, options, target.shape), *_shaped(gradients, x)
+
+
+def backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Three gradients: everything is computed again but the statistics."""
+    x, statistics, options = arguments[0], arguments[6], Options(*arguments[7:-3])
+    engine = _engine(arguments[:6], options, Needs(*arguments[-3:]))
+    dloss, dentropy = (d if d is None or d.dim() == 0 else d.reshape(-1) for d in (dloss, dentropy))
+    return _shaped(engine.gradients_of(statistics, dloss, dentropy), x)
+
+
+def scaled(gradients: list[Tensor], factor: Tensor) -> list[Tensor]:
+    """The gradients times a number, in memory of their own."""
+    copies = [gradient.clone() for gradient in gradients]
+    scale_(copies, factor)
+    return copies
+
+
+def scale_(gradients: list[Tensor], factor: Tensor) -> None:
+    """The same in place, and at no cost where the number is 1."""
+    device = device_for(factor.device)
+    for gradient in gradients:
+        if device is not None:
+            launch.scale_(gradient, factor, device)
+        elif factor != 1:
+            gradient *= factor.item()
+
+
+def _engine(tensors: Any, options: Options, needs: Needs) -> Engine:
+    x, weight, target, bias, class_weight, divisor = tensors
+    device, flat = device_for(x.device), target.reshape(-1)
+    if device is None:
+        _check_targets(target, options)
+    x = x.reshape(-1, x.shape[-1])
+    return Engine(x, weight, flat, bias, class_weight, divisor, options, needs, device)
+
+
+def _check_targets(target: Tensor, options: Options) -> None:
+    wrong = (target != options.ignore_index) & ((target < 0) | (target >= options.vocab_size))
+    if wrong.any():
+        place = wrong.nonzero()[0].tolist()
+        index = ", ".join(map(str, place))
+        raise IndexError(
+            f"target{f'[{index}]' if place else ''} is {target[tuple(place)].item()} and must be from 0 to "
+            f"{options.vocab_size - 1}, or ignore_index, {options.ignore_index}."
+        )
+
+
+def _outputs(engine: Engine, statistics: Tensor, options: Options, shape: torch.Size) -> tuple[Tensor, ...]:
+    found = rowwise.losses(engine.rows, statistics, options, shape)
+    return tuple(_nothing(statistics) if output is None else output for output in found)
+
+
+def _shaped(gradients: Gradients, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dx, dweight, dbias = (_nothing(x) if gradient is None else gradient for gradient in gradients)
+    return dx if gradients.dx is None else dx.view(x.shape), dweight, dbias
+
+
+def _nothing(like: Tensor) -> Tensor:
+    """What stands for a result that was not asked for."""
+    return torch.empty(0, dtype=torch.float32, device=like.device)
+
+
+def _fake_outputs(x: Tensor, target: Tensor, options: Options) -> list[Tensor]:
+    dtype = statistics_dtype(x.dtype)
+    reduced = target.shape if options.reduction == "none" else ()
+    wanted: list[tuple[bool, Any, torch.dtype]] = [
+        (True, reduced, dtype),
+        (options.return_z_loss, reduced, dtype),
+        (options.return_token_accuracy, (), dtype),
+        (options.return_predicted_tokens, target.shape, torch.int64),
+        (options.return_lse, target.shape, dtype),
+        (options.return_entropy, target.shape, dtype),
+    ]
+    return [x.new_empty(shape, dtype=dtype) if asked else _nothing(x) for asked, shape, dtype in wanted]
+
+
+def _fake_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, needs: Any) -> tuple[Tensor, ...]:
+    need_dx, need_dweight, need_dbias = needs
+    dx = x.new_empty(x.shape) if need_dx else _nothing(x)
+    dweight = weight.new_empty(weight.shape) if need_dweight else _nothing(x)
+    return dx, dweight, bias.new_empty(bias.shape) if need_dbias and bias is not None else _nothing(x)
+
+
+def _fake_linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
+    x, target, options = arguments[0], arguments[2], Options(*arguments[6:-1])
+    outputs = _fake_outputs(x, target, options)
+    if not arguments[-1]:
+        return *outputs, _nothing(x)
+    return *outputs, x.new_empty((rowwise.STATISTICS, target.numel()), dtype=statistics_dtype(x.dtype))
+
+
+def _fake_with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+    x, weight, target, bias = arguments[:4]
+    outputs = _fake_outputs(x, target, Options(*arguments[6:-3]))
+    return *outputs, *_fake_gradients(x, weight, bias, arguments[-3:])
+
+
+def _fake_backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
+    x, weight, _, bias = arguments[:4]
+    return _fake_gradients(x, weight, bias, arguments[-3:])
+
+
+def _fake_scaled(gradients: list[Tensor], factor: Tensor) -> list[Tensor]:
+    return [torch.empty_like(gradient) for gradient in gradients]
+
+
+OPERATORS.define(
+    f"linear_cross_entropy({_TENSORS}, {SCHEMA}, bool save_statistics) -> ({_OUTPUTS}, Tensor statistics)",
+    linear_cross_entropy,
+    _fake_linear_cross_entropy,
+)
+OPERATORS.define(
+    f"linear_cross_entropy_with_gradients({_TENSORS}, {SCHEMA}, {_NEEDS}) -> ({_OUTPUTS}, {_GRADIENTS})",
+    with_gradients,
+    _fake_with_gradients,
+)
+OPERATORS.define(
+    f"linear_cross_entropy_backward(Tensor? dloss, Tensor? dentropy, {_TENSORS}, Tensor statistics, {SCHEMA}, {_NEEDS})"
+    f" -> ({_GRADIENTS})",
+    backward,
+    _fake_backward,
+)
+OPERATORS.define("linear_cross_entropy_scaled(Tensor[] gradients, Tensor factor) -> Tensor[]", scaled, _fake_scaled)

@@ -1,0 +1,44 @@
+"""A vocabulary that is split over processes: what the ranks tell each other is of [tokens] alone.
+
+Every rank has the same tokens and some rows of the weight. Each computes the statistics of its own logits; maxima, sums and
+the target's logit are brought together, and from there on each rank has its own columns of the exact gradient.
+Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def sum_(values: Tensor, group: str) -> None:
+    """The sum over the ranks, in place."""
+    dist.all_reduce(values, dist.ReduceOp.SUM, group=_resolve(group))
+
+
+def combine_(statistics: Tensor, group: str, *, argmax: bool) -> None:
+    """Statistics [6, tokens] (see rows.py) of each rank's columns become those of all columns, in place."""
+    maximum, place = statistics[0], statistics[5]
+    top = maximum.clone()
+    dist.all_reduce(top, dist.ReduceOp.MAX, group=_resolve(group))
+    if argmax:
+        first = torch.where(maximum == top, place, torch.inf)
+        dist.all_reduce(first, dist.ReduceOp.MIN, group=_resolve(group))
+        place.copy_(first)
+    sums = statistics[1:5].clone()
+    sums[0], sums[3] = rebased(maximum, statistics[1], statistics[4], top)
+    sum_(sums, group)
+    statistics[1:5] = sums
+    maximum.copy_(top)
+
+
+def rebased(maximum: Tensor, total: Tensor, dot: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of exp(z - maximum) and of exp(z - maximum) (z - maximum), for another maximum."""
+    moved = maximum - top
+    scale = torch.exp(moved)
+    return total * scale, scale * (dot + moved * total)
+
+
+def _resolve(group: str) -> dist.ProcessGroup:
+    return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]

@@ -1,0 +1,81 @@
+"""The loss of a chunk of logits in plain PyTorch: the definition, and what runs on a CPU.
+
+    z = softcap tanh(t / softcap)      t = logit_scale (x weight^T + bias)
+
+From z the statistics of each row (rows.py has the formulas of the losses) and, from those, the gradient. All arithmetic is
+fp32 (fp64 for fp64 input); the gradient of the logits is rounded to x's dtype before it meets x and the weight, as in the
+kernels. Source: torch.nn.functional.cross_entropy; for the z-loss, Chowdhery et al., "PaLM", arXiv 2204.02311.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import rows as rowwise
+from .options import Options
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics and arithmetic for inputs of `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Reference:
+    """Statistics and gradients of chunks of logits [rows, columns], whose first column is `first` of the vocabulary."""
+
+    fused = False  # statistics and gradient are two calls
+
+    def __init__(self, bias: Tensor | None, class_weight: Tensor | None, options: Options) -> None:
+        self._bias = bias
+        self._class_weight = class_weight
+        self._options = options
+
+    def prepare(self, logits: Tensor, columns: slice) -> None:
+        """Raw products become z, in place."""
+        if self._bias is not None:
+            logits += self._bias[columns]
+        if self._options.logit_scale != 1.0:
+            logits *= self._options.logit_scale
+        if self._options.softcap is not None:
+            logits.div_(self._options.softcap).tanh_().mul_(self._options.softcap)
+
+    def statistics(self, z: Tensor, columns: slice, target: Tensor, first: int, result: Tensor, merge: bool) -> None:
+        """Writes statistics [6, rows] of z; `merge`: together with those of earlier columns, which `result` has."""
+        found = torch.zeros_like(result)
+        found[rowwise.MAXIMUM], place = z.max(1)
+        found[rowwise.PLACE] = place + first  # of equal maxima, the first
+        shifted = z - found[rowwise.MAXIMUM].unsqueeze(1)
+        exponential = shifted.exp()
+        found[rowwise.SUM] = exponential.sum(1)
+        if self._options.return_entropy:
+            found[rowwise.DOT] = exponential.mul_(shifted.clamp_min_(torch.finfo(z.dtype).min)).sum(1)
+        if self._options.smoothed:
+            weights = None if self._class_weight is None else self._class_weight[columns].to(z.dtype)
+            found[rowwise.TOTAL] = z.sum(1) if weights is None else z @ weights
+        place = target - first
+        here = (place >= 0) & (place < z.shape[1])
+        chosen = z.gather(1, place.clamp(0, z.shape[1] - 1).long().unsqueeze(1)).squeeze(1)
+        found[rowwise.TARGET] = torch.where(here, chosen, 0.0)
+        result.copy_(rowwise.merge(result, found) if merge else found)
+
+    def gradient(
+        self, z: Tensor, gradient: Tensor, columns: slice, target: Tensor, first: int, coefficients: Tensor
+    ) -> None:
+        """Writes the gradient of the raw products, which may share the memory of z, given coefficients [5, rows]."""
+        lse, a, b, c, q = coefficients.unsqueeze(2).unbind(0)  # [rows, 1] each
+        g = (z - lse).exp_()
+        if self._options.return_entropy:
+            g *= a + q * z
+        else:
+            g *= a
+        if self._options.smoothed:
+            g -= c if self._class_weight is None else c * self._class_weight[columns].to(z.dtype)
+        place = (target - first).long().unsqueeze(1)
+        here = (place >= 0) & (place < z.shape[1])
+        g.scatter_add_(1, place.clamp(0, z.shape[1] - 1), torch.where(here, -b, 0.0))
+        if self._options.softcap is not None:
+            g *= 1.0 - (z / self._options.softcap).square()
+        if self._options.logit_scale != 1.0:
+            g *= self._options.logit_scale
+        gradient.copy_(g)

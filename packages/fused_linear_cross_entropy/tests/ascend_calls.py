@@ -1,0 +1,62 @@
+"""Calls whose launches are every kind of tile that this package's tiling can choose: what `npu-offline check` compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, matmul
+
+TOKENS, WIDTH = 64, 16
+VOCABULARIES = (1, 2, 123, 1000, 2048, 3000, 4096, 32000, 50257, 128256, 151936, 256000)
+EXTRAS = {"return_z_loss": True, "return_token_accuracy": True, "return_lse": True}
+EVERYTHING = {"label_smoothing": 0.1, "lse_square_scale": 0.1, "softcap": 30.0, "logit_scale": 0.5, "token_scaling": True}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "class weights": {"class_weight": True},
+    "smoothing": {"label_smoothing": 0.1},
+    "smoothing, class weights": {"label_smoothing": 0.1, "class_weight": True},
+    "z-loss": {"lse_square_scale": 0.1},
+    "softcap": {"softcap": 30.0},
+    "scale, bias": {"logit_scale": 0.5, "bias": True},
+    "accuracy": {"return_token_accuracy": True},
+    "entropy": {"return_entropy": True},
+    "none": {"reduction": "none"},
+    "columns": {"memory_budget": 2**20},
+    "everything": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True},
+    "everything, entropy": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True, "return_entropy": True},
+    "everything, columns": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True, "memory_budget": 2**20},
+}
+
+
+def calls() -> Iterator[tuple[str, Callable[[], None]]]:
+    """A label and a function that runs a forward and a backward on CPU tensors."""
+    for vocabulary in VOCABULARIES:
+        yield f"bfloat16 {vocabulary}", call(vocabulary)
+    for vocabulary in (123, 1000, 32000, 128256):
+        yield f"float32 {vocabulary}", call(vocabulary, torch.float32)
+        yield f"bfloat16 {vocabulary}, narrow logits", call(vocabulary, narrow=True)
+        yield f"bfloat16 {vocabulary}, loss alone", call(vocabulary, grad=False)
+    for vocabulary in (1000, 50257, 128256):
+        for what, options in OPTIONS.items():
+            yield f"bfloat16 {vocabulary}, {what}", call(vocabulary, **options)
+
+
+def call(
+    vocabulary: int, dtype: torch.dtype = torch.bfloat16, *, narrow: bool = False, grad: bool = True, **options: Any
+) -> Callable[[], None]:
+    def run() -> None:
+        x = torch.zeros(TOKENS, WIDTH, dtype=dtype, requires_grad=grad)
+        weight = torch.zeros(vocabulary, WIDTH, dtype=dtype, requires_grad=grad)
+        target = torch.zeros(TOKENS, dtype=torch.int64)
+        given = dict(options)
+        bias = torch.zeros(vocabulary, dtype=dtype, requires_grad=grad) if given.pop("bias", False) else None
+        class_weight = torch.zeros(vocabulary) if given.pop("class_weight", False) else None
+        with mock.patch.object(matmul, "writes_fp32", lambda *_: not narrow):
+            found = fused_linear_cross_entropy(x, weight, target, bias, class_weight=class_weight, **given)
+            loss = found if isinstance(found, torch.Tensor) else found.loss
+            if grad:
+                loss.sum().backward()
+
+    return run

@@ -1,0 +1,178 @@
+"""What the Ascend compilers make of the kernels, and how many bytes they move: no chip, and no time, involved."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import losses
+import npu_offline
+import npu_tiling
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import engine, fused_linear_cross_entropy, launch, tiling
+from npu_offline.check import load_calls
+from npu_offline.memory import guarded
+
+REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
+pytestmark = pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)
+CALLS = dict(load_calls(Path(__file__).parents[1]))
+
+
+def launches_of(label, chip="Ascend910B4"):
+    with npu_offline.record(chip) as records:
+        CALLS[label]()
+    return records
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+@pytest.mark.parametrize("chip", ["Ascend910B4", "Ascend950PR_957b"])
+@pytest.mark.parametrize("label", ["bfloat16 123", "bfloat16 128256", "bfloat16 50257, everything", "float32 32000"])
+def test_tiles_fit_and_are_double_buffered(label, chip, toolchain):
+    if not npu_offline.supported(chip, toolchain):
+        pytest.skip(f"toolchain {toolchain} has no target {chip}")
+    for record in launches_of(label, chip):
+        report = npu_offline.compile_kernel(record, soc=chip, toolchain=toolchain)
+        assert report.fits, report.message
+        assert report.double_buffered is not False
+        if record.name == "cross_entropy_kernel":
+            # the scalar unit touches values of single rows, never an element of a tile
+            rows = record.constants["BLOCK_M"]
+            loads = re.findall(r"memref\.load .* : memref<(\d+)(?:x(\d+))?x[a-z]", report.stages["final"])
+            assert all(int(n) * int(m or 1) <= 2 * rows for n, m in loads)
+
+
+PROBLEMS = {
+    "plain": ("bfloat16 128256", {}),
+    "narrow logits": ("bfloat16 128256, narrow logits", {"itemsize": 2}),
+    "loss alone": ("bfloat16 128256, loss alone", {"gradient_itemsize": 0}),
+    "smoothing": ("bfloat16 128256, smoothing", {"smoothed": True}),
+    "accuracy": ("bfloat16 128256, accuracy", {"argmax": True}),
+    "whole rows": ("bfloat16 1000", {}),
+}
+
+
+@pytest.mark.parametrize("what", PROBLEMS)
+def test_declared_tiles_are_what_the_compiler_needs(what):
+    """Never less, or a chosen tile would not compile; not much more, or transfers would be short for nothing."""
+    label, changes = PROBLEMS[what]
+    record = next(record for record in launches_of(label) if record.name == "cross_entropy_kernel")
+    chip = npu_tiling.soc("Ascend910B4")
+    whole = what == "whole rows"
+    width, rows, block, tail = (8000, 4, 8016, 8000) if whole else (128256, 2, 8016, 0)
+    problem = dataclasses.replace(tiling.Problem(width, 4, 2, True), **changes)
+    declared = tiling.Launch(problem, chip, rows, block, tail).ub_bytes
+    constants = {**record.constants, "N": width, "BLOCK_M": rows, "BLOCK_N": block, "TAIL_N": tail}
+    for toolchain in ("1.0.0", "1.1.0"):
+        report = npu_offline.compile_kernel(
+            record.kernel, record.signature, constants, soc=chip.name, toolchain=toolchain, options=record.options
+        )
+        assert not report.fits
+        assert report.required_ub_bytes <= declared <= 1.2 * report.required_ub_bytes
+
+
+def test_compiling_does_not_depend_on_the_number_of_tokens():
+    kernels = set()
+    for tokens in (2, 3, 64, 1000):
+        with npu_offline.record("Ascend910B4") as records:
+            x, weight = torch.zeros(tokens, 16, requires_grad=True), torch.zeros(123, 16, requires_grad=True)
+            fused_linear_cross_entropy(x, weight, torch.zeros(tokens, dtype=torch.int64)).backward()
+        kernels |= {(r.name, str(r.signature), str(r.constants)) for r in records}
+    assert len([kernel for kernel in kernels if kernel[0] == "cross_entropy_kernel"]) == 1
+
+
+@pytest.mark.parametrize(("vocabulary", "reads"), [(1000, 1), (32000, 2), (50257, 2)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_memory_traffic_is_the_minimum(vocabulary, reads, dtype):
+    """The logits are read twice (once, where a row is one tile), and the gradient is written once."""
+    tokens = 80
+    case = losses.make(tokens, 16, vocabulary, dtype)
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        losses.run(case, "cpu")
+    (moving,) = [launch for launch in emulation.launches if launch.kernel == "cross_entropy_kernel"]
+    logits = tokens * vocabulary * 4
+    minimum = reads * logits + tokens * vocabulary * dtype.itemsize
+    moved = sum(traffic.read + traffic.written for traffic in moving.arguments.values())
+    assert minimum <= moved <= 1.05 * minimum
+    for name, traffic in moving.arguments.items():
+        assert traffic.atomics == 0
+        assert traffic.scalars <= 8 * tokens, name
+    if vocabulary > 1000:
+        read = moving.arguments["p_logits"]
+        assert read.read / (read.transfers or 1) >= 8 * 1024
+
+
+def test_the_loss_alone_reads_the_logits_once():
+    case = losses.make(80, 16, 32000)
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        fused_linear_cross_entropy(case.x, case.weight, case.target)
+    (moving,) = emulation.launches
+    moved = sum(traffic.read + traffic.written for traffic in moving.arguments.values())
+    assert 80 * 32000 * 4 <= moved <= 1.05 * 80 * 32000 * 4
+
+
+def test_a_gradient_of_one_is_not_multiplied():
+    """Where the loss's own gradient is 1, scaling reads that number and nothing else."""
+    for factor in (1.0, 2.0):
+        case = losses.make(80, 16, 1000)
+        x, weight = losses.leaf(case.x, "cpu"), losses.leaf(case.weight, "cpu")
+        with npu_offline.emulate("Ascend910B4") as emulation:
+            loss = fused_linear_cross_entropy(x, weight, case.target)
+            loss.backward(torch.tensor(factor))
+        scaling = [launch for launch in emulation.launches if launch.kernel == "cross_entropy_scale_kernel"]
+        assert len(scaling) == 2
+        moved = sum(launch.arguments["p_values"].read + launch.arguments["p_values"].written for launch in scaling)
+        assert moved == (0 if factor == 1.0 else 2 * (x.numel() + weight.numel()) * 2)
+
+
+@pytest.mark.parametrize("chip", ["Ascend910B1", "Ascend950DT_95A1"])
+def test_other_chips_give_the_same_result(chip):
+    case = losses.make(37, 16, 5000, label_smoothing=0.1, return_token_accuracy=True)
+    with npu_offline.emulate(chip):
+        losses.check(case, losses.run(case, "cpu"))
+
+
+def test_programs_in_any_order_and_at_once_give_the_same_bits():
+    case = losses.make(150, 16, 5000)
+    results = []
+    for threads, shuffle in ((1, None), (1, 1), (2, 2)):
+        with npu_offline.emulate("Ascend910B4", threads=threads, shuffle=shuffle):
+            results.append(losses.run(case, "cpu"))
+    for other in results[1:]:
+        assert torch.equal(other.outputs["loss"], results[0].outputs["loss"])
+        assert all(torch.equal(other.gradients[name], results[0].gradients[name]) for name in other.gradients)
+
+
+@pytest.mark.parametrize(("vocabulary", "reduction"), [(7, "mean"), (123, "none"), (5001, "mean")])
+def test_nothing_outside_the_tensors_is_written(vocabulary, reduction, monkeypatch):
+    """Every tensor that the loss allocates stands between guard values."""
+    checks = []
+
+    def guarding(like, shape, dtype):
+        tensor, check = guarded(tuple(shape), dtype, like.device)
+        checks.append(check)
+        return tensor
+
+    monkeypatch.setattr(engine, "allocate", guarding)
+    case = losses.make(37, 16, vocabulary, reduction=reduction, chunk_tokens=10)
+    with npu_offline.emulate("Ascend910B4"):
+        losses.check(case, losses.run(case, "cpu"), roundings=4)
+    assert len(checks) >= 3
+    for check in checks:
+        check()
+
+
+def test_an_overflow_on_a_users_compiler_falls_back_to_a_smaller_tile(monkeypatch):
+    """The launch as a user's compiler would refuse it: everything above 600 columns overflows."""
+    real, refused = launch.KERNELS.launch, []
+
+    def refusing(module, kernel, recipe, grid, tensors, scalars):
+        if kernel == "cross_entropy_kernel" and max(recipe.constants["TAIL_N"], recipe.launch.block_n) > 600:
+            refused.append(recipe.constants["BLOCK_N"])
+            raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
+        real(module, kernel, recipe, grid, tensors, scalars)
+
+    monkeypatch.setattr(launch.KERNELS, "launch", refusing)
+    case = losses.make(19, 16, 1500, seed=3)
+    with npu_offline.emulate("Ascend910B4"), pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
+        losses.check(case, losses.run(case, "cpu"))
+    assert refused

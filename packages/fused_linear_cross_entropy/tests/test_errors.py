@@ -1,0 +1,55 @@
+"""Bad input is refused with one sentence that names the argument, what it was and what it must be."""
+
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy as loss
+
+X, W, Y = torch.ones(2, 8), torch.ones(11, 8), torch.zeros(2, dtype=torch.int64)
+REFUSED = {
+    "x is no tensor": (lambda: loss([1.0], W, Y), TypeError, "x is a list and must be a tensor"),
+    "x is integer": (lambda: loss(X.long(), W, Y), TypeError, "x is torch.int64 on cpu and must be torch.float32"),
+    "x is narrower": (lambda: loss(X[:, :7], W, Y), ValueError, r"x has shape \(2, 7\) and must have weight's .* 8"),
+    "weight is no tensor": (lambda: loss(X, None, Y), TypeError, "weight is a NoneType"),
+    "weight is a vector": (lambda: loss(X, W[0], Y), ValueError, r"weight has shape \(8,\) and must have shape \(V, H\)"),
+    "weight is empty": (lambda: loss(X, W[:0], Y), ValueError, r"weight has shape \(0, 8\)"),
+    "weight's dtype": (lambda: loss(X, W.half(), Y), TypeError, "weight is torch.float16 and must be torch.float32 or x's"),
+    "weight is elsewhere": (lambda: loss(X, W.to("meta"), Y), ValueError, "weight is on meta"),
+    "target is no tensor": (lambda: loss(X, W, [0, 0]), TypeError, "target is a list"),
+    "target is probabilities": (lambda: loss(X, W, X), TypeError, "target is torch.float32 and must be torch.int64"),
+    "target is longer": (lambda: loss(X, W, Y.new_zeros(3)), ValueError, r"target has shape \(3,\) .* \(2,\)"),
+    "target is outside": (lambda: loss(X, W, Y + 11), IndexError, r"target\[0\] is 11 and must be from 0 to 10"),
+    "bias is no tensor": (lambda: loss(X, W, Y, 1.0), TypeError, "bias is a float and must be a tensor or None"),
+    "bias is longer": (lambda: loss(X, W, Y, torch.ones(12)), ValueError, r"bias has shape \(12,\) .* \(11,\)"),
+    "bias's dtype": (lambda: loss(X, W, Y, torch.ones(11).half()), TypeError, "bias is torch.float16"),
+    "class_weight is longer": (lambda: loss(X, W, Y, class_weight=torch.ones(12)), ValueError, r"class_weight has shape"),
+    "class_weight is integer": (
+        lambda: loss(X, W, Y, class_weight=Y.new_ones(11)),
+        TypeError,
+        "class_weight is torch.int64",
+    ),
+    "reduction": (lambda: loss(X, W, Y, reduction="max"), ValueError, "reduction is 'max' and must be one of 'mean', 'sum'"),
+    "label_smoothing": (lambda: loss(X, W, Y, label_smoothing=1.5), ValueError, "label_smoothing is 1.5 .* from 0 to 1"),
+    "lse_square_scale": (lambda: loss(X, W, Y, lse_square_scale=float("nan")), ValueError, "lse_square_scale is nan"),
+    "logit_scale": (lambda: loss(X, W, Y, logit_scale=float("inf")), ValueError, "logit_scale is inf and must be finite"),
+    "softcap": (lambda: loss(X, W, Y, softcap=0.0), ValueError, "softcap is 0.0 and must be above 0"),
+    "accum_dtype": (lambda: loss(X, W, Y, accum_dtype=torch.float16), TypeError, "accum_dtype is torch.float16"),
+    "chunk_tokens": (lambda: loss(X, W, Y, chunk_tokens=0), ValueError, "chunk_tokens is 0 and must be a whole number"),
+    "memory_budget": (lambda: loss(X, W, Y, memory_budget=1.5), ValueError, "memory_budget is 1.5"),
+    "vocab_range alone": (lambda: loss(X, W, Y, vocab_range=(0, 11)), ValueError, "must be left out where process_group is"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what):
+    call, error, sentence = REFUSED[what]
+    with pytest.raises(error, match=sentence):
+        call()
+
+
+def test_fp64_is_for_the_cpu_alone(device):
+    if device.name == "cpu":
+        assert loss(X.double(), W.double(), Y).dtype == torch.float64
+    else:
+        x, w, y = (t.to(device.torch) for t in (X, W, Y))
+        with pytest.raises(TypeError, match="x is torch.float64"):
+            loss(x.double(), w.double(), y)

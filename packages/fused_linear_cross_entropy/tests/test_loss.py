@@ -1,0 +1,233 @@
+"""The loss and its gradients, wherever they run, against fp64."""
+
+import losses
+import npu_fused_linear_cross_entropy as package
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+ALL = dict.fromkeys(("return_z_loss", "return_token_accuracy", "return_predicted_tokens", "return_lse"), True)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 123, 1000, 32000])
+def test_every_vocabulary(device, vocabulary):
+    case = losses.make(19, 64, vocabulary)
+    losses.check(case, losses.run(case, device.torch))
+
+
+@pytest.mark.parametrize("vocabulary", [50257, 128256, 151936, 256000])
+def test_large_vocabularies(device, vocabulary):
+    case = losses.make(3, 16, vocabulary)
+    losses.check(case, losses.run(case, device.torch))
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 3])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_few_tokens(device, tokens, reduction):
+    case = losses.make(tokens, 32, 123, reduction=reduction)
+    losses.check(case, losses.run(case, device.torch))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_every_dtype(device, dtype):
+    if dtype == torch.float64 and device.name != "cpu":
+        pytest.skip("fp64 is for a CPU")
+    case = losses.make((3, 7), 32, 1000, dtype)
+    results = losses.run(case, device.torch)
+    losses.check(case, results)
+    assert results.outputs["loss"].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert results.gradients["x"].dtype == dtype
+
+
+def test_fp32_weight_with_bf16_input(device):
+    case = losses.make(37, 32, 123, weight_dtype=torch.float32, chunk_tokens=16)
+    results = losses.run(case, device.torch)
+    losses.check(case, results)
+    assert results.gradients["weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("vocabulary", [123, 9000])
+def test_logits_up_to_ten_thousand(device, vocabulary):
+    case = losses.make(19, 32, vocabulary, scale=3000.0, return_entropy=True, **ALL)
+    assert losses.exact(case).largest > 1e4
+    losses.check(case, losses.run(case, device.torch))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 10, 37, 64])
+def test_ragged_chunks_give_the_loss_of_one(device, chunk_tokens):
+    case = losses.make(37, 32, 1000, **ALL)
+    whole, parts = losses.run(case, device.torch), losses.run(case.with_options(chunk_tokens=chunk_tokens), device.torch)
+    losses.check(case, parts, roundings=-(-37 // chunk_tokens))
+    assert torch.allclose(parts.outputs["loss"], whole.outputs["loss"], rtol=1e-6)
+    assert torch.equal(parts.outputs["predicted_tokens"], whole.outputs["predicted_tokens"])
+
+
+@pytest.mark.parametrize(("tokens", "vocabulary", "budget"), [(150, 3000, 200_000), (150, 2560, 400_000), (37, 123, 1)])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_chunks_of_columns(device, tokens, vocabulary, budget, reduction):
+    """Too little memory for a sensible chunk of tokens: columns come in chunks too, and sums of dx are lent memory by dW."""
+    if device.name == "emulated" and budget == 200_000:
+        pytest.skip("differs in who owns the sums of dx, and in kernels to compile")
+    problem = package.chunks.Problem(tokens, 64, vocabulary, 4, 2, True)
+    assert bool(package.chunks.plan(problem, None, budget, None).borrowed) == (budget == 400_000)
+    case = losses.make(tokens, 64, vocabulary, ignored=0.1, memory_budget=budget, reduction=reduction, **ALL)
+    losses.check(case, losses.run(case, device.torch), roundings=4)
+
+
+def test_fp32_sums_of_the_weights_gradient(device):
+    """bf16 sums over many chunks lose what fp32 sums keep."""
+    case = losses.make(512, 16, 123, chunk_tokens=4)
+    exact = losses.exact(case).gradients["weight"]
+    error = {}
+    for dtype in (None, torch.float32):
+        gradient = losses.run(case.with_options(accum_dtype=dtype), device.torch).gradients["weight"]
+        error[dtype] = (gradient.double() - exact).norm() / exact.norm()
+    assert error[torch.float32] < 0.5 * error[None]
+
+
+@pytest.mark.parametrize("trained", ["x", "weight", "bias"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_only_one_input_is_trained(device, trained, reduction):
+    case = losses.make(19, 32, 123, bias=torch.float32, reduction=reduction)
+    expected = losses.run(case, device.torch)
+    leaves = {name: getattr(case, name).to(device.torch) for name in ("x", "weight", "bias")}
+    leaves[trained] = losses.leaf(leaves[trained], device.torch)
+    loss = fused_linear_cross_entropy(
+        leaves["x"], leaves["weight"], case.target.to(device.torch), leaves["bias"], reduction=reduction
+    )
+    seed = losses.upstream(case, {"loss": loss, "entropy": None})["loss"].to(loss)
+    (gradient,) = torch.autograd.grad(loss, leaves[trained], seed)
+    assert torch.equal(gradient.cpu(), expected.gradients[trained])
+
+
+def test_nothing_to_train_gives_the_same_loss(device):
+    case = losses.make(19, 32, 123, ignored=0.2)
+    expected = losses.run(case, device.torch).outputs["loss"]
+    arguments = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
+    assert torch.allclose(fused_linear_cross_entropy(*arguments).cpu(), expected, rtol=1e-6)
+    with torch.no_grad():
+        arguments[1].requires_grad_()
+        assert not fused_linear_cross_entropy(*arguments).requires_grad
+
+
+@pytest.mark.parametrize(("reduction", "weighted"), [("mean", True), ("sum", False), ("none", True)])
+def test_all_rows_ignored(device, reduction, weighted):
+    case = losses.make(5, 32, 123, ignored=2.0, class_weight=weighted, reduction=reduction, lse_square_scale=0.1, **ALL)
+    results = losses.run(case, device.torch)
+    for name, output in results.outputs.items():
+        if output is not None:
+            assert (output == (-1 if name == "predicted_tokens" else 0)).all(), name
+    assert not any(gradient.any() for gradient in results.gradients.values())
+
+
+@pytest.mark.parametrize("wrong", [-1, 123, 2**40])
+def test_targets_outside_the_vocabulary(device, wrong):
+    case = losses.make(5, 32, 123, reduction="none")
+    case.target[2] = wrong
+    if device.name == "cpu":
+        with pytest.raises(IndexError, match=rf"target\[2\] is {wrong} and must be from 0 to 122, or ignore_index, -100"):
+            losses.run(case, device.torch)
+        return
+    results = losses.run(case, device.torch)
+    case.target[2] = -100
+    case.options["ignore_index"] = -100
+    without = losses.run(case, device.torch)
+    assert torch.equal(results.outputs["loss"].isnan(), torch.arange(5) == 2)
+    assert torch.equal(results.gradients["x"], without.gradients["x"])
+    assert torch.equal(results.gradients["weight"], without.gradients["weight"])
+
+
+def test_int32_targets(device):
+    case = losses.make(19, 32, 123)
+    expected = losses.run(case, device.torch)
+    case.target = case.target.int()
+    assert torch.equal(losses.run(case, device.torch).outputs["loss"], expected.outputs["loss"])
+
+
+def test_strided_inputs(device):
+    case = losses.make((4, 6), 32, 123)
+    expected = losses.run(case, device.torch)
+    x = case.x.to(device.torch).transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+    weight = case.weight.to(device.torch).t().contiguous().t().requires_grad_()
+    loss = fused_linear_cross_entropy(x, weight, case.target.to(device.torch).t().contiguous().t())
+    assert torch.equal(loss.cpu(), expected.outputs["loss"])
+    loss.backward(losses.upstream(case, expected.outputs)["loss"].to(loss))
+    assert torch.allclose(x.grad.cpu(), expected.gradients["x"], rtol=2**-7, atol=1e-6)
+
+
+def test_the_first_of_equal_maxima_is_predicted(device):
+    target = torch.tensor([0, 1, -100], device=device.torch)
+    options = {"return_predicted_tokens": True, "return_token_accuracy": True}
+    for vocabulary, budget, places in ((9000, None, [8999, 4100, 8500]), (1024, 1, [1023, 500, 510, 600])):
+        x, weight = torch.zeros(3, 8, device=device.torch), torch.zeros(vocabulary, 8, device=device.torch)
+        bias = torch.zeros(vocabulary, device=device.torch)
+        out = fused_linear_cross_entropy(x, weight, target, bias, memory_budget=budget, **options)
+        assert out.predicted_tokens.tolist() == [0, 0, -1]
+        assert out.token_accuracy.item() == 0.5
+        bias[places] = 1.0
+        out = fused_linear_cross_entropy(x, weight, target, bias, memory_budget=budget, **options)
+        assert out.predicted_tokens.tolist() == [min(places), min(places), -1]
+
+
+def test_columns_that_are_ruled_out(device):
+    """A bias of minus infinity, as masked vocabularies have it."""
+    case = losses.make(7, 32, 300, bias=torch.float32, reduction="none", return_lse=True)
+    case.bias[10:290] = -torch.inf
+    case.target.fill_(3)
+    narrow = losses.make(7, 32, 300, bias=torch.float32, reduction="none", return_lse=True)
+    keep = torch.cat([torch.arange(10), torch.arange(290, 300)])
+    narrow.weight, narrow.bias, narrow.target = narrow.weight[keep], narrow.bias[keep], case.target
+    ruled_out, without = losses.run(case, device.torch), losses.run(narrow, device.torch)
+    losses.check(narrow, without)
+    assert torch.allclose(ruled_out.outputs["lse"], without.outputs["lse"], rtol=1e-6)
+    assert torch.allclose(ruled_out.gradients["weight"][keep].float(), without.gradients["weight"].float(), rtol=2**-6)
+    assert not ruled_out.gradients["weight"][10:290].any()
+
+
+def test_a_retained_graph_gives_the_same_gradients_again(device):
+    """Gradients that were computed ahead are scaled in place only where nobody can ask for them again."""
+    case = losses.make(19, 32, 123)
+    x, weight = losses.leaf(case.x, device.torch), losses.leaf(case.weight, device.torch)
+    loss = fused_linear_cross_entropy(x, weight, case.target.to(device.torch))
+    first = torch.autograd.grad(loss, (x, weight), retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    tripled = torch.autograd.grad(loss * 3, (x, weight), retain_graph=True)
+    last = torch.autograd.grad(loss * 0.5, (x, weight))
+    for one, copy, three, half in zip(first, kept, tripled, last, strict=True):
+        assert torch.equal(one, copy)
+        assert torch.allclose(three.float(), 3 * copy.float(), rtol=2**-7)
+        assert torch.allclose(half.float(), 0.5 * copy.float(), rtol=2**-7)
+
+
+def test_gradients_become_the_leaves_own(device):
+    """No copy of the weight's gradient is made on its way into `.grad`."""
+    case = losses.make(19, 32, 123)
+    x, weight = losses.leaf(case.x, device.torch), losses.leaf(case.weight, device.torch)
+    loss = fused_linear_cross_entropy(x, weight, case.target.to(device.torch))
+    _, dweight, _ = loss.grad_fn.saved_tensors
+    address = dweight.data_ptr()
+    del dweight
+    loss.backward()
+    assert weight.grad.data_ptr() == address
+
+
+@pytest.mark.parametrize("budget", [None, 100_000])
+def test_equal_inputs_give_equal_bits(device, budget):
+    if device.name == "emulated" and budget:
+        pytest.skip("kernels to compile")
+    case = losses.make(150, 64, 3000, class_weight=True, label_smoothing=0.1, memory_budget=budget, chunk_tokens=64)
+    first = losses.run(case, device.torch)
+    for _ in range(2):
+        again = losses.run(case, device.torch)
+        assert torch.equal(again.outputs["loss"], first.outputs["loss"])
+        assert all(torch.equal(again.gradients[name], first.gradients[name]) for name in first.gradients)
+
+
+def test_logits_in_the_dtype_of_x_where_the_product_cannot_be_wider(device, monkeypatch):
+    """An NPU whose matrix product has no fp32 result for bf16 operands."""
+    monkeypatch.setattr(package.engine.matmul, "writes_fp32", lambda device, dtype: False)
+    for vocabulary in (123, 9000):
+        case = losses.make(19, 64, vocabulary, chunk_tokens=8)
+        losses.check(case, losses.run(case, device.torch), roundings=3, logits=torch.bfloat16)

@@ -1,0 +1,191 @@
+"""What is in memory at a time: no tensor of tokens by vocabulary, nothing that nobody needs, chunks as planned."""
+
+import losses
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import chunks, engine, fused_linear_cross_entropy, linear_log_probs, operators
+from npu_fused_linear_cross_entropy.chunks import MIB, Problem, plan
+from npu_fused_linear_cross_entropy.options import DEFAULTS, Options
+from npu_tiling import Device, soc
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+B4 = soc("Ascend910B4")
+H200 = Device("H200", "cuda", "sm_90", 132, 132, 232448, max_grid=2**31 - 1)
+TOKENS, WIDTH, VOCABULARY = 256, 32, 2048
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest memory that any operation gave back, and how many operations gave what shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes, self.shapes = 0, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.bytes = max(self.bytes, leaf.untyped_storage().nbytes())
+                self.shapes.append(tuple(leaf.shape))
+        return result
+
+
+MODES = {
+    "mean": {},
+    "none": {"reduction": "none"},
+    "entropy": {"return_entropy": True},
+    "every option": {"label_smoothing": 0.1, "softcap": 5.0, "lse_square_scale": 0.1, "return_token_accuracy": True},
+    "fp32 sums": {"accum_dtype": torch.float32},
+}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("how", [{"chunk_tokens": 16}, {"memory_budget": 32 * VOCABULARY * 4}, {"memory_budget": 1}])
+@pytest.mark.parametrize("what", MODES)
+def test_logits_of_all_tokens_are_never_there(device, what, how, grad):
+    """In what the operators do inside, where no dispatch mode sees from outside."""
+    if device.name == "emulated" and what != "mean":
+        pytest.skip("the same memory, and kernels to compile")
+    case = losses.make(TOKENS, WIDTH, VOCABULARY)
+    options = Options(**{**DEFAULTS, **MODES[what], **how}, group="", vocab_first=0, vocab_size=VOCABULARY)
+    inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
+    arguments = (*inputs, None, None, None)
+    needs = (True, True, False)
+    with Largest() as largest, torch.no_grad():
+        if not grad:
+            operators.linear_cross_entropy(*arguments, *options.arguments, False)
+        elif options.reduction == "none" or options.return_entropy:
+            *_, entropy, statistics = operators.linear_cross_entropy(*arguments, *options.arguments, True)
+            seed = torch.ones(TOKENS if options.reduction == "none" else (), device=device.torch)
+            dentropy = torch.ones_like(entropy) if options.return_entropy else None
+            operators.backward(seed, dentropy, *arguments, statistics, *options.arguments, *needs)
+        else:
+            operators.with_gradients(*arguments, *options.arguments, *needs)
+    assert largest.shapes
+    # nothing of [tokens, V] in even the narrowest dtype; the largest tensor may be the weight, or it widened
+    assert largest.bytes <= max(VOCABULARY * WIDTH * 4, TOKENS * VOCABULARY * 2 // 4)
+    assert (TOKENS, VOCABULARY) not in largest.shapes
+
+
+def test_nothing_is_allocated_for_what_is_not_trained(device, monkeypatch):
+    allocated = []
+    real = engine.allocate
+    monkeypatch.setattr(
+        engine, "allocate", lambda like, shape, dtype: allocated.append(tuple(shape)) or real(like, shape, dtype)
+    )
+    case = losses.make(TOKENS, WIDTH, 123)
+    for reduction in ("mean", "none"):
+        for trained in ((), ("x",), ("weight",), ("x", "weight")):
+            leaves = {name: getattr(case, name).detach().to(device.torch) for name in ("x", "weight")}
+            for name in trained:
+                leaves[name] = losses.leaf(leaves[name], device.torch)
+            allocated.clear()
+            loss = fused_linear_cross_entropy(*leaves.values(), case.target.to(device.torch), reduction=reduction)
+            if reduction == "none":
+                assert all(len(shape) == 1 for shape in allocated)  # logits alone
+            if trained:
+                loss.sum().backward()
+            assert ((TOKENS, WIDTH) in allocated) == ("x" in trained)
+            assert ((123, WIDTH) in allocated) == ("weight" in trained)
+
+
+def test_what_is_saved_for_the_backward(device):
+    saved = []
+    case = losses.make(TOKENS, WIDTH, 123)
+    x, weight = losses.leaf(case.x, device.torch), losses.leaf(case.weight, device.torch)
+    target = case.target.to(device.torch)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)) or t, lambda t: t):
+        fused_linear_cross_entropy(x, weight, target)
+        assert sorted(saved) == [(123, WIDTH), (TOKENS, WIDTH)]  # the gradients themselves
+        saved.clear()
+        linear_log_probs(x, weight, target)
+        assert sorted(saved) == [(6, TOKENS), (123, WIDTH), (TOKENS,), (TOKENS, WIDTH)]
+
+
+LLAMA = Problem(4096, 4096, 128256, 4, 2, True)
+
+
+def covers(parts, total):
+    ends = [0]
+    for part in parts:
+        assert part.start == ends[-1] < part.stop
+        ends.append(part.stop)
+    return ends[-1] == total
+
+
+@pytest.mark.parametrize("chip", [None, B4, H200], ids=["cpu", "B4", "H200"])
+@pytest.mark.parametrize("tokens", [0, 1, 3, 1000, 4096, 16384, 100_000])
+@pytest.mark.parametrize("vocabulary", [2, 123, 1000, 50257, 256000])
+def test_chunks_cover_everything_within_the_budget(tokens, vocabulary, chip):
+    for budget in (None, 2**20, 2**25, 2**30):
+        for chunk_tokens in (None, 100):
+            problem = Problem(tokens, 4096, vocabulary, 4, 2, True)
+            found = plan(problem, chunk_tokens, budget, chip)
+            assert covers(found.tokens, tokens)
+            assert covers(found.columns, vocabulary)
+            most_tokens, most_columns = found.longest
+            if chunk_tokens:
+                assert most_tokens <= chunk_tokens
+            elif budget and most_tokens > 128:  # the smallest chunk there is may take more
+                sums = 0 if len(found.columns) == 1 or found.borrowed else 4 * 4096
+                assert most_tokens * (chunks.pitch(most_columns) * 4 + sums) <= budget
+            if found.borrowed:
+                assert vocabulary - found.borrowed in [part.start for part in found.columns]
+
+
+def test_chunks_do_not_come_from_the_ratio_of_vocabulary_and_width():
+    for width in (64, 4096):
+        assert plan(Problem(4096, width, 128256, 4, 2, True), None, None, H200) == plan(LLAMA, None, None, H200)
+
+
+def test_default_chunks_of_a_llama():
+    """Within 600 MiB: a thousand tokens, as few chunks as can be, of nearly equal length."""
+    for tokens, count in ((4096, 4), (16384, 16)):
+        found = plan(Problem(tokens, 4096, 128256, 4, 2, True), None, None, H200)
+        assert [part.stop - part.start for part in found.tokens] == [1024] * count
+        assert len(found.columns) == 1
+    assert len(plan(Problem(500, 4096, 128256, 4, 2, True), None, None, H200).tokens) == 1
+
+
+def test_memory_of_a_llama_on_ascend_is_within_what_was_promised():
+    """2.6 GiB with inputs and gradients, 4.6 GiB with fp32 sums of dW: by counting, at most."""
+    width, vocabulary = 4096, 128256
+    for tokens in (4096, 8192, 16384):
+        for sums, promised in ((2, 2.6), (4, 4.6)):
+            found = plan(Problem(tokens, width, vocabulary, 4, sums, True), None, None, B4)
+            most_tokens, most_columns = found.longest
+            logits = most_tokens * chunks.pitch(most_columns) * 4
+            matrices = 2 * (vocabulary + tokens) * width * 2 + (vocabulary * width * 4 if sums == 4 else 0)
+            assert logits + matrices + 100 * tokens <= promised * 2**30
+
+
+def test_a_small_budget_is_met_by_chunks_of_columns():
+    """31 MiB for 4096 tokens, where a row of logits has 0.5: sums of dx lie where dW is written last."""
+    found = plan(LLAMA, None, 31 * MIB, H200)
+    assert len(found.tokens) == 1
+    assert 8192 <= found.borrowed <= 8192 + found.longest[1]
+    assert len({part.stop - part.start for part in found.columns}) == 2  # lengths to compile kernels for
+    assert 1024 <= found.longest[1] <= 31 * MIB // (4096 * 4)
+    longer = plan(Problem(16384, 4096, 128256, 4, 2, True), None, 125 * MIB, H200)
+    assert len(longer.tokens) == 1
+    assert longer.borrowed
+    frozen_head = plan(Problem(4096, 4096, 128256, 4, 0, True), None, 31 * MIB, H200)
+    assert frozen_head.borrowed == 0
+    assert frozen_head.longest[0] * (frozen_head.longest[1] + 4096) * 4 <= 31 * MIB
+
+
+@pytest.mark.parametrize("budget", [None, 31 * MIB])
+def test_peak_memory_of_a_llama(device, budget):
+    if device.name != "cuda":
+        pytest.skip("peak memory is CUDA's to tell")
+    x = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    weight = torch.randn(128256, 4096, dtype=torch.bfloat16, device="cuda").div_(64).requires_grad_()
+    target = torch.randint(0, 128256, (4096,), device="cuda")
+    for _ in range(2):  # the first call loads libraries
+        x.grad = weight.grad = None
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        fused_linear_cross_entropy(x, weight, target, memory_budget=budget).backward()
+        peak = (torch.cuda.max_memory_allocated() - before) / MIB
+    assert peak <= (1650 if budget is None else 1066)

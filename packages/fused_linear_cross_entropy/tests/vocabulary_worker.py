@@ -1,0 +1,103 @@
+"""One rank of test_parallel.py: `python vocabulary_worker.py RANK RANKS STORE PLACE`; prints "ok" at the end."""
+
+import contextlib
+import sys
+
+import losses
+import torch
+import torch.distributed as dist
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
+
+FLAGS = ("return_z_loss", "return_token_accuracy", "return_predicted_tokens", "return_lse")
+OPTIONS = {
+    "plain": {},
+    "every option": {
+        "class_weight": True,
+        "label_smoothing": 0.1,
+        "lse_square_scale": 0.01,
+        "softcap": 5.0,
+        "logit_scale": 0.7,
+        "token_scaling": True,
+        "bias": torch.float32,
+        **dict.fromkeys(FLAGS, True),
+    },
+    "entropy": {"return_entropy": True},
+    "none": {"reduction": "none", "chunk_tokens": 4},
+    "columns": {"memory_budget": 1, **dict.fromkeys(FLAGS, True)},
+}
+
+
+def shard(case, first, last):
+    """This rank's rows of everything that is as long as the vocabulary."""
+    parts = {}
+    for name in ("weight", "bias", "class_weight"):
+        tensor = getattr(case, name)
+        parts[name] = None if tensor is None else tensor[first:last].clone()
+    return parts
+
+
+def compare(what, place, ranges, rank):
+    """The loss, extras and gradients of a vocabulary in parts and whole, side by side."""
+    vocabulary = ranges[-1][1]
+    case = losses.make(13, 24, vocabulary, torch.float32, ignored=0.2, **OPTIONS[what])
+    first, last = ranges[rank]
+    parts = shard(case, first, last)
+    even = len({end - start for start, end in ranges}) == 1
+    where = {} if even else {"vocab_range": (first, last), "vocab_size": vocabulary}
+    part = losses.Case(case.x, parts["weight"], case.target, parts["bias"], parts["class_weight"], {**case.options, **where})
+    part.options["process_group"] = dist.group.WORLD
+    whole, sharded = losses.run(case, "cpu"), losses.run(part, "cpu")
+    losses.check(case, whole)
+    for name, expected in whole.outputs.items():
+        actual = sharded.outputs[name]
+        assert (actual is None) == (expected is None)
+        if expected is not None:
+            assert torch.allclose(actual.double(), expected.double(), rtol=1e-5, atol=1e-6), (what, place, name)
+    for name, expected in whole.gradients.items():
+        mine = expected if name == "x" else expected[first:last]
+        assert torch.allclose(sharded.gradients[name], mine, rtol=1e-4, atol=1e-6), (what, place, name)
+
+
+def only_tokens_are_exchanged():
+    """Nothing as long as the vocabulary, or a product of the two, travels but the gradient of x."""
+    sizes = []
+    real = dist.all_reduce
+
+    def counting(tensor, *arguments, **keywords):
+        sizes.append(tensor.numel())
+        return real(tensor, *arguments, **keywords)
+
+    dist.all_reduce = counting
+    try:
+        x, weight = torch.randn(13, 24, requires_grad=True), torch.randn(60, 24, requires_grad=True)
+        fused_linear_cross_entropy(x, weight, torch.zeros(13, dtype=torch.int64), process_group=dist.group.WORLD).backward()
+    finally:
+        dist.all_reduce = real
+    assert sizes[-1] == x.numel()
+    assert sum(sizes[:-1]) <= 6 * 13
+
+
+def main() -> None:
+    rank, ranks, store, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    torch.set_num_threads(1)
+    with contextlib.ExitStack() as stack:
+        if place == "emulated":
+            import npu_offline
+
+            stack.enter_context(npu_offline.emulate("Ascend910B4"))
+        for what in OPTIONS if place == "cpu" else ("plain", "every option"):
+            compare(what, place, [(0, 60), (60, 120)], rank)
+        if place == "cpu":
+            compare("every option", place, [(0, 100), (100, 123)], rank)
+        only_tokens_are_exchanged()
+        torch.manual_seed(0)
+        x, weight, target = torch.randn(5, 8), torch.randn(120, 8), torch.randint(0, 120, (5,))
+        part = linear_log_probs(x, weight[60 * rank : 60 * rank + 60], target, process_group=dist.group.WORLD)
+        assert torch.allclose(part, linear_log_probs(x, weight, target), rtol=1e-5)
+    dist.destroy_process_group()
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()
