@@ -90,8 +90,8 @@ def plain_loss(hidden: Tensor, head: Tensor, target: Tensor) -> Tensor:
 class Blocks:
     """One implementation of each building block that this repository has an operator for.
 
-    An operator that joins the demo is one more field here, with its entries in `OURS` and `PLAIN` and its use in model.py. The
-    two must agree in parameter names: both models start from one state dict.
+    An operator that joins the demo is one more field here, with its entries in `OURS` and `PLAIN` and its use in model.py.
+    The two must agree in parameter names: both models start from one state dict.
 
     Attributes:
         name: how the report calls them.
