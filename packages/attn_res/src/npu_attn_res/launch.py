@@ -155,8 +155,10 @@ def row_recipe(
     name: str, blocks: Blocks, row_stride: int, modes: tuple[tuple[str, bool], ...], kinds: Hashable, device: Device
 ) -> Recipe | None:
     """The launch of a kernel for whole rows of blocks; None where none fit."""
-    n_blocks = power_of_two(blocks.n_blocks) if device.kind == "cuda" else 0
-    return cached_recipe(name, blocks.width, blocks.dtype, 1, row_stride, n_blocks, modes, kinds, device)
+    if device.kind != "cuda":
+        return cached_recipe(name, blocks.width, blocks.dtype, 1, row_stride, 0, modes, kinds, device)
+    number, listed = power_of_two(blocks.n_blocks), blocks.table is not None
+    return cached_recipe(name, blocks.width, blocks.dtype, 1, row_stride, number, modes, kinds, device, listed)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -170,9 +172,10 @@ def cached_recipe(
     modes: tuple[tuple[str, bool], ...],
     kinds: Hashable,
     device: Device,
+    listed: bool = False,
 ) -> Recipe | None:
     """The launch of a kernel for whole rows; None where none fit."""
-    problem = tiling.Problem(name, width, dtype.itemsize, layers, row_stride, n_blocks)
+    problem = tiling.Problem(name, width, dtype.itemsize, layers, row_stride, n_blocks, listed)
     launch = tiling.row_launch(problem, device)
     if launch is None:
         return None

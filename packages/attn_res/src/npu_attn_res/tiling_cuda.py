@@ -8,14 +8,13 @@ from .tiling_launch import Launch, Problem
 
 ALL_TILES = 2**16  # programs of a core: as many as there are tiles
 # Measured on an H200 with the shapes of the README's table: loads of a few small tiles under way, not one large tile.
-TILE_ELEMENTS, TILE_BLOCKS = 8192, 2  # of a tile of several blocks, at least: elements, or blocks
 STAGES = 3  # tiles under way in a loop over blocks
-FORWARD_ELEMENTS_PER_WARP = 4096
-BACKWARD_ELEMENTS_PER_WARP = 2048
-HELD_PER_CORE = 4  # backward, a token's blocks in one tile
-SWEPT_PER_CORE, SWEPT_WIDE_PER_CORE = 2, 4  # backward, blocks read twice; rows of more than SWEPT_WIDE columns
-SWEPT_WIDE = 4096
 MIN_WARPS = 4
+TILE_ELEMENTS = 8192  # of a tile of several blocks, unless TILE_BLOCKS rows have more
+TILE_BLOCKS, SWEPT_BLOCKS = 2, 4  # SWEPT: backward, blocks read twice; the larger number for those of one tensor
+ELEMENTS_PER_WARP, HELD_ELEMENTS_PER_WARP = 4096, 2048  # HELD: backward, a token's blocks in one tile
+HELD_PER_CORE, SWEPT_PER_CORE = 4, 2
+SWEPT_NARROW = 4096  # columns; wider rows: TILE_BLOCKS, and warps and programs as where they are held
 WIDEST_ROW = 16384  # wider rows are split into blocks of columns
 LAYER_ELEMENTS, LAYER_WARPS, LAYER_PER_CORE = 32768, 16, 1  # rows of layers times columns
 COLUMN_ELEMENTS, COLUMN_WARPS, COLUMN_PER_CORE = 4096, 4, 4  # kernels that take columns
@@ -45,16 +44,19 @@ def cuda_launch(problem: Problem, device: Device) -> Launch | None:
 
 def _sources_launch(problem: Problem, device: Device, block_d: int) -> Launch:
     """Several blocks of one token at a time."""
-    elements = max(TILE_ELEMENTS, TILE_BLOCKS * block_d)
-    block_n = min(problem.n_blocks, elements // block_d)
-    if problem.kernel.startswith("forward"):
-        per_warp, per_core = FORWARD_ELEMENTS_PER_WARP, ALL_TILES
-    else:
-        per_warp = BACKWARD_ELEMENTS_PER_WARP
-        per_core = SWEPT_PER_CORE if block_d <= SWEPT_WIDE else SWEPT_WIDE_PER_CORE
-        if problem.n_blocks <= block_n:
-            per_core = HELD_PER_CORE
-    warps = max(MIN_WARPS, elements // per_warp)
+    blocks = max(TILE_BLOCKS, TILE_ELEMENTS // block_d)
+    per_warp, per_core = ELEMENTS_PER_WARP, ALL_TILES
+    if problem.kernel.startswith("backward"):
+        per_warp, per_core = HELD_ELEMENTS_PER_WARP, HELD_PER_CORE
+        held = problem.n_blocks * block_d <= TILE_ELEMENTS
+        if not held and block_d <= SWEPT_NARROW:
+            per_core = SWEPT_PER_CORE
+            if not problem.listed:
+                blocks, per_warp = max(SWEPT_BLOCKS, blocks), ELEMENTS_PER_WARP
+        if not held:
+            blocks = max(1, min(blocks, problem.n_blocks // 2))
+    block_n = min(problem.n_blocks, blocks)
+    warps = max(MIN_WARPS, block_n * block_d // per_warp)
     return Launch(problem, device, block_d=block_d, block_n=block_n, warps=warps, stages=STAGES, per_core=per_core)
 
 

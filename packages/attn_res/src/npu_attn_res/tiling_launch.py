@@ -21,6 +21,7 @@ class Problem:
         layers: how many layers' rows there are for one token.
         row_stride: the largest distance, in elements, between two rows of a tile in any tensor.
         n_blocks: how many there are, rounded up to a power of two; 0 where the tiling does not depend on it (Ascend).
+        listed: they are tensors of their own; False where the tiling does not depend on it.
     """
 
     kernel: str
@@ -29,6 +30,7 @@ class Problem:
     layers: int = 1
     row_stride: int = 0
     n_blocks: int = 0
+    listed: bool = False
 
 
 @dataclass(frozen=True)

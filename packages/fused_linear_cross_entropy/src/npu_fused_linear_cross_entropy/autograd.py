@@ -128,7 +128,8 @@ def fused_linear_cross_entropy(
         memory_budget=memory_budget,
     )
     outputs = call(x, weight, target, bias, class_weight, None, options)
-    return outputs if any(output is not None for output in outputs[1:]) else outputs.loss
+    extras = (outputs.z_loss, outputs.token_accuracy, outputs.predicted_tokens, outputs.lse, outputs.entropy)
+    return outputs.loss if all(extra is None for extra in extras) else outputs
 
 
 def call(
@@ -151,7 +152,7 @@ def call(
         options.return_lse,
         options.return_entropy,
     )
-    extras = [output if wanted else None for output, wanted in zip(found[1:], asked, strict=False)]
+    extras = [found[1 + i] if wanted else None for i, wanted in enumerate(asked)]
     return LinearCrossEntropyOutput(found[0], *extras)
 
 
