@@ -1,0 +1,126 @@
+"""Which CI jobs a change needs, on a made-up workspace and on the real one."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tools import ci_matrix
+from tools.ci_matrix import affected, changed_files, jobs
+from tools.release import git
+from tools.workspace import ROOT, read_packages, read_versions
+
+VERSIONS = {"python": {"packages": ["3.10", "3.11"], "ascend": "3.11"}, "torch": {"oldest": "2.1", "newest": "2.9"}}
+
+
+@pytest.fixture
+def made_up(tmp_path):
+    """core <- tool <- (tests of) operator, core <- operator, and one that depends on nothing."""
+    projects = {
+        "shared/core": ("npu-core", [], []),
+        "shared/tool": ("npu-tool", ["npu-core>=0.1"], []),
+        "packages/operator": ("npu-operator", ["npu-core>=0.1,<0.2", "torch>=2"], ["npu-tool"]),
+        "packages/alone": ("npu-alone", ["torch>=2"], []),
+    }
+    for folder, (name, dependencies, group) in projects.items():
+        project = f'[project]\nname = "{name}"\nversion = "0.1.0"\nrequires-python = ">=3.11"\n'
+        project += f"dependencies = {dependencies}\n[dependency-groups]\ntest = {group}\n"
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "pyproject.toml").write_text(project)
+    return read_packages(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("paths", "keys"),
+    [
+        (["packages/alone/src/a.py"], {"alone"}),
+        (["packages/operator/README.md"], {"operator"}),
+        (["shared/tool/src/npu_tool/a.py"], {"tool", "operator"}),
+        (["shared/core/LICENSE"], {"core", "tool", "operator"}),
+        (["packages/alone/x", "shared/tool/x"], {"alone", "tool", "operator"}),
+        (["README.md", "LICENSE", ".github/CONTRIBUTING.md"], set()),
+        (["README.md", "packages/alone/x"], {"alone"}),
+        (["hatch.toml"], {"core", "tool", "operator", "alone"}),
+        (["packages/gone/src/x.py"], {"core", "tool", "operator", "alone"}),
+        (["packages/alonely"], {"core", "tool", "operator", "alone"}),
+        ([], set()),
+    ],
+)
+def test_affected_packages_of_a_made_up_workspace(made_up, paths, keys):
+    assert {package.key for package in affected(paths, made_up)} == keys
+
+
+def test_cycles_end(made_up, tmp_path):
+    file = tmp_path / "shared/core/pyproject.toml"
+    file.write_text(file.read_text().replace("test = []", 'test = ["npu-tool"]'))
+    found = affected(["shared/tool/x"], read_packages(tmp_path))
+    assert {package.key for package in found} == {"core", "tool", "operator"}
+
+
+def test_jobs_are_pythons_that_the_package_allows_times_torch_versions(made_up):
+    found = jobs([made_up["alone"]], VERSIONS)
+    job = {"package": "alone", "python": "3.11", "layer": "ascend"}
+    assert found == {"include": [{**job, "torch": "2.1"}, {**job, "torch": "2.9"}]}
+
+
+def test_affected_packages_of_this_repository():
+    packages = read_packages()
+    operators = {key for key, package in packages.items() if package.is_operator}
+    selected = lambda *paths: {package.key for package in affected(paths, packages)}  # noqa: E731
+    for key in operators:
+        assert selected(f"packages/{key}/src/x.py") == {key}
+    assert selected("shared/npu_tiling/src/npu_tiling/fit.py") == {*packages}
+    assert selected("shared/npu_offline/src/npu_offline/emulation.py") == {*packages} - {"npu_tiling"}
+    assert selected("shared/npu_bench/src/npu_bench/cli.py") == {"npu_bench"}
+    for everything in ("hatch.toml", "pytest.ini", "tests/conftest.py", "tools/versions.toml", ".github/workflows/ci.yml"):
+        assert selected(everything) == {*packages}
+    assert selected("README.md", "LICENSE", ".github/SECURITY.md") == set()
+
+
+def test_matrix_of_this_repository_is_what_actions_takes():
+    found = jobs(read_packages().values(), read_versions())["include"]
+    assert len(found) <= 256
+    assert len({tuple(job.items()) for job in found}) == len(found)
+    assert {job["python"] for job in found if job["package"] == "npu_offline"} == {"3.11"}
+    assert {job["python"] for job in found if job["package"] == "rms_norm"} == {*read_versions()["python"]["packages"]}
+
+
+def test_command_reads_names_from_standard_input(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("packages/rms_norm/x\nREADME.md\n"))
+    assert ci_matrix.main(["-"]) == 0
+    assert {job["package"] for job in json.loads(capsys.readouterr().out)["include"]} == {"rms_norm"}
+
+
+def test_command_names_the_operators(capsys):
+    assert ci_matrix.main(["--operators"]) == 0
+    operators = [{"package": key} for key, package in read_packages().items() if package.is_operator]
+    assert json.loads(capsys.readouterr().out) == {"include": operators}
+
+
+def test_base_that_is_no_commit_selects_everything(capsys):
+    assert ci_matrix.main(["0" * 40]) == 0
+    assert json.loads(capsys.readouterr().out) == jobs(read_packages().values(), read_versions())
+
+
+def test_changed_files_are_those_since_the_branch_left(tmp_path: Path):
+    for command in (["init", "-q", "-b", "main"], ["config", "user.name", "A"], ["config", "user.email", "a@b"]):
+        git(tmp_path, *command)
+
+    def commit(*names):
+        for name in names:
+            (tmp_path / name).write_text(name)
+        git(tmp_path, "add", "--all")
+        git(tmp_path, "commit", "-q", "-m", "x")
+
+    commit("old")
+    git(tmp_path, "switch", "-q", "-c", "branch")
+    git(tmp_path, "mv", "old", "moved")
+    commit("new")
+    git(tmp_path, "switch", "-q", "main")
+    commit("elsewhere")
+    assert changed_files("main", "branch", tmp_path) == ["moved", "new", "old"]
+    assert changed_files("nothing", "branch", tmp_path) is None
+    assert changed_files("HEAD", "HEAD", ROOT) == []

@@ -1,0 +1,157 @@
+"""What the packages say of themselves, and what their wheels and sdists hold; supported versions are the same everywhere."""
+
+from __future__ import annotations
+
+import configparser
+import email
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import readme_renderer.markdown
+import yaml
+from packaging.version import Version
+
+from tools import changelog
+from tools.changelog import UNRELEASED
+from tools.workspace import CORE, ROOT, read_packages, read_versions
+
+PACKAGES = read_packages()
+VERSIONS = read_versions()
+each = pytest.mark.parametrize("package", PACKAGES.values(), ids=list(PACKAGES))
+
+
+@pytest.fixture
+def wheel(package, built):
+    """The package's wheel."""
+    with zipfile.ZipFile(built / f"{package.module}-{package.version}-py3-none-any.whl") as archive:
+        yield archive
+
+
+@pytest.fixture
+def metadata(package, wheel):
+    """The wheel's METADATA: fields by name, the README as its payload."""
+    return email.message_from_bytes(wheel.read(f"{package.module}-{package.version}.dist-info/METADATA"))
+
+
+@each
+def test_metadata_is_complete(package, metadata):
+    folder = ROOT / package.folder
+    assert metadata["Name"] == package.name == "npu-" + package.key.removeprefix("npu_").replace("_", "-")
+    assert metadata["Version"] == package.version
+    assert re.fullmatch(r"\d+\.\d+\.\d+", package.version)
+    assert len(metadata["Summary"]) > 40
+    assert {"ascend", "npu", "triton"} <= set(metadata["Keywords"].split(","))
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    classifiers = metadata.get_all("Classifier")
+    assert {"Typing :: Typed", "Intended Audience :: Developers", "Operating System :: POSIX :: Linux"} <= set(classifiers)
+    for url in metadata.get_all("Project-URL") or []:
+        assert re.fullmatch(r"[A-Z]\w+, https://\S+", url)
+
+
+@each
+def test_readme_renders_on_an_index(metadata):
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert readme_renderer.markdown.render(metadata.get_payload()) is not None
+
+
+@each
+def test_version_is_the_changelogs(package):
+    log = (ROOT / package.folder / "CHANGELOG.md").read_text()
+    titles = list(changelog.sections(log))
+    assert UNRELEASED not in titles[1:]
+    releases = [Version(title) for title in titles if title != UNRELEASED]
+    assert releases == sorted(releases, reverse=True)
+    assert changelog.latest_release(log) == package.version
+    assert all(changelog.sections(log).values()), "a section says nothing"
+
+
+@each
+def test_dependencies(package, metadata):
+    names = {requirement.name for requirement in package.requires}
+    if package.is_operator:
+        assert names == {CORE, "torch"}
+        assert set(metadata.get_all("Provides-Extra")) == {"npu", "cuda"}
+        extras = [text for text in metadata.get_all("Requires-Dist") if "extra ==" in text]
+        assert sorted(text.split(";")[0] for text in extras) == ["triton-ascend==3.2.0", "triton<4,>=3.2"]
+    if package.name != "npu-offline":  # the compiler and emulator of Ascend kernels is nothing without them
+        assert not names & {"triton", "triton-ascend", "torch-npu"}
+    if core := package.needs(CORE):
+        major, minor, *_ = PACKAGES["npu_tiling"].version.split(".")
+        assert re.fullmatch(rf"<{major}\.{int(minor) + 1},>={major}\.\d+(\.\d+)?", str(core.specifier))
+
+
+@each
+def test_wheel_is_pure_python_and_holds_the_package_alone(package, wheel):
+    names = wheel.namelist()
+    assert f"{package.module}/py.typed" in names
+    information = f"{package.module}-{package.version}.dist-info/"
+    assert all(name.startswith((f"{package.module}/", information)) for name in names)
+    suffixes = {name.rpartition(".")[2] for name in names if name.startswith(f"{package.module}/")}
+    assert suffixes <= {"py", "typed", "c"}  # c: what npu-offline compiles on the user's machine
+    assert "Root-Is-Purelib: true" in wheel.read(information + "WHEEL").decode()
+    assert all(str(ROOT).encode() not in wheel.read(name) for name in names)
+
+
+@each
+def test_sdist_holds_what_belongs(package, built):
+    with tarfile.open(built / f"{package.module}-{package.version}.tar.gz") as archive:
+        names = [member.name.partition("/")[2] for member in archive.getmembers()]
+    files = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+    assert files <= set(names)
+    for name in set(names) - files - {".gitignore"}:  # that one the build backend adds, to build the same wheel
+        assert re.fullmatch(rf"(src/{package.module}|tests)/[\w/]+\.(py|typed|c)", name), name
+
+
+@each
+def test_supported_versions_are_in_the_metadata(package, metadata):
+    pythons = VERSIONS["python"]["packages"] if package.name != "npu-offline" else [VERSIONS["python"]["ascend"]]
+    assert [python for python in VERSIONS["python"]["packages"] if package.python.contains(f"{python}.0")] == pythons
+    older = f"3.{int(pythons[0].partition('.')[2]) - 1}.0"
+    assert not package.python.contains(older)
+    prefix = "Programming Language :: Python :: "
+    stated = {text.removeprefix(prefix) for text in metadata.get_all("Classifier") if text.startswith(prefix)}
+    assert stated == {"3", *pythons}
+    if torch := package.needs("torch"):
+        assert torch.specifier == f">={VERSIONS['torch']['oldest'].removesuffix('.0')}"
+
+
+@each
+def test_source_runs_on_the_oldest_python(package):
+    oldest = VERSIONS["python"]["packages"][0] if package.name != "npu-offline" else VERSIONS["python"]["ascend"]
+    command = [Path(sys.executable).with_name("vermin"), "--no-tips", "--violations", "--eval-annotations", f"-t={oldest}-"]
+    done = subprocess.run([*command, str(ROOT / package.folder / "src")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@each
+def test_types_are_checked(package):
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / ".mypy.ini")
+    source = str(package.folder / "src")
+    assert source in re.split(r",\s*", settings["mypy"]["files"])
+    assert source in settings["mypy"]["mypy_path"].split(":")
+
+
+def test_supported_versions_are_those_of_the_environment_the_workflows_and_the_text():
+    python, torch = VERSIONS["python"], VERSIONS["torch"]
+    environment = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]["default"]
+    assert environment["python"] == python["ascend"]
+    assert f"torch=={torch['newest']}" in environment["dependencies"]
+    text = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
+    for stated in (*python["packages"], *torch.values()):
+        assert stated.removesuffix(".0") in text
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        document = yaml.safe_load(file.read_text())
+        steps = [step for job in document["jobs"].values() for step in job["steps"]]
+        for step in steps:
+            if "setup-python" in step.get("uses", ""):
+                chosen = step["with"]["python-version"].split()
+                assert set(chosen) <= {"${{", "matrix.python", "}}", python["ascend"]}, file.name

@@ -1,0 +1,104 @@
+"""The workflows of GitHub Actions: well-formed, pinned, and running what a person runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tools.workspace import ROOT
+
+FILES = {file.stem: file for file in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
+WORKFLOWS = {name: yaml.safe_load(file.read_text()) for name, file in FILES.items()}
+each = pytest.mark.parametrize("name", WORKFLOWS)
+
+
+def steps(workflow):
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def hatch_scripts(text):
+    """The scripts, environment:name, that `hatch run` is given in a text."""
+    names = re.findall(r"hatch run ([\w:-]+)", text)
+    return {name if ":" in name else f"default:{name}" for name in names}
+
+
+def test_the_workflows_are_there():
+    assert set(WORKFLOWS) == {"ci", "nightly", "release"}
+
+
+def test_they_follow_the_schema():
+    checker = Path(sys.executable).with_name("check-jsonschema")
+    command = [checker, "--builtin-schema", "vendor.github-workflows", *FILES.values()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_actionlint_finds_nothing():
+    if shutil.which("actionlint") is None:
+        pytest.skip("actionlint is not on the PATH: `hatch run workflows:check` installs and runs it")
+    done = subprocess.run(["actionlint", *FILES.values()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@each
+def test_actions_are_pinned_by_commit(name):
+    lines = re.findall(r"^\s*(?:- )?uses: (.*)$", FILES[name].read_text(), re.MULTILINE)
+    assert len(lines) == sum("uses" in step for step in steps(WORKFLOWS[name])) > 0
+    for line in lines:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+
+
+def test_one_action_has_one_pin():
+    pins = {pin for workflow in WORKFLOWS.values() for step in steps(workflow) if (pin := step.get("uses"))}
+    assert len(pins) == len({pin.partition("@")[0] for pin in pins})
+
+
+@each
+def test_steps_run_hatch_scripts_that_exist(name):
+    environments = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]
+    defined = {f"{env}:{script}" for env, table in environments.items() for script in table["scripts"]}
+    for step in steps(WORKFLOWS[name]):
+        for line in filter(None, step.get("run", "").splitlines()):
+            assert hatch_scripts(line) or line in ("pip install hatch", "exit 1", ".ci/run") or "GITHUB_OUTPUT" in line, line
+            assert "${{" not in line, f"text from outside becomes part of a command: {line}"
+    used = hatch_scripts(FILES[name].read_text())
+    assert used <= defined
+
+
+def test_ci_runs_what_the_ci_script_runs():
+    assert hatch_scripts((ROOT / ".ci" / "run").read_text()) <= hatch_scripts(FILES["ci"].read_text())
+
+
+@each
+def test_only_publishing_may_do_more_than_read(name):
+    workflow = WORKFLOWS[name]
+    assert workflow["permissions"] == {"contents": "read"}
+    more = {key: job["permissions"] for key, job in workflow["jobs"].items() if "permissions" in job}
+    assert more == ({"publish": {"id-token": "write"}} if name == "release" else {})
+    for step in steps(workflow):
+        if "checkout" in step.get("uses", ""):
+            assert step["with"]["persist-credentials"] is False
+    assert all("timeout-minutes" in job for job in workflow["jobs"].values())
+    assert "secrets." not in FILES[name].read_text()
+
+
+def test_publishing_has_the_artifact_and_nothing_else():
+    jobs = WORKFLOWS["release"]["jobs"]
+    assert set(jobs["publish"]["needs"]) == {"build", "test"}
+    actions = [shlex.split(step["uses"])[0].partition("@")[0] for step in jobs["publish"]["steps"]]
+    assert actions == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
+    assert not any("run" in step for step in jobs["publish"]["steps"])
+
+
+def test_one_required_check_waits_for_every_job():
+    jobs = WORKFLOWS["ci"]["jobs"]
+    assert set(jobs["required"]["needs"]) == set(jobs) - {"required"}
+    assert jobs["required"]["if"] == "${{ always() }}"

@@ -1,0 +1,77 @@
+"""What may import what, for import-linter: `hatch run imports`. The contracts cover every package there is.
+
+Within an operator data flows one way: module -> autograd -> operators -> launch -> (reference | tiling | kernels).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from configparser import ConfigParser
+from pathlib import Path
+
+from importlinter.cli import lint_imports
+
+from .workspace import CORE, ROOT, Package, read_packages
+
+LAYERS = "(module)\n(autograd)\n(operators)\n(launch)\n(reference) | (tiling) | (kernels)"
+
+
+def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mapping[str, str]]:
+    """The configuration of import-linter, section by section."""
+    packages = list(packages)
+    modules = [package.module for package in packages]
+    operators = [package.module for package in packages if package.is_operator]
+    (core,) = (package.module for package in packages if package.name == CORE)
+    development = [module for module in modules if module not in (core, *operators)]
+    kernels = [f"{module}.{file.stem}" for module, file in _files(packages, root) if file.stem.startswith("kernels")]
+    tilings = [f"{module}.{file.stem}" for module, file in _files(packages, root) if file.stem.startswith("tiling")]
+    written: dict[str, dict[str, str | list[str]]] = {
+        "Operators do not import each other": {"type": "independence", "modules": operators},
+        "Operators import no development package": _forbid(operators, development),
+        "The core imports nothing of ours, and no Triton": _forbid([core], [*operators, *development, "triton"]),
+        "Device code imports no PyTorch": _forbid(kernels, ["torch", core]),
+        "Tiling imports neither Triton nor device code": _forbid(tilings, ["triton", *kernels]),
+        "Data flows one way": {"type": "layers", "containers": operators, "layers": LAYERS},
+    }
+    sections: dict[str, Mapping[str, str]] = {
+        "importlinter": {
+            "root_packages": _lines(modules),
+            "include_external_packages": "True",
+            "exclude_type_checking_imports": "True",
+        }
+    }
+    for number, (name, contract) in enumerate(written.items()):
+        options = {key: value if isinstance(value, str) else _lines(value) for key, value in contract.items()}
+        sections[f"importlinter:contract:{number}"] = {"name": name, **options}
+    return sections
+
+
+def _files(packages: Iterable[Package], root: Path) -> Iterable[tuple[str, Path]]:
+    for package in packages:
+        if package.is_operator:
+            for file in sorted((root / package.folder / "src" / package.module).glob("*.py")):
+                yield package.module, file
+
+
+def _forbid(sources: list[str], forbidden: list[str]) -> dict[str, str | list[str]]:
+    return {"type": "forbidden", "source_modules": sources, "forbidden_modules": forbidden}
+
+
+def _lines(values: Iterable[str]) -> str:
+    return "\n" + "\n".join(values)
+
+
+def main() -> int:
+    config = ConfigParser()
+    config.read_dict(contracts(read_packages().values()))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "contracts.ini")
+        with file.open("w") as opened:
+            config.write(opened)
+        return lint_imports(config_filename=str(file), no_cache=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""What a tag releases: `hatch run ci:release-tag npu-rms-norm-v0.2.0` prints package=rms_norm and folder=packages/rms_norm.
+
+An error unless the tag's version is that of pyproject.toml and of the topmost section of the changelog.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from . import changelog
+from .workspace import ROOT, Package, read_packages
+
+
+def released_by(tag: str, root: Path = ROOT) -> Package:
+    """The package; a ValueError if the tag does not say what the files say."""
+    name, _, version = tag.rpartition("-v")
+    package = next((package for package in read_packages(root).values() if package.name == name), None)
+    if package is None:
+        raise ValueError(f"{tag} names no package.")
+    if version != package.version:
+        raise ValueError(f"{tag}: the version in {package.folder}/pyproject.toml is {package.version}.")
+    topmost = next(iter(changelog.sections((root / package.folder / "CHANGELOG.md").read_text())), None)
+    if topmost != version:
+        raise ValueError(f"{tag}: {package.folder}/CHANGELOG.md starts with {topmost}.")
+    return package
+
+
+if __name__ == "__main__":
+    try:
+        package = released_by(sys.argv[1])
+        print(f"package={package.key}\nfolder={package.folder}")
+    except ValueError as error:
+        sys.exit(str(error))

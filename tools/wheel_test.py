@@ -1,0 +1,76 @@
+"""A package's tests against its built wheel, in a clean environment: `hatch run ci:wheel-test rms_norm --python 3.12`.
+
+Everything but the packages of this repository comes from the package index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import wheels
+from .workspace import CORE, ROOT, Package, read_packages, read_versions
+
+LAYERS = ("cpu", "ascend")
+TRITON = "import importlib.metadata, sys; sys.exit(not list(importlib.metadata.distributions(name='triton')))"
+
+
+def prepare(folder: Path, options: argparse.Namespace) -> Path:
+    """A virtual environment with the package's wheel and what its tests need; returns its Python."""
+    packages = read_packages()
+    package = packages[options.package]
+    ours = {other.name: other for other in packages.values()}
+    built = folder / "wheels"
+    if options.wheel is None:
+        wheel = wheels.build(package, built)
+    else:
+        (wheel,) = options.wheel.glob(f"{package.module}-{package.version}-*.whl")
+    tests = [str(requirement) for requirement in package.tests if requirement.name not in ours]
+    tests += [f"torch=={options.torch}"] if options.torch else []
+    needed = ["npu-offline"] if options.layer == "ascend" else []
+    needed += [] if options.released_core else [CORE]
+    local = [str(wheels.build(ours[name], built)) for name in needed if name != package.name]
+    _run([f"python{options.python}", "-m", "venv", str(folder / "venv")])
+    python = folder / "venv" / "bin" / "python"
+    _run([str(python), "-m", "pip", "install", str(wheel), *local, *tests])
+    if options.layer == "ascend" and subprocess.run([str(python), "-c", TRITON]).returncode == 0:
+        raise SystemExit("This torch brought Triton, which overwrites triton-ascend: use an index of torch's CPU builds.")
+    return python
+
+
+def run_tests(python: Path, package: Package, layer: str) -> int:
+    """pytest's exit status for the package's tests."""
+    plugin = [] if layer == "ascend" else ["-p", "tools.cpu_plugin"]
+    if layer == "ascend":
+        _run([str(python.parent / "npu-offline"), "fetch"])
+    return subprocess.run([str(python), "-m", "pytest", *plugin, str(package.folder / "tests")], cwd=ROOT).returncode
+
+
+def _run(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    versions = read_versions()
+    parser = argparse.ArgumentParser(prog="wheel-test", description=__doc__)
+    parser.add_argument("package", choices=sorted(read_packages()))
+    parser.add_argument("--python", default=versions["python"]["ascend"], choices=versions["python"]["packages"])
+    parser.add_argument("--torch", help="the torch to install (default: the newest that the package allows)")
+    parser.add_argument("--layer", default="cpu", choices=LAYERS, help="ascend: on the emulated NPU too, with npu-offline")
+    parser.add_argument("--wheel", type=Path, help="the folder of a wheel that is already built (default: build one)")
+    parser.add_argument("--released-core", action="store_true", help="take npu-tiling from the index and not from here")
+    options = parser.parse_args(arguments)
+    if shutil.which(f"python{options.python}") is None:
+        parser.error(f"there is no python{options.python} on the PATH")
+    with tempfile.TemporaryDirectory() as folder:
+        python = prepare(Path(folder), options)
+        return run_tests(python, read_packages()[options.package], options.layer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

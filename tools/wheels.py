@@ -1,0 +1,80 @@
+"""Wheels of this repository's packages, and fresh environments to try them in, without a network.
+
+A fresh environment is a virtual environment of this Python that holds nothing. What a wheel needs from others (torch, say)
+it sees through a folder of links: to the files of those distributions, and of what they need, in the environment that runs
+this, and to nothing else. So a package that is not needed, Triton before all, cannot be imported there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Iterable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from .workspace import ROOT, Package
+
+
+def build(package: Package, output: Path, root: Path = ROOT) -> Path:
+    """Build a package's sdist, and its wheel from that, into `output`; with the build tools of this environment."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(output), str(root / package.folder)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{package.name} does not build:\n{done.stdout}")
+    return output / f"{package.module}-{package.version}-py3-none-any.whl"
+
+
+class Environment:
+    """A virtual environment without pip."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder)
+        self.python = folder / "bin" / "python"
+        (self.site_packages,) = folder.glob("lib/python*/site-packages")
+
+    def install(self, *requirements: str | Path, find: Path | None = None) -> None:
+        """Install wheels, or what `find` has of names; whatever else they need must be there already."""
+        links = [] if find is None else ["--find-links", str(find)]
+        pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--no-index", *links]
+        done = subprocess.run([*pip, *map(str, requirements)], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(map(str, requirements))} cannot be installed:\n{done.stdout}{done.stderr}")
+
+    def show(self, requirements: Iterable[Requirement], links: Path) -> None:
+        """Make installed distributions and what they need importable, through links in `links`."""
+        links.mkdir(exist_ok=True)
+        for distribution in closure(requirements):
+            for entry in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+                link = links / entry
+                if not link.is_symlink():
+                    link.symlink_to(str(distribution.locate_file(entry)))
+        (self.site_packages / "links.pth").write_text(f"{links}\n")
+
+    def run(self, code: str) -> str:
+        """What a program prints in this environment; `-I` keeps out this process's paths and variables."""
+        variables = {**os.environ, "OMP_NUM_THREADS": "1"}  # small operations lose by sharing the work
+        command = [str(self.python), "-I", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=variables)
+        if done.returncode:
+            raise RuntimeError(f"fails in {self.python}:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+
+def closure(requirements: Iterable[Requirement]) -> list[importlib.metadata.Distribution]:
+    """The installed distributions that satisfy requirements, and theirs, and so on; extras are left out."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    waiting = list(requirements)
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in found or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        found[name] = importlib.metadata.distribution(name)
+        waiting += map(Requirement, found[name].requires or [])
+    return list(found.values())

@@ -1,0 +1,98 @@
+"""The packages of this repository as their pyproject.toml files describe them, and what is supported."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+CORE = "npu-tiling"
+
+
+@dataclass(frozen=True)
+class Package:
+    """One pip package of this repository.
+
+    Attributes:
+        folder: where it is, from the root: packages/rms_norm.
+        name: what pip calls it: npu-rms-norm.
+        version: the static version of its pyproject.toml.
+        python: `requires-python`.
+        requires: its dependencies.
+        extras: what its extras require: one environment does not hold all of them.
+        tests: what its tests require, the dependency group "test".
+    """
+
+    folder: Path
+    name: str
+    version: str
+    python: SpecifierSet
+    requires: tuple[Requirement, ...]
+    extras: tuple[Requirement, ...]
+    tests: tuple[Requirement, ...]
+
+    @property
+    def key(self) -> str:
+        """What commands call it: rms_norm."""
+        return self.folder.name
+
+    @property
+    def module(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def is_operator(self) -> bool:
+        return self.folder.parts[0] == "packages"
+
+    def needs(self, name: str) -> Requirement | None:
+        """Its requirement of another package of this repository, if it depends on that one."""
+        return next((requirement for requirement in self.requires if canonicalize_name(requirement.name) == name), None)
+
+
+def read_packages(root: Path = ROOT) -> dict[str, Package]:
+    """Every package under `root`, by key."""
+    files = sorted([*root.glob("packages/*/pyproject.toml"), *root.glob("shared/*/pyproject.toml")])
+    return {package.key: package for package in (_read(file, root) for file in files)}
+
+
+def _read(file: Path, root: Path) -> Package:
+    document = tomllib.loads(file.read_text())
+    project = document["project"]
+    extras = [text for extra in project.get("optional-dependencies", {}).values() for text in extra]
+    return Package(
+        folder=file.parent.relative_to(root),
+        name=canonicalize_name(project["name"]),
+        version=project["version"],
+        python=SpecifierSet(project["requires-python"]),
+        requires=tuple(map(Requirement, project.get("dependencies", []))),
+        extras=tuple(map(Requirement, extras)),
+        tests=tuple(map(Requirement, document.get("dependency-groups", {}).get("test", []))),
+    )
+
+
+def with_dependents(names: Iterable[str], packages: Iterable[Package]) -> set[str]:
+    """These packages and whatever depends on them, directly or not, in extras and tests too; pip names."""
+    packages = list(packages)
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            for package in packages:
+                needed = (*package.requires, *package.extras, *package.tests)
+                if any(canonicalize_name(requirement.name) == name for requirement in needed):
+                    waiting.append(package.name)
+    return found
+
+
+def read_versions(root: Path = ROOT) -> dict[str, Any]:
+    """tools/versions.toml."""
+    return tomllib.loads((root / "tools" / "versions.toml").read_text())
