@@ -94,7 +94,8 @@ def poisoned() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if not config.stash.get(_USED, False):
+    # Where pytest-xdist runs the tests, it is its workers that know whether a test asked for a device.
+    if not config.stash.get(_USED, False) and not config.pluginmanager.has_plugin("dsession"):
         return
     forced = config.getoption("--device")
     terminalreporter.section("places")
