@@ -207,12 +207,13 @@ def sweep_statistics(
                 b_totals += b_z
         b_d = b_z - b_maxima
         b_e = tl.exp(-tl.abs(b_d))
-        m_above = b_z > b_maxima  # not b_d > 0: CUDA may fuse the product that z is into the difference
+        m_above = b_d > 0.0
         if ENTROPY:
             b_dots = tl.where(m_above, b_e * (b_dots - b_d * b_sums), b_dots + b_e * tl.maximum(b_d, VANISHES))
         b_sums = tl.where(m_above, b_sums * b_e + 1.0, b_sums + b_e)
         if ARGMAX:
-            b_places = tl.where(m_above, i_col.to(tl.float32), b_places)
+            # Not m_above: CUDA may fuse the product that z is into the difference, which then is none of equal numbers.
+            b_places = tl.where(b_z > b_maxima, i_col.to(tl.float32), b_places)
         b_maxima = tl.maximum(b_maxima, b_z)
     b_max = tl.max(b_maxima, axis=1)
     b_d = b_maxima - b_max[:, None]
