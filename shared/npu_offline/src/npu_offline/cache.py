@@ -18,12 +18,11 @@ def cache_dir() -> Path:
 
 
 @functools.cache
-def source_digest() -> str:
-    """A digest of this package's own source: part of every cache key, so no result outlives the code that made it."""
+def source_digest(*files: str) -> str:
+    """A digest of source files of this package: part of every cache key, so that no result outlives the code that made it."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.iterdir()):
-        if path.suffix in (".py", ".c"):
-            digest.update(path.name.encode() + path.read_bytes())
+    for name in files:
+        digest.update(name.encode() + Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()
 
 

@@ -44,6 +44,7 @@ _FLAGS = {  # triton-ascend's option, the compiler's
     "limit_auto_multi_buffer_of_local_buffer": "limit-auto-multi-buffer-of-local-buffer",
     "disable_auto_inject_block_sync": "disable-auto-inject-block-sync",
 }
+_SOURCES = ("cache.py", "compilation.py", "frontend.py", "mlir.py", "plan.py", "reports.py", "toolchains.py")  # of results
 _OVERFLOW = re.compile(r"(\w+) overflow, requires (\d+) bits while (\d+) bits available")
 
 
@@ -125,7 +126,7 @@ def compile_linalg(name: str, ttir: str, linalg: str, options: Mapping[str, Any]
 
 
 def _cached(folder: str, key: str, build: Callable[[], str]) -> str:
-    digest = hashlib.sha256(f"{source_digest()}\n{key}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{source_digest(*_SOURCES)}\n{key}".encode()).hexdigest()
     path = cache_dir() / folder / f"{digest}.json"
     try:
         return path.read_text()

@@ -17,6 +17,16 @@ from .cache import cache_dir, source_digest, write_atomically
 from .errors import CompilationError, ToolchainMissingError
 
 _RUNTIME_SOURCE = Path(__file__).with_name("runtime.c")
+_SOURCES = (  # of what a shared object is made by
+    "backend.py",
+    "cache.py",
+    "frontend.py",
+    "instrument.py",
+    "lowering.py",
+    "mlir.py",
+    "native.py",
+    "runtime.c",
+)
 _LEVELS = {  # x86-64 levels, best first, by one feature that tells each
     "x86-64-v4": "avx512vl",
     "x86-64-v3": "avx2",
@@ -63,8 +73,8 @@ def host_triple() -> str:
 
 
 def native_key() -> str:
-    """What a shared object depends on beside the kernel: this package, the C compiler and the processor."""
-    return f"{source_digest()}-{' '.join(c_compiler())}-{platform.machine()}-{host_cpu()}"
+    """What a shared object depends on beside the kernel: the code that makes it, the C compiler and the processor."""
+    return f"{source_digest(*_SOURCES)}-{' '.join(c_compiler())}-{platform.machine()}-{host_cpu()}"
 
 
 @functools.cache
