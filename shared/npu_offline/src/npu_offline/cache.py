@@ -19,7 +19,7 @@ def cache_dir() -> Path:
 
 @functools.cache
 def source_digest(*files: str) -> str:
-    """A digest of source files of this package: part of every cache key, so that no result outlives the code that made it."""
+    """A digest of source files of this package: part of a cache key, so that no result outlives the code that made it."""
     digest = hashlib.sha256()
     for name in files:
         digest.update(name.encode() + Path(__file__).with_name(name).read_bytes())
