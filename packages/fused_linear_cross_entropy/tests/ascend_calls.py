@@ -24,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "entropy": {"return_entropy": True},
     "none": {"reduction": "none"},
     "columns": {"memory_budget": 2**20},
+    "kept columns": {"memory_budget": 2**20, "width": TOKENS},
     "everything": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True},
     "everything, entropy": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True, "return_entropy": True},
     "everything, columns": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True, "memory_budget": 2**20},
@@ -44,11 +45,17 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def call(
-    vocabulary: int, dtype: torch.dtype = torch.bfloat16, *, narrow: bool = False, grad: bool = True, **options: Any
+    vocabulary: int,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    narrow: bool = False,
+    grad: bool = True,
+    width: int = WIDTH,
+    **options: Any,
 ) -> Callable[[], None]:
     def run() -> None:
-        x = torch.zeros(TOKENS, WIDTH, dtype=dtype, requires_grad=grad)
-        weight = torch.zeros(vocabulary, WIDTH, dtype=dtype, requires_grad=grad)
+        x = torch.zeros(TOKENS, width, dtype=dtype, requires_grad=grad)
+        weight = torch.zeros(vocabulary, width, dtype=dtype, requires_grad=grad)
         target = torch.zeros(TOKENS, dtype=torch.int64)
         given = dict(options)
         bias = torch.zeros(vocabulary, dtype=dtype, requires_grad=grad) if given.pop("bias", False) else None

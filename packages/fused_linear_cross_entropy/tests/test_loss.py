@@ -70,7 +70,7 @@ def test_chunks_of_columns(device, tokens, vocabulary, budget, reduction):
     """Too little memory for a sensible chunk of tokens: columns come in chunks too, and sums of dx are lent memory by dW."""
     if device.name == "emulated" and budget == 200_000:
         pytest.skip("differs in who owns the sums of dx, and in kernels to compile")
-    problem = package.chunks.Problem(tokens, 64, vocabulary, 4, 2, True)
+    problem = package.chunks.Problem(tokens, 64, vocabulary, 4, 2, True, 0)
     assert bool(package.chunks.plan(problem, None, budget, None).borrowed) == (budget == 400_000)
     case = losses.make(tokens, 64, vocabulary, ignored=0.1, memory_budget=budget, reduction=reduction, **ALL)
     losses.check(case, losses.run(case, device.torch), roundings=4)

@@ -103,7 +103,7 @@ def test_what_is_saved_for_the_backward(device):
         assert sorted(saved) == [(6, TOKENS), (123, WIDTH), (TOKENS,), (TOKENS, WIDTH)]
 
 
-LLAMA = Problem(4096, 4096, 128256, 4, 2, True)
+LLAMA = Problem(4096, 4096, 128256, 4, 2, True, 0)
 
 
 def covers(parts, total):
@@ -117,10 +117,11 @@ def covers(parts, total):
 @pytest.mark.parametrize("chip", [None, B4, H200], ids=["cpu", "B4", "H200"])
 @pytest.mark.parametrize("tokens", [0, 1, 3, 1000, 4096, 16384, 100_000])
 @pytest.mark.parametrize("vocabulary", [2, 123, 1000, 50257, 256000])
-def test_chunks_cover_everything_within_the_budget(tokens, vocabulary, chip):
+@pytest.mark.parametrize("kept_bytes", [0, 2])
+def test_chunks_cover_everything_within_the_budget(tokens, vocabulary, chip, kept_bytes):
     for budget in (None, 2**20, 2**25, 2**30):
         for chunk_tokens in (None, 100):
-            problem = Problem(tokens, 4096, vocabulary, 4, 2, True)
+            problem = Problem(tokens, 4096, vocabulary, 4, 2, True, kept_bytes)
             found = plan(problem, chunk_tokens, budget, chip)
             assert covers(found.tokens, tokens)
             assert covers(found.columns, vocabulary)
@@ -128,7 +129,8 @@ def test_chunks_cover_everything_within_the_budget(tokens, vocabulary, chip):
             if chunk_tokens:
                 assert most_tokens <= chunk_tokens
             elif budget and most_tokens > 128:  # the smallest chunk there is may take more
-                sums = 0 if len(found.columns) == 1 or found.borrowed else 4 * 4096
+                sums = 4 * len(found.columns) if found.kept else 4 * 4096
+                sums = 0 if len(found.columns) == 1 or found.borrowed else sums
                 assert most_tokens * (chunks.pitch(most_columns) * 4 + sums) <= budget
             if found.borrowed:
                 assert vocabulary - found.borrowed in [part.start for part in found.columns]
@@ -136,16 +138,16 @@ def test_chunks_cover_everything_within_the_budget(tokens, vocabulary, chip):
 
 def test_chunks_do_not_come_from_the_ratio_of_vocabulary_and_width():
     for width in (64, 4096):
-        assert plan(Problem(4096, width, 128256, 4, 2, True), None, None, H200) == plan(LLAMA, None, None, H200)
+        assert plan(Problem(4096, width, 128256, 4, 2, True, 0), None, None, H200) == plan(LLAMA, None, None, H200)
 
 
 def test_default_chunks_of_a_llama():
     """Within 600 MiB: a thousand tokens, as few chunks as can be, of nearly equal length."""
     for tokens, count in ((4096, 4), (16384, 16)):
-        found = plan(Problem(tokens, 4096, 128256, 4, 2, True), None, None, H200)
+        found = plan(Problem(tokens, 4096, 128256, 4, 2, True, 0), None, None, H200)
         assert [part.stop - part.start for part in found.tokens] == [1024] * count
         assert len(found.columns) == 1
-    assert len(plan(Problem(500, 4096, 128256, 4, 2, True), None, None, H200).tokens) == 1
+    assert len(plan(Problem(500, 4096, 128256, 4, 2, True, 0), None, None, H200).tokens) == 1
 
 
 def test_memory_of_a_llama_on_ascend_is_within_what_was_promised():
@@ -153,7 +155,7 @@ def test_memory_of_a_llama_on_ascend_is_within_what_was_promised():
     width, vocabulary = 4096, 128256
     for tokens in (4096, 8192, 16384):
         for sums, promised in ((2, 2.6), (4, 4.6)):
-            found = plan(Problem(tokens, width, vocabulary, 4, sums, True), None, None, B4)
+            found = plan(Problem(tokens, width, vocabulary, 4, sums, True, 0), None, None, B4)
             most_tokens, most_columns = found.longest
             logits = most_tokens * chunks.pitch(most_columns) * 4
             matrices = 2 * (vocabulary + tokens) * width * 2 + (vocabulary * width * 4 if sums == 4 else 0)
@@ -167,10 +169,10 @@ def test_a_small_budget_is_met_by_chunks_of_columns():
     assert 8192 <= found.borrowed <= 8192 + found.longest[1]
     assert len({part.stop - part.start for part in found.columns}) == 2  # lengths to compile kernels for
     assert 1024 <= found.longest[1] <= 31 * MIB // (4096 * 4)
-    longer = plan(Problem(16384, 4096, 128256, 4, 2, True), None, 125 * MIB, H200)
+    longer = plan(Problem(16384, 4096, 128256, 4, 2, True, 0), None, 125 * MIB, H200)
     assert len(longer.tokens) == 1
     assert longer.borrowed
-    frozen_head = plan(Problem(4096, 4096, 128256, 4, 0, True), None, 31 * MIB, H200)
+    frozen_head = plan(Problem(4096, 4096, 128256, 4, 0, True, 0), None, 31 * MIB, H200)
     assert frozen_head.borrowed == 0
     assert frozen_head.longest[0] * (frozen_head.longest[1] + 4096) * 4 <= 31 * MIB
 

@@ -6,8 +6,9 @@ and the one that adds to the weight's gradient moves 2 H V elements of it:
 
     T = OVERLAP * (operations per second) / (bytes per second) * (bytes of an element)
 
-at most what the memory budget allows. Where the budget does not allow nearly as many, the vocabulary is cut in chunks too:
-all logits are then computed twice, once for the statistics and once for the gradient.
+at most what the memory budget allows. Where the budget does not allow nearly as many, the vocabulary is cut in chunks too.
+The gradient then needs the logits of every chunk once more. Where those of all tokens fit where the weight's gradient is
+going to be, they are kept there, in x's dtype; elsewhere they are computed twice.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Problem:
         logit_bytes: of an element of the logits.
         dweight_bytes: of an element of the memory that the weight's gradient is summed in; 0 where there is none.
         dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
+        kept_bytes: of an element of the logits that may be kept for the gradient; 0 where none may.
     """
 
     tokens: int
@@ -47,6 +49,7 @@ class Problem:
     logit_bytes: int
     dweight_bytes: int
     dx: bool
+    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,14 @@ class Plan:
         columns: chunks of the vocabulary; one, where a row of logits is there at once.
         borrowed: rows at the end of the weight's gradient that serve as memory for the sums of x's gradient until their
             own turn comes, which is a chunk of columns that begins where they do; 0 for none.
+        kept: parts of the vocabulary, of a few chunks each, whose logits wait for the gradient in those rows of the weight's
+            gradient; none where logits are not kept.
     """
 
     tokens: tuple[slice, ...]
     columns: tuple[slice, ...]
     borrowed: int = 0
+    kept: tuple[slice, ...] = ()
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -106,6 +112,10 @@ def plan(problem: Problem, chunk_tokens: int | None, memory_budget: int | None, 
 
 def _columns(problem: Problem, tokens: int, budget: int, chunk_tokens: int | None) -> Plan:
     """Chunks of columns, for as many tokens at a time as the budget allows."""
+    if tokens == problem.tokens and problem.kept_bytes:
+        kept = _kept(problem, budget)
+        if kept is not None:
+            return kept
     columns = pitch(min(_FEWEST_COLUMNS, problem.vocabulary))
     sums = _FP32 * problem.width if problem.dx else 0
     borrowed = 0
@@ -125,6 +135,38 @@ def _columns(problem: Problem, tokens: int, budget: int, chunk_tokens: int | Non
         begin = max((part.start for part in parts if part.start <= problem.vocabulary - borrowed), default=0)
         borrowed = problem.vocabulary - begin if begin else 0
     return Plan(chunks, parts, borrowed)
+
+
+def _kept(problem: Problem, budget: int) -> Plan | None:
+    """Chunks of columns of all tokens, whose logits are kept; None where there is no place for them, or for sums of dx."""
+    tokens, vocabulary = problem.tokens, problem.vocabulary
+    most = budget // (tokens * problem.logit_bytes) // _UNIT * _UNIT
+    while most >= _UNIT and tokens * (most * problem.logit_bytes + ceil(vocabulary / most) * _FP32) > budget:
+        most -= _UNIT  # a number for each token and chunk, what its logits are less
+    if most < min(_FEWEST_COLUMNS, vocabulary):
+        return None
+    columns = _equally(vocabulary, most)
+    together = problem.logit_bytes // problem.kept_bytes  # a copy of so many kept chunks is as large as one of logits
+    kept = tuple(
+        slice(chunks[0].start, chunks[-1].stop)
+        for chunks in (columns[first : first + together] for first in range(0, len(columns), together))
+    )
+    room = tokens * pitch(columns[0].stop) * problem.logit_bytes
+    place = all(
+        tokens * pitch(n) * problem.kept_bytes <= min(room, n * problem.width * problem.dweight_bytes)
+        for n in {part.stop - part.start for part in kept}
+    )
+    sums = min(tokens, _UNIT) * problem.width * _FP32 if problem.dx else 0
+    if not place or len(columns) == 1 or sums > room:
+        return None
+    return Plan((slice(0, tokens),), columns, kept=kept)
+
+
+def token_groups(tokens: int, longest: int) -> tuple[slice, ...]:
+    """Tokens whose sums of dx are in memory at a time: groups of equal length, a power of two units, or all of them."""
+    if tokens <= longest:
+        return (slice(0, tokens),)
+    return _exactly(tokens, _UNIT << ((longest // _UNIT).bit_length() - 1))
 
 
 def _rounded(number: float) -> int:

@@ -2,6 +2,7 @@
 products that turn that gradient into those of x and of the weight.
 
     whole rows      logits -> statistics and gradient -> dx = g W, dW += g^T x       three products, nothing computed twice
+    kept columns    logits -> statistics, over all chunks; gradient of what was kept of them -> dx = g W; dW = g^T x
     columns         logits -> statistics, over all chunks; then logits -> gradient -> dx += g W, dW = g^T x
     split rows      (a vocabulary over several processes) logits -> statistics -> exchanged -> gradient -> dx, dW
 
@@ -17,7 +18,7 @@ import torch
 from npu_tiling import Device
 from torch import Tensor
 
-from . import chunks, matmul, parallel, reference
+from . import chunks, kept, matmul, parallel, reference
 from . import rows as rowwise
 from .launch import KernelBackend
 from .options import Options
@@ -85,6 +86,7 @@ class Engine:
             self.logits_dtype.itemsize,
             self.sum_dtype.itemsize if needs.dweight else 0,
             needs.dx and x.dtype.itemsize < self.exact.itemsize,
+            x.dtype.itemsize if needs.dweight and bias is None and options.shift_invariant else 0,
         )
         self.plan = chunks.plan(problem, options.chunk_tokens, options.memory_budget, device)
         self.gradients = _Sums(self, weight.dtype, None if bias is None else bias.dtype)
@@ -107,10 +109,12 @@ class Engine:
             if whole and self.backend.fused and not self.options.group:
                 assert isinstance(self.backend, KernelBackend)
                 (columns,) = self.plan.columns
-                logits, gradient = self._logits(tokens, columns)
+                logits, gradient = self.logits(tokens, columns)
                 target, result = self.rows.columns[tokens], statistics[:, tokens]
                 self.backend.both(logits, gradient, columns, target, 0, self.rows.factors, result)
                 self.gradients.add(tokens, columns, gradient)
+            elif self.plan.kept:
+                kept.loss_and_gradients(self, statistics, one)
             else:
                 held = self._statistics(tokens, statistics)
                 self._gradient(tokens, statistics, one, None, held if whole else None)
@@ -125,7 +129,7 @@ class Engine:
     def _empty_statistics(self) -> Tensor:
         return self.rows.factors.new_zeros(rowwise.STATISTICS, self.x.shape[0])
 
-    def _logits(self, tokens: slice, columns: slice) -> tuple[Tensor, Tensor]:
+    def logits(self, tokens: slice, columns: slice) -> tuple[Tensor, Tensor]:
         """A chunk of logits, and the memory for its gradient in x's dtype: in their place, and in the upper half of it."""
         x, weight = self.x[tokens], self.weight[columns]
         n, width, pitch = x.shape[0], weight.shape[0], chunks.pitch(weight.shape[0])
@@ -137,15 +141,16 @@ class Engine:
             return logits, logits
         return logits, used.view(self.x.dtype).view(n, 2 * pitch)[:, pitch : pitch + width]
 
-    def _first(self, columns: slice) -> int:
+    def first(self, columns: slice) -> int:
+        """The column of the whole vocabulary that a chunk begins with."""
         return self.options.vocab_first + columns.start
 
     def _statistics(self, tokens: slice, statistics: Tensor) -> tuple[Tensor, Tensor]:
         """Writes the statistics of a chunk of tokens; returns the last chunk of logits, which is still there."""
         result, target = statistics[:, tokens], self.rows.columns[tokens]
         for columns in self.plan.columns:
-            held = self._logits(tokens, columns)
-            self.backend.statistics(held[0], columns, target, self._first(columns), result, columns.start > 0)
+            held = self.logits(tokens, columns)
+            self.backend.statistics(held[0], columns, target, self.first(columns), result, columns.start > 0)
         if self.options.group:
             parallel.combine_(result, self.options.group, argmax=self.options.argmax)
         return held
@@ -167,8 +172,8 @@ class Engine:
         dloss, dentropy = (d if d is None or d.dim() == 0 else d[tokens] for d in (dloss, dentropy))
         coefficients = rowwise.coefficients(rows, statistics[:, tokens], self.options, dloss, dentropy)
         for columns in self.plan.columns:
-            logits, gradient = held if held is not None else self._logits(tokens, columns)
-            self.backend.gradient(logits, gradient, columns, rows.columns, self._first(columns), coefficients)
+            logits, gradient = held if held is not None else self.logits(tokens, columns)
+            self.backend.gradient(logits, gradient, columns, rows.columns, self.first(columns), coefficients)
             self.gradients.add(tokens, columns, gradient)
 
 
@@ -180,15 +185,15 @@ class _Sums:
         self._dtypes = weight_dtype, bias_dtype
         self._plan, self._group = engine.plan, engine.options.group
         x, weight, exact = engine.x, engine.weight, engine.exact
-        self._dx = allocate(x, x.shape, x.dtype) if engine.needs.dx else None
-        self._dweight = allocate(x, weight.shape, engine.sum_dtype) if engine.needs.dweight else None
+        self.dx = allocate(x, x.shape, x.dtype) if engine.needs.dx else None
+        self.dweight = allocate(x, weight.shape, engine.sum_dtype) if engine.needs.dweight else None
         self._dbias = x.new_zeros(weight.shape[0], dtype=exact) if engine.needs.dbias else None
         self._wide_dx = None
-        if engine.needs.dx and len(engine.plan.columns) > 1 and x.dtype != exact:
+        if engine.needs.dx and len(engine.plan.columns) > 1 and x.dtype != exact and not engine.plan.kept:
             tokens = engine.plan.longest[0]
             if engine.plan.borrowed:
-                assert self._dweight is not None
-                spare = self._dweight[weight.shape[0] - engine.plan.borrowed :].view(-1).view(exact)
+                assert self.dweight is not None
+                spare = self.dweight[weight.shape[0] - engine.plan.borrowed :].view(-1).view(exact)
                 self._wide_dx = spare[: tokens * x.shape[1]].view(tokens, x.shape[1])
             else:
                 self._wide_dx = allocate(x, (tokens, x.shape[1]), exact)
@@ -196,15 +201,15 @@ class _Sums:
     def add(self, tokens: slice, columns: slice, gradient: Tensor) -> None:
         """Adds what the gradient [tokens, columns] of raw logits contributes."""
         first = columns.start == 0
-        if self._dx is not None:
-            weight, dx = self._weight[columns], self._dx[tokens]
+        if self.dx is not None:
+            weight, dx = self._weight[columns], self.dx[tokens]
             if self._wide_dx is None:
                 (matmul.product if first else matmul.add_product)(gradient, weight, dx)
             else:
                 self._add_wide(gradient, weight, dx, columns)
-        if self._dweight is not None:
+        if self.dweight is not None:
             add = matmul.product if tokens.start == 0 else matmul.add_product
-            add(gradient.t(), self._x[tokens], self._dweight[columns])
+            add(gradient.t(), self._x[tokens], self.dweight[columns])
         if self._dbias is not None:
             self._dbias[columns] += gradient.sum(0, dtype=self._dbias.dtype)
 
@@ -220,10 +225,10 @@ class _Sums:
             matmul.add_product(gradient, weight, dx)
 
     def finished(self) -> Gradients:
-        if not self._plan.tokens and self._dweight is not None:
-            self._dweight.zero_()
-        if self._dx is not None and self._group:
-            parallel.sum_(self._dx, self._group)
-        dweight = None if self._dweight is None else self._dweight.to(self._dtypes[0])
+        if not self._plan.tokens and self.dweight is not None:
+            self.dweight.zero_()
+        if self.dx is not None and self._group:
+            parallel.sum_(self.dx, self._group)
+        dweight = None if self.dweight is None else self.dweight.to(self._dtypes[0])
         dbias = self._dbias if self._dbias is None or self._dtypes[1] is None else self._dbias.to(self._dtypes[1])
-        return Gradients(self._dx, dweight, dbias)
+        return Gradients(self.dx, dweight, dbias)

@@ -8,7 +8,7 @@ A tile is BLOCK_M rows by BLOCK_N columns, and the last TAIL_N columns, where N 
 programs stride over the row tiles. Columns are swept twice. The first sweep keeps a running maximum and sum for every lane
 and reduces them once, at the end of the row. The second one goes backwards, so that it begins with what the caches still
 hold, and overwrites the logits: a narrower gradient lies in the upper half of its own row, where no column is left to read
-once a block is stored.
+once a block is stored. Where logits are to be kept for a gradient that follows later, the second sweep copies them.
 """
 
 import triton
@@ -20,11 +20,11 @@ from .kernels_tiles import load_logits, merge, store_gradient, sweep_statistics,
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
 def cross_entropy_kernel(
     p_logits,  # [rows, N]
-    p_gradient,  # [rows, N], over the logits' memory; None: statistics alone
+    p_gradient,  # [rows, N], over the logits' memory; None: statistics alone; KEEP: other memory
     p_target,  # int32 [rows], negative: none
     p_bias,  # [N]
     p_class_weight,  # [N]
-    p_factors,  # fp32 [3]: of the loss, of the z-loss, the sum of the class weights; with a gradient and statistics
+    p_factors,  # fp32 [3]: of the loss, of the z-loss, the sum of the class weights; with a gradient of these statistics
     p_coefficients,  # fp32 [5, rows]: L, a, b, c, q; with a gradient that is not of these statistics
     p_statistics,  # fp32 [6, rows]: maximum, sum of exp, target's z, sum of (weighted) z, sum of exp times z, first maximum
     n_rows,
@@ -44,6 +44,7 @@ def cross_entropy_kernel(
     STATISTICS: tl.constexpr,
     MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
     GRADIENT: tl.constexpr,
+    KEEP: tl.constexpr,  # instead of the gradient, z less the largest of its row so far
     SMOOTHED: tl.constexpr,
     Z_LOSS: tl.constexpr,
     TOKEN_SCALING: tl.constexpr,
@@ -122,7 +123,9 @@ def cross_entropy_kernel(
                 tl.store(p_out + 5 * s_statistics, b_index, mask=m_row)
         if GRADIENT:
             b_q = 0.0
-            if STATISTICS:
+            if KEEP:
+                b_lse, b_a, b_b, b_c = b_max, b_max, b_max, b_max  # the last three are not used
+            elif STATISTICS:
                 b_lse = b_max + tl.log(b_sum)
                 b_on = tl.where(m_here, tl.load(p_factors), 0.0)
                 b_b = b_on * (1.0 - smoothing)
@@ -155,7 +158,7 @@ def cross_entropy_kernel(
                     )  # fmt: skip
                 store_gradient(
                     p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, N_FULL, s_gradient, n_left, p_class_weight,
-                    logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
+                    logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER, KEEP
                 )  # fmt: skip
             if N_FULL > 0:
                 for i_block in tl.range(0, N_FULL, BLOCK_N):
@@ -166,7 +169,7 @@ def cross_entropy_kernel(
                     )  # fmt: skip
                     store_gradient(
                         p_out, b_tile, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, s_gradient, n_left, p_class_weight,
-                        logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
+                        logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER, KEEP
                     )  # fmt: skip
 
 

@@ -101,27 +101,31 @@ def store_gradient(
     SCALED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BARRIER: tl.constexpr,
+    KEEP: tl.constexpr,
 ):
-    """Stores the gradient of the raw logits of a tile, given z and the rows' factors."""
+    """Stores the gradient of the raw logits of a tile, given z and the rows' factors; KEEP: z less b_lse."""
     o_lane = tl.arange(0, BLOCK_N)
-    b_g = tl.exp(b_z - b_lse[:, None])
-    if ENTROPY:
-        b_g *= b_a[:, None] + b_q[:, None] * b_z
+    if KEEP:
+        b_g = b_z - b_lse[:, None]
     else:
-        b_g *= b_a[:, None]
-    if SMOOTHED:
-        if p_class_weight is not None:
-            b_g -= b_c[:, None] * load_columns(p_class_weight, i_col + o_lane, N, EXACT_N)
+        b_g = tl.exp(b_z - b_lse[:, None])
+        if ENTROPY:
+            b_g *= b_a[:, None] + b_q[:, None] * b_z
         else:
-            b_g -= b_c[:, None]
-    # fp32 compares: those of integers are loops over elements on Ascend. Exact below 2^24, and rounded never below that.
-    m_target = (b_target - i_col)[:, None].to(tl.float32) == o_lane[None, :].to(tl.float32)
-    b_g = tl.where(m_target, b_g - b_b[:, None], b_g)
-    if SOFTCAP:
-        b_t = b_z * (1.0 / softcap)
-        b_g *= 1.0 - b_t * b_t
-    if SCALED:
-        b_g *= logit_scale
+            b_g *= b_a[:, None]
+        if SMOOTHED:
+            if p_class_weight is not None:
+                b_g -= b_c[:, None] * load_columns(p_class_weight, i_col + o_lane, N, EXACT_N)
+            else:
+                b_g -= b_c[:, None]
+        # fp32 compares: those of integers are loops over elements on Ascend. Exact below 2^24, and rounded never below that.
+        m_target = (b_target - i_col)[:, None].to(tl.float32) == o_lane[None, :].to(tl.float32)
+        b_g = tl.where(m_target, b_g - b_b[:, None], b_g)
+        if SOFTCAP:
+            b_t = b_z * (1.0 / softcap)
+            b_g *= 1.0 - b_t * b_t
+        if SCALED:
+            b_g *= logit_scale
     p_tile = p_row + (tl.arange(0, BLOCK_M)[:, None] * s_row + (i_col + o_lane)[None, :])
     b_g = b_g.to(p_row.dtype.element_ty)
     if BARRIER:

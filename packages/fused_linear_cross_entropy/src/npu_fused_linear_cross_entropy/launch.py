@@ -8,6 +8,7 @@ import torch
 from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
 from torch import Tensor
 
+from . import rows as rowwise
 from . import tiling
 from .options import Options
 
@@ -31,6 +32,21 @@ class KernelBackend:
     def statistics(self, logits: Tensor, columns: slice, target: Tensor, first: int, result: Tensor, merge: bool) -> None:
         """Writes statistics [6, rows]; `merge`: together with those of earlier columns, which `result` has."""
         self._launch(logits, None, columns, target, first, None, None, result, merge)
+
+    def keep(
+        self,
+        logits: Tensor,
+        kept: Tensor,
+        columns: slice,
+        target: Tensor,
+        first: int,
+        result: Tensor,
+        largest: Tensor,
+        merge: bool,
+    ) -> None:
+        """Statistics as `statistics` has them; the largest [rows] so far; and the logits less those, in other memory."""
+        self._launch(logits, kept, columns, target, first, None, None, result, merge)
+        largest.copy_(result[rowwise.MAXIMUM])
 
     def gradient(
         self, logits: Tensor, gradient: Tensor, columns: slice, target: Tensor, first: int, coefficients: Tensor
@@ -94,6 +110,7 @@ def choose_recipe(
         "STATISTICS": statistics is not None,
         "MERGE": merge,
         "GRADIENT": gradient is not None,
+        "KEEP": gradient is not None and statistics is not None and factors is None,
         "SMOOTHED": options.smoothed,
         "Z_LOSS": options.lse_square_scale != 0.0 and factors is not None,
         "TOKEN_SCALING": options.token_scaling and factors is not None,

@@ -79,6 +79,12 @@ class Options:
         return self.label_smoothing != 0.0
 
     @property
+    def shift_invariant(self) -> bool:
+        """Whether gradients of the one loss depend on differences of raw logits alone."""
+        one = self.reduction != "none" and not self.return_entropy
+        return one and self.softcap is None and self.logit_scale == 1.0
+
+    @property
     def arguments(self) -> tuple[object, ...]:
         """As the registered operators take them."""
         return tuple(getattr(self, field.name) for field in dataclasses.fields(self))

@@ -59,6 +59,23 @@ class Reference:
         found[rowwise.TARGET] = torch.where(here, chosen, 0.0)
         result.copy_(rowwise.merge(result, found) if merge else found)
 
+    def keep(
+        self,
+        z: Tensor,
+        kept: Tensor,
+        columns: slice,
+        target: Tensor,
+        first: int,
+        result: Tensor,
+        largest: Tensor,
+        merge: bool,
+    ) -> None:
+        """Statistics as `statistics` has them; the largest [rows] so far; and z less those, in other memory."""
+        self.statistics(z, columns, target, first, result, merge)
+        lowest = torch.finfo(largest.dtype).min  # minus infinity less itself is no number
+        torch.clamp(result[rowwise.MAXIMUM], min=lowest, out=largest)
+        torch.sub(z, largest.unsqueeze(1), out=kept)
+
     def gradient(
         self, z: Tensor, gradient: Tensor, columns: slice, target: Tensor, first: int, coefficients: Tensor
     ) -> None:

@@ -1,0 +1,113 @@
+"""Logits that are kept in the memory of the weight's gradient, where the budget is small: three products, and as exact."""
+
+import losses
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import operators
+from npu_fused_linear_cross_entropy.chunks import MIB, Problem, pitch, plan
+from npu_fused_linear_cross_entropy.options import DEFAULTS, Options
+from torch.utils.flop_counter import FlopCounterMode
+
+TOKENS, WIDTH, VOCABULARY = 96, 96, 2560
+BUDGET = TOKENS * 4 * 700  # logits of five chunks of columns
+SMALL = {"memory_budget": BUDGET}
+
+
+def products(device, tokens=TOKENS, width=WIDTH, dtype=torch.bfloat16, bias=False, needs=(True, True, False), **options):
+    """Matrix products of one forward and backward, as multiples of one of [tokens, width] and [width, vocabulary]."""
+    case = losses.make(tokens, width, VOCABULARY, dtype)
+    given = Options(**{**DEFAULTS, **SMALL, **options}, group="", vocab_first=0, vocab_size=VOCABULARY)
+    inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
+    added = torch.zeros(VOCABULARY, device=device.torch) if bias else None
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        operators.with_gradients(*inputs, added, None, None, *given.arguments, *needs)
+    return counter.get_total_flops() / (2 * tokens * width * VOCABULARY)
+
+
+def test_three_products_where_logits_are_kept_and_four_elsewhere(device):
+    if device.name != "cpu":
+        pytest.skip("what is multiplied is the same on a CPU, where all of it is counted")
+    assert products(device) == 3
+    assert products(device, dtype=torch.float32) == 3
+    assert products(device, needs=(False, True, False)) == 2
+    assert products(device, accum_dtype=torch.float32) == 3
+    assert products(device, tokens=2 * TOKENS, memory_budget=2 * BUDGET, accum_dtype=torch.float32) == 3
+    assert products(device, tokens=2 * TOKENS, memory_budget=2 * BUDGET) == 4  # no place
+    assert products(device, needs=(True, False, False)) == 3  # logits twice, no weight's gradient
+    assert products(device, softcap=30.0) == products(device, logit_scale=0.5) == products(device, bias=True) == 4
+
+
+OPTIONS = {
+    "plain": {},
+    "few tokens": {"tokens": 5, "memory_budget": 5 * 4 * 700},
+    "fp32": {"dtype": torch.float32},
+    "fp16": {"dtype": torch.float16},
+    "fp32 sums": {"accum_dtype": torch.float32},
+    "more tokens than width": {"tokens": 150, "memory_budget": 150 * 4 * 700, "accum_dtype": torch.float32},
+    "sum": {"reduction": "sum", "ignored": 0.3},
+    "options": {"label_smoothing": 0.1, "class_weight": True, "lse_square_scale": 0.1, "token_scaling": True},
+    "all ignored": {"ignored": 1.0},
+    "a ragged vocabulary": {"tokens": 90, "vocabulary": 2501},
+}
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_gradients_of_kept_logits(device, what, poisoned):
+    case = {"tokens": TOKENS, "width": WIDTH, "vocabulary": VOCABULARY, **SMALL, **OPTIONS[what]}
+    dtype = case.get("dtype", torch.bfloat16)
+    sums = case.get("accum_dtype", dtype)
+    problem = Problem(case["tokens"], WIDTH, case["vocabulary"], 4, sums.itemsize, dtype.itemsize < 4, dtype.itemsize)
+    assert plan(problem, None, case["memory_budget"], None).kept
+    made = losses.make(**case)
+    losses.check(made, losses.run(made, device.torch), kept=dtype)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 2500.0])
+def test_no_less_exact_than_products_in_the_dtype_of_x(device, scale):
+    """PyTorch's own loss of bf16 logits, with logits of a few units up to ten thousand."""
+    case = losses.make(TOKENS, WIDTH, VOCABULARY, scale=scale, **SMALL)
+    exact = losses.exact(case)
+    seed = losses.upstream(case, exact.outputs)["loss"].float()
+    x, weight = losses.leaf(case.x, device.torch), losses.leaf(case.weight, device.torch)
+    loss = torch.nn.functional.cross_entropy(x @ weight.t(), case.target.to(device.torch))
+    theirs = torch.autograd.grad(loss, (x, weight), seed.to(loss))
+    ours = losses.run(case, device.torch)
+    for name, their in zip(("x", "weight"), theirs, strict=True):
+        size = exact.gradients[name].norm()
+        error, limit = ((g.cpu().double() - exact.gradients[name]).norm() / size for g in (ours.gradients[name], their))
+        assert error <= 1.05 * limit + 2**-9  # and the rounding of the result
+    assert torch.allclose(ours.outputs["loss"].double(), exact.outputs["loss"], rtol=2**-20)
+
+
+def test_equal_inputs_give_equal_bits(device):
+    case = losses.make(TOKENS, WIDTH, VOCABULARY, **SMALL)
+    first, again = losses.run(case, device.torch), losses.run(case, device.torch)
+    assert all(torch.equal(again.gradients[name], first.gradients[name]) for name in first.gradients)
+
+
+def test_what_a_llama_takes():
+    """31 MiB for 4096 tokens: logits of a chunk, and a number for each token and chunk; sums of dx after the logits."""
+    found = plan(Problem(4096, 4096, 128256, 4, 2, True, 2), None, 31 * MIB, None)
+    tokens, columns = found.longest
+    assert found.kept
+    assert tokens == 4096
+    assert columns >= 1536
+    assert tokens * (4 * pitch(columns) + 4 * len(found.columns)) <= 31 * MIB
+    widths = {part.stop - part.start for part in found.kept}
+    assert max(widths) == 2 * columns  # a copy in bf16 takes what logits in fp32 took
+    assert all(4096 * pitch(width) <= width * 4096 for width in widths)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tokens": 4097}, "logits of more tokens than the weight is wide do not fit"),
+        ({"kept_bytes": 0}, "options that need the logits themselves"),
+        ({"dweight_bytes": 0}, "no memory of a gradient"),
+        ({"vocabulary": 128_250}, "the pitch of the last chunk is longer than it"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_when_logits_are_not_kept(changes, why):
+    sizes = {"tokens": 4096, "width": 4096, "vocabulary": 128256, "logit_bytes": 4, "dweight_bytes": 2, "dx": True}
+    assert not plan(Problem(**{**sizes, "kept_bytes": 2, **changes}), None, 31 * MIB, None).kept
