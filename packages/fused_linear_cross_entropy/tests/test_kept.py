@@ -48,6 +48,7 @@ OPTIONS = {
     "options": {"label_smoothing": 0.1, "class_weight": True, "lse_square_scale": 0.1, "token_scaling": True},
     "all ignored": {"ignored": 1.0},
     "a ragged vocabulary": {"tokens": 90, "vocabulary": 2501},
+    "a ragged vocabulary, no place for its end": {"vocabulary": 2501},
 }
 
 
@@ -98,13 +99,17 @@ def test_what_a_llama_takes():
     assert all(4096 * pitch(width) <= width * 4096 for width in widths)
 
 
+def test_the_end_of_a_ragged_vocabulary_is_kept_elsewhere():
+    found = plan(Problem(4096, 4096, 50257, 4, 2, True, 2), None, None, None)
+    assert found.kept[-1] == found.columns[-1] == slice(50257 // 128 * 128, 50257)
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({"tokens": 4097}, "logits of more tokens than the weight is wide do not fit"),
         ({"kept_bytes": 0}, "options that need the logits themselves"),
         ({"dweight_bytes": 0}, "no memory of a gradient"),
-        ({"vocabulary": 128_250}, "the pitch of the last chunk is longer than it"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

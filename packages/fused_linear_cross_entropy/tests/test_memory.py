@@ -143,11 +143,12 @@ def test_chunks_do_not_come_from_the_ratio_of_vocabulary_and_width():
 
 def test_default_chunks_of_a_llama():
     """Within 600 MiB: a thousand tokens, as few chunks as can be, of nearly equal length."""
-    for tokens, count in ((4096, 4), (16384, 16)):
-        found = plan(Problem(tokens, 4096, 128256, 4, 2, True, 0), None, None, H200)
-        assert [part.stop - part.start for part in found.tokens] == [1024] * count
-        assert len(found.columns) == 1
-    assert len(plan(Problem(500, 4096, 128256, 4, 2, True, 0), None, None, H200).tokens) == 1
+    for kept_bytes, counts in ((0, (4, 16)), (2, (1, 16))):
+        for tokens, count in zip((4096, 16384), counts, strict=True):
+            found = plan(Problem(tokens, 4096, 128256, 4, 2, True, kept_bytes), None, None, H200)
+            assert [part.stop - part.start for part in found.tokens] == [tokens // count] * count
+            assert bool(found.kept) == (len(found.columns) > 1) == (count == 1)
+        assert len(plan(Problem(500, 4096, 128256, 4, 2, True, kept_bytes), None, None, H200).columns) == 1
 
 
 def test_memory_of_a_llama_on_ascend_is_within_what_was_promised():
@@ -155,9 +156,9 @@ def test_memory_of_a_llama_on_ascend_is_within_what_was_promised():
     width, vocabulary = 4096, 128256
     for tokens in (4096, 8192, 16384):
         for sums, promised in ((2, 2.6), (4, 4.6)):
-            found = plan(Problem(tokens, width, vocabulary, 4, sums, True, 0), None, None, B4)
+            found = plan(Problem(tokens, width, vocabulary, 4, sums, True, 2), None, None, B4)
             most_tokens, most_columns = found.longest
-            logits = most_tokens * chunks.pitch(most_columns) * 4
+            logits = most_tokens * (chunks.pitch(most_columns) * 4 + len(found.columns) * 4)
             matrices = 2 * (vocabulary + tokens) * width * 2 + (vocabulary * width * 4 if sums == 4 else 0)
             assert logits + matrices + 100 * tokens <= promised * 2**30
 
@@ -177,7 +178,7 @@ def test_a_small_budget_is_met_by_chunks_of_columns():
     assert frozen_head.longest[0] * (frozen_head.longest[1] + 4096) * 4 <= 31 * MIB
 
 
-@pytest.mark.parametrize("budget", [None, 31 * MIB])
+@pytest.mark.parametrize("budget", [None, 32 * MIB])
 def test_peak_memory_of_a_llama(device, budget):
     if device.name != "cuda":
         pytest.skip("peak memory is CUDA's to tell")
@@ -190,4 +191,4 @@ def test_peak_memory_of_a_llama(device, budget):
         before = torch.cuda.memory_allocated()
         fused_linear_cross_entropy(x, weight, target, memory_budget=budget).backward()
         peak = (torch.cuda.max_memory_allocated() - before) / MIB
-    assert peak <= (1650 if budget is None else 1066)
+    assert peak <= (1200 if budget is None else 1066)

@@ -6,13 +6,17 @@ and the one that adds to the weight's gradient moves 2 H V elements of it:
 
     T = OVERLAP * (operations per second) / (bytes per second) * (bytes of an element)
 
-at most what the memory budget allows. Where the budget does not allow nearly as many, the vocabulary is cut in chunks too.
-The gradient then needs the logits of every chunk once more. Where those of all tokens fit where the weight's gradient is
-going to be, they are kept there, in x's dtype; elsewhere they are computed twice.
+at most what the memory budget allows.
+
+More tokens than that need several chunks of tokens, or, all tokens at once, chunks of the vocabulary, whose logits the
+gradient needs once more. Where those of all tokens fit where the weight's gradient is going to be, they are kept there, in
+x's dtype: no chunk then adds to what others wrote. Elsewhere, chunks of tokens; and where the budget allows much fewer than
+T, chunks of the vocabulary whose logits are computed twice.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from math import ceil
 
@@ -23,6 +27,7 @@ DEFAULT_BUDGET = {"cuda": 600 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
 _OVERLAP = 2.75  # chunks that are this many times what ties cost nothing that one product of all tokens would not
 _OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}  # an H200: 790 TFLOP/s, 4.28 TB/s; a 910B4
 _CUBE_OPERATIONS = 2 * 16**3  # of an Ascend cube core in one cycle
+_KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more brought nothing on an H200
 _ENOUGH = 0.375  # of the wanted tokens: fewer, and weight traffic costs more than computing all logits twice
 _FEWEST_COLUMNS = 512
 _UNIT = 128  # tokens and columns of a chunk are a multiple of this: whole tiles of matrix products
@@ -94,7 +99,7 @@ def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
 def plan(problem: Problem, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Plan:
     """Chunks for a problem; `memory_budget` is in bytes, for logits and sums, above inputs and gradients."""
     tokens, vocabulary = problem.tokens, problem.vocabulary
-    budget = DEFAULT_BUDGET["cpu" if device is None else device.kind] if memory_budget is None else memory_budget
+    budget = _budget(memory_budget, device)
     row = pitch(vocabulary) * problem.logit_bytes
     everything = (slice(0, vocabulary),)
     if chunk_tokens is not None:
@@ -103,6 +108,11 @@ def plan(problem: Problem, chunk_tokens: int | None, memory_budget: int | None, 
         return _columns(problem, min(chunk_tokens, tokens), budget, chunk_tokens)
     wanted = wanted_tokens(problem.dweight_bytes, device)
     affordable = budget // row
+    if tokens <= min(affordable, wanted):
+        return Plan(_exactly(tokens, tokens or 1), everything)
+    kept = _kept(problem, min(budget, _KEPT_BUDGET)) if problem.kept_bytes else None
+    if kept is not None:
+        return kept
     if affordable >= min(tokens, wanted):
         return Plan(_evenly(tokens, wanted), everything)
     if affordable >= wanted * _ENOUGH:
@@ -112,10 +122,6 @@ def plan(problem: Problem, chunk_tokens: int | None, memory_budget: int | None, 
 
 def _columns(problem: Problem, tokens: int, budget: int, chunk_tokens: int | None) -> Plan:
     """Chunks of columns, for as many tokens at a time as the budget allows."""
-    if tokens == problem.tokens and problem.kept_bytes:
-        kept = _kept(problem, budget)
-        if kept is not None:
-            return kept
     columns = pitch(min(_FEWEST_COLUMNS, problem.vocabulary))
     sums = _FP32 * problem.width if problem.dx else 0
     borrowed = 0
@@ -137,6 +143,29 @@ def _columns(problem: Problem, tokens: int, budget: int, chunk_tokens: int | Non
     return Plan(chunks, parts, borrowed)
 
 
+def plan_sums(
+    problem: Problem, chunk_tokens: int | None, memory_budget: int | None, device: Device | None
+) -> tuple[Plan, bool]:
+    """The same, and whether the weight's gradient is to be summed in fp32 although its dtype is narrower.
+
+    It is where several chunks of tokens would add to it, and fp32 sums and logits are within the budget; each of them for
+    itself, where nobody set one.
+    """
+    narrow = plan(problem, chunk_tokens, memory_budget, device)
+    if len(narrow.tokens) > 1 and 0 < problem.dweight_bytes < _FP32:
+        sums = problem.vocabulary * problem.width * _FP32
+        left = None if memory_budget is None else memory_budget - sums
+        if sums < _budget(memory_budget, device):
+            wide = plan(dataclasses.replace(problem, dweight_bytes=_FP32), chunk_tokens, left, device)
+            if len(wide.columns) == 1 or wide.kept:
+                return wide, True
+    return narrow, False
+
+
+def _budget(memory_budget: int | None, device: Device | None) -> int:
+    return DEFAULT_BUDGET["cpu" if device is None else device.kind] if memory_budget is None else memory_budget
+
+
 def _kept(problem: Problem, budget: int) -> Plan | None:
     """Chunks of columns of all tokens, whose logits are kept; None where there is no place for them, or for sums of dx."""
     tokens, vocabulary = problem.tokens, problem.vocabulary
@@ -145,21 +174,31 @@ def _kept(problem: Problem, budget: int) -> Plan | None:
         most -= _UNIT  # a number for each token and chunk, what its logits are less
     if most < min(_FEWEST_COLUMNS, vocabulary):
         return None
-    columns = _equally(vocabulary, most)
     together = problem.logit_bytes // problem.kept_bytes  # a copy of so many kept chunks is as large as one of logits
-    kept = tuple(
-        slice(chunks[0].start, chunks[-1].stop)
-        for chunks in (columns[first : first + together] for first in range(0, len(columns), together))
-    )
+    columns = _equally(vocabulary, most)
+    kept = _joined(columns, together)
+    if not fits(problem, kept[-1]):  # its rows are longer than it by their pitch: what is no whole unit goes elsewhere
+        whole = vocabulary // _UNIT * _UNIT
+        rest = (slice(whole, vocabulary),)
+        columns = (*_equally(whole, most), *rest)
+        kept = (*_joined(columns[:-1], together), *rest)
     room = tokens * pitch(columns[0].stop) * problem.logit_bytes
-    place = all(
-        tokens * pitch(n) * problem.kept_bytes <= min(room, n * problem.width * problem.dweight_bytes)
-        for n in {part.stop - part.start for part in kept}
-    )
     sums = min(tokens, _UNIT) * problem.width * _FP32 if problem.dx else 0
-    if not place or len(columns) == 1 or sums > room:
+    if len(columns) == 1 or sums > room or not all(fits(problem, part) for part in kept[:-1]):
         return None
     return Plan((slice(0, tokens),), columns, kept=kept)
+
+
+def fits(problem: Problem, part: slice) -> bool:
+    """Whether the logits of a part can be kept in its rows of the weight's gradient."""
+    width = part.stop - part.start
+    return problem.tokens * pitch(width) * problem.kept_bytes <= width * problem.width * problem.dweight_bytes
+
+
+def _joined(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
+    """Neighbours as one, `count` at a time."""
+    groups = (parts[first : first + count] for first in range(0, len(parts), count))
+    return tuple(slice(group[0].start, group[-1].stop) for group in groups)
 
 
 def token_groups(tokens: int, longest: int) -> tuple[slice, ...]:

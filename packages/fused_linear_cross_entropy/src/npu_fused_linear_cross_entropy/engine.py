@@ -88,7 +88,12 @@ class Engine:
             needs.dx and x.dtype.itemsize < self.exact.itemsize,
             x.dtype.itemsize if needs.dweight and bias is None and options.shift_invariant else 0,
         )
-        self.plan = chunks.plan(problem, options.chunk_tokens, options.memory_budget, device)
+        limits = (options.chunk_tokens, options.memory_budget, device)
+        if options.accum_dtype is None:
+            self.plan, wide = chunks.plan_sums(problem, *limits)
+            self.sum_dtype = self.exact if wide else self.sum_dtype
+        else:
+            self.plan = chunks.plan(problem, *limits)
         self.gradients = _Sums(self, weight.dtype, None if bias is None else bias.dtype)
         tokens, columns = self.plan.longest
         self.buffer = allocate(x, (tokens * chunks.pitch(columns),), self.logits_dtype)

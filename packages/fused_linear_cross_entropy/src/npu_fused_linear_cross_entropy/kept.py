@@ -66,12 +66,17 @@ class KeptLogits:
         self._dweight, self._dtype = dweight, dtype
         self._tokens = tokens
         self.parts = plan.kept
+        self._apart: Tensor | None = None
 
     def part(self, part: slice) -> Tensor:
         """[N, W] of one of the parts, with rows apart by the pitch of logits."""
         width = part.stop - part.start
         pitch = chunks.pitch(width)
         memory = self._dweight[part].view(-1).view(self._dtype)
+        if memory.numel() < self._tokens * pitch:  # the last few columns alone
+            if self._apart is None:
+                self._apart = self._dweight.new_empty(self._tokens * pitch, dtype=self._dtype)
+            memory = self._apart
         return memory[: self._tokens * pitch].view(self._tokens, pitch)[:, :width]
 
     def chunk(self, columns: slice) -> Tensor:
