@@ -27,7 +27,25 @@ CASES = (*(case(*shape) for shape in SHAPES), *(case(*shape, listed=True) for sh
 SWEEPS = {
     "tokens": Sweep("tokens", "tokens, 8 blocks, hidden size 4096", [case(2**i, 8, 4096, 2**i) for i in range(6, 16)]),
     "blocks": Sweep(
-        "blocks", "blocks, 4096 tokens, hidden size 4096", [case(4096, n, 4096, n) for n in (1, 2, 4, 8, 12, 16, 24, 32, 64)]
+        "blocks", "blocks, 2048 tokens, hidden size 4096", [case(2048, n, 4096, n) for n in (2**i for i in range(8))]
+    ),
+    "hidden": Sweep(
+        "hidden", "hidden size, 4096 tokens, 8 blocks", [case(4096, 8, d, d) for d in (2**i for i in range(7, 15))]
+    ),
+    "model": Sweep(
+        "model",
+        "hidden size of a model, 4096 tokens, 8 blocks",
+        [
+            case(4096, 8, width, model)
+            for model, width in {
+                "Qwen2.5-0.5B": 896,
+                "Llama-3.2-1B": 2048,
+                "Kimi-Linear-48B": 2304,
+                "Llama-3.1-8B": 4096,
+                "DeepSeek-V3": 7168,
+                "Llama-3.1-405B": 16384,
+            }.items()
+        ],
     ),
 }
 

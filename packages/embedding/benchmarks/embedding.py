@@ -37,8 +37,10 @@ SWEEPS = {
         "rows of 768 fp32, 16384 tokens",
         [case(16384, 768, v, fp32, x=v) for v in (2**i for i in range(10, 18))],
     ),
-    "width": Sweep(
-        "width", "width, 16384 tokens", [case(16384, d, 32000, bf16, "zipf", d) for d in (2**i for i in range(6, 15))]
+    "hidden": Sweep(
+        "hidden",
+        "hidden size, 16384 tokens of 32000",
+        [case(16384, d, 32000, bf16, "zipf", d) for d in (2**i for i in range(6, 15))],
     ),
     "model": Sweep(
         "model",
@@ -80,6 +82,7 @@ def ours(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]
 
 
 def pytorch(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """On an NPU this is the vendor's operator (aclnn)."""
     return torch.nn.functional.embedding
 
 

@@ -19,12 +19,14 @@ FP32_BYTES = 4
 LOSS_GRADIENT_READS = 2 * FP32_BYTES  # one in the scaling of each of two gradients
 FEW_TOKENS = 4096
 CHUNK = 1024  # tokens of a chunk of the compiled loss
-LOW_MEMORY = 31 * 2**20 / 4096  # bytes a token, of which liger-kernel 0.8.5 takes as many above its gradients
+LOW_MEMORY = 32 * 2**20 / 4096  # bytes a token, of which liger-kernel 0.8.5 takes as many above its gradients
+
+VOCABULARIES = (2048, 4096, 8192, 16384, 32000, 50257, 65536, 128256, 256000)
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def case(tokens: int, width: int, vocabulary: int, name: str | None = None, x: float | None = None) -> Case:
+def case(tokens: int, width: int, vocabulary: int, name: str | None = None, x: float | str | None = None) -> Case:
     sizes = {"tokens": tokens, "width": width, "vocabulary": vocabulary}
     return Case(name or f"{tokens}x{width}x{vocabulary}", sizes, x)
 
@@ -36,9 +38,26 @@ CASES = (
     case(64, 64, 32000, "small"),
 )
 SWEEPS = {
-    "tokens": Sweep("tokens", "tokens, 4096 x 128256", [case(2**i, 4096, 128256, x=2**i) for i in range(9, 16)]),
-    "vocabulary": Sweep(
-        "vocabulary", "vocabulary, 4096 tokens of 4096", [case(4096, 4096, v, x=v) for v in (32000, 50257, 128256, 256000)]
+    "tokens": Sweep("tokens", "tokens, 4096 x 128256", [case(2**i, 4096, 128256, x=2**i) for i in range(8, 16)]),
+    "vocabulary": Sweep("vocabulary", "vocabulary, 4096 tokens of 4096", [case(4096, 4096, v, x=v) for v in VOCABULARIES]),
+    "hidden": Sweep(
+        "hidden",
+        "hidden size, 4096 tokens, 32000 entries",
+        [case(4096, d, 32000, x=d) for d in (2**i for i in range(6, 14))],
+    ),
+    "model": Sweep(
+        "model",
+        "hidden size and vocabulary of a model, 4096 tokens",
+        [
+            case(4096, width, vocabulary, x=model)
+            for model, (width, vocabulary) in {
+                "GPT-2": (768, 50257),
+                "Qwen2.5-0.5B": (896, 151936),
+                "Llama-3.2-1B": (2048, 128256),
+                "Llama-3.1-8B": (4096, 128256),
+                "DeepSeek-V3": (7168, 129280),
+            }.items()
+        ],
     ),
 }
 
@@ -135,6 +154,17 @@ def liger(case: Case, device: torch.device) -> Loss:
     return lambda x, weight, target: LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0]
 
 
+def ascend_vendor(case: Case, device: torch.device) -> Loss:
+    """The vendor's loss after a linear layer."""
+    if device.type != "npu":
+        raise UnavailableError("torch_npu's operators run on an NPU")
+    import torch_npu  # type: ignore[import-not-found]
+
+    if not hasattr(torch_npu, "npu_cross_entropy_loss"):
+        raise UnavailableError(f"torch_npu {torch_npu.__version__} has no npu_cross_entropy_loss")
+    return lambda x, weight, target: torch_npu.npu_cross_entropy_loss(torch.nn.functional.linear(x, weight), target)[0]
+
+
 def cut_cross_entropy(case: Case, device: torch.device) -> Loss:
     if device.type != "cuda":
         raise UnavailableError("cut-cross-entropy's kernels are CUDA's")
@@ -179,6 +209,7 @@ BENCHMARK = Benchmark(
         "compile": compiled_chunks,
         "liger": liger,
         "cut_cross_entropy": cut_cross_entropy,
+        "torch_npu": ascend_vendor,
     },
     reference=reference,
     traffic=traffic,

@@ -1,5 +1,6 @@
 """A toy operator, y = x * weight, with peers that are right, wrong and broken; devices that cost no time."""
 
+import contextlib
 import time
 from types import SimpleNamespace
 
@@ -8,6 +9,8 @@ import torch
 from npu_bench import Accelerator, Benchmark, Case, Cpu, Sweep, UnavailableError
 from npu_bench.devices import MIB
 from npu_bench.environment import Environment
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 EVENT_MS = 2.5
 PEAK_MIB = 3
@@ -94,11 +97,45 @@ class _Event:
         return EVENT_MS
 
 
+class _Graph(TorchDispatchMode):
+    """What a device records of a queue: operations and the memory they write, not the values that the host read."""
+
+    def __init__(self):
+        super().__init__()
+        self.recorded = []
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        results = operation(*arguments, **(options or {}))
+        read = {_memory(tensor) for tensor in tree_leaves((arguments, options)) if isinstance(tensor, torch.Tensor)}
+        written = [tensor for tensor in tree_leaves(results) if isinstance(tensor, torch.Tensor)]
+        self.recorded.append((operation, arguments, options or {}, [_memory(t) not in read and t for t in written]))
+        return results
+
+    def replay(self):
+        with torch.no_grad():
+            for operation, arguments, options, written in self.recorded:
+                results = tree_leaves(operation(*arguments, **options))
+                for target, result in zip(written, results, strict=False):
+                    if target is not False:
+                        target.copy_(result)
+
+
+def _memory(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+class _Stream:
+    def wait_stream(self, other):
+        return
+
+
 @pytest.fixture
-def npu(monkeypatch):
+def backend():
     """A stand-in for torch.npu: every event pair is 2.5 ms apart, every peak 3 MiB above what is allocated."""
-    monkeypatch.setattr("npu_bench.devices._FLUSH_BYTES", {"npu": 4096})
-    backend = SimpleNamespace(
+    debug = SimpleNamespace(mode=0)
+    return SimpleNamespace(
+        is_available=lambda: True,
+        current_device=lambda: 0,
         Event=_Event,
         synchronize=lambda: None,
         get_device_name=lambda: "Ascend910B4",
@@ -106,7 +143,20 @@ def npu(monkeypatch):
         max_memory_allocated=lambda: (10 + PEAK_MIB) * MIB,
         reset_peak_memory_stats=lambda: None,
         empty_cache=lambda: None,
+        NPUGraph=_Graph,
+        graph=lambda graph: graph,
+        Stream=_Stream,
+        current_stream=_Stream,
+        stream=lambda stream: contextlib.nullcontext(),
+        get_sync_debug_mode=lambda: debug.mode,
+        set_sync_debug_mode=lambda mode: setattr(debug, "mode", mode),
     )
+
+
+@pytest.fixture
+def npu(monkeypatch, backend):
+    """An NPU whose tensors are the CPU's."""
+    monkeypatch.setattr("npu_bench.devices._FLUSH_BYTES", {"npu": 4096})
     device = Accelerator("npu", backend, torch.device("cpu"))
     device.copy_bytes, device.matmul_size = 4096, 16
     return device

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from npu_bench import relative_error
@@ -43,6 +45,18 @@ def test_broken_and_missing_providers_leave_the_others_alone(toy, measure, cpu):
         "unavailable: is not installed",
     ]
     assert run.rows[2].right
+
+
+def test_case_that_is_too_large_leaves_the_others_alone(toy, measure, cpu):
+    def reference(x, weight):
+        if x.shape[0] > 4:
+            raise torch.OutOfMemoryError("tried to allocate much")
+        return x * weight
+
+    benchmark = dataclasses.replace(toy("product"), reference=reference)
+    run = measure(benchmark, cpu, modes=["forward"])
+    assert [row.right for row in run.rows] == [True, False]
+    assert run.rows[1].verdict == "failed: OutOfMemoryError: tried to allocate much"
 
 
 def test_wrong_provider_has_no_ratio_and_is_no_peer(toy, measure, npu):

@@ -52,6 +52,8 @@ class Accelerator:
 class Kernel:
     """A stand-in for a @triton.jit function; what it returns can be launched like a compiled kernel."""
 
+    function, packed_metadata = "function", "packed metadata"
+
     def __init__(self, accelerator):
         self.accelerator, self.jit, self.direct = accelerator, [], []
 
@@ -60,18 +62,31 @@ class Kernel:
             self.jit.append((self.accelerator.current, grid, arguments, keywords))
             return self
 
-        return (
-            launch if len(grid) == 1 else lambda *arguments: self.direct.append((self.accelerator.current, grid, arguments))
-        )
+        return launch
+
+    def run(self, *arguments):
+        self.direct.append((self.accelerator.current, arguments))
 
 
 def tensor_on(kind, index, address=256):
-    return SimpleNamespace(device=SimpleNamespace(type=kind, index=index), data_ptr=lambda: address)
+    device = SimpleNamespace(type=kind, index=index)
+    return SimpleNamespace(device=device, data_ptr=lambda: address, is_cuda=kind == "cuda")
+
+
+def triton_of(version):
+    """A stand-in for the module, as much of it as a direct call needs."""
+    hooks = SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=[]), launch_exit_hook=SimpleNamespace(calls=[]))
+    active = SimpleNamespace(get_current_stream=lambda index: f"stream of {index}")
+    return SimpleNamespace(
+        __version__=version,
+        knobs=SimpleNamespace(runtime=hooks),
+        runtime=SimpleNamespace(driver=SimpleNamespace(active=active)),
+    )
 
 
 @pytest.fixture
 def launch(request, monkeypatch):
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=getattr(request, "param", "3.6.0")))
+    monkeypatch.setitem(sys.modules, "triton", triton_of(getattr(request, "param", "3.6.0")))
 
     def launch(*tensors, key="k", times=1):
         accelerator = Accelerator()
@@ -96,7 +111,19 @@ def test_a_compiled_cuda_kernel_is_called_directly_with_its_constants(launch):
     tensor = tensor_on("cuda", 0)
     kernel = launch(tensor, times=3)
     assert len(kernel.jit) == 1
-    assert kernel.direct == [(0, (7, 1, 1), (tensor, None, 3, 0.5, 64))] * 2
+    compiled = (7, 1, 1, "stream of 0", "function", "packed metadata", None, None, None)
+    assert kernel.direct == [(0, (*compiled, 256, None, 3, 0.5, 64))] * 2
+
+
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+@pytest.mark.parametrize("watch", [lambda *_: None, SimpleNamespace(calls=[print])], ids=["function", "chain"])
+def test_a_profiler_sees_every_launch(launch, hook, watch):
+    setattr(sys.modules["triton"].knobs.runtime, hook, watch)
+    assert len(launch(tensor_on("cuda", 0), times=3).jit) == 3
+
+
+def test_a_tensor_elsewhere_is_left_to_the_jit_to_refuse(launch):
+    assert len(launch(tensor_on("cuda", 0), tensor_on("cpu", None), times=3).jit) == 3
 
 
 @pytest.mark.parametrize("tensor", [tensor_on("cuda", 0, address=264), tensor_on("npu", 0)], ids=["unaligned", "npu"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
-from npu_tiling import Device, Kernels, Recipe, RowLayout, launch_with_fallback, row_layout
+from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
+from npu_tiling.rows import layout_of
 from torch import Tensor
 
 from . import tiling
@@ -35,18 +37,17 @@ def forward(
     rstd = allocate(x, x.shape[:-1], torch.float32) if save_rstd else None
     if not y.numel():
         return y, total, rstd
-    inputs, rows = follow_rows(x, residual)
     weight = None if weight is None else weight.contiguous()
-    others = _dtypes(y, weight, total, rstd)
-    recipe = choose_recipe(tiling.forward_launch, rows, x.shape[-1], _dtypes(*inputs), others, y.dtype, casting_mode, device)
+    read, others = _dtypes(x, residual), _dtypes(y, weight, total, rstd)
+    inputs, plan = follow_rows((x, residual), tiling.forward_launch, read, others, y.dtype, casting_mode, device)
     tensors = (*inputs, weight, y, total, rstd)
-    scalars = (rows.n_outer, rows.n_inner, *rows.strides[0], *rows.strides[1], eps, offset)
+    scalars = (*plan.rows, *plan.strides, eps, offset)
 
     def run(recipe: Recipe) -> None:
         kernel = "forward_wide_kernel" if recipe.launch.wide else "forward_kernel"
         KERNELS.launch("kernels", kernel, recipe, recipe.launch.grid, tensors, scalars)
 
-    launch_with_fallback("rms_norm forward", recipe, run, _smaller)
+    launch_with_fallback("rms_norm forward", plan.recipe, run, _smaller)
     return y, total, rstd
 
 
@@ -67,11 +68,10 @@ def backward(
     if not dy.numel():
         return None if dweight is None else dweight.zero_()
     width = x.shape[-1]
-    (p_dy, p_dsum, p_x, p_dx), rows = follow_rows(dy, dsum, x, dx)
     weight, rstd = None if weight is None else weight.contiguous(), rstd.contiguous()
-    strides = [number for pair in rows.strides for number in pair]
     read, others = _dtypes(dy, dsum, x), _dtypes(dx, weight, dweight)
-    recipe = choose_recipe(tiling.backward_launch, rows, width, read, others, dy.dtype, casting_mode, device)
+    moved, plan = follow_rows((dy, dsum, x, dx), tiling.backward_launch, read, others, dy.dtype, casting_mode, device)
+    p_dy, p_dsum, p_x, p_dx = moved
 
     def run(recipe: Recipe) -> Tensor | None:
         launch = recipe.launch
@@ -80,21 +80,21 @@ def backward(
             partials = allocate(dy, (launch.splits, width), torch.float32)
         if not launch.wide:
             tensors = (p_dy, p_dsum, p_x, weight, rstd, p_dx, partials)
-            scalars = (rows.n_outer, rows.n_inner, *strides, offset)
+            scalars = (*plan.rows, *plan.strides, offset)
             KERNELS.launch("kernels_backward", "backward_kernel", recipe, launch.grid, tensors, scalars)
             return partials
         mean = None
         if dx is not None:
             mean = allocate(dy, rstd.shape, torch.float32)
-            scalars = (rows.n_outer, rows.n_inner, *rows.strides[0], *rows.strides[2], offset)
+            scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:6], offset)  # of dy and x
             read = (p_dy, p_x, weight, rstd, mean)
             KERNELS.launch("kernels_backward", "backward_wide_mean_kernel", recipe, launch.grid, read, scalars)
         every = (p_dy, p_dsum, p_x, weight, rstd, mean, p_dx, partials)
-        scalars = (rows.n_outer, rows.n_inner, launch.splits, *strides, offset)
+        scalars = (*plan.rows, launch.splits, *plan.strides, offset)
         KERNELS.launch("kernels_backward", "backward_wide_kernel", recipe, launch.column_grid, every, scalars)
         return partials
 
-    partials = launch_with_fallback("rms_norm backward", recipe, run, _smaller)
+    partials = launch_with_fallback("rms_norm backward", plan.recipe, run, _smaller)
     if partials is not None and dweight is not None:
         recipe = _sum_recipe(width, dweight.dtype, device)
         tensors = (partials, dweight)
@@ -102,19 +102,43 @@ def backward(
     return dweight
 
 
-def follow_rows(*tensors: Tensor | None) -> tuple[Sequence[Tensor | None], RowLayout]:
-    """The tensors, copied only if their rows take more than two levels, and the layout with (0, 0) for each None."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    layout = row_layout(*present)
-    if layout is None:
-        # A tensor that is written to (dx) is contiguous, or it is dy itself and so in `present` twice.
-        tensors = tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
-        layout = row_layout(*(tensor for tensor in tensors if tensor is not None))
-        assert layout is not None
-    if len(present) < len(tensors):
-        strides = iter(layout.strides)
-        layout = layout._replace(strides=tuple((0, 0) if tensor is None else next(strides) for tensor in tensors))
-    return tensors, layout
+class Plan(NamedTuple):
+    """All of a launch that follows from shapes, strides and dtypes: looked up at once in every call but the first.
+
+    Attributes:
+        recipe: the tiling and what is compiled for it.
+        rows: groups of rows, and rows of a group.
+        strides: two for each tensor of rows, 0 for each None.
+    """
+
+    recipe: Recipe
+    rows: tuple[int, int]
+    strides: tuple[int, ...]
+
+
+def follow_rows(
+    tensors: tuple[Tensor | None, ...],
+    choose: Callable[[tiling.Problem, Device], tiling.Launch],
+    read: tuple[torch.dtype | None, ...],
+    others: tuple[torch.dtype | None, ...],
+    y_dtype: torch.dtype,
+    casting_mode: str,
+    device: Device,
+) -> tuple[tuple[Tensor | None, ...], Plan]:
+    """The tensors of rows, copied only if their rows take more than two levels, and the plan; as `choose_plan`."""
+    options = (read, others, y_dtype, casting_mode, device)
+    plan = choose_plan(choose, *_geometry(tensors), *options)
+    if plan is None:
+        # A tensor that is written to (dx) is contiguous, or it is dy itself and so among them twice.
+        tensors = tuple([None if tensor is None else tensor.contiguous() for tensor in tensors])
+        plan = choose_plan(choose, *_geometry(tensors), *options)
+        assert plan is not None
+    return tensors, plan
+
+
+def _geometry(tensors: tuple[Tensor | None, ...]) -> tuple[tuple[int, ...], tuple[tuple[int, ...] | None, ...]]:
+    assert tensors[0] is not None
+    return tensors[0].shape, tuple([None if tensor is None else tensor.stride() for tensor in tensors])
 
 
 def _dtypes(*tensors: Tensor | None) -> tuple[torch.dtype | None, ...]:
@@ -122,27 +146,38 @@ def _dtypes(*tensors: Tensor | None) -> tuple[torch.dtype | None, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_recipe(
+def choose_plan(
     choose: Callable[[tiling.Problem, Device], tiling.Launch],
-    rows: RowLayout,
-    width: int,
+    shape: tuple[int, ...],
+    strides: tuple[tuple[int, ...] | None, ...],
     read: tuple[torch.dtype | None, ...],
     others: tuple[torch.dtype | None, ...],
     y_dtype: torch.dtype,
     casting_mode: str,
     device: Device,
-) -> Recipe:
-    """The launch for tensors of rows with dtypes `read`, and `others`, of which the first is the result's."""
+) -> Plan | None:
+    """The plan for tensors of rows with these strides, inputs with dtypes `read`, and `others`, the first the result's.
+
+    Returns:
+        None where a tensor must be copied first.
+    """
+    rows = layout_of(shape, [own for own in strides if own is not None])
+    if rows is None:
+        return None
+    found = iter(rows.strides)
+    pairs = [(0, 0) if own is None else next(found) for own in strides]
     itemsizes = tuple(dtype.itemsize for dtype in read if dtype is not None)
-    outer_stride, inner_stride = (max(strides) for strides in zip(*rows.strides, strict=True))
+    outer_stride, inner_stride = (max(own) for own in zip(*pairs, strict=True))
     narrow = any(dtype is not None and dtype.itemsize < tiling.FP32 for dtype in (*read, others[0]))
-    problem = tiling.Problem(rows.n_outer, rows.n_inner, width, inner_stride, outer_stride, itemsizes, narrow)
+    problem = tiling.Problem(rows.n_outer, rows.n_inner, shape[-1], inner_stride, outer_stride, itemsizes, narrow)
     rounds = y_dtype.itemsize < tiling.FP32 and casting_mode != "gemma"
     modes = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": rounds and casting_mode == "none"}
     # The JIT compiles another kernel for strides of 1, for multiples of 16 and for numbers past 32 bits.
-    kinds = tuple((stride == 1, stride % 16 == 0, stride >= 2**31) for pair in rows.strides for stride in pair)
+    flat = tuple(stride for pair in pairs for stride in pair)
+    kinds = tuple((stride == 1, stride % 16 == 0, stride >= 2**31) for stride in flat)
     large = (rows.n_outer >= 2**31, rows.n_inner >= 2**31)
-    return Recipe.of(choose(problem, device), modes, (read, others, kinds, large))
+    recipe = Recipe.of(choose(problem, device), modes, (read, others, kinds, large))
+    return Plan(recipe, (rows.n_outer, rows.n_inner), flat)
 
 
 @functools.lru_cache(maxsize=4096)

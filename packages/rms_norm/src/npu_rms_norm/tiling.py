@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -50,7 +51,7 @@ class Launch:
     def row_tiles(self) -> int:
         return ceil(self.problem.n_outer / self.block_g) * ceil(self.problem.n_inner / self.block_m)
 
-    @property
+    @functools.cached_property
     def grid(self) -> int:
         return persistent_grid(self.row_tiles, self.device, per_core=self.per_core)
 
@@ -58,14 +59,14 @@ class Launch:
     def column_blocks(self) -> int:
         return ceil(self.problem.width / self.block_n)
 
-    @property
+    @functools.cached_property
     def splits(self) -> int:
         """Partial sums of dw: one per program, or, where programs take columns, one per set of rows."""
         if not self.wide:
             return self.grid
         return max(1, min(self.row_tiles, self.device.vector_cores * self.per_core // self.column_blocks))
 
-    @property
+    @functools.cached_property
     def column_grid(self) -> int:
         """Programs of the kernel that takes columns."""
         return persistent_grid(self.column_blocks * self.splits, self.device, per_core=self.per_core)
@@ -112,7 +113,7 @@ class SumLaunch:
     block_m: int
     block_n: int
 
-    @property
+    @functools.cached_property
     def grid(self) -> int:
         return persistent_grid(ceil(self.width / self.block_n), self.device, per_core=_ALL_TILES)
 

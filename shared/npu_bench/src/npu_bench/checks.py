@@ -113,7 +113,7 @@ def verify(
         changed = [name for name, tensor in passed.items() if not torch.equal(tensor.detach(), before[name])]
         if changed:
             return Verdict(False, torch.inf, f"{' and '.join(changed)} overwritten")
-        return _judge(pairs, tolerance)
+        return judge(pairs, tolerance)
     finally:
         with torch.no_grad():
             for name, tensor in passed.items():
@@ -124,7 +124,8 @@ def _paired(name: str, found: Sequence[Tensor], expected: Sequence[Tensor]) -> l
     return [(f"{name} {i}", found[i] if i < len(found) else None, right) for i, right in enumerate(expected)]
 
 
-def _judge(pairs: Sequence[tuple[str, Tensor | None, Tensor]], tolerance: float) -> Verdict:
+def judge(pairs: Sequence[tuple[str, Tensor | None, Tensor]], tolerance: float) -> Verdict:
+    """The verdict on results, each with its name, what was found (None: nothing), and what is right."""
     worst = 0.0
     for name, found, expected in pairs:
         if found is None:

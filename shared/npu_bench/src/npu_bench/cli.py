@@ -1,4 +1,4 @@
-"""The command line: `npu-bench NAME`, `npu-bench host NAME`, `npu-bench compare BEFORE AFTER`."""
+"""The command line: `npu-bench NAME`, and `npu-bench host`, `show`, `compare` and `export`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from pathlib import Path
 
 from . import scripts
 from .compare import compare
-from .declaration import Benchmark, choose
+from .declaration import MODES, Benchmark, choose
 from .devices import default_kind, open_device
 from .environment import describe
 from .errors import BenchError, UnavailableError
+from .export import export
+from .history import recorded_run
 from .host import host_table
-from .plots import plot
+from .plots import plot, require_matplotlib
 from .progress import progress_bar
 from .records import append, records_of
 from .report import document, header, notes, tables_of
-from .runner import run, steps
+from .runner import Run, run, steps
 from .tables import Table, markdown, show
 from .traffic import measure_traffic, small_cases, traffic_table
 
@@ -30,7 +32,7 @@ _DEFAULT_BUDGET = 0.3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 1 where a provider of ours was wrong or failed, 2 for a bad request."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    commands = {"compare": _compare, "host": _host}
+    commands = {"compare": _compare, "export": _export, "host": _host, "show": _show}
     try:
         if arguments[:1] and arguments[0] in commands:
             return commands[arguments[0]](arguments)
@@ -41,18 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _bench(arguments: Sequence[str]) -> int:
-    parser = _parser("npu-bench", "Measure an operator beside its peers. Also: npu-bench host, npu-bench compare.")
+    parser = _parser("npu-bench", "Measure an operator beside its peers. Also: npu-bench host, show, compare, export.")
     parser.add_argument("benchmark", help="an operator of packages/, or the path of a benchmark script")
     parser.add_argument("--device", choices=KINDS, help="the accelerator that is here, else cpu, unless given")
-    parser.add_argument("--sweep", help="a sweep of the benchmark (tokens, hidden, ...) instead of its named cases")
-    for option in ("cases", "modes", "providers"):
-        parser.add_argument(f"--{option}", type=_names, metavar="A,B", help="only these")
+    _choices_and_outputs(parser)
     parser.add_argument("--budget", type=_seconds, metavar="S", help=f"seconds a measurement ({_DEFAULT_BUDGET})")
     parser.add_argument("--label", help="appended to the version in records, to tell states of a working tree apart")
     parser.add_argument("--soc", help=f"the chip of --device emulated ({_DEFAULT_SOC})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="history of records to append to")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables in Markdown")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write time, bandwidth and memory as a picture")
     options = parser.parse_args(arguments)
     script = scripts.find(options.benchmark, Path.cwd())
     benchmark = scripts.load(script)
@@ -60,8 +58,10 @@ def _bench(arguments: Sequence[str]) -> int:
         return _emulated(benchmark, script, options, arguments)
     if options.soc is not None:
         raise BenchError("--soc is for --device emulated: other devices are the chips they are.")
+    if options.plot:
+        require_matplotlib()
     sweep = benchmark.select(options.sweep, options.cases)
-    modes = choose("modes", options.modes, benchmark.modes)
+    modes = benchmark.select_modes(options.modes)
     providers = choose("providers", options.providers, list(benchmark.providers))
     device = open_device(options.device or default_kind())
     environment = describe(device.name, benchmark.distribution, script, benchmark.peers, arguments, options.label)
@@ -73,17 +73,43 @@ def _bench(arguments: Sequence[str]) -> int:
             budget_s=options.budget or _DEFAULT_BUDGET,
             progress=progress,
         )
+    if options.json:
+        append(options.json, records_of(result))
+    _report(result, options)
+    return int(any(row.provider == benchmark.ours and not row.right for row in result.rows))
+
+
+def _show(arguments: Sequence[str]) -> int:
+    parser = _parser("npu-bench show", "Tables and plots of what a history has, without a device.")
+    parser.add_argument("benchmark", help="an operator of packages/, or the path of a benchmark script")
+    parser.add_argument("history", help="FILE (its latest version) or FILE@VERSION")
+    _choices_and_outputs(parser)
+    options = parser.parse_args(arguments[1:])
+    benchmark = scripts.load(scripts.find(options.benchmark, Path.cwd()))
+    sweep = benchmark.select(options.sweep, options.cases)
+    modes = choose("modes", options.modes, MODES)
+    providers = choose("providers", options.providers, list(benchmark.providers))
+    _report(recorded_run(benchmark, options.history, sweep, modes, providers), options)
+    return 0
+
+
+def _report(result: Run, options: argparse.Namespace) -> None:
     print(header(result))
     for table in tables_of(result):
         show(table)
     print(notes(result), end="")
-    if options.json:
-        append(options.json, records_of(result))
     if options.markdown:
         _write(options.markdown, document(result))
     if options.plot:
         plot(result, options.plot)
-    return int(any(row.provider == benchmark.ours and not row.right for row in result.rows))
+
+
+def _choices_and_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sweep", help="a sweep of the benchmark (tokens, hidden, ...) instead of its named cases")
+    for option in ("cases", "modes", "providers"):
+        parser.add_argument(f"--{option}", type=_names, metavar="A,B", help="only these")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables in Markdown")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write time, rate and memory as a picture")
 
 
 def _emulated(benchmark: Benchmark, script: Path, options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -95,7 +121,9 @@ def _emulated(benchmark: Benchmark, script: Path, options: argparse.Namespace, a
     left_out: list[str] = []
     if options.cases is None:
         sweep, left_out = small_cases(benchmark, sweep)
-    modes = choose("modes", options.modes, benchmark.modes)
+    modes = benchmark.select_modes(options.modes)
+    if "graph" in modes:
+        raise BenchError("modes has graph, which is about times, and an emulation gives none.")
     providers = choose("providers", options.providers or [benchmark.ours], list(benchmark.providers))
     with progress_bar(len(sweep.cases)) as progress:
         rows = measure_traffic(benchmark, soc, sweep, modes=modes, providers=providers, progress=progress)
@@ -144,6 +172,17 @@ def _compare(arguments: Sequence[str]) -> int:
     show(table)
     if options.markdown:
         _write(options.markdown, markdown(table))
+    return 0
+
+
+def _export(arguments: Sequence[str]) -> int:
+    parser = _parser("npu-bench export", "A version of a history as the CSV file that Liger-Kernel's visualizer draws.")
+    parser.add_argument("history", help="FILE (its latest version) or FILE@VERSION")
+    parser.add_argument("csv", type=Path, help="the file to write")
+    parser.add_argument("--sweep", metavar="X", help="the x axis (tokens, hidden, ...), where the history has several")
+    options = parser.parse_args(arguments[1:])
+    written = export(options.history, options.csv, options.sweep)
+    print(f"{written} points in {options.csv}")
     return 0
 
 

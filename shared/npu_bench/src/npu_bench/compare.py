@@ -11,8 +11,8 @@ from .tables import Table, number
 _HEADERS = ("case", "mode", "provider", "metric", "verdict", "before", "after", "after / before")
 
 
-def chosen_points(source: str) -> tuple[str, dict[Key, Point]]:
-    """The points that `FILE` (its latest version) or `FILE@VERSION` names, and what to call them.
+def chosen_version(source: str) -> tuple[str, str]:
+    """The file and the version that `FILE` (its latest version) or `FILE@VERSION` names.
 
     Raises:
         BenchError: there is no such file or version.
@@ -25,7 +25,7 @@ def chosen_points(source: str) -> tuple[str, dict[Key, Point]]:
     version = version or known[-1]
     if version not in known:
         raise BenchError(f"{name} has no version {version}: it has {', '.join(known)}.")
-    return version, points(records, version)
+    return name, version
 
 
 def compare(before: str, after: str) -> Table:
@@ -34,13 +34,13 @@ def compare(before: str, after: str) -> Table:
     Faster or slower (less or more) is said where the ranges from the 20th to the 80th percentile do not overlap.
 
     Args:
-        before, after: as for `chosen_points`.
+        before, after: as for `chosen_version`.
 
     Raises:
         BenchError: they have no point in common.
     """
-    old_version, old = chosen_points(before)
-    new_version, new = chosen_points(after)
+    (old_file, old_version), (new_file, new_version) = chosen_version(before), chosen_version(after)
+    old, new = points(load(Path(old_file)), old_version), points(load(Path(new_file)), new_version)
     common = [key for key in new if key in old]
     if not common:
         raise BenchError(f"{before} and {after} have no point in common: same kernel, device, case, mode and provider.")

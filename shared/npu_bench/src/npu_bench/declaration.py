@@ -11,7 +11,8 @@ from torch import Tensor
 
 from .errors import BenchError
 
-MODES = ("forward", "backward", "full", "no-grad-forward")
+MODES = ("forward", "backward", "full", "no-grad-forward", "graph")
+_MODES_UNASKED = MODES[:-1]
 
 Outputs = Tensor | tuple[Tensor, ...]
 Forward = Callable[..., Outputs]
@@ -77,12 +78,12 @@ class Benchmark:
             of `inputs` in their order; it raises `UnavailableError` where there is none. The first provider is ours.
         reference: the same function of the same tensors in fp64 (fp32 on an NPU).
         traffic: bytes that must move between memory and the chip, for a case and the mode "forward", "backward" or
-            "no-grad-forward"; "full" is the sum of the first two.
+            "no-grad-forward"; "full" and "graph" are the sum of the first two.
         flops: floating-point operations, likewise; None where they do not count.
         sweeps: further sets of cases, by the name that `--sweep` takes.
         tolerance: from a case, the largest error (`npu_bench.relative_error`) of a right result; None for what follows
             from the narrowest dtype of the inputs.
-        modes: what can be timed.
+        modes: what is timed unless modes are asked for, which may be any of `MODES`.
         peers: pip names whose versions are reported.
         host_stages: the stages of one call's host time on a device, for `npu-bench host`.
     """
@@ -97,7 +98,7 @@ class Benchmark:
     flops: Callable[[Case, str], int] | None = None
     sweeps: Mapping[str, Sweep] = field(default_factory=dict)
     tolerance: Callable[[Case], float | None] = lambda case: None
-    modes: Sequence[str] = MODES
+    modes: Sequence[str] = _MODES_UNASKED
     peers: Sequence[str] = ()
     host_stages: Callable[[torch.device], Sequence[Stage]] | None = None
 
@@ -126,6 +127,10 @@ class Benchmark:
         names = choose("cases", cases, [case.name for case in chosen.cases])
         return Sweep(chosen.x_name, chosen.x_label, [case for case in chosen.cases if case.name in names])
 
+    def select_modes(self, wanted: Sequence[str] | None) -> list[str]:
+        """The wanted ones of `MODES`; those that are timed unasked for None."""
+        return list(self.modes) if wanted is None else choose("modes", wanted, MODES)
+
     def bytes_moved(self, case: Case, mode: str) -> int:
         """`traffic` for any mode."""
         return _for_mode(self.traffic, case, mode)
@@ -150,6 +155,6 @@ def choose(option: str, wanted: Sequence[str] | None, known: Sequence[str]) -> l
 
 
 def _for_mode(formula: Callable[[Case, str], int], case: Case, mode: str) -> int:
-    if mode == "full":
+    if mode in ("full", "graph"):
         return formula(case, "forward") + formula(case, "backward")
     return formula(case, mode)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 
-from .errors import BenchError
+from .errors import BenchError, UnavailableError
+
+ResultT = TypeVar("ResultT")
 
 MIB = 2**20
 # Several times the last-level cache: 50 MB on an H200, 192 MB on an Ascend 910B.
+_WARM_UP_CALLS = 3  # before a capture: compiling and first allocations cannot be recorded
 _FLUSH_BYTES = {"cuda": 256 * MIB, "npu": 768 * MIB, "cpu": 64 * MIB}
 
 
@@ -66,6 +71,18 @@ class Device(abc.ABC):
     def release(self) -> None:
         """Give memory that no tensor uses back to the device."""
 
+    @abc.abstractmethod
+    def capture(self, call: Callable[[], ResultT]) -> tuple[Callable[[], None], ResultT]:
+        """Record what a call queues on the device.
+
+        Returns:
+            A function that queues all of it again at once, and the results of the call, which it writes again.
+
+        Raises:
+            UnavailableError: the device has no such graphs.
+            RuntimeError: the call waits for the device, or does something else that a graph cannot hold.
+        """
+
     def flush(self) -> None:
         """Overwrite a buffer several times the size of the last-level cache, so that nothing else is left in it."""
         if self._flush_buffer is None:
@@ -112,6 +129,36 @@ class Accelerator(Device):
     def release(self) -> None:
         self._backend.empty_cache()
 
+    def capture(self, call: Callable[[], ResultT]) -> tuple[Callable[[], None], ResultT]:
+        graph_type = getattr(self._backend, f"{self.kind.upper()}Graph", None)
+        if graph_type is None:
+            raise UnavailableError(f"torch.{self.kind} has no {self.kind.upper()}Graph")
+        current, side = self._backend.current_stream(), self._backend.Stream()
+        side.wait_stream(current)
+        with self._backend.stream(side):
+            for _ in range(_WARM_UP_CALLS):
+                call()
+            with self._waiting_is_an_error():
+                call()
+        current.wait_stream(side)
+        graph = graph_type()
+        with self._backend.graph(graph):
+            results = call()
+        return graph.replay, results
+
+    @contextlib.contextmanager
+    def _waiting_is_an_error(self) -> Iterator[None]:
+        """A capture that is broken off half-way leaves allocator and random numbers unusable: find out before."""
+        if not hasattr(self._backend, "set_sync_debug_mode"):
+            yield
+            return
+        before = self._backend.get_sync_debug_mode()
+        self._backend.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            self._backend.set_sync_debug_mode(before)
+
 
 class Cpu(Device):
     """The host itself. A call has run when it returns; nobody counts allocations."""
@@ -146,6 +193,9 @@ class Cpu(Device):
 
     def release(self) -> None:
         return
+
+    def capture(self, call: Callable[[], ResultT]) -> tuple[Callable[[], None], ResultT]:
+        raise UnavailableError("a CPU has no queue whose work could be recorded")
 
 
 def open_device(kind: str) -> Device:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+UNKNOWN = "unknown"
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -66,10 +68,9 @@ def describe(
     if torch.version.cuda and torch.cuda.is_available():
         software["CUDA"] = torch.version.cuda
     for name in peers:
-        try:
-            software[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        found = package_version(name, script)
+        if found != UNKNOWN:
+            software[name] = found
     return Environment(
         device,
         version + ("+" + ".".join(local) if local else ""),
@@ -80,10 +81,11 @@ def describe(
 
 
 def package_version(distribution: str, script: Path) -> str:
-    """The version in the pyproject.toml above the script, else that of the installed package, else "unknown"."""
+    """The version in the package's pyproject.toml in the script's repository, else of what is installed, else "unknown"."""
     for folder in script.resolve().parents:
-        project = folder / "pyproject.toml"
-        if project.is_file():
+        for project in (folder / "pyproject.toml", *sorted((folder / "packages").glob("*/pyproject.toml"))):
+            if not project.is_file():
+                continue
             text = project.read_text(encoding="utf-8")
             found = re.search(r'^version\s*=\s*"([^"]+)"', text, re.MULTILINE)
             if found and re.search(rf'^name\s*=\s*"{re.escape(distribution)}"', text, re.MULTILINE):
@@ -91,7 +93,7 @@ def package_version(distribution: str, script: Path) -> str:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return "unknown"
+        return UNKNOWN
 
 
 def _revision(script: Path) -> str | None:

@@ -33,8 +33,8 @@ def timed_call(
     """What one repetition does. Everything that is not the mode's own work is done here, once.
 
     Args:
-        mode: of `MODES`. "backward" differentiates a graph that is built here and retained; the call for
-            "no-grad-forward" must be made with gradients disabled.
+        mode: of `MODES`, without "graph", which is `graphs.capture`'s. "backward" differentiates a graph that is built
+            here and retained; the call for "no-grad-forward" must be made with gradients disabled.
         forward: the provider's.
         inputs: its arguments.
         gradients: of the outputs, allocated beforehand.

@@ -1,4 +1,4 @@
-"""Plots of a run: device time, bandwidth and memory over the cases, one column a mode."""
+"""Plots of a run: device time, rate and memory over the cases, one column a mode."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from .errors import BenchError
 from .report import header
 from .runner import Row, Run
+from .scaling import growths
 from .timing import Quantiles
 
 Values = tuple[float, float, float]  # median, 20th and 80th percentile
@@ -28,13 +29,20 @@ def plot(run: Run, path: Path) -> None:
     figure.savefig(path, dpi=_DPI)
 
 
-def draw(run: Run) -> Any:
-    """The picture, a `matplotlib.figure.Figure`. Raises as `plot` does."""
+def require_matplotlib() -> None:
+    """Raises `BenchError` where it is missing: better before a long run than after it."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError:
         raise BenchError("plots need matplotlib: pip install matplotlib") from None
+
+
+def draw(run: Run) -> Any:
+    """The picture, a `matplotlib.figure.Figure`. Raises as `plot` does."""
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     measured = [row for row in run.rows if row.right]
     if not measured:
         raise BenchError("there is nothing to plot: no provider gave a right result.")
@@ -110,6 +118,7 @@ def _draw(axis: Any, run: Run, rows: Sequence[Row], values: Callable[[Row], Valu
         axis.set_yscale("symlog" if values is _memory else "log")
     if values is _time:
         _draw_floor(axis, run, rows)
+        _draw_cliffs(axis, run, rows)
     if _numeric(run):
         axis.set_xscale("log", base=2)
     else:
@@ -122,6 +131,14 @@ def _draw_floor(axis: Any, run: Run, rows: Sequence[Row]) -> None:
     style = "k--" if _numeric(run) else "k_"
     xs, ys = _positions(run, list(floors)), [row.floor_ms for row in floors]
     axis.plot(xs, ys, style, linewidth=0.8, markersize=24, label="floor")
+
+
+def _draw_cliffs(axis: Any, run: Run, rows: Sequence[Row]) -> None:
+    found = growths(run)
+    steep = [row for row in rows if (growth := found.get((row.case.name, row.mode, row.provider))) and growth.cliff]
+    if steep:
+        ys = [row.device_ms.p50 for row in steep if row.device_ms]
+        axis.plot(_positions(run, steep), ys, "o", markersize=11, fillstyle="none", color="r", label="cliff")
 
 
 def _draw_ceiling(axis: Any, run: Run, rows: Sequence[Row]) -> None:

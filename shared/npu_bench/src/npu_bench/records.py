@@ -18,8 +18,8 @@ from .errors import BenchError
 from .runner import Row, Run
 from .timing import Quantiles
 
-# metric: unit, attribute of a row
-_METRICS = {
+# metric: unit, attribute of a row; in the order of `runner.Measured`
+METRICS = {
     "speed": ("ms", "device_ms"),
     "wall": ("ms", "wall_ms"),
     "host": ("us", "host_us"),
@@ -80,7 +80,7 @@ def records_of(run: Run) -> list[Record]:
     records = []
     for provider, mode in names:
         rows = [row for row in run.rows if (row.provider, row.mode) == (provider, mode)]
-        for metric, (unit, attribute) in _METRICS.items():
+        for metric, (unit, attribute) in METRICS.items():
             values: list[Quantiles | None] = [getattr(row, attribute) for row in rows]
             if any(values):
                 records.append(_record(run, provider, mode, metric, unit, rows, values))
@@ -98,8 +98,8 @@ def _record(
 ) -> Record:
     config = {
         "cache": "cold" if metric == "speed" else "warm",
-        "copy_gbs": round(run.ceilings.copy_gbs, 1),
-        "matmul_tflops": run.ceilings.matmul_tflops and round(run.ceilings.matmul_tflops, 1),
+        "copy_gbs": _rounded(run.ceilings.copy_gbs),
+        "matmul_tflops": run.ceilings.matmul_tflops and _rounded(run.ceilings.matmul_tflops),
         "command": run.environment.command,
         **run.environment.software,
     }
@@ -120,6 +120,10 @@ def _record(
         extra_benchmark_config_str=json.dumps(config),
         version=run.environment.version,
     )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def load(path: Path) -> list[Record]:

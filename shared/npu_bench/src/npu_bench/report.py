@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .runner import Row, Run
+from .scaling import TOLERANCE, Growth, growths
 from .tables import Table, markdown, number
 from .timing import Quantiles
 
@@ -23,6 +24,7 @@ _HEADERS = (
     "peak MB",
 )
 _LABELS = 3
+_GROWTH_COLUMN = _HEADERS.index("rate")  # of sweeps alone
 
 _NOTES = """\
 - result: largest error against the reference; WRONG results are not timed.
@@ -32,7 +34,16 @@ _NOTES = """\
 - floor: the bytes (or operations) that must move, at the ceiling; of ceiling: floor over device time.
 - wall: host clock over many calls with one synchronisation at the end, per call, caches warm; host: around the call
   alone, without waiting for the device.
-- peak MB (2^20 bytes): allocated above the inputs during the call, results and what the forward saved included.
+{growth}- peak MB (2^20 bytes): allocated above the inputs during the call, results and what the forward saved included.
+"""
+
+_GROWTH_NOTE = f"""\
+- growth: device time over that of the size before, over the same ratio of floors: 1 is a straight line. CLIFF: above
+  {TOLERANCE}, and not within the spread of the two times.
+"""
+
+_GRAPH_NOTE = """\
+- graph: forward and backward recorded once, while the inputs held other values, and replayed; the result is the replay's.
 """
 
 
@@ -51,13 +62,25 @@ def header(run: Run) -> str:
 
 def notes(run: Run) -> str:
     """What the columns mean, and which providers could not run at all."""
+    found = growths(run)
+    growth = _GROWTH_NOTE + _cliffs(found) if found else ""
+    graph = _GRAPH_NOTE if any(row.mode == "graph" for row in run.rows) else ""
     absent = [f"- not run: {provider}, {verdict}.\n" for provider, verdict in _absent(run).items()]
-    return _NOTES + "".join(absent)
+    return _NOTES.format(growth=growth) + graph + "".join(absent)
 
 
 def document(run: Run) -> str:
     """The run in Markdown."""
     return "\n".join([f"{header(run)}.\n", *(markdown(table) for table in tables_of(run)), notes(run)])
+
+
+def _cliffs(found: Mapping[tuple[str, str, str], Growth]) -> str:
+    cliffs = [
+        f"{provider} {mode} at {case} ({growth.ratio:.2f})"
+        for (case, mode, provider), growth in found.items()
+        if growth.cliff
+    ]
+    return f"- cliffs: {', '.join(cliffs) or 'none'}.\n"
 
 
 def _absent(run: Run) -> dict[str, str]:
@@ -73,11 +96,17 @@ def _absent(run: Run) -> dict[str, str]:
 
 
 def _table(run: Run, mode: str) -> Table:
-    rows, absent = [], _absent(run)
+    rows, absent, found = [], _absent(run), growths(run)
     for case in run.sweep.cases:
         group = [row for row in run.rows if row.mode == mode and row.case is case and row.provider not in absent]
-        rows += [_cells(row, group, run.ours) for row in group]
-    return Table(f"{run.benchmark}, {mode}", _HEADERS, rows, _LABELS)
+        for row in group:
+            cells = _cells(row, group, run.ours)
+            if found:
+                growth = found.get((case.name, mode, row.provider))
+                cells.insert(_GROWTH_COLUMN, "-" if growth is None else str(growth))
+            rows.append(cells)
+    headers = [*_HEADERS[:_GROWTH_COLUMN], "growth", *_HEADERS[_GROWTH_COLUMN:]] if found else _HEADERS
+    return Table(f"{run.benchmark}, {mode}", headers, rows, _LABELS)
 
 
 def _cells(row: Row, group: Sequence[Row], ours: str) -> list[str]:

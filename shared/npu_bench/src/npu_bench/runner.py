@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from .ceilings import Ceilings, measure_ceilings
-from .checks import Verdict, default_tolerance, expect, verify
+from .checks import Expected, Verdict, default_tolerance, expect, verify
 from .declaration import Benchmark, Case, Forward, Sweep
 from .devices import Device
 from .environment import Environment
-from .errors import UnavailableError
+from .errors import BenchError, UnavailableError
+from .graphs import capture
 from .modes import timed_call
 from .timing import Quantiles, device_times, host_times, peak_memory, wall_times
 
@@ -60,6 +61,21 @@ class Run:
     rows: Sequence[Row]
 
 
+Measured = tuple[Quantiles, Quantiles, Quantiles, Quantiles | None]  # device, wall and host time, memory
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A case's tensors, what is right, the forwards that are, and what to say of each provider."""
+
+    inputs: Mapping[str, Tensor]
+    seeds: tuple[Tensor, ...]
+    expected: Expected
+    tolerance: float
+    forwards: Mapping[str, Forward]
+    verdicts: dict[str, str]
+
+
 def run(
     benchmark: Benchmark,
     device: Device,
@@ -81,13 +97,21 @@ def run(
         modes, providers: which of those declared.
         budget_s: seconds for each provider, mode and clock; at least ten samples are taken whatever they cost.
         progress: told before each of `steps` steps what comes.
+
+    Raises:
+        BenchError: mode "graph" is asked for where there are no graphs.
     """
+    if "graph" in modes and not device.asynchronous:
+        raise BenchError(f"modes has graph, which replays the queue of an accelerator, and the device is {device.name}.")
     progress("ceilings")
     ceilings = measure_ceilings(device, matmul=benchmark.flops is not None)
     rows: list[Row] = []
     for case in sweep.cases:
         progress(f"{case.name}: results")
-        rows += _run_case(benchmark, device, ceilings, case, modes, providers, budget_s, progress)
+        try:
+            rows += _run_case(benchmark, device, ceilings, case, modes, providers, budget_s, progress)
+        except torch.OutOfMemoryError as error:  # of the reference, which is in a wide dtype: other cases may be smaller
+            rows += [Row(case, mode, name, _said(error)) for mode in modes for name in providers]
         gc.collect()
         device.release()
     return Run(benchmark.name, benchmark.ours, sweep, environment, ceilings, rows)
@@ -115,34 +139,40 @@ def _run_case(
     progress: Callable[[str], None],
 ) -> list[Row]:
     inputs = make_inputs(benchmark, case, device.torch_device)
-    forwards, verdicts, seeds = _checked(benchmark, device, case, inputs, providers)
+    subject = _checked(benchmark, device, case, inputs, providers)
     rows = []
     for mode in modes:
         progress(f"{case.name}: {mode}")
-        measured = _measure(device, mode, forwards, inputs, seeds, budget_s)
-        bytes_moved, operations = benchmark.bytes_moved(case, mode), benchmark.operations(case, mode)
-        by_operations = ceilings.bound_by_operations(bytes_moved, operations)
+        verdicts, measured = (
+            _measure_graphs(device, subject, budget_s) if mode == "graph" else _measure(device, mode, subject, budget_s)
+        )
         for name in providers:
-            if name not in forwards:
+            if name in measured:
+                rows.append(measured_row(benchmark, ceilings, case, mode, name, verdicts[name], measured[name]))
+            else:
                 rows.append(Row(case, mode, name, verdicts[name]))
-                continue
-            device_ms, wall_ms, host_us, memory = measured[name]
-            rate = operations / device_ms.p50 / 1e9 if by_operations else bytes_moved / device_ms.p50 / 1e6
-            rows.append(
-                Row(
-                    *(case, mode, name, verdicts[name], True, device_ms, wall_ms, host_us, memory),
-                    floor_ms=ceilings.floor_ms(bytes_moved, operations),
-                    rate=rate,
-                    rate_unit="TFLOP/s" if by_operations else "GB/s",
-                )
-            )
     return rows
+
+
+def measured_row(
+    benchmark: Benchmark, ceilings: Ceilings, case: Case, mode: str, provider: str, verdict: str, measured: Measured
+) -> Row:
+    """The row of a right result, with what follows from the declared bytes and operations."""
+    bytes_moved, operations = benchmark.bytes_moved(case, mode), benchmark.operations(case, mode)
+    by_operations = ceilings.bound_by_operations(bytes_moved, operations)
+    device_ms = measured[0].p50
+    return Row(
+        *(case, mode, provider, verdict, True, *measured),
+        floor_ms=ceilings.floor_ms(bytes_moved, operations),
+        rate=operations / device_ms / 1e9 if by_operations else bytes_moved / device_ms / 1e6,
+        rate_unit="TFLOP/s" if by_operations else "GB/s",
+    )
 
 
 def _checked(
     benchmark: Benchmark, device: Device, case: Case, inputs: Mapping[str, Tensor], providers: Sequence[str]
-) -> tuple[dict[str, Forward], dict[str, str], tuple[Tensor, ...]]:
-    """The forwards whose results are right, what to say of each provider, and gradients for the outputs."""
+) -> _Subject:
+    """Every provider's forward, checked."""
     expected, seeds = expect(benchmark.reference, inputs, device.reference_dtype)
     tolerance = benchmark.tolerance(case) or default_tolerance(inputs)
     forwards: dict[str, Forward] = {}
@@ -151,34 +181,55 @@ def _checked(
         try:
             forward = benchmark.providers[name](case, device.torch_device)
             verdict: Verdict = verify(forward, inputs, seeds, expected, tolerance)
-        except UnavailableError as error:
-            verdicts[name] = f"unavailable: {error}"
         except Exception as error:  # a peer that breaks must not take the others' results with it; the row says how
-            first_line = str(error).strip().partition("\n")[0]
-            verdicts[name] = f"failed: {type(error).__name__}: {first_line}"
+            verdicts[name] = _said(error)
         else:
             verdicts[name] = str(verdict)
             if verdict.right:
                 forwards[name] = forward
-    return forwards, verdicts, seeds
+    return _Subject(inputs, seeds, expected, tolerance, forwards, verdicts)
 
 
-def _measure(
-    device: Device,
-    mode: str,
-    forwards: Mapping[str, Forward],
-    inputs: Mapping[str, Tensor],
-    seeds: Sequence[Tensor],
-    budget_s: float,
-) -> dict[str, tuple[Quantiles, Quantiles, Quantiles, Quantiles | None]]:
+def _said(error: Exception) -> str:
+    first_line = str(error).strip().partition("\n")[0]
+    if isinstance(error, UnavailableError):
+        return f"unavailable: {first_line}"
+    return f"failed: {type(error).__name__}: {first_line}"
+
+
+def _measure(device: Device, mode: str, subject: _Subject, budget_s: float) -> tuple[dict[str, str], dict[str, Measured]]:
     def call_of(forward: Forward) -> Callable[[], object]:
-        return timed_call(mode, forward, inputs, seeds)
+        return timed_call(mode, forward, subject.inputs, subject.seeds)
 
     with torch.set_grad_enabled(mode != "no-grad-forward"):
         # Memory first, while no other provider's graph is alive.
-        memory = {name: peak_memory(partial(call_of, forward), device) for name, forward in forwards.items()}
-        calls = {name: call_of(forward) for name, forward in forwards.items()}
-        on_device = device_times(calls, device, budget_s)
-        wall = wall_times(calls, device, budget_s)
-        host = host_times(calls, device, budget_s / 3)
-    return {name: (on_device[name], wall[name], host[name], memory[name]) for name in forwards}
+        memory = {name: peak_memory(partial(call_of, forward), device) for name, forward in subject.forwards.items()}
+        calls = {name: call_of(forward) for name, forward in subject.forwards.items()}
+        return subject.verdicts, _times(device, calls, memory, budget_s)
+
+
+def _measure_graphs(device: Device, subject: _Subject, budget_s: float) -> tuple[dict[str, str], dict[str, Measured]]:
+    """Replays, checked by themselves. Their memory belongs to the graphs and is not counted."""
+    verdicts, calls = dict(subject.verdicts), {}
+    for name, forward in subject.forwards.items():
+        try:
+            replay, verdict = capture(*(device, forward, subject.inputs, subject.seeds, subject.expected, subject.tolerance))
+        except Exception as error:  # as for the results above
+            verdicts[name] = _said(error)
+        else:
+            verdicts[name] = str(verdict)
+            if verdict.right:
+                calls[name] = replay
+    return verdicts, _times(device, calls, dict.fromkeys(calls), budget_s)
+
+
+def _times(
+    device: Device,
+    calls: Mapping[str, Callable[[], object]],
+    memory: Mapping[str, Quantiles | None],
+    budget_s: float,
+) -> dict[str, Measured]:
+    on_device = device_times(calls, device, budget_s)
+    wall = wall_times(calls, device, budget_s)
+    host = host_times(calls, device, budget_s / 3)
+    return {name: (on_device[name], wall[name], host[name], memory[name]) for name in calls}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def load(path: Path) -> Benchmark:
     spec = importlib.util.spec_from_file_location(f"npu_bench_script_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look their types up
     spec.loader.exec_module(module)
     benchmark = getattr(module, "BENCHMARK", None)
     if not isinstance(benchmark, Benchmark):

@@ -58,7 +58,7 @@ def device_times(calls: Calls, device: Device, budget_s: float) -> dict[str, Qua
     flushes, round_ms = {}, 0.0
     for name, call in calls.items():
         _warm_up(call, device)
-        host_ms = _host_us(call, device, _QUEUED_CALLS).p80 / 1e3 if device.asynchronous else 0.0
+        host_ms = Quantiles.of(_host_samples(call, device, _QUEUED_CALLS)).p80 / 1e3 if device.asynchronous else 0.0
         flushes[name] = min(_MAX_FLUSHES, max(1, ceil(_HEAD_START * host_ms / flush_ms)))
         round_ms += flushes[name] * flush_ms + _batch_ms(call, device, 3)
     stamps: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
@@ -90,13 +90,16 @@ def wall_times(calls: Calls, device: Device, budget_s: float) -> dict[str, Quant
 
 def host_times(calls: Calls, device: Device, budget_s: float) -> dict[str, Quantiles]:
     """Microseconds that each call keeps the host."""
-    result = {}
+    counts = {}
     for name, call in calls.items():
         _warm_up(call, device)
-        count = _count(budget_s, _batch_ms(call, device, 3))
-        with _no_garbage_collection():
-            result[name] = _host_us(call, device, count)
-    return result
+        counts[name] = _count(budget_s, _batch_ms(call, device, 3))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    with _no_garbage_collection():
+        for done in range(0, max(counts.values(), default=0), _QUEUED_CALLS):
+            for name, call in calls.items():
+                samples[name] += _host_samples(call, device, min(_QUEUED_CALLS, counts[name] - done))
+    return {name: Quantiles.of(values) for name, values in samples.items()}
 
 
 def peak_memory(make_call: Callable[[], Callable[[], Any]], device: Device) -> Quantiles | None:
@@ -137,16 +140,16 @@ def _batch_ms(call: Callable[[], Any], device: Device, count: int) -> float:
     return max((time.perf_counter() - start) * 1e3 / count, 1e-6)
 
 
-def _host_us(call: Callable[[], Any], device: Device, count: int) -> Quantiles:
+def _host_samples(call: Callable[[], Any], device: Device, count: int) -> list[float]:
+    """Microseconds of so many calls in a row, `_QUEUED_CALLS` at most; none for a count below 1."""
     samples = []
-    for i in range(count):
-        if i % _QUEUED_CALLS == 0:
-            device.synchronize()
+    device.synchronize()
+    for _ in range(count):
         start = time.perf_counter_ns()
         call()
         samples.append((time.perf_counter_ns() - start) / 1e3)
     device.synchronize()
-    return Quantiles.of(samples)
+    return samples
 
 
 @contextlib.contextmanager

@@ -19,6 +19,9 @@ _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
 # is the Function for that, where torch.autograd.Function would start over at the outermost level.
 Function = torch.autograd.function._SingleLevelFunction
 
+_PLAIN_TENSORS = frozenset((Tensor, Parameter))
+_NUMBERS = frozenset((int, float, bool, str, type(None)))
+
 _transformed = threading.local()  # .recording: inside `apply` under a transform
 
 
@@ -65,7 +68,13 @@ class OperatorLibrary:
             flat = apply(_Gradient, self, name, structure, results, *leaves)
             return tree_unflatten(flat, results.structure)
 
+        def unless_recorded(*arguments: Any) -> Any:
+            if needs_gradient(arguments):
+                return refuse_if_recorded(*arguments)
+            return self._implementations[name](*arguments)
+
         self.autograd(name, refuse_if_recorded)
+        self._with_autograd[name] = unless_recorded  # from `__call__`, which has asked who observes
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Call an operator, all of its arguments in order: a gradient too, from the backward of an autograd function."""
@@ -144,9 +153,12 @@ def unobserved(arguments: Sequence[Any]) -> bool:
 
 def _all_plain(arguments: Sequence[Any]) -> bool:
     for argument in arguments:
-        if isinstance(argument, Tensor):
-            if (type(argument) is not Tensor and type(argument) is not Parameter) or argument.is_meta:
+        kind = type(argument)
+        if kind in _PLAIN_TENSORS:
+            if argument.is_meta:
                 return False
-        elif isinstance(argument, (list, tuple)) and not _all_plain(argument):
+        elif kind in _NUMBERS:  # nothing to ask: most arguments, in every call
+            continue
+        elif isinstance(argument, Tensor) or (isinstance(argument, (list, tuple)) and not _all_plain(argument)):
             return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,14 +47,18 @@ def import_kernels(module: str, package: str) -> ModuleType:
 class Launcher:
     """One `@triton.jit` kernel, launched on a 1-D grid.
 
-    On CUDA the kernel that the JIT compiled is remembered and called directly the next time, which saves the JIT's own
-    look-up. Elsewhere, and for pointers that are not aligned to 16 bytes, every launch goes through the JIT.
+    On CUDA the kernel that the JIT compiled is remembered and called directly the next time, with addresses in the place of
+    tensors, which saves the JIT's look-up and the launcher's own questions about every pointer. Elsewhere, for pointers that
+    are not aligned to 16 bytes, and where a profiler has hooked into launches, every launch goes through the JIT.
     """
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._compiled: dict[Hashable, Any] = {}
-        self._direct = sys.modules["triton"].__version__.rpartition(".")[0] in _DIRECT_CALL_RELEASES
+        triton = sys.modules["triton"]
+        self._direct = triton.__version__.rpartition(".")[0] in _DIRECT_CALL_RELEASES
+        if self._direct:
+            self._hooks, self._driver = triton.knobs.runtime, triton.runtime.driver
 
     def __call__(
         self,
@@ -75,28 +80,41 @@ class Launcher:
             key: equal for two launches only if dtypes, scalars that the JIT specialises, constants and options are.
         """
         device = tensors[0].device  # type: ignore[union-attr]
-        if device.type != "cpu":
-            import torch
-
-            accelerator = getattr(torch, device.type)
-            if device.index != accelerator.current_device():  # Triton launches on the current device, whatever the tensors'
+        kind, index = device.type, device.index
+        if kind != "cpu":
+            accelerator = getattr(sys.modules["torch"], kind)
+            if index != accelerator.current_device():  # Triton launches on the current device, whatever the tensors'
                 with accelerator.device(device):
                     self(grid, tensors, scalars, constants, options, key)
                 return
-        bits = 0
-        if device.type == "cuda" and self._direct:
+        direct = self._direct and kind == "cuda" and not self._hooked()
+        pointers: list[int | None] = []
+        if direct:
+            bits = 0
             for tensor in tensors:
-                if tensor is not None:
-                    bits |= tensor.data_ptr()
-        if device.type != "cuda" or not self._direct or bits % _ALIGNMENT:
+                if tensor is None:
+                    pointers.append(None)
+                    continue
+                pointer = tensor.data_ptr()
+                pointers.append(pointer)
+                bits |= pointer
+                direct &= tensor.is_cuda  # the JIT refuses others in words, a kernel would read through the address
+            direct &= not bits % _ALIGNMENT
+        if not direct:
             self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
             return
-        slot = (key, device.index)
+        slot = (key, index)
         compiled = self._compiled.get(slot)
         if compiled is None:
             self._compiled[slot] = self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
-        else:
-            compiled[(grid, 1, 1)](*tensors, *scalars, *constants.values())
+            return
+        stream = self._driver.active.get_current_stream(index)
+        launch = (grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None)
+        compiled.run(*launch, *pointers, *scalars, *constants.values())
+
+    def _hooked(self) -> bool:
+        enter, leave = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
+        return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 class Tiled(Protocol):
@@ -109,6 +127,15 @@ class Tiled(Protocol):
     @property
     def options(self) -> Mapping[str, Any]:
         """Compiler options."""
+
+
+_numbers = itertools.count()
+_numbered: dict[Hashable, int] = {}
+
+
+def _number(key: Hashable) -> int:
+    """The same number for equal keys: hashed at once on every launch, where a nested tuple is hashed through."""
+    return _numbered.setdefault(key, next(_numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +165,8 @@ class Recipe:
                 32 bits.
         """
         constants, options = {**launch.constants, **modes}, launch.options
-        return cls(launch, constants, options, (tuple(constants.values()), tuple(options.values()), kinds), modes)
+        key = _number((tuple(constants.values()), tuple(options.values()), kinds))
+        return cls(launch, constants, options, key, modes)
 
     def smaller(self, choose: Callable[[Any], Tiled | None]) -> Recipe | None:
         """The recipe of the next smaller launch, for `launch_with_fallback`; None at the end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,23 +30,39 @@ def row_layout(*tensors: torch.Tensor) -> RowLayout | None:
         The layout; None where it takes more than two levels or where elements of a row are not next to each other: a copy
         (`contiguous()`) is needed then.
     """
-    shape = tensors[0].shape
+    return layout_of(tensors[0].shape, [tensor.stride() for tensor in tensors])
+
+
+def layout_of(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> RowLayout | None:
+    """`row_layout` of tensors of one shape and these strides."""
     width = shape[-1]
-    if all(tensor.is_contiguous() for tensor in tensors):
-        return RowLayout(1, prod(shape[:-1]), ((0, width),) * len(tensors))
-    if width > 1 and any(tensor.stride(-1) != 1 for tensor in tensors):
+    if all(_is_contiguous(shape, own) for own in strides):
+        return RowLayout(1, prod(shape[:-1]), ((0, width),) * len(strides))
+    if width > 1 and any(own[-1] != 1 for own in strides):
         return None
     levels: list[tuple[int, tuple[int, ...]]] = []  # outermost first: size, one stride a tensor
     for dimension, size in enumerate(shape[:-1]):
         if size == 1:
             continue
-        strides = tuple(tensor.stride(dimension) for tensor in tensors)
-        if levels and all(above == size * below for above, below in zip(levels[-1][1], strides, strict=True)):
-            levels[-1] = (levels[-1][0] * size, strides)
+        steps = tuple(own[dimension] for own in strides)
+        if levels and all(above == size * below for above, below in zip(levels[-1][1], steps, strict=True)):
+            levels[-1] = (levels[-1][0] * size, steps)
         else:
-            levels.append((size, strides))
+            levels.append((size, steps))
     if len(levels) > 2:
         return None
-    none = (1, (0,) * len(tensors))
+    none = (1, (0,) * len(strides))
     outer, inner = [none, none, *levels][-2:]
     return RowLayout(outer[0], inner[0], tuple(zip(outer[1], inner[1], strict=True)))
+
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """As `Tensor.is_contiguous`: strides of dimensions of size 1 do not count, nor any where there are no elements."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
