@@ -1,11 +1,12 @@
-"""Makes what is not a package of its own, tools, importable by tests; the wheels that they share."""
+"""Makes what is not a package of its own, tools and causal_lms.py, importable by tests; the wheels that they share."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +19,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in read_packages().values():
         wheels.build(package, folder)
     return folder
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch on one thread: for tensors so small that waiting for a second one is most of the time."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -48,8 +47,7 @@ def try_with_lowest_core(package: Package, core: Package, root: Path, folder: Pa
     environment = wheels.Environment(folder / "environment")
     environment.show([needed for needed in package.requires if needed.name != CORE], folder / "links")
     environment.install(package.name, f"{CORE}=={version}", find=built)
-    readme = (root / package.folder / "README.md").read_text()
-    example = "\n".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
+    example = "\n".join(wheels.readme_blocks(package, root))
     environment.run(IMPORT_EVERYTHING.format(module=package.module) + example)
     source = f"the tag {CORE}-v{version}" if tagged else "the working tree, as no release has a tag yet"
     return f"{package.key} imports and runs its example with npu-tiling {version}, from {source}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -28,6 +29,12 @@ def build(package: Package, output: Path, root: Path = ROOT) -> Path:
     if done.returncode:
         raise RuntimeError(f"{package.name} does not build:\n{done.stdout}")
     return output / f"{package.module}-{package.version}-py3-none-any.whl"
+
+
+def readme_blocks(package: Package, root: Path = ROOT) -> list[str]:
+    """The Python blocks of a package's README that run with it alone: those with transformers need more."""
+    blocks = re.findall(r"```python\n(.*?)```", (root / package.folder / "README.md").read_text(), re.DOTALL)
+    return [block for block in blocks if "transformers" not in block]
 
 
 class Environment:

@@ -14,6 +14,14 @@ WIDTHS = {
     torch.float32: (123, 2048, 4096, 6144, 8192),
 }
 LAYERS = {1024: (2, 5, 12), 4096: (2, 8), 16384: (8,)}
+# A call for each way that a launch can be tiled: what tests and quick reports look at.
+SAMPLE = (
+    "bfloat16 4096, list",
+    "bfloat16 7168, normalised merge",
+    "float32 123",
+    "bfloat16 16384",
+    "bfloat16 1024, 5 layers",
+)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -35,9 +43,23 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"bfloat16 {width}, {n_layers} layers", _phase1(width, n_layers)
 
 
-def _attn_res(width: int, dtype: torch.dtype, *, listed: bool = False, normalised: bool = False) -> Callable[[], None]:
+def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:
+    """The same at sizes at which time counts: what `npu-offline tune` searches tiles for."""
+    for width in (1024, 2048, 4096, 7168):
+        yield f"bfloat16 8 x 1024 x {width}", _attn_res(width, torch.bfloat16, n_blocks=8, tokens=1024)
+
+
+def _attn_res(
+    width: int,
+    dtype: torch.dtype,
+    *,
+    listed: bool = False,
+    normalised: bool = False,
+    n_blocks: int = N_BLOCKS,
+    tokens: int = TOKENS,
+) -> Callable[[], None]:
     def call() -> None:
-        blocks = torch.empty(N_BLOCKS, TOKENS, width, dtype=dtype)
+        blocks = torch.empty(n_blocks, tokens, width, dtype=dtype)
         weights = [torch.empty(width, dtype=dtype, requires_grad=True) for _ in range(3)]
         given = [block.requires_grad_() for block in blocks.unbind()] if listed else blocks.requires_grad_()
         results = attn_res(given, *weights[:2], norm_weight=weights[2] if normalised else None)

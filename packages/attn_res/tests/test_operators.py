@@ -1,6 +1,7 @@
 """The operators as PyTorch sees them: registration, compilation, transforms, modules."""
 
 import copy
+import functools
 
 import depth
 import pytest
@@ -52,6 +53,18 @@ def test_gradients_are_registered_properly(device):
     torch.library.opcheck(OPS.merge_backward.default, (*inputs, [True, True, False]))
 
 
+def test_results_lie_as_the_compiler_is_told(device):
+    a, b = (torch.randn(WIDTH, 5, device=device.torch).t() for _ in range(2))
+    o, query, norm = (torch.randn(shape, device=device.torch) for shape in ((5, WIDTH), (WIDTH,), (WIDTH,)))
+    state, options = (o, o[:, 0], o[:, 1].abs(), a), (1e-6, 1e-6, True)
+    check = functools.partial(torch.library.opcheck, test_utils="test_faketensor")
+    check(OPS.attn_res.default, ([a, b], False, query, norm, norm, *options))
+    check(OPS.merge.default, (*state, b, query, norm, norm, *options))
+    *_, score, rstd, lse, norm_rstd = OPS.merge(*state, None, query, norm, None, *options)
+    statistics = (score, rstd, lse, norm_rstd, [True, True, False])
+    check(OPS.merge_backward.default, (b, None, None, None, *state, query, norm, None, *statistics))
+
+
 @pytest.mark.parametrize("what", ["one", "phases"])
 def test_compiles_to_one_graph(device, what):
     backend = "inductor" if device.name == "cuda" else "aot_eager"
@@ -84,6 +97,15 @@ def test_tokens_may_be_dynamic_under_compile(device):
         torch._dynamo.mark_dynamic(blocks, 1)
         assert torch.equal(compiled(blocks), attn_res(blocks, *weights) * 2)
     assert counter.frame_count == 1
+
+
+def test_export(device):
+    module = AttnRes(WIDTH, device=device.torch)
+    torch.nn.init.normal_(module.w_query)
+    (blocks,) = tensors(device, (3, 5, WIDTH))
+    program = torch.export.export(module, (blocks,), dynamic_shapes=({1: torch.export.Dim("tokens")},))
+    for given in (blocks, blocks.repeat(1, 2, 1)):
+        assert torch.equal(program.module()(given), module(given))
 
 
 def test_functional_gradient(device):

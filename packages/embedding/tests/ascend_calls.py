@@ -10,6 +10,14 @@ from npu_embedding import embedding
 N, ROWS = 2000, 300  # no tile depends on them
 WIDTHS = (1, 7, 64, 100, 123, 128, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 12288, 16384, 16411)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# A call for each way that a launch can be tiled: what tests and quick reports look at.
+SAMPLE = (
+    "fp32 768",
+    "bf16 7168",
+    "fp32 123",
+    "fp32 16384",
+    "bf16 4096, by frequency",
+)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -26,12 +34,25 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "fp32 768, columns of a wider table", _call(768, torch.float32, pitch=1000)
 
 
+def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:
+    """The same at sizes at which time counts: what `npu-offline tune` searches tiles for."""
+    for name, width in (("fp32", 768), ("bf16", 1024), ("bf16", 4096), ("bf16", 8192)):
+        yield f"{name} 16384 of 32000 x {width}", _call(width, DTYPES[name], n=16384, rows=32000)
+
+
 def _call(
-    width: int, dtype: torch.dtype, *, index_dtype: torch.dtype = torch.int64, pitch: int | None = None, **options: object
+    width: int,
+    dtype: torch.dtype,
+    *,
+    index_dtype: torch.dtype = torch.int64,
+    pitch: int | None = None,
+    n: int = N,
+    rows: int = ROWS,
+    **options: object,
 ) -> Callable[[], None]:
     def call() -> None:
-        weight = torch.zeros(ROWS, pitch or width, dtype=dtype)[:, :width].requires_grad_()
-        out = embedding(torch.zeros(N, dtype=index_dtype), weight, **options)  # type: ignore[arg-type]
+        weight = torch.zeros(rows, pitch or width, dtype=dtype)[:, :width].requires_grad_()
+        out = embedding((torch.arange(n) * 7919 % rows).to(index_dtype), weight, **options)  # type: ignore[arg-type]
         out.backward(torch.zeros_like(out))
 
     return call

@@ -23,6 +23,15 @@ def test_operators_are_registered_properly(device, dtype):
     torch.library.opcheck(OPS.renormalise_.default, (indices, weight, 1.0, 2.0, 0, 10))
 
 
+def test_results_lie_as_the_compiler_is_told(device):
+    indices = torch.randint(0, 10, (5, 3), device=device.torch).t()
+    dy = torch.randn(5, 3, 64, device=device.torch).transpose(0, 1)
+    weight = torch.randn(10, 64, device=device.torch)
+    arguments = (indices, weight, -1, False, False, 0, 10)
+    torch.library.opcheck(OPS.embedding.default, arguments, test_utils="test_faketensor")
+    torch.library.opcheck(OPS.embedding_backward.default, (dy, indices, 10, -1, False, 0), test_utils="test_faketensor")
+
+
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2, "scale_grad_by_freq": True}, {"max_norm": 1.0}])
 def test_compiles_to_one_graph(device, options):
     backend = "inductor" if device.name == "cuda" else "aot_eager"

@@ -1,33 +1,18 @@
 """A table split over two processes trains as the whole one does."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed
+from npu_offline import ranks
 from npu_offline.plugin import why_not
 
 WORKER = Path(__file__).parent / "parallel_worker.py"
 
 
-@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
+@pytest.mark.skipif(ranks.why_not() is not None, reason=str(ranks.why_not()))
 @pytest.mark.parametrize("place", ["cpu", "emulated"])
-def test_two_ranks_are_one_table(place, tmp_path):
+def test_two_ranks_are_one_table(place):
     reason = why_not(place)
     if reason:
         pytest.skip(reason)
-    command = [sys.executable, str(WORKER)]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), "2", str(tmp_path / "store"), place],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        out, error = rank.communicate(timeout=120)
-        assert rank.returncode == 0, error[-3000:]
-        assert out.strip().endswith("ok")
+    ranks.run(WORKER, 2, place)

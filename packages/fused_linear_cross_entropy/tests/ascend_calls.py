@@ -29,6 +29,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "everything, entropy": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True, "return_entropy": True},
     "everything, columns": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True, "memory_budget": 2**20},
 }
+# A call for each way that a launch can be tiled: what tests and quick reports look at.
+SAMPLE = (
+    "bfloat16 1000",
+    "bfloat16 128256",
+    "bfloat16 50257, everything",
+    "float32 32000",
+    "bfloat16 128256, accuracy",
+)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -42,6 +50,26 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     for vocabulary in (1000, 50257, 128256):
         for what, options in OPTIONS.items():
             yield f"bfloat16 {vocabulary}, {what}", call(vocabulary, **options)
+
+
+def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Chunks of logits of sizes at which time counts: what `npu-offline tune` searches tiles for."""
+    for vocabulary in (4096, 32000, 128256):
+        yield f"bfloat16 1024 x {vocabulary}", _chunk(vocabulary)
+
+
+def _chunk(vocabulary: int) -> Callable[[], None]:
+    def run() -> None:
+        x = torch.zeros(1024, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+        weight = torch.empty(vocabulary, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+        with (
+            mock.patch.object(matmul, "writes_fp32", lambda *_: False),
+            mock.patch.object(matmul, "product", lambda *_: None),  # kernels alone are timed
+            mock.patch.object(matmul, "add_product", lambda *_: None),
+        ):
+            fused_linear_cross_entropy(x, weight, torch.zeros(1024, dtype=torch.int64), chunk_tokens=1024)
+
+    return run
 
 
 def call(

@@ -70,6 +70,18 @@ def test_tokens_may_be_dynamic_under_compile(device):
     assert counter.frame_count == 1
 
 
+def test_export(device):
+    x, weight, target = tensors(device)
+    module = FusedLinearCrossEntropyLoss(softcap=5.0, return_lse=True)
+    tokens = torch.export.Dim("tokens")
+    program = torch.export.export(module, (x, weight, target), dynamic_shapes=({0: tokens}, None, {0: tokens}))
+    for n in (5, 9):
+        x, weight, target = tensors(device, n)
+        exported, expected = program.module()(x, weight, target), module(x, weight, target)
+        assert torch.equal(exported.loss, expected.loss)
+        assert torch.equal(exported.lse, expected.lse)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_functional_gradient(device, reduction):
     x, weight, target = tensors(device)

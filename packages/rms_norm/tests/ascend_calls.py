@@ -13,6 +13,15 @@ WIDTHS = {
     torch.float16: (512, 8192),
     torch.float32: (1, 123, 512, 2048, 4096, 6144, 8192, 16384),
 }
+# A call for each way that a launch can be tiled: what tests and quick reports look at.
+SAMPLE = (
+    "bfloat16 512",
+    "bfloat16 8192",
+    "float32 123",
+    "bfloat16 65536",
+    "bfloat16 4096, residual",
+    "bfloat16, 32 heads of 128",
+)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -31,6 +40,12 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"float32 {width}, residual", _call(width, fp32, fp32, residual=fp32)
     for heads in (4, 32):
         yield f"bfloat16, {heads} heads of 128", _call(128, bf16, bf16, heads=heads)
+
+
+def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:
+    """The same at sizes at which time counts: what `npu-offline tune` searches tiles for."""
+    for width in (512, 1024, 2048, 4096, 8192):
+        yield f"bfloat16 {ROWS} x {width}", _call(width, torch.bfloat16, torch.bfloat16)
 
 
 def _call(

@@ -1,6 +1,7 @@
 """The operators as PyTorch sees them: registration, compilation, transforms, modules."""
 
 import copy
+import functools
 
 import formula
 import pytest
@@ -25,6 +26,16 @@ def test_operators_are_registered_properly(device, dtype):
     for dsum in (None, residual):
         torch.library.opcheck(OPS.rms_norm_backward.default, (x, dsum, residual, weight, rstd, 0.0, "llama", True, True))
     torch.library.opcheck(OPS.rms_norm_backward_.default, (x, None, residual, weight, rstd, 0.0, "llama", True))
+
+
+def test_results_lie_as_the_compiler_is_told(device):
+    make = lambda: torch.randn(5, 3, 64, device=device.torch).transpose(0, 1)  # noqa: E731
+    x, residual, weight, options = make(), make(), torch.ones(64, device=device.torch), (0.0, "llama")
+    check = functools.partial(torch.library.opcheck, test_utils="test_faketensor")
+    check(OPS.rms_norm.default, (x, weight, 1e-6, *options, False, True))
+    check(OPS.add_rms_norm.default, (x, residual, weight, 1e-6, *options, False, True))
+    rstd = torch.rand(3, 5, device=device.torch)
+    check(OPS.rms_norm_backward.default, (x, residual, residual.contiguous(), weight, rstd, *options, True, True))
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from npu_tiling.autograd import Function, apply, needs_gradient
+from npu_tiling.sharding import is_distributed
 from torch import Tensor
 
+from . import sharding
 from .arguments import check_merge, check_phase1, check_sources
 from .operators import reads_h
 from .registration import OPERATORS
@@ -29,7 +32,8 @@ def attn_res(
         k_i = v_i / sqrt(mean(v_i^2) + eps) * w_norm        alpha = softmax_i(<w_query, k_i>)        h = sum_i alpha_i v_i
 
     Arithmetic is fp32, h is rounded once, to v's dtype. Under autocast nothing is cast. A block that needs no gradient gets
-    none computed; its score still counts in those of the others.
+    none computed; its score still counts in those of the others. Of DTensors, see sharding.py, each rank computes its own
+    tokens.
 
     Args:
         blocks: v, a tensor [N, ..., D] or a list or tuple of N tensors [..., D], which is not stacked or copied; fp32, bf16
@@ -52,7 +56,11 @@ def attn_res(
     """
     stacked = isinstance(blocks, Tensor)
     sources = [blocks] if stacked else blocks
-    check_sources(sources, stacked, {"w_query": w_query, "w_norm": w_norm, "norm_weight": norm_weight}, eps, norm_eps)
+    weights = {"w_query": w_query, "w_norm": w_norm, "norm_weight": norm_weight}
+    check_sources(sources, stacked, weights, eps, norm_eps)
+    if is_distributed((sources, w_query, w_norm, norm_weight)):
+        run = functools.partial(attn_res, eps=eps, return_weights=return_weights, norm_eps=norm_eps)
+        return sharding.attn_res(run, blocks, weights, return_weights)
     options = (eps, norm_eps, return_weights)
     h, y, score, _, lse, _ = OPERATORS("attn_res", list(sources), stacked, w_query, w_norm, norm_weight, *options)
     results = [h]
@@ -92,6 +100,8 @@ def attn_res_phase1(
     stacked = isinstance(blocks, Tensor)
     sources = [blocks] if stacked else blocks
     first = check_phase1(queries, sources, stacked, w_norm, eps)
+    if is_distributed((queries, sources, w_norm)):
+        return sharding.phase1(functools.partial(attn_res_phase1, eps=eps), queries, blocks, w_norm)
     o, maximum, total, _, _ = OPERATORS("phase1", queries, list(sources), stacked, w_norm, eps, False)
     leading = first.shape[1:-1] if stacked else first.shape[:-1]
     o = o.view(*leading, *o.shape[1:]).movedim(-2, 0)
@@ -136,7 +146,11 @@ def attn_res_merge(
     Source: arXiv 2603.15031, the two-phase computation.
     """
     weights = {"w_query": w_query, "w_norm": w_norm, "norm_weight": norm_weight}
-    check_merge({"o": o, "max": max, "sum": sum}, partial, layer_output, weights, eps, norm_eps)
+    state = {"o": o, "max": max, "sum": sum}
+    check_merge(state, partial, layer_output, weights, eps, norm_eps)
+    rows = {**state, "partial": partial, "layer_output": layer_output}
+    if is_distributed((*rows.values(), *weights.values())):
+        return sharding.merge(functools.partial(attn_res_merge, eps=eps, norm_eps=norm_eps), rows, weights, partial)
     options = (w_query, w_norm, norm_weight, eps, norm_eps, False)
     h, y, joined, *_ = OPERATORS("merge", o, max, sum, partial, layer_output, *options)
     results = [h]

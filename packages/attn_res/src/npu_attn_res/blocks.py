@@ -132,7 +132,8 @@ class _Span:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._first = tensors[0]
         self.dtype, self.device = self._first.dtype, self._first.device
-        self._storage = _Bounds([tensor.untyped_storage() for tensor in tensors])
+        self.storages = [tensor.untyped_storage() for tensor in tensors]  # an emulation that watches looks no further
+        self._storage = _Bounds(self.storages)
 
     def data_ptr(self) -> int:
         return self._first.data_ptr()

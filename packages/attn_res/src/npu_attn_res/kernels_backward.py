@@ -41,6 +41,8 @@ def attn_res_backward_kernel(
     BLOCK_D: tl.constexpr,  # >= D
     ALIGNED: tl.constexpr,
 ):
+    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
+    # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     if p_dg is not None:
@@ -103,6 +105,7 @@ def attn_res_weights_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """dg = the sum of the partial sums, in one fixed order; dw_query = dg w_norm, dw_norm = dg w_query."""
+    # lint: allow short-transfer: the partial sums of all cores are a few KiB, of which every core adds some columns
     EXACT: tl.constexpr = D % BLOCK_D == 0
     for i_block in tl.range(tl.program_id(0), tl.cdiv(D, BLOCK_D), tl.num_programs(0)):
         i_col = i_block * BLOCK_D

@@ -129,6 +129,7 @@ def attn_res_gradient_kernel(
 
     dv_i = sum over layers of (alpha do + slope g) - along v_i        dg = sum over tokens and blocks of slope v_i
     """
+    # lint: allow short-transfer: where a row does not fit beside those of all layers, it comes in equal pieces
     EXACT: tl.constexpr = D % BLOCK_D == 0
     ROWS: tl.constexpr = BLOCK_M * BLOCK_S
     N_COLS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D

@@ -167,7 +167,7 @@ def merge(
         found = launch_phases.merge(o, maximum, total, partial, x, w_query, w_norm, *options, save, device)
     else:
         found = launch_phases.merge_formula(o, maximum, total, partial, x, w_query, w_norm, *options)
-    h, y, joined, *statistics = found
+    h, y, joined, *statistics = laid_out(found)
     assert h is not None
     outputs = (nothing(h) if result is None else result for result in (y, joined))
     return h, *outputs, *(kept if save and kept is not None else nothing(h) for kept in statistics)
@@ -201,7 +201,7 @@ def merge_backward(
         found = launch_phases.merge_backward_formula(*tensors, needed)
     else:
         found = launch_phases.merge_backward(*tensors, needed, device)
-    return tuple([nothing(dh) if result is None else result for result in (*found, dweight)])
+    return tuple([nothing(dh) if result is None else result for result in (*laid_out(found), dweight)])
 
 
 def whole_gradient(
@@ -249,6 +249,11 @@ def gathered(gradients: Sequence[Tensor | None], blocks: Sequence[Tensor], stack
         nothing(block) if gradient is None else gradient.view(block.shape)
         for block, gradient in zip(blocks, gradients, strict=False)
     ]
+
+
+def laid_out(results: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Results with the strides that the fake functions promise: PyTorch's follow those of the inputs."""
+    return [None if result is None else result.contiguous() for result in results]
 
 
 def nothing(like: Tensor) -> Tensor:

@@ -2,5 +2,6 @@
 
 from .autograd import embedding
 from .module import Embedding, VocabParallelEmbedding
+from .patching import patch
 
-__all__ = ["Embedding", "VocabParallelEmbedding", "embedding"]
+__all__ = ["Embedding", "VocabParallelEmbedding", "embedding", "patch"]

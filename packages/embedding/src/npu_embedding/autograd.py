@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from npu_tiling.autograd import Function, apply, needs_gradient
+from npu_tiling.sharding import is_distributed
 from torch import Tensor
 
+from . import sharding
 from .operators import OPERATORS
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,7 +33,7 @@ def embedding(
         out[...] = weight[indices[...]]        dweight[r] = sum of dy over the positions whose index is r
 
     The gradient's sums are fp32, rounded once, and the same bits every time: equal indices are brought together by a stable
-    sort and added in a fixed order. Nothing waits for the device. Under autocast nothing is cast.
+    sort and added in a fixed order. Nothing waits for the device. Under autocast nothing is cast. DTensors: see sharding.py.
 
     An index outside the table: on a CPU an IndexError that names it. On an accelerator, which no error can come back from
     without waiting, nothing outside the table is read or written; that row of the output is NaN, so that the loss is too,
@@ -65,9 +69,14 @@ def embedding(
     """
     first, n_total = _check(indices, weight, vocab_range, num_embeddings)
     padding = _padding_row(padding_idx, weight.shape[0] if vocab_range is None else num_embeddings)
+    if max_norm is not None and not max_norm >= 0:
+        raise ValueError(f"max_norm is {max_norm} and must be at least 0.")
+    if is_distributed((indices, weight)):
+        if vocab_range is not None:
+            raise ValueError(f"vocab_range is {vocab_range} and must be left out where weight is a DTensor.")
+        run = partial(embedding, padding_idx=padding_idx, norm_type=norm_type)
+        return sharding.embedding(run, indices, weight, max_norm, scale_grad_by_freq, sparse)
     if max_norm is not None:
-        if not max_norm >= 0:
-            raise ValueError(f"max_norm is {max_norm} and must be at least 0.")
         with torch.no_grad():
             OPERATORS("renormalise_", indices, weight, float(max_norm), float(norm_type), first, n_total)
     return OPERATORS("embedding", indices, weight, padding, scale_grad_by_freq, sparse, first, n_total)

@@ -61,6 +61,8 @@ def sum_runs_kernel(
     SCALE_BY_COUNT: tl.constexpr,
 ):
     """A program takes one chunk through one block of columns."""
+    # races: allow p_partials: blocks of columns overlap at the row's end, where every program writes the same bits
+    # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
     i_block = tl.program_id(0) // n_chunks
     i_chunk = tl.program_id(0) - i_block * n_chunks
     o_col = block_columns(i_block, N, BLOCK_N, MASK_COLUMNS)
@@ -114,6 +116,7 @@ def add_partials_kernel(
     SCALE_BY_COUNT: tl.constexpr,
 ):
     """Every border between two chunks, BLOCK_P partial sums of BLOCK_N columns at a time."""
+    # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
     o_p = tl.arange(0, BLOCK_P)
     i_begin = tl.load(p_offsets).to(tl.int64)
     i_end = tl.load(p_offsets + n_rows).to(tl.int64)
@@ -182,6 +185,8 @@ def store_zeros_kernel(
     MARKED: tl.constexpr,
 ):
     """Every tile of dweight: zeros in the rows that have no run, and in the padding row."""
+    # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
+    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     o_m = tl.arange(0, BLOCK_M)
     b_zeros = tl.zeros([BLOCK_M, BLOCK_N], p_dweight.dtype.element_ty)
     b_zero = tl.zeros([BLOCK_N], p_dweight.dtype.element_ty)

@@ -22,7 +22,7 @@ def _embedding(
 ) -> Tensor:
     device = device_for(weight.device)
     if device is None:
-        return reference.forward(indices, weight, first, n_total)
+        return reference.forward(indices, weight, first, n_total).contiguous()
     return launch.forward(indices, weight, first, n_total, device)
 
 

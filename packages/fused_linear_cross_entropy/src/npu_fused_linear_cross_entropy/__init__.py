@@ -4,6 +4,7 @@ from .autograd import LinearCrossEntropyOutput, fused_linear_cross_entropy
 from .causal_lm import causal_lm_loss
 from .log_probs import LogProbs, linear_log_probs
 from .module import FusedLinearCrossEntropyLoss
+from .patching import patch
 
 __all__ = [
     "FusedLinearCrossEntropyLoss",
@@ -12,4 +13,5 @@ __all__ = [
     "causal_lm_loss",
     "fused_linear_cross_entropy",
     "linear_log_probs",
+    "patch",
 ]

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import torch
 from npu_tiling.autograd import Function, apply, needs_gradient, unobserved
+from npu_tiling.sharding import is_distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from . import sharding
 from .checks import Part, autocast, check, checked_options
 from .operators import OPERATORS, scale_
 from .options import Options
@@ -61,7 +63,7 @@ def fused_linear_cross_entropy(
     Arithmetic is fp32, and so is the loss. The gradient of the logits is rounded to x's dtype before it meets x and the
     weight, as it is where logits are a tensor. For "mean" and "sum" gradients are computed in the forward, in the place of
     the logits; for "none", and with the entropy, logits are computed again in the backward. Nothing is computed for an
-    input that needs no gradient. Under autocast x, weight and bias are cast as in a linear layer.
+    input that needs no gradient. Under autocast x, weight and bias are cast as in a linear layer. DTensors: see sharding.py.
 
     A target outside the vocabulary that is not `ignore_index`: on a CPU an IndexError that names it. On an accelerator,
     which no error can come back from without waiting, nothing outside the tensors is read; the loss of that row is NaN, so
@@ -86,11 +88,11 @@ def fused_linear_cross_entropy(
         return_predicted_tokens: int64 [...], the first largest logit of every row; -1 where ignored.
         return_lse: [...], L; 0 where ignored.
         return_entropy: [...], L - sum p z with p = exp(z - L); 0 where ignored. Differentiable, as the loss is and no other.
-        accum_dtype: what the weight's gradient is summed over chunks in: None for the weight's dtype (one rounding a
-            chunk), or torch.float32.
+        accum_dtype: what the weight's gradient is summed in where several chunks of tokens add to it: torch.float32, or None
+            for fp32 where the budget has room for that, and else the weight's dtype, one rounding a chunk.
         chunk_tokens: tokens of a chunk; None for what the device and the budget say.
         memory_budget: bytes for logits and sums, above inputs and gradients; None for a default. Where it holds too few
-            tokens, the vocabulary is cut too, and logits are computed twice.
+            tokens, the vocabulary is cut too; logits are then computed twice, if there is no place to keep them.
         process_group: weight, bias and class_weight are this rank's rows of a vocabulary that is split over the group. x,
             target and the loss are the same on every rank; the gradient of x is summed over the ranks.
         vocab_range: (first, last), the rows that this rank has; None where all ranks have equally many.
@@ -144,6 +146,10 @@ def call(
     """The loss with options that were checked; `divisor`: what "mean" divides by instead of what it counts."""
     x, weight, bias = autocast(x, weight, bias)
     check(x, weight, target, bias, class_weight)
+    tensors = {"x": x, "weight": weight, "target": target, "bias": bias, "class_weight": class_weight}
+    if is_distributed(tensors.values()):
+        outputs: LinearCrossEntropyOutput = sharding.linear_cross_entropy(call, tensors, divisor, options)
+        return outputs
     found = OPERATORS("linear_cross_entropy", x, weight, target, bias, class_weight, divisor, *options.arguments, False)
     asked = (
         options.return_z_loss,

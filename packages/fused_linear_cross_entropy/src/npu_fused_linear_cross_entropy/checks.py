@@ -10,6 +10,7 @@ from npu_tiling import device_for
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from . import parallel
 from .options import DEFAULTS, REDUCTIONS, Options
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -53,6 +54,9 @@ def checked_options(weight: Tensor, part: Part, **options: Any) -> Options:
     for name in ("label_smoothing", "lse_square_scale", "logit_scale"):
         options[name] = float(options[name])
     group, first, size = _part(weight.shape[0], part)
+    if part.process_group is not None and part.vocab_range is not None and options["chunk_tokens"] is None:
+        share = -(-size // part.process_group.size())
+        options["chunk_tokens"] = parallel.chunk_tokens(share, options["memory_budget"], weight.device)
     checked = Options(**options, group=group, vocab_first=first, vocab_size=size)
     if checked.argmax and size > _PLACES:
         raise ValueError(f"weight has {size} rows and must have at most {_PLACES} where predicted tokens are asked for.")

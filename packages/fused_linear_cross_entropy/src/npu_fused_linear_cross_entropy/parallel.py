@@ -9,7 +9,26 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from npu_tiling import device_for
 from torch import Tensor
+
+from . import chunks
+
+_UNIT = 128  # tokens of a chunk are a multiple of this
+
+
+def chunk_tokens(rows: int, memory_budget: int | None, device: torch.device) -> int:
+    """Tokens of a chunk, the same on ranks that have unequally many rows: they exchange at the end of each.
+
+    Args:
+        rows: of the weight, on an average or the largest rank.
+        memory_budget: bytes for that rank's logits; None for the default.
+        device: of the tensors.
+    """
+    chip = device_for(device)
+    default = chunks.DEFAULT_BUDGET["cpu" if chip is None else chip.kind]
+    budget = default if memory_budget is None else memory_budget
+    return max(_UNIT, budget // (chunks.pitch(rows) * torch.float32.itemsize) // _UNIT * _UNIT)
 
 
 def sum_(values: Tensor, group: str) -> None:

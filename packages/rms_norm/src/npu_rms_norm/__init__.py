@@ -2,6 +2,7 @@
 
 from .autograd import add_rms_norm, rms_norm
 from .module import GemmaRMSNorm, LlamaRMSNorm, Olmo2RMSNorm, Qwen3RMSNorm, RMSNorm
+from .patching import patch
 
 __all__ = [
     "GemmaRMSNorm",
@@ -10,5 +11,6 @@ __all__ = [
     "Qwen3RMSNorm",
     "RMSNorm",
     "add_rms_norm",
+    "patch",
     "rms_norm",
 ]

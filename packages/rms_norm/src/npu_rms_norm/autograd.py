@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from npu_tiling import device_for
 from npu_tiling.autograd import Function, apply, needs_gradient
+from npu_tiling.sharding import is_distributed
 from torch import Tensor
 
+from . import sharding
 from .operators import OPERATORS
 from .reference import CASTING_MODES
 
@@ -29,7 +32,8 @@ def rms_norm(
 
         y = x / sqrt(mean(x^2) + eps) * (offset + weight)
 
-    Statistics and arithmetic are fp32. Under autocast nothing is cast: x, weight and y keep their dtypes.
+    Statistics and arithmetic are fp32. Under autocast nothing is cast: x, weight and y keep their dtypes. Of DTensors, see
+    sharding.py, each rank computes its own rows.
 
     Args:
         x: [..., D], fp32, bf16 or fp16 (fp64 too on a CPU). Rows may lie at any stride that takes two levels (a slice of a
@@ -53,6 +57,9 @@ def rms_norm(
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
     """
     _check(x, weight, eps, offset, casting_mode)
+    if is_distributed((x, weight)):
+        run = partial(rms_norm, eps=eps, offset=offset, casting_mode=casting_mode, in_place=in_place)
+        return sharding.rms_norm(run, x, weight)
     return OPERATORS("rms_norm", x, weight, eps, offset, casting_mode, in_place, False)[0]
 
 
@@ -95,6 +102,9 @@ def add_rms_norm(
         raise TypeError(f"residual is {residual.dtype} and must be torch.float32 or x's dtype, {x.dtype}.")
     if residual.device != x.device:
         raise ValueError(f"residual is on {residual.device} and must be on x's device, {x.device}.")
+    if is_distributed((x, residual, weight)):
+        run = partial(add_rms_norm, eps=eps, offset=offset, casting_mode=casting_mode, in_place=in_place)
+        return sharding.add_rms_norm(run, x, residual, weight)
     y, new_residual, _ = OPERATORS("add_rms_norm", x, residual, weight, eps, offset, casting_mode, in_place, False)
     return y, new_residual
 

@@ -145,6 +145,8 @@ def forward_kernel(
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
 ):
+    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
+    # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = p_y.dtype.element_ty
     EXACT_N: tl.constexpr = BLOCK_N == N
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
@@ -200,6 +202,7 @@ def forward_wide_kernel(
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
 ):
+    # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
     DTYPE: tl.constexpr = p_y.dtype.element_ty
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)

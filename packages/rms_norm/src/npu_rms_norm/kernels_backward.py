@@ -34,6 +34,8 @@ def backward_kernel(
     ROUND_FACTORS: tl.constexpr,
 ):
     """A tile holds whole rows; the partial sum of dw stays on chip over the whole loop."""
+    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
+    # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = p_dy.dtype.element_ty
     EXACT_N: tl.constexpr = BLOCK_N == N
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
@@ -97,6 +99,7 @@ def backward_wide_mean_kernel(
     ROUND_FACTORS: tl.constexpr,
 ):
     """First pass over rows that do not fit on chip: mean(g n) of each."""
+    # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
     DTYPE: tl.constexpr = p_dy.dtype.element_ty
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
@@ -206,6 +209,7 @@ def sum_partials_kernel(
     BLOCK_N: tl.constexpr,
 ):
     """dw = the sum of the partial sums, in one fixed order, rounded once to the weight's dtype."""
+    # lint: allow short-transfer: the partial sums of all cores are a few KiB, of which every core adds some columns
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_M)
     for i_block in tl.range(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.num_programs(0)):

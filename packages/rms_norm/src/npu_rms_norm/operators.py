@@ -28,7 +28,7 @@ def _rms_norm(
     device = device_for(x.device)
     if device is None:
         y, rstd = reference.forward(x, weight, eps, offset, casting_mode, x.dtype)
-        return y, rstd if save_rstd else _nothing(x)
+        return y.contiguous(), rstd.contiguous() if save_rstd else _nothing(x)
     y, _, saved = launch.forward(x, None, weight, eps, offset, casting_mode, save_rstd, device)
     return y, _nothing(x) if saved is None else saved
 
@@ -46,7 +46,7 @@ def _add_rms_norm(
     device = device_for(x.device)
     if device is None:
         wide = reference.statistics_dtype(residual.dtype)
-        total = (x.to(wide) + residual.to(wide)).to(residual.dtype)
+        total = (x.to(wide) + residual.to(wide)).to(residual.dtype).contiguous()
         y, rstd = reference.forward(total, weight, eps, offset, casting_mode, x.dtype)
         return y, total, rstd if save_rstd else _nothing(x)
     y, new_residual, saved = launch.forward(x, residual, weight, eps, offset, casting_mode, save_rstd, device)
@@ -68,7 +68,7 @@ def _rms_norm_backward(
     device = device_for(dy.device)
     if device is None:
         wide, dweight = reference.backward(dy, x, weight, rstd, offset, casting_mode, need_dweight)
-        dx = (wide if dsum is None else wide + dsum).to(x.dtype) if need_dx else _nothing(dy)
+        dx = (wide if dsum is None else wide + dsum).to(x.dtype).contiguous() if need_dx else _nothing(dy)
         return dx, _nothing(dy) if dweight is None else dweight
     result = launch.allocate(x, x.shape, x.dtype) if need_dx else None
     dweight = launch.backward(dy, dsum, x, weight, rstd, offset, casting_mode, result, need_dweight, device)

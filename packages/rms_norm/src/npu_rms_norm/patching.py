@@ -1,0 +1,122 @@
+"""RMSNorm in a model that is there already: `patch(model)`, and which classes compute what `rms_norm` does.
+
+A class of transformers is known by its name and the package that it is from. Which of three formulas it has was read from
+its source, release 5.23 of transformers, and a test compares the two for every name below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from npu_tiling.patching import Derived, Patch, Replacement, derived, swap_classes
+from torch import Tensor, nn
+
+from .autograd import rms_norm
+from .reference import statistics_dtype
+
+
+@dataclass(frozen=True)
+class Formula:
+    """How a class computes RMSNorm.
+
+    Attributes:
+        casting_mode, offset: see `rms_norm`.
+        eps: the attribute that holds eps.
+        promotes: the result has the dtype that a product of x and the weight has, and not x's.
+    """
+
+    casting_mode: str
+    offset: float
+    eps: str
+    promotes: bool = False
+
+
+LLAMA = Formula("llama", 0.0, "variance_epsilon", promotes=True)
+OLMO2 = Formula("gemma", 0.0, "variance_epsilon")
+GEMMA = Formula("gemma", 1.0, "eps")
+TORCH = Formula("gemma", 0.0, "eps")
+
+_LLAMA = (
+    "Apertus Arcee BitNet Cwm DeepseekV2 DeepseekV3 DiffLlama Dots1 Ernie4_5 Exaone4 Glm Glm4 Glm4Moe Granite GraniteMoe "
+    "HunYuanDenseV1 Lfm2 Llama Ministral Ministral3 Mistral Mixtral Olmoe Phi3 Qwen2 Qwen2Moe Qwen2VL Qwen2_5_VL Qwen3 "
+    "Qwen3Moe Qwen3VLText SeedOss SmolLM3 Youtu"
+)
+_OLMO2 = "FlexOlmo GptOss Olmo2 Olmo3"
+_GEMMA = "Gemma Gemma2 Gemma3 Qwen3Next Qwen3_5 Qwen3_5Moe RecurrentGemma T5Gemma VaultGemma"
+
+#: What the classes of transformers compute, by their names.
+FORMULAS = {
+    f"{model}RMSNorm": formula
+    for models, formula in ((_LLAMA, LLAMA), (_OLMO2, OLMO2), (_GEMMA, GEMMA))
+    for model in models.split()
+}
+
+
+def patch(model: nn.Module) -> Patch:
+    """Let `rms_norm` compute the RMSNorms of a model that it knows: those of torch and of transformers.
+
+    Modules stay where they are, with their parameters, hooks and flags; each gets a class derived from its own whose forward
+    calls `rms_norm` with that class's roundings and eps. So `state_dict` and `save_pretrained` are as before, and the model
+    can be copied, pickled and compiled. Patch a model before it is sharded or wrapped.
+
+    Known are `torch.nn.RMSNorm` over one dimension and the RMSNorms of transformers' Llama, Mistral, Mixtral, Qwen 2 and 3,
+    Phi-3, Gemma 1 to 3, OLMo 2 and 3, Granite, GLM, DeepSeek 2 and 3 and others with one of their formulas. Every other
+    module with Norm in its class's name is left alone, and so are norms whose forward was replaced, as accelerate and
+    kernelize do, and weights that are quantised or sharded.
+
+    Args:
+        model: any module, changed in place.
+
+    Returns:
+        What was replaced and what was left, and why; `print` it. `.undo()` gives every module its class again; as a context
+        manager it does so at the end.
+
+    Source: transformers, `models/*/modeling_*.py`.
+    """
+    return swap_classes(model, "npu_rms_norm", _recognise)
+
+
+def _recognise(module: nn.Module) -> Replacement | str | None:
+    known = type(module)
+    if "norm" not in known.__name__.lower():
+        return None
+    if isinstance(module, _Patched):
+        return "it is patched already"
+    formula = formula_of(known)
+    if formula is None:
+        return "no RMSNorm that is known"
+    if isinstance(module, nn.RMSNorm) and len(module.normalized_shape) != 1:
+        return f"it normalises over {len(module.normalized_shape)} dimensions, and rms_norm over one"
+    by = f'rms_norm(casting_mode="{formula.casting_mode}", offset={formula.offset})'
+    return Replacement(_patched(known), by)
+
+
+def formula_of(known: type) -> Formula | None:
+    """What a class computes, None if that is not known; a class derived from a known one may compute anything."""
+    if known is nn.RMSNorm:
+        return TORCH
+    return FORMULAS.get(known.__name__) if known.__module__.startswith("transformers.") else None
+
+
+def normalise(formula: Formula, x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
+    """The result of a class with this formula, in the dtype that it has there."""
+    if weight is not None and weight.dtype not in (x.dtype, torch.float32):
+        weight = weight.float()
+    if eps is None:
+        eps = torch.finfo(statistics_dtype(x.dtype)).eps  # as in torch.nn.functional.rms_norm
+    if formula.promotes and weight is not None and weight.dtype != x.dtype:
+        return weight * rms_norm(x, None, eps, casting_mode=formula.casting_mode)
+    return rms_norm(x, weight, eps, offset=formula.offset, casting_mode=formula.casting_mode)
+
+
+class _Patched(Derived):
+    formula: Formula
+    weight: nn.Parameter | None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return normalise(self.formula, hidden_states, self.weight, getattr(self, self.formula.eps))
+
+
+def _patched(known: type) -> type[nn.Module]:
+    return derived(f"Npu{known.__name__}", (_Patched, known), {"formula": formula_of(known)}, _patched, known)

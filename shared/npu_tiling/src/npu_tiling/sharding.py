@@ -1,0 +1,167 @@
+"""Operators on DTensors: a call on them is the same call on each rank's own part, where parts need nothing of each other.
+
+A package says in its sharding.py which placements that is true of, and refuses the others by name: nothing is gathered that
+the caller did not ask for. Importing this imports torch, but not torch.distributed.tensor, which takes as long again: where
+nobody has imported that, there are no DTensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
+
+_MODULE = "torch.distributed.tensor"
+
+
+def is_distributed(arguments: Iterable[Any]) -> bool:
+    """Whether one of the arguments is a DTensor; tensors may stand in lists."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            if type(argument) is not Tensor and type(argument) is not Parameter and _is_dtensor(argument):
+                return True
+        elif isinstance(argument, (list, tuple)) and is_distributed(argument):
+            return True
+    return False
+
+
+def _is_dtensor(tensor: Tensor) -> bool:
+    if _MODULE not in sys.modules:
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+class Shards:
+    """The tensors of one call, all of them DTensors on one mesh.
+
+    Args:
+        tensors: by the argument's name; those that are None are left out.
+
+    Raises:
+        TypeError: one is a plain tensor.
+        ValueError: they are not on one mesh.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor | None]) -> None:
+        self._tensors: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        first, found = next((name, tensor) for name, tensor in self._tensors.items() if _is_dtensor(tensor))
+        self.mesh = found.device_mesh
+        for name, tensor in self._tensors.items():
+            if not _is_dtensor(tensor):
+                raise TypeError(f"{name} is a plain tensor and must be a DTensor on {first}'s mesh, {self.mesh}.")
+            if tensor.device_mesh != self.mesh:
+                raise ValueError(f"{name} is on {tensor.device_mesh} and must be on {first}'s mesh, {self.mesh}.")
+
+    def placements(self, name: str) -> tuple[Placement, ...]:
+        """Where a tensor is, for each dimension of the mesh."""
+        tensor: DTensor = self._tensors[name]
+        return tensor.placements
+
+    def check(self, name: str, allowed: Callable[[int, Placement], bool], must: str) -> tuple[Placement, ...]:
+        """A tensor's placements.
+
+        Raises:
+            ValueError: `allowed` is false of a mesh dimension and the placement there; the error says what it `must` be.
+        """
+        placements = self.placements(name)
+        for dimension, placement in enumerate(placements):
+            if not allowed(dimension, placement):
+                self.refuse(name, dimension, must)
+        return placements
+
+    def refuse(self, name: str, dimension: int, must: str) -> NoReturn:
+        """The error of a placement that is not supported."""
+        names = self.mesh.mesh_dim_names
+        where = repr(names[dimension]) if names else dimension
+        raise ValueError(f"{name} is {self.placements(name)[dimension]!r} on mesh dimension {where} and must be {must}.")
+
+    def rows(self, name: str, first: int = 0) -> tuple[Placement, ...]:
+        """The placements of a tensor whose rows, along its last dimension, are whole: split in any from `first` to that."""
+        end = self._tensors[name].dim() - 1
+        dimensions = "dimension 0" if end == first + 1 == 1 else f"a dimension from {first} to {end - 1}"
+        must = f"Replicate() or Shard of {dimensions}" if end > first else "Replicate()"
+        return self.check(name, lambda _, placement: is_replicated(placement) or first <= shard(placement) < end, must)
+
+    def replicated(self, *names: str) -> None:
+        """Each of these that there is must be whole on every rank."""
+        for name in names:
+            if name in self._tensors:
+                self.check(name, lambda _, placement: is_replicated(placement), "Replicate()")
+
+    def alike(self, name: str, placements: Sequence[Placement], of: str) -> None:
+        """A tensor, if there is one, must be placed as `of` is."""
+        if name in self._tensors:
+            for dimension, (own, expected) in enumerate(zip(self.placements(name), placements, strict=True)):
+                if own != expected:
+                    self.refuse(name, dimension, f"{expected!r}, as {of} is")
+
+    def part(self, name: str, dimension: int) -> tuple[int, int] | None:
+        """First and last + 1 of what this rank has along one dimension of a tensor; None where it has all.
+
+        Raises:
+            ValueError: the dimension is split on more than one dimension of the mesh.
+        """
+        splits = [i for i, placement in enumerate(self.placements(name)) if shard(placement) == dimension]
+        if not splits:
+            return None
+        if len(splits) > 1:
+            self.refuse(name, splits[1], "Replicate() there, where another mesh dimension splits the same rows")
+        length = self._tensors[name].shape[dimension]
+        share = -(-length // self.mesh.size(splits[0]))  # as torch.chunk
+        first = min(self.mesh.get_local_rank(splits[0]) * share, length)
+        return first, min(first + share, length)
+
+    def local(self, name: str, gradient: Sequence[Placement] | None = None) -> Any:
+        """This rank's part of a tensor, None of one there is not; its gradient comes back in these placements."""
+        from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+        if name not in self._tensors:
+            return None
+        part = self._tensors[name].to_local(grad_placements=gradient)
+        return part.wait() if isinstance(part, AsyncCollectiveTensor) else part
+
+    def wrap(self, part: Tensor, placements: Sequence[Placement], shape: Sequence[int]) -> Tensor:
+        """The DTensor of this shape that each rank has a part of."""
+        from torch.distributed.tensor import DTensor
+
+        shape = torch.Size(shape)
+        strides = [1] * len(shape)
+        for i in reversed(range(len(shape) - 1)):
+            strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+        return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=shape, stride=tuple(strides))
+
+
+def is_replicated(placement: Placement) -> bool:
+    """Whether every rank has the whole of it."""
+    return placement.is_replicate()
+
+
+def shard(placement: Placement) -> int:
+    """The dimension of a tensor that a placement splits in equal parts, one for each rank in order; -1 if it does not."""
+    from torch.distributed.tensor import Shard
+
+    return placement.dim if type(placement) is Shard else -1
+
+
+def moved(placements: Sequence[Placement], by: int) -> tuple[Placement, ...]:
+    """The same split of a tensor that has `by` more dimensions in front."""
+    from torch.distributed.tensor import Shard
+
+    return tuple(Shard(shard(placement) + by) if shard(placement) >= 0 else placement for placement in placements)
+
+
+def summed(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """What each rank has of a sum over everything that is split so: a part of the sum."""
+    from torch.distributed.tensor import Partial, Replicate
+
+    return tuple(Replicate() if is_replicated(placement) else Partial() for placement in placements)

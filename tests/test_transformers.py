@@ -1,0 +1,244 @@
+"""`patch` in models of Hugging Face transformers: the same results, and everything else as it was."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import causal_lms
+import npu_embedding
+import npu_fused_linear_cross_entropy
+import npu_rms_norm
+import npu_tiling
+import pytest
+import torch
+from causal_lms import FAMILIES, LAYERS, PATCHES, assert_same, batch, make, patch_all, reference, step
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NORMS = {"Qwen3": 4, "Gemma2": 4, "Gemma3": 6, "Olmo2": 4}  # in a layer; 2 in the others
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("operator", PATCHES)
+def test_logits_loss_and_gradients_are_the_original_ones(family, operator):
+    model, inputs = make(family), batch()
+    expected = reference(model, inputs)
+    with torch.no_grad():
+        logits = copy.deepcopy(model).eval()(**inputs).logits
+    patch = PATCHES[operator](model)
+    assert len(patch.replaced) == (NORMS.get(family, 2) * LAYERS + 1 if operator == "rms_norm" else 1)
+    assert not patch.left
+    found = step(model, inputs)
+    assert_same(found, expected)
+    if operator != "fused_linear_cross_entropy":
+        assert torch.equal(found.loss, expected.loss)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(**inputs).logits, logits)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "Olmo2"])
+def test_bfloat16_rounds_as_the_original_does(family):
+    model, inputs = make(family, torch.bfloat16), batch()
+    expected = reference(model, inputs)
+    for operator, patch in PATCHES.items():
+        with patch(model):
+            found = step(model, inputs)
+        assert_same(found, expected, torch.bfloat16)
+        if operator != "fused_linear_cross_entropy":
+            assert torch.equal(found.loss, expected.loss)
+    patch_all(model)
+    assert_same(step(model, inputs), expected, torch.bfloat16)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_training_runs_the_kernels(device, family, monkeypatch):
+    launched, launch = set(), npu_tiling.Kernels.launch
+
+    def record(kernels, module, kernel, *arguments):
+        launched.add(kernel)
+        return launch(kernels, module, kernel, *arguments)
+
+    model, inputs = make(family, device=device.torch), batch(device=device.torch)
+    expected = reference(model, inputs)
+    monkeypatch.setattr(npu_tiling.Kernels, "launch", record)
+    for patch in PATCHES.values():
+        launched.clear()
+        with patch(model):
+            assert_same(step(model, inputs), expected)
+        assert bool(launched) == (device.name != "cpu")
+    patch_all(model)
+    assert_same(step(model, inputs), expected)
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Gemma3"])
+def test_autocast_gives_the_original_loss(family):
+    model, inputs = make(family), batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = reference(model, inputs)
+        with npu_rms_norm.patch(model), npu_embedding.patch(model):
+            assert torch.equal(step(model, inputs).loss, expected.loss)
+        patch_all(model)
+        assert_same(step(model, inputs), expected, torch.bfloat16)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_state_is_untouched(family):
+    model = make(family)
+    before, tied = dict(model.state_dict(keep_vars=True)), model.lm_head.weight is model.model.embed_tokens.weight
+    modules = dict(model.named_modules())
+    model.model.embed_tokens.weight.requires_grad_(False)
+    patch_all(model)
+    after = model.state_dict(keep_vars=True)
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    assert dict(model.named_modules()) == modules
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied == bool(model.config.tie_word_embeddings)
+    assert not model.model.embed_tokens.weight.requires_grad
+    assert model.training
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma3"])
+def test_saves_and_loads(family, tmp_path):
+    model, inputs = make(family).eval(), batch()
+    before = type(model)
+    with torch.no_grad():
+        expected = model(**inputs).logits
+    patch_all(model)
+    model.save_pretrained(tmp_path)
+    loaded = before.from_pretrained(tmp_path)
+    assert type(loaded) is before
+    assert loaded.config.architectures == [f"{family}ForCausalLM"]
+    patch_all(loaded)
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(**inputs).logits, expected)
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_copies_are_patched_models_of_their_own(duplicate):
+    model, inputs = make("Gemma3"), batch()
+    patch_all(model)
+    expected, twin = step(model, inputs), duplicate(model)
+    model.zero_grad()
+    assert [type(module) for module in twin.modules()] == [type(module) for module in model.modules()]
+    assert_same(step(twin, inputs), expected)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert twin.lm_head.weight is twin.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(reentrant):
+    model, inputs = make("Qwen3"), batch()
+    expected = reference(model, inputs)
+    patch_all(model)
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert_same(step(model, inputs), expected)
+
+
+@pytest.mark.parametrize("count", [17, torch.tensor(17)])
+def test_divides_by_the_items_of_all_batches(count):
+    model, inputs = make("Llama"), {**batch(), "num_items_in_batch": count}
+    expected = reference(model, inputs)
+    patch_all(model)
+    assert_same(step(model, inputs), expected)
+
+
+def test_labels_that_are_shifted_or_ignored_otherwise():
+    model, inputs = make("Llama"), batch()
+    shifted = inputs["labels"].roll(-1, 1)
+    for more in (
+        {"shift_labels": shifted},
+        {"ignore_index": 0},
+        {"shift_labels": shifted[:, -5:].contiguous(), "logits_to_keep": 5},
+    ):
+        labels = inputs["labels"].clamp_min(0) if "ignore_index" in more else inputs["labels"]
+        given = {**inputs, **more, "labels": labels}
+        expected = reference(model, given)
+        with npu_fused_linear_cross_entropy.patch(model):
+            assert_same(step(model, given), expected)
+
+
+def test_bias_of_the_head_counts():
+    model, inputs = make("Llama"), batch()
+    model.lm_head.bias = torch.nn.Parameter(torch.randn(causal_lms.VOCABULARY))
+    expected = reference(model, inputs)
+    assert npu_fused_linear_cross_entropy.patch(model).replaced
+    assert_same(step(model, inputs), expected)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_logits_are_left_out_where_the_loss_is_fused(family):
+    model, inputs = make(family), batch()
+    expected = model(**inputs).logits
+    patch = npu_fused_linear_cross_entropy.patch
+    with patch(model):
+        assert model(**inputs).logits is None
+        assert len(model(**inputs, return_dict=False)) == len(model.eval()(**inputs, return_dict=False)) - 1
+        assert torch.equal(model(**inputs).logits, expected)
+        assert torch.equal(model.train()(inputs["input_ids"]).logits, expected)
+    with patch(model, keep_logits=True, chunk_tokens=5, accum_dtype=torch.float32):
+        logits = model(**inputs).logits
+        assert torch.equal(logits, expected)
+        assert not logits.requires_grad
+    with patch(model, evaluation=True):
+        assert model.eval()(**inputs).logits is None
+
+
+def test_models_whose_loss_or_head_is_their_own_do_what_they_did():
+    inputs = batch()
+    model = make("Llama")
+    npu_fused_linear_cross_entropy.patch(model)
+    expected = model.eval()(**inputs).logits
+    seen = []
+    handle = model.train().lm_head.register_forward_hook(lambda module, given, output: seen.append(output))
+    assert torch.equal(model(**inputs).logits, expected)
+    assert len(seen) == 1
+    handle.remove()
+    assert model(**inputs).logits is None
+    model.loss_function = lambda logits, labels, **_: logits.square().mean()
+    assert torch.equal(model(**inputs).loss, expected.square().mean())
+
+    model = make("Llama")
+    model.loss_function = lambda logits, labels, **_: logits.square().mean()
+    assert "loss function" in npu_fused_linear_cross_entropy.patch(model).left[0].text
+    model = make("Llama")
+    model.lm_head = torch.nn.utils.parametrizations.weight_norm(model.lm_head)
+    assert "lm_head" in npu_fused_linear_cross_entropy.patch(model).left[0].text
+    model = causal_lms.transformers.GPT2LMHeadModel(
+        causal_lms.transformers.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)
+    )
+    assert "no causal language model that is known" in npu_fused_linear_cross_entropy.patch(model).left[0].text
+    assert {entry.was for entry in npu_rms_norm.patch(model).left} == {"LayerNorm"}
+    assert [entry.name for entry in npu_embedding.patch(model).replaced] == ["transformer.wte", "transformer.wpe"]
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma3", "Phi3"])
+def test_generates_the_original_tokens(family):
+    model, prompt = make(family).eval(), batch()["input_ids"][:, :5]
+    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+    expected = model.generate(prompt, **options)
+    patch_all(model)
+    assert torch.equal(model.generate(prompt, **options), expected)
+    with torch.inference_mode():
+        assert model(prompt[:, :1]).logits.shape == (2, 1, causal_lms.VOCABULARY)
+
+
+@pytest.mark.parametrize("family", ["Gemma2", "Qwen3"])
+def test_undo_restores_the_model(family):
+    model, inputs = make(family), batch()
+    types, content = [type(module) for module in model.modules()], [list(vars(module)) for module in model.modules()]
+    expected = step(model, inputs)
+    patches = [patch(model) for patch in PATCHES.values()]
+    assert [type(module) for module in model.modules()] != types
+    assert not any(patch(model).replaced for patch in PATCHES.values())  # the second time
+    for patch in patches:
+        patch.undo()
+        patch.undo()
+    assert [type(module) for module in model.modules()] == types
+    assert [list(vars(module)) for module in model.modules()] == content
+    found = step(model, inputs)
+    assert torch.equal(found.loss, expected.loss)
+    assert all(torch.equal(found.gradients[name], gradient) for name, gradient in expected.gradients.items())

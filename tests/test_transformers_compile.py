@@ -1,0 +1,37 @@
+"""Patched models of Hugging Face transformers under torch.compile: one graph, one compilation, the same training step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo.testing
+from causal_lms import FAMILIES, assert_same, batch, make, patch_all, step
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled():
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiles_once_for_any_number_of_tokens(family):
+    model = make(family)
+    patch_all(model)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for tokens in (12, 9):
+        inputs = batch(tokens)
+        for tensor in inputs.values():
+            torch._dynamo.mark_dynamic(tensor, 1)
+        assert_same(step(model, inputs, compiled), step(model, inputs))
+    assert counter.frame_count == 1
+
+
+def test_inductor_trains_the_same():
+    model, inputs = make("Llama"), batch()
+    patch_all(model)
+    compiled = torch.compile(model, fullgraph=True)
+    assert_same(step(model, inputs, compiled), step(model, inputs))

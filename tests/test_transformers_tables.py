@@ -1,0 +1,85 @@
+"""The classes that `patch` knows by name are, in the source of transformers, what it takes them for."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from npu_embedding.patching import SCALED
+from npu_fused_linear_cross_entropy.patching import CAUSAL_LMS
+from npu_rms_norm.patching import FORMULAS, GEMMA, LLAMA, OLMO2
+
+pytest.importorskip("transformers", minversion="5.0")
+MODELS = Path(importlib.util.find_spec("transformers").origin).parent / "models"
+
+
+@pytest.fixture(scope="module")
+def source():
+    """The forward, and what it calls, of a class by its name: types, comments and decorators left out."""
+    places = {}
+    for file in sorted(MODELS.glob("*/modeling_*.py")):
+        text = file.read_text()
+        places.update((match[1], (text, match.start())) for match in re.finditer(r"^class (\w+)\(", text, re.M))
+
+    def read(name):
+        text, start = places[name]
+        end = re.compile(r"\n(?=\S)").search(text, start)
+        (known,) = ast.parse(text[start : end.start() if end else None]).body
+        return {method.name: plain(method) for method in known.body if isinstance(method, ast.FunctionDef)}
+
+    return read
+
+
+def plain(method):
+    for node in ast.walk(method):
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list, node.returns = [], None
+            node.body = node.body[1:] if ast.get_docstring(node) else node.body
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Name("Any")
+    return ast.unparse(method)
+
+
+# What a forward of each formula computes, given that of the model that it is named for.
+NAMED = {id(LLAMA): "LlamaRMSNorm", id(OLMO2): "Olmo2RMSNorm", id(GEMMA): "GemmaRMSNorm"}
+ESSENCE = {
+    "LlamaRMSNorm": "return self.weight * hidden_states.to(input_dtype)",
+    "Olmo2RMSNorm": "return (self.weight * hidden_states).to(input_dtype)",
+    "GemmaRMSNorm": "output = output * (1.0 + self.weight.float())\n    return output.type_as(x)",
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_norms_have_the_formula_of_their_model(source, name):
+    named = NAMED[id(FORMULAS[name])]
+    found, expected = source(name), source(named)
+    assert found["forward"] == expected["forward"]
+    assert found.get("_norm") == expected.get("_norm")
+    assert found["forward"].endswith(ESSENCE[named])
+    assert f"self.{FORMULAS[name].eps}" in found["__init__"]
+
+
+@pytest.mark.parametrize("name", sorted(SCALED))
+def test_scaled_embeddings_ask_torch_for_the_rows(source, name):
+    assert re.search(
+        r"return super\(\)\.forward\(input_ids\) \* self\.embed_scale(\.to\(self\.weight\.dtype\))?$",
+        source(name)["forward"],
+    )
+
+
+@pytest.mark.parametrize("name", sorted(CAUSAL_LMS))
+def test_causal_language_models_compute_the_loss_from_their_head_alone(source, name):
+    forward = re.sub(r"self\.loss_function\(.*\)", "LOSS", source(name)["forward"])
+    softcap = """    if self.config.final_logit_softcapping is not None:
+        logits = logits / self.config.final_logit_softcapping
+        logits = torch.tanh(logits)
+        logits = logits * self.config.final_logit_softcapping
+"""
+    expected = re.sub(r"self\.loss_function\(.*\)", "LOSS", source("LlamaForCausalLM")["forward"])
+    assert forward.replace(softcap, "") == expected
+    assert "LOSS" in expected and "logits = self.lm_head(hidden_states)" in expected
