@@ -73,9 +73,14 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, depth: Any, cos: Tensor, sin: Tensor) -> None:
-        """Takes its inputs from the blocks so far, and adds its outputs to the one under way."""
-        depth.add(self.attention(self.attention_norm(depth.input()), cos, sin))
-        depth.add(self.mlp(self.mlp_norm(depth.input())))
+        """Takes its inputs from the blocks so far, and adds its outputs to the one under way.
+
+        Blocks have one dtype, where autocast makes linear layers return another.
+        """
+        x = depth.input()
+        depth.add(self.attention(self.attention_norm(x), cos, sin).to(x.dtype))
+        x = depth.input()
+        depth.add(self.mlp(self.mlp_norm(x)).to(x.dtype))
 
 
 class LanguageModel(nn.Module):
@@ -116,4 +121,4 @@ def rotary_table(length: int, head_size: int, device: torch.device) -> tuple[Ten
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding of x [B, T, heads, D]."""
     left, right = x.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)

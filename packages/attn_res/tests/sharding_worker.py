@@ -1,0 +1,145 @@
+"""One rank of test_sharding.py, at the place that is its argument."""
+
+import contextlib
+import sys
+
+import npu_attn_res
+import torch
+from npu_offline import ranks
+
+imported = "torch.distributed.tensor" in sys.modules
+assert not imported, "the package imports torch.distributed.tensor, which takes a second"
+
+from torch import Tensor  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
+
+BLOCKS, TOKENS, WIDTH = 3, (2, 5), 24  # five tokens do not divide by two ranks
+WEIGHTS = ("w_query", "w_norm", "norm_weight")
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def listed(blocks, w_query, w_norm, norm_weight):
+    """h, y and alpha of a list of blocks."""
+    return npu_attn_res.attn_res(list(blocks), w_query, w_norm, norm_weight=norm_weight, return_weights=True)
+
+
+def stacked(blocks, w_query, w_norm, norm_weight):
+    """h and alpha of the blocks as one tensor, with the norm's weight in the place of the other one."""
+    return npu_attn_res.attn_res(torch.stack(list(blocks)), w_query, w_norm * norm_weight, return_weights=True)
+
+
+def phases(blocks, w_query, w_norm, norm_weight):
+    """h, y and the new partial sum of a layer of Block AttnRes."""
+    *blocks, partial, layer_output = blocks
+    queries = torch.stack([w_query, w_norm])
+    o, largest, total = npu_attn_res.attn_res_phase1(queries, blocks, w_norm)
+    state = (o[0], largest[0], total[0])
+    options = {"layer_output": layer_output, "norm_weight": norm_weight}
+    return npu_attn_res.attn_res_merge(*state, partial, w_query, w_norm, **options)
+
+
+def train(function, blocks, weights):
+    """Results, and gradients of blocks and of weights."""
+    blocks, weights = ([tensor.detach().requires_grad_() for tensor in tensors] for tensors in (blocks, weights))
+    results = function(blocks, *weights)
+    torch.stack([(result**3).sum() for result in results]).sum().backward()
+    return list(results), [block.grad for block in blocks], [weight.grad for weight in weights]
+
+
+def check(function, mesh, placement):
+    torch.manual_seed(0)
+    blocks = [torch.randn(*TOKENS, WIDTH) for _ in range(BLOCKS)]
+    weights = [torch.randn(WIDTH) for _ in WEIGHTS]
+    whole = train(function, blocks, weights)
+    blocks = [distribute_tensor(block, mesh, [placement]) for block in blocks]
+    weights = [distribute_tensor(weight, mesh, [Replicate()]) for weight in weights]
+    with CommDebugMode() as communication:
+        results, dblocks, dweights = train(function, blocks, weights)
+    assert communication.get_total_counts() == 0, communication.get_comm_counts()
+    for part in dblocks + [result for result in results if result.dim() == 3 and result.shape[-1] == WIDTH]:
+        assert part.placements == (placement,)
+    for part in dweights:
+        assert part.placements == (Replicate() if placement.is_replicate() else Partial(),)
+    parts = (results, dblocks, dweights)
+    for found, expected in zip(parts, whole, strict=True):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a.full_tensor(), b, **TOLERANCE)
+
+
+def check_module(mesh):
+    """Four layers of Block AttnRes, as a model runs them."""
+    torch.manual_seed(0)
+    module = npu_attn_res.BlockAttnRes(WIDTH, 5, 2)
+    torch.nn.init.normal_(module.w_query)
+
+    def run(embedding):
+        depth = module.start(embedding)
+        for scale in (0.5, -1.0, 2.0, 0.1):
+            depth.add(torch.tanh(scale * depth.input()))
+        h = depth.input()
+        h.square().sum().backward()
+        gradients = [module.w_query.grad, module.w_norm.grad]
+        module.zero_grad()
+        return [h, *gradients]
+
+    x = torch.randn(*TOKENS, WIDTH)
+    whole = run(x)
+    for name, parameter in list(module.named_parameters()):
+        setattr(module, name, torch.nn.Parameter(distribute_tensor(parameter.data, mesh, [Replicate()])))
+    parts = run(distribute_tensor(x, mesh, [Shard(1)]))
+    for part, expected in zip(parts, whole, strict=True):
+        torch.testing.assert_close(part.full_tensor(), expected, **TOLERANCE)
+
+
+def refused(error, message, function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except error as caught:
+        assert message in str(caught), caught  # noqa: PT017
+    else:
+        raise AssertionError(f"not refused: {message}")
+
+
+def check_refusals(mesh):
+    def place(tensor: Tensor, placement) -> Tensor:
+        return distribute_tensor(tensor, mesh, [placement])
+
+    block, weight = torch.randn(*TOKENS, WIDTH), torch.ones(WIDTH)
+    rows, whole = place(block, Shard(1)), place(weight, Replicate())
+    attn_res, phase1, merge = npu_attn_res.attn_res, npu_attn_res.attn_res_phase1, npu_attn_res.attn_res_merge
+    said = "blocks[0] is Shard(dim=2) on mesh dimension 0 and must be Replicate() or Shard of a dimension from 0 to 1."
+    refused(ValueError, said, attn_res, [place(block, Shard(2))], whole, whole)
+    said = "blocks[1] is Shard(dim=0) on mesh dimension 0 and must be Shard(dim=1), as blocks[0] is."
+    refused(ValueError, said, attn_res, [rows, place(block, Shard(0))], whole, whole)
+    said = "blocks is Shard(dim=0) on mesh dimension 0 and must be Replicate() or Shard of a dimension from 1 to 2."
+    refused(ValueError, said, attn_res, place(torch.randn(4, *TOKENS, WIDTH), Shard(0)), whole, whole)
+    said = "norm_weight is Shard(dim=0) on mesh dimension 0 and must be Replicate()."
+    refused(ValueError, said, attn_res, [rows], whole, whole, norm_weight=place(weight, Shard(0)))
+    refused(TypeError, "blocks[0] is a plain tensor and must be a DTensor", attn_res, [block], whole, whole)
+    queries = place(torch.ones(2, WIDTH), Shard(0))
+    refused(ValueError, "queries is Shard(dim=0) on mesh dimension 0 and must be", phase1, queries, [rows], whole)
+    state = (place(block, Replicate()), *(place(torch.ones(TOKENS), Shard(1)) for _ in range(2)))
+    said = "o is Replicate() on mesh dimension 0 and must be Shard(dim=1), as partial is."
+    refused(ValueError, said, merge, *state, rows, whole, whole)
+
+
+def main() -> None:
+    place = sys.argv[1]
+    with ranks.join(), contextlib.ExitStack() as stack:
+        if place == "emulated":
+            import npu_offline
+
+            stack.enter_context(npu_offline.emulate("Ascend910B4"))
+        mesh = init_device_mesh("cpu", (2,))
+        for function in (listed, stacked, phases):
+            for placement in (Shard(0), Shard(1), Replicate()) if place == "cpu" else (Shard(1),):
+                check(function, mesh, placement)
+        if place == "cpu":
+            check_module(mesh)
+            check_refusals(mesh)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""One rank of test_sharding.py."""
+
+import sys
+
+import torch
+from npu_embedding import Embedding, embedding
+from npu_offline import ranks
+from torch import Tensor
+
+imported = "torch.distributed.tensor" in sys.modules
+assert not imported, "the package imports torch.distributed.tensor, which takes a second"
+
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module  # noqa: E402
+
+SHAPE, WIDTH = (3, 5), 8
+WHOLE = Replicate()
+# Placements of indices and weight, then of the result and the gradient of the weight.
+SUPPORTED = [
+    (WHOLE, WHOLE, WHOLE, WHOLE),
+    (Shard(1), WHOLE, Shard(1), Partial()),
+    (WHOLE, Shard(0), Partial(), Shard(0)),
+    (WHOLE, Shard(1), Shard(2), Shard(1)),
+]
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def train(indices: Tensor, weight: Tensor, seen: Tensor, **options) -> tuple[Tensor, Tensor]:
+    """The rows, and the gradient of the table for a gradient `seen` of the rows."""
+    weight = weight.detach().requires_grad_()
+    out = embedding(indices, weight, **options)
+    out.backward(seen)
+    assert weight.grad is not None
+    return out, weight.grad
+
+
+def check(mesh, rows, placements, **options):
+    torch.manual_seed(0)
+    indices, weight, seen = torch.randint(0, rows, SHAPE), torch.randn(rows, WIDTH), torch.randn(*SHAPE, WIDTH)
+    whole = train(indices, weight.clone(), seen, **options)
+    of_indices, of_weight, *expected = placements
+    of_seen = WHOLE if expected[0] == Partial() else expected[0]
+    places = zip((indices, weight, seen), (of_indices, of_weight, of_seen), strict=True)
+    tensors = [distribute_tensor(tensor, mesh, [placement]) for tensor, placement in places]
+    with CommDebugMode() as communication:
+        parts = train(*tensors, **options)
+    assert communication.get_total_counts() == 0, communication.get_comm_counts()
+    for part, placement, wanted in zip(parts, expected, whole, strict=True):
+        assert part.placements == (placement,), (part.placements, placement)
+        torch.testing.assert_close(part.full_tensor(), wanted, **TOLERANCE)
+
+
+def check_outside(mesh):
+    """An index that no rank has is outside the table, on every rank."""
+    weight = distribute_tensor(torch.zeros(13, WIDTH), mesh, [Shard(0)])
+    indices = distribute_tensor(torch.tensor([0, 13, 1]), mesh, [WHOLE])
+    refused(IndexError, "indices[1] is 13 and must be from 0 to 12.", indices, weight)
+
+
+def check_rowwise_parallel(mesh):
+    """The module as PyTorch's own tensor parallelism takes it, its output split along the sequence."""
+    torch.manual_seed(0)
+    indices, module = torch.randint(0, 13, SHAPE), Embedding(13, WIDTH)
+    whole = module(indices)
+    whole.square().sum().backward()
+    assert module.weight.grad is not None
+    gradient, module.weight.grad = module.weight.grad, None
+    style = RowwiseParallel(input_layouts=WHOLE, output_layouts=Shard(1), use_local_output=False)
+    parallelize_module(module, mesh, style)
+    out = module(indices)
+    out.square().sum().backward()
+    assert out.placements == (Shard(1),)
+    assert module.weight.grad.placements == (Shard(0),)
+    torch.testing.assert_close(out.full_tensor(), whole, **TOLERANCE)
+    torch.testing.assert_close(module.weight.grad.full_tensor(), gradient, **TOLERANCE)
+
+
+def refused(error, message, *arguments, **options):
+    try:
+        embedding(*arguments, **options)
+    except error as caught:
+        assert message in str(caught), caught  # noqa: PT017
+    else:
+        raise AssertionError(f"not refused: {message}")
+
+
+def check_refusals(mesh):
+    indices, weight = torch.zeros(4, dtype=torch.int64), torch.zeros(12, WIDTH)
+
+    def place(tensor, *placements):
+        return distribute_tensor(tensor, mesh, placements)
+
+    whole, rows, columns = place(indices, WHOLE), place(weight, Shard(0)), place(weight, Shard(1))
+    said = "weight is Shard(dim=0) on mesh dimension 0 and must be Replicate() where indices is split."
+    refused(ValueError, said, place(indices, Shard(0)), rows)
+    said = "weight is a plain tensor and must be a DTensor on indices's mesh"
+    refused(TypeError, said, whole, weight)
+    refused(TypeError, "indices is a plain tensor and must be a DTensor", indices, rows)
+    partial = DTensor.from_local(weight, mesh, [Partial()])
+    said = "weight is Partial(sum) on mesh dimension 0 and must be Replicate(), Shard(0) or Shard(1)."
+    refused(ValueError, said, whole, partial)
+    refused(ValueError, "sparse is True and must be False where weight is a DTensor.", whole, rows, sparse=True)
+    refused(ValueError, "max_norm is 1.0 and must be None where", whole, columns, max_norm=1.0)
+    said = "scale_grad_by_freq is True and must be False where indices is split"
+    refused(ValueError, said, place(indices, Shard(0)), place(weight, WHOLE), scale_grad_by_freq=True)
+    said = "vocab_range is (0, 12) and must be left out where weight is a DTensor."
+    refused(ValueError, said, whole, rows, vocab_range=(0, 12))
+
+
+def main() -> None:
+    with ranks.join():
+        mesh = init_device_mesh("cpu", (2,))
+        for placements in SUPPORTED:
+            check(mesh, 20, placements)
+            check(mesh, 13, placements, padding_idx=-2)  # thirteen rows do not divide by two ranks
+        check(mesh, 1, SUPPORTED[2])  # the second rank has none
+        for placements in (SUPPORTED[0], SUPPORTED[2]):
+            check(mesh, 13, placements, max_norm=1.0, scale_grad_by_freq=True)
+        check_outside(mesh)
+        check_rowwise_parallel(mesh)
+        check_refusals(mesh)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The loss of DTensors: a vocabulary split over ranks, or tokens, each on its own dimensions of the mesh.
+
+    x              weight         loss                                     gradient of x    gradient of weight
+    Replicate()    Replicate()    Replicate()                              Replicate()      Replicate()
+    Replicate()    Shard(0)       Replicate()                              Replicate()      Shard(0)
+    Shard(i)       Replicate()    Partial(), or Shard(i) of one a token    Shard(i)         Partial()
+
+The target is placed as x is, bias and class weights as the weight is. What is sent: for the vocabulary what `process_group`
+sends, for tokens and "mean" how many count on each rank, one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from npu_tiling.sharding import Shards, is_distributed, is_replicated, shard, summed
+from torch import Tensor
+
+from . import parallel
+from .options import Options
+
+_BY_TOKEN = ("predicted_tokens", "lse", "entropy")
+
+
+def linear_cross_entropy(
+    run: Callable[..., Any], tensors: Mapping[str, Tensor | None], divisor: Tensor | None, options: Options
+) -> Any:
+    """`run(x, weight, target, bias, class_weight, divisor, options)` on each rank's own part; a NamedTuple of outputs."""
+    if options.group:
+        raise ValueError("process_group must be left out where weight is a DTensor, whose mesh says who has what.")
+    shards = Shards(tensors)
+    x, target = tensors["x"], tensors["target"]
+    assert x is not None
+    assert target is not None
+    tokens = shards.rows("x")
+    shards.alike("target", tokens, "x")
+    table = shards.check("weight", lambda _, p: is_replicated(p) or shard(p) == 0, "Replicate() or Shard(0)")
+    shards.check("weight", lambda i, p: is_replicated(p) or is_replicated(tokens[i]), "Replicate() where x is split")
+    for name in ("bias", "class_weight"):
+        shards.alike(name, table, "weight")
+    options = _part_of_vocabulary(shards, options, x.device)
+    if not all(map(is_replicated, tokens)):
+        divisor = _count(target, tensors["class_weight"], divisor, options)
+    if divisor is not None and is_distributed((divisor,)):
+        divisor = divisor.full_tensor()  # type: ignore[attr-defined]
+    gradient = [w if shard(w) == 0 else s for w, s in zip(table, summed(tokens), strict=True)]
+    own = {"x": tokens, "weight": gradient, "bias": gradient}
+    outputs = run(*(shards.local(name, own.get(name)) for name in tensors), divisor, options)
+
+    def wrap(name: str, part: Tensor | None) -> Tensor | None:
+        if part is None:
+            return None
+        by_token = name in _BY_TOKEN or options.reduction == "none" and name != "token_accuracy"
+        return shards.wrap(part, tokens if by_token else summed(tokens), target.shape if by_token else ())
+
+    return type(outputs)(*(wrap(name, part) for name, part in outputs._asdict().items()))
+
+
+def _part_of_vocabulary(shards: Shards, options: Options, device: torch.device) -> Options:
+    """The options with the rows of the weight that this rank has, and whom it shares the vocabulary with."""
+    place = shards.part("weight", 0)
+    if place is None:
+        return options
+    (dimension,) = (i for i, placement in enumerate(shards.placements("weight")) if shard(placement) == 0)
+    ranks, size = shards.mesh.size(dimension), options.vocab_size
+    if (ranks - 1) * -(-size // ranks) >= size:
+        raise ValueError(f"weight has {size} rows and must have some on each of the {ranks} ranks that it is split over.")
+    if size % ranks and options.chunk_tokens is None:
+        options = replace(options, chunk_tokens=parallel.chunk_tokens(-(-size // ranks), options.memory_budget, device))
+    return replace(options, group=shards.mesh.get_group(dimension).group_name, vocab_first=place[0])
+
+
+def _count(target: Any, class_weight: Tensor | None, divisor: Tensor | None, options: Options) -> Tensor | None:
+    """What "mean" divides by where each rank has some of the tokens."""
+    if options.return_token_accuracy:
+        raise ValueError("return_token_accuracy is True and must be False where x is split.")
+    if options.reduction != "mean" or divisor is not None:
+        return divisor
+    if class_weight is not None:
+        raise ValueError("reduction is 'mean' and must be 'sum' or 'none' where x is split and there are class weights.")
+    count: Tensor = (target != options.ignore_index).sum().full_tensor()
+    return count.clamp_min(1)

@@ -1,0 +1,13 @@
+"""DTensors over two processes: the loss of whole tensors and of parts made by hand, or an error that names the placement."""
+
+from pathlib import Path
+
+import pytest
+from npu_offline import ranks
+
+WORKER = Path(__file__).parent / "sharding_worker.py"
+
+
+@pytest.mark.skipif(ranks.why_not() is not None, reason=str(ranks.why_not()))
+def test_shards_are_the_whole_and_what_process_groups_give():
+    ranks.run(WORKER, 2)

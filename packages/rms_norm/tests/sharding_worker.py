@@ -1,0 +1,106 @@
+"""One rank of test_sharding.py."""
+
+import sys
+
+import npu_rms_norm
+import torch
+from npu_offline import ranks
+
+imported = "torch.distributed.tensor" in sys.modules
+assert not imported, "the package imports torch.distributed.tensor, which takes a second"
+
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
+from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module  # noqa: E402
+
+SHAPE = (2, 5, 24)  # five tokens do not divide by two ranks
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def norm(x, weight):
+    return (npu_rms_norm.rms_norm(x, weight),)
+
+
+def add(x, weight):
+    return npu_rms_norm.add_rms_norm(x, 0.5 * x, weight)
+
+
+def train(function, x, weight):
+    """Results and gradients."""
+    x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    results = function(x, weight)
+    torch.stack([(result**3).sum() for result in results]).sum().backward()
+    return (*results, x.grad, weight.grad)
+
+
+def check(function, mesh, placement, compiled=False):
+    torch.manual_seed(0)
+    x, weight = torch.randn(SHAPE), torch.randn(SHAPE[-1])
+    whole = train(function, x, weight)
+    sharded_x, sharded_weight = distribute_tensor(x, mesh, [placement]), distribute_tensor(weight, mesh, [Replicate()])
+    if compiled:  # under the mode that counts nothing compiles
+        parts = train(torch.compile(function, fullgraph=True, backend="aot_eager"), sharded_x, sharded_weight)
+    else:
+        with CommDebugMode() as communication:
+            parts = train(function, sharded_x, sharded_weight)
+        assert communication.get_total_counts() == 0, communication.get_comm_counts()
+    *rows, dweight = parts
+    assert [part.placements for part in rows] == [(placement,)] * len(rows)
+    assert dweight.placements == (Replicate() if placement.is_replicate() else Partial(),)
+    for part, expected in zip(parts, whole, strict=True):
+        torch.testing.assert_close(part.full_tensor(), expected, **TOLERANCE)
+
+
+def refused(error, message, function, *arguments):
+    try:
+        function(*arguments)
+    except error as caught:
+        assert message in str(caught), caught  # noqa: PT017
+    else:
+        raise AssertionError(f"not refused: {message}")
+
+
+def check_refusals(mesh):
+    x, weight = torch.randn(SHAPE), torch.ones(SHAPE[-1])
+    place = lambda tensor, placement: distribute_tensor(tensor, mesh, [placement])  # noqa: E731
+    rows, whole = place(x, Shard(1)), place(weight, Replicate())
+    split = "x is Shard(dim=2) on mesh dimension 'ranks' and must be Replicate() or Shard of a dimension from 0 to 1."
+    refused(ValueError, split, npu_rms_norm.rms_norm, place(x, Shard(2)), whole)
+    split = "weight is Shard(dim=0) on mesh dimension 'ranks' and must be Replicate()."
+    refused(ValueError, split, npu_rms_norm.rms_norm, rows, place(weight, Shard(0)))
+    split = "residual is Shard(dim=0) on mesh dimension 'ranks' and must be Shard(dim=1), as x is."
+    refused(ValueError, split, npu_rms_norm.add_rms_norm, rows, place(x, Shard(0)), whole)
+    refused(TypeError, "weight is a plain tensor and must be a DTensor on x's mesh", npu_rms_norm.rms_norm, rows, weight)
+    refused(TypeError, "x is a plain tensor and must be a DTensor on weight's mesh", npu_rms_norm.rms_norm, x, whole)
+    other = init_device_mesh("cpu", (2,), mesh_dim_names=("others",))
+    refused(ValueError, "weight is on ", npu_rms_norm.rms_norm, rows, distribute_tensor(weight, other, [Replicate()]))
+
+
+def check_sequence_parallel(mesh):
+    """The module as PyTorch's own tensor parallelism takes it."""
+    torch.manual_seed(0)
+    x, module = torch.randn(2, 6, 24), npu_rms_norm.RMSNorm(24)
+    expected = module(x)
+    expected.square().sum().backward()
+    gradient, module.weight.grad = module.weight.grad, None
+    parallelize_module(module, mesh, SequenceParallel())
+    y = module(distribute_tensor(x, mesh, [Shard(1)]))
+    y.square().sum().backward()
+    torch.testing.assert_close(y.full_tensor(), expected, **TOLERANCE)
+    torch.testing.assert_close(module.weight.grad.full_tensor(), gradient, **TOLERANCE)
+
+
+def main() -> None:
+    with ranks.join():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("ranks",))
+        for function in (norm, add):
+            for placement in (Shard(0), Shard(1), Replicate()):
+                check(function, mesh, placement)
+        check(norm, mesh, Shard(1), compiled=True)
+        check_sequence_parallel(mesh)
+        check_refusals(mesh)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Several processes of one test: a Python file run once for each rank, which meet over gloo on this machine.
+
+assert ranks.run(WORKER, 2, "cpu")          in the test
+with ranks.join() as rank: ...              in the file, whose arguments are what `run` was given
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_RANK, _COUNT, _STORE = "RANK", "WORLD_SIZE", "NPU_OFFLINE_STORE"
+_POLL = 0.05  # seconds
+_SHOWN = 3000  # characters of what a rank said
+
+
+def why_not() -> str | None:
+    """Why ranks cannot meet on this machine, None if they can."""
+    import torch.distributed
+
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        return "torch was built without gloo"
+    return None
+
+
+def run(worker: Path, count: int, *arguments: str, timeout: float = 300.0) -> list[str]:
+    """Run a Python file on `count` ranks at once.
+
+    The first rank that fails ends the others, which may wait for it for ever.
+
+    Args:
+        worker: the file; it calls `join`.
+        count: ranks.
+        arguments: of the file, the same on every rank.
+        timeout: seconds for all of them.
+
+    Returns:
+        What each rank wrote to its standard output.
+
+    Raises:
+        RuntimeError: a rank failed, or time ran out; with the end of what it said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = [(Path(folder, f"{rank}.out"), Path(folder, f"{rank}.err")) for rank in range(count)]
+        with contextlib.ExitStack() as stack:
+            processes = []
+            for rank, (out, error) in enumerate(files):
+                known = {_RANK: str(rank), _COUNT: str(count), _STORE: str(Path(folder, "store"))}
+                # Ranks that wait for each other must leave the cores to those that work.
+                environment = {**os.environ, "OMP_NUM_THREADS": "1", **known}
+                process = subprocess.Popen(
+                    [sys.executable, str(worker), *arguments],
+                    stdout=stack.enter_context(out.open("w")),
+                    stderr=stack.enter_context(error.open("w")),
+                    env=environment,
+                )
+                stack.callback(_end, process)
+                processes.append(process)
+            failed = _wait(processes, time.monotonic() + timeout)
+        said = [(out.read_text(), error.read_text()) for out, error in files]
+        if failed is None:
+            return [out for out, _ in said]
+        rank, why = failed
+        raise RuntimeError(f"rank {rank} of {count} {why}:\n{''.join(said[rank])[-_SHOWN:]}")
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> tuple[int, str] | None:
+    """The first rank that did not end well, and how; None if all did."""
+    while True:
+        codes = [process.poll() for process in processes]
+        for rank, code in enumerate(codes):
+            if code:
+                return rank, f"ended with status {code}"
+        if None not in codes:
+            return None
+        if time.monotonic() > deadline:
+            return codes.index(None), "was not done in time"
+        time.sleep(_POLL)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def join() -> Iterator[int]:
+    """In the block this process is a rank of the default process group; yields which.
+
+    Raises:
+        RuntimeError: `run` did not start this process.
+    """
+    if _STORE not in os.environ:
+        raise RuntimeError(f"{sys.argv[0]} is one rank of a test and must be started by npu_offline.ranks.run.")
+    import torch.distributed as dist
+
+    rank, count = int(os.environ[_RANK]), int(os.environ[_COUNT])
+    dist.init_process_group("gloo", init_method=f"file://{os.environ[_STORE]}", rank=rank, world_size=count)
+    yield rank
+    dist.barrier()  # none leaves while another still talks to it
+    dist.destroy_process_group()

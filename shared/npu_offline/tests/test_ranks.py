@@ -1,0 +1,67 @@
+"""Ranks meet, and one that fails or hangs ends the test with what it said."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from npu_offline import ranks
+
+pytestmark = pytest.mark.skipif(ranks.why_not() is not None, reason=str(ranks.why_not()))
+
+MEETING = """
+import sys
+import torch
+import torch.distributed as dist
+from npu_offline import ranks
+with ranks.join() as rank:
+    value = torch.tensor([rank + 1.0])
+    dist.all_reduce(value)
+    print(rank, value.item(), torch.get_num_threads(), *sys.argv[1:])
+"""
+# No torch: what a rank's failure does to the others is about processes alone.
+HANGING = """
+import os, sys, time
+print("soon", flush=True)
+if os.environ["RANK"] == sys.argv[1]:
+    sys.exit("gave up")
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path):
+    def write(source):
+        path = tmp_path / "worker.py"
+        path.write_text(source)
+        return path
+
+    return write
+
+
+def test_ranks_meet_and_are_given_the_arguments(worker):
+    said = ranks.run(worker(MEETING), 2, "a", "b")
+    assert [line.split() for line in said] == [["0", "3.0", "1", "a", "b"], ["1", "3.0", "1", "a", "b"]]
+
+
+def test_first_failure_ends_the_others_and_is_shown(worker):
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"rank 1 of 3 ended with status 1:\nsoon\ngave up"):
+        ranks.run(worker(HANGING), 3, "1", timeout=50)
+    assert time.monotonic() - start < 30
+
+
+def test_ranks_that_take_too_long_are_ended(worker):
+    source = "import os, pathlib\npathlib.Path(__file__).with_suffix('.' + os.environ['RANK']).write_text(str(os.getpid()))"
+    path = worker(source + HANGING)
+    with pytest.raises(RuntimeError, match="rank 0 of 2 was not done in time"):
+        ranks.run(path, 2, "none", timeout=2)
+    for rank in range(2):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.with_suffix(f".{rank}").read_text()), 0)
+
+
+def test_worker_started_alone_says_who_must_start_it(worker):
+    done = subprocess.run([sys.executable, worker(MEETING)], capture_output=True, text=True)
+    assert "must be started by npu_offline.ranks.run" in done.stderr

@@ -1,0 +1,16 @@
+"""Several processes compute as one: the demo's model under FSDP2, and operators over a mesh of two dimensions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from npu_offline import ranks
+
+WORKER = Path(__file__).parent / "distributed_worker.py"
+
+
+@pytest.mark.skipif(ranks.why_not() is not None, reason=str(ranks.why_not()))
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_train_and_compute_as_one_process(count):
+    ranks.run(WORKER, count)
