@@ -34,7 +34,7 @@ def fresh(tmp_path):
 
 def example(package: Package) -> str:
     """The README's Python blocks, which run a forward and, in an operator's, a backward."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / package.folder / "README.md").read_text(), re.DOTALL)
+    blocks = wheels.readme_blocks(package)
     assert blocks
     if package.is_operator:
         assert any("backward()" in block for block in blocks), f"{package.key}/README.md shows no backward"

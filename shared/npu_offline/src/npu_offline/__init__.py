@@ -2,8 +2,8 @@
 
 from .compilation import compile_kernel
 from .emulation import emulate, record
-from .errors import CompilationError, OfflineError, OutOfBoundsError, ToolchainMissingError, UnsupportedError
-from .launches import Emulation, Launch, LaunchRecord, Traffic
+from .errors import CompilationError, OfflineError, OutOfBoundsError, RaceError, ToolchainMissingError, UnsupportedError
+from .launches import Emulation, Launch, LaunchRecord, Ledger, Traffic
 from .reports import Report, Usage
 from .toolchains import VERSIONS, fetch, installed, supported
 
@@ -13,8 +13,10 @@ __all__ = [
     "Emulation",
     "Launch",
     "LaunchRecord",
+    "Ledger",
     "OfflineError",
     "OutOfBoundsError",
+    "RaceError",
     "Report",
     "ToolchainMissingError",
     "Traffic",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import npu_tiling
 
@@ -51,26 +52,48 @@ class Result:
         return self.unsupported or (self.report is not None and self.report.fits)
 
 
-def load_calls(package: Path) -> list[Call]:
+def load_calls(package: Path, function: str = "calls") -> list[Call]:
     """What `tests/ascend_calls.py` of a package says its operators are called with.
 
+    Args:
+        package: its folder.
+        function: whose yield it is: `calls`, every kind of tile, or `sized_calls`, sizes at which time counts.
+
     Raises:
-        OfflineError: there is no such file, or it defines no `calls()`, or that yields nothing.
+        OfflineError: there is no such file, or it does not define that function, or that yields nothing.
     """
+    module = _module(package, function)
+    if not hasattr(module, function):
+        raise OfflineError(f"{module.__file__} must define {function}() -> Iterable[tuple[str, Callable[[], None]]]")
+    calls = list(getattr(module, function)())
+    if not calls:
+        raise OfflineError(f"{function}() of {module.__file__} yields nothing")
+    return calls
+
+
+def load_sample(package: Path) -> list[str]:
+    """Labels of the calls that are a telling part of all: `SAMPLE` of `tests/ascend_calls.py`.
+
+    Raises:
+        OfflineError: there is none, or it has a label that no call has.
+    """
+    labels = list(getattr(_module(package), "SAMPLE", ()))
+    unknown = set(labels) - {label for label, _ in load_calls(package)}
+    if unknown or not labels:
+        raise OfflineError(f"SAMPLE of {package}/tests/ascend_calls.py is {labels}, must be labels that calls() yields")
+    return labels
+
+
+def _module(package: Path, function: str = "calls") -> Any:
     path = package / "tests" / "ascend_calls.py"
     if not path.is_file():
-        raise OfflineError(f"{path} does not exist: it must define calls() -> Iterable[tuple[str, Callable[[], None]]]")
+        raise OfflineError(f"{path} does not exist: it must define {function}() -> Iterable[tuple[str, Callable[[], None]]]")
     spec = importlib.util.spec_from_file_location(f"ascend_calls_of_{package.resolve().name}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not hasattr(module, "calls"):
-        raise OfflineError(f"{path} must define calls() -> Iterable[tuple[str, Callable[[], None]]]")
-    calls = list(module.calls())
-    if not calls:
-        raise OfflineError(f"calls() of {path} yields nothing")
-    return calls
+    return module
 
 
 def launches_of(calls: Iterable[Call], soc: str) -> list[LaunchRecord]:
@@ -96,7 +119,7 @@ def jobs_for(calls: Sequence[Call], socs: Sequence[str], toolchains: Sequence[st
     for soc in socs:
         chip = dataclasses.replace(npu_tiling.soc(soc), name="")  # chips that differ in name alone are tiled alike
         if chip not in recorded:
-            recorded[chip] = [_describe(launch) for launch in launches_of(calls, soc)]
+            recorded[chip] = [describe(launch) for launch in launches_of(calls, soc)]
         for kernel, tile, ttir, linalg, options in recorded[chip]:
             for toolchain in toolchains:
                 jobs[Job(kernel, tile, ttir, linalg, options, soc, toolchain)] = None
@@ -105,12 +128,17 @@ def jobs_for(calls: Sequence[Call], socs: Sequence[str], toolchains: Sequence[st
     return list(jobs)
 
 
-def _describe(launch: LaunchRecord) -> tuple[str, str, str, str, tuple[tuple[str, object], ...]]:
+def describe(launch: LaunchRecord) -> tuple[str, str, str, str, tuple[tuple[str, object], ...]]:
+    """The first five attributes of a `Job` that compiles a launch."""
     name, ttir, linalg = front_end_of(launch)
+    return name, describe_tile(launch), ttir, linalg, tuple(sorted(launch.options.items()))
+
+
+def describe_tile(launch: LaunchRecord) -> str:
+    """The constants of a launch, and the dtypes of its pointers, as tables show them."""
     constants = [f"{key}={value}" for key, value in launch.constants.items() if value is not None]
     pointers = [kind for kind in launch.signature.values() if kind.startswith("*")]
-    tile = ", ".join([*constants, " ".join(dict.fromkeys(pointers))])
-    return name, tile, ttir, linalg, tuple(sorted(launch.options.items()))
+    return ", ".join([*constants, " ".join(dict.fromkeys(pointers))])
 
 
 def run(job: Job) -> Result:

@@ -14,7 +14,12 @@ from rich.progress import track
 from rich.table import Table
 
 from . import check, toolchains
+from .compare import command as compare_command
 from .errors import OfflineError
+from .lint import command as lint_command
+from .reporting import command as report_command
+from .timing import command as timing_command
+from .tune import command as tune_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     checker.add_argument("--jobs", type=int, metavar="N", help="compilations at a time (all cores)")
     checker.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     checker.set_defaults(run=_check)
+    lint_command.add_parser(commands)
+    timing_command.add_parser(commands)
+    compare_command.add_parser(commands)
+    tune_command.add_parser(commands)
+    report_command.add_parser(commands)
     return parser
 
 

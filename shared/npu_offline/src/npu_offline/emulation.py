@@ -18,7 +18,13 @@ from .toolchains import tool
 
 @contextlib.contextmanager
 def emulate(
-    soc: str = "Ascend910B4", *, threads: int | None = None, shuffle: int | None = None, toolchain: str = "1.2.0"
+    soc: str = "Ascend910B4",
+    *,
+    threads: int | None = None,
+    shuffle: int | None = None,
+    toolchain: str = "1.2.0",
+    races: bool = False,
+    ledgers: bool = False,
 ) -> Iterator[Emulation]:
     """Run Triton kernels that are launched on CPU tensors as the Ascend compiler sees them, until the block ends.
 
@@ -30,6 +36,10 @@ def emulate(
         threads: host threads that run the programs of a grid; None for all cores, 1 for program order.
         shuffle: seed for a random program order; None for ascending order.
         toolchain: the compiler version whose passes are used.
+        races: refuse launches in which two programs access one address, unless all read it or all update it atomically.
+            What is found does not depend on the order that programs happen to run in. Takes two to four times the
+            memory of the arguments.
+        ledgers: note how each argument is used: distinct bytes, contiguous pieces, lengths of transfers.
 
     Yields:
         The launches so far with their global memory traffic.
@@ -37,6 +47,7 @@ def emulate(
     Raises:
         ToolchainMissingError: the toolchain has not been fetched, or triton-ascend or a C compiler is missing.
         OutOfBoundsError: at a launch that accessed memory outside the storage of its arguments.
+        RaceError: at a launch whose programs get in each other's way, if `races` is given.
         UnsupportedError: at a launch that uses something that only the chip has.
     """
     if threads is not None and threads < 1:
@@ -48,7 +59,8 @@ def emulate(
     from .native import runtime
 
     runtime()
-    emulation = RunningEmulation(soc, toolchain, threads or len(os.sched_getaffinity(0)), shuffle)
+    threads = threads or len(os.sched_getaffinity(0))
+    emulation = RunningEmulation(soc, toolchain, threads, shuffle, races=races, ledgers=ledgers)
     driver = HostDriver(emulated_target(soc, toolchain), device, Launcher)
     with _active(driver), npu_tiling.use_device(device, emulated=True):
         running.append(emulation)

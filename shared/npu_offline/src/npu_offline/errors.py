@@ -19,3 +19,7 @@ class CompilationError(OfflineError):
 
 class OutOfBoundsError(OfflineError):
     """An emulated kernel accessed global memory outside the storage of its arguments."""
+
+
+class RaceError(OfflineError):
+    """Two programs of one emulated launch accessed one address, and not both by reading or both atomically."""

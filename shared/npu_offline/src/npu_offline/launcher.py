@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import OfflineError, OutOfBoundsError
-from .launches import Emulation, Launch, LaunchRecord, Traffic
+from .errors import OfflineError
+from .faults import RESERVED, Fault, fault_of
+from .launches import Emulation, Launch, LaunchRecord, Ledger, Memory, Traffic
+from .races import written_alike
+from .storage import bounds_of, bytes_of, row_bytes, storage_of
 
 if TYPE_CHECKING:
     import torch
 
 MAX_PROGRAMS = 65535
-_RESERVED = 2  # the compiler puts two memrefs, the lock and the workspace, before a kernel's own arguments
-_COUNTERS = len(Traffic.__dataclass_fields__)
+_MOST_KEPT = 2**22  # bytes of a tensor of integers that a record keeps: indices, offsets
+_LENGTHS = 40  # powers of two that transfers are counted by, as in runtime.h
+_TRAFFIC, _USE = len(Traffic.__dataclass_fields__), 4
+_COUNTERS = _TRAFFIC + _USE + _LENGTHS
+_WATCH_USE, _WATCH_RACES = 1, 2  # as in runtime.h
 _SCALARS = {  # Triton type to struct format, in a slot of 8 bytes
     "i1": "?7x",
     "i8": "b7x",
@@ -31,18 +38,25 @@ _SCALARS = {  # Triton type to struct format, in a slot of 8 bytes
     "fp32": "f4x",
     "fp64": "d",
 }
-_ACCESSES = ("read", "write", "atomic update")
 
 
 class RunningEmulation(Emulation):
     """An emulation in force, with how it runs its launches."""
 
-    def __init__(self, soc: str, toolchain: str, threads: int, shuffle: int | None) -> None:
+    def __init__(
+        self, soc: str, toolchain: str, threads: int, shuffle: int | None, *, races: bool = False, ledgers: bool = False
+    ) -> None:
         super().__init__(soc, toolchain)
-        self.threads = threads
-        self.shuffle = shuffle
+        self.ledgers = ledgers
+        self._settings = (threads, shuffle is not None, (shuffle or 0) & (2**64 - 1))
+        self.watching = _WATCH_USE * ledgers + _WATCH_RACES * races
+
+    def settings(self, unit_bits: int, shared: int) -> bytes:
+        """As the runtime takes them: with the size of a unit, and which arguments several programs may write."""
+        return _SETTINGS.pack(*self._settings, self.watching, unit_bits, shared)
 
 
+_SETTINGS = struct.Struct("<qqQqqq")
 running: list[RunningEmulation] = []
 recordings: list[list[LaunchRecord]] = []
 
@@ -55,6 +69,7 @@ class _Arguments:
         self.constants: Mapping[str, Any] = dict(source.constants)
         self.kept = [name not in self.constants for name in source.signature]
         self.types = {name: kind for name, kind in source.signature.items() if name not in self.constants}
+        self.kernel = source.fn
         self.pointers = [name for name, kind in self.types.items() if kind.startswith("*")]
 
 
@@ -68,9 +83,17 @@ class Launcher:
         self._arguments = _Arguments(source)
         kinds = self._arguments.types.values()
         formats = ("QQqqq" if kind.startswith("*") else _SCALARS[kind] for kind in kinds)
-        self._slots = struct.Struct("<" + "QQqqq" * _RESERVED + "".join(formats) + "i4xi4xi4x")
-        self._count = _RESERVED + len(self._arguments.pointers)
+        self._slots = struct.Struct("<" + "QQqqq" * RESERVED + "".join(formats) + "i4xi4xi4x")
+        self._count = RESERVED + len(self._arguments.pointers)
         self._ranges = struct.Struct(f"<{2 * self._count}Q")
+        self._row_bytes = struct.Struct(f"<{self._count}q")
+        self._unit_bits = min((bytes_of(kind) for kind in kinds if kind.startswith("*")), default=1).bit_length() - 1
+
+    @functools.cached_property
+    def _shared(self) -> int:
+        """A bit for each argument that several programs may write alike."""
+        alike = written_alike(self._arguments.kernel)
+        return sum(1 << i for i, name in enumerate(self._arguments.pointers, RESERVED) if name in alike)
 
     def __call__(
         self,
@@ -88,56 +111,51 @@ class Launcher:
         emulation = running[-1]
         grid = (grid_x, grid_y, grid_z)
         _check_grid(self._arguments.name, grid)
-        slots: list[Any] = [0] * (5 * _RESERVED)
-        ranges = [0] * (2 * _RESERVED)
+        slots: list[Any] = [0] * (5 * RESERVED)
+        ranges = [0] * (2 * RESERVED)
+        rows = [0] * RESERVED
+        storages: list[int] = []
         bases = []
         kept = (value for value, keep in zip(values, self._arguments.kept, strict=True) if keep)
         for (name, kind), value in zip(self._arguments.types.items(), kept, strict=True):
             if kind.startswith("*"):
-                address, low, high = _storage(name, value)
+                address, low, high = storage_of(name, value)
                 slots += (address, address, 0, high - low, 1)
                 ranges += (low, high)
                 bases.append(address)
+                rows.append(row_bytes(value) if emulation.ledgers else 0)
+                if emulation.watching:
+                    storages += bounds_of(value)
             else:
                 slots.append(value)
         counters = (ctypes.c_int64 * (_COUNTERS * self._count))()
-        fault = (ctypes.c_int64 * 8)()
+        fault = (ctypes.c_int64 * 10)()
         if enter is not None:
             enter(launch_metadata)
         failed = self._run(
             ctypes.c_void_p(function),
             self._slots.pack(*slots, *grid),
             self._ranges.pack(*ranges),
+            self._row_bytes.pack(*rows),
             ctypes.c_int64(self._count),
+            (ctypes.c_uint64 * len(storages))(*storages),
+            ctypes.c_int64(len(storages) // 2),
             (ctypes.c_int32 * 3)(*grid),
-            ctypes.c_int64(emulation.threads),
-            ctypes.c_int64(emulation.shuffle is not None),
-            ctypes.c_uint64((emulation.shuffle or 0) & (2**64 - 1)),
+            emulation.settings(self._unit_bits, self._shared if emulation.watching else 0),
             counters,
             fault,
         )
         if leave is not None:
             leave(launch_metadata)
         if failed:
-            raise self._error(failed, list(fault), bases)
-        first = _COUNTERS * _RESERVED
-        traffic = {
-            name: Traffic(*counters[first + _COUNTERS * i : first + _COUNTERS * (i + 1)])
-            for i, name in enumerate(self._arguments.pointers)
-        }
-        emulation.launches.append(Launch(self._arguments.name, grid, self._arguments.constants, traffic))
-
-    def _error(self, code: int, fault: list[int], bases: list[int]) -> OfflineError:
-        reason, argument, access, address, size, *program = fault
-        kernel = f"kernel {self._arguments.name}, program {tuple(program)}"
-        if code == 2 or reason == 2:
-            return OfflineError(f"{kernel}: the host has no memory for the kernel's tiles")
-        what = f"{_ACCESSES[access]} of {size} bytes"
-        if argument < _RESERVED:
-            return OutOfBoundsError(f"{kernel}: {what} at address {address:#x}, which is in no argument's storage")
-        name = self._arguments.pointers[argument - _RESERVED]
-        offset = address - bases[argument - _RESERVED]
-        return OutOfBoundsError(f"{kernel}: {what} at byte {offset} of argument {name}, outside its storage")
+            raise fault_of(failed, Fault(*fault), self._arguments.name, self._arguments.pointers, bases, ranges, grid)
+        traffic, ledgers = {}, {}
+        for position, name in enumerate(self._arguments.pointers, RESERVED):
+            first = _COUNTERS * position
+            traffic[name] = Traffic(*counters[first : first + _TRAFFIC])
+            if emulation.ledgers:
+                ledgers[name] = _ledger(counters[first + _TRAFFIC : first + _COUNTERS])
+        emulation.launches.append(Launch(self._arguments.name, grid, self._arguments.constants, traffic, ledgers))
 
 
 class Recorder:
@@ -146,11 +164,25 @@ class Recorder:
     def __init__(self, source: Any, metadata: Any) -> None:
         self._source = source
         self._options = metadata
+        self._arguments = _Arguments(source)
 
-    def __call__(self, grid_x: int, grid_y: int, grid_z: int, stream: Any, function: Any, packed: Any, *values: Any) -> None:
+    def __call__(
+        self,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        stream: Any,
+        function: Any,
+        packed: Any,
+        launch_metadata: Any,
+        enter: Any,
+        leave: Any,
+        *values: Any,
+    ) -> None:
         source = self._source
         grid = (grid_x, grid_y, grid_z)
         _check_grid(source.fn.__name__, grid)
+        kept = (value for value, keep in zip(values, self._arguments.kept, strict=True) if keep)
         divisible = [source.fn.arg_names[i] for i in source.attrs.arg_properties.get("tt.divisibility", ())]
         recordings[-1].append(
             LaunchRecord(
@@ -161,6 +193,7 @@ class Recorder:
                 grid=grid,
                 options=_changed_options(self._options),
                 divisible=tuple(divisible),
+                arguments={name: _noted(value) for name, value in zip(self._arguments.types, kept, strict=True)},
             )
         )
 
@@ -175,17 +208,26 @@ def _changed_options(metadata: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value != defaults[name] and not isinstance(value, list)}
 
 
+def _noted(value: Any) -> Memory | int | float:
+    """A recorded argument; floats and large tensors by their size alone, so that a record keeps little memory alive."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    tensor: torch.Tensor = getattr(value, "base", value)
+    if not hasattr(tensor, "shape"):  # it stands for several tensors
+        bounds = bounds_of(value)
+        return Memory(sum(bounds[1::2]) - sum(bounds[::2]))
+    integers = not tensor.is_floating_point() and tensor.is_contiguous()
+    return Memory(tensor.numel() * tensor.itemsize, tensor if integers else None, row_bytes(tensor))
+
+
 def _check_grid(kernel: str, grid: tuple[int, int, int]) -> None:
     programs = grid[0] * grid[1] * grid[2]
     if programs > MAX_PROGRAMS:
         raise OfflineError(f"the grid of kernel {kernel} has {programs} programs, must be at most {MAX_PROGRAMS}")
 
 
-def _storage(name: str, value: Any) -> tuple[int, int, int]:
-    """A tensor's address, and the bounds of the storage it lies in."""
-    tensor: torch.Tensor = getattr(value, "base", value)
-    if tensor.device.type != "cpu":
-        raise OfflineError(f"argument {name} is on {tensor.device}, must be a CPU tensor under emulation")
-    storage = tensor.untyped_storage()
-    low = storage.data_ptr()
-    return tensor.data_ptr(), low, low + storage.nbytes()
+def _ledger(counters: Sequence[int]) -> Ledger:
+    pieces, whole_rows, useful_read, useful_written, *lengths = counters
+    return Ledger(
+        useful_read, useful_written, pieces, whole_rows, {1 << i: count for i, count in enumerate(lengths) if count}
+    )

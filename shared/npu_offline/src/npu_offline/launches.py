@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,39 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Ledger:
+    """How one pointer argument was used, beyond its traffic.
+
+    Attributes:
+        useful_read, useful_written: distinct bytes that were read and written; what `Traffic` has beyond that was moved
+            more than once. An atomic update counts as written.
+        pieces: contiguous pieces of global memory that the DMA transfers consist of.
+        whole_rows: DMA transfers whose pieces are whole rows of the tensor, one or several.
+        lengths: DMA transfers by length in bytes, rounded down to a power of two.
+    """
+
+    useful_read: int
+    useful_written: int
+    pieces: int
+    whole_rows: int
+    lengths: Mapping[int, int]
+
+
+@dataclass(frozen=True)
 class Launch:
-    """One emulated launch: the kernel's name, the grid, its constants, and the traffic of each pointer argument."""
+    """One emulated launch.
+
+    Attributes:
+        kernel, grid, constants: what was launched, with how many programs in x, y and z.
+        arguments: the traffic of each pointer argument.
+        ledgers: how each was used; empty unless `emulate` was asked for ledgers.
+    """
 
     kernel: str
     grid: tuple[int, int, int]
     constants: Mapping[str, Any]
     arguments: Mapping[str, Traffic]
+    ledgers: Mapping[str, Ledger] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -62,6 +91,21 @@ class Emulation:
         return total
 
 
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """A tensor that was an argument of a recorded launch.
+
+    Attributes:
+        nbytes: of its elements.
+        values: the tensor itself where it holds integers, up to 4 MiB of them: a kernel may branch on them; else None.
+        row_bytes: of its last dimension; 0 where those elements are not next to each other.
+    """
+
+    nbytes: int
+    values: torch.Tensor | None = None
+    row_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class LaunchRecord:
     """A launch that was recorded instead of run; `compile_kernel` takes it as it is.
@@ -74,6 +118,7 @@ class LaunchRecord:
         grid: programs in x, y and z.
         options: compiler options given at the launch, such as multibuffer.
         divisible: arguments that the JIT found to be multiples of 16.
+        arguments: value by name, constants left out, in order: numbers, and `Memory` for tensors.
     """
 
     kernel: Any
@@ -83,3 +128,4 @@ class LaunchRecord:
     grid: tuple[int, int, int]
     options: Mapping[str, Any] = field(default_factory=dict)
     divisible: Sequence[str] = ()
+    arguments: Mapping[str, Memory | int | float] = field(default_factory=dict)

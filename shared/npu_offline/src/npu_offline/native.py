@@ -16,7 +16,7 @@ from pathlib import Path
 from .cache import cache_dir, source_digest, write_atomically
 from .errors import CompilationError, ToolchainMissingError
 
-_RUNTIME_SOURCE = Path(__file__).with_name("runtime.c")
+_RUNTIME = ("runtime.c", "watch.c", "runtime.h")
 _SOURCES = (  # of what a shared object is made by
     "backend.py",
     "cache.py",
@@ -25,7 +25,6 @@ _SOURCES = (  # of what a shared object is made by
     "lowering.py",
     "mlir.py",
     "native.py",
-    "runtime.c",
 )
 _LEVELS = {  # x86-64 levels, best first, by one feature that tells each
     "x86-64-v4": "avx512vl",
@@ -105,12 +104,13 @@ def shared_object(llvm_dialect: str) -> bytes:
 @functools.cache
 def runtime() -> ctypes.CDLL:
     """The runtime library, built once per version of its source; its symbols are visible to kernels loaded later."""
-    key = hashlib.sha256(native_key().encode()).hexdigest()[:32]
+    key = hashlib.sha256(f"{source_digest(*_RUNTIME)}{native_key()}".encode()).hexdigest()[:32]
     path = cache_dir() / "runtime" / f"npu_offline_{key}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder) / "runtime.so"
-            _cc("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", "-o", built, _RUNTIME_SOURCE)
+            sources = [Path(__file__).with_name(name) for name in _RUNTIME if name.endswith(".c")]
+            _cc("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", "-o", built, *sources)
             write_atomically(path, built.read_bytes())
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 

@@ -78,7 +78,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Place]:
 
     name = request.param
     if name == "emulated":
-        with emulate(request.config.getoption("--soc"), toolchain=_TOOLCHAIN):
+        with emulate(request.config.getoption("--soc"), toolchain=_TOOLCHAIN, races=True):
             yield Place(name, torch.device("cpu"))
     else:
         yield Place(name, torch.device(name))

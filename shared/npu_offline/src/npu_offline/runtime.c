@@ -3,58 +3,27 @@
 // A compiled kernel calls npu_offline_copy / _move (DMA), _touch (before each scalar access to global memory),
 // _alloc / _free (on-chip tiles) and _atomic_begin / _end. An argument index tells which pointer argument an address was
 // derived from: LOCAL is on-chip memory, UNKNOWN is one of several arguments and is looked up by address.
-#define _GNU_SOURCE
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdatomic.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "runtime.h"
 
-enum { LOCAL = -1, UNKNOWN = -2 };
-enum { LOAD = 0, STORE = 1, UPDATE = 2 };
-enum { OUT_OF_BOUNDS = 1, OUT_OF_MEMORY = 2 };
-enum { CLASSES = 48, MAX_RANK = 16 };
-
-typedef struct { char *low, *high; } range;  // the storage behind one pointer argument
-typedef struct { int64_t read, written, transfers, scalars, atomics; } counts;
-typedef struct { int64_t reason, argument, access, address, bytes, program[3]; } fault;
-typedef struct { char *base, *aligned; int64_t offset, sizes_strides[]; } memref;
-typedef struct { int64_t rank; memref *m; } unranked;
-
-// On-chip tiles are recycled by size class: a kernel allocates the same few tiles again and again. The chunk's header
-// keeps its payload aligned to 64 bytes.
-typedef struct chunk { struct chunk *next, *next_free; int64_t size_class, in_use; char padding[32]; } chunk;
-typedef struct arena { chunk *all, *unused[CLASSES]; struct arena *next; } arena;
-
-typedef struct {
-  void (*kernel)(const void *, int32_t, int32_t, int32_t);
-  const void *arguments;
-  const range *ranges;
-  const int32_t *grid;
-  const uint32_t *order;
-  int64_t programs, pointers;
-  atomic_llong next;
-  atomic_int failed;
-  fault *fault;
-} launch;
-
-typedef struct { launch *launch; arena *arena; counts *counts; int32_t program[3]; int atomic; jmp_buf leave; } worker;
-
-static __thread worker *self;
+__thread worker *self;
 static pthread_mutex_t atomics = PTHREAD_MUTEX_INITIALIZER, arenas_lock = PTHREAD_MUTEX_INITIALIZER;
 static arena *idle_arenas;
 
-static void fail(int reason, int argument, int access, const char *address, int64_t bytes) {
+void fail_beside(int reason, int argument, int access, const char *address, int64_t bytes, int other_access,
+                 int64_t other) {
   if (!atomic_exchange(&self->launch->failed, 1)) {
     *self->launch->fault = (fault){reason, argument, access, (int64_t)address, bytes,
-                                   {self->program[0], self->program[1], self->program[2]}};
+                                   {self->program[0], self->program[1], self->program[2]}, other_access, other};
   }
   if (self->atomic) {
     self->atomic = 0;
     pthread_mutex_unlock(&atomics);
   }
   longjmp(self->leave, 1);
+}
+
+void fail(int reason, int argument, int access, const char *address, int64_t bytes) {
+  fail_beside(reason, argument, access, address, bytes, 0, 0);
 }
 
 static int holds(const range *r, const char *low, const char *high) { return low >= r->low && high <= r->high; }
@@ -72,20 +41,36 @@ static int locate(int argument, int access, const char *low, const char *high) {
   return LOCAL;
 }
 
-static void record_dma(int argument, int access, const char *low, const char *high, int64_t bytes) {
-  if (argument == LOCAL) return;
-  counts *c = &self->counts[locate(argument, access, low, high)];
-  if (self->atomic && access == LOAD) return;  // the chip's L2 reads, not the core
+int64_t merge(const memref *m, int64_t rank, int64_t element, int64_t *piece) {
+  const int64_t *n = m->sizes_strides, *stride = n + rank;
+  for (*piece = element; rank > 0 && (n[rank - 1] == 1 || stride[rank - 1] * element == *piece);) *piece *= n[--rank];
+  return rank;
+}
+
+// Counts one DMA transfer; returns the argument in global memory that it is of, or LOCAL.
+static int record_dma(int argument, int access, const char *low, const char *high, int64_t bytes, int64_t pieces) {
+  if (argument == LOCAL) return LOCAL;
+  argument = locate(argument, access, low, high);
+  counts *c = &self->counts[argument];
+  if (self->atomic && access == LOAD) return argument;  // the chip's L2 reads, not the core
   if (self->atomic) c->atomics++;
   c->transfers++;
+  c->pieces += pieces;
+  int length = 63 - __builtin_clzll((uint64_t)bytes);
+  c->lengths[length < LENGTHS ? length : LENGTHS - 1]++;
+  const int64_t row = self->launch->watched[argument].row_bytes;
+  if (row && bytes / pieces % row == 0) c->whole_rows++;
   if (access == LOAD) c->read += bytes;
   else c->written += bytes;
+  return argument;
 }
 
 void npu_offline_move(char *to, const char *from, int64_t bytes, int32_t to_argument, int32_t from_argument) {
   if (bytes <= 0) return;
-  record_dma(from_argument, LOAD, from, from + bytes, bytes);
-  record_dma(to_argument, STORE, to, to + bytes, bytes);
+  from_argument = record_dma(from_argument, LOAD, from, from + bytes, bytes, 1);
+  to_argument = record_dma(to_argument, STORE, to, to + bytes, bytes, 1);
+  if (self->launch->watch && from_argument != LOCAL) watch(from_argument, LOAD, from, bytes);
+  if (self->launch->watch && to_argument != LOCAL) watch(to_argument, STORE, to, bytes);
   memmove(to, from, bytes);
 }
 
@@ -98,6 +83,16 @@ static void bounds(const memref *m, int64_t rank, int64_t element, const char **
     if (reach < 0) *low += reach;
     else *high += reach;
   }
+}
+
+static void record_tile(int argument, int access, const memref *m, int64_t rank, int64_t element, int64_t bytes) {
+  const char *low, *high;
+  int64_t piece;
+  if (argument == LOCAL) return;
+  bounds(m, rank, element, &low, &high);
+  merge(m, rank, element, &piece);
+  argument = record_dma(argument, access, low, high, bytes, bytes / piece);
+  if (self->launch->watch) watch_tile(argument, access, m, rank, element);
 }
 
 static void copy_row(char *to, const char *from, int64_t n, int64_t to_step, int64_t from_step, int64_t run) {
@@ -118,11 +113,8 @@ void npu_offline_copy(int64_t element, const unranked *source, const unranked *t
   const int64_t *n = source->m->sizes_strides, *ss = n + rank, *ts = target->m->sizes_strides + rank;
   for (int64_t i = 0; i < rank; i++) total *= n[i] > 0 ? n[i] : 0;
   if (total == 0) return;
-  const char *low, *high;
-  bounds(source->m, rank, element, &low, &high);
-  record_dma(from_argument, LOAD, low, high, total * element);
-  bounds(target->m, rank, element, &low, &high);
-  record_dma(to_argument, STORE, low, high, total * element);
+  record_tile(from_argument, LOAD, source->m, rank, element, total * element);
+  record_tile(to_argument, STORE, target->m, rank, element, total * element);
   const char *from = source->m->aligned + source->m->offset * element;
   char *to = target->m->aligned + target->m->offset * element;
   while (rank > 0 && (n[rank - 1] == 1 || (ss[rank - 1] * element == run && ts[rank - 1] * element == run)))
@@ -143,11 +135,13 @@ void npu_offline_copy(int64_t element, const unranked *source, const unranked *t
 }
 
 void npu_offline_touch(const char *address, int64_t bytes, int32_t access, int32_t argument) {
-  counts *c = &self->counts[locate(argument, access, address, address + bytes)];
+  argument = locate(argument, access, address, address + bytes);
+  counts *c = &self->counts[argument];
   c->scalars++;
   if (access == UPDATE) c->atomics++;
   if (access == LOAD) c->read += bytes;
   else c->written += bytes;
+  if (self->launch->watch) watch(argument, access, address, bytes);
 }
 
 void npu_offline_atomic_begin(void) {
@@ -220,6 +214,7 @@ static void work(launch *l, counts *own) {
     int64_t position = atomic_fetch_add(&l->next, 1);
     if (position >= l->programs || atomic_load(&l->failed)) break;
     int64_t p = l->order ? l->order[position] : position;
+    w.position = p;
     w.program[0] = p % l->grid[0];
     w.program[1] = p / l->grid[0] % l->grid[1];
     w.program[2] = p / l->grid[0] / l->grid[1];
@@ -244,20 +239,33 @@ static uint64_t next_random(uint64_t *state) {  // splitmix64
   return z ^ (z >> 31);
 }
 
-// Runs kernel(arguments, x, y, z) for the whole grid; `total` receives the traffic of each pointer argument. Returns 0, or
+static void add_rows(const counts *rows, int64_t started, int64_t pointers, counts *total) {
+  const int64_t *from = (const int64_t *)rows;
+  const int64_t fields = pointers * (int64_t)(sizeof(counts) / sizeof(int64_t));
+  for (int64_t i = 0; i < started * fields; i++) ((int64_t *)total)[i % fields] += from[i];
+}
+
+typedef struct { int64_t threads, shuffle; uint64_t seed; int64_t watch, unit_bits, shared; } settings;
+
+// Runs kernel(arguments, x, y, z) for the whole grid; `total` receives the traffic of each pointer argument. What is watched
+// lies in `storages`. Returns 0, or
 // 1 with `fault` filled in, or 2 when there is no memory for the launch itself.
 int npu_offline_launch(void (*kernel)(const void *, int32_t, int32_t, int32_t), const void *arguments,
-                       const range *ranges, int64_t pointers, const int32_t *grid, int64_t threads, int64_t shuffle,
-                       uint64_t seed, counts *total, fault *fault) {
+                       const range *ranges, const int64_t *row_bytes, int64_t pointers, const range *storages,
+                       int64_t storage_count, const int32_t *grid, const settings *given, counts *total,
+                       fault *fault) {
   launch l = {.kernel = kernel, .arguments = arguments, .ranges = ranges, .grid = grid, .pointers = pointers,
-              .programs = (int64_t)grid[0] * grid[1] * grid[2], .fault = fault};
+              .programs = (int64_t)grid[0] * grid[1] * grid[2], .fault = fault, .watch = given->watch,
+              .unit_bits = given->unit_bits, .shared = given->shared};
+  int64_t threads = given->threads;
+  uint64_t seed = given->seed;
   if (threads > l.programs) threads = l.programs > 0 ? l.programs : 1;
-  uint32_t *order = shuffle ? malloc(sizeof *order * (l.programs + 1)) : NULL;
+  uint32_t *order = given->shuffle ? malloc(sizeof *order * (l.programs + 1)) : NULL;
   counts *rows = calloc(threads * pointers + 1, sizeof *rows);
   pthread_t *handles = calloc(threads, sizeof *handles);
   task *tasks = calloc(threads, sizeof *tasks);
   int result = 2;
-  if (rows && handles && tasks && (order || !shuffle)) {
+  if (start_watching(&l, row_bytes, storages, storage_count) && rows && handles && tasks && (order || !given->shuffle)) {
     for (int64_t i = 0; order && i < l.programs; i++) {
       int64_t j = next_random(&seed) % (uint64_t)(i + 1);
       order[i] = order[j];
@@ -271,11 +279,11 @@ int npu_offline_launch(void (*kernel)(const void *, int32_t, int32_t, int32_t), 
     }
     work(&l, rows);
     for (int64_t i = 1; i < started; i++) pthread_join(handles[i], NULL);
-    const int64_t *from = (const int64_t *)rows;
-    const int64_t fields = pointers * (int64_t)(sizeof(counts) / sizeof(int64_t));
-    for (int64_t i = 0; i < started * fields; i++) ((int64_t *)total)[i % fields] += from[i];
+    add_rows(rows, started, pointers, total);
+    if (l.watch & WATCH_USE) count_use(&l, total);
     result = atomic_load(&l.failed) ? 1 : 0;
   }
+  end_watching(&l);
   free(order), free(rows), free(handles), free(tasks);
   return result;
 }

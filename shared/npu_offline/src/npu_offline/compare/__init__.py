@@ -1,0 +1,1 @@
+"""Our kernels against liger-kernel's Ascend kernels and against what was published, by predicted time."""

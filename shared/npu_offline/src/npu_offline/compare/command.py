@@ -1,0 +1,136 @@
+"""`npu-offline compare`: ours, liger's kernels for Ascend, the floor and what was published, in one table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from .. import toolchains
+from . import peers
+from .published import SOC, Operator
+from .results import GOALS, Result, results
+
+
+def add_parser(commands: Any) -> None:
+    """Add `compare` to the command line."""
+    parser = commands.add_parser(
+        "compare", help="our operators' predicted times against liger's, the floor and published ones"
+    )
+    parser.add_argument("--operator", action="append", choices=get_args(Operator), help="one of these (all)")
+    parser.add_argument("--toolchain", default="1.2.0", choices=toolchains.VERSIONS, help="compiler version (1.2.0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    console = Console() if Console().is_terminal else Console(width=180)
+    found = list(track(results(options.operator, options.toolchain), "predicting", console=console, transient=True))
+    console.print(table(found))
+    console.print(f"Predicted for {SOC} with toolchain {options.toolchain}, not measured. Published times include the host.")
+    hint = peers.missing()
+    if hint:
+        console.print(f"Without liger's kernels: {hint}", markup=False)
+    for result in found:
+        if result.problem:
+            console.print(f"{_label(result)}: {result.problem}", markup=False)
+    for result in missed(found):
+        goal = GOALS[result.row.operator]
+        limits = ", ".join(f"{timing.kernel}: {timing.limited_by}" for timing in result.timings)
+        text = f"{_label(result)}: {result.above_floor:.2f} times the floor, goal {goal} (busiest pipe of {limits})"
+        console.print(text, markup=False)
+    if options.json:
+        options.json.write_text(json.dumps([as_json(result) for result in found], indent=1))
+    return 0
+
+
+def missed(found: Sequence[Result]) -> list[Result]:
+    """Our results above their operator's goal."""
+    return [
+        result
+        for result in found
+        if result.whose == "ours" and result.timings and result.above_floor > GOALS[result.row.operator]
+    ]
+
+
+def _label(result: Result) -> str:
+    return f"{result.row.operator} {result.row.size} {result.row.direction}, {result.whose}"
+
+
+_COLUMNS = (
+    "operator",
+    "size",
+    "pass",
+    "whose",
+    "UB KiB",
+    "MB moved",
+    "scalar accesses",
+    "flag waits",
+    "bound µs",
+    "predicted µs",
+    "kernels / floor",
+    "published µs",
+    "predicted / published",
+    "PyTorch µs",
+)
+
+
+def table(found: Sequence[Result]) -> Table:
+    """One line for each prediction. Scalar accesses and waits are one core's; UB is the largest kernel's."""
+    lines = Table(*_COLUMNS)
+    for result in found:
+        lines.add_row(*_cells(result))
+    return lines
+
+
+def _cells(result: Result) -> list[str]:
+    row, timings = result.row, result.timings
+    cells = [row.operator, str(row.size), row.direction, result.whose]
+    if not timings:
+        return [*cells, *["-"] * 7, _microseconds(row.existing), "-", _microseconds(row.pytorch)]
+    return [
+        *cells,
+        f"{max(timing.ub_bytes for timing in timings) / 1024:.0f}",
+        f"{result.times * sum(timing.moved for timing in timings) / 1e6:.1f}",
+        str(result.times * sum(timing.scalar_accesses for timing in timings)),
+        str(result.times * sum(timing.waits for timing in timings)),
+        _microseconds(result.bound),
+        _microseconds(result.predicted),
+        f"{result.above_floor:.2f}",
+        _microseconds(row.existing),
+        f"{result.predicted / row.existing:.2f}" if result.whose == "liger" else "",
+        _microseconds(row.pytorch),
+    ]
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f}"
+
+
+def as_json(result: Result) -> dict[str, object]:
+    """A result as the JSON file has it, in seconds and bytes."""
+    row = result.row
+    return {
+        "operator": row.operator,
+        "size": row.size,
+        "direction": row.direction,
+        "whose": result.whose,
+        "kernels": [timing.kernel for timing in result.timings],
+        "ub_bytes": max((timing.ub_bytes for timing in result.timings), default=None),
+        "moved": result.times * sum(timing.moved for timing in result.timings),
+        "scalar_accesses": result.times * sum(timing.scalar_accesses for timing in result.timings),
+        "waits": result.times * sum(timing.waits for timing in result.timings),
+        "bound": result.bound,
+        "predicted": result.predicted if result.timings else None,
+        "kernels_over_floor": result.above_floor if result.timings else None,
+        "floor": row.floor,
+        "published": row.existing,
+        "pytorch": row.pytorch,
+        "problem": result.problem,
+    }

@@ -1,0 +1,69 @@
+"""Applies every rule to launches; what was found stays on disk, for as long as the rules are what they are."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..cache import cache_dir, source_digest, write_atomically
+from ..compilation import _SOURCES as COMPILATION_SOURCES
+from ..compilation import _as_record as as_record
+from ..launches import LaunchRecord
+from . import arithmetic, loops, rules, transfers, view
+from .rules import Compiled, Finding, Rule, Subject, subject_of
+from .waivers import waivers_of
+
+RULES: Mapping[str, Rule] = {rule.name: rule for rule in (*arithmetic.RULES, *transfers.RULES, *loops.RULES)}
+"""Every rule by name."""
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """What the rules say of one launch, waived or not. Equal messages are given once."""
+    key = f"{_digest()}{source_digest(*COMPILATION_SOURCES)}{subject!r}"
+    path = cache_dir() / "lint" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    try:
+        return [Finding(*values) for values in json.loads(path.read_text())]
+    except FileNotFoundError:
+        compiled = Compiled(subject)
+        found = {
+            Finding(rule.name, subject.kernel, message): None for rule in RULES.values() for message in rule.check(compiled)
+        }
+        write_atomically(path, json.dumps([[f.rule, f.kernel, f.message] for f in found]).encode())
+        return list(found)
+
+
+def lint_kernel(
+    kernel: Any,
+    signature: Mapping[str, str] | None = None,
+    constants: Mapping[str, Any] | None = None,
+    *,
+    soc: str = "Ascend910B4",
+    toolchain: str = "1.2.0",
+) -> list[Finding]:
+    """What the rules find in a kernel and its source does not waive.
+
+    Args:
+        kernel: a `LaunchRecord`, or a `@triton.jit` function, whose launch is then taken to be of one program.
+        signature, constants: as `compile_kernel` takes them.
+        soc: a name of `npu_tiling.SOCS`.
+        toolchain: a version that `fetch` installed.
+
+    Raises:
+        OfflineError: a waiver in the kernel's source names no rule or gives no reason, or the kernel cannot be compiled.
+    """
+    launch = kernel if isinstance(kernel, LaunchRecord) else as_record(kernel, signature, constants, None)
+    waived = waivers_of(launch.kernel)
+    return [finding for finding in examine(subject_of(launch, soc, toolchain)) if finding.rule not in waived]
+
+
+@functools.cache
+def _digest() -> str:
+    """Of the rules' sources."""
+    digest = hashlib.sha256()
+    for module in (arithmetic, loops, transfers, rules, view):
+        digest.update(Path(str(module.__file__)).read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,111 @@
+"""What a rule is, what it looks at and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import npu_tiling
+from xdsl.dialects.builtin import ModuleOp
+
+from ..compilation import compile_linalg, front_end_of
+from ..launches import LaunchRecord, Memory
+from ..mlir import opt, parse
+from ..reports import Report
+from ..toolchains import is_a5, tool
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A launch for one chip and toolchain, in plain values, so that it can cross processes and name a cached result.
+
+    Attributes:
+        kernel, tile: its name and constants, as tables show them.
+        ttir, linalg, options: what is compiled.
+        soc, toolchain: for what, by which version.
+        grid: programs in x, y and z.
+        pointers: names of the pointer arguments.
+        rows: by pointer, the bytes of its tensor's rows; 0 where that is not known.
+    """
+
+    kernel: str
+    tile: str
+    ttir: str
+    linalg: str
+    options: tuple[tuple[str, Any], ...]
+    soc: str
+    toolchain: str
+    grid: tuple[int, int, int]
+    pointers: tuple[str, ...]
+    rows: tuple[int, ...]
+
+
+def subject_of(launch: LaunchRecord, soc: str, toolchain: str) -> Subject:
+    """The subject of a recorded launch."""
+    from ..check import describe_tile
+
+    name, ttir, linalg = front_end_of(launch)
+    kept = {name: kind for name, kind in launch.signature.items() if name not in launch.constants}
+    pointers = tuple(name for name, kind in kept.items() if kind.startswith("*"))
+    memories = [launch.arguments.get(name) for name in pointers]
+    rows = tuple(memory.row_bytes if isinstance(memory, Memory) else 0 for memory in memories)
+    options = tuple(sorted(launch.options.items()))
+    return Subject(name, describe_tile(launch), ttir, linalg, options, soc, toolchain, launch.grid, pointers, rows)
+
+
+class Compiled:
+    """A subject with what rules look at: the Linalg IR, the compiler's report, and the final module."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.chip = npu_tiling.soc(subject.soc)
+
+    @cached_property
+    def linalg(self) -> ModuleOp:
+        """What triton-ascend gives to the compiler."""
+        return self._parse(self.subject.linalg)
+
+    @cached_property
+    def report(self) -> Report:
+        """What the compiler says."""
+        subject = self.subject
+        return compile_linalg(
+            subject.kernel, subject.ttir, subject.linalg, dict(subject.options), subject.soc, subject.toolchain
+        )
+
+    @cached_property
+    def final(self) -> ModuleOp | None:
+        """What the compiler made of it; None where it does not fit."""
+        text = self.report.stages.get("final")
+        return self._parse(text) if text else None
+
+    def _parse(self, text: str) -> ModuleOp:
+        name = "bishengir-opt-a5" if is_a5(self.subject.soc) else "bishengir-opt"
+        return parse(opt(tool(self.subject.toolchain, name), text, "--mlir-print-op-generic"))
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """What a rule says of one kernel."""
+
+    rule: str
+    kernel: str
+    message: str
+
+
+Check = Callable[[Compiled], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A name, and a function that yields one message for each thing it finds; its docstring is the reason."""
+
+    name: str
+    check: Check
+
+    @property
+    def reason(self) -> str:
+        """Why it matters, in a paragraph."""
+        return " ".join((self.check.__doc__ or "").split())

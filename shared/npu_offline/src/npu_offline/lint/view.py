@@ -1,0 +1,155 @@
+"""The Linalg IR as rules see it: transfers to and from global memory, loops, tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    FixedBitwidthType,
+    IntegerType,
+    MemRefType,
+    ModuleOp,
+    NoneAttr,
+    StridedLayoutAttr,
+    TensorType,
+)
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from ..mlir import name_of, property_of
+
+LOOPS = {"scf.for", "scf.while"}
+_RESERVED = 2  # arguments of the compiler's own that come first
+_VIEWS = {"memref.reinterpret_cast", "memref.subview", "memref.cast", "memref.collapse_shape", "memref.expand_shape"}
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A copy between global memory and the core.
+
+    Attributes:
+        op: the operation.
+        memory: its side in global memory.
+        position: which pointer argument that is of.
+        store: whether it goes to global memory.
+        shape: elements of the whole tile; a mask may leave some out when it runs.
+        strides: in elements; None where they are known at run time only.
+        itemsize: bytes of an element.
+    """
+
+    op: Operation
+    memory: SSAValue
+    position: int
+    store: bool
+    shape: tuple[int, ...]
+    strides: tuple[int | None, ...]
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tile."""
+        return prod(self.shape) * self.itemsize
+
+    @property
+    def piece(self) -> int:
+        """Bytes that lie next to each other, from the innermost dimension outwards."""
+        length = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != length:
+                break
+            length *= size
+        return length * self.itemsize
+
+
+def kernel_of(module: ModuleOp) -> Operation:
+    """The function that has a body."""
+    functions = [op for op in module.body.block.ops if name_of(op) == "func.func" and op.regions[0].blocks]
+    return max(functions, key=lambda function: sum(1 for _ in function.walk()))
+
+
+def pointers_of(function: Operation) -> Sequence[SSAValue]:
+    """Its pointer arguments, those of the compiler left out."""
+    return [value for value in function.regions[0].blocks[0].args if isinstance(value.type, MemRefType)][_RESERVED:]
+
+
+def transfers(module: ModuleOp) -> Iterator[Transfer]:
+    """Every copy between global memory and the core, atomic updates included."""
+    function = kernel_of(module)
+    positions = {pointer: position for position, pointer in enumerate(pointers_of(function))}
+    for op in function.walk():
+        name = name_of(op)
+        if name in ("memref.copy", "bufferization.materialize_in_destination") or is_atomic(op):
+            for index, operand in enumerate(op.operands):
+                if name == "memref.copy" or index == len(op.operands) - 1:
+                    root = root_of(operand)
+                    if root in positions:
+                        yield _transfer(op, operand, positions[root], store=index == len(op.operands) - 1)
+
+
+def _transfer(op: Operation, memory: SSAValue, position: int, *, store: bool) -> Transfer:
+    kind = memory.type
+    assert isinstance(kind, MemRefType)
+    shape = list(kind.get_shape())
+    source: SSAValue = memory
+    while isinstance(source.owner, Operation) and name_of(source.owner) in _VIEWS:
+        wider = source.owner.operands[0].type
+        if isinstance(wider, MemRefType) and len(wider.get_shape()) == len(shape):
+            shape = [outer if size < 0 else size for size, outer in zip(shape, wider.get_shape(), strict=True)]
+        source = source.owner.operands[0]
+    shape = [max(size, 1) for size in shape]
+    return Transfer(op, memory, position, store, tuple(shape), _strides(kind, shape), bytes_of(kind.get_element_type()))
+
+
+def _strides(kind: MemRefType, shape: list[int]) -> tuple[int | None, ...]:
+    layout = kind.layout
+    if isinstance(layout, StridedLayoutAttr):
+        return tuple(None if isinstance(stride, NoneAttr) else stride.data for stride in layout.strides.data)
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def bytes_of(kind: Attribute) -> int:
+    """The size of an element."""
+    return max(1, kind.bitwidth // 8) if isinstance(kind, FixedBitwidthType) else 8
+
+
+def root_of(value: SSAValue) -> SSAValue:
+    """What a memory is a view of."""
+    while isinstance(value.owner, Operation) and name_of(value.owner) in _VIEWS:
+        value = value.owner.operands[0]
+    return value
+
+
+def is_atomic(op: Operation) -> bool:
+    """Whether an operation is an atomic update of global memory."""
+    return property_of(op, "GenericAtomicRMW") is not None
+
+
+def loops_around(op: Operation) -> list[Operation]:
+    """The loops that an operation is in, innermost first."""
+    found = []
+    parent = op.parent_op()
+    while parent is not None:
+        if name_of(parent) in LOOPS:
+            found.append(parent)
+        parent = parent.parent_op()
+    return found
+
+
+def tensor(value: SSAValue, at_least: int = 2) -> tuple[int, Attribute] | None:
+    """Elements and element type of a tensor that has at least so many elements; None for anything else."""
+    if not isinstance(value.type, TensorType):
+        return None
+    elements = prod(max(size, 1) for size in value.type.get_shape())
+    return (elements, value.type.get_element_type()) if elements >= at_least else None
+
+
+def is_bf16(kind: Attribute) -> bool:
+    """Whether an element type is bf16."""
+    return isinstance(kind, BFloat16Type)
+
+
+def integer_bits(kind: Attribute) -> int:
+    """The width of an integer type; 0 for other types, and for truth values."""
+    return kind.width.data if isinstance(kind, IntegerType) and kind.width.data > 1 else 0

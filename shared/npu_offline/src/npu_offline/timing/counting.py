@@ -1,0 +1,95 @@
+"""What one program of a grid issues in all, without simulating when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .costs import ChipCosts
+from .instructions import ScalarAccess, Transfer, Vector, WaitFlag
+from .program import Issue
+
+Stream = tuple[str, bool, bool]
+"""An argument, whether it is written, and whether at addresses that were read from memory."""
+
+
+@dataclass
+class Count:
+    """Numbers of one program.
+
+    Attributes:
+        moved: bytes that the kernel asked for.
+        once: the same, but what is moved again, the same bytes to or from the same place, counts once.
+        vector: cycles of the vector unit.
+        vector_peak: the fewest cycles that the vector unit can take.
+        scalar: cycles of the scalar unit.
+        scalars: elements that the scalar unit reads or writes.
+        waits: flags that a pipe waits for.
+        issues: whatever the scalar unit issues.
+    """
+
+    moved: Counter[Stream] = field(default_factory=Counter)
+    once: Counter[Stream] = field(default_factory=Counter)
+    vector: float = 0
+    vector_peak: float = 0
+    scalar: float = 0
+    scalars: int = 0
+    waits: int = 0
+    issues: int = 0
+
+    def seconds(self, costs: ChipCosts) -> float:
+        """The busiest pipe's time, every transfer at its port's rate: what orders programs by their work."""
+        return max(self.port_seconds(costs), self.vector * costs.cycle, self.scalar * costs.cycle)
+
+    def peak_seconds(self, costs: ChipCosts) -> float:
+        """The time below which no pipe of this kind can do this program's work."""
+        return max(self.port_seconds(costs), self.vector_peak * costs.cycle)
+
+    def port_seconds(self, costs: ChipCosts) -> float:
+        """The busier of the two transfer pipes at the ports' peaks."""
+        written = sum(nbytes for (_, is_written, _), nbytes in self.moved.items() if is_written)
+        return max((sum(self.moved.values()) - written) / costs.load_port, written / costs.store_port)
+
+
+def count(issues: Iterable[Issue]) -> Count:
+    """Add up what a program issues."""
+    found = Count()
+    times: Counter[Any] = Counter()
+    seen: set[Any] = set()
+    for cycles, item, place in issues:
+        found.scalar += cycles
+        times[item] += 1
+        if isinstance(item, Transfer):
+            stream = _stream(item)
+            where = (stream, item.useful, place)
+            if item.gathered or where not in seen:
+                seen.add(where)
+                found.once[stream] += item.useful
+    found.issues = times.total()
+    for item, number in times.items():
+        match item:
+            case Vector():
+                found.vector += number * item.busy
+                found.vector_peak += number * item.peak
+            case Transfer():
+                found.moved[_stream(item)] += number * item.useful
+            case ScalarAccess():
+                found.scalars += number
+                found.scalar += number * item.cycles
+            case WaitFlag():
+                found.waits += number
+    return found
+
+
+def total(counters: Iterable[Counter[Stream]]) -> Counter[Stream]:
+    """The sum of counters."""
+    summed: Counter[Stream] = Counter()
+    for counter in counters:
+        summed.update(counter)
+    return summed
+
+
+def _stream(item: Transfer) -> Stream:
+    return item.argument, item.pipe == "MTE3", item.gathered

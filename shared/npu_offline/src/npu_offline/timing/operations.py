@@ -1,0 +1,180 @@
+"""From operations of the final module to items that the scalar unit issues, as Python expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from math import prod
+from typing import Any
+
+from xdsl.dialects.builtin import DenseArrayBase
+from xdsl.ir import Operation, SSAValue
+
+from ..errors import UnsupportedError
+from ..mlir import name_of, property_of, symbol_of
+from . import shapes
+from .costs import BLOCK_BYTES, VECTOR_COSTS, ChipCosts
+from .dataflow import address_depends_on_memory, place_of
+from .instructions import PIPES, Barrier, Item, Pipe, ScalarAccess, SetFlag, Transfer, WaitFlag
+from .shapes import Dimension, itemsize_of, shape_of, space_of
+from .vector_costs import library_reduction, vector
+
+_NOTHING = {"set_mask_norm", "get_block_idx", "pointer_cast", "get_sub_block_idx"}
+_ON_CHIP = ("gm", "ub")
+
+
+class Emitter:
+    """Writes expressions whose values are items; `constants` are the names that they use."""
+
+    def __init__(self, costs: ChipCosts, arguments: dict[SSAValue, str], name: Callable[[SSAValue], str]) -> None:
+        self._costs = costs
+        self._arguments = dict(arguments)
+        self._name = name
+        self.constants: dict[str, Any] = {}
+
+    @staticmethod
+    def is_view(op: Operation) -> bool:
+        """Whether an operation costs the scalar unit nothing of its own."""
+        return shapes.is_view(op)
+
+    def item(self, op: Operation) -> str | None:
+        """An expression for what an operation makes the scalar unit issue; None where it is scalar arithmetic."""
+        name = name_of(op)
+        if name in ("memref.load", "memref.store"):
+            return self._constant(self._scalar_access(op, name))
+        if name == "func.call":
+            return self._instruction(op, symbol_of(op, "callee"))
+        if not name.startswith("hivm.hir."):
+            return None
+        short = name.removeprefix("hivm.hir.")
+        if short in _NOTHING:
+            return None
+        if short in ("set_flag", "wait_flag"):
+            return self._flag(op, SetFlag if short == "set_flag" else WaitFlag)
+        if short == "pipe_barrier":
+            return self._constant(Barrier(_pipe(op, "pipe")))
+        return self._instruction(op, short)
+
+    def place(self, op: Operation) -> str:
+        """An expression that is equal for transfers of the same memory; None for what is no transfer."""
+        memory = next((operand for operand in op.operands if space_of(operand.type) == "gm"), None)
+        if memory is None or name_of(op).startswith("memref."):
+            return "None"
+        parts = place_of(memory)
+        numbers = [self._name(value) for part in parts for value in part if isinstance(value, SSAValue)]
+        constants = tuple(text for part in parts for text in part if isinstance(text, str))
+        return f"({', '.join([*numbers, self._constant(constants)])},)"
+
+    def loaded(self, op: Operation) -> str:
+        """The value that a scalar load yields: an element of an argument, or unknown."""
+        memory, *indices = op.operands
+        argument = self._argument(memory)
+        source = memory.owner
+        if argument is None or len(indices) != 1:
+            return "UNKNOWN"
+        index = self._name(indices[0])
+        while isinstance(source, Operation):
+            if name_of(source) == "memref.reinterpret_cast":
+                static = property_of(source, "static_offsets")
+                assert isinstance(static, DenseArrayBase)
+                offset = self._name(source.operands[1]) if int(static.get_values()[0]) < 0 else str(static.get_values()[0])
+                index = f"{index} + {offset}"
+            elif name_of(source) != "memref.cast":
+                return "UNKNOWN"
+            source = source.operands[0].owner
+        return f"element({argument}, {index})"
+
+    def _constant(self, value: object) -> str:
+        name = f"k{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def _sized(self, make: Callable[..., Item], dimensions: tuple[Dimension, ...]) -> str:
+        """An item whose shape may be known at run time only."""
+        if all(isinstance(factor, int) for factors in dimensions for factor in factors):
+            return self._constant(make(*(prod(factors) for factors in dimensions)))  # type: ignore[arg-type]
+        sizes = (" * ".join(str(f) if isinstance(f, int) else self._name(f) for f in factors) for factors in dimensions)
+        return f"{self._constant(cache(make))}({', '.join(sizes)})"
+
+    def _flag(self, op: Operation, kind: type[SetFlag] | type[WaitFlag]) -> str:
+        source, target = _pipe(op, "set_pipe"), _pipe(op, "wait_pipe")
+        if source is None or target is None:
+            raise UnsupportedError(f"the time model does not know the pipes of {op}")
+        event = property_of(op, "static_event_id")
+        if event is not None:
+            return self._constant(kind(source, target, int(str(event).partition("EVENT_ID")[2].strip("<> "))))
+
+        @cache
+        def make(number: int) -> Item:
+            return kind(source, target, number)
+
+        return f"{self._constant(make)}({self._name(op.operands[0])})"
+
+    def _scalar_access(self, op: Operation, name: str) -> ScalarAccess:
+        memory = op.operands[0 if name == "memref.load" else 1]
+        argument = self._argument(memory)
+        cycles = self._costs.scalar_local if argument is None else self._costs.scalar_global
+        plain = None if argument is None else argument.strip("'")
+        return ScalarAccess(name.removeprefix("memref."), plain, cycles, int(itemsize_of(memory.type)))
+
+    def _argument(self, memory: SSAValue) -> str | None:
+        """The Python literal of the argument's name whose memory it is; None on chip."""
+        if space_of(memory.type) != "gm":
+            return None
+        return self._arguments.get(shapes.root_of(memory), "'?'")
+
+    def _instruction(self, op: Operation, name: str) -> str:
+        memories = [operand for operand in op.operands if space_of(operand.type) is not None]
+        spaces = [space_of(memory.type) for memory in memories]
+        if not memories or any(space not in _ON_CHIP for space in spaces):
+            raise UnsupportedError(f"the time model has no cost for {name}: it knows vector kernels only")
+        if "gm" in spaces:
+            return self._transfer(name, memories, spaces.index("gm"))
+        largest = max(memories, key=_size)
+        itemsize = max(itemsize_of(memory.type) for memory in memories)
+        shape = shape_of(largest)
+        if f"{name}s" in VECTOR_COSTS and any(space_of(operand.type) is None for operand in op.operands):
+            name = f"{name}s"  # with a number, not a second tensor
+        reduced = library_reduction(name, len(shape))
+        if name == "vreduce":
+            axes = property_of(op, "reduce_dims")
+            assert isinstance(axes, DenseArrayBase)
+            reduced = tuple(int(axis) for axis in axes.get_values())
+
+        def make(*sizes: int) -> Item:
+            return vector(name, sizes, itemsize, reduced)
+
+        return self._sized(make, shape)
+
+    def _transfer(self, name: str, memories: list[SSAValue], position: int) -> str:
+        memory = memories[position]
+        argument = self._argument(memory) or ""
+        itemsize = int(itemsize_of(memory.type)) or 1
+        contiguous = shapes.is_contiguous_inside(memory)
+        gathered = address_depends_on_memory(memory)
+        pipe: Pipe = "MTE2" if position == 0 else "MTE3"
+
+        def make(*sizes: int) -> Item:
+            rows, length = (prod(sizes[:-1]), sizes[-1] * itemsize) if contiguous else (prod(sizes), itemsize)
+            moved = rows * -(-length // BLOCK_BYTES) * BLOCK_BYTES
+            return Transfer(name, pipe, argument.strip("'"), moved, prod(sizes) * itemsize, gathered)
+
+        return self._sized(make, shape_of(memory))
+
+
+def _size(memory: SSAValue) -> float:
+    """Orders operands by their elements; one of a size known at run time only is taken for the largest."""
+    factors = [factor for dimension in shape_of(memory) for factor in dimension]
+    known = [factor for factor in factors if isinstance(factor, int)]
+    return prod(known) if len(known) == len(factors) else float("inf")
+
+
+def _pipe(op: Operation, name: str) -> Pipe | None:
+    """A pipe by its attribute; None for all."""
+    text = str(property_of(op, name)).partition("PIPE_")[2].strip("<> ")
+    if text == "ALL":
+        return None
+    for pipe in PIPES:
+        if pipe == text:
+            return pipe
+    raise UnsupportedError(f"the time model does not know the pipe {text}: it knows vector kernels only")

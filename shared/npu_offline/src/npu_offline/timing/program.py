@@ -1,0 +1,195 @@
+"""Turns a device function into a Python generator that yields what one program of a grid issues, in order.
+
+The scalar control flow (loops, branches, index arithmetic) is translated, statement by statement, as far as something
+depends on it: trip counts, branches, event numbers, sizes and places of transfers. All other scalar arithmetic only costs
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from ..errors import UnsupportedError
+from ..mlir import name_of, symbol_of
+from .costs import ChipCosts
+from .dataflow import needed_values
+from .instructions import Item
+from .operations import Emitter
+from .scalars import HELPERS, formula
+
+Issue = tuple[float, Item, "tuple[Any, ...] | None"]
+"""Cycles that the scalar unit spends before it issues something, what, and where in its argument a transfer is."""
+
+_STRUCTURE = {"scf.yield", "scf.condition", "func.return", "annotation.mark", "hivm.hir.set_mask_norm"}
+_FREE = {"arith.constant"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A device function, translated.
+
+    Attributes:
+        name: of the kernel.
+        source: of the generator, in Python.
+        run: the generator: from the program's number, the grid in x, y and z, a function that reads an element of an
+            argument (its name and the element's number), and the scalar arguments by name.
+    """
+
+    name: str
+    source: str
+    run: Callable[..., Iterator[Issue]]
+
+
+def translate(module: ModuleOp, arguments: Mapping[str, str], costs: ChipCosts) -> Program:
+    """Translate a final module.
+
+    Args:
+        module: parsed, in generic form.
+        arguments: Triton type by name of the kernel's arguments, constants left out, in order.
+        costs: of the chip.
+
+    Raises:
+        UnsupportedError: it has an operation that the model has no cost for.
+    """
+    function = _device_function(module)
+    block = function.regions[0].blocks[0]
+    if len(function.regions[0].blocks) > 1:
+        raise UnsupportedError("the time model follows structured control flow only, and the kernel has jumps")
+    writer = _Writer(costs, _names_of_arguments(block, arguments))
+    writer.needed = needed_values(function)
+    writer.body(block, 1)
+    scalars = [name for name, kind in arguments.items() if not kind.startswith("*")]
+    header = f"def run(program, grid_x, grid_y, grid_z, element, {', '.join(f'a_{name}' for name in scalars)}):"
+    source = "\n".join([header, "    s = 0", *writer.lines, "    return", "    yield"])
+    space: dict[str, Any] = {**HELPERS, **writer.emitter.constants}
+    exec(compile(source, "<kernel>", "exec"), space)  # the text is made above, from operations that are checked one by one
+    return Program(symbol_of(function, "sym_name"), source, space["run"])
+
+
+def _device_function(module: ModuleOp) -> Operation:
+    functions = [
+        op
+        for op in module.walk()
+        if name_of(op) == "func.func" and op.regions[0].blocks and "DEVICE" in str(op.attributes.get("hacc.function_kind"))
+    ]
+    if len(functions) != 1:
+        raise UnsupportedError(
+            f"the time model needs one device function, and there are {len(functions)}: a cube kernel's parts"
+        )
+    return functions[0]
+
+
+def _names_of_arguments(block: Block, arguments: Mapping[str, str]) -> dict[SSAValue, str]:
+    """What the function's arguments are in Python: three that the compiler adds come first, the grid comes last."""
+    kinds = list(arguments.items())
+    if len(block.args) != 3 + len(kinds) + 3:
+        raise UnsupportedError(f"the kernel has {len(block.args)} arguments, must have {3 + len(kinds) + 3}")
+    names: dict[SSAValue, str] = dict.fromkeys(block.args[:3], "UNKNOWN")
+    for value, (name, kind) in zip(block.args[3:-3], kinds, strict=True):
+        names[value] = repr(name) if kind.startswith("*") else f"a_{name}"
+    return {**names, **dict(zip(block.args[-3:], ("grid_x", "grid_y", "grid_z"), strict=True))}
+
+
+class _Writer:
+    """Writes the generator's statements."""
+
+    def __init__(self, costs: ChipCosts, names: dict[SSAValue, str]) -> None:
+        self.names = names
+        self.lines: list[str] = []
+        self.needed: set[SSAValue] = set()
+        self.costs = costs
+        self.emitter = Emitter(costs, names, self.name)
+
+    def name(self, value: SSAValue) -> str:
+        """The Python name of a value."""
+        return self.names.setdefault(value, f"v{len(self.names)}")
+
+    def body(self, block: Block, depth: int) -> None:
+        """All operations of a block."""
+        indent = "    " * depth
+        pending: float = 0
+
+        def flush() -> None:
+            nonlocal pending
+            if pending:
+                self.lines.append(f"{indent}s += {pending:g}")
+                pending = 0
+
+        for op in block.ops:
+            name = name_of(op)
+            if name in ("scf.for", "scf.if", "scf.while"):
+                flush()
+                getattr(self, name.replace("scf.", "_"))(op, depth)
+            elif item := self.emitter.item(op):
+                flush()
+                self.lines += [f"{indent}yield s, {item}, {self.emitter.place(op)}", f"{indent}s = 0"]
+            elif name not in _STRUCTURE and not self.emitter.is_view(op):
+                pending += 0 if name in _FREE else self.costs.scalar_op
+            if name in _STRUCTURE or not op.results:
+                continue
+            for result in op.results:
+                if result in self.needed and result not in self.names:
+                    self.lines.append(f"{indent}{self.name(result)} = {self._value(op)}")
+        flush()
+        self.lines.append(f"{indent}pass")
+
+    def _value(self, op: Operation) -> str:
+        if name_of(op) == "hivm.hir.get_block_idx":
+            return "program"
+        if name_of(op) == "memref.load":
+            return self.emitter.loaded(op)
+        return formula(op, [self.name(operand) for operand in op.operands])
+
+    def _assign(self, targets: Sequence[SSAValue], values: Sequence[SSAValue], depth: int) -> None:
+        pairs = [(self.name(t), self.name(v)) for t, v in zip(targets, values, strict=True) if t in self.needed]
+        if pairs:
+            left, right = (", ".join(names) for names in zip(*pairs, strict=True))
+            self.lines.append(f"{'    ' * depth}{left} = {right}")
+
+    def _for(self, op: Operation, depth: int) -> None:
+        first, last, step, *initial = op.operands
+        block = op.regions[0].blocks[0]
+        variable, *carried = block.args
+        self._assign(carried, initial, depth)
+        bounds = ", ".join(self.name(value) for value in (first, last, step))
+        self.lines.append(f"{'    ' * depth}for {self.name(variable)} in range({bounds}):")
+        self.lines.append(f"{'    ' * (depth + 1)}s += {2 * self.costs.scalar_op:g}")  # the counter, the jump
+        self.body(block, depth + 1)
+        self._assign(carried, _yielded(block), depth + 1)
+        self._assign(list(op.results), carried, depth)
+
+    def _if(self, op: Operation, depth: int) -> None:
+        then, *otherwise = [region.blocks[0] for region in op.regions if region.blocks]
+        self.lines.append(f"{'    ' * depth}s += {self.costs.scalar_op:g}")
+        self.lines.append(f"{'    ' * depth}if {self.name(op.operands[0])}:")
+        self.body(then, depth + 1)
+        self._assign(list(op.results), _yielded(then), depth + 1)
+        for block in otherwise:
+            self.lines.append(f"{'    ' * depth}else:")
+            self.body(block, depth + 1)
+            self._assign(list(op.results), _yielded(block), depth + 1)
+
+    def _while(self, op: Operation, depth: int) -> None:
+        before, after = (region.blocks[0] for region in op.regions)
+        self._assign(list(before.args), list(op.operands), depth)
+        self.lines.append(f"{'    ' * depth}while True:")
+        self.body(before, depth + 1)
+        assert before.last_op is not None
+        condition, *passed = before.last_op.operands
+        indent = "    " * (depth + 1)
+        self.lines += [f"{indent}s += {self.costs.scalar_op:g}", f"{indent}if not {self.name(condition)}:"]
+        self._assign(list(op.results), passed, depth + 2)
+        self.lines.append(f"{indent}    break")
+        self._assign(list(after.args), passed, depth + 1)
+        self.body(after, depth + 1)
+        self._assign(list(before.args), _yielded(after), depth + 1)
+
+
+def _yielded(block: Block) -> list[SSAValue]:
+    last = block.last_op
+    return list(last.operands) if last is not None and name_of(last) == "scf.yield" else []

@@ -1,0 +1,86 @@
+"""From the name of a vector instruction, or of the compiler's library call for it, and a shape to its cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import ceil, log2, prod
+
+from ..errors import UnsupportedError
+from .costs import VECTOR_BYTES, VECTOR_COSTS, VectorCost
+from .instructions import Vector
+
+_ADD, _REDUCE = VECTOR_COSTS["vadd"], VECTOR_COSTS["reduce"]
+_LIBRARY = {  # the library's names of what the operations call otherwise
+    "copy_ubuf": "copy",
+    "broadcast_scalar": "vbrc",
+    "broadcast_last_axis": "vbrc",
+    "broadcast_first_axis": "vbrc",
+    "broadcast_middle_axis": "vbrc",
+    "arange": "varange",
+}
+_COSTS = {**VECTOR_COSTS, **{name: VECTOR_COSTS[known] for name, known in _LIBRARY.items()}}
+_TYPES = r"(float|half|bfloat16_t|u?int\d+_t|bool)"
+_BASE = re.compile(rf"^({'|'.join(sorted(_COSTS, key=len, reverse=True))})(_|$)")
+_LIBRARY_REDUCE = re.compile(
+    rf"^(?:enablevc_)?reduce_(?:sum|max|min|prod|any|all|xori|ori|andi)_(r|ar|ra)(?:_|$)(?:{_TYPES})?"
+)
+_CHUNK = 64  # lanes of fp32 that vcadd reduces to one
+
+
+def vector(name: str, shape: Sequence[int], itemsize: float, reduced: Sequence[int] | None) -> Vector:
+    """The cost of one vector instruction.
+
+    Args:
+        name: of the library function, or of the operation without its dialect.
+        shape: of its largest operand, rows of contiguous elements.
+        itemsize: bytes of the widest element it handles.
+        reduced: the dimensions that a reduction sums over; None for anything else.
+
+    Raises:
+        UnsupportedError: the instruction is in no table.
+    """
+    elements = prod(shape)
+    peak = elements * itemsize / VECTOR_BYTES
+    if reduced is not None:
+        busy, latency = _reduction(shape, itemsize, reduced)
+        return Vector(name, elements, busy, latency, peak)
+    cost = _cost(name)
+    return Vector(name, elements, cost.per_repeat * repeats(shape, itemsize), cost.latency, peak)
+
+
+def repeats(shape: Sequence[int], itemsize: float) -> int:
+    """Repeats of an instruction over rows: each row starts one."""
+    return prod(shape[:-1]) * ceil(shape[-1] * itemsize / VECTOR_BYTES) if shape else 1
+
+
+def library_reduction(name: str, rank: int) -> tuple[int, ...] | None:
+    """The dimensions that a library function reduces ("ra" is over the first, "ar" and "r" over the last), None if none."""
+    found = _LIBRARY_REDUCE.match(name)
+    if found is None:
+        return None
+    return (0,) if found[1] == "ra" else (rank - 1,)
+
+
+def _cost(name: str) -> VectorCost:
+    found = _BASE.match(name)
+    if found is None:
+        raise UnsupportedError(f"the time model has no cost for the vector instruction {name}")
+    return _COSTS[found[1]]
+
+
+def _reduction(shape: Sequence[int], itemsize: float, reduced: Sequence[int]) -> tuple[float, float]:
+    """Cycles of a reduction: halves are added until a row is 64 lanes wide, which one instruction reduces.
+
+    Over another dimension than the last, whole rows are added pairwise.
+    """
+    length = prod(shape[axis] for axis in reduced)
+    kept = prod(shape) // max(1, length)
+    if len(shape) - 1 not in reduced:
+        levels = ceil(log2(max(2, length)))
+        return _ADD.per_repeat * (length - 1) * repeats((kept,), itemsize), levels * _ADD.latency
+    levels = max(0, ceil(log2(max(1, length / _CHUNK))))
+    # Each level waits for the one before; the halves together are as long as the row less the last 64.
+    adds = kept * max(0, ceil(length / _CHUNK) - 1) * ceil(_CHUNK * itemsize / VECTOR_BYTES)
+    busy = _ADD.per_repeat * adds + levels * _ADD.latency + _REDUCE.per_repeat * kept
+    return busy, _REDUCE.latency

@@ -1,0 +1,160 @@
+"""Candidate tiles of a call: recorded, compiled on all cores, ranked by predicted time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import npu_tiling
+
+from .. import check
+from ..emulation import record
+from ..errors import OfflineError
+from ..launches import LaunchRecord
+from ..timing import time_launch
+from .sizes import Site, Sizes, answering
+
+_candidates = itertools.count()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One choice of block sizes.
+
+    Attributes:
+        sizes: by name; empty for the tiling's own.
+        kernels: the launches that it changes: name and tile.
+        seconds: predicted for those launches; None where they do not compile.
+        chosen: what the tiling's own launches in their place are predicted to take.
+        problem: why there is no prediction.
+    """
+
+    sizes: Sizes
+    kernels: tuple[str, ...]
+    seconds: float | None
+    chosen: float
+    problem: str = ""
+
+    @property
+    def gain(self) -> float:
+        """What part of the tiling's time it saves; negative where it costs more."""
+        return 0.0 if self.seconds is None or not self.chosen else 1 - self.seconds / self.chosen
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What became of one question that a tiling asked: other answers, the best one first."""
+
+    label: str
+    site: Site
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The candidate that is predicted to take least, if that is less than what the tiling chose."""
+        return next((candidate for candidate in self.candidates if candidate.gain > 0), None)
+
+
+def search(
+    package: str,
+    label: str,
+    call: Callable[[], None],
+    *,
+    soc: str = "Ascend910B4",
+    toolchain: str = "1.2.0",
+    jobs: int | None = None,
+    kernel: str = "",
+) -> list[Tuned]:
+    """Try other block sizes for everything that a call launches.
+
+    A tiling asks `npu_tiling.fit` once for every launch that it makes. Each answer is replaced in turn, by sizes from a
+    quarter to four times of what it was, and what the call launches then is compiled and timed. A candidate is held
+    against the launches of the tiling's own that it replaces: those of the same kernels, whose constants or grid differ.
+
+    Args:
+        package: import name of the operator's package.
+        label: of the call.
+        call: what to run, on CPU tensors.
+        soc, toolchain: what for, and by which compiler.
+        jobs: compilations at a time; None for all cores.
+        kernel: only questions whose answer changes a kernel with this in its name.
+    """
+    sites, own = _recorded(package, call, soc, -1, {})
+    plans: list[tuple[int, Sizes]] = [(number, sizes) for number, site in enumerate(sites) for sizes in site.others()]
+    tried: list[tuple[int, Sizes, list[LaunchRecord]]] = []
+    for number, sizes in plans:
+        with contextlib.suppress(OfflineError, ValueError, ZeroDivisionError):  # the tiling itself refuses these sizes
+            tried.append((number, sizes, _recorded(package, call, soc, number, sizes)[1]))
+    wanted = [(number, sizes, new) for number, sizes, new in tried if _changes(own, new, kernel)]
+    _compile([launch for _, _, new in wanted for launch in new], soc, toolchain, jobs)
+    clock = _Clock(soc, toolchain)
+    found: dict[int, list[Candidate]] = {}
+    for number, sizes, new in wanted:
+        found.setdefault(number, []).append(_candidate(sizes, own, new, clock))
+    ranked = {n: sorted(cs, key=lambda c: float("inf") if c.seconds is None else c.seconds) for n, cs in found.items()}
+    return [Tuned(label, sites[number], tuple(candidates)) for number, candidates in sorted(ranked.items())]
+
+
+def _recorded(
+    package: str, call: Callable[[], None], soc: str, number: int, sizes: Sizes
+) -> tuple[list[Site], list[LaunchRecord]]:
+    """What a call launches when the question of this number is answered with these sizes."""
+    # Tilings remember launches by device: a name of its own keeps candidates apart.
+    device = dataclasses.replace(npu_tiling.soc(soc), name=f"{soc}, candidate {next(_candidates)}")
+    with (
+        answering(package, lambda n, _: sizes if n == number else None) as sites,
+        record(soc) as launches,
+        npu_tiling.use_device(device, emulated=True),
+    ):
+        call()
+    return sites, list(launches)
+
+
+def _identity(launch: LaunchRecord) -> tuple[object, ...]:
+    return launch.name, launch.grid, tuple(sorted(launch.constants.items(), key=str)), tuple(launch.options.items())
+
+
+def _changes(own: Sequence[LaunchRecord], new: Sequence[LaunchRecord], kernel: str) -> bool:
+    known = {_identity(launch) for launch in own}
+    return any(_identity(launch) not in known and kernel in launch.name for launch in new)
+
+
+class _Clock:
+    """Predicted times, each once."""
+
+    def __init__(self, soc: str, toolchain: str) -> None:
+        self._soc, self._toolchain = soc, toolchain
+        self._known: dict[object, float] = {}
+
+    def seconds(self, launches: Sequence[LaunchRecord]) -> float:
+        """Of all these launches together."""
+        for launch in launches:
+            if _identity(launch) not in self._known:
+                timing = time_launch(launch, soc=self._soc, toolchain=self._toolchain)
+                self._known[_identity(launch)] = timing.estimate
+        return sum(self._known[_identity(launch)] for launch in launches)
+
+
+def _candidate(sizes: Sizes, own: Sequence[LaunchRecord], new: Sequence[LaunchRecord], clock: _Clock) -> Candidate:
+    known = {_identity(launch) for launch in own}
+    still = {_identity(launch) for launch in new}
+    changed = [launch for launch in new if _identity(launch) not in known]
+    replaced = [launch for launch in own if _identity(launch) not in still]
+    kernels = tuple(f"{launch.name} {check.describe_tile(launch)}" for launch in changed)
+    chosen = clock.seconds(replaced)
+    try:
+        return Candidate(sizes, kernels, clock.seconds(changed), chosen)
+    except OfflineError as error:
+        return Candidate(sizes, kernels, None, chosen, str(error))
+
+
+def _compile(launches: Iterable[LaunchRecord], soc: str, toolchain: str, jobs: int | None) -> None:
+    """Compile in parallel, for the cache on disk. The compiler is a process of its own: threads wait for it."""
+    described = dict.fromkeys(check.describe(launch) for launch in launches)
+    with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(check.run, [check.Job(*parts, soc, toolchain) for parts in described]))

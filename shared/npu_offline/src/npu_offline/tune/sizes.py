@@ -1,0 +1,87 @@
+"""Other block sizes than a tiling chose: every tiling asks `npu_tiling.fit` for sizes, and here something else answers."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from unittest import mock
+
+import npu_tiling
+from npu_tiling import Block, Device, Tile
+
+from ..errors import OfflineError
+
+Sizes = Mapping[str, int]
+_FACTORS = (1 / 4, 1 / 2, 3 / 4, 1, 5 / 4, 3 / 2, 2, 4)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One question that a tiling asked.
+
+    Attributes:
+        blocks: the blocks that it wanted sizes of.
+        chosen: the sizes it was told.
+    """
+
+    blocks: tuple[Block, ...]
+    chosen: tuple[tuple[str, int], ...]
+
+    def others(self) -> list[dict[str, int]]:
+        """Other sizes worth trying: of one block at a time, from a quarter of what was chosen to four times as much."""
+        chosen = dict(self.chosen)
+        return [
+            {**chosen, block.name: size}
+            for block in self.blocks
+            for size in _around(block, chosen[block.name])
+            if size != chosen[block.name]
+        ]
+
+
+def _around(block: Block, chosen: int) -> list[int]:
+    """Sizes near a chosen one, in steps that the block may have."""
+    step = block.multiple_of
+    sizes = {max(block.smallest, round(chosen * factor / step) * step) for factor in _FACTORS}
+    return sorted({*sizes, chosen} - {0})
+
+
+@contextlib.contextmanager
+def answering(package: str, answer: Callable[[int, Site], Sizes | None]) -> Iterator[list[Site]]:
+    """Until the block ends, `answer` may say other sizes than `npu_tiling.fit` to the modules of a package.
+
+    Args:
+        package: its import name.
+        answer: from the number of a question, in the order in which they are first asked, and the question itself.
+
+    Yields:
+        The questions so far.
+    """
+    sites: list[Site] = []
+    numbers: dict[tuple[object, ...], int] = {}
+
+    def fit(tiles: Sequence[Tile], blocks: Sequence[Block], device: Device) -> dict[str, int]:
+        chosen = npu_tiling.fit(tiles, blocks, device)
+        site = Site(tuple(blocks), tuple(chosen.items()))
+        key = (tuple(tiles), tuple(blocks))
+        if key not in numbers:
+            numbers[key] = len(sites)
+            sites.append(site)
+        sizes = dict(answer(numbers[key], site) or chosen)
+        # Some compiler takes a tile for which there is no room, without double buffering: that is no choice for all.
+        if npu_tiling.footprint(tiles, sizes, device) > device.ub_bytes:
+            raise OfflineError(f"blocks of {sizes} do not fit in {device.ub_bytes} bytes")  # tilings catch no such error
+        return sizes
+
+    with contextlib.ExitStack() as stack:
+        for module in _modules(package):
+            stack.enter_context(mock.patch.object(module, "fit", fit))
+        yield sites
+
+
+def _modules(package: str) -> list[ModuleType]:
+    """The package's modules that ask."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
+    return [module for module in modules if getattr(module, "fit", None) is npu_tiling.fit]

@@ -1,0 +1,83 @@
+"""The comparison: the time model against published times, and our kernels against liger's for Ascend."""
+
+import dataclasses
+import json
+
+import pytest
+from npu_offline.cli import main
+from npu_offline.compare import peers
+from npu_offline.compare.command import missed
+from npu_offline.compare.published import PUBLISHED
+from npu_offline.compare.results import GOALS, results
+from npu_offline.timing import Timing
+
+SMALL = {"rms_norm": 1024, "embedding": 1024, "attn_res": 1024, "fused_linear_cross_entropy": 4096}
+pytest.importorskip("npu_attn_res", reason="the operators' packages are not installed")
+
+
+@pytest.fixture(scope="module")
+def found():
+    """One size of every operator and direction, ours and, where the wheel is there, liger's."""
+    chosen = tuple(row for row in PUBLISHED if row.size == SMALL[row.operator])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("npu_offline.compare.cases.PUBLISHED", chosen)
+        return list(results(None, "1.2.0"))
+
+
+def test_no_published_time_is_below_the_bound(found):
+    for result in found:
+        if result.timings:
+            bound = max(result.bound, result.bound + result.other * 221.5 / 245.8)  # matrix products at their peak
+            assert bound <= result.row.existing, result
+            assert bound <= result.row.pytorch, result
+
+
+def test_every_operator_is_predicted(found):
+    ours = [result for result in found if result.whose == "ours"]
+    assert len(ours) == 6
+    assert not [result.problem for result in ours if result.problem]
+
+
+def test_bound_is_never_above_the_estimate_and_about_the_floor_where_all_bytes_are_certain(found):
+    for result in found:
+        assert result.bound < result.predicted
+        if result.row.operator in ("rms_norm", "attn_res") and result.whose == "ours":
+            assert result.bound == pytest.approx(result.row.floor, rel=0.05)
+
+
+@pytest.mark.skipif(peers.missing() is not None, reason=f"liger-kernel is not installed: {peers.missing()}")
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_liger_attn_res_is_predicted_within_a_third_of_what_was_published(found, direction):
+    (result,) = (r for r in found if (r.row.operator, r.row.direction, r.whose) == ("attn_res", direction, "liger"))
+    assert result.predicted == pytest.approx(result.row.existing, rel=1 / 3)
+
+
+def test_ours_moves_less_and_is_predicted_faster_than_liger_attn_res(found):
+    by_whose = {(r.row.direction, r.whose): r for r in found if r.row.operator == "attn_res"}
+    for (direction, whose), ours in by_whose.items():
+        if whose == "ours" and (direction, "liger") in by_whose:
+            assert ours.predicted < 0.5 * by_whose[direction, "liger"].predicted
+
+
+@pytest.mark.parametrize("operator", ["rms_norm", "embedding"])
+def test_goal_is_met(found, operator):
+    ours = [result for result in found if result.row.operator == operator and result.whose == "ours"]
+    assert ours
+    assert all(result.above_floor <= GOALS[operator] for result in ours)
+
+
+def test_results_above_their_goal_are_named(found):
+    timing = dataclasses.replace(next(r for r in found if r.whose == "ours").timings[0], estimate=1.0)
+    assert isinstance(timing, Timing)
+    slow = dataclasses.replace(next(r for r in found if r.whose == "ours"), timings=(timing,))
+    assert missed([slow]) == [slow]
+    assert missed([dataclasses.replace(slow, whose="liger")]) == []
+
+
+def test_command_writes_the_table(tmp_path, capsys):
+    path = tmp_path / "table.json"
+    assert main(["compare", "--operator", "embedding", "--json", str(path)]) == 0
+    lines = json.loads(path.read_text())
+    assert {line["operator"] for line in lines} == {"embedding"}
+    assert {line["size"] for line in lines} == {1024, 131072}
+    assert "predicted" in capsys.readouterr().out.lower()

@@ -1,0 +1,192 @@
+"""Each rule finds the kernel that breaks it and leaves alone the one that keeps it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from lint_kernels import (
+    add_wide,
+    below_by_floats,
+    below_by_integers,
+    copy_rows,
+    count_atomically,
+    gather_elements,
+    gather_rows,
+    matmul,
+    square_narrow,
+    square_waived,
+    square_wide,
+    store_clamped,
+    store_positive,
+    sum_atomically,
+    sum_rows,
+    transpose_in_memory,
+    transpose_on_chip,
+    waived_without_reason,
+    waived_without_rule,
+)
+from npu_offline import OfflineError, record
+from npu_offline.cli import main
+from npu_offline.lint import RULES, lint_kernel
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def launched(kernel, *arguments, programs=1, soc="Ascend910B4", **constants):
+    with record(soc) as launches:
+        kernel[(programs,)](*arguments, **constants)
+    return launches[0]
+
+
+def e(*shape, dtype=F32):
+    return torch.empty(shape, dtype=dtype)
+
+
+def index(n):
+    return torch.zeros(n, dtype=torch.int32)
+
+
+LONG = 4096  # elements of fp32: 16 KiB
+CASES = {
+    "scalar-loop": (
+        lambda: launched(gather_elements, index(LONG), e(LONG), e(LONG), D=1, BN=LONG),
+        lambda: launched(gather_rows, index(8), e(99, LONG), e(8, LONG), D=LONG, BN=8),
+    ),
+    "integer-arithmetic": (
+        lambda: launched(below_by_integers, e(LONG), e(LONG), 9, BN=LONG),
+        lambda: launched(below_by_floats, e(LONG), e(LONG), 9, BN=LONG),
+    ),
+    "bf16-arithmetic": (
+        lambda: launched(square_narrow, e(LONG, dtype=BF16), e(LONG, dtype=BF16), BN=LONG),
+        lambda: launched(square_wide, e(LONG, dtype=BF16), e(LONG, dtype=BF16), BN=LONG),
+    ),
+    "masked-store": (
+        lambda: launched(store_positive, e(LONG), e(LONG), BN=LONG),
+        lambda: launched(store_clamped, e(LONG), e(LONG), BN=LONG),
+    ),
+    "strided-transfer": (
+        lambda: launched(transpose_in_memory, e(64, 64), e(64, 64), BM=64, BN=64),
+        lambda: launched(transpose_on_chip, e(64, 64), e(64, 64), BM=64, BN=64),
+    ),
+    "unaligned-rows": (
+        lambda: launched(copy_rows, e(99, 123), e(99, 123), 99, D=123, BM=32, BN=123),
+        lambda: launched(copy_rows, e(99, 120), e(99, 120), 99, D=120, BM=32, BN=120),
+    ),
+    "short-transfer": (
+        lambda: launched(copy_rows, e(99, 8192), e(99, 8192), 99, D=8192, BM=1, BN=1024),
+        lambda: launched(copy_rows, e(99, 1024), e(99, 1024), 99, D=1024, BM=1, BN=1024),
+    ),
+    "float-atomic": (
+        lambda: launched(sum_atomically, e(9, LONG), e(LONG), D=LONG, programs=9),
+        lambda: launched(count_atomically, index(9 * LONG).view(9, LONG), index(LONG), D=LONG, programs=9),
+    ),
+    "fill-in-loop": (
+        lambda: launched(copy_rows, e(99, 1000), e(99, 1000), 99, D=1000, BM=4, BN=1024),
+        lambda: launched(copy_rows, e(99, 1000), e(99, 1000), 99, D=1000, BM=4, BN=1000),
+    ),
+    "scalar-reduction": (
+        lambda: launched(sum_rows, e(99, LONG), e(99), 99, D=LONG, BM=1),
+        lambda: launched(sum_rows, e(99, LONG), e(99), 99, D=LONG, BM=2),
+    ),
+    "single-buffer": (
+        lambda: launched(copy_rows, e(99, 4096), e(99, 4096), 99, D=4096, BM=8, BN=4096),
+        lambda: launched(copy_rows, e(99, 4096), e(99, 4096), 99, D=4096, BM=2, BN=4096),
+    ),
+    "cube-pipelining": (
+        lambda: launched(matmul, e(64, 4096, dtype=BF16), e(4096, 64, dtype=BF16), e(64, 64), 4096, B=64, BK=64,
+                         multibuffer=False),
+        lambda: launched(matmul, e(64, 4096, dtype=BF16), e(4096, 64, dtype=BF16), e(64, 64), 4096, B=64, BK=64),
+    ),
+    "grid": (
+        lambda: launched(sum_rows, e(99, LONG), e(99), 99, D=LONG, BM=2, programs=41),
+        lambda: launched(sum_rows, e(99, LONG), e(99), 99, D=LONG, BM=2, programs=40),
+    ),
+}  # fmt: skip
+
+
+def rules(launch, **where):
+    return {finding.rule for finding in lint_kernel(launch, **where)}
+
+
+def test_every_rule_has_a_case_and_a_reason():
+    assert set(CASES) == set(RULES)
+    assert all(len(rule.reason) > 100 for rule in RULES.values())
+
+
+def test_the_readme_has_a_line_for_every_rule():
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    table = text.partition("| rule | finds |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| ([a-z0-9-]+) \|", table, re.MULTILINE) == list(RULES)
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_kernel_that_breaks_the_rule_is_found(rule):
+    assert rule in rules(CASES[rule][0]())
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_kernel_that_keeps_the_rule_is_left_alone(rule):
+    assert rule not in rules(CASES[rule][1]())
+
+
+def test_wide_integers_are_found_in_sums_too():
+    x = torch.empty(LONG, dtype=torch.int64)
+    (finding,) = [f for f in lint_kernel(launched(add_wide, x, x, 9, BN=LONG)) if f.rule == "integer-arithmetic"]
+    assert finding.message == "addi on a tensor of 4096 i64"
+    assert "integer-arithmetic" not in rules(launched(add_wide, index(LONG), index(LONG), 9, BN=LONG))
+
+
+def test_lost_double_buffering_is_found_where_it_is_hidden_and_where_it_is_not_asked_for_left_alone():
+    lost = CASES["single-buffer"][0]()
+    (finding,) = [f for f in lint_kernel(lost, toolchain="1.2.0") if f.rule == "single-buffer"]
+    assert "[NOTE]" in finding.message
+    unasked = launched(copy_rows, e(99, 4096), e(99, 4096), 99, D=4096, BM=2, BN=4096, multibuffer=False)
+    assert "single-buffer" not in rules(unasked)
+
+
+def test_a_waiver_with_a_reason_waives_its_rule_alone():
+    narrow = e(512, dtype=BF16), e(600, dtype=BF16)
+    assert rules(launched(square_narrow, *narrow, BN=512)) == {"bf16-arithmetic", "short-transfer"}
+    assert rules(launched(square_waived, *narrow, BN=512)) == {"short-transfer"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"), [(waived_without_reason, "RULE: REASON"), (waived_without_rule, "must be of a rule: scalar-loop")]
+)
+def test_a_waiver_without_rule_or_reason_is_an_error(kernel, message):
+    with pytest.raises(OfflineError, match=message):
+        lint_kernel(launched(kernel, e(64), e(64), BN=64))
+
+
+CALLS = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch
+from lint_kernels import {kernel}
+
+
+def calls():
+    x, y = (torch.empty({n}, dtype=torch.{dtype}) for _ in range(2))
+    yield "one", lambda: {kernel}[(1,)](x, y, BN={n})
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "status", "said"),
+    [
+        ("square_wide", "bfloat16", 0, "5 launches, 13 rules, 0 findings"),
+        ("square_narrow", "bfloat16", 1, "mulf on a tensor of 8192 bf16"),
+        ("square_waived", "bfloat16", 0, "a test of waivers"),
+        ("square_waived", "float32", 1, "kernel square_waived: the waiver of bf16-arithmetic waives nothing"),
+    ],
+)
+def test_the_command_line_lints_a_package(tmp_path, capsys, kernel, dtype, status, said):
+    (tmp_path / "tests").mkdir()
+    text = CALLS.format(folder=str(Path(__file__).parent), kernel=kernel, dtype=dtype, n=8192)
+    (tmp_path / "tests" / "ascend_calls.py").write_text(text)
+    report = tmp_path / "lint.json"
+    assert main(["lint", str(tmp_path), "--jobs", "1", "--json", str(report)]) == status
+    assert said in capsys.readouterr().out
+    assert {row["kernel"] for row in json.loads(report.read_text())} == {kernel}

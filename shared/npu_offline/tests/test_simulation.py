@@ -1,0 +1,126 @@
+"""The pipes' simulation, on traces short enough to time by hand, and what single vector instructions cost."""
+
+import pytest
+from npu_offline import OfflineError, UnsupportedError
+from npu_offline.timing.cache import Cache
+from npu_offline.timing.instructions import Barrier, ScalarAccess, SetFlag, Transfer, Vector, WaitFlag
+from npu_offline.timing.simulation import Core, Rates
+from npu_offline.timing.vector_costs import library_reduction, vector
+
+START, SHARE = 10.0, 4.0  # seconds, bytes a second; a cycle is a second
+LOAD = Transfer("load", "MTE2", "x", 80, 80, False)  # alone: 10 to start, 20 to move
+STORE = Transfer("store", "MTE3", "y", 80, 80, False)
+VECTOR = Vector("vadd", 64, 5, 3, 1)
+FILLED, FREED = ("MTE2", "MTE3"), ("MTE3", "MTE2")
+
+
+def run(*items, load_port=100.0, cache=None, first=None):
+    rates = Rates(1.0, START, {"MTE2": load_port, "MTE3": 100.0}, SHARE)
+    core = Core(rates, cache or Cache(0, 1, first or {}), 1000)
+    issues = [item if isinstance(item, tuple) else (0, item, (number,)) for number, item in enumerate(items)]
+    return core.run(issues)
+
+
+def test_a_transfer_takes_its_start_and_its_bytes_over_the_share_of_the_bandwidth():
+    assert run(LOAD).seconds == START + 80 / SHARE
+    assert run(LOAD, LOAD).seconds == 2 * (START + 80 / SHARE)
+
+
+def test_a_port_slower_than_the_share_limits_a_transfer():
+    assert run(LOAD, load_port=2.0).seconds == START + 80 / 2
+
+
+def test_single_buffered_copies_take_the_sum():
+    tile = (WaitFlag(*FREED, 0), LOAD, SetFlag(*FILLED, 0), WaitFlag(*FILLED, 0), STORE, SetFlag(*FREED, 0))
+    assert run(SetFlag(*FREED, 0), *tile, *tile, *tile).seconds == 6 * (START + 80 / SHARE)
+
+
+def test_double_buffered_copies_overlap_and_share_the_bandwidth():
+    def tile(event):
+        return (
+            WaitFlag(*FREED, event),
+            LOAD,
+            SetFlag(*FILLED, event),
+            WaitFlag(*FILLED, event),
+            STORE,
+            SetFlag(*FREED, event),
+        )
+
+    tiles = [item for number in range(4) for item in tile(number % 2)]
+    # The first load and the last store are alone, 30 each. In between a store and the next load start together, 10, and move
+    # 160 bytes at 4 a second.
+    assert run(SetFlag(*FREED, 0), SetFlag(*FREED, 1), *tiles).seconds == 30 + 3 * (10 + 40) + 30
+
+
+def test_two_transfers_share_the_bandwidth_only_while_both_move_bytes():
+    short = Transfer("store", "MTE3", "y", 20, 20, False)
+    outcome = run(LOAD, short)
+    # Both move from 10 on at 2 a second; the short one is done at 20, and 60 bytes of the other are left for 4 a second.
+    assert [(event.name, event.end) for event in outcome.events] == [("store", 20), ("load", 35)]
+
+
+def test_a_flag_waits_for_all_that_its_source_was_issued_before():
+    flag = ("MTE2", "V", 0)
+    outcome = run(LOAD, SetFlag(*flag), WaitFlag(*flag), VECTOR)
+    assert [event.start for event in outcome.events] == [0, 30]
+    assert outcome.seconds == 30 + 5 + 3
+
+
+def test_a_vector_instruction_hides_its_latency_unless_a_barrier_waits_for_it():
+    assert run(VECTOR, VECTOR).seconds == 5 + 5 + 3
+    assert run(VECTOR, Barrier("V"), VECTOR).seconds == 5 + 3 + 5 + 3
+
+
+def test_a_full_barrier_holds_the_scalar_unit():
+    outcome = run(VECTOR, Barrier(None), ScalarAccess("load", "x", 2, 4))
+    assert outcome.seconds == 5 + 3 + 2
+
+
+def test_what_the_scalar_unit_spends_comes_before_what_it_issues():
+    outcome = run((7, VECTOR, None))
+    assert outcome.events[0].start == 7
+    assert outcome.busy["S"] == 7
+
+
+def test_bytes_moved_while_the_scalar_unit_waits_are_not_moved_twice():
+    flag = ("MTE2", "S", 0)
+    outcome = run(LOAD, SetFlag(*flag), LOAD, WaitFlag(*flag), STORE)
+    # The second load starts to move at 40, the store, issued at 30, too: 160 bytes in 40.
+    assert outcome.seconds == 80
+
+
+def test_a_flag_that_nothing_sets_is_an_error():
+    with pytest.raises(OfflineError, match="V waits for .* which nothing sets"):
+        run(WaitFlag("MTE2", "V", 0), VECTOR)
+
+
+def test_memory_read_again_comes_from_the_cache_while_it_is_there():
+    again = [(0, LOAD, (1,)), (0, LOAD, (2,)), (0, LOAD, (1,))]
+    large, small = Cache(1000, 0.5, {}), Cache(100, 0.5, {})
+    assert run(*again, cache=large).seconds == 30 + 30 + 20
+    assert run(*again, cache=small).seconds == 90
+
+
+def test_what_other_cores_read_too_comes_from_memory_once():
+    assert run(LOAD, cache=Cache(0, 0.5, {"x": 0.25})).seconds == START + 80 * (0.25 + 0.75 * 0.5) / SHARE
+
+
+def test_every_row_of_a_vector_instruction_takes_whole_repeats():
+    flat, rows = (vector("vadd_2d_float", shape, 4, None) for shape in ((640,), (10, 64)))
+    assert flat.busy == rows.busy == pytest.approx(10 * 2.07)
+    assert vector("vadd_2d_float", (64, 10), 4, None).busy == pytest.approx(64 * 2.07)
+    assert vector("vadds_vs_1d_float", (640,), 4, None).busy == pytest.approx(10)
+    assert flat.peak == 10
+
+
+def test_a_row_reduction_adds_halves_and_then_sums_64_lanes():
+    name = "enablevc_reduce_sum_ar_float"
+    cost = vector(name, (2, 256), 4, library_reduction(name, 2))
+    assert cost.busy == pytest.approx(2 * 3 * 2.07 + 2 * 5.9 + 2 * 7)
+    over_rows = vector("reduce_sum_ra_float", (8, 64), 4, library_reduction("reduce_sum_ra_float", 2))
+    assert over_rows.busy == pytest.approx(7 * 2.07)
+
+
+def test_an_instruction_without_a_cost_is_refused():
+    with pytest.raises(UnsupportedError, match="vsort_1d_float"):
+        vector("vsort_1d_float", (64,), 4, None)

@@ -1,0 +1,30 @@
+"""What npu-offline's lint finds in a sample of every package's launches is waived in the kernel's source, with the reason.
+
+`npu-offline lint <package>` looks at all launches, chips of both architectures and compiler versions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import npu_offline
+import pytest
+from npu_offline.check import load_calls, load_sample
+from npu_offline.lint.package import examine_all, load
+
+PACKAGES = sorted(path.parents[1] for path in Path(__file__).parents[1].glob("packages/*/tests/ascend_calls.py"))
+SOC, TOOLCHAIN = "Ascend910B4", "1.2.0"
+pytestmark = pytest.mark.skipif(
+    TOOLCHAIN not in npu_offline.installed(), reason=f"needs triton-ascend and a toolchain (npu-offline fetch {TOOLCHAIN})"
+)
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
+def test_a_sample_of_launches_is_clean(folder):
+    sample = load_sample(folder)
+    package = load([call for call in load_calls(folder) if call[0] in sample], [SOC], [TOOLCHAIN])
+    assert len(package.subjects) >= len(sample)
+    examined = list(examine_all(package, workers=1))
+    assert not [each.problem for each in examined if each.problem]
+    found = {(finding.kernel, finding.rule, finding.message) for each in examined for finding in each.findings}
+    assert not found
