@@ -3,11 +3,13 @@ import json
 import sys
 import textwrap
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from npu_bench import main
+from npu_bench.environment import describe
 from npu_bench.plots import draw
 
 SCRIPT = """
@@ -148,3 +150,9 @@ def test_plot_draws_ceiling_floor_and_right_providers_alone(toy, measure, npu, s
     assert drawn == [{"product", "floor"}, {"product", "ceiling, GB/s"}]
     assert any(set(line.get_ydata()) == {run.ceilings.copy_gbs} for line in rate_axis.lines)
     assert "one_wrong_row" in figure.get_suptitle()
+
+
+def test_the_recorded_command_names_no_files_of_results():
+    command = ["toy", "--json", "/a/b.json", "--modes", "full", "--plot=c.png", "--markdown", "d.md", "--label", "x"]
+    found = describe("chip", "npu-bench", Path(__file__), [], command, None)
+    assert found.command == "npu-bench toy --modes full --label x"

@@ -218,7 +218,7 @@ def sweep_statistics(
         if ARGMAX:
             # Not m_above: CUDA may fuse the product that z is into the difference, which then is none of equal numbers.
             b_places = tl.where(b_z > b_maxima, i_col.to(tl.float32), b_places)
-        b_maxima = tl.maximum(b_maxima, b_z)
+        b_maxima = tl.where(m_above, b_z, b_maxima)  # tl.maximum minds NaN: two compares more on Ascend
     b_max = tl.max(b_maxima, axis=1)
     b_d = b_maxima - b_max[:, None]
     b_e = tl.exp(b_d)

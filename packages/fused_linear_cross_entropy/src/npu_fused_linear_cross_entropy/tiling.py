@@ -15,6 +15,9 @@ _ROWS = 2  # rows of a tile that keep row reductions in the vector unit
 _MAX_ROWS = 64
 _UNIT = 16  # columns that make up one aligned piece of a row, of logits and of gradients
 _SHORTEST = 0.75  # of the longest block: a block may be this short where it leaves a shorter tail
+# Unified Buffer, for an element of a tile, that a kernel of statistics and gradient has to have for its loads to overlap
+# arithmetic. Less compiles: the compilers of CANN 9.0 and later then put temporaries where the next block is being loaded.
+_OVERLAPPING_BYTES = 52
 _ROW_VALUES = 6  # padded to 32 bytes each
 _WHOLE_TILES = 7  # fp32, of a tile that is a whole row
 _ALL_TILES = 2**16  # programs of a core: as many as there are tiles
@@ -134,7 +137,10 @@ def chunk_launch(problem: Problem, device: Device) -> Launch:
         return Launch(problem, device, rows, problem.width + _UNIT, problem.width)
     except UnifiedBufferError:
         pass
-    largest = min(problem.width, _TRANSFER_BYTES // problem.itemsize) // _UNIT * _UNIT
+    largest = min(problem.width, _TRANSFER_BYTES // problem.itemsize)
+    if problem.statistics and problem.gradient_itemsize and problem.itemsize == FP32:
+        largest = min(largest, device.ub_bytes // (_ROWS * _OVERLAPPING_BYTES))
+    largest = largest // _UNIT * _UNIT
     block = fit(_tiles(problem, True, 0), (Block("BLOCK_N", largest, _UNIT, _UNIT), Block("BLOCK_M", _ROWS, _ROWS)), device)[
         "BLOCK_N"
     ]

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 UNKNOWN = "unknown"
+_OUTPUTS = ("--json", "--markdown", "--plot")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def describe(
         distribution: pip name of the operator's package.
         script: the benchmark's file; its package's folder and repository give the version.
         peers: further pip names to report.
-        command: the arguments of `npu-bench`.
+        command: the arguments of `npu-bench`; where results are written is left out.
         label: something to tell apart two states of a working tree; None for nothing.
     """
     version = package_version(distribution, script)
@@ -75,9 +76,20 @@ def describe(
         device,
         version + ("+" + ".".join(local) if local else ""),
         software,
-        shlex.join(["npu-bench", *command]),
+        shlex.join(["npu-bench", *_measuring(command)]),
         time.strftime("%Y-%m-%d %H:%M:%S"),
     )
+
+
+def _measuring(command: Sequence[str]) -> list[str]:
+    """Arguments without those that name files for results."""
+    kept: list[str] = []
+    skip = False
+    for argument in command:
+        if not skip and argument.partition("=")[0] not in _OUTPUTS:
+            kept.append(argument)
+        skip = argument in _OUTPUTS
+    return kept
 
 
 def package_version(distribution: str, script: Path) -> str:
