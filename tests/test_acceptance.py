@@ -11,7 +11,7 @@ import npu_bench.cli
 import pytest
 from npu_offline.plugin import why_not
 
-from tools.acceptance import report, steps, tiles
+from tools.acceptance import predictions, report, steps, tiles
 from tools.acceptance.__main__ import main
 from tools.workspace import ROOT
 
@@ -150,6 +150,25 @@ def test_times_stand_beside_those_of_others():
     assert "not found" in page
     assert '<td class="number">0.5</td>' in page
     assert '<td class="number">-</td>' in page
+
+
+def test_predicted_times_stand_beside_the_measured():
+    records = [record("ours", [0.5, 1.0]), record("torch", [2.0, None])]
+    (table,) = report.time_tables(records, {"forward": {"2048": 0.75}, "backward": {"1024": 1.0}})
+    assert table["providers"] == ["ours", "predicted", "torch"]
+    assert table["rows"] == {1024: {"ours": 0.5, "torch": 2.0}, 2048: {"ours": 1.0, "predicted": 0.75, "torch": None}}
+    found = predictions.load()
+    times = {"attn_res": {"status": 0, "said": "", "records": records}}
+    described = {"device": "npu", "system": {"soc": "Ascend910B4", "cann": None}, "times": times, "predicted": found}
+    page = report.html(described)
+    assert f"{found['times']['attn_res']['forward']['1024']:.4g}" in page
+
+
+@emulated
+def test_predicted_times_are_what_the_model_says():
+    found = predictions.load()["times"]
+    assert set(found) == set(steps.SIZES)
+    assert predictions.predict(["rms_norm"])["rms_norm"] == found["rms_norm"]
 
 
 @pytest.mark.skipif(why_not("npu") is None, reason="there is an NPU")

@@ -27,8 +27,8 @@ from npu_offline.plugin import why_not
 from rich.console import Console
 
 from ..workspace import ROOT
+from . import predictions, steps, system
 from . import report as page
-from . import steps, system
 
 STEPS = ("tests", "tiles", "times")
 DEVICES = ("npu", "emulated")
@@ -76,6 +76,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             console.print(f"tiles of {package}")
             report["tiles"][package] = steps.tiles(package, device, folder, options.calls)
     if "times" in options.steps:
+        report["predicted"] = predictions.load()
         report["times"] = {}
         for package in options.packages:
             console.print(f"times of {package}")

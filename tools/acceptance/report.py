@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 
 _TEMPLATE = "report.html.jinja"
+PREDICTED = "predicted"
 
 
 def verdict(report: Mapping[str, Any]) -> list[str]:
@@ -37,8 +38,15 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def time_tables(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One table for each mode: milliseconds on the device, sizes down and providers across."""
+def time_tables(
+    records: Iterable[Mapping[str, Any]], predicted: Mapping[str, Mapping[str, float]] | None = None
+) -> list[dict[str, Any]]:
+    """One table for each mode: milliseconds on the device, sizes down and providers across.
+
+    Args:
+        records: as npu-bench writes them.
+        predicted: milliseconds by mode and size; a column beside the measured ones.
+    """
     tables: dict[str, dict[str, Any]] = {}
     for record in records:
         if record["metric_name"] != "speed":
@@ -48,6 +56,13 @@ def time_tables(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         table["providers"].append(record["kernel_provider"])
         for x, y in zip(record["x_values"], record["y_values_50"], strict=True):
             table["rows"].setdefault(x, {})[record["kernel_provider"]] = y
+    for mode, table in tables.items():
+        expected = (predicted or {}).get(mode, {})
+        known = {x: expected[str(x)] for x in table["rows"] if str(x) in expected}
+        if known:
+            table["providers"].insert(1, PREDICTED)
+            for x, time in known.items():
+                table["rows"][x][PREDICTED] = time
     return list(tables.values())
 
 
@@ -55,5 +70,8 @@ def html(report: Mapping[str, Any]) -> str:
     """The page."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    times = {package: time_tables(found["records"]) for package, found in report.get("times", {}).items()}
+    predicted = report.get("predicted", {}).get("times", {})
+    times = {
+        package: time_tables(found["records"], predicted.get(package)) for package, found in report.get("times", {}).items()
+    }
     return environment.get_template(_TEMPLATE).render(report=report, wrong=verdict(report), times=times)

@@ -1,4 +1,4 @@
-"""Times that were published for an Ascend910B4, and the floors that go with them (shared/targets.md section 2)."""
+"""Times that were published for an Ascend910B4, and the floors that go with them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Four kinds of source stand in the comments:
   rates in bytes per cycle and core), of the same architecture.
 - *vendor model*: the cost model of A2 and A3 chips that Huawei publishes with its PTO tile library (`pto-isa`,
   include/pto/costmodel/a2a3, version of September 2026), which says it was measured on a 910B1.
-- *published*: the measurements of shared/targets.md section 2, an Ascend910B4's.
+- *published*: the measurements in compare/published.py, an Ascend910B4's.
 - *inferred*: nobody's measurement; the reasoning is in the comment.
 """
 
@@ -105,7 +105,7 @@ class ChipCosts:
 
 
 _MIB = 2**20
-_CACHE = {"Ascend910B4": 96 * _MIB}  # chip (secondary, shared/ascend.md section 1)
+_CACHE = {"Ascend910B4": 96 * _MIB}  # chip (secondary)
 _OTHER_CACHE = 192 * _MIB
 _ACHIEVED = 0.75 / 0.8  # published: 0.75 TB/s reached of 0.8 on the Ascend910B4
 _TRANSFER_START = 220e-9 / 2  # published: 220 ns for a tile's load and store together. Inferred: half for each.
