@@ -30,7 +30,7 @@ def train(function, x, weight):
     """Results and gradients."""
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
     results = function(x, weight)
-    torch.stack([(result**3).sum() for result in results]).sum().backward()
+    torch.autograd.backward(results, [3 * result.detach() ** 2 for result in results])  # of the sum of cubes
     return (*results, x.grad, weight.grad)
 
 
