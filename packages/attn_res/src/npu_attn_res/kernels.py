@@ -6,6 +6,10 @@
 A tile has one kind of rows: BLOCK_M tokens for one layer (BLOCK_S == 1), or BLOCK_S layers for one token (BLOCK_M == 1), and
 whole rows of BLOCK_D >= D columns. The blocks are run through one by one, each is read once, with an online softmax.
 
+AHEAD: the next block is on its way while one is computed with, asked for at the top of the loop and cast at its end. Ascend's
+compilers double the buffer of a load by themselves, but on a full chip they put other values into the half not in use, and the
+load waits for those.
+
 Block i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits; the blocks of a
 list are wherever they are. Statistics are [blocks, tokens, layers].
 """
@@ -20,7 +24,7 @@ ALIGNMENT = tl.constexpr(16)  # what ALIGNED says that every entry of a table is
 def block_at(p_v, p_table, s_block, i_block, ALIGNED: tl.constexpr):
     """The first row of a block."""
     if p_table is None:
-        return p_v + i_block.to(tl.int64) * s_block
+        return p_v + tl.cast(i_block, tl.int64) * s_block
     else:
         i_offset = tl.load(p_table + i_block)
         if ALIGNED:
@@ -50,14 +54,31 @@ def row_tile_mask(n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.co
 
 
 @triton.jit
-def load_rows(p_row, s_row, n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
-    """fp32 [R, C], zero outside."""
+def fetch_rows(p_row, s_row, n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
+    """[R, C] in the dtype of the memory, zero outside."""
     p_tile = row_pointers(p_row, s_row, R, C)
     if R == 1 and EXACT:
         b_tile = tl.load(p_tile)
     else:
         b_tile = tl.load(p_tile, mask=row_tile_mask(n_rows, n_cols, R, C, EXACT), other=0.0)
-    return b_tile.to(tl.float32)
+    return b_tile
+
+
+@triton.jit
+def load_rows(p_row, s_row, n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
+    """fp32 [R, C], zero outside."""
+    return fetch_rows(p_row, s_row, n_rows, n_cols, R, C, EXACT).to(tl.float32)
+
+
+@triton.jit
+def fetch_whole_rows(p_row, s_row, n_rows, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """[R, C >= D] in the dtype of the memory, zero outside, of rows of which there may be none: n_rows may be negative."""
+    if R == 1:
+        n_cols = tl.where(n_rows > 0, D, 0)
+        b_tile = fetch_rows(p_row, s_row, n_rows, n_cols, R, C, False)
+    else:
+        b_tile = fetch_rows(p_row, s_row, n_rows, D, R, C, C == D)
+    return b_tile
 
 
 @triton.jit
@@ -135,6 +156,7 @@ def attn_res_forward_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,  # >= D
+    AHEAD: tl.constexpr,
     NORMALISE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
@@ -144,6 +166,11 @@ def attn_res_forward_kernel(
     EXACT: tl.constexpr = BLOCK_D == D
     ROWS: tl.constexpr = BLOCK_M * BLOCK_S
     b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
+    if AHEAD:
+        i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
+        n_first = (n_tokens - i_first).to(tl.int32)
+        p_block = block_at(p_v, p_table, s_block, 0, ALIGNED) + i_first * s_token
+        b_v = fetch_whole_rows(p_block, s_token, n_first, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
@@ -153,21 +180,32 @@ def attn_res_forward_kernel(
             n_rows = n_left
         b_max = tl.full([ROWS], float("-inf"), tl.float32)
         b_sum = tl.zeros([ROWS], tl.float32)
-        b_o = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        # Zeros, of a number that is computed here: compilers for Ascend keep a constant tile on chip, to copy it from.
+        b_o = tl.full([ROWS, BLOCK_D], tl.where(n_left > 0, 0.0, 1.0), tl.float32)
         for i_block in tl.range(0, n_blocks):
-            p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
-            b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
+            if AHEAD:
+                is_last = i_block + 1 == n_blocks
+                i_next_block = tl.where(is_last, 0, i_block + 1)
+                i_next_token = tl.where(is_last, i_token + tl.num_programs(0) * BLOCK_M, i_token)
+                n_next = (n_tokens - i_next_token).to(tl.int32)
+                p_block = block_at(p_v, p_table, s_block, i_next_block, ALIGNED) + i_next_token * s_token
+                b_next_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
+            else:
+                p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+                b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
             b_rstd = tl.rsqrt(tl.sum(b_v * b_v, axis=1) * (1.0 / D) + eps)  # [BLOCK_M]
             b_score = tl.sum(b_v * b_g, axis=1) * b_rstd  # [ROWS]
-            if p_score is not None:
-                i_row = i_block.to(tl.int64) * n_tokens + i_token
-                store_statistic(p_score + i_row * S, b_score, n_rows, ROWS)
-                store_statistic(p_rstd + i_row, b_rstd, n_left, BLOCK_M)
-            b_next = tl.maximum(b_max, b_score)
+            b_next = tl.where(b_score > b_max, b_score, b_max)
             b_shrink, b_weight = tl.exp(b_max - b_next), tl.exp(b_score - b_next)
             b_o = b_o * b_shrink[:, None] + b_v * b_weight[:, None]
             b_sum = b_sum * b_shrink + b_weight
             b_max = b_next
+            if AHEAD:
+                b_v = b_next_v.to(tl.float32)
+            if p_score is not None:  # last: what is stored has to stay where it is until it has been
+                i_row = i_block.to(tl.int64) * n_tokens + i_token
+                store_statistic(p_score + i_row * S, b_score, n_rows, ROWS)
+                store_statistic(p_rstd + i_row, b_rstd, n_left, BLOCK_M)
         if NORMALISE:
             b_o = b_o * (1.0 / b_sum)[:, None]
             if p_max is not None:

@@ -12,7 +12,7 @@ Where h was not rounded (fp32), delta is <dh, h> and there is one sweep.
 import triton
 import triton.language as tl
 
-from .kernels import ALIGNMENT, block_at, load_query, load_rows, load_statistic, store_rows
+from .kernels import ALIGNMENT, block_at, fetch_rows, fetch_whole_rows, load_query, load_rows, load_statistic, store_rows
 
 NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a block that needs none
 
@@ -39,6 +39,7 @@ def attn_res_backward_kernel(
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,  # >= D
+    AHEAD: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
@@ -50,6 +51,9 @@ def attn_res_backward_kernel(
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
+        if AHEAD:
+            p_block = block_at(p_v, p_table, s_block, 0, ALIGNED) + i_token * s_token
+            b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
         b_dh = load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
         b_lse = load_statistic(p_lse + i_token, n_left, BLOCK_M)  # [BLOCK_M]
         if p_h is not None:
@@ -58,17 +62,29 @@ def attn_res_backward_kernel(
         else:
             b_delta = tl.zeros([BLOCK_M], tl.float32)
             for i_block in tl.range(0, n_blocks):
-                p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
-                b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
                 i_row = i_block.to(tl.int64) * n_tokens + i_token
                 b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
+                if AHEAD:
+                    i_next = tl.where(i_block + 1 == n_blocks, 0, i_block + 1)  # the second sweep starts over
+                    p_block = block_at(p_v, p_table, s_block, i_next, ALIGNED) + i_token * s_token
+                    b_next = fetch_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+                else:
+                    p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+                    b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
                 b_delta += tl.exp(b_score - b_lse) * tl.sum(b_dh * b_v, axis=1)
+                if AHEAD:
+                    b_v = b_next.to(tl.float32)
         for i_block in tl.range(0, n_blocks):
-            p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
-            b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
             i_row = i_block.to(tl.int64) * n_tokens + i_token
             b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
             b_rstd = load_statistic(p_rstd + i_row, n_left, BLOCK_M)
+            if AHEAD:
+                is_last = i_block + 1 == n_blocks
+                p_block = block_at(p_v, p_table, s_block, tl.where(is_last, 0, i_block + 1), ALIGNED) + i_token * s_token
+                b_next = fetch_whole_rows(p_block, s_token, tl.where(is_last, 0, n_left), D, BLOCK_M, BLOCK_D)
+            else:
+                p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+                b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
             b_alpha = tl.exp(b_score - b_lse)
             b_c = b_alpha * (tl.sum(b_dh * b_v, axis=1) - b_delta) * b_rstd  # ds r, [BLOCK_M]
             if p_dg is not None:
@@ -86,6 +102,8 @@ def attn_res_backward_kernel(
                             i_offset = tl.multiple_of(i_offset, ALIGNMENT)
                         p_out = p_dv + i_offset + i_token * D
                         store_rows(p_out, D, b_dv, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+            if AHEAD:
+                b_v = b_next.to(tl.float32)
     if p_dg is not None:
         p_partial = p_dg + tl.program_id(0).to(tl.int64) * D
         b_partial = tl.sum(b_dg, axis=0)[None, :]

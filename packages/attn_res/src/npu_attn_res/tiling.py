@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from math import ceil
+from typing import NamedTuple
 
 from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, footprint
 
@@ -13,7 +14,7 @@ from .tiling_launch import FP32, Launch, Problem
 
 # Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth. 16 KB would reach 94 %, but
 # where tiles fill the Unified Buffer the compilers put other values into the half of a double buffer that is not in use,
-# and each load waits for the arithmetic before it: `npu-offline tune` predicts a third less time for the smaller tiles.
+# and each load waits for the arithmetic before it: `npu-offline tune` predicts less time for the smaller tiles.
 _TRANSFER_BYTES = 8 * 1024
 _COLUMN_BYTES = 8 * 1024  # of a transfer in the kernels that take columns
 _INT32_END = 2**31
@@ -23,11 +24,11 @@ _MAX_SUM_ROWS = 64  # no chip of the table has more vector cores, hence partial 
 # CANN 8.5 and 9.0 ask for, the larger, when they refuse a tile and reuse whatever they can; tests hold these numbers
 # against them. For each kernel: dav-c220 with bf16 or fp16, with fp32; dav-c310 with bf16 or fp16, with fp32.
 _BYTES = {
-    "forward": ((20, 4), (24, 3), (12, 4), (14, 3)),
-    "forward, normalised": ((24, 4), (24, 4), (14, 3), (12, 16)),
-    "forward of layers": ((24, 8), (27, 8), (12, 8), (12, 8)),
-    "backward": ((25, 0), (30, 4), (21, 1), (30, 4)),
-    "backward from fp32": ((30, 0), (30, 4), (28, 0), (30, 4)),  # dh in fp32, whatever the blocks are
+    "forward": ((20, 4), (22, 2), (10, 4), (12, 8)),
+    "forward, normalised": ((24, 4), (22, 8), (14, 6), (13, 10)),
+    "forward of layers": ((20, 5), (17, 8), (12, 5), (12, 5)),
+    "backward": ((24, 5), (28, 9), (24, 5), (28, 9)),
+    "backward from fp32": ((28, 5), (28, 9), (28, 5), (30, 15)),  # dh in fp32, whatever the blocks are
     "products": ((20, 8), (22, 8), (16, 8), (16, 8)),
     "weighted sum": ((17, 8), (20, 8), (16, 8), (16, 8)),
     "gradient": ((36, 16), (36, 16), (24, 14), (27, 20)),
@@ -36,15 +37,34 @@ _BYTES = {
     "norm backward": ((20, 6), (26, 4), (23, 10), (26, 15)),
 }
 COLUMN_KERNELS = ("products", "weighted sum", "gradient")  # the others take whole rows
-# The same for one row whose loads are not double-buffered.
-_SINGLE_BYTES = {
-    "forward": (22, 22, 16, 16),
-    "forward, normalised": (24, 22, 16, 16),
-    "backward": (24, 22, 20, 24),
-    "backward from fp32": (26, 22, 24, 24),
-    "merge": (16, 16, 16, 20),
-    "merge backward": (24, 22, 28, 28),
-    "norm backward": (22, 22, 28, 28),
+_AHEAD = ("forward", "forward, normalised", "forward of layers")  # what asks for the next block itself, with several rows
+
+
+class _Row(NamedTuple):
+    """A way to run a kernel on one row at a time, and the bytes an element that it takes, as above."""
+
+    ahead: bool
+    double_buffered: bool
+    bytes: tuple[int, int, int, int]
+
+
+# For each kernel the fastest way first.
+_ROWS = {
+    "forward": (_Row(True, False, (26, 24, 20, 16)), _Row(False, False, (22, 22, 16, 16))),
+    "forward, normalised": (_Row(True, False, (26, 24, 20, 20)), _Row(False, False, (24, 22, 16, 16))),
+    "backward": (
+        _Row(True, True, (32, 44, 30, 40)),
+        _Row(True, False, (28, 28, 26, 24)),
+        _Row(False, False, (24, 22, 20, 24)),
+    ),
+    "backward from fp32": (
+        _Row(True, True, (36, 44, 30, 40)),
+        _Row(True, False, (28, 28, 26, 24)),
+        _Row(False, False, (26, 22, 24, 24)),
+    ),
+    "merge": (_Row(False, True, (24, 24, 21, 32)), _Row(False, False, (16, 16, 16, 20))),
+    "merge backward": (_Row(False, True, (32, 33, 37, 48)), _Row(False, False, (24, 22, 28, 28))),
+    "norm backward": (_Row(False, True, (26, 30, 33, 41)), _Row(False, False, (22, 22, 28, 28))),
 }
 
 
@@ -100,8 +120,9 @@ def row_launch(problem: Problem, device: Device) -> Launch | None:
     if device.kind == "cuda":
         return cuda_launch(problem, device)
     padded = _padded(problem, device)
+    ahead = problem.kernel in _AHEAD
     if problem.layers > 1:
-        launch = Launch(problem, device, block_s=problem.layers, block_d=padded)
+        launch = Launch(problem, device, block_s=problem.layers, block_d=padded, ahead=ahead, double_buffered=not ahead)
         return launch if ub_bytes(launch) <= device.ub_bytes else None
     shared = max(2, _TRANSFER_BYTES // (padded * problem.itemsize))
     # Two rows or more keep row reductions in the vector unit; the next tile under way is worth more than they are.
@@ -109,9 +130,11 @@ def row_launch(problem: Problem, device: Device) -> Launch | None:
     try:
         block_m = fit(_tiles(problem, device, padded), (rows,), device)["ROWS"]
     except UnifiedBufferError:
-        launch = Launch(problem, device, block_d=padded, double_buffered=False)
-        return launch if ub_bytes(launch) <= device.ub_bytes else None
-    return Launch(problem, device, block_m=block_m, block_d=padded)
+        block_m = 1
+    if block_m > 1:
+        return Launch(problem, device, block_m=block_m, block_d=padded, ahead=ahead, double_buffered=not ahead)
+    ways = (_row_launch(Launch(problem, device, block_d=padded), way) for way in _ROWS[problem.kernel])
+    return next((launch for launch in ways if ub_bytes(launch) <= device.ub_bytes), None)
 
 
 def columns_launch(problem: Problem, device: Device) -> Launch:
@@ -151,11 +174,15 @@ def smaller(launch: Launch) -> Launch | None:
     """
     if launch.device.kind == "cuda":
         return None
+    ways = _ROWS.get(launch.problem.kernel, ())
     if launch.block_m > 1:
-        return dataclasses.replace(launch, block_m=launch.block_m // 2)
+        fewer = dataclasses.replace(launch, block_m=launch.block_m // 2)
+        return _row_launch(fewer, ways[0]) if ways and fewer.block_m == 1 else fewer
     unit = _unit(launch.problem, launch.device)
-    if launch.problem.kernel in _SINGLE_BYTES and launch.double_buffered:
-        return dataclasses.replace(launch, double_buffered=False)
+    if launch.block_s == 1 and ways:
+        tried = ways.index(_way(launch)) + 1
+        if tried < len(ways):
+            return _row_launch(launch, ways[tried])
     if launch.block_d <= unit or launch.problem.kernel not in COLUMN_KERNELS and not launch.whole_rows:
         return None
     return dataclasses.replace(launch, block_d=ceil(launch.block_d / 2 / unit) * unit)
@@ -164,9 +191,9 @@ def smaller(launch: Launch) -> Launch | None:
 def ub_bytes(launch: Launch) -> int:
     """Unified Buffer that a launch on Ascend takes."""
     rows = launch.block_m * launch.block_s
-    if not launch.double_buffered:
-        tiles = [Tile("row", (1, launch.block_d), _SINGLE_BYTES[launch.problem.kernel][_column(launch)])]
-        return footprint([*tiles, _statistics(1)], {}, launch.device)
+    if rows == 1 and launch.problem.kernel in _ROWS:
+        tiles = [Tile("row", (1, launch.block_d), _way(launch).bytes[_column(launch)]), _statistics(1)]
+        return footprint(tiles, {}, launch.device)
     return footprint(_tiles(launch.problem, launch.device, launch.block_d, rows), {}, launch.device)
 
 
@@ -178,6 +205,16 @@ def _tiles(problem: Problem, device: Device, columns: int | str, rows: int | str
         Tile("weights", (1, columns), per_column),
         _statistics(rows),
     ]
+
+
+def _way(launch: Launch) -> _Row:
+    """How a launch runs its kernel on one row."""
+    ways = _ROWS[launch.problem.kernel]
+    return next(way for way in ways if (way.ahead, way.double_buffered) == (launch.ahead, launch.double_buffered))
+
+
+def _row_launch(launch: Launch, way: _Row) -> Launch:
+    return dataclasses.replace(launch, ahead=way.ahead, double_buffered=way.double_buffered)
 
 
 def _statistics(rows: int | str) -> Tile:

@@ -41,7 +41,8 @@ class Launch:
         problem: what it was made for.
         device: the chip.
         block_m, block_s, block_d: tokens, layers and columns of a tile; block_m or block_s is 1.
-        double_buffered: the next tile is loaded while this one is computed (Ascend).
+        ahead: the kernel itself asks for the next block while it computes with one (Ascend).
+        double_buffered: the compiler is to let the next tile be loaded while one is computed with (Ascend).
         block_n: blocks of a tile; 0: they are run through one by one (Ascend, and layers).
         warps: warps of a program (CUDA).
         stages: tiles under way in a loop (CUDA).
@@ -53,6 +54,7 @@ class Launch:
     block_m: int = 1
     block_s: int = 1
     block_d: int = 1
+    ahead: bool = False
     double_buffered: bool = True
     block_n: int = 0
     warps: int = 4
@@ -80,15 +82,12 @@ class Launch:
     def constants(self) -> dict[str, int]:
         if self.block_n:
             return {"D": self.problem.width, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d, "STAGES": self.stages}
+        constants = {"D": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_D": self.block_d}
+        if self.problem.kernel.startswith(("forward", "backward")):
+            constants["AHEAD"] = self.ahead
         if "merge" in self.problem.kernel or "backward" in self.problem.kernel:
-            return {"D": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_D": self.block_d}
-        return {
-            "D": self.problem.width,
-            "S": self.problem.layers,
-            "BLOCK_M": self.block_m,
-            "BLOCK_S": self.block_s,
-            "BLOCK_D": self.block_d,
-        }
+            return constants
+        return {**constants, "S": self.problem.layers, "BLOCK_S": self.block_s}
 
     @property
     def options(self) -> dict[str, int]:

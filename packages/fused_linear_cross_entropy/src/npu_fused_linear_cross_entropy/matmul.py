@@ -53,8 +53,8 @@ def _dense(a: Tensor) -> Tensor:
 def _is_misread(a: Tensor) -> bool:
     """Whether PyTorch's product may take in what lies between the rows of a left operand.
 
-    On a CPU with matrix tiles (AMX) oneDNN's bf16 product, as of torch 2.13, reads rows in whole tiles and multiplies what is past
-    their end by zero: a NaN there, in memory that nobody has written, becomes one in the result.
+    On a CPU with matrix tiles (AMX) oneDNN's bf16 product, as of torch 2.13, reads whole tiles and multiplies what is past
+    the end of a row by zero: a NaN there, in memory that nobody has written, becomes one in the result.
     """
     return a.device.type == "cpu" and a.dtype == torch.bfloat16 and a.stride(1) == 1 and a.stride(0) > a.shape[1]
 
