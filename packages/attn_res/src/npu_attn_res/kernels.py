@@ -6,9 +6,9 @@
 A tile has one kind of rows: BLOCK_M tokens for one layer (BLOCK_S == 1), or BLOCK_S layers for one token (BLOCK_M == 1), and
 whole rows of BLOCK_D >= D columns. The blocks are run through one by one, each is read once, with an online softmax.
 
-AHEAD: the next block is on its way while one is computed with, asked for at the top of the loop and cast at its end. Ascend's
-compilers double the buffer of a load by themselves, but on a full chip they put other values into the half not in use, and the
-load waits for those.
+AHEAD: the next block is on its way while one is computed with, asked for at the top of the loop and cast at its end.
+Compilers for Ascend double a load's buffer themselves, but on a full chip they put other values into the half that is not
+in use, and the load waits for them.
 
 Block i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits; the blocks of a
 list are wherever they are. Statistics are [blocks, tokens, layers].
