@@ -127,7 +127,11 @@ class Shards:
 
         if name not in self._tensors:
             return None
-        part = self._tensors[name].to_local(grad_placements=gradient)
+        tensor = self._tensors[name]
+        if gradient is None or torch.compiler.is_compiling():
+            part = tensor.to_local(grad_placements=gradient)
+        else:
+            part = _Part.apply(tensor, tuple(gradient))
         return part.wait() if isinstance(part, AsyncCollectiveTensor) else part
 
     def wrap(self, part: Tensor, placements: Sequence[Placement], shape: Sequence[int]) -> Tensor:
@@ -139,6 +143,23 @@ class Shards:
         for i in reversed(range(len(shape) - 1)):
             strides[i] = strides[i + 1] * max(shape[i + 1], 1)
         return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=shape, stride=tuple(strides))
+
+
+class _Part(torch.autograd.Function):
+    """`to_local`, whose own gradient of parts of unequal length some releases of PyTorch gather (2.11 does)."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor, gradient: tuple[Placement, ...]) -> Tensor:
+        ctx.mesh, ctx.gradient, ctx.shape, ctx.stride = tensor.device_mesh, gradient, tensor.shape, tensor.stride()
+        part = tensor.to_local()
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, None]:
+        from torch.distributed.tensor import DTensor
+
+        given = {"run_check": False, "shape": ctx.shape, "stride": ctx.stride}
+        return DTensor.from_local(gradient, ctx.mesh, ctx.gradient, **given), None
 
 
 def is_replicated(placement: Placement) -> bool:
