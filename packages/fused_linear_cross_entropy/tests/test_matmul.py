@@ -1,0 +1,61 @@
+"""Matrix products: what is taken apart for cuBLAS, and what PyTorch misreads on a CPU."""
+
+import math
+
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import matmul
+
+
+def strided(rows, columns, order, generator):
+    """Values on a grid that sums of them stay on, in memory with NaN between the rows, or the columns."""
+    values = torch.randint(-8, 9, (rows, columns), generator=generator)
+    lines, length = (rows, columns) if order == "rows" else (columns, rows)
+    memory = torch.full((lines, length + 5), math.nan, dtype=torch.bfloat16)[:, :length]
+    memory = memory if order == "rows" else memory.t()
+    return memory.copy_(values)
+
+
+@pytest.mark.parametrize("add", [False, True], ids=["product", "sum"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("left", "right"), [("rows", "rows"), ("rows", "columns"), ("columns", "rows")])
+@pytest.mark.parametrize("shape", [(7, 1003, 16), (1003, 7, 16), (16, 5, 1003), (513, 515, 517), (0, 600, 3), (3, 0, 601)])
+def test_parts_make_up_the_product(monkeypatch, shape, left, right, dtype, add):
+    monkeypatch.setattr(matmul, "_is_taken_apart", lambda a: True)
+    generator = torch.Generator().manual_seed(0)
+    m, k, n = shape
+    a, b = strided(m, k, left, generator), strided(k, n, right, generator)
+    before = strided(m, n, "rows", generator).to(dtype)
+    out = before.clone() if add else torch.full_like(before, math.nan)
+    (matmul.add_product if add else matmul.product)(a, b, out)
+    expected = a.double() @ b.double() + (before.double() if add else 0)
+    rounding = 2 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else 0.0
+    torch.testing.assert_close(out.double(), expected, rtol=rounding, atol=rounding * 8)
+
+
+def test_only_what_is_contiguous_is_taken_apart(monkeypatch):
+    monkeypatch.setattr(matmul, "_is_taken_apart", lambda a: True)
+    tokens, width, vocabulary = 1001, 1024, 2003
+    x, weight = torch.empty(tokens, width), torch.empty(vocabulary, width)
+    logits = torch.empty(tokens, 2016)[:, :vocabulary]
+
+    def parts(*matrices):
+        return [(tuple(a.shape), tuple(b.shape), first) for a, b, _, first in matmul._parts(*matrices)]
+
+    assert parts(x, weight.t(), logits) == [((1001, 1024), (1024, 2000), True), ((1001, 1024), (1024, 3), True)]
+    assert parts(logits, weight, x) == [((1001, 3), (3, 1024), True), ((1001, 2000), (2000, 1024), False)]
+    assert parts(logits.t(), x, weight) == [((2000, 1001), (1001, 1024), True), ((3, 1001), (1001, 1024), True)]
+    small = torch.empty(100, 101)
+    assert len(parts(small, small.t(), torch.empty(100, 100))) == 1
+
+
+def test_nothing_between_rows_is_read():
+    """Fails on a CPU with matrix tiles (AMX) where PyTorch's own product is given such rows."""
+    generator = torch.Generator().manual_seed(0)
+    for terms in (5, 123, 1000):
+        a, b = strided(64, terms, "rows", generator), strided(terms, 96, "rows", generator)
+        out = torch.zeros(64, 96, dtype=torch.bfloat16)
+        matmul.product(a, b, out)
+        assert torch.isfinite(out).all()
+        matmul.add_product(a, b, out)
+        assert torch.isfinite(out).all()
