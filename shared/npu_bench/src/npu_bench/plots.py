@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from .timing import Quantiles
 Values = tuple[float, float, float]  # median, 20th and 80th percentile
 
 _WIDTH, _HEIGHT = 5.0, 3.4  # inches of one plot
+_TITLE_CHARACTERS = 50  # to a mode's width
 _DPI = 130
 
 
@@ -63,7 +65,7 @@ def draw(run: Run) -> Any:
             axes[i][j].legend(fontsize="x-small")
     left_out = sorted({row.provider for row in run.rows if row.verdict.startswith("WRONG")})
     wrong = f"; not drawn where WRONG: {', '.join(left_out)}" if left_out else ""
-    figure.suptitle(f"{run.benchmark} by {run.sweep.x_label}{wrong}")
+    figure.suptitle(textwrap.fill(f"{run.benchmark} by {run.sweep.x_label}{wrong}", _TITLE_CHARACTERS * len(modes)))
     figure.supxlabel(header(run), fontsize="x-small", wrap=True)
     return figure
 
