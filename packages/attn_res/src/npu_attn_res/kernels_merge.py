@@ -41,6 +41,8 @@ def attn_res_merge_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,  # >= D
 ):
+    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
+    # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
@@ -100,6 +102,8 @@ def attn_res_merge_backward_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,  # >= D
 ):
+    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
+    # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     if p_dg is not None:

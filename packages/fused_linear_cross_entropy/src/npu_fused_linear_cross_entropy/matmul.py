@@ -104,9 +104,12 @@ def _is_misread(a: Tensor) -> bool:
     """Whether PyTorch's product may take in what lies between the rows of a left operand.
 
     On a CPU with matrix tiles (AMX) oneDNN's bf16 product, as of torch 2.13, reads whole tiles and multiplies what is past
-    the end of a row by zero: a NaN there, in memory that nobody has written, becomes one in the result.
+    the end of a row by zero: a NaN there, in memory that nobody has written, becomes one in the result. In torch 2.7 so does
+    what lies between the elements of a single row.
     """
-    return a.device.type == "cpu" and a.dtype == torch.bfloat16 and a.stride(1) == 1 and a.stride(0) > a.shape[1]
+    if a.device.type != "cpu" or a.dtype != torch.bfloat16:
+        return False
+    return a.stride(0) > a.shape[1] if a.stride(1) == 1 else a.shape[0] == 1
 
 
 def _native(operator: str, device: torch.device) -> bool:
