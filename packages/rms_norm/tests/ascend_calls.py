@@ -45,7 +45,8 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
 def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:
     """The same at sizes at which time counts: what `npu-offline tune` searches tiles for."""
     for width in (512, 1024, 2048, 4096, 8192):
-        yield f"bfloat16 {ROWS} x {width}", _call(width, torch.bfloat16, torch.bfloat16)
+        for rows in (2048, 8192):
+            yield f"bfloat16 {rows} x {width}", _call(width, torch.bfloat16, torch.bfloat16, rows=rows)
 
 
 def _call(
@@ -56,11 +57,12 @@ def _call(
     mode: str = "llama",
     residual: torch.dtype | None = None,
     heads: int = 0,
+    rows: int = ROWS,
 ) -> Callable[[], None]:
     def call() -> None:
-        x = torch.empty(ROWS, width, dtype=dtype)
+        x = torch.empty(rows, width, dtype=dtype)
         if heads:
-            x = torch.empty(ROWS // heads, 3 * heads * width, dtype=dtype)[:, : heads * width].unflatten(1, (heads, width))
+            x = torch.empty(rows // heads, 3 * heads * width, dtype=dtype)[:, : heads * width].unflatten(1, (heads, width))
         x.requires_grad_()
         weight = None if weight_dtype is None else torch.empty(width, dtype=weight_dtype, requires_grad=True)
         if residual is None:

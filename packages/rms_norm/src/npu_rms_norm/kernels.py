@@ -5,7 +5,8 @@
 
 Rows lie on two levels, `n_outer` groups of `n_inner` rows, and every tensor has a stride for each (in elements), so that a
 slice of a wider tensor is read in place. A tile is BLOCK_M rows of one group, or all rows of BLOCK_G groups, by BLOCK_N
-columns; programs stride over the tiles. ROUND_NORMALISED rounds n to y's dtype before it meets the weight, ROUND_FACTORS
+columns. Programs stride over the tiles or, where EVEN says so, of rows of one group each takes an equal share, in tiles of
+its own. ROUND_NORMALISED rounds n to y's dtype before it meets the weight, ROUND_FACTORS
 rounds rstd and offset + w as well.
 
 `forward_wide_kernel` serves rows that do not fit on chip: columns in blocks, x read twice.
@@ -16,9 +17,17 @@ import triton.language as tl
 
 
 @triton.jit
+def share_of_rows(n_rows):
+    """The rows of one group that a program takes where all take equally many: the first, and the end."""
+    n_share = tl.cdiv(n_rows, tl.num_programs(0))
+    i_first = tl.minimum(tl.program_id(0) * n_share, n_rows)
+    return i_first, tl.minimum(i_first + n_share, n_rows)
+
+
+@triton.jit
 def tile_at(p_base, s_outer, s_inner, i_outer, i_inner, i_col, G: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """Pointers [M, N], or [G, M, N] of several groups, to a tile; 64-bit offsets on scalars alone."""
-    p_tile = p_base + i_outer.to(tl.int64) * s_outer + i_inner.to(tl.int64) * s_inner + i_col
+    p_tile = p_base + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_inner + i_col
     o_row, o_col = tl.arange(0, M), tl.arange(0, N)
     if G > 1:
         return p_tile + (tl.arange(0, G)[:, None, None] * s_outer + o_row[None, :, None] * s_inner + o_col[None, None, :])
@@ -139,6 +148,7 @@ def forward_kernel(
     eps,
     offset,
     N: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # >= N
@@ -154,11 +164,21 @@ def forward_kernel(
     if p_weight is not None:
         b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
     n_tiles = tl.cdiv(n_inner, BLOCK_M)  # of one group
-    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)):
-        i_group = i_tile // n_tiles
-        i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
-        n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
-        i_row = i_outer.to(tl.int64) * n_inner + i_inner
+    if EVEN:
+        i_first, i_end = share_of_rows(n_inner)
+        i_tile_first, i_tile_end, n_step = 0, tl.cdiv(i_end - i_first, BLOCK_M), 1
+    else:
+        i_tile_first, i_tile_end, n_step = tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)
+    for i_tile in tl.range(i_tile_first, i_tile_end, n_step):
+        if EVEN:  # the first tile is the one that may be short: nothing is under way yet that it could hold up
+            i_tile_rows_end = i_end - (i_tile_end - 1 - i_tile) * BLOCK_M
+            i_outer, i_inner = 0, tl.maximum(i_tile_rows_end - BLOCK_M, i_first)
+            n_groups, n_rows = 1, i_tile_rows_end - i_inner
+        else:
+            i_group = i_tile // n_tiles
+            i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
+            n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
+        i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
         p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
         b_x = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .kernels import load_scale, load_tile, normalise, row_mask, store_tile, tile_at
+from .kernels import load_scale, load_tile, normalise, row_mask, share_of_rows, store_tile, tile_at
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
@@ -27,6 +27,7 @@ def backward_kernel(
     s_dx_inner,
     offset,
     N: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # >= N
@@ -45,11 +46,21 @@ def backward_kernel(
     if p_dw is not None:
         b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
     n_tiles = tl.cdiv(n_inner, BLOCK_M)  # of one group
-    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)):
-        i_group = i_tile // n_tiles
-        i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
-        n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
-        i_row = i_outer.to(tl.int64) * n_inner + i_inner
+    if EVEN:
+        i_first, i_end = share_of_rows(n_inner)
+        i_tile_first, i_tile_end, n_step = 0, tl.cdiv(i_end - i_first, BLOCK_M), 1
+    else:
+        i_tile_first, i_tile_end, n_step = tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)
+    for i_tile in tl.range(i_tile_first, i_tile_end, n_step):
+        if EVEN:  # the first tile is the one that may be short: nothing is under way yet that it could hold up
+            i_tile_rows_end = i_end - (i_tile_end - 1 - i_tile) * BLOCK_M
+            i_outer, i_inner = 0, tl.maximum(i_tile_rows_end - BLOCK_M, i_first)
+            n_groups, n_rows = 1, i_tile_rows_end - i_inner
+        else:
+            i_group = i_tile // n_tiles
+            i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
+            n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
+        i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
         p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
         b_x = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")

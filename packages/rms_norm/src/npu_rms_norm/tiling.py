@@ -17,7 +17,8 @@ _TRANSFER_BYTES = 12 * 1024
 _WIDE_TRANSFER_BYTES = 8 * 1024  # more is alive at once in the passes over column blocks
 _INT32_END = 2**31
 _ALL_TILES = 2**16  # programs of a core: as many as there are tiles
-_MAX_SUM_ROWS = 64  # no chip of the table has more vector cores, hence partial sums, than 72
+_SUM_BYTES = 12 * 1024  # of a tile of partial sums: the next one is on its way while one is added
+_MAX_SUM_ROWS = 64  # there are as many partial sums as vector cores, 72 at most
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,15 @@ class Launch:
     def row_tiles(self) -> int:
         return ceil(self.problem.n_outer / self.block_g) * ceil(self.problem.n_inner / self.block_m)
 
+    @property
+    def even(self) -> bool:
+        """Whether every program takes as many rows as any other, one after the other, instead of tiles in turn (Ascend)."""
+        return self.device.kind != "cuda" and self.problem.n_outer == 1 and self.block_m > 1 and not self.wide
+
     @functools.cached_property
     def grid(self) -> int:
-        return persistent_grid(self.row_tiles, self.device, per_core=self.per_core)
+        tiles = self.problem.n_inner if self.even else self.row_tiles
+        return persistent_grid(tiles, self.device, per_core=self.per_core)
 
     @property
     def column_blocks(self) -> int:
@@ -83,8 +90,10 @@ class Launch:
 
     @property
     def constants(self) -> dict[str, int]:
+        even = {} if self.wide else {"EVEN": self.even}
         return {
             "N": self.problem.width,
+            **even,
             "BLOCK_G": self.block_g,
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
@@ -144,10 +153,11 @@ def sum_launch(width: int, device: Device) -> SumLaunch:
     padded = ceil(width / unit) * unit
     tile = ("BLOCK_M", "BLOCK_N")
     tiles = [Tile("partial sums", tile, FP32, 2), Tile("sum", tile, FP32), Tile("sum over rows", tile, FP32)]
-    # Every core gets columns to add before a core gets more than it needs: rows fill what is left.
+    # Every core gets columns to add before a core gets more than it needs.
     columns = min(padded, max(unit, ceil(padded / device.vector_cores / unit) * unit))
-    rows = fit(tiles, (Block("BLOCK_M", _MAX_SUM_ROWS), Block("BLOCK_N", columns, unit, unit)), device)
-    return SumLaunch(width, device, rows["BLOCK_M"], rows["BLOCK_N"])
+    rows = min(device.vector_cores, _MAX_SUM_ROWS, max(1, _SUM_BYTES // (columns * FP32)))
+    blocks = fit(tiles, (Block("BLOCK_M", rows), Block("BLOCK_N", columns, unit, unit)), device)
+    return SumLaunch(width, device, blocks["BLOCK_M"], blocks["BLOCK_N"])
 
 
 def smaller(launch: Launch) -> Launch | None:
