@@ -121,6 +121,17 @@ def test_a_trip_count_that_the_kernel_computes_is_refused():
         timed(timing_kernels.copy_counted, (1,), torch.empty(1), x, torch.empty_like(x), BLOCK=1024)
 
 
+def test_a_branch_on_what_the_kernel_computes_is_refused_unless_its_source_says_that_it_is_rare():
+    x, y = torch.empty(4096), torch.empty(4096)
+    with pytest.raises(UnsupportedError, match="depends on a value that the kernel itself computes"):
+        timed(timing_kernels.exp_if_large, (1,), x, y, BLOCK=4096, TIMES=100)
+    timing = timed(timing_kernels.exp_if_large_noted, (1,), x, y, BLOCK=4096, TIMES=100)
+    assert timing.moved == 2 * 4096 * 4
+    assert timing.busy["V"] < 4096 * 4 / 256 * 2 * 20 * COSTS.cycle  # the branch's hundred exponentials are not in it
+    with pytest.raises(OfflineError, match="must be `# time: rare: REASON`"):
+        timed(timing_kernels.copy_noted_without_reason, (1,), x, y, BLOCK=4096)
+
+
 def test_cube_kernels_are_refused():
     a, b = torch.empty(64, 64), torch.empty(64, 64)
     with pytest.raises(UnsupportedError, match="vector kernels only"):

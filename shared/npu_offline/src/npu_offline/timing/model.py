@@ -18,6 +18,7 @@ from .costs import ChipCosts, costs_of
 from .counting import count, total
 from .instructions import Pipe
 from .program import Issue, Program, translate
+from .rare import has_rare_branches
 from .scalars import UNKNOWN
 from .simulation import Core, Event, Rates
 
@@ -68,7 +69,8 @@ def time_launch(launch: LaunchRecord, *, soc: str = "Ascend910B4", toolchain: st
 
     The scalar control flow of one program is followed with the launch's arguments: numbers as they were given, elements of
     integer tensors as they are now, and no other: where something else decides how often the kernel does something, there
-    is an error. What it issues is simulated on the pipes of one core, loop by loop, nothing extrapolated.
+    is an error, but for branches of which the kernel's source says that they are rare: they are not taken. What it issues
+    is simulated on the pipes of one core, loop by loop, nothing extrapolated.
 
     The bound is the larger of two times. One is for the bytes that must cross main memory, at its peak bandwidth: each
     argument counts once at most, what is read at addresses from memory does not count, and nothing is taken to be in the
@@ -93,7 +95,7 @@ def time_launch(launch: LaunchRecord, *, soc: str = "Ascend910B4", toolchain: st
     if not report.fits:
         raise OfflineError(f"{launch.name} does not fit on {soc} with toolchain {toolchain}: {report.message}")
     types = tuple((name, launch.signature[name]) for name in launch.arguments)
-    program = _program(report.stages["final"], types, toolchain, costs)
+    program = _program(report.stages["final"], types, toolchain, costs, has_rare_branches(launch.kernel))
     programs = launch.grid[0] * launch.grid[1] * launch.grid[2]
     samples = max(_SAMPLES, _ISSUES // count(_issues(program, launch, 0)).issues)
     numbers = (
@@ -150,6 +152,6 @@ def _issues(program: Program, launch: LaunchRecord, number: int) -> Iterator[Iss
 
 
 @functools.lru_cache(maxsize=64)
-def _program(final: str, types: tuple[tuple[str, str], ...], toolchain: str, costs: ChipCosts) -> Program:
+def _program(final: str, types: tuple[tuple[str, str], ...], toolchain: str, costs: ChipCosts, rare: bool) -> Program:
     generic = opt(tool(toolchain, "bishengir-opt"), final, "--mlir-print-op-generic")
-    return translate(parse(generic), dict(types), costs)
+    return translate(parse(generic), dict(types), costs, rare=rare)

@@ -45,13 +45,14 @@ class Program:
     run: Callable[..., Iterator[Issue]]
 
 
-def translate(module: ModuleOp, arguments: Mapping[str, str], costs: ChipCosts) -> Program:
+def translate(module: ModuleOp, arguments: Mapping[str, str], costs: ChipCosts, *, rare: bool = False) -> Program:
     """Translate a final module.
 
     Args:
         module: parsed, in generic form.
         arguments: Triton type by name of the kernel's arguments, constants left out, in order.
         costs: of the chip.
+        rare: branches on what the kernel computes are not taken.
 
     Raises:
         UnsupportedError: it has an operation that the model has no cost for.
@@ -60,7 +61,7 @@ def translate(module: ModuleOp, arguments: Mapping[str, str], costs: ChipCosts) 
     block = function.regions[0].blocks[0]
     if len(function.regions[0].blocks) > 1:
         raise UnsupportedError("the time model follows structured control flow only, and the kernel has jumps")
-    writer = _Writer(costs, _names_of_arguments(block, arguments))
+    writer = _Writer(costs, _names_of_arguments(block, arguments), rare)
     writer.needed = needed_values(function)
     writer.body(block, 1)
     scalars = [name for name, kind in arguments.items() if not kind.startswith("*")]
@@ -98,11 +99,12 @@ def _names_of_arguments(block: Block, arguments: Mapping[str, str]) -> dict[SSAV
 class _Writer:
     """Writes the generator's statements."""
 
-    def __init__(self, costs: ChipCosts, names: dict[SSAValue, str]) -> None:
+    def __init__(self, costs: ChipCosts, names: dict[SSAValue, str], rare: bool) -> None:
         self.names = names
         self.lines: list[str] = []
         self.needed: set[SSAValue] = set()
         self.costs = costs
+        self.rare = rare
         self.emitter = Emitter(costs, names, self.name)
 
     def name(self, value: SSAValue) -> str:
@@ -166,7 +168,8 @@ class _Writer:
     def _if(self, op: Operation, depth: int) -> None:
         then, *otherwise = [region.blocks[0] for region in op.regions if region.blocks]
         self.lines.append(f"{'    ' * depth}s += {self.costs.scalar_op:g}")
-        self.lines.append(f"{'    ' * depth}if {self.name(op.operands[0])}:")
+        condition = self.name(op.operands[0])
+        self.lines.append(f"{'    ' * depth}if {f'unless_rare({condition})' if self.rare else condition}:")
         self.body(then, depth + 1)
         self._assign(list(op.results), _yielded(then), depth + 1)
         for block in otherwise:

@@ -56,6 +56,7 @@ HELPERS: dict[str, Any] = {
     "least": _known(min),
     "most": _known(max),
     "choose": lambda condition, a, b: UNKNOWN if condition is UNKNOWN else a if condition else b,
+    "unless_rare": lambda condition: False if condition is UNKNOWN else condition,
     "affine": _known(lambda function, *values: function(*values)),
 }
 
