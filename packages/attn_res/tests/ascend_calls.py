@@ -46,7 +46,8 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
 def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:
     """The same at sizes at which time counts: what `npu-offline tune` searches tiles for."""
     for width in (1024, 2048, 4096, 7168):
-        yield f"bfloat16 8 x 1024 x {width}", _attn_res(width, torch.bfloat16, n_blocks=8, tokens=1024)
+        for tokens in (1024, 4096):
+            yield f"bfloat16 8 x {tokens} x {width}", _attn_res(width, torch.bfloat16, n_blocks=8, tokens=tokens)
 
 
 def _attn_res(

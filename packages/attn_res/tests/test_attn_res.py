@@ -1,5 +1,7 @@
 """The operator, wherever it runs, against fp64."""
 
+import math
+
 import depth
 import pytest
 import torch
@@ -42,6 +44,30 @@ def test_gradients_are_exact_where_weights_are_sharp(device, sharp, n_blocks, wi
     case = depth.make(n_blocks, 20, width, torch.bfloat16, sharp=sharp)
     results = depth.run(case, device.torch)
     depth.check(case, results)
+
+
+@pytest.mark.parametrize("by", [25.0, 60.0, 200.0])
+@pytest.mark.parametrize("normalised", [False, True], ids=["", "normalised"])
+@pytest.mark.parametrize("width", [512, 5120])
+def test_a_later_block_may_score_much_higher_than_the_first(device, width, normalised, by):
+    """Of one token alone, amid others of the same program: before it, beside it and after it."""
+    case = depth.make(5, 700, width, torch.bfloat16, seed=3)
+    direction = case.w_query.double() * case.w_norm.double()
+    along = direction / direction.norm() * math.sqrt(width)  # scores |direction| sqrt(width)
+    case.w_query.mul_(by / float(direction @ along))
+    case.blocks[:, 331] = 0.1 * torch.randn(5, width)
+    case.blocks[3, 331] = along.bfloat16()
+    case.blocks[2, 330] = float("nan")
+    _, query, norm = (tensor.double() for tensor in (case.blocks, case.w_query, case.w_norm))
+    wanted, alpha = depth.formula(case.blocks.double(), query, norm, case.eps)
+    assert alpha[3, 331] > 0.99
+    weight = torch.ones(width, dtype=torch.bfloat16) if normalised else None
+    inputs = [tensor.to(device.torch) for tensor in (case.blocks, case.w_query, case.w_norm)]
+    h = attn_res(*inputs, norm_weight=None if weight is None else weight.to(device.torch))
+    h = (h[0] if normalised else h).cpu().double()
+    assert h[330].isnan().all()
+    others = torch.arange(700) != 330
+    torch.testing.assert_close(h[others], wanted[others], rtol=2**-7, atol=2**-7)
 
 
 def test_parameters_may_be_fp32(device):

@@ -58,7 +58,8 @@ def test_transfers_of_long_rows_are_large(what):
     for width in VOCABULARIES[8:]:
         launch = chunk_launch(problem(what, width), B4)
         tile = launch.block_m * launch.block_n * launch.problem.itemsize
-        assert tile >= 8 * 1024
+        # Of bf16 logits, room for loads beside the arithmetic comes first: it is worth more than the last 2 KiB.
+        assert tile >= (8 if launch.problem.itemsize == 4 else 5.5) * 1024
         assert launch.tail_n < launch.block_n
 
 

@@ -1,14 +1,10 @@
-"""Device code of Attention Residuals: rows, blocks and the forward.
+"""Device code of Attention Residuals: rows and blocks. The forward: kernels_forward.py.
 
     r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = w_query * w_norm
     alpha = softmax_i(s)                     h = sum_i alpha_i v_i
 
 A tile has one kind of rows: BLOCK_M tokens for one layer (BLOCK_S == 1), or BLOCK_S layers for one token (BLOCK_M == 1), and
-whole rows of BLOCK_D >= D columns. The blocks are run through one by one, each is read once, with an online softmax.
-
-AHEAD: the next block is on its way while one is computed with, asked for at the top of the loop and cast at its end.
-Compilers for Ascend double a load's buffer themselves, but on a full chip they put other values into the half that is not
-in use, and the load waits for them.
+whole rows of BLOCK_D >= D columns. The blocks are run through one by one.
 
 Block i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits; the blocks of a
 list are wherever they are. Statistics are [blocks, tokens, layers].
@@ -128,96 +124,6 @@ def normalise_rows(b_h, p_weight, p_y, p_rstd, i_row, n_rows, eps, D: tl.constex
     store_rows(p_y + i_row * D, D, b_h * b_rstd[:, None] * b_weight, n_rows, D, R, C, EXACT)
     if p_rstd is not None:
         store_statistic(p_rstd + i_row, b_rstd, n_rows, R)
-
-
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
-def attn_res_forward_kernel(
-    p_v,
-    p_table,  # None: block i lies at i * s_block
-    p_query,
-    p_norm,
-    p_weight,  # of the RMSNorm of h; None: there is none
-    p_o,
-    p_y,
-    p_score,  # fp32 [n_blocks, n_tokens, S]: s; None: no backward will follow
-    p_rstd,  # fp32 [n_blocks, n_tokens]: r
-    p_max,  # fp32 [n_tokens, S]: max(s), or log(sum(exp(s))) where NORMALISE
-    p_sum,  # fp32 [n_tokens, S]: sum(exp(s - max)); None where NORMALISE
-    p_norm_rstd,
-    n_blocks,
-    n_tokens,
-    s_block,
-    s_token,
-    s_norm,
-    eps,
-    norm_eps,
-    D: tl.constexpr,
-    S: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # >= D
-    AHEAD: tl.constexpr,
-    NORMALISE: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
-    # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
-    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
-    # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
-    EXACT: tl.constexpr = BLOCK_D == D
-    ROWS: tl.constexpr = BLOCK_M * BLOCK_S
-    b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
-    if AHEAD:
-        i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
-        n_first = (n_tokens - i_first).to(tl.int32)
-        p_block = block_at(p_v, p_table, s_block, 0, ALIGNED) + i_first * s_token
-        b_v = fetch_whole_rows(p_block, s_token, n_first, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
-    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
-        i_token = i_tile.to(tl.int64) * BLOCK_M
-        n_left = (n_tokens - i_token).to(tl.int32)
-        if S > 1:
-            n_rows = S
-        else:
-            n_rows = n_left
-        b_max = tl.full([ROWS], float("-inf"), tl.float32)
-        b_sum = tl.zeros([ROWS], tl.float32)
-        # Zeros, of a number that is computed here: compilers for Ascend keep a constant tile on chip, to copy it from.
-        b_o = tl.full([ROWS, BLOCK_D], tl.where(n_left > 0, 0.0, 1.0), tl.float32)
-        for i_block in tl.range(0, n_blocks):
-            if AHEAD:
-                is_last = i_block + 1 == n_blocks
-                i_next_block = tl.where(is_last, 0, i_block + 1)
-                i_next_token = tl.where(is_last, i_token + tl.num_programs(0) * BLOCK_M, i_token)
-                n_next = (n_tokens - i_next_token).to(tl.int32)
-                p_block = block_at(p_v, p_table, s_block, i_next_block, ALIGNED) + i_next_token * s_token
-                b_next_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
-            else:
-                p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
-                b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
-            b_rstd = tl.rsqrt(tl.sum(b_v * b_v, axis=1) * (1.0 / D) + eps)  # [BLOCK_M]
-            b_score = tl.sum(b_v * b_g, axis=1) * b_rstd  # [ROWS]
-            b_next = tl.where(b_score > b_max, b_score, b_max)
-            b_shrink, b_weight = tl.exp(b_max - b_next), tl.exp(b_score - b_next)
-            b_o = b_o * b_shrink[:, None] + b_v * b_weight[:, None]
-            b_sum = b_sum * b_shrink + b_weight
-            b_max = b_next
-            if AHEAD:
-                b_v = b_next_v.to(tl.float32)
-            if p_score is not None:  # last: what is stored has to stay where it is until it has been
-                i_row = i_block.to(tl.int64) * n_tokens + i_token
-                store_statistic(p_score + i_row * S, b_score, n_rows, ROWS)
-                store_statistic(p_rstd + i_row, b_rstd, n_left, BLOCK_M)
-        if NORMALISE:
-            b_o = b_o * (1.0 / b_sum)[:, None]
-            if p_max is not None:
-                store_statistic(p_max + i_token * S, b_max + tl.log(b_sum), n_rows, ROWS)
-        else:
-            store_statistic(p_max + i_token * S, b_max, n_rows, ROWS)
-            store_statistic(p_sum + i_token * S, b_sum, n_rows, ROWS)
-        b_stored = b_o.to(p_o.dtype.element_ty)
-        store_rows(p_o + i_token * S * D, D, b_stored, n_rows, D, ROWS, BLOCK_D, EXACT)
-        if p_weight is not None:
-            b_h = b_stored.to(tl.float32)
-            normalise_rows(b_h, p_weight, p_y, p_norm_rstd, i_token, n_left, norm_eps, D, ROWS, BLOCK_D)
 
 
 @triton.jit(

@@ -7,6 +7,8 @@ delta is a difference's other half: where the weights are sharp, e_i is close to
 would be off by about 2^-9 |dh| |h|, which dv_i multiplies by |g|. So delta is summed up in fp32 in a first sweep over a
 token's blocks, and nothing but the scores is kept from the forward; the second sweep finds the blocks in the cache (L2).
 Where h was not rounded (fp32), delta is <dh, h> and there is one sweep.
+
+AHEAD: the next block is on its way while one is computed with, asked for at the top of the loop and cast at its end.
 """
 
 import triton

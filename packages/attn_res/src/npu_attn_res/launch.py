@@ -48,12 +48,12 @@ def forward(
         grid, common = launch.grid(n_tokens), (blocks.base, blocks.table, *weights, h, y, score, rstd, lse)
         if launch.block_n:
             tensors: tuple[Any, ...] = (*common, norm_rstd)
-            scalars = (*numbers, eps, norm_eps)
+            scalars: tuple[Any, ...] = (*numbers, eps, norm_eps)
             KERNELS.launch("kernels_sources", "attn_res_forward_sources_kernel", recipe, grid, tensors, scalars)
         elif launch.whole_rows:
             tensors = (*common, None, norm_rstd)
-            s_norm = blocks.width
-            KERNELS.launch("kernels", "attn_res_forward_kernel", recipe, grid, tensors, (*numbers, s_norm, eps, norm_eps))
+            scalars = (*numbers, blocks.width, eps, norm_eps)
+            KERNELS.launch("kernels_forward", launch.forward_kernel, recipe, grid, tensors, scalars)
         return launch.whole_rows
 
     if recipe is not None and launch_with_fallback("attn_res forward", recipe, run, smaller):

@@ -31,7 +31,7 @@ def phase1(
         return o, maximum, total, score, rstd
     queries, w_norm = queries.contiguous(), w_norm.contiguous()
     s_norm = 0 if w_norm.dim() == 1 and n_layers > 1 else width
-    name = "forward" if n_layers == 1 and device.kind == "ascend" else "forward of layers"
+    name = "phase 1" if n_layers == 1 and device.kind == "ascend" else "forward of layers"
     kinds = (blocks.kinds, dtypes(queries, w_norm), save, specialised(s_norm))
     modes = (("NORMALISE", False), ("ALIGNED", blocks.aligned))
     recipe = cached_recipe(name, width, blocks.dtype, n_layers, blocks.s_token, 0, modes, kinds, device)
@@ -41,7 +41,7 @@ def phase1(
         if recipe.launch.whole_rows:
             tensors = (blocks.base, blocks.table, queries, w_norm, None, o, None, score, rstd, maximum, total, None)
             grid = recipe.launch.grid(n_tokens)
-            KERNELS.launch("kernels", "attn_res_forward_kernel", recipe, grid, tensors, scalars)
+            KERNELS.launch("kernels_forward", recipe.launch.forward_kernel, recipe, grid, tensors, scalars)
         return recipe.launch.whole_rows
 
     if recipe is not None and launch_with_fallback("attn_res phase 1", recipe, run, smaller):

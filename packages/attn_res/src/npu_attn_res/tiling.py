@@ -14,19 +14,24 @@ from .tiling_launch import FP32, Launch, Problem
 
 # Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth. 16 KB would reach 94 %, but
 # where tiles fill the Unified Buffer the compilers put other values into the half of a double buffer that is not in use,
-# and each load waits for the arithmetic before it: `npu-offline tune` predicts less time for the smaller tiles.
+# and each load waits for the arithmetic before it: `npu-offline tune` predicts less time for the smaller tiles. A forward
+# that loads ahead keeps its buffers; with more than nine rows, what it computes with single numbers of rows counts.
 _TRANSFER_BYTES = 8 * 1024
+_AHEAD_BYTES = 18 * 1024
+_AHEAD_ROWS = 9
 _COLUMN_BYTES = 8 * 1024  # of a transfer in the kernels that take columns
 _INT32_END = 2**31
-_MAX_SUM_ROWS = 64  # no chip of the table has more vector cores, hence partial sums, than 72
+_MAX_SUM_ROWS = 64  # there are as many partial sums as vector cores, 72 at most
 
 # Unified Buffer that a kernel takes: bytes for every element of its rows, and for every column once. What the compilers of
 # CANN 8.5 and 9.0 ask for, the larger, when they refuse a tile and reuse whatever they can; tests hold these numbers
 # against them. For each kernel: dav-c220 with bf16 or fp16, with fp32; dav-c310 with bf16 or fp16, with fp32.
 _BYTES = {
-    "forward": ((20, 4), (22, 2), (10, 4), (12, 8)),
-    "forward, normalised": ((24, 4), (22, 8), (14, 6), (13, 10)),
-    "forward of layers": ((20, 5), (17, 8), (12, 5), (12, 5)),
+    "forward": ((20, 4), (28, 8), (22, 1), (32, 1)),
+    "forward, normalised": ((20, 4), (20, 8), (22, 2), (20, 4)),
+    "phase 1": ((22, 2), (24, 8), (24, 4), (24, 1)),  # of one layer
+    "forward of layers": ((19, 10), (19, 10), (20, 1), (20, 1)),
+    "forward of layers, one buffer": ((20, 1), (20, 1), (16, 1), (16, 1)),
     "backward": ((24, 5), (28, 9), (24, 5), (28, 9)),
     "backward from fp32": ((28, 5), (28, 9), (28, 5), (30, 15)),  # dh in fp32, whatever the blocks are
     "products": ((20, 8), (22, 8), (16, 8), (16, 8)),
@@ -37,7 +42,8 @@ _BYTES = {
     "norm backward": ((20, 6), (26, 4), (23, 10), (26, 15)),
 }
 COLUMN_KERNELS = ("products", "weighted sum", "gradient")  # the others take whole rows
-_AHEAD = ("forward", "forward, normalised", "forward of layers")  # what asks for the next block itself, with several rows
+_AHEAD = ("forward", "forward, normalised", "phase 1")  # what loads ahead, with several rows
+_ONE_BUFFER = ("forward, normalised", "phase 1")  # of these, where a second buffer of the compiler's would take too much
 
 
 class _Row(NamedTuple):
@@ -50,8 +56,21 @@ class _Row(NamedTuple):
 
 # For each kernel the fastest way first.
 _ROWS = {
-    "forward": (_Row(True, False, (26, 24, 20, 16)), _Row(False, False, (22, 22, 16, 16))),
-    "forward, normalised": (_Row(True, False, (26, 24, 20, 20)), _Row(False, False, (24, 22, 16, 16))),
+    "forward": (
+        _Row(True, True, (28, 36, 24, 36)),  # CANN 9.1 wants 4 more than the others to keep both buffers
+        _Row(True, False, (22, 32, 24, 28)),
+        _Row(False, False, (20, 20, 16, 16)),
+    ),
+    "forward, normalised": (
+        _Row(True, True, (26, 32, 24, 44)),
+        _Row(True, False, (22, 24, 22, 24)),
+        _Row(False, False, (20, 20, 16, 16)),
+    ),
+    "phase 1": (
+        _Row(True, True, (28, 36, 26, 36)),
+        _Row(True, False, (26, 32, 26, 28)),
+        _Row(False, False, (20, 20, 16, 16)),
+    ),
     "backward": (
         _Row(True, True, (32, 44, 30, 40)),
         _Row(True, False, (28, 28, 26, 24)),
@@ -120,11 +139,15 @@ def row_launch(problem: Problem, device: Device) -> Launch | None:
     if device.kind == "cuda":
         return cuda_launch(problem, device)
     padded = _padded(problem, device)
-    ahead = problem.kernel in _AHEAD
     if problem.layers > 1:
-        launch = Launch(problem, device, block_s=problem.layers, block_d=padded, ahead=ahead, double_buffered=not ahead)
-        return launch if ub_bytes(launch) <= device.ub_bytes else None
-    shared = max(2, _TRANSFER_BYTES // (padded * problem.itemsize))
+        for double_buffered in (True, False):
+            launch = Launch(problem, device, block_s=problem.layers, block_d=padded, double_buffered=double_buffered)
+            if ub_bytes(launch) <= device.ub_bytes:
+                return launch
+        return None
+    ahead, double_buffered = problem.kernel in _AHEAD, problem.kernel not in _ONE_BUFFER
+    row_bytes = padded * problem.itemsize
+    shared = max(2, _TRANSFER_BYTES // row_bytes, min(_AHEAD_ROWS, _AHEAD_BYTES // row_bytes) if ahead else 0)
     # Two rows or more keep row reductions in the vector unit; the next tile under way is worth more than they are.
     rows = Block("ROWS", min(shared, _addressable(problem)))
     try:
@@ -132,7 +155,7 @@ def row_launch(problem: Problem, device: Device) -> Launch | None:
     except UnifiedBufferError:
         block_m = 1
     if block_m > 1:
-        return Launch(problem, device, block_m=block_m, block_d=padded, ahead=ahead, double_buffered=not ahead)
+        return Launch(problem, device, block_m=block_m, block_d=padded, ahead=ahead, double_buffered=double_buffered)
     ways = (_row_launch(Launch(problem, device, block_d=padded), way) for way in _ROWS[problem.kernel])
     return next((launch for launch in ways if ub_bytes(launch) <= device.ub_bytes), None)
 
@@ -163,7 +186,9 @@ def weights_launch(width: int, device: Device) -> WeightsLaunch:
     tiles.append(Tile("weights and gradients", (1, "BLOCK_D"), FP32, 8))
     # Every core gets columns to add before a core gets more than it needs: rows fill what is left.
     columns = min(padded, max(unit, ceil(padded / device.vector_cores / unit) * unit))
-    rows = fit(tiles, (Block("BLOCK_M", _MAX_SUM_ROWS), Block("BLOCK_D", columns, unit, unit)), device)
+    rows = fit(
+        tiles, (Block("BLOCK_M", min(device.vector_cores, _MAX_SUM_ROWS)), Block("BLOCK_D", columns, unit, unit)), device
+    )
     return WeightsLaunch(width, device, rows["BLOCK_M"], rows["BLOCK_D"])
 
 
@@ -194,7 +219,10 @@ def ub_bytes(launch: Launch) -> int:
     if rows == 1 and launch.problem.kernel in _ROWS:
         tiles = [Tile("row", (1, launch.block_d), _way(launch).bytes[_column(launch)]), _statistics(1)]
         return footprint(tiles, {}, launch.device)
-    return footprint(_tiles(launch.problem, launch.device, launch.block_d, rows), {}, launch.device)
+    problem = launch.problem
+    if problem.kernel == "forward of layers" and not launch.double_buffered:
+        problem = dataclasses.replace(problem, kernel="forward of layers, one buffer")
+    return footprint(_tiles(problem, launch.device, launch.block_d, rows), {}, launch.device)
 
 
 def _tiles(problem: Problem, device: Device, columns: int | str, rows: int | str = "ROWS") -> list[Tile]:

@@ -62,6 +62,11 @@ class Launch:
     per_core: int = 1
 
     @property
+    def forward_kernel(self) -> str:
+        """Which of the kernels of the forward runs it."""
+        return "attn_res_forward_ahead_kernel" if self.ahead else "attn_res_forward_kernel"
+
+    @property
     def whole_rows(self) -> bool:
         return self.block_d >= self.problem.width
 
@@ -83,8 +88,10 @@ class Launch:
         if self.block_n:
             return {"D": self.problem.width, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d, "STAGES": self.stages}
         constants = {"D": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_D": self.block_d}
-        if self.problem.kernel.startswith(("forward", "backward")):
+        if self.problem.kernel.startswith("backward"):
             constants["AHEAD"] = self.ahead
+        elif self.ahead:
+            constants["EARLY"] = self.device.arch == "dav-c220"  # CANN 9.0's compiler for dav-c310 fails at it
         if "merge" in self.problem.kernel or "backward" in self.problem.kernel:
             return constants
         return {**constants, "S": self.problem.layers, "BLOCK_S": self.block_s}

@@ -54,7 +54,7 @@ def cross_entropy_kernel(
     SOFTCAP: tl.constexpr,
 ):
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
-    # lint: allow short-transfer: what is left of a row after its whole tiles is as long as the vocabulary makes it
+    # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
     EXACT_N: tl.constexpr = N_FULL + TAIL_N == N

@@ -15,9 +15,11 @@ _ROWS = 2  # rows of a tile that keep row reductions in the vector unit
 _MAX_ROWS = 64
 _UNIT = 16  # columns that make up one aligned piece of a row, of logits and of gradients
 _SHORTEST = 0.75  # of the longest block: a block may be this short where it leaves a shorter tail
+_SHORTEST_EXACT = 0.5  # and this short where it leaves none, of a row of few blocks
+_FEW_BLOCKS = 8
 # Unified Buffer, for an element of a tile, that a kernel of statistics and gradient has to have for its loads to overlap
 # arithmetic. Less compiles: the compilers of CANN 9.0 and later then put temporaries where the next block is being loaded.
-_OVERLAPPING_BYTES = 52
+_OVERLAPPING_BYTES = 53
 _ROW_VALUES = 6  # padded to 32 bytes each
 _WHOLE_TILES = 7  # fp32, of a tile that is a whole row
 _ALL_TILES = 2**16  # programs of a core: as many as there are tiles
@@ -138,7 +140,7 @@ def chunk_launch(problem: Problem, device: Device) -> Launch:
     except UnifiedBufferError:
         pass
     largest = min(problem.width, _TRANSFER_BYTES // problem.itemsize)
-    if problem.statistics and problem.gradient_itemsize and problem.itemsize == FP32:
+    if problem.statistics and problem.gradient_itemsize:
         largest = min(largest, device.ub_bytes // (_ROWS * _OVERLAPPING_BYTES))
     largest = largest // _UNIT * _UNIT
     block = fit(_tiles(problem, True, 0), (Block("BLOCK_N", largest, _UNIT, _UNIT), Block("BLOCK_M", _ROWS, _ROWS)), device)[
@@ -166,7 +168,12 @@ def smaller(launch: Launch) -> Launch | None:
 
 
 def _streaming(problem: Problem, device: Device, largest: int) -> Launch:
-    """Blocks of at most `largest` columns, and not much less, of a length that leaves the shortest tail."""
+    """Blocks of at most `largest` columns, and not much less, of a length that leaves no tail or the shortest one."""
+    shortest = int(largest * _SHORTEST_EXACT) if problem.width < _FEW_BLOCKS * largest else largest
+    for size in range(largest, shortest, -_UNIT):
+        launch = Launch(problem, device, _ROWS, size, 0)
+        if problem.width % size == 0 and launch.ub_bytes <= device.ub_bytes:
+            return launch
     while True:
         shortest = max(_UNIT, int(largest * _SHORTEST) // _UNIT * _UNIT)
         sizes = range(shortest, largest + 1, _UNIT)
