@@ -72,6 +72,8 @@ def test_pipes_are_drawn_and_overlap(written):
     assert {event[0] for event in timeline["events"]} >= {"MTE2", "V", "MTE3"}
     assert timeline["bound"] <= timeline["estimate"]
     assert page.count("<svg") == len(report["packages"][0]["timelines"]) == 2
+    assert set(re.findall(r'class="key (\w+)"', page)) >= {"mte2", "v", "mte3"}
+    assert 'class="key m"' not in page
 
 
 def test_the_page_needs_nothing_beside_itself_and_its_links_lead_somewhere(written):
@@ -102,7 +104,16 @@ def test_what_is_quoted_is_escaped(written):
     report, _ = written
     evil = json.loads(json.dumps(report).replace("copy_rows", "<script>alert(1)</script>"))
     assert "<script" not in render(evil)
-    assert "<script" not in draw([["V", 0, 1e-6, "<script>", 1]])
+    assert "<script" not in draw([["V", 0, 1e-6, "<script>", 1, "AIV"]])
+
+
+def test_a_picture_has_a_row_for_each_pipe_that_did_something_and_names_cores_where_there_are_several():
+    product, copy = ["M", 0, 1e-6, "mma_tile", 64, "AIC"], ["MTE1", 0, 1e-6, "L1 to L0A", 64, "AIC"]
+    alone = draw([product, copy])
+    assert re.findall(r'class="pipe">([^<]*)<', alone) == ["L1 to L0", "matrix"]
+    assert "mma_tile, 64 multiplications, 1.00 µs" in alone
+    together = draw([product, ["V", 0, 1e-6, "vexp", 64, "AIV1"]])
+    assert re.findall(r'class="pipe">([^<]*)<', together) == ["AIC matrix", "AIV1 vector"]
 
 
 def test_a_sample_is_the_calls_that_are_named(written, tmp_path):

@@ -3,22 +3,43 @@
 import pytest
 from npu_offline import OfflineError, UnsupportedError
 from npu_offline.timing.cache import Cache
-from npu_offline.timing.instructions import Barrier, ScalarAccess, SetFlag, Transfer, Vector, WaitFlag
-from npu_offline.timing.simulation import Core, Rates
+from npu_offline.timing.core import Rates
+from npu_offline.timing.instructions import (
+    WORKSPACE,
+    Barrier,
+    CubeStep,
+    ScalarAccess,
+    SetCrossFlag,
+    SetFlag,
+    Transfer,
+    Vector,
+    WaitCrossFlag,
+    WaitFlag,
+)
+from npu_offline.timing.simulation import simulate
 from npu_offline.timing.vector_costs import library_reduction, vector
 
 START, SHARE = 10.0, 4.0  # seconds, bytes a second; a cycle is a second
 LOAD = Transfer("load", "MTE2", "x", 80, 80, False)  # alone: 10 to start, 20 to move
 STORE = Transfer("store", "MTE3", "y", 80, 80, False)
+DRAIN = Transfer("fixpipe", "FIX", "y", 80, 80, False, 40)  # its core's end takes 40
 VECTOR = Vector("vadd", 64, 5, 3, 1)
+COPY, PRODUCT = CubeStep("L1 to L0A", "MTE1", 64, 4, 1), CubeStep("product", "M", 64, 7, 6)
 FILLED, FREED = ("MTE2", "MTE3"), ("MTE3", "MTE2")
 
 
-def run(*items, load_port=100.0, cache=None, first=None):
-    rates = Rates(1.0, START, {"MTE2": load_port, "MTE3": 100.0}, SHARE)
-    core = Core(rates, cache or Cache(0, 1, first or {}), 1000)
-    issues = [item if isinstance(item, tuple) else (0, item, (number,)) for number, item in enumerate(items)]
-    return core.run(issues)
+def run_together(load_port=100.0, cache=None, **cores):
+    rates = Rates(1.0, START, {"MTE2": load_port, "MTE3": 100.0, "FIX": 100.0})
+
+    def issues(items):
+        return [item if isinstance(item, tuple) else (0, item, (number,)) for number, item in enumerate(items)]
+
+    programs = {name: (issues(items), rates) for name, items in cores.items()}
+    return simulate(programs, SHARE, cache or Cache(0, {}), 1000)
+
+
+def run(*items, **options):
+    return run_together(AIV=items, **options)
 
 
 def test_a_transfer_takes_its_start_and_its_bytes_over_the_share_of_the_bandwidth():
@@ -32,7 +53,8 @@ def test_a_port_slower_than_the_share_limits_a_transfer():
 
 def test_single_buffered_copies_take_the_sum():
     tile = (WaitFlag(*FREED, 0), LOAD, SetFlag(*FILLED, 0), WaitFlag(*FILLED, 0), STORE, SetFlag(*FREED, 0))
-    assert run(SetFlag(*FREED, 0), *tile, *tile, *tile).seconds == 6 * (START + 80 / SHARE)
+    outcome = run(SetFlag(*FREED, 0), *tile, *tile, *tile, WaitFlag(*FREED, 0))
+    assert outcome.seconds == 6 * (START + 80 / SHARE)
 
 
 def test_double_buffered_copies_overlap_and_share_the_bandwidth():
@@ -49,7 +71,8 @@ def test_double_buffered_copies_overlap_and_share_the_bandwidth():
     tiles = [item for number in range(4) for item in tile(number % 2)]
     # The first load and the last store are alone, 30 each. In between a store and the next load start together, 10, and move
     # 160 bytes at 4 a second.
-    assert run(SetFlag(*FREED, 0), SetFlag(*FREED, 1), *tiles).seconds == 30 + 3 * (10 + 40) + 30
+    outcome = run(SetFlag(*FREED, 0), SetFlag(*FREED, 1), *tiles, WaitFlag(*FREED, 0), WaitFlag(*FREED, 1))
+    assert outcome.seconds == 30 + 3 * (10 + 40) + 30
 
 
 def test_two_transfers_share_the_bandwidth_only_while_both_move_bytes():
@@ -79,7 +102,7 @@ def test_a_full_barrier_holds_the_scalar_unit():
 def test_what_the_scalar_unit_spends_comes_before_what_it_issues():
     outcome = run((7, VECTOR, None))
     assert outcome.events[0].start == 7
-    assert outcome.busy["S"] == 7
+    assert outcome.busy["AIV"]["S"] == 7
 
 
 def test_bytes_moved_while_the_scalar_unit_waits_are_not_moved_twice():
@@ -90,19 +113,88 @@ def test_bytes_moved_while_the_scalar_unit_waits_are_not_moved_twice():
 
 
 def test_a_flag_that_nothing_sets_is_an_error():
-    with pytest.raises(OfflineError, match="V waits for .* which nothing sets"):
+    with pytest.raises(OfflineError, match="V of AIV waits for .* which nothing sets"):
         run(WaitFlag("MTE2", "V", 0), VECTOR)
+    with pytest.raises(OfflineError, match="the scalar unit of AIC waits for .* which nothing sets"):
+        run_together(AIC=[WaitCrossFlag(3)], AIV0=[SetCrossFlag("MTE3", 3)], AIV1=[])
+
+
+def test_a_flag_that_nothing_waits_for_is_an_error():
+    with pytest.raises(OfflineError, match="MTE2 of AIV sets flag 0 for V, which nothing waits for"):
+        run(LOAD, SetFlag("MTE2", "V", 0))
+    with pytest.raises(OfflineError, match="AIC sets flag 3 for AIV1, which nothing waits for"):
+        run_together(AIC=[SetCrossFlag("FIX", 3)], AIV0=[WaitCrossFlag(3)], AIV1=[])
 
 
 def test_memory_read_again_comes_from_the_cache_while_it_is_there():
     again = [(0, LOAD, (1,)), (0, LOAD, (2,)), (0, LOAD, (1,))]
-    large, small = Cache(1000, 0.5, {}), Cache(100, 0.5, {})
-    assert run(*again, cache=large).seconds == 30 + 30 + 20
-    assert run(*again, cache=small).seconds == 90
+    large, small = Cache(1000, {}), Cache(100, {})
+    assert run(*again, cache=large, load_port=8).seconds == 30 + 30 + START + 80 / 8
+    assert run(*again, cache=small, load_port=8).seconds == 90
 
 
 def test_what_other_cores_read_too_comes_from_memory_once():
-    assert run(LOAD, cache=Cache(0, 0.5, {"x": 0.25})).seconds == START + 80 * (0.25 + 0.75 * 0.5) / SHARE
+    assert run(LOAD, cache=Cache(0, {"x": 0.25}), load_port=8).seconds == START + 20 / SHARE + 60 / 8
+
+
+def test_what_comes_from_the_cache_takes_nothing_from_the_bandwidth_of_memory():
+    outcome = run(LOAD, STORE, cache=Cache(0, {"x": 0}), load_port=2)
+    assert [(event.name, event.end) for event in outcome.events] == [("store", 30), ("load", 50)]
+
+
+def test_three_transfers_share_the_bandwidth_in_equal_parts_while_all_move_bytes():
+    late = Transfer("load", "MTE2", "x", 20, 20, False)
+    outcome = run_together(AIC=[(6, late, None), STORE, DRAIN])
+    # Issued at 6, all move from 16 on, at 4/3 a second: the load is done at 31. 60 bytes of each other one are left for 2 a
+    # second, which is what the drain's own end allows too.
+    assert {event.name: event.end for event in outcome.events} == pytest.approx({"load": 31, "store": 61, "fixpipe": 61})
+
+
+def test_a_drain_is_no_faster_than_its_core_can_take_results():
+    assert run_together(AIC=[DRAIN]).seconds == START + 40
+
+
+def test_a_product_follows_its_operands_and_overlaps_the_next_ones():
+    filled, freed = ("MTE1", "M"), ("M", "MTE1")
+
+    def part(half):
+        return (
+            WaitFlag(*freed, half),
+            COPY,
+            SetFlag(*filled, half),
+            WaitFlag(*filled, half),
+            PRODUCT,
+            SetFlag(*freed, half),
+        )
+
+    halves = [SetFlag(*freed, 0), SetFlag(*freed, 1)]
+    outcome = run_together(AIC=[*halves, *part(0), *part(1), *part(0), WaitFlag(*freed, 0), WaitFlag(*freed, 1)])
+    # The first copy is alone. The third waits for the first product, until 11, and is done before the second one.
+    assert [event.start for event in outcome.events if event.pipe == "M"] == [4, 11, 18]
+    assert [event.start for event in outcome.events if event.pipe == "MTE1"] == [0, 4, 11]
+    assert outcome.seconds == 4 + 3 * 7
+
+
+def test_a_vector_core_waits_for_the_cube_core_and_the_cube_core_for_both():
+    cube = [PRODUCT, SetCrossFlag("M", 0), WaitCrossFlag(1), PRODUCT]
+    vector = [WaitCrossFlag(0), VECTOR, SetCrossFlag("V", 1)]
+    outcome = run_together(AIC=cube, AIV0=vector, AIV1=[vector[0], VECTOR, *vector[1:]])
+    assert [(event.core, event.start) for event in outcome.events] == [
+        ("AIC", 0),
+        ("AIV0", 7),
+        ("AIV1", 7),
+        ("AIV1", 12),
+        ("AIC", 20),
+    ]
+
+
+def test_cores_of_a_group_share_its_bandwidth():
+    assert run_together(AIC=[], AIV0=[LOAD], AIV1=[LOAD]).seconds == START + 160 / SHARE
+
+
+def test_what_cores_hand_to_each_other_stays_in_the_cache():
+    handed = Transfer("store", "MTE3", WORKSPACE, 80, 80, False)
+    assert run(handed).seconds == START + 80 / 100
 
 
 def test_every_row_of_a_vector_instruction_takes_whole_repeats():

@@ -20,7 +20,7 @@ from .emulation import require_triton_ascend
 from .errors import CompilationError, UnsupportedError
 from .launches import LaunchRecord
 from .reports import SPACES, Report, Usage
-from .toolchains import compiler, is_a5, tool
+from .toolchains import compiler, printer
 
 # Stands where CANN's hivmc would: keeps the final module and makes the files that its caller expects.
 _HIVMC = """#!/bin/sh
@@ -182,8 +182,7 @@ def _fitting(name: str, soc: str, toolchain: str, stages: dict[str, str], said: 
     from .mlir import opt, parse  # xDSL may be missing where only the plugin is used
     from .plan import read_plan, read_spec
 
-    printer = tool(toolchain, "bishengir-opt-a5" if is_a5(soc) else "bishengir-opt")
-    module = parse(opt(printer, stages["final"], "--mlir-print-op-generic"))
+    module = parse(opt(printer(soc, toolchain), stages["final"], "--mlir-print-op-generic"))
     if read_spec(module)["UB_SIZE"] <= 0:
         raise UnsupportedError(f"toolchain {toolchain} accepts the name {soc} but does not know the chip")
     plan = read_plan(module)

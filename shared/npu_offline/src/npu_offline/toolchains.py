@@ -108,6 +108,11 @@ def compiler(soc: str, toolchain: str) -> Path | None:
     return path if soc in _targets(path) else None
 
 
+def printer(soc: str, toolchain: str) -> Path:
+    """The program of a toolchain that prints what it compiles for `soc` in MLIR's generic form."""
+    return tool(toolchain, "bishengir-opt-a5" if is_a5(soc) else "bishengir-opt")
+
+
 def is_a5(soc: str) -> bool:
     """True for the Ascend950 family (architecture dav-c310)."""
     return npu_tiling.soc(soc).arch == "dav-c310"

@@ -14,7 +14,7 @@ from ..compilation import compile_linalg, front_end_of
 from ..launches import LaunchRecord, Memory
 from ..mlir import opt, parse
 from ..reports import Report
-from ..toolchains import is_a5, tool
+from ..toolchains import printer
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ class Compiled:
         return self._parse(text) if text else None
 
     def _parse(self, text: str) -> ModuleOp:
-        name = "bishengir-opt-a5" if is_a5(self.subject.soc) else "bishengir-opt"
-        return parse(opt(tool(self.subject.toolchain, name), text, "--mlir-print-op-generic"))
+        return parse(opt(printer(self.subject.soc, self.subject.toolchain), text, "--mlir-print-op-generic"))
 
 
 @dataclass(frozen=True, order=True)

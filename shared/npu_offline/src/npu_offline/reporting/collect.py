@@ -184,5 +184,5 @@ def _timeline(label: str, record: LaunchRecord, soc: str, toolchain: str) -> dic
         "estimate": timing.estimate,
         "limited_by": timing.limited_by,
         "busy": dict(timing.busy),
-        "events": [[event.pipe, event.start, event.end, event.name, event.amount] for event in timing.events],
+        "events": [[event.pipe, event.start, event.end, event.name, event.amount, event.core] for event in timing.events],
     }

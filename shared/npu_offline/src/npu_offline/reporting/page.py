@@ -58,6 +58,7 @@ def _summary(packages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _package(package: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    drawn = {event[0] for each in package["timelines"] if not each["problem"] for event in each["events"]}
     return {
         "name": package["name"],
         "calls": package["calls"],
@@ -69,6 +70,7 @@ def _package(package: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str,
             {**each, "picture": Markup() if each["problem"] else Markup(draw(each["events"]))}
             for each in package["timelines"]
         ],
+        "pipes": [pipe for pipe in ROWS if pipe in drawn],
     }
 
 

@@ -1,4 +1,4 @@
-"""A timeline as a picture: a row for each pipe of one core, a bar for whatever keeps it busy."""
+"""A timeline as a picture: a row for each pipe of a core, or of a cube core and its vector cores, a bar for what it does."""
 
 from __future__ import annotations
 
@@ -6,33 +6,55 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-ROWS = {"MTE2": "load", "V": "vector", "MTE3": "store", "S": "scalar"}
+from ..timing.instructions import unit_of
+
+ROWS = {
+    "MTE2": "load",
+    "MTE1": "L1 to L0",
+    "M": "matrix",
+    "FIX": "fixpipe",
+    "V": "vector",
+    "MTE3": "store",
+    "S": "scalar",
+}
 """Pipes in the order that data takes, and what they do."""
-_COLOURS = {"MTE2": "#3b7dd8", "V": "#3a9b63", "MTE3": "#c8792b", "S": "#8a63b8"}
-_WIDTH, _LEFT, _HEIGHT, _GAP = 920, 70, 18, 6
+_COLOURS = {
+    "MTE2": "#3b7dd8",
+    "MTE1": "#2f9aa6",
+    "M": "#b8405e",
+    "FIX": "#9a8a2f",
+    "V": "#3a9b63",
+    "MTE3": "#c8792b",
+    "S": "#8a63b8",
+}
+_WIDTH, _LEFT, _HEIGHT, _GAP = 920, 100, 18, 6
 _TICKS = 6
 _NARROWEST = 0.6  # of a bar, in pixels: thinner ones would not be seen
 
 
 def draw(events: Sequence[Sequence[Any]]) -> str:
-    """An SVG picture of events, each of them pipe, start, end, name and amount."""
+    """An SVG picture of events, each of them pipe, start, end, name, amount and core; a row for each pipe that has any."""
     shown = [event for event in events if event[0] in ROWS]
     end = max((event[2] for event in shown), default=0) or 1e-9
     scale = (_WIDTH - _LEFT - 10) / end
-    bottom = len(ROWS) * (_HEIGHT + _GAP)
+    cores = sorted({event[5] for event in shown})
+    used = {(event[5], event[0]) for event in shown}
+    rows = [(core, pipe) for core in cores for pipe in ROWS if (core, pipe) in used]
+    bottom = len(rows) * (_HEIGHT + _GAP)
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {bottom + 22}" role="img" aria-label="What each pipe does over the first '
         f'{end * 1e6:.1f} microseconds">'
     ]
-    for row, (pipe, does) in enumerate(ROWS.items()):
+    for row, (core, pipe) in enumerate(rows):
+        does = f"{core} {ROWS[pipe]}" if len(cores) > 1 else ROWS[pipe]
         top = row * (_HEIGHT + _GAP)
         parts.append(f'<text x="0" y="{top + 13}" font-size="12" class="pipe">{does}</text>')
         parts.append(
             f'<rect x="{_LEFT}" y="{top}" width="{_WIDTH - _LEFT - 10}" height="{_HEIGHT}" fill="#888" fill-opacity=".12"/>'
         )
-        for _, start, stop, name, amount in (event for event in shown if event[0] == pipe):
+        for _, start, stop, name, amount, _ in (event for event in shown if (event[5], event[0]) == (core, pipe)):
             left, width = _LEFT + start * scale, max((stop - start) * scale, _NARROWEST)
-            title = f"{name}, {amount} {'elements' if pipe == 'V' else 'bytes'}, {(stop - start) * 1e6:.2f} µs"
+            title = f"{name}, {amount} {unit_of(pipe)}, {(stop - start) * 1e6:.2f} µs"
             parts.append(
                 f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_HEIGHT}" fill="{_COLOURS[pipe]}">'
                 f"<title>{escape(title)}</title></rect>"

@@ -16,18 +16,32 @@ from rich.table import Table
 from .. import check, toolchains
 from ..errors import OfflineError
 from ..launches import LaunchRecord
-from .instructions import PIPES
+from .instructions import PIPES, Pipe, unit_of
 from .model import Timing, time_launch
 from .simulation import Event
 
 _EVENTS = 20_000
+_COLUMNS: dict[Pipe, str] = {
+    "S": "scalar",
+    "V": "vector",
+    "M": "matrix",
+    "MTE2": "load",
+    "MTE1": "L1 to L0",
+    "MTE3": "store",
+    "FIX": "fixpipe",
+}
 
 
 def add_parser(commands: Any) -> None:
     """Add `time` to the command line."""
     parser = commands.add_parser("time", help="predict how long a package's launches take")
     parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
-    parser.add_argument("--soc", default="Ascend910B4", metavar="NAME", help="a chip whose costs are known (Ascend910B4)")
+    parser.add_argument(
+        "--soc",
+        default="Ascend910B4",
+        metavar="NAME",
+        help="a chip whose costs are known; an Ascend950 for vector kernels (Ascend910B4)",
+    )
     parser.add_argument("--toolchain", default="1.2.0", choices=toolchains.VERSIONS, help="compiler version (1.2.0)")
     parser.add_argument("--call", default="", metavar="TEXT", help="only calls whose label has this text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the predictions there too")
@@ -71,10 +85,11 @@ def _identity(launch: LaunchRecord) -> tuple[object, ...]:
 
 def _table(timings: Sequence[tuple[LaunchRecord, Timing]]) -> Table:
     title = "predicted, not measured; µs of the busiest core"
-    columns = ("kernel", "tile", "programs", "bound", "estimate", "scalar", "vector", "load", "store", "MB moved")
+    pipes = [pipe for pipe in _COLUMNS if any(timing.busy[pipe] for _, timing in timings)]
+    columns = ("kernel", "tile", "programs", "bound", "estimate", *(_COLUMNS[pipe] for pipe in pipes), "MB moved")
     table = Table(*columns, title=title)
     for launch, timing in timings:
-        busy = [f"{timing.busy[pipe] * 1e6:.1f}" for pipe in ("S", "V", "MTE2", "MTE3")]
+        busy = [f"{timing.busy[pipe] * 1e6:.1f}" if timing.busy[pipe] else "" for pipe in pipes]
         programs = str(timing.grid[0] * timing.grid[1] * timing.grid[2])
         times = (f"{timing.bound * 1e6:.1f}", f"{timing.estimate * 1e6:.1f}")
         table.add_row(timing.kernel, check.describe_tile(launch), programs, *times, *busy, f"{timing.moved / 1e6:.2f}")
@@ -87,19 +102,22 @@ def _as_json(launch: LaunchRecord, timing: Timing) -> dict[str, object]:
 
 
 def chrome_trace(timings: Sequence[Timing]) -> dict[str, object]:
-    """Timelines as the trace event format has them: a process for each kernel, a thread for each pipe."""
+    """Timelines as the trace event format has them: a process for each kernel, a thread for each pipe that did something."""
     events: list[dict[str, object]] = []
     for process, timing in enumerate(timings):
         events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": timing.kernel}})
-        for thread, pipe in enumerate(PIPES):
-            name = {"name": "thread_name", "pid": process, "tid": thread, "args": {"name": pipe}}
-            events.append({"ph": "M", **name})
-        events += [_trace_event(event, process) for event in timing.events]
+        cores = sorted({event.core for event in timing.events})
+        used = {(event.core, event.pipe) for event in timing.events}
+        lanes = [(core, pipe) for core in cores for pipe in PIPES if (core, pipe) in used]
+        for thread, (core, pipe) in enumerate(lanes):
+            args = {"name": f"{core} {pipe}" if len(cores) > 1 else pipe}
+            events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": args})
+        events += [_trace_event(event, process, lanes.index((event.core, event.pipe))) for event in timing.events]
     return {"traceEvents": events}
 
 
-def _trace_event(event: Event, process: int) -> dict[str, object]:
+def _trace_event(event: Event, process: int, thread: int) -> dict[str, object]:
     begin, length = event.start * 1e6, (event.end - event.start) * 1e6
-    amount = {"elements" if event.pipe == "V" else "bytes": event.amount}
-    place = {"pid": process, "tid": PIPES.index(event.pipe)}
+    amount = {unit_of(event.pipe): event.amount}
+    place = {"pid": process, "tid": thread}
     return {"ph": "X", "name": event.name, **place, "ts": begin, "dur": length, "args": amount}

@@ -1,11 +1,11 @@
-"""What each instruction costs, and where every number is from.
+"""What each instruction costs, and where every number is from; ascend950.py and register_costs.py have the Ascend950's.
 
 Four kinds of source stand in the comments:
 
 - *chip*: the compiler's target table, or the vendor's configuration file of the Ascend910B1 (`Ascend910B1.ini`: memory
   rates in bytes per cycle and core), of the same architecture.
 - *vendor model*: the cost model of A2 and A3 chips that Huawei publishes with its PTO tile library (`pto-isa`,
-  include/pto/costmodel/a2a3, version of September 2026), which says it was measured on a 910B1.
+  include/pto/costmodel: a2a3 and arch_config.hpp, version of September 2026), which says it was measured on a 910B1.
 - *published*: the measurements in compare/published.py, an Ascend910B4's.
 - *inferred*: nobody's measurement; the reasoning is in the comment.
 """
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import npu_tiling
 
 from ..errors import UnsupportedError
+from . import ascend950, cube_costs
+from .cube_costs import CubeCosts
 
 VECTOR_BYTES = 256  # chip: one repeat of a vector instruction, 64 lanes of fp32
 BLOCK_BYTES = 32  # chip: the unit of the Unified Buffer, and of the DMA engine
@@ -86,6 +88,8 @@ class ChipCosts:
         scalar_global: one element read from or written to global memory by the scalar unit.
         scalar_local: one element read from or written to the Unified Buffer by the scalar unit.
         launch: from the command to the first instruction, and from the last one to the end.
+        cube: of its cube cores; None if nothing is known of them.
+        registers: the vector unit computes on registers, within vector functions, and not on the Unified Buffer.
     """
 
     vector_cores: int
@@ -102,6 +106,8 @@ class ChipCosts:
     scalar_global: float
     scalar_local: float
     launch: float
+    cube: CubeCosts | None = None
+    registers: bool = False
 
 
 _MIB = 2**20
@@ -119,11 +125,11 @@ def costs_of(soc: str) -> ChipCosts:
     """The rates of a chip.
 
     Raises:
-        UnsupportedError: no bandwidth or clock is known for it, or its vector unit is another than these costs are of.
+        UnsupportedError: no bandwidth or clock is known for it.
     """
     device = npu_tiling.soc(soc)
-    if device.arch != "dav-c220":
-        raise UnsupportedError(f"soc is {soc}, must be of architecture dav-c220: no costs are known for {device.arch}")
+    if device.arch == "dav-c310":
+        return _ascend950(device)
     if device.bandwidth is None or device.clock_hz is None:
         raise UnsupportedError(f"soc is {soc}, must be a chip whose bandwidth and clock are known")
     cycle = 1 / device.clock_hz
@@ -135,11 +141,35 @@ def costs_of(soc: str) -> ChipCosts:
         cache_bytes=_CACHE.get(soc, _OTHER_CACHE),
         load_port=110 / cycle,  # chip: l2_read_rate
         store_port=86 / cycle,  # chip: l2_write_rate
-        typical_load_port=100.9e9 / 1.85e9 / cycle,  # vendor model, at its clock
-        typical_store_port=64 / cycle,  # chip: ub_to_l2_rate; the vendor model's 188 GB/s would be 102 bytes a cycle
+        typical_load_port=100.9 * 2**30 / 1.85e9 / cycle,  # vendor model: 100.9 GiB/s, at its clock; its GB are 2**30 bytes
+        typical_store_port=64 / cycle,  # chip: ub_to_l2_rate; the vendor model's 188 GiB/s would be 109 bytes a cycle
         transfer_start=_TRANSFER_START,
         scalar_op=1,  # inferred: one a cycle
         scalar_global=_SCALAR_GLOBAL,
         scalar_local=_SCALAR_LOCAL,
         launch=_LAUNCH,
+        cube=CubeCosts(cores=device.cube_cores, typical_load_port=min(cube_costs.LOAD_PORT, 110 / cycle)),
+    )
+
+
+def _ascend950(device: npu_tiling.Device) -> ChipCosts:
+    memory = ascend950.memory_of(device.name)
+    if memory is None:
+        raise UnsupportedError(f"soc is {device.name}, must be a chip whose bandwidth and clock are known")
+    return ChipCosts(
+        vector_cores=device.vector_cores,
+        cycle=1 / ascend950.CLOCK,
+        peak_bandwidth=memory.peak,
+        bandwidth=memory.achieved,
+        cache_bytes=ascend950.CACHE,
+        load_port=ascend950.LOAD_PORT * ascend950.CLOCK,
+        store_port=ascend950.STORE_PORT * ascend950.CLOCK,
+        typical_load_port=ascend950.TYPICAL_LOAD_PORT * ascend950.CLOCK,
+        typical_store_port=ascend950.TYPICAL_STORE_PORT * ascend950.CLOCK,
+        transfer_start=ascend950.TRANSFER_START,
+        scalar_op=1,  # inferred: as on the Ascend910B, like the rest
+        scalar_global=_SCALAR_GLOBAL,
+        scalar_local=_SCALAR_LOCAL,
+        launch=_LAUNCH,
+        registers=True,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .costs import ChipCosts
-from .instructions import ScalarAccess, Transfer, Vector, WaitFlag
+from .instructions import WORKSPACE, CubeStep, Pipe, ScalarAccess, Transfer, Vector, WaitFlag
 from .program import Issue
 
 Stream = tuple[str, bool, bool]
@@ -21,9 +21,10 @@ class Count:
 
     Attributes:
         moved: bytes that the kernel asked for.
-        once: the same, but what is moved again, the same bytes to or from the same place, counts once.
-        vector: cycles of the vector unit.
-        vector_peak: the fewest cycles that the vector unit can take.
+        once: the same, but what is moved again, the same bytes to or from the same place, counts once, and what cores
+            hand to each other does not.
+        busy: cycles of the pipes that work on chip, by pipe.
+        peak: the fewest cycles that they can take.
         scalar: cycles of the scalar unit.
         scalars: elements that the scalar unit reads or writes.
         waits: flags that a pipe waits for.
@@ -32,8 +33,8 @@ class Count:
 
     moved: Counter[Stream] = field(default_factory=Counter)
     once: Counter[Stream] = field(default_factory=Counter)
-    vector: float = 0
-    vector_peak: float = 0
+    busy: Counter[Pipe] = field(default_factory=Counter)
+    peak: Counter[Pipe] = field(default_factory=Counter)
     scalar: float = 0
     scalars: int = 0
     waits: int = 0
@@ -41,11 +42,11 @@ class Count:
 
     def seconds(self, costs: ChipCosts) -> float:
         """The busiest pipe's time, every transfer at its port's rate: what orders programs by their work."""
-        return max(self.port_seconds(costs), self.vector * costs.cycle, self.scalar * costs.cycle)
+        return max(self.port_seconds(costs), max(self.scalar, *self.busy.values(), 0) * costs.cycle)
 
     def peak_seconds(self, costs: ChipCosts) -> float:
         """The time below which no pipe of this kind can do this program's work."""
-        return max(self.port_seconds(costs), self.vector_peak * costs.cycle)
+        return max(self.port_seconds(costs), max(self.peak.values(), default=0) * costs.cycle)
 
     def port_seconds(self, costs: ChipCosts) -> float:
         """The busier of the two transfer pipes at the ports' peaks."""
@@ -53,26 +54,30 @@ class Count:
         return max((sum(self.moved.values()) - written) / costs.load_port, written / costs.store_port)
 
 
-def count(issues: Iterable[Issue]) -> Count:
-    """Add up what a program issues."""
+def count(issues: Iterable[Issue], seen: set[Any]) -> Count:
+    """Add up what a program issues.
+
+    Args:
+        issues: of one core.
+        seen: what other cores of the same program have moved; what this one moves is added.
+    """
     found = Count()
     times: Counter[Any] = Counter()
-    seen: set[Any] = set()
     for cycles, item, place in issues:
         found.scalar += cycles
         times[item] += 1
         if isinstance(item, Transfer):
             stream = _stream(item)
             where = (stream, item.useful, place)
-            if item.gathered or where not in seen:
+            if item.argument != WORKSPACE and (item.gathered or where not in seen):
                 seen.add(where)
                 found.once[stream] += item.useful
     found.issues = times.total()
     for item, number in times.items():
         match item:
-            case Vector():
-                found.vector += number * item.busy
-                found.vector_peak += number * item.peak
+            case Vector() | CubeStep():
+                found.busy[item.pipe] += number * item.busy  # type: ignore[assignment]  # a Counter of numbers of any kind
+                found.peak[item.pipe] += number * item.peak  # type: ignore[assignment]
             case Transfer():
                 found.moved[_stream(item)] += number * item.useful
             case ScalarAccess():
@@ -92,4 +97,4 @@ def total(counters: Iterable[Counter[Stream]]) -> Counter[Stream]:
 
 
 def _stream(item: Transfer) -> Stream:
-    return item.argument, item.pipe == "MTE3", item.gathered
+    return item.argument, item.pipe != "MTE2", item.gathered

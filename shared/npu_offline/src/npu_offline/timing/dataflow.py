@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from ..mlir import name_of, property_of
+from .cube import deciding_operands
+from .jumps import is_cell, passed_to, stored_in
+from .scalars import is_number
 from .shapes import Dimension, shape_of, space_of
 
-_CONTROL = {"scf.for": 3, "scf.if": 1}
+_CONTROL = {"scf.for": 3, "scf.if": 1, "cf.cond_br": 1}
+_FLAGS = {f"hivm.hir.{name}" for name in ("set_flag", "wait_flag", "sync_block_set", "sync_block_wait")}
 
 
 def needed_values(function: Operation) -> set[SSAValue]:
@@ -30,7 +34,7 @@ def depends_on_memory(value: SSAValue, seen: set[SSAValue] | None = None) -> boo
     if value in seen:
         return False
     seen.add(value)
-    if isinstance(value.owner, Operation) and name_of(value.owner) == "memref.load":
+    if isinstance(value.owner, Operation) and name_of(value.owner) == "memref.load" and not is_cell(value.owner.operands[0]):
         return True
     return any(depends_on_memory(source, seen) for source in sources_of(value))
 
@@ -38,13 +42,16 @@ def depends_on_memory(value: SSAValue, seen: set[SSAValue] | None = None) -> boo
 def _deciding(op: Operation) -> Iterator[SSAValue]:
     name = name_of(op)
     yield from op.operands[: _CONTROL.get(name, 0)]
-    if name in ("hivm.hir.set_flag", "hivm.hir.wait_flag", "scf.while"):
+    if name in _FLAGS or name == "scf.while":
         yield from op.operands
     elif name == "scf.condition":
         yield op.operands[0]
     elif name == "func.call" or name.startswith("hivm.hir."):
+        yield from deciding_operands(op)
         for operand in op.operands:
-            if space_of(operand.type) is not None:
+            if "hivm.vector_function" in op.attributes and is_number(operand.type):
+                yield operand
+            elif space_of(operand.type) is not None:
                 yield from _unknown_sizes(shape_of(operand))
             if space_of(operand.type) == "gm":
                 yield from offsets_of(operand)
@@ -70,6 +77,8 @@ def sources_of(value: SSAValue) -> list[SSAValue]:
         return [owner.operands[0], *(_passed(block, position) for block in blocks)]
     if name == "scf.while":
         return [_passed(owner.regions[0].blocks[0], position + 1)]
+    if name == "memref.load" and is_cell(owner.operands[0]):
+        return [owner.operands[0], *stored_in(owner.operands[0])]
     if name == "memref.load":
         return [*owner.operands[1:], *offsets_of(owner.operands[0])]
     return [operand for operand in owner.operands if space_of(operand.type) is None]
@@ -88,7 +97,7 @@ def _sources_of_argument(value: BlockArgument, block: Block) -> list[SSAValue]:
         assert parent is not None
         before, after = (region.blocks[0] for region in parent.regions)
         return [parent.operands[position], _passed(after, position)] if block is before else [_passed(before, position + 1)]
-    return []
+    return passed_to(block, position)
 
 
 def _passed(block: Block, position: int) -> SSAValue:

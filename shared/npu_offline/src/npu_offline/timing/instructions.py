@@ -8,8 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Pipe = Literal["S", "V", "MTE2", "MTE3"]
-PIPES: tuple[Pipe, ...] = ("S", "V", "MTE2", "MTE3")
+Pipe = Literal["S", "V", "MTE2", "MTE3", "MTE1", "M", "FIX"]
+PIPES: tuple[Pipe, ...] = ("S", "V", "MTE2", "MTE3", "MTE1", "M", "FIX")
+"""Scalar unit, vector unit, DMA in and out; of a cube core also L1 to L0, matrix unit and fixpipe (L0C to memory)."""
+
+
+def unit_of(pipe: str) -> str:
+    """What the amounts of a pipe's events are."""
+    return {"V": "elements", "M": "multiplications"}.get(pipe, "bytes")
+
+
+WORKSPACE = "(workspace)"
+"""The argument that the compiler adds for what cube and vector cores hand to each other through global memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +31,7 @@ class Vector:
         elements: of its largest operand.
         busy: cycles until the next one may follow.
         latency: cycles more until its result is there.
-        peak: the fewest cycles in which the unit can pass over its operand.
+        peak: the fewest cycles that the unit can take for it.
     """
 
     name: str
@@ -30,6 +40,40 @@ class Vector:
     latency: float
     peak: float
 
+    @property
+    def pipe(self) -> Pipe:
+        """The vector unit."""
+        return "V"
+
+    @property
+    def amount(self) -> int:
+        """Its elements."""
+        return self.elements
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CubeStep:
+    """An instruction of a cube core that stays on chip: a matrix product, a copy between its buffers, a fill of L1.
+
+    Attributes:
+        name: of what it does.
+        pipe: where.
+        amount: multiplications of the matrix unit, else bytes.
+        busy: cycles until the next one may follow, and its result is there.
+        peak: the fewest cycles in which the pipe can do it.
+    """
+
+    name: str
+    pipe: Pipe
+    amount: int
+    busy: float
+    peak: float
+
+    @property
+    def latency(self) -> float:
+        """No figure is known for what passes beyond `busy`."""
+        return 0.0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfer:
@@ -37,11 +81,12 @@ class Transfer:
 
     Attributes:
         name: as in the module.
-        pipe: MTE2 reads global memory, MTE3 writes it.
+        pipe: MTE2 reads global memory; MTE3 writes it, and FIX, from the matrix unit's results.
         argument: the kernel's argument whose memory it is.
         moved: bytes, every piece of contiguous memory rounded up to the engine's unit.
         useful: bytes that the kernel asked for.
         gathered: its address depends on a value that was read from memory.
+        cycles: the fewest in which the core's end of it can move the bytes, once started.
     """
 
     name: str
@@ -50,6 +95,7 @@ class Transfer:
     moved: int
     useful: int
     gathered: bool
+    cycles: float = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,10 +127,25 @@ class WaitFlag:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SetCrossFlag:
+    """`pipe` signals the other kind of cores of its group when all that was issued to it before is done."""
+
+    pipe: Pipe
+    flag: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WaitCrossFlag:
+    """The scalar unit does nothing more until all cores of the other kind in its group have set the flag."""
+
+    flag: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Barrier:
     """`pipe` does nothing more until all that was issued to it is done; None: every pipe, and the scalar unit, waits."""
 
     pipe: Pipe | None
 
 
-Item = Vector | Transfer | ScalarAccess | SetFlag | WaitFlag | Barrier
+Item = Vector | CubeStep | Transfer | ScalarAccess | SetFlag | WaitFlag | SetCrossFlag | WaitCrossFlag | Barrier

@@ -5,22 +5,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from ..compilation import compile_kernel
-from ..errors import OfflineError
+from ..errors import OfflineError, UnsupportedError
 from ..launches import LaunchRecord, Memory
 from ..mlir import opt, parse
-from ..toolchains import tool
+from ..toolchains import printer
 from .cache import Cache
+from .core import Rates
 from .costs import ChipCosts, costs_of
-from .counting import count, total
-from .instructions import Pipe
-from .program import Issue, Program, translate
+from .counting import Count, count, total
+from .instructions import PIPES, Pipe
+from .program import Issue, Program, needs_cube_cores, translate
 from .rare import has_rare_branches
+from .registers import vector_functions
 from .scalars import UNKNOWN
-from .simulation import Core, Event, Rates
+from .simulation import Event, simulate
 
 _ISSUES = 500_000  # how many instructions to count at most before programs of a grid are only sampled
 _SAMPLES = 4  # the fewest programs that are counted
@@ -35,8 +37,9 @@ class Timing:
         grid: programs in x, y and z.
         bound: no launch can take less: see `time_launch`.
         estimate: what the simulation says, with the launch itself.
-        busy: of each pipe of the busiest core, in the estimate.
-        moved: bytes between global memory and all cores.
+        busy: of each pipe of the busiest core, in the estimate; where cores of both kinds run a program together, of the one
+            whose pipe is busiest.
+        moved: bytes between global memory and all cores, with those that cores hand to each other.
         least: bytes that have to come from, or go to, main memory: an argument that is read again counts once.
         scalar_accesses: elements that the scalar unit of the busiest core reads or writes.
         waits: flags that the pipes of the busiest core wait for.
@@ -72,9 +75,13 @@ def time_launch(launch: LaunchRecord, *, soc: str = "Ascend910B4", toolchain: st
     is an error, but for branches of which the kernel's source says that they are rare: they are not taken. What it issues
     is simulated on the pipes of one core, loop by loop, nothing extrapolated.
 
+    A kernel with matrix products runs on cube cores; one that computes with their results too is compiled in two parts, for
+    a cube core and its two vector cores, which are simulated together.
+
     The bound is the larger of two times. One is for the bytes that must cross main memory, at its peak bandwidth: each
     argument counts once at most, what is read at addresses from memory does not count, and nothing is taken to be in the
-    cache beforehand. The other is for the busiest pipe of the least busy program, at peak rates without start-ups.
+    cache beforehand. The other is for each program's busiest pipe, at peak rates without start-ups: what all programs take
+    spread evenly over the cores, or what one takes alone.
 
     The estimate simulates the busiest program, or the busiest of a sample where counting what all of them issue would take
     long, as often as a core runs one, with the rates of `timing.costs`, and adds the launch. A grid larger than the cores
@@ -87,7 +94,8 @@ def time_launch(launch: LaunchRecord, *, soc: str = "Ascend910B4", toolchain: st
         events: how many events of the simulation to keep.
 
     Raises:
-        UnsupportedError: the chip or an instruction has no costs, or the control flow depends on what the kernel computes.
+        UnsupportedError: the chip, its cube cores where the kernel needs them, or an instruction has no costs, or the
+            control flow depends on what the kernel computes.
         OfflineError: the kernel does not fit.
     """
     costs = costs_of(soc)
@@ -95,32 +103,37 @@ def time_launch(launch: LaunchRecord, *, soc: str = "Ascend910B4", toolchain: st
     if not report.fits:
         raise OfflineError(f"{launch.name} does not fit on {soc} with toolchain {toolchain}: {report.message}")
     types = tuple((name, launch.signature[name]) for name in launch.arguments)
-    program = _program(report.stages["final"], types, toolchain, costs, has_rare_branches(launch.kernel))
+    rare = has_rare_branches(launch.kernel)
+    cores = _cores(_programs(report.stages["final"], types, soc, toolchain, costs, rare))
     programs = launch.grid[0] * launch.grid[1] * launch.grid[2]
-    samples = max(_SAMPLES, _ISSUES // count(_issues(program, launch, 0)).issues)
+    samples = max(_SAMPLES, _ISSUES // sum(each.issues for each in _count(cores, launch, 0)))
     numbers = (
         sorted({round(i * (programs - 1) / (samples - 1)) for i in range(samples)})
         if samples < programs
         else range(programs)
     )
-    counts = [count(_issues(program, launch, number)) for number in numbers]
-    busiest = max(range(len(numbers)), key=lambda i: counts[i].seconds(costs))
-    cores = min(programs, costs.vector_cores)
-    rounds = ceil(programs / costs.vector_cores)
-    touched = {stream: n * programs / len(numbers) for stream, n in total(c.once for c in counts).items()}
+    counts = [_count(cores, launch, number) for number in numbers]
+    busiest = max(range(len(numbers)), key=lambda i: max(c.seconds(costs) for c in counts[i]))
+    available = costs.cube.cores if costs.cube is not None and "AIC" in cores else costs.vector_cores
+    running = min(programs, available)
+    rounds = ceil(programs / available)
+    touched = {stream: n * programs / len(numbers) for stream, n in total(c.once for each in counts for c in each).items()}
     sizes = {name: value.nbytes for name, value in launch.arguments.items() if isinstance(value, Memory)}
     least = {stream: min(nbytes, sizes.get(stream[0], nbytes)) for stream, nbytes in touched.items()}
-    ports: dict[Pipe, float] = {"MTE2": costs.typical_load_port, "MTE3": costs.typical_store_port}
-    rates = Rates(costs.cycle, costs.transfer_start, ports, costs.bandwidth / cores)
     first = {
         stream[0]: nbytes / touched[stream]
         for stream, nbytes in least.items()
         if not stream[1] and nbytes <= costs.cache_bytes and touched[stream]
     }
-    cache = Cache(costs.cache_bytes / cores, min(1.0, rates.share / costs.typical_load_port), first)
-    outcome = Core(rates, cache, events).run(_issues(program, launch, numbers[busiest]))
+    outcome = simulate(
+        {name: (_issues(name, cores, launch, numbers[busiest]), _rates(name, costs)) for name in cores},
+        costs.bandwidth / running,
+        Cache(inf if sum(least.values()) <= costs.cache_bytes else costs.cache_bytes / running, first),
+        events,
+    )
     certain = sum(nbytes for (_, _, gathered), nbytes in least.items() if not gathered)
-    pipes = min(c.peak_seconds(costs) for c in counts) * programs / costs.vector_cores
+    peaks = [max(c.peak_seconds(costs) for c in each) for each in counts]
+    pipes = max(*peaks, (sum(peaks) if len(peaks) == programs else min(peaks) * programs) / available)
     return Timing(
         kernel=launch.name,
         soc=soc,
@@ -128,30 +141,59 @@ def time_launch(launch: LaunchRecord, *, soc: str = "Ascend910B4", toolchain: st
         grid=launch.grid,
         bound=max(certain / costs.peak_bandwidth, pipes),
         estimate=outcome.seconds * rounds + costs.launch,
-        busy={pipe: seconds * rounds for pipe, seconds in outcome.busy.items()},
-        moved=round(sum(sum(c.moved.values()) for c in counts) * programs / len(numbers)),
+        busy={pipe: max(busy[pipe] for busy in outcome.busy.values()) * rounds for pipe in PIPES},
+        moved=round(sum(sum(c.moved.values()) for each in counts for c in each) * programs / len(numbers)),
         least=round(sum(least.values())),
-        scalar_accesses=counts[busiest].scalars * rounds,
-        waits=counts[busiest].waits * rounds,
+        scalar_accesses=max(c.scalars for c in counts[busiest]) * rounds,
+        waits=max(c.waits for c in counts[busiest]) * rounds,
         ub_bytes=report.ub.used,
         events=tuple(outcome.events),
     )
 
 
-def _issues(program: Program, launch: LaunchRecord, number: int) -> Iterator[Issue]:
+_Cores = Mapping[str, tuple[Program, int]]
+"""By the name of a core, as events have it: what it runs, and its number among the vector cores of a cube core."""
+
+
+def _cores(programs: tuple[Program, ...]) -> _Cores:
+    if len(programs) == 1:
+        return {programs[0].core: (programs[0], 0)}
+    by_core = {program.core: program for program in programs}
+    return {"AIC": (by_core["AIC"], 0), "AIV0": (by_core["AIV"], 0), "AIV1": (by_core["AIV"], 1)}
+
+
+def _count(cores: _Cores, launch: LaunchRecord, number: int) -> list[Count]:
+    seen: set[Any] = set()
+    return [count(_issues(name, cores, launch, number), seen) for name in cores]
+
+
+def _rates(name: str, costs: ChipCosts) -> Rates:
+    ports: dict[Pipe, float] = {"MTE2": costs.typical_load_port, "MTE3": costs.typical_store_port}
+    if name == "AIC" and costs.cube is not None:
+        ports = {"MTE2": costs.cube.typical_load_port, "FIX": costs.store_port}
+    return Rates(costs.cycle, costs.transfer_start, ports)
+
+
+def _issues(name: str, cores: _Cores, launch: LaunchRecord, number: int) -> Iterator[Issue]:
+    program, sub_block = cores[name]
     values = launch.arguments
 
     def element(name: str, index: Any) -> Any:
-        memory = values[name]
+        memory = values.get(name)
         if index is UNKNOWN or not isinstance(memory, Memory) or memory.values is None:
             return UNKNOWN
         return int(memory.values.view(-1)[index])
 
     scalars = [value for value in values.values() if not isinstance(value, Memory)]
-    return program.run(number, *launch.grid, element, *scalars)
+    return program.run(number, sub_block, *launch.grid, element, *scalars)
 
 
 @functools.lru_cache(maxsize=64)
-def _program(final: str, types: tuple[tuple[str, str], ...], toolchain: str, costs: ChipCosts, rare: bool) -> Program:
-    generic = opt(tool(toolchain, "bishengir-opt"), final, "--mlir-print-op-generic")
-    return translate(parse(generic), dict(types), costs, rare=rare)
+def _programs(
+    final: str, types: tuple[tuple[str, str], ...], soc: str, toolchain: str, costs: ChipCosts, rare: bool
+) -> tuple[Program, ...]:
+    module = parse(opt(printer(soc, toolchain), final, "--mlir-print-op-generic"))
+    if costs.cube is None and needs_cube_cores(module):
+        raise UnsupportedError(f"soc is {soc}, must be a chip whose cube cores' costs are known: the kernel needs them")
+    functions = vector_functions(module, costs, rare=rare) if costs.registers else {}
+    return translate(module, dict(types), costs, functions, rare=rare)

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import DenseArrayBase
 from xdsl.ir import Operation, SSAValue
 
 from ..errors import UnsupportedError
 from ..mlir import name_of, property_of, symbol_of
-from . import shapes
+from . import cube_costs, shapes
 from .costs import BLOCK_BYTES, VECTOR_COSTS, ChipCosts
+from .cube import product_of
 from .dataflow import address_depends_on_memory, place_of
-from .instructions import PIPES, Barrier, Item, Pipe, ScalarAccess, SetFlag, Transfer, WaitFlag
+from .instructions import (
+    PIPES,
+    Barrier,
+    CubeStep,
+    Item,
+    Pipe,
+    ScalarAccess,
+    SetCrossFlag,
+    SetFlag,
+    Transfer,
+    WaitCrossFlag,
+    WaitFlag,
+)
+from .jumps import is_cell
+from .register_costs import library
 from .shapes import Dimension, itemsize_of, shape_of, space_of
 from .vector_costs import library_reduction, vector
 
-_NOTHING = {"set_mask_norm", "get_block_idx", "pointer_cast", "get_sub_block_idx"}
-_ON_CHIP = ("gm", "ub")
+if TYPE_CHECKING:
+    from .registers import VectorFunction
+
+_NOTHING = {"set_mask_norm", "get_block_idx", "pointer_cast", "get_sub_block_idx", "set_ffts_base_addr", "set_ctrl"}
+_CUBE_TRANSFERS = (["gm", "cbuf"], ["cc", "gm"])
+_FILLS = ("vbrc", "set_l1_2d")
 
 
 class Emitter:
@@ -31,9 +50,9 @@ class Emitter:
         self._arguments = dict(arguments)
         self._name = name
         self.constants: dict[str, Any] = {}
+        self.functions: Mapping[str, VectorFunction] = {}
 
-    @staticmethod
-    def is_view(op: Operation) -> bool:
+    def is_view(self, op: Operation) -> bool:
         """Whether an operation costs the scalar unit nothing of its own."""
         return shapes.is_view(op)
 
@@ -41,6 +60,8 @@ class Emitter:
         """An expression for what an operation makes the scalar unit issue; None where it is scalar arithmetic."""
         name = name_of(op)
         if name in ("memref.load", "memref.store"):
+            if is_cell(op.operands[0 if name == "memref.load" else 1]):
+                return None
             return self._constant(self._scalar_access(op, name))
         if name == "func.call":
             return self._instruction(op, symbol_of(op, "callee"))
@@ -51,9 +72,18 @@ class Emitter:
             return None
         if short in ("set_flag", "wait_flag"):
             return self._flag(op, SetFlag if short == "set_flag" else WaitFlag)
+        if short in ("sync_block_set", "sync_block_wait"):
+            return self._cross_flag(op, short)
         if short == "pipe_barrier":
             return self._constant(Barrier(_pipe(op, "pipe")))
         return self._instruction(op, short)
+
+    def product(self, op: Operation) -> str | None:
+        """An expression for all items that a matrix product makes the scalar unit issue; None for anything else."""
+        product = product_of(op)
+        if product is None:
+            return None
+        return f"{self._constant(product.expand)}({', '.join(self._text(number) for number in product.arguments)})"
 
     def place(self, op: Operation) -> str:
         """An expression that is equal for transfers of the same memory; None for what is no transfer."""
@@ -79,7 +109,7 @@ class Emitter:
                 assert isinstance(static, DenseArrayBase)
                 offset = self._name(source.operands[1]) if int(static.get_values()[0]) < 0 else str(static.get_values()[0])
                 index = f"{index} + {offset}"
-            elif name_of(source) != "memref.cast":
+            elif name_of(source) not in ("memref.cast", "memref.extract_strided_metadata"):
                 return "UNKNOWN"
             source = source.operands[0].owner
         return f"element({argument}, {index})"
@@ -93,8 +123,23 @@ class Emitter:
         """An item whose shape may be known at run time only."""
         if all(isinstance(factor, int) for factors in dimensions for factor in factors):
             return self._constant(make(*(prod(factors) for factors in dimensions)))  # type: ignore[arg-type]
-        sizes = (" * ".join(str(f) if isinstance(f, int) else self._name(f) for f in factors) for factors in dimensions)
-        return f"{self._constant(cache(make))}({', '.join(sizes)})"
+        return f"{self._constant(cache(make))}({', '.join(self._text(factors) for factors in dimensions)})"
+
+    def _text(self, factors: Dimension) -> str:
+        return " * ".join(str(factor) if isinstance(factor, int) else self._name(factor) for factor in factors)
+
+    def _cross_flag(self, op: Operation, name: str) -> str:
+        waiting, source = _pipe(op, "pipe"), _pipe(op, "tpipe")
+        if waiting != "S" or source is None:
+            raise UnsupportedError(f"the time model does not know the pipes of {op}")
+        flag = property_of(op, "static_flag_id")
+
+        @cache
+        def make(number: int) -> Item:
+            return SetCrossFlag(source, number) if name == "sync_block_set" else WaitCrossFlag(number)
+
+        number = self._name(op.operands[0]) if flag is None else str(flag).partition(" ")[0]
+        return f"{self._constant(make)}({number})"
 
     def _flag(self, op: Operation, kind: type[SetFlag] | type[WaitFlag]) -> str:
         source, target = _pipe(op, "set_pipe"), _pipe(op, "wait_pipe")
@@ -124,15 +169,23 @@ class Emitter:
         return self._arguments.get(shapes.root_of(memory), "'?'")
 
     def _instruction(self, op: Operation, name: str) -> str:
+        if name in self.functions:
+            function = self.functions[name]
+            return f"{self._constant(function.call)}({', '.join(self._name(op.operands[i]) for i in function.needed)})"
         memories = [operand for operand in op.operands if space_of(operand.type) is not None]
         spaces = [space_of(memory.type) for memory in memories]
-        if not memories or any(space not in _ON_CHIP for space in spaces):
-            raise UnsupportedError(f"the time model has no cost for {name}: it knows vector kernels only")
-        if "gm" in spaces:
+        if "gm" in spaces and (set(spaces) <= {"gm", "ub"} or spaces in _CUBE_TRANSFERS):
             return self._transfer(name, memories, spaces.index("gm"))
+        if spaces == ["cbuf"] and name.startswith(_FILLS):
+            return self._fill(name, memories[0])
+        if not memories or any(space != "ub" for space in spaces):
+            where = " and ".join(sorted({str(space) for space in spaces})) or "no memory"
+            raise UnsupportedError(f"the time model has no cost for {name} on {where}")
         largest = max(memories, key=_size)
         itemsize = max(itemsize_of(memory.type) for memory in memories)
         shape = shape_of(largest)
+        if self._costs.registers:
+            return self._sized(lambda *sizes: library(name, sizes, itemsize), shape)
         if f"{name}s" in VECTOR_COSTS and any(space_of(operand.type) is None for operand in op.operands):
             name = f"{name}s"  # with a number, not a second tensor
         reduced = library_reduction(name, len(shape))
@@ -146,18 +199,28 @@ class Emitter:
 
         return self._sized(make, shape)
 
+    def _fill(self, name: str, memory: SSAValue) -> str:
+        itemsize = int(itemsize_of(memory.type))
+
+        def make(*sizes: int) -> Item:
+            nbytes = prod(sizes) * itemsize
+            return CubeStep(name, "MTE2", nbytes, cube_costs.fill_l1(nbytes), 0)
+
+        return self._sized(make, shape_of(memory))
+
     def _transfer(self, name: str, memories: list[SSAValue], position: int) -> str:
         memory = memories[position]
         argument = self._argument(memory) or ""
         itemsize = int(itemsize_of(memory.type)) or 1
         contiguous = shapes.is_contiguous_inside(memory)
         gathered = address_depends_on_memory(memory)
-        pipe: Pipe = "MTE2" if position == 0 else "MTE3"
+        pipe: Pipe = "MTE2" if position == 0 else "FIX" if space_of(memories[0].type) == "cc" else "MTE3"
 
         def make(*sizes: int) -> Item:
             rows, length = (prod(sizes[:-1]), sizes[-1] * itemsize) if contiguous else (prod(sizes), itemsize)
             moved = rows * -(-length // BLOCK_BYTES) * BLOCK_BYTES
-            return Transfer(name, pipe, argument.strip("'"), moved, prod(sizes) * itemsize, gathered)
+            cycles = cube_costs.drain(prod(sizes[:-1]), sizes[-1]) if pipe == "FIX" else 0
+            return Transfer(name, pipe, argument.strip("'"), moved, prod(sizes) * itemsize, gathered, cycles)
 
         return self._sized(make, shape_of(memory))
 
@@ -177,4 +240,4 @@ def _pipe(op: Operation, name: str) -> Pipe | None:
     for pipe in PIPES:
         if pipe == text:
             return pipe
-    raise UnsupportedError(f"the time model does not know the pipe {text}: it knows vector kernels only")
+    raise UnsupportedError(f"the time model does not know the pipe {text}")

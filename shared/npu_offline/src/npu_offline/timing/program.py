@@ -9,24 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, Region, SSAValue
 
 from ..errors import UnsupportedError
 from ..mlir import name_of, symbol_of
 from .costs import ChipCosts
 from .dataflow import needed_values
-from .instructions import Item
+from .instructions import WORKSPACE, Item
+from .jumps import ends_loop, is_cell, write_jumps
 from .operations import Emitter
 from .scalars import HELPERS, formula
+
+if TYPE_CHECKING:
+    from .registers import VectorFunction
 
 Issue = tuple[float, Item, "tuple[Any, ...] | None"]
 """Cycles that the scalar unit spends before it issues something, what, and where in its argument a transfer is."""
 
 _STRUCTURE = {"scf.yield", "scf.condition", "func.return", "annotation.mark", "hivm.hir.set_mask_norm"}
-_FREE = {"arith.constant"}
+_FREE = {"arith.constant", "llvm.mlir.constant", "memref.alloca"}
 
 
 @dataclass(frozen=True)
@@ -35,54 +39,75 @@ class Program:
 
     Attributes:
         name: of the kernel.
+        core: what runs it: "AIC", a cube core, or "AIV", a vector core.
         source: of the generator, in Python.
-        run: the generator: from the program's number, the grid in x, y and z, a function that reads an element of an
-            argument (its name and the element's number), and the scalar arguments by name.
+        run: the generator: from the program's number, that of the vector core among those of its cube core, the grid in x,
+            y and z, a function that reads an element of an argument (its name and the element's number), and the scalar
+            arguments by name.
     """
 
     name: str
+    core: str
     source: str
     run: Callable[..., Iterator[Issue]]
 
 
-def translate(module: ModuleOp, arguments: Mapping[str, str], costs: ChipCosts, *, rare: bool = False) -> Program:
-    """Translate a final module.
+def translate(
+    module: ModuleOp,
+    arguments: Mapping[str, str],
+    costs: ChipCosts,
+    functions: Mapping[str, VectorFunction],
+    *,
+    rare: bool = False,
+) -> tuple[Program, ...]:
+    """Translate a final module: one program, or one for cube cores and one for the vector cores beside them.
 
     Args:
         module: parsed, in generic form.
         arguments: Triton type by name of the kernel's arguments, constants left out, in order.
         costs: of the chip.
+        functions: the vector functions of the module, by name.
         rare: branches on what the kernel computes are not taken.
 
     Raises:
         UnsupportedError: it has an operation that the model has no cost for.
     """
-    function = _device_function(module)
-    block = function.regions[0].blocks[0]
-    if len(function.regions[0].blocks) > 1:
-        raise UnsupportedError("the time model follows structured control flow only, and the kernel has jumps")
-    writer = _Writer(costs, _names_of_arguments(block, arguments), rare)
+    programs = []
+    for function in _device_functions(module):
+        writer = Writer(costs, _names_of_arguments(function.regions[0].blocks[0], arguments), rare=rare)
+        writer.emitter.functions = functions
+        programs.append(_translate(function, arguments, writer))
+    if sorted(program.core for program in programs) not in (["AIC"], ["AIV"], ["AIC", "AIV"]):
+        raise UnsupportedError(f"the time model does not know a kernel in {len(programs)} parts")
+    return tuple(programs)
+
+
+def needs_cube_cores(module: ModuleOp) -> bool:
+    """Whether a final module has a program for cube cores."""
+    return any(_core_of(function) == "AIC" for function in _device_functions(module))
+
+
+def _translate(function: Operation, arguments: Mapping[str, str], writer: Writer) -> Program:
     writer.needed = needed_values(function)
-    writer.body(block, 1)
+    writer.function(function.regions[0])
     scalars = [name for name, kind in arguments.items() if not kind.startswith("*")]
-    header = f"def run(program, grid_x, grid_y, grid_z, element, {', '.join(f'a_{name}' for name in scalars)}):"
+    header = f"def run(program, sub_block, grid_x, grid_y, grid_z, element, {', '.join(f'a_{name}' for name in scalars)}):"
     source = "\n".join([header, "    s = 0", *writer.lines, "    return", "    yield"])
     space: dict[str, Any] = {**HELPERS, **writer.emitter.constants}
     exec(compile(source, "<kernel>", "exec"), space)  # the text is made above, from operations that are checked one by one
-    return Program(symbol_of(function, "sym_name"), source, space["run"])
+    return Program(symbol_of(function, "sym_name"), _core_of(function), source, space["run"])
 
 
-def _device_function(module: ModuleOp) -> Operation:
-    functions = [
+def _core_of(function: Operation) -> str:
+    return "AIC" if "<AIC>" in str(function.attributes.get("hivm.func_core_type")) else "AIV"
+
+
+def _device_functions(module: ModuleOp) -> list[Operation]:
+    return [
         op
         for op in module.walk()
         if name_of(op) == "func.func" and op.regions[0].blocks and "DEVICE" in str(op.attributes.get("hacc.function_kind"))
     ]
-    if len(functions) != 1:
-        raise UnsupportedError(
-            f"the time model needs one device function, and there are {len(functions)}: a cube kernel's parts"
-        )
-    return functions[0]
 
 
 def _names_of_arguments(block: Block, arguments: Mapping[str, str]) -> dict[SSAValue, str]:
@@ -90,16 +115,16 @@ def _names_of_arguments(block: Block, arguments: Mapping[str, str]) -> dict[SSAV
     kinds = list(arguments.items())
     if len(block.args) != 3 + len(kinds) + 3:
         raise UnsupportedError(f"the kernel has {len(block.args)} arguments, must have {3 + len(kinds) + 3}")
-    names: dict[SSAValue, str] = dict.fromkeys(block.args[:3], "UNKNOWN")
+    names: dict[SSAValue, str] = {**dict.fromkeys(block.args[:2], "UNKNOWN"), block.args[2]: repr(WORKSPACE)}
     for value, (name, kind) in zip(block.args[3:-3], kinds, strict=True):
         names[value] = repr(name) if kind.startswith("*") else f"a_{name}"
     return {**names, **dict(zip(block.args[-3:], ("grid_x", "grid_y", "grid_z"), strict=True))}
 
 
-class _Writer:
+class Writer:
     """Writes the generator's statements."""
 
-    def __init__(self, costs: ChipCosts, names: dict[SSAValue, str], rare: bool) -> None:
+    def __init__(self, costs: ChipCosts, names: dict[SSAValue, str], *, rare: bool) -> None:
         self.names = names
         self.lines: list[str] = []
         self.needed: set[SSAValue] = set()
@@ -110,6 +135,18 @@ class _Writer:
     def name(self, value: SSAValue) -> str:
         """The Python name of a value."""
         return self.names.setdefault(value, f"v{len(self.names)}")
+
+    def function(self, region: Region) -> None:
+        """All of a function."""
+        if len(region.blocks) == 1:
+            self.body(region.blocks[0], 1)
+        else:
+            write_jumps(region, self.lines.append, self.condition, self.body, self._assign)
+
+    def condition(self, branch: Operation) -> str:
+        """An expression for what a branch depends on; a rare one is not taken, but a loop must know when it ends."""
+        condition = self.name(branch.operands[0])
+        return f"unless_rare({condition})" if self.rare and not ends_loop(branch) else condition
 
     def body(self, block: Block, depth: int) -> None:
         """All operations of a block."""
@@ -127,11 +164,17 @@ class _Writer:
             if name in ("scf.for", "scf.if", "scf.while"):
                 flush()
                 getattr(self, name.replace("scf.", "_"))(op, depth)
+            elif items := self.emitter.product(op):
+                flush()
+                self.lines += [f"{indent}for item in {items}:", f"{indent}    yield s, item, None"]
+                self.lines += [f"{indent}    s = {self.costs.scalar_op:g}", f"{indent}s = 0"]
             elif item := self.emitter.item(op):
                 flush()
                 self.lines += [f"{indent}yield s, {item}, {self.emitter.place(op)}", f"{indent}s = 0"]
             elif name not in _STRUCTURE and not self.emitter.is_view(op):
                 pending += 0 if name in _FREE else self.costs.scalar_op
+            if name == "memref.store" and is_cell(op.operands[1]):
+                self._assign([op.operands[1]], [op.operands[0]], depth)
             if name in _STRUCTURE or not op.results:
                 continue
             for result in op.results:
@@ -143,8 +186,10 @@ class _Writer:
     def _value(self, op: Operation) -> str:
         if name_of(op) == "hivm.hir.get_block_idx":
             return "program"
+        if name_of(op) == "hivm.hir.get_sub_block_idx":
+            return "sub_block"
         if name_of(op) == "memref.load":
-            return self.emitter.loaded(op)
+            return self.name(op.operands[0]) if is_cell(op.operands[0]) else self.emitter.loaded(op)
         return formula(op, [self.name(operand) for operand in op.operands])
 
     def _assign(self, targets: Sequence[SSAValue], values: Sequence[SSAValue], depth: int) -> None:
@@ -168,8 +213,7 @@ class _Writer:
     def _if(self, op: Operation, depth: int) -> None:
         then, *otherwise = [region.blocks[0] for region in op.regions if region.blocks]
         self.lines.append(f"{'    ' * depth}s += {self.costs.scalar_op:g}")
-        condition = self.name(op.operands[0])
-        self.lines.append(f"{'    ' * depth}if {f'unless_rare({condition})' if self.rare else condition}:")
+        self.lines.append(f"{'    ' * depth}if {self.condition(op)}:")
         self.body(then, depth + 1)
         self._assign(list(op.results), _yielded(then), depth + 1)
         for block in otherwise:

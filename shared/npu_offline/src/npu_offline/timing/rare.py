@@ -1,4 +1,8 @@
-"""Branches that a kernel hardly ever takes, as its source says: `# time: rare: REASON`."""
+"""Branches that a kernel hardly ever takes, as its source says: `# time: rare: REASON`.
+
+The rare side is the one that the source enters if the condition holds. The compilers keep it so, in structured control flow
+and in jumps; one that turned a condition round would not be noticed.
+"""
 
 from __future__ import annotations
 

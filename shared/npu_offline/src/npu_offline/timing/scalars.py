@@ -86,6 +86,19 @@ _FORMULAS = {
     "shrui": "{0} >> {1}",
     "select": "choose({0}, {1}, {2})",
 }
+_LLVM = {  # the same in another dialect
+    **{name: f"{name}i" for name in ("add", "sub", "mul", "and", "or", "xor")},
+    **{f"{sign}{name}": f"{name}{sign}i" for name in ("div", "rem") for sign in "su"},
+    **{f"intr.{sign}{name}": f"{name}{sign}i" for name in ("min", "max") for sign in "su"},
+    "shl": "shli",
+    "ashr": "shrsi",
+    "lshr": "shrui",
+    "sext": "extsi",
+    "zext": "extui",
+    "trunc": "trunci",
+    "icmp": "cmpi",
+    "mlir.constant": "constant",
+}
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")  # by the value of arith.cmpi's predicate
 _CASTS = {"extsi", "extui", "trunci", "index_cast", "index_castui"}
 _MAP = re.compile(r"affine_map<\(([^)]*)\)(?:\[([^\]]*)\])? -> \((.*)\)>")
@@ -97,6 +110,10 @@ def formula(op: Operation, operands: Sequence[str]) -> str:
     if dialect == "affine" and name in ("apply", "min", "max"):
         values = _affine(str(property_of(op, "map")), operands)
         return values if name == "apply" else f"{'least' if name == 'min' else 'most'}({values})"
+    if dialect == "builtin" and operands and is_number(op.results[0].type):  # between an index and an integer
+        return operands[0]
+    if dialect == "llvm":
+        dialect, name = "arith", _LLVM.get(name, name)
     if dialect != "arith":
         return "UNKNOWN"
     if name == "constant":
@@ -126,12 +143,29 @@ def is_number(kind: object) -> bool:
 def _affine(text: str, operands: Sequence[str]) -> str:
     """The results of an affine map, separated by commas. A map that xDSL cannot represent is a string, in quotes."""
     found = _MAP.fullmatch(text.strip('"'))
-    if found is None or "ceildiv" in text:
+    if found is None:
         raise UnsupportedError(f"the time model cannot evaluate {text}")
     names = [name.strip() for name in f"{found[1]},{found[2] or ''}".split(",") if name.strip()]
     values = dict(zip(names, operands, strict=True))
     return re.sub(
         r"\b(floordiv|mod|[ds]\d+)\b",
         lambda word: {"floordiv": "//", "mod": "%"}.get(word[0]) or values[word[0]],
-        found[3],
+        _without_ceildiv(found[3]),
     )
+
+
+def _without_ceildiv(text: str) -> str:
+    """Python has no operator for it: `a ceildiv b` becomes `-(-a floordiv b)`."""
+    while " ceildiv " in text:
+        before, _, after = text.partition(" ceildiv ")
+        depth = 0
+        for start in reversed(range(len(before))):  # back to where the dividend begins: a name, or in parentheses
+            depth += {")": 1, "(": -1}.get(before[start], 0)
+            if depth < 0 or (depth == 0 and before[start] in " ,"):
+                start += 1
+                break
+        divisor = re.match(r"\w+", after)
+        if divisor is None:
+            raise UnsupportedError(f"the time model cannot evaluate {text}")
+        text = f"{before[:start]}-(-{before[start:]} floordiv {divisor[0]}){after[divisor.end() :]}"
+    return text

@@ -21,12 +21,14 @@ _VIEWS = {
     "memref.collapse_shape",
     "memref.expand_shape",
     "memref.memory_space_cast",
+    "memref.view",
 }
+_NAMES = {"hivm.hir.pointer_cast", "memref.extract_strided_metadata", "builtin.unrealized_conversion_cast"}
 
 
 def is_view(op: Operation) -> bool:
     """Whether an operation only gives memory another shape, which costs its address arithmetic and nothing else."""
-    return name_of(op) in _VIEWS or name_of(op) == "hivm.hir.pointer_cast"
+    return name_of(op) in _VIEWS or name_of(op) in _NAMES
 
 
 def space_of(kind: Attribute) -> str | None:

@@ -1,213 +1,111 @@
-"""A discrete event simulation of one core's pipes.
+"""A discrete event simulation of the pipes of one core, or of a cube core and its vector cores.
 
 The scalar unit issues in program order, and never waits for a pipe unless a flag or a barrier makes it. Each pipe takes what
 it was issued in order. A vector instruction lets the next one follow after its repeats, and its result is there some cycles
 later, which a flag or barrier waits for. A DMA transfer keeps its pipe for a start-up time, then moves bytes: at the rate of
-the core's port, and no faster than the core's share of memory bandwidth, of which MTE2 and MTE3 get half each while both
-move bytes.
+the core's port, and those that cross main memory no faster than the cores' share of its bandwidth, of which pipes that move
+such bytes at a time have equal parts; one that takes only some of its bytes from there counts as that part of a pipe.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import OfflineError
 from .cache import Cache
-from .instructions import PIPES, Barrier, Item, Pipe, ScalarAccess, SetFlag, Transfer, Vector, WaitFlag
+from .core import Core, CrossFlags, Lane, Rates
+from .instructions import PIPES, Pipe
 from .program import Issue
 
-_MOVERS: tuple[Pipe, Pipe] = ("MTE2", "MTE3")
+_MOVERS: tuple[Pipe, ...] = ("MTE2", "MTE3", "FIX")
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that kept a pipe busy. Times in seconds; `amount` is elements of a vector instruction, else bytes."""
+    """Something that kept a pipe busy.
+
+    Attributes:
+        pipe: which.
+        start, end: in seconds.
+        name: of the instruction.
+        amount: elements of a vector instruction, multiplications of a matrix product, else bytes.
+        core: whose pipe: "AIV" or "AIC"; where these work together "AIC", "AIV0" and "AIV1".
+    """
 
     pipe: Pipe
     start: float
     end: float
     name: str
     amount: int
+    core: str
 
 
 @dataclass(frozen=True)
-class Rates:
-    """One core's rates: seconds of a cycle and of a transfer's start, bytes per second of the ports and of the share."""
-
-    cycle: float
-    start: float
-    ports: Mapping[Pipe, float]
-    share: float
-
-
-@dataclass
 class Outcome:
-    """What a simulation found: seconds in all and of each pipe, and the first events."""
+    """What a simulation found: seconds in all, seconds that each core's pipes are busy, and the first events."""
 
     seconds: float
-    busy: dict[Pipe, float]
-    events: list[Event]
+    busy: Mapping[str, Mapping[Pipe, float]]
+    events: Sequence[Event]
 
 
-class _Lane:
-    """A pipe: when the next instruction may start, when all before are done, and what it was issued."""
+def simulate(programs: Mapping[str, tuple[Iterable[Issue], Rates]], share: float, cache: Cache, max_events: int) -> Outcome:
+    """Simulate cores that run one program together, until all is done.
 
-    def __init__(self) -> None:
-        self.free = 0.0
-        self.done = 0.0
-        self.busy = 0.0
-        self.queue: deque[tuple[Item, float]] = deque()
-        self.loads: deque[float] = deque()  # bytes of each transfer in the queue, as from_memory counts them
-        self.transfer: Transfer | None = None
-        self.began = 0.0
-        self.moving = 0.0  # when the rest of the transfer's bytes start to move
-        self.left = 0.0
+    Args:
+        programs: what each core's scalar unit issues, and the core's rates, by the core's name: see `Event`.
+        share: bytes per second of main memory that these cores have.
+        cache: what the cores see of it.
+        max_events: how many events to keep.
+
+    Raises:
+        OfflineError: a core waits for a flag that nothing sets, or sets one that nothing waits for.
+    """
+    events: list[Event] = []
+
+    def core_of(name: str, issues: Iterable[Issue], rates: Rates) -> Core:
+        def note(pipe: Pipe, start: float, end: float, what: str, amount: int) -> None:
+            if len(events) < max_events:
+                events.append(Event(pipe, start, end, what, amount, name))
+
+        return Core(name, issues, rates, cache, crossing, note)
+
+    crossing = CrossFlags(programs)
+    cores = [core_of(name, *program) for name, program in programs.items()]
+    moving = True
+    while moving:
+        while any([core.issue() for core in cores] + [core.advance() for core in cores]):
+            pass
+        moving = _finish_transfer(cores, share)
+    for core in cores:
+        core.check_done()
+    crossing.check_done()
+    busy = {core.name: {pipe: core.lanes[pipe].busy for pipe in PIPES} for core in cores}
+    return Outcome(max(core.latest for core in cores), busy, events)
 
 
-class Core:
-    """One core and what it was issued so far."""
-
-    def __init__(self, rates: Rates, cache: Cache, max_events: int) -> None:
-        self._rates = rates
-        self._cache = cache
-        self._lanes = {pipe: _Lane() for pipe in PIPES}
-        self._flags: dict[tuple[Pipe, Pipe, int], deque[float]] = {}
-        self._events: list[Event] = []
-        self._max_events = max_events
-
-    def run(self, issues: Iterable[Issue]) -> Outcome:
-        """Simulate until all is done.
-
-        Raises:
-            OfflineError: a pipe waits for a flag that nothing sets.
-        """
-        scalar = self._lanes["S"]
-        for cycles, item, place in issues:
-            scalar.free += cycles * self._rates.cycle
-            scalar.busy += cycles * self._rates.cycle
-            if isinstance(item, Transfer):
-                lane = self._lanes[item.pipe]
-                lane.queue.append((item, scalar.free))
-                lane.loads.append(self._cache.from_memory(item, place))
-            else:
-                self._issue(item, scalar)
-        self._drain()
-        for pipe, lane in self._lanes.items():
-            if lane.queue:
-                raise OfflineError(f"{pipe} waits for {lane.queue[0][0]}, which nothing sets")
-        seconds = max(max(lane.free, lane.done) for lane in self._lanes.values())
-        return Outcome(seconds, {pipe: lane.busy for pipe, lane in self._lanes.items()}, self._events)
-
-    def _issue(self, item: Item, scalar: _Lane) -> None:
-        """Anything but a transfer."""
-        match item:
-            case Vector():
-                self._lanes["V"].queue.append((item, scalar.free))
-            case ScalarAccess():
-                seconds = item.cycles * self._rates.cycle
-                self._note("S", scalar.free, scalar.free + seconds, item.name, item.nbytes)
-                scalar.free += seconds
-                scalar.busy += seconds
-            case SetFlag():
-                if item.source == "S":
-                    self._signal(item, scalar.free)
-                else:
-                    self._lanes[item.source].queue.append((item, scalar.free))
-            case WaitFlag():
-                if item.target == "S":
-                    scalar.queue.append((item, scalar.free))
-                    self._drain(lambda: not scalar.queue)  # what follows may move bytes beside what is still moving
-                    if scalar.queue:
-                        raise OfflineError(f"the scalar unit waits for {item}, which nothing sets")
-                else:
-                    self._lanes[item.target].queue.append((item, scalar.free))
-            case Barrier(pipe=None):
-                self._drain()
-                latest = max(max(lane.free, lane.done) for lane in self._lanes.values())
-                for lane in self._lanes.values():
-                    lane.free = latest
-            case Barrier():
-                if item.pipe != "S" and item.pipe is not None:
-                    self._lanes[item.pipe].queue.append((item, scalar.free))
-
-    def _drain(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Run every pipe until each is idle or waits for a flag, or until it is enough."""
-        moved = True
-        while moved:
-            while sum(self._advance(pipe, lane) for pipe, lane in self._lanes.items()):
-                pass
-            moved = not enough() and self._finish_transfer()
-
-    def _advance(self, pipe: Pipe, lane: _Lane) -> bool:
-        """Take from a pipe's queue what can be taken; whether there was anything."""
-        taken = False
-        while lane.queue and lane.transfer is None:
-            item, issued = lane.queue[0]
-            start = max(lane.free, issued)
-            match item:
-                case WaitFlag():
-                    times = self._flags.get((item.source, item.target, item.event))
-                    if not times:
-                        return taken
-                    lane.free = max(start, times.popleft())
-                case SetFlag():
-                    self._signal(item, max(lane.done, start))
-                case Barrier():
-                    lane.free = max(start, lane.done)
-                case Vector():
-                    seconds = item.busy * self._rates.cycle
-                    lane.free = start + seconds
-                    lane.done = max(lane.done, lane.free + item.latency * self._rates.cycle)
-                    lane.busy += seconds
-                    self._note(pipe, start, lane.free, item.name, item.elements)
-                case Transfer():
-                    lane.transfer, lane.began = item, start
-                    lane.moving = start + self._rates.start
-                    lane.left = lane.loads.popleft()
-            lane.queue.popleft()
-            taken = True
-        return taken
-
-    def _finish_transfer(self) -> bool:
-        """End the transfer that ends first. No other can start before: whoever could start one waits for an end."""
-        lanes = [(pipe, self._lanes[pipe]) for pipe in _MOVERS if self._lanes[pipe].transfer is not None]
-        if not lanes:
-            return False
-        if len(lanes) == 1:
-            pipe, lane = lanes[0]
-            self._end(pipe, lane, lane.moving + lane.left / self._rate(pipe, 1))
+def _finish_transfer(cores: Sequence[Core], share: float) -> bool:
+    """End the transfer that ends first, if any moves. None can start before: whoever could start one waits for an end."""
+    movers = [(core, pipe, lane) for core in cores for pipe in _MOVERS if (lane := core.lanes[pipe]).transfer is not None]
+    if not movers:
+        return False
+    time = min(lane.moving for _, _, lane in movers)
+    while True:
+        active = [mover for mover in movers if mover[2].moving <= time]
+        sharing = max(1.0, sum(lane.part for _, _, lane in active))
+        ends = [time + lane.left / lane.rate(share / sharing) for _, _, lane in active]
+        first = min(ends)
+        joins = min((lane.moving for _, _, lane in movers if lane.moving > time), default=first)
+        until = min(first, joins)
+        for _, _, lane in active:
+            _move(lane, until, share / sharing)
+        if first <= joins:
+            core, pipe, _ = active[ends.index(first)]
+            core.end_transfer(pipe, first)
             return True
-        (first_pipe, first), (second_pipe, second) = sorted(lanes, key=lambda entry: entry[1].moving)
-        alone = self._rate(first_pipe, 1)
-        if first.moving + first.left / alone <= second.moving:
-            self._end(first_pipe, first, first.moving + first.left / alone)
-            return True
-        first.left -= (second.moving - first.moving) * alone
-        first.moving = second.moving
-        ends = [lane.moving + lane.left / self._rate(pipe, 2) for pipe, lane in lanes]
-        end = min(ends)
-        ended = ends.index(end)
-        pipe, other = lanes[1 - ended]
-        other.left = max(0.0, other.left - (end - other.moving) * self._rate(pipe, 2))
-        other.moving = end
-        self._end(*lanes[ended], end)
-        return True
+        time = until
 
-    def _rate(self, pipe: Pipe, movers: int) -> float:
-        return min(self._rates.ports[pipe], self._rates.share / movers)
 
-    def _end(self, pipe: Pipe, lane: _Lane, end: float) -> None:
-        assert lane.transfer is not None
-        self._note(pipe, lane.began, end, lane.transfer.name, lane.transfer.moved)
-        lane.busy += end - lane.began
-        lane.free = lane.done = end
-        lane.transfer = None
-
-    def _signal(self, item: SetFlag, time: float) -> None:
-        self._flags.setdefault((item.source, item.target, item.event), deque()).append(time)
-
-    def _note(self, pipe: Pipe, start: float, end: float, name: str, amount: int) -> None:
-        if len(self._events) < self._max_events:
-            self._events.append(Event(pipe, start, end, name, amount))
+def _move(lane: Lane, until: float, share: float) -> None:
+    lane.left = max(0.0, lane.left - (until - lane.moving) * lane.rate(share))
+    lane.moving = until

@@ -23,7 +23,12 @@ def add_parser(commands: Any) -> None:
     """Add `tune` to the command line."""
     parser = commands.add_parser("tune", help="rank other tiles than a package's tiling chose by predicted time")
     parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
-    parser.add_argument("--soc", default="Ascend910B4", metavar="NAME", help="a chip whose costs are known (Ascend910B4)")
+    parser.add_argument(
+        "--soc",
+        default="Ascend910B4",
+        metavar="NAME",
+        help="a chip whose costs are known; an Ascend950 for vector kernels (Ascend910B4)",
+    )
     parser.add_argument("--toolchain", default="1.2.0", choices=toolchains.VERSIONS, help="compiler version (1.2.0)")
     parser.add_argument("--call", default="", metavar="TEXT", help="only calls whose label has this text")
     parser.add_argument("--kernel", default="", metavar="TEXT", help="only kernels whose name has this text")
