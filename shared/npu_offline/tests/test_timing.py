@@ -106,6 +106,15 @@ def test_memory_that_is_read_again_counts_once_for_the_bound():
     assert (timing.moved, timing.least) == (11 * 8192 * 4, 2 * 8192 * 4)
 
 
+def test_memory_is_known_again_however_a_load_gets_at_it():
+    x = torch.empty(8000 * 4 * 1024)  # more than the cache holds
+    timing = timed(timing_kernels.read_twice_in_two_ways, (40,), x, torch.empty_like(x), 8000, 1024, M=4, D=1024)
+    assert timing.moved == 3 * x.nbytes
+    once = 200 * (COSTS.transfer_start + 4 * 1024 * 4 / (COSTS.bandwidth / 40))
+    again = 200 * (COSTS.transfer_start + 4 * 1024 * 4 / COSTS.typical_load_port)
+    assert once + again < timing.busy["MTE2"] < 2 * once + again  # for some of the time a store moves bytes too
+
+
 def test_gathered_bytes_do_not_count_for_the_bound():
     index, x = torch.zeros(1000, dtype=torch.int64), torch.empty(5000, 512)
     timing = timed(timing_kernels.gather_rows, (40,), index, x, torch.empty(1000, 512), 1000, D=512)

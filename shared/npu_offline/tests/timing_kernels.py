@@ -126,3 +126,12 @@ def copy_noted_without_reason(x_ptr, y_ptr, BLOCK: tl.constexpr):
     # time: rare
     o = tl.arange(0, BLOCK)
     tl.store(y_ptr + o, tl.load(x_ptr + o))
+
+
+@triton.jit
+def read_twice_in_two_ways(x_ptr, y_ptr, n_tiles, n_columns, M: tl.constexpr, D: tl.constexpr):
+    o = tl.arange(0, M)[:, None] * D + tl.arange(0, D)[None, :]
+    for i in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
+        b = tl.load(x_ptr + i * M * D + o)
+        b += tl.load(x_ptr + i * M * D + o, mask=tl.arange(0, D)[None, :] < n_columns, other=0.0)
+        tl.store(y_ptr + i * M * D + o, b)

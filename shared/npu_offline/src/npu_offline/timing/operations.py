@@ -90,10 +90,18 @@ class Emitter:
         memory = next((operand for operand in op.operands if space_of(operand.type) == "gm"), None)
         if memory is None or name_of(op).startswith("memref."):
             return "None"
+        start = shapes.start_of(memory)
+        if start is not None:
+            terms, strides = start
+            offset = " + ".join(" * ".join(self._number(factor) for factor in term) for term in terms)
+            return f"({', '.join([offset, *(self._number(stride) for stride in strides)])},)"
         parts = place_of(memory)
         numbers = [self._name(value) for part in parts for value in part if isinstance(value, SSAValue)]
         constants = tuple(text for part in parts for text in part if isinstance(text, str))
         return f"({', '.join([*numbers, self._constant(constants)])},)"
+
+    def _number(self, value: int | SSAValue) -> str:
+        return str(value) if isinstance(value, int) else self._name(value)
 
     def loaded(self, op: Operation) -> str:
         """The value that a scalar load yields: an element of an argument, or unknown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, FixedBitwidthType, MemRefType
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -59,7 +60,7 @@ def shape_of(memory: SSAValue) -> tuple[Dimension, ...]:
     if name in ("memref.cast", "memref.memory_space_cast"):
         return shape_of(op.operands[0])
     if name in ("memref.subview", "memref.reinterpret_cast"):
-        return _given_sizes(op)
+        return tuple((size,) for size in _mixed(op, "sizes"))
     if name == "memref.collapse_shape":
         inner, groups = shape_of(op.operands[0]), property_of(op, "reassociation")
         assert isinstance(groups, ArrayAttr)
@@ -71,19 +72,51 @@ def shape_of(memory: SSAValue) -> tuple[Dimension, ...]:
     raise UnsupportedError(f"the time model does not know the size of what {name} makes")
 
 
-def _given_sizes(op: Operation) -> tuple[Dimension, ...]:
-    segments = property_of(op, "operandSegmentSizes")
-    assert isinstance(segments, DenseArrayBase)
-    memory, offsets, sizes, _ = segments.get_values()
-    first = int(memory) + int(offsets)
-    return _sizes(op, "static_sizes", list(op.operands[first : first + int(sizes)]))
-
-
 def _sizes(op: Operation, name: str, values: list[SSAValue]) -> tuple[Dimension, ...]:
     static = property_of(op, name)
     assert isinstance(static, DenseArrayBase)
     given = iter(values)
     return tuple((next(given),) if int(size) == _DYNAMIC else (int(size),) for size in static.get_values())
+
+
+def start_of(memory: SSAValue) -> tuple[list[Dimension], tuple[int | SSAValue, ...]] | None:
+    """Where in its argument a view begins, in elements, as terms of a sum, and the distances between its elements.
+
+    None where that does not follow from the views on the way alone.
+    """
+    inside: list[tuple[int | SSAValue, ...]] = []
+    while isinstance(memory.owner, Operation):
+        op = memory.owner
+        match name_of(op):
+            case "memref.reinterpret_cast":
+                strides = _mixed(op, "strides")
+                terms: list[Dimension] = [_mixed(op, "offsets")]
+                if any(len(offsets) != len(strides) for offsets in inside):
+                    return None
+                terms += [pair for offsets in inside for pair in zip(offsets, strides, strict=True) if pair[0] != 0]
+                return terms, strides
+            case "memref.subview":
+                inside.append(_mixed(op, "offsets"))
+            case "memref.cast" | "memref.memory_space_cast":
+                pass
+            case "memref.collapse_shape" | "memref.expand_shape" if not any(any(offsets) for offsets in inside):
+                inside.clear()
+            case _:
+                return None
+        memory = op.operands[0]
+    return None
+
+
+def _mixed(op: Operation, name: Literal["offsets", "sizes", "strides"]) -> tuple[int | SSAValue, ...]:
+    """Numbers of a view, those that are known at compile time and those that are not."""
+    segments = property_of(op, "operandSegmentSizes")
+    static = property_of(op, f"static_{name}")
+    assert isinstance(segments, DenseArrayBase)
+    assert isinstance(static, DenseArrayBase)
+    memory, offsets, sizes, strides = (int(count) for count in segments.get_values())
+    first = memory + {"offsets": 0, "sizes": offsets, "strides": offsets + sizes}[name]
+    given = iter(op.operands[first:])
+    return tuple(next(given) if int(number) == _DYNAMIC else int(number) for number in static.get_values())
 
 
 def root_of(memory: SSAValue) -> SSAValue:
