@@ -63,6 +63,24 @@ def test_ascend_tiles_are_whole_aligned_pieces():
     assert forward_launch(problem(65536), B4).block_n % 16 == 0
 
 
+def test_a_backward_on_an_ascend950_takes_no_row_alone():
+    """Its compilers would sum the row up again and again."""
+    for width in WIDTHS:
+        for itemsize in (2, 4):
+            launch = backward_launch(problem(width, itemsize), soc("Ascend950PR_957b"))
+            assert launch.wide or launch.block_m > 1
+    assert backward_launch(problem(8192), soc("Ascend950PR_957b")).wide
+
+
+def test_rows_are_shared_out_evenly_where_they_lie_on_one_level():
+    for choose in (forward_launch, backward_launch):
+        assert choose(problem(512), B4).constants["EVEN"]
+        assert choose(problem(512, rows=100), B4).grid == 40
+        assert choose(problem(512, rows=7), B4).grid == 7
+        assert not choose(problem(512, n_outer=2), B4).constants["EVEN"]
+        assert not choose(problem(512), H200).constants["EVEN"]
+
+
 def test_small_groups_share_a_tile_whole():
     """Heads of a fused projection: a few rows side by side, then a long way to the next ones."""
     heads = Problem(4096, 8, 128, 128, 3 * 8 * 128, (2, 2), True)
