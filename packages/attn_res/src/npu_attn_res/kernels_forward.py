@@ -207,15 +207,13 @@ def attn_res_forward_ahead_kernel(
     eps,
     norm_eps,
     D: tl.constexpr,
-    S: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
     EARLY: tl.constexpr,
     NORMALISE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """The same for Ascend: loads are under way, and a tile is stored, while another is computed with.
+    """The same for Ascend and one layer: loads are under way, and a tile is stored, while another is computed with.
 
     Compilers for Ascend double a load's buffer themselves, but on a full chip they put other values into the half that is
     not in use. What is carried from one tile to the next, as are its second block and the tile to be stored, is left alone.
@@ -224,10 +222,9 @@ def attn_res_forward_ahead_kernel(
     # lint: allow scalar-reduction: once a tile, whether its sums are too large; and tiles are sized for the 910B's compilers
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
-    ROWS: tl.constexpr = BLOCK_M * BLOCK_S
     DTYPE: tl.constexpr = p_o.dtype.element_ty
     LATER: tl.constexpr = p_weight is None and tl.float32 != DTYPE  # what is stored has a buffer of its own
-    b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
+    b_g = load_query(p_query, p_norm, s_norm, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     p_block, n_next = next_block(p_v, p_table, s_block, s_token, 0, n_blocks, i_first, n_tokens, BLOCK_M, ALIGNED)
     b_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
@@ -237,25 +234,21 @@ def attn_res_forward_ahead_kernel(
     i_again, is_careful = -1, False
     if LATER:
         i_stored, n_stored = i_first, 0
-        b_stored = tl.zeros([ROWS, BLOCK_D], DTYPE)
+        b_stored = tl.zeros([BLOCK_M, BLOCK_D], DTYPE)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
-        if S > 1:
-            n_rows = S
-        else:
-            n_rows = n_left
         if not EARLY:
             p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED)
             b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
-        b_first, b_first_rstd = score_rows(b_v, b_g, eps, D)  # [ROWS], [BLOCK_M]
+        b_first, b_first_rstd = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] each
         b_reference, b_max = b_first, b_first
-        b_sum = tl.full([ROWS], 1.0, tl.float32)
-        b_o = tl.broadcast_to(b_v, (ROWS, BLOCK_D))
+        b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
+        b_o = b_v
         b_v = b_second.to(tl.float32)
         if LATER:
             if n_stored > 0:
-                store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored * S, n_stored, norm_eps, D, ROWS, BLOCK_D)
+                store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
         for i_block in tl.range(1, n_blocks):
             i_next = i_block + 1
             p_block, n_next = next_block(
@@ -274,24 +267,24 @@ def attn_res_forward_ahead_kernel(
                 b_max = tl.where(b_score > b_max, b_score, b_max)
             b_v = b_next.to(tl.float32)
             i_row = i_block.to(tl.int64) * n_tokens + i_token
-            store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_rows, n_left, S, ROWS, BLOCK_M)
+            store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_left, n_left, 1, BLOCK_M, BLOCK_M)
         if EARLY:
             i_after = i_token + tl.num_programs(0) * BLOCK_M
             p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_after, n_tokens, BLOCK_M, ALIGNED)
             b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
-        store_scores(p_score, p_rstd, b_first, b_first_rstd, i_token, n_rows, n_left, S, ROWS, BLOCK_M)
+        store_scores(p_score, p_rstd, b_first, b_first_rstd, i_token, n_left, n_left, 1, BLOCK_M, BLOCK_M)
         if tl.max(tl.where(b_sum > LARGE, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
             i_again, is_careful = i_tile, True
-        b_factor = store_sums(p_max, p_sum, b_reference, b_max, b_sum, i_token * S, n_rows, ROWS, NORMALISE)
+        b_factor = store_sums(p_max, p_sum, b_reference, b_max, b_sum, i_token, n_left, BLOCK_M, NORMALISE)
         if LATER:
-            i_stored, n_stored = i_token, n_rows
+            i_stored, n_stored = i_token, n_left
             b_stored = (b_o * b_factor[:, None]).to(DTYPE)
         else:
             b_done = (b_o * b_factor[:, None]).to(DTYPE)
-            store_output(p_weight, p_o, p_y, p_norm_rstd, b_done, i_token * S, n_rows, norm_eps, D, ROWS, BLOCK_D)
+            store_output(p_weight, p_o, p_y, p_norm_rstd, b_done, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
     if LATER:
         if n_stored > 0:
-            store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored * S, n_stored, norm_eps, D, ROWS, BLOCK_D)
+            store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
     if i_again >= 0:
         forward_tiles(
             p_v,
@@ -315,9 +308,9 @@ def attn_res_forward_ahead_kernel(
             eps,
             norm_eps,
             D,
-            S,
+            1,
             BLOCK_M,
-            BLOCK_S,
+            1,
             BLOCK_D,
             NORMALISE,
             ALIGNED,
