@@ -1,4 +1,4 @@
-"""Device code of Attention Residuals: rows and blocks. The forward: kernels_forward.py.
+"""Device code of Attention Residuals: rows and blocks. The forward: kernels_forward.py, kernels_ahead.py.
 
     r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = w_query * w_norm
     alpha = softmax_i(s)                     h = sum_i alpha_i v_i

@@ -1,18 +1,13 @@
 """Device code of the forward. Formulas, tiles and blocks: kernels.py.
 
 Every block is read once: sums of exp(s_i - reference) v_i and of exp(s_i - reference) grow block by block. The reference is
-the highest score so far, and what was summed up before is scaled whenever it rises, or, where the next block is loaded
-ahead, the first block's score, for it costs the vector unit a third less to add to sums that keep their scale. These
-overflow if a later score is higher by 88: once one is by 30, a program does that tile again, and takes the highest score so
-far from there on.
+the highest score so far, and what was summed up before is scaled whenever it rises.
 """
 
 import triton
 import triton.language as tl
 
-from .kernels import block_at, fetch_whole_rows, load_query, load_rows, normalise_rows, store_rows, store_statistic
-
-LARGE = tl.constexpr(1e13)  # a sum of exp(s - reference) from which on the reference was too low: e^30
+from .kernels import block_at, load_query, load_rows, normalise_rows, store_rows, store_statistic
 
 
 @triton.jit
@@ -109,7 +104,9 @@ def forward_tiles(
             i_row = i_block.to(tl.int64) * n_tokens + i_token  # last: what is stored has to stay until it has been
             store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_rows, n_left, S, ROWS, BLOCK_M)
         b_factor = store_sums(p_max, p_sum, b_max, b_max, b_sum, i_token * S, n_rows, ROWS, NORMALISE)
-        b_stored = (b_o * b_factor[:, None]).to(p_o.dtype.element_ty)
+        if NORMALISE:  # otherwise it is one: the reference is the maximum
+            b_o = b_o * b_factor[:, None]
+        b_stored = b_o.to(p_o.dtype.element_ty)
         store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_token * S, n_rows, norm_eps, D, ROWS, BLOCK_D)
 
 
@@ -173,145 +170,3 @@ def attn_res_forward_kernel(
         NORMALISE,
         ALIGNED,
     )
-
-
-@triton.jit
-def next_block(p_v, p_table, s_block, s_token, i_block, n_blocks, i_token, n_tokens, M: tl.constexpr, ALIGNED: tl.constexpr):
-    """Where a block of tokens i_token on lies, and how many tokens are left there; after the last block the first one of
-    this program's next tokens."""
-    is_last = i_block >= n_blocks
-    i_next = tl.where(is_last, i_token + tl.num_programs(0) * M, i_token)
-    p_block = block_at(p_v, p_table, s_block, tl.where(is_last, 0, i_block), ALIGNED) + i_next * s_token
-    return p_block, (n_tokens - i_next).to(tl.int32)
-
-
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
-def attn_res_forward_ahead_kernel(
-    p_v,
-    p_table,
-    p_query,
-    p_norm,
-    p_weight,
-    p_o,
-    p_y,
-    p_score,
-    p_rstd,
-    p_max,
-    p_sum,
-    p_norm_rstd,
-    n_blocks,
-    n_tokens,
-    s_block,
-    s_token,
-    s_norm,
-    eps,
-    norm_eps,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    EARLY: tl.constexpr,
-    NORMALISE: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
-    """The same for Ascend and one layer: loads are under way, and a tile is stored, while another is computed with.
-
-    Compilers for Ascend double a load's buffer themselves, but on a full chip they put other values into the half that is
-    not in use. What is carried from one tile to the next, as are its second block and the tile to be stored, is left alone.
-    """
-    # time: rare: that a score is higher by 30 than the first block's
-    # lint: allow scalar-reduction: once a tile, whether its sums are too large; and tiles are sized for the 910B's compilers
-    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
-    # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
-    DTYPE: tl.constexpr = p_o.dtype.element_ty
-    LATER: tl.constexpr = p_weight is None and tl.float32 != DTYPE  # what is stored has a buffer of its own
-    b_g = load_query(p_query, p_norm, s_norm, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
-    i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
-    p_block, n_next = next_block(p_v, p_table, s_block, s_token, 0, n_blocks, i_first, n_tokens, BLOCK_M, ALIGNED)
-    b_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
-    if EARLY:
-        p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_first, n_tokens, BLOCK_M, ALIGNED)
-        b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
-    i_again, is_careful = -1, False
-    if LATER:
-        i_stored, n_stored = i_first, 0
-        b_stored = tl.zeros([BLOCK_M, BLOCK_D], DTYPE)
-    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
-        i_token = i_tile.to(tl.int64) * BLOCK_M
-        n_left = (n_tokens - i_token).to(tl.int32)
-        if not EARLY:
-            p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED)
-            b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
-        b_first, b_first_rstd = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] each
-        b_reference, b_max = b_first, b_first
-        b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
-        b_o = b_v
-        b_v = b_second.to(tl.float32)
-        if LATER:
-            if n_stored > 0:
-                store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
-        for i_block in tl.range(1, n_blocks):
-            i_next = i_block + 1
-            p_block, n_next = next_block(
-                p_v, p_table, s_block, s_token, i_next, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED
-            )
-            b_next = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
-            b_score, b_rstd = score_rows(b_v, b_g, eps, D)
-            if is_careful:
-                b_higher = tl.where(b_score > b_reference, b_score, b_reference)
-                b_shrink = tl.exp(b_reference - b_higher)
-                b_o, b_sum, b_reference = b_o * b_shrink[:, None], b_sum * b_shrink, b_higher
-            b_weight = tl.exp(b_score - b_reference)
-            b_o += b_v * b_weight[:, None]
-            b_sum += b_weight
-            if not NORMALISE:
-                b_max = tl.where(b_score > b_max, b_score, b_max)
-            b_v = b_next.to(tl.float32)
-            i_row = i_block.to(tl.int64) * n_tokens + i_token
-            store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_left, n_left, 1, BLOCK_M, BLOCK_M)
-        if EARLY:
-            i_after = i_token + tl.num_programs(0) * BLOCK_M
-            p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_after, n_tokens, BLOCK_M, ALIGNED)
-            b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
-        store_scores(p_score, p_rstd, b_first, b_first_rstd, i_token, n_left, n_left, 1, BLOCK_M, BLOCK_M)
-        if tl.max(tl.where(b_sum > LARGE, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
-            i_again, is_careful = i_tile, True
-        b_factor = store_sums(p_max, p_sum, b_reference, b_max, b_sum, i_token, n_left, BLOCK_M, NORMALISE)
-        if LATER:
-            i_stored, n_stored = i_token, n_left
-            b_stored = (b_o * b_factor[:, None]).to(DTYPE)
-        else:
-            b_done = (b_o * b_factor[:, None]).to(DTYPE)
-            store_output(p_weight, p_o, p_y, p_norm_rstd, b_done, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
-    if LATER:
-        if n_stored > 0:
-            store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
-    if i_again >= 0:
-        forward_tiles(
-            p_v,
-            p_table,
-            p_weight,
-            p_o,
-            p_y,
-            None,
-            None,
-            p_max,
-            p_sum,
-            p_norm_rstd,
-            b_g,
-            i_again,
-            i_again + 1,
-            1,
-            n_blocks,
-            n_tokens,
-            s_block,
-            s_token,
-            eps,
-            norm_eps,
-            D,
-            1,
-            BLOCK_M,
-            1,
-            BLOCK_D,
-            NORMALISE,
-            ALIGNED,
-        )

@@ -53,7 +53,8 @@ def forward(
         elif launch.whole_rows:
             tensors = (*common, None, norm_rstd)
             scalars = (*numbers, blocks.width, eps, norm_eps)
-            KERNELS.launch("kernels_forward", launch.forward_kernel, recipe, grid, tensors, scalars)
+            module, kernel = launch.forward_kernel
+            KERNELS.launch(module, kernel, recipe, grid, tensors, scalars)
         return launch.whole_rows
 
     if recipe is not None and launch_with_fallback("attn_res forward", recipe, run, smaller):

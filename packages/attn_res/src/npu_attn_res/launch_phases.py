@@ -41,7 +41,8 @@ def phase1(
         if recipe.launch.whole_rows:
             tensors = (blocks.base, blocks.table, queries, w_norm, None, o, None, score, rstd, maximum, total, None)
             grid = recipe.launch.grid(n_tokens)
-            KERNELS.launch("kernels_forward", recipe.launch.forward_kernel, recipe, grid, tensors, scalars)
+            module, kernel = recipe.launch.forward_kernel
+            KERNELS.launch(module, kernel, recipe, grid, tensors, scalars)
         return recipe.launch.whole_rows
 
     if recipe is not None and launch_with_fallback("attn_res phase 1", recipe, run, smaller):

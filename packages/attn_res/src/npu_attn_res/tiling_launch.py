@@ -62,9 +62,11 @@ class Launch:
     per_core: int = 1
 
     @property
-    def forward_kernel(self) -> str:
-        """Which of the kernels of the forward runs it."""
-        return "attn_res_forward_ahead_kernel" if self.ahead else "attn_res_forward_kernel"
+    def forward_kernel(self) -> tuple[str, str]:
+        """Module and name of the forward's kernel that it is for."""
+        if self.ahead:
+            return "kernels_ahead", "attn_res_forward_ahead_kernel"
+        return "kernels_forward", "attn_res_forward_kernel"
 
     @property
     def whole_rows(self) -> bool:
