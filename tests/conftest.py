@@ -30,3 +30,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def device(npu_place):
+    """The place a test runs at, under the name that these tests use."""
+    return npu_place

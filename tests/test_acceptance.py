@@ -42,10 +42,10 @@ sys.exit(main(sys.argv[1:]))
 TESTS = """
 import torch
 
-def test_right(device):
-    assert device.name == "emulated"
+def test_right(npu_place):
+    assert npu_place.name == "emulated"
 
-def test_wrong(device):
+def test_wrong(npu_place):
     assert torch.ones(2).sum() == 3, "one and one"
 """
 

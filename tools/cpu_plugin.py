@@ -26,13 +26,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 @pytest.fixture
-def device() -> SimpleNamespace:
+def npu_place() -> SimpleNamespace:
     """The CPU, as npu_offline.plugin.Place describes it."""
     return SimpleNamespace(name="cpu", torch=torch.device("cpu"))
 
 
 @pytest.fixture
-def poisoned() -> Iterator[None]:
+def npu_poisoned() -> Iterator[None]:
     """Memory that torch allocates without a value is full of NaN during the test, which deterministic algorithms do."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield

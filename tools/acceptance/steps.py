@@ -26,7 +26,7 @@ def tests(paths: Sequence[Path], device: str, folder: Path) -> dict[str, Any]:
     """Every test that asks for a device, on this one."""
     file = folder / "tests.xml"
     file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "--device", device, f"--junitxml={file}", *map(str, paths)]
+    command = [sys.executable, "-m", "pytest", "-q", "--npu-device", device, f"--junitxml={file}", *map(str, paths)]
     found = _process(command)
     return {**found, **(outcomes(file) if file.exists() else {"counts": {}, "failures": [], "skips": {}})}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from npu_attn_res import attn_res
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 
 @pytest.mark.parametrize("n_blocks", [1, 2, 3, 8, 33, 128])

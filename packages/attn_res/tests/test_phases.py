@@ -5,7 +5,7 @@ import pytest
 import torch
 from npu_attn_res import BlockAttnRes, attn_res, attn_res_merge, attn_res_phase1
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
 EPS = 1e-6
 
 

@@ -7,7 +7,7 @@ import torch
 from lookup import KINDS
 from npu_embedding import embedding
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Plain rows; rows that are no multiple of 32 bytes; rows wide enough to be cut in columns.

@@ -5,7 +5,7 @@ import pytest
 import torch
 from npu_embedding import embedding
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 VIEWS = {
     "a number": lambda x: x.view(-1)[0],

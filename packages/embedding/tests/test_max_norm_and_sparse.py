@@ -6,7 +6,7 @@ import torch
 from lookup import KINDS
 from npu_embedding import embedding
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf"), 3.0])

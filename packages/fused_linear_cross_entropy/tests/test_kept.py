@@ -53,7 +53,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("what", OPTIONS)
-def test_gradients_of_kept_logits(device, what, poisoned):
+def test_gradients_of_kept_logits(device, what, npu_poisoned):
     case = {"tokens": TOKENS, "width": WIDTH, "vocabulary": VOCABULARY, **SMALL, **OPTIONS[what]}
     dtype = case.get("dtype", torch.bfloat16)
     sums = case.get("accum_dtype", dtype)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 ALL = dict.fromkeys(("return_z_loss", "return_token_accuracy", "return_predicted_tokens", "return_lse"), True)
 

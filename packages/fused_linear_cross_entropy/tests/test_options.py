@@ -7,7 +7,7 @@ import losses
 import pytest
 import torch
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 ALONE = {
     "nothing": {},

@@ -5,7 +5,7 @@ import pytest
 import torch
 from npu_rms_norm import add_rms_norm, rms_norm
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 
 def run(case, residual, dsum, device, **options):

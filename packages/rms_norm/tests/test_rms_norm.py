@@ -5,7 +5,7 @@ import pytest
 import torch
 from npu_rms_norm import rms_norm
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 WIDTHS = [1, 7, 123, 512, 1000, 2048, 4096, 5120, 7168, 8192, 16384, 65536]
 

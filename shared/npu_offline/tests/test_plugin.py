@@ -1,5 +1,7 @@
 """The pytest plugin, run on small test files of its own."""
 
+import os
+
 import pytest
 import torch
 from npu_offline import cache
@@ -8,13 +10,13 @@ CACHE = cache.cache_dir()
 TESTS = """
 import npu_tiling, torch
 
-def test_place(device, poisoned):
-    assert torch.empty(3, device=device.torch).isnan().all()
-    chip = npu_tiling.device_for(device.torch)
-    if device.name == "cpu":
+def test_place(npu_place, npu_poisoned):
+    assert torch.empty(3, device=npu_place.torch).isnan().all()
+    chip = npu_tiling.device_for(npu_place.torch)
+    if npu_place.name == "cpu":
         assert chip is None
-    if device.name == "emulated":
-        assert device.torch.type == "cpu"
+    if npu_place.name == "emulated":
+        assert npu_place.torch.type == "cpu"
         assert chip == npu_tiling.soc("{soc}")
 
 def test_elsewhere():
@@ -52,16 +54,16 @@ def test_runs_on_every_place_there_is_and_names_the_others(project):
 
 
 def test_force_one_place_and_choose_the_chip(project):
-    result = project("Ascend910B1").runpytest_subprocess("--device", "emulated", "--soc", "Ascend910B1", "-v")
+    result = project("Ascend910B1").runpytest_subprocess("--npu-device", "emulated", "--npu-soc", "Ascend910B1", "-v")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["*test_place?emulated? PASSED*", "cpu: not run: --device emulated was given"])
+    result.stdout.fnmatch_lines(["*test_place?emulated? PASSED*", "cpu: not run: --npu-device emulated was given"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no CUDA device")
 def test_forcing_a_place_that_is_not_there_is_an_error(project):
-    result = project().runpytest_subprocess("--device", "cuda")
+    result = project().runpytest_subprocess("--npu-device", "cuda")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--device cuda: torch has no CUDA device*"])
+    result.stderr.fnmatch_lines(["*--npu-device cuda: torch has no CUDA device*"])
 
 
 def test_without_toolchain_emulation_is_reported_missing(project, tmp_path, monkeypatch):
@@ -73,15 +75,83 @@ def test_without_toolchain_emulation_is_reported_missing(project, tmp_path, monk
 
 def test_without_triton_ascend_emulation_is_reported_missing(project, monkeypatch):
     pytester = project()
-    pytester.makepyfile("def test_place(device): assert device.name == 'cpu'")
+    pytester.makepyfile("def test_place(npu_place): assert npu_place.name == 'cpu'")
     pytester.mkpydir("triton")  # stock triton: no backends.ascend
-    monkeypatch.setenv("PYTHONPATH", str(pytester.path))
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
     result = pytester.runpytest_subprocess()
     result.stdout.fnmatch_lines(["emulated: not run: triton-ascend is not installed*"])
     result.assert_outcomes(passed=1)
 
 
-def test_summary_is_silent_where_no_test_has_a_place(pytester):
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_summary_names_places_where_a_test_has_one(pytester, workers):
+    pytester.makepyfile("def test_place(npu_place): pass")
+    result = pytester.runpytest_subprocess("--npu-device", "cpu", *workers)
+    result.stdout.fnmatch_lines(["*places*", "cpu: run"])
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_summary_is_silent_where_no_test_has_a_place(pytester, workers):
     pytester.makepyfile("def test_nothing(): pass")
+    result = pytester.runpytest_subprocess(*workers)
+    result.stdout.no_fnmatch_line("*places*")
+
+
+OTHERS_CONFTEST = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="tpu")
+    parser.addoption("--soc", default="none")
+
+@pytest.fixture
+def device(request):
+    return request.config.getoption("--device")
+
+@pytest.fixture
+def poisoned():
+    return "mine"
+"""
+OTHERS_TESTS = """
+import sys
+import pytest
+
+def instantiate_device_type_tests(function):  # as torch.testing does: an argument named device, given by the caller
+    def test_of_every_device():
+        for device in ("cpu", "meta"):
+            function(device)
+    return test_of_every_device
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_parametrized(device):
+    assert device in ("cpu", "meta")
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", int)])
+def test_parametrized_together(device, dtype):
+    assert device == "cpu"
+
+def test_fixture(device, poisoned, pytestconfig):
+    assert (device, poisoned) == (pytestconfig.getoption("--device"), "mine")
+
+@instantiate_device_type_tests
+def test_given(device):
+    assert device in ("cpu", "meta")
+
+def test_nothing_large_was_imported():
+    assert not {"torch", "triton", "numpy"} & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("--device", "xpu", "--soc", "any"), ("-n", "1")])
+def test_the_suite_of_another_project_runs_as_without_the_plugin(pytester, arguments):
+    pytester.makeconftest(OTHERS_CONFTEST)
+    pytester.makepyfile(OTHERS_TESTS)
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(passed=6)
+    result.stdout.no_fnmatch_line("*places*")
+
+
+def test_a_name_that_is_not_ours_is_not_found_here(pytester):
+    pytester.makepyfile("def test_place(device): pass")
     result = pytester.runpytest_subprocess()
-    result.stdout.no_fnmatch_line("*not run*")
+    result.stdout.fnmatch_lines(["*fixture 'device' not found*"])

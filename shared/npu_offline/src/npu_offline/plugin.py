@@ -1,17 +1,17 @@
-"""The pytest plugin: tests that ask for `device` run on every place there is, and the summary names those there are not."""
+"""The pytest plugin: tests that ask for `npu_place` run on every place there is, and the summary names those there are not.
+
+A project that only has npu-offline installed sees nothing of this: every option and fixture is named `npu_...`, and nothing
+large (torch, Triton) is imported until a test asks for one of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from .emulation import emulate, missing_triton_ascend
-from .native import missing_c_compiler
-from .toolchains import installed
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,10 @@ class Place:
 def why_not(name: str) -> str | None:
     """Why tests cannot run at a place on this machine, None if they can."""
     if name == "emulated":
+        from .emulation import missing_triton_ascend
+        from .native import missing_c_compiler
+        from .toolchains import installed
+
         if _TOOLCHAIN not in installed():
             return f"toolchain {_TOOLCHAIN} is missing (npu-offline fetch {_TOOLCHAIN})"
         return missing_triton_ascend() or missing_c_compiler()
@@ -51,41 +55,43 @@ def why_not(name: str) -> str | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("npu-offline")
-    group.addoption("--device", choices=PLACES, help="run tests that use the device fixture there, and nowhere else")
-    group.addoption("--soc", default="Ascend910B4", help="the chip that is emulated (default: %(default)s)")
+    group.addoption("--npu-device", choices=PLACES, help="run tests that use the fixture npu_place there, nowhere else")
+    group.addoption("--npu-soc", default="Ascend910B4", help="the chip that is emulated (default: %(default)s)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    forced = config.getoption("--device")
+    forced = config.getoption("--npu-device")
     reason = why_not(forced) if forced else None
     if reason:
-        raise pytest.UsageError(f"--device {forced}: {reason}")
+        raise pytest.UsageError(f"--npu-device {forced}: {reason}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "device" not in metafunc.fixturenames:
+    if "npu_place" not in metafunc.fixturenames:
         return
     metafunc.config.stash[_USED] = True
-    forced = metafunc.config.getoption("--device")
+    forced = metafunc.config.getoption("--npu-device")
     names = [forced] if forced else [name for name in PLACES if why_not(name) is None]
-    metafunc.parametrize("device", names, indirect=True)
+    metafunc.parametrize("npu_place", names, indirect=True)
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> Iterator[Place]:
+def npu_place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """The place a test runs at. At "emulated", Triton kernels on CPU tensors run as the Ascend compiler sees them."""
     import torch
 
+    from .emulation import emulate
+
     name = request.param
     if name == "emulated":
-        with emulate(request.config.getoption("--soc"), toolchain=_TOOLCHAIN, races=True):
+        with emulate(request.config.getoption("--npu-soc"), toolchain=_TOOLCHAIN, races=True):
             yield Place(name, torch.device("cpu"))
     else:
         yield Place(name, torch.device(name))
 
 
 @pytest.fixture
-def poisoned() -> Iterator[None]:
+def npu_poisoned() -> Iterator[None]:
     """Memory that torch allocates without a value is full of NaN, or of the largest integer, during the test."""
     from . import memory
 
@@ -93,12 +99,25 @@ def poisoned() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)  # in a worker of pytest-xdist
+    if output is not None:
+        output["npu_place"] = session.config.stash.get(_USED, False)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker of pytest-xdist says as it ends: the workers collect the tests, the summary is written here."""
+    if getattr(node, "workeroutput", {}).get("npu_place"):
+        node.config.stash[_USED] = True
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    # Where pytest-xdist runs the tests, it is its workers that know whether a test asked for a device.
-    if not config.stash.get(_USED, False) and not config.pluginmanager.has_plugin("dsession"):
+    if not config.stash.get(_USED, False):
         return
-    forced = config.getoption("--device")
+    forced = config.getoption("--npu-device")
     terminalreporter.section("places")
     for name in PLACES:
-        reason = f"--device {forced} was given" if forced and name != forced else why_not(name)
+        reason = f"--npu-device {forced} was given" if forced and name != forced else why_not(name)
         terminalreporter.write_line(f"{name}: not run: {reason}" if reason else f"{name}: run")
