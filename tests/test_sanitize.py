@@ -1,0 +1,71 @@
+"""What runs under compute-sanitizer on a CUDA machine is every kernel, and what it prints is read right."""
+
+import re
+from unittest import mock
+
+import npu_tiling
+import pytest
+import torch
+from npu_tiling.launch import Kernels
+
+from tools.sanitize.calls import CALLS
+from tools.sanitize.output import read
+from tools.workspace import ROOT
+
+H200 = npu_tiling.Device("NVIDIA H200", "cuda", "sm_90", 132, 132, 232448, ub_align=16, max_grid=2**31 - 1)
+ASCEND_ALONE = {"attn_res_forward_ahead_kernel", "attn_res_backward_kernel"}
+
+SAID = """========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 4 bytes
+=========     at forward_kernel+0x2f0 in kernels.py:176
+=========     by thread (1,0,0) in block (0,0,0)
+=========     Address 0x7f0000000000 is out of bounds
+=========         Host Frame: launch [0x1234] in driver.so
+=========
+========= Invalid __global__ read of size 4 bytes
+=========     at forward_kernel+0x2f0 in kernels.py:176
+=========     by thread (2,0,0) in block (0,0,0)
+=========
+========= Error: Race reported between Write access at sum_runs_kernel+0x10 in kernels_backward.py:9
+=========     and Read access at sum_runs_kernel+0x20 in kernels_backward.py:10 [4 hazards]
+=========
+========= Uninitialized __global__ memory read of size 2 bytes
+=========     at void at::native::vectorized_elementwise_kernel<(int)4, at::native::Add>(int, T2)+0x110
+=========     by thread (0,0,0) in block (0,0,0)
+=========
+not a line of the tool
+========= ERROR SUMMARY: 4 errors
+"""
+
+
+@pytest.mark.parametrize("package", CALLS)
+def test_every_kernel_is_launched(package):
+    launched = set()
+
+    def launch(self, module, kernel, *_):
+        launched.add(kernel)
+
+    with mock.patch.object(Kernels, "launch", launch), npu_tiling.use_device(H200, emulated=True):
+        for label, call in CALLS[package](torch.device("cpu")):
+            if "beside" not in label:  # a second stream, which a CPU has not
+                call()
+    sources = "".join(file.read_text() for file in (ROOT / "packages" / package / "src").rglob("*.py"))
+    kernels = set(re.findall(r"@triton\.jit(?:\([^)]*\))?\s+def (\w+_kernel)\(", sources))
+    assert kernels, "no kernels found in the sources"
+    assert kernels - ASCEND_ALONE == launched
+
+
+def test_findings_are_told_apart_by_kernel():
+    found = read(SAID)
+    assert found.ours == {
+        "forward_kernel: Invalid __global__ read of size 4 bytes": 2,
+        "sum_runs_kernel: Error: Race reported between Write access at sum_runs_kernel+ADDRESS in kernels_backward.py:9": 1,
+    }
+    assert found.others == {
+        "void at::native::vectorized_elementwise_kernel: Uninitialized __global__ memory read of size 2 bytes": 1
+    }
+    assert found.summaries == ["4 errors"]
+
+
+def test_a_run_that_broke_off_has_no_summary():
+    assert read(SAID.rpartition("=========")[0]).summaries == []

@@ -1,0 +1,159 @@
+"""The run: `python -m tools.sanitize [--tools memcheck racecheck] [--packages rms_norm] [--out FOLDER]`.
+
+Every part of every package's calls runs once without a tool, which compiles the kernels, and then under each tool. Memory
+is not cached (PYTORCH_NO_CUDA_MEMORY_CACHING), so that every tensor is an allocation of its own. What a tool says of kernels
+of PyTorch and cuBLAS is counted apart. Ends with 1 where a tool found something in a kernel of ours, or did not finish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from .calls import CALLS
+from .output import OURS, Findings, read
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+PARTS = {"rms_norm": 4, "embedding": 2, "attn_res": 6, "fused_linear_cross_entropy": 4}
+SECONDS = 200  # for one part under one tool
+_SHOWN = 10
+# Which kernels a tool looks at: the first of these under which it finds what is planted. Options differ between versions.
+_FILTERS: tuple[tuple[str, ...], ...] = (("--kernel-regex", f"kns={OURS}"), ("--kernel-name", "kns=_kernel"), ())
+_FILTERED = ("memcheck", "racecheck", "synccheck")  # initcheck has to see the writes of all kernels
+
+
+class Job(NamedTuple):
+    """A part of a package's calls, under a tool ("" for none)."""
+
+    tool: str
+    package: str
+    part: int
+
+
+class Done(NamedTuple):
+    """How a job ended."""
+
+    job: Job
+    text: str
+    code: int | None
+    seconds: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="sanitize", description="Every kernel under compute-sanitizer, on a CUDA device.")
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
+    parser.add_argument("--packages", nargs="+", choices=tuple(CALLS), default=tuple(CALLS))
+    parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes at a time (%(default)s)")
+    parser.add_argument("--sanitizer", default=_sanitizer(), help="compute-sanitizer (%(default)s)")
+    parser.add_argument("--out", type=Path, help="a folder for what the tools print")
+    options = parser.parse_args()
+    if options.sanitizer is None:
+        print("compute-sanitizer is not on the PATH and not in /usr/local/cuda/bin: it comes with the CUDA toolkit.")
+        return 2
+    said = subprocess.run([options.sanitizer, "--version"], capture_output=True, text=True).stdout
+    version = next((line for line in reversed(said.splitlines()) if line.strip()), "unknown")
+    print(version, flush=True)
+
+    def run(job: Job, kernels: Sequence[str] = ()) -> Done:
+        return _run(job, options.sanitizer, kernels, options.out)
+
+    good = True
+    with ThreadPoolExecutor(options.jobs) as pool:
+        parts = [(package, part) for part in range(max(PARTS.values())) for package in options.packages]
+        parts = [(package, part) for package, part in parts if part < PARTS[package]]
+        alone = [pool.submit(run, Job("", *part)) for part in parts]
+        planted = [pool.submit(run, Job("memcheck", "planted", 0), kernels) for kernels in _FILTERS]
+        unwritten = pool.submit(run, Job("initcheck", "planted", 0))
+        good &= _report("no tool", [future.result() for future in alone])
+        finding = [kernels for kernels, done in zip(_FILTERS, planted, strict=True) if read(done.result().text).ours]
+        chosen = finding[0] if finding else ()
+        for tool, found in (("memcheck", bool(finding)), ("initcheck", bool(read(unwritten.result().text).ours))):
+            good &= found
+            print(f"planted, {tool}: {'found' if found else 'NOT FOUND: this tool sees no kernels of ours'}", flush=True)
+        every = {tool: [pool.submit(run, Job(tool, *part), chosen) for part in parts] for tool in options.tools}
+        for tool, futures in every.items():
+            print(f"{tool}: {' '.join(_command(Job(tool, 'PACKAGE', 0), options.sanitizer, chosen))}")
+            good &= _report(tool, [future.result() for future in futures])
+    print("clean" if good else "NOT CLEAN")
+    return 0 if good else 1
+
+
+def _sanitizer() -> str | None:
+    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+
+
+def _command(job: Job, sanitizer: str, chosen: Sequence[str]) -> list[str]:
+    command = [sys.executable, "-m", "tools.sanitize.part", job.package, str(job.part), str(PARTS.get(job.package, 1))]
+    if not job.tool:
+        return command
+    kernels = chosen if job.tool in _FILTERED else ()
+    return [sanitizer, "--tool", job.tool, "--print-limit", "1000", "--report-api-errors", "no", *kernels, *command]
+
+
+def _run(job: Job, sanitizer: str, chosen: Sequence[str], folder: Path | None) -> Done:
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            _command(job, sanitizer, chosen), capture_output=True, text=True, env=environment, timeout=SECONDS
+        )
+        text, code = done.stdout + done.stderr, done.returncode
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout or b""
+        text, code = said.decode(errors="replace") if isinstance(said, bytes) else said, None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{job.tool or 'none'}-{job.package}-{job.part}.txt").write_text(text)
+    return Done(job, text, code, time.monotonic() - started)
+
+
+def _report(title: str, results: Iterable[Done]) -> bool:
+    """Prints what one tool said of every part; whether it said nothing of a kernel of ours."""
+    launched: Counter[str] = Counter()
+    total = Findings(Counter(), Counter(), [])
+    calls = variants = 0
+    good, longest = True, 0.0
+    failed: list[str] = []
+    for done in results:
+        longest = max(longest, done.seconds)
+        lines = [line for line in done.text.splitlines() if line.startswith('{"calls"')]
+        found = read(done.text)
+        finished = bool(lines) and (not done.job.tool or bool(found.summaries))
+        if not finished:
+            good = False
+            end = "out of time" if done.code is None else f"exit status {done.code}"
+            tail = "\n    ".join(done.text.splitlines()[-8:])
+            print(f"  {title}, {done.job.package} part {done.job.part}: DID NOT FINISH, {end}\n    {tail}")
+        if lines:
+            told = json.loads(lines[-1])
+            calls, variants = calls + told["calls"], variants + told["variants"]
+            launched.update(told["launched"])
+            failed += told["failed"]
+        total.ours.update(found.ours)
+        total.others.update(found.others)
+    ours, others = total.ours.total(), total.others.total()
+    kernels = f"{len(launched)} kernels, {variants} tilings, {launched.total()} launches in {calls} calls"
+    print(
+        f"  {title}: {ours} findings in kernels of ours, {others} elsewhere; {kernels}; longest part {longest:.0f} s",
+        flush=True,
+    )
+    for failure in failed[:_SHOWN]:
+        print(f"    FAILED {failure}")
+    for name, findings in (("ours", total.ours), ("elsewhere", total.others)):
+        for said, times in findings.most_common(_SHOWN):
+            print(f"    {name}, {times} times: {said[:200]}")
+    return good and not ours and not failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

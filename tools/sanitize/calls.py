@@ -1,0 +1,215 @@
+"""Calls whose launches are every kernel that a CUDA device can be given, in every shape of tile that tilings choose for it.
+
+Shapes are small and ragged: the last tile of rows and of columns is a partial one wherever there can be one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
+from npu_embedding import embedding
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
+from npu_rms_norm import add_rms_norm, rms_norm
+from torch import Tensor
+
+Call = tuple[str, Callable[[], None]]
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+ROWS, MANY_ROWS = 37, 1500  # fewer, and more tiles than a persistent grid has programs
+
+
+def rms_norm_calls(device: torch.device) -> Iterator[Call]:
+    """Widths on both sides of every step of the tables, casting modes, residuals, rows at strides, in place."""
+
+    def run(shape: tuple[int, ...], dtype: torch.dtype, weight: torch.dtype | None, view: str = "", **options: Any) -> None:
+        x = _rows(shape, dtype, device, view)
+        w = None if weight is None else _leaf((shape[-1],), weight, device)
+        y = rms_norm(x, w, **options)
+        y.backward(_rows(shape, dtype, device, view).detach() if view else torch.ones_like(y))
+
+    def add(width: int, dtype: torch.dtype, residual: torch.dtype, **options: Any) -> None:
+        x, stream = _leaf((ROWS, width), dtype, device), _leaf((ROWS, width), residual, device)
+        _backward(add_rms_norm(x, stream, _leaf((width,), dtype, device), **options))
+
+    for width in (1, 7, 100, 512, 1000, 1024, 1500, 2048, 4096, 5000, 8192, 12000, 16384, 20000, 40000):
+        for dtype in (FP32, BF16):
+            yield f"{_name(dtype)} {width}", _call(run, (ROWS, width), dtype, dtype)
+        yield f"bf16 {width}, added", _call(add, width, BF16, BF16)
+    for width in (1000, 4096, 20000):
+        yield f"bf16 {width}, {MANY_ROWS} rows", _call(run, (MANY_ROWS, width), BF16, FP32)
+        yield f"bf16 {width}, no weight", _call(run, (ROWS, width), BF16, None)
+        yield f"bf16 {width}, added to fp32", _call(add, width, BF16, FP32, in_place=True)
+        yield f"bf16 {width}, in place", _call(run, (ROWS, width), BF16, BF16, in_place=True)
+        for mode in ("gemma", "none"):
+            yield f"fp16 {width}, {mode}", _call(run, (ROWS, width), FP16, FP16, casting_mode=mode, offset=1.0)
+        for view in ("sliced", "groups", "transposed", "unaligned"):
+            yield f"bf16 {width}, {view}", _call(run, (3, 13, width), BF16, BF16, view)
+
+
+def embedding_calls(device: torch.device) -> Iterator[Call]:
+    """Widths, dtypes of tables and of indices, runs of equal indices, indices outside of the table, shards."""
+
+    def run(
+        width: int,
+        dtype: torch.dtype,
+        kind: str = "uniform",
+        index_dtype: torch.dtype = torch.int64,
+        n: int = 777,
+        rows: int = 301,
+        **options: Any,
+    ) -> None:
+        indices = torch.randint(0, rows, (n,), device=device)
+        if kind == "equal":
+            indices.fill_(5)
+        if kind == "outside":
+            indices[::7] = -3
+            indices[3::7] = rows + 2**40 if index_dtype == torch.int64 else rows
+        weight = _leaf((rows, width), dtype, device)
+        out = embedding(indices.to(index_dtype), weight, **options)
+        out.backward(torch.ones_like(out))
+
+    for width in (1, 7, 64, 100, 512, 1000, 2048, 4096, 5000, 8192, 16411):
+        for dtype in (FP32, BF16):
+            yield f"{_name(dtype)} {width}", _call(run, width, dtype)
+    for width in (100, 1024, 5000):
+        for kind in ("equal", "outside"):
+            yield f"bf16 {width}, {kind}", _call(run, width, BF16, kind)
+        yield f"fp16 {width}, int32", _call(run, width, FP16, "uniform", torch.int32)
+        yield f"bf16 {width}, outside, int32", _call(run, width, BF16, "outside", torch.int32)
+        yield f"bf16 {width}, padding, by frequency", _call(run, width, BF16, padding_idx=5, scale_grad_by_freq=True)
+        yield f"fp32 {width}, sparse", _call(run, width, FP32, sparse=True)
+        yield f"fp32 {width}, shard", _call(run, width, FP32, vocab_range=(200, 501), num_embeddings=900)
+        yield f"fp32 {width}, norms", _call(run, width, FP32, max_norm=1.0)
+        yield f"bf16 {width}, one index", _call(run, width, BF16, n=1)
+        yield f"bf16 {width}, one row", _call(run, width, BF16, rows=1)
+    yield "bf16 1024, a table whose zeros are stored beside the sort", _call(run, 1024, BF16, rows=40000)
+
+
+def attn_res_calls(device: torch.device) -> Iterator[Call]:
+    """Widths, numbers of blocks, one tensor or a list, blocks without a gradient, layers, the merge, each with a norm."""
+
+    def run(width: int, dtype: torch.dtype, n: int, listed: bool, normed: bool = False, frozen: bool = False) -> None:
+        weights = [_leaf((width,), dtype, device) for _ in range(3)]
+        blocks = _leaf((n, ROWS, width), dtype, device)
+        each = [_leaf((ROWS, width), dtype, device).requires_grad_(not frozen or i % 2 == 0) for i in range(n)]
+        _backward(attn_res(each if listed else blocks, *weights[:2], norm_weight=weights[2] if normed else None))
+
+    def layers(width: int, dtype: torch.dtype, n_layers: int, listed: bool) -> None:
+        queries, w_norm = _leaf((n_layers, width), FP32, device), _leaf((width,), FP32, device)
+        blocks = _leaf((3, ROWS, width), dtype, device)
+        _backward(attn_res_phase1(queries, list(blocks.unbind()) if listed else blocks, w_norm))
+
+    def merge(width: int, dtype: torch.dtype, added: bool, normed: bool) -> None:
+        o, weights = _leaf((ROWS, width), FP32, device), [_leaf((width,), dtype, device) for _ in range(3)]
+        maximum, total = _leaf((ROWS,), FP32, device), torch.ones(ROWS, device=device, requires_grad=True)
+        partial, x = (_leaf((ROWS, width), dtype, device) for _ in range(2))
+        more = {"layer_output": x if added else None, "norm_weight": weights[2] if normed else None}
+        _backward(attn_res_merge(o, maximum, total, partial, *weights[:2], **more))
+
+    def inference(width: int) -> None:
+        blocks = torch.randn(4, ROWS, width, device=device)
+        attn_res(blocks, blocks[0, 0], blocks[0, 1], norm_weight=blocks[0, 2])
+
+    for width in (1, 7, 100, 512, 1000, 2048, 4096, 5120, 8192, 12288, 16384, 20000):
+        for dtype in (FP32, BF16):
+            number, listed = (4, False) if dtype == FP32 else (3, True)
+            yield f"{_name(dtype)} {width}, {number}{' listed' * listed}", _call(run, width, dtype, number, listed)
+        yield f"bf16 {width}, normalised", _call(run, width, BF16, 2, True, True)
+        yield f"bf16 {width}, merge", _call(merge, width, BF16, True, True)
+        yield f"fp32 {width}, merge", _call(merge, width, FP32, False, False)
+    for width in (100, 1000, 4096, 20000):
+        yield f"bf16 {width}, 1", _call(run, width, BF16, 1, False)
+        yield f"bf16 {width}, 9", _call(run, width, BF16, 9, False)
+        yield f"fp32 {width}, 9 listed", _call(run, width, FP32, 9, True)
+        yield f"bf16 {width}, 40 listed, half of them frozen", _call(run, width, BF16, 40, True, False, True)
+        yield f"fp16 {width}, 17", _call(run, width, FP16, 17, False, True)
+        yield f"fp32 {width}, no gradients", _call(inference, width)
+        for n_layers in (1, 2, 5, 9):
+            yield f"bf16 {width}, {n_layers} layers", _call(layers, width, BF16, n_layers, n_layers == 5)
+        yield f"fp32 {width}, 3 layers", _call(layers, width, FP32, 3, True)
+
+
+def cross_entropy_calls(device: torch.device) -> Iterator[Call]:
+    """Vocabularies, each option alone and all of them, chunks of tokens and of columns, kept logits, targets outside."""
+
+    def run(
+        vocabulary: int, dtype: torch.dtype, *, tokens: int = ROWS, width: int = 16, factor: float = 1.0, **options: Any
+    ) -> None:
+        x, weight = _leaf((tokens, width), dtype, device), _leaf((vocabulary, width), dtype, device)
+        target = torch.randint(0, vocabulary, (tokens,), device=device)
+        target[::5], target[3::11] = -100, vocabulary + 7
+        if options.pop("bias", False):
+            options["bias"] = _leaf((vocabulary,), dtype, device)
+        if options.pop("class_weight", False):
+            options["class_weight"] = torch.rand(vocabulary, device=device)
+        found = fused_linear_cross_entropy(x, weight, target, **options)
+        loss = found if isinstance(found, Tensor) else found.loss
+        (loss.sum() * factor).backward()
+
+    def log_probs(vocabulary: int, **options: Any) -> None:
+        x, weight = _leaf((ROWS, 16), BF16, device), _leaf((vocabulary, 16), BF16, device)
+        target = torch.randint(0, vocabulary, (ROWS,), device=device)
+        _backward(linear_log_probs(x, weight, target, return_entropy=True, **options))
+
+    everything = {"label_smoothing": 0.1, "lse_square_scale": 0.1, "softcap": 30.0, "logit_scale": 0.5}
+    everything |= {"token_scaling": True, "return_z_loss": True, "return_token_accuracy": True, "return_lse": True}
+    everything |= {"bias": True, "class_weight": True}
+    singles: list[dict[str, Any]] = [{name: value} for name, value in everything.items() if name != "return_lse"]
+    singles += [{"reduction": "none"}, {"reduction": "sum"}, {"return_entropy": True}, {"chunk_tokens": 16}]
+    for vocabulary in (1, 2, 7, 123, 512, 1000, 2048, 4096, 8192, 10000, 16384, 33000):
+        for dtype in (FP32, BF16):
+            yield f"{_name(dtype)} {vocabulary}", _call(run, vocabulary, dtype, factor=3.0)
+        yield f"fp16 {vocabulary}, everything", _call(run, vocabulary, FP16, **everything)
+        yield f"bf16 {vocabulary}, log-probabilities", _call(log_probs, vocabulary)
+    for vocabulary in (1000, 10000):
+        for options in singles:
+            yield f"bf16 {vocabulary}, {', '.join(options)}", _call(run, vocabulary, BF16, **options)
+        for dtype in (FP32, BF16):
+            small = {"memory_budget": 2**17, "tokens": 200}
+            yield f"{_name(dtype)} {vocabulary}, columns", _call(run, vocabulary, dtype, softcap=5.0, **small)
+            yield f"{_name(dtype)} {vocabulary}, kept columns", _call(run, vocabulary, dtype, width=256, **small)
+            yield f"{_name(dtype)} {vocabulary}, everything by columns", _call(run, vocabulary, dtype, **everything, **small)
+        yield f"bf16 {vocabulary}, log-probabilities by columns", _call(log_probs, vocabulary, memory_budget=2**14)
+
+
+CALLS: dict[str, Callable[[torch.device], Iterator[Call]]] = {
+    "rms_norm": rms_norm_calls,
+    "embedding": embedding_calls,
+    "attn_res": attn_res_calls,
+    "fused_linear_cross_entropy": cross_entropy_calls,
+}
+
+
+def _call(function: Callable[..., None], *arguments: Any, **options: Any) -> Callable[[], None]:
+    return lambda: function(*arguments, **options)
+
+
+def _leaf(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(shape, device=device).to(dtype).requires_grad_()
+
+
+def _rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, view: str) -> Tensor:
+    """Rows as a view has them: part of wider rows, groups apart, groups side by side, or an address of 2 bytes more."""
+    outer, inner, width = shape if view else (1, *shape)
+    storage = torch.randn(2 * outer * inner * width + 1, device=device).to(dtype)
+    strides = {
+        "": (inner * width, width, 1),
+        "sliced": (2 * inner * width, 2 * width, 1),
+        "groups": (2 * inner * width, width, 1),
+        "transposed": (width, outer * width, 1),
+        "unaligned": (inner * width, width, 1),
+    }
+    rows = storage.as_strided((outer, inner, width), strides[view], int(view == "unaligned"))
+    return rows.view(shape).requires_grad_()
+
+
+def _backward(outputs: Tensor | tuple[Tensor, ...]) -> None:
+    outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return {FP32: "fp32", BF16: "bf16", FP16: "fp16"}[dtype]
