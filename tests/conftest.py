@@ -1,5 +1,6 @@
 """Makes what is not a package of its own, tools and causal_lms.py, importable by tests; the wheels that they share."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,11 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist and the wheel of every package."""
+    """A folder with the sdist and the wheel of every package, built once for all processes of a run."""
     from tools import wheels
-    from tools.workspace import read_packages
 
-    folder = tmp_path_factory.mktemp("wheels")
-    for package in read_packages().values():
-        wheels.build(package, folder)
-    return folder
+    base = tmp_path_factory.getbasetemp()
+    return wheels.build_once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheels")
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ def cann(tmp_path, monkeypatch):
     monkeypatch.setenv("ASCEND_HOME_PATH", str(folder))
 
 
+@pytest.mark.compilers
 @emulated
 @pytest.mark.usefixtures("cann")
 def test_stand_in_is_described_tested_compiled_for_and_reported(tmp_path):
@@ -164,6 +165,7 @@ def test_predicted_times_stand_beside_the_measured():
     assert f"{found['times']['attn_res']['forward']['1024']:.4g}" in page
 
 
+@pytest.mark.compilers
 @emulated
 def test_predicted_times_are_what_the_model_says():
     found = predictions.load()["times"]
@@ -178,6 +180,7 @@ def test_device_that_is_not_there_is_refused(capsys, tmp_path):
     assert not Path(tmp_path / "never").exists()
 
 
+@pytest.mark.compilers
 @emulated
 def test_times_of_an_emulated_chip_are_refused(capsys):
     assert main(["--device", "emulated", "--steps", "times"]) == 2

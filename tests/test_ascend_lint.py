@@ -14,9 +14,13 @@ from npu_offline.lint.package import examine_all, load
 
 PACKAGES = sorted(path.parents[1] for path in Path(__file__).parents[1].glob("packages/*/tests/ascend_calls.py"))
 SOC, TOOLCHAIN = "Ascend910B4", "1.2.0"
-pytestmark = pytest.mark.skipif(
-    TOOLCHAIN not in npu_offline.installed(), reason=f"needs triton-ascend and a toolchain (npu-offline fetch {TOOLCHAIN})"
-)
+pytestmark = [
+    pytest.mark.compilers,
+    pytest.mark.skipif(
+        TOOLCHAIN not in npu_offline.installed(),
+        reason=f"needs triton-ascend and a toolchain (npu-offline fetch {TOOLCHAIN})",
+    ),
+]
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)

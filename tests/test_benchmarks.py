@@ -89,6 +89,7 @@ def test_vendors_operators_are_providers_on_an_npu(script, sizes, monkeypatch):
             benchmark.providers["torch_npu"](case, CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["small_block", "small_model"])
 def test_block_with_our_operators_is_one_graph_and_right(name):
     benchmark = load(ROOT / "tools" / "bench_block.py")

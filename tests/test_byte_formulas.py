@@ -22,9 +22,10 @@ SOC = "Ascend910B4"
 CORES = npu_tiling.soc(SOC).vector_cores
 CPU = torch.device("cpu")
 BF16, FP32 = 2, 4
-pytestmark = pytest.mark.skipif(
-    not npu_offline.installed(), reason="needs triton-ascend and a toolchain (npu-offline fetch)"
-)
+pytestmark = [
+    pytest.mark.compilers,
+    pytest.mark.skipif(not npu_offline.installed(), reason="needs triton-ascend and a toolchain (npu-offline fetch)"),
+]
 
 CASES = {
     "rms_norm": {"shape": (3000, 1024), "storage": (3000, 1024)},

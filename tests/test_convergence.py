@@ -55,6 +55,7 @@ def plain() -> Callable[[str], tuple[Curve, list[float]]]:
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_our_operators_stay_within_the_band(plain, precision):
     curve, allowed = plain(precision)
@@ -67,6 +68,7 @@ def test_compiled_training_stays_within_the_band(plain):
     assert leaves(run(OURS, "autocast", backend="aot_eager"), curve, allowed) is None
 
 
+@pytest.mark.compilers
 @pytest.mark.skipif(why_not("emulated") is not None, reason=str(why_not("emulated")))
 def test_emulated_kernels_stay_within_the_band():
     short = dataclasses.replace(SETUP, steps=20)

@@ -72,6 +72,7 @@ class _Broken(npu_rms_norm.RMSNorm):
         return super().forward(self.fault(x))
 
 
+@pytest.mark.compilers
 @pytest.mark.usefixtures("emulation")
 def test_emulated_training_follows_plain_pytorch_and_reports_every_kernel(demo, capsys, tmp_path):
     assert demo("--device", "emulated") == 0
@@ -84,6 +85,7 @@ def test_emulated_training_follows_plain_pytorch_and_reports_every_kernel(demo, 
     assert (tmp_path / "curves" / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.compilers
 @pytest.mark.usefixtures("emulation")
 def test_kernel_that_does_not_fit_the_chip_is_an_error(demo, capsys, monkeypatch):
     import npu_offline
@@ -97,6 +99,7 @@ def test_kernel_that_does_not_fit_the_chip_is_an_error(demo, capsys, monkeypatch
     assert "The tile does not fit Ascend910B4" in capsys.readouterr().out
 
 
+@pytest.mark.compilers
 @pytest.mark.usefixtures("emulation")
 def test_kernels_counted_in_a_run_are_those_that_were_compiled():
     import npu_offline
@@ -158,6 +161,7 @@ def test_soc_is_refused_where_there_is_no_ascend_chip(demo, capsys):
     assert "--soc is Ascend910B4" in capsys.readouterr().err
 
 
+@pytest.mark.compilers
 @pytest.mark.usefixtures("emulation")
 def test_unknown_soc_is_refused(demo, capsys):
     assert demo("--device", "emulated", "--soc", "Ascend1") == 2

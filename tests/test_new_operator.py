@@ -43,6 +43,7 @@ def test_every_room_is_there(workspace):
     assert "{{" not in "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_style_and_types(workspace):
     folder = workspace / "packages" / NAME
     run(sys.executable, "-m", "ruff", "check", "--config", ROOT / "ruff.toml", folder, cwd=ROOT)
@@ -60,6 +61,8 @@ def test_metadata_is_that_of_the_other_operators(workspace):
     assert f"npu_{NAME}.kernels" in sections["importlinter:contract:3"]["source_modules"]
 
 
+@pytest.mark.slow
+@pytest.mark.compilers
 def test_wheel_passes_the_packages_tests(workspace, tmp_path):
     package = read_packages(workspace)[NAME]
     with zipfile.ZipFile(wheels.build(package, tmp_path, workspace)) as wheel:

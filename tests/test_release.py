@@ -77,6 +77,7 @@ def repository(tmp_path):
     return Repository(tmp_path)
 
 
+@pytest.mark.slow
 def test_release_bumps_moves_the_changelog_commits_and_tags(repository, capsys):
     assert repository.release("npu_tiling", "first") == 0
     assert repository.release("scale", "first") == 0
@@ -109,6 +110,7 @@ def test_release_bumps_moves_the_changelog_commits_and_tags(repository, capsys):
         release_tag.released_by("npu-scale-v0.2.0", repository.root)
 
 
+@pytest.mark.slow
 def test_package_that_needs_more_than_its_lowest_core_is_refused(repository, capsys):
     """The core in the working tree has what the package imports; the release that the package allows has not."""
     repository.release("npu_tiling", "first")
@@ -129,6 +131,7 @@ def test_package_that_needs_more_than_its_lowest_core_is_refused(repository, cap
     assert "npu-scale-v0.1.1" in repository.state()[1]
 
 
+@pytest.mark.slow
 def test_lowest_core_without_a_tag_must_be_the_working_trees(repository, capsys):
     assert repository.release("scale", "first", "--dry-run") == 0
     assert "npu-tiling 0.1.0, from the working tree" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from tools.workspace import CORE, ROOT, Package, read_packages
 PACKAGES = read_packages()
 OURS = {package.name for package in PACKAGES.values()}
 OPERATORS = [package for package in PACKAGES.values() if package.is_operator]
+pytestmark = pytest.mark.slow
 ABSENT = ("triton", "torch_npu", "npu_offline", "npu_bench")
 
 

@@ -45,10 +45,10 @@ def prepare(folder: Path, options: argparse.Namespace) -> Path:
 
 def run_tests(python: Path, package: Package, layer: str) -> int:
     """pytest's exit status for the package's tests."""
-    plugin = [] if layer == "ascend" else ["-p", "tools.cpu_plugin"]
+    plugins = ["-p", "tools.suite"] + ([] if layer == "ascend" else ["-p", "tools.cpu_plugin"])
     if layer == "ascend":
         _run([str(python.parent / "npu-offline"), "fetch"])
-    return subprocess.run([str(python), "-m", "pytest", *plugin, str(package.folder / "tests")], cwd=ROOT).returncode
+    return subprocess.run([str(python), "-m", "pytest", *plugins, str(package.folder / "tests")], cwd=ROOT).returncode
 
 
 def _run(command: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ this, and to nothing else. So a package that is not needed, Triton before all, c
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import os
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from .workspace import ROOT, Package
+from .workspace import ROOT, Package, read_packages
 
 
 def build(package: Package, output: Path, root: Path = ROOT) -> Path:
@@ -29,6 +30,18 @@ def build(package: Package, output: Path, root: Path = ROOT) -> Path:
     if done.returncode:
         raise RuntimeError(f"{package.name} does not build:\n{done.stdout}")
     return output / f"{package.module}-{package.version}-py3-none-any.whl"
+
+
+def build_once(folder: Path, root: Path = ROOT) -> Path:
+    """A folder with the sdist and the wheel of every package; of processes that ask at once, one builds and others wait."""
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        if not folder.exists():
+            unfinished = folder.with_suffix(".unfinished")
+            for package in read_packages(root).values():
+                build(package, unfinished, root)
+            unfinished.rename(folder)
+    return folder
 
 
 def readme_blocks(package: Package, root: Path = ROOT) -> list[str]:

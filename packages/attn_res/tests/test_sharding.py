@@ -9,6 +9,7 @@ from npu_offline.plugin import why_not
 WORKER = Path(__file__).parent / "sharding_worker.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ranks.why_not() is not None, reason=str(ranks.why_not()))
 @pytest.mark.parametrize("place", ["cpu", "emulated"])
 def test_shards_are_the_whole_and_nothing_is_sent(place):

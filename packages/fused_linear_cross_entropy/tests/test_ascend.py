@@ -14,7 +14,7 @@ from npu_offline.check import load_calls
 from npu_offline.memory import guarded
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
-pytestmark = pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)
+pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 CALLS = dict(load_calls(Path(__file__).parents[1]))
 
 

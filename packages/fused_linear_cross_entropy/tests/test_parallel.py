@@ -9,6 +9,7 @@ from npu_offline.plugin import why_not
 WORKER = Path(__file__).parent / "vocabulary_worker.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ranks.why_not() is not None, reason=str(ranks.why_not()))
 @pytest.mark.parametrize("place", ["cpu", "emulated"])
 def test_two_ranks_are_one_vocabulary(place):

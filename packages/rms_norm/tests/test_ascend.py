@@ -12,7 +12,7 @@ from npu_offline.memory import guarded
 from npu_rms_norm import add_rms_norm, launch, rms_norm, tiling
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
-pytestmark = pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)
+pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 CALLS = dict(load_calls(Path(__file__).parents[1]))
 
 

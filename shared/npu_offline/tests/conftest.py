@@ -14,6 +14,12 @@ def _all_toolchains():
         pytest.skip(f"toolchains are missing: npu-offline fetch {' '.join(sorted(missing))}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker("compilers")
+
+
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own with the toolchains in it and nothing else."""

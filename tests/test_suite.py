@@ -1,0 +1,85 @@
+"""How this repository's tests are run: what a run says of what it skipped, threads, and what the short run leaves out."""
+
+from __future__ import annotations
+
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import sleep
+
+import pytest
+
+from tools import wheels
+from tools.workspace import ROOT, read_packages
+
+TESTS = """
+import os
+import pytest
+
+@pytest.mark.compilers
+@pytest.mark.parametrize("number", range(3))
+def test_compiled(number):
+    pytest.skip("no compiler is here")
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_placed(device):
+    {body}
+
+def test_threads():
+    assert os.environ.get("OMP_NUM_THREADS") == {threads!r}
+"""
+INI = "[pytest]\naddopts = --strict-markers\nmarkers =\n  compilers: x\n"
+
+
+@pytest.fixture
+def run(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    pytester.makeini(INI)
+
+    def run(*arguments, body="pass", threads=None):
+        pytester.makepyfile(TESTS.format(body=body, threads=threads))
+        plugins = ["-p", "tools.suite", "-p", "xdist", "-p", "no:npu_offline", "-p", "no:cacheprovider"]
+        return pytester.runpytest_subprocess(*plugins, *arguments)
+
+    return run
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_skipped_tests_are_counted_by_reason(run, workers):
+    result = run("-n", workers, threads="1" if workers == "2" else None)
+    result.assert_outcomes(passed=3, skipped=3)
+    result.stdout.fnmatch_lines(["*= skipped =*", "    3  no compiler is here"])
+    result.stdout.no_fnmatch_line("*SKIPPED*")
+    result.stdout.no_fnmatch_line("*NOTHING RAN*")  # the emulated one ran
+
+
+def test_layer_of_which_nothing_ran_is_named_at_the_end(run):
+    result = run(body='pytest.skip("no compiler is here")')
+    assert "NOTHING RAN of the tests marked compilers: no compiler is here" in result.outlines[-2]
+
+
+def test_emulated_tests_need_compilers(run):
+    run("-m", "not compilers").assert_outcomes(passed=2, deselected=4)
+
+
+def test_short_run_leaves_out_what_takes_long_or_needs_compilers():
+    command = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]["default"]["scripts"]["fast"]
+    assert isinstance(command, str), "no compilers are fetched before"
+    assert "-m 'not slow and not compilers and not nightly'" in command
+
+
+def test_packages_are_built_once_for_all_workers(tmp_path: Path, monkeypatch):
+    built = []
+
+    def build(package, output, root):
+        built.append(package.key)
+        sleep(0.05)  # another worker asks now
+        output.mkdir(exist_ok=True)
+
+    monkeypatch.setattr(wheels, "build", build)
+    with ThreadPoolExecutor() as pool:
+        folders = list(pool.map(wheels.build_once, [tmp_path / "wheels"] * 3))
+    assert sorted(built) == sorted(read_packages())
+    assert folders == [tmp_path / "wheels"] * 3
+    assert folders[0].is_dir()
