@@ -7,11 +7,11 @@ import torch
 from npu_fused_linear_cross_entropy import matmul
 
 
-def strided(rows, columns, order, generator):
+def strided(rows, columns, order, generator, dtype=torch.bfloat16):
     """Values on a grid that sums of them stay on, in memory with NaN between the rows, or the columns."""
     values = torch.randint(-8, 9, (rows, columns), generator=generator)
     lines, length = (rows, columns) if order == "rows" else (columns, rows)
-    memory = torch.full((lines, length + 5), math.nan, dtype=torch.bfloat16)[:, :length]
+    memory = torch.full((lines, length + 5), math.nan, dtype=dtype)[:, :length]
     memory = memory if order == "rows" else memory.t()
     return memory.copy_(values)
 
@@ -49,13 +49,22 @@ def test_only_what_is_contiguous_is_taken_apart(monkeypatch):
     assert len(parts(small, small.t(), torch.empty(100, 100))) == 1
 
 
-def test_nothing_between_rows_is_read():
-    """Fails on a CPU with matrix tiles (AMX) where PyTorch's own product is given such rows."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_nothing_between_rows_is_read(dtype, one_thread):
+    """Fails on a CPU with matrix tiles (AMX) where PyTorch's own product is given such rows; fp16 on one thread alone."""
     generator = torch.Generator().manual_seed(0)
-    for terms in (5, 123, 1000):
-        a, b = strided(64, terms, "rows", generator), strided(terms, 96, "rows", generator)
-        out = torch.zeros(64, 96, dtype=torch.bfloat16)
+    for terms in (5, 123, 1000, 1003):
+        a, b = strided(64, terms, "rows", generator, dtype), strided(terms, 96, "rows", generator, dtype)
+        out = torch.zeros(64, 96, dtype=dtype)
         matmul.product(a, b, out)
         assert torch.isfinite(out).all()
         matmul.add_product(a, b, out)
         assert torch.isfinite(out).all()
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
