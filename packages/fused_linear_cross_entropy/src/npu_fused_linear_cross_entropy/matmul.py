@@ -103,9 +103,9 @@ def _dense(a: Tensor) -> Tensor:
 def _is_misread(a: Tensor) -> bool:
     """Whether PyTorch's product may take in what lies between the rows of a left operand.
 
-    On a CPU with matrix tiles (AMX) oneDNN's bf16 and fp16 products, as of torch 2.13, read whole tiles and multiply what is past
-    the end of a row by zero: a NaN there, in memory that nobody has written, becomes one in the result. In torch 2.7 so does
-    what lies between the elements of a single row.
+    On a CPU with matrix tiles (AMX) oneDNN's bf16 and fp16 products, as of torch 2.13, read whole tiles and
+    multiply what is past the end of a row by zero: a NaN there, in memory that nobody has written, becomes one in the
+    result. In torch 2.7 so does what lies between the elements of a single row.
     """
     if a.device.type != "cpu" or a.itemsize != _HALF:
         return False
