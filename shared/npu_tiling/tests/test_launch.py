@@ -49,52 +49,78 @@ class Accelerator:
         self.current = before
 
 
-class Kernel:
-    """A stand-in for a @triton.jit function; what it returns can be launched like a compiled kernel."""
+class Compiled:
+    """A stand-in for a compiled kernel, that notes how it is called."""
 
     function, packed_metadata = "function", "packed metadata"
 
     def __init__(self, accelerator):
-        self.accelerator, self.jit, self.direct = accelerator, [], []
+        self.calls = []
+        self.run = lambda *arguments: self.calls.append((accelerator.current, arguments))
+
+
+class Kernel:
+    """A stand-in for a @triton.jit function: `jit` has every launch through it, and `compiled` every kernel it made.
+
+    It compiles as Triton does: for other types, for an integer that is 1, for multiples of 16, for what needs 64 bits.
+    """
+
+    def __init__(self, accelerator, plain=(), call=None):
+        self.accelerator, self.jit, self.compiled = accelerator, [], {}
+        self.params = [SimpleNamespace(do_not_specialize=name in plain) for name in ("p", "q", "n", "scale", "BLOCK")]
+        self.call = call or (lambda compiled, *arguments: compiled.run(*arguments))
 
     def __getitem__(self, grid):
         def launch(*arguments, **keywords):
-            self.jit.append((self.accelerator.current, grid, arguments, keywords))
-            return self
+            options = {name: keywords.pop(name) for name in list(keywords) if name == "option"}
+            self.jit.append((self.accelerator.current, grid, arguments, {**keywords, **options}))
+            key = tuple(map(self.specialised, self.params, (*arguments, *keywords.values()))), tuple(options.items())
+            compiled = self.compiled.setdefault(key, Compiled(self.accelerator))
+            marks = (None, "enter hook", "leave hook")
+            handles = (compiled.function, compiled.packed_metadata)
+            self.call(compiled, *grid, 1, 1, "the JIT's stream", *handles, *marks, *arguments, *keywords.values())
+            return compiled
 
         return launch
 
-    def run(self, *arguments):
-        self.direct.append((self.accelerator.current, arguments))
+    def specialised(self, parameter, value):
+        if isinstance(value, SimpleNamespace):
+            return value.dtype
+        if type(value) is not int:
+            return type(value)
+        if parameter.do_not_specialize:
+            return abs(value) >= 2**31
+        return 1 if value == 1 else (value % 16 == 0, abs(value) >= 2**31)
 
 
-def tensor_on(kind, index, address=256):
+def tensor_on(kind, index, address=256, dtype="fp32"):
     device = SimpleNamespace(type=kind, index=index)
-    return SimpleNamespace(device=device, data_ptr=lambda: address, is_cuda=kind == "cuda")
+    return SimpleNamespace(device=device, data_ptr=lambda: address, is_cuda=kind == "cuda", dtype=dtype)
 
 
-def triton_of(version):
+def triton():
     """A stand-in for the module, as much of it as a direct call needs."""
     hooks = SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=[]), launch_exit_hook=SimpleNamespace(calls=[]))
     active = SimpleNamespace(get_current_stream=lambda index: f"stream of {index}")
     return SimpleNamespace(
-        __version__=version,
         knobs=SimpleNamespace(runtime=hooks),
         runtime=SimpleNamespace(driver=SimpleNamespace(active=active)),
     )
 
 
 @pytest.fixture
-def launch(request, monkeypatch):
-    monkeypatch.setitem(sys.modules, "triton", triton_of(getattr(request, "param", "3.6.0")))
+def launch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", triton())
 
-    def launch(*tensors, key="k", times=1):
+    def launch(*tensors, times=1, scalars=((3, 0.5),), options=({"option": 1},), **kernel_has):
         accelerator = Accelerator()
         monkeypatch.setattr(torch, tensors[0].device.type, accelerator, raising=False)
-        kernel = Kernel(accelerator)
+        kernel = Kernel(accelerator, **kernel_has)
         launcher = Launcher(kernel)
         for _ in range(times):
-            launcher(7, (*tensors, None), (3, 0.5), {"BLOCK": 64}, {"option": 1}, key)
+            for numbers in scalars:
+                for option in options:
+                    launcher(7, (*tensors, None)[:2], numbers, {"BLOCK": 64}, option, tuple(option.items()))
         assert accelerator.current == 0
         return kernel
 
@@ -107,12 +133,78 @@ def test_kernels_run_on_the_device_of_their_tensors(launch, kind):
     assert launch(tensor).jit == [(1, (7,), (tensor, None, 3, 0.5), {"BLOCK": 64, "option": 1})]
 
 
-def test_a_compiled_cuda_kernel_is_called_directly_with_its_constants(launch):
+def test_a_compiled_cuda_kernel_is_called_directly_with_its_constants_once_the_jit_was_watched(launch):
     tensor = tensor_on("cuda", 0)
-    kernel = launch(tensor, times=3)
-    assert len(kernel.jit) == 1
-    compiled = (7, 1, 1, "stream of 0", "function", "packed metadata", None, None, None)
-    assert kernel.direct == [(0, (*compiled, 256, None, 3, 0.5, 64))] * 2
+    kernel = launch(tensor, times=4)
+    (compiled,) = kernel.compiled.values()
+    assert len(kernel.jit) == 2
+    of_the_jit = (7, 1, 1, "the JIT's stream", "function", "packed metadata", None, "enter hook", "leave hook")
+    direct = (7, 1, 1, "stream of 0", "function", "packed metadata", None, None, None)
+    assert compiled.calls == [(0, (*of_the_jit, tensor, None, 3, 0.5, 64))] * 2 + [(0, (*direct, 256, None, 3, 0.5, 64))] * 2
+
+
+KINDS = [(3, 0.5), (1, 0.5), (1.0, 0.5), (True, 0.5), (16, 0.5), (2**31, 0.5), (2**31 + 3, 0.5), (0, 0.5), (3, 1), (3, 0)]
+
+
+def test_a_direct_call_is_of_the_kernel_that_the_jit_would_call(launch):
+    kernel = launch(tensor_on("cuda", 0), times=4, scalars=KINDS)
+    calls = [(compiled, values[9:]) for compiled in kernel.compiled.values() for _, values in compiled.calls]
+    assert len(calls) == 4 * len(KINDS)
+    keys = {compiled: key for key, compiled in kernel.compiled.items()}
+    for compiled, (_, _, *scalars, block) in calls:
+        of_scalars = tuple(map(kernel.specialised, kernel.params[2:], (*scalars, block)))
+        assert keys[compiled][0][2:] == of_scalars, scalars
+    assert len(kernel.jit) < len(calls)
+
+
+def test_numbers_that_are_not_specialised_share_a_kernel(launch):
+    numbers = [(3, 0.5), (1, 0.5), (16, 0.5)]
+    assert len(launch(tensor_on("cuda", 0), times=4, scalars=numbers, plain=("n",)).jit) == 2
+    assert len(launch(tensor_on("cuda", 0), times=4, scalars=[*numbers, (2**31, 0.5)], plain=("n",)).jit) == 4
+
+
+def test_other_dtypes_and_options_are_other_kernels(launch, monkeypatch):
+    options = ({"option": 1}, {"option": 2})
+    assert len(launch(tensor_on("cuda", 0), times=4, options=options).jit) == 4
+    accelerator = Accelerator()
+    monkeypatch.setattr(torch, "cuda", accelerator)
+    kernel = Kernel(accelerator)
+    launcher = Launcher(kernel)
+    for dtype in ("fp32", "bf16") * 3:
+        launcher(7, (tensor_on("cuda", 0, dtype=dtype), None), (3, 0.5), {"BLOCK": 64}, {}, "k")
+    assert len(kernel.jit) == 4 and [len(compiled.calls) for compiled in kernel.compiled.values()] == [3, 3]
+
+
+def no_constants(compiled, *values):
+    compiled.run(*values[:-1])
+
+
+def other_arguments(compiled, *values):
+    compiled.run(*values[:9], "descriptor", *values[10:])
+
+
+def no_address(compiled, *values):
+    if not hasattr(compiled, "wrapped"):
+        compiled.wrapped, run = True, compiled.run
+
+        def checked(*values):
+            if isinstance(values[9], int):
+                raise TypeError("Pointer argument must have data_ptr method")
+            run(*values)
+
+        compiled.run = checked
+    compiled.run(*values)
+
+
+@pytest.mark.parametrize("call", [other_arguments, no_address])
+def test_where_triton_calls_its_kernels_in_another_way_every_launch_goes_through_it(launch, call):
+    assert len(launch(tensor_on("cuda", 0), times=5, call=call).jit) == 5
+
+
+def test_where_triton_leaves_constants_out_a_direct_call_does(launch):
+    kernel = launch(tensor_on("cuda", 0), times=4, call=no_constants)
+    (compiled,) = kernel.compiled.values()
+    assert len(kernel.jit) == 2 and compiled.calls[-1][1][9:] == (256, None, 3, 0.5)
 
 
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
@@ -131,9 +223,10 @@ def test_what_needs_the_jit_goes_through_it(launch, tensor):
     assert len(launch(tensor, times=3).jit) == 3
 
 
-@pytest.mark.parametrize("launch", ["3.2.0", "3.8.0"], indirect=True)
-def test_other_releases_of_triton_go_through_the_jit(launch):
-    assert len(launch(tensor_on("cuda", 0), times=3).jit) == 3
+@pytest.mark.parametrize("missing", ["knobs", "runtime"])
+def test_a_triton_without_what_a_direct_call_needs_goes_through_the_jit(launch, monkeypatch, missing):
+    monkeypatch.delattr(sys.modules["triton"], missing)
+    assert len(launch(tensor_on("cuda", 0), times=4).jit) == 4
 
 
 @dataclass(frozen=True)
@@ -156,21 +249,16 @@ def halved(launch):
 
 
 def test_a_recipe_keeps_its_modes_when_it_shrinks():
-    recipe = Recipe.of(Rows(2), {"MODE": True}, ("fp32",))
+    recipe = Recipe.of(Rows(2), {"MODE": True})
     smaller = recipe.smaller(halved)
     assert recipe.constants == {"BLOCK": 2, "MODE": True} and smaller.constants == {"BLOCK": 1, "MODE": True}
     assert smaller.smaller(halved) is None
 
 
 def test_recipes_share_a_compiled_kernel_only_if_all_is_equal():
-    keys = {
-        Recipe.of(Rows(block), {"MODE": mode}, (dtype,)).key
-        for block in (1, 2)
-        for mode in (0, 1)
-        for dtype in ("fp32", "bf16")
-    }
-    assert len(keys) == 8
-    assert Recipe.of(Rows(2), {"MODE": 1}, ("fp32",)).key in keys
+    recipes = [Recipe.of(Rows(block), {"MODE": mode}) for block in (1, 2) for mode in (0, 1, True, 1.0)]
+    assert len({recipe.key for recipe in recipes}) == len(recipes)
+    assert Recipe.of(Rows(2), {"MODE": 1}).key == recipes[5].key != Recipe.of(Rows(2), {"OTHER": 1}).key
 
 
 def test_kernels_are_imported_at_their_first_launch(monkeypatch, tmp_path):
@@ -179,11 +267,11 @@ def test_kernels_are_imported_at_their_first_launch(monkeypatch, tmp_path):
     (package / "__init__.py").touch()
     (package / "kernels.py").write_text("launched = []\nkernel = {(3,): lambda *a, **k: launched.append((a, k))}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.2.0"))
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())
     kernels = Kernels("package_of_mine", "mine")
     assert "package_of_mine.kernels" not in sys.modules
     x = torch.ones(1)
     for _ in range(2):
-        kernels.launch("kernels", "kernel", Recipe.of(Rows(2), {"MODE": 1}, ()), 3, (x, None), (7,))
+        kernels.launch("kernels", "kernel", Recipe.of(Rows(2), {"MODE": 1}), 3, (x, None), (7,))
     launched = sys.modules["package_of_mine.kernels"].launched
     assert launched == [((x, None, 7), {"BLOCK": 2, "MODE": 1, "num_warps": 4})] * 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,7 +18,6 @@ KERNELS = Kernels(__package__, "npu-attn-res")
 _NO_GRADIENT = -(2**63)  # as in kernels_backward.py
 _ENTRIES = 16  # of a table that one launch of attn_res_table_kernel fills
 _ALIGNMENT = 16  # elements, as in kernels.py
-_INT32_END = 2**31
 
 
 @dataclass(frozen=True)
@@ -46,21 +45,10 @@ class Blocks:
     dtype: torch.dtype
     tensors: Sequence[Tensor]
 
-    @property
-    def kinds(self) -> Hashable:
-        """What the JIT compiles another kernel for."""
-        large = (self.n_tokens >= _INT32_END, self.n_blocks >= _INT32_END)
-        return self.dtype, self.table is None, self.aligned, specialised(self.s_block), specialised(self.s_token), large
-
 
 def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Memory for a result or a workspace, contiguous, on the device of `like`."""
     return like.new_empty(shape, dtype=dtype)
-
-
-def specialised(stride: int) -> tuple[bool, bool, bool]:
-    """What the JIT compiles another kernel for."""
-    return stride == 1, stride % 16 == 0, stride >= _INT32_END
 
 
 def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
@@ -120,7 +108,7 @@ def table_of(tensors: Sequence[Tensor | None], device: Device) -> tuple[Any, Ten
 
 @functools.lru_cache(maxsize=64)
 def _table_recipe(device: Device) -> Recipe:
-    return Recipe.of(tiling.TableLaunch(device), {}, ())
+    return Recipe.of(tiling.TableLaunch(device), {})
 
 
 class _Span:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from npu_tiling import Device, Recipe, launch_with_fallback
 from torch import Tensor
 
 from . import launch_columns, reference, tiling
-from .blocks import KERNELS, Blocks, allocate, rows_of, specialised, table_of
+from .blocks import KERNELS, Blocks, allocate, rows_of, table_of
 from .tiling_cuda import power_of_two
 
 
@@ -38,9 +38,8 @@ def forward(
         return h, y, score, rstd, lse, norm_rstd
     weights = w_query.contiguous(), w_norm.contiguous(), None if norm_weight is None else norm_weight.contiguous()
     name = "forward" if norm_weight is None else "forward, normalised"
-    kinds = (blocks.kinds, dtypes(*weights), save)
     modes = (("NORMALISE", True), ("ALIGNED", blocks.aligned))
-    recipe = row_recipe(name, blocks, blocks.s_token, modes, kinds, device)
+    recipe = row_recipe(name, blocks, blocks.s_token, modes, device)
     numbers = (n_blocks, n_tokens, blocks.s_block, blocks.s_token)
 
     def run(recipe: Recipe) -> bool:
@@ -90,9 +89,8 @@ def backward(
     dh, s_dh = rows_of(dh)
     w_query, w_norm = w_query.contiguous(), w_norm.contiguous()
     dv, dv_table, aligned = gradient_pointers(gradients, blocks.aligned, device)
-    kinds = (blocks.kinds, dtypes(dh, w_query, w_norm, h, dv, dv_table), specialised(s_dh), any(needed))
     name = "backward from fp32" if dh.dtype == torch.float32 else "backward"
-    recipe = row_recipe(name, blocks, max(blocks.s_token, s_dh), (("ALIGNED", aligned),), kinds, device)
+    recipe = row_recipe(name, blocks, max(blocks.s_token, s_dh), (("ALIGNED", aligned),), device)
     scalars = (blocks.n_blocks, blocks.n_tokens, blocks.s_block, blocks.s_token, s_dh)
 
     def run(recipe: Recipe) -> tuple[bool, Tensor | None]:
@@ -141,25 +139,21 @@ def weights_gradient(
     dquery, dnorm = (
         allocate(w, w.shape, w.dtype) if need else None for w, need in zip((w_query, w_norm), needed, strict=True)
     )
-    recipe = _weights_recipe(partials.shape[1], dtypes(w_query, w_norm, dquery, dnorm), device)
+    recipe = _weights_recipe(partials.shape[1], device)
     tensors = (partials, w_query, w_norm, dquery, dnorm)
     grid = recipe.launch.grid
     KERNELS.launch("kernels_backward", "attn_res_weights_kernel", recipe, grid, tensors, (partials.shape[0],))
     return dquery, dnorm
 
 
-def dtypes(*tensors: Any) -> tuple[torch.dtype | None, ...]:
-    return tuple([None if tensor is None else tensor.dtype for tensor in tensors])
-
-
 def row_recipe(
-    name: str, blocks: Blocks, row_stride: int, modes: tuple[tuple[str, bool], ...], kinds: Hashable, device: Device
+    name: str, blocks: Blocks, row_stride: int, modes: tuple[tuple[str, bool], ...], device: Device
 ) -> Recipe | None:
     """The launch of a kernel for whole rows of blocks; None where none fit."""
     if device.kind != "cuda":
-        return cached_recipe(name, blocks.width, blocks.dtype, 1, row_stride, 0, modes, kinds, device)
+        return cached_recipe(name, blocks.width, blocks.dtype, 1, row_stride, 0, modes, device)
     number, listed = power_of_two(blocks.n_blocks), blocks.table is not None
-    return cached_recipe(name, blocks.width, blocks.dtype, 1, row_stride, number, modes, kinds, device, listed)
+    return cached_recipe(name, blocks.width, blocks.dtype, 1, row_stride, number, modes, device, listed)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -171,7 +165,6 @@ def cached_recipe(
     row_stride: int,
     n_blocks: int,
     modes: tuple[tuple[str, bool], ...],
-    kinds: Hashable,
     device: Device,
     listed: bool = False,
 ) -> Recipe | None:
@@ -185,12 +178,12 @@ def cached_recipe(
         chosen.pop("NORMALISE", None)
         if name.startswith("backward"):
             chosen = {"HELD": n_blocks <= launch.block_n, **chosen}
-    return Recipe.of(launch, chosen, (name, kinds))
+    return Recipe.of(launch, chosen)
 
 
 @functools.lru_cache(maxsize=4096)
-def _weights_recipe(width: int, dtypes: Hashable, device: Device) -> Recipe:
-    return Recipe.of(tiling.weights_launch(width, device), {}, dtypes)
+def _weights_recipe(width: int, device: Device) -> Recipe:
+    return Recipe.of(tiling.weights_launch(width, device), {})
 
 
 def smaller(recipe: Recipe) -> Recipe | None:

@@ -6,7 +6,7 @@ The functions are those of reference.py, by the same names.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from npu_tiling import Device, Recipe, launch_with_fallback
 from torch import Tensor
 
 from . import tiling
-from .blocks import KERNELS, Blocks, allocate, specialised
+from .blocks import KERNELS, Blocks, allocate
 
 
 def scores(blocks: Blocks, g: Tensor, eps: float, device: Device) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ def weighted_sum(blocks: Blocks, weights: Tensor, dtype: torch.dtype, device: De
         grid = recipe.launch.grid(blocks.n_tokens)
         KERNELS.launch("kernels_wide", "attn_res_weighted_sum_kernel", recipe, grid, tensors, scalars)
 
-    _run("weighted sum", blocks, n_layers, blocks.aligned, dtype, device, run)
+    _run("weighted sum", blocks, n_layers, blocks.aligned, device, run)
     return o
 
 
@@ -76,8 +76,7 @@ def gradients(
         KERNELS.launch("kernels_wide", "attn_res_gradient_kernel", recipe, grid, tensors, scalars)
         return partials
 
-    kinds = (do.dtype, dv is None, dv_table is None, need_dg, *map(specialised, strides))
-    partials = _run("gradient", blocks, n_layers, aligned, kinds, device, run)
+    partials = _run("gradient", blocks, n_layers, aligned, device, run)
     return torch.empty(0, device=g.device) if partials is None else partials.sum(0)
 
 
@@ -96,8 +95,7 @@ def _products(
         KERNELS.launch("kernels_wide", "attn_res_products_kernel", recipe, grid, tensors, scalars)
         return dot, square
 
-    kinds = (a.dtype, squares, specialised(s_token), specialised(s_row))
-    return _run("products", blocks, n_layers, blocks.aligned, kinds, device, run)
+    return _run("products", blocks, n_layers, blocks.aligned, device, run)
 
 
 def _run(
@@ -105,18 +103,17 @@ def _run(
     blocks: Blocks,
     n_layers: int,
     aligned: bool,
-    kinds: Hashable,
     device: Device,
     run: Callable[[Recipe], Any],
 ) -> Any:
     problem = tiling.Problem(kernel, blocks.width, blocks.dtype.itemsize, n_layers, blocks.s_token)
-    recipe = _recipe(problem, aligned, (blocks.kinds, kinds), device)
+    recipe = _recipe(problem, aligned, device)
     return launch_with_fallback(f"attn_res {kernel}", recipe, run, _smaller)
 
 
 @functools.lru_cache(maxsize=4096)
-def _recipe(problem: tiling.Problem, aligned: bool, kinds: Hashable, device: Device) -> Recipe:
-    return Recipe.of(tiling.columns_launch(problem, device), {"ALIGNED": aligned}, (problem.kernel, kinds))
+def _recipe(problem: tiling.Problem, aligned: bool, device: Device) -> Recipe:
+    return Recipe.of(tiling.columns_launch(problem, device), {"ALIGNED": aligned})
 
 
 def _smaller(recipe: Recipe) -> Recipe | None:

@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from npu_tiling import Device, Recipe, launch_with_fallback
 from torch import Tensor
 
 from . import launch_columns, reference
-from .blocks import KERNELS, Blocks, allocate, rows_of, specialised
-from .launch import cached_recipe, dtypes, gradient_pointers, smaller, weights_gradient
+from .blocks import KERNELS, Blocks, allocate, rows_of
+from .launch import cached_recipe, gradient_pointers, smaller, weights_gradient
 
 
 def phase1(
@@ -32,9 +31,8 @@ def phase1(
     queries, w_norm = queries.contiguous(), w_norm.contiguous()
     s_norm = 0 if w_norm.dim() == 1 and n_layers > 1 else width
     name = "phase 1" if n_layers == 1 and device.kind == "ascend" else "forward of layers"
-    kinds = (blocks.kinds, dtypes(queries, w_norm), save, specialised(s_norm))
     modes = (("NORMALISE", False), ("ALIGNED", blocks.aligned))
-    recipe = cached_recipe(name, width, blocks.dtype, n_layers, blocks.s_token, 0, modes, kinds, device)
+    recipe = cached_recipe(name, width, blocks.dtype, n_layers, blocks.s_token, 0, modes, device)
     scalars = (n_blocks, n_tokens, blocks.s_block, blocks.s_token, s_norm, eps, eps)
 
     def run(recipe: Recipe) -> bool:
@@ -121,8 +119,7 @@ def merge(
             KERNELS.launch("kernels_merge", "attn_res_merge_kernel", recipe, grid, tensors, scalars)
         return recipe.launch.whole_rows
 
-    types = (*dtypes(partial, x, *weights), save)
-    if _whole_rows("merge", width, partial.dtype, (s_o, s_partial, s_x), n_tokens, types, device, run):
+    if _whole_rows("merge", width, partial.dtype, (s_o, s_partial, s_x), device, run):
         return h, y, joined, *statistics
     return merge_formula(o, maximum, total, partial, x, w_query, w_norm, norm_weight, eps, norm_eps)
 
@@ -192,8 +189,7 @@ def merge_backward(
             found[:] = weights_gradient(dg, w_query, w_norm, needed, device)
         return launch.whole_rows
 
-    types = (*dtypes(dh, dpartial, partial, w_query, w_norm), any(needed))
-    if _whole_rows("merge backward", width, partial.dtype, strides, n_tokens, types, device, run):
+    if _whole_rows("merge backward", width, partial.dtype, strides, device, run):
         return do, dmaximum, dtotal, dblock, *found
     return merge_backward_formula(dh, dpartial, o, maximum, total, partial, w_query, w_norm, score, rstd, lse, needed)
 
@@ -244,8 +240,7 @@ def normalise_backward(
             found[:] = [None if dweight is None else dweight.sum(0).to(weight.dtype)]
         return recipe.launch.whole_rows
 
-    types = (*dtypes(dy, dh, h, weight), need_dweight)
-    if _whole_rows("norm backward", width, h.dtype, (s_dy, s_dh), n_tokens, types, device, run):
+    if _whole_rows("norm backward", width, h.dtype, (s_dy, s_dh), device, run):
         return whole, found[0]
     return reference.normalise_backward(dy, dh, h, weight, norm_rstd.view(h.shape[:-1]))
 
@@ -255,12 +250,9 @@ def _whole_rows(
     width: int,
     dtype: torch.dtype,
     strides: tuple[int, ...],
-    n_tokens: int,
-    types: Any,
     device: Device,
     run: Callable[[Recipe], bool],
 ) -> bool:
     """Whether a kernel for whole rows did it."""
-    kinds = (types, *map(specialised, strides), n_tokens >= 2**31)
-    recipe = cached_recipe(name, width, dtype, 1, max(strides), 0, (), kinds, device)
+    recipe = cached_recipe(name, width, dtype, 1, max(strides), 0, (), device)
     return recipe is not None and launch_with_fallback(f"attn_res {name}", recipe, run, smaller)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,10 +30,8 @@ def forward(indices: Tensor, weight: Tensor, first: int, n_total: int, device: D
         return out.copy_(torch.where(known, 0.0, torch.nan).unsqueeze(-1).expand(out.shape))
     weight = _rows_side_by_side(weight)
     flat = indices.reshape(-1).contiguous()
-    numbers = (flat.numel(), first, first + n_rows, n_total)
-    scalars = (*numbers, weight.stride(0))
-    kinds = (flat.dtype, weight.dtype, _kinds(*numbers), _specialised(weight.stride(0)))
-    recipe = _recipe(tiling.forward_launch, width, weight.dtype.itemsize, device, (("NAN", _NAN_BITS[weight.dtype]),), kinds)
+    scalars = (flat.numel(), first, first + n_rows, n_total, weight.stride(0))
+    recipe = _recipe(tiling.forward_launch, width, weight.dtype.itemsize, device, (("NAN", _NAN_BITS[weight.dtype]),))
     bits = torch.int16 if weight.dtype.itemsize == 2 else torch.int32
     tensors = (flat, weight.view(bits), out.view(bits))
 
@@ -100,8 +98,6 @@ def _sum_runs(
     bounds = torch.arange(first, first + n_rows + 1, dtype=ordered.dtype, device=dy.device)
     offsets = torch.searchsorted(ordered, bounds, out_int32=n < _INT32_END)
     itemsize = dy.dtype.itemsize
-    kinds = (dy.dtype, ordered.dtype, offsets.dtype, _kinds(n_rows, first))
-    strided = (*kinds, _specialised(rows.stride(0)))
     modes = (("SCALE_BY_COUNT", scale_by_count),)
     numbers = (first, padding)
 
@@ -114,7 +110,7 @@ def _sum_runs(
         KERNELS.launch("kernels_backward", "sum_runs_kernel", recipe, grid, tensors, scalars)
         return partials
 
-    recipe = _recipe(tiling.runs_launch, width, itemsize, device, modes, strided)
+    recipe = _recipe(tiling.runs_launch, width, itemsize, device, modes)
     partials = launch_with_fallback("embedding backward, sums", recipe, run, _smaller)
     chunks = partials.shape[1]
 
@@ -124,7 +120,7 @@ def _sum_runs(
         KERNELS.launch("kernels_backward", "add_partials_kernel", recipe, grid, tensors, (n_rows, chunks, *numbers))
 
     if chunks > 1:
-        recipe = _recipe(tiling.partials_launch, width, itemsize, device, modes, kinds)
+        recipe = _recipe(tiling.partials_launch, width, itemsize, device, modes)
         launch_with_fallback("embedding backward, partial sums", recipe, run_partials, _smaller)
     return offsets
 
@@ -132,13 +128,12 @@ def _sum_runs(
 def _store_zeros(dweight: Tensor, rows: Tensor, padding: int, device: Device) -> None:
     """Writes the rows of dweight that have no run, by their marks or offsets."""
     n_rows, width = dweight.shape
-    kinds = (dweight.dtype, rows.dtype, _kinds(n_rows))
 
     def run(recipe: Recipe) -> None:
         grid = recipe.launch.grid(n_rows)
         KERNELS.launch("kernels_backward", "store_zeros_kernel", recipe, grid, (dweight, rows), (n_rows, padding))
 
-    recipe = _recipe(tiling.zeros_launch, width, dweight.dtype.itemsize, device, (), kinds)
+    recipe = _recipe(tiling.zeros_launch, width, dweight.dtype.itemsize, device, ())
     launch_with_fallback("embedding backward, zeros", recipe, run, _smaller)
 
 
@@ -146,8 +141,7 @@ def _mark_rows(indices: Tensor, keys: Tensor | None, n_rows: int, padding: int, 
     """Marks [n_rows] of the rows that `indices` name, and `keys` to sort by: `indices`, with less outside the table."""
     marks = torch.zeros(n_rows, dtype=torch.int8, device=indices.device)
     n = indices.numel()
-    kinds = (indices.dtype, None if keys is None else keys.dtype, _kinds(n, n_rows, first))
-    recipe = _mark_recipe(device, keys is not None, kinds)
+    recipe = _mark_recipe(device, keys is not None)
     scalars = (n, n_rows, first, padding)
     grid = recipe.launch.grid(n)
     KERNELS.launch("kernels_backward", "mark_rows_kernel", recipe, grid, (indices, keys, marks), scalars)
@@ -181,16 +175,6 @@ def _rows_side_by_side(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
-def _kinds(*numbers: int) -> tuple[bool, ...]:
-    """Which numbers the JIT takes as 64-bit."""
-    return tuple([not -_INT32_END <= number < _INT32_END for number in numbers])
-
-
-def _specialised(stride: int) -> tuple[bool, bool, bool]:
-    """What the JIT compiles another kernel for."""
-    return stride == 1, stride % 16 == 0, stride >= _INT32_END
-
-
 @functools.lru_cache(maxsize=4096)
 def _recipe(
     choose: Callable[[int, int, Device], tiling.Launch],
@@ -198,14 +182,13 @@ def _recipe(
     itemsize: int,
     device: Device,
     modes: tuple[tuple[str, int], ...],
-    kinds: Hashable,
 ) -> Recipe:
-    return Recipe.of(choose(width, itemsize, device), dict(modes), kinds)
+    return Recipe.of(choose(width, itemsize, device), dict(modes))
 
 
 @functools.lru_cache(maxsize=256)
-def _mark_recipe(device: Device, keys: bool, kinds: Hashable) -> Recipe:
-    return Recipe.of(tiling.MarkLaunch(device), {"KEYS": keys}, kinds)
+def _mark_recipe(device: Device, keys: bool) -> Recipe:
+    return Recipe.of(tiling.MarkLaunch(device), {"KEYS": keys})
 
 
 def _smaller(recipe: Recipe) -> Recipe | None:

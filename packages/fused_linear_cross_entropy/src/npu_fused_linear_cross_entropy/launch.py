@@ -129,7 +129,7 @@ def choose_recipe(
         modes["ARGMAX"],
         modes["SCALED"] or modes["SOFTCAP"] or bias is not None,
     )
-    return Recipe.of(tiling.chunk_launch(problem, device), modes, dtypes)
+    return Recipe.of(tiling.chunk_launch(problem, device), modes)
 
 
 def scale_(values: Tensor, factor: Tensor, device: Device) -> None:
@@ -137,14 +137,14 @@ def scale_(values: Tensor, factor: Tensor, device: Device) -> None:
     flat = values.view(-1)
     if not flat.numel():
         return
-    recipe = _scale_recipe(values.dtype, factor.dtype, flat.numel() >= 2**31, device)
+    recipe = _scale_recipe(values.itemsize, device)
     grid = recipe.launch.grid(flat.numel())
     KERNELS.launch("kernels", "cross_entropy_scale_kernel", recipe, grid, (flat, factor), (flat.numel(),))
 
 
 @functools.lru_cache(maxsize=64)
-def _scale_recipe(values: torch.dtype, factor: torch.dtype, large: bool, device: Device) -> Recipe:
-    return Recipe.of(tiling.scale_launch(values.itemsize, device), {}, (values, factor, large))
+def _scale_recipe(itemsize: int, device: Device) -> Recipe:
+    return Recipe.of(tiling.scale_launch(itemsize, device), {})
 
 
 def _smaller(recipe: Recipe) -> Recipe | None:

@@ -38,8 +38,8 @@ def forward(
     if not y.numel():
         return y, total, rstd
     weight = None if weight is None else weight.contiguous()
-    read, others = _dtypes(x, residual), _dtypes(y, weight, total, rstd)
-    inputs, plan = follow_rows((x, residual), tiling.forward_launch, read, others, y.dtype, casting_mode, device)
+    read = _dtypes(x, residual)
+    inputs, plan = follow_rows((x, residual), tiling.forward_launch, read, y.dtype, y.dtype, casting_mode, device)
     tensors = (*inputs, weight, y, total, rstd)
     scalars = (*plan.rows, *plan.strides, eps, offset)
 
@@ -69,8 +69,8 @@ def backward(
         return None if dweight is None else dweight.zero_()
     width = x.shape[-1]
     weight, rstd = None if weight is None else weight.contiguous(), rstd.contiguous()
-    read, others = _dtypes(dy, dsum, x), _dtypes(dx, weight, dweight)
-    moved, plan = follow_rows((dy, dsum, x, dx), tiling.backward_launch, read, others, dy.dtype, casting_mode, device)
+    read, result = _dtypes(dy, dsum, x), None if dx is None else dx.dtype
+    moved, plan = follow_rows((dy, dsum, x, dx), tiling.backward_launch, read, result, dy.dtype, casting_mode, device)
     p_dy, p_dsum, p_x, p_dx = moved
 
     def run(recipe: Recipe) -> Tensor | None:
@@ -96,7 +96,7 @@ def backward(
 
     partials = launch_with_fallback("rms_norm backward", plan.recipe, run, _smaller)
     if partials is not None and dweight is not None:
-        recipe = _sum_recipe(width, dweight.dtype, device)
+        recipe = _sum_recipe(width, device)
         tensors = (partials, dweight)
         KERNELS.launch("kernels_backward", "sum_partials_kernel", recipe, recipe.launch.grid, tensors, (partials.shape[0],))
     return dweight
@@ -120,13 +120,13 @@ def follow_rows(
     tensors: tuple[Tensor | None, ...],
     choose: Callable[[tiling.Problem, Device], tiling.Launch],
     read: tuple[torch.dtype | None, ...],
-    others: tuple[torch.dtype | None, ...],
+    result: torch.dtype | None,
     y_dtype: torch.dtype,
     casting_mode: str,
     device: Device,
 ) -> tuple[tuple[Tensor | None, ...], Plan]:
     """The tensors of rows, copied only if their rows take more than two levels, and the plan; as `choose_plan`."""
-    options = (read, others, y_dtype, casting_mode, device)
+    options = (read, result, y_dtype, casting_mode, device)
     plan = choose_plan(choose, *_geometry(tensors), *options)
     if plan is None:
         # A tensor that is written to (dx) is contiguous, or it is dy itself and so among them twice.
@@ -151,12 +151,12 @@ def choose_plan(
     shape: tuple[int, ...],
     strides: tuple[tuple[int, ...] | None, ...],
     read: tuple[torch.dtype | None, ...],
-    others: tuple[torch.dtype | None, ...],
+    result: torch.dtype | None,
     y_dtype: torch.dtype,
     casting_mode: str,
     device: Device,
 ) -> Plan | None:
-    """The plan for tensors of rows with these strides, inputs with dtypes `read`, and `others`, the first the result's.
+    """The plan for tensors of rows with these strides, inputs with dtypes `read`, and the result's.
 
     Returns:
         None where a tensor must be copied first.
@@ -168,21 +168,17 @@ def choose_plan(
     pairs = [(0, 0) if own is None else next(found) for own in strides]
     itemsizes = tuple(dtype.itemsize for dtype in read if dtype is not None)
     outer_stride, inner_stride = (max(own) for own in zip(*pairs, strict=True))
-    narrow = any(dtype is not None and dtype.itemsize < tiling.FP32 for dtype in (*read, others[0]))
+    narrow = any(dtype is not None and dtype.itemsize < tiling.FP32 for dtype in (*read, result))
     problem = tiling.Problem(rows.n_outer, rows.n_inner, shape[-1], inner_stride, outer_stride, itemsizes, narrow)
     rounds = y_dtype.itemsize < tiling.FP32 and casting_mode != "gemma"
     modes = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": rounds and casting_mode == "none"}
-    # The JIT compiles another kernel for strides of 1, for multiples of 16 and for numbers past 32 bits.
-    flat = tuple(stride for pair in pairs for stride in pair)
-    kinds = tuple((stride == 1, stride % 16 == 0, stride >= 2**31) for stride in flat)
-    large = (rows.n_outer >= 2**31, rows.n_inner >= 2**31)
-    recipe = Recipe.of(choose(problem, device), modes, (read, others, kinds, large))
-    return Plan(recipe, (rows.n_outer, rows.n_inner), flat)
+    strided = tuple(stride for pair in pairs for stride in pair)
+    return Plan(Recipe.of(choose(problem, device), modes), (rows.n_outer, rows.n_inner), strided)
 
 
 @functools.lru_cache(maxsize=4096)
-def _sum_recipe(width: int, dtype: torch.dtype, device: Device) -> Recipe:
-    return Recipe.of(tiling.sum_launch(width, device), {}, (dtype,))
+def _sum_recipe(width: int, device: Device) -> Recipe:
+    return Recipe.of(tiling.sum_launch(width, device), {})
 
 
 def _smaller(recipe: Recipe) -> Recipe | None:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .direct import DirectCall, always_specialised, observe, specialisation, unspecialised
 from .errors import MissingTritonError
 
 if TYPE_CHECKING:
     import torch
 
-# Releases whose compiled kernels were tried with the direct call below; others go through the JIT on every launch.
-_DIRECT_CALL_RELEASES = ("3.6",)
+_MOST_MET = 4096  # tuples of numbers that a launcher remembers at once
+_NEVER = object()
 _ALIGNMENT = 16  # bytes: Triton compiles another kernel for pointers that are not aligned to this
 
 
@@ -44,27 +45,40 @@ def import_kernels(module: str, package: str) -> ModuleType:
         ) from None
 
 
+_numbers = itertools.count()
+_numbered: dict[Hashable, int] = {}
+
+
+def _number(key: Hashable) -> int:
+    """The same number for equal keys: hashed at once on every launch, where a nested tuple is hashed through."""
+    return _numbered.setdefault(key, next(_numbers))
+
+
 class Launcher:
     """One `@triton.jit` kernel, launched on a 1-D grid.
 
-    On CUDA the kernel that the JIT compiled is remembered and called directly the next time, with addresses in the place of
-    tensors, which saves the JIT's look-up and the launcher's own questions about every pointer. Elsewhere, for pointers that
-    are not aligned to 16 bytes, and where a profiler has hooked into launches, every launch goes through the JIT.
+    On CUDA the kernel that the JIT compiled is remembered, by what the JIT compiles another one for, and called directly
+    from the third launch on (see direct.py), which saves the JIT's look-up and the launcher's own questions about every
+    pointer. Elsewhere, for pointers that are not aligned to 16 bytes, where a profiler has hooked into launches, and where
+    the installed Triton calls its kernels in another way, every launch goes through the JIT.
     """
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._compiled: dict[Hashable, Any] = {}
+        self._plain = unspecialised(kernel)
+        self._calls: dict[Hashable, Any] = {}  # what the JIT compiled, then a DirectCall; None: the JIT every time
+        self._met: dict[Hashable, int] = {}
         triton = sys.modules["triton"]
-        self._direct = triton.__version__.rpartition(".")[0] in _DIRECT_CALL_RELEASES
-        if self._direct:
-            self._hooks, self._driver = triton.knobs.runtime, triton.runtime.driver
+        self._hooks: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
+        self._driver: Any = getattr(getattr(triton, "runtime", None), "driver", None)
+        # Where PyTorch was built for ROCm, the JIT asks for the sizes of tensors too.
+        self._possible = None not in (self._hooks, self._driver) and not sys.modules["torch"].version.hip
 
     def __call__(
         self,
         grid: int,
         tensors: Sequence[torch.Tensor | None],
-        scalars: Sequence[int | float],
+        scalars: tuple[int | float, ...],
         constants: Mapping[str, Any],
         options: Mapping[str, Any],
         key: Hashable,
@@ -75,9 +89,9 @@ class Launcher:
             grid: number of programs.
             tensors: the kernel's first parameters; the first is a tensor, whose device runs the kernel.
             scalars: the parameters that follow, numbers.
-            constants: the parameters that follow those, `tl.constexpr`, in the kernel's order.
+            constants: the parameters that follow those, `tl.constexpr`, by name.
             options: compiler options (`num_warps` on CUDA, `multibuffer` on Ascend).
-            key: equal for two launches only if dtypes, scalars that the JIT specialises, constants and options are.
+            key: equal for two launches only if constants and options are.
         """
         device = tensors[0].device  # type: ignore[union-attr]
         kind, index = device.type, device.index
@@ -87,34 +101,62 @@ class Launcher:
                 with accelerator.device(device):
                     self(grid, tensors, scalars, constants, options, key)
                 return
-        direct = self._direct and kind == "cuda" and not self._hooked()
-        pointers: list[int | None] = []
-        if direct:
-            bits = 0
-            for tensor in tensors:
-                if tensor is None:
-                    pointers.append(None)
-                    continue
-                pointer = tensor.data_ptr()
-                pointers.append(pointer)
-                bits |= pointer
-                direct &= tensor.is_cuda  # the JIT refuses others in words, a kernel would read through the address
-            direct &= not bits % _ALIGNMENT
-        if not direct:
+
+        if kind != "cuda" or not self._may_call_directly():
             self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
             return
-        slot = (key, index)
-        compiled = self._compiled.get(slot)
-        if compiled is None:
-            self._compiled[slot] = self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
+        bits, direct = 0, True
+        pointers: list[int | None] = []
+        dtypes: list[torch.dtype | None] = []
+        for tensor in tensors:
+            if tensor is None:
+                pointers.append(None)
+                dtypes.append(None)
+            else:
+                pointer = tensor.data_ptr()
+                pointers.append(pointer)
+                dtypes.append(tensor.dtype)
+                bits |= pointer
+                direct &= tensor.is_cuda  # the JIT refuses others in words, a kernel would read through the address
+        if not direct or bits % _ALIGNMENT:
+            self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
             return
-        stream = self._driver.active.get_current_stream(index)
-        launch = (grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None)
-        compiled.run(*launch, *pointers, *scalars, *constants.values())
+        slot = (key, index, self._specialised(len(tensors), scalars), *dtypes)
+        call = self._calls.get(slot, _NEVER)
+        if type(call) is DirectCall:
+            try:
+                call(grid, self._driver.active.get_current_stream(index), pointers, scalars)
+                return
+            except TypeError:  # it takes no addresses, and nothing was launched
+                call = self._calls[slot] = None
 
-    def _hooked(self) -> bool:
+        def launch() -> Any:
+            return self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
+
+        if call is None:
+            launch()
+        elif call is _NEVER:
+            self._calls[slot] = launch()
+        else:
+            self._calls[slot] = observe(call, launch, grid, (*tensors, *scalars))
+
+    def _specialised(self, first: int, scalars: tuple[Any, ...]) -> Hashable:
+        """Equal for numbers, from parameter `first` on, that share a compiled kernel."""
+        types = tuple(map(type, scalars))
+        met = (types, scalars)  # with their types: 1, 1.0 and True are equal
+        found = self._met.get(met)
+        if found is None:
+            if len(self._met) >= _MOST_MET:
+                self._met.clear()
+            plain = self._plain[first:] if self._plain else always_specialised(len(scalars))
+            found = self._met[met] = _number(tuple(specialisation(scalars, plain)))
+        return found
+
+    def _may_call_directly(self) -> bool:
+        if not self._possible:
+            return False
         enter, leave = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
-        return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+        return not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 class Tiled(Protocol):
@@ -122,20 +164,11 @@ class Tiled(Protocol):
 
     @property
     def constants(self) -> Mapping[str, Any]:
-        """`tl.constexpr` parameters that follow from the tiling: the kernel's first ones, in its order."""
+        """`tl.constexpr` parameters that follow from the tiling, by name."""
 
     @property
     def options(self) -> Mapping[str, Any]:
         """Compiler options."""
-
-
-_numbers = itertools.count()
-_numbered: dict[Hashable, int] = {}
-
-
-def _number(key: Hashable) -> int:
-    """The same number for equal keys: hashed at once on every launch, where a nested tuple is hashed through."""
-    return _numbered.setdefault(key, next(_numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,9 +177,9 @@ class Recipe:
 
     Attributes:
         launch: the tiling.
-        constants: all of the kernel's `tl.constexpr` parameters, in its order.
+        constants: all of the kernel's `tl.constexpr` parameters, by name.
         options: compiler options.
-        key: equal for recipes that need the same compiled kernel.
+        key: equal for recipes whose constants and options are equal.
         modes: the constants that the tiling does not choose.
     """
 
@@ -157,21 +190,18 @@ class Recipe:
     modes: Mapping[str, Any]
 
     @classmethod
-    def of(cls, launch: Tiled, modes: Mapping[str, Any], kinds: Hashable) -> Recipe:
-        """A launch with its modes.
-
-        Args:
-            kinds: whatever else the JIT compiles another kernel for: dtypes, strides of 1 or multiples of 16, numbers past
-                32 bits.
-        """
+    def of(cls, launch: Tiled, modes: Mapping[str, Any]) -> Recipe:
+        """A launch with its modes."""
         constants, options = {**launch.constants, **modes}, launch.options
-        key = _number((tuple(constants.values()), tuple(options.values()), kinds))
+        # With their types: 1, 1.0 and True are equal.
+        values = (*constants.values(), *options.values())
+        key = _number((tuple(constants), tuple(options), values, tuple(map(type, values))))
         return cls(launch, constants, options, key, modes)
 
     def smaller(self, choose: Callable[[Any], Tiled | None]) -> Recipe | None:
         """The recipe of the next smaller launch, for `launch_with_fallback`; None at the end."""
         launch = choose(self.launch)
-        return None if launch is None else Recipe.of(launch, self.modes, self.key)
+        return None if launch is None else Recipe.of(launch, self.modes)
 
 
 class Kernels:
@@ -189,7 +219,7 @@ class Kernels:
         recipe: Recipe,
         grid: int,
         tensors: Sequence[torch.Tensor | None],
-        scalars: Sequence[int | float],
+        scalars: tuple[int | float, ...],
     ) -> None:
         """Launch `kernel` of `module`: tensors, then scalars, then the recipe's constants (see `Launcher`)."""
         launcher = self._launchers.get((module, kernel))
