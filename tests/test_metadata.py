@@ -19,6 +19,7 @@ from packaging.version import Version
 
 from tools import changelog
 from tools.changelog import UNRELEASED
+from tools.metadata import fill, read_project
 from tools.workspace import CORE, ROOT, read_packages, read_versions
 
 PACKAGES = read_packages()
@@ -60,6 +61,34 @@ def test_metadata_is_complete(package, metadata):
 def test_readme_renders_on_an_index(metadata):
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert readme_renderer.markdown.render(metadata.get_payload()) is not None
+
+
+def test_files_are_what_the_index_takes(built):
+    """With the checks, and the version of twine, that the publishing action has."""
+    files = sorted([*built.glob("*.whl"), *built.glob("*.tar.gz")])
+    assert len(files) == 2 * len(PACKAGES)
+    done = subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@each
+def test_authors_links_and_build_tools_are_the_projects(package):
+    """Written by `hatch run metadata`."""
+    text = (ROOT / package.folder / "pyproject.toml").read_text()
+    assert text == fill(text, package.folder, read_project())
+    assert tomllib.loads(text)["project"]["authors"] == read_project()["authors"]
+
+
+def test_links_are_written_for_each_package():
+    folder = PACKAGES["rms_norm"].folder
+    text = (ROOT / folder / "pyproject.toml").read_text()
+    urls = {"Repository": "https://example.org/r", "Changelog": "https://example.org/r/{folder}/CHANGELOG.md"}
+    project = {**read_project(), "urls": urls}
+    filled = fill(text, folder, project)
+    written = tomllib.loads(filled)["project"]["urls"]
+    assert written == {**urls, "Changelog": "https://example.org/r/packages/rms_norm/CHANGELOG.md"}
+    assert fill(filled, folder, project) == filled
+    assert fill(filled, folder, {**project, "urls": {}}) == fill(text, folder, {**project, "urls": {}})
 
 
 @each

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import release, release_tag
+from tools import changelog, release, release_tag
 from tools.release import bump, git
 
 PROJECT = """
@@ -160,14 +160,47 @@ def test_refusals(repository, capsys):
     assert "The working tree has changes" in refused("npu_tiling", "patch")
     repository.commit("An empty section")
     assert 'nothing under "## Unreleased"' in refused("npu_tiling", "patch")
-    assert "a first release has nothing before it" in refused("npu_tiling", "first")
     repository.change("shared/npu_tiling/CHANGELOG.md", "## Unreleased\n\n", "## Unreleased\n\n- A fix.\n\n")
     repository.commit("A full section")
     git(repository.root, "tag", "npu-tiling-v0.1.1")
+    assert "npu-tiling has been released: npu-tiling-v0.1.1" in refused("npu_tiling", "first")
     assert "The tag npu-tiling-v0.1.1 exists" in refused("npu_tiling", "patch")
     repository.change("shared/npu_tiling/pyproject.toml", 'version = "0.1.0"', 'version = "0.1.5"')
     repository.commit("A version that no section has")
     assert "its latest release is not 0.1.5" in refused("npu_tiling", "patch")
+
+
+def test_first_release_takes_in_what_is_unreleased(repository, capsys):
+    """Changes are noted under "Unreleased" from the first day on, before there is any release."""
+    repository.note("shared/npu_tiling", "`new` is new,\n  and long.")
+    repository.write("tests/public_api/npu_tiling.txt", "0.1.0 old() -> int\nUnreleased new() -> int\n")
+    repository.commit("Something new")
+    assert repository.release("npu_tiling", "first") == 0
+    assert "git push origin HEAD refs/tags/npu-tiling-v0.1.0" in capsys.readouterr().out
+    changes = (repository.root / "shared/npu_tiling/CHANGELOG.md").read_text()
+    assert changes == "# Changelog\n\n## 0.1.0\n\n- First release.\n- `new` is new,\n  and long.\n"
+    api = (repository.root / "tests/public_api/npu_tiling.txt").read_text()
+    assert sorted(api.splitlines()) == ["0.1.0 new() -> int", "0.1.0 old() -> int"]
+    assert release_tag.released_by("npu-tiling-v0.1.0", repository.root).key == "npu_tiling"
+    assert repository.state()[2] == ""
+
+
+def test_notes_are_the_section_without_line_ends_inside_of_sentences():
+    text = "# Log\n\n## 0.2.0\n\nA sentence\nof two lines.\n\n- An item,\n  and on.\n- Another.\n\n## 0.1.0\n\n- Old.\n"
+    assert changelog.notes(text, "0.2.0") == "A sentence of two lines.\n\n- An item, and on.\n- Another.\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "added", "expected"),
+    [
+        ("- One.", "- Two.", "- One.\n- Two."),
+        ("First release.", "- Two.", "First release.\n\n- Two."),
+        ("- One.", "Two.", "- One.\n\nTwo."),
+    ],
+)
+def test_sections_are_joined_as_lists_or_as_paragraphs(said, added, expected):
+    text = f"# Log\n\n## Unreleased\n\n{added}\n\n## 0.1.0\n\n{said}\n"
+    assert changelog.release(text, "0.1.0") == f"# Log\n\n## 0.1.0\n\n{expected}\n"
 
 
 def test_commit_that_fails_leaves_no_tag(repository):

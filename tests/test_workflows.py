@@ -16,7 +16,8 @@ from tools.workspace import ROOT
 
 FILES = {file.stem: file for file in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
 WORKFLOWS = {name: yaml.safe_load(file.read_text()) for name, file in FILES.items()}
-PLAIN_COMMANDS = ("pip install hatch", "exit 1", '.ci/run -m ""')
+ANNOUNCE = 'gh release create "$GITHUB_REF_NAME" dist/* --verify-tag --title "$GITHUB_REF_NAME" --notes-file notes.md'
+PLAIN_COMMANDS = ("pip install hatch", "exit 1", '.ci/run -m ""', ANNOUNCE)
 each = pytest.mark.parametrize("name", WORKFLOWS)
 
 
@@ -81,12 +82,29 @@ def test_only_publishing_may_do_more_than_read(name):
     workflow = WORKFLOWS[name]
     assert workflow["permissions"] == {"contents": "read"}
     more = {key: job["permissions"] for key, job in workflow["jobs"].items() if "permissions" in job}
-    assert more == ({"publish": {"id-token": "write"}} if name == "release" else {})
+    writing = {"publish": {"id-token": "write"}, "announce": {"contents": "write"}}
+    assert more == (writing if name == "release" else {})
     for step in steps(workflow):
         if "checkout" in step.get("uses", ""):
             assert step["with"]["persist-credentials"] is False
     assert all("timeout-minutes" in job for job in workflow["jobs"].values())
     assert "secrets." not in FILES[name].read_text()
+
+
+def test_what_is_published_was_tested_with_the_torch_that_is_named():
+    jobs = WORKFLOWS["release"]["jobs"]
+    step = jobs["test"]["steps"][-1]
+    assert '--torch "$TORCH"' in step["run"]
+    assert step["env"]["TORCH"] == "${{ needs.build.outputs.torch }}"
+    assert jobs["publish"]["environment"] == "release-${{ needs.build.outputs.name }}"
+    assert jobs["announce"]["needs"] == ["build", "publish"]
+
+
+def test_dependabot_follows_its_schema():
+    checker = Path(sys.executable).with_name("check-jsonschema")
+    command = [checker, "--builtin-schema", "vendor.dependabot", ROOT / ".github" / "dependabot.yml"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_publishing_has_the_artifact_and_nothing_else():

@@ -19,5 +19,18 @@ def latest_release(text: str) -> str | None:
 
 
 def release(text: str, version: str) -> str:
-    """The changelog with what was unreleased under `version`."""
-    return re.sub(rf"^## {UNRELEASED}\s*$", f"## {version}\n", text, count=1, flags=re.MULTILINE)
+    """The changelog with what was unreleased under `version`, below what that section says already if there is one."""
+    if version not in sections(text):
+        return re.sub(rf"^## {UNRELEASED}\s*$", f"## {version}\n", text, count=1, flags=re.MULTILINE)
+    found = re.search(rf"^## {UNRELEASED}\s*\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+    if found is None:
+        return text
+    text = text[: found.start()] + text[found.end() :]
+    said, added = sections(text)[version], found[1].strip()
+    both_are_lists = said.rpartition("\n")[2].startswith(("- ", "  ")) and added.startswith("- ")
+    return text.replace(said, f"{said}{chr(10) if both_are_lists else chr(10) * 2}{added}", 1).rstrip() + "\n"
+
+
+def notes(text: str, version: str) -> str:
+    """What a release says of itself; a paragraph or item is one line, because GitHub shows line ends as such."""
+    return re.sub(r"(?<=\S)\n(?!\n|- )[ ]*", " ", sections(text)[version]) + "\n"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import copier
 
+from . import metadata
 from .workspace import ROOT, read_packages, read_versions
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -35,6 +36,8 @@ def render(name: str, folder: Path) -> None:
     }
     copier.run_copy(str(TEMPLATE), folder, data=answers, quiet=True)
     shutil.copy(ROOT / "LICENSE", folder)
+    project = folder / "pyproject.toml"
+    project.write_text(metadata.fill(project.read_text(), Path("packages", name), metadata.read_project()))
     for command in (["check", "--fix", "--exit-zero"], ["format"]):  # the order of imports, say, depends on the name
         ruff = [sys.executable, "-m", "ruff", *command, "--quiet", "--config", str(ROOT / "ruff.toml")]
         subprocess.run([*ruff, str(folder)], check=True)

@@ -1,8 +1,8 @@
 """Release one package: `hatch run release rms_norm minor`, first with `--dry-run`.
 
 Bumps the version, gives the changelog's "## Unreleased" and the public API's changes that version, tries the package with
-the lowest npu-tiling that it allows, commits and tags; `git push --follow-tags` then starts the release workflow. "first"
-releases a package that has no release yet as it stands.
+the lowest npu-tiling that it allows, commits and tags; pushing the tag then starts the release workflow. "first" releases a
+package that has no release yet, under the version that it has; what is unreleased in its changelog belongs to it.
 """
 
 from __future__ import annotations
@@ -64,9 +64,12 @@ def plan(root: Path, key: str, part: str) -> Release:
         raise ReleaseError(f"{log_path}: its latest release is not {package.version}, the version in pyproject.toml.")
     unreleased = changelog.sections(log).get(changelog.UNRELEASED)
     if part == "first":
-        if unreleased is not None:
-            raise ReleaseError(f'{log_path} has a section "## Unreleased", and a first release has nothing before it.')
-        release = Release(package, package.version, {})
+        if earlier := git(root, "tag", "--list", f"{package.name}-v*").split():
+            raise ReleaseError(f"{package.name} has been released: {', '.join(earlier)}.")
+        texts = _texts(root, package, package.version, log_path, log)
+        release = Release(
+            package, package.version, {path: text for path, text in texts.items() if text != (root / path).read_text()}
+        )
     else:
         if not unreleased:
             raise ReleaseError(f'{log_path} has nothing under "## Unreleased" to release.')
@@ -119,6 +122,11 @@ def make(release: Release, root: Path) -> None:
     git(root, "tag", "--annotate", "--message", f"{release.package.name} {release.version}", release.tag)
 
 
+def push_command(tag: str) -> str:
+    """Pushes the commit and this tag alone: GitHub starts no workflow where more than three tags come at once."""
+    return f"git push origin HEAD refs/tags/{tag}"
+
+
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     packages = read_packages(root)
     parser = argparse.ArgumentParser(prog="release", description=__doc__)
@@ -141,7 +149,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     print(f"git tag --annotate {release.tag}")
     if not options.dry_run:
         make(release, root)
-        print("Done. `git push --follow-tags` starts the release workflow.")
+        print(f"Done. `{push_command(release.tag)}` starts the release workflow.")
     return 0
 
 

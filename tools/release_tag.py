@@ -1,4 +1,6 @@
-"""What a tag releases: `hatch run ci:release-tag npu-rms-norm-v0.2.0` prints package=rms_norm and folder=packages/rms_norm.
+"""What a tag releases: `hatch run ci:release-tag npu-rms-norm-v0.2.0` prints key, folder, name and the torch to test with.
+
+With --notes it prints what the changelog says of the release.
 
 An error unless the tag's version is that of pyproject.toml and of the topmost section of the changelog.
 """
@@ -9,7 +11,7 @@ import sys
 from pathlib import Path
 
 from . import changelog
-from .workspace import ROOT, Package, read_packages
+from .workspace import ROOT, Package, read_packages, read_versions
 
 
 def released_by(tag: str, root: Path = ROOT) -> Package:
@@ -29,6 +31,10 @@ def released_by(tag: str, root: Path = ROOT) -> Package:
 if __name__ == "__main__":
     try:
         package = released_by(sys.argv[1])
-        print(f"package={package.key}\nfolder={package.folder}")
+        if "--notes" in sys.argv:
+            print(changelog.notes((ROOT / package.folder / "CHANGELOG.md").read_text(), package.version), end="")
+        else:
+            print(f"package={package.key}\nfolder={package.folder}\nname={package.name}")
+            print(f"torch={read_versions()['torch']['newest']}")
     except ValueError as error:
         sys.exit(str(error))

@@ -1,17 +1,20 @@
 """A package's tests against its built wheel, in a clean environment: `hatch run ci:wheel-test rms_norm --python 3.12`.
 
-Everything but the packages of this repository comes from the package index.
+What is not of this repository comes from the package index; with --offline, from the environment that runs this.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from . import wheels
 from .workspace import CORE, ROOT, Package, read_packages, read_versions
@@ -35,6 +38,11 @@ def prepare(folder: Path, options: argparse.Namespace) -> Path:
     needed = ["npu-offline"] if options.layer == "ascend" else []
     needed += [] if options.released_core else [CORE]
     local = [str(wheels.build(ours[name], built)) for name in needed if name != package.name]
+    if options.offline:
+        environment = wheels.Environment(folder / "venv")
+        environment.show(_of_others(package, options.layer, ours), folder / "links")
+        environment.install(wheel, *local)
+        return environment.python
     _run([f"python{options.python}", "-m", "venv", str(folder / "venv")])
     python = folder / "venv" / "bin" / "python"
     _run([str(python), "-m", "pip", "install", str(wheel), *local, *tests])
@@ -43,12 +51,20 @@ def prepare(folder: Path, options: argparse.Namespace) -> Path:
     return python
 
 
+def _of_others(package: Package, layer: str, ours: Mapping[str, Package]) -> list[Requirement]:
+    """What a package and its tests need of others."""
+    needed = [*package.requires, *package.tests, *(ours["npu-offline"].requires if layer == "ascend" else ())]
+    return [requirement for requirement in needed if requirement.name not in ours]
+
+
 def run_tests(python: Path, package: Package, layer: str) -> int:
     """pytest's exit status for the package's tests."""
     plugins = ["-p", "tools.suite"] + ([] if layer == "ascend" else ["-p", "tools.cpu_plugin"])
     if layer == "ascend":
         _run([str(python.parent / "npu-offline"), "fetch"])
-    return subprocess.run([str(python), "-m", "pytest", *plugins, str(package.folder / "tests")], cwd=ROOT).returncode
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the wheel, and not its source
+    command = [str(python), "-m", "pytest", *plugins, str(package.folder / "tests")]
+    return subprocess.run(command, cwd=ROOT, env=variables).returncode
 
 
 def _run(command: Sequence[str]) -> None:
@@ -64,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layer", default="cpu", choices=LAYERS, help="ascend: on the emulated NPU too, with npu-offline")
     parser.add_argument("--wheel", type=Path, help="the folder of a wheel that is already built (default: build one)")
     parser.add_argument("--released-core", action="store_true", help="take npu-tiling from the index and not from here")
+    parser.add_argument("--offline", action="store_true", help="link what is not ours from the environment that runs this")
     options = parser.parse_args(arguments)
     if shutil.which(f"python{options.python}") is None:
         parser.error(f"there is no python{options.python} on the PATH")

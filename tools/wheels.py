@@ -58,7 +58,7 @@ class Environment:
         self.python = folder / "bin" / "python"
         (self.site_packages,) = folder.glob("lib/python*/site-packages")
 
-    def install(self, *requirements: str | Path, find: Path | None = None) -> None:
+    def install(self, *requirements: str | Path, find: Path | str | None = None) -> None:
         """Install wheels, or what `find` has of names; whatever else they need must be there already."""
         links = [] if find is None else ["--find-links", str(find)]
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--no-index", *links]

@@ -1,0 +1,1 @@
+"""A release as it will go, on this machine: `hatch run rehearse`."""
