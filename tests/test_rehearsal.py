@@ -100,8 +100,7 @@ def test_index_has_a_page_for_each_project_and_takes_a_file_once(tmp_path: Path)
 
 def test_packages_come_after_what_they_depend_on():
     order = [package.key for package in in_order(read_packages())]
-    assert order.index("npu_tiling") < order.index("npu_offline")
-    assert order.index("npu_tiling") < order.index("rms_norm")
+    assert order[:2] == ["npu_tiling", "npu_offline"]  # the others are tested with it
     assert sorted(order) == sorted(read_packages())
 
 

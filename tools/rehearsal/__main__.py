@@ -85,6 +85,7 @@ class Rehearsal:
     def variables(self) -> dict[str, str]:
         """The environment of the workflow's commands: pip finds what was published, beside what it is configured for."""
         variables = {"PYTHONPATH": "", "REHEARSAL_SAID": str(self.folder / "gh.txt")}
+        variables["HATCH_DATA_DIR"] = str(self.folder / "hatch")  # environments of clones, gone with them
         variables["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         if self.offline:
             return {**variables, "PIP_FIND_LINKS": " ".join(self.index.pages()), "PIP_CONFIG_FILE": os.devnull}
@@ -131,7 +132,7 @@ def prepare(folder: Path, index: Index, offline: bool) -> Rehearsal:
 
 
 def in_order(packages: dict[str, Package]) -> list[Package]:
-    """Each package after those of ours that it depends on."""
+    """Each package after those of ours that it, or its tests, depend on."""
     names = {package.name for package in packages.values()}
     ordered: list[Package] = []
     while len(ordered) < len(packages):
@@ -139,7 +140,7 @@ def in_order(packages: dict[str, Package]) -> list[Package]:
         ordered += [
             package
             for package in packages.values()
-            if package not in ordered and {needed.name for needed in package.requires} & names <= done
+            if package not in ordered and {needed.name for needed in (*package.requires, *package.tests)} & names <= done
         ]
     return ordered
 
