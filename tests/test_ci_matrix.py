@@ -7,13 +7,21 @@ import json
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from tools import ci_matrix
-from tools.ci_matrix import affected, changed_files, jobs
+from tools.ci_matrix import affected, changed_files, jobs, newest_jobs, torches
 from tools.release import git
 from tools.workspace import ROOT, read_packages, read_versions
 
-VERSIONS = {"python": {"packages": ["3.10", "3.11"], "ascend": "3.11"}, "torch": {"oldest": "2.1", "newest": "2.9"}}
+VERSIONS = {
+    "python": {"packages": ["3.10", "3.11", "3.12"], "ascend": "3.11"},
+    "torch": {
+        "oldest": "2.1",
+        "newest": "2.10",
+        "python": {"2.0": ">=3.9", "2.1": "<3.12", "2.5": ">=3.9", "2.10": ">=3.11", "2.11": ">=3.9"},
+    },
+}
 
 
 @pytest.fixture
@@ -62,8 +70,28 @@ def test_cycles_end(made_up, tmp_path):
 
 def test_jobs_are_pythons_that_the_package_allows_times_torch_versions(made_up):
     found = jobs([made_up["alone"]], VERSIONS)
-    job = {"package": "alone", "python": "3.11", "layer": "ascend"}
-    assert found == {"include": [{**job, "torch": "2.1"}, {**job, "torch": "2.9"}]}
+    job, later = (
+        {"package": "alone", "python": "3.11", "layer": "ascend"},
+        {"package": "alone", "python": "3.12", "layer": "cpu"},
+    )
+    expected = [{**job, "torch": "2.1"}, {**job, "torch": "2.10"}, {**later, "torch": "2.5"}, {**later, "torch": "2.10"}]
+    assert found == {"include": expected}
+
+
+def test_torch_that_has_no_wheels_for_a_python_is_left_out():
+    assert torches("3.10", VERSIONS) == ["2.1", "2.5"]
+    assert torches("3.12", VERSIONS) == ["2.5", "2.10"]
+    versions = read_versions()
+    known = versions["torch"]["python"]
+    assert {versions["torch"]["oldest"], versions["torch"]["newest"]} <= set(known)
+    assert list(known) == sorted(known, key=Version)
+    assert all(torches(python, versions) for python in versions["python"]["packages"])
+
+
+def test_newest_job_names_no_torch(made_up):
+    assert newest_jobs([made_up["alone"]], VERSIONS) == {
+        "include": [{"package": "alone", "python": "3.12", "torch": "", "layer": "cpu"}]
+    }
 
 
 def test_affected_packages_of_this_repository():

@@ -115,6 +115,51 @@ def test_publishing_has_the_artifact_and_nothing_else():
     assert not any("run" in step for step in jobs["publish"]["steps"])
 
 
+def condition_holds(condition, **results):
+    """A job's `if`, which asks only how other jobs ended."""
+    failed, cancelled = (any(result == what for result in results.values()) for what in ("failure", "cancelled"))
+    text = condition.removeprefix("${{ ").removesuffix(" }}").replace("!=", "~").replace("!", "not ").replace("~", "!=")
+    text = text.replace("&&", "and").replace("||", "or").replace("failure()", "failed").replace("cancelled()", "cancelled")
+    text = re.sub(r"contains\(needs\.\*\.result, '(\w+)'\)", r"('\1' in results.values())", text)
+    text = re.sub(r"needs\.(\w+)\.result", r"results['\1']", text)
+    return eval(text, {}, {"results": results, "failed": failed, "cancelled": cancelled})
+
+
+def test_change_of_documents_alone_is_tested_and_required():
+    """No package is affected: the jobs for packages are skipped, and the tests of the whole run all the same."""
+    jobs = WORKFLOWS["ci"]["jobs"]
+    together, required = jobs["together"]["if"], jobs["required"]["steps"][0]["if"]
+    assert condition_holds(together, plan="success", package="skipped")
+    assert condition_holds(together, plan="success", package="success")
+    assert not condition_holds(together, plan="success", package="failure")
+    passed = {"plan": "success", "together": "success"}
+    for results in ({**passed, "package": "skipped"}, {**passed, "package": "success"}):
+        assert not condition_holds(required, **results)  # the step that fails does not run
+    for wrong in ({"together": "skipped"}, {"together": "failure"}, {"package": "failure"}, {"plan": "cancelled"}):
+        assert condition_holds(required, **{**passed, "package": "success", **wrong})
+
+
+def test_every_commit_on_main_has_a_run_to_its_end():
+    concurrency = WORKFLOWS["ci"]["concurrency"]
+    assert concurrency["cancel-in-progress"] == "${{ github.event_name == 'pull_request' }}"
+    assert "github.sha" in concurrency["group"]
+
+
+def test_jobs_that_compile_take_the_compilers_from_the_cache():
+    compiling = {"ci": ["package", "together"], "nightly": ["package", "newest", "compile", "all", "together"]}
+    keys = set()
+    for name, jobs in compiling.items():
+        for job in jobs:
+            caches = [
+                step["with"] for step in WORKFLOWS[name]["jobs"][job]["steps"] if "actions/cache" in step.get("uses", "")
+            ]
+            (compilers,) = (cache for cache in caches if cache["path"] == "~/.cache/npu-offline/toolchains")
+            keys.add(compilers["key"])
+    (key,) = keys  # fetched by one job, taken by all
+    (pattern,) = re.findall(r"hashFiles\('(.*)'\)", key)
+    assert list(ROOT.glob(pattern)), "which versions they are is in this file"
+
+
 def test_one_required_check_waits_for_every_job():
     jobs = WORKFLOWS["ci"]["jobs"]
     assert set(jobs["required"]["needs"]) == set(jobs) - {"required"}

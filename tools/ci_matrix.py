@@ -14,6 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from .workspace import ROOT, Package, read_packages, read_versions, with_dependents
 
 
@@ -35,15 +38,39 @@ def _is_prose(path: PurePosixPath) -> bool:
 
 
 def jobs(packages: Iterable[Package], versions: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """One job for every package, Python that it supports, and the oldest and the newest torch."""
+    """One job for every package, Python that it supports, and the oldest and the newest torch that this Python can have."""
     include = []
     for package in packages:
         for python in versions["python"]["packages"]:
             if package.python.contains(f"{python}.0"):
-                layer = "ascend" if python == versions["python"]["ascend"] else "cpu"
-                for torch in (versions["torch"]["oldest"], versions["torch"]["newest"]):
-                    include.append({"package": package.key, "python": python, "torch": torch, "layer": layer})
+                found = torches(python, versions)
+                for torch in dict.fromkeys((found[0], found[-1])):
+                    include.append(_job(package, python, torch, versions))
     return {"include": include}
+
+
+def newest_jobs(packages: Iterable[Package], versions: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
+    """One job for every package on its newest Python, and the newest torch that there is: no version is named."""
+    include = []
+    for package in packages:
+        python = [python for python in versions["python"]["packages"] if package.python.contains(f"{python}.0")][-1]
+        include.append(_job(package, python, "", versions))
+    return {"include": include}
+
+
+def torches(python: str, versions: Mapping[str, Any]) -> list[str]:
+    """The supported releases of torch that have wheels for a Python, oldest first."""
+    oldest, newest = (Version(versions["torch"][end]) for end in ("oldest", "newest"))
+    return [
+        torch
+        for torch, pythons in versions["torch"]["python"].items()
+        if oldest <= Version(torch) <= newest and SpecifierSet(pythons).contains(f"{python}.0")
+    ]
+
+
+def _job(package: Package, python: str, torch: str, versions: Mapping[str, Any]) -> dict[str, str]:
+    layer = "ascend" if python == versions["python"]["ascend"] else "cpu"
+    return {"package": package.key, "python": python, "torch": torch, "layer": layer}
 
 
 def changed_files(base: str, head: str, root: Path = ROOT) -> list[str] | None:
@@ -58,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("base", nargs="?", help="the commit to compare with; -: files on standard input; none: all jobs")
     parser.add_argument("head", nargs="?", default="HEAD", help="the commit that is tested (default: HEAD)")
     parser.add_argument("--operators", action="store_true", help="one job for each operator, whatever the versions")
+    parser.add_argument("--newest", action="store_true", help="one job for each package, with the newest of everything")
     options = parser.parse_args(arguments)
     packages = read_packages()
     paths: list[str] | None = None
@@ -69,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.operators:
         print(json.dumps({"include": [{"package": package.key} for package in chosen if package.is_operator]}))
     else:
-        print(json.dumps(jobs(chosen, read_versions())))
+        print(json.dumps((newest_jobs if options.newest else jobs)(chosen, read_versions())))
     return 0
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-# Done for the rehearsal as a whole, or only to save time.
-_LEFT_OUT_ACTIONS = {"actions/setup-python", "actions/cache"}
+# Done for the rehearsal as a whole.
+_LEFT_OUT_ACTIONS = {"actions/setup-python"}
 _LEFT_OUT_COMMANDS = {"pip install hatch"}
 
 
@@ -112,10 +112,8 @@ class Workflow:
         """A text with its expressions replaced; variables of the repository are empty."""
 
         def value(found: re.Match[str]) -> str:
-            name = found[1].partition("||")[0].strip()
+            name = found[1]
             if name.startswith("vars."):
-                return found[1].partition("||")[2].strip().strip("'")
-            if name.startswith(("hashFiles(", "runner.")):
                 return ""
             if name not in self._values:
                 raise WorkflowError(f"{name} has no value here")
