@@ -20,15 +20,16 @@ def strided(rows, columns, order, generator, dtype=torch.bfloat16):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("left", "right"), [("rows", "rows"), ("rows", "columns"), ("columns", "rows")])
 @pytest.mark.parametrize("shape", [(7, 1003, 16), (1003, 7, 16), (16, 5, 1003), (513, 515, 517), (0, 600, 3), (3, 0, 601)])
-def test_parts_make_up_the_product(monkeypatch, shape, left, right, dtype, add):
+@pytest.mark.parametrize("alpha", [1.0, 0.25])
+def test_parts_make_up_the_product(monkeypatch, shape, left, right, dtype, add, alpha):
     monkeypatch.setattr(matmul, "_is_taken_apart", lambda a: True)
     generator = torch.Generator().manual_seed(0)
     m, k, n = shape
     a, b = strided(m, k, left, generator), strided(k, n, right, generator)
     before = strided(m, n, "rows", generator).to(dtype)
     out = before.clone() if add else torch.full_like(before, math.nan)
-    (matmul.add_product if add else matmul.product)(a, b, out)
-    expected = a.double() @ b.double() + (before.double() if add else 0)
+    (matmul.add_product if add else matmul.product)(a, b, out, alpha)
+    expected = alpha * (a.double() @ b.double()) + (before.double() if add else 0)
     rounding = 2 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else 0.0
     torch.testing.assert_close(out.double(), expected, rtol=rounding, atol=rounding * 8)
 

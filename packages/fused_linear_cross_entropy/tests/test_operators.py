@@ -37,7 +37,7 @@ def test_operators_are_registered_properly(device, changes):
     dloss = torch.rand(5 if changes.get("reduction") == "none" else (), device=device.torch)
     arguments = (dloss, None, x, weight, target, *none, statistics, *options, True, True, False)
     torch.library.opcheck(OPS.linear_cross_entropy_backward.default, arguments)
-    torch.library.opcheck(OPS.linear_cross_entropy_scaled.default, ([x, weight], torch.rand((), device=device.torch)))
+    torch.library.opcheck(OPS.linear_cross_entropy_scaled.default, ([x, weight], list(torch.rand(2, device=device.torch))))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

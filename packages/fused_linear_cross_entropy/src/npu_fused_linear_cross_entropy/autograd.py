@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,13 +62,12 @@ def fused_linear_cross_entropy(
         "mean": sum of row / N, with class weights / sum of w_y, + sum of lse_square_scale L^2 / N, N rows not ignored
 
     Arithmetic is fp32, and so is the loss. The gradient of the logits is rounded to x's dtype before it meets x and the
-    weight, as it is where logits are a tensor. For "mean" and "sum" gradients are computed in the forward, in the place of
-    the logits; for "none", and with the entropy, logits are computed again in the backward. Nothing is computed for an
-    input that needs no gradient. Under autocast x, weight and bias are cast as in a linear layer. DTensors: see sharding.py.
-
-    A target outside the vocabulary that is not `ignore_index`: on a CPU an IndexError that names it. On an accelerator,
-    which no error can come back from without waiting, nothing outside the tensors is read; the loss of that row is NaN, so
-    that the mean is too, and it gives no gradient.
+    weight, as it is where logits are a tensor; in fp16 before 1 / N makes it vanish. For "mean" and "sum" gradients are
+    computed in the forward, in the place of the logits; for "none", and with the entropy, logits are computed again in the
+    backward. Nothing is computed for an input that needs no gradient. Under autocast x, weight and bias are cast as in a
+    linear layer. DTensors: see sharding.py. A target outside the vocabulary that is not `ignore_index`: on a CPU an
+    IndexError that names it. On an accelerator, which no error can come back from without waiting, nothing outside the
+    tensors is read; the loss of that row is NaN, so that the mean is too, and it gives no gradient.
 
     Args:
         x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).
@@ -175,9 +175,9 @@ class _LinearCrossEntropy(Function):
         ctx.has_gradients = options.reduction != "none" and not options.return_entropy
         if ctx.has_gradients:
             found = OPERATORS.below_autograd("linear_cross_entropy_with_gradients", *arguments, *needs)
-            outputs = list(found[:-3])
-            gradients = [gradient if needed else None for gradient, needed in zip(found[-3:], needs, strict=True)]
-            ctx.save_for_backward(*gradients)
+            outputs = list(found[:-4])
+            gradients = [gradient if needed else None for gradient, needed in zip(found[-4:-1], needs, strict=True)]
+            ctx.save_for_backward(*gradients, found[-1] if found[-1].numel() else None)
             outputs.append(torch.empty(0, dtype=torch.float32, device=tensors[0].device))
         else:
             outputs = OPERATORS.below_autograd("linear_cross_entropy", *arguments, True)
@@ -194,7 +194,8 @@ class _LinearCrossEntropy(Function):
         if dloss is None and dentropy is None:
             found = (None, None, None)
         elif ctx.has_gradients:
-            found = _scaled(ctx.saved_tensors, dloss)
+            *gradients, factors = ctx.saved_tensors
+            found = _scaled(gradients, dloss, None if factors is None else factors.unbind())
         else:
             arguments = (*ctx.saved_tensors, *ctx.options.arguments, *needs)
             found = OPERATORS("linear_cross_entropy_backward", dloss, dentropy, *arguments)
@@ -207,18 +208,24 @@ def _needs(ctx) -> tuple[bool, bool, bool]:  # type: ignore[no-untyped-def]
     return dx, dweight, dbias
 
 
-def _scaled(gradients: tuple[Tensor | None, ...], factor: Tensor) -> list[Tensor | None]:
-    """Gradients of the loss times the gradient that it received: in place where nobody will ask for them again."""
+def _scaled(gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence[Tensor] | None) -> list[Tensor | None]:
+    """Gradients of the loss times the one that it received and a factor each: in place where nobody asks for them again."""
     present = [gradient for gradient in gradients if gradient is not None]
+    left: Sequence[Tensor | None] = factors or [None] * len(gradients)
+    numbers = [
+        dloss if factor is None else dloss * factor
+        for gradient, factor in zip(gradients, left, strict=True)
+        if gradient is not None
+    ]
     once = not torch._C._autograd._get_current_graph_task_keep_graph()
-    if once and not torch.is_grad_enabled() and unobserved((*present, factor)):
-        scale_(present, factor)
+    if once and not torch.is_grad_enabled() and unobserved((*present, *numbers)):
+        scale_(present, numbers)
         return list(gradients)
     if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
         # Somebody may differentiate again, which the operator refuses where one of its arguments requires a gradient; under
         # transforms the outer level has seen that the gradients came from x and weight.
         present = [gradient.detach().requires_grad_() for gradient in present]
-    found = iter(OPERATORS("linear_cross_entropy_scaled", present, factor))
+    found = iter(OPERATORS("linear_cross_entropy_scaled", present, numbers))
     return [None if gradient is None else next(found) for gradient in gradients]
 
 

@@ -23,6 +23,10 @@ from . import rows as rowwise
 from .launch import KernelBackend
 from .options import Options
 
+# fp16 sums over tokens are kept this many times their mean at most. A mean is as large as x at most, and in a vocabulary of
+# 2^15 as small as x / 2^15 / sqrt(tokens), so that both are within fp16's range, up to an element of 255.
+_LARGEST_SUM = 256.0
+
 
 class Needs(NamedTuple):
     """Which gradients are wanted."""
@@ -33,11 +37,21 @@ class Needs(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """None where not wanted."""
+    """None where not wanted.
+
+    Attributes:
+        factors: what is left to multiply them by, a number each, all but the gradient that the loss receives; None for 1.
+    """
 
     dx: Tensor | None
     dweight: Tensor | None
     dbias: Tensor | None
+    factors: Tensor | None = None
+
+
+def defers(x: Tensor, options: Options) -> bool:
+    """Whether gradients of the one loss are made with factors left to multiply them by."""
+    return x.dtype == torch.float16 and options.reduction == "mean"
 
 
 def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -70,7 +84,9 @@ class Engine:
         self.x, self.weight = x, weight.to(x.dtype)
         self.options, self.needs = options, needs
         self.exact = reference.statistics_dtype(x.dtype)
-        self.rows = rowwise.prepare(target, class_weight, divisor, options, self.exact)
+        self.rows = self.gradient_rows = rowwise.prepare(target, class_weight, divisor, options, self.exact)
+        self.dweight_scale = 1.0
+        self._deferred: Tensor | None = None
         bias = None if bias is None else bias.contiguous()
         class_weight = None if class_weight is None else class_weight.contiguous()
         if device is None:
@@ -108,6 +124,9 @@ class Engine:
     def loss_and_gradients(self) -> tuple[Tensor, Gradients]:
         """Statistics [6, N] and the gradients of a loss that is one number."""
         statistics = self._empty_statistics()
+        if defers(self.x, self.options):
+            self.gradient_rows, self._deferred = rowwise.probability_sized(self.rows)
+            self.dweight_scale = _power_of_two(_LARGEST_SUM / max(1, self.x.shape[0]))
         whole = len(self.plan.columns) == 1
         one = self.rows.factors.new_ones(())
         for tokens in self.plan.tokens:
@@ -116,20 +135,24 @@ class Engine:
                 (columns,) = self.plan.columns
                 logits, gradient = self.logits(tokens, columns)
                 target, result = self.rows.columns[tokens], statistics[:, tokens]
-                self.backend.both(logits, gradient, columns, target, 0, self.rows.factors, result)
-                self.gradients.add(tokens, columns, gradient)
+                self.backend.both(logits, gradient, columns, target, 0, self.gradient_rows.factors, result)
+                self.gradients.add(tokens, columns, gradient, self.dweight_scale)
             elif self.plan.kept:
                 kept.loss_and_gradients(self, statistics, one)
             else:
                 held = self._statistics(tokens, statistics)
                 self._gradient(tokens, statistics, one, None, held if whole else None)
-        return statistics, self.gradients.finished()
+        gradients = self.gradients.finished(self.dweight_scale)
+        if self._deferred is not None:
+            of_weight = self._deferred / self.dweight_scale
+            gradients = gradients._replace(factors=torch.stack([self._deferred, of_weight, of_weight]))
+        return statistics, gradients
 
     def gradients_of(self, statistics: Tensor, dloss: Tensor | None, dentropy: Tensor | None) -> Gradients:
         """Gradients, given what the backward alone knows: those of the losses and entropies, numbers or [N]."""
         for tokens in self.plan.tokens:
             self._gradient(tokens, statistics, dloss, dentropy, None)
-        return self.gradients.finished()
+        return self.gradients.finished(1.0)
 
     def _empty_statistics(self) -> Tensor:
         return self.rows.factors.new_zeros(rowwise.STATISTICS, self.x.shape[0])
@@ -169,17 +192,15 @@ class Engine:
         held: tuple[Tensor, Tensor] | None,
     ) -> None:
         """Adds the gradients of a chunk of tokens; `held`: its logits and their gradient's memory, where they are there."""
-        rows = self.rows._replace(
-            counted=self.rows.counted[tokens],
-            columns=self.rows.columns[tokens],
-            target_weight=None if self.rows.target_weight is None else self.rows.target_weight[tokens],
-        )
+        rows = self.gradient_rows
+        weights = None if rows.target_weight is None else rows.target_weight[tokens]
+        rows = rows._replace(counted=rows.counted[tokens], columns=rows.columns[tokens], target_weight=weights)
         dloss, dentropy = (d if d is None or d.dim() == 0 else d[tokens] for d in (dloss, dentropy))
         coefficients = rowwise.coefficients(rows, statistics[:, tokens], self.options, dloss, dentropy)
         for columns in self.plan.columns:
             logits, gradient = held if held is not None else self.logits(tokens, columns)
             self.backend.gradient(logits, gradient, columns, rows.columns, self.first(columns), coefficients)
-            self.gradients.add(tokens, columns, gradient)
+            self.gradients.add(tokens, columns, gradient, self.dweight_scale)
 
 
 class _Sums:
@@ -203,8 +224,8 @@ class _Sums:
             else:
                 self._wide_dx = allocate(x, (tokens, x.shape[1]), exact)
 
-    def add(self, tokens: slice, columns: slice, gradient: Tensor) -> None:
-        """Adds what the gradient [tokens, columns] of raw logits contributes."""
+    def add(self, tokens: slice, columns: slice, gradient: Tensor, scale: float) -> None:
+        """Adds what the gradient [tokens, columns] of raw logits contributes, `scale` times that to the weight's."""
         first = columns.start == 0
         if self.dx is not None:
             weight, dx = self._weight[columns], self.dx[tokens]
@@ -214,7 +235,7 @@ class _Sums:
                 self._add_wide(gradient, weight, dx, columns)
         if self.dweight is not None:
             add = matmul.product if tokens.start == 0 else matmul.add_product
-            add(gradient.t(), self._x[tokens], self.dweight[columns])
+            add(gradient.t(), self._x[tokens], self.dweight[columns], scale)
         if self._dbias is not None:
             self._dbias[columns] += gradient.sum(0, dtype=self._dbias.dtype)
 
@@ -229,11 +250,22 @@ class _Sums:
         else:  # the weight's gradient is about to be written where the sums were
             matmul.add_product(gradient, weight, dx)
 
-    def finished(self) -> Gradients:
+    def finished(self, scale: float) -> Gradients:
+        """All of them; the bias's, whose sums are exact, `scale` times."""
         if not self._plan.tokens and self.dweight is not None:
             self.dweight.zero_()
         if self.dx is not None and self._group:
             parallel.sum_(self.dx, self._group)
         dweight = None if self.dweight is None else self.dweight.to(self._dtypes[0])
-        dbias = self._dbias if self._dbias is None or self._dtypes[1] is None else self._dbias.to(self._dtypes[1])
+        dbias = None
+        if self._dbias is not None:
+            dbias = self._dbias.mul_(scale).to(self._dtypes[1] or self._dbias.dtype)
         return Gradients(self.dx, dweight, dbias)
+
+
+def _power_of_two(limit: float) -> float:
+    """The largest power of two that is at most `limit`, and at most 1."""
+    scale = 1.0
+    while scale > limit:
+        scale /= 2.0
+    return scale

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def loss_and_gradients(engine: Engine, statistics: Tensor, dloss: Tensor) -> None:
     """Statistics [6, N], and gradients of x and weight in their memory; all tokens are one chunk."""
-    dx, dweight, columns, rows = engine.gradients.dx, engine.gradients.dweight, engine.plan.columns, engine.rows
+    dx, dweight, columns, rows = engine.gradients.dx, engine.gradients.dweight, engine.plan.columns, engine.gradient_rows
     assert dweight is not None
     kept = KeptLogits(dweight, engine.x.dtype, engine.x.shape[0], engine.plan)
     largest = statistics.new_empty(len(columns), statistics.shape[1])  # what the logits of a chunk are less
@@ -49,7 +49,7 @@ def loss_and_gradients(engine: Engine, statistics: Tensor, dloss: Tensor) -> Non
                 engine.backend.gradient(place, place, chunk, rows.columns, engine.first(chunk), coefficients)
 
     kept.sum_dx(engine.weight, dx, engine.buffer, differentiate)
-    kept.finish_dweight(engine.x, engine.buffer)
+    kept.finish_dweight(engine.x, engine.buffer, engine.dweight_scale)
 
 
 class KeptLogits:
@@ -108,8 +108,8 @@ class KeptLogits:
             if wide is not None:
                 target.copy_(sums)
 
-    def finish_dweight(self, x: Tensor, memory: Tensor) -> None:
-        """The weight's gradient = gradients of the logits, transposed, @ x [N, H], where those lie.
+    def finish_dweight(self, x: Tensor, memory: Tensor, scale: float) -> None:
+        """The weight's gradient = scale times gradients of the logits, transposed, @ x [N, H], where those lie.
 
         Args:
             memory: for a copy of a part, 1-D and contiguous.
@@ -120,4 +120,4 @@ class KeptLogits:
             n, pitch = self._tokens, chunks.pitch(gradient.shape[1])
             copy = narrow[: n * pitch].view(n, pitch)[:, : gradient.shape[1]]
             copy.copy_(gradient)
-            matmul.product(copy.t(), x, self._dweight[part])
+            matmul.product(copy.t(), x, self._dweight[part], scale)

@@ -21,16 +21,19 @@ def writes_fp32(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype.itemsize >= torch.float32.itemsize or device.type == "cpu" or _native("mm", device)
 
 
-def product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out = a @ b; out has the operands' dtype or is fp32."""
+def product(a: Tensor, b: Tensor, out: Tensor, alpha: float = 1.0) -> None:
+    """out = alpha a @ b, rounded once; out has the operands' dtype or is fp32."""
     for left, right, target, is_first in _parts(a, b, out):
-        (_product if is_first else _add_product)(left, right, target)
+        if is_first and alpha == 1.0:
+            _product(left, right, target)
+        else:
+            _add_product(left, right, target, 0.0 if is_first else 1.0, alpha)
 
 
-def add_product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out += a @ b, in place; out has the operands' dtype, in which each sum is rounded, or is fp32."""
+def add_product(a: Tensor, b: Tensor, out: Tensor, alpha: float = 1.0) -> None:
+    """out += alpha a @ b, in place; out has the operands' dtype, in which each sum is rounded, or is fp32."""
     for left, right, target, _ in _parts(a, b, out):
-        _add_product(left, right, target)
+        _add_product(left, right, target, 1.0, alpha)
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -40,17 +43,18 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
     elif _native("mm", a.device):
         torch.mm(a, b, out_dtype=out.dtype, out=out)
     else:
-        _widened(a, b, out, add=False)
+        _widened(a, b, out, 0.0, 1.0)
 
 
-def _add_product(a: Tensor, b: Tensor, out: Tensor) -> None:
+def _add_product(a: Tensor, b: Tensor, out: Tensor, beta: float, alpha: float) -> None:
+    """out = beta out + alpha a @ b; what out held does not count where beta is 0."""
     if out.dtype == a.dtype:
         for rows in _pieces(a):
-            torch.addmm(out[rows], _dense(a[rows]), b, out=out[rows])
+            torch.addmm(out[rows], _dense(a[rows]), b, beta=beta, alpha=alpha, out=out[rows])
     elif _native("addmm", a.device):
-        torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
+        torch.addmm(out, a, b, out_dtype=out.dtype, beta=beta, alpha=alpha, out=out)
     else:
-        _widened(a, b, out, add=True)
+        _widened(a, b, out, beta, alpha)
 
 
 def _parts(a: Tensor, b: Tensor, out: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, bool]]:
@@ -120,7 +124,7 @@ def _native(operator: str, device: torch.device) -> bool:
         return False
 
 
-def _widened(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
+def _widened(a: Tensor, b: Tensor, out: Tensor, beta: float, alpha: float) -> None:
     """The larger operand is cast to out's dtype in pieces, and the other one as a whole."""
     if a.numel() > b.numel():
         a, b, out = b.t(), a.t(), out.t()
@@ -129,7 +133,4 @@ def _widened(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
     for first in range(0, b.shape[1], step):
         piece = b[:, first : first + step].to(out.dtype)
         target = out[:, first : first + step]
-        if add:
-            target += torch.mm(a, piece)
-        else:
-            torch.mm(a, piece, out=target)
+        torch.addmm(target, a, piece, beta=beta, alpha=alpha, out=target)

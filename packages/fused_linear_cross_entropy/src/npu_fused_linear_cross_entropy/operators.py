@@ -2,7 +2,8 @@
 
 `linear_cross_entropy` computes the outputs, `linear_cross_entropy_with_gradients` the gradients of a loss that is one number
 with them, `linear_cross_entropy_backward` those of anything else, from the statistics that the first one saved, and
-`linear_cross_entropy_scaled` multiplies gradients by the one that the loss itself received. Kernels on accelerators,
+`linear_cross_entropy_scaled` multiplies gradients by the one that the loss itself received, and by what was left
+to multiply them by. Kernels on accelerators,
 reference.py on a CPU. A result that is not asked for is an empty tensor.
 """
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from . import launch
 from . import rows as rowwise
-from .engine import Engine, Gradients, Needs
+from .engine import Engine, Gradients, Needs, defers
 from .options import SCHEMA, Options
 from .reference import statistics_dtype
 
@@ -38,11 +39,12 @@ def linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
-    """The six outputs and three gradients."""
+    """The six outputs, three gradients, and what is left to multiply those by (see `engine.Gradients`)."""
     x, target, options = arguments[0], arguments[2], Options(*arguments[6:-3])
     engine = _engine(arguments[:6], options, Needs(*arguments[-3:]))
     statistics, gradients = engine.loss_and_gradients()
-    return *_outputs(engine, statistics, options, target.shape), *_shaped(gradients, x)
+    factors = _nothing(x) if gradients.factors is None else gradients.factors
+    return *_outputs(engine, statistics, options, target.shape), *_shaped(gradients, x), factors
 
 
 def backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,17 +55,17 @@ def backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: Any) -> 
     return _shaped(engine.gradients_of(statistics, dloss, dentropy), x)
 
 
-def scaled(gradients: list[Tensor], factor: Tensor) -> list[Tensor]:
-    """The gradients times a number, in memory of their own."""
+def scaled(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
+    """The gradients times a number each, in memory of their own."""
     copies = [gradient.clone() for gradient in gradients]
-    scale_(copies, factor)
+    scale_(copies, factors)
     return copies
 
 
-def scale_(gradients: list[Tensor], factor: Tensor) -> None:
+def scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
     """The same in place, and at no cost where the number is 1."""
-    device = device_for(factor.device)
-    for gradient in gradients:
+    for gradient, factor in zip(gradients, factors, strict=True):
+        device = device_for(factor.device)
         if device is not None:
             launch.scale_(gradient, factor, device)
         elif factor != 1:
@@ -96,7 +98,7 @@ def _outputs(engine: Engine, statistics: Tensor, options: Options, shape: torch.
 
 
 def _shaped(gradients: Gradients, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dweight, dbias = (_nothing(x) if gradient is None else gradient for gradient in gradients)
+    dx, dweight, dbias = (_nothing(x) if gradient is None else gradient for gradient in gradients[:3])
     return dx if gradients.dx is None else dx.view(x.shape), dweight, dbias
 
 
@@ -136,8 +138,9 @@ def _fake_linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _fake_with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     x, weight, target, bias = arguments[:4]
-    outputs = _fake_outputs(x, target, Options(*arguments[6:-3]))
-    return *outputs, *_fake_gradients(x, weight, bias, arguments[-3:])
+    options = Options(*arguments[6:-3])
+    factors = x.new_empty(3, dtype=statistics_dtype(x.dtype)) if defers(x, options) else _nothing(x)
+    return *_fake_outputs(x, target, options), *_fake_gradients(x, weight, bias, arguments[-3:]), factors
 
 
 def _fake_backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
@@ -145,7 +148,7 @@ def _fake_backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: An
     return _fake_gradients(x, weight, bias, arguments[-3:])
 
 
-def _fake_scaled(gradients: list[Tensor], factor: Tensor) -> list[Tensor]:
+def _fake_scaled(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
     return [torch.empty_like(gradient) for gradient in gradients]
 
 
@@ -155,7 +158,7 @@ OPERATORS.define(
     _fake_linear_cross_entropy,
 )
 OPERATORS.define(
-    f"linear_cross_entropy_with_gradients({_TENSORS}, {SCHEMA}, {_NEEDS}) -> ({_OUTPUTS}, {_GRADIENTS})",
+    f"linear_cross_entropy_with_gradients({_TENSORS}, {SCHEMA}, {_NEEDS}) -> ({_OUTPUTS}, {_GRADIENTS}, Tensor factors)",
     with_gradients,
     _fake_with_gradients,
 )
@@ -165,4 +168,4 @@ OPERATORS.define(
     backward,
     _fake_backward,
 )
-OPERATORS.define("linear_cross_entropy_scaled(Tensor[] gradients, Tensor factor) -> Tensor[]", scaled, _fake_scaled)
+OPERATORS.define("linear_cross_entropy_scaled(Tensor[] gradients, Tensor[] factors) -> Tensor[]", scaled, _fake_scaled)

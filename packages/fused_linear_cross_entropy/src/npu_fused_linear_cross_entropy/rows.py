@@ -49,6 +49,19 @@ class Rows(NamedTuple):
     total: Tensor
 
 
+def probability_sized(rows: Rows) -> tuple[Rows, Tensor]:
+    """Rows whose losses are multiplied by 1 instead of what they are, and that factor: of "mean", 1 / N.
+
+    A gradient of theirs is of the size of a probability. With 1 / N in it, it would vanish in fp16, whose smallest number is
+    6e-8, before anything that multiplies the loss, a gradient scaler, can prevent that.
+    """
+    factor = rows.factors[0].clone()
+    factors = rows.factors.clone()
+    factors[0] = 1.0
+    factors[1] = torch.where(factor > 0, factors[1] / factor, 0.0)
+    return rows._replace(factors=factors), factor
+
+
 class Losses(NamedTuple):
     """Outputs, None where not asked for."""
 

@@ -1,0 +1,123 @@
+"""fp16, whose smallest number is 6e-8: gradients under a gradient scaler are as exact as PyTorch's own of fp16 logits."""
+
+import losses
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy
+
+SCALE = 32.0  # times the tokens: 65536 for 2048
+
+
+def relative_errors(case, gradients, rows):
+    """Of the gradients of x and of those `rows` of the weight, in norm, against fp64."""
+    expected = exact(case)
+    errors = {}
+    for name, chosen in (("x", slice(None)), ("weight", rows), ("bias", rows)):
+        if name in gradients:
+            own, wanted = gradients[name][chosen].double().cpu(), expected[name][chosen]
+            errors[name] = float((own / (SCALE * len(case.x)) - wanted).norm() / wanted.norm())
+    return errors
+
+
+def exact(case):
+    """Gradients of the plain mean, a piece of the tokens at a time."""
+    weight = case.weight.double()
+    bias = torch.zeros(len(weight)).double() if case.bias is None else case.bias.double()
+    found = {"x": [], "weight": torch.zeros_like(weight), "bias": torch.zeros_like(bias)}
+    for x, target in zip(case.x.double().split(256), case.target.split(256), strict=True):
+        g = torch.softmax(x @ weight.t() + bias, 1)
+        g[torch.arange(len(x)), target] -= 1.0
+        g /= len(case.x)
+        found["x"].append(g @ weight)
+        found["weight"] += g.t() @ x
+        found["bias"] += g.sum(0)
+    return {**found, "x": torch.cat(found["x"])}
+
+
+def gradients(case, device, function):
+    leaves = {"x": losses.leaf(case.x, device), "weight": losses.leaf(case.weight, device)}
+    if case.bias is not None:
+        leaves["bias"] = losses.leaf(case.bias, device)
+    loss = function(leaves["x"], leaves["weight"], case.target.to(device), leaves.get("bias"), **case.options)
+    return dict(zip(leaves, torch.autograd.grad(loss * (SCALE * len(case.x)), list(leaves.values())), strict=True))
+
+
+def unfused(x, weight, target, bias=None, **_):
+    return torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, weight, bias), target)
+
+
+def case_of(tokens, vocabulary, **options):
+    """Every target in the first rows of the weight: the others get small gradients alone."""
+    case = losses.make(tokens, 16, vocabulary, torch.float16, scale=0.2, **options)
+    return losses.dataclasses.replace(case, target=case.target % (vocabulary // 8)), slice(vocabulary // 8, None)
+
+
+def test_small_gradients_of_a_large_problem_survive(device):
+    if device.name == "emulated":
+        pytest.skip("65 million logits")
+    case, rows = case_of(2048, 32000)
+    ours = relative_errors(case, gradients(case, device.torch, fused_linear_cross_entropy), rows)
+    assert ours["weight"] < 5e-4
+    assert ours["x"] < 5e-4
+
+
+WAYS = {
+    "one chunk": {},
+    "kept logits": {"memory_budget": 256 * 4 * 700},
+    "chunks of tokens": {"chunk_tokens": 100},
+    "chunks of columns": {"chunk_tokens": 256, "memory_budget": 400_000},
+    "a bias": {"bias": torch.float16},
+}
+
+
+@pytest.mark.parametrize("what", WAYS)
+def test_no_less_exact_than_logits_in_fp16(device, what):
+    """Of fp16 logits, PyTorch multiplies the gradient by the scale before it rounds it."""
+    if device.name == "emulated" and what not in ("one chunk", "kept logits"):
+        pytest.skip("differs in the products of matrices alone")
+    case, rows = case_of(256, 4000, **WAYS[what])
+    ours = relative_errors(case, gradients(case, device.torch, fused_linear_cross_entropy), rows)
+    theirs = relative_errors(case, gradients(case, device.torch, unfused), rows)
+    for name, error in ours.items():
+        assert error <= 1.5 * theirs[name] + 2.0**-11, name
+
+
+def test_sums_of_many_tokens_do_not_overflow():
+    """Every token has one target and large elements, which add up to a mean within fp16's range, and no sum is."""
+    tokens = 4096
+    x = torch.full((tokens, 8), 200.0, dtype=torch.float16)
+    weight = torch.zeros(16, 8, dtype=torch.float16, requires_grad=True)
+    target = torch.zeros(tokens, dtype=torch.int64)
+    (dweight,) = torch.autograd.grad(fused_linear_cross_entropy(x, weight, target), weight)
+    assert torch.allclose(dweight[0].float(), torch.full((8,), -200.0 * 15 / 16), rtol=2e-3)
+
+
+OPTIONS = {
+    "smoothing": {"label_smoothing": 0.1},
+    "class weights": {"class_weight": True},
+    "z-loss": {"lse_square_scale": 0.1},
+    "class weights and z-loss": {"class_weight": True, "lse_square_scale": 0.1, "label_smoothing": 0.1},
+    "token scaling": {"token_scaling": True},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "some ignored": {"ignored": 0.5},
+    "all ignored": {"ignored": 1.0},
+    "fp32 weight": {"weight_dtype": torch.float32, "chunk_tokens": 16},
+}
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_options(device, what):
+    if device.name == "emulated" and what not in ("class weights and z-loss", "none"):
+        pytest.skip("the two that between them have every factor")
+    case = losses.make(37, 32, 1000, torch.float16, **OPTIONS[what])
+    losses.check(case, losses.run(case, device.torch), roundings=3 if what == "fp32 weight" else 2)
+
+
+def test_what_is_left_to_multiply_by_is_multiplied_twice_through_one_graph(device):
+    case, _ = case_of(37, 1000)
+    x, weight = losses.leaf(case.x, device.torch), losses.leaf(case.weight, device.torch)
+    loss = fused_linear_cross_entropy(x, weight, case.target.to(device.torch))
+    first = torch.autograd.grad(loss, (x, weight), retain_graph=True)
+    again = torch.autograd.grad(loss, (x, weight))
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
