@@ -202,3 +202,18 @@ def test_in_place_where_the_kernel_differs(device, view):
     dy = dy.copy_(case.dy) if view == "strided dy" else formula.copy(case.dy, device.torch)
     y = rms_norm(x, case.weight.to(device.torch), **case.options, in_place=True)
     assert torch.equal(torch.autograd.grad(y, x, dy)[0].cpu(), expected[1])
+
+
+@pytest.mark.parametrize("reduce", [lambda y: y.sum(), lambda y: y.sum(0)], ids=["number", "row"])
+def test_an_expanded_gradient_is_not_written_over(device, reduce):
+    x, weight, dy = torch.randn(3, 5, 32), torch.randn(32), torch.randn(5, 32)
+    expected = x.double().requires_grad_()
+    y = expected / (expected.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+    torch.autograd.backward(reduce(y), dy[0, 0] if reduce(y).dim() == 0 else dy)
+    own = x.to(device.torch).requires_grad_()
+    out = reduce(rms_norm(own, weight.to(device.torch), in_place=True))
+    seed = (dy[0, 0] if out.dim() == 0 else dy).to(device.torch)
+    kept = seed.clone()
+    torch.autograd.backward(out, seed)
+    assert torch.equal(seed, kept)
+    torch.testing.assert_close(own.grad.cpu().double(), expected.grad, rtol=1e-5, atol=1e-5)

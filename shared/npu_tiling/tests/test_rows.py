@@ -1,6 +1,7 @@
 import pytest
 import torch
 from npu_tiling import row_layout
+from npu_tiling.rows import may_overlap
 
 
 def addresses(layout, index, width, tensor):
@@ -47,3 +48,23 @@ def test_tensors_share_the_levels_but_not_the_strides():
 )
 def test_what_takes_a_copy_has_no_layout(tensor):
     assert row_layout(tensor) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "overlaps"),
+    [
+        ((3, 4), (4, 1), False),
+        ((3, 4), (1, 3), False),
+        ((3, 4), (0, 1), True),
+        ((3, 4), (2, 1), True),
+        ((1, 4), (0, 1), False),
+        ((0, 4), (0, 1), False),
+        ((2, 3, 4), (4, 8, 1), False),
+        ((2, 3, 4), (4, 4, 1), True),
+        ((3,), (0,), True),
+        ((), (), False),
+    ],
+)
+def test_what_may_be_written_in_place(shape, strides, overlaps):
+    tensor = torch.empty(100).as_strided(shape, strides)
+    assert may_overlap(tensor) == overlaps

@@ -65,9 +65,11 @@ def fused_linear_cross_entropy(
     weight, as it is where logits are a tensor; in fp16 before 1 / N makes it vanish. For "mean" and "sum" gradients are
     computed in the forward, in the place of the logits; for "none", and with the entropy, logits are computed again in the
     backward. Nothing is computed for an input that needs no gradient. Under autocast x, weight and bias are cast as in a
-    linear layer. DTensors: see sharding.py. A target outside the vocabulary that is not `ignore_index`: on a CPU an
-    IndexError that names it. On an accelerator, which no error can come back from without waiting, nothing outside the
-    tensors is read; the loss of that row is NaN, so that the mean is too, and it gives no gradient.
+    linear layer. DTensors: see sharding.py.
+
+    A target outside the vocabulary that is not `ignore_index`: on a CPU an IndexError that names it. On an accelerator,
+    which no error can come back from without waiting, nothing outside the tensors is read; the loss of that row is NaN, so
+    that the mean is too, and it gives no gradient.
 
     Args:
         x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).

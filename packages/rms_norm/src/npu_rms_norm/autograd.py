@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from npu_tiling import device_for
 from npu_tiling.autograd import Function, apply, needs_gradient
+from npu_tiling.rows import may_overlap
 from npu_tiling.sharding import is_distributed
 from torch import Tensor
 
@@ -43,8 +44,8 @@ def rms_norm(
         offset: added to the weight: 1.0 for Gemma's zero-centred weights.
         casting_mode: what is rounded to x's dtype on the way (nothing, where x is fp32). "llama": x / rms, before it is
             multiplied by the weight. "gemma": nothing but the result. "none": 1 / rms, offset + weight and both products.
-        in_place: the backward writes the gradient of x into the memory of the gradient of y. Saves one tensor of x's size,
-            and is wrong where something else still reads that gradient: another consumer's backward that was handed the
+        in_place: the backward writes the gradient of x into the memory of the gradient of y, unless that is expanded.
+            Saves one tensor of x's size, and is wrong where something else still reads that gradient: another consumer's backward that was handed the
             same tensor, a hook that keeps it, `retain_grad` on y.
 
     Returns:
@@ -180,7 +181,7 @@ def _gradients(
     x, weight, rstd = ctx.saved_tensors
     offset, casting_mode, in_place = ctx.options
     tensors = (dy, dsum, x, weight, rstd)
-    if in_place and need_dx and dy.dtype == x.dtype and not torch.is_grad_enabled():
+    if in_place and need_dx and dy.dtype == x.dtype and not torch.is_grad_enabled() and not may_overlap(dy):
         dweight = OPERATORS.below_autograd("rms_norm_backward_", *tensors, offset, casting_mode, need_dweight)
         return dy, dweight if need_dweight else None
     dx, dweight = OPERATORS("rms_norm_backward", *tensors, offset, casting_mode, need_dweight, need_dx)

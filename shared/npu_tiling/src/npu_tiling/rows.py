@@ -56,6 +56,17 @@ def layout_of(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> RowLayo
     return RowLayout(outer[0], inner[0], tuple(zip(outer[1], inner[1], strict=True)))
 
 
+def may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor may be one place in memory, as in an expanded one: nothing may be written to it."""
+    reached = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reached:
+                return tensor.numel() > 0
+            reached += (size - 1) * stride
+    return False
+
+
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """As `Tensor.is_contiguous`: strides of dimensions of size 1 do not count, nor any where there are no elements."""
     if 0 in shape:
