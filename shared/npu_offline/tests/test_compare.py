@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 from npu_offline.cli import main
 from npu_offline.compare import peers
 from npu_offline.compare.command import missed
-from npu_offline.compare.published import PUBLISHED
+from npu_offline.compare.published import PUBLISHED, SOURCES
 from npu_offline.compare.results import GOALS, results
 from npu_offline.timing import Timing
 
@@ -22,6 +23,11 @@ def found():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("npu_offline.compare.cases.PUBLISHED", chosen)
         return list(results(None, "1.2.0"))
+
+
+def test_every_published_time_says_where():
+    assert {row.operator for row in PUBLISHED} == set(SOURCES)
+    assert all(re.match(r"linkedin/Liger-Kernel#\d+", source) for source in SOURCES.values())
 
 
 def test_no_published_time_is_below_the_bound(found):

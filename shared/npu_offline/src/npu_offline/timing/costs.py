@@ -6,7 +6,8 @@ Four kinds of source stand in the comments:
   rates in bytes per cycle and core), of the same architecture.
 - *vendor model*: the cost model of A2 and A3 chips that Huawei publishes with its PTO tile library (`pto-isa`,
   include/pto/costmodel: a2a3 and arch_config.hpp, version of September 2026), which says it was measured on a 910B1.
-- *published*: the measurements in compare/published.py, an Ascend910B4's.
+- *published*: an Ascend910B4's measurements, of kernels those in compare/published.py; where those of bandwidth, of a
+  transfer's start and of launches were published has not been noted.
 - *inferred*: nobody's measurement; the reasoning is in the comment.
 """
 
