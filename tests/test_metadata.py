@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import readme_renderer.markdown
 import yaml
+from npu_tiling import installation
 from packaging.version import Version
 
 from tools import changelog
@@ -108,13 +109,28 @@ def test_dependencies(package, metadata):
     if package.is_operator:
         assert names == {CORE, "torch"}
         assert set(metadata.get_all("Provides-Extra")) == {"npu", "cuda"}
-        extras = [text for text in metadata.get_all("Requires-Dist") if "extra ==" in text]
-        assert sorted(text.split(";")[0] for text in extras) == ["triton-ascend==3.2.0", "triton<4,>=3.2"]
+        for extra in ("npu", "cuda"):  # which Triton that is, the core says
+            assert [str(requirement) for requirement in package.extras[extra]] == [
+                f"{CORE}[{extra}]{package.needs(CORE).specifier}"
+            ]
     if package.name != "npu-offline":  # the compiler and emulator of Ascend kernels is nothing without them
         assert not names & {"triton", "triton-ascend", "torch-npu"}
+    if package.name == CORE:
+        (ascend,) = package.extras["npu"]
+        assert str(ascend.specifier) == f"=={installation.TRITON_ASCEND}"
     if core := package.needs(CORE):
         major, minor, *_ = PACKAGES["npu_tiling"].version.split(".")
         assert re.fullmatch(rf"<{major}\.{int(minor) + 1},>={major}\.\d+(\.\d+)?", str(core.specifier))
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64", "riscv64"])
+@pytest.mark.parametrize("python", [*VERSIONS["python"]["packages"]])
+def test_triton_ascend_is_asked_for_where_it_has_wheels(machine, python, monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (*map(int, python.split(".")), 0))
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    (requirement,) = PACKAGES["npu_tiling"].extras["npu"]
+    asked = requirement.marker.evaluate({"python_version": python, "platform_machine": machine, "sys_platform": "linux"})
+    assert asked == (installation.missing_wheel() is None)
 
 
 @each

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.install_lines import install_lines
+
 ROOT = Path(__file__).parents[1]
 READMES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md"))]
 
@@ -20,6 +22,12 @@ def test_code_blocks_run(readme, capsys):
     assert printed
     promised = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(blocks), re.M)
     assert not promised or printed == promised
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_lines_that_install_are_those_that_were_tried(readme):
+    package = "rms_norm" if readme.parent == ROOT else readme.parent.name
+    assert install_lines(f"npu-{package.replace('_', '-')}") in readme.read_text()
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))

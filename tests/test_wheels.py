@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tools import wheels
-from tools.workspace import CORE, ROOT, Package, read_packages
+from tools.workspace import CORE, ROOT, Package, of_others, read_packages
 
 PACKAGES = read_packages()
-OURS = {package.name for package in PACKAGES.values()}
 OPERATORS = [package for package in PACKAGES.values() if package.is_operator]
 pytestmark = pytest.mark.slow
 ABSENT = ("triton", "torch_npu", "npu_offline", "npu_bench")
@@ -26,7 +25,7 @@ def fresh(tmp_path):
 
     def make(*packages: Package) -> wheels.Environment:
         environment = wheels.Environment(tmp_path / "environment")
-        needed = [requirement for package in packages for requirement in package.requires if requirement.name not in OURS]
+        needed = [requirement for package in packages for requirement in of_others(package.requires, PACKAGES.values())]
         environment.show(needed, tmp_path / "links")
         return environment
 

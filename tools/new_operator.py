@@ -16,6 +16,7 @@ from pathlib import Path
 import copier
 
 from . import metadata
+from .install_lines import install_lines
 from .workspace import ROOT, read_packages, read_versions
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -25,11 +26,13 @@ def render(name: str, folder: Path) -> None:
     """Write the package `name` to a folder that does not exist."""
     versions = read_versions()
     major, minor, _ = read_packages()["npu_tiling"].version.split(".")
+    distribution = f"npu-{name}".replace("_", "-")
     answers = {
         "name": name,
         "class": "".join(word.capitalize() for word in name.split("_")),
         "module": f"npu_{name}",
-        "distribution": f"npu-{name}".replace("_", "-"),
+        "distribution": distribution,
+        "install_lines": install_lines(distribution),
         "core": f">={major}.{minor},<{major}.{int(minor) + 1}",
         "torch": versions["torch"]["oldest"].removesuffix(".0"),
         "pythons": versions["python"]["packages"],

@@ -11,16 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from packaging.requirements import Requirement
-
-from . import wheels
-from .workspace import CORE, ROOT, Package, read_packages, read_versions
+from . import mend_triton, wheels
+from .workspace import CORE, ROOT, Package, of_others, read_packages, read_versions
 
 LAYERS = ("cpu", "ascend")
-TRITON = "import importlib.metadata, sys; sys.exit(not list(importlib.metadata.distributions(name='triton')))"
 
 
 def prepare(folder: Path, options: argparse.Namespace) -> Path:
@@ -40,21 +37,16 @@ def prepare(folder: Path, options: argparse.Namespace) -> Path:
     local = [str(wheels.build(ours[name], built)) for name in needed if name != package.name]
     if options.offline:
         environment = wheels.Environment(folder / "venv")
-        environment.show(_of_others(package, options.layer, ours), folder / "links")
+        offline = ours["npu-offline"].requires if options.layer == "ascend" else ()
+        environment.show(of_others([*package.requires, *package.tests, *offline], ours.values()), folder / "links")
         environment.install(wheel, *local)
         return environment.python
     _run([f"python{options.python}", "-m", "venv", str(folder / "venv")])
     python = folder / "venv" / "bin" / "python"
     _run([str(python), "-m", "pip", "install", str(wheel), *local, *tests])
-    if options.layer == "ascend" and subprocess.run([str(python), "-c", TRITON]).returncode == 0:
-        raise SystemExit("This torch brought Triton, which overwrites triton-ascend: use an index of torch's CPU builds.")
+    if options.layer == "ascend":
+        mend_triton.mend(python)
     return python
-
-
-def _of_others(package: Package, layer: str, ours: Mapping[str, Package]) -> list[Requirement]:
-    """What a package and its tests need of others."""
-    needed = [*package.requires, *package.tests, *(ours["npu-offline"].requires if layer == "ascend" else ())]
-    return [requirement for requirement in needed if requirement.name not in ours]
 
 
 def run_tests(python: Path, package: Package, layer: str) -> int:

@@ -66,6 +66,10 @@ class Environment:
         if done.returncode:
             raise RuntimeError(f"{' '.join(map(str, requirements))} cannot be installed:\n{done.stdout}{done.stderr}")
 
+    def installed(self) -> set[str]:
+        """The names of what is installed."""
+        return {found.metadata["Name"] for found in importlib.metadata.distributions(path=[str(self.site_packages)])}
+
     def show(self, requirements: Iterable[Requirement], links: Path) -> None:
         """Make installed distributions and what they need importable, through links in `links`."""
         links.mkdir(exist_ok=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class Package:
         version: the static version of its pyproject.toml.
         python: `requires-python`.
         requires: its dependencies.
-        extras: what its extras require: one environment does not hold all of them.
+        extras: what each extra requires: one environment does not hold all of them.
         tests: what its tests require, the dependency group "test".
     """
 
@@ -35,7 +36,7 @@ class Package:
     version: str
     python: SpecifierSet
     requires: tuple[Requirement, ...]
-    extras: tuple[Requirement, ...]
+    extras: Mapping[str, tuple[Requirement, ...]]
     tests: tuple[Requirement, ...]
 
     @property
@@ -65,14 +66,14 @@ def read_packages(root: Path = ROOT) -> dict[str, Package]:
 def _read(file: Path, root: Path) -> Package:
     document = tomllib.loads(file.read_text())
     project = document["project"]
-    extras = [text for extra in project.get("optional-dependencies", {}).values() for text in extra]
+    extras = project.get("optional-dependencies", {})
     return Package(
         folder=file.parent.relative_to(root),
         name=canonicalize_name(project["name"]),
         version=project["version"],
         python=SpecifierSet(project["requires-python"]),
         requires=tuple(map(Requirement, project.get("dependencies", []))),
-        extras=tuple(map(Requirement, extras)),
+        extras={name: tuple(map(Requirement, texts)) for name, texts in extras.items()},
         tests=tuple(map(Requirement, document.get("dependency-groups", {}).get("test", []))),
     )
 
@@ -87,10 +88,21 @@ def with_dependents(names: Iterable[str], packages: Iterable[Package]) -> set[st
         if name not in found:
             found.add(name)
             for package in packages:
-                needed = (*package.requires, *package.extras, *package.tests)
+                needed = (*package.requires, *chain(*package.extras.values()), *package.tests)
                 if any(canonicalize_name(requirement.name) == name for requirement in needed):
                     waiting.append(package.name)
     return found
+
+
+def of_others(requirements: Iterable[Requirement], packages: Iterable[Package]) -> Iterator[Requirement]:
+    """What requirements come to beside packages of this repository, whose extras they may name."""
+    ours = {package.name: package for package in packages}
+    for requirement in requirements:
+        if requirement.name not in ours:
+            yield requirement
+        else:
+            for extra in requirement.extras:
+                yield from of_others(ours[requirement.name].extras[extra], ours.values())
 
 
 def read_versions(root: Path = ROOT) -> dict[str, Any]:

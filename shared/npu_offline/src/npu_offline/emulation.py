@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import npu_tiling
+from npu_tiling import installation
 
 from .errors import OfflineError, ToolchainMissingError
 from .launcher import Launcher, Recorder, RunningEmulation, recordings, running
@@ -95,12 +96,18 @@ def record(soc: str = "Ascend910B4") -> Iterator[list[LaunchRecord]]:
 
 
 def missing_triton_ascend() -> str | None:
-    """Why triton-ascend cannot be used here, None if it can."""
+    """Why triton-ascend cannot be used here, with the commands that cure it; None if it can."""
     try:
         found = importlib.util.find_spec("triton.backends.ascend")
-    except ImportError:
+    except Exception:  # whatever a Triton raises that is made of the files of two
         found = None
-    return None if found else "triton-ascend is not installed (pip install triton-ascend==3.2.0, without stock triton)"
+    if found is not None:
+        return None
+    problem = installation.triton_problem(ascend=True)
+    if problem is not None:
+        return str(problem)
+    triton = importlib.util.find_spec("triton")
+    return f"the module triton has no backend for Ascend ({triton.origin if triton else 'it is missing'})"
 
 
 def require_triton_ascend() -> None:

@@ -10,4 +10,4 @@ class UnifiedBufferError(ValueError):
 
 
 class MissingTritonError(ImportError):
-    """A kernel was to be launched and no Triton is installed; the message is the command that installs it."""
+    """A kernel was to be launched and no Triton works here; the message has the commands that install one."""

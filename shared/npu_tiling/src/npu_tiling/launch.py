@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from . import installation
 from .direct import DirectCall, always_specialised, observe, specialisation, unspecialised
 from .errors import MissingTritonError
 
@@ -29,20 +30,30 @@ def import_kernels(module: str, package: str) -> ModuleType:
         package: the pip name of the package that it belongs to.
 
     Raises:
-        MissingTritonError: no Triton is installed.
+        MissingTritonError: no Triton is installed, or the one that is cannot be imported; the message has the commands.
     """
     loaded = sys.modules.get(module)
     if loaded is not None:
         return loaded
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != "triton":
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "triton":
+            reason = installation.triton_problem() or installation.missing_wheel()
+            raise MissingTritonError(
+                f"{package} needs Triton to run on an accelerator: pip install '{package}[npu]' on Ascend, "
+                f"pip install '{package}[cuda]' on CUDA (never both in one environment)." + (f" {reason}" if reason else "")
+            ) from None
+        if "triton" in sys.modules or (isinstance(error, ModuleNotFoundError) and not _is_of_triton(error.name)):
             raise
-        raise MissingTritonError(
-            f"{package} needs Triton to run on an accelerator: pip install '{package}[npu]' on Ascend, "
-            f"pip install '{package}[cuda]' on CUDA (never both in one environment)."
-        ) from None
+        problem = installation.triton_problem()
+        if problem is None:
+            raise
+        raise MissingTritonError(f"{package} cannot import Triton. {problem}") from error
+
+
+def _is_of_triton(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == "triton"
 
 
 _numbers = itertools.count()

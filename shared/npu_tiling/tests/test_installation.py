@@ -1,0 +1,160 @@
+"""What is said of an environment's Triton, from files that pip leaves; nothing is installed or imported."""
+
+import base64
+import hashlib
+import platform
+import subprocess
+import sys
+
+import pytest
+from npu_tiling import MissingTritonError, doctor, import_kernels, installation
+
+CURE = ("pip uninstall -y triton", f"pip install --force-reinstall --no-deps triton-ascend=={installation.TRITON_ASCEND}")
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """Installs distributions with one file each, in the order given; nothing else is installed."""
+
+    def make(**versions):
+        for name, version in versions.items():
+            file = tmp_path / "triton" / "__init__.py"
+            file.parent.mkdir(exist_ok=True)
+            data = f"raise ImportError('of {name}')".encode()
+            file.write_bytes(data)
+            (tmp_path / "triton" / f"of_{name}.py").write_bytes(b"")
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            information = tmp_path / f"{name}-{version}.dist-info"
+            information.mkdir()
+            (information / "METADATA").write_text(f"Name: {name.replace('_', '-')}\nVersion: {version}\n")
+            (information / "RECORD").write_text(
+                f"triton/__init__.py,sha256={digest},{len(data)}\ntriton/of_{name}.py,,\n{information.name}/METADATA,,\n"
+            )
+        return tmp_path
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "version_info", (3, 11, 7))
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    return make
+
+
+@pytest.mark.parametrize("names", [("triton", "triton_ascend"), ("triton_ascend", "triton")])
+def test_both_are_found_whichever_came_first(environment, names):
+    environment(**dict.fromkeys(names, "3.7.1"))
+    problem = installation.triton_problem(ascend=True)
+    assert problem.what == "triton 3.7.1 and triton-ascend 3.7.1 are both installed, each over files of the other."
+    assert problem.cure == CURE
+    assert str(problem).endswith(f"Cure: {' && '.join(CURE)}")
+    assert "pip uninstall -y triton-ascend" in installation.triton_problem(ascend=False).what
+
+
+def test_one_alone_and_whole_is_fine(environment):
+    environment(triton_ascend="3.2.0")
+    assert installation.triton_problem(ascend=True) is installation.triton_problem(ascend=False) is None
+
+
+@pytest.mark.parametrize("what", ["overwritten", "as long", "removed"])
+def test_half_of_another_is_found(environment, what):
+    file = environment(triton_ascend="3.2.0") / "triton" / "__init__.py"
+    if what == "removed":
+        file.unlink()
+    else:
+        file.write_text("pass" if what == "overwritten" else "x" * file.stat().st_size)
+    problem = installation.triton_problem()
+    assert problem.what == "triton-ascend 3.2.0 is damaged: 1 of its files are missing or another's (triton/__init__.py)."
+    assert problem.cure == CURE[1:]
+
+
+def test_large_files_are_compared_by_size(environment, monkeypatch):
+    file = environment(triton_ascend="3.2.0") / "triton" / "__init__.py"
+    monkeypatch.setattr(installation, "_HASHED_BYTES", 0)
+    file.write_text("x" * file.stat().st_size)
+    assert installation.damaged_files("triton-ascend") == []
+    file.write_text("x")
+    assert installation.damaged_files("triton-ascend") == ["triton/__init__.py"]
+
+
+def test_stock_triton_is_wrong_on_ascend_alone(environment):
+    folder = environment(triton="3.7.1")
+    assert installation.triton_problem() is None
+    (folder / "torch_npu-2.13.0.dist-info").mkdir()
+    (folder / "torch_npu-2.13.0.dist-info" / "METADATA").write_text("Name: torch-npu\nVersion: 2.13.0\n")
+    problem = installation.triton_problem()
+    assert problem.what == "triton 3.7.1 does not compile for Ascend, and triton-ascend is not installed."
+    assert problem.cure == CURE
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("python", [(3, 10, 0), (3, 11, 7)])
+def test_wheels_there_are(environment, monkeypatch, machine, python):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(sys, "version_info", python)
+    assert installation.missing_wheel() is None
+    assert installation.triton_problem(ascend=True).cure == CURE[1:]
+
+
+@pytest.mark.parametrize(
+    ("python", "system", "machine", "said"),
+    [
+        ((3, 12, 1), "Linux", "aarch64", r"has wheels for Python 3\.9 to 3\.11, and this is Python "),
+        ((3, 11, 7), "Linux", "riscv64", r"on Linux \(x86_64, aarch64\), and this is Linux on riscv64\."),
+        ((3, 11, 7), "Darwin", "arm64", r"and this is Darwin on arm64\."),
+    ],
+)
+def test_wheels_there_are_not(environment, monkeypatch, python, system, machine, said):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(sys, "version_info", python)
+    problem = installation.triton_problem(ascend=True)
+    assert problem.cure == ()
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(problem.what)
+
+
+def test_kernels_that_cannot_be_imported_say_the_cure(environment, monkeypatch):
+    folder = environment(triton="3.7.1", triton_ascend="3.2.0")
+    (folder / "kernels_of_two.py").write_text("import triton\n")
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    with pytest.raises(
+        MissingTritonError, match=f"npu-x cannot import Triton. .*both installed.*Cure: {CURE[0]} && {CURE[1]}"
+    ):
+        import_kernels("kernels_of_two", "npu-x")
+
+
+def test_errors_of_a_whole_triton_are_not_hidden(environment, monkeypatch):
+    folder = environment(triton="3.7.1")
+    (folder / "kernels_of_one.py").write_text("import triton\n")
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    with pytest.raises(ImportError, match="of triton"):
+        import_kernels("kernels_of_one", "npu-x")
+
+
+def test_doctor_prints_the_cure_and_fails(environment, capsys):
+    environment(triton="3.7.1", triton_ascend="3.2.0", torch="2.13.0", torch_npu="2.9.0.post2")
+    assert doctor.main() == 1
+    said = capsys.readouterr().out
+    assert "torch 2.13.0, torch_npu 2.9.0.post2, triton 3.7.1, triton-ascend 3.2.0" in said
+    assert [line.strip() for line in said.splitlines() if line.startswith("    ")] == [*CURE, "pip install torch==2.9.0"]
+
+
+def test_doctor_tries_what_looks_right(environment, capsys, monkeypatch):
+    environment(triton_ascend="3.2.0")
+    monkeypatch.setattr(doctor, "import_error", lambda module: f"{module} is not well")
+    assert doctor.main() == 1
+    assert "`import triton` fails: triton is not well." in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "import_error", lambda module: None)
+    assert doctor.main() == 0
+    assert "No problem found." in capsys.readouterr().out
+
+
+def test_what_an_import_says_is_the_last_line():
+    assert doctor.import_error("json") is None
+    assert doctor.import_error("no_such_module") == "ModuleNotFoundError: No module named 'no_such_module'"
+
+
+def test_doctor_is_a_command_that_imports_neither_torch_nor_triton():
+    code = "import sys, npu_tiling.doctor; sys.exit(bool({'torch', 'triton'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    done = subprocess.run([sys.executable, "-m", "npu_tiling"], capture_output=True, text=True)
+    assert f"({sys.executable})" in done.stdout
