@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from npu_attn_res import tiling
+from npu_attn_res import tiling, tiling_cuda
 from npu_attn_res.tiling import Problem, columns_launch, row_launch, smaller, weights_launch
 from npu_tiling import SOCS, Device, soc
 
@@ -101,7 +101,6 @@ def test_smaller_launches_shrink_to_an_end(problem):
         assert len(seen) < 100
     assert len(set(seen)) == len(seen)
     assert seen[-1].block_d == 16 if problem.kernel == "gradient" else not seen[-1].whole_rows
-    assert smaller(dataclasses.replace(launch, device=H200)) is None
 
 
 def test_partial_sums_are_spread_over_the_cores():
@@ -110,3 +109,39 @@ def test_partial_sums_are_spread_over_the_cores():
     for width in WIDTHS:
         launch = weights_launch(width, B4)
         assert launch.grid * launch.block_d >= width
+
+
+CUDA_DEVICES = {"H200": 232448, "A100": 166912, "RTX 4090": 101376, "T4": 65536, "none": 0}
+
+
+@pytest.mark.parametrize("shared", CUDA_DEVICES.values(), ids=list(CUDA_DEVICES))
+def test_tiles_under_way_fit_in_the_shared_memory_of_a_program(shared):
+    """Triton 3.6 takes 262,208 bytes for two blocks of 16384 fp32 columns and three stages, and an H200 has 232,448."""
+    device = dataclasses.replace(H200, ub_bytes=shared + tiling_cuda.SCRATCH_BYTES)
+    for kernel in ("forward", "forward, normalised", "backward", "backward from fp32"):
+        for width in (1, 123, 4096, 8193, 12288, 16384):
+            for size in (2, 4):
+                for n_blocks in (1, 2, 4, 16, 64):
+                    for listed in (False, True):
+                        launch = row_launch(Problem(kernel, width, size, 1, width, n_blocks, listed), device)
+                        under_way = (launch.stages - 1) * launch.block_n * launch.block_d * size
+                        assert under_way <= shared
+                        assert launch.whole_rows
+    widest = tiling_cuda.cuda_launch(Problem("forward", 16384, 4, n_blocks=2), H200)
+    assert (widest.block_n, widest.stages) == (1, 3)
+
+
+def test_on_cuda_a_smaller_launch_ends_in_kernels_that_take_columns():
+    launch = row_launch(Problem("backward", 2048, 4, n_blocks=16), H200)
+    seen = []
+    while launch is not None:
+        seen.append(launch)
+        assert not launch.block_n or launch.constants["HELD"] == (launch.block_n >= 16)
+        launch = smaller(launch)
+    assert [one.block_n for one in seen] == sorted((one.block_n for one in seen), reverse=True)
+    assert not seen[-1].whole_rows
+    assert all(one.whole_rows for one in seen[:-1])
+    launch = columns_launch(Problem("gradient", 100, 2, 3), H200)
+    while launch.block_d > 1:
+        launch = smaller(launch)
+    assert smaller(launch) is None

@@ -77,3 +77,35 @@ def test_overflow_is_recognised_through_its_causes():
         assert is_ub_overflow(error)
     assert not is_ub_overflow(ValueError("L1 overflow"))
     assert not is_ub_overflow(None)
+
+
+class OutOfResources(Exception):  # noqa: N818
+    """As Triton's, which is no error of a compiler."""
+
+    def __str__(self):
+        return "out of resource: shared memory, Required: 262208, Hardware limit: 232448."
+
+
+def test_a_kernel_that_a_device_has_no_room_for_runs_smaller():
+    tried = []
+
+    def run(plan):
+        tried.append(plan)
+        if plan > 2:
+            raise OutOfResources
+        return plan
+
+    with pytest.warns(RuntimeWarning, match=r"kernel: 4 needs more than this device has .*Required: 262208") as warned:
+        assert launch_with_fallback("kernel", 4, run, halve) == 2
+    assert len(warned) == 1
+    assert launch_with_fallback("kernel", 4, run, halve) == 2
+    assert tried == [4, 2, 2]
+
+
+def test_nothing_smaller_on_a_device_is_an_error_with_its_cause():
+    def run(plan):
+        raise OutOfResources
+
+    with pytest.raises(UnifiedBufferError, match="not even its smallest tile, 1") as raised:
+        launch_with_fallback("kernel", 1, run, halve)
+    assert isinstance(raised.value.__cause__, OutOfResources)

@@ -176,8 +176,6 @@ def cached_recipe(
     chosen = dict(modes)
     if launch.block_n:
         chosen.pop("NORMALISE", None)
-        if name.startswith("backward"):
-            chosen = {"HELD": n_blocks <= launch.block_n, **chosen}
     return Recipe.of(launch, chosen)
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, footprint
 
-from .tiling_cuda import cuda_columns_launch, cuda_launch, power_of_two
-from .tiling_launch import FP32, Launch, Problem
+from .tiling_cuda import cuda_columns_launch, cuda_launch, cuda_smaller, power_of_two
+from .tiling_launch import COLUMN_KERNELS, FP32, Launch, Problem
 
 # Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth. 16 KB would reach 94 %, but
 # where tiles fill the Unified Buffer the compilers put other values into the half of a double buffer that is not in use,
@@ -41,7 +41,6 @@ _BYTES = {
     "merge backward": ((28, 4), (30, 3), (33, 4), (48, 0)),
     "norm backward": ((20, 6), (26, 4), (23, 10), (26, 15)),
 }
-COLUMN_KERNELS = ("products", "weighted sum", "gradient")  # the others take whole rows
 _AHEAD = ("forward", "forward, normalised", "phase 1")  # what loads ahead, with several rows
 _ONE_BUFFER = ("forward, normalised", "phase 1")  # of these, where a second buffer of the compiler's would take too much
 
@@ -198,7 +197,7 @@ def smaller(launch: Launch) -> Launch | None:
     The last one of a kernel for whole rows has fewer columns than a row: none fits, and other kernels are to take columns.
     """
     if launch.device.kind == "cuda":
-        return None
+        return cuda_smaller(launch)
     ways = _ROWS.get(launch.problem.kernel, ())
     if launch.block_m > 1:
         fewer = dataclasses.replace(launch, block_m=launch.block_m // 2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from npu_tiling import Device
 
-from .tiling_launch import Launch, Problem
+from .tiling_launch import COLUMN_KERNELS, Launch, Problem
 
 ALL_TILES = 2**16  # programs of a core: as many as there are tiles
 # Measured on an H200 with the shapes of the README's table: loads of a few small tiles under way, not one large tile.
@@ -19,6 +21,7 @@ WIDEST_ROW = 16384  # wider rows are split into blocks of columns
 LAYER_ELEMENTS, LAYER_WARPS, LAYER_PER_CORE = 32768, 16, 1  # rows of layers times columns
 COLUMN_ELEMENTS, COLUMN_WARPS, COLUMN_PER_CORE = 4096, 4, 4  # kernels that take columns
 ROW_ELEMENTS_PER_WARP, ROW_PER_CORE = 1024, 2  # merge and the gradient of the RMSNorm: one row
+SCRATCH_BYTES = 1024  # of shared memory, that reductions over warps take at most
 
 
 def power_of_two(n: int) -> int:
@@ -57,7 +60,35 @@ def _sources_launch(problem: Problem, device: Device, block_d: int) -> Launch:
             blocks = max(1, min(blocks, problem.n_blocks // 2))
     block_n = min(problem.n_blocks, blocks)
     warps = max(MIN_WARPS, block_n * block_d // per_warp)
-    return Launch(problem, device, block_d=block_d, block_n=block_n, warps=warps, stages=STAGES, per_core=per_core)
+    launch = Launch(problem, device, block_d=block_d, block_n=block_n, warps=warps, stages=STAGES, per_core=per_core)
+    while shared_bytes(launch) > device.ub_bytes:
+        launch = _fewer_under_way(launch)
+    return launch
+
+
+def shared_bytes(launch: Launch) -> int:
+    """Shared memory that a program takes: the tiles that its loop over blocks has under way, but for the one in use."""
+    return (launch.stages - 1) * launch.block_n * launch.block_d * launch.problem.itemsize + SCRATCH_BYTES
+
+
+def cuda_smaller(launch: Launch) -> Launch | None:
+    """The next smaller launch for a kernel that needs more than the device has; None at the end.
+
+    The last one of a kernel for whole rows has fewer columns than a row: none fits, and other kernels are to take columns.
+    """
+    if launch.block_n > 1 or launch.stages > 1:
+        return _fewer_under_way(launch)
+    if launch.warps > 4:  # the registers of all threads
+        return dataclasses.replace(launch, warps=launch.warps // 2)
+    if launch.block_d == 1 or launch.problem.kernel not in COLUMN_KERNELS and not launch.whole_rows:
+        return None
+    return dataclasses.replace(launch, block_n=0, block_d=launch.block_d // 2)
+
+
+def _fewer_under_way(launch: Launch) -> Launch:
+    if launch.block_n > 1:
+        return dataclasses.replace(launch, block_n=launch.block_n // 2)
+    return dataclasses.replace(launch, stages=launch.stages - 1)
 
 
 def cuda_columns_launch(problem: Problem, device: Device) -> Launch:

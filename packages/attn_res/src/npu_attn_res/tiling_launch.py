@@ -8,6 +8,7 @@ from math import ceil
 from npu_tiling import Device, persistent_grid
 
 FP32 = 4
+COLUMN_KERNELS = ("products", "weighted sum", "gradient")  # the others take whole rows
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ class Launch:
     @property
     def constants(self) -> dict[str, int]:
         if self.block_n:
-            return {"D": self.problem.width, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d, "STAGES": self.stages}
+            constants = {"D": self.problem.width, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d, "STAGES": self.stages}
+            held = {"HELD": self.problem.n_blocks <= self.block_n}
+            return constants | held if self.problem.kernel.startswith("backward") else constants
         constants = {"D": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_D": self.block_d}
         if self.problem.kernel.startswith("backward"):
             return {**constants, "AHEAD": self.ahead}

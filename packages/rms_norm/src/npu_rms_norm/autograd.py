@@ -44,9 +44,9 @@ def rms_norm(
         offset: added to the weight: 1.0 for Gemma's zero-centred weights.
         casting_mode: what is rounded to x's dtype on the way (nothing, where x is fp32). "llama": x / rms, before it is
             multiplied by the weight. "gemma": nothing but the result. "none": 1 / rms, offset + weight and both products.
-        in_place: the backward writes the gradient of x into the memory of the gradient of y, unless that is expanded.
-            Saves one tensor of x's size, and is wrong where something else still reads that gradient: another consumer's backward that was handed the
-            same tensor, a hook that keeps it, `retain_grad` on y.
+        in_place: the backward writes the gradient of x into the memory of the gradient of y, unless that is expanded. Saves
+            one tensor of x's size, and is wrong where something else still reads that gradient: another consumer's backward
+            that was handed the same tensor, a hook that keeps it, `retain_grad` on y.
 
     Returns:
         y [..., D] in x's dtype, contiguous.

@@ -4,7 +4,7 @@ from .budget import Block, Tile, fit, footprint
 from .detection import SOC_VARIABLE, device_for, soc, use_device
 from .devices import SOCS, Device
 from .errors import MissingTritonError, UnifiedBufferError, UnknownDeviceError
-from .fallback import is_ub_overflow, launch_with_fallback
+from .fallback import is_out_of_resources, is_ub_overflow, launch_with_fallback
 from .grid import persistent_grid
 from .launch import Kernels, Launcher, Recipe, import_kernels
 from .rows import RowLayout, row_layout
@@ -26,6 +26,7 @@ __all__ = [
     "fit",
     "footprint",
     "import_kernels",
+    "is_out_of_resources",
     "is_ub_overflow",
     "launch_with_fallback",
     "persistent_grid",

@@ -1,4 +1,4 @@
-"""What happens when a tile that should fit overflows the Unified Buffer on a user's compiler version."""
+"""What happens when a tile that should fit does not, with a user's compiler or on a user's device."""
 
 from __future__ import annotations
 
@@ -26,10 +26,19 @@ def is_ub_overflow(error: BaseException | None) -> bool:
     return False
 
 
+def is_out_of_resources(error: BaseException | None) -> bool:
+    """Whether `error`, or what caused it, is Triton's complaint that a kernel needs more than a CUDA device has."""
+    while error is not None:
+        if type(error).__name__ == "OutOfResources":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def launch_with_fallback(
     name: str, plan: PlanT, run: Callable[[PlanT], ResultT], smaller: Callable[[PlanT], PlanT | None]
 ) -> ResultT:
-    """Run a launch; where the compiler says that it overflows the Unified Buffer, run the next smaller one instead.
+    """Run a launch; where it overflows the Unified Buffer or is out of a CUDA device's resources, run the next smaller one.
 
     The plan that worked is remembered for the process, so the failed compilation happens once, and so does the warning.
 
@@ -40,23 +49,23 @@ def launch_with_fallback(
         smaller: the next smaller plan, or None when there is none.
 
     Raises:
-        UnifiedBufferError: not even the smallest plan compiles; the compiler's own error is its cause.
+        UnifiedBufferError: not even the smallest plan fits; the compiler's or Triton's own error is its cause.
     """
     chosen: PlanT = _replaced.get((name, plan), plan)  # type: ignore[assignment]
     while True:
         try:
             result = run(chosen)
         except Exception as error:
-            if not is_ub_overflow(error):
+            if is_ub_overflow(error):
+                what = "overflows the Unified Buffer with the installed compiler"
+            elif is_out_of_resources(error):
+                what = f"needs more than this device has ({error})"
+            else:
                 raise
             following = smaller(chosen)
             if following is None:
                 raise UnifiedBufferError(f"{name}: not even its smallest tile, {chosen}, compiles for this chip.") from error
-            warnings.warn(
-                f"{name}: {chosen} overflows the Unified Buffer with the installed compiler; using {following} instead.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            warnings.warn(f"{name}: {chosen} {what}; using {following} instead.", RuntimeWarning, stacklevel=2)
             chosen = following
             continue
         if chosen != plan:
