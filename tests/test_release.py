@@ -141,6 +141,19 @@ def test_lowest_core_without_a_tag_must_be_the_working_trees(repository, capsys)
     assert "no tag npu-tiling-v0.0.9" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_development_package_imports_with_what_its_tests_need(repository, capsys):
+    """A plugin of pytest imports pytest, and an example in its README is part of a program."""
+    example = "plugin(kernel)  # nobody has defined these"
+    repository.add_package("shared/tool", "npu-tool", '"npu-tiling>=0.1,<0.2"', "", example)
+    repository.write("shared/tool/src/npu_tool/plugin.py", "import npu_tiling, pytest\n")
+    project = repository.root / "shared/tool/pyproject.toml"
+    project.write_text(project.read_text() + '\n[dependency-groups]\ntest = ["pytest>=8", "npu-scale"]\n')
+    repository.commit("A tool")
+    assert repository.release("tool", "first", "--dry-run") == 0
+    assert "tool imports with npu-tiling 0.1.0" in capsys.readouterr().out
+
+
 def test_breaking_core_names_the_packages_that_must_move(repository, capsys):
     repository.note("shared/npu_tiling", "`old` is gone.")
     repository.commit("Break")

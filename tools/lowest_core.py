@@ -28,7 +28,7 @@ def lowest(requirement: Requirement) -> str:
 
 
 def try_with_lowest_core(package: Package, core: Package, root: Path, folder: Path) -> str:
-    """Import all of a package and run its README's example, with the lowest core; a sentence that says with which.
+    """Import all of a package and run an operator's example, with the lowest core; a sentence that says with which.
 
     Raises:
         RuntimeError: it does not work, or that core cannot be had.
@@ -45,12 +45,19 @@ def try_with_lowest_core(package: Package, core: Package, root: Path, folder: Pa
     else:
         raise RuntimeError(f"{package.key} allows npu-tiling {version}, which has no tag {CORE}-v{version} to try it with.")
     environment = wheels.Environment(folder / "environment")
-    environment.show([needed for needed in package.requires if needed.name != CORE], folder / "links")
+    ours = {other.name for other in read_packages(root).values()}
+    others = [
+        needed for needed in (*package.requires, *package.tests) if needed.name not in ours
+    ]  # pytest, for a plugin of it
+    environment.show(others, folder / "links")
     environment.install(package.name, f"{CORE}=={version}", find=built)
-    example = "\n".join(wheels.readme_blocks(package, root))
+    example = (
+        "\n".join(wheels.readme_blocks(package, root)) if package.is_operator else ""
+    )  # of the others, parts of programs
     environment.run(IMPORT_EVERYTHING.format(module=package.module) + example)
     source = f"the tag {CORE}-v{version}" if tagged else "the working tree, as no release has a tag yet"
-    return f"{package.key} imports and runs its example with npu-tiling {version}, from {source}."
+    did = "imports and runs its example" if package.is_operator else "imports"
+    return f"{package.key} {did} with npu-tiling {version}, from {source}."
 
 
 def _checkout(core: Package, version: str, root: Path, folder: Path) -> Package | None:

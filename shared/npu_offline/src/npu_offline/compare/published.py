@@ -23,7 +23,7 @@ SOURCES: dict[Operator, str] = {
         " the run of 42.7 and 44.1 was not found again"
     ),
     "attn_res": (
-        "linkedin/Liger-Kernel#1210, 30 April 2026: the same shapes; forward and backward in one 2.88, 5.67, 11.2 and 22.4 ms;"
+        "linkedin/Liger-Kernel#1210, 30 April 2026: the same shapes; both directions in one 2.88, 5.67, 11.2 and 22.4 ms;"
         " the times of each alone were not found again"
     ),
     "fused_linear_cross_entropy": (
