@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -102,3 +104,12 @@ def test_block_with_our_operators_is_one_graph_and_right(name):
     for provider in (benchmark.providers["plain"](case, CPU), compiled):
         verdict = verify(provider, inputs, seeds, expected, benchmark.tolerance(case))
         assert verdict.right, verdict.reason
+
+
+HISTORIES = sorted([*ROOT.glob("packages/*/benchmarks/results/*.json"), *ROOT.glob("tools/results/*.json")])
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_records_name_a_commit_or_say_that_none_has_what_was_measured(history):
+    for record in json.loads(history.read_text()):
+        assert re.fullmatch(r"\d+\.\d+\.\d+\+(g[0-9a-f]{7,}(\.dirty)?|unversioned)(\.\w+)*", record["version"])

@@ -73,7 +73,7 @@ def bench_arguments(package: str, device: str, file: Path) -> list[str]:
     """What npu-bench is called with."""
     sweep, points = SIZES[package]
     cases = ["--cases", ",".join(points)] if points else []
-    return [package, "--device", device, "--json", str(file), "--sweep", sweep, *cases]
+    return [package, "--device", device, "--json", str(file), "--allow-dirty", "--sweep", sweep, *cases]
 
 
 def _process(command: Sequence[str]) -> dict[str, Any]:

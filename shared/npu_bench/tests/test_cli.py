@@ -1,5 +1,7 @@
 import importlib.util
 import json
+import shutil
+import subprocess
 import sys
 import textwrap
 from contextlib import contextmanager
@@ -42,12 +44,27 @@ SCRIPT = """
 @pytest.fixture
 def repository(tmp_path, monkeypatch, cpu):
     """A repository with one package, and a current folder inside it."""
+    git(tmp_path, "init", "--quiet")
     folder = tmp_path / "packages" / "toy" / "benchmarks"
     folder.mkdir(parents=True)
     (folder / "toy.py").write_text(textwrap.dedent(SCRIPT))
     (folder.parent / "pyproject.toml").write_text('[project]\nname = "toy-op"\nversion = "1.2.3"\n')
+    commit(tmp_path)
     monkeypatch.chdir(folder)
     return tmp_path
+
+
+def git(root, *arguments):
+    identity = ["-c", "user.name=A", "-c", "user.email=a@b"]
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=root, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def commit(root):
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", "x")
+    return "g" + git(root, "rev-parse", "--short", "HEAD")
 
 
 def bench(*arguments):
@@ -55,20 +72,45 @@ def bench(*arguments):
 
 
 def test_run_writes_records_markdown_and_plot(repository, capsys):
-    json_file, document, picture = (repository / "out" / name for name in ("h.json", "t.md", "p.png"))
+    revision = "g" + git(repository, "rev-parse", "--short", "HEAD")
+    json_file, document, picture = (repository / "results" / name for name in ("h.json", "t.md", "p.png"))
     options = ["--cases", "tiny,small", "--modes", "forward,backward"]
     outputs = ["--json", str(json_file), "--markdown", str(document), "--plot", str(picture)]
     assert bench(*options, *outputs) == 0
     assert bench(*options, "--label", "second", "--json", str(json_file)) == 0
     records = json.loads(json_file.read_text())
     assert {record["kernel_provider"] for record in records} == {"ours", "peer"}
-    assert {record["version"] for record in records} == {"1.2.3", "1.2.3+second"}
+    assert {record["version"] for record in records} == {f"1.2.3+{revision}", f"1.2.3+{revision}.second"}
     assert len(records) == 2 * 2 * 2 * 3  # runs, providers, modes, metrics; a CPU counts no memory
     assert document.read_text().count("| wrong | WRONG: ") == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "WRONG" in capsys.readouterr().out
-    assert main(["compare", f"{json_file}@1.2.3", str(json_file)]) == 0
-    assert "1.2.3 -> 1.2.3+second" in capsys.readouterr().out
+    assert main(["compare", f"{json_file}@1.2.3+{revision}", str(json_file)]) == 0
+    assert f"1.2.3+{revision} -> 1.2.3+{revision}.second" in capsys.readouterr().out
+
+
+def test_records_that_no_commit_can_be_repeated_from_are_refused(repository, capsys):
+    """Before anything is measured; other outputs than records are written."""
+    path = repository / "h.json"
+    options = ["--cases", "tiny", "--modes", "forward", "--providers", "ours"]
+    (repository / "packages" / "toy" / "new.py").write_text("")
+    assert bench(*options, "--json", str(path)) == 2
+    assert "files differ from the last commit" in capsys.readouterr().err
+    assert bench(*options, "--markdown", str(repository / "t.md")) == 0
+    assert bench(*options, "--json", str(path), "--allow-dirty") == 0
+    (version,) = {record["version"] for record in json.loads(path.read_text())}
+    assert version.endswith(".dirty")
+    path.unlink()
+    (repository / "t.md").unlink()
+    revision = commit(repository)
+    assert bench(*options, "--json", str(path)) == 0  # and then there is a file that is in no commit
+    assert {record["version"] for record in json.loads(path.read_text())} == {f"1.2.3+{revision}"}
+    shutil.rmtree(repository / ".git")
+    assert bench(*options, "--json", str(path)) == 2
+    assert "is in no git repository" in capsys.readouterr().err
+    path.unlink()
+    assert bench(*options, "--json", str(path), "--allow-dirty") == 0
+    assert {record["version"] for record in json.loads(path.read_text())} == {"1.2.3+unversioned"}
 
 
 def test_sweep_runs_its_own_cases(repository):

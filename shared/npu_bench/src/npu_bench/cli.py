@@ -11,7 +11,7 @@ from . import scripts
 from .compare import compare
 from .declaration import MODES, Benchmark, choose
 from .devices import default_kind, open_device
-from .environment import describe
+from .environment import describe, why_not_repeatable
 from .errors import BenchError, UnavailableError
 from .export import export
 from .history import recorded_run
@@ -51,6 +51,7 @@ def _bench(arguments: Sequence[str]) -> int:
     parser.add_argument("--label", help="appended to the version in records, to tell states of a working tree apart")
     parser.add_argument("--soc", help=f"the chip of --device emulated ({_DEFAULT_SOC})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="history of records to append to")
+    parser.add_argument("--allow-dirty", action="store_true", help="write records that no commit can be repeated from")
     options = parser.parse_args(arguments)
     script = scripts.find(options.benchmark, Path.cwd())
     benchmark = scripts.load(script)
@@ -58,6 +59,10 @@ def _bench(arguments: Sequence[str]) -> int:
         return _emulated(benchmark, script, options, arguments)
     if options.soc is not None:
         raise BenchError("--soc is for --device emulated: other devices are the chips they are.")
+    if options.json and not options.allow_dirty and (reason := why_not_repeatable(script)):
+        raise BenchError(
+            f"--json {options.json}: {reason}, so nobody could repeat what is recorded: commit, or --allow-dirty."
+        )
     if options.plot:
         require_matplotlib()
     sweep = benchmark.select(options.sweep, options.cases)

@@ -17,6 +17,7 @@ import torch
 
 UNKNOWN = "unknown"
 _OUTPUTS = ("--json", "--markdown", "--plot")
+_DIRTY, _UNVERSIONED = ".dirty", "unversioned"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def describe(
             software[name] = found
     return Environment(
         device,
-        version + ("+" + ".".join(local) if local else ""),
+        f"{version}+{'.'.join(local)}",
         software,
         shlex.join(["npu-bench", *_measuring(command)]),
         time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -108,15 +109,27 @@ def package_version(distribution: str, script: Path) -> str:
         return UNKNOWN
 
 
-def _revision(script: Path) -> str | None:
-    """The commit of the script's repository, with "dirty" where files differ from it; None outside of one."""
+def why_not_repeatable(script: Path) -> str | None:
+    """Why no commit says what a script measures; None where one does."""
+    revision = _revision(script)
+    if revision == _UNVERSIONED:
+        return f"{script} is in no git repository"
+    return "files differ from the last commit" if revision.endswith(_DIRTY) else None
+
+
+def _revision(script: Path) -> str:
+    """The commit of the script's repository, with "dirty" where files differ from it; "unversioned" outside of one.
+
+    What lies in folders named "results" does not count: a run before this one may have written there.
+    """
     git = ["git", "-C", str(script.resolve().parent)]
     try:
         commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        status = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+        changed = [*git, "status", "--porcelain", "--", ":/", ":(top,exclude,glob)**/results/**"]
+        status = subprocess.run(changed, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return None
-    return "g" + commit.stdout.strip() + (".dirty" if status.stdout.strip() else "")
+        return _UNVERSIONED
+    return "g" + commit.stdout.strip() + (_DIRTY if status.stdout.strip() else "")
 
 
 def _module_version(name: str) -> str | None:
