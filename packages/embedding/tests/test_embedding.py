@@ -105,6 +105,21 @@ def test_a_shard_gives_zeros_for_other_rows_and_takes_no_gradient_from_them(devi
     lookup.check(case, lookup.run(case, device.torch))
 
 
+@pytest.mark.parametrize("first", [0, 30, 2**31 - 20, 2**33])
+def test_a_shard_of_a_table_of_unknown_size_takes_32_bit_indices(device, first):
+    weight = torch.randn(40, 64).to(device.torch).requires_grad_()
+    indices = torch.tensor([0, 31, 2**31 - 1], dtype=torch.int32, device=device.torch)
+    out = embedding(indices, weight, vocab_range=(first, first + 40))
+    (gradient,) = torch.autograd.grad(out.sum(), weight)
+    inside = [int(i) - first for i in indices.tolist() if first <= i < first + 40]
+    for i, index in enumerate(indices.tolist()):
+        expected = weight[index - first] if index - first in inside else torch.zeros_like(weight[0])
+        assert torch.equal(out[i], expected)
+    assert gradient[:, 0].tolist() == [float(row in inside) for row in range(40)]
+    empty = embedding(indices, weight[:0], vocab_range=(first, first))
+    assert torch.equal(empty, torch.zeros_like(empty))
+
+
 def test_shards_add_up_to_the_table(device):
     case = lookup.make(300, 100, 64, torch.bfloat16)
     whole = lookup.run(case, device.torch)
@@ -179,6 +194,15 @@ def test_empty_tables(device):
     assert torch.equal(out.detach().cpu(), torch.zeros(2, 64))
     no_columns = torch.empty(5, 0, device=device.torch, requires_grad=True)
     assert embedding(torch.tensor([3, 1], device=device.torch), no_columns).shape == (2, 0)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0)])
+def test_a_table_without_columns(device, shape, sparse):
+    weight = torch.empty(5, 0, device=device.torch, requires_grad=True)
+    out = embedding(torch.ones(shape, dtype=torch.int64, device=device.torch), weight, sparse=sparse)
+    assert out.shape == (*shape, 0)
+    assert torch.autograd.grad(out.sum(), weight)[0].shape == (5, 0)
 
 
 def test_gradient_that_is_one_number_everywhere(device):

@@ -25,6 +25,7 @@ class Case:
     class_weight: Tensor | None = None
     options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    seeds: dict[str, Tensor] | None = None  # gradients that outputs receive, by name; None: drawn from the seed
 
     def with_options(self, **options: Any) -> Case:
         return dataclasses.replace(self, options={**self.options, **options})
@@ -62,6 +63,8 @@ def make(
 
 def upstream(case: Case, outputs: dict[str, Tensor | None]) -> dict[str, Tensor]:
     """Gradients that the differentiable outputs receive, the same for equal cases."""
+    if case.seeds is not None:
+        return {name: seed.double() for name, seed in case.seeds.items()}
     generator = torch.Generator().manual_seed(case.seed + 1)
     seeds = {}
     for name in ("loss", "entropy"):

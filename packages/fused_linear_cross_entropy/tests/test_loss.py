@@ -143,6 +143,17 @@ def test_targets_outside_the_vocabulary(device, wrong):
     assert torch.equal(results.gradients["weight"], without.gradients["weight"])
 
 
+@pytest.mark.parametrize("ignore_index", [2**32 + 5, -(2**40)])
+def test_an_ignore_index_past_32_bits_ignores_no_target_of_32_bits(device, ignore_index):
+    case = losses.make(9, 16, 123)
+    case.target[:] = 5
+    expected = losses.run(case, device.torch)
+    case.target = case.target.int()
+    found = losses.run(case.with_options(ignore_index=ignore_index), device.torch)
+    assert torch.equal(found.outputs["loss"], expected.outputs["loss"])
+    assert torch.equal(found.gradients["x"], expected.gradients["x"])
+
+
 def test_int32_targets(device):
     case = losses.make(19, 32, 123)
     expected = losses.run(case, device.torch)

@@ -90,6 +90,14 @@ def test_functional_gradient(device):
         assert torch.allclose(functional, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_functional_gradient_that_is_pulled_back_after_the_call(device):
+    x, weight, dy = (torch.randn(*shape, device=device.torch) for shape in ((3, 64), (64,), (3, 64)))
+    _, pull = torch.func.vjp(rms_norm, x, weight)
+    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    for functional, expected in zip(pull(dy), torch.autograd.grad(rms_norm(*leaves), leaves, dy), strict=True):
+        assert torch.equal(functional, expected)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_second_derivative_is_refused(device, in_place):
     x = torch.randn(3, 64, device=device.torch, requires_grad=True)

@@ -26,7 +26,7 @@ def forward(indices: Tensor, weight: Tensor, first: int, n_total: int, device: D
     if not out.numel():
         return out
     if not n_rows:  # an empty shard; a kernel takes no tensor without elements
-        known = (indices >= 0) & (indices < n_total)
+        known = (indices >= 0) & (indices.long() < n_total)  # PyTorch wraps a number that it compares int32 with
         return out.copy_(torch.where(known, 0.0, torch.nan).unsqueeze(-1).expand(out.shape))
     weight = _rows_side_by_side(weight)
     flat = indices.reshape(-1).contiguous()
@@ -56,7 +56,7 @@ def backward(
     # 32 bits are half the passes of a radix sort.
     key_dtype = torch.int32 if last < _INT32_END else torch.int64
     if device.kind != "cuda":
-        keys = flat.clamp(first - 1, last) if flat.dtype != key_dtype else flat
+        keys = flat.clamp(first - 1, last) if flat.dtype.itemsize > key_dtype.itemsize else flat
         ordered, order = torch.sort(keys.to(key_dtype), stable=True)
         offsets = _sum_runs(dweight, dy, ordered, order, padding, scale_grad_by_freq, first, device)
         _store_zeros(dweight, offsets, padding, device)

@@ -19,7 +19,7 @@ def forward(indices: Tensor, weight: Tensor, first: int, n_total: int) -> Tensor
     if not weight.shape[0]:
         return weight.new_zeros((*indices.shape, weight.shape[1]))
     out = weight[local]
-    return out if inside is None else out.masked_fill_(~inside.unsqueeze(-1), 0)
+    return out if inside is None else out.masked_fill(~inside.unsqueeze(-1), 0)
 
 
 def backward(dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first: int) -> Tensor:
@@ -27,7 +27,7 @@ def backward(dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_g
     rows, named = _named(indices.reshape(-1), n_rows, padding_idx, first)
     wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
     dweight = torch.zeros((n_rows, dy.shape[-1]), dtype=wide, device=dy.device)
-    dweight.index_add_(0, rows[named], dy.reshape(-1, dy.shape[-1])[named].to(wide))
+    dweight.index_add_(0, rows[named], dy.reshape(len(rows), dy.shape[-1])[named].to(wide))
     if scale_grad_by_freq:
         dweight /= torch.bincount(rows[named], minlength=n_rows).clamp_(min=1).unsqueeze(-1)
     return dweight.to(dy.dtype)
@@ -52,9 +52,9 @@ def check(indices: Tensor, n_total: int) -> None:
     """Raises IndexError naming the first index outside 0 to n_total - 1."""
     if not indices.numel():
         return
-    low, high = torch.aminmax(indices)
+    low, high = (int(end) for end in torch.aminmax(indices))
     if low < 0 or high >= n_total:
-        flat = indices.reshape(-1)
+        flat = indices.reshape(-1).long()  # PyTorch wraps a number that it compares int32 with
         position = int(((flat < 0) | (flat >= n_total)).nonzero()[0])
         where = tuple(int(i) for i in torch.unravel_index(torch.tensor(position), indices.shape))
         place = f"[{', '.join(map(str, where))}]" if where else ""
@@ -73,7 +73,7 @@ def _local(indices: Tensor, first: int, n_rows: int, always: bool = False) -> tu
 def _named(indices: Tensor, n_rows: int, padding_idx: int, first: int) -> tuple[Tensor, Tensor]:
     """Rows of this table, and which entries name one that gets a gradient."""
     rows = indices.long() - first
-    return rows, (rows >= 0) & (rows < n_rows) & (indices != padding_idx)
+    return rows, (rows >= 0) & (rows < n_rows) & (rows != padding_idx - first)
 
 
 def slots(indices: Tensor, n_rows: int, padding_idx: int, first: int) -> tuple[Tensor, Tensor, Tensor]:

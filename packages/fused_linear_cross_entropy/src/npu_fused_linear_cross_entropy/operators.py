@@ -82,7 +82,7 @@ def _engine(tensors: Any, options: Options, needs: Needs) -> Engine:
 
 
 def _check_targets(target: Tensor, options: Options) -> None:
-    wrong = (target != options.ignore_index) & ((target < 0) | (target >= options.vocab_size))
+    wrong = rowwise.are_counted(target, options.ignore_index) & ((target < 0) | (target >= options.vocab_size))
     if wrong.any():
         place = wrong.nonzero()[0].tolist()
         index = ", ".join(map(str, place))

@@ -77,7 +77,7 @@ def prepare(
     target: Tensor, class_weight: Tensor | None, divisor: Tensor | None, options: Options, dtype: torch.dtype
 ) -> Rows:
     """Everything that the targets [tokens] alone decide; nothing waits for the device."""
-    counted = target != options.ignore_index
+    counted = are_counted(target, options.ignore_index)
     known = counted & (target >= 0) & (target < options.vocab_size)
     columns = torch.where(known, target, NO_COLUMN).to(torch.int32)
     count = counted.sum().to(dtype)
@@ -101,6 +101,14 @@ def prepare(
             factors[0] = torch.where(some, 1.0 / weighted_count, 0.0)
             factors[1] = torch.where(some, 1.0 / count, 0.0)
     return Rows(counted, columns, factors, target_weight, count)
+
+
+def are_counted(target: Tensor, ignore_index: int) -> Tensor:
+    """bool, of the targets' shape: not ignored."""
+    limits = torch.iinfo(target.dtype)
+    if not limits.min <= ignore_index <= limits.max:  # PyTorch would wrap it to another number
+        return torch.ones_like(target, dtype=torch.bool)
+    return target != ignore_index
 
 
 def losses(rows: Rows, statistics: Tensor, options: Options, shape: torch.Size) -> Losses:

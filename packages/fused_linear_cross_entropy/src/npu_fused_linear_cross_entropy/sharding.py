@@ -21,6 +21,7 @@ from torch import Tensor
 
 from . import parallel
 from .options import Options
+from .rows import are_counted
 
 _BY_TOKEN = ("predicted_tokens", "lse", "entropy")
 
@@ -81,5 +82,6 @@ def _count(target: Any, class_weight: Tensor | None, divisor: Tensor | None, opt
         return divisor
     if class_weight is not None:
         raise ValueError("reduction is 'mean' and must be 'sum' or 'none' where x is split and there are class weights.")
-    count: Tensor = (target != options.ignore_index).sum().full_tensor()
+    counted: Any = are_counted(target, options.ignore_index)
+    count: Tensor = counted.sum().full_tensor()
     return count.clamp_min(1)

@@ -16,9 +16,12 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
+    from .properties import Search
+
 PLACES = ("cpu", "emulated", "cuda", "npu")
 _USED = pytest.StashKey[bool]()
 _TOOLCHAIN = "1.2.0"
+_TRIED = "npu_search: examples"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("npu-offline")
     group.addoption("--npu-device", choices=PLACES, help="run tests that use the fixture npu_place there, nowhere else")
     group.addoption("--npu-soc", default="Ascend910B4", help="the chip that is emulated (default: %(default)s)")
+    group.addoption("--npu-search", choices=("short", "long"), default="short", help="how long properties are tried")
+    group.addoption("--npu-seed", type=int, default=0, help="of the examples that properties are tried on (default: 0)")
+    group.addoption("--npu-seconds", type=float, help="a long search of one property takes (default: 100)")
+    group.addoption("--npu-shares", type=int, default=1, help="searches of each property, with seeds of their own")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,6 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "npu_search" in metafunc.fixturenames:
+        metafunc.parametrize("npu_search", range(metafunc.config.getoption("--npu-shares")), indirect=True)
     if "npu_place" not in metafunc.fixturenames:
         return
     metafunc.config.stash[_USED] = True
@@ -99,6 +108,21 @@ def npu_poisoned() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def npu_search(request: pytest.FixtureRequest, npu_place: Place) -> Search:
+    """Tries a property on examples (`npu_offline.properties.Search`); the summary says on how many."""
+    pytest.importorskip("hypothesis", reason="hypothesis is not installed")
+    from .properties import Search
+
+    options = request.config.option
+    seconds = options.npu_seconds if options.npu_search == "long" else None
+
+    def tell(tried: int) -> None:
+        request.node.user_properties.append((_TRIED, tried))
+
+    return Search(npu_place.name, options.npu_search, options.npu_seed * 1000 + request.param, seconds, tell)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)  # in a worker of pytest-xdist
@@ -121,3 +145,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for name in PLACES:
         reason = f"--npu-device {forced} was given" if forced and name != forced else why_not(name)
         terminalreporter.write_line(f"{name}: not run: {reason}" if reason else f"{name}: run")
+    _summarise_searches(terminalreporter, config)
+
+
+def _summarise_searches(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, ())]
+    tried: dict[str, int] = {}
+    for report in reports:
+        for name, count in report.user_properties:
+            if name == _TRIED:
+                test = report.nodeid.partition("[")[0].rpartition("::")[2]
+                tried[test] = tried.get(test, 0) + count
+    if tried:
+        options = config.option
+        each = ", ".join(f"{test} {count}" for test, count in sorted(tried.items()))
+        line = f"{options.npu_search} search, seed {options.npu_seed}: {sum(tried.values())} examples ({each})"
+        terminalreporter.write_line(line)

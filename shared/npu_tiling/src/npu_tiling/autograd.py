@@ -23,6 +23,7 @@ _PLAIN_TENSORS = frozenset((Tensor, Parameter))
 _NUMBERS = frozenset((int, float, bool, str, type(None)))
 
 _transformed = threading.local()  # .recording: inside `apply` under a transform
+_ever_transformed = False
 
 
 class OperatorLibrary:
@@ -118,6 +119,8 @@ def apply(function: type[Any], *arguments: Any) -> Any:
     """`function.apply(...)` of a `Function`, under torch.func's transforms too."""
     if not torch._C._are_functorch_transforms_active():
         return function.apply(*arguments)
+    global _ever_transformed
+    _ever_transformed = True
     before = getattr(_transformed, "recording", False)
     _transformed.recording = True
     try:
@@ -155,8 +158,8 @@ def _all_plain(arguments: Sequence[Any]) -> bool:
     for argument in arguments:
         kind = type(argument)
         if kind in _PLAIN_TENSORS:
-            if argument.is_meta:
-                return False
+            if argument.is_meta or (_ever_transformed and torch._C._functorch.is_functorch_wrapped_tensor(argument)):
+                return False  # without data of its own: what a Function saved under a transform stays wrapped after it
         elif kind in _NUMBERS:  # nothing to ask: most arguments, in every call
             continue
         elif isinstance(argument, Tensor) or (isinstance(argument, (list, tuple)) and not _all_plain(argument)):

@@ -1,0 +1,257 @@
+"""Whatever a caller may hand over, in whatever way: attention over depth in fp64, wherever the operators run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
+from npu_offline import properties
+from npu_offline.properties import Drawn, blurred, expect
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
+
+WIDTHS = {
+    "cpu": st.integers(1, 200) | st.sampled_from([1000, 4099]),
+    "emulated": st.sampled_from([1, 7, 64, 100, 1000]),
+    "cuda": st.sampled_from([1, 3, 16, 100, 128, 1000, 2048, 4096, 8192, 12288, 20000]),
+    "npu": st.sampled_from([1, 7, 64, 100, 1000, 4096, 16384, 20000]),
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A call: blocks, the weights and what else there is, which of them train, and how it is called."""
+
+    seed: int
+    leading: tuple[int, ...]
+    width: int
+    n_blocks: int
+    n_layers: int
+    listed: bool
+    same_twice: bool
+    dtype: torch.dtype
+    weight_dtype: torch.dtype
+    blocks: tuple[Drawn, ...]
+    weights: tuple[Drawn, ...]
+    more: tuple[Drawn, ...]
+    upstream: tuple[Drawn | None, ...]
+    normalised: bool
+    added: bool
+    return_weights: bool
+    norm_per_layer: bool
+    eps: float
+    norm_eps: float
+    trains: tuple[bool, ...]
+    way: str
+
+
+@st.composite
+def examples(draw, place: str) -> Example:
+    dtype = draw(st.sampled_from(properties.tensors.FLOATS))
+    flag = st.booleans()
+    some = st.sampled_from([1, 2, 3, 4, 5, 9, 17]) if place != "emulated" else st.sampled_from([1, 2, 3, 5])
+    upstream = st.none() | properties.drawn()
+    return Example(
+        seed=draw(st.integers(0, 2**31)),
+        leading=tuple(draw(st.lists(st.sampled_from([0, 1, 1, 2, 3, 21]), max_size=2))),
+        width=draw(WIDTHS[place]),
+        n_blocks=draw(some),
+        n_layers=draw(st.sampled_from([1, 2, 3, 5])),
+        listed=draw(flag),
+        same_twice=draw(st.sampled_from([False, False, True])),
+        dtype=dtype,
+        weight_dtype=draw(st.sampled_from([dtype, torch.float32])),
+        blocks=draw(st.tuples(*[properties.drawn()] * 3)),
+        weights=draw(st.tuples(*[properties.drawn()] * 3)),
+        more=draw(st.tuples(*[properties.drawn()] * 3)),
+        upstream=(draw(properties.drawn()), *draw(st.tuples(upstream, upstream))),
+        normalised=draw(flag),
+        added=draw(flag),
+        return_weights=draw(flag),
+        norm_per_layer=draw(flag),
+        eps=draw(st.sampled_from([1e-6, 1e-3])),
+        norm_eps=draw(st.sampled_from([1e-6, 1e-3])),
+        trains=draw(st.tuples(*[flag] * 24)),
+        way=draw(st.sampled_from(properties.WAYS)),
+    )
+
+
+class Maker:
+    """Tensors of an example, one after the other."""
+
+    def __init__(self, example: Example) -> None:
+        self._example, self._generator = example, torch.Generator().manual_seed(example.seed)
+
+    def __call__(self, spec: Drawn, shape: tuple[int, ...], dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        return properties.materialise(spec, shape, dtype, self._generator, scale)
+
+    def weights(self, *leading: int) -> tuple[Tensor, Tensor, Tensor]:
+        """w_query of scores of about one, w_norm and norm_weight."""
+        example = self._example
+        query, norm, other = example.weights
+        # Scores are exponents: weights of a hundred would leave one block's alone, whose neighbours' are below any unit.
+        mild = {"large": "normal"}
+        query, norm = (Drawn(mild.get(spec.kind, spec.kind), spec.layout) for spec in (query, norm))
+        width, dtype = example.width, example.weight_dtype
+        return self(query, (*leading, width), dtype, width**-0.5), self(norm, (width,), dtype), self(other, (width,), dtype)
+
+    def blocks(self) -> list[Tensor]:
+        """One tensor [N, ..., D], or N of them."""
+        example = self._example
+        shape = (*example.leading, example.width)
+        if not example.listed:
+            return [self(example.blocks[0], (example.n_blocks, *shape), example.dtype)]
+        return [self(example.blocks[i % 3], shape, example.dtype) for i in range(example.n_blocks)]
+
+    def upstream(self, outputs: list[Tensor]) -> list[Tensor | None]:
+        """A gradient for each output, or none."""
+        given = self._example.upstream
+        return [
+            None if spec is None else self(spec, tuple(o.shape), o.dtype) for o, spec in zip(outputs, given, strict=False)
+        ]
+
+
+def through(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded to a dtype, which passes gradients as they are."""
+    return exact + (exact.detach().to(dtype).double() - exact.detach())
+
+
+def scores(blocks: Tensor, w_query: Tensor, w_norm: Tensor, eps: float) -> Tensor:
+    return blurred((unit_rows(blocks, eps) * (w_query * w_norm)).sum(-1))
+
+
+def normalise(h: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return unit_rows(h, eps) * weight
+
+
+def unit_rows(rows: Tensor, eps: float) -> Tensor:
+    return blurred(blurred(rows) * blurred(torch.rsqrt(blurred(rows).square().mean(-1, keepdim=True) + eps)))
+
+
+def compare(example: Example, function, exact, inputs: list[Tensor | None], device, constant: int = 0) -> None:
+    """`function` called as the example says against `exact`; its last `constant` outputs have no gradients."""
+    trains = [train and tensor is not None for tensor, train in zip(inputs, example.trains, strict=False)]
+    held: list[list[Tensor | None]] = []
+
+    def upstream(outputs: list[Tensor]) -> list[Tensor | None]:
+        made = Maker(example).upstream([output.detach() for output in outputs])
+        made = made[: len(outputs) - constant] + [None] * constant
+        held.append(made)
+        return made
+
+    found = properties.call(example.way, function, inputs, trains, upstream, device.torch)
+    if not held:
+        held.append([None] * len(found.outputs))
+    expected = expect(exact, inputs, trains, held[0], example.seed)
+    if found.gradients is not None and any(value is None for value in expected.gradients):
+        # Where no output that was differentiated depends on an input, zeros are as good as none.
+        pairs = zip(found.gradients, expected.gradients, strict=True)
+        gradients = [None if wanted is None and got is not None and not got.any() else got for got, wanted in pairs]
+        found = found._replace(gradients=gradients)
+    expected = expected._replace(
+        gradients=[None if got is None and (want is None or not want.any()) else want
+                   for got, want in zip(found.gradients or expected.gradients, expected.gradients, strict=True)],
+    )  # fmt: skip
+    tokens = max(1, torch.Size(example.leading).numel())
+    rounds = 2 if example.normalised or example.added else 0
+    properties.check(expected, found, length=example.width + tokens * example.n_blocks, row_roundings=rounds)
+
+
+def test_attn_res_is_attention_over_depth(device, npu_search):
+    def holds(example: Example) -> None:
+        make = Maker(example)
+        blocks = make.blocks()
+        n = len(blocks)
+        w_query, w_norm, norm_weight = make.weights()
+        inputs = [*blocks, w_query, w_norm, norm_weight if example.normalised else None]
+        twice = example.listed and example.same_twice
+
+        def given(values):
+            own = [*values[:n], values[0]] if twice else values[:n]
+            return own if example.listed else own[0]
+
+        def function(*values):
+            options = {"norm_weight": values[n + 2], "norm_eps": example.norm_eps}
+            found = attn_res(
+                given(values), values[n], values[n + 1], example.eps, return_weights=example.return_weights, **options
+            )
+            return (found,) if isinstance(found, Tensor) else found
+
+        def exact(*values):
+            v = torch.stack(given(values)) if example.listed else values[0]
+            score = scores(v, values[n], values[n + 1], example.eps)
+            alpha = blurred(torch.exp(blurred(score) - blurred(torch.logsumexp(score, 0))))
+            h = blurred(alpha.unsqueeze(-1) * v).sum(0)
+            outputs = [h]
+            if example.normalised:
+                outputs.append(normalise(through(h, example.dtype), values[n + 2], example.norm_eps))
+            return [*outputs, alpha.detach()] if example.return_weights else outputs
+
+        compare(example, function, exact, inputs, device, constant=int(example.return_weights))
+
+    npu_search(examples(device.name), holds)
+
+
+def test_phase1_is_its_share_of_every_layer(device, npu_search):
+    def holds(example: Example) -> None:
+        make = Maker(example)
+        blocks = make.blocks()
+        n = len(blocks)
+        queries, w_norm, _ = make.weights(example.n_layers)
+        if example.norm_per_layer:
+            w_norm = w_norm.expand(example.n_layers, -1).contiguous()
+
+        def function(*values):
+            return attn_res_phase1(values[n], values[:n] if example.listed else values[0], values[n + 1], example.eps)
+
+        def exact(*values):
+            v = torch.stack(values[:n]) if example.listed else values[0]
+            norms = values[n + 1].expand(example.n_layers, -1)
+            score = torch.stack(
+                [scores(v, q, w, example.eps) for q, w in zip(values[n], norms, strict=True)], 1
+            )  # [N, S, ...]
+            maximum = score.amax(0)
+            weight = blurred(torch.exp(blurred(score) - blurred(maximum)))
+            return blurred(weight.unsqueeze(-1) * v.unsqueeze(1)).sum(0), maximum, blurred(weight).sum(0)
+
+        compare(example, function, exact, [*blocks, queries, w_norm], device)
+
+    npu_search(examples(device.name), holds)
+
+
+def test_merge_joins_one_more_block(device, npu_search):
+    def holds(example: Example) -> None:
+        make = Maker(example)
+        shape = (*example.leading, example.width)
+        o, partial, x = make(example.more[0], shape, torch.float32), make(example.more[1], shape, example.dtype), None
+        if example.added:
+            x = make(example.more[2], shape, example.dtype)
+        maximum = make(Drawn("normal", example.blocks[0].layout), example.leading, torch.float32)
+        total = 1 + make(Drawn("normal", example.blocks[1].layout), example.leading, torch.float32).abs()
+        w_query, w_norm, norm_weight = make.weights()
+        inputs = [o, maximum, total, partial, x, w_query, w_norm, norm_weight if example.normalised else None]
+
+        def function(o, maximum, total, partial, x, w_query, w_norm, norm_weight):
+            options = {"layer_output": x, "norm_weight": norm_weight, "norm_eps": example.norm_eps}
+            found = attn_res_merge(o, maximum, total, partial, w_query, w_norm, example.eps, **options)
+            return (found,) if isinstance(found, Tensor) else found
+
+        def exact(o, maximum, total, partial, x, w_query, w_norm, norm_weight):
+            joined = partial if x is None else through(partial + x, example.dtype)
+            score = scores(joined, w_query, w_norm, example.eps)
+            top = torch.maximum(maximum, score).detach()
+            before, last = torch.exp(maximum - top), torch.exp(score - top)
+            above = blurred(before.unsqueeze(-1) * o) + blurred(last.unsqueeze(-1) * joined)
+            h = blurred(above) / (blurred(before * total) + blurred(last)).unsqueeze(-1)
+            outputs = [h]
+            if norm_weight is not None:
+                outputs.append(normalise(through(h, example.dtype), norm_weight, example.norm_eps))
+            return outputs if x is None else [*outputs, joined]
+
+        compare(example, function, exact, inputs, device)
+
+    npu_search(examples(device.name), holds)

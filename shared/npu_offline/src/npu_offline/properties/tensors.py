@@ -1,0 +1,110 @@
+"""Tensors as callers have them: any shape, zero sizes included, any strides, values large and small, several dtypes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+#: How a tensor can lie in memory; those with "repeated" have a stride of 0, and equal values along it.
+LAYOUTS = (
+    "contiguous",
+    "unaligned",
+    "wider rows",
+    "every second row",
+    "columns first",
+    "columns apart",
+    "outer dimensions swapped",
+    "repeated rows",
+    "repeated columns",
+    "one number",
+)
+VALUES = ("normal", "normal", "large", "small", "zeros", "a few")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_SCALES = {"normal": 1.0, "large": 100.0, "small": 1e-2, "zeros": 0.0, "a few": 1.0}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory.
+
+    Attributes:
+        name: one of `LAYOUTS`.
+        offset: elements of its storage before it.
+    """
+
+    name: str = "contiguous"
+    offset: int = 0
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """A tensor of this shape that lies so, with the values of the one given (its first ones, where they repeat)."""
+        shape, last = tensor.shape, tensor.dim() - 1
+        if last < 0 or not tensor.numel():
+            return _copied(tensor, tensor.stride(), self.offset)
+        contiguous = tensor.contiguous().stride()
+        rows = [stride // max(1, shape[last]) for stride in contiguous[:last]]
+        if self.name == "wider rows":
+            return _copied(tensor, [*(row * (shape[last] + 3) for row in rows), 1], self.offset)
+        if self.name == "every second row":
+            return _copied(tensor, [*(2 * row * shape[last] for row in rows), 1], self.offset)
+        if self.name == "columns first":
+            return _copied(tensor, [*rows, tensor[..., 0].numel()], self.offset)
+        if self.name == "columns apart":
+            return _copied(tensor, [2 * stride for stride in contiguous], self.offset)
+        if self.name == "outer dimensions swapped" and last >= 2:
+            swapped = tensor.transpose(0, last - 1).contiguous().transpose(0, last - 1)
+            return _copied(tensor, swapped.stride(), self.offset)
+        if self.name == "repeated rows" and last >= 1:
+            return _copied(tensor[:1], tensor[:1].contiguous().stride(), self.offset).expand(shape)
+        if self.name == "repeated columns":
+            return _copied(tensor[..., :1], tensor[..., :1].contiguous().stride(), self.offset).expand(shape)
+        if self.name == "one number":
+            return tensor.reshape(-1)[:1].clone().view(()).expand(shape)
+        return _copied(tensor, contiguous, self.offset)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Values and where they lie; `materialise` makes the tensor.
+
+    Attributes:
+        kind: one of `VALUES`.
+        layout: how the tensor lies in memory.
+    """
+
+    kind: str = "normal"
+    layout: Layout = Layout()
+
+
+def layouts() -> st.SearchStrategy[Layout]:
+    """Any of `LAYOUTS`, most of them aligned."""
+    offsets = st.sampled_from([0, 0, 0, 1, 8])
+    return st.builds(
+        lambda name, offset: Layout(name, 1 if name == "unaligned" else offset), st.sampled_from(LAYOUTS), offsets
+    )
+
+
+def drawn() -> st.SearchStrategy[Drawn]:
+    """Any values in any layout."""
+    return st.builds(Drawn, st.sampled_from(VALUES), layouts())
+
+
+def materialise(
+    spec: Drawn, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, scale: float = 1.0
+) -> Tensor:
+    """The tensor, on the CPU."""
+    values = torch.randn(shape, generator=generator, dtype=torch.float64) * (scale * _SCALES[spec.kind])
+    if spec.kind == "a few" and values.numel():
+        values = torch.where(torch.rand(shape, generator=generator) < 0.2, values, 0.0)
+    return spec.layout(values.to(dtype))
+
+
+def _copied(tensor: Tensor, strides: list[int] | tuple[int, ...], offset: int) -> Tensor:
+    """The same values at these strides, after `offset` elements; what lies between them is NaN."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True) if size)
+    storage = torch.full(
+        (offset + max(0, reach),), float("nan") if tensor.is_floating_point() else 2**31 - 1, dtype=tensor.dtype
+    )
+    return storage.as_strided(tensor.shape, tuple(strides), offset).copy_(tensor) if tensor.numel() else tensor.clone()
