@@ -64,6 +64,13 @@ def test_readme_renders_on_an_index(metadata):
     assert readme_renderer.markdown.render(metadata.get_payload()) is not None
 
 
+@each
+def test_readme_links_nowhere_that_an_index_has_not(metadata):
+    """What is beside the README in the repository is not beside it there."""
+    text = re.sub(r"```.*?```|`[^`]*`", "", metadata.get_payload(), flags=re.DOTALL)
+    assert not re.findall(r"\]\((?!https?://|#)[^)]*\)", text)
+
+
 def test_files_are_what_the_index_takes(built):
     """With the checks, and the version of twine, that the publishing action has."""
     files = sorted([*built.glob("*.whl"), *built.glob("*.tar.gz")])
