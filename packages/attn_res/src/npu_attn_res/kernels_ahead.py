@@ -5,8 +5,8 @@ sums that keep their scale. These overflow if a later score is higher by 88: onc
 again, and takes the highest score so far from there on.
 
 Loads are under way, and a tile is stored, while another is computed with. Compilers for Ascend double a load's buffer
-themselves, but on a full chip they put other values into the half that is not in use. What is carried from one tile to the
-next, as are its second block and the tile to be stored, is left alone.
+themselves, but on a full chip they put other values into the half that is not in use. What is carried from one block or
+tile to the next, as is the tile to be stored, is left alone.
 """
 
 import triton
@@ -52,11 +52,10 @@ def attn_res_forward_ahead_kernel(
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    EARLY: tl.constexpr,
     NORMALISE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """The arguments are those of attn_res_forward_kernel, for one layer. EARLY: a tile's second block is carried, too."""
+    """The arguments are those of attn_res_forward_kernel, for one layer."""
     # time: rare: that a score is higher by 30 than the first block's
     # lint: allow scalar-reduction: once a tile, whether its sums are too large; and tiles are sized for the 910B's compilers
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
@@ -67,9 +66,6 @@ def attn_res_forward_ahead_kernel(
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     p_block, n_next = next_block(p_v, p_table, s_block, s_token, 0, n_blocks, i_first, n_tokens, BLOCK_M, ALIGNED)
     b_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
-    if EARLY:
-        p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_first, n_tokens, BLOCK_M, ALIGNED)
-        b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
     i_again, is_careful = -1, False
     if LATER:
         i_stored, n_stored = i_first, 0
@@ -77,13 +73,13 @@ def attn_res_forward_ahead_kernel(
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
-        if not EARLY:
-            p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED)
-            b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
+        p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED)
+        b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
         b_first, b_first_rstd = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] each
         b_reference, b_max = b_first, b_first
         b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
-        b_o = b_v
+        # One, computed: with a sum that starts as b_v itself, compilers for Ascend keep it where the next blocks go.
+        b_o = b_v * tl.exp(b_first - b_reference)[:, None]
         b_v = b_second.to(tl.float32)
         if LATER:
             if n_stored > 0:
@@ -107,10 +103,6 @@ def attn_res_forward_ahead_kernel(
             b_v = b_next.to(tl.float32)
             i_row = i_block.to(tl.int64) * n_tokens + i_token
             store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_left, n_left, 1, BLOCK_M, BLOCK_M)
-        if EARLY:
-            i_after = i_token + tl.num_programs(0) * BLOCK_M
-            p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_after, n_tokens, BLOCK_M, ALIGNED)
-            b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
         store_scores(p_score, p_rstd, b_first, b_first_rstd, i_token, n_left, n_left, 1, BLOCK_M, BLOCK_M)
         if tl.max(tl.where(b_sum > LARGE, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
             i_again, is_careful = i_tile, True

@@ -95,9 +95,7 @@ class Launch:
         constants = {"D": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_D": self.block_d}
         if self.problem.kernel.startswith("backward"):
             return {**constants, "AHEAD": self.ahead}
-        if self.ahead:
-            return {**constants, "EARLY": self.device.arch == "dav-c220"}  # CANN 9.0's compiler for dav-c310 fails at it
-        if "merge" in self.problem.kernel or self.problem.kernel == "norm backward":
+        if self.ahead or "merge" in self.problem.kernel or self.problem.kernel == "norm backward":
             return constants
         return {**constants, "S": self.problem.layers, "BLOCK_S": self.block_s}
 
