@@ -79,6 +79,15 @@ def test_files_are_what_the_index_takes(built):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_what_builds_and_checks_a_release_changes_when_we_change_it():
+    """A newer hatchling may write metadata that the publishing action does not take yet, and tests must check with its twine."""
+    environments = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]
+    named = [{text for text in environments[name]["dependencies"] if "twine" in text} for name in ("ci", "default")]
+    assert named[0] == named[1] != set()
+    (hatchling,) = (text for text in environments["ci"]["dependencies"] if "hatchling" in text)
+    assert re.fullmatch(r"hatchling==[\d.]+", hatchling)
+
+
 @each
 def test_authors_links_and_build_tools_are_the_projects(package):
     """Written by `hatch run metadata`."""
