@@ -2,8 +2,8 @@
 
 A kernel is compiled for each width, so all widths would take days. First come those at which a tiling changes: the powers
 of two and their neighbours, and the edges of the tables; then hidden sizes and vocabularies of models; then primes,
-multiples of 16 and others from a seed, until the time is up. At each, every operator runs forward and backward in fp32, fp16 and bf16,
-and is compared with PyTorch's operators in fp32. Processes share the device and compile beside one another.
+multiples of 16 and others from a seed, until the time is up. At each, every operator runs forward and backward in fp32,
+fp16 and bf16, and is compared with PyTorch's operators in fp32. Processes share the device and compile beside one another.
 
 Ends with 1 where something failed. The last line is JSON: what ran, for a README.
 """

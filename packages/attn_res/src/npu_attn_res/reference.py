@@ -89,7 +89,7 @@ def gradients(
     dv: list[Tensor | None] = []
     for i, block in enumerate(blocks):
         wide = block.to(g.dtype)
-        dg += slope[i].T @ wide
+        dg = dg + slope[i].T @ wide  # not in place: under torch.func.vmap there may be several of it alone
         if not needed[i]:
             dv.append(None)
             continue

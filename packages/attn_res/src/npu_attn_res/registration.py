@@ -82,18 +82,24 @@ OPERATORS.define(
     f" {_STATISTICS})",
     operators.attn_res,
     _fake_attn_res,
+    forward_mode=True,
+    batched=operators.attn_res,
 )
 OPERATORS.define(
     f"attn_res_backward(Tensor? dh, Tensor? dy, Tensor? h, Tensor[] blocks, bool stacked, {_WEIGHTS}, {_STATISTICS},"
     " bool[] need_blocks, bool[] need_weights) -> (Tensor[] dblocks, Tensor dw_query, Tensor dw_norm, Tensor dnorm_weight)",
     operators.attn_res_backward,
     _fake_attn_res_backward,
+    forward_mode=True,
+    batched=operators.attn_res_backward,
 )
 OPERATORS.define(
     "phase1(Tensor queries, Tensor[] blocks, bool stacked, Tensor w_norm, float eps, bool save) -> (Tensor o,"
     " Tensor maximum, Tensor total, Tensor score, Tensor rstd)",
     operators.phase1,
     _fake_phase1,
+    forward_mode=True,
+    batched=operators.phase1,
 )
 OPERATORS.define(
     "phase1_backward(Tensor? do, Tensor? dmaximum, Tensor? dtotal, Tensor queries, Tensor[] blocks, bool stacked,"
@@ -101,12 +107,15 @@ OPERATORS.define(
     " dblocks, Tensor dqueries, Tensor dw_norm)",
     operators.phase1_backward,
     _fake_phase1_backward,
+    forward_mode=True,
+    batched=operators.phase1_backward,
 )
 OPERATORS.define(
     f"merge({_STATE}, Tensor? x, {_WEIGHTS}, float eps, float norm_eps, bool save) -> (Tensor h, Tensor y, Tensor joined,"
     f" {_STATISTICS})",
     operators.merge,
     _fake_merge,
+    forward_mode=True,
 )
 OPERATORS.define(
     f"merge_backward(Tensor? dh, Tensor? dy, Tensor? dpartial, Tensor? h, {_STATE}, {_WEIGHTS}, {_STATISTICS},"
@@ -114,4 +123,5 @@ OPERATORS.define(
     " Tensor dw_norm, Tensor dnorm_weight)",
     operators.merge_backward,
     _fake_merge_backward,
+    forward_mode=True,
 )

@@ -160,3 +160,4 @@ def _embedding(indices, weight, *options):  # type: ignore[no-untyped-def]
 OPERATORS.autograd("embedding", _embedding)
 OPERATORS.gradient("embedding_backward")
 OPERATORS.gradient("embedding_sparse_backward")
+OPERATORS.autograd("renormalise_", lambda *arguments: OPERATORS.below_autograd("renormalise_", *arguments))

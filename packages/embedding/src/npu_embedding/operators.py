@@ -76,9 +76,10 @@ OPERATORS.define(
     " SymInt n_total) -> Tensor",
     _embedding,
     _fake_embedding,
+    forward_mode=True,
 )
 _BACKWARD = "Tensor dy, Tensor indices, SymInt n_rows, SymInt padding_idx, bool scale_grad_by_freq, SymInt first"
-OPERATORS.define(f"embedding_backward({_BACKWARD}) -> Tensor", _embedding_backward, _fake_backward)
+OPERATORS.define(f"embedding_backward({_BACKWARD}) -> Tensor", _embedding_backward, _fake_backward, forward_mode=True)
 OPERATORS.define(
     f"embedding_sparse_backward({_BACKWARD}) -> (Tensor values, Tensor rows)",
     _embedding_sparse_backward,

@@ -168,4 +168,9 @@ OPERATORS.define(
     backward,
     _fake_backward,
 )
-OPERATORS.define("linear_cross_entropy_scaled(Tensor[] gradients, Tensor[] factors) -> Tensor[]", scaled, _fake_scaled)
+OPERATORS.define(
+    "linear_cross_entropy_scaled(Tensor[] gradients, Tensor[] factors) -> Tensor[]",
+    scaled,
+    _fake_scaled,
+    batched=lambda gradients, factors: [gradient * factor for gradient, factor in zip(gradients, factors, strict=True)],
+)

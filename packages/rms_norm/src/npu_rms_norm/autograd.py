@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.autograd import Function, apply, needs_gradient
+from npu_tiling.autograd import Function, apply, forward_mode, needs_gradient
 from npu_tiling.rows import may_overlap
 from npu_tiling.sharding import is_distributed
 from torch import Tensor
@@ -181,7 +181,8 @@ def _gradients(
     x, weight, rstd = ctx.saved_tensors
     offset, casting_mode, in_place = ctx.options
     tensors = (dy, dsum, x, weight, rstd)
-    if in_place and need_dx and dy.dtype == x.dtype and not torch.is_grad_enabled() and not may_overlap(dy):
+    written = in_place and need_dx and dy.dtype == x.dtype and not may_overlap(dy)
+    if written and not torch.is_grad_enabled() and not forward_mode(tensors):
         dweight = OPERATORS.below_autograd("rms_norm_backward_", *tensors, offset, casting_mode, need_dweight)
         return dy, dweight if need_dweight else None
     dx, dweight = OPERATORS("rms_norm_backward", *tensors, offset, casting_mode, need_dweight, need_dx)

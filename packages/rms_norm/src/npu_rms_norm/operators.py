@@ -124,17 +124,20 @@ OPERATORS.define(
     " -> (Tensor y, Tensor rstd)",
     _rms_norm,
     _fake_rms_norm,
+    forward_mode=True,
 )
 OPERATORS.define(
     "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset, str casting_mode, bool in_place,"
     " bool save_rstd) -> (Tensor y, Tensor sum, Tensor rstd)",
     _add_rms_norm,
     _fake_add_rms_norm,
+    forward_mode=True,
 )
 _BACKWARD = "Tensor? dsum, Tensor x, Tensor? weight, Tensor rstd, float offset, str casting_mode, bool need_dweight"
 OPERATORS.define(
     f"rms_norm_backward(Tensor dy, {_BACKWARD}, bool need_dx) -> (Tensor dx, Tensor dweight)",
     _rms_norm_backward,
     _fake_backward,
+    forward_mode=True,
 )
 OPERATORS.define(f"rms_norm_backward_(Tensor(a!) dy, {_BACKWARD}) -> Tensor dweight", _rms_norm_backward_, _fake_backward_)

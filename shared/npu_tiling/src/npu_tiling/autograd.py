@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.nn import Parameter
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from .detection import plain_pytorch
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
 
@@ -36,15 +39,28 @@ class OperatorLibrary:
         self._namespace = namespace
         self._library = torch.library.Library(namespace, "DEF")
         self._implementations: dict[str, Callable[..., Any]] = {}
+        self._forward_mode: dict[str, bool] = {}
         self._with_autograd: dict[str, Callable[..., Any]] = {}
 
-    def define(self, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    def define(
+        self,
+        schema: str,
+        implementation: Callable[..., Any],
+        fake: Callable[..., Any],
+        *,
+        forward_mode: bool = False,
+        batched: Callable[..., Any] | None = None,
+    ) -> None:
         """Register an operator.
 
         Args:
             schema: name, arguments without default values, and results.
             implementation: what runs for tensors of any backend, without autograd.
             fake: the same for tensors that have shapes and no data.
+            forward_mode: what `implementation` does where plain PyTorch serves its tensors can be differentiated as it
+                stands. It then runs for tensors with tangents, on any device; otherwise those are refused.
+            batched: what runs, in plain PyTorch, for the tensors of torch.func.vmap; None: the operator for each of them, one
+                after the other, which PyTorch does where no tensors stand in lists.
         """
         name = schema.partition("(")[0]
         self._library.define(schema)
@@ -52,10 +68,19 @@ class OperatorLibrary:
             self._library.impl(name, implementation, backend)
         torch.library.register_fake(f"{self._namespace}::{name}", fake, lib=self._library)
         self._implementations[name] = implementation
+        self._forward_mode[name] = forward_mode
+        if batched is not None:
+            self._library.impl(name, _plain(batched), "FuncTorchBatched")
 
     def autograd(self, name: str, function: Callable[..., Any]) -> None:
         """Set what the operator does where autograd may record it: mostly `apply` of a `Function`."""
-        self._library.impl(name, function, "Autograd")
+
+        def unless_forward(*arguments: Any) -> Any:
+            if forward_mode(arguments):
+                return self._with_tangents(name, *arguments)
+            return function(*arguments)
+
+        self._library.impl(name, unless_forward, "Autograd")
         self._with_autograd[name] = function
 
     def gradient(self, name: str) -> None:
@@ -87,13 +112,33 @@ class OperatorLibrary:
         """Call an operator that autograd is not to record: from the forward of its own autograd function."""
         if unobserved(arguments):
             return self._implementations[name](*arguments)
-        # A Function's forward runs without gradients: at its own level of torch.func's transforms, not at the outer ones.
-        outer = torch.enable_grad() if getattr(_transformed, "recording", False) else nullcontext()
-        with torch._C._AutoDispatchBelowAutograd(), outer:
+        if not getattr(_transformed, "recording", False):
+            with torch._C._AutoDispatchBelowAutograd():
+                return self._operator(name)(*arguments)
+        # A Function's forward runs without gradients, forwards too: at its own level of torch.func's transforms, not at the
+        # outer ones.
+        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
             return self._operator(name)(*arguments)
+
+    def _with_tangents(self, name: str, *arguments: Any) -> Any:
+        if not self._forward_mode[name]:
+            raise NotImplementedError(
+                f"{self._namespace}::{name} has no forward-mode derivative (torch.func.jvp, jacfwd and hessian, or "
+                "torch.autograd.forward_ad): use torch.func.grad, vjp or jacrev, or the same in PyTorch's own operators."
+            )
+        with plain_pytorch():
+            return self._implementations[name](*arguments)
 
     def _operator(self, name: str) -> Any:
         return getattr(getattr(torch.ops, self._namespace), name)
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        with plain_pytorch():
+            return function(*arguments)
+
+    return run
 
 
 class _Results:
@@ -130,6 +175,21 @@ def apply(function: type[Any], *arguments: Any) -> Any:
         _transformed.recording = before
 
 
+def forward_mode(arguments: Sequence[Any]) -> bool:
+    """Whether one of these arguments has a tangent; tensors may stand in lists."""
+    return forward_ad._current_level >= 0 and _any_has_tangent(arguments)
+
+
+def _any_has_tangent(arguments: Sequence[Any]) -> bool:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            if forward_ad.unpack_dual(argument).tangent is not None:
+                return True
+        elif isinstance(argument, (list, tuple)) and _any_has_tangent(argument):
+            return True
+    return False
+
+
 def needs_gradient(arguments: Sequence[Any]) -> bool:
     """Whether autograd would record a call with these arguments; tensors may stand in lists."""
     return torch.is_grad_enabled() and _any_requires_gradient(arguments)
@@ -147,7 +207,7 @@ def _any_requires_gradient(arguments: Sequence[Any]) -> bool:
 
 def unobserved(arguments: Sequence[Any]) -> bool:
     """Whether nothing but autograd would see an operator's call: plain tensors with data, no tracing, mode or transform."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -53,10 +54,27 @@ def use_device(device: Device, *, emulated: bool = False) -> Iterator[Device]:
         _overrides.remove((device, emulated))
 
 
+class _Plain(threading.local):
+    depth = 0
+
+
+_plain = _Plain()
+
+
+@contextlib.contextmanager
+def plain_pytorch() -> Iterator[None]:
+    """Plain PyTorch serves every tensor of this thread, whatever its device, until the block ends."""
+    _plain.depth += 1
+    try:
+        yield
+    finally:
+        _plain.depth -= 1
+
+
 def device_for(device: torch.device) -> Device | None:
     """The chip whose kernels serve tensors on `device`; None where plain PyTorch does.
 
-    In this order: the innermost `use_device` in force, the environment variable NPU_TILING_SOC (for `npu` tensors), what
+    None inside `plain_pytorch`; else in this order: the innermost `use_device` in force, the environment variable NPU_TILING_SOC (for `npu` tensors), what
     torch reports of that very device together with `SOCS`. The last two are looked up once per device.
 
     Args:
@@ -65,6 +83,8 @@ def device_for(device: torch.device) -> Device | None:
     Raises:
         UnknownDeviceError: an `npu` device reports a chip that `SOCS` does not know.
     """
+    if _plain.depth:
+        return None
     if _overrides:
         for chip, emulated in reversed(_overrides):
             if emulated or device.type != "cpu":
