@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -59,8 +58,8 @@ class OperatorLibrary:
             fake: the same for tensors that have shapes and no data.
             forward_mode: what `implementation` does where plain PyTorch serves its tensors can be differentiated as it
                 stands. It then runs for tensors with tangents, on any device; otherwise those are refused.
-            batched: what runs, in plain PyTorch, for the tensors of torch.func.vmap; None: the operator for each of them, one
-                after the other, which PyTorch does where no tensors stand in lists.
+            batched: what runs, in plain PyTorch, for the tensors of torch.func.vmap; None: the operator for each of them,
+                one after the other, which PyTorch does where no tensors stand in lists.
         """
         name = schema.partition("(")[0]
         self._library.define(schema)

@@ -74,8 +74,9 @@ def plain_pytorch() -> Iterator[None]:
 def device_for(device: torch.device) -> Device | None:
     """The chip whose kernels serve tensors on `device`; None where plain PyTorch does.
 
-    None inside `plain_pytorch`; else in this order: the innermost `use_device` in force, the environment variable NPU_TILING_SOC (for `npu` tensors), what
-    torch reports of that very device together with `SOCS`. The last two are looked up once per device.
+    None inside `plain_pytorch`; else in this order: the innermost `use_device` in force, the environment variable
+    NPU_TILING_SOC (for `npu` tensors), what torch reports of that very device together with `SOCS`. The last two are
+    looked up once per device.
 
     Args:
         device: the tensor's own `torch.device`.
