@@ -2,7 +2,16 @@
 
 from .compilation import compile_kernel
 from .emulation import emulate, record
-from .errors import CompilationError, OfflineError, OutOfBoundsError, RaceError, ToolchainMissingError, UnsupportedError
+from .errors import (
+    CompilationError,
+    Finding,
+    FindingsError,
+    OfflineError,
+    OutOfBoundsError,
+    RaceError,
+    ToolchainMissingError,
+    UnsupportedError,
+)
 from .launches import Emulation, Launch, LaunchRecord, Ledger, Traffic
 from .reports import Report, Usage
 from .toolchains import VERSIONS, fetch, installed, supported
@@ -11,6 +20,8 @@ __all__ = [
     "VERSIONS",
     "CompilationError",
     "Emulation",
+    "Finding",
+    "FindingsError",
     "Launch",
     "LaunchRecord",
     "Ledger",

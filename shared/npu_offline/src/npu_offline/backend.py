@@ -6,9 +6,11 @@ backend's stages and keeps the result in its own caches, in memory by device ind
 
 from __future__ import annotations
 
-import ctypes
+import functools
+import re
+import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import npu_tiling
 from triton.backends import Backend, backends
@@ -16,12 +18,16 @@ from triton.backends.ascend.compiler import AscendBackend, NPUOptions, make_ttir
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from .errors import OfflineError
-from .frontend import options_from, to_linalg
+from .errors import OfflineError, UnsupportedError
+from .frontend import changed_options, options_from, to_linalg
 from .lowering import ENTRY, lower
-from .native import load, native_key, shared_object
+from .native import Binary, load, native_key, shared_object
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
 
 EMULATED, RECORDED = "npu-offline-emulated", "npu-offline-recorded"
+FINAL, CHECKED = "final", "checked"  # levels of emulation; that of Linalg IR has no name
 _FIRST_DEVICE = 1 << 16  # far above the index of any real device, which shares the JIT's in-memory cache with ours
 
 
@@ -37,7 +43,7 @@ class _HostBackend(AscendBackend):
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
         self.binary_ext = "npubin"
-        self.toolchain = str(target.arch).rpartition("/")[2]
+        self.soc, self.toolchain, self.level, self.mutation = (*str(target.arch).split("/"), "", "", "")[:4]
 
     def parse_options(self, opts: dict[str, Any]) -> NPUOptions:
         return options_from(opts)
@@ -52,6 +58,15 @@ class _HostBackend(AscendBackend):
         stages["ttir"] = lambda module, metadata: make_ttir(module, metadata, options)
 
 
+@functools.lru_cache(maxsize=64)
+def _linalg_object(linalg: str, toolchain: str) -> bytes:
+    """The Linalg IR for this host; nothing where only the chip has what it uses."""
+    try:
+        return shared_object(lower(linalg, toolchain))
+    except UnsupportedError:
+        return b""
+
+
 class EmulatedBackend(_HostBackend):
     """Compiles the Linalg IR for this host."""
 
@@ -60,11 +75,23 @@ class EmulatedBackend(_HostBackend):
     def add_stages(self, stages: dict[str, Callable[..., Any]], options: NPUOptions) -> None:
         def binary(linalg: str, metadata: dict[str, Any]) -> bytes:
             metadata.update(name="kernel", shared=0)
-            return shared_object(lower(linalg, self.toolchain))
+            if not self.level:
+                return Binary(shared_object(lower(linalg, self.toolchain))).packed()
+            return self._final(linalg, options)
 
         super().add_stages(stages, options)
         stages["ttadapter"] = lambda module, metadata: to_linalg(module, options)
         stages["npubin"] = binary
+
+    def _final(self, linalg: str, options: NPUOptions) -> bytes:
+        """The final module and, for comparison with it, the Linalg IR."""
+        from .execute.compile import executable, final_module
+
+        changed = changed_options(options)
+        name = re.search(r"func\.func @(\w+)", linalg)
+        final = final_module(name[1] if name else "kernel", linalg, changed, self.soc, self.toolchain)
+        beside = _linalg_object(linalg, self.toolchain) if self.level == CHECKED else b""
+        return Binary(executable(final, self.soc, self.toolchain, mutations.get(self.mutation)), beside).packed()
 
 
 class RecordedBackend(_HostBackend):
@@ -82,11 +109,17 @@ class RecordedBackend(_HostBackend):
 
 
 _indices: dict[GPUTarget, int] = {}
+mutations: dict[str, Callable[[ModuleOp], Any]] = {}
+"""What changes final modules before they run, by a name that no other process gives."""
 
 
-def emulated_target(soc: str, toolchain: str) -> GPUTarget:
-    """The target of kernels compiled to run here as on `soc`."""
-    return GPUTarget(EMULATED, f"{soc}/{toolchain}", 0)
+def emulated_target(soc: str, toolchain: str, level: str = "", mutate: Callable[[ModuleOp], Any] | None = None) -> GPUTarget:
+    """The target of kernels compiled to run here as on `soc`: from Linalg IR, or from their final modules."""
+    mutation = ""
+    if mutate is not None:
+        mutation = uuid.uuid4().hex
+        mutations[mutation] = mutate
+    return GPUTarget(EMULATED, f"{soc}/{toolchain}/{level}/{mutation}", 0)
 
 
 def recorded_target() -> GPUTarget:
@@ -138,8 +171,8 @@ class HostDriver(DriverBase):
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, int | None, int, int]:
         if not binary:
             return None, None, 0, 0
-        library = load(binary)
-        return library, ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value, 0, 0
+        libraries = load(Binary.unpacked(binary), ENTRY)
+        return libraries, libraries.address, 0, 0
 
 
 for _backend in (EmulatedBackend, RecordedBackend):

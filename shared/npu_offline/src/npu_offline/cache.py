@@ -22,7 +22,7 @@ def source_digest(*files: str) -> str:
     """A digest of source files of this package: part of a cache key, so that no result outlives the code that made it."""
     digest = hashlib.sha256()
     for name in files:
-        digest.update(name.encode() + Path(__file__).with_name(name).read_bytes())
+        digest.update(name.encode() + (Path(__file__).parent / name).read_bytes())
     return digest.hexdigest()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import npu_tiling
 from npu_tiling import installation
@@ -15,6 +15,9 @@ from .errors import OfflineError, ToolchainMissingError
 from .launcher import Launcher, Recorder, RunningEmulation, recordings, running
 from .launches import Emulation, LaunchRecord
 from .toolchains import tool
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
 
 
 @contextlib.contextmanager
@@ -26,11 +29,15 @@ def emulate(
     toolchain: str = "1.2.0",
     races: bool = False,
     ledgers: bool = False,
+    final: bool = False,
+    checks: bool = False,
+    mutate: Callable[[ModuleOp], Any] | None = None,
 ) -> Iterator[Emulation]:
     """Run Triton kernels that are launched on CPU tensors as the Ascend compiler sees them, until the block ends.
 
     Each kernel goes through triton-ascend to the Linalg IR that the Ascend compiler is given, and that IR runs natively
-    on the host: same tiles, same DMA transfers, same program grid. Blocks nest; the innermost counts.
+    on the host: same tiles, same DMA transfers, same program grid. Blocks nest; the innermost counts. With `final` it goes
+    through the Ascend compiler as well, and its final module runs: buffers at the addresses that the compiler planned.
 
     Args:
         soc: the chip to be, a name of `npu_tiling.SOCS`.
@@ -41,6 +48,12 @@ def emulate(
             What is found does not depend on the order that programs happen to run in. Takes two to four times the
             memory of the arguments.
         ledgers: note how each argument is used: distinct bytes, contiguous pieces, lengths of transfers.
+        final: run the module that the compiler of `toolchain` makes for `soc`, not the Linalg IR.
+        checks: at each launch, follow pipes and flags, hold every access of a buffer against those before, run again with
+            other bytes where nothing was written, and compare results with those of the Linalg IR. Implies `final`, and
+            that programs run one after another.
+        mutate: changes each final module, parsed, before it runs: to see that the checks notice. Nothing that was compiled
+            before is used.
 
     Yields:
         The launches so far with their global memory traffic.
@@ -50,19 +63,21 @@ def emulate(
         OutOfBoundsError: at a launch that accessed memory outside the storage of its arguments.
         RaceError: at a launch whose programs get in each other's way, if `races` is given.
         UnsupportedError: at a launch that uses something that only the chip has.
+        FindingsError: at a launch whose final module is wrong, if `checks` is given.
     """
     if threads is not None and threads < 1:
         raise OfflineError(f"threads is {threads}, must be at least 1")
     device = npu_tiling.soc(soc)
     tool(toolchain, "bishengir-opt")
     require_triton_ascend()
-    from .backend import HostDriver, emulated_target
+    from .backend import CHECKED, FINAL, HostDriver, emulated_target
     from .native import runtime
 
     runtime()
     threads = threads or len(os.sched_getaffinity(0))
-    emulation = RunningEmulation(soc, toolchain, threads, shuffle, races=races, ledgers=ledgers)
-    driver = HostDriver(emulated_target(soc, toolchain), device, Launcher)
+    emulation = RunningEmulation(soc, toolchain, threads, shuffle, races=races, ledgers=ledgers, checks=checks)
+    target = emulated_target(soc, toolchain, CHECKED if checks else FINAL if final else "", mutate)
+    driver = HostDriver(target, device, Launcher)
     with _active(driver), npu_tiling.use_device(device, emulated=True):
         running.append(emulation)
         try:

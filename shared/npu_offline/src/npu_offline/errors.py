@@ -1,5 +1,10 @@
 """What can go wrong, by name."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 
 class OfflineError(RuntimeError):
     """The base of every error of this package."""
@@ -23,3 +28,40 @@ class OutOfBoundsError(OfflineError):
 
 class RaceError(OfflineError):
     """Two programs of one emulated launch accessed one address, and not both by reading or both atomically."""
+
+
+class FindingsError(OfflineError):
+    """The execution of a final module found something wrong.
+
+    Attributes:
+        kernel: its name.
+        findings: what was found.
+    """
+
+    def __init__(self, kernel: str, findings: Sequence[Finding]) -> None:
+        self.kernel, self.findings = kernel, tuple(findings)
+        lines = "\n".join(f"  {finding}" for finding in self.findings)
+        super().__init__(f"kernel {kernel}: {len(self.findings)} findings in its final module\n{lines}")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong about a final module.
+
+    Attributes:
+        kind: "race", two pipes touch the same bytes and nothing orders them; "hazard", the same of one pipe; "weak hazard",
+            one of `Launch.notes`; "plan", a buffer is read whose bytes another buffer was written over; "alias", operands
+            of one instruction overlap; "flag", a flag is left over or set twice; "stop", the program could not go on: out
+            of bounds, or a deadlock; "unwritten", results depend on bytes that nobody wrote; "results", they are not those
+            of the Linalg IR.
+        program: the first program that it was seen in; None for what is of the whole launch.
+        text: which instructions, buffers and bytes.
+    """
+
+    kind: str
+    program: tuple[int, int, int] | None
+    text: str
+
+    def __str__(self) -> str:
+        where = "" if self.program is None else f", program {self.program}"
+        return f"{self.kind}{where}: {self.text}"

@@ -21,6 +21,14 @@ def options_from(given: Mapping[str, Any]) -> NPUOptions:
     return NPUOptions(**{name: value for name, value in given.items() if name in NPUOptions.__dataclass_fields__})
 
 
+def changed_options(options: Any) -> dict[str, Any]:
+    """Those of triton-ascend's options that are not the defaults."""
+    defaults = options_from({}).__dict__
+    given = {name: getattr(options, name, default) for name, default in defaults.items()}
+    # The JIT keeps metadata as JSON, where tuples become lists.
+    return {name: value for name, value in given.items() if value != defaults[name] and not isinstance(value, list)}
+
+
 def to_linalg(module: Any, options: NPUOptions) -> str:
     """The "ttadapter" text of an optimised TTIR module.
 

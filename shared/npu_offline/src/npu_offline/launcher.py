@@ -8,7 +8,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import OfflineError
+from .errors import Finding, OfflineError
+from .execute.checked import check
+from .execute.findings import FINDING_BYTES, raise_findings, read_findings
 from .faults import RESERVED, Fault, fault_of
 from .launches import Emulation, Launch, LaunchRecord, Ledger, Memory, Traffic
 from .races import written_alike
@@ -23,6 +25,7 @@ _LENGTHS = 40  # powers of two that transfers are counted by, as in runtime.h
 _TRAFFIC, _USE = len(Traffic.__dataclass_fields__), 4
 _COUNTERS = _TRAFFIC + _USE + _LENGTHS
 _WATCH_USE, _WATCH_RACES = 1, 2  # as in runtime.h
+_NOT_A_NUMBER = 0xFF  # bytes of a core's memory that nobody has written
 _SCALARS = {  # Triton type to struct format, in a slot of 8 bytes
     "i1": "?7x",
     "i8": "b7x",
@@ -44,19 +47,32 @@ class RunningEmulation(Emulation):
     """An emulation in force, with how it runs its launches."""
 
     def __init__(
-        self, soc: str, toolchain: str, threads: int, shuffle: int | None, *, races: bool = False, ledgers: bool = False
+        self,
+        soc: str,
+        toolchain: str,
+        threads: int,
+        shuffle: int | None,
+        *,
+        races: bool = False,
+        ledgers: bool = False,
+        checks: bool = False,
     ) -> None:
         super().__init__(soc, toolchain)
+        self.checks = checks
         self.ledgers = ledgers
         self._settings = (threads, shuffle is not None, (shuffle or 0) & (2**64 - 1))
         self.watching = _WATCH_USE * ledgers + _WATCH_RACES * races
 
-    def settings(self, unit_bits: int, shared: int) -> bytes:
-        """As the runtime takes them: with the size of a unit, and which arguments several programs may write."""
-        return _SETTINGS.pack(*self._settings, self.watching, unit_bits, shared)
+    def settings(self, unit_bits: int, shared: int, *, checks: bool, poison: int) -> bytes:
+        """As the runtime takes them: with the size of a unit, and which arguments several programs may write.
+
+        Programs that are checked run one after another, so that atomic updates come in the same order every time.
+        """
+        threads, *order = self._settings
+        return _SETTINGS.pack(1 if self.checks else threads, *order, self.watching, unit_bits, shared, checks, poison)
 
 
-_SETTINGS = struct.Struct("<qqQqqq")
+_SETTINGS = struct.Struct("<qqQqqqqq")
 running: list[RunningEmulation] = []
 recordings: list[list[LaunchRecord]] = []
 
@@ -108,15 +124,20 @@ class Launcher:
         leave: Any,
         *values: Any,
     ) -> None:
+        from .native import loaded
+
         emulation = running[-1]
         grid = (grid_x, grid_y, grid_z)
         _check_grid(self._arguments.name, grid)
-        slots: list[Any] = [0] * (5 * RESERVED)
-        ranges = [0] * (2 * RESERVED)
+        binary = loaded[function]
+        workspace = (ctypes.c_char * (binary.workspace * grid_x * grid_y * grid_z))()
+        low, size = ctypes.addressof(workspace), len(workspace)
+        slots: list[Any] = [0] * (5 * (RESERVED - 1)) + [low, low, 0, size, 1]
+        ranges = [0] * (2 * (RESERVED - 1)) + [low, low + size]
         rows = [0] * RESERVED
         storages: list[int] = []
         bases = []
-        kept = (value for value, keep in zip(values, self._arguments.kept, strict=True) if keep)
+        kept = [value for value, keep in zip(values, self._arguments.kept, strict=True) if keep]
         for (name, kind), value in zip(self._arguments.types.items(), kept, strict=True):
             if kind.startswith("*"):
                 address, low, high = storage_of(name, value)
@@ -129,39 +150,59 @@ class Launcher:
             else:
                 slots.append(value)
         counters = (ctypes.c_int64 * (_COUNTERS * self._count))()
-        fault = (ctypes.c_int64 * 10)()
+        shared = self._shared if emulation.watching else 0
+        found = ctypes.create_string_buffer(FINDING_BYTES)
+
+        def run(address: int, *, checks: bool = False, poison: int = _NOT_A_NUMBER) -> None:
+            fault = (ctypes.c_int64 * 10)()
+            ctypes.memset(counters, 0, ctypes.sizeof(counters))
+            failed = self._run(
+                ctypes.c_void_p(address),
+                self._slots.pack(*slots, *grid),
+                self._ranges.pack(*ranges),
+                self._row_bytes.pack(*rows),
+                ctypes.c_int64(self._count),
+                (ctypes.c_uint64 * len(storages))(*storages),
+                ctypes.c_int64(len(storages) // 2),
+                (ctypes.c_int32 * 3)(*grid),
+                emulation.settings(self._unit_bits, shared, checks=checks, poison=poison),
+                counters,
+                fault,
+                found,
+            )
+            if failed:
+                raise_findings(self._arguments.name, found.value)
+                raise fault_of(failed, Fault(*fault), self._arguments.name, self._arguments.pointers, bases, ranges, grid)
+
         if enter is not None:
             enter(launch_metadata)
-        failed = self._run(
-            ctypes.c_void_p(function),
-            self._slots.pack(*slots, *grid),
-            self._ranges.pack(*ranges),
-            self._row_bytes.pack(*rows),
-            ctypes.c_int64(self._count),
-            (ctypes.c_uint64 * len(storages))(*storages),
-            ctypes.c_int64(len(storages) // 2),
-            (ctypes.c_int32 * 3)(*grid),
-            emulation.settings(self._unit_bits, self._shared if emulation.watching else 0),
-            counters,
-            fault,
-        )
-        if leave is not None:
-            leave(launch_metadata)
-        if failed:
-            raise fault_of(failed, Fault(*fault), self._arguments.name, self._arguments.pointers, bases, ranges, grid)
+        notes: list[Finding] = []
+        try:
+            if emulation.checks:
+                notes = check(
+                    self._arguments.name, self._arguments.types, kept, binary, run, lambda: read_findings(found.value)
+                )
+            else:
+                run(function)
+        finally:
+            if leave is not None:
+                leave(launch_metadata)
         traffic, ledgers = {}, {}
         for position, name in enumerate(self._arguments.pointers, RESERVED):
             first = _COUNTERS * position
             traffic[name] = Traffic(*counters[first : first + _TRAFFIC])
             if emulation.ledgers:
                 ledgers[name] = _ledger(counters[first + _TRAFFIC : first + _COUNTERS])
-        emulation.launches.append(Launch(self._arguments.name, grid, self._arguments.constants, traffic, ledgers))
+        emulation.launches.append(Launch(self._arguments.name, grid, self._arguments.constants, traffic, ledgers, notes))
 
 
 class Recorder:
     """Notes a launch; stands where `Launcher` does."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
+        from .frontend import changed_options
+
+        self._changed_options = changed_options
         self._source = source
         self._options = metadata
         self._arguments = _Arguments(source)
@@ -191,21 +232,11 @@ class Recorder:
                 signature=dict(source.signature),
                 constants=dict(source.constants),
                 grid=grid,
-                options=_changed_options(self._options),
+                options=self._changed_options(self._options),
                 divisible=tuple(divisible),
                 arguments={name: _noted(value) for name, value in zip(self._arguments.types, kept, strict=True)},
             )
         )
-
-
-def _changed_options(metadata: Any) -> dict[str, Any]:
-    """The options of a launch that are not the defaults."""
-    from .frontend import options_from
-
-    given = {name: getattr(metadata, name, default) for name, default in options_from({}).__dict__.items()}
-    defaults = options_from({}).__dict__
-    # The JIT keeps metadata as JSON, where tuples become lists.
-    return {name: value for name, value in given.items() if value != defaults[name] and not isinstance(value, list)}
 
 
 def _noted(value: Any) -> Memory | int | float:

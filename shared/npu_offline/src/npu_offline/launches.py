@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from .errors import Finding
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -64,6 +66,8 @@ class Launch:
         kernel, grid, constants: what was launched, with how many programs in x, y and z.
         arguments: the traffic of each pointer argument.
         ledgers: how each was used; empty unless `emulate` was asked for ledgers.
+        notes: hazards inside one pipe of the final module: an operand is overwritten that an instruction just before still
+            reads, or temporaries of library functions meet, with no barrier between. Empty unless it was asked for checks.
     """
 
     kernel: str
@@ -71,6 +75,7 @@ class Launch:
     constants: Mapping[str, Any]
     arguments: Mapping[str, Traffic]
     ledgers: Mapping[str, Ledger] = field(default_factory=dict)
+    notes: Sequence[Finding] = ()
 
 
 @dataclass(eq=False)

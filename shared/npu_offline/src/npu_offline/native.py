@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -11,20 +12,47 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from .cache import cache_dir, source_digest, write_atomically
 from .errors import CompilationError, ToolchainMissingError
 
-_RUNTIME = ("runtime.c", "watch.c", "runtime.h")
+_MACHINE = (
+    "execute/along.c",
+    "execute/casts.c",
+    "execute/checks.c",
+    "execute/cube.c",
+    "execute/machine.c",
+    "execute/rows.c",
+    "execute/transfers.c",
+    "execute/vector.c",
+    "execute/views.c",
+)
+_HEADERS = ("runtime.h", "execute/generated.h", "execute/machine.h", "execute/operations.h", "execute/rows.h")
+WORKSPACE = "npu_offline_workspace"  # a number of a final module's shared object
+_RUNTIME = ("runtime.c", "watch.c", *_MACHINE, *_HEADERS)
+_FLAGS = ("-std=gnu11", "-fPIC", "-shared", "-pthread", "-march=native", "-fwrapv", "-fno-strict-aliasing")
+_EXACT = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")  # faster without another value
 _SOURCES = (  # of what a shared object is made by
     "backend.py",
     "cache.py",
+    "compilation.py",
+    "execute/compile.py",
+    "execute/instructions.py",
+    "execute/scalars.py",
+    "execute/translate.py",
     "frontend.py",
     "instrument.py",
     "lowering.py",
     "mlir.py",
     "native.py",
+    "operations.py",
+    "plan.py",
+    "timing/scalars.py",
+    "timing/shapes.py",
+    "toolchains.py",
+    *_HEADERS,
 )
 _LEVELS = {  # x86-64 levels, best first, by one feature that tells each
     "x86-64-v4": "avx512vl",
@@ -101,6 +129,25 @@ def shared_object(llvm_dialect: str) -> bytes:
         return (folder / "kernel.so").read_bytes()
 
 
+def shared_object_of_c(source: str) -> bytes:
+    """A shared object from C that uses the machine of `execute`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "kernel.c").write_text(source)
+        _cc(
+            *_FLAGS,
+            *_EXACT,
+            "-O0",
+            "-w",
+            f"-I{Path(__file__).parent / 'execute'}",
+            "-o",
+            folder / "kernel.so",
+            folder / "kernel.c",
+            "-lm",
+        )
+        return (folder / "kernel.so").read_bytes()
+
+
 @functools.cache
 def runtime() -> ctypes.CDLL:
     """The runtime library, built once per version of its source; its symbols are visible to kernels loaded later."""
@@ -109,17 +156,61 @@ def runtime() -> ctypes.CDLL:
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder) / "runtime.so"
-            sources = [Path(__file__).with_name(name) for name in _RUNTIME if name.endswith(".c")]
-            _cc("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", "-o", built, *sources)
+            sources = [Path(__file__).parent / name for name in _RUNTIME if name.endswith(".c")]
+            _cc(*_FLAGS, *_EXACT, "-O3", "-o", built, *sources, "-lm")
             write_atomically(path, built.read_bytes())
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def load(binary: bytes) -> ctypes.CDLL:
-    """The shared object in memory."""
+@dataclass(frozen=True)
+class Binary:
+    """What a kernel runs as: a shared object and, where one is to be compared with it, another of the same kernel."""
+
+    main: bytes
+    beside: bytes = b""
+
+    def packed(self) -> bytes:
+        """As Triton keeps it."""
+        return len(self.main).to_bytes(8, "little") + self.main + self.beside
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Binary:
+        """The reverse."""
+        end = 8 + int.from_bytes(data[:8], "little")
+        return cls(data[8:end], data[end:])
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel in memory: its entry, that of the other, 0 if there is none, and bytes of global memory for each program."""
+
+    address: int
+    beside: int
+    workspace: int
+    libraries: tuple[ctypes.CDLL, ...]
+
+
+loaded: dict[int, Loaded] = {}
+"""By the address of the entry, which is what Triton hands to a launch."""
+
+
+def load(binary: Binary, entry: str) -> Loaded:
+    """The shared objects in memory."""
     runtime()
+    libraries: tuple[ctypes.CDLL, ...] = (_load(binary.main),)
+    if binary.beside:
+        with contextlib.suppress(OSError):  # it needs a function that this host lacks: then there is nothing to compare with
+            libraries += (_load(binary.beside),)
+    addresses = [ctypes.cast(getattr(library, entry), ctypes.c_void_p).value or 0 for library in libraries]
+    workspace = ctypes.c_int64.in_dll(libraries[0], WORKSPACE).value if hasattr(libraries[0], WORKSPACE) else 0
+    found = Loaded(addresses[0], addresses[1] if len(addresses) > 1 else 0, workspace, libraries)
+    loaded[found.address] = found
+    return found
+
+
+def _load(data: bytes) -> ctypes.CDLL:
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
-        file.write(binary)
+        file.write(data)
         file.flush()
         return ctypes.CDLL(file.name)
 

@@ -245,18 +245,21 @@ static void add_rows(const counts *rows, int64_t started, int64_t pointers, coun
   for (int64_t i = 0; i < started * fields; i++) ((int64_t *)total)[i % fields] += from[i];
 }
 
-typedef struct { int64_t threads, shuffle; uint64_t seed; int64_t watch, unit_bits, shared; } settings;
+typedef struct { int64_t threads, shuffle; uint64_t seed; int64_t watch, unit_bits, shared, check, poison; } settings;
 
+// `findings`, of FINDING_BYTES, receives what checks found.
 // Runs kernel(arguments, x, y, z) for the whole grid; `total` receives the traffic of each pointer argument. What is watched
 // lies in `storages`. Returns 0, or
 // 1 with `fault` filled in, or 2 when there is no memory for the launch itself.
 int npu_offline_launch(void (*kernel)(const void *, int32_t, int32_t, int32_t), const void *arguments,
                        const range *ranges, const int64_t *row_bytes, int64_t pointers, const range *storages,
                        int64_t storage_count, const int32_t *grid, const settings *given, counts *total,
-                       fault *fault) {
+                       fault *fault, char *findings) {
   launch l = {.kernel = kernel, .arguments = arguments, .ranges = ranges, .grid = grid, .pointers = pointers,
               .programs = (int64_t)grid[0] * grid[1] * grid[2], .fault = fault, .watch = given->watch,
-              .unit_bits = given->unit_bits, .shared = given->shared};
+              .unit_bits = given->unit_bits, .shared = given->shared, .check = given->check, .poison = given->poison,
+              .findings = findings};
+  pthread_mutex_init(&l.findings_lock, NULL);
   int64_t threads = given->threads;
   uint64_t seed = given->seed;
   if (threads > l.programs) threads = l.programs > 0 ? l.programs : 1;

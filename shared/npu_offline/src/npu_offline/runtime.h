@@ -9,7 +9,7 @@
 
 enum { LOCAL = -1, UNKNOWN = -2 };
 enum { LOAD = 0, STORE = 1, UPDATE = 2 };
-enum { OUT_OF_BOUNDS = 1, OUT_OF_MEMORY = 2, RACE = 3 };
+enum { OUT_OF_BOUNDS = 1, OUT_OF_MEMORY = 2, RACE = 3, STOPPED = 4 };
 enum { CLASSES = 48, MAX_RANK = 16, LENGTHS = 40, STRIPES = 64, STRIPE_BITS = 16 };
 enum { WATCH_USE = 1, WATCH_RACES = 2 };
 
@@ -24,7 +24,7 @@ typedef struct { int64_t rank; memref *m; } unranked;
 // On-chip tiles are recycled by size class: a kernel allocates the same few tiles again and again. The chunk's header
 // keeps its payload aligned to 64 bytes.
 typedef struct chunk { struct chunk *next, *next_free; int64_t size_class, in_use; char padding[32]; } chunk;
-typedef struct arena { chunk *all, *unused[CLASSES]; struct arena *next; } arena;
+typedef struct arena { chunk *all, *unused[CLASSES]; struct arena *next; void *cores; } arena;  // cores: of execute/
 
 typedef struct { char *low, *high; uint32_t *units; int64_t first; } region;  // of storages that overlap; see watch.c
 typedef struct { unsigned char *read, *written; int64_t row_bytes; } watched;  // per pointer argument
@@ -43,6 +43,10 @@ typedef struct {
   region *region;
   watched *watched;
   pthread_mutex_t stripes[STRIPES];
+  int64_t check, poison;       // whether pipes and flags are followed; what unwritten bytes of a core are
+  char *findings;              // of the checks, a line each
+  int64_t findings_length;
+  pthread_mutex_t findings_lock;
 } launch;
 
 typedef struct {
@@ -54,6 +58,14 @@ typedef struct {
   int atomic;
   jmp_buf leave;
 } worker;
+
+void npu_offline_copy(int64_t element, const unranked *source, const unranked *target, int32_t from_argument,
+                      int32_t to_argument);
+void npu_offline_touch(const char *address, int64_t bytes, int32_t access, int32_t argument);
+void *npu_offline_alloc(int64_t alignment, int64_t bytes);
+void npu_offline_free(void *memory);
+void npu_offline_atomic_begin(void);
+void npu_offline_atomic_end(void);
 
 #pragma GCC visibility push(hidden)  // other libraries may have functions of these names
 extern __thread worker *self;

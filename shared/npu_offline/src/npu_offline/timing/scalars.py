@@ -86,7 +86,7 @@ _FORMULAS = {
     "shrui": "{0} >> {1}",
     "select": "choose({0}, {1}, {2})",
 }
-_LLVM = {  # the same in another dialect
+LLVM_NAMES = {  # the same in another dialect
     **{name: f"{name}i" for name in ("add", "sub", "mul", "and", "or", "xor")},
     **{f"{sign}{name}": f"{name}{sign}i" for name in ("div", "rem") for sign in "su"},
     **{f"intr.{sign}{name}": f"{name}{sign}i" for name in ("min", "max") for sign in "su"},
@@ -113,7 +113,7 @@ def formula(op: Operation, operands: Sequence[str]) -> str:
     if dialect == "builtin" and operands and is_number(op.results[0].type):  # between an index and an integer
         return operands[0]
     if dialect == "llvm":
-        dialect, name = "arith", _LLVM.get(name, name)
+        dialect, name = "arith", LLVM_NAMES.get(name, name)
     if dialect != "arith":
         return "UNKNOWN"
     if name == "constant":

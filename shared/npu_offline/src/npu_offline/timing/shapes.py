@@ -60,7 +60,7 @@ def shape_of(memory: SSAValue) -> tuple[Dimension, ...]:
     if name in ("memref.cast", "memref.memory_space_cast"):
         return shape_of(op.operands[0])
     if name in ("memref.subview", "memref.reinterpret_cast"):
-        return tuple((size,) for size in _mixed(op, "sizes"))
+        return tuple((size,) for size in mixed(op, "sizes"))
     if name == "memref.collapse_shape":
         inner, groups = shape_of(op.operands[0]), property_of(op, "reassociation")
         assert isinstance(groups, ArrayAttr)
@@ -89,14 +89,14 @@ def start_of(memory: SSAValue) -> tuple[list[Dimension], tuple[int | SSAValue, .
         op = memory.owner
         match name_of(op):
             case "memref.reinterpret_cast":
-                strides = _mixed(op, "strides")
-                terms: list[Dimension] = [_mixed(op, "offsets")]
+                strides = mixed(op, "strides")
+                terms: list[Dimension] = [mixed(op, "offsets")]
                 if any(len(offsets) != len(strides) for offsets in inside):
                     return None
                 terms += [pair for offsets in inside for pair in zip(offsets, strides, strict=True) if pair[0] != 0]
                 return terms, strides
             case "memref.subview":
-                inside.append(_mixed(op, "offsets"))
+                inside.append(mixed(op, "offsets"))
             case "memref.cast" | "memref.memory_space_cast":
                 pass
             case "memref.collapse_shape" | "memref.expand_shape" if not any(any(offsets) for offsets in inside):
@@ -107,7 +107,7 @@ def start_of(memory: SSAValue) -> tuple[list[Dimension], tuple[int | SSAValue, .
     return None
 
 
-def _mixed(op: Operation, name: Literal["offsets", "sizes", "strides"]) -> tuple[int | SSAValue, ...]:
+def mixed(op: Operation, name: Literal["offsets", "sizes", "strides"]) -> tuple[int | SSAValue, ...]:
     """Numbers of a view, those that are known at compile time and those that are not."""
     segments = property_of(op, "operandSegmentSizes")
     static = property_of(op, f"static_{name}")

@@ -1,0 +1,270 @@
+// Instructions along an axis: sums and their like, positions of extremes, running sums, sorting, turning round.
+#include "rows.h"
+#include "operations.h"
+
+enum { SUM, PROD, MAX, MIN, ANY, ALL, XORI, ORI, ANDI };
+
+static float combined(float a, float b, int64_t kind) {
+  switch (kind) {
+    case SUM: return a + b;
+    case PROD: return a * b;
+    case MAX: return a != a ? a : b != b ? b : a > b ? a : b;
+    default: return a != a ? a : b != b ? b : a < b ? a : b;
+  }
+}
+
+static int64_t combined_integers(int64_t a, int64_t b, int64_t kind) {
+  switch (kind) {
+    case SUM: return a + b;
+    case PROD: return a * b;
+    case MAX: return a > b ? a : b;
+    case MIN: return a < b ? a : b;
+    case XORI: return a ^ b;
+    case ANY: case ORI: return a | b;
+    default: return a & b;
+  }
+}
+
+// A view with the reduced axes (bits of `axes`) of size one, and one that walks over these alone.
+static void split(const view *v, int64_t axes, view *kept, view *reduced) {
+  *kept = *v, *reduced = *v;
+  for (int axis = 0; axis < v->rank; axis++) (axes >> axis & 1 ? kept : reduced)->n[axis] = 1;
+}
+
+typedef struct { view one; int64_t index[RANK]; } walk;
+
+// The next position of a walk over a view's elements; false after the last one.
+static int next(walk *w, const view *over) {
+  int axis = over->rank - 1;
+  while (axis >= 0 && ++w->index[axis] == over->n[axis]) w->index[axis--] = 0;
+  return axis >= 0;
+}
+
+static int64_t offset_of(const walk *w, const view *v) {
+  int64_t offset = 0;
+  for (int axis = 0; axis < v->rank; axis++) offset += w->index[axis] * (v->n[axis] == 1 ? 0 : v->s[axis]);
+  return offset;
+}
+
+static row at_offset(const view *v, int64_t offset, int64_t stride) {
+  row r = {.v = v, .p = v->p, .stride = stride, .bit = v->bit};
+  if (v->type == I1) r.bit += offset;
+  else r.p += offset * element_bytes[(int)v->type];
+  return r;
+}
+
+// Reduces one run of elements, the innermost reduced axis, into what was found so far.
+static void run(const row *from, int64_t n, int64_t kind, int is_first, float *f, int64_t *w) {
+  for (int64_t at = 0; at < n; at += PIECE) {
+    const int64_t count = n - at < PIECE ? n - at : PIECE;
+    if (is_float(from->v->type)) {
+      float piece[PIECE];
+      const float *x = floats(from, at, count, piece);
+      float sum = *f;
+      int64_t k = 0;
+      if (is_first && at == 0) sum = kind == SUM ? 0.0f : x[k++];
+      if (kind == SUM) for (; k < count; k++) sum += x[k];
+      else for (; k < count; k++) sum = combined(sum, x[k], kind);
+      *f = sum;
+    } else {
+      int64_t piece[PIECE];
+      const int64_t *x = integers(from, at, count, piece);
+      int64_t k = 0;
+      if (is_first && at == 0) *w = x[k++];
+      for (; k < count; k++) *w = combined_integers(*w, x[k], kind);
+    }
+  }
+}
+
+// Over rows: the kept innermost axis is done as a whole, which is how memory lies.
+static void over_rows(const view *from, const view *to, int64_t axes, int64_t kind) {
+  const int last = from->rank - 1;
+  view kept, reduced;
+  split(from, axes, &kept, &reduced);
+  const int64_t n = from->n[last];
+  kept.n[last] = 1;
+  walk outer = {{0}, {0}};
+  do {
+    walk inner = {{0}, {0}};
+    const row target = at_offset(to, offset_of(&outer, to), to->n[last] == 1 ? 0 : to->s[last]);
+    int is_first = 1;
+    float *sums = malloc(sizeof(float) * (size_t)n);
+    do {
+      const row source = at_offset(from, offset_of(&outer, from) + offset_of(&inner, from), from->s[last]);
+      for (int64_t at = 0; at < n; at += PIECE) {
+        const int64_t count = n - at < PIECE ? n - at : PIECE;
+        float piece[PIECE];
+        const float *x = floats(&source, at, count, piece);
+        float *s = sums + at;
+        if (is_first) for (int64_t k = 0; k < count; k++) s[k] = kind == SUM ? 0.0f + x[k] : x[k];
+        else if (kind == SUM) for (int64_t k = 0; k < count; k++) s[k] += x[k];
+        else for (int64_t k = 0; k < count; k++) s[k] = combined(s[k], x[k], kind);
+      }
+      is_first = 0;
+    } while (next(&inner, &reduced));
+    put_floats(&target, 0, n, sums);
+    free(sums);
+  } while (next(&outer, &kept));
+}
+
+void do_reduce(const instruction *i, const view *const *o) {
+  const view *from = o[0], *to = o[i->reads];
+  const int64_t axes = i->attributes[2], kind = i->attributes[0];
+  if (from->rank != to->rank) fail_text("%s: operands have %d and %d axes", i->name, from->rank, to->rank);
+  if (elements_of(from) == 0) return;
+  const int last = from->rank - 1;
+  if (!(axes >> last & 1) && is_float(from->type)) {
+    over_rows(from, to, axes, kind);
+    return;
+  }
+  view kept, reduced;
+  split(from, axes, &kept, &reduced);
+  const int inner_axis = axes >> last & 1 ? last : 31 - __builtin_clz((unsigned)axes);
+  const int64_t n = from->n[inner_axis];
+  reduced.n[inner_axis] = 1;
+  walk outer = {{0}, {0}};
+  do {
+    walk inner = {{0}, {0}};
+    float sum = 0;
+    int64_t whole = 0;
+    int is_first = 1;
+    do {
+      const row source = at_offset(from, offset_of(&outer, from) + offset_of(&inner, from), from->s[inner_axis]);
+      run(&source, n, kind, is_first, &sum, &whole);
+      is_first = 0;
+    } while (next(&inner, &reduced));
+    const row target = at_offset(to, offset_of(&outer, to), 0);
+    if (is_float(to->type)) put_floats(&target, 0, 1, &sum);
+    else put_integers(&target, 0, 1, &whole);
+  } while (next(&outer, &kept));
+}
+
+// Each line along the one axis: `line` gets rows of all operands and the number of elements.
+static void each_line(const instruction *i, const view *const *o, int count, void (*line)(const instruction *, const row *, int64_t)) {
+  const int axis = 31 - __builtin_clz((unsigned)i->attributes[2]);
+  view kept, reduced;
+  split(o[0], i->attributes[2], &kept, &reduced);
+  if (elements_of(o[0]) == 0) return;
+  walk outer = {{0}, {0}};
+  do {
+    row rows[OPERANDS];
+    for (int k = 0; k < count; k++) {
+      if (o[k]->rank != o[0]->rank) fail_text("%s: operands have %d and %d axes", i->name, o[k]->rank, o[0]->rank);
+      rows[k] = at_offset(o[k], offset_of(&outer, o[k]), o[k]->s[axis]);
+    }
+    line(i, rows, o[0]->n[axis]);
+  } while (next(&outer, &kept));
+}
+
+static float one_float(const row *r, int64_t at) {
+  float piece[1];
+  return *floats(r, at, 1, piece);
+}
+
+static int64_t one_integer(const row *r, int64_t at) {
+  int64_t piece[1];
+  return *integers(r, at, 1, piece);
+}
+
+// The extreme, and where it is first (or last). Attribute 0: MAX or MIN; 3: whether the last one counts.
+static void line_arg(const instruction *i, const row *r, int64_t n) {
+  int64_t best = 0;
+  for (int64_t k = 1; k < n; k++) {
+    int better, equal;
+    if (is_float(r[0].v->type)) {
+      const float x = one_float(&r[0], k), y = one_float(&r[0], best);
+      better = i->attributes[0] == MAX ? x > y : x < y, equal = x == y;
+    } else {
+      const int64_t x = one_integer(&r[0], k), y = one_integer(&r[0], best);
+      better = i->attributes[0] == MAX ? x > y : x < y, equal = x == y;
+    }
+    if (better || (equal && i->attributes[3])) best = k;
+  }
+  put_raw(&r[1], 0, raw(&r[0], best));
+  put_raw(&r[2], 0, best);
+}
+void do_arg(const instruction *i, const view *const *o) { each_line(i, o, 3, line_arg); }
+
+static void line_accumulate(const instruction *i, const row *r, int64_t n) {
+  float sum = 0;
+  int64_t whole = 0;
+  for (int64_t step = 0; step < n; step++) {
+    const int64_t k = i->attributes[3] ? n - 1 - step : step;
+    if (is_float(r[1].v->type)) {
+      const float x = one_float(&r[0], k);
+      sum = step ? combined(sum, x, i->attributes[0]) : x;
+      put_floats(&r[1], k, 1, &sum);
+    } else {
+      const int64_t x = one_integer(&r[0], k);
+      whole = step ? combined_integers(whole, x, i->attributes[0]) : x;
+      put_integers(&r[1], k, 1, &whole);
+    }
+  }
+}
+void do_accumulate(const instruction *i, const view *const *o) { each_line(i, o, 2, line_accumulate); }
+
+static void line_flip(const instruction *i, const row *r, int64_t n) {
+  (void)i;
+  int64_t *bits = malloc(sizeof(int64_t) * (size_t)n);
+  for (int64_t k = 0; k < n; k++) bits[k] = raw(&r[0], k);
+  for (int64_t k = 0; k < n; k++) put_raw(&r[1], n - 1 - k, bits[k]);
+  free(bits);
+}
+void do_flip(const instruction *i, const view *const *o) { each_line(i, o, 2, line_flip); }
+
+typedef struct { double value; int64_t bits; } sorted;
+static int ascending(const void *a, const void *b) {
+  const double x = ((const sorted *)a)->value, y = ((const sorted *)b)->value;
+  return (x > y) - (x < y);
+}
+static int descending(const void *a, const void *b) { return ascending(b, a); }
+
+// Attribute 3: whether the largest comes first; -1 if an operand says it.
+void do_sort(const instruction *i, const view *const *o) {
+  const view *from = o[0], *to = o[i->reads];
+  const int down = (int)(i->attributes[3] < 0 ? o[1]->value & 1 : i->attributes[3]);
+  if (from->rank != 1) fail_text("%s of %d axes", i->name, from->rank);
+  const int64_t n = from->n[0];
+  sorted *all = malloc(sizeof(sorted) * (size_t)(n + 1));
+  const row source = at_offset(from, 0, from->s[0]), target = at_offset(to, 0, to->s[0]);
+  for (int64_t k = 0; k < n; k++) all[k] = (sorted){is_float(from->type) ? (double)one_float(&source, k) : (double)one_integer(&source, k), raw(&source, k)};
+  qsort(all, (size_t)n, sizeof *all, down ? descending : ascending);
+  for (int64_t k = 0; k < n; k++) put_raw(&target, k, all[k].bits);
+  free(all);
+}
+
+// Axis k of what is written is axis attributes[3 + k] of what is read.
+void do_transpose(const instruction *i, const view *const *o) {
+  view turned = *o[0];
+  for (int axis = 0; axis < turned.rank; axis++) {
+    turned.n[axis] = o[0]->n[i->attributes[3 + axis]];
+    turned.s[axis] = o[0]->s[i->attributes[3 + axis]];
+  }
+  walk w = {{0}, {0}};
+  if (elements_of(o[1]) == 0) return;
+  do {
+    int64_t from = 0, to = 0;
+    for (int axis = 0; axis < turned.rank; axis++) from += w.index[axis] * turned.s[axis], to += w.index[axis] * o[1]->s[axis];
+    const row source = at_offset(o[0], from, 0), target = at_offset(o[1], to, 0);
+    put_raw(&target, 0, raw(&source, 0));
+  } while (next(&w, o[1]));
+}
+
+// Tiles take turns, element by element.
+void do_interleave(const instruction *i, const view *const *o) {
+  const view *to = o[i->reads];
+  for (int part = 0; part < i->reads; part++) {
+    const row source = at_offset(o[part], 0, o[part]->s[0]), target = at_offset(to, part * to->s[0], to->s[0] * i->reads);
+    for (int64_t k = 0; k < o[part]->n[0]; k++) put_raw(&target, k, raw(&source, k));
+  }
+}
+
+// Every so-manyth element, as both sizes say, from one on (attribute 4).
+void do_deinterleave(const instruction *i, const view *const *o) {
+  const view *to = o[i->reads];
+  if (o[0]->rank != 1 || to->rank != 1) fail_text("%s of %d axes", i->name, o[0]->rank);
+  if (elements_of(to) == 0) return;
+  const int64_t step = o[0]->n[0] / to->n[0] * o[0]->s[0];
+  const row source = at_offset(o[0], i->attributes[4] * o[0]->s[0], step), target = at_offset(to, 0, to->s[0]);
+  for (int64_t k = 0; k < to->n[0]; k++) put_raw(&target, k, raw(&source, k));
+}

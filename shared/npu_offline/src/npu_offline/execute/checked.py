@@ -1,0 +1,89 @@
+"""A launch of a final module with all checks: run twice on different unwritten bytes, compared with its Linalg IR."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import Finding, FindingsError
+from ..storage import bounds_of
+from .compare import differences
+from .findings import WEAK
+
+if TYPE_CHECKING:
+    from ..native import Loaded
+
+_SECOND_POISON = 0x3F  # 0.75 as fp32, 1.9 as fp16, 0.75 as bf16, large as an integer
+
+
+class Run(Protocol):
+    """Runs a kernel's grid."""
+
+    def __call__(self, address: int, *, checks: bool = False, poison: int = ...) -> None: ...
+
+
+def check(
+    kernel: str,
+    types: Mapping[str, str],
+    values: Sequence[Any],
+    binary: Loaded,
+    run: Run,
+    findings: Callable[[], list[Finding]],
+) -> list[Finding]:
+    """Run a launch with all checks; its results are those of the final module.
+
+    Args:
+        kernel: its name.
+        types: Triton type by name of its arguments.
+        values: of these arguments.
+        binary: the kernel.
+        run: what runs it.
+        findings: what the runs have noted so far.
+
+    Returns:
+        What may be wrong: hazards inside one pipe that nothing is known of to do harm.
+
+    Raises:
+        FindingsError: something is wrong.
+    """
+    memory = _Memory([value for value, kind in zip(values, types.values(), strict=True) if kind.startswith("*")])
+    before = memory.copy()
+    run(binary.address, checks=True)
+    after = memory.copy()
+    found = findings()
+    memory.restore(before)
+    run(binary.address, poison=_SECOND_POISON)
+    again = memory.copy()
+    places = [(name, kind, value) for (name, kind), value in zip(types.items(), values, strict=True) if kind.startswith("*")]
+    for name, text in differences(places, memory.ranges, after, again, exactly=True):
+        found.append(Finding("unwritten", None, f"argument {name} depends on bytes that nobody has written: {text}"))
+    if binary.beside:
+        memory.restore(before)
+        run(binary.beside)
+        linalg = memory.copy()
+        for name, text in differences(places, memory.ranges, after, linalg, exactly=False):
+            found.append(Finding("results", None, f"argument {name} is not what its Linalg IR computes: {text}"))
+    memory.restore(after)
+    wrong = [finding for finding in found if finding.kind != WEAK]
+    if wrong:
+        raise FindingsError(kernel, wrong)
+    return [finding for finding in found if finding.kind == WEAK]
+
+
+class _Memory:
+    """The storages behind a launch's arguments."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        found: set[tuple[int, int]] = set()
+        for value in values:
+            bounds = bounds_of(value)
+            found |= {(low, high) for low, high in zip(bounds[::2], bounds[1::2], strict=True) if high > low}
+        self.ranges = sorted(found)
+
+    def copy(self) -> list[bytes]:
+        return [ctypes.string_at(low, high - low) for low, high in self.ranges]
+
+    def restore(self, copies: Sequence[bytes]) -> None:
+        for (low, high), data in zip(self.ranges, copies, strict=True):
+            ctypes.memmove(low, data, high - low)

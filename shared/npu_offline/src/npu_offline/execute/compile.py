@@ -1,0 +1,52 @@
+"""From a final module to a shared object of this host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from xdsl.dialects.builtin import ModuleOp
+
+from ..errors import OfflineError
+from ..mlir import opt, parse
+from ..native import shared_object_of_c
+from ..toolchains import printer
+from .translate import translate
+
+
+def parsed(final: str, soc: str, toolchain: str) -> ModuleOp:
+    """A final module in generic form, with plain arithmetic for affine maps."""
+    return parse(opt(printer(soc, toolchain), final, "--lower-affine", "--mlir-print-op-generic"))
+
+
+def executable(final: str, soc: str, toolchain: str, mutate: Callable[[ModuleOp], Any] | None = None) -> bytes:
+    """A shared object with the function `npu_offline_entry(slots, x, y, z)`, which runs program (x, y, z).
+
+    Args:
+        final: the module that is handed to hivmc.
+        soc, toolchain: what it was compiled for, and by.
+        mutate: changes the parsed module first.
+
+    Raises:
+        UnsupportedError: the module has an operation that the machine does not know.
+        CompilationError: a compiler failed.
+    """
+    module = parsed(final, soc, toolchain)
+    if mutate is not None:
+        mutate(module)
+    return shared_object_of_c(translate(module))
+
+
+def final_module(name: str, linalg: str, options: dict[str, Any], soc: str, toolchain: str) -> str:
+    """What the compiler makes of Linalg IR, up to hivmc.
+
+    Raises:
+        OfflineError: the kernel does not fit the chip's buffers.
+        CompilationError: the compiler refused it.
+    """
+    from ..compilation import compile_linalg
+
+    report = compile_linalg(name, "", linalg, options, soc, toolchain)
+    if not report.fits:
+        raise OfflineError(f"kernel {name} does not fit {soc} (toolchain {toolchain}): {report.message}")
+    return report.stages["final"]

@@ -1,0 +1,141 @@
+// Matrix products: operands in L1 as fractals of 16 rows and 32 bytes, results in L0C as fractals of 16 x 16.
+//
+// One product of a module is many instructions, in a sequence that the compiler's library fixes. Here it is three: both operands
+// are taken out of L1, on MTE1, then multiplied, on M, with the flags that the product is given and one of its own between.
+#include "rows.h"
+#include "operations.h"
+
+enum { OWN_EVENT = EVENTS - 1 };
+typedef struct { float *a, *b; int64_t room; } taken;
+static __thread taken operands_of_product;
+
+static int64_t number(const view *v) {
+  int64_t piece[1];
+  const row r = {.v = v, .p = (char *)&v->value};
+  return *integers(&r, 0, 1, piece);
+}
+
+// A matrix in fractals: [columns / c, rows / r, r, c], or turned round.
+static float fractal(const view *v, int64_t row_, int64_t column) {
+  const int64_t r = v->n[2], c = v->n[3];
+  const int64_t at = column / c * v->s[0] + row_ / r * v->s[1] + row_ % r * v->s[2] + column % c * v->s[3];
+  float piece[1];
+  const row one = {.v = v, .p = v->p + at * element_bytes[(int)v->type], .stride = 1};
+  return *floats(&one, 0, 1, piece);
+}
+
+static float *room_for(int64_t count) {
+  taken *t = &operands_of_product;
+  if (count > t->room) {
+    t->a = realloc(t->a, sizeof(float) * (size_t)count);
+    t->b = realloc(t->b, sizeof(float) * (size_t)count);
+    t->room = count;
+  }
+  return t->a;
+}
+
+// The rows and columns that the fractals of both operands have room for.
+static int64_t largest(const view *v) { return v->n[0] * v->n[1] * v->n[2] * v->n[3]; }
+
+static void take(const instruction *i, const view *v, float *to, int is_turned) {
+  if (v->rank != 4) fail_text("%s: an operand of %d axes", i->name, v->rank);
+  const int64_t rows = v->n[1] * v->n[2], columns = v->n[0] * v->n[3];
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < columns; c++) to[is_turned ? c * rows + r : r * columns + c] = fractal(v, r, c);
+}
+
+// Operands of these two: the matrix, then the other one for its size (attribute 6 says so). Attribute 1: whether it lies transposed.
+void do_take_a(const instruction *i, const view *const *o) {
+  room_for(largest(o[0]) + largest(o[1]));
+  take(i, o[0], operands_of_product.a, (int)i->attributes[1]);
+}
+void do_take_b(const instruction *i, const view *const *o) {
+  room_for(largest(o[0]) + largest(o[1]));
+  take(i, o[0], operands_of_product.b, (int)i->attributes[1]);
+}
+
+// Operands: a, b, whether the results are overwritten, m, k, n, the results. Attributes 1, 2: whether a and b lie transposed.
+void do_multiply(const instruction *i, const view *const *o) {
+  const view *c = o[i->reads];
+  const int64_t m = number(o[3]), k = number(o[4]), n = number(o[5]);
+  const int64_t pitch_a = i->attributes[1] ? o[0]->n[1] * o[0]->n[2] : o[0]->n[0] * o[0]->n[3];
+  const int64_t pitch_b = i->attributes[2] ? o[1]->n[1] * o[1]->n[2] : o[1]->n[0] * o[1]->n[3];
+  const int overwritten = (int)number(o[2]) & 1;
+  if (c->type != F32) fail_text("%s: results of type %d", i->name, c->type);
+  float *sums = malloc(sizeof(float) * (size_t)(n + 1));
+  for (int64_t r = 0; r < m; r++) {
+    const float *a = operands_of_product.a + r * pitch_a;
+    float *at = (float *)c->p + r / c->n[2] * c->s[1] + r % c->n[2] * c->s[2];
+#define RESULT(column) at[(column) / c->n[3] * c->s[0] + (column) % c->n[3] * c->s[3]]
+    for (int64_t q = 0; q < n; q++) sums[q] = overwritten ? 0.0f : RESULT(q);
+    for (int64_t p = 0; p < k; p++) {
+      const float x = a[p], *b = operands_of_product.b + p * pitch_b;
+      for (int64_t q = 0; q < n; q++) sums[q] += x * b[q];
+    }
+    for (int64_t q = 0; q < n; q++) RESULT(q) = sums[q];
+  }
+  free(sums);
+}
+
+static void wait_if(int source, int target, int64_t event) { if (event >= 0) wait_flag(source, target, event); }
+static void set_if(int source, int target, int64_t event) { if (event >= 0) set_flag(source, target, event); }
+
+// The whole sequence; `i` is the product, and what takes a and b follows it in the module's table.
+void issue_product(const instruction *i, const view *const *o, const int64_t *flags) {
+  const int64_t none[] = {-1, -1, -1, -1};
+  if (!flags) flags = none;
+  wait_if(MTE2, MTE1, flags[0]);
+  issue(i + 1, (const view *const[]){o[0], o[1]});
+  set_if(MTE1, MTE2, flags[2]);
+  wait_if(MTE2, MTE1, flags[1]);
+  issue(i + 2, (const view *const[]){o[1], o[0]});
+  set_if(MTE1, MTE2, flags[3]);
+  set_flag(MTE1, M, OWN_EVENT);
+  wait_flag(MTE1, M, OWN_EVENT);
+  barrier(M);  // products in one accumulator follow one another
+  issue(i, o);
+  set_flag(M, MTE1, OWN_EVENT);  // the halves of L0 that it used are free again
+  wait_flag(M, MTE1, OWN_EVENT);
+}
+
+static view tile_of(const view *like, int64_t rows, int64_t columns, int type) {
+  view t = {.space = UB, .type = (int8_t)type, .rank = 2, .n = {rows, columns}, .s = {columns, 1}, .owner = like->owner};
+  t.p = t.low = malloc((size_t)(rows * columns * element_bytes[type] + 1));
+  t.high = t.p + rows * columns * element_bytes[type];
+  return t;
+}
+
+// A matrix out of global memory into fractals in L1; what is missing of the last columns' 32 bytes is zeros.
+void do_nd2nz(const instruction *i, const view *const *o) {
+  const view *from = o[0], *to = o[i->reads];
+  if (from->rank != 2 || to->rank != 4) fail_text("%s of %d into %d axes", i->name, from->rank, to->rank);
+  const int64_t rows = from->n[0], columns = from->n[1], r = to->n[2], c = to->n[3];
+  const size_t bytes = (size_t)element_bytes[(int)from->type];
+  if (rows > to->n[1] * r || columns > to->n[0] * c) fail_text("%s of %ld x %ld into too few fractals", i->name, (long)rows, (long)columns);
+  view tile = tile_of(from, rows, columns, from->type);
+  transfer(from, &tile);
+  for (int64_t row_ = 0; row_ < rows; row_++)
+    for (int64_t column = 0; column < (columns + c - 1) / c * c; column++) {
+      char *at = to->p + (column / c * to->s[0] + row_ / r * to->s[1] + row_ % r * to->s[2] + column % c * to->s[3]) * (int64_t)bytes;
+      if (column < columns) memcpy(at, tile.p + (row_ * columns + column) * (int64_t)bytes, bytes);
+      else memset(at, 0, bytes);
+    }
+  free(tile.low);
+}
+
+// Results out of fractals in L0C into global memory, cast on the way.
+void do_fixpipe(const instruction *i, const view *const *o) {
+  const view *from = o[0], *to = o[i->reads];
+  if (from->rank != 4 || to->rank != 2 || from->type != F32 || !is_float(to->type)) fail_text("%s is not known in this form", i->name);
+  const int64_t rows = to->n[0], columns = to->n[1];
+  view tile = tile_of(to, rows, columns, to->type);
+  for (int64_t row_ = 0; row_ < rows; row_++) {
+    const row out = {.v = &tile, .p = tile.p, .stride = 1};
+    for (int64_t column = 0; column < columns; column++) {
+      const float x = fractal(from, row_, column);
+      put_floats(&out, row_ * columns + column, 1, &x);
+    }
+  }
+  transfer(&tile, to);
+  free(tile.low);
+}

@@ -1,0 +1,124 @@
+"""Execution of final modules: values, and what the checks find in modules that something was taken out of."""
+
+import pytest
+import sample_kernels
+import timing_kernels
+import torch
+from npu_offline import FindingsError, OutOfBoundsError, emulate
+from npu_offline.mlir import name_of, property_of, symbol_of
+
+TOOLCHAINS = ("1.0.0", "1.1.0", "1.2.0")
+
+
+def rms_norm(rows=33, width=96):
+    x, w, y = torch.randn(rows, width), torch.randn(width), torch.full((rows, width), float("nan"))
+    sample_kernels.rms_norm[(4,)](x, w, y, rows, 1e-5, D=width, BM=4)
+    expected = x.double() * (x.double().square().mean(1, keepdim=True) + 1e-5).rsqrt() * w.double()
+    return y, expected
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+def test_a_final_module_computes_what_its_kernel_says(toolchain):
+    with emulate(toolchain=toolchain, final=True):
+        y, expected = rms_norm()
+    assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+def test_a_sound_module_passes_all_checks_and_its_traffic_is_counted(toolchain):
+    with emulate(toolchain=toolchain, checks=True) as emulation:
+        y, expected = rms_norm()
+    assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-6)
+    traffic = emulation.launches[0].arguments
+    assert traffic["y_ptr"].written == 33 * 96 * 4
+    assert traffic["x_ptr"].read == 33 * 96 * 4
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+@pytest.mark.parametrize("kernel", ["matmul", "exp_of_matmul", "matmul_of_exp"])
+def test_products_run_on_cube_cores_and_beside_their_vector_cores(kernel, toolchain):
+    a, b = torch.randn(192, 128).bfloat16(), torch.randn(128, 64).bfloat16()
+    with emulate(toolchain=toolchain, checks=True):
+        if kernel == "matmul":
+            c = torch.full((192, 64), float("nan"))
+            timing_kernels.matmul[(2,)](a, b, c, 192, 64, 128, BM=64, BN=64, BK=64)
+            expected = a.double() @ b.double()
+        elif kernel == "exp_of_matmul":
+            a = a / 16
+            c = torch.full((192, 64), float("nan"))
+            timing_kernels.exp_of_matmul[(3,)](a, b, c, 128, B=64)
+            expected = (a.double() @ b.double()).exp()
+        else:
+            b = b / 64
+            c = torch.full((192, 64), float("nan"), dtype=torch.bfloat16)
+            timing_kernels.matmul_of_exp[(2,)](a, b, c, 3, 128, B=64)
+            expected = (a.float().exp().bfloat16().double() @ b.double()).exp()
+    assert torch.allclose(c.double(), expected, rtol=1e-5 if c.dtype == torch.float32 else 1e-2, atol=1e-4)
+
+
+def test_an_access_outside_an_argument_is_an_error():
+    with emulate(final=True), pytest.raises(OutOfBoundsError, match="argument y_ptr"):
+        sample_kernels.cast[(3,)](torch.randn(384), torch.empty(256), BN=128)
+
+
+def without(chosen):
+    """Takes out of a module the operations that `chosen` is true of."""
+
+    def mutate(module):
+        for op in list(module.walk()):
+            if chosen(op):
+                op.detach()
+
+    return mutate
+
+
+def between(op, source, target, *names):
+    pipes = [str(property_of(op, which)) for which in ("set_pipe", "wait_pipe")]
+    return name_of(op).removeprefix("hivm.hir.") in names and source in pipes[0] and target in pipes[1]
+
+
+def cast():
+    sample_kernels.cast[(1,)](torch.randn(128).bfloat16(), torch.empty(128), BN=128)
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+def test_a_load_that_nothing_orders_before_its_use_is_a_race(toolchain):
+    mutate = without(lambda op: between(op, "PIPE_MTE2", "PIPE_V", "set_flag", "wait_flag"))
+    found = pytest.raises(FindingsError, match=r"race.*RAW.*V reads.*on MTE2 wrote")
+    with emulate(toolchain=toolchain, checks=True, mutate=mutate), found:
+        rms_norm()
+
+
+def test_a_flag_that_nothing_waits_for_is_left_over():
+    mutate = without(lambda op: between(op, "PIPE_V", "PIPE_MTE3", "wait_flag"))
+    with emulate(checks=True, mutate=mutate), pytest.raises(FindingsError, match="flag 0 of V to MTE3 is left over"):
+        cast()
+
+
+def test_a_flag_that_nothing_sets_is_a_deadlock():
+    mutate = without(lambda op: between(op, "PIPE_V", "PIPE_MTE3", "set_flag"))
+    with emulate(checks=True, mutate=mutate), pytest.raises(FindingsError, match="deadlock.*MTE3 waits for flag 0 of V"):
+        cast()
+
+
+def test_dependent_instructions_of_one_pipe_without_a_barrier_are_a_hazard():
+    mutate = without(lambda op: name_of(op) == "hivm.hir.pipe_barrier" and "PIPE_V" in str(property_of(op, "pipe")))
+    with emulate(checks=True, mutate=mutate), pytest.raises(FindingsError, match="hazard.*RAW"):
+        rms_norm()
+
+
+def test_results_that_depend_on_bytes_nobody_wrote_are_found():
+    mutate = without(lambda op: "load_gm_to_ubuf" in symbol_of(op, "callee"))
+    found = pytest.raises(FindingsError, match="y_ptr depends on bytes that nobody has written")
+    with emulate(checks=True, mutate=mutate), found:
+        cast()
+
+
+def test_a_buffer_that_another_one_was_written_over_is_found():
+    def mutate(module):
+        casts = [op for op in module.walk() if name_of(op) == "hivm.hir.pointer_cast" and "128x" in str(op.results[0].type)]
+        for op in casts:
+            op.operands[0] = casts[0].operands[0]
+
+    with emulate(checks=True, mutate=mutate), pytest.raises(FindingsError, match="alias|plan"):
+        cast()
