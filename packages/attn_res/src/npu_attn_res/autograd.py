@@ -35,6 +35,9 @@ def attn_res(
     none computed; its score still counts in those of the others. Of DTensors, see sharding.py, each rank computes its own
     tokens.
 
+    A token's results have the same bits whatever the other tokens are, however many, and wherever it stands, among blocks
+    that lie alike: contiguous ones always do.
+
     Args:
         blocks: v, a tensor [N, ..., D] or a list or tuple of N tensors [..., D], which is not stacked or copied; fp32, bf16
             or fp16 (fp64 too on a CPU). N from 1. Rows may lie at any stride, the same for all blocks; others are copied.

@@ -35,7 +35,7 @@ def attn_res(
         rows = rows_of_blocks(blocks, stacked)
         g = reference.fold(w_query, w_norm, reference.statistics_dtype(like.dtype)).unsqueeze(0)
         score, rstd = reference.scores(rows, g, eps)
-        lse = torch.logsumexp(score, 0)
+        lse = torch.logsumexp(score.movedim(0, -1).contiguous(), -1)  # one token's at a time: in one order for any number
         h = reference.weighted_sum(rows, torch.exp(score - lse)).to(like.dtype)
         y, norm_rstd = (None, None) if norm_weight is None else reference.normalise(h.squeeze(1), norm_weight, norm_eps)
         results = (h, y, score.squeeze(-1), rstd, lse.squeeze(-1), norm_rstd)

@@ -59,7 +59,9 @@ def scores(blocks: Sequence[Tensor], g: Tensor, eps: float) -> tuple[Tensor, Ten
     for block in blocks:
         wide = block.to(dtype)
         rstd.append(torch.rsqrt(wide.square().mean(-1) + eps))
-        score.append((wide @ g.T) * rstd[-1].unsqueeze(-1))
+        # A matrix product's sums of a row depend on how many rows there are; of one layer this costs little more.
+        dot = (wide * g).sum(-1, keepdim=True) if len(g) == 1 else wide @ g.T
+        score.append(dot * rstd[-1].unsqueeze(-1))
     return torch.stack(score), torch.stack(rstd)
 
 

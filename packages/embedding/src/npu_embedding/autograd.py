@@ -32,6 +32,7 @@ def embedding(
 
         out[...] = weight[indices[...]]        dweight[r] = sum of dy over the positions whose index is r
 
+    A row of the output is a copy, bit for bit, whatever the other indices are.
     The gradient's sums are fp32, rounded once, and the same bits every time: equal indices are brought together by a stable
     sort and added in a fixed order. Nothing waits for the device. Under autocast nothing is cast. DTensors: see sharding.py.
 

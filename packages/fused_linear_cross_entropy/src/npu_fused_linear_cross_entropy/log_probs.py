@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from npu_tiling.sharding import is_distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from .autograd import call
-from .checks import Part, checked_options
+from .checks import Part, autocast, check, checked_options
+
+_INVARIANT_TOKENS = 512  # of a chunk, where its length must not follow from how many tokens there are
 
 
 class LogProbs(NamedTuple):
@@ -29,6 +32,7 @@ def linear_log_probs(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     return_entropy: bool = False,
+    batch_invariant: bool = False,
     accum_dtype: torch.dtype | None = None,
     chunk_tokens: int | None = None,
     memory_budget: int | None = None,
@@ -42,12 +46,21 @@ def linear_log_probs(
 
     Both are differentiable; the backward computes the logits again.
 
+    Equal calls give equal bits. But those of one token follow from how many tokens there are with it, which decides about
+    chunks and about the matrix product that the framework chooses. With `batch_invariant` they do not: every product is of
+    one shape, [chunk_tokens, H] @ [H, V], with rows of zeros where there are too few tokens, and the statistics of a row are
+    a kernel's that knows no other. On one kind of device, with one release of its libraries, the results of a token are then
+    the same bits among any tokens, in any place. Not promised: gradients; a `process_group`, whose sums are in the order of
+    the collective library; CPUs, where tests see it hold but the matrix product is the library's own affair.
+
     Args:
         x: [..., H]; weight: [V, H]; target: [...]; bias: [V]; all as for `fused_linear_cross_entropy`.
         ignore_index: targets that count for nothing: log-probability and entropy 0, no gradient.
         softcap, logit_scale: logits are softcap tanh(logit_scale (x weight^T + bias) / softcap); logit_scale is one over
             the temperature.
         return_entropy: the entropies too.
+        batch_invariant: a token's results do not depend on the other tokens. Costs a copy of x, and the time of at least
+            `chunk_tokens` tokens: 512 where that is None.
         accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size: as for
             `fused_linear_cross_entropy`.
 
@@ -66,11 +79,36 @@ def linear_log_probs(
         logit_scale=logit_scale,
         return_entropy=return_entropy,
         accum_dtype=accum_dtype,
-        chunk_tokens=chunk_tokens,
+        chunk_tokens=_INVARIANT_TOKENS if batch_invariant and chunk_tokens is None else chunk_tokens,
         memory_budget=memory_budget,
     )
+    shape = None
+    if batch_invariant:
+        if is_distributed((x, weight, target, bias)):
+            raise ValueError("batch_invariant is True and must be False where there are DTensors.")
+        x, weight, bias = autocast(x, weight, bias)
+        check(x, weight, target, bias, None)
+        assert options.chunk_tokens is not None
+        shape = target.shape
+        x, target = _filled_up(x, target, options.chunk_tokens, ignore_index)
     outputs = call(x, weight, target, bias, None, None, options)
+    log_probs, entropy = -outputs.loss, outputs.entropy
+    if shape is not None:
+        count = shape.numel()
+        log_probs = log_probs[:count].view(shape)
+        entropy = None if entropy is None else entropy[:count].view(shape)
     if not return_entropy:
-        return -outputs.loss
-    assert outputs.entropy is not None
-    return LogProbs(-outputs.loss, outputs.entropy)
+        return log_probs
+    assert entropy is not None
+    return LogProbs(log_probs, entropy)
+
+
+def _filled_up(x: Tensor, target: Tensor, tokens: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """x [n, H] and target [n] as copies, with ignored tokens of zeros up to a multiple of `tokens`.
+
+    Copies even where nothing is added: the product that a framework chooses follows from the address and strides too.
+    """
+    rows = x.reshape(target.numel(), x.shape[-1])
+    more = -rows.shape[0] % tokens
+    filled = torch.cat((rows, rows.new_zeros(more, rows.shape[1])))
+    return filled, torch.cat((target.reshape(-1).long(), target.new_full((more,), ignore_index, dtype=torch.int64)))

@@ -36,6 +36,9 @@ def rms_norm(
     Statistics and arithmetic are fp32. Under autocast nothing is cast: x, weight and y keep their dtypes. Of DTensors, see
     sharding.py, each rank computes its own rows.
 
+    A row of y has the same bits whatever the other rows are, however many, and wherever it stands, among rows that lie
+    alike: contiguous ones always do. Of rows in groups that are apart, how many a group has is part of how they lie.
+
     Args:
         x: [..., D], fp32, bf16 or fp16 (fp64 too on a CPU). Rows may lie at any stride that takes two levels (a slice of a
             wider tensor, heads of a fused projection); others are copied first.
@@ -78,7 +81,8 @@ def add_rms_norm(
 
         new_residual = residual + x        y = rms_norm(new_residual, weight)
 
-    The sum is rounded to the residual's dtype before it is normalised, as two separate steps would do.
+    The sum is rounded to the residual's dtype before it is normalised, as two separate steps would do. The bits of a row
+    depend on the other rows as little as those of `rms_norm`.
 
     Args:
         x: [..., D], the layer's output; fp32, bf16 or fp16 (fp64 too on a CPU).

@@ -30,7 +30,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """y [..., D] and rstd [...] of x [..., D]; y, and what the mode rounds, in `dtype`, which x may be wider than."""
     wide = x.to(statistics_dtype(x.dtype))
-    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
+    rstd = torch.rsqrt(_mean(wide.square()) + eps)
     normalised = _normalise(wide, rstd, casting_mode, dtype)
     if weight is None:
         return normalised.to(dtype), rstd
@@ -52,6 +52,13 @@ def backward(
         g = g * _scale(weight, offset, casting_mode, dy.dtype, rstd.dtype)
     dx = (g - normalised * (g * normalised).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)
     return dx, dweight
+
+
+def _mean(squares: Tensor) -> Tensor:
+    """Of each row; several threads would add the parts of a single row in another order than the rows of many."""
+    if squares.numel() == squares.shape[-1]:
+        return squares.reshape(1, -1).expand(2, -1).mean(-1)[0].view(squares.shape[:-1])
+    return squares.mean(-1)
 
 
 def _normalise(wide: Tensor, rstd: Tensor, casting_mode: str, dtype: torch.dtype) -> Tensor:
