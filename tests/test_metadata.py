@@ -80,7 +80,7 @@ def test_files_are_what_the_index_takes(built):
 
 
 def test_what_builds_and_checks_a_release_changes_when_we_change_it():
-    """A newer hatchling may write metadata that the publishing action does not take yet, and tests must check with its twine."""
+    """A newer hatchling may write metadata that the publishing action refuses; tests check with the twine that this has."""
     environments = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]
     named = [{text for text in environments[name]["dependencies"] if "twine" in text} for name in ("ci", "default")]
     assert named[0] == named[1] != set()
