@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import release, wheels
-from ..workspace import CORE, ROOT, Package, read_packages
+from ..workspace import CORE, ROOT, Package, of_others, read_packages
 from .index import Index, PublishError, serve
 from .workflow import Workflow, WorkflowError, call
 
@@ -98,10 +98,9 @@ class Rehearsal:
     def try_published(self, package: Package) -> None:
         """Install a package by its name, as users do, and run its README's example."""
         environment = wheels.Environment(self.folder / "users" / package.key)
-        ours = {other.name for other in read_packages(self.clone).values()}
         links = self.folder / "links" / package.key
         links.parent.mkdir(exist_ok=True)
-        environment.show([needed for needed in package.requires if needed.name not in ours], links)
+        environment.show(of_others(package.requires, read_packages(self.clone).values()), links)
         environment.install(f"{package.name}=={package.version}", find=" ".join(self.index.pages()))
         runs = package.is_operator or package.name == CORE  # the examples of the others need compilers or a benchmark
         example = "\n".join(wheels.readme_blocks(package, self.clone)) if runs else ""
