@@ -59,7 +59,8 @@ def test_findings_are_told_apart_by_kernel():
     found = read(SAID)
     assert found.ours == {
         "forward_kernel: Invalid __global__ read of size 4 bytes": 2,
-        "sum_runs_kernel: Error: Race reported between Write access at sum_runs_kernel+ADDRESS in kernels_backward.py:9": 1,
+        "sum_runs_kernel: Error: Race reported between Write access at sum_runs_kernel+ADDRESS in kernels_backward.py:9"
+        " and Read access at sum_runs_kernel+ADDRESS in kernels_backward.py:10 [4 hazards]": 1,
     }
     assert found.others == {
         "void at::native::vectorized_elementwise_kernel: Uninitialized __global__ memory read of size 2 bytes": 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -43,16 +44,17 @@ def losses(elements: int, device: torch.device) -> Iterator[Result]:
         exact = _exact(x.detach(), weight.detach(), target, rows, columns)
         loss = fused_linear_cross_entropy(x, weight, target, reduction="sum", **chunks)
         loss.backward()
-        error = (
-            abs(float(loss.detach()) + float(exact.log_probs.sum())) / float(exact.log_probs.abs().sum()) / (64 * FP32_UNIT)
-        )
-        yield f"fused_linear_cross_entropy, {name}", {"loss": error, **_gradients(x, weight, exact, rows, columns)}
+        logit_error = (3 * math.sqrt(width) + 8) * FP32_UNIT
+        error = abs(float(loss.detach()) + float(exact.log_probs.sum())) / float(exact.log_probs.abs().sum()) / logit_error
+        kept = _distance(x.detach(), weight.detach()) if what == "weight" else 0
+        gradients = _gradients(x, weight, exact, rows, columns, kept)
+        yield f"fused_linear_cross_entropy, {name}", {"loss": error, **gradients}
 
         x.grad = weight.grad = None
         log_probs = linear_log_probs(x, weight, target, **chunks)
         (-log_probs).backward(torch.ones_like(log_probs))
         off = (log_probs.detach().double() - exact.log_probs).abs() / (1 + exact.log_probs.abs())
-        found = {"log_probs": float(off.max()) / (64 * FP32_UNIT), **_gradients(x, weight, exact, rows, columns)}
+        found = {"log_probs": float(off.max()) / logit_error, **_gradients(x, weight, exact, rows, columns)}
         yield f"linear_log_probs, {name}", found
         del x, weight, log_probs, exact
 
@@ -90,8 +92,20 @@ def _exact(x: Tensor, weight: Tensor, target: Tensor, rows: list[int], columns: 
     return Exact(log_probs, dx - aimed, (dx_size + aimed.square()).sqrt(), dweight, dweight_size.sqrt())
 
 
-def _gradients(x: Tensor, weight: Tensor, exact: Exact, rows: list[int], columns: list[int]) -> dict[str, float]:
-    """Each term was rounded to bf16 once, at random, and so was the sum, in every chunk that added to it."""
+def _distance(x: Tensor, weight: Tensor) -> int:
+    """How far below its row's largest a logit may be: as many roundings is a probability off by, of logits kept in bf16."""
+    largest = float(x.norm(dim=1).max()) * float(weight[:: max(1, len(weight) // 4096)].norm(dim=1).max())
+    return math.ceil(2 * min(largest, 6 * largest / math.sqrt(x.shape[1])))
+
+
+def _gradients(
+    x: Tensor, weight: Tensor, exact: Exact, rows: list[int], columns: list[int], kept: int = 0
+) -> dict[str, float]:
+    """Each term was rounded to bf16 once, at random, and so was the sum, in every chunk that added to it.
+
+    Args:
+        kept: roundings besides, of logits that waited for the gradient.
+    """
     assert x.grad is not None
     assert weight.grad is not None
     found = {}
@@ -99,5 +113,5 @@ def _gradients(x: Tensor, weight: Tensor, exact: Exact, rows: list[int], columns
         ("dx", x.grad[rows], exact.dx, exact.dx_size),
         ("dweight", weight.grad[columns], exact.dweight, exact.dweight_size),
     ):
-        found[name] = worst(actual, expected, length=weight.shape[0], scale=size, roundings=6)
+        found[name] = worst(actual, expected, length=weight.shape[0], scale=size, roundings=6 + kept)
     return found

@@ -38,7 +38,9 @@ def read(text: str) -> Findings:
             place = next((match[1] for line in record if (match := _PLACE.search(line))), "")
             name = place.split("(")[0].split("<")[0].strip()
             where = found.ours if re.match(OURS, name) else found.others
-            where[f"{name or 'no kernel'}: {record[0]}"] += 1
+            also = [line.strip() for line in record[1:] if line.lstrip().startswith("and ")]  # the other side of a race
+            said = re.sub(r"0x[0-9a-f]+", "ADDRESS", " ".join([record[0], *also]))
+            where[f"{name or 'no kernel'}: {said}"] += 1
         record.clear()
 
     for line in text.splitlines():
@@ -53,7 +55,7 @@ def read(text: str) -> Findings:
             finish()
         elif not said.startswith(" "):
             finish()
-            record.append(re.sub(r"0x[0-9a-f]+", "ADDRESS", said))
+            record.append(said)
         elif record:
             record.append(said)
     finish()
