@@ -2,9 +2,24 @@
 
 import pytest
 import torch
-from npu_attn_res import BlockAttnRes, attn_res, attn_res_merge, attn_res_phase1
+from npu_attn_res import AttnRes, BlockAttnRes, attn_res, attn_res_merge, attn_res_phase1
 
 V, W, T = torch.ones(3, 2, 8), torch.ones(8), torch.ones(2)
+
+
+def one_too_many():
+    depth = BlockAttnRes(8, 1, 1).start(V[0])
+    depth.input()
+    depth.add(V[0])
+    depth.input()
+
+
+def other_rows():
+    depth = BlockAttnRes(8, 2, 1).start(V[0])
+    depth.input()
+    depth.add(V[0, :1])
+
+
 REFUSED = {
     "blocks is no list": (lambda: attn_res(3, W, W), TypeError, "blocks is a int and must be a tensor, or a list"),
     "no blocks": (lambda: attn_res([], W, W), ValueError, "blocks is empty and must have at least one"),
@@ -42,7 +57,30 @@ REFUSED = {
         TypeError,
         "layer_output is torch.float16 and must be torch.float32",
     ),
-    "blocks of no layers": (lambda: BlockAttnRes(8, 2, 0), ValueError, "block_size is 0 and must be at least 1"),
+    "eps is None": (lambda: attn_res(V, W, W, None), TypeError, "^eps is a NoneType and must be a number.$"),
+    "eps is a flag": (lambda: attn_res(V, W, W, True), TypeError, "eps is a bool and must be a number"),
+    "norm_eps is a word": (lambda: attn_res(V, W, W, norm_eps="a"), TypeError, "norm_eps is a str and must be a number"),
+    "eps of phase 1": (lambda: attn_res_phase1(V[0], V, W, "a"), TypeError, "eps is a str and must be a number"),
+    "eps of merge": (lambda: attn_res_merge(V[0], T, T, V[0], W, W, None), TypeError, "eps is a NoneType"),
+    "return_weights": (lambda: attn_res(V, W, W, return_weights=2), TypeError, "return_weights is 2 and must be True or"),
+    "hidden_size of a module": (lambda: AttnRes("a"), TypeError, "hidden_size is 'a' and must be a whole number"),
+    "eps of a module": (lambda: AttnRes(8, eps=None), TypeError, "eps is a NoneType"),
+    "inputs of a model": (
+        lambda: BlockAttnRes(8, 0, 1),
+        ValueError,
+        "n_inputs is 0 and must be a whole number of at least 1",
+    ),
+    "an input too many": (
+        one_too_many,
+        ValueError,
+        r"^input\(\) was called 2 times and must be called at most n_inputs, 1, t",
+    ),
+    "an output of other rows": (other_rows, ValueError, r"output has shape \(1, 8\) and must have shape \(2, 8\)"),
+    "blocks of no layers": (
+        lambda: BlockAttnRes(8, 2, 0),
+        ValueError,
+        "block_size is 0 and must be a whole number of at least 1",
+    ),
 }
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from npu_fused_linear_cross_entropy import FusedLinearCrossEntropyLoss as Loss
+from npu_fused_linear_cross_entropy import causal_lm_loss, linear_log_probs
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy as loss
 
 X, W, Y = torch.ones(2, 8), torch.ones(11, 8), torch.zeros(2, dtype=torch.int64)
@@ -35,6 +37,26 @@ REFUSED = {
     "accum_dtype": (lambda: loss(X, W, Y, accum_dtype=torch.float16), TypeError, "accum_dtype is torch.float16"),
     "chunk_tokens": (lambda: loss(X, W, Y, chunk_tokens=0), ValueError, "chunk_tokens is 0 and must be a whole number"),
     "memory_budget": (lambda: loss(X, W, Y, memory_budget=1.5), ValueError, "memory_budget is 1.5"),
+    "logit_scale is a word": (
+        lambda: loss(X, W, Y, logit_scale="a"),
+        TypeError,
+        "^logit_scale is a str and must be a number.$",
+    ),
+    "softcap is a word": (lambda: loss(X, W, Y, softcap="a"), TypeError, "softcap is a str and must be a number or None"),
+    "label_smoothing is None": (lambda: loss(X, W, Y, label_smoothing=None), TypeError, "label_smoothing is a NoneType"),
+    "ignore_index": (lambda: loss(X, W, Y, ignore_index=None), TypeError, "ignore_index is None and must be a whole number"),
+    "token_scaling": (lambda: loss(X, W, Y, token_scaling=1), TypeError, "token_scaling is 1 and must be True or False"),
+    "chunk_tokens is a word": (
+        lambda: loss(X, W, Y, chunk_tokens="a"),
+        TypeError,
+        "chunk_tokens is 'a' and must be a whole",
+    ),
+    "log_probs' scale": (lambda: linear_log_probs(X, W, Y, logit_scale="a"), TypeError, "logit_scale is a str"),
+    "items": (lambda: causal_lm_loss(X, W, Y, num_items_in_batch="a"), TypeError, "num_items_in_batch is a str"),
+    "shift_labels": (lambda: causal_lm_loss(X, W, Y, shift_labels=None), TypeError, "shift_labels is None and must be True"),
+    "labels": (lambda: causal_lm_loss(X, W, [0, 0]), TypeError, "labels is a list and must be a tensor"),
+    "hidden_states": (lambda: causal_lm_loss(None, W, Y), TypeError, "hidden_states is a NoneType and must be a tensor"),
+    "an option of a module": (lambda: Loss(softcap="a")(X, W, Y), TypeError, "softcap is a str"),
     "vocab_range alone": (lambda: loss(X, W, Y, vocab_range=(0, 11)), ValueError, "must be left out where process_group is"),
 }
 

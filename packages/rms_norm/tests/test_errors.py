@@ -28,6 +28,14 @@ REFUSED = {
     "residual is narrower": (lambda: add_rms_norm(X, X.half()), TypeError, "residual is torch.float16 and must be"),
     "residual is elsewhere": (lambda: add_rms_norm(X, X.to("meta")), ValueError, "residual is on meta"),
     "options are keywords": (lambda: rms_norm(X, None, 1e-6, 1.0), TypeError, "positional"),
+    "eps is None": (lambda: rms_norm(X, eps=None), TypeError, "^eps is a NoneType and must be a number.$"),
+    "eps is a tensor": (lambda: rms_norm(X, eps=X[0, 0]), TypeError, "eps is a Tensor and must be a number"),
+    "offset is a word": (lambda: rms_norm(X, offset="a"), TypeError, "offset is a str and must be a number"),
+    "in_place": (lambda: rms_norm(X, in_place=None), TypeError, "in_place is None and must be True or False"),
+    "mode is None": (lambda: rms_norm(X, casting_mode=None), ValueError, "casting_mode is None and must be one of"),
+    "hidden_size of a module": (lambda: RMSNorm(0), ValueError, "hidden_size is 0 and must be a whole number of at least 1"),
+    "eps of a module": (lambda: RMSNorm(8, eps=None)(X), TypeError, "eps is a NoneType"),
+    "offset of a module": (lambda: RMSNorm(8, offset="a"), TypeError, "offset is a str"),
     "mode of a module": (lambda: RMSNorm(8, casting_mode="bert")(X), ValueError, "casting_mode is 'bert'"),
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from npu_tiling import arguments
 from npu_tiling.autograd import Function, apply, needs_gradient
 from npu_tiling.sharding import is_distributed
 from torch import Tensor
@@ -60,7 +61,8 @@ def attn_res(
     stacked = isinstance(blocks, Tensor)
     sources = [blocks] if stacked else blocks
     weights = {"w_query": w_query, "w_norm": w_norm, "norm_weight": norm_weight}
-    check_sources(sources, stacked, weights, eps, norm_eps)
+    eps, norm_eps = check_sources(sources, stacked, weights, eps, norm_eps)
+    arguments.flags(return_weights=return_weights)
     if is_distributed((sources, w_query, w_norm, norm_weight)):
         run = functools.partial(attn_res, eps=eps, return_weights=return_weights, norm_eps=norm_eps)
         return sharding.attn_res(run, blocks, weights, return_weights)
@@ -102,7 +104,7 @@ def attn_res_phase1(
     """
     stacked = isinstance(blocks, Tensor)
     sources = [blocks] if stacked else blocks
-    first = check_phase1(queries, sources, stacked, w_norm, eps)
+    first, eps = check_phase1(queries, sources, stacked, w_norm, eps)
     if is_distributed((queries, sources, w_norm)):
         return sharding.phase1(functools.partial(attn_res_phase1, eps=eps), queries, blocks, w_norm)
     o, maximum, total, _, _ = OPERATORS("phase1", queries, list(sources), stacked, w_norm, eps, False)
@@ -150,7 +152,7 @@ def attn_res_merge(
     """
     weights = {"w_query": w_query, "w_norm": w_norm, "norm_weight": norm_weight}
     state = {"o": o, "max": max, "sum": sum}
-    check_merge(state, partial, layer_output, weights, eps, norm_eps)
+    eps, norm_eps = check_merge(state, partial, layer_output, weights, eps, norm_eps)
     rows = {**state, "partial": partial, "layer_output": layer_output}
     if is_distributed((*rows.values(), *weights.values())):
         return sharding.merge(functools.partial(attn_res_merge, eps=eps, norm_eps=norm_eps), rows, weights, partial)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from npu_tiling import arguments
 from torch import Tensor, nn
 
+from .arguments import check_eps, check_like
 from .autograd import attn_res, attn_res_merge, attn_res_phase1
 
 
@@ -32,8 +34,8 @@ class AttnRes(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
-        self.eps = eps
+        self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
+        self.eps = check_eps("eps", eps)
         self.w_query = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.w_norm = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.reset_parameters()
@@ -87,10 +89,10 @@ class BlockAttnRes(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if block_size < 1:
-            raise ValueError(f"block_size is {block_size} and must be at least 1.")
-        self.block_size = block_size
-        self.eps = eps
+        arguments.whole("hidden_size", hidden_size, least=1)
+        arguments.whole("n_inputs", n_inputs, least=1)
+        self.block_size = arguments.whole("block_size", block_size, least=1)
+        self.eps = check_eps("eps", eps)
         self.w_query = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
         self.w_norm = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
         self.reset_parameters()
@@ -118,6 +120,7 @@ class Depth:
     """
 
     def __init__(self, weights: BlockAttnRes, embedding: Tensor) -> None:
+        arguments.rows("embedding", embedding)
         self.blocks = [embedding]
         self.partial: Tensor | None = None
         self._weights = weights
@@ -129,7 +132,7 @@ class Depth:
         """h [..., D], the input of the next layer."""
         weights, layer = self._weights, self._layer
         if layer >= len(weights.w_query):
-            raise ValueError(f"there is input {layer} to compute and there must be at most n_inputs, {layer}.")
+            raise ValueError(f"input() was called {layer + 1} times and must be called at most n_inputs, {layer}, times.")
         place = layer % weights.block_size
         if place == 0:
             self._finish_block()
@@ -155,6 +158,8 @@ class Depth:
         """Takes the output [..., D] of the layer whose input was asked for last."""
         if self._output is not None:
             raise ValueError("the output of a layer was given to add() twice and must be given once for every input().")
+        embedding = self.blocks[0]
+        check_like("output", output, embedding.shape, embedding.dtype, embedding, "the embedding's")
         self._output = output
 
     def _finish_block(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from npu_tiling import arguments
 from npu_tiling.autograd import Function, apply, needs_gradient
 from npu_tiling.sharding import is_distributed
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch import Tensor
 from . import sharding
 from .operators import OPERATORS
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ANY_TOTAL = 2**63 - 1  # a sharded table of unknown size: every index but a negative one may be another shard's
 
 
@@ -70,8 +70,9 @@ def embedding(
     """
     first, n_total = _check(indices, weight, vocab_range, num_embeddings)
     padding = _padding_row(padding_idx, weight.shape[0] if vocab_range is None else num_embeddings)
-    if max_norm is not None and not max_norm >= 0:
-        raise ValueError(f"max_norm is {max_norm} and must be at least 0.")
+    max_norm = arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
+    norm_type = arguments.number("norm_type", norm_type, finite=False)
+    arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
     if is_distributed((indices, weight)):
         if vocab_range is not None:
             raise ValueError(f"vocab_range is {vocab_range} and must be left out where weight is a DTensor.")
@@ -79,7 +80,7 @@ def embedding(
         return sharding.embedding(run, indices, weight, max_norm, scale_grad_by_freq, sparse)
     if max_norm is not None:
         with torch.no_grad():
-            OPERATORS("renormalise_", indices, weight, float(max_norm), float(norm_type), first, n_total)
+            OPERATORS("renormalise_", indices, weight, max_norm, norm_type, first, n_total)
     return OPERATORS("embedding", indices, weight, padding, scale_grad_by_freq, sparse, first, n_total)
 
 
@@ -87,38 +88,32 @@ def _check(
     indices: Tensor, weight: Tensor, vocab_range: tuple[int, int] | None, num_embeddings: int | None
 ) -> tuple[int, int]:
     """The first row that weight holds, and how many the whole table has."""
-    if not isinstance(indices, Tensor):
-        raise TypeError(f"indices is a {type(indices).__name__} and must be a tensor.")
-    if indices.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"indices is {indices.dtype} and must be torch.int32 or torch.int64.")
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"weight is a {type(weight).__name__} and must be a tensor.")
-    if weight.dtype not in _DTYPES and not (weight.dtype == torch.float64 and weight.device.type == "cpu"):
-        allowed = "torch.float32, torch.bfloat16 or torch.float16"
-        raise TypeError(f"weight is {weight.dtype} on {weight.device.type} and must be {allowed}.")
+    arguments.tensor("indices", indices)
+    arguments.dtype("indices", indices, torch.int32, torch.int64)
+    arguments.floating("weight", weight)
     if weight.dim() != 2:
         raise ValueError(f"weight has shape {tuple(weight.shape)} and must have two dimensions.")
-    if indices.device != weight.device:
-        raise ValueError(f"indices is on {indices.device} and must be on weight's device, {weight.device}.")
+    arguments.device("indices", indices, weight, "weight's")
     rows = weight.shape[0]
     if vocab_range is None:
         if num_embeddings is not None:
             raise ValueError(f"num_embeddings is {num_embeddings} and must be left out where vocab_range is.")
         return 0, rows
-    first, last = vocab_range
+    first, last = arguments.span("vocab_range", vocab_range)
     if not 0 <= first <= last or last - first != rows:
         raise ValueError(f"vocab_range is {(first, last)} and must be (first, first + {rows}), weight's rows, from 0 up.")
     if num_embeddings is None:
         return first, _ANY_TOTAL
-    if num_embeddings < last:
+    if arguments.whole("num_embeddings", num_embeddings) < last:
         raise ValueError(f"num_embeddings is {num_embeddings} and must be at least {last}, where vocab_range ends.")
     return first, num_embeddings
 
 
 def _padding_row(padding_idx: int | None, rows: int | None) -> int:
     """padding_idx counted from the start, -1 for none; `rows` is None where nobody said how many there are."""
-    if padding_idx is None:
+    if arguments.whole("padding_idx", padding_idx, or_none=True) is None:
         return -1
+    assert padding_idx is not None
     if rows is None:
         if padding_idx < 0:
             raise ValueError(f"padding_idx is {padding_idx} and must be at least 0 where num_embeddings is not given.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from npu_tiling import arguments
 from torch import Tensor, nn
 
 from .autograd import embedding
@@ -57,7 +58,11 @@ class VocabParallelEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if padding_idx is not None:
+        arguments.whole("num_embeddings", num_embeddings, least=0)
+        arguments.whole("embedding_dim", embedding_dim, least=0)
+        arguments.flags(scale_grad_by_freq=scale_grad_by_freq)
+        if arguments.whole("padding_idx", padding_idx, or_none=True) is not None:
+            assert padding_idx is not None
             if not -num_embeddings <= padding_idx < num_embeddings:
                 limits = f"from {-num_embeddings} to {num_embeddings - 1}"
                 raise ValueError(f"padding_idx is {padding_idx} and must be {limits}.")
@@ -82,9 +87,8 @@ class VocabParallelEmbedding(nn.Module):
 
     def load_table(self, table: Tensor) -> None:
         """Copies this rank's rows of a whole table [num_embeddings, embedding_dim]."""
-        if table.shape != (self.num_embeddings, self.embedding_dim):
-            expected = (self.num_embeddings, self.embedding_dim)
-            raise ValueError(f"table has shape {tuple(table.shape)} and must have shape {expected}.")
+        arguments.tensor("table", table)
+        arguments.shape("table", table, (self.num_embeddings, self.embedding_dim))
         with torch.no_grad():
             self.weight.copy_(table[self.first : self.last])
 

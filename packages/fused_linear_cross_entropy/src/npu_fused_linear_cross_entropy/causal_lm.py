@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from npu_tiling import arguments
 from torch import Tensor
 
 from .autograd import LinearCrossEntropyOutput, call
@@ -49,9 +50,10 @@ def causal_lm_loss(
     """
     if "reduction" in options:
         raise TypeError("reduction is no option of causal_lm_loss: it divides the sum by num_items_in_batch or the count.")
+    arguments.tensor("hidden_states", hidden_states)
     if isinstance(shift_labels, Tensor):
         target = shift_labels
-    elif shift_labels:
+    elif _shifts(labels, shift_labels, ignore_index):
         target = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     else:
         target = labels
@@ -61,8 +63,15 @@ def causal_lm_loss(
     elif isinstance(num_items_in_batch, Tensor):
         divisor = num_items_in_batch
     else:
-        divisor = torch.full((), float(num_items_in_batch), device=hidden_states.device)
+        divisor = torch.full((), arguments.number("num_items_in_batch", num_items_in_batch), device=hidden_states.device)
     part = Part(*(options.pop(name, None) for name in Part._fields))
     checked = checked_options(lm_head_weight, part, ignore_index=ignore_index, **options)
     outputs = call(hidden_states, lm_head_weight, target, bias, class_weight, divisor, checked)
     return outputs if any(output is not None for output in outputs[1:]) else outputs.loss
+
+
+def _shifts(labels: Any, shift_labels: Any, ignore_index: Any) -> bool:
+    arguments.tensor("labels", labels)
+    arguments.flags(shift_labels=shift_labels)
+    arguments.whole("ignore_index", ignore_index)
+    return bool(shift_labels)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
 import torch
-from npu_tiling import device_for
+from npu_tiling import arguments
 from npu_tiling.autograd import Function, apply, forward_mode, needs_gradient
 from npu_tiling.rows import may_overlap
 from npu_tiling.sharding import is_distributed
@@ -16,8 +15,6 @@ from torch import Tensor
 from . import sharding
 from .operators import OPERATORS
 from .reference import CASTING_MODES
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def rms_norm(
@@ -60,7 +57,7 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
     """
-    _check(x, weight, eps, offset, casting_mode)
+    eps, offset = _check(x, weight, eps, offset, casting_mode, in_place)
     if is_distributed((x, weight)):
         run = partial(rms_norm, eps=eps, offset=offset, casting_mode=casting_mode, in_place=in_place)
         return sharding.rms_norm(run, x, weight)
@@ -98,15 +95,8 @@ def add_rms_norm(
 
     Source: arXiv 1910.07467.
     """
-    _check(x, weight, eps, offset, casting_mode)
-    if not isinstance(residual, Tensor):
-        raise TypeError(f"residual is a {type(residual).__name__} and must be a tensor.")
-    if residual.shape != x.shape:
-        raise ValueError(f"residual has shape {tuple(residual.shape)} and must have x's, {tuple(x.shape)}.")
-    if residual.dtype not in (x.dtype, torch.float32):
-        raise TypeError(f"residual is {residual.dtype} and must be torch.float32 or x's dtype, {x.dtype}.")
-    if residual.device != x.device:
-        raise ValueError(f"residual is on {residual.device} and must be on x's device, {x.device}.")
+    eps, offset = _check(x, weight, eps, offset, casting_mode, in_place)
+    arguments.parameter("residual", residual, (x.shape,), x, "x's")
     if is_distributed((x, residual, weight)):
         run = partial(add_rms_norm, eps=eps, offset=offset, casting_mode=casting_mode, in_place=in_place)
         return sharding.add_rms_norm(run, x, residual, weight)
@@ -114,28 +104,15 @@ def add_rms_norm(
     return y, new_residual
 
 
-def _check(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting_mode: str) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x is a {type(x).__name__} and must be a tensor.")
-    if x.dtype not in _DTYPES and not (x.dtype == torch.float64 and device_for(x.device) is None):
-        raise TypeError(f"x is {x.dtype} on {x.device.type} and must be torch.float32, torch.bfloat16 or torch.float16.")
-    if x.dim() == 0 or x.shape[-1] == 0:
-        raise ValueError(f"x has shape {tuple(x.shape)} and must have a last dimension of at least 1.")
-    if weight is not None:
-        if not isinstance(weight, Tensor):
-            raise TypeError(f"weight is a {type(weight).__name__} and must be a tensor or None.")
-        if weight.shape != x.shape[-1:]:
-            raise ValueError(f"weight has shape {tuple(weight.shape)} and must have shape ({x.shape[-1]},).")
-        if weight.dtype not in (x.dtype, torch.float32):
-            raise TypeError(f"weight is {weight.dtype} and must be torch.float32 or x's dtype, {x.dtype}.")
-        if weight.device != x.device:
-            raise ValueError(f"weight is on {weight.device} and must be on x's device, {x.device}.")
-    if not eps >= 0:
-        raise ValueError(f"eps is {eps} and must be at least 0.")
-    if not -math.inf < offset < math.inf:
-        raise ValueError(f"offset is {offset} and must be finite.")
-    if casting_mode not in CASTING_MODES:
-        raise ValueError(f"casting_mode is {casting_mode!r} and must be one of {', '.join(map(repr, CASTING_MODES))}.")
+def _check(
+    x: Tensor, weight: Tensor | None, eps: float, offset: float, casting_mode: str, in_place: bool
+) -> tuple[float, float]:
+    """eps and offset, as floats."""
+    arguments.rows("x", x)
+    arguments.parameter("weight", weight, (x.shape[-1:],), x, "x's", or_none=True)
+    arguments.one_of("casting_mode", casting_mode, CASTING_MODES)
+    arguments.flags(in_place=in_place)
+    return arguments.number("eps", eps, least=0, finite=False), arguments.number("offset", offset)
 
 
 class _RMSNorm(Function):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from npu_tiling import arguments
 from torch import Tensor, nn
 
 from .autograd import add_rms_norm, rms_norm
@@ -36,7 +37,8 @@ class RMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
+        self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
+        arguments.flags(elementwise_affine=elementwise_affine)
         self.eps = eps
         self.offset = offset
         self.casting_mode = casting_mode
@@ -50,7 +52,7 @@ class RMSNorm(nn.Module):
     def reset_parameters(self) -> None:
         """Makes offset + weight one."""
         if self.weight is not None:
-            nn.init.constant_(self.weight, 1.0 - self.offset)
+            nn.init.constant_(self.weight, 1.0 - arguments.number("offset", self.offset))
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """y for x [..., D]; with a residual, y and the new residual of `add_rms_norm`."""

@@ -1,0 +1,150 @@
+"""What operators ask of their arguments. Errors are one sentence: the argument's name, what it was and what it must be.
+
+Imports torch; `npu_tiling` itself does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from .detection import device_for
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def tensor(name: str, value: Any, *, or_none: bool = False) -> None:
+    """A tensor."""
+    if not isinstance(value, Tensor) and not (or_none and value is None):
+        raise TypeError(f"{name} is a {type(value).__name__} and must be a tensor{_or_none(or_none)}.")
+
+
+def floating(name: str, value: Any) -> None:
+    """A tensor of a dtype that there are kernels for; fp64 too where plain PyTorch serves it."""
+    tensor(name, value)
+    wide = value.dtype == torch.float64 and value.device.type == "cpu" and device_for(value.device) is None
+    if value.dtype not in DTYPES and not wide:
+        allowed = "torch.float32, torch.bfloat16 or torch.float16"
+        raise TypeError(f"{name} is {value.dtype} on {value.device.type} and must be {allowed}.")
+
+
+def rows(name: str, value: Any) -> None:
+    """A floating tensor [..., D]."""
+    floating(name, value)
+    if value.dim() == 0 or value.shape[-1] == 0:
+        raise ValueError(f"{name} has shape {tuple(value.shape)} and must have a last dimension of at least 1.")
+
+
+def dtype(name: str, value: Tensor, *allowed: torch.dtype) -> None:
+    """A tensor of one of some dtypes."""
+    if value.dtype not in allowed:
+        raise TypeError(f"{name} is {value.dtype} and must be {' or '.join(map(str, allowed))}.")
+
+
+def parameter_dtype(name: str, value: Tensor, like: Tensor, of: str) -> None:
+    """A tensor in fp32, or in the dtype of what it goes with."""
+    if value.dtype not in (like.dtype, torch.float32):
+        raise TypeError(f"{name} is {value.dtype} and must be torch.float32 or {of} dtype, {like.dtype}.")
+
+
+def shape(name: str, value: Tensor, *allowed: Sequence[int]) -> None:
+    """A tensor of one of some shapes."""
+    if all(value.shape != torch.Size(one) for one in allowed):
+        named = " or ".join(str(tuple(one)) for one in allowed)
+        raise ValueError(f"{name} has shape {tuple(value.shape)} and must have shape {named}.")
+
+
+def device(name: str, value: Tensor, like: Tensor, of: str) -> None:
+    """A tensor where another one is."""
+    if value.device != like.device:
+        raise ValueError(f"{name} is on {value.device} and must be on {of} device, {like.device}.")
+
+
+def parameter(
+    name: str, value: Any, shapes: Sequence[Sequence[int]], like: Tensor, of: str, *, or_none: bool = False
+) -> None:
+    """A tensor of one of some shapes in fp32, or in the dtype of what it goes with, and where that is."""
+    tensor(name, value, or_none=or_none)
+    if value is not None:
+        shape(name, value, *shapes)
+        parameter_dtype(name, value, like, of)
+        device(name, value, like, of)
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    finite: bool = True,
+    or_none: bool = False,
+) -> Any:
+    """A number within limits, as a float (None stays that)."""
+    if value is None and or_none:
+        return None
+    if not _is_number(value):
+        raise TypeError(f"{name} is a {type(value).__name__} and must be a number{_or_none(or_none)}.")
+    found = float(value)
+    within = (least is None or found >= least) and (most is None or found <= most) and (above is None or found > above)
+    if not within or math.isnan(found) or (finite and math.isinf(found)):
+        limits = [f"from {least:g} to {most:g}"] if least is not None and most is not None else []
+        limits += [f"at least {least:g}"] if least is not None and most is None else []
+        limits += [f"above {above:g}"] if above is not None else []
+        limits += ["finite"] if finite and most is None else []
+        ending = ", or None" if or_none else ""
+        raise ValueError(f"{name} is {value} and must be {' and '.join(limits) or 'a number'}{ending}.")
+    return found
+
+
+def whole(name: str, value: Any, *, least: int | None = None, or_none: bool = False) -> Any:
+    """A whole number, as an int (None stays that)."""
+    if value is None and or_none:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt, Integral)):
+        kind = ValueError if _is_number(value) else TypeError
+        raise kind(f"{name} is {value!r} and must be a whole number{_at_least(least)}{', or None' if or_none else ''}.")
+    if least is not None and value < least:
+        raise ValueError(f"{name} is {value} and must be a whole number{_at_least(least)}{', or None' if or_none else ''}.")
+    return value if isinstance(value, (int, torch.SymInt)) else int(value)
+
+
+def flags(**values: Any) -> None:
+    """Each True or False."""
+    for name, value in values.items():
+        if value is not True and value is not False:
+            raise TypeError(f"{name} is {value!r} and must be True or False.")
+
+
+def one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """One of some words."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} is {value!r} and must be one of {', '.join(map(repr, allowed))}.")
+
+
+def span(name: str, value: Any) -> tuple[int, int]:
+    """Two whole numbers."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name} is {value!r} and must be two whole numbers, (first, last).")
+    first, last = (whole(f"{name}[{i}]", one) for i, one in enumerate(value))
+    return first, last
+
+
+def _is_number(value: Any) -> TypeGuard[Real]:
+    if type(value) is float or type(value) is int:  # most are
+        return True
+    return isinstance(value, (Real, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool)
+
+
+def _at_least(least: int | None) -> str:
+    return "" if least is None else f" of at least {least}"
+
+
+def _or_none(or_none: bool) -> str:
+    return " or None" if or_none else ""

@@ -1,0 +1,49 @@
+"""Every refusal is one sentence: the argument's name, what it was, what it must be."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from npu_tiling import arguments
+
+REFUSED = {
+    "a word": (lambda: arguments.number("n", "a"), TypeError, "n is a str and must be a number."),
+    "a flag": (lambda: arguments.number("n", True), TypeError, "n is a bool and must be a number."),
+    "nothing": (lambda: arguments.number("n", None), TypeError, "n is a NoneType and must be a number."),
+    "a list": (lambda: arguments.number("n", [], or_none=True), TypeError, "n is a list and must be a number or None."),
+    "too small": (lambda: arguments.number("n", -1, least=0, finite=False), ValueError, "n is -1 and must be at least 0."),
+    "NaN": (lambda: arguments.number("n", math.nan, finite=False), ValueError, "n is nan and must be a number."),
+    "infinite": (lambda: arguments.number("n", math.inf), ValueError, "n is inf and must be finite."),
+    "too large": (lambda: arguments.number("n", 2, least=0, most=1), ValueError, "n is 2 and must be from 0 to 1."),
+    "not above": (
+        lambda: arguments.number("n", 0, above=0, or_none=True),
+        ValueError,
+        "n is 0 and must be above 0 and finite, or None.",
+    ),
+    "a part": (lambda: arguments.whole("n", 1.5), ValueError, "n is 1.5 and must be a whole number."),
+    "no whole number": (lambda: arguments.whole("n", "a"), TypeError, "n is 'a' and must be a whole number."),
+    "too few": (lambda: arguments.whole("n", 0, least=1), ValueError, "n is 0 and must be a whole number of at least 1."),
+    "a flag for a number": (lambda: arguments.whole("n", True), TypeError, "n is True and must be a whole number."),
+    "no flag": (lambda: arguments.flags(n=1), TypeError, "n is 1 and must be True or False."),
+    "no choice": (lambda: arguments.one_of("n", ["a"], ("a", "b")), ValueError, "n is ['a'] and must be one of 'a', 'b'."),
+    "no span": (lambda: arguments.span("n", (1,)), TypeError, "n is (1,) and must be two whole numbers, (first, last)."),
+    "no tensor": (lambda: arguments.tensor("n", 1, or_none=True), TypeError, "n is a int and must be a tensor or None."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_in_one_sentence(what):
+    call, error, sentence = REFUSED[what]
+    with pytest.raises(error) as raised:
+        call()
+    assert str(raised.value) == sentence
+
+
+def test_numbers_of_any_kind_become_floats_and_ints():
+    for value in (1, 1.0, Fraction(1), torch.tensor(1.0).numpy()[()]):
+        found = arguments.number("n", value)
+        assert type(found) is float
+        assert found == 1.0
+    assert type(arguments.whole("n", torch.tensor(3).numpy()[()])) is int
+    assert arguments.number("n", None, or_none=True) is arguments.whole("n", None, or_none=True) is None
