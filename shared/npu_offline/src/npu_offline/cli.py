@@ -1,4 +1,4 @@
-"""The command line: `npu-offline fetch` and `npu-offline check`."""
+"""The command line: `npu-offline fetch`, `check` and, from their own modules, the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from . import check, toolchains
+from . import check, maintenance, toolchains
 from .compare import command as compare_command
 from .errors import OfflineError
 from .lint import command as lint_command
@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     compare_command.add_parser(commands)
     tune_command.add_parser(commands)
     report_command.add_parser(commands)
+    maintenance.add_parsers(commands)
     return parser
 
 

@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +14,13 @@ from typing import Any
 
 import npu_tiling
 
-from .cache import cache_dir, source_digest, write_atomically
+from .cache import cache_dir, checked, source_digest
 from .emulation import require_triton_ascend
 from .errors import CompilationError, UnsupportedError
 from .launches import LaunchRecord
+from .processes import run
 from .reports import SPACES, Report, Usage
-from .toolchains import compiler, printer
+from .toolchains import DEFAULT, compiler, printer
 
 # Stands where CANN's hivmc would: keeps the final module and makes the files that its caller expects.
 _HIVMC = """#!/bin/sh
@@ -54,7 +54,7 @@ def compile_kernel(
     constants: Mapping[str, Any] | None = None,
     *,
     soc: str = "Ascend910B4",
-    toolchain: str = "1.2.0",
+    toolchain: str = DEFAULT,
     options: Mapping[str, Any] | None = None,
 ) -> Report:
     """Compile a kernel as triton-ascend would on that chip; results are kept on disk.
@@ -127,13 +127,7 @@ def compile_linalg(name: str, ttir: str, linalg: str, options: Mapping[str, Any]
 
 def _cached(folder: str, key: str, build: Callable[[], str]) -> str:
     digest = hashlib.sha256(f"{source_digest(*_SOURCES)}\n{key}".encode()).hexdigest()
-    path = cache_dir() / folder / f"{digest}.json"
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        text = build()
-        write_atomically(path, text.encode())
-        return text
+    return checked(cache_dir() / folder / f"{digest}.json", lambda: build().encode()).decode()
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
@@ -155,7 +149,7 @@ def _run(program: Path, name: str, stages: dict[str, str], flags: Sequence[str],
         (folder / "kernel.mlir").write_text(re.sub(r', mix_mode\s*=\s*"[^"]*"', "", stages["linalg"]))
         environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "NPU_OFFLINE_FINAL": str(final)}
         command = [str(program), str(folder / "kernel.mlir"), f"--target={soc}", *flags, "-o", str(folder / "kernel.bin")]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        done = run(command, env=environment)
         said = (done.stdout + done.stderr).replace(f"{folder}{os.sep}", "")
         text = final.read_text() if final.exists() else ""
     overflow = _OVERFLOW.findall(said)

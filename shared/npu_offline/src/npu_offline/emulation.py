@@ -14,7 +14,7 @@ from npu_tiling import installation
 from .errors import OfflineError, ToolchainMissingError
 from .launcher import Launcher, Recorder, RunningEmulation, recordings, running
 from .launches import Emulation, LaunchRecord
-from .toolchains import tool
+from .toolchains import DEFAULT, tool
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -26,7 +26,7 @@ def emulate(
     *,
     threads: int | None = None,
     shuffle: int | None = None,
-    toolchain: str = "1.2.0",
+    toolchain: str = DEFAULT,
     races: bool = False,
     ledgers: bool = False,
     final: bool = False,
@@ -38,6 +38,9 @@ def emulate(
     Each kernel goes through triton-ascend to the Linalg IR that the Ascend compiler is given, and that IR runs natively
     on the host: same tiles, same DMA transfers, same program grid. Blocks nest; the innermost counts. With `final` it goes
     through the Ascend compiler as well, and its final module runs: buffers at the addresses that the compiler planned.
+
+    It is of the whole process, not of a thread: inside the block every launch of every thread is emulated, Triton's active
+    driver is another, and operators that ask npu_tiling which chip a CPU tensor is on are told this one.
 
     Args:
         soc: the chip to be, a name of `npu_tiling.SOCS`.
@@ -88,7 +91,7 @@ def emulate(
 
 @contextlib.contextmanager
 def record(soc: str = "Ascend910B4") -> Iterator[list[LaunchRecord]]:
-    """Collect launches on CPU tensors instead of running them: outputs stay as they were allocated.
+    """Collect launches on CPU tensors instead of running them: outputs stay as they were allocated. Of the whole process.
 
     Args:
         soc: the chip that operators are told to tile for.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,12 +12,13 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.parser import Parser
 
 from .errors import CompilationError
+from .processes import run
 
 
 def opt(program: Path, text: str, *options: str) -> str:
     """What `bishengir-opt` makes of an MLIR module: the options are passes, `--mlir-print-op-generic` and the like."""
     command = [str(program), "--allow-unregistered-dialect", *options, "-"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    done = run(command, input=text)
     if done.returncode:
         raise CompilationError(f"{program.name} failed:\n{done.stderr[-3000:]}")
     return done.stdout

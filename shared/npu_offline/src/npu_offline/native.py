@@ -10,13 +10,13 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cache import cache_dir, source_digest, write_atomically
+from .cache import cache_dir, checked, private_folder, source_digest
 from .errors import CompilationError, ToolchainMissingError
+from .processes import run
 
 _MACHINE = (
     "execute/along.c",
@@ -148,18 +148,26 @@ def shared_object_of_c(source: str) -> bytes:
         return (folder / "kernel.so").read_bytes()
 
 
+def runtime_path() -> Path:
+    """Where the runtime library is, built once per version of its source."""
+    key = hashlib.sha256(f"{source_digest(*_RUNTIME)}{native_key()}".encode()).hexdigest()[:32]
+    path = private_folder("runtime") / f"npu_offline_{key}.so"
+    checked(path, _build_runtime)
+    return path
+
+
 @functools.cache
 def runtime() -> ctypes.CDLL:
-    """The runtime library, built once per version of its source; its symbols are visible to kernels loaded later."""
-    key = hashlib.sha256(f"{source_digest(*_RUNTIME)}{native_key()}".encode()).hexdigest()[:32]
-    path = cache_dir() / "runtime" / f"npu_offline_{key}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory() as folder:
-            built = Path(folder) / "runtime.so"
-            sources = [Path(__file__).parent / name for name in _RUNTIME if name.endswith(".c")]
-            _cc(*_FLAGS, *_EXACT, "-O3", "-o", built, *sources, "-lm")
-            write_atomically(path, built.read_bytes())
-    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    """The runtime library; its symbols are visible to kernels loaded later."""
+    return ctypes.CDLL(str(runtime_path()), mode=ctypes.RTLD_GLOBAL)
+
+
+def _build_runtime() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "runtime.so"
+        sources = [Path(__file__).parent / name for name in _RUNTIME if name.endswith(".c")]
+        _cc(*_FLAGS, *_EXACT, "-O3", "-o", built, *sources, "-lm")
+        return built.read_bytes()
 
 
 @dataclass(frozen=True)
@@ -209,13 +217,13 @@ def load(binary: Binary, entry: str) -> Loaded:
 
 
 def _load(data: bytes) -> ctypes.CDLL:
-    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+    with tempfile.NamedTemporaryFile(dir=private_folder("loading"), suffix=".so") as file:  # nobody else's to change
         file.write(data)
         file.flush()
         return ctypes.CDLL(file.name)
 
 
 def _cc(*arguments: str | Path) -> None:
-    done = subprocess.run([*c_compiler(), *arguments], capture_output=True, text=True)
+    done = run([*c_compiler(), *arguments])
     if done.returncode:
         raise CompilationError(f"{c_compiler()[0]} failed:\n{done.stderr[-3000:]}")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 PLACES = ("cpu", "emulated", "cuda", "npu")
 _USED = pytest.StashKey[bool]()
-_TOOLCHAIN = "1.2.0"
 _TRIED = "npu_search: examples"
 
 
@@ -37,10 +36,10 @@ def why_not(name: str) -> str | None:
     if name == "emulated":
         from .emulation import missing_triton_ascend
         from .native import missing_c_compiler
-        from .toolchains import installed
+        from .toolchains import DEFAULT, installed
 
-        if _TOOLCHAIN not in installed():
-            return f"toolchain {_TOOLCHAIN} is missing (npu-offline fetch {_TOOLCHAIN})"
+        if DEFAULT not in installed():
+            return f"toolchain {DEFAULT} is missing (npu-offline fetch {DEFAULT})"
         return missing_triton_ascend() or missing_c_compiler()
     import torch
 
@@ -93,7 +92,7 @@ def npu_place(request: pytest.FixtureRequest) -> Iterator[Place]:
 
     name = request.param
     if name == "emulated":
-        with emulate(request.config.getoption("--npu-soc"), toolchain=_TOOLCHAIN, races=True):
+        with emulate(request.config.getoption("--npu-soc"), races=True):
             yield Place(name, torch.device("cpu"))
     else:
         yield Place(name, torch.device(name))

@@ -44,7 +44,7 @@ def problems(*, ascend: bool | None = None) -> list[Problem]:
             error = import_error(module) if version(module) or (module == "triton" and version("triton-ascend")) else None
             if error:
                 hint = " Is CANN's set_env.sh sourced?" if torch_npu and module == "torch" else ""
-                found.append(Problem(f"`import {module}` fails: {error}.{hint}"))
+                found.append(Problem(f"`import {module}` fails: {error.rstrip('.')}.{hint}"))
                 break
     return found
 

@@ -24,7 +24,9 @@ def add_parser(commands: Any) -> None:
         "compare", help="our operators' predicted times against liger's, the floor and published ones"
     )
     parser.add_argument("--operator", action="append", choices=get_args(Operator), help="one of these (all)")
-    parser.add_argument("--toolchain", default="1.2.0", choices=toolchains.VERSIONS, help="compiler version (1.2.0)")
+    parser.add_argument(
+        "--toolchain", default=toolchains.DEFAULT, choices=toolchains.VERSIONS, help="compiler version (%(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
     parser.set_defaults(run=_run)
 

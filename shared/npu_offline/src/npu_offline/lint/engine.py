@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..cache import cache_dir, source_digest, write_atomically
+from ..cache import cache_dir, checked, source_digest
 from ..compilation import _SOURCES as COMPILATION_SOURCES
 from ..compilation import _as_record as as_record
 from ..launches import LaunchRecord
+from ..toolchains import DEFAULT
 from . import arithmetic, loops, rules, transfers, view
 from .rules import Compiled, Finding, Rule, Subject, subject_of
 from .waivers import waivers_of
@@ -25,15 +26,15 @@ def examine(subject: Subject) -> list[Finding]:
     """What the rules say of one launch, waived or not. Equal messages are given once."""
     key = f"{_digest()}{source_digest(*COMPILATION_SOURCES)}{subject!r}"
     path = cache_dir() / "lint" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
-    try:
-        return [Finding(*values) for values in json.loads(path.read_text())]
-    except FileNotFoundError:
+
+    def apply() -> bytes:
         compiled = Compiled(subject)
         found = {
             Finding(rule.name, subject.kernel, message): None for rule in RULES.values() for message in rule.check(compiled)
         }
-        write_atomically(path, json.dumps([[f.rule, f.kernel, f.message] for f in found]).encode())
-        return list(found)
+        return json.dumps([[f.rule, f.kernel, f.message] for f in found]).encode()
+
+    return [Finding(*values) for values in json.loads(checked(path, apply))]
 
 
 def lint_kernel(
@@ -42,7 +43,7 @@ def lint_kernel(
     constants: Mapping[str, Any] | None = None,
     *,
     soc: str = "Ascend910B4",
-    toolchain: str = "1.2.0",
+    toolchain: str = DEFAULT,
 ) -> list[Finding]:
     """What the rules find in a kernel and its source does not waive.
 

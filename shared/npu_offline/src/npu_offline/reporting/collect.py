@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import platform
-import subprocess
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
@@ -22,6 +21,7 @@ from ..launches import LaunchRecord
 from ..lint import RULES
 from ..lint.command import as_json as lint_as_json
 from ..lint.package import examine_all, load, unused
+from ..processes import run
 from ..reports import Report
 from ..timing import time_launch
 from ..toolchains import is_a5
@@ -69,7 +69,7 @@ def collect(packages: Sequence[Path], scope: Scope, progress: Progress, *, compa
 
 def _commit(folder: Path) -> str:
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run(command, seconds=60)
     return done.stdout.strip()
 
 

@@ -12,7 +12,7 @@ from ..compilation import compile_kernel
 from ..errors import OfflineError, UnsupportedError
 from ..launches import LaunchRecord, Memory
 from ..mlir import opt, parse
-from ..toolchains import printer
+from ..toolchains import DEFAULT, printer
 from .cache import Cache
 from .core import Rates
 from .costs import ChipCosts, costs_of
@@ -67,7 +67,7 @@ class Timing:
         return max(self.busy, key=lambda pipe: self.busy[pipe])
 
 
-def time_launch(launch: LaunchRecord, *, soc: str = "Ascend910B4", toolchain: str = "1.2.0", events: int = 0) -> Timing:
+def time_launch(launch: LaunchRecord, *, soc: str = "Ascend910B4", toolchain: str = DEFAULT, events: int = 0) -> Timing:
     """Predict how long a recorded launch takes, from the final module that the compiler makes of it.
 
     The scalar control flow of one program is followed with the launch's arguments: numbers as they were given, elements of

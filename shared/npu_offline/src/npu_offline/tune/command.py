@@ -29,7 +29,9 @@ def add_parser(commands: Any) -> None:
         metavar="NAME",
         help="a chip whose costs are known; an Ascend950 for vector kernels (Ascend910B4)",
     )
-    parser.add_argument("--toolchain", default="1.2.0", choices=toolchains.VERSIONS, help="compiler version (1.2.0)")
+    parser.add_argument(
+        "--toolchain", default=toolchains.DEFAULT, choices=toolchains.VERSIONS, help="compiler version (%(default)s)"
+    )
     parser.add_argument("--call", default="", metavar="TEXT", help="only calls whose label has this text")
     parser.add_argument("--kernel", default="", metavar="TEXT", help="only kernels whose name has this text")
     parser.add_argument("--jobs", type=int, metavar="N", help="compilations at a time (all cores)")

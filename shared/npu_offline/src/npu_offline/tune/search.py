@@ -17,6 +17,7 @@ from ..emulation import record
 from ..errors import OfflineError
 from ..launches import LaunchRecord
 from ..timing import time_launch
+from ..toolchains import DEFAULT
 from .sizes import Site, Sizes, answering
 
 _candidates = itertools.count()
@@ -66,7 +67,7 @@ def search(
     call: Callable[[], None],
     *,
     soc: str = "Ascend910B4",
-    toolchain: str = "1.2.0",
+    toolchain: str = DEFAULT,
     jobs: int | None = None,
     kernel: str = "",
 ) -> list[Tuned]:
