@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cache import cache_dir, checked, private_folder, source_digest
+from .cache import checked, private_folder, source_digest
 from .errors import CompilationError, ToolchainMissingError
 from .processes import run
 

@@ -10,7 +10,7 @@ from typing import Any
 from .errors import CompilationError
 
 COMPILE_SECONDS = 900
-"""For one compilation: the slowest of the kernels here takes 70 s on an idle core."""
+"""For one compilation: a limit for what hangs, not for what is slow."""
 
 
 def run(
