@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from . import wheels
-from .workspace import CORE, Package, read_packages
+from .workspace import CORE, Package, of_others, read_packages
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, {module}
@@ -45,15 +45,11 @@ def try_with_lowest_core(package: Package, core: Package, root: Path, folder: Pa
     else:
         raise RuntimeError(f"{package.key} allows npu-tiling {version}, which has no tag {CORE}-v{version} to try it with.")
     environment = wheels.Environment(folder / "environment")
-    ours = {other.name for other in read_packages(root).values()}
-    others = [
-        needed for needed in (*package.requires, *package.tests) if needed.name not in ours
-    ]  # pytest, for a plugin of it
-    environment.show(others, folder / "links")
+    needed = [*package.requires, *package.tests]  # pytest, for a plugin of it
+    environment.show(of_others(needed, read_packages(root).values()), folder / "links")
     environment.install(package.name, f"{CORE}=={version}", find=built)
-    example = (
-        "\n".join(wheels.readme_blocks(package, root)) if package.is_operator else ""
-    )  # of the others, parts of programs
+    # The examples of development packages are parts of programs.
+    example = "\n".join(wheels.readme_blocks(package, root)) if package.is_operator else ""
     environment.run(IMPORT_EVERYTHING.format(module=package.module) + example)
     source = f"the tag {CORE}-v{version}" if tagged else "the working tree, as no release has a tag yet"
     did = "imports and runs its example" if package.is_operator else "imports"
