@@ -246,3 +246,21 @@ def test_logits_in_the_dtype_of_x_where_the_product_cannot_be_wider(device, monk
     for vocabulary in (123, 9000):
         case = losses.make(19, 64, vocabulary, chunk_tokens=8)
         losses.check(case, losses.run(case, device.torch), roundings=3, logits=torch.bfloat16)
+
+
+@pytest.mark.parametrize("vocabulary", [123, 8500, 20000])
+@pytest.mark.parametrize("part", ["all", "the first columns", "the last columns"])
+def test_of_logits_that_are_no_numbers_a_token_of_the_vocabulary_is_predicted(device, vocabulary, part):
+    case = losses.make(3, 16, vocabulary, torch.float32)
+    weight = case.weight.clone()
+    rows = {"all": slice(None), "the first columns": slice(0, 100), "the last columns": slice(-100, None)}[part]
+    weight[rows] = torch.nan
+    options = {"return_predicted_tokens": True, "return_token_accuracy": True}
+    target = torch.full((3,), vocabulary - 1)
+    found = fused_linear_cross_entropy(case.x.to(device.torch), weight.to(device.torch), target.to(device.torch), **options)
+    assert torch.isnan(found.loss)
+    predicted = found.predicted_tokens.cpu()
+    assert (predicted >= 0).all()
+    assert (predicted < vocabulary).all()
+    if part == "all":
+        assert found.token_accuracy == 0

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from npu_tiling import row_layout
-from npu_tiling.rows import may_overlap
+from npu_tiling.rows import layout_of, may_overlap
 
 
 def addresses(layout, index, width, tensor):
@@ -68,3 +68,11 @@ def test_what_takes_a_copy_has_no_layout(tensor):
 def test_what_may_be_written_in_place(shape, strides, overlaps):
     tensor = torch.empty(100).as_strided(shape, strides)
     assert may_overlap(tensor) == overlaps
+
+
+def test_more_rows_than_32_bits_count_are_on_one_level():
+    """Tiles of a group and of groups are multiplied in a kernel, in the width of their numbers."""
+    shape, apart = (2**30, 3, 1), [(4, 1, 1)]
+    assert layout_of(shape, apart) is None
+    assert layout_of((2**29, 3, 1), apart) == (2**29, 3, ((4, 1),))
+    assert layout_of(shape, [(3, 1, 1)]) == (1, 3 * 2**30, ((0, 1),))

@@ -135,12 +135,13 @@ def losses(rows: Rows, statistics: Tensor, options: Options, shape: torch.Size) 
     loss = torch.where(known, loss, absent)
     accuracy = predicted = entropy = None
     if options.argmax:
-        place = statistics[PLACE].long()
+        place = statistics[PLACE]
         if options.return_token_accuracy:
             right = (place == rows.columns) & known
             accuracy = right.sum().to(loss.dtype) / rows.total.clamp_min(1)
         if options.return_predicted_tokens:
-            predicted = torch.where(rows.counted, place, -1).view(shape)
+            inside = place.clamp(0, options.vocab_size - 1).long()  # of a row of NaN, no place is that of its maximum
+            predicted = torch.where(rows.counted, inside, -1).view(shape)
     if options.return_entropy:
         entropy = torch.where(rows.counted, entropies(statistics), 0.0).view(shape)
     if options.return_z_loss:

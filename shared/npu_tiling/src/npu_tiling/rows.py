@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_INT32_END = 2**31
+
+
 class RowLayout(NamedTuple):
     """Rows of several tensors of one shape, on two levels: `n_outer` groups of `n_inner` rows.
 
@@ -27,8 +30,9 @@ def row_layout(*tensors: torch.Tensor) -> RowLayout | None:
     """The layout of the rows (the last dimension) of tensors that all have one shape.
 
     Returns:
-        The layout; None where it takes more than two levels or where elements of a row are not next to each other: a copy
-        (`contiguous()`) is needed then.
+        The layout; None where it takes more than two levels, where there are 2^31 rows or more on two levels, whose tiles
+        kernels count in 32 bits, or where elements of a row are not next to each other: a copy (`contiguous()`) is needed
+        then.
     """
     return layout_of(tensors[0].shape, [tensor.stride() for tensor in tensors])
 
@@ -49,7 +53,7 @@ def layout_of(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> RowLayo
             levels[-1] = (levels[-1][0] * size, steps)
         else:
             levels.append((size, steps))
-    if len(levels) > 2:
+    if len(levels) > 2 or len(levels) == 2 and levels[0][0] * levels[1][0] >= _INT32_END:
         return None
     none = (1, (0,) * len(strides))
     outer, inner = [none, none, *levels][-2:]
