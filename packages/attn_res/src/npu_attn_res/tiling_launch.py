@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from npu_tiling import Device, persistent_grid
+from npu_tiling.cuda import row_options
 
 FP32 = 4
 COLUMN_KERNELS = ("products", "weighted sum", "gradient")  # the others take whole rows
@@ -103,5 +104,5 @@ class Launch:
     def options(self) -> dict[str, int]:
         """Compiler options."""
         if self.device.kind == "cuda":
-            return {"num_warps": self.warps}
+            return row_options(self.block_d, self.warps)
         return {"multibuffer": self.double_buffered}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, footprint, persistent_grid
+from npu_tiling.cuda import row_options
 
 FP32 = 4
 # Bytes that one transfer should have: 8 KB reach 76 % of the bandwidth, 16 KB 94 %, and more leaves no room for the rest.
@@ -104,7 +105,7 @@ class Launch:
     @property
     def options(self) -> dict[str, int]:
         """Compiler options."""
-        return {"num_warps": self.warps} if self.device.kind == "cuda" else {}
+        return row_options(min(self.block_n, self.tail_n or self.block_n), self.warps) if self.device.kind == "cuda" else {}
 
 
 @dataclass(frozen=True)

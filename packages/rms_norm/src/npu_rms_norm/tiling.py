@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, footprint, persistent_grid
+from npu_tiling.cuda import row_options
 
 from .tiles import FP32, Problem, column_tiles, row_tiles
 
@@ -103,7 +104,7 @@ class Launch:
     def options(self) -> dict[str, int]:
         """Compiler options."""
         if self.device.kind == "cuda":
-            return {"num_warps": self.warps}
+            return row_options(self.block_n, self.warps)
         return {"multibuffer": self.double_buffered}
 
 
