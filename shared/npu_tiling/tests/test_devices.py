@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import npu_tiling
 import pytest
 import torch
-from npu_tiling import SOCS, UnknownDeviceError, detection, device_for, soc, use_device
+from npu_tiling import SOCS, Device, UnknownDeviceError, detection, device_for, soc, use_device
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +107,10 @@ def test_cuda_device_describes_itself():
     device = device_for(torch.device("cuda", 0))
     assert device.kind == "cuda"
     assert device.vector_cores == torch.cuda.get_device_properties(0).multi_processor_count
+
+
+@pytest.mark.parametrize("arch", ["dav-c100", "dav-c410", "", "sm_90"])
+def test_an_unknown_family_of_chips_is_refused_by_name(arch):
+    with pytest.raises(UnknownDeviceError, match=f"arch of mine is '{arch}' and must be 'dav-c220' or 'dav-c310'"):
+        Device("mine", "ascend", arch, vector_cores=40, cube_cores=20, ub_bytes=2**17)
+    assert Device("mine", "cuda", "sm_120", vector_cores=40, cube_cores=20, ub_bytes=2**17).arch == "sm_120"

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from .errors import UnknownDeviceError
+
 KIB = 1024
+ARCHS = ("dav-c220", "dav-c310")  # Ascend 910B and A3; 950: what a tile takes on chip was measured for these
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,8 @@ class Device:
     Attributes:
         name: SoC name as the vendor's compiler spells it ("Ascend910B4"), or the CUDA device's name.
         kind: "ascend" or "cuda".
-        arch: "dav-c220" or "dav-c310" on Ascend, "sm_90" and the like on CUDA.
+        arch: "dav-c220" or "dav-c310" on Ascend, "sm_90" and the like on CUDA. Another one of Ascend's is an
+            `UnknownDeviceError`: what a tile takes on chip is a matter of the compiler for it.
         vector_cores: cores that run vector programs (AIV; streaming multiprocessors on CUDA).
         cube_cores: cores that run matrix programs (AIC; streaming multiprocessors on CUDA).
         ub_bytes: Unified Buffer of one vector core in bytes (on CUDA the shared memory one program may have).
@@ -42,6 +46,11 @@ class Device:
     max_grid: int = 65535
     bandwidth: float | None = None
     clock_hz: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == "ascend" and self.arch not in ARCHS:
+            known = " or ".join(map(repr, ARCHS))
+            raise UnknownDeviceError(f"arch of {self.name} is {self.arch!r} and must be {known}, which tilings know.")
 
     def __hash__(self) -> int:  # by the name alone: tilings look themselves up by device on every launch
         return hash(self.name)
