@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -11,7 +12,13 @@ import losses
 import pytest
 import torch
 from hypothesis import strategies as st
-from npu_fused_linear_cross_entropy import LinearCrossEntropyOutput, fused_linear_cross_entropy, linear_log_probs, matmul
+from npu_fused_linear_cross_entropy import (
+    LinearCrossEntropyOutput,
+    causal_lm_loss,
+    fused_linear_cross_entropy,
+    linear_log_probs,
+    matmul,
+)
 from npu_offline import properties
 from npu_offline.properties import Drawn, Layout
 from torch import Tensor
@@ -123,8 +130,11 @@ def make(example: Example) -> tuple[losses.Case, torch.Generator]:
     return losses.Case(x, weight, example.target(target.to(example.target_dtype)), bias, class_weight, options), generator
 
 
-def compare(example: Example, case: losses.Case, function, place, generator: torch.Generator) -> None:
-    """`function` of x, weight and bias, called as the example says, with the case's outputs, against fp64."""
+def compare(example: Example, case: losses.Case, function, place, generator: torch.Generator, divisor: float = 1.0) -> None:
+    """`function` of x, weight and bias, called as the example says, with the case's outputs, against fp64.
+
+    divisor: what it divides the losses of the case by.
+    """
     held: dict[str, Tensor] = {}
     asked = [name for name in OUTPUTS if name == "loss" or case.options.get(f"return_{name}")]
 
@@ -154,9 +164,11 @@ def compare(example: Example, case: losses.Case, function, place, generator: tor
         bias=cast(case.bias),
         target=case.target.contiguous().long(),
         class_weight=None if case.class_weight is None else case.class_weight.contiguous(),
-        seeds=held,
+        seeds={name: seed / divisor if name == "loss" else seed for name, seed in held.items()},
     )
     outputs = dict.fromkeys(OUTPUTS) | dict(zip(asked, found.outputs, strict=True))
+    for name in ("loss", "z_loss"):
+        outputs[name] = None if outputs[name] is None else outputs[name] * divisor
     if outputs["predicted_tokens"] is not None:
         outputs["predicted_tokens"] = as_good(plain, outputs["predicted_tokens"])
     gradients = {}
@@ -215,6 +227,36 @@ def test_log_probabilities_are_those_of_whole_logits(device, npu_search):
             return [-found] if isinstance(found, Tensor) else [-found.log_probs, found.entropy]
 
         compare(example, case, function, device, generator)
+
+    npu_search(examples(device.name), holds)
+
+
+def test_the_loss_of_a_causal_model_is_that_of_the_next_token(device, npu_search):
+    def holds(example: Example) -> None:
+        options = {**example.options, "reduction": "mean"}
+        drawn = random.Random(example.seed)
+        items = drawn.choice([None, 7, 2.5, torch.tensor(3), torch.tensor(11.0)])
+        shift = drawn.choice([True, False, "labels"])
+        example = dataclasses.replace(example, leading=example.leading or (3,), options=options)
+        case, generator = make(example)
+        labels = properties.ways.place(case.target, device.torch)
+        target = case.target.contiguous().long()
+        if shift is True:
+            end = torch.full((*target.shape[:-1], 1), options["ignore_index"])
+            target = torch.cat((target, end), -1)[..., 1:]
+        if items is not None:
+            options = {**options, "reduction": "sum"}
+        case = dataclasses.replace(case, target=target, options=options)
+        class_weight = None if case.class_weight is None else properties.ways.place(case.class_weight, device.torch)
+        asked = {name: value for name, value in options.items() if name != "reduction"}
+        number = items.to(device.torch) if isinstance(items, Tensor) else items
+
+        def function(x, weight, bias):
+            given = labels if shift == "labels" else shift
+            found = causal_lm_loss(x, weight, labels, number, given, bias=bias, class_weight=class_weight, **asked)
+            return [found] if isinstance(found, Tensor) else [value for value in found if value is not None]
+
+        compare(example, case, function, device, generator, divisor=1.0 if items is None else float(items))
 
     npu_search(examples(device.name), holds)
 

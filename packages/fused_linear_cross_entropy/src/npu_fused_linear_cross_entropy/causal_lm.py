@@ -54,7 +54,9 @@ def causal_lm_loss(
     if isinstance(shift_labels, Tensor):
         target = shift_labels
     elif _shifts(labels, shift_labels, ignore_index):
-        target = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        limits = torch.iinfo(labels.dtype)
+        wide = labels if limits.min <= ignore_index <= limits.max else labels.long()
+        target = torch.nn.functional.pad(wide, (0, 1), value=ignore_index)[..., 1:]
     else:
         target = labels
     target = target.to(hidden_states.device)
