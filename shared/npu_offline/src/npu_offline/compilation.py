@@ -23,7 +23,7 @@ from .reports import SPACES, Report, Usage
 from .toolchains import DEFAULT, compiler, printer
 
 # Stands where CANN's hivmc would: keeps the final module and makes the files that its caller expects.
-_HIVMC = """#!/bin/sh
+HIVMC = """#!/bin/sh
 [ "$1" = --version ] && { echo "hivmc 1.2.0"; exit 0; }
 out=; last=
 for word in "$@"; do [ "$last" = -o ] && out=$word; last=$word; done
@@ -142,7 +142,7 @@ def _run(program: Path, name: str, stages: dict[str, str], flags: Sequence[str],
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for hivmc in ("hivmc", "hivmc-a5"):
-            (folder / hivmc).write_text(_HIVMC)
+            (folder / hivmc).write_text(HIVMC)
             (folder / hivmc).chmod(0o755)
         final = folder / "final.mlir"
         # triton-ascend takes this attribute out before it calls the compiler.

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 MAX_PROGRAMS = 65535
 _MOST_KEPT = 2**22  # bytes of a tensor of integers that a record keeps: indices, offsets
-_LENGTHS = 40  # powers of two that transfers are counted by, as in runtime.h
+_LENGTHS = 40  # powers of two that transfers are counted by, as in launch.h
 _TRAFFIC, _USE = len(Traffic.__dataclass_fields__), 4
 _COUNTERS = _TRAFFIC + _USE + _LENGTHS
-_WATCH_USE, _WATCH_RACES = 1, 2  # as in runtime.h
+_WATCH_USE, _WATCH_RACES = 1, 2  # as in launch.h
 _NOT_A_NUMBER = 0xFF  # bytes of a core's memory that nobody has written
 _SCALARS = {  # Triton type to struct format, in a slot of 8 bytes
     "i1": "?7x",

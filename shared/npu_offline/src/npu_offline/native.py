@@ -29,7 +29,7 @@ _MACHINE = (
     "execute/vector.c",
     "execute/views.c",
 )
-_HEADERS = ("runtime.h", "execute/generated.h", "execute/machine.h", "execute/operations.h", "execute/rows.h")
+_HEADERS = ("runtime.h", "launch.h", "execute/generated.h", "execute/machine.h", "execute/operations.h", "execute/rows.h")
 WORKSPACE = "npu_offline_workspace"  # a number of a final module's shared object
 _RUNTIME = ("runtime.c", "watch.c", *_MACHINE, *_HEADERS)
 _FLAGS = ("-std=gnu11", "-fPIC", "-shared", "-pthread", "-march=native", "-fwrapv", "-fno-strict-aliasing")

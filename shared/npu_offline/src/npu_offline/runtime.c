@@ -245,8 +245,6 @@ static void add_rows(const counts *rows, int64_t started, int64_t pointers, coun
   for (int64_t i = 0; i < started * fields; i++) ((int64_t *)total)[i % fields] += from[i];
 }
 
-typedef struct { int64_t threads, shuffle; uint64_t seed; int64_t watch, unit_bits, shared, check, poison; } settings;
-
 // `findings`, of FINDING_BYTES, receives what checks found.
 // Runs kernel(arguments, x, y, z) for the whole grid; `total` receives the traffic of each pointer argument. What is watched
 // lies in `storages`. Returns 0, or

@@ -7,17 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "launch.h"
+
 enum { LOCAL = -1, UNKNOWN = -2 };
 enum { LOAD = 0, STORE = 1, UPDATE = 2 };
 enum { OUT_OF_BOUNDS = 1, OUT_OF_MEMORY = 2, RACE = 3, STOPPED = 4 };
-enum { CLASSES = 48, MAX_RANK = 16, LENGTHS = 40, STRIPES = 64, STRIPE_BITS = 16 };
+enum { CLASSES = 48, MAX_RANK = 16, STRIPES = 64, STRIPE_BITS = 16 };
 enum { WATCH_USE = 1, WATCH_RACES = 2 };
 
-typedef struct { char *low, *high; } range;  // the storage behind one pointer argument
-typedef struct {
-  int64_t read, written, transfers, scalars, atomics, pieces, whole_rows, useful_read, useful_written, lengths[LENGTHS];
-} counts;
-typedef struct { int64_t reason, argument, access, address, bytes, program[3], other_access, other; } fault;
 typedef struct { char *base, *aligned; int64_t offset, sizes_strides[]; } memref;
 typedef struct { int64_t rank; memref *m; } unranked;
 

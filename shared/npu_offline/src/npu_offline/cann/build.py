@@ -1,0 +1,159 @@
+"""Builds the stand-in of CANN: libraries, headers and programs where torch_npu and triton-ascend look for them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..cache import cache_dir
+from ..errors import CompilationError, ToolchainMissingError
+
+_SOURCES = Path(__file__).with_name("csrc")
+_LAUNCH = Path(__file__).parents[1] / "launch.h"
+_RUNTIME = ("memory", "streams", "devices", "kernels")
+_PYTORCH = {"libopapi.so": "opapi", "libnpu_offline_aten.so": "aten"}  # these take PyTorch's headers, too
+_ALIASES = ("libhccl", "libascendcl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")
+_IGNORED = (  # without effect here
+    "aclmdlSetDump",
+    "aclopStartDumpArgs",
+    "aclopStopDumpArgs",
+    "aclprofFinalize",
+    "aclprofInit",
+    "aclrtDeviceEnablePeerAccess",
+    "HcclSetConfig",
+)
+_OF_CANN = re.compile(r"(acl|rt|Hccl|Msprof|tdt)[A-Z]|acl(rt|mdl|op|tdt)")
+_PROGRAMS = {
+    "bisheng": '#!/bin/sh\n[ "$1" = -print-targets ] && { echo "  hiipu64 - stand-in"; exit 0; }\nexit 1\n',
+    "bishengir-compile": f"#!{sys.executable}\nfrom npu_offline.cann.compiler import main\n\nmain()\n",
+}
+_ENTRY_POINTS = "[torch.backends]\nnpu_offline_cann = npu_offline.cann.operators:install\n"
+_TIMEOUT = 600  # seconds, of one call of a compiler
+
+
+def build() -> Path:
+    """The stand-in's folder, built where there is none yet for these sources and this torch and torch_npu.
+
+    Raises:
+        ToolchainMissingError: torch_npu or a C++ compiler is missing.
+        CompilationError: the C++ compiler refused a source.
+    """
+    for program in ("g++", "nm"):
+        if not shutil.which(program):
+            raise ToolchainMissingError(f"the stand-in of CANN needs {program}: install GCC for C++ and binutils")
+    try:
+        versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torch_npu")]
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ToolchainMissingError(
+            f"{error.name} is not installed (pip install torch torch_npu, in an environment apart)"
+        ) from None
+    digest = hashlib.sha256("\n".join([*versions, sys.executable]).encode())
+    for path in sorted([Path(__file__), _LAUNCH, *_SOURCES.rglob("*.*")]):
+        digest.update(path.read_bytes())
+    folder = cache_dir() / "cann" / digest.hexdigest()[:32]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the others of a parallel run wait
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
+                _build(Path(staging) / "cann")
+                os.rename(Path(staging) / "cann", folder)
+    return folder
+
+
+def _build(folder: Path) -> None:
+    packages = Path(sysconfig.get_paths()["purelib"])
+    npu, torch = packages / "torch_npu", packages / "torch"
+    acl = npu / "include/third_party/acl/inc"
+    libraries = folder / "lib64"
+    for name in ("lib64", "bin", "opp", "runtime", "compiler", "python/npu_offline_cann-0.dist-info"):
+        (folder / name).mkdir(parents=True)
+    shutil.copytree(_SOURCES / "include", folder / "include")
+    for name in ("acl", "profiling", "ge", "graph"):
+        (folder / "include" / name).symlink_to(acl / name)
+    for name, text in _PROGRAMS.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    metadata = folder / "python/npu_offline_cann-0.dist-info"
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: npu-offline-cann\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(_ENTRY_POINTS)
+    include = [f"-I{acl}", f"-I{folder}/include/experiment", f"-I{_SOURCES}", f"-I{_LAUNCH.parent}"]
+    flags = ["-O1", "-fPIC", "-w", *include]
+    objects = [folder / f"{name}.o" for name in _RUNTIME]
+    for name, target in zip(_RUNTIME, objects, strict=True):
+        _run("g++", "-std=c++20", *flags, "-c", _SOURCES / f"{name}.cpp", "-o", target)
+    rest = folder / "rest.cpp"
+    rest.write_text(_rest(_symbols(objects, "--defined-only"), [*npu.glob("lib/*.so"), *npu.glob("_C.*.so")]))
+    link = ["-shared", "-Wl,-rpath,$ORIGIN"]
+    _run(
+        "g++",
+        "-std=c++20",
+        *flags,
+        *link,
+        "-Wl,-soname,libruntime.so",
+        *objects,
+        rest,
+        "-o",
+        libraries / "libruntime.so",
+        "-ldl",
+    )
+    for name in _ALIASES:
+        soname = f"-Wl,-soname,{name}.so"
+        _run("g++", *link, soname, "-Wl,--no-as-needed", f"-L{libraries}", "-lruntime", "-o", libraries / f"{name}.so")
+    headers = [f"-I{npu}/include", f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
+    places = [f"-L{libraries}", f"-L{torch}/lib", f"-L{npu}/lib", f"-Wl,-rpath,{torch}/lib:{npu}/lib"]
+    linked = {"opapi": ["-lruntime", "-ltorch_cpu", "-lc10"], "aten": ["-lruntime", "-ltorch_npu", "-ltorch_cpu", "-lc10"]}
+    for library, source in _PYTORCH.items():
+        command: list[str | Path] = [
+            "g++",
+            "-std=c++20",
+            *flags,
+            *headers,
+            *link,
+            f"-Wl,-soname,{library}",
+            _SOURCES / f"{source}.cpp",
+        ]
+        _run(*command, "-o", libraries / library, *places, *linked[source])
+    for path in (*objects, rest):
+        path.unlink()
+
+
+def _rest(defined: set[str], libraries: Iterable[Path]) -> str:
+    """Every other function of CANN that torch_npu is linked to: one that says that it has no stand-in.
+
+    What torch_npu looks up by name at run time and does not find is absent for it, as in an older CANN.
+    """
+    wanted = {symbol for symbol in _symbols(libraries, "-D", "--undefined-only") if _OF_CANN.match(symbol)}
+    lines = ['extern "C" int standin_missing(const char *), standin_ignored(const char *);']
+    for symbols, answer in ((wanted - defined - set(_IGNORED), "missing"), (set(_IGNORED) - defined, "ignored")):
+        lines += [_function(symbol, answer) for symbol in sorted(symbols)]
+    return "\n".join(lines) + "\n"
+
+
+def _function(symbol: str, answer: str) -> str:
+    visible = '__attribute__((visibility("default")))'
+    return f'extern "C" {visible} int {symbol}() {{ return standin_{answer}("{symbol}"); }}'
+
+
+def _symbols(paths: Iterable[Path], *flags: str) -> set[str]:
+    found = set()
+    for path in paths:
+        listed = subprocess.run(["nm", *flags, str(path)], capture_output=True, text=True, timeout=_TIMEOUT).stdout
+        found |= {line.split()[-1].split("@")[0] for line in listed.splitlines() if line.strip()}
+    return found
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=_TIMEOUT)
+    if done.returncode:
+        raise CompilationError(f"{command[0]} failed:\n{done.stderr[-3000:]}")

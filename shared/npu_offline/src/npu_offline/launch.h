@@ -1,0 +1,12 @@
+// What a launch is given and gives back: shared with what launches kernels, which may be C++.
+#pragma once
+#include <stdint.h>
+
+enum { LENGTHS = 40 };  // powers of two that transfers are counted by
+
+typedef struct { char *low, *high; } range;  // the storage behind one pointer argument
+typedef struct {
+  int64_t read, written, transfers, scalars, atomics, pieces, whole_rows, useful_read, useful_written, lengths[LENGTHS];
+} counts;
+typedef struct { int64_t reason, argument, access, address, bytes, program[3], other_access, other; } fault;
+typedef struct { int64_t threads, shuffle; uint64_t seed; int64_t watch, unit_bits, shared, check, poison; } settings;

@@ -1,0 +1,153 @@
+"""The stand-in of CANN under the real torch_npu, where there is one: `hatch run npu:test shared/npu_offline`."""
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+sys.path.insert(0, os.path.dirname(__file__))  # cann_kernels.py, which pytest's importlib mode leaves out
+
+pytestmark = pytest.mark.skipif(
+    "NPU_OFFLINE_CANN_RUNTIME" not in os.environ, reason="not under `python -m npu_offline.cann`, which needs torch_npu"
+)
+
+
+@pytest.fixture(scope="module")
+def triton():
+    return pytest.importorskip("triton")
+
+
+def kernels():
+    import cann_kernels
+
+    return cann_kernels
+
+
+def run(code, **variables):
+    here = os.pathsep.join([os.path.dirname(__file__), os.environ["PYTHONPATH"]])
+    variables = {**os.environ, "PYTHONPATH": here, **variables}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=variables)
+
+
+def library():
+    return ctypes.CDLL("libruntime.so")
+
+
+def ones(n=64, device="npu"):
+    return torch.full((n,), 1.0, device=device)
+
+
+def test_work_is_late_so_that_a_missing_wait_shows():
+    x = ones()
+    side = torch.npu.Stream()
+    with torch.npu.stream(side):
+        y = x * 2  # the current stream has not filled x yet, and nobody told this one to wait for it
+    side.synchronize()
+    assert not torch.equal(y.cpu(), torch.full((64,), 2.0))
+
+
+def test_a_stream_that_waits_for_another_sees_what_it_did():
+    x = ones()
+    side = torch.npu.Stream()
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        y = x * 2
+    torch.npu.current_stream().wait_stream(side)
+    assert torch.equal((y + 1).cpu(), torch.full((64,), 3.0))
+
+
+def test_an_event_is_reached_when_what_came_before_it_is_done():
+    event = torch.npu.Event()
+    x = ones() * 3
+    event.record()
+    assert not event.query()  # each question lets the stream do one more piece of work
+    event.synchronize()
+    assert event.query()
+    assert x.cpu()[0] == 3
+
+
+def test_a_kernel_runs_once_its_stream_does(triton):
+    x, y = ones(), torch.empty(64, device="npu")
+    before = library().standin_launches()
+    kernels().double[(1,)](x, y, 64, BLOCK=64)
+    torch.npu.synchronize()  # torch_npu has a queue of its own before the stream
+    assert library().standin_launches() == before + 1
+    assert torch.equal(y.cpu(), torch.full((64,), 2.0))
+
+
+def test_a_kernel_takes_no_tensor_of_another_device(triton):
+    """In a process of its own: torch_npu takes an error of a launch for one of the device, for good."""
+    done = run(
+        "import torch, torch_npu, cann_kernels; x = torch.ones(64, device='npu:1'); torch.npu.synchronize(1)\n"
+        "y = torch.empty(64, device='npu:0'); cann_kernels.double[(1,)](x, y, 64, BLOCK=64); torch.npu.synchronize()"
+    )
+    assert done.returncode
+    assert "is in the memory of device 1, the stream is of device 0" in done.stderr
+
+
+def test_two_devices_keep_their_tensors_apart(triton):
+    results = []
+    for device in ("npu:0", "npu:1"):
+        with torch.npu.device(device):
+            x, y = ones(device=device) * 3, torch.empty(64, device=device)
+            kernels().double[(1,)](x, y, 64, BLOCK=64)
+            results.append(y.cpu())
+    assert torch.equal(*results)
+    assert results[0][0] == 6
+
+
+def test_a_graph_runs_again_with_what_its_input_holds_then(triton):
+    x, y = ones(), torch.empty(64, device="npu")
+    kernels().double[(1,)](x, y, 64, BLOCK=64)  # compiled before the capture
+    torch.npu.synchronize()
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        kernels().double[(1,)](x, y, 64, BLOCK=64)
+        z = y + 1
+    x.fill_(5)
+    graph.replay()
+    assert torch.equal(z.cpu(), torch.full((64,), 11.0))
+
+
+def test_a_host_that_waits_during_a_capture_is_refused():
+    done = run(
+        "import torch, torch_npu; x = torch.ones(4, device='npu'); torch.npu.synchronize(); g = torch.npu.NPUGraph()\n"
+        "with torch.npu.graph(g): x.sum().item()"
+    )
+    assert done.returncode
+    assert "is waited for while it is captured" in done.stderr
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_read_past_a_tensor_is_found_without_the_caching_allocator(exact, triton):
+    """The allocator asks for 2 MiB at a time: only without it are the bounds the tensor's, and 32 bytes of padding."""
+    code = "import torch, torch_npu, cann_kernels; x = torch.ones(64, device='npu'); y = torch.empty(64, device='npu')\n"
+    code += "cann_kernels.double[(1,)](x, y, 4096, BLOCK=4096); torch.npu.synchronize()"
+    done = run(code, **({"PYTORCH_NO_NPU_MEMORY_CACHING": "1"} if exact else {}))
+    assert (done.returncode != 0) == exact, done.stderr
+    assert ("which is outside" in done.stderr) == exact
+
+
+@pytest.mark.parametrize("operator", ["mm", "addmm", "index_select", "sort", "cumsum", "where", "index_put", "sum"])
+def test_an_operator_gives_what_it_gives_on_a_cpu(operator):
+    torch.manual_seed(0)
+    a, b = torch.randn(8, 8), torch.randn(8, 8)
+    index = torch.tensor([3, 1, 3])
+
+    def run(device):
+        x, y, i = a.to(device), b.to(device), index.to(device)
+        return {
+            "mm": lambda: x @ y,
+            "addmm": lambda: torch.addmm(x, x, y, beta=0.5),
+            "index_select": lambda: x.index_select(0, i),
+            "sort": lambda: torch.stack(tuple(t.float() for t in x.sort(dim=1, stable=True))),
+            "cumsum": lambda: x.cumsum(0),
+            "where": lambda: torch.where(x > 0, x, 0.5),
+            "index_put": lambda: x.index_put((i,), y[:3], accumulate=True),
+            "sum": lambda: x.sum(dim=1, keepdim=True, dtype=torch.float64),
+        }[operator]()
+
+    assert torch.equal(run("npu").cpu(), run("cpu"))
