@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import email
 import re
@@ -170,6 +171,32 @@ def test_sdist_holds_what_belongs(package, built):
     assert files <= set(names)
     for name in set(names) - files - {".gitignore"}:  # that one the build backend adds, to build the same wheel
         assert re.fullmatch(rf"(src/{package.module}|tests)/[\w/]+\.(py|typed|c|h|css|j2)", name), name
+
+
+def importable(package):
+    """Modules that are there where a package and what its tests ask for are installed."""
+    ours = {other.name: other for other in PACKAGES.values()}
+    found, waiting = {package.module}, [*package.requires, *package.tests]
+    while waiting:
+        requirement = waiting.pop()
+        found.add(
+            {"triton-ascend": "triton", "pytest-xdist": "xdist"}.get(requirement.name, requirement.name.replace("-", "_"))
+        )
+        if other := ours.get(requirement.name):
+            waiting += [*other.requires, *(needed for extra in requirement.extras for needed in other.extras[extra])]
+    return found
+
+
+@each
+def test_what_tests_import_is_asked_for(package):
+    """Their environment on CI has nothing else."""
+    folder = ROOT / package.folder / "tests"
+    there = importable(package) | sys.stdlib_module_names | {path.stem for path in folder.glob("*.py")}
+    for file in folder.glob("*.py"):
+        nodes = ast.parse(file.read_text()).body  # what a function imports, it may import where it is there
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        assert {name.partition(".")[0] for name in names} <= there, file
 
 
 @each
