@@ -1,6 +1,6 @@
 """What the time model says of the sizes that are timed: `python -m tools.acceptance.predictions` writes predicted.json.
 
-Made beforehand, because the compilers that the model needs are for x86-64, and machines with a chip mostly are not.
+Made beforehand, because the model was run on x86-64 alone, and machines with a chip mostly are aarch64.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Times = dict[str, dict[str, dict[str, float]]]
 
 def predict(operators: list[str] | None = None) -> Times:
     """Milliseconds on the device by operator, mode and size; of these operators (all)."""
-    from npu_offline.compare.results import results
+    from tools.compare.results import results
 
     times: Times = {}
     for result in results(operators, _TOOLCHAIN):
@@ -37,7 +37,7 @@ def load() -> dict[str, Any]:
 
 def main() -> None:
     """Write the file."""
-    from npu_offline.compare.published import SOC
+    from tools.compare.published import SOC
 
     about = {"soc": SOC, "toolchain": _TOOLCHAIN, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     FILE.write_text(json.dumps({**about, "times": predict()}, indent=1) + "\n")

@@ -1,51 +1,43 @@
-"""Every Python block of the README runs as it stands, given the kernel and the operator that it speaks of."""
+"""The Python blocks of the README are one program that runs as it stands, with nothing defined beforehand."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import npu_offline
 import pytest
-import torch
+from npu_offline.cli import main
 
-TRITON = pytest.importorskip("triton", reason="needs triton-ascend")
-TL = pytest.importorskip("triton.language")
 BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.S)
 pytestmark = pytest.mark.skipif("1.2.0" not in npu_offline.installed(), reason="needs a toolchain (npu-offline fetch 1.2.0)")
 
 
-@TRITON.jit
-def double(x_ptr, y_ptr, n, BLOCK: TL.constexpr):
-    o = TL.program_id(0) * BLOCK + TL.arange(0, BLOCK)
-    TL.store(y_ptr + o, TL.load(x_ptr + o, mask=o < n) * 2, mask=o < n)
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        y = torch.empty_like(x)
-        double[(8,)](x.view(-1), y.view(-1), x.numel(), BLOCK=4096)
-        return y
-
-    @staticmethod
-    def backward(ctx, dy):
-        return 2 * dy
-
-
-def test_there_are_examples():
+def test_blocks_run_one_after_the_other(tmp_path):
     assert len(BLOCKS) >= 7
+    program = tmp_path / "readme.py"  # Triton reads a kernel's source from its file
+    program.write_text("\n".join(BLOCKS))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+    promised = re.findall(r"^print\(.*\)  # ([\d ]+)$", "\n".join(BLOCKS), re.M)
+    assert promised
+    assert set(promised) <= set(printed)
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_block_runs(block, capsys):
-    x = torch.ones(4000)
-    given = {"x": x, "y": (0 * x.clone().requires_grad_()).clone(), "dy": x, "n": 4000, "kernel": double}
-    namespace = {**given, "emulate": npu_offline.emulate, "torch": torch, "my_operator": Doubled.apply}
-    exec(compile(block, "README.md", "exec"), namespace)
-    if "calls" in namespace:
-        label, call = next(iter(namespace["calls"]()))
-        with npu_offline.record("Ascend910B4") as launches:
-            call()
-        assert label == "width 1000"
-        assert [launch.name for launch in launches] == ["double"]
-    if "y.backward" in block:
-        assert "written=16000" in capsys.readouterr().out
+def test_what_the_readme_tells_to_write_is_what_the_commands_take(tmp_path, capsys):
+    kernel, operator, tuned = (
+        next(block for block in BLOCKS if text in block) for text in ("def double", "def calls", "def sized_calls")
+    )
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "ascend_calls.py").write_text(f"{kernel}\n{operator}\n{tuned}")
+    where = ["--soc", "Ascend910B4", "--toolchain", "1.2.0"]
+    assert main(["check", str(tmp_path), *where]) == 0
+    assert main(["time", str(tmp_path), *where]) == 0
+    assert main(["tune", str(tmp_path), *where]) in (0, 1)  # 1: another size is predicted to be faster
+    assert "1 choices" in capsys.readouterr().out
+    report = ["report", str(tmp_path), *where, "--jobs", "1", "--output", str(tmp_path / "out")]
+    assert main(report) == 0
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "double" in page
+    assert not re.search("rms_norm|attn_res|liger", page), "a report is of the packages that were asked for"

@@ -36,7 +36,7 @@ def written(tmp_path_factory):
     (package / "tests").mkdir(parents=True)
     (package / "tests" / "ascend_calls.py").write_text(CALLS.format(folder=str(Path(__file__).parent)))
     chips = ["--soc", "Ascend910B4", "--soc", "Ascend950PR_9589"]
-    output = ["--output", str(folder / "out"), "--jobs", "1", "--no-comparison"]
+    output = ["--output", str(folder / "out"), "--jobs", "1"]
     assert main(["report", str(package), *chips, *output]) == 0
     return json.loads((folder / "out" / "report.json").read_text()), (folder / "out" / "index.html").read_text()
 
@@ -120,22 +120,11 @@ def test_a_sample_is_the_calls_that_are_named(written, tmp_path):
     package = tmp_path / "an_operator"
     (package / "tests").mkdir(parents=True)
     (package / "tests" / "ascend_calls.py").write_text(CALLS.format(folder=str(Path(__file__).parent)))
-    where = ["--soc", "Ascend910B4", "--toolchain", "1.2.0", "--jobs", "1", "--no-comparison", "--output", str(tmp_path)]
+    where = ["--soc", "Ascend910B4", "--toolchain", "1.2.0", "--jobs", "1", "--output", str(tmp_path)]
     assert main(["report", str(package), "--sample", *where]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert {row["kernel"] for row in report["packages"][0]["compiled"]} == {"copy_rows"}
     assert report["packages"][0]["calls"] == {"shown": 1, "all": 2}
-
-
-def test_the_comparison_says_what_is_missing(written):
-    common = {"size": 512, "direction": "forward", "floor": 5e-6, "published": 258e-6, "pytorch": 160e-6}
-    ours = {**common, "whose": "ours", "bound": 5.2e-6, "predicted": 123.4e-6, "kernels_over_floor": 1.47, "problem": ""}
-    failed = {**ours, "predicted": None, "kernels_over_floor": None, "problem": "it does not fit"}
-    rows = [{**ours, "operator": "rms_norm"}, {**failed, "operator": "attn_res"}]
-    page = render({**written[0], "comparison": rows})
-    assert page.count("<b>123</b>") == 1
-    assert "it does not fit" in page
-    assert 'class="n good" title="goal 1.6">1.47' in page
 
 
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (64 * 2**20, "64 MiB")])

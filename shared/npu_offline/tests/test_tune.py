@@ -1,6 +1,7 @@
 """The tile search, and what the packages' tilings chose against it."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import npu_tiling
@@ -30,7 +31,7 @@ def test_other_sizes_are_allowed_ones_around_what_was_chosen():
 
 def test_a_tiling_takes_the_answer_it_is_given():
     _, call = sized("rms_norm", "x 1024")
-    with answering("npu_rms_norm", lambda number, _: {"ROWS": 3} if number == 0 else None) as sites:
+    with answering(lambda number, _: {"ROWS": 3} if number == 0 else None) as sites:
         unseen = dataclasses.replace(npu_tiling.soc("Ascend910B4"), name="a chip that no tiling remembers")
         with record("Ascend910B4") as launches, npu_tiling.use_device(unseen, emulated=True):
             call()
@@ -39,7 +40,7 @@ def test_a_tiling_takes_the_answer_it_is_given():
 
 
 def test_search_ranks_candidates_and_knows_the_choice_they_replace():
-    tuned = search("npu_rms_norm", *sized("rms_norm", "x 1024"), kernel="forward")
+    tuned = search(*sized("rms_norm", "x 1024"), kernel="forward")
     assert [dict(one.site.chosen).keys() for one in tuned] == [{"ROWS"}]
     seconds = [candidate.seconds for candidate in tuned[0].candidates if candidate.seconds is not None]
     assert seconds == sorted(seconds)
@@ -68,8 +69,48 @@ def test_the_command_needs_calls_of_a_size(tmp_path):
     ],
 )
 def test_choice_is_within_five_percent_of_the_best_candidate(package, text, kernel):
-    tuned = search(f"npu_{package}", *sized(package, text), kernel=kernel)
+    tuned = search(*sized(package, text), kernel=kernel)
     assert tuned
     for one in tuned:
         assert one.candidates
         assert one.best is None or one.best.gain <= MARGIN, one.best
+
+
+# A package that is not of this repository: a kernel whose block is the caller's choice.
+MINE = """
+import sys
+import torch
+sys.path.insert(0, "{folder}")
+from sample_kernels import cast
+
+def calls():
+    yield "4096", lambda: cast[(4,)](torch.empty(4096), torch.empty(4096, dtype=torch.bfloat16), BN=1024)
+
+def run(BN):
+    cast[(4096 // BN,)](torch.empty(4096), torch.empty(4096, dtype=torch.bfloat16), BN=BN)
+
+def sized_calls():
+    yield "4096", {call}
+"""
+
+
+def mine(folder, call):
+    (folder / "tests").mkdir()
+    (folder / "tests" / "ascend_calls.py").write_text(MINE.format(folder=Path(__file__).parent, call=call))
+    return str(folder)
+
+
+def test_a_kernel_of_any_package_is_tuned_over_the_sizes_that_it_lists(tmp_path, capsys):
+    table = tmp_path / "table.json"
+    main(["tune", mine(tmp_path, "run, {'BN': (1024, 64, 2048)}"), "--json", str(table)])
+    assert "1 choices" in capsys.readouterr().out
+    (tuned,) = json.loads(table.read_text())
+    assert tuned["chosen"] == {"BN": 1024}
+    assert {candidate["sizes"]["BN"] for candidate in tuned["candidates"]} == {64, 2048}
+    by_size = {candidate["sizes"]["BN"]: candidate["seconds"] for candidate in tuned["candidates"]}
+    assert by_size[64] > tuned["candidates"][0]["chosen"], "sixty-four programs cost more than four"
+
+
+def test_a_call_with_nothing_to_tune_is_an_error_that_says_how_to_list_sizes(tmp_path, capsys):
+    assert main(["tune", mine(tmp_path, "lambda: run(1024)")]) == 2
+    assert "Have sized_calls() list them" in capsys.readouterr().err

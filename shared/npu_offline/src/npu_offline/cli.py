@@ -14,7 +14,6 @@ from rich.progress import track
 from rich.table import Table
 
 from . import check, maintenance, toolchains
-from .compare import command as compare_command
 from .errors import OfflineError
 from .lint import command as lint_command
 from .reporting import command as report_command
@@ -48,7 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     checker.set_defaults(run=_check)
     lint_command.add_parser(commands)
     timing_command.add_parser(commands)
-    compare_command.add_parser(commands)
     tune_command.add_parser(commands)
     report_command.add_parser(commands)
     maintenance.add_parsers(commands)

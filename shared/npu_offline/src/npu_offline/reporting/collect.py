@@ -13,8 +13,6 @@ from typing import Any
 import npu_tiling
 
 from .. import check
-from ..compare.command import as_json as comparison_as_json
-from ..compare.results import GOALS, results
 from ..emulation import emulate
 from ..errors import OfflineError
 from ..launches import LaunchRecord
@@ -41,19 +39,14 @@ class Scope:
     jobs: int | None
 
 
-def collect(packages: Sequence[Path], scope: Scope, progress: Progress, *, comparison: bool) -> dict[str, Any]:
+def collect(packages: Sequence[Path], scope: Scope, progress: Progress) -> dict[str, Any]:
     """Compile, lint, emulate and time the calls of packages.
 
     Args:
         packages: folders with tests/ascend_calls.py.
         scope: what of them.
         progress: told what comes next.
-        comparison: whether to compare with what was published, too.
     """
-    compared = []
-    if comparison:
-        progress("comparing with published times")
-        compared = [comparison_as_json(result) for result in results(None, scope.toolchains[-1])]
     return {
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "host": platform.platform(terse=True),
@@ -62,8 +55,6 @@ def collect(packages: Sequence[Path], scope: Scope, progress: Progress, *, compa
         "chips": [_chip(soc) for soc in scope.socs],
         "rules": {name: rule.reason for name, rule in RULES.items()},
         "packages": [_package(folder, scope, progress) for folder in packages],
-        "comparison": compared,
-        "goals": GOALS,
     }
 
 

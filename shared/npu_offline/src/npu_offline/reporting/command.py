@@ -22,7 +22,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--soc", action="append", choices=sorted(npu_tiling.SOCS), metavar="NAME", help="a chip (all)")
     parser.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
     parser.add_argument("--sample", action="store_true", help="only the calls that tests/ascend_calls.py names in SAMPLE")
-    parser.add_argument("--no-comparison", action="store_true", help="leave out the comparison with published times")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (all cores)")
     parser.add_argument("--output", type=Path, default=Path("ascend-report"), metavar="FOLDER", help="(%(default)s)")
     parser.set_defaults(run=_run)
@@ -40,7 +39,7 @@ def _run(options: argparse.Namespace) -> int:
         labels = {folder.resolve().name: check.load_sample(folder) for folder in packages}
     scope = Scope(options.soc or list(npu_tiling.SOCS), options.toolchain or toolchains.VERSIONS, labels, options.jobs)
     folders = [folder.resolve() for folder in packages]
-    report = collect(folders, scope, lambda line: print(line, file=sys.stderr), comparison=not options.no_comparison)
+    report = collect(folders, scope, lambda line: print(line, file=sys.stderr))
     options.output.mkdir(parents=True, exist_ok=True)
     for name, text in (("report.json", json.dumps(report, indent=1)), ("index.html", render(report))):
         (options.output / name).write_text(text)

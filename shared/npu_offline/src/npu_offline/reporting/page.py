@@ -25,7 +25,7 @@ def render(report: Mapping[str, Any]) -> str:
     environment.filters.update(bytes=size, number=lambda value: f"{value:,}", micro=_micro)
     packages = [_package(package, report) for package in report["packages"]]
     return environment.get_template("page.j2").render(
-        report=report, packages=packages, summary=_summary(report["packages"]), comparison=_comparison(report), pipes=ROWS
+        report=report, packages=packages, summary=_summary(report["packages"]), pipes=ROWS
     )
 
 
@@ -133,13 +133,3 @@ def _ledgers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         lengths = ", ".join(f"{count:,} × {size(length)}" for length, count in longest_first)
         calls.setdefault(row["call"], []).append({**row, "useful": useful, "lengths_text": lengths or "–"})
     return [{"label": label, "rows": found} for label, found in calls.items()]
-
-
-def _comparison(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each published measurement, ours and liger's side by side."""
-    rows: dict[tuple[str, int, str], dict[str, Any]] = {}
-    for result in report["comparison"]:
-        operator, number, direction = key = (result["operator"], result["size"], result["direction"])
-        new = {"operator": operator, "size": number, "direction": direction, "goal": report["goals"].get(operator)}
-        rows.setdefault(key, {**new, "ours": None, "liger": None})[result["whose"]] = result
-    return list(rows.values())

@@ -18,6 +18,9 @@ from .search import Candidate, Tuned, search
 
 MARGIN = 0.05  # of the best candidate's time: what a choice may be off
 
+_NOTHING = """nothing can be tuned: no kernel of these calls asks npu_tiling.fit for its sizes. Have sized_calls() list them:
+    yield "1024 rows", lambda BLOCK: my_operator(x, BLOCK), {"BLOCK": (1024, 512, 2048)}  # the first is what you use now"""
+
 
 def add_parser(commands: Any) -> None:
     """Add `tune` to the command line."""
@@ -46,11 +49,11 @@ def _run(options: argparse.Namespace) -> int:
     if not calls:
         raise OfflineError(f"--call is {options.call!r}, must be part of a label that sized_calls() yields")
     found: list[Tuned] = []
-    name = f"npu_{options.package.resolve().name}"
-    for label, call in track(calls, "searching", console=console, transient=True):
-        found += search(
-            name, label, call, soc=options.soc, toolchain=options.toolchain, jobs=options.jobs, kernel=options.kernel
-        )
+    where = {"soc": options.soc, "toolchain": options.toolchain, "jobs": options.jobs, "kernel": options.kernel}
+    for call in track(calls, "searching", console=console, transient=True):
+        found += search(*call, **where)
+    if not found:
+        raise OfflineError(_NOTHING)
     console.print(_table(found, everything=options.all))
     slow = [tuned for tuned in found if tuned.best is not None and tuned.best.gain > MARGIN]
     console.print(f"{len(found)} choices, {len(slow)} more than {MARGIN:.0%} above the best candidate", markup=False)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -61,10 +62,13 @@ class Tuned:
         return next((candidate for candidate in self.candidates if candidate.gain > 0), None)
 
 
+_Recorded = tuple[list[Site], list[LaunchRecord]]
+
+
 def search(
-    package: str,
     label: str,
-    call: Callable[[], None],
+    call: Callable[..., None],
+    choices: Mapping[str, Sequence[int]] | None = None,
     *,
     soc: str = "Ascend910B4",
     toolchain: str = DEFAULT,
@@ -74,23 +78,31 @@ def search(
     """Try other block sizes for everything that a call launches.
 
     A tiling asks `npu_tiling.fit` once for every launch that it makes. Each answer is replaced in turn, by sizes from a
-    quarter to four times of what it was, and what the call launches then is compiled and timed. A candidate is held
-    against the launches of the tiling's own that it replaces: those of the same kernels, whose constants or grid differ.
+    quarter to four times of what it was, and what the call launches then is compiled and timed. A call that takes its
+    sizes as arguments lists them instead. A candidate is held against the launches of the tiling's own that it replaces:
+    those of the same kernels, whose constants or grid differ.
 
     Args:
-        package: import name of the operator's package.
         label: of the call.
         call: what to run, on CPU tensors.
+        choices: names of keyword arguments of `call` and the sizes that each may be; the first are those in use.
         soc, toolchain: what for, and by which compiler.
         jobs: compilations at a time; None for all cores.
         kernel: only questions whose answer changes a kernel with this in its name.
     """
-    sites, own = _recorded(package, call, soc, -1, {})
-    plans: list[tuple[int, Sizes]] = [(number, sizes) for number, site in enumerate(sites) for sizes in site.others()]
+    runs: list[tuple[int, Sizes, Callable[[], _Recorded]]]
+    if choices:
+        first, *others = (dict(zip(choices, sizes, strict=True)) for sizes in itertools.product(*choices.values()))
+        sites, own = [Site((), tuple(first.items()))], _recorded(functools.partial(call, **first), soc)[1]
+        runs = [(0, other, functools.partial(_recorded, functools.partial(call, **other), soc)) for other in others]
+    else:
+        sites, own = _recorded(call, soc)
+        plans = [(number, other) for number, site in enumerate(sites) for other in site.others()]
+        runs = [(number, other, functools.partial(_recorded, call, soc, number, other)) for number, other in plans]
     tried: list[tuple[int, Sizes, list[LaunchRecord]]] = []
-    for number, sizes in plans:
+    for number, sizes, launches_with in runs:
         with contextlib.suppress(OfflineError, ValueError, ZeroDivisionError):  # the tiling itself refuses these sizes
-            tried.append((number, sizes, _recorded(package, call, soc, number, sizes)[1]))
+            tried.append((number, sizes, launches_with()[1]))
     wanted = [(number, sizes, new) for number, sizes, new in tried if _changes(own, new, kernel)]
     _compile([launch for _, _, new in wanted for launch in new], soc, toolchain, jobs)
     clock = _Clock(soc, toolchain)
@@ -101,14 +113,12 @@ def search(
     return [Tuned(label, sites[number], tuple(candidates)) for number, candidates in sorted(ranked.items())]
 
 
-def _recorded(
-    package: str, call: Callable[[], None], soc: str, number: int, sizes: Sizes
-) -> tuple[list[Site], list[LaunchRecord]]:
-    """What a call launches when the question of this number is answered with these sizes."""
+def _recorded(call: Callable[[], None], soc: str, number: int = -1, sizes: Sizes | None = None) -> _Recorded:
+    """What a call asks and launches, the question of this number answered with these sizes."""
     # Tilings remember launches by device: a name of its own keeps candidates apart.
     device = dataclasses.replace(npu_tiling.soc(soc), name=f"{soc}, candidate {next(_candidates)}")
     with (
-        answering(package, lambda n, _: sizes if n == number else None) as sites,
+        answering(lambda n, _: sizes if n == number else None) as sites,
         record(soc) as launches,
         npu_tiling.use_device(device, emulated=True),
     ):

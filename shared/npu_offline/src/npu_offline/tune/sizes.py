@@ -1,4 +1,4 @@
-"""Other block sizes than a tiling chose: every tiling asks `npu_tiling.fit` for sizes, and here something else answers."""
+"""Other block sizes than a tiling chose: a tiling asks `npu_tiling.fit` for sizes, and here something else answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Site:
     """One question that a tiling asked.
 
     Attributes:
-        blocks: the blocks that it wanted sizes of.
+        blocks: the blocks that it wanted sizes of; none where a call lists the sizes that it can be given.
         chosen: the sizes it was told.
     """
 
@@ -49,11 +49,10 @@ def _around(block: Block, chosen: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def answering(package: str, answer: Callable[[int, Site], Sizes | None]) -> Iterator[list[Site]]:
-    """Until the block ends, `answer` may say other sizes than `npu_tiling.fit` to the modules of a package.
+def answering(answer: Callable[[int, Site], Sizes | None]) -> Iterator[list[Site]]:
+    """Until the block ends, `answer` may say other sizes than `npu_tiling.fit` to every module that has imported that.
 
     Args:
-        package: its import name.
         answer: from the number of a question, in the order in which they are first asked, and the question itself.
 
     Yields:
@@ -61,9 +60,10 @@ def answering(package: str, answer: Callable[[int, Site], Sizes | None]) -> Iter
     """
     sites: list[Site] = []
     numbers: dict[tuple[object, ...], int] = {}
+    own = npu_tiling.fit
 
     def fit(tiles: Sequence[Tile], blocks: Sequence[Block], device: Device) -> dict[str, int]:
-        chosen = npu_tiling.fit(tiles, blocks, device)
+        chosen = own(tiles, blocks, device)
         site = Site(tuple(blocks), tuple(chosen.items()))
         key = (tuple(tiles), tuple(blocks))
         if key not in numbers:
@@ -76,12 +76,11 @@ def answering(package: str, answer: Callable[[int, Site], Sizes | None]) -> Iter
         return sizes
 
     with contextlib.ExitStack() as stack:
-        for module in _modules(package):
+        for module in _modules():
             stack.enter_context(mock.patch.object(module, "fit", fit))
         yield sites
 
 
-def _modules(package: str) -> list[ModuleType]:
-    """The package's modules that ask."""
-    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
-    return [module for module in modules if getattr(module, "fit", None) is npu_tiling.fit]
+def _modules() -> list[ModuleType]:
+    """The modules that ask."""
+    return [module for module in list(sys.modules.values()) if vars(module).get("fit") is npu_tiling.fit]

@@ -1,37 +1,32 @@
-"""`npu-offline compare`: ours, liger's kernels for Ascend, the floor and what was published, in one table."""
+"""`hatch run compare`: ours, liger's kernels for Ascend, the floor and what was published, in one table."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
+from npu_offline import toolchains
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from .. import toolchains
 from . import peers
 from .published import SOC, Operator
 from .results import GOALS, Result, results
 
 
-def add_parser(commands: Any) -> None:
-    """Add `compare` to the command line."""
-    parser = commands.add_parser(
-        "compare", help="our operators' predicted times against liger's, the floor and published ones"
-    )
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="compare", description=__doc__)
     parser.add_argument("--operator", action="append", choices=get_args(Operator), help="one of these (all)")
-    parser.add_argument(
-        "--toolchain", default=toolchains.DEFAULT, choices=toolchains.VERSIONS, help="compiler version (%(default)s)"
-    )
+    version = "compiler version (%(default)s)"
+    parser.add_argument("--toolchain", default=toolchains.DEFAULT, choices=toolchains.VERSIONS, help=version)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> int:
+    options = parser.parse_args(arguments)
     console = Console() if Console().is_terminal else Console(width=180)
     found = list(track(results(options.operator, options.toolchain), "predicting", console=console, transient=True))
     console.print(table(found))
@@ -136,3 +131,7 @@ def as_json(result: Result) -> dict[str, object]:
         "pytorch": row.pytorch,
         "problem": result.problem,
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,9 +14,7 @@ from typing import Any
 from unittest import mock
 
 import npu_tiling
-
-from ..emulation import record
-from ..errors import OfflineError
+from npu_offline import OfflineError, record
 
 VERSION = "0.8.5"
 _BACKEND = "liger_kernel.ops.backends._ascend"

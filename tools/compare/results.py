@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import OfflineError
-from ..launches import LaunchRecord
-from ..timing import Timing, costs_of, time_launch
+from npu_offline import LaunchRecord, OfflineError
+from npu_offline.timing import Timing, costs_of, time_launch
+
 from . import cases, peers
 from .published import CUBE_SUSTAINED, SOC, Published
 

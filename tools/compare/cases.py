@@ -8,11 +8,9 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from unittest import mock
 
 import torch
+from npu_offline import LaunchRecord, OfflineError, record
 from torch import Tensor
 
-from ..emulation import record
-from ..errors import OfflineError
-from ..launches import LaunchRecord
 from . import peers
 from .published import PUBLISHED, SOC, Published
 
