@@ -22,6 +22,7 @@ from .errors import OfflineError, UnsupportedError
 from .frontend import changed_options, options_from, to_linalg
 from .lowering import ENTRY, lower
 from .native import Binary, load, native_key, shared_object
+from .toolchains import installed
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -59,10 +60,10 @@ class _HostBackend(AscendBackend):
 
 
 @functools.lru_cache(maxsize=64)
-def _linalg_object(linalg: str, toolchain: str) -> bytes:
-    """The Linalg IR for this host; nothing where only the chip has what it uses."""
+def _linalg_object(linalg: str) -> bytes:
+    """The Linalg IR for this host, whichever toolchain lowers it; nothing where only the chip has what it uses."""
     try:
-        return shared_object(lower(linalg, toolchain))
+        return shared_object(lower(linalg, installed()[-1]))
     except UnsupportedError:
         return b""
 
@@ -90,7 +91,7 @@ class EmulatedBackend(_HostBackend):
         changed = changed_options(options)
         name = re.search(r"func\.func @(\w+)", linalg)
         final = final_module(name[1] if name else "kernel", linalg, changed, self.soc, self.toolchain)
-        beside = _linalg_object(linalg, self.toolchain) if self.level == CHECKED else b""
+        beside = _linalg_object(linalg) if self.level == CHECKED else b""
         return Binary(executable(final, self.soc, self.toolchain, mutations.get(self.mutation)), beside).packed()
 
 

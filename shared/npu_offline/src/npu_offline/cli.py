@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from . import check, maintenance, toolchains
 from .errors import OfflineError
+from .execute.calls import Executed, execute_calls
 from .lint import command as lint_command
 from .reporting import command as report_command
 from .timing import command as timing_command
@@ -37,12 +39,13 @@ def _parser() -> argparse.ArgumentParser:
     fetch = commands.add_parser("fetch", help="install compiler versions into the cache folder")
     fetch.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(toolchains.VERSIONS)} (all)")
     fetch.set_defaults(run=_fetch)
-    checker = commands.add_parser("check", help="compile every kernel that a package launches")
+    checker = commands.add_parser("check", help="compile every kernel that a package launches, and execute it with checks")
     checker.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
     checker.add_argument("--soc", action="append", choices=sorted(npu_tiling.SOCS), metavar="NAME", help="a chip (all)")
     checker.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
     checker.add_argument("--every-chip", action="store_true", help="compile even where chips differ in name alone")
     checker.add_argument("--jobs", type=int, metavar="N", help="compilations at a time (all cores)")
+    checker.add_argument("--compile-only", action="store_true", help="do not execute what was compiled")
     checker.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     checker.set_defaults(run=_check)
     lint_command.add_parser(commands)
@@ -74,30 +77,66 @@ def _check(options: argparse.Namespace) -> int:
     results = list(track(running, "compiling", len(jobs), console=console))
     order = {job: position for position, job in enumerate(jobs)}
     results.sort(key=lambda result: order[result.job])
-    console.print(_table(results))
+    executed = [] if options.compile_only else _execute(calls, socs, versions, console)
+    console.print(_table(results, executed))
     failures = [result for result in results if not result.ok]
+    wrong = [(call, kernel, finding) for call in executed for kernel, finding in call.findings]
+    for call, kernel, finding in wrong:
+        console.print(f"{kernel} {call.toolchain}, {call.label}: {finding}", markup=False)
+    refused = [call for call in executed if call.problem]
+    for call in refused:
+        console.print(f"{call.toolchain}, {call.label}: not executed: {call.problem}", markup=False)
     for result in failures:
         if result.report is None:
             console.print(f"{result.job.kernel} {result.job.soc} {result.job.toolchain}: {result.problem}", markup=False)
     if options.json:
         options.json.write_text(json.dumps([_as_json(result) for result in results], indent=1))
     console.print(f"{len(results)} compilations, {len(failures)} failed", markup=False)
-    return 1 if failures else 0
+    if executed:
+        launches = sum(len(call.launches) for call in executed)
+        counts = f"{len(executed)} calls executed, {launches} launches, {len(wrong)} findings"
+        console.print(f"{counts}, {len(refused)} calls not executed whole", markup=False)
+    return 1 if failures or wrong else 0
 
 
-def _table(results: Sequence[check.Result]) -> Table:
+def _execute(calls: Sequence[check.Call], socs: Sequence[str], versions: Sequence[str], console: Console) -> list[Executed]:
+    """Every call, by every toolchain, on the first of the chips that it can be executed for."""
+    found = []
+    for version in versions:
+        soc = next((soc for soc in socs if toolchains.supported(soc, version) and not toolchains.is_a5(soc)), None)
+        if soc is not None:
+            running = execute_calls(calls, soc, version)
+            found += list(track(running, f"executing {version}", len(calls), console=console))
+    return found
+
+
+def _table(results: Sequence[check.Result], executed: Sequence[Executed] = ()) -> Table:
     """One row per kernel, tile and outcome, with the toolchains and chips that share it."""
+    ran = _ran(executed)
     chips: dict[tuple[str, ...], list[str]] = {}
     for result in results:
-        key = (result.job.kernel, result.job.tile, result.job.toolchain, *_outcome(result))
+        verdict = "" if toolchains.is_a5(result.job.soc) else ran.get((result.job.kernel, result.job.toolchain), "")
+        key = (result.job.kernel, result.job.tile, result.job.toolchain, *_outcome(result), verdict)
         chips.setdefault(key, []).append(result.job.soc)
     rows: dict[tuple[str, ...], list[str]] = {}
     for (kernel, tile, toolchain, *outcome), socs in chips.items():
         rows.setdefault((kernel, tile, *outcome, _span(socs)), []).append(toolchain)
-    table = Table("kernel", "tile", "fits", "UB used", "doubled", "chips", "toolchains", title="UB is per vector core")
+    table = Table(
+        "kernel", "tile", "fits", "UB used", "doubled", "executed", "chips", "toolchains", title="UB is per vector core"
+    )
     for (*cells, span), versions in sorted(rows.items(), key=lambda row: row[0][:2]):
         table.add_row(*cells, span, " ".join(versions))
     return table
+
+
+def _ran(executed: Sequence[Executed]) -> dict[tuple[str, str], str]:
+    """What the table says of a kernel's execution, by its name and the toolchain."""
+    launches: Counter[tuple[str, str]] = Counter()
+    wrong: Counter[tuple[str, str]] = Counter()
+    for call in executed:
+        launches.update((launch.kernel, call.toolchain) for launch in call.launches)
+        wrong.update((kernel, call.toolchain) for kernel, _ in call.findings)
+    return {key: f"[red]{wrong[key]} findings[/red]" if wrong[key] else f"{launches[key]} launches" for key in launches}
 
 
 def _outcome(result: check.Result) -> tuple[str, str, str]:

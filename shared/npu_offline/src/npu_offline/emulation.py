@@ -31,6 +31,8 @@ def emulate(
     ledgers: bool = False,
     final: bool = False,
     checks: bool = False,
+    ends: bool = False,
+    keep_going: bool = False,
     mutate: Callable[[ModuleOp], Any] | None = None,
 ) -> Iterator[Emulation]:
     """Run Triton kernels that are launched on CPU tensors as the Ascend compiler sees them, until the block ends.
@@ -55,6 +57,8 @@ def emulate(
         checks: at each launch, follow pipes and flags, hold every access of a buffer against those before, run again with
             other bytes where nothing was written, and compare results with those of the Linalg IR. Implies `final`, and
             that programs run one after another.
+        ends: run the first, the middle and the last program of each grid, and no others.
+        keep_going: note what the checks find in `Launch.notes` and go on.
         mutate: changes each final module, parsed, before it runs: to see that the checks notice. Nothing that was compiled
             before is used.
 
@@ -78,7 +82,9 @@ def emulate(
 
     runtime()
     threads = threads or len(os.sched_getaffinity(0))
-    emulation = RunningEmulation(soc, toolchain, threads, shuffle, races=races, ledgers=ledgers, checks=checks)
+    emulation = RunningEmulation(
+        soc, toolchain, threads, shuffle, races=races, ledgers=ledgers, checks=checks, ends=ends, keep_going=keep_going
+    )
     target = emulated_target(soc, toolchain, CHECKED if checks else FINAL if final else "", mutate)
     driver = HostDriver(target, device, Launcher)
     with _active(driver), npu_tiling.use_device(device, emulated=True):

@@ -9,4 +9,10 @@ typedef struct {
   int64_t read, written, transfers, scalars, atomics, pieces, whole_rows, useful_read, useful_written, lengths[LENGTHS];
 } counts;
 typedef struct { int64_t reason, argument, access, address, bytes, program[3], other_access, other; } fault;
-typedef struct { int64_t threads, shuffle; uint64_t seed; int64_t watch, unit_bits, shared, check, poison; } settings;
+typedef struct {
+  int64_t threads, shuffle;
+  uint64_t seed;
+  int64_t watch, unit_bits, shared, check, poison;
+  const uint32_t *chosen;  // the only programs that run, if there are any
+  int64_t chosen_count;
+} settings;

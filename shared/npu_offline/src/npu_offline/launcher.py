@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import Finding, OfflineError
+from .errors import Finding, FindingsError, OfflineError
 from .execute.checked import check
 from .execute.findings import FINDING_BYTES, raise_findings, read_findings
 from .faults import RESERVED, Fault, fault_of
@@ -56,23 +56,36 @@ class RunningEmulation(Emulation):
         races: bool = False,
         ledgers: bool = False,
         checks: bool = False,
+        ends: bool = False,
+        keep_going: bool = False,
     ) -> None:
         super().__init__(soc, toolchain)
-        self.checks = checks
+        self.checks, self.ends, self.keep_going = checks, ends, keep_going
         self.ledgers = ledgers
         self._settings = (threads, shuffle is not None, (shuffle or 0) & (2**64 - 1))
         self.watching = _WATCH_USE * ledgers + _WATCH_RACES * races
 
-    def settings(self, unit_bits: int, shared: int, *, checks: bool, poison: int) -> bytes:
-        """As the runtime takes them: with the size of a unit, and which arguments several programs may write.
+    def settings(self, unit_bits: int, shared: int, *, checks: bool, poison: int, chosen: Any) -> bytes:
+        """As the runtime takes them: with the size of a unit, which arguments several programs may write,
+        and the numbers of the only programs to run, if there are any.
 
         Programs that are checked run one after another, so that atomic updates come in the same order every time.
         """
         threads, *order = self._settings
-        return _SETTINGS.pack(1 if self.checks else threads, *order, self.watching, unit_bits, shared, checks, poison)
+        return _SETTINGS.pack(
+            1 if self.checks else threads,
+            *order,
+            self.watching,
+            unit_bits,
+            shared,
+            checks,
+            poison,
+            ctypes.addressof(chosen),
+            len(chosen),
+        )
 
 
-_SETTINGS = struct.Struct("<qqQqqqqq")
+_SETTINGS = struct.Struct("<qqQqqqqqQq")
 running: list[RunningEmulation] = []
 recordings: list[list[LaunchRecord]] = []
 
@@ -152,6 +165,9 @@ class Launcher:
         counters = (ctypes.c_int64 * (_COUNTERS * self._count))()
         shared = self._shared if emulation.watching else 0
         found = ctypes.create_string_buffer(FINDING_BYTES)
+        last = grid_x * grid_y * grid_z - 1
+        ends = sorted({0, last // 2, last}) if emulation.ends and last > 0 else []
+        chosen = (ctypes.c_uint32 * len(ends))(*ends)
 
         def run(address: int, *, checks: bool = False, poison: int = _NOT_A_NUMBER) -> None:
             fault = (ctypes.c_int64 * 10)()
@@ -165,7 +181,7 @@ class Launcher:
                 (ctypes.c_uint64 * len(storages))(*storages),
                 ctypes.c_int64(len(storages) // 2),
                 (ctypes.c_int32 * 3)(*grid),
-                emulation.settings(self._unit_bits, shared, checks=checks, poison=poison),
+                emulation.settings(self._unit_bits, shared, checks=checks, poison=poison, chosen=chosen),
                 counters,
                 fault,
                 found,
@@ -179,11 +195,14 @@ class Launcher:
         notes: list[Finding] = []
         try:
             if emulation.checks:
-                notes = check(
-                    self._arguments.name, self._arguments.types, kept, binary, run, lambda: read_findings(found.value)
-                )
+                name, types = self._arguments.name, self._arguments.types
+                notes = check(name, types, kept, binary, run, lambda: read_findings(found.value))
             else:
                 run(function)
+        except FindingsError as error:
+            if not emulation.keep_going:
+                raise
+            notes = list(error.findings)
         finally:
             if leave is not None:
                 leave(launch_metadata)

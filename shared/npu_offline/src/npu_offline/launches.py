@@ -68,6 +68,7 @@ class Launch:
         ledgers: how each was used; empty unless `emulate` was asked for ledgers.
         notes: hazards inside one pipe of the final module: an operand is overwritten that an instruction just before still
             reads, or temporaries of library functions meet, with no barrier between. Empty unless it was asked for checks.
+            With `emulate(keep_going=True)` also what would have been an error.
     """
 
     kernel: str

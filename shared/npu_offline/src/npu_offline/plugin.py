@@ -59,6 +59,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("npu-offline")
     group.addoption("--npu-device", choices=PLACES, help="run tests that use the fixture npu_place there, nowhere else")
     group.addoption("--npu-soc", default="Ascend910B4", help="the chip that is emulated (default: %(default)s)")
+    group.addoption("--npu-final", metavar="VERSION", help="emulate the final modules of that compiler version")
+    group.addoption("--npu-checks", action="store_true", help="with --npu-final: every check at every launch")
     group.addoption("--npu-search", choices=("short", "long"), default="short", help="how long properties are tried")
     group.addoption("--npu-seed", type=int, default=0, help="of the examples that properties are tried on (default: 0)")
     group.addoption("--npu-seconds", type=float, help="a long search of one property takes (default: 100)")
@@ -70,6 +72,16 @@ def pytest_configure(config: pytest.Config) -> None:
     reason = why_not(forced) if forced else None
     if reason:
         raise pytest.UsageError(f"--npu-device {forced}: {reason}")
+    final = config.getoption("--npu-final")
+    if final is not None:
+        from .toolchains import VERSIONS, installed
+
+        if final not in VERSIONS:
+            raise pytest.UsageError(f"--npu-final is {final!r}, must be one of {', '.join(VERSIONS)}")
+        if final not in installed():
+            raise pytest.UsageError(f"--npu-final {final}: toolchain is missing (npu-offline fetch {final})")
+    elif config.getoption("--npu-checks"):
+        raise pytest.UsageError("--npu-checks needs --npu-final VERSION")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -85,14 +97,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def npu_place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """The place a test runs at. At "emulated", Triton kernels on CPU tensors run as the Ascend compiler sees them."""
+    """The place a test runs at. At "emulated", Triton kernels on CPU tensors run as the Ascend compiler sees them.
+
+    What runs is their Linalg IR, or with --npu-final the modules that the compiler makes of it.
+    """
     import torch
 
     from .emulation import emulate
+    from .toolchains import DEFAULT
 
     name = request.param
     if name == "emulated":
-        with emulate(request.config.getoption("--npu-soc"), races=True):
+        final, checks = (request.config.getoption(option) for option in ("--npu-final", "--npu-checks"))
+        soc = request.config.getoption("--npu-soc")
+        with emulate(soc, toolchain=final or DEFAULT, races=True, final=final is not None, checks=checks):
             yield Place(name, torch.device("cpu"))
     else:
         yield Place(name, torch.device(name))

@@ -245,7 +245,7 @@ static void add_rows(const counts *rows, int64_t started, int64_t pointers, coun
   for (int64_t i = 0; i < started * fields; i++) ((int64_t *)total)[i % fields] += from[i];
 }
 
-// `findings`, of FINDING_BYTES, receives what checks found.
+// `findings`, of FINDING_BYTES, receives what checks found. Where programs are `chosen`, no others run.
 // Runs kernel(arguments, x, y, z) for the whole grid; `total` receives the traffic of each pointer argument. What is watched
 // lies in `storages`. Returns 0, or
 // 1 with `fault` filled in, or 2 when there is no memory for the launch itself.
@@ -272,7 +272,8 @@ int npu_offline_launch(void (*kernel)(const void *, int32_t, int32_t, int32_t), 
       order[i] = order[j];
       order[j] = i;
     }
-    l.order = order;
+    l.order = given->chosen_count ? given->chosen : order;
+    if (given->chosen_count) l.programs = given->chosen_count;
     int64_t started = 1;
     for (; started < threads; started++) {
       tasks[started] = (task){&l, rows + started * pointers};

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import Finding, FindingsError
 from ..storage import bounds_of
-from .compare import differences
+from .compare import bytes_at, differences
 from .findings import WEAK
 
 if TYPE_CHECKING:
+    import torch
+
     from ..native import Loaded
 
 _SECOND_POISON = 0x3F  # 0.75 as fp32, 1.9 as fp16, 0.75 as bf16, large as an integer
@@ -54,15 +55,13 @@ def check(
     found = findings()
     memory.restore(before)
     run(binary.address, poison=_SECOND_POISON)
-    again = memory.copy()
     places = [(name, kind, value) for (name, kind), value in zip(types.items(), values, strict=True) if kind.startswith("*")]
-    for name, text in differences(places, memory.ranges, after, again, exactly=True):
+    for name, text in differences(places, before, after, exactly=True):
         found.append(Finding("unwritten", None, f"argument {name} depends on bytes that nobody has written: {text}"))
     if binary.beside:
         memory.restore(before)
         run(binary.beside)
-        linalg = memory.copy()
-        for name, text in differences(places, memory.ranges, after, linalg, exactly=False):
+        for name, text in differences(places, before, after, exactly=False):
             found.append(Finding("results", None, f"argument {name} is not what its Linalg IR computes: {text}"))
     memory.restore(after)
     wrong = [finding for finding in found if finding.kind != WEAK]
@@ -81,9 +80,9 @@ class _Memory:
             found |= {(low, high) for low, high in zip(bounds[::2], bounds[1::2], strict=True) if high > low}
         self.ranges = sorted(found)
 
-    def copy(self) -> list[bytes]:
-        return [ctypes.string_at(low, high - low) for low, high in self.ranges]
+    def copy(self) -> dict[tuple[int, int], torch.Tensor]:
+        return {bounds: bytes_at(*bounds).clone() for bounds in self.ranges}
 
-    def restore(self, copies: Sequence[bytes]) -> None:
-        for (low, high), data in zip(self.ranges, copies, strict=True):
-            ctypes.memmove(low, data, high - low)
+    def restore(self, copies: Mapping[tuple[int, int], torch.Tensor]) -> None:
+        for bounds, data in copies.items():
+            bytes_at(*bounds).copy_(data)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..storage import bounds_of
@@ -17,57 +18,63 @@ _SHARE = 0.02  # of numbers of a narrow type: those that fp32 values so close to
 _OF_SCALE = 2.0**-18  # sums that cancel are compared with the largest numbers
 
 
+def bytes_at(low: int, high: int) -> torch.Tensor:
+    """Memory from one address up to another, as it is."""
+    import torch
+
+    return torch.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), dtype=torch.uint8)
+
+
 def differences(
     arguments: Sequence[tuple[str, str, Any]],
-    ranges: Sequence[tuple[int, int]],
-    one: Sequence[bytes],
-    other: Sequence[bytes],
+    before: Mapping[tuple[int, int], torch.Tensor],
+    expected: Mapping[tuple[int, int], torch.Tensor],
     *,
     exactly: bool,
 ) -> Iterator[tuple[str, str]]:
-    """Arguments whose memory differs, and how.
+    """Arguments whose memory is not what another execution left, and how.
 
     Args:
         arguments: name, Triton type and value of each pointer argument.
-        ranges: first and last address of each storage.
-        one, other: their bytes after either execution.
+        before: bytes of each storage before either execution, by its first and last address.
+        expected: the same after the other one.
         exactly: nothing explains a difference.
     """
+    import torch
+
     for name, kind, value in arguments:
         bounds = bounds_of(value)
         for low, high in dict.fromkeys(zip(bounds[::2], bounds[1::2], strict=True)):
-            if high <= low:
-                continue
-            position = ranges.index((low, high))
-            if one[position] != other[position]:
-                text = _difference(kind, one[position], other[position], exactly=exactly)
+            if high > low and not torch.equal(expected[low, high], now := bytes_at(low, high)):
+                text = _difference(kind, before[low, high], expected[low, high], now, exactly=exactly)
                 if text:
                     yield name, text
 
 
-def _difference(kind: str, one: bytes, other: bytes, *, exactly: bool) -> str | None:
+def _difference(kind: str, before: torch.Tensor, one: torch.Tensor, other: torch.Tensor, *, exactly: bool) -> str | None:
     import torch
 
     if exactly or kind not in _FLOATS:
-        return _bytes(one, other)
+        positions = (one != other).nonzero().flatten()
+        return f"{positions.numel()} bytes, the first at {int(positions[0])} of its storage"
     dtype = getattr(torch, _FLOATS[kind])
-    whole = len(one) // dtype.itemsize * dtype.itemsize
-    a, b = (torch.frombuffer(bytearray(data[:whole]), dtype=dtype) for data in (one, other))
+    whole = one.numel() // dtype.itemsize * dtype.itemsize
+    a, b, old = (data[:whole].view(dtype) for data in (one, other, before))
     different = ((a != b) & ~(a.isnan() & b.isnan())).nonzero().flatten()
     if different.numel() == 0:
         return None
     x, y = a[different].double(), b[different].double()
     ulps = _ulps(x, y, _MANTISSA[kind])
-    finite = b[b.isfinite()].double().abs()
-    scale = float(finite.max()) if finite.numel() else 0.0
-    share = different.numel() / a.numel()
+    scale = float(b.nan_to_num(0, 0, 0).abs().max())
     small = (x - y).abs() <= _OF_SCALE * scale
     explained = (ulps <= (_ULPS if kind == "*fp32" else 1)) | small
+    written = int(((a != old) | (b != old)).sum())
+    share = different.numel() / written
     if bool(explained.all()) and (kind == "*fp32" or share <= _SHARE or bool(small.all())):
         return None
     worst = int(ulps.argmax())
     return (
-        f"{different.numel()} of {a.numel()} numbers differ, by {float(ulps[worst]):.3g} units in the last place at most "
+        f"{different.numel()} of {written} numbers differ, by {float(ulps[worst]):.3g} units in the last place at most "
         f"(number {int(different[worst])}: {float(x[worst]):.8g}, not {float(y[worst]):.8g})"
     )
 
@@ -79,8 +86,3 @@ def _ulps(x: torch.Tensor, y: torch.Tensor, mantissa: int) -> torch.Tensor:
     exponent = torch.frexp(largest)[1] - 1
     distance = (x - y).abs() / torch.ldexp(torch.ones_like(largest), exponent - mantissa)
     return torch.where(distance.isfinite(), distance, torch.full_like(distance, float("inf")))
-
-
-def _bytes(one: bytes, other: bytes) -> str:
-    positions = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
-    return f"{len(positions)} bytes, the first at {positions[0]} of its storage"

@@ -1,0 +1,89 @@
+"""Calls of a package, executed from their final modules with all checks: three programs of every launch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..emulation import emulate
+from ..errors import Finding, OfflineError
+from ..launches import Launch
+from .findings import WEAK
+
+_DISTINCT = 1_000_003  # random numbers: a prime, so that hardly any tensor has the same rows again and again
+_MADE = {"empty", "zeros", "empty_like", "zeros_like", "new_empty", "new_zeros"}
+
+
+@dataclass(frozen=True)
+class Executed:
+    """What became of a call.
+
+    Attributes:
+        label: of the call.
+        toolchain: whose compiler it went through.
+        launches: that ran.
+        problem: why not all of them did; empty if they did.
+    """
+
+    label: str
+    toolchain: str
+    launches: Sequence[Launch]
+    problem: str = ""
+
+    @property
+    def findings(self) -> list[tuple[str, Finding]]:
+        """What is wrong, with the kernel's name."""
+        return [(launch.kernel, finding) for launch in self.launches for finding in launch.notes if finding.kind != WEAK]
+
+
+def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, toolchain: str) -> Iterator[Executed]:
+    """Execute calls, one after another.
+
+    Args:
+        calls: label and function, as `check.load_calls` returns them. Tensors that they make without values, or of zeros,
+            have random numbers instead.
+        soc, toolchain: the chip, and the compiler's version.
+    """
+    for label, call in calls:
+        problem = ""
+        with emulate(soc, toolchain=toolchain, threads=1, checks=True, ends=True, keep_going=True) as emulation:
+            try:
+                with random_values():
+                    call()
+            except OfflineError as error:
+                problem = str(error)
+        yield Executed(label, toolchain, list(emulation.launches), problem)
+
+
+@contextlib.contextmanager
+def random_values(seed: int = 0) -> Iterator[None]:
+    """Until the block ends, new floating-point tensors that would be empty or zero have normally distributed numbers."""
+    numbers = torch.randn(_DISTINCT, generator=torch.Generator().manual_seed(seed))
+
+    class Filled(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if getattr(func, "__name__", "") in _MADE and made.is_floating_point() and made.device.type == "cpu":
+                with torch.no_grad():
+                    _fill(made, numbers)
+            return made
+
+    with Filled():
+        yield
+
+
+def _fill(tensor: torch.Tensor, numbers: torch.Tensor) -> None:
+    """Repeats numbers over a tensor, which takes a tenth of the time that drawing as many would take."""
+    if not tensor.is_contiguous():
+        tensor.normal_()
+        return
+    flat = tensor.view(-1)
+    narrow = numbers.to(tensor.dtype)
+    whole = flat.numel() // narrow.numel() * narrow.numel()
+    flat[:whole].view(-1, narrow.numel()).copy_(narrow)
+    flat[whole:].copy_(narrow[: flat.numel() - whole])
