@@ -55,9 +55,20 @@ def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, too
             try:
                 with random_values():
                     call()
-            except OfflineError as error:
-                problem = str(error)
+            except Exception as error:
+                problem = _reason(error)
+                if not problem:
+                    raise
         yield Executed(label, toolchain, list(emulation.launches), problem)
+
+
+def _reason(error: BaseException | None) -> str:
+    """What an error of ours says, which Triton may have put another one around; nothing if it is none of ours."""
+    while error is not None:
+        if isinstance(error, OfflineError):
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 @contextlib.contextmanager

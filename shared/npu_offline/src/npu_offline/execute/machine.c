@@ -7,6 +7,23 @@ int checking(void) { return (int)self->launch->check; }
 
 // ---- Findings
 
+// Whether a line was noted before, whatever bytes it was of: these stand in brackets.
+static int noted(const char *lines, const char *text) {
+  const char *open = strchr(text, '['), *close = open ? strchr(open, ')') : NULL;
+  const size_t head = open ? (size_t)(open - text) : strlen(text);
+  for (const char *line = lines; *line; line = strchr(line, '\n') + 1) {
+    const char *start = strchr(line, '|') + 1, *end = strchr(line, '\n');
+    if ((size_t)(end - start) < head || memcmp(start, text, head)) continue;
+    if (!close) {
+      if (start + head == end) return 1;
+    } else {
+      const size_t tail = strlen(close);
+      if ((size_t)(end - start) >= head + tail && !memcmp(end - tail, close, tail)) return 1;
+    }
+  }
+  return 0;
+}
+
 void note(const char *format, ...) {
   launch *l = self->launch;
   char line[700];
@@ -19,7 +36,7 @@ void note(const char *format, ...) {
   if (length >= (int)sizeof line) length = sizeof line - 1;
   pthread_mutex_lock(&l->findings_lock);
   // Once is enough: what a finding says tells which instructions it is of, and not which program.
-  if (!strstr(l->findings, line + start - 1) && l->findings_length + length + 2 < FINDING_BYTES) {
+  if (!noted(l->findings, line + start) && l->findings_length + length + 2 < FINDING_BYTES) {
     memcpy(l->findings + l->findings_length, line, (size_t)length);
     l->findings_length += length;
     l->findings[l->findings_length++] = '\n';
