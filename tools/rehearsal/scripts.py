@@ -28,6 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     assert (offline, run) == ("--offline", "run"), arguments
     for command in commands(name, rest, Path("hatch.toml")):
         if command[1:3] == ["-m", "tools.wheel_test"]:
+            if command[3] == "npu_offline":
+                continue  # without compilers there is nothing of it to test
             command += ["--offline", "--layer", "cpu"]
         if done := subprocess.run(command).returncode:
             return done
