@@ -51,7 +51,7 @@ class Example:
 
 @st.composite
 def examples(draw, place: str) -> Example:
-    dtype = draw(st.sampled_from(properties.tensors.FLOATS))
+    dtype = draw(properties.floats(place))
     flag = st.booleans()
     some = st.sampled_from([1, 2, 3, 4, 5, 9, 17]) if place != "emulated" else st.sampled_from([1, 2, 3, 5])
     upstream = st.none() | properties.drawn()
@@ -226,12 +226,12 @@ def test_phase1_is_its_share_of_every_layer(device, npu_search):
 def test_merge_joins_one_more_block(device, npu_search):
     def holds(example: Example) -> None:
         make = Maker(example)
-        shape = (*example.leading, example.width)
-        o, partial, x = make(example.more[0], shape, torch.float32), make(example.more[1], shape, example.dtype), None
+        shape, wide = (*example.leading, example.width), torch.promote_types(example.dtype, torch.float32)
+        o, partial, x = make(example.more[0], shape, wide), make(example.more[1], shape, example.dtype), None
         if example.added:
             x = make(example.more[2], shape, example.dtype)
-        maximum = make(Drawn("normal", example.blocks[0].layout), example.leading, torch.float32)
-        total = 1 + make(Drawn("normal", example.blocks[1].layout), example.leading, torch.float32).abs()
+        maximum = make(Drawn("normal", example.blocks[0].layout), example.leading, wide)
+        total = 1 + make(Drawn("normal", example.blocks[1].layout), example.leading, wide).abs()
         w_query, w_norm, norm_weight = make.weights()
         inputs = [o, maximum, total, partial, x, w_query, w_norm, norm_weight if example.normalised else None]
 

@@ -68,7 +68,7 @@ def examples(draw, place: str) -> Example:
         leading=tuple(draw(st.lists(st.sampled_from([0, 1, 1, 2, 3, 7, 60]), max_size=2))),
         rows=rows,
         width=draw(WIDTHS[place]),
-        dtype=draw(st.sampled_from(properties.tensors.FLOATS)),
+        dtype=draw(properties.floats(place)),
         index_dtype=draw(st.sampled_from([torch.int64, torch.int32])),
         kind=draw(st.sampled_from(["uniform", "zipf", "equal"])),
         indices=draw(properties.layouts()),

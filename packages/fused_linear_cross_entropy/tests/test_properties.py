@@ -61,7 +61,7 @@ class Example:
 
 @st.composite
 def examples(draw, place: str) -> Example:
-    dtype = draw(st.sampled_from(properties.tensors.FLOATS))
+    dtype = draw(properties.floats(place))
     either = st.sampled_from([dtype, torch.float32])
     x, weight = draw(properties.drawn()), draw(properties.drawn())
     distinct = "repeated" not in x.layout.name + weight.layout.name and {x.kind, weight.kind} <= {"normal", "large", "small"}

@@ -9,7 +9,9 @@ reference.py on a CPU. A result that is not asked for is an empty tensor.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from npu_tiling import device_for
@@ -29,6 +31,25 @@ _OUTPUTS = "Tensor loss, Tensor z_loss, Tensor token_accuracy, Tensor predicted_
 _GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _as_given(function: Callable[P, R]) -> Callable[P, R]:
+    """Without autocast: what it casts was cast before, and on the way it would round products in fp32."""
+
+    @functools.wraps(function)
+    def called(*arguments: P.args, **options: P.kwargs) -> R:
+        kind = next(argument.device.type for argument in arguments if isinstance(argument, Tensor))
+        if not torch.is_autocast_enabled(kind):
+            return function(*arguments, **options)
+        with torch.autocast(kind, enabled=False):
+            return function(*arguments, **options)
+
+    return called
+
+
+@_as_given
 def linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
     """The six outputs and, where they are to be saved, the statistics."""
     target, options = arguments[2], Options(*arguments[6:-1])
@@ -38,6 +59,7 @@ def linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
     return *outputs, statistics if arguments[-1] else _nothing(target)
 
 
+@_as_given
 def with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     """The six outputs, three gradients, and what is left to multiply those by (see `engine.Gradients`)."""
     x, target, options = arguments[0], arguments[2], Options(*arguments[6:-3])
@@ -47,6 +69,7 @@ def with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     return *_outputs(engine, statistics, options, target.shape), *_shaped(gradients, x), factors
 
 
+@_as_given
 def backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Three gradients: everything is computed again but the statistics."""
     x, statistics, options = arguments[0], arguments[6], Options(*arguments[7:-3])

@@ -6,7 +6,7 @@ as programs do: twice through one graph, under no_grad, checkpoint, torch.func. 
 """
 
 from .search import PROFILES, Profile, Search
-from .tensors import Drawn, Layout, drawn, layouts, materialise
+from .tensors import Drawn, Layout, drawn, floats, layouts, materialise
 from .tolerance import Expected, blurred, check, expect
 from .ways import WAYS, Results, Way, call
 
@@ -25,6 +25,7 @@ __all__ = [
     "check",
     "drawn",
     "expect",
+    "floats",
     "layouts",
     "materialise",
 ]

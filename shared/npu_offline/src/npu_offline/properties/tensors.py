@@ -78,6 +78,11 @@ class Drawn:
     layout: Layout = Layout()
 
 
+def floats(place: str) -> st.SearchStrategy[torch.dtype]:
+    """The dtypes of activations; fp64 is plain PyTorch's alone."""
+    return st.sampled_from([*FLOATS, torch.float64] if place == "cpu" else FLOATS)
+
+
 def layouts() -> st.SearchStrategy[Layout]:
     """Any of `LAYOUTS`, most of them aligned."""
     offsets = st.sampled_from([0, 0, 0, 1, 8])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,18 +122,22 @@ def _functional(
 ) -> Results:
     at = [i for i, train in enumerate(trains) if train and placed[i] is not None]
 
-    def of_primals(*primals: Tensor) -> tuple[Tensor, ...]:
+    kinds: list[bool] = []  # of the outputs: whether it is of floating point, as what is differentiated has to be
+
+    def of_primals(*primals: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         inputs = list(placed)
         for i, primal in zip(at, primals, strict=True):
             inputs[i] = primal
-        return tuple(function(*inputs))
+        outputs = tuple(function(*inputs))
+        kinds[:] = [output.is_floating_point() for output in outputs]
+        return tuple(o for o in outputs if o.is_floating_point()), tuple(o for o in outputs if not o.is_floating_point())
 
-    outputs, pull = torch.func.vjp(of_primals, *[placed[i] for i in at])[:2]
-    seeds = upstream(outputs)
-    into = [
-        torch.zeros_like(output) if seed is None else place(seed, device)
-        for output, seed in zip(outputs, seeds, strict=True)
-    ]
+    results: Any = torch.func.vjp(of_primals, *[placed[i] for i in at], has_aux=True)
+    floats, pull, others = results
+    each = {True: iter(floats), False: iter(others)}
+    outputs = [next(each[kind]) for kind in kinds]
+    pairs = zip(outputs, upstream(outputs), strict=True)
+    into = [torch.zeros_like(o) if seed is None else place(seed, device) for o, seed in pairs if o.is_floating_point()]
     found = dict(zip(at, pull(tuple(into)), strict=True))
     gradients = [_on_cpu(found[i]) if i in found else None for i in range(len(placed))]
     return Results([output.detach().cpu() for output in outputs], gradients)
