@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import urllib.request
 from pathlib import Path
 
@@ -92,6 +93,9 @@ def test_index_has_a_page_for_each_project_and_takes_a_file_once(tmp_path: Path)
         index.publish([wheel])
         (page,) = index.pages()
         assert wheel.name in urllib.request.urlopen(page).read().decode()
+        other = shutil.copy(wheel, tmp_path / "npu_other-0.1.0-py3-none-any.whl")
+        index.publish([Path(other)])
+        assert [page.split("/")[-2] for page in index.pages()] == ["npu-other", "npu-tiling"]
         with pytest.raises(PublishError, match="has been published"):
             index.publish([wheel])
         with pytest.raises(PublishError, match="is no distribution"):

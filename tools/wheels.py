@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import venv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -58,9 +58,10 @@ class Environment:
         self.python = folder / "bin" / "python"
         (self.site_packages,) = folder.glob("lib/python*/site-packages")
 
-    def install(self, *requirements: str | Path, find: Path | str | None = None) -> None:
-        """Install wheels, or what `find` has of names; whatever else they need must be there already."""
-        links = [] if find is None else ["--find-links", str(find)]
+    def install(self, *requirements: str | Path, find: Path | Sequence[str] = ()) -> None:
+        """Install wheels, or what a folder or pages of an index, `find`, have of names; whatever else they need must be there already."""
+        pages = [str(find)] if isinstance(find, Path) else find
+        links = [option for page in pages for option in ("--find-links", page)]
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--no-index", *links]
         done = subprocess.run([*pip, *map(str, requirements)], capture_output=True, text=True)
         if done.returncode:

@@ -101,7 +101,7 @@ class Rehearsal:
         links = self.folder / "links" / package.key
         links.parent.mkdir(exist_ok=True)
         environment.show(of_others(package.requires, read_packages(self.clone).values()), links)
-        environment.install(f"{package.name}=={package.version}", find=" ".join(self.index.pages()))
+        environment.install(f"{package.name}=={package.version}", find=self.index.pages())
         runs = package.is_operator or package.name == CORE  # the examples of the others need compilers or a benchmark
         example = "\n".join(wheels.readme_blocks(package, self.clone)) if runs else ""
         environment.run(f"import {package.module}\n{example}")
