@@ -59,7 +59,7 @@ class Environment:
         (self.site_packages,) = folder.glob("lib/python*/site-packages")
 
     def install(self, *requirements: str | Path, find: Path | Sequence[str] = ()) -> None:
-        """Install wheels, or what a folder or pages of an index, `find`, have of names; whatever else they need must be there already."""
+        """Install wheels, or by name what `find`, a folder or pages of an index, has; what else they need must be there."""
         pages = [str(find)] if isinstance(find, Path) else find
         links = [option for page in pages for option in ("--find-links", page)]
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--no-index", *links]
