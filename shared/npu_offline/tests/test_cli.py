@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from npu_offline import toolchains
 from npu_offline.cli import main
 
 CALLS = """
@@ -95,3 +96,25 @@ def test_check_without_toolchain(package, tmp_path, capsys, monkeypatch):
 def test_fetch_prints_where_toolchains_are(capsys):
     assert main(["fetch", "1.2.0"]) == 0
     assert capsys.readouterr().out.strip().endswith("1.2.0")
+
+
+def test_check_takes_a_compiler_of_the_users_own_and_executes_what_it_makes(package, tmp_path, capsys):
+    own = tmp_path / "cann" / "bishengir-compile"
+    own.parent.mkdir()
+    own.write_text(
+        f"""#!/bin/sh
+[ "$1" = --version ] && {{ echo "bishengir-compile 9.9.9"; exit 0; }}
+exec {toolchains.tool("1.2.0", "bishengir-compile")} "$@"
+"""
+    )
+    own.chmod(0o755)
+    assert main(["check", package([1024]), "--soc", "Ascend910B4", "--compiler", str(own)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "bishengir-compile 9.9.9" in said
+    assert "an unknown version" in said
+    assert "1 calls executed, 1 launches, 0 findings" in said
+
+
+def test_a_compiler_of_the_users_own_that_is_a_known_build_is_said_to_be_it():
+    known = toolchains.tool("1.1.0", "bishengir-compile")
+    assert toolchains.describe(toolchains.adopt(known)).endswith("the same build as 1.1.0")

@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 import npu_tiling
 from triton.backends import Backend, backends
@@ -44,7 +45,8 @@ class _HostBackend(AscendBackend):
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
         self.binary_ext = "npubin"
-        self.soc, self.toolchain, self.level, self.mutation = (*str(target.arch).split("/"), "", "", "")[:4]
+        parts = [unquote(part) for part in str(target.arch).split("/")]
+        self.soc, self.toolchain, self.level, self.mutation = (*parts, "", "", "")[:4]
 
     def parse_options(self, opts: dict[str, Any]) -> NPUOptions:
         return options_from(opts)
@@ -120,7 +122,7 @@ def emulated_target(soc: str, toolchain: str, level: str = "", mutate: Callable[
     if mutate is not None:
         mutation = uuid.uuid4().hex
         mutations[mutation] = mutate
-    return GPUTarget(EMULATED, f"{soc}/{toolchain}/{level}/{mutation}", 0)
+    return GPUTarget(EMULATED, f"{soc}/{quote(toolchain, safe='')}/{level}/{mutation}", 0)
 
 
 def recorded_target() -> GPUTarget:

@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     checker.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
     checker.add_argument("--every-chip", action="store_true", help="compile even where chips differ in name alone")
     checker.add_argument("--jobs", type=int, metavar="N", help="compilations at a time (all cores)")
+    checker.add_argument("--compiler", type=Path, metavar="PATH", help="an installed CANN's bishengir-compile")
     checker.add_argument("--compile-only", action="store_true", help="do not execute what was compiled")
     checker.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     checker.set_defaults(run=_check)
@@ -68,6 +69,11 @@ def _check(options: argparse.Namespace) -> int:
         console = Console(width=180)
     socs = options.soc or list(npu_tiling.SOCS)
     versions = options.toolchain or list(toolchains.VERSIONS)
+    if options.compiler is not None:
+        if options.toolchain:
+            raise OfflineError("--compiler stands instead of --toolchain")
+        versions = [toolchains.adopt(options.compiler)]
+        console.print(toolchains.describe(versions[0]), markup=False)
     calls = check.load_calls(options.package)
     for version in versions:
         toolchains.tool(version, "bishengir-compile")

@@ -1,4 +1,4 @@
-"""What an operation of a final module does: the one table that time, lint and execution read.
+"""What an operation of a final module does: the one table that time and execution read.
 
 Toolchain 1.0.0 leaves operations of its dialect ("hivm.hir.vadd"); later ones call functions of the compiler's library
 ("vadd_1d_float"). Both become an `Operation`.
@@ -67,12 +67,6 @@ def operation_of(op: Op) -> Operation | None:
     if name_of(op).startswith("hivm.hir."):
         return _dialect(op, name_of(op).removeprefix("hivm.hir."))
     return None
-
-
-def reduced_axes(name: str, rank: int) -> tuple[int, ...]:
-    """The axes that a library reduction of that name reduces: its letters are axes, r for reduced, a for kept."""
-    found = re.search(rf"_({_AXES})(?:_|$)", name) if "reduce" in name else None
-    return _letters(found[1]) if found is not None and len(found[1]) == rank else ()
 
 
 def _letters(axes: str) -> tuple[int, ...]:

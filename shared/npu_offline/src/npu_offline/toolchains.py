@@ -45,6 +45,7 @@ WHEELS = {
 _MANIFEST = "manifest.json"
 _FETCH_SECONDS = 3600  # 160 MB
 _HELP_SECONDS = 120
+_OWN = "own-"  # begins the name of a toolchain that is not fetched
 
 
 def _folder(version: str) -> Path:
@@ -172,8 +173,62 @@ def tool(version: str, name: str) -> Path:
         ToolchainMissingError: the version has not been fetched, or its files are not what was fetched.
         UnsupportedError: the version has no such program.
     """
+    own = own_compiler(version)
+    if own is not None:
+        return _own_tool(own, name)
     folder = _folder(version)
     return _tool(folder, version, name)
+
+
+def adopt(path: Path) -> str:
+    """The name, wherever one of a version is asked for, of a toolchain that is not fetched: an installed CANN's.
+
+    Args:
+        path: its bishengir-compile.
+
+    Raises:
+        OfflineError: it does not answer `--version`.
+    """
+    path = path.absolute()
+    if not path.is_file():
+        raise OfflineError(f"{path} does not exist, must be a bishengir-compile")
+    _said_version(path)
+    return f"{_OWN}{_digest(path)[:12]}@{path}"
+
+
+def own_compiler(toolchain: str) -> Path | None:
+    """The bishengir-compile of a toolchain that `adopt` named, None of one that is fetched."""
+    return Path(toolchain.partition("@")[2]) if toolchain.startswith(_OWN) else None
+
+
+def describe(toolchain: str) -> str:
+    """A toolchain's version; of one that is not fetched, what it says of itself and whether that is one we know."""
+    own = own_compiler(toolchain)
+    if own is None:
+        return toolchain
+    said = _said_version(own)
+    same = [known for known in installed() if _said_version(tool(known, "bishengir-compile")) == said]
+    known = f"the same build as {same[0]}" if same else "an unknown version: nothing here was tried with it"
+    return f"{own} ({said}): {known}"
+
+
+@functools.cache
+def _said_version(path: Path) -> str:
+    done = run([path, "--version"], seconds=_HELP_SECONDS)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        raise OfflineError(f"{path} does not say its version: {(done.stdout + done.stderr)[-500:]}")
+    return lines[0].strip()
+
+
+def _own_tool(path: Path, name: str) -> Path:
+    """A program beside a compiler; what prints final modules may be that of the newest fetched version."""
+    beside = path if name == "bishengir-compile" else path.with_name(name)
+    if beside.is_file():
+        return beside
+    if name != "bishengir-opt" or not installed():
+        raise UnsupportedError(f"there is no {name} beside {path}")
+    return tool(installed()[-1], name)
 
 
 @functools.cache

@@ -16,7 +16,8 @@ from rich.table import Table
 from .. import check, toolchains
 from ..errors import OfflineError
 from ..launches import LaunchRecord
-from .instructions import PIPES, Pipe, unit_of
+from ..operations import PIPES, Pipe
+from .instructions import unit_of
 from .model import Timing, time_launch
 from .simulation import Event
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..errors import OfflineError
+from ..operations import PIPES, Pipe
 from .cache import Cache
 from .instructions import (
-    PIPES,
     Barrier,
     CubeStep,
     Item,
-    Pipe,
     ScalarAccess,
     SetCrossFlag,
     SetFlag,

@@ -17,8 +17,9 @@ from xdsl.ir import Operation, SSAValue
 
 from ..errors import UnsupportedError
 from ..mlir import name_of, property_of, symbol_of
+from ..operations import Pipe
 from . import cube_costs
-from .instructions import CubeStep, Item, Pipe, SetFlag, WaitFlag
+from .instructions import CubeStep, Item, SetFlag, WaitFlag
 from .shapes import Dimension, itemsize_of, shape_of, space_of
 
 _CALL = re.compile(r"mma_tile_\w+?_to_(?:float|int32_t)(_ta)?(_tb)?(_hf32)?$")

@@ -6,11 +6,8 @@ Each object stands for one instruction of a program, and is compared by identity
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Pipe = Literal["S", "V", "MTE2", "MTE3", "MTE1", "M", "FIX"]
-PIPES: tuple[Pipe, ...] = ("S", "V", "MTE2", "MTE3", "MTE1", "M", "FIX")
-"""Scalar unit, vector unit, DMA in and out; of a cube core also L1 to L0, matrix unit and fixpipe (L0C to memory)."""
+from ..operations import Pipe
 
 
 def unit_of(pipe: str) -> str:

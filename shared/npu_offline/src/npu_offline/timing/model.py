@@ -12,12 +12,12 @@ from ..compilation import compile_kernel
 from ..errors import OfflineError, UnsupportedError
 from ..launches import LaunchRecord, Memory
 from ..mlir import opt, parse
+from ..operations import PIPES, Pipe
 from ..toolchains import DEFAULT, printer
 from .cache import Cache
 from .core import Rates
 from .costs import ChipCosts, costs_of
 from .counting import Count, count, total
-from .instructions import PIPES, Pipe
 from .program import Issue, Program, needs_cube_cores, translate
 from .rare import has_rare_branches
 from .registers import vector_functions

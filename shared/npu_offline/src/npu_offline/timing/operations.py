@@ -12,32 +12,20 @@ from xdsl.ir import Operation, SSAValue
 
 from ..errors import UnsupportedError
 from ..mlir import name_of, property_of, symbol_of
+from ..operations import NOTHING, PIPES, Pipe, operation_of
 from . import cube_costs, shapes
 from .costs import BLOCK_BYTES, VECTOR_COSTS, ChipCosts
 from .cube import product_of
 from .dataflow import address_depends_on_memory, place_of
-from .instructions import (
-    PIPES,
-    Barrier,
-    CubeStep,
-    Item,
-    Pipe,
-    ScalarAccess,
-    SetCrossFlag,
-    SetFlag,
-    Transfer,
-    WaitCrossFlag,
-    WaitFlag,
-)
+from .instructions import Barrier, CubeStep, Item, ScalarAccess, SetCrossFlag, SetFlag, Transfer, WaitCrossFlag, WaitFlag
 from .jumps import is_cell
 from .register_costs import library
 from .shapes import Dimension, itemsize_of, shape_of, space_of
-from .vector_costs import library_reduction, vector
+from .vector_costs import vector
 
 if TYPE_CHECKING:
     from .registers import VectorFunction
 
-_NOTHING = {"set_mask_norm", "get_block_idx", "pointer_cast", "get_sub_block_idx", "set_ffts_base_addr", "set_ctrl"}
 _CUBE_TRANSFERS = (["gm", "cbuf"], ["cc", "gm"])
 _FILLS = ("vbrc", "set_l1_2d")
 
@@ -67,9 +55,9 @@ class Emitter:
             return self._instruction(op, symbol_of(op, "callee"))
         if not name.startswith("hivm.hir."):
             return None
-        short = name.removeprefix("hivm.hir.")
-        if short in _NOTHING:
+        if name in NOTHING:
             return None
+        short = name.removeprefix("hivm.hir.")
         if short in ("set_flag", "wait_flag"):
             return self._flag(op, SetFlag if short == "set_flag" else WaitFlag)
         if short in ("sync_block_set", "sync_block_wait"):
@@ -196,11 +184,8 @@ class Emitter:
             return self._sized(lambda *sizes: library(name, sizes, itemsize), shape)
         if f"{name}s" in VECTOR_COSTS and any(space_of(operand.type) is None for operand in op.operands):
             name = f"{name}s"  # with a number, not a second tensor
-        reduced = library_reduction(name, len(shape))
-        if name == "vreduce":
-            axes = property_of(op, "reduce_dims")
-            assert isinstance(axes, DenseArrayBase)
-            reduced = tuple(int(axis) for axis in axes.get_values())
+        known = operation_of(op)
+        reduced = known.axes if known is not None and known.action in ("reduce", "arg") else None
 
         def make(*sizes: int) -> Item:
             return vector(name, sizes, itemsize, reduced)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..operations import PIPES, Pipe
 from .cache import Cache
 from .core import Core, CrossFlags, Lane, Rates
-from .instructions import PIPES, Pipe
 from .program import Issue
 
 _MOVERS: tuple[Pipe, ...] = ("MTE2", "MTE3", "FIX")

@@ -20,11 +20,7 @@ _LIBRARY = {  # the library's names of what the operations call otherwise
     "arange": "varange",
 }
 _COSTS = {**VECTOR_COSTS, **{name: VECTOR_COSTS[known] for name, known in _LIBRARY.items()}}
-_TYPES = r"(float|half|bfloat16_t|u?int\d+_t|bool)"
 _BASE = re.compile(rf"^({'|'.join(sorted(_COSTS, key=len, reverse=True))})(_|$)")
-_LIBRARY_REDUCE = re.compile(
-    rf"^(?:enablevc_)?reduce_(?:sum|max|min|prod|any|all|xori|ori|andi)_(r|ar|ra)(?:_|$)(?:{_TYPES})?"
-)
 _CHUNK = 64  # lanes of fp32 that vcadd reduces to one
 
 
@@ -52,14 +48,6 @@ def vector(name: str, shape: Sequence[int], itemsize: float, reduced: Sequence[i
 def repeats(shape: Sequence[int], itemsize: float) -> int:
     """Repeats of an instruction over rows: each row starts one."""
     return prod(shape[:-1]) * ceil(shape[-1] * itemsize / VECTOR_BYTES) if shape else 1
-
-
-def library_reduction(name: str, rank: int) -> tuple[int, ...] | None:
-    """The dimensions that a library function reduces ("ra" is over the first, "ar" and "r" over the last), None if none."""
-    found = _LIBRARY_REDUCE.match(name)
-    if found is None:
-        return None
-    return (0,) if found[1] == "ra" else (rank - 1,)
 
 
 def _cost(name: str) -> VectorCost:
