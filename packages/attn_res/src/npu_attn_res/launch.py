@@ -60,10 +60,11 @@ def forward(
         return h, y, score, rstd, lse, norm_rstd
     g = reference.fold(w_query, w_norm).unsqueeze(0)
     scores, rstd = launch_columns.scores(blocks, g, eps, device)
-    total = torch.logsumexp(scores, 0)
+    # One token's at a time: PyTorch adds in an order that is the same for any number of tokens.
+    total = torch.logsumexp(scores.movedim(0, -1).contiguous(), -1)
     h = launch_columns.weighted_sum(blocks, torch.exp(scores - total), blocks.dtype, device).view(h.shape)
     if norm_weight is not None:
-        y, norm_rstd = reference.normalise(h, norm_weight, norm_eps)
+        y, norm_rstd = launch_columns.normalise(h, norm_weight, norm_eps, device)
     return h, y, scores.squeeze(-1), rstd, total.squeeze(-1), norm_rstd
 
 

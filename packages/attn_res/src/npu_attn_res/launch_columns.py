@@ -13,16 +13,27 @@ import torch
 from npu_tiling import Device, Recipe, launch_with_fallback
 from torch import Tensor
 
-from . import tiling
-from .blocks import KERNELS, Blocks, allocate
+from . import reference, tiling
+from .blocks import KERNELS, Blocks, allocate, follow
 
 
 def scores(blocks: Blocks, g: Tensor, eps: float, device: Device) -> tuple[Tensor, Tensor]:
     """s [N, T, S] and r [N, T] with g [S, D]."""
     dot, square = _products(blocks, g, 0, g.stride(0) if len(g) > 1 else 0, len(g), True, device)
     assert square is not None
-    rstd = torch.rsqrt(square.sum(0) / blocks.width + eps)
-    return dot.sum(0) * rstd.unsqueeze(-1), rstd
+    rstd = torch.rsqrt(_added(square) / blocks.width + eps)
+    return _added(dot) * rstd.unsqueeze(-1), rstd
+
+
+def _added(partials: Tensor) -> Tensor:
+    """Partial sums [n, ...] over n, side by side: PyTorch adds in an order that is the same for any number of tokens."""
+    return partials.movedim(0, -1).contiguous().sum(-1)
+
+
+def normalise(h: Tensor, weight: Tensor, eps: float, device: Device) -> tuple[Tensor, Tensor]:
+    """y and 1 / rms(h) of h [T, D]; the sums of a row do not depend on how many there are, as PyTorch's of long rows do."""
+    rstd = scores(follow([h], False, device), reference.fold(weight, weight).unsqueeze(0), eps, device)[1][0]
+    return reference.scaled(h, weight, rstd), rstd
 
 
 def products(blocks: Blocks, do: Tensor, device: Device) -> Tensor:

@@ -170,7 +170,12 @@ def normalise(h: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y = h / rms(h) * weight in h's dtype, and 1 / rms(h)."""
     wide = h.to(statistics_dtype(h.dtype))
     rstd = torch.rsqrt(wide.square().mean(-1) + eps)
-    return (wide * rstd.unsqueeze(-1) * weight).to(h.dtype), rstd
+    return scaled(h, weight, rstd), rstd
+
+
+def scaled(h: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    """h * rstd * weight in h's dtype."""
+    return (h.to(rstd.dtype) * rstd.unsqueeze(-1) * weight).to(h.dtype)
 
 
 def normalise_backward(dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
