@@ -41,15 +41,12 @@ def test_tiles_fit_and_are_double_buffered(label, soc, toolchain):
         assert report.double_buffered is not False or record.options.get("multibuffer") is False
 
 
-@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
-@pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend950PR_957b"])
+@pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])
 @pytest.mark.parametrize("label", ["bfloat16 4096", "bfloat16 7168, normalised", "float32 123"])
-def test_what_a_loop_carries_has_bytes_of_its_own(label, soc, toolchain):
-    """Compilers have kept a sum where the next block was loaded, because both began as the same value."""
-    if not npu_offline.supported(soc, toolchain):
-        pytest.skip(f"toolchain {toolchain} has no target {soc}")
-    for record in launches_of(label, soc):
-        report = npu_offline.compile_kernel(record, soc=soc, toolchain=toolchain)
+def test_what_a_loop_carries_has_bytes_of_its_own_on_the_ascend950(label, toolchain):
+    """Its final modules are not executed. Compilers keep a sum where the next block is loaded if both began as one value."""
+    for record in launches_of(label, "Ascend950PR_957b"):
+        report = npu_offline.compile_kernel(record, soc="Ascend950PR_957b", toolchain=toolchain)
         assert not list(carried_in_the_same_bytes(report))
 
 

@@ -11,9 +11,23 @@ list are wherever they are. Statistics are [blocks, tokens, layers].
 """
 
 import triton
+import triton.backends
 import triton.language as tl
 
 ALIGNMENT = tl.constexpr(16)  # what ALIGNED says that every entry of a table is a multiple of
+
+# CANN 8.5's compiler leaves out a cast to 16 bits that is cast back at once. A change of shape in between costs nothing and
+# keeps it. Elsewhere such a change may cost something, and nothing is left out.
+_ASCEND = tl.constexpr("ascend" in triton.backends.backends)
+
+
+@triton.jit
+def widen(b_value):
+    """fp32, of what was computed, and rounded, in this kernel."""
+    if _ASCEND and b_value.dtype != tl.float32:
+        return tl.reshape(tl.expand_dims(b_value, 0).to(tl.float32), b_value.shape)
+    else:
+        return b_value.to(tl.float32)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ the highest score so far, and what was summed up before is scaled whenever it ri
 import triton
 import triton.language as tl
 
-from .kernels import block_at, load_query, load_rows, normalise_rows, store_rows, store_statistic
+from .kernels import block_at, load_query, load_rows, normalise_rows, store_rows, store_statistic, widen
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def store_output(
     """Stores o, in the dtype of its memory, and its RMSNorm where there is a weight."""
     store_rows(p_o + i_row * D, D, b_stored, n_rows, D, R, C, C == D)
     if p_weight is not None:
-        normalise_rows(b_stored.to(tl.float32), p_weight, p_y, p_norm_rstd, i_row, n_rows, norm_eps, D, R, C)
+        normalise_rows(widen(b_stored), p_weight, p_y, p_norm_rstd, i_row, n_rows, norm_eps, D, R, C)
 
 
 @triton.jit

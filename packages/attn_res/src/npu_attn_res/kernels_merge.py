@@ -11,7 +11,7 @@ dp = a dh + ds r (g - s r p / D)                          dg = sum over tokens o
 import triton
 import triton.language as tl
 
-from .kernels import load_query, load_rows, load_statistic, normalise_rows, store_rows, store_statistic
+from .kernels import load_query, load_rows, load_statistic, normalise_rows, store_rows, store_statistic, widen
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
@@ -53,7 +53,7 @@ def attn_res_merge_kernel(
             b_p += load_rows(p_x + i_token * s_x, s_x, n_left, D, BLOCK_M, BLOCK_D, EXACT)
             b_total = b_p.to(p_total.dtype.element_ty)
             store_rows(p_total + i_token * D, D, b_total, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-            b_p = b_total.to(tl.float32)
+            b_p = widen(b_total)
         b_rstd = tl.rsqrt(tl.sum(b_p * b_p, axis=1) * (1.0 / D) + eps)  # [BLOCK_M]
         b_score = tl.sum(b_p * b_g, axis=1) * b_rstd
         b_max = load_statistic(p_max + i_token, n_left, BLOCK_M)
@@ -71,7 +71,7 @@ def attn_res_merge_kernel(
             store_statistic(p_rstd + i_token, b_rstd, n_left, BLOCK_M)
             store_statistic(p_lse + i_token, b_next + tl.log(b_whole), n_left, BLOCK_M)
         if p_weight is not None:
-            b_h = b_stored.to(tl.float32)
+            b_h = widen(b_stored)
             normalise_rows(b_h, p_weight, p_y, p_norm_rstd, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
 
 

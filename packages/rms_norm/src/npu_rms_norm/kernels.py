@@ -13,7 +13,21 @@ rounds rstd and offset + w as well.
 """
 
 import triton
+import triton.backends
 import triton.language as tl
+
+# CANN 8.5's compiler leaves out a cast to 16 bits that is cast back at once. A change of shape in between costs nothing and
+# keeps it. Elsewhere such a change may cost something, and nothing is left out.
+_ASCEND = tl.constexpr("ascend" in triton.backends.backends)
+
+
+@triton.jit
+def widen(b_value):
+    """fp32, of what was computed, and rounded, in this kernel."""
+    if _ASCEND and b_value.dtype != tl.float32:
+        return tl.reshape(tl.expand_dims(b_value, 0).to(tl.float32), b_value.shape)
+    else:
+        return b_value.to(tl.float32)
 
 
 @triton.jit
@@ -116,7 +130,7 @@ def load_scale(p_weight, o_col, n_cols, offset, DTYPE: tl.constexpr, EXACT_N: tl
     else:
         b_scale = tl.load(p_weight + o_col, mask=o_col < n_cols, other=0.0).to(tl.float32) + offset
     if ROUND_FACTORS:
-        b_scale = b_scale.to(DTYPE).to(tl.float32)
+        b_scale = widen(b_scale.to(DTYPE))
     return b_scale
 
 
@@ -124,10 +138,10 @@ def load_scale(p_weight, o_col, n_cols, offset, DTYPE: tl.constexpr, EXACT_N: tl
 def normalise(b_x, b_rstd, DTYPE: tl.constexpr, ROUND_NORMALISED: tl.constexpr, ROUND_FACTORS: tl.constexpr):
     """n = x rstd, fp32 [BLOCK_M, BLOCK_N], rounded as the mode says."""
     if ROUND_FACTORS:
-        b_rstd = b_rstd.to(DTYPE).to(tl.float32)
+        b_rstd = widen(b_rstd.to(DTYPE))
     b_n = b_x * b_rstd[:, None]
     if ROUND_NORMALISED:
-        b_n = b_n.to(DTYPE).to(tl.float32)
+        b_n = widen(b_n.to(DTYPE))
     return b_n
 
 
@@ -188,7 +202,7 @@ def forward_kernel(
             b_sum = b_x.to(p_sum.dtype.element_ty)
             p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
             store_tile(p_tile, b_sum, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
-            b_x = b_sum.to(tl.float32)
+            b_x = widen(b_sum)
         b_rstd = tl.rsqrt(tl.sum(b_x * b_x, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
         if p_rstd is not None:
             tl.store(p_rstd + i_row + o_row, b_rstd, mask=m_row)
@@ -243,7 +257,7 @@ def forward_wide_kernel(
                     p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N
                 )
                 b_x += load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "evict_last")
-                b_x = b_x.to(p_sum.dtype.element_ty).to(tl.float32)
+                b_x = widen(b_x.to(p_sum.dtype.element_ty))
             b_square += b_x * b_x
         b_rstd = tl.rsqrt(tl.sum(b_square, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
         if p_rstd is not None:
@@ -260,7 +274,7 @@ def forward_wide_kernel(
                 b_sum = b_x.to(p_sum.dtype.element_ty)
                 p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
                 store_tile(p_tile, b_sum, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
-                b_x = b_sum.to(tl.float32)
+                b_x = widen(b_sum)
             b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
             if p_weight is not None:
                 b_y *= load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]

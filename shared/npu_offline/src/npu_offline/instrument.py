@@ -116,9 +116,15 @@ def _successors(op: Operation) -> list[tuple[Sequence[SSAValue], Block]]:
     return [(op.operands[1:middle], op.successors[0]), (op.operands[middle:], op.successors[1])]
 
 
+def _is_of_a_constant(op: Operation) -> bool:
+    """Whether an address stands for a constant tensor's allocation: MLIR writes a number that nobody follows."""
+    number = op.operands[0].owner
+    return isinstance(number, Operation) and name_of(number) == "llvm.mlir.constant"
+
+
 def _rewrite(op: Operation, provenance: _Provenance) -> None:
     name = name_of(op)
-    if name == "llvm.inttoptr":
+    if name == "llvm.inttoptr" and not _is_of_a_constant(op):
         raise UnsupportedError("the emulator cannot follow an address that was made from an integer")
     if name == "llvm.call":
         _rewrite_call(op, provenance)

@@ -1,0 +1,72 @@
+"""Results of final modules: what the compilers hand to the chip, at their addresses, with every check of npu-offline's."""
+
+import depth
+import npu_offline
+import pytest
+import torch
+from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1, tiling_launch
+
+REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
+pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
+CASES = {  # blocks, tokens, width, dtype, as a list
+    "rows that share a tile": (5, 41, 1000, torch.bfloat16, True),
+    "two rows a tile": (4, 13, 4096, torch.bfloat16, False),
+    "a row a tile": (3, 5, 7168, torch.bfloat16, False),
+    "columns": (2, 5, 16384, torch.bfloat16, False),
+    "two rows a tile, fp32": (4, 13, 2048, torch.float32, False),
+    "one block": (1, 13, 4096, torch.bfloat16, False),
+}
+
+
+@pytest.fixture(autouse=True, params=npu_offline.VERSIONS)
+def chip(request, monkeypatch):
+    """Final modules of each toolchain, in so few programs that each one has several tiles."""
+    monkeypatch.setattr(tiling_launch, "persistent_grid", lambda tiles, device, *, per_core: min(tiles, 2))
+    with npu_offline.emulate("Ascend910B4", toolchain=request.param, checks=True) as emulation:
+        yield emulation
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_the_formula(name):
+    n_blocks, tokens, width, dtype, listed = CASES[name]
+    case = depth.make(n_blocks, tokens, width, dtype, sharp=2.0)
+    depth.check(case, depth.run(case, "cpu", listed))
+
+
+@pytest.mark.parametrize("width", [1024])
+def test_scores_that_rise_are_summed_again(width):
+    """A later score is higher by hundreds, in one of a program's tiles: fp32 would overflow."""
+    case = depth.make(4, 41, width, torch.bfloat16)
+    case.blocks[:, 20] = case.w_query * torch.tensor([0.0, 3.0, -2.0, 5.0])[:, None]
+    case.w_query.mul_(300 / width**0.5 / case.w_query.norm())
+    depth.check(case, depth.run(case, "cpu"))
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 7168), (torch.float16, 1000)], ids=["bf16", "fp16"])
+def test_what_is_normalised_is_what_was_stored(dtype, width):
+    """CANN 8.5's compiler leaves a cast out that is cast back at once."""
+    case = depth.make(3, 9, width, dtype)
+    norm_weight = torch.ones(width, dtype=dtype)
+    h, y = attn_res(case.blocks, case.w_query, case.w_norm, norm_weight=norm_weight, norm_eps=1e-6)
+    depth.near(y, normalised(h))
+    o, maximum, total = attn_res_phase1(case.w_query[None].float(), case.blocks, case.w_norm.float())
+    h, y, joined = attn_res_merge(
+        o[:, 0],
+        maximum[:, 0],
+        total[:, 0],
+        case.dh,
+        case.w_query,
+        case.w_norm,
+        layer_output=case.blocks[0],
+        norm_weight=norm_weight,
+    )
+    assert torch.equal(joined, case.dh + case.blocks[0])
+    depth.near(y, normalised(h))
+    whole, _ = depth.formula(
+        torch.stack([*case.blocks, joined]).double(), case.w_query.double(), case.w_norm.double(), case.eps
+    )
+    depth.near(h, whole)
+
+
+def normalised(h):
+    return h.double() * torch.rsqrt(h.double().square().mean(-1, keepdim=True) + 1e-6)
