@@ -1,8 +1,9 @@
 """Device code of the forward for Ascend and one layer, where the next block is loaded ahead. Formulas: kernels.py.
 
 As in kernels_forward.py, but that the reference is the first block's score: it costs the vector unit a third less to add to
-sums that keep their scale. These overflow if a later score is higher by 88: once one is by 30, a program does that tile
-again, and takes the highest score so far from there on.
+sums that keep their scale. These overflow if a later score is higher by 88: from the first tile on in which one is by 30, a
+program does its tiles again, with the highest score so far. (A branch that scales within the loop loses the reference on
+CANN 8.5, whose compiler puts products over it.)
 
 Loads are under way, and a tile is stored, while another is computed with. Compilers for Ascend double a load's buffer
 themselves, but on a full chip they put other values into the half that is not in use. What is carried from one block or
@@ -66,11 +67,12 @@ def attn_res_forward_ahead_kernel(
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     p_block, n_next = next_block(p_v, p_table, s_block, s_token, 0, n_blocks, i_first, n_tokens, BLOCK_M, ALIGNED)
     b_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
-    i_again, is_careful = -1, False
+    n_tiles = tl.cdiv(n_tokens, BLOCK_M)
+    i_again = n_tiles
     if LATER:
         i_stored, n_stored = i_first, 0
         b_stored = tl.zeros([BLOCK_M, BLOCK_D], DTYPE)
-    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
+    for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
         p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED)
@@ -91,10 +93,6 @@ def attn_res_forward_ahead_kernel(
             )
             b_next = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
             b_score, b_rstd = score_rows(b_v, b_g, eps, D)
-            if is_careful:
-                b_higher = tl.where(b_score > b_reference, b_score, b_reference)
-                b_shrink = tl.exp(b_reference - b_higher)
-                b_o, b_sum, b_reference = b_o * b_shrink[:, None], b_sum * b_shrink, b_higher
             b_weight = tl.exp(b_score - b_reference)
             b_o += b_v * b_weight[:, None]
             b_sum += b_weight
@@ -105,7 +103,7 @@ def attn_res_forward_ahead_kernel(
             store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_left, n_left, 1, BLOCK_M, BLOCK_M)
         store_scores(p_score, p_rstd, b_first, b_first_rstd, i_token, n_left, n_left, 1, BLOCK_M, BLOCK_M)
         if tl.max(tl.where(b_sum > LARGE, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
-            i_again, is_careful = i_tile, True
+            i_again = tl.minimum(i_again, i_tile)
         b_factor = store_sums(p_max, p_sum, b_reference, b_max, b_sum, i_token, n_left, BLOCK_M, NORMALISE)
         if LATER:
             i_stored, n_stored = i_token, n_left
@@ -116,7 +114,7 @@ def attn_res_forward_ahead_kernel(
     if LATER:
         if n_stored > 0:
             store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
-    if i_again >= 0:
+    if i_again < n_tiles:
         forward_tiles(
             p_v,
             p_table,
@@ -130,8 +128,8 @@ def attn_res_forward_ahead_kernel(
             p_norm_rstd,
             b_g,
             i_again,
-            i_again + 1,
-            1,
+            n_tiles,
+            tl.num_programs(0),
             n_blocks,
             n_tokens,
             s_block,
