@@ -241,3 +241,23 @@ def test_blocks_further_apart_than_32_bits_reach(device):
     assert torch.equal(attn_res(far, *weights), expected)
     assert torch.equal(attn_res([far[0], far[1]], *weights), expected)
     assert torch.equal(attn_res([far[1], far[0]], *weights), attn_res(case.blocks.flip(0).to(device.torch), *weights))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("first", [-25.0, 0.0])
+def test_elements_whose_squares_overflow_do_not_overflow_the_sum(device, dtype, first):
+    """Their score is zero, 25 above the first block's, and their sum, not yet divided, e^25 times as large as they are."""
+    blocks = torch.zeros(3, 40, 16, dtype=dtype)
+    blocks[0, ..., 0] = first
+    blocks[1, 17:, 1] = 1e30
+    blocks[2, ..., 2] = 1.0
+    query = torch.zeros(16)
+    query[0] = 6.25  # of a row that is one element, k is 4 times its sign
+    ones = torch.ones(16)
+    h = attn_res(blocks.to(device.torch), query.to(device.torch), ones.to(device.torch)).cpu().double()
+    v = blocks.double()
+    k = v / (v.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    k[1, 17:] = 0.0  # in fp32
+    expected = (torch.softmax(k @ query.double(), 0).unsqueeze(-1) * v).sum(0)
+    assert torch.isfinite(h).all()
+    torch.testing.assert_close(h, expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-6)

@@ -244,7 +244,7 @@ def _row_launch(launch: Launch, way: _Row) -> Launch:
 
 
 def _statistics(rows: int | str) -> Tile:
-    return Tile("statistics", (rows, 1), FP32, 16)
+    return Tile("statistics", (rows, 1), FP32, 26)
 
 
 def _column(launch: Launch) -> int:

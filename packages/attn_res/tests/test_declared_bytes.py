@@ -1,0 +1,120 @@
+"""The Unified Buffer that tilings declare, against the Ascend compilers: every row of tiling.py's tables, both families of
+chips, both widths of elements.
+
+The widest tile that is declared to fit fits with every compiler. Of kernels that take one layer's whole rows, one that is a
+third wider does not with some: rows would be split that fit.
+"""
+
+import bisect
+import importlib
+from functools import cache
+
+import npu_offline
+import npu_tiling
+import pytest
+import torch
+from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1, tiling
+
+REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
+pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
+SOCS = ["Ascend910B4", "Ascend950PR_957b"]
+UNIT = 16  # columns
+NAMES = {
+    "forward": "attn_res_forward_ahead_kernel",
+    "forward, normalised": "attn_res_forward_ahead_kernel",
+    "phase 1": "attn_res_forward_ahead_kernel",
+    "forward of layers": "attn_res_forward_kernel",
+    "backward": "attn_res_backward_kernel",
+    "backward from fp32": "attn_res_backward_kernel",
+    "products": "attn_res_products_kernel",
+    "weighted sum": "attn_res_weighted_sum_kernel",
+    "gradient": "attn_res_gradient_kernel",
+    "merge": "attn_res_merge_kernel",
+    "merge backward": "attn_res_merge_backward_kernel",
+    "norm backward": "attn_res_norm_backward_kernel",
+}
+
+
+def leaf(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, requires_grad=True)
+
+
+def call(kernel, dtype, layers):
+    """A call whose launches have the kernel among them, at a width where it is chosen."""
+    width = 65536 if kernel in tiling.COLUMN_KERNELS else 1024
+    weights = [leaf(width, dtype=dtype) for _ in range(3)]
+    blocks = leaf(4, 200, width, dtype=dtype)
+    if kernel in ("merge", "merge backward", "norm backward"):
+        state = leaf(200, width), leaf(200), leaf(200)
+        partial = leaf(200, width, dtype=dtype)
+        found = attn_res_merge(*state, partial, *weights[:2], layer_output=partial.detach(), norm_weight=weights[2])
+    elif kernel == "phase 1" or layers > 1:
+        found = attn_res_phase1(leaf(layers, width), blocks, leaf(width))
+    else:
+        normalised = kernel == "forward, normalised" or kernel == "backward from fp32" and dtype != torch.float32
+        found = attn_res(blocks, *weights[:2], norm_weight=weights[2] if normalised else None)
+    found = found if isinstance(found, tuple) else (found,)
+    torch.autograd.backward(found, [torch.empty_like(result) for result in found])
+
+
+@cache
+def record_of(kernel, dtype, layers, soc):
+    with npu_offline.record(soc) as records:
+        call(kernel, dtype, layers)
+    return next(record for record in records if record.name == NAMES[kernel])
+
+
+def ways(kernel):
+    """Rows, layers and options of a tile: one row in each way, several rows, several layers."""
+    if kernel == "forward of layers":
+        return [(1, 4, {"double_buffered": double_buffered}) for double_buffered in (True, False)]
+    if kernel in tiling.COLUMN_KERNELS:
+        return [(2, 1, {}), (1, 4, {})]
+    ahead = kernel in tiling._AHEAD
+    single = [(1, 1, {"ahead": way.ahead, "double_buffered": way.double_buffered}) for way in tiling._ROWS[kernel]]
+    return [(4, 1, {"ahead": ahead, "double_buffered": not ahead}), *single]
+
+
+def launch(kernel, dtype, soc, width, rows, layers, options):
+    problem = tiling.Problem(kernel, width, dtype.itemsize, layers)
+    return tiling.Launch(problem, npu_tiling.soc(soc), block_m=rows, block_s=layers, block_d=width, **options)
+
+
+def fits(tile, dtype, soc):
+    """Whether every compiler for the chip takes a tile."""
+    record = record_of(tile.problem.kernel, dtype, tile.problem.layers, soc)
+    function = record.kernel
+    if tile.problem.kernel in tiling._AHEAD:
+        module, name = tile.forward_kernel
+        function = getattr(importlib.import_module(f"npu_attn_res.{module}"), name)
+    constants = {**record.constants, **tile.constants}
+    return all(
+        npu_offline.compile_kernel(
+            function, record.signature, constants, soc=soc, toolchain=toolchain, options=tile.options
+        ).fits
+        for toolchain in npu_offline.VERSIONS
+        if npu_offline.supported(soc, toolchain)
+    )
+
+
+CASES = [
+    (kernel, dtype)
+    for kernel in NAMES
+    for dtype in (torch.bfloat16, torch.float32)
+    if (kernel, dtype) != ("backward", torch.float32)  # whose gradient of h is fp32: "backward from fp32"
+]
+
+
+@pytest.mark.parametrize("soc", SOCS)
+@pytest.mark.parametrize(("kernel", "dtype"), CASES)
+@pytest.mark.nightly
+def test_the_widest_tile_that_is_declared_to_fit_does(kernel, dtype, soc):
+    for way in ways(kernel):
+        widths = range(UNIT, 2**16, UNIT)
+        room = npu_tiling.soc(soc).ub_bytes
+        place = bisect.bisect_right(widths, room, key=lambda width: tiling.ub_bytes(launch(kernel, dtype, soc, width, *way)))
+        widest = widths[place - 1]
+        assert fits(launch(kernel, dtype, soc, widest, *way), dtype, soc), (widest, way)
+        if kernel not in (*tiling.COLUMN_KERNELS, "forward of layers"):  # whose bytes depend on the number of layers
+            wider = widest * 4 // 3 // UNIT * UNIT
+            assert not fits(launch(kernel, dtype, soc, wider, *way), dtype, soc), (wider, way)
