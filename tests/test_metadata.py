@@ -157,8 +157,8 @@ def test_wheel_is_pure_python_and_holds_the_package_alone(package, wheel):
     information = f"{package.module}-{package.version}.dist-info/"
     assert all(name.startswith((f"{package.module}/", information)) for name in names)
     suffixes = {name.rpartition(".")[2] for name in names if name.startswith(f"{package.module}/")}
-    # C: what npu-offline compiles on the user's machine. css, j2: the page that it writes.
-    assert suffixes <= {"py", "typed", "c", "h", "css", "j2"}
+    # C, C++: what npu-offline compiles on the user's machine. css, j2: the page that it writes.
+    assert suffixes <= {"py", "typed", "c", "cpp", "h", "css", "j2"}
     assert "Root-Is-Purelib: true" in wheel.read(information + "WHEEL").decode()
     assert all(str(ROOT).encode() not in wheel.read(name) for name in names)
 
@@ -170,7 +170,7 @@ def test_sdist_holds_what_belongs(package, built):
     files = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
     assert files <= set(names)
     for name in set(names) - files - {".gitignore"}:  # that one the build backend adds, to build the same wheel
-        assert re.fullmatch(rf"(src/{package.module}|tests)/[\w/]+\.(py|typed|c|h|css|j2)", name), name
+        assert re.fullmatch(rf"(src/{package.module}|tests)/[\w/]+\.(py|typed|c|cpp|h|css|j2)", name), name
 
 
 def importable(package):
