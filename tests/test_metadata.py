@@ -17,12 +17,13 @@ import pytest
 import readme_renderer.markdown
 import yaml
 from npu_tiling import installation
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from tools import changelog
 from tools.changelog import UNRELEASED
 from tools.metadata import fill, read_project
-from tools.workspace import CORE, ROOT, read_packages, read_versions
+from tools.workspace import CORE, ROOT, read_packages, read_versions, torch_range
 
 PACKAGES = read_packages()
 VERSIONS = read_versions()
@@ -209,7 +210,7 @@ def test_supported_versions_are_in_the_metadata(package, metadata):
     stated = {text.removeprefix(prefix) for text in metadata.get_all("Classifier") if text.startswith(prefix)}
     assert stated == {"3", *pythons}
     if torch := package.needs("torch"):
-        assert torch.specifier == f">={VERSIONS['torch']['oldest'].removesuffix('.0')}"
+        assert torch.specifier == SpecifierSet(torch_range(VERSIONS))
 
 
 @each
@@ -233,7 +234,8 @@ def test_supported_versions_are_those_of_the_environment_the_workflows_and_the_t
     python, torch = VERSIONS["python"], VERSIONS["torch"]
     environment = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]["default"]
     assert environment["python"] == python["ascend"]
-    assert f"torch=={torch['newest']}" in environment["dependencies"]
+    assert f"torch=={torch['development']}" in environment["dependencies"]
+    assert Version(torch["oldest"]) <= Version(torch["development"]) <= Version(torch["newest"])
     text = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
     for stated in (*python["packages"], torch["oldest"], torch["newest"]):
         assert stated.removesuffix(".0") in text

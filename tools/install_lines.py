@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from npu_tiling.installation import TRITON_ASCEND
+from npu_tiling.installation import TRITON_ASCEND, WHEELS_PYTHON
+
+from .workspace import read_versions
 
 TORCH_NPU = "2.13.0"
 """The torch_npu that they name: the newest that was tried."""
@@ -11,15 +13,18 @@ TORCH_NPU = "2.13.0"
 def install_lines(distribution: str) -> str:
     """The block of an operator package: Ascend, CUDA, CPU."""
     module = distribution.replace("-", "_")
+    pythons = read_versions()["python"]["packages"]
+    ascend = " or ".join(python for python in pythons if tuple(map(int, python.split("."))) <= WHEELS_PYTHON[1])
     return f"""```
-# Ascend: Linux, x86-64 or aarch64, Python 3.10 or 3.11, CANN's set_env.sh sourced
+# Ascend: Linux, x86-64 or aarch64, Python {ascend}, CANN's set_env.sh sourced
 python3.11 -m venv npu && . npu/bin/activate
+pip install torch=={TORCH_NPU} --index-url "$TORCH_CPU_INDEX"    # a CPU build, from the index of those that PyTorch names
 pip install torch_npu=={TORCH_NPU} '{distribution}[npu]'
-pip uninstall -y triton    # torch asks for it, and its files overwrite those of triton-ascend
+pip uninstall -y triton    # a torch with CUDA brings it, and its files overwrite those of triton-ascend
 pip install --force-reinstall --no-deps triton-ascend=={TRITON_ASCEND}
 python -c "import torch_npu, {module}.kernels"
 
-# CUDA: Linux, Python 3.10 to 3.13
+# CUDA: Linux, Python {pythons[0]} to {pythons[-1]}
 python3 -m venv cuda && . cuda/bin/activate
 pip install '{distribution}[cuda]'
 python -c "import {module}.kernels"

@@ -17,7 +17,7 @@ import copier
 
 from . import metadata
 from .install_lines import install_lines
-from .workspace import ROOT, read_packages, read_versions
+from .workspace import ROOT, read_packages, read_versions, torch_range
 
 TEMPLATE = Path(__file__).parent / "template"
 
@@ -34,7 +34,7 @@ def render(name: str, folder: Path) -> None:
         "distribution": distribution,
         "install_lines": install_lines(distribution),
         "core": f">={major}.{minor},<{major}.{int(minor) + 1}",
-        "torch": versions["torch"]["oldest"].removesuffix(".0"),
+        "torch": torch_range(versions),
         "pythons": versions["python"]["packages"],
     }
     copier.run_copy(str(TEMPLATE), folder, data=answers, quiet=True)

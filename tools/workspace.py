@@ -108,3 +108,9 @@ def of_others(requirements: Iterable[Requirement], packages: Iterable[Package]) 
 def read_versions(root: Path = ROOT) -> dict[str, Any]:
     """tools/versions.toml."""
     return tomllib.loads((root / "tools" / "versions.toml").read_text())
+
+
+def torch_range(versions: Mapping[str, Any]) -> str:
+    """The torch that packages ask for: from the oldest that is supported to before the one that follows the newest."""
+    (major, oldest), (_, newest) = (versions["torch"][end].split(".")[:2] for end in ("oldest", "newest"))
+    return f">={major}.{oldest},<{major}.{int(newest) + 1}"

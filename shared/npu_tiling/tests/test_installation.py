@@ -138,6 +138,14 @@ def test_doctor_prints_the_cure_and_fails(environment, capsys):
     assert [line.strip() for line in said.splitlines() if line.startswith("    ")] == [*CURE, "pip install torch==2.9.0"]
 
 
+def test_doctor_sees_a_torch_with_cuda_beside_torch_npu(environment, capsys):
+    folder = environment(triton_ascend="3.2.0", torch="2.13.0", torch_npu="2.13.0")
+    with (folder / "torch-2.13.0.dist-info" / "METADATA").open("a") as file:
+        file.write('Requires-Dist: nvidia-nccl-cu13==2.29.7; platform_system == "Linux"\n')
+    assert doctor.main() == 1
+    assert "torch 2.13.0 is a build with CUDA, into which torch_npu does not load." in capsys.readouterr().out
+
+
 def test_doctor_tries_what_looks_right(environment, capsys, monkeypatch):
     environment(triton_ascend="3.2.0")
     monkeypatch.setattr(doctor, "import_error", lambda module: f"{module} is not well")

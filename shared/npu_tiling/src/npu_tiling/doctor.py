@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import requires
 
 from .installation import Problem, missing_wheel, triton_problem, version
 
@@ -39,6 +40,10 @@ def problems(*, ascend: bool | None = None) -> list[Problem]:
     if torch and torch_npu and torch.split(".")[:2] != torch_npu.split(".")[:2]:
         cure = f"pip install torch=={'.'.join(torch_npu.split('.')[:3])}"
         found.append(Problem(f"torch_npu {torch_npu} is for another torch than {torch}.", (cure,)))
+    if torch and torch_npu and any(text.startswith(("triton", "nvidia-", "cuda-")) for text in requires("torch") or ()):
+        release = torch.partition("+")[0]
+        cure = f"pip install --force-reinstall --no-deps torch=={release} --index-url ADDRESS_OF_CPU_BUILDS"
+        found.append(Problem(f"torch {torch} is a build with CUDA, into which torch_npu does not load.", (cure,)))
     if not found:
         for module in ("torch", "triton"):
             error = import_error(module) if version(module) or (module == "triton" and version("triton-ascend")) else None

@@ -7,11 +7,13 @@ both, each over files of the other. All of this is read from what pip wrote down
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import importlib.metadata
 import platform
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 TRITON_ASCEND = "3.2.0"
 """The release of triton-ascend that the extra `npu` takes: the one whose compiler stages npu-offline drives."""
@@ -67,18 +69,22 @@ def missing_wheel() -> str | None:
 
 def damaged_files(distribution: str) -> list[str]:
     """The files of an installed distribution that are missing or not its own."""
+    found = importlib.metadata.distribution(distribution)
     damaged = []
-    for file in importlib.metadata.distribution(distribution).files or ():
-        path = file.locate()
-        if file.hash is None:  # what Python compiled, and the record itself
+    for name, recorded, size in csv.reader((found.read_text("RECORD") or "").splitlines()):
+        algorithm, _, digest = recorded.partition("=")
+        if not algorithm:  # what Python compiled, and the record itself
             continue
+        path = Path(str(found.locate_file(name)))
         try:
-            data = path.read_bytes() if (file.size or 0) < _HASHED_BYTES else None  # type: ignore[attr-defined]
-            same = path.stat().st_size == file.size if data is None else _digest(file.hash.mode, data) == file.hash.value  # type: ignore[attr-defined]
+            if int(size) < _HASHED_BYTES:
+                same = _digest(algorithm, path.read_bytes()) == digest
+            else:
+                same = path.stat().st_size == int(size)
         except OSError:
             same = False
         if not same:
-            damaged.append(str(file))
+            damaged.append(name)
     return damaged
 
 
