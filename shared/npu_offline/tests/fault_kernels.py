@@ -13,7 +13,7 @@ def shared_buffer_kernel(p_x, p_y, n_rows, n_blocks, BLOCK: tl.constexpr):
         p_next = p_x + (i_row * n_blocks + 1) * BLOCK
         b_sum = b_x  # begins as what is carried; a product with a computed 1.0 keeps them apart
         b_x = tl.load(p_next + o_col).to(tl.float32)
-        for i_block in tl.range(1, n_blocks):
+        for _ in tl.range(1, n_blocks):
             p_next += BLOCK
             b_next = tl.load(p_next + o_col)
             b_sum += b_x * b_x
