@@ -1,0 +1,138 @@
+"""Calls of every package, and of kernels with matrix products, small enough to run them with hundreds of defects."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
+from npu_embedding import embedding
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy
+from npu_rms_norm import add_rms_norm, rms_norm
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@cache
+def _products() -> Any:
+    """Kernels with matrix products: no package has any."""
+    path = Path(__file__).parents[1] / "shared" / "npu_offline" / "tests" / "timing_kernels.py"
+    spec = importlib.util.spec_from_file_location("timing_kernels", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _noise(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype).requires_grad_()
+
+
+def _backward(*outputs: torch.Tensor) -> None:
+    torch.autograd.backward(outputs, [torch.randn(out.shape).to(out.dtype) for out in outputs])
+
+
+def _rms_norm() -> None:
+    _backward(rms_norm(_noise(77, 512, dtype=BF16), _noise(512, dtype=BF16)))
+
+
+def _add_rms_norm() -> None:
+    _backward(*add_rms_norm(_noise(90, 1000, dtype=BF16), _noise(90, 1000), _noise(1000)))
+
+
+def _embedding() -> None:
+    _backward(embedding(torch.randint(19, (150,)), _noise(19, 768), scale_grad_by_freq=True))
+
+
+def _wide_embedding() -> None:
+    _backward(embedding(torch.randint(5, (20,), dtype=torch.int32), _noise(5, 12300, dtype=BF16)))
+
+
+def _attn_res() -> None:
+    _backward(attn_res([_noise(9, 1024, dtype=BF16) for _ in range(4)], _noise(1024), _noise(1024)))
+
+
+def _phase1() -> None:
+    _backward(*attn_res_phase1(_noise(3, 512), _noise(3, 21, 512, dtype=BF16), _noise(512)))
+
+
+def _merge() -> None:
+    maximum, total = _noise(9), torch.rand(9).add(1).requires_grad_()
+    given = [
+        _noise(9, 1024),
+        maximum,
+        total,
+        _noise(9, 1024, dtype=BF16),
+        _noise(1024, dtype=BF16),
+        _noise(1024, dtype=BF16),
+    ]
+    _backward(*(out for out in attn_res_merge(*given, layer_output=_noise(9, 1024, dtype=BF16).detach()) if out is not None))
+
+
+def _loss() -> None:
+    _cross_entropy(3000)
+
+
+def _loss_with_everything() -> None:
+    _cross_entropy(
+        20000,
+        class_weight=torch.rand(20000),
+        bias=_noise(20000, dtype=BF16),
+        label_smoothing=0.1,
+        lse_square_scale=0.1,
+        softcap=30.0,
+        return_token_accuracy=True,
+        return_entropy=True,
+    )
+
+
+def _cross_entropy(vocabulary: int, **options: object) -> None:
+    x, weight = _noise(7, 16, dtype=BF16), _noise(vocabulary, 16, dtype=BF16)
+    found = fused_linear_cross_entropy(x, weight, torch.randint(vocabulary, (7,)), **options)  # type: ignore[arg-type]
+    (found if isinstance(found, torch.Tensor) else found.loss).backward()
+
+
+def _matmul() -> None:
+    a, b, c = torch.randn(192, 128).bfloat16(), torch.randn(128, 64).bfloat16(), torch.empty(192, 64)
+    _products().matmul[(2,)](a, b, c, 192, 64, 128, BM=64, BN=64, BK=64)
+
+
+def _exp_of_matmul() -> None:
+    a, b, c = torch.randn(128, 128).div(16).bfloat16(), torch.randn(128, 64).bfloat16(), torch.empty(128, 64)
+    _products().exp_of_matmul[(2,)](a, b, c, 128, B=64)
+
+
+def _matmul_of_exp() -> None:
+    a, b, c = torch.randn(192, 128).bfloat16(), torch.randn(128, 64).div(64).bfloat16(), torch.empty(192, 64, dtype=BF16)
+    _products().matmul_of_exp[(2,)](a, b, c, 3, 128, B=64)
+
+
+CALLS: dict[str, Callable[[], None]] = {
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
+    "embedding": _embedding,
+    "wide embedding": _wide_embedding,
+    "attn_res": _attn_res,
+    "attn_res, phase 1": _phase1,
+    "attn_res, merge": _merge,
+    "loss": _loss,
+    "loss with everything": _loss_with_everything,
+    "matmul": _matmul,
+    "exp of matmul": _exp_of_matmul,
+    "matmul of exp": _matmul_of_exp,
+}
+
+
+def call_of(name: str) -> Callable[[], None]:
+    """A call with the same values every time."""
+
+    def run() -> None:
+        torch.manual_seed(0)
+        CALLS[name]()
+
+    return run

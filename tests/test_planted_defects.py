@@ -1,0 +1,70 @@
+"""Defects planted in final modules: the checks find each, or it is shown to change nothing."""
+
+import npu_offline
+import pytest
+from npu_offline.mlir import name_of, property_of
+from planted_calls import CALLS, call_of
+from planting import changes, planted, run, sites
+
+REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
+pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
+TOOLCHAINS = ("1.0.0", "1.1.0", "1.2.0")
+SAMPLE = {  # of calls, by toolchain: every package with one, every call with some
+    "1.0.0": ("rms_norm", "attn_res, merge"),
+    "1.1.0": ("wide embedding", "loss", "exp of matmul"),
+    "1.2.0": ("attn_res", "matmul of exp"),
+}
+EACH = 3  # defects of a kernel in the sample, of different kinds
+
+
+def _fates(name, toolchain, most):
+    return [
+        (mutant, fate, site)
+        for site in sites(call_of(name), toolchain)
+        for mutant, fate in planted(site, most, seed=0)
+    ]  # fmt: skip
+
+
+def _check(fates):
+    missed = [
+        f"{site.kernel}: {mutant.kind} at {mutant.positions}: {fate}" for mutant, fate, site in fates if "missed" in fate
+    ]
+    assert not missed
+    assert any(fate.startswith("found") for _, fate, _ in fates)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("toolchain", "name"), [(version, name) for version, names in SAMPLE.items() for name in names])
+def test_defects_of_a_sample_are_found_or_change_nothing(toolchain, name):
+    _check(_fates(name, toolchain, EACH))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+@pytest.mark.parametrize("name", CALLS)
+def test_every_defect_is_found_or_changes_nothing(toolchain, name):
+    _check(_fates(name, toolchain, None))
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+def test_what_shows_that_nothing_changes_sees_a_lost_order_by_itself(toolchain):
+    site = sites(call_of("rms_norm"), toolchain)[0]
+    error, same, _ = run(site, site.module)
+    assert error is None
+    assert changes(site, same) == set()
+    module = site.module.clone()
+    for op in list(module.walk()):
+        if name_of(op) in ("hivm.hir.set_flag", "hivm.hir.wait_flag") and "PIPE_MTE2" in str(property_of(op, "set_pipe")):
+            op.detach()
+    _, unordered, _ = run(site, module)
+    assert "no order" in changes(site, unordered)
+
+
+def test_what_shows_that_nothing_changes_sees_another_source_of_bytes_by_itself():
+    site = sites(call_of("rms_norm"), "1.2.0")[0]
+    module = site.module.clone()
+    casts = [op for op in module.walk() if name_of(op) == "hivm.hir.pointer_cast" and "xbf16" in str(op.results[0].type)]
+    for op in casts[1:]:
+        op.operands[0] = casts[0].operands[0]
+    _, library, _ = run(site, module)
+    assert changes(site, library) & {"bytes of other instructions", "no order"}
