@@ -146,6 +146,14 @@ def test_autocast_casts_as_a_linear_layer_does_and_nothing_on_the_way(device, op
         assert torch.equal(ours, theirs.float())
 
 
+def test_autocast_leaves_fp64_and_what_comes_with_it():
+    x, weight, target = torch.randn(3, 4).double(), torch.randn(9, 4), torch.tensor([1, 2, 8])
+    bias = torch.randn(9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = fused_linear_cross_entropy(x, weight, target, bias)
+    assert torch.equal(loss, fused_linear_cross_entropy(x, weight, target, bias))
+
+
 def test_inference_mode(device):
     x, weight, target = tensors(device)
     with torch.inference_mode():

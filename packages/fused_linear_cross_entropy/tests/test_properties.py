@@ -155,7 +155,8 @@ def compare(example: Example, case: losses.Case, function, place, generator: tor
     found = properties.call(example.way, function, inputs, trains, upstream, place.torch)
     if "loss" not in held and "entropy" not in held:  # nothing was differentiated
         held["loss"] = torch.ones_like(found.outputs[0])
-    dtype = torch.bfloat16 if example.way == "autocast" and found.gradients is not None else example.dtype
+    casts = example.way == "autocast" and found.gradients is not None and example.dtype != torch.float64
+    dtype = torch.bfloat16 if casts else example.dtype
     cast = lambda t: None if t is None else t.contiguous().to(dtype if dtype != example.dtype else t.dtype)  # noqa: E731
     plain = dataclasses.replace(
         case,

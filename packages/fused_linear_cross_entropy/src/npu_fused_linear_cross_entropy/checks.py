@@ -72,10 +72,10 @@ def _part(rows: int, part: Part) -> tuple[str, int, int]:
 
 
 def autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The operands of a linear layer as autocast casts them: all but fp64 to its dtype."""
+    """The operands of a linear layer as autocast casts them; all as they are where x is fp64, which it leaves."""
     arguments.tensor("x", x)
     arguments.tensor("bias", bias, or_none=True)
-    if not torch.is_autocast_enabled(x.device.type):
+    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
         return x, weight, bias
     dtype = torch.get_autocast_dtype(x.device.type)
     x, weight = (t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (x, weight))
