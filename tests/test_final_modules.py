@@ -10,24 +10,13 @@ from npu_offline.execute.calls import execute_calls
 PACKAGES = sorted(path.parents[1] for path in Path(__file__).parents[1].glob("packages/*/tests/ascend_calls.py"))
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
-# Where a compiler is known to make something else of a kernel than the kernel says.
-WRONG = {
-    ("rms_norm", "1.0.0"): "the compiler of CANN 8.5 drops a cast to bf16 and back",
-    ("attn_res", "1.0.0"): "the compiler of CANN 8.5 puts a temporary tile over the running maximum of a wide forward",
-}
 
 
-def samples():
-    """Package, label and toolchain of every call of a sample."""
-    for package in PACKAGES:
-        for label in load_sample(package):
-            for toolchain in npu_offline.VERSIONS:
-                reason = WRONG.get((package.name, toolchain))
-                marks = pytest.mark.xfail(raises=AssertionError, reason=reason) if reason else ()
-                yield pytest.param(package, label, toolchain, id=f"{package.name} {label}, {toolchain}", marks=marks)
-
-
-@pytest.mark.parametrize(("package", "label", "toolchain"), samples())
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+@pytest.mark.parametrize(
+    ("package", "label"),
+    [pytest.param(package, label, id=f"{package.name} {label}") for package in PACKAGES for label in load_sample(package)],
+)
 def test_a_call_executes_as_its_kernels_say(package, label, toolchain):
     calls = dict(load_calls(package))
     (executed,) = execute_calls([(label, calls[label])], "Ascend910B4", toolchain)
