@@ -130,6 +130,8 @@ def exact(case: Case) -> Results:
     weight_scale = 1.0 if case.class_weight is None else float(case.class_weight.max())
     target_hot = torch.nn.functional.one_hot(safe, vocabulary)
     terms = (log_p.exp() + 1 / vocabulary + target_hot) * (before.grad.abs() * weight_scale).unsqueeze(1)
+    if "entropy" in seeds:  # whose terms cancel where probabilities are equal
+        terms = terms + log_p.exp() * (log_p.abs() + entropy.unsqueeze(1)) * seeds["entropy"].reshape(-1, 1).abs()
     multiplier = float(seeds["loss"].abs().max() if before.numel() else 0.0) * weight_scale
     if o["reduction"] == "mean":
         multiplier /= max(float(divisor), 1.0)
