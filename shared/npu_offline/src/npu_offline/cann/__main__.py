@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 
 import npu_tiling
 
 from ..errors import OfflineError
+from ..toolchains import DEFAULT
 from .environment import environment
 
 
@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--soc", default="Ascend910B4", choices=sorted(npu_tiling.SOCS), metavar="NAME", help="the chip")
     parser.add_argument("--devices", type=int, default=2, help="how many there are (default: %(default)s)")
     parser.add_argument("--streams", default="late", help="late, eager, or the seed of a random order (default: late)")
-    parser.add_argument("--toolchain", default="1.2.0", help="the compiler's version (default: %(default)s)")
+    parser.add_argument("--toolchain", default=DEFAULT, help="the compiler's version (default: %(default)s)")
     parser.add_argument(
         "--exact", action="store_true", help="no caching allocator: kernels are held to the bytes of their tensors"
     )
@@ -34,7 +34,7 @@ def main() -> int:
     except OfflineError as error:
         print(f"npu-offline: {error}", file=sys.stderr)
         return 2
-    return subprocess.run(command, env={**os.environ, **variables}).returncode
+    return os.spawnvpe(os.P_WAIT, command[0], command, {**os.environ, **variables})
 
 
 if __name__ == "__main__":

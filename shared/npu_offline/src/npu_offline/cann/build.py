@@ -8,7 +8,6 @@ import importlib.metadata
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from ..cache import cache_dir
 from ..errors import CompilationError, ToolchainMissingError
+from ..processes import run
 
 _SOURCES = Path(__file__).with_name("csrc")
 _LAUNCH = Path(__file__).parents[1] / "launch.h"
@@ -38,7 +38,6 @@ _PROGRAMS = {
     "bishengir-compile": f"#!{sys.executable}\nfrom npu_offline.cann.compiler import main\n\nmain()\n",
 }
 _ENTRY_POINTS = "[torch.backends]\nnpu_offline_cann = npu_offline.cann.operators:install\n"
-_TIMEOUT = 600  # seconds, of one call of a compiler
 
 
 def build() -> Path:
@@ -148,12 +147,12 @@ def _function(symbol: str, answer: str) -> str:
 def _symbols(paths: Iterable[Path], *flags: str) -> set[str]:
     found = set()
     for path in paths:
-        listed = subprocess.run(["nm", *flags, str(path)], capture_output=True, text=True, timeout=_TIMEOUT).stdout
+        listed = run(["nm", *flags, str(path)]).stdout
         found |= {line.split()[-1].split("@")[0] for line in listed.splitlines() if line.strip()}
     return found
 
 
 def _run(*command: str | Path) -> None:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=_TIMEOUT)
+    done = run([str(word) for word in command])
     if done.returncode:
         raise CompilationError(f"{command[0]} failed:\n{done.stderr[-3000:]}")

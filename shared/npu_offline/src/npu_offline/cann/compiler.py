@@ -5,7 +5,6 @@ stand-in runtime: the same Linalg IR, lowered for this host, behind a line that 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from ..compilation import HIVMC
 from ..lowering import lower
 from ..mlir import name_of, opt, parse, symbol_of
 from ..native import shared_object
+from ..processes import run
 from ..toolchains import tool
 
 _RESERVED = 2  # a lock and a workspace, before the kernel's own arguments
@@ -38,9 +38,11 @@ def main() -> None:
             (Path(folder) / name).chmod(0o755)
         search = f"{folder}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": search, "NPU_OFFLINE_FINAL": f"{folder}/final.mlir"}
-        status = subprocess.run([real, *arguments], env=environment, timeout=600).returncode
-    if status:
-        sys.exit(status)
+        done = run([real, *arguments], env=environment)
+    print(done.stdout, end="")
+    print(done.stderr, end="", file=sys.stderr)
+    if done.returncode:
+        sys.exit(done.returncode)
     linalg = Path(arguments[0]).read_text()
     binary = header(linalg, toolchain).encode() + b"\n" + shared_object(lower(linalg, toolchain))
     target = Path(arguments[arguments.index("-o") + 1])

@@ -8,7 +8,7 @@ import npu_tiling
 
 from ..cache import cache_dir
 from ..native import runtime_path
-from ..toolchains import tool
+from ..toolchains import DEFAULT, tool
 from .build import build
 
 
@@ -17,7 +17,7 @@ def environment(
     *,
     devices: int = 2,
     streams: str = "late",
-    toolchain: str = "1.2.0",
+    toolchain: str = DEFAULT,
     exact: bool = False,
     skip: bool = False,
     trace: bool = False,
