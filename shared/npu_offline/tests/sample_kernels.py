@@ -126,3 +126,11 @@ def maximum(x_ptr, y_ptr, n):
 def running_sum(x_ptr, y_ptr, BN: tl.constexpr):
     o = tl.arange(0, BN)
     tl.store(y_ptr + o, tl.cumsum(tl.load(x_ptr + o), 0))
+
+
+@triton.jit
+def row_sums(x_ptr, y_ptr, n_rows, BM: tl.constexpr, D: tl.constexpr):
+    o_rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    o = o_rows[:, None] * D + tl.arange(0, D)[None, :]
+    b_x = tl.load(x_ptr + o, mask=o_rows[:, None] < n_rows, other=0.0)
+    tl.store(y_ptr + o_rows, tl.sum(b_x, axis=1), mask=o_rows < n_rows)

@@ -6,6 +6,7 @@ import timing_kernels
 import torch
 from npu_offline import FindingsError, OutOfBoundsError, emulate
 from npu_offline.mlir import name_of, property_of, symbol_of
+from xdsl.dialects.builtin import SymbolRefAttr
 
 TOOLCHAINS = ("1.0.0", "1.1.0", "1.2.0")
 
@@ -54,6 +55,25 @@ def test_products_run_on_cube_cores_and_beside_their_vector_cores(kernel, toolch
             timing_kernels.matmul_of_exp[(2,)](a, b, c, 3, 128, B=64)
             expected = (a.float().exp().bfloat16().double() @ b.double()).exp()
     assert torch.allclose(c.double(), expected, rtol=1e-5 if c.dtype == torch.float32 else 1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+def test_sums_of_fp16_that_a_compiler_takes_in_fp32_are_no_finding(toolchain):
+    x, y = torch.randn(60, 256).half(), torch.full((60,), float("nan"), dtype=torch.float16)
+    with emulate(toolchain=toolchain, checks=True):
+        sample_kernels.row_sums[(4,)](x, y, 60, BM=16, D=256)
+    assert torch.allclose(y.double(), x.double().sum(1), rtol=2**-11, atol=2**-13)
+
+
+def test_a_sum_of_fp16_that_is_none_is_found():
+    def mutate(module):
+        for op in module.walk():
+            if "reduce_sum" in symbol_of(op, "callee"):
+                op.properties["callee"] = SymbolRefAttr(symbol_of(op, "callee").replace("sum", "max"))
+
+    x = torch.randn(60, 256).half()
+    with emulate(checks=True, mutate=mutate), pytest.raises(FindingsError, match="results.*y_ptr is not what its Linalg IR"):
+        sample_kernels.row_sums[(4,)](x, torch.empty(60).half(), 60, BM=16, D=256)
 
 
 def test_an_access_outside_an_argument_is_an_error():

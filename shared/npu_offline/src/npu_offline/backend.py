@@ -63,9 +63,12 @@ class _HostBackend(AscendBackend):
 
 @functools.lru_cache(maxsize=64)
 def _linalg_object(linalg: str) -> bytes:
-    """The Linalg IR for this host, whichever toolchain lowers it; nothing where only the chip has what it uses."""
+    """The Linalg IR for this host, whichever toolchain lowers it; nothing where only the chip has what it uses.
+
+    Final modules are compared with it: it takes sums of fp16 in fp32, as they do.
+    """
     try:
-        return shared_object(lower(linalg, installed()[-1]))
+        return shared_object(lower(linalg, installed()[-1], wide_sums=True))
     except UnsupportedError:
         return b""
 

@@ -26,6 +26,7 @@ from .errors import UnsupportedError
 from .instrument import instrument
 from .mlir import make, name_of, opt, parse, parse_attribute, property_of, symbol_of
 from .native import has_c_function, host_triple
+from .sums import widen_sums
 from .toolchains import tool
 
 ENTRY = "npu_offline_entry"
@@ -75,7 +76,7 @@ _RUNTIME = {
 _REPLACED = {"memrefCopy", "aligned_alloc", "free", "npu_offline_atomic_begin", "npu_offline_atomic_end"}
 
 
-def lower(linalg: str, toolchain: str) -> str:
+def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
     """The LLVM dialect of a kernel, with the function `npu_offline_entry(slots, x, y, z)` that runs program (x, y, z).
 
     `slots` is an array of 8-byte values: the five of each memref (two pointers, offset, size, stride), then the scalars
@@ -84,6 +85,7 @@ def lower(linalg: str, toolchain: str) -> str:
     Args:
         linalg: the "ttadapter" module.
         toolchain: the version whose passes are used.
+        wide_sums: sums of fp16 are taken in fp32 and rounded once, as the Ascend compilers do, not after each addition.
 
     Raises:
         UnsupportedError: the kernel uses something that only the chip has.
@@ -95,6 +97,8 @@ def lower(linalg: str, toolchain: str) -> str:
     parameters = [argument.type for argument in kernel.regions[0].blocks[0].args]
     kernel.properties["sym_name"] = StringAttr(_KERNEL)
     _prepare(module)
+    if wide_sums:
+        widen_sums(module)
     functions = list(parse(opt(program, str(module), *_PASSES, "--mlir-print-op-generic")).body.block.ops)
     kernel = _defined(functions)
     instrument(kernel, [value for value in kernel.regions[0].blocks[0].args if str(value.type) == "!llvm.ptr"])

@@ -49,6 +49,7 @@ _SOURCES = (  # of what a shared object is made by
     "native.py",
     "operations.py",
     "plan.py",
+    "sums.py",
     "timing/scalars.py",
     "timing/shapes.py",
     "toolchains.py",
