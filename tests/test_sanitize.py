@@ -6,10 +6,14 @@ from unittest import mock
 import npu_tiling
 import pytest
 import torch
+from npu_rms_norm import rms_norm
 from npu_tiling.launch import Kernels
 
+from tools.sanitize.__main__ import QUICK
 from tools.sanitize.calls import CALLS
 from tools.sanitize.output import read
+from tools.sanitize.part import run
+from tools.sanitize.uploads import Uploads
 from tools.workspace import ROOT
 
 H200 = npu_tiling.Device("NVIDIA H200", "cuda", "sm_90", 132, 132, 232448, ub_align=16, max_grid=2**31 - 1)
@@ -70,3 +74,56 @@ def test_findings_are_told_apart_by_kernel():
 
 def test_a_run_that_broke_off_has_no_summary():
     assert read(SAID.rpartition("=========")[0]).summaries == []
+
+
+class Noted(Uploads):
+    """Uploads that say which addresses they wrote."""
+
+    def __init__(self):
+        super().__init__(torch.device("cpu"))
+        self.addresses = set()
+
+    def upload(self, tensor):
+        super().upload(tensor)
+        step = tensor.element_size()
+        self.addresses |= {tensor.data_ptr() + step * place for place in range(tensor.numel())} if tensor.numel() else set()
+
+    def has(self, tensor):
+        return {tensor.data_ptr() + tensor.element_size() * place for place in range(tensor.numel())} <= self.addresses
+
+
+def test_what_pytorch_writes_is_uploaded_and_what_it_only_allocates_is_not():
+    with Noted() as noted:
+        allocated = [torch.empty(5), torch.empty_like(torch.empty(5)), torch.empty(7)[:3]]
+        written, part = torch.ones(5), torch.empty(2, 5)
+        part[1].fill_(2)
+        torch.add(written, 1, out=(sums := torch.empty(5)))
+        written.requires_grad_()
+        (grad,) = torch.autograd.grad((written * 3).sum(), written)
+    assert not any(noted.has(tensor) for tensor in (*allocated, part[0]))
+    assert all(noted.has(tensor) for tensor in (written, part[1], sums, grad))
+    assert torch.equal(grad, torch.full((5,), 3.0)) and torch.equal(sums, torch.full((5,), 2.0))
+
+
+def test_operators_of_ours_are_seen_through():
+    """What they allocate for a kernel stays unwritten, unless the kernel writes it."""
+    x = torch.randn(3, 64, dtype=torch.float32)
+    with mock.patch.object(Kernels, "launch"), npu_tiling.use_device(H200, emulated=True), Noted() as noted:
+        y = rms_norm(x, x[0])
+    assert not noted.has(y)
+    with Noted() as noted:
+        y = rms_norm(x, x[0])
+    assert noted.has(y)
+
+
+def test_a_quick_run_takes_calls_of_every_part():
+    def label(number):
+        return lambda: ran.append(number)
+
+    for every in (1, QUICK):
+        ran = []
+        calls = {"some": lambda device: ((str(i), label(i)) for i in range(50))}
+        with mock.patch.dict(CALLS, calls):
+            told = [run("some", part, 3, torch.device("cpu"), every) for part in range(3)]
+        assert sorted(ran) == list(range(0, 50, every))
+        assert max(each["calls"] for each in told) - min(each["calls"] for each in told) <= 1

@@ -1,12 +1,14 @@
-"""Runs one part of a package's calls: what compute-sanitizer watches. `python -m tools.sanitize.part PACKAGE PART PARTS`.
+"""Runs one part of a package's calls: what compute-sanitizer watches.
 
-The last line says which kernels were launched, and how often. "planted" for the package: two kernels that are wrong.
+`python -m tools.sanitize.part PACKAGE PART PARTS [--every 4] [--uploads]`. The last line says which kernels were launched,
+and how often. "planted" for the package: two kernels that are wrong.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
-import sys
 from collections import Counter
 from typing import Any
 
@@ -14,10 +16,11 @@ import torch
 from npu_tiling.launch import Kernels
 
 from .calls import CALLS
+from .uploads import Uploads
 
 
-def run(package: str, part: int, parts: int, device: torch.device) -> dict[str, Any]:
-    """How many calls and launches there were, kernel by kernel, and the calls that failed."""
+def run(package: str, part: int, parts: int, device: torch.device, every: int = 1) -> dict[str, Any]:
+    """How many calls and launches there were, kernel by kernel, and the calls that failed; of one call in `every`."""
     launched: Counter[str] = Counter()
     variants: set[object] = set()
     launch = Kernels.launch
@@ -30,7 +33,7 @@ def run(package: str, part: int, parts: int, device: torch.device) -> dict[str, 
     Kernels.launch = counted  # type: ignore[method-assign]
     failed, done = [], 0
     for number, (label, call) in enumerate(CALLS[package](device)):
-        if number % parts != part:
+        if number % every or number // every % parts != part:
             continue
         done += 1
         try:
@@ -54,14 +57,21 @@ def plant(device: torch.device) -> None:
     torch.cuda.synchronize(device)
 
 
-def main(arguments: list[str]) -> None:
-    package, part, parts = arguments[0], int(arguments[1]), int(arguments[2])
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="sanitize.part")
+    parser.add_argument("package", choices=(*CALLS, "planted"))
+    parser.add_argument("part", type=int)
+    parser.add_argument("parts", type=int)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--uploads", action="store_true", help="what PyTorch writes is copied to the host and back")
+    options = parser.parse_args()
     device = torch.device("cuda")
-    if package == "planted":
-        plant(device)
-        return
-    print(json.dumps(run(package, part, parts, device)))
+    with Uploads(device) if options.uploads else contextlib.nullcontext():
+        if options.package == "planted":
+            plant(device)
+        else:
+            print(json.dumps(run(options.package, options.part, options.parts, device, options.every)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,0 +1,59 @@
+"""What PyTorch's own kernels write counts as written although initcheck does not watch them.
+
+initcheck takes as written what a kernel stored that it watches, and what was copied from the host. Watching all of PyTorch's
+and cuBLAS's kernels takes far too long, so it watches ours alone, and results of PyTorch's operators are copied to the host
+and back. Memory that was only allocated (`torch.empty`) and what our kernels left unwritten stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Whose results nobody has written.
+_ALLOCATE = ("empty", "new_empty", "resize")
+
+
+class Uploads(TorchDispatchMode):
+    """Copies what PyTorch's operators wrote on a device to the host and back; within operators of ours too."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device.type.upper()))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace.startswith("npu_"):
+            with self:  # for the operators that this one calls
+                return func.redispatch(self._key, *args, **kwargs)
+        results = func(*args, **kwargs)
+        if not func._schema.name.partition("::")[2].lstrip("_").startswith(_ALLOCATE):
+            for tensor in tree_leaves(_written(func._schema, args, kwargs, results)):
+                if isinstance(tensor, Tensor) and tensor.device.type == self._device.type:
+                    self.upload(tensor)
+        return results
+
+    def upload(self, tensor: Tensor) -> None:
+        """Copy a tensor's part of memory to the host and back."""
+        if tensor.layout != torch.strided or not tensor.numel():
+            return
+        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        memory = tensor.as_strided((span,), (1,), tensor.storage_offset())
+        memory.copy_(memory.to("cpu", copy=True))
+
+
+def _written(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> list[Any]:
+    """New results, and arguments that the operator writes; no views."""
+    results = results if isinstance(results, tuple) and len(schema.returns) > 1 else (results,)
+    written = [result for returned, result in zip(schema.returns, results, strict=False) if returned.alias_info is None]
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(args[place] if place < len(args) else kwargs.get(argument.name))
+    return written
