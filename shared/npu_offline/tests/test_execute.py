@@ -1,10 +1,14 @@
 """Execution of final modules: values, and what the checks find in modules that something was taken out of."""
 
+import re
+
+import fault_kernels
 import pytest
 import sample_kernels
 import timing_kernels
 import torch
 from npu_offline import FindingsError, OutOfBoundsError, emulate
+from npu_offline.execute.calls import execute_calls
 from npu_offline.mlir import name_of, property_of, symbol_of
 from xdsl.dialects.builtin import SymbolRefAttr
 
@@ -74,6 +78,38 @@ def test_a_sum_of_fp16_that_is_none_is_found():
     x = torch.randn(60, 256).half()
     with emulate(checks=True, mutate=mutate), pytest.raises(FindingsError, match="results.*y_ptr is not what its Linalg IR"):
         sample_kernels.row_sums[(4,)](x, torch.empty(60).half(), 60, BM=16, D=256)
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+@pytest.mark.parametrize("soc", ["Ascend910_9362", "Ascend910_9392"])
+def test_modules_for_a3_chips_execute(soc, toolchain):
+    with emulate(soc, toolchain=toolchain, checks=True) as emulation:
+        y, expected = rms_norm()
+    assert emulation.soc == soc
+    assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def problem_of(call, soc, toolchain):
+    (executed,) = execute_calls([("call", call)], soc, toolchain)
+    assert executed.launches == []
+    return executed.problem
+
+
+@pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])
+def test_vector_functions_of_the_ascend950_are_refused_by_name(toolchain):
+    problem = problem_of(cast, "Ascend950PR_957b", toolchain)
+    assert re.fullmatch(r"execution does not know the vector function \w+ \(Ascend950PR_957b, toolchain [\d.]+\)", problem)
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+def test_a_buffer_with_two_addresses_is_refused_by_name(toolchain):
+    def call():
+        fault_kernels.shared_buffer_kernel[(1,)](torch.randn(13, 1024).bfloat16(), torch.empty(3, 1024), 3, 4, BLOCK=1024)
+
+    problem = problem_of(call, "Ascend910B4", toolchain)
+    assert re.match(
+        r"the module does not say at which of the addresses \[\d+, \d+\] the buffer memref<1024xf32,.*ub", problem
+    )
 
 
 def test_an_access_outside_an_argument_is_an_error():

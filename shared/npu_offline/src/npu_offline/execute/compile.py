@@ -7,7 +7,7 @@ from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
 
-from ..errors import OfflineError
+from ..errors import OfflineError, UnsupportedError
 from ..mlir import opt, parse
 from ..native import shared_object_of_c
 from ..toolchains import printer
@@ -28,13 +28,17 @@ def executable(final: str, soc: str, toolchain: str, mutate: Callable[[ModuleOp]
         mutate: changes the parsed module first.
 
     Raises:
-        UnsupportedError: the module has an operation that the machine does not know.
+        UnsupportedError: the module has an operation that the machine does not know, or a buffer with two addresses.
         CompilationError: a compiler failed.
     """
     module = parsed(final, soc, toolchain)
     if mutate is not None:
         mutate(module)
-    return shared_object_of_c(translate(module))
+    try:
+        source = translate(module)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error} ({soc}, toolchain {toolchain})") from error
+    return shared_object_of_c(source)
 
 
 def final_module(name: str, linalg: str, options: dict[str, Any], soc: str, toolchain: str) -> str:

@@ -252,11 +252,13 @@ class _Function:
         kind = op.results[0].type
         assert isinstance(kind, MemRefType)
         space, element, shape = _SPACES.get(space_of(kind) or ""), kind.get_element_type(), kind.get_shape()
-        if space is None or len(op.operands) != 1 or any(size < 0 for size in shape):
+        if len(op.operands) > 1:
+            places = [_constant_of(operand) for operand in op.operands]
+            raise UnsupportedError(f"the module does not say at which of the addresses {places} the buffer {kind} is")
+        if space is None or not op.operands or any(size < 0 for size in shape):
             raise UnsupportedError(f"execution does not know a buffer like {op}")
         address = self._name(op.operands[0])
-        value = property_of(op.operands[0].owner, "value") if isinstance(op.operands[0].owner, Op) else None
-        start = value.value.data if isinstance(value, IntegerAttr) else 0
+        start = _constant_of(op.operands[0]) or 0
         bits = element.bitwidth if isinstance(element, FixedBitwidthType) else 64
         count = 1
         for size in shape:
@@ -446,6 +448,11 @@ _SYNCHRONISATION: dict[str, Callable[[_Function, Op], None]] = {
     "hivm.hir.sync_block_set": _Function.set_or_wait_across,
     "hivm.hir.sync_block_wait": _Function.set_or_wait_across,
 }
+
+
+def _constant_of(value: SSAValue) -> int | None:
+    number = property_of(value.owner, "value") if isinstance(value.owner, Op) else None
+    return number.value.data if isinstance(number, IntegerAttr) else None
 
 
 def _yielded(block: Block) -> Sequence[SSAValue]:
