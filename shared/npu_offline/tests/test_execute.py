@@ -9,6 +9,7 @@ import timing_kernels
 import torch
 from npu_offline import FindingsError, OutOfBoundsError, emulate
 from npu_offline.execute.calls import execute_calls
+from npu_offline.execute.compare import bytes_at, differences
 from npu_offline.mlir import name_of, property_of, symbol_of
 from xdsl.dialects.builtin import SymbolRefAttr
 
@@ -67,6 +68,16 @@ def test_sums_of_fp16_that_a_compiler_takes_in_fp32_are_no_finding(toolchain):
     with emulate(toolchain=toolchain, checks=True):
         sample_kernels.row_sums[(4,)](x, y, 60, BM=16, D=256)
     assert torch.allclose(y.double(), x.double().sum(1), rtol=2**-11, atol=2**-13)
+
+
+@pytest.mark.parametrize(("written", "is_explained"), [(2000, True), (2, False)])
+def test_numbers_rounded_apart_are_a_share_of_what_was_written_whatever_was_there_before(written, is_explained):
+    y = torch.randn(1000).bfloat16()
+    bounds = (y.data_ptr(), y.data_ptr() + 2000)
+    before = {bounds: bytes_at(*bounds).clone()}
+    y.view(torch.int16)[7] += 1
+    found = list(differences([("y_ptr", "*bf16", y)], before, before, {"y_ptr": written}))
+    assert (not found) == is_explained
 
 
 def test_a_sum_of_fp16_that_is_none_is_found():

@@ -190,13 +190,20 @@ class Launcher:
                 raise_findings(self._arguments.name, found.value)
                 raise fault_of(failed, Fault(*fault), self._arguments.name, self._arguments.pointers, bases, ranges, grid)
 
+        def traffic_of() -> dict[str, Traffic]:
+            firsts = {name: _COUNTERS * i for i, name in enumerate(self._arguments.pointers, RESERVED)}
+            return {name: Traffic(*counters[first : first + _TRAFFIC]) for name, first in firsts.items()}
+
+        def written() -> dict[str, int]:
+            return {name: traffic.written for name, traffic in traffic_of().items()}
+
         if enter is not None:
             enter(launch_metadata)
         notes: list[Finding] = []
         try:
             if emulation.checks:
                 name, types = self._arguments.name, self._arguments.types
-                notes = check(name, types, kept, binary, run, lambda: read_findings(found.value))
+                notes = check(name, types, kept, binary, run, lambda: read_findings(found.value), written)
             else:
                 run(function)
         except FindingsError as error:
@@ -206,13 +213,14 @@ class Launcher:
         finally:
             if leave is not None:
                 leave(launch_metadata)
-        traffic, ledgers = {}, {}
+        ledgers = {}
         for position, name in enumerate(self._arguments.pointers, RESERVED):
             first = _COUNTERS * position
-            traffic[name] = Traffic(*counters[first : first + _TRAFFIC])
             if emulation.ledgers:
                 ledgers[name] = _ledger(counters[first + _TRAFFIC : first + _COUNTERS])
-        emulation.launches.append(Launch(self._arguments.name, grid, self._arguments.constants, traffic, ledgers, notes))
+        emulation.launches.append(
+            Launch(self._arguments.name, grid, self._arguments.constants, traffic_of(), ledgers, notes)
+        )
 
 
 class Recorder:

@@ -29,8 +29,7 @@ def differences(
     arguments: Sequence[tuple[str, str, Any]],
     before: Mapping[tuple[int, int], torch.Tensor],
     expected: Mapping[tuple[int, int], torch.Tensor],
-    *,
-    exactly: bool,
+    written: Mapping[str, int] | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Arguments whose memory is not what another execution left, and how.
 
@@ -38,23 +37,35 @@ def differences(
         arguments: name, Triton type and value of each pointer argument.
         before: bytes of each storage before either execution, by its first and last address.
         expected: the same after the other one.
-        exactly: nothing explains a difference.
+        written: bytes that were written through each argument, for which rounding explains some differences;
+            None if nothing explains any.
     """
     import torch
 
-    for name, kind, value in arguments:
-        bounds = bounds_of(value)
-        for low, high in dict.fromkeys(zip(bounds[::2], bounds[1::2], strict=True)):
+    storages = {
+        name: list(dict.fromkeys(zip(bounds[::2], bounds[1::2], strict=True))) for name, bounds in _bounds(arguments)
+    }
+    for name, kind, _ in arguments:
+        for low, high in storages[name]:
             if high > low and not torch.equal(expected[low, high], now := bytes_at(low, high)):
-                text = _difference(kind, before[low, high], expected[low, high], now, exactly=exactly)
+                # What was there may be what is written, so that changes do not tell how much that is.
+                total = None if written is None else sum(written[arg] for arg in written if (low, high) in storages[arg])
+                text = _difference(kind, before[low, high], expected[low, high], now, total)
                 if text:
                     yield name, text
 
 
-def _difference(kind: str, before: torch.Tensor, one: torch.Tensor, other: torch.Tensor, *, exactly: bool) -> str | None:
+def _bounds(arguments: Sequence[tuple[str, str, Any]]) -> Iterator[tuple[str, Sequence[int]]]:
+    for name, _, value in arguments:
+        yield name, bounds_of(value)
+
+
+def _difference(
+    kind: str, before: torch.Tensor, one: torch.Tensor, other: torch.Tensor, bytes_written: int | None
+) -> str | None:
     import torch
 
-    if exactly or kind not in _FLOATS:
+    if bytes_written is None or kind not in _FLOATS:
         positions = (one != other).nonzero().flatten()
         return f"{positions.numel()} bytes, the first at {int(positions[0])} of its storage"
     dtype = getattr(torch, _FLOATS[kind])
@@ -68,7 +79,8 @@ def _difference(kind: str, before: torch.Tensor, one: torch.Tensor, other: torch
     scale = float(b.nan_to_num(0, 0, 0).abs().max())
     small = (x - y).abs() <= _OF_SCALE * scale
     explained = (ulps <= (_ULPS if kind == "*fp32" else 1)) | small
-    written = int(((a != old) | (b != old)).sum())
+    changed = int(((a != old) | (b != old)).sum())
+    written = max(changed, min(bytes_written // dtype.itemsize, a.numel()))
     share = different.numel() / written
     if bool(explained.all()) and (kind == "*fp32" or share <= _SHARE or bool(small.all())):
         return None
