@@ -5,19 +5,18 @@ The widest tile that is declared to fit fits with every compiler. Of kernels tha
 third wider does not with some: rows would be split that fit.
 """
 
-import bisect
 import importlib
-from functools import cache
+from functools import cache, partial
 
 import npu_offline
 import npu_tiling
 import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1, tiling
+from npu_offline.declared import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
-SOCS = ["Ascend910B4", "Ascend950PR_957b"]
 UNIT = 16  # columns
 NAMES = {
     "forward": "attn_res_forward_ahead_kernel",
@@ -87,34 +86,27 @@ def fits(tile, dtype, soc):
     if tile.problem.kernel in tiling._AHEAD:
         module, name = tile.forward_kernel
         function = getattr(importlib.import_module(f"npu_attn_res.{module}"), name)
-    constants = {**record.constants, **tile.constants}
-    return all(
-        npu_offline.compile_kernel(
-            function, record.signature, constants, soc=soc, toolchain=toolchain, options=tile.options
-        ).fits
-        for toolchain in npu_offline.VERSIONS
-        if npu_offline.supported(soc, toolchain)
-    )
+    return fits_everywhere(record, tile.constants, soc, options=tile.options, kernel=function)
 
 
+ALWAYS = (FAMILIES[1], "merge", torch.bfloat16)
 CASES = [
-    (kernel, dtype)
+    pytest.param(soc, kernel, dtype, marks=() if (soc, kernel, dtype) == ALWAYS else pytest.mark.nightly)
+    for soc in FAMILIES
     for kernel in NAMES
     for dtype in (torch.bfloat16, torch.float32)
     if (kernel, dtype) != ("backward", torch.float32)  # whose gradient of h is fp32: "backward from fp32"
 ]
 
 
-@pytest.mark.parametrize("soc", SOCS)
-@pytest.mark.parametrize(("kernel", "dtype"), CASES)
-@pytest.mark.nightly
-def test_the_widest_tile_that_is_declared_to_fit_does(kernel, dtype, soc):
+@pytest.mark.parametrize(("soc", "kernel", "dtype"), CASES)
+def test_the_widest_tile_that_is_declared_to_fit_does(soc, kernel, dtype):
+    def declared(way, width):
+        return tiling.ub_bytes(launch(kernel, dtype, soc, width, *way))
+
     for way in ways(kernel):
-        widths = range(UNIT, 2**16, UNIT)
-        room = npu_tiling.soc(soc).ub_bytes
-        place = bisect.bisect_right(widths, room, key=lambda width: tiling.ub_bytes(launch(kernel, dtype, soc, width, *way)))
-        widest = widths[place - 1]
-        assert fits(launch(kernel, dtype, soc, widest, *way), dtype, soc), (widest, way)
+        width = widest(partial(declared, way), soc)
+        assert fits(launch(kernel, dtype, soc, width, *way), dtype, soc), (width, way)
         if kernel not in (*tiling.COLUMN_KERNELS, "forward of layers"):  # whose bytes depend on the number of layers
-            wider = widest * 4 // 3 // UNIT * UNIT
+            wider = width * 4 // 3 // UNIT * UNIT
             assert not fits(launch(kernel, dtype, soc, wider, *way), dtype, soc), (wider, way)

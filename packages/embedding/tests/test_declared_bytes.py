@@ -1,0 +1,55 @@
+"""The Unified Buffer that tilings declare, against the Ascend compilers: every kernel, both families of chips, both widths
+of elements. The widest tile that is declared to fit fits with every compiler."""
+
+import functools
+import itertools
+from pathlib import Path
+
+import npu_offline
+import npu_tiling
+import pytest
+from npu_embedding import tiling
+from npu_offline.check import load_calls
+from npu_offline.declared import FAMILIES, fits_everywhere, widest
+
+REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
+pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
+CALLS = dict(load_calls(Path(__file__).parents[1]))
+# Of each kernel: the launch, and the rows of a tile. Rows of odd widths are not gathered.
+KERNELS = {
+    "gather_rows_kernel": (tiling.ForwardLaunch, (2, 8)),
+    "gather_rows_kernel, odd": (tiling.ForwardLaunch, (2, 8)),
+    "sum_runs_kernel": (tiling.RunsLaunch, (1,)),
+    "add_partials_kernel": (tiling.PartialsLaunch, (1,)),
+    "store_zeros_kernel": (tiling.ZerosLaunch, (1, 8)),
+}
+LABELS = ("bf16 4096", "fp32 4096", "bf16 4096, by frequency", "fp32 4096, by frequency")
+CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in itertools.product(LABELS, KERNELS)]
+
+
+@functools.cache
+def records_of(label, soc):
+    with npu_offline.record(soc) as records:
+        CALLS[label]()
+    return {record.name: record for record in records}
+
+
+@pytest.mark.parametrize(
+    ("soc", "label", "kernel"),
+    [pytest.param(*case, marks=() if place == 0 else pytest.mark.nightly) for place, case in enumerate(CASES)],
+)
+def test_the_widest_tile_that_is_declared_to_fit_does(soc, label, kernel):
+    chip, itemsize = npu_tiling.soc(soc), 4 if label.startswith("fp32") else 2
+    name, _, odd = kernel.partition(", ")
+    kind, each = KERNELS[kernel]
+    record = records_of(label, soc)[name]
+
+    def launch(rows, width):
+        return kind(chip, width, itemsize, width, rows)
+
+    def declared(rows, width):
+        return npu_tiling.footprint(launch(rows, width).tiles, {}, chip)
+
+    for rows in each:
+        width = widest(functools.partial(declared, rows), soc, first=7 if odd else 0)
+        assert fits_everywhere(record, launch(rows, width).constants, soc), (width, rows)

@@ -1,0 +1,63 @@
+"""The Unified Buffer that tilings declare, against the Ascend compilers: every kind of problem, both families of chips. The
+widest tile that is declared to fit fits with every compiler."""
+
+import dataclasses
+import functools
+import itertools
+from pathlib import Path
+
+import npu_offline
+import npu_tiling
+import pytest
+from npu_fused_linear_cross_entropy import tiling
+from npu_offline.check import load_calls
+from npu_offline.declared import FAMILIES, fits_everywhere, widest
+
+REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
+pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
+CALLS = dict(load_calls(Path(__file__).parents[1]))
+PLAIN = tiling.Problem(1000, 4, 2, True)
+# Of each problem: the call that has it, without the vocabulary, and what differs from the plain one.
+PROBLEMS = {
+    "plain": ("", {}),
+    "narrow logits": (", narrow logits", {"itemsize": 2}),
+    "loss alone": (", loss alone", {"gradient_itemsize": 0}),
+    "smoothing": (", smoothing", {"smoothed": True}),
+    "accuracy": (", accuracy", {"argmax": True}),
+    "entropy": (", entropy", {"entropy": True}),
+    "softcap": (", softcap", {"transformed": True}),
+    "everything": (", everything", {"smoothed": True, "argmax": True, "transformed": True}),
+    "everything, entropy": (
+        ", everything, entropy",
+        {"smoothed": True, "argmax": True, "transformed": True, "entropy": True},
+    ),
+}
+TILES = ("whole rows", "two whole rows", "blocks", "blocks and a tail")
+CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in itertools.product(PROBLEMS, TILES)]
+
+
+@functools.cache
+def record_of(label, soc):
+    with npu_offline.record(soc) as records:
+        CALLS[label]()
+    return next(record for record in records if record.name == "cross_entropy_kernel")
+
+
+@pytest.mark.parametrize(
+    ("soc", "what", "tile"),
+    [pytest.param(*case, marks=() if place == 0 else pytest.mark.nightly) for place, case in enumerate(CASES)],
+)
+def test_the_widest_tile_that_is_declared_to_fit_does(soc, what, tile):
+    more, changes = PROBLEMS[what]
+    record = record_of(f"bfloat16 {1000 if 'rows' in tile else 128256}{more}", soc)
+
+    def launch(block):
+        problem = dataclasses.replace(PLAIN, **changes, width=block)
+        if "rows" in tile:
+            return tiling.Launch(problem, npu_tiling.soc(soc), 2 if "two" in tile else 8, block + 16, block)
+        tail = block // 2 if "tail" in tile else 0
+        problem = dataclasses.replace(problem, width=8 * block + tail)
+        return tiling.Launch(problem, npu_tiling.soc(soc), 2, block, tail)
+
+    chosen = launch(widest(lambda block: launch(block).ub_bytes, soc))
+    assert fits_everywhere(record, chosen.constants, soc), chosen
