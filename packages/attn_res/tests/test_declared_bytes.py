@@ -89,6 +89,11 @@ def fits(tile, dtype, soc):
     return fits_everywhere(record, tile.constants, soc, options=tile.options, kernel=function)
 
 
+# Ways that are declared to take more than they do, which leaves wide rows to kernels that take columns: those are predicted
+# to take half the time (12.6 instead of 25.4 us, 2 tokens of 12288 columns, CANN 9.1).
+GENEROUS = [
+    (FAMILIES[1], "backward from fp32", torch.bfloat16, (1, 1, {"ahead": False, "double_buffered": False})),
+]
 ALWAYS = (FAMILIES[1], "merge", torch.bfloat16)
 CASES = [
     pytest.param(soc, kernel, dtype, marks=() if (soc, kernel, dtype) == ALWAYS else pytest.mark.nightly)
@@ -107,6 +112,8 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, kernel, dtype):
     for way in ways(kernel):
         width = widest(partial(declared, way), soc)
         assert fits(launch(kernel, dtype, soc, width, *way), dtype, soc), (width, way)
+        if (soc, kernel, dtype, way) in GENEROUS:
+            continue
         if kernel not in (*tiling.COLUMN_KERNELS, "forward of layers"):  # whose bytes depend on the number of layers
             wider = width * 4 // 3 // UNIT * UNIT
             assert not fits(launch(kernel, dtype, soc, wider, *way), dtype, soc), (wider, way)
