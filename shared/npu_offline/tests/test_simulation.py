@@ -17,7 +17,7 @@ from npu_offline.timing.instructions import (
     WaitFlag,
 )
 from npu_offline.timing.simulation import simulate
-from npu_offline.timing.vector_costs import library_reduction, vector
+from npu_offline.timing.vector_costs import vector
 
 START, SHARE = 10.0, 4.0  # seconds, bytes a second; a cycle is a second
 LOAD = Transfer("load", "MTE2", "x", 80, 80, False)  # alone: 10 to start, 20 to move
@@ -207,9 +207,9 @@ def test_every_row_of_a_vector_instruction_takes_whole_repeats():
 
 def test_a_row_reduction_adds_halves_and_then_sums_64_lanes():
     name = "enablevc_reduce_sum_ar_float"
-    cost = vector(name, (2, 256), 4, library_reduction(name, 2))
+    cost = vector(name, (2, 256), 4, (1,))
     assert cost.busy == pytest.approx(2 * 3 * 2.07 + 2 * 5.9 + 2 * 7)
-    over_rows = vector("reduce_sum_ra_float", (8, 64), 4, library_reduction("reduce_sum_ra_float", 2))
+    over_rows = vector("reduce_sum_ra_float", (8, 64), 4, (0,))
     assert over_rows.busy == pytest.approx(7 * 2.07)
 
 

@@ -97,7 +97,7 @@ def attn_res_forward_ahead_kernel(
             b_o += b_v * b_weight[:, None]
             b_sum += b_weight
             # Where squares of v overflow, its score is zero, above a low reference, and v times its weight may overflow too.
-            b_sum = tl.where(b_rstd > 0.0, b_sum, 2.0 * LARGE)
+            b_sum = tl.where(b_rstd == 0.0, 2.0 * LARGE, b_sum)  # false of NaN, which spoils its own token alone
             if not NORMALISE:
                 b_max = tl.where(b_score > b_max, b_score, b_max)
             b_v = b_next.to(tl.float32)
