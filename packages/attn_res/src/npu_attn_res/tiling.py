@@ -17,7 +17,7 @@ from .tiling_launch import COLUMN_KERNELS, FP32, Launch, Problem
 # and each load waits for the arithmetic before it: `npu-offline tune` predicts less time for the smaller tiles. A forward
 # that loads ahead keeps its buffers; with more than nine rows, what it computes with single numbers of rows counts.
 _TRANSFER_BYTES = 8 * 1024
-_AHEAD_BYTES = 18 * 1024
+_AHEAD_BYTES = 14 * 1024
 _AHEAD_ROWS = 9
 _COLUMN_BYTES = 8 * 1024  # of a transfer in the kernels that take columns
 _INT32_END = 2**31
