@@ -37,7 +37,8 @@ def attn_res(
     tokens.
 
     A token's results have the same bits whatever the other tokens are, however many, and wherever it stands, among blocks
-    that lie alike: contiguous ones always do.
+    that lie alike: contiguous ones always do. One exception, on Ascend: where a token's later score is higher by 30 than its
+    first, tokens that the same core computes may differ in the last bits.
 
     Args:
         blocks: v, a tensor [N, ..., D] or a list or tuple of N tensors [..., D], which is not stacked or copied; fp32, bf16
