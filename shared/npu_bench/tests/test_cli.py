@@ -49,6 +49,7 @@ def repository(tmp_path, monkeypatch, cpu):
     folder.mkdir(parents=True)
     (folder / "toy.py").write_text(textwrap.dedent(SCRIPT))
     (folder.parent / "pyproject.toml").write_text('[project]\nname = "toy-op"\nversion = "1.2.3"\n')
+    (tmp_path / ".gitignore").write_text("__pycache__/\n")  # Python writes there as the benchmark is loaded
     commit(tmp_path)
     monkeypatch.chdir(folder)
     return tmp_path
