@@ -12,8 +12,9 @@ import npu_tiling
 from npu_tiling import installation
 
 from .errors import OfflineError, ToolchainMissingError
-from .launcher import Launcher, Recorder, RunningEmulation, recordings, running
+from .launcher import Launcher, RunningEmulation, running
 from .launches import Emulation, LaunchRecord
+from .recorder import Recorder, recordings
 from .toolchains import DEFAULT, tool
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def emulate(
     ledgers: bool = False,
     final: bool = False,
     checks: bool = False,
-    ends: bool = False,
+    distinct: bool = False,
     keep_going: bool = False,
     mutate: Callable[[ModuleOp], Any] | None = None,
 ) -> Iterator[Emulation]:
@@ -57,7 +58,10 @@ def emulate(
         checks: at each launch, follow pipes and flags, hold every access of a buffer against those before, run again with
             other bytes where nothing was written, and compare results with those of the Linalg IR. Implies `final`, and
             that programs run one after another.
-        ends: run the first, the middle and the last program of each grid, and no others.
+        distinct: with checks, run the first and the last program of each grid, and of the others those that do something
+            that no program before them does: an instruction on operands of other sizes, or at other places on the core, or
+            behind another instruction. The scalar code of all programs is followed to find them, and what they access in
+            global memory is held against the bounds of the arguments. Numbers that instructions are given count for nothing.
         keep_going: note what the checks find in `Launch.notes` and go on.
         mutate: changes each final module, parsed, before it runs: to see that the checks notice. Nothing that was compiled
             before is used.
@@ -74,6 +78,8 @@ def emulate(
     """
     if threads is not None and threads < 1:
         raise OfflineError(f"threads is {threads}, must be at least 1")
+    if distinct and not checks:
+        raise OfflineError("distinct is True without checks: only what is checked is run in part")
     device = npu_tiling.soc(soc)
     tool(toolchain, "bishengir-opt")
     require_triton_ascend()
@@ -83,7 +89,15 @@ def emulate(
     runtime()
     threads = threads or len(os.sched_getaffinity(0))
     emulation = RunningEmulation(
-        soc, toolchain, threads, shuffle, races=races, ledgers=ledgers, checks=checks, ends=ends, keep_going=keep_going
+        soc,
+        toolchain,
+        threads,
+        shuffle,
+        races=races,
+        ledgers=ledgers,
+        checks=checks,
+        distinct=distinct,
+        keep_going=keep_going,
     )
     target = emulated_target(soc, toolchain, CHECKED if checks else FINAL if final else "", mutate)
     driver = HostDriver(target, device, Launcher)

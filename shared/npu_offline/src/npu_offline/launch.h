@@ -15,4 +15,5 @@ typedef struct {
   int64_t watch, unit_bits, shared, check, poison;
   const uint32_t *chosen;  // the only programs that run, if there are any
   int64_t chosen_count;
+  unsigned char *news;     // of a survey: for each program, whether it does something that none before it does
 } settings;

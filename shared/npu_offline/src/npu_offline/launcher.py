@@ -6,21 +6,17 @@ import ctypes
 import functools
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .errors import Finding, FindingsError, OfflineError
-from .execute.checked import check
+from .errors import Finding, FindingsError, OfflineError, OutOfBoundsError
+from .execute.checked import PLAIN, SURVEYED, check
 from .execute.findings import FINDING_BYTES, raise_findings, read_findings
 from .faults import RESERVED, Fault, fault_of
-from .launches import Emulation, Launch, LaunchRecord, Ledger, Memory, Traffic
+from .launches import Emulation, Launch, Ledger, Traffic
 from .races import written_alike
 from .storage import bounds_of, bytes_of, row_bytes, storage_of
 
-if TYPE_CHECKING:
-    import torch
-
 MAX_PROGRAMS = 65535
-_MOST_KEPT = 2**22  # bytes of a tensor of integers that a record keeps: indices, offsets
 _LENGTHS = 40  # powers of two that transfers are counted by, as in launch.h
 _TRAFFIC, _USE = len(Traffic.__dataclass_fields__), 4
 _COUNTERS = _TRAFFIC + _USE + _LENGTHS
@@ -56,18 +52,18 @@ class RunningEmulation(Emulation):
         races: bool = False,
         ledgers: bool = False,
         checks: bool = False,
-        ends: bool = False,
+        distinct: bool = False,
         keep_going: bool = False,
     ) -> None:
         super().__init__(soc, toolchain)
-        self.checks, self.ends, self.keep_going = checks, ends, keep_going
+        self.checks, self.distinct, self.keep_going = checks, distinct, keep_going
         self.ledgers = ledgers
         self._settings = (threads, shuffle is not None, (shuffle or 0) & (2**64 - 1))
         self.watching = _WATCH_USE * ledgers + _WATCH_RACES * races
 
-    def settings(self, unit_bits: int, shared: int, *, checks: bool, poison: int, chosen: Any) -> bytes:
+    def settings(self, unit_bits: int, shared: int, *, mode: int, poison: int, chosen: Any, news: Any) -> bytes:
         """As the runtime takes them: with the size of a unit, which arguments several programs may write,
-        and the numbers of the only programs to run, if there are any.
+        the numbers of the only programs to run, if there are any, and what a survey fills in.
 
         Programs that are checked run one after another, so that atomic updates come in the same order every time.
         """
@@ -78,19 +74,19 @@ class RunningEmulation(Emulation):
             self.watching,
             unit_bits,
             shared,
-            checks,
+            mode,
             poison,
             ctypes.addressof(chosen),
             len(chosen),
+            ctypes.addressof(news),
         )
 
 
-_SETTINGS = struct.Struct("<qqQqqqqqQq")
+_SETTINGS = struct.Struct("<qqQqqqqqQqQ")
 running: list[RunningEmulation] = []
-recordings: list[list[LaunchRecord]] = []
 
 
-class _Arguments:
+class Arguments:
     """The run-time arguments of a compiled kernel: their names and types, in order, constants left out."""
 
     def __init__(self, source: Any) -> None:
@@ -109,7 +105,7 @@ class Launcher:
         from .native import runtime
 
         self._run = runtime().npu_offline_launch
-        self._arguments = _Arguments(source)
+        self._arguments = Arguments(source)
         kinds = self._arguments.types.values()
         formats = ("QQqqq" if kind.startswith("*") else _SCALARS[kind] for kind in kinds)
         self._slots = struct.Struct("<" + "QQqqq" * RESERVED + "".join(formats) + "i4xi4xi4x")
@@ -141,7 +137,7 @@ class Launcher:
 
         emulation = running[-1]
         grid = (grid_x, grid_y, grid_z)
-        _check_grid(self._arguments.name, grid)
+        check_grid(self._arguments.name, grid)
         binary = loaded[function]
         workspace = (ctypes.c_char * (binary.workspace * grid_x * grid_y * grid_z))()
         low, size = ctypes.addressof(workspace), len(workspace)
@@ -165,11 +161,12 @@ class Launcher:
         counters = (ctypes.c_int64 * (_COUNTERS * self._count))()
         shared = self._shared if emulation.watching else 0
         found = ctypes.create_string_buffer(FINDING_BYTES)
-        last = grid_x * grid_y * grid_z - 1
-        ends = sorted({0, last // 2, last}) if emulation.ends and last > 0 else []
-        chosen = (ctypes.c_uint32 * len(ends))(*ends)
+        count = grid_x * grid_y * grid_z
+        news = (ctypes.c_uint8 * count)()
+        programs: list[int] = []
 
-        def run(address: int, *, checks: bool = False, poison: int = _NOT_A_NUMBER) -> None:
+        def run(address: int, *, mode: int = PLAIN, poison: int = _NOT_A_NUMBER) -> None:
+            chosen = (ctypes.c_uint32 * len(programs))(*programs)
             fault = (ctypes.c_int64 * 10)()
             ctypes.memset(counters, 0, ctypes.sizeof(counters))
             failed = self._run(
@@ -181,7 +178,7 @@ class Launcher:
                 (ctypes.c_uint64 * len(storages))(*storages),
                 ctypes.c_int64(len(storages) // 2),
                 (ctypes.c_int32 * 3)(*grid),
-                emulation.settings(self._unit_bits, shared, checks=checks, poison=poison, chosen=chosen),
+                emulation.settings(self._unit_bits, shared, mode=mode, poison=poison, chosen=chosen, news=news),
                 counters,
                 fault,
                 found,
@@ -189,6 +186,11 @@ class Launcher:
             if failed:
                 raise_findings(self._arguments.name, found.value)
                 raise fault_of(failed, Fault(*fault), self._arguments.name, self._arguments.pointers, bases, ranges, grid)
+
+        def survey() -> None:
+            programs[:] = dict.fromkeys([0, count - 1, *range(count)])  # the first two run whatever they do
+            run(binary.address, mode=SURVEYED)
+            programs[:] = [program for program in range(count) if news[program] or program in (0, count - 1)]
 
         def traffic_of() -> dict[str, Traffic]:
             firsts = {name: _COUNTERS * i for i, name in enumerate(self._arguments.pointers, RESERVED)}
@@ -203,13 +205,14 @@ class Launcher:
         try:
             if emulation.checks:
                 name, types = self._arguments.name, self._arguments.types
-                notes = check(name, types, kept, binary, run, lambda: read_findings(found.value), written)
+                few = survey if emulation.distinct and count > 1 else None
+                notes = check(name, types, kept, binary, run, lambda: read_findings(found.value), written, few)
             else:
                 run(function)
-        except FindingsError as error:
+        except (FindingsError, OutOfBoundsError) as error:
             if not emulation.keep_going:
                 raise
-            notes = list(error.findings)
+            notes = list(error.findings) if isinstance(error, FindingsError) else [Finding("bounds", None, str(error))]
         finally:
             if leave is not None:
                 leave(launch_metadata)
@@ -219,66 +222,11 @@ class Launcher:
             if emulation.ledgers:
                 ledgers[name] = _ledger(counters[first + _TRAFFIC : first + _COUNTERS])
         emulation.launches.append(
-            Launch(self._arguments.name, grid, self._arguments.constants, traffic_of(), ledgers, notes)
+            Launch(self._arguments.name, grid, self._arguments.constants, traffic_of(), ledgers, notes, tuple(programs))
         )
 
 
-class Recorder:
-    """Notes a launch; stands where `Launcher` does."""
-
-    def __init__(self, source: Any, metadata: Any) -> None:
-        from .frontend import changed_options
-
-        self._changed_options = changed_options
-        self._source = source
-        self._options = metadata
-        self._arguments = _Arguments(source)
-
-    def __call__(
-        self,
-        grid_x: int,
-        grid_y: int,
-        grid_z: int,
-        stream: Any,
-        function: Any,
-        packed: Any,
-        launch_metadata: Any,
-        enter: Any,
-        leave: Any,
-        *values: Any,
-    ) -> None:
-        source = self._source
-        grid = (grid_x, grid_y, grid_z)
-        _check_grid(source.fn.__name__, grid)
-        kept = (value for value, keep in zip(values, self._arguments.kept, strict=True) if keep)
-        divisible = [source.fn.arg_names[i] for i in source.attrs.arg_properties.get("tt.divisibility", ())]
-        recordings[-1].append(
-            LaunchRecord(
-                kernel=source.fn,
-                name=source.fn.__name__,
-                signature=dict(source.signature),
-                constants=dict(source.constants),
-                grid=grid,
-                options=self._changed_options(self._options),
-                divisible=tuple(divisible),
-                arguments={name: _noted(value) for name, value in zip(self._arguments.types, kept, strict=True)},
-            )
-        )
-
-
-def _noted(value: Any) -> Memory | int | float:
-    """A recorded argument; floats and large tensors by their size alone, so that a record keeps little memory alive."""
-    if isinstance(value, (bool, int, float)):
-        return value
-    tensor: torch.Tensor = getattr(value, "base", value)
-    if not hasattr(tensor, "shape"):  # it stands for several tensors
-        bounds = bounds_of(value)
-        return Memory(sum(bounds[1::2]) - sum(bounds[::2]))
-    integers = not tensor.is_floating_point() and tensor.is_contiguous()
-    return Memory(tensor.numel() * tensor.itemsize, tensor if integers else None, row_bytes(tensor))
-
-
-def _check_grid(kernel: str, grid: tuple[int, int, int]) -> None:
+def check_grid(kernel: str, grid: tuple[int, int, int]) -> None:
     programs = grid[0] * grid[1] * grid[2]
     if programs > MAX_PROGRAMS:
         raise OfflineError(f"the grid of kernel {kernel} has {programs} programs, must be at most {MAX_PROGRAMS}")

@@ -69,6 +69,7 @@ class Launch:
         notes: hazards inside one pipe of the final module: an operand is overwritten that an instruction just before still
             reads, or temporaries of library functions meet, with no barrier between. Empty unless it was asked for checks.
             With `emulate(keep_going=True)` also what would have been an error.
+        programs: numbers of the only programs that ran; empty where all did.
     """
 
     kernel: str
@@ -77,6 +78,7 @@ class Launch:
     arguments: Mapping[str, Traffic]
     ledgers: Mapping[str, Ledger] = field(default_factory=dict)
     notes: Sequence[Finding] = ()
+    programs: Sequence[int] = ()
 
 
 @dataclass(eq=False)

@@ -24,12 +24,23 @@ _MACHINE = (
     "execute/checks.c",
     "execute/cube.c",
     "execute/machine.c",
+    "execute/notes.c",
+    "execute/pipes.c",
     "execute/rows.c",
+    "execute/survey.c",
     "execute/transfers.c",
     "execute/vector.c",
     "execute/views.c",
 )
-_HEADERS = ("runtime.h", "launch.h", "execute/generated.h", "execute/machine.h", "execute/operations.h", "execute/rows.h")
+_HEADERS = (
+    "runtime.h",
+    "launch.h",
+    "execute/generated.h",
+    "execute/machine.h",
+    "execute/operations.h",
+    "execute/rows.h",
+    "execute/survey.h",
+)
 WORKSPACE = "npu_offline_workspace"  # a number of a final module's shared object
 _RUNTIME = ("runtime.c", "watch.c", *_MACHINE, *_HEADERS)
 _FLAGS = ("-std=gnu11", "-fPIC", "-shared", "-pthread", "-march=native", "-fwrapv", "-fno-strict-aliasing")
@@ -39,9 +50,14 @@ _SOURCES = (  # of what a shared object is made by
     "cache.py",
     "compilation.py",
     "execute/compile.py",
+    "execute/flags.py",
+    "execute/function.py",
     "execute/instructions.py",
+    "execute/memory.py",
     "execute/scalars.py",
+    "execute/steering.py",
     "execute/translate.py",
+    "execute/writer.py",
     "frontend.py",
     "instrument.py",
     "lowering.py",
@@ -50,6 +66,7 @@ _SOURCES = (  # of what a shared object is made by
     "operations.py",
     "plan.py",
     "sums.py",
+    "timing/jumps.py",
     "timing/scalars.py",
     "timing/shapes.py",
     "toolchains.py",

@@ -40,10 +40,12 @@ typedef struct {
   region *region;
   watched *watched;
   pthread_mutex_t stripes[STRIPES];
-  int64_t check, poison;       // whether pipes and flags are followed; what unwritten bytes of a core are
+  int64_t check, poison;       // how it runs, as in execute/machine.h; what unwritten bytes of a core are
   char *findings;              // of the checks, a line each
   int64_t findings_length;
   pthread_mutex_t findings_lock;
+  unsigned char *news;         // of a survey, for each program
+  void *seen;                  // by it so far
 } launch;
 
 typedef struct {

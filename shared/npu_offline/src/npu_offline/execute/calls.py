@@ -1,4 +1,4 @@
-"""Calls of a package, executed from their final modules with all checks: three programs of every launch."""
+"""Calls of a package, executed from their final modules with all checks: of every launch the programs that differ."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, too
     """
     for label, call in calls:
         problem = ""
-        with emulate(soc, toolchain=toolchain, threads=1, checks=True, ends=True, keep_going=True) as emulation:
+        with emulate(soc, toolchain=toolchain, threads=1, checks=True, distinct=True, keep_going=True) as emulation:
             try:
                 with random_values():
                     call()

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
     from ..native import Loaded
 
+PLAIN, CHECKED, SURVEYED = range(3)  # how a launch runs, as in machine.h
 _SECOND_POISON = 0x3F  # 0.75 as fp32, 1.9 as fp16, 0.75 as bf16, large as an integer
 
 
 class Run(Protocol):
     """Runs a kernel's grid."""
 
-    def __call__(self, address: int, *, checks: bool = False, poison: int = ...) -> None: ...
+    def __call__(self, address: int, *, mode: int = ..., poison: int = ...) -> None: ...
 
 
 def check(
@@ -32,6 +33,7 @@ def check(
     run: Run,
     findings: Callable[[], list[Finding]],
     written: Callable[[], Mapping[str, int]],
+    survey: Callable[[], None] | None = None,
 ) -> list[Finding]:
     """Run a launch with all checks; its results are those of the final module.
 
@@ -43,6 +45,7 @@ def check(
         run: what runs it.
         findings: what the runs have noted so far.
         written: bytes that the last run has written through each pointer argument.
+        survey: chooses the programs that runs are of, by a run of its own; None for all.
 
     Returns:
         What may be wrong: hazards inside one pipe that nothing is known of to do harm.
@@ -52,7 +55,10 @@ def check(
     """
     memory = _Memory([value for value, kind in zip(values, types.values(), strict=True) if kind.startswith("*")])
     before = memory.copy()
-    run(binary.address, checks=True)
+    if survey is not None:
+        survey()
+        memory.restore(before)
+    run(binary.address, mode=CHECKED)
     after = memory.copy()
     found = findings()
     memory.restore(before)

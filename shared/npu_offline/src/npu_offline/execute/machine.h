@@ -35,6 +35,7 @@
 enum { F32, F16, BF16, I64, I32, I16, I8, I1, U32, U16, U8, F64 };                 // types of elements
 enum { GM, UB, L1, L0A, L0B, L0C, SPACES, NUMBER = SPACES };                        // where a view is; a number has its value
 enum { S, V, MTE2, MTE3, MTE1, M, FIX, PIPES };                                     // of one core
+enum { PLAIN, CHECKED, SURVEYED };                                                  // how a launch runs
 enum { RANK = 6, CORES = 3, CLOCKS = PIPES * CORES, EVENTS = 16, CROSS_FLAGS = 16, FINDING_BYTES = 1 << 16 };
 
 typedef struct {
@@ -63,6 +64,7 @@ typedef struct {
   const buffer_name *buffers;
   int64_t workspace;                                // bytes for each program
   int64_t sizes[SPACES], used[SPACES];              // bytes of each memory of a core, and how many the plan uses
+  int steered;                                      // values on the core decide about branches, sizes or places
   void (*aic)(const int64_t *, int64_t, int64_t);   // slots, program, vector core
   void (*aiv)(const int64_t *, int64_t, int64_t);
 } module;
@@ -85,6 +87,7 @@ typedef struct {
   flag cross[CROSS_FLAGS], cross_sent[CROSS_FLAGS];
   ucontext_t context;
   char *stack;
+  uint64_t step;                   // the last one of a survey
   void (*run)(const int64_t *, int64_t, int64_t);
 } core;
 
@@ -135,6 +138,8 @@ void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *named(const view *v, char *text, size_t size);
 map *new_map(void);
 void clear_map(map *m);
+void start_pipes(core *c);
+void end_pipes(core *c, const char *who);
 void account(const instruction *i, const view *v, int access, int pipe, uint32_t epoch);
 void account_operands(const instruction *i, const view *const *operands, int pipe, uint32_t epoch);
 static inline float half_to_float(uint16_t h) {

@@ -1,5 +1,5 @@
 // Views of memory: a buffer of a core, or an argument in global memory, with an offset, sizes and strides.
-#include "machine.h"
+#include "survey.h"
 
 static void row_major(view *v, int rank, const int64_t *n) {
   int64_t stride = 1;
@@ -130,6 +130,7 @@ static view element(const view *v, const int64_t *index) {
 }
 
 static void scalar_access(const instruction *i, const view *e, int access) {
+  if (surveying()) survey_instruction(i, &e, 1);
   if (e->space == GM) npu_offline_touch(e->p, element_bytes[(int)e->type], access, e->owner);
   else if (e->p < e->low || e->p + element_bytes[(int)e->type] > e->high)
     fail_text("%s of an element outside its buffer, %s", i->name, CORE->module->buffers[e->owner].text);
@@ -148,6 +149,7 @@ int64_t load_bits(const instruction *i, const view *v, const int64_t *index) {
 void store_bits(const instruction *i, int64_t bits, const view *v, const int64_t *index) {
   view e = element(v, index);
   scalar_access(i, &e, STORE);
+  if (surveying() && e.space == GM && !CORE->module->steered) return;
   if (e.type == I1) *e.p = (char)((*e.p & ~(1 << e.bit)) | (bits & 1) << e.bit);
   else memcpy(e.p, &bits, (size_t)element_bytes[(int)e.type]);
 }

@@ -1,0 +1,51 @@
+// What the checks note: a line for each thing, once.
+#include "machine.h"
+
+// Whether a line was noted before, whatever bytes it was of: these stand in brackets.
+static int noted(const char *lines, const char *text) {
+  const char *open = strchr(text, '['), *close = open ? strchr(open, ')') : NULL;
+  const size_t head = open ? (size_t)(open - text) : strlen(text);
+  for (const char *line = lines; *line; line = strchr(line, '\n') + 1) {
+    const char *start = strchr(line, '|') + 1, *end = strchr(line, '\n');
+    if ((size_t)(end - start) < head || memcmp(start, text, head)) continue;
+    if (!close) {
+      if (start + head == end) return 1;
+    } else {
+      const size_t tail = strlen(close);
+      if ((size_t)(end - start) >= head + tail && !memcmp(end - tail, close, tail)) return 1;
+    }
+  }
+  return 0;
+}
+
+void note(const char *format, ...) {
+  launch *l = self->launch;
+  char line[700];
+  int length = snprintf(line, sizeof line, "%d %d %d|", self->program[0], self->program[1], self->program[2]);
+  const int start = length;
+  va_list arguments;
+  va_start(arguments, format);
+  length += vsnprintf(line + length, sizeof line - (size_t)length, format, arguments);
+  va_end(arguments);
+  if (length >= (int)sizeof line) length = sizeof line - 1;
+  pthread_mutex_lock(&l->findings_lock);
+  // Once is enough: what a finding says tells which instructions it is of, and not which program.
+  if (!noted(l->findings, line + start) && l->findings_length + length + 2 < FINDING_BYTES) {
+    memcpy(l->findings + l->findings_length, line, (size_t)length);
+    l->findings_length += length;
+    l->findings[l->findings_length++] = '\n';
+    l->findings[l->findings_length] = 0;
+  }
+  pthread_mutex_unlock(&l->findings_lock);
+}
+
+void fail_text(const char *format, ...) {
+  char line[500];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  note("stop|%s", line);
+  fail(STOPPED, LOCAL, LOAD, NULL, 0);
+  __builtin_unreachable();
+}
