@@ -1,5 +1,6 @@
 import contextlib
 import sys
+from collections import namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -59,14 +60,32 @@ class Compiled:
         self.run = lambda *arguments: self.calls.append((accelerator.current, arguments))
 
 
+class Launch:
+    """A stand-in for triton-ascend's launcher: a function in C, and Python around it."""
+
+    def __init__(self, launch):
+        self.launch, self.wrapped = launch, 0
+
+    def __call__(self, *arguments):
+        self.wrapped += 1
+        self.launch(*arguments)
+
+
+class Wrapped(Compiled):
+    def __init__(self, accelerator):
+        super().__init__(accelerator)
+        self.run = Launch(self.run)
+
+
 class Kernel:
     """A stand-in for a @triton.jit function: `jit` has every launch through it, and `compiled` every kernel it made.
 
     It compiles as Triton does: for other types, for an integer that is 1, for multiples of 16, for what needs 64 bits.
     """
 
-    def __init__(self, accelerator, plain=(), call=None):
+    def __init__(self, accelerator, plain=(), call=None, pre_run_hooks=(), wrapped=False, stream="the JIT's stream"):
         self.accelerator, self.jit, self.compiled = accelerator, [], {}
+        self.pre_run_hooks, self.wrapped, self.stream = pre_run_hooks, wrapped, stream
         self.params = [SimpleNamespace(do_not_specialize=name in plain) for name in ("p", "q", "n", "scale", "BLOCK")]
         self.call = call or (lambda compiled, *arguments: compiled.run(*arguments))
 
@@ -75,10 +94,10 @@ class Kernel:
             options = {name: keywords.pop(name) for name in list(keywords) if name == "option"}
             self.jit.append((self.accelerator.current, grid, arguments, {**keywords, **options}))
             key = tuple(map(self.specialised, self.params, (*arguments, *keywords.values()))), tuple(options.items())
-            compiled = self.compiled.setdefault(key, Compiled(self.accelerator))
+            compiled = self.compiled.setdefault(key, (Wrapped if self.wrapped else Compiled)(self.accelerator))
             marks = (None, "enter hook", "leave hook")
             handles = (compiled.function, compiled.packed_metadata)
-            self.call(compiled, *grid, 1, 1, "the JIT's stream", *handles, *marks, *arguments, *keywords.values())
+            self.call(compiled, *grid, 1, 1, self.stream, *handles, *marks, *arguments, *keywords.values())
             return compiled
 
         return launch
@@ -93,8 +112,11 @@ class Kernel:
         return 1 if value == 1 else (value % 16 == 0, abs(value) >= 2**31)
 
 
+Device = namedtuple("Device", "type index")
+
+
 def tensor_on(kind, index, address=256, dtype="fp32"):
-    device = SimpleNamespace(type=kind, index=index)
+    device = Device(kind, index)
     return SimpleNamespace(device=device, data_ptr=lambda: address, is_cuda=kind == "cuda", dtype=dtype)
 
 
@@ -108,11 +130,30 @@ def triton():
     )
 
 
+def triton_ascend():
+    """The same for triton-ascend 3.2, which keeps hooks elsewhere."""
+    hooks = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None)
+    return SimpleNamespace(
+        backends=SimpleNamespace(backends={"ascend": None}),
+        compiler=SimpleNamespace(CompiledKernel=hooks),
+        runtime=triton().runtime,
+    )
+
+
+ASCEND = {"wrapped": True, "stream": "stream of 0"}  # how a Kernel is there
+
+
+@pytest.fixture
+def ascend(launch, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", triton_ascend())
+    return sys.modules["triton"].compiler.CompiledKernel
+
+
 @pytest.fixture
 def launch(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", triton())
 
-    def launch(*tensors, times=1, scalars=((3, 0.5),), options=({"option": 1},), **kernel_has):
+    def launch(*tensors, times=1, scalars=((3, 0.5),), options=({"option": 1},), grid=7, **kernel_has):
         accelerator = Accelerator()
         monkeypatch.setattr(torch, tensors[0].device.type, accelerator, raising=False)
         kernel = Kernel(accelerator, **kernel_has)
@@ -120,7 +161,7 @@ def launch(monkeypatch):
         for _ in range(times):
             for numbers in scalars:
                 for option in options:
-                    launcher(7, (*tensors, None)[:2], numbers, {"BLOCK": 64}, option, tuple(option.items()))
+                    launcher(grid, (*tensors, None)[:2], numbers, {"BLOCK": 64}, option, tuple(option.items()))
         assert accelerator.current == 0
         return kernel
 
@@ -143,7 +184,58 @@ def test_a_compiled_cuda_kernel_is_called_directly_with_its_constants_once_the_j
     assert compiled.calls == [(0, (*of_the_jit, tensor, None, 3, 0.5, 64))] * 2 + [(0, (*direct, 256, None, 3, 0.5, 64))] * 2
 
 
-KINDS = [(3, 0.5), (1, 0.5), (1.0, 0.5), (True, 0.5), (16, 0.5), (2**31, 0.5), (2**31 + 3, 0.5), (0, 0.5), (3, 1), (3, 0)]
+def test_a_compiled_ascend_kernel_is_called_directly_with_its_tensors(launch, ascend):
+    tensor = tensor_on("npu", 0)
+    kernel = launch(tensor, times=4, call=no_constants, **ASCEND)
+    (compiled,) = kernel.compiled.values()
+    assert len(kernel.jit) == 2
+    direct = (7, 1, 1, "stream of 0", "function", "packed metadata", None, None, None, tensor, None, 3, 0.5)
+    assert [values for _, values in compiled.calls[2:]] == [direct] * 2
+    assert compiled.run.wrapped == 2  # by the JIT: a direct call leaves the Python around it out
+
+
+def test_an_ascend_kernel_of_another_device_is_called_there(launch, ascend):
+    kernel = launch(tensor_on("npu", 1), times=4, call=no_constants, wrapped=True, stream="stream of 1")
+    (compiled,) = kernel.compiled.values()
+    assert len(kernel.jit) == 2 and [device for device, _ in compiled.calls] == [1] * 4
+    assert compiled.calls[-1][1][3] == "stream of 1"
+
+
+def test_where_the_current_stream_is_not_the_one_that_the_jit_takes_every_launch_goes_through_it(launch, ascend):
+    assert len(launch(tensor_on("npu", 0), times=5, wrapped=True, stream="another").jit) == 5
+
+
+def test_grids_that_triton_ascend_refuses_are_left_to_it(launch, ascend):
+    assert len(launch(tensor_on("npu", 0), times=5, grid=65536, **ASCEND).jit) == 5
+
+
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_profiler_of_triton_ascend_sees_every_launch(launch, ascend, hook):
+    setattr(ascend, hook, print)
+    assert len(launch(tensor_on("npu", 0), times=5, **ASCEND).jit) == 5
+
+
+@pytest.mark.parametrize("kind", ["npu", "cuda"])
+def test_what_runs_before_a_kernel_runs_before_every_launch(launch, kind):
+    assert len(launch(tensor_on(kind, 0), times=5, pre_run_hooks=[print], stream="stream of 0").jit) == 5
+
+
+KINDS = [
+    *((3, 0.5), (1, 0.5), (1.0, 0.5), (True, 0.5), (False, 0.5), (16, 0.5), (2**31, 0.5), (2**31 + 3, 0.5), (0, 0.5)),
+    *((3, 1), (3, 0)),
+]
+    (3, 0.5),
+    (1, 0.5),
+    (1.0, 0.5),
+    (True, 0.5),
+    (False, 0.5),
+    (16, 0.5),
+    (2**31, 0.5),
+    (2**31 + 3, 0.5),
+    (0, 0.5),
+    (3, 1),
+    (3, 0),
+]
 
 
 def test_a_direct_call_is_of_the_kernel_that_the_jit_would_call(launch):
@@ -218,9 +310,9 @@ def test_a_tensor_elsewhere_is_left_to_the_jit_to_refuse(launch):
     assert len(launch(tensor_on("cuda", 0), tensor_on("cpu", None), times=3).jit) == 3
 
 
-@pytest.mark.parametrize("tensor", [tensor_on("cuda", 0, address=264), tensor_on("npu", 0)], ids=["unaligned", "npu"])
-def test_what_needs_the_jit_goes_through_it(launch, tensor):
-    assert len(launch(tensor, times=3).jit) == 3
+@pytest.mark.parametrize("kind", ["npu", "cuda"])
+def test_pointers_that_are_not_aligned_go_through_the_jit(launch, kind):
+    assert len(launch(tensor_on(kind, 0, address=264), times=3, stream="stream of 0").jit) == 3
 
 
 @pytest.mark.parametrize("missing", ["knobs", "runtime"])

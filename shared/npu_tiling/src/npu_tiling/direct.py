@@ -1,8 +1,9 @@
 """Calling a kernel that Triton's JIT compiled without the JIT, whose look-up takes longer than a small kernel runs.
 
-Two things are needed for that, and neither is taken from a list of Triton's releases. Which launches share a compiled
-kernel: `specialisation` says it from the arguments, by the JIT's own rules. And how a compiled kernel is called: `observe`
-watches the JIT do it once, and where that is not as expected, launches stay with the JIT.
+Three things are needed for that, and none is taken from a list of Triton's releases. Which launches share a compiled
+kernel: `specialisation` says it from the arguments, by the JIT's own rules. Who else wants to know of a launch: `Watchers`
+finds where this Triton keeps hooks. And how a compiled kernel is called: `observe` watches the JIT do it once, and where
+that is not as expected, launches stay with the JIT.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ def specialisation(scalars: Sequence[Any], plain: Iterable[bool]) -> list[Any]:
     """What the JIT compiles another kernel for: equal for numbers that share one.
 
     An integer becomes 32 or 64 bits wide by its value, 1 becomes a constant and multiples of 16 are known as such; of those
-    that are `plain` (see `unspecialised`) the width alone counts. Of other types, floats first, the type does.
+    that are `plain` (see `unspecialised`) the width alone counts. Of other types, floats first, the type does; True and
+    False differ.
     """
     found: list[Any] = []
     for scalar, is_plain in zip(scalars, plain, strict=False):
         if type(scalar) is not int:
-            found.append(type(scalar))
+            is_bool = type(scalar) is bool  # False is a multiple of 16 to triton-ascend 3.2
+            found.append((bool, scalar) if is_bool else type(scalar))
             continue
         width = 0 if -_INT32_END <= scalar < _INT32_END else 4 if scalar < _INT64_END else 8
         found.append(width if is_plain else width + (1 if scalar == 1 else 3 if scalar % _MULTIPLE else 2))
@@ -44,18 +47,45 @@ def always_specialised(count: int) -> Iterable[bool]:
     return itertools.repeat(False, count)
 
 
-class DirectCall:
-    """A compiled kernel, called as the JIT was seen to call it, with addresses in the place of tensors."""
+class Watchers:
+    """What a Triton calls at every launch, or before: where there is any of it, launches go through the JIT."""
 
-    def __init__(self, compiled: Any, run: Callable[..., None], rest: Sequence[Any]) -> None:
-        self._run, self._rest = run, tuple(rest)
+    def __init__(self, triton: Any, kernel: Any) -> None:
+        """For `kernel`, a function of the module `triton`."""
+        hooks: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
+        if hooks is None and "ascend" in getattr(getattr(triton, "backends", None), "backends", ()):
+            hooks = getattr(getattr(triton, "compiler", None), "CompiledKernel", None)  # triton-ascend 3.2 keeps them here
+        self._hooks = hooks
+        self._before: Sequence[Any] = getattr(kernel, "pre_run_hooks", ())
+        self.known = hasattr(hooks, "launch_enter_hook") and hasattr(hooks, "launch_exit_hook")
+
+    def __bool__(self) -> bool:
+        enter, leave = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
+        return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave) or self._before)
+
+
+class DirectCall:
+    """A compiled kernel, called as the JIT was seen to call it; a pointer is an address, a tensor or None."""
+
+    def __init__(
+        self, compiled: Any, run: Callable[..., Any], stream_of: Callable[[int], Any], rest: Sequence[Any] = ()
+    ) -> None:
+        self._run, self._stream_of, self._rest = run, stream_of, tuple(rest)
         self._handles = (compiled.function, compiled.packed_metadata, *_NO_MARKS)
 
-    def __call__(self, grid: int, stream: Any, pointers: Sequence[int | None], scalars: Sequence[Any]) -> None:
-        self._run(grid, 1, 1, stream, *self._handles, *pointers, *scalars, *self._rest)
+    def __call__(self, grid: int, device: int, pointers: Sequence[Any], scalars: Sequence[Any]) -> None:
+        self._run(grid, 1, 1, self._stream_of(device), *self._handles, *pointers, *scalars, *self._rest)
 
 
-def observe(compiled: Any, launch: Callable[[], Any], grid: int, arguments: Sequence[Any]) -> DirectCall | None:
+def observe(
+    compiled: Any,
+    launch: Callable[[], Any],
+    grid: int,
+    arguments: Sequence[Any],
+    streams: Sequence[Callable[[int], Any]],
+    device: int,
+    is_cuda: bool,
+) -> DirectCall | None:
     """Launch through the JIT and note how it calls the kernel that it has `compiled` for these arguments before.
 
     Args:
@@ -63,12 +93,18 @@ def observe(compiled: Any, launch: Callable[[], Any], grid: int, arguments: Sequ
         launch: launches the same kernel again.
         grid: number of programs of that launch.
         arguments: tensors and numbers of that launch, in the kernel's order.
+        streams: functions of a device's number that should give its current stream; the first that does is used.
+        device: the number of the launch's device.
+        is_cuda: whether that is one of CUDA.
 
     Returns:
         The same call without the JIT; None where it is another one than expected.
     """
-    name = "_run" if hasattr(compiled, "_run") else "run"
-    run = getattr(compiled, name, None)
+    holder, name = compiled, "_run" if hasattr(compiled, "_run") else "run"
+    run = getattr(holder, name, None)
+    if not is_cuda and callable(getattr(run, "__dict__", {}).get("launch")):
+        # triton-ascend's own launcher in C, called by a wrapper in Python that adds nothing to it.
+        holder, name, run = run, "launch", run.launch  # type: ignore[union-attr]
     calls: list[tuple[Any, ...]] = []
 
     def watched(*values: Any, **named: Any) -> Any:
@@ -77,21 +113,23 @@ def observe(compiled: Any, launch: Callable[[], Any], grid: int, arguments: Sequ
 
     with _watching:
         try:
-            setattr(compiled, name, watched)
+            setattr(holder, name, watched)
         except AttributeError:
             launch()
             return None
         try:
             launch()
         finally:
-            setattr(compiled, name, run)
+            setattr(holder, name, run)
     handles = (getattr(compiled, "function", None), getattr(compiled, "packed_metadata", None))
     before = 3 + 1 + len(handles) + len(_NO_MARKS)  # grid, stream
     for values in calls:
         given = values[before : before + len(arguments)]
         as_expected = values[:3] == (grid, 1, 1) and _same(values[4:6], handles) and _same(given, arguments)
         if as_expected and callable(run):
-            return DirectCall(compiled, run, values[before + len(arguments) :])
+            stream_of = next((one for one in streams if is_cuda or one(device) == values[3]), None)
+            if stream_of is not None:
+                return DirectCall(compiled, run, stream_of, values[before + len(arguments) :])
     return None
 
 

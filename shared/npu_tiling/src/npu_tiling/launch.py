@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from . import installation
-from .direct import DirectCall, always_specialised, observe, specialisation, unspecialised
+from .direct import DirectCall, Watchers, always_specialised, observe, specialisation, unspecialised
 from .errors import MissingTritonError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _MOST_MET = 4096  # tuples of numbers that a launcher remembers at once
 _NEVER = object()
 _ALIGNMENT = 16  # bytes: Triton compiles another kernel for pointers that are not aligned to this
+_MOST_PROGRAMS = 65535  # triton-ascend refuses more
 
 
 def import_kernels(module: str, package: str) -> ModuleType:
@@ -68,22 +69,23 @@ def _number(key: Hashable) -> int:
 class Launcher:
     """One `@triton.jit` kernel, launched on a 1-D grid.
 
-    On CUDA the kernel that the JIT compiled is remembered, by what the JIT compiles another one for, and called directly
-    from the third launch on (see direct.py), which saves the JIT's look-up and the launcher's own questions about every
-    pointer. Elsewhere, for pointers that are not aligned to 16 bytes, where a profiler has hooked into launches, and where
-    the installed Triton calls its kernels in another way, every launch goes through the JIT.
+    The kernel that the JIT compiled is remembered, by what the JIT compiles another one for, and called directly from the
+    third launch on (see direct.py), which saves the JIT's look-up. On CPU tensors, for pointers that are not aligned to 16
+    bytes, where a profiler has hooked into Triton's launches, and where the installed Triton calls its kernels in another
+    way, every launch goes through the JIT.
     """
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._plain = unspecialised(kernel)
         self._calls: dict[Hashable, Any] = {}  # what the JIT compiled, then a DirectCall; None: the JIT every time
-        self._met: dict[Hashable, int] = {}
+        self._met: dict[Hashable, DirectCall] = {}  # by the numbers themselves
+        self._places: dict[torch.device, tuple[str, int, Callable[[], int] | None]] = {}
         triton = sys.modules["triton"]
-        self._hooks: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
+        self._watchers = Watchers(triton, kernel)
         self._driver: Any = getattr(getattr(triton, "runtime", None), "driver", None)
         # Where PyTorch was built for ROCm, the JIT asks for the sizes of tensors too.
-        self._possible = None not in (self._hooks, self._driver) and not sys.modules["torch"].version.hip
+        self._possible = self._watchers.known and self._driver is not None and not sys.modules["torch"].version.hip
 
     def __call__(
         self,
@@ -105,69 +107,94 @@ class Launcher:
             key: equal for two launches only if constants and options are.
         """
         device = tensors[0].device  # type: ignore[union-attr]
-        kind, index = device.type, device.index
-        if kind != "cpu":
-            accelerator = getattr(sys.modules["torch"], kind)
-            if index != accelerator.current_device():  # Triton launches on the current device, whatever the tensors'
-                with accelerator.device(device):
-                    self(grid, tensors, scalars, constants, options, key)
-                return
+        place = self._places.get(device)
+        if place is None:
+            place = self._places[device] = (device.type, device.index, _current_device(device.type))
+        kind, index, current = place
+        if current is not None and index != current():  # Triton launches on the current device, whatever the tensors'
+            with getattr(sys.modules["torch"], kind).device(device):
+                self(grid, tensors, scalars, constants, options, key)
+            return
 
-        if kind != "cuda" or not self._may_call_directly():
+        if kind == "cpu" or not self._possible or self._watchers or grid > _MOST_PROGRAMS:
             self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
             return
-        bits, direct = 0, True
-        pointers: list[int | None] = []
+        bits, direct, on_cuda = 0, True, kind == "cuda"
+        # Its launcher asks nothing of an address. That of triton-ascend asks a tensor for its sizes while CANN profiles.
+        pointers: Sequence[Any] = tensors
         dtypes: list[torch.dtype | None] = []
-        for tensor in tensors:
-            if tensor is None:
-                pointers.append(None)
-                dtypes.append(None)
-            else:
-                pointer = tensor.data_ptr()
-                pointers.append(pointer)
-                dtypes.append(tensor.dtype)
-                bits |= pointer
-                direct &= tensor.is_cuda  # the JIT refuses others in words, a kernel would read through the address
+        if on_cuda:
+            pointers = []
+            for tensor in tensors:
+                if tensor is None:
+                    pointers.append(None)
+                    dtypes.append(None)
+                else:
+                    pointer = tensor.data_ptr()
+                    pointers.append(pointer)
+                    dtypes.append(tensor.dtype)
+                    bits |= pointer
+                    direct &= tensor.is_cuda  # the JIT refuses others in words, a kernel would read through the address
+        else:
+            for tensor in tensors:
+                if tensor is None:
+                    dtypes.append(None)
+                else:
+                    bits |= tensor.data_ptr()
+                    dtypes.append(tensor.dtype)
         if not direct or bits % _ALIGNMENT:
             self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
             return
-        slot = (key, index, self._specialised(len(tensors), scalars), *dtypes)
-        call = self._calls.get(slot, _NEVER)
-        if type(call) is DirectCall:
+        met = (key, index, scalars, *map(type, scalars), *dtypes)  # with their types: 1, 1.0 and True are equal
+        call = self._met.get(met)
+        if call is not None:
             try:
-                call(grid, self._driver.active.get_current_stream(index), pointers, scalars)
+                call(grid, index, pointers, scalars)
                 return
             except TypeError:  # it takes no addresses, and nothing was launched
-                call = self._calls[slot] = None
+                del self._met[met]
+                self._calls[self._slot(key, index, scalars, dtypes)] = None
 
         def launch() -> Any:
             return self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
 
-        if call is None:
+        slot = self._slot(key, index, scalars, dtypes)
+        call = self._calls.get(slot, _NEVER)
+        if type(call) is DirectCall:
+            if len(self._met) >= _MOST_MET:
+                self._met.clear()
+            self._met[met] = call
+            self(grid, tensors, scalars, constants, options, key)
+        elif call is None:
             launch()
         elif call is _NEVER:
             self._calls[slot] = launch()
         else:
-            self._calls[slot] = observe(call, launch, grid, (*tensors, *scalars))
+            given = (*tensors, *scalars)
+            self._calls[slot] = observe(call, launch, grid, given, self._streams(kind), index, on_cuda)
 
-    def _specialised(self, first: int, scalars: tuple[Any, ...]) -> Hashable:
-        """Equal for numbers, from parameter `first` on, that share a compiled kernel."""
-        types = tuple(map(type, scalars))
-        met = (types, scalars)  # with their types: 1, 1.0 and True are equal
-        found = self._met.get(met)
-        if found is None:
-            if len(self._met) >= _MOST_MET:
-                self._met.clear()
-            plain = self._plain[first:] if self._plain else always_specialised(len(scalars))
-            found = self._met[met] = _number(tuple(specialisation(scalars, plain)))
-        return found
+    def _slot(self, key: Hashable, index: int, scalars: tuple[Any, ...], dtypes: Sequence[Any]) -> Hashable:
+        """Equal for launches that share a compiled kernel."""
+        plain = self._plain[len(dtypes) :] if self._plain else always_specialised(len(scalars))
+        return key, index, tuple(specialisation(scalars, plain)), *dtypes
 
-    def _may_call_directly(self) -> bool:
-        if not self._possible:
-            return False
-        enter, leave = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
-        return not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+    def _streams(self, kind: str) -> list[Callable[[int], Any]]:
+        """Who may know the current stream: first torch_npu, of which triton-ascend's driver asks it more slowly."""
+        of_torch = _of_torch_npu("_npu_getCurrentRawStream") if kind == "npu" else None
+        return [*filter(None, [of_torch]), lambda index: self._driver.active.get_current_stream(index)]
+
+
+def _current_device(kind: str) -> Callable[[], int] | None:
+    """What says which device is current; None for a CPU."""
+    if kind == "cpu":
+        return None
+    of_torch = _of_torch_npu("_npu_getDevice") if kind == "npu" else None
+    return of_torch or getattr(sys.modules["torch"], kind).current_device
+
+
+def _of_torch_npu(name: str) -> Callable[..., int] | None:
+    """A function of torch_npu in C++, which PyTorch's API for it calls after some Python."""
+    return getattr(getattr(sys.modules.get("torch_npu"), "_C", None), name, None)
 
 
 class Tiled(Protocol):
