@@ -16,7 +16,8 @@ from rich.table import Table
 
 from . import check, maintenance, toolchains
 from .errors import OfflineError
-from .execute.calls import Executed, execute_calls
+from .execute.calls import Executed
+from .execute.verdicts import execute_package
 from .lint import command as lint_command
 from .reporting import command as report_command
 from .timing import command as timing_command
@@ -47,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     checker.add_argument("--jobs", type=int, metavar="N", help="compilations at a time (all cores)")
     checker.add_argument("--compiler", type=Path, metavar="PATH", help="an installed CANN's bishengir-compile")
     checker.add_argument("--compile-only", action="store_true", help="do not execute what was compiled")
+    checker.add_argument("--fresh", action="store_true", help="execute calls again whose verdict is kept from before")
     checker.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     checker.set_defaults(run=_check)
     lint_command.add_parser(commands)
@@ -83,7 +85,7 @@ def _check(options: argparse.Namespace) -> int:
     results = list(track(running, "compiling", len(jobs), console=console))
     order = {job: position for position, job in enumerate(jobs)}
     results.sort(key=lambda result: order[result.job])
-    executed = [] if options.compile_only else _execute(calls, socs, versions, console)
+    executed = [] if options.compile_only else _execute(options, calls, socs, versions, console)
     console.print(_table(results, executed))
     failures = [result for result in results if not result.ok]
     wrong = [(call, kernel, finding) for call in executed for kernel, finding in call.findings]
@@ -99,19 +101,25 @@ def _check(options: argparse.Namespace) -> int:
         options.json.write_text(json.dumps([_as_json(result) for result in results], indent=1))
     console.print(f"{len(results)} compilations, {len(failures)} failed", markup=False)
     if executed:
-        launches = sum(len(call.launches) for call in executed)
-        counts = f"{len(executed)} calls executed, {launches} launches, {len(wrong)} findings"
+        launches = [launch for call in executed for launch in call.launches]
+        programs = f"{sum(launch.programs for launch in launches)} of {sum(launch.of for launch in launches)} programs"
+        kept = sum(call.kept for call in executed)
+        counts = f"{len(executed)} calls executed, {len(launches)} launches, {programs}, {len(wrong)} findings"
         console.print(f"{counts}, {len(refused)} calls not executed whole", markup=False)
+        if kept:
+            console.print(f"{kept} verdicts are kept from before (--fresh executes the calls again)", markup=False)
     return 1 if failures or wrong else 0
 
 
-def _execute(calls: Sequence[check.Call], socs: Sequence[str], versions: Sequence[str], console: Console) -> list[Executed]:
+def _execute(
+    options: argparse.Namespace, calls: Sequence[check.Call], socs: Sequence[str], versions: Sequence[str], console: Console
+) -> list[Executed]:
     """Every call, by every toolchain, on the first of the chips that it can be executed for."""
     found = []
     for version in versions:
         soc = next((soc for soc in socs if toolchains.supported(soc, version) and not toolchains.is_a5(soc)), None)
         if soc is not None:
-            running = execute_calls(calls, soc, version)
+            running = execute_package(options.package, calls, soc, version, fresh=options.fresh)
             found += list(track(running, f"executing {version}", len(calls), console=console))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -19,6 +20,27 @@ _DISTINCT = 1_000_003  # random numbers: a prime, so that hardly any tensor has 
 _MADE = {"empty", "zeros", "empty_like", "zeros_like", "new_empty", "new_zeros"}
 
 
+SEED = 0
+"""Of the random numbers that calls see."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A launch that was executed.
+
+    Attributes:
+        kernel: its name.
+        programs: how many were executed with checks.
+        of: how many it has.
+        findings: what is wrong.
+    """
+
+    kernel: str
+    programs: int
+    of: int
+    findings: Sequence[Finding] = ()
+
+
 @dataclass(frozen=True)
 class Executed:
     """What became of a call.
@@ -28,17 +50,19 @@ class Executed:
         toolchain: whose compiler it went through.
         launches: that ran.
         problem: why not all of them did; empty if they did.
+        kept: whether that is known from before.
     """
 
     label: str
     toolchain: str
-    launches: Sequence[Launch]
+    launches: Sequence[Ran]
     problem: str = ""
+    kept: bool = False
 
     @property
     def findings(self) -> list[tuple[str, Finding]]:
         """What is wrong, with the kernel's name."""
-        return [(launch.kernel, finding) for launch in self.launches for finding in launch.notes if finding.kind != WEAK]
+        return [(launch.kernel, finding) for launch in self.launches for finding in launch.findings]
 
 
 def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, toolchain: str) -> Iterator[Executed]:
@@ -53,13 +77,20 @@ def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, too
         problem = ""
         with emulate(soc, toolchain=toolchain, threads=1, checks=True, distinct=True, keep_going=True) as emulation:
             try:
-                with random_values():
+                with torch.random.fork_rng(devices=[]), random_values():
+                    torch.manual_seed(SEED)
                     call()
             except Exception as error:
                 problem = _reason(error)
                 if not problem:
                     raise
-        yield Executed(label, toolchain, list(emulation.launches), problem)
+        yield Executed(label, toolchain, [_ran(launch) for launch in emulation.launches], problem)
+
+
+def _ran(launch: Launch) -> Ran:
+    programs = prod(launch.grid)
+    findings = tuple(finding for finding in launch.notes if finding.kind != WEAK)
+    return Ran(launch.kernel, len(launch.programs) or programs, programs, findings)
 
 
 def _reason(error: BaseException | None) -> str:
@@ -72,7 +103,7 @@ def _reason(error: BaseException | None) -> str:
 
 
 @contextlib.contextmanager
-def random_values(seed: int = 0) -> Iterator[None]:
+def random_values(seed: int = SEED) -> Iterator[None]:
     """Until the block ends, new floating-point tensors that would be empty or zero have normally distributed numbers."""
     numbers = torch.randn(_DISTINCT, generator=torch.Generator().manual_seed(seed))
 
