@@ -112,7 +112,7 @@ exec {toolchains.tool("1.2.0", "bishengir-compile")} "$@"
     said = " ".join(capsys.readouterr().out.split())
     assert "bishengir-compile 9.9.9" in said
     assert "an unknown version" in said
-    assert "1 calls executed, 1 launches, 0 findings" in said
+    assert "1 calls executed, 1 launches, 2 of 2 programs, 0 findings" in said
 
 
 def test_a_compiler_of_the_users_own_that_is_a_known_build_is_said_to_be_it():
