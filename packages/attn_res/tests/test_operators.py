@@ -19,38 +19,38 @@ def tensors(device, *shapes, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_operators_are_registered_properly(device, dtype):
+def test_operators_are_registered_properly(device, dtype, npu_opcheck):
     blocks, a, b, query, norm, weight = tensors(
         device, (3, 5, WIDTH), (5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,), (WIDTH,), dtype=dtype
     )
     options = (1e-6, 1e-6, False)
     for sources, stacked in (([blocks], True), ([a, b], False)):
-        torch.library.opcheck(OPS.attn_res.default, (sources, stacked, query, norm, weight, *options))
-    torch.library.opcheck(OPS.attn_res.default, ([a.detach()], False, query.detach(), norm.detach(), None, *options))
+        npu_opcheck(OPS.attn_res.default, (sources, stacked, query, norm, weight, *options))
+    npu_opcheck(OPS.attn_res.default, ([a.detach()], False, query.detach(), norm.detach(), None, *options))
     queries = torch.randn(2, WIDTH, device=device.torch, requires_grad=True)
-    torch.library.opcheck(OPS.phase1.default, (queries, [a, b], False, norm, 1e-6, False))
+    npu_opcheck(OPS.phase1.default, (queries, [a, b], False, norm, 1e-6, False))
     o, maximum, total = tensors(device, (5, WIDTH), (5,), (5,))
     state = (o, maximum, total.detach().abs().requires_grad_(), a)
-    torch.library.opcheck(OPS.merge.default, (*state, b, query, norm, weight, *options))
-    torch.library.opcheck(OPS.merge.default, (*state, None, query, norm, None, *options))
+    npu_opcheck(OPS.merge.default, (*state, b, query, norm, weight, *options))
+    npu_opcheck(OPS.merge.default, (*state, None, query, norm, None, *options))
 
 
-def test_gradients_are_registered_properly(device):
+def test_gradients_are_registered_properly(device, npu_opcheck):
     a, b, dh, query, norm = (
         tensor.detach() for tensor in tensors(device, (5, WIDTH), (5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,))
     )
     h, _, *statistics = OPS.attn_res([a, b], False, query, norm, None, 1e-6, 1e-6, True)
     needed = ([True, False], [True, False, False])
     inputs = (dh, None, h, [a, b], False, query, norm, None, *statistics)
-    torch.library.opcheck(OPS.attn_res_backward.default, (*inputs, *needed))
+    npu_opcheck(OPS.attn_res_backward.default, (*inputs, *needed))
     queries = torch.randn(2, WIDTH, device=device.torch)
     o, maximum, total, *saved = OPS.phase1(queries, [a, b], False, norm, 1e-6, True)
     inputs = (o, None, total.detach(), queries, [a, b], False, norm, maximum, *saved)
-    torch.library.opcheck(OPS.phase1_backward.default, (*inputs, [False, True], [True, True]))
+    npu_opcheck(OPS.phase1_backward.default, (*inputs, [False, True], [True, True]))
     state = (o[:, 0], maximum[0], total[0], a)
     _, _, _, *statistics = OPS.merge(*state, None, query, norm, None, 1e-6, 1e-6, True)
     inputs = (dh, None, None, None, *state, query, norm, None, *statistics)
-    torch.library.opcheck(OPS.merge_backward.default, (*inputs, [True, True, False]))
+    npu_opcheck(OPS.merge_backward.default, (*inputs, [True, True, False]))
 
 
 def test_results_lie_as_the_compiler_is_told(device):
@@ -176,23 +176,28 @@ def test_module_starts_at_the_mean(device):
     assert "n_inputs=3, block_size=2" in repr(BlockAttnRes(WIDTH, 3, 2))
 
 
-@pytest.mark.parametrize("n_blocks", [3, 40])
-def test_graph_capture_of_a_list(device, n_blocks):
-    if device.name != "cuda":
-        pytest.skip("graph capture is CUDA's")
-    blocks = [torch.randn(6, WIDTH, device="cuda", requires_grad=True) for _ in range(n_blocks)]
-    query, norm = tensors(device, (WIDTH,), (WIDTH,))
-    dh = torch.randn(6, WIDTH, device="cuda")
-    step = lambda: (lambda h: (h, *torch.autograd.grad(h, (*blocks, query), dh)))(attn_res(blocks, query, norm))  # noqa: E731
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+@pytest.mark.parametrize("stacked", [True, False])
+def test_nothing_waits_for_the_device(device, stacked, npu_no_waits):
+    query, norm, *blocks = tensors(device, (WIDTH,), (WIDTH,), *([(3, 6, WIDTH)] if stacked else [(6, WIDTH)] * 3))
+
+    def step():
+        h = attn_res(blocks[0] if stacked else blocks, query, norm)
+        torch.autograd.grad(h, (*blocks, query), torch.ones_like(h))
+
+    step()  # compiles
+    with npu_no_waits():
         step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+
+
+@pytest.mark.parametrize("n_blocks", [3, 40])
+def test_graph_capture_of_a_list(device, n_blocks, npu_capture):
+    blocks = [torch.randn(6, WIDTH, device=device.torch, requires_grad=True) for _ in range(n_blocks)]
+    query, norm = tensors(device, (WIDTH,), (WIDTH,))
+    dh = torch.randn(6, WIDTH, device=device.torch)
+    step = lambda: (lambda h: (h, *torch.autograd.grad(h, (*blocks, query), dh)))(attn_res(blocks, query, norm))  # noqa: E731
+    captured, replay = npu_capture(step)
     with torch.no_grad():
         blocks[0].normal_()
-    graph.replay()
+    replay()
     for replayed, eager in zip(captured, step(), strict=True):
         assert torch.equal(replayed, eager)

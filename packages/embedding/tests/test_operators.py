@@ -10,26 +10,26 @@ OPS = torch.ops.npu_embedding
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_operators_are_registered_properly(device, dtype):
+def test_operators_are_registered_properly(device, dtype, npu_opcheck):
     weight = torch.randn(10, 64, dtype=dtype, device=device.torch)
     indices = torch.randint(0, 10, (3, 5), device=device.torch)
     dy = torch.randn(3, 5, 64, dtype=dtype, device=device.torch)
     leaf = weight.clone().requires_grad_()
     for arguments in ((leaf, -1, False, False, 0, 10), (weight, 3, True, False, 0, 10), (leaf, 3, False, False, 20, 99)):
         table, *options = arguments
-        torch.library.opcheck(OPS.embedding.default, (indices + options[3], table, *options))
-    torch.library.opcheck(OPS.embedding_backward.default, (dy, indices, 10, 3, True, 0))
-    torch.library.opcheck(OPS.embedding_sparse_backward.default, (dy, indices, 10, 3, False, 0))
-    torch.library.opcheck(OPS.renormalise_.default, (indices, weight, 1.0, 2.0, 0, 10))
+        npu_opcheck(OPS.embedding.default, (indices + options[3], table, *options))
+    npu_opcheck(OPS.embedding_backward.default, (dy, indices, 10, 3, True, 0))
+    npu_opcheck(OPS.embedding_sparse_backward.default, (dy, indices, 10, 3, False, 0))
+    npu_opcheck(OPS.renormalise_.default, (indices, weight, 1.0, 2.0, 0, 10))
 
 
-def test_results_lie_as_the_compiler_is_told(device):
+def test_results_lie_as_the_compiler_is_told(device, npu_opcheck):
     indices = torch.randint(0, 10, (5, 3), device=device.torch).t()
     dy = torch.randn(5, 3, 64, device=device.torch).transpose(0, 1)
     weight = torch.randn(10, 64, device=device.torch)
     arguments = (indices, weight, -1, False, False, 0, 10)
-    torch.library.opcheck(OPS.embedding.default, arguments, test_utils="test_faketensor")
-    torch.library.opcheck(OPS.embedding_backward.default, (dy, indices, 10, -1, False, 0), test_utils="test_faketensor")
+    npu_opcheck(OPS.embedding.default, arguments, test_utils="test_faketensor")
+    npu_opcheck(OPS.embedding_backward.default, (dy, indices, 10, -1, False, 0), test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2, "scale_grad_by_freq": True}, {"max_norm": 1.0}])
@@ -122,41 +122,30 @@ def test_inference_mode(device):
     assert torch.equal(out.cpu(), case.weight[case.indices])
 
 
-def test_nothing_waits_for_the_device(device):
-    if device.name != "cuda":
-        pytest.skip("what waits for the device is reported by CUDA alone")
+def test_nothing_waits_for_the_device(device, npu_no_waits):
     case = lookup.make(300, 40, 64, kind="zipf", padding_idx=1)
-    indices, dy = case.indices.cuda(), case.dy.cuda()
-    weight = lookup.leaf(case.weight, "cuda")
+    indices, dy = case.indices.to(device.torch), case.dy.to(device.torch)
+    weight = lookup.leaf(case.weight, device.torch)
     for options in ({}, {"sparse": True}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}):
         embedding(indices, weight, 1, **options).backward(dy)  # compiles
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with npu_no_waits():
             embedding(indices, weight, 1, **options).backward(dy)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         weight.grad = None
 
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("width", [64, 100, 4096])
-def test_graph_capture(device, width, beside, monkeypatch):
-    if device.name != "cuda":
-        pytest.skip("graph capture is CUDA's")
+def test_graph_capture(device, width, beside, monkeypatch, npu_capture):
+    if beside and device.name != "cuda":
+        pytest.skip("the other places have one stream")
     monkeypatch.setattr(launch, "_BESIDE_BYTES", 0 if beside else 2**62)
-    indices, other = torch.randint(0, 500, (2, 300), device="cuda")
-    weight = torch.randn(500, width, device="cuda", requires_grad=True)
-    dy = torch.randn(300, width, device="cuda")
+    indices, other = torch.randint(0, 500, (2, 300), device=device.torch)
+    weight = torch.randn(500, width, device=device.torch, requires_grad=True)
+    dy = torch.randn(300, width, device=device.torch)
     step = lambda: (lambda y: (y, *torch.autograd.grad(y, weight, dy)))(embedding(indices, weight))  # noqa: E731
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    captured, replay = npu_capture(step)
     indices.copy_(other)
-    graph.replay()
+    replay()
     for replayed, eager in zip(captured, step(), strict=True):
         assert torch.equal(replayed, eager)
 

@@ -1,5 +1,6 @@
 """The operators as PyTorch sees them: registration, compilation, transforms, modules."""
 
+import contextlib
 import copy
 
 import losses
@@ -23,21 +24,21 @@ def tensors(device, tokens=5, vocabulary=123, dtype=torch.float32, **changes):
 
 
 @pytest.mark.parametrize("changes", [{}, {"reduction": "none", "return_entropy": True}, {"return_token_accuracy": True}])
-def test_operators_are_registered_properly(device, changes):
+def test_operators_are_registered_properly(device, changes, npu_opcheck):
     x, weight, target = tensors(device)
     options = Options(**{**DEFAULTS, **changes}, group="", vocab_first=0, vocab_size=123).arguments
     none = (None, None, None)
     leaves = (x.clone().requires_grad_(), weight.clone().requires_grad_())
     for first in (leaves, (x, weight)):
-        torch.library.opcheck(OPS.linear_cross_entropy.default, (*first, target, *none, *options, True))
+        npu_opcheck(OPS.linear_cross_entropy.default, (*first, target, *none, *options, True))
     if not changes.get("return_entropy"):
         arguments = (x, weight, target, *none, *options, True, True, False)
-        torch.library.opcheck(OPS.linear_cross_entropy_with_gradients.default, arguments)
+        npu_opcheck(OPS.linear_cross_entropy_with_gradients.default, arguments)
     statistics = OPS.linear_cross_entropy(x, weight, target, *none, *options, True)[-1]
     dloss = torch.rand(5 if changes.get("reduction") == "none" else (), device=device.torch)
     arguments = (dloss, None, x, weight, target, *none, statistics, *options, True, True, False)
-    torch.library.opcheck(OPS.linear_cross_entropy_backward.default, arguments)
-    torch.library.opcheck(OPS.linear_cross_entropy_scaled.default, ([x, weight], list(torch.rand(2, device=device.torch))))
+    npu_opcheck(OPS.linear_cross_entropy_backward.default, arguments)
+    npu_opcheck(OPS.linear_cross_entropy_scaled.default, ([x, weight], list(torch.rand(2, device=device.torch))))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -235,9 +236,7 @@ def test_log_probs_and_entropy_are_differentiable(device, budget):
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("vocabulary", [123, 20000])
-def test_graph_capture(device, vocabulary, reduction):
-    if device.name != "cuda":
-        pytest.skip("graph capture is CUDA's")
+def test_graph_capture(device, vocabulary, reduction, npu_capture):
     x, weight, target = tensors(device, 64, vocabulary, torch.bfloat16)
     leaves = [x.requires_grad_(), weight.requires_grad_()]
 
@@ -245,32 +244,21 @@ def test_graph_capture(device, vocabulary, reduction):
         loss = fused_linear_cross_entropy(*leaves, target, reduction=reduction, chunk_tokens=16)
         return loss, *torch.autograd.grad(loss.sum() * 3, leaves)
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    captured, replay = npu_capture(step)
     with torch.no_grad():
         x.normal_()
-    graph.replay()
+    replay()
     for replayed, eager in zip(captured, step(), strict=True):
         assert torch.equal(replayed, eager)
 
 
-def test_nothing_waits_for_the_device(device):
-    if device.name != "cuda":
-        pytest.skip("CUDA alone can tell")
+def test_nothing_waits_for_the_device(device, npu_no_waits):
     x, weight, target = tensors(device, 64, 1000, torch.bfloat16)
     leaves = [x.requires_grad_(), weight.requires_grad_()]
-    class_weight = torch.rand(1000, device="cuda")
+    class_weight = torch.rand(1000, device=device.torch)
     options = {"chunk_tokens": 16, "return_token_accuracy": True, "label_smoothing": 0.1, "class_weight": class_weight}
-    for mode in ("default", "error"):  # the first round compiles
-        torch.cuda.set_sync_debug_mode(mode)
-        try:
+    for context in (contextlib.nullcontext, npu_no_waits):  # the first round compiles
+        with context():
             for reduction in ("mean", "none"):
                 loss = fused_linear_cross_entropy(*leaves, target, reduction=reduction, **options).loss
                 torch.autograd.grad(loss.sum() * 3, leaves)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")

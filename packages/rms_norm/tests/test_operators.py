@@ -13,19 +13,17 @@ OPS = torch.ops.npu_rms_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_operators_are_registered_properly(device, dtype):
+def test_operators_are_registered_properly(device, dtype, npu_opcheck):
     make = lambda *shape: torch.randn(*shape, dtype=dtype, device=device.torch)  # noqa: E731
     x, residual, weight = make(3, 5, 64), make(3, 5, 64), make(64)
     leaf = lambda tensor: tensor.clone().requires_grad_()  # noqa: E731
     for arguments in ((leaf(x), leaf(weight)), (leaf(x), None), (x, weight)):
-        torch.library.opcheck(OPS.rms_norm.default, (*arguments, 1e-6, 0.0, "llama", False, False))
-    torch.library.opcheck(
-        OPS.add_rms_norm.default, (leaf(x), leaf(residual), leaf(weight), 1e-6, 0.0, "gemma", False, False)
-    )
+        npu_opcheck(OPS.rms_norm.default, (*arguments, 1e-6, 0.0, "llama", False, False))
+    npu_opcheck(OPS.add_rms_norm.default, (leaf(x), leaf(residual), leaf(weight), 1e-6, 0.0, "gemma", False, False))
     rstd = torch.rand(3, 5, device=device.torch)
     for dsum in (None, residual):
-        torch.library.opcheck(OPS.rms_norm_backward.default, (x, dsum, residual, weight, rstd, 0.0, "llama", True, True))
-    torch.library.opcheck(OPS.rms_norm_backward_.default, (x, None, residual, weight, rstd, 0.0, "llama", True))
+        npu_opcheck(OPS.rms_norm_backward.default, (x, dsum, residual, weight, rstd, 0.0, "llama", True, True))
+    npu_opcheck(OPS.rms_norm_backward_.default, (x, None, residual, weight, rstd, 0.0, "llama", True))
 
 
 def test_results_lie_as_the_compiler_is_told(device):
@@ -181,23 +179,29 @@ def test_presets_start_at_one_and_compute_their_model(device, module, offset, mo
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("shape", [(4, 512), (3, 100), (2, 20000)])
-def test_graph_capture(device, shape):
-    if device.name != "cuda":
-        pytest.skip("graph capture is CUDA's")
-    x = torch.randn(shape, device="cuda", requires_grad=True)
-    weight = torch.randn(shape[-1], device="cuda", requires_grad=True)
-    dy = torch.randn(shape, device="cuda")
-    step = lambda: (lambda y: (y, *torch.autograd.grad(y, (x, weight), dy)))(rms_norm(x, weight))  # noqa: E731
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+def test_nothing_waits_for_the_device(device, npu_no_waits):
+    make = lambda *shape: torch.randn(*shape, device=device.torch).requires_grad_()  # noqa: E731
+    x, residual, weight = make(9, 512), make(9, 512), make(512)
+
+    def step():
+        y, total = add_rms_norm(x, residual, weight)
+        z = rms_norm(y * 2, weight, in_place=True)
+        torch.autograd.grad(z + total, (x, residual, weight), torch.ones_like(z))
+
+    step()  # compiles
+    with npu_no_waits():
         step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+
+
+@pytest.mark.parametrize("shape", [(4, 512), (3, 100), (2, 20000)])
+def test_graph_capture(device, shape, npu_capture):
+    x = torch.randn(shape, device=device.torch, requires_grad=True)
+    weight = torch.randn(shape[-1], device=device.torch, requires_grad=True)
+    dy = torch.randn(shape, device=device.torch)
+    step = lambda: (lambda y: (y, *torch.autograd.grad(y, (x, weight), dy)))(rms_norm(x, weight))  # noqa: E731
+    captured, replay = npu_capture(step)
     with torch.no_grad():
         x.normal_()
-    graph.replay()
+    replay()
     for replayed, eager in zip(captured, step(), strict=True):
         assert torch.equal(replayed, eager)

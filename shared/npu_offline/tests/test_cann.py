@@ -59,6 +59,75 @@ def test_a_stream_that_waits_for_another_sees_what_it_did():
     assert torch.equal((y + 1).cpu(), torch.full((64,), 3.0))
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_kernel_sees_what_another_stream_computed_if_its_stream_waits(waits, triton):
+    x, y = torch.empty(64, device="npu"), torch.empty(64, device="npu")
+    torch.npu.synchronize()
+    kernels().double[(1,)](ones(), x, 64, BLOCK=64)
+    side = torch.npu.Stream()
+    if waits:
+        side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        kernels().double[(1,)](x, y, 64, BLOCK=64)
+    side.synchronize()
+    assert torch.equal(y.cpu(), torch.full((64,), 4.0)) == waits
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_random_order_of_streams_finds_a_missing_wait(waits):
+    done = run(
+        "import torch, torch_npu; side, wrong = torch.npu.Stream(), 0\n"
+        "for i in range(30):\n"
+        "    x = torch.full((64,), float(i), device='npu')\n"
+        f"    if {waits}: side.wait_stream(torch.npu.current_stream())\n"
+        "    with torch.npu.stream(side): y = x * 2\n"
+        "    side.synchronize()\n"
+        "    wrong += not torch.equal(y.cpu(), torch.full((64,), 2.0 * i))\n"
+        "print('wrong', wrong)",
+        NPU_OFFLINE_CANN_STREAMS="1",
+    )
+    wrong = int(done.stdout.partition("wrong ")[2])
+    assert (wrong == 0) == waits
+
+
+def test_an_event_holds_a_stream_until_what_came_before_it_is_done():
+    first, last = torch.npu.Event(enable_timing=True), torch.npu.Event(enable_timing=True)
+    side = torch.npu.Stream()
+    first.record()
+    x = ones() * 3
+    last.record()
+    side.wait_event(last)
+    with torch.npu.stream(side):
+        y = x + 1
+    side.synchronize()
+    assert torch.equal(y.cpu(), torch.full((64,), 4.0))
+    assert first.query()
+    assert first.elapsed_time(last) >= 0
+
+
+def test_waiting_is_an_error_where_the_program_says_so():
+    x = ones()
+    torch.npu.set_sync_debug_mode("error")
+    try:
+        y = x * 2 + 1
+        with pytest.raises(RuntimeError, match="synchroni"):
+            y.sum().item()
+    finally:
+        torch.npu.set_sync_debug_mode("default")
+    assert y.sum().item() == 192
+
+
+def test_a_copy_is_of_its_streams_device():
+    x, y = ones(device="npu:1"), ones(device="npu:1")
+    torch.npu.synchronize(1)
+    torch.npu.synchronize(0)
+    stream = ctypes.c_void_p(torch.npu.current_stream(0).npu_stream)
+    pointers = ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(256), ctypes.c_void_p(y.data_ptr()), ctypes.c_size_t(256)
+    library().aclrtMemcpyAsync(*pointers, 3, stream)
+    assert library().aclrtSynchronizeStream(stream)  # an error, which the device has once it gets there
+    assert not library().aclrtSynchronizeStream(stream)
+
+
 def test_an_event_is_reached_when_what_came_before_it_is_done():
     event = torch.npu.Event()
     x = ones() * 3

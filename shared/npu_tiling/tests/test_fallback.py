@@ -79,6 +79,13 @@ def test_overflow_is_recognised_through_its_causes():
     assert not is_ub_overflow(None)
 
 
+def test_a_note_of_an_overflow_before_another_trial_is_no_overflow():
+    """Compiler 1.2.0 says this and tries again without; what it fails with then may be anything."""
+    note = "[NOTE] Ub overflow detected; automatically set enable-code-motion to false and retrying compilation."
+    assert not is_ub_overflow(RuntimeError(f"{note}\nerror: failed to run the pass pipeline"))
+    assert is_ub_overflow(RuntimeError(f"{note}\n{SAID.decode()}"))
+
+
 class OutOfResources(Exception):  # noqa: N818
     """As Triton's, which is no error of a compiler."""
 

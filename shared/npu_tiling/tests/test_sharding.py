@@ -1,5 +1,6 @@
 """What is a DTensor, where its parts are, and which placements are refused; on a mesh of one process."""
 
+import os
 import subprocess
 import sys
 
@@ -23,9 +24,10 @@ def mesh():
 
 
 def test_import_leaves_dtensors_alone():
-    """Nobody pays a second for them who has none."""
+    """Nobody pays a second for them who has none; where torch_npu is installed, `import torch` loads it, and it does."""
     code = "import sys, torch, npu_tiling.sharding; sys.exit('torch.distributed.tensor' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 
 
 def test_dtensors_are_recognised_wherever_they_stand(mesh):

@@ -52,6 +52,7 @@ _SOURCES = (  # of what a shared object is made by
     "execute/compile.py",
     "execute/flags.py",
     "execute/function.py",
+    "execute/host.py",
     "execute/instructions.py",
     "execute/memory.py",
     "execute/scalars.py",

@@ -7,7 +7,8 @@ large (torch, Triton) is imported until a test asks for one of them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,61 @@ def npu_poisoned() -> Iterator[None]:
 
     with memory.poisoned():
         yield
+
+
+@pytest.fixture
+def npu_opcheck(npu_place: Place) -> Callable[..., object]:
+    """`torch.library.opcheck`; on an NPU without the registration for autograd, which PyTorch refuses to look at there."""
+    import torch
+    from torch.testing._internal.optests import generate_tests
+
+    if npu_place.name != "npu":
+        return torch.library.opcheck
+    known = [name for name in generate_tests.DEFAULT_TEST_UTILS if name != "test_autograd_registration"]
+    return functools.partial(torch.library.opcheck, test_utils=known)
+
+
+@pytest.fixture
+def npu_capture(npu_place: Place) -> Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]:
+    """Runs a step, then captures it in a graph: what it returned then, and a function that replays the graph."""
+    import torch
+
+    if npu_place.name not in ("cuda", "npu"):
+        pytest.skip("a CPU has no graphs to capture")
+    backend = torch.get_device_module(npu_place.torch)
+
+    def capture(step: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        stream = backend.Stream()
+        stream.wait_stream(backend.current_stream())
+        with backend.stream(stream):
+            step()
+        backend.current_stream().wait_stream(stream)
+        graph = backend.CUDAGraph() if npu_place.name == "cuda" else backend.NPUGraph()
+        with backend.graph(graph):
+            captured = step()
+        return captured, graph.replay
+
+    return capture
+
+
+@pytest.fixture
+def npu_no_waits(npu_place: Place) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Makes contexts in which it is an error that the host waits for the device."""
+    import torch
+
+    if npu_place.name not in ("cuda", "npu"):
+        pytest.skip("on a CPU there is no device to wait for")
+    backend = torch.get_device_module(npu_place.torch)
+
+    @contextlib.contextmanager
+    def no_waits() -> Iterator[None]:
+        backend.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            backend.set_sync_debug_mode("default")
+
+    return no_waits
 
 
 @pytest.fixture

@@ -15,12 +15,16 @@ _replaced: dict[Hashable, Hashable] = {}
 
 
 def is_ub_overflow(error: BaseException | None) -> bool:
-    """Whether `error`, or what caused it, is the Ascend compiler's complaint that a kernel needs more Unified Buffer."""
+    """Whether `error`, or what caused it, is the Ascend compiler's complaint that a kernel needs more Unified Buffer.
+
+    Its note that it tries again after an overflow ("Ub overflow detected; ... retrying") is no complaint: what comes of the
+    trial may be an error of another kind.
+    """
     while error is not None:
         said = [str(error)]
         for stream in (getattr(error, "stderr", None), getattr(error, "stdout", None)):
             said.append(stream.decode(errors="replace") if isinstance(stream, bytes) else str(stream))
-        if any("ub overflow" in text.lower() for text in said):
+        if any("ub overflow, requires" in text.lower() for text in said):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -10,7 +10,7 @@ import npu_tiling
 
 from ..errors import OfflineError
 from ..toolchains import DEFAULT
-from .environment import environment
+from .environment import KERNELS, environment
 
 
 def main() -> int:
@@ -18,6 +18,9 @@ def main() -> int:
     parser.add_argument("--soc", default="Ascend910B4", choices=sorted(npu_tiling.SOCS), metavar="NAME", help="the chip")
     parser.add_argument("--devices", type=int, default=2, help="how many there are (default: %(default)s)")
     parser.add_argument("--streams", default="late", help="late, eager, or the seed of a random order (default: late)")
+    parser.add_argument(
+        "--kernels", default="final", choices=KERNELS, help="the module that they run from (default: %(default)s)"
+    )
     parser.add_argument("--toolchain", default=DEFAULT, help="the compiler's version (default: %(default)s)")
     parser.add_argument(
         "--exact", action="store_true", help="no caching allocator: kernels are held to the bytes of their tensors"

@@ -50,13 +50,7 @@ def build() -> Path:
     for program in ("g++", "nm"):
         if not shutil.which(program):
             raise ToolchainMissingError(f"the stand-in of CANN needs {program}: install GCC for C++ and binutils")
-    try:
-        versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torch_npu")]
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ToolchainMissingError(
-            f"{error.name} is not installed (pip install torch torch_npu, in an environment apart)"
-        ) from None
-    digest = hashlib.sha256("\n".join([*versions, sys.executable]).encode())
+    digest = hashlib.sha256("\n".join([*versions("torch", "torch_npu"), sys.executable]).encode())
     for path in sorted([Path(__file__), _LAUNCH, *_SOURCES.rglob("*.*")]):
         digest.update(path.read_bytes())
     folder = cache_dir() / "cann" / digest.hexdigest()[:32]
@@ -68,6 +62,20 @@ def build() -> Path:
                 _build(Path(staging) / "cann")
                 os.rename(Path(staging) / "cann", folder)
     return folder
+
+
+def versions(*names: str) -> list[str]:
+    """The versions of installed distributions, with their names.
+
+    Raises:
+        ToolchainMissingError: one is not installed.
+    """
+    try:
+        return [f"{name} {importlib.metadata.version(name)}" for name in names]
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ToolchainMissingError(
+            f"{error.name} is not installed (pip install torch torch_npu, in an environment apart)"
+        ) from None
 
 
 def _build(folder: Path) -> None:

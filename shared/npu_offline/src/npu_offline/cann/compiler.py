@@ -1,5 +1,6 @@
 """Stands before the real bishengir-compile: that compiles, and what it says is said; then a "binary" is written for the
-stand-in runtime: the same Linalg IR, lowered for this host, behind a line that names the kernel and its arguments.
+stand-in runtime: the kernel, as a shared object of this host, behind a line that names it, its arguments and the memory that
+it needs beside them. `libkernel.so` tells triton-ascend of that memory, as hivmc's does.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from ..compilation import HIVMC
+from ..errors import UnsupportedError
+from ..execute.compile import parsed
+from ..execute.host import host_numbers, locks, workspace_bytes
+from ..execute.translate import translate
 from ..lowering import lower
 from ..mlir import name_of, opt, parse, symbol_of
-from ..native import shared_object
+from ..native import shared_object, shared_object_of_c
 from ..processes import run
-from ..toolchains import tool
+from ..toolchains import compiler, printer
 
-_RESERVED = 2  # a lock and a workspace, before the kernel's own arguments
+_RESERVED = "kw"  # a lock and a workspace, before the kernel's own arguments
 _GRID = 6  # its size and the program's place in it, after them
 _LETTERS = {"i64": "l", "f64": "d", "f32": "f"}  # of scalars; others take four bytes
 _LOADS = {"memref.load", "tensor.extract"}
@@ -28,41 +33,68 @@ _LOADS = {"memref.load", "tensor.extract"}
 
 def main() -> None:
     """The command line of bishengir-compile."""
-    toolchain = os.environ["NPU_OFFLINE_CANN_TOOLCHAIN"]
-    real, arguments = str(tool(toolchain, "bishengir-compile")), sys.argv[1:]
+    soc, toolchain = os.environ["NPU_OFFLINE_CANN_SOC"], os.environ["NPU_OFFLINE_CANN_TOOLCHAIN"]
+    program, arguments = compiler(soc, toolchain), sys.argv[1:]
+    if program is None:
+        sys.exit(f"toolchain {toolchain} cannot compile for {soc}")
+    real = str(program)
     if any(word in ("--help", "--version") for word in arguments):
         os.execv(real, [real, *arguments])
     with tempfile.TemporaryDirectory() as folder:
         for name in ("hivmc", "hivmc-a5"):
             (Path(folder) / name).write_text(HIVMC)
             (Path(folder) / name).chmod(0o755)
-        search = f"{folder}{os.pathsep}{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": search, "NPU_OFFLINE_FINAL": f"{folder}/final.mlir"}
-        done = run([real, *arguments], env=environment)
+        search, final = f"{folder}{os.pathsep}{os.environ['PATH']}", Path(folder) / "final.mlir"
+        done = run([real, *arguments], env={**os.environ, "PATH": search, "NPU_OFFLINE_FINAL": str(final)})
+        module = final.read_text() if final.is_file() else ""
     print(done.stdout, end="")
     print(done.stderr, end="", file=sys.stderr)
     if done.returncode:
         sys.exit(done.returncode)
-    linalg = Path(arguments[0]).read_text()
-    binary = header(linalg, toolchain).encode() + b"\n" + shared_object(lower(linalg, toolchain))
+    binary, host = binary_of(Path(arguments[0]).read_text(), module, soc, toolchain, os.environ["NPU_OFFLINE_CANN_KERNELS"])
     target = Path(arguments[arguments.index("-o") + 1])
     for path in (target, Path(f"{target}.o")):
         path.write_bytes(binary)
+    if host:
+        (target.parent / "libkernel.so").write_bytes(shared_object_of_c(host))
 
 
-def header(linalg: str, toolchain: str) -> str:
+def binary_of(linalg: str, final: str, soc: str, toolchain: str, level: str) -> tuple[bytes, str]:
+    """What the stand-in runtime loads, and a C source of the functions that triton-ascend asks on the host.
+
+    Args:
+        linalg, final: the kernel, as the compiler was given it and as it is handed to hivmc.
+        soc, toolchain: what it was compiled for, and by.
+        level: "final" or "linalg": which of the two is to run. A final module with something that only the chip has is
+            replaced by the Linalg IR, and the binary says why.
+    """
+    module = parsed(final, soc, toolchain)
+    kernel, why = b"", ""
+    if level == "final":
+        try:
+            kernel = shared_object_of_c(translate(module))
+        except UnsupportedError as error:
+            why = str(error).replace("\n", " ")
+    if not kernel:
+        kernel = shared_object(lower(linalg, toolchain))
+    numbers = host_numbers(module)
+    line = f"{header(linalg, soc, toolchain)} {workspace_bytes(module)} {locks(module)} {why}\n"
+    return line.encode() + kernel, "\n".join(f"long {name}(void) {{ return {number}; }}" for name, number in numbers.items())
+
+
+def header(linalg: str, soc: str, toolchain: str) -> str:
     """The kernel's name, and a letter for each argument as kernels.cpp reads them."""
-    module = parse(opt(tool(toolchain, "bishengir-opt"), linalg, "--mlir-print-op-generic"))
+    module = parse(opt(printer(soc, toolchain), linalg, "--mlir-print-op-generic"))
     kernel = next(op for op in module.body.block.ops if op.regions and op.regions[0].blocks)
     block = kernel.regions[0].blocks[0]
     roaming = _roaming(kernel, block)
     letters = []
-    for argument in block.args[_RESERVED:-_GRID]:
+    for argument in block.args[len(_RESERVED) : -_GRID]:
         if isinstance(argument.type, MemRefType):
             letters.append("a" if argument in roaming else "p")
         else:
             letters.append(_LETTERS.get(str(argument.type), "i"))
-    return f"{symbol_of(kernel, 'sym_name')} {'r' * _RESERVED}{''.join(letters)}ggg"
+    return f"{symbol_of(kernel, 'sym_name')} {_RESERVED}{''.join(letters)}ggg"
 
 
 def _roaming(kernel: Operation, block: Block) -> set[SSAValue]:

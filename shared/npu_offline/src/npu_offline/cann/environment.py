@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from pathlib import Path
 
 import npu_tiling
 
 from ..cache import cache_dir
-from ..native import runtime_path
-from ..toolchains import DEFAULT, tool
-from .build import build
+from ..errors import OfflineError
+from ..native import native_key, runtime_path
+from ..toolchains import DEFAULT, compiler
+from .build import build, versions
+
+KERNELS = ("final", "linalg")
 
 
 def environment(
@@ -17,6 +22,7 @@ def environment(
     *,
     devices: int = 2,
     streams: str = "late",
+    kernels: str = "final",
     toolchain: str = DEFAULT,
     exact: bool = False,
     skip: bool = False,
@@ -28,6 +34,8 @@ def environment(
         soc: the chip to be, a name of `npu_tiling.SOCS`.
         devices: how many there are.
         streams: when streams work: "late", once somebody waits; "eager", at once; a number: the seed of a random order.
+        kernels: what kernels run from: "final", the module that the compiler hands to its last step; "linalg", the IR that
+            it is given, also in place of a final module that cannot run here; standard error says so.
         toolchain: the compiler version that kernels are compiled by.
         exact: without torch_npu's caching allocator: kernels are held to the bytes of their tensors, not of a segment.
         skip: kernels do nothing.
@@ -35,9 +43,13 @@ def environment(
 
     Raises:
         ToolchainMissingError: the compiler, torch_npu or a C++ compiler is missing.
+        OfflineError: the compiler cannot compile for that chip, or another argument is wrong.
     """
     chip = npu_tiling.soc(soc)
-    tool(toolchain, "bishengir-compile")
+    if kernels not in KERNELS:
+        raise OfflineError(f"kernels is {kernels!r}, must be one of {', '.join(KERNELS)}")
+    if compiler(soc, toolchain) is None:
+        raise OfflineError(f"toolchain {toolchain} cannot compile for {soc}")
     folder = build()
     variables = {
         "ASCEND_HOME_PATH": str(folder),
@@ -45,9 +57,10 @@ def environment(
         "LD_LIBRARY_PATH": _before("LD_LIBRARY_PATH", str(folder / "lib64")),
         "PATH": _before("PATH", str(folder / "bin")),
         "PYTHONPATH": _before("PYTHONPATH", str(folder / "python")),
-        "TRITON_CACHE_DIR": str(cache_dir() / "cann" / f"triton-{folder.name}-{soc}-{toolchain}"),
+        "TRITON_CACHE_DIR": str(cache_dir() / "cann" / f"triton-{_made_by()}-{soc}-{toolchain}-{kernels}"),
         "NPU_OFFLINE_CANN_CUBE_CORES": str(chip.cube_cores),
         "NPU_OFFLINE_CANN_DEVICES": str(devices),
+        "NPU_OFFLINE_CANN_KERNELS": kernels,
         "NPU_OFFLINE_CANN_RUNTIME": str(runtime_path()),
         "NPU_OFFLINE_CANN_SOC": soc,
         "NPU_OFFLINE_CANN_STREAMS": streams,
@@ -56,6 +69,15 @@ def environment(
     }
     switches = {"PYTORCH_NO_NPU_MEMORY_CACHING": exact, "NPU_OFFLINE_CANN_SKIP": skip, "NPU_OFFLINE_CANN_TRACE": trace}
     return variables | {name: "1" for name, on in switches.items() if on}
+
+
+def _made_by() -> str:
+    """What compiled kernels and their launchers depend on beside chip and compiler."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256(" ".join([native_key(), *versions("torch", "torch_npu", "triton-ascend")]).encode())
+    for path in (here / "compiler.py", *sorted((here / "csrc/include").rglob("*.h"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _before(name: str, path: str) -> str:

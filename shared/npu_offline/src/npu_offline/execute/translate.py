@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation as Op
 
 from ..errors import UnsupportedError
-from ..mlir import name_of, property_of, symbol_of
+from ..mlir import name_of, symbol_of
 from ..plan import read_spec
 from .function import Function
+from .host import workspace_bytes
 from .steering import is_steered
 from .writer import Tables
 
@@ -57,22 +58,6 @@ def translate(module: ModuleOp) -> str:
             f"const int64_t npu_offline_workspace = {workspace_bytes(module)};",
         ]
     )
-
-
-def workspace_bytes(module: ModuleOp) -> int:
-    """How much of the workspace in global memory one program has."""
-    for op in module.walk():
-        if name_of(op) == "func.func" and "infer_workspace_shape_function" in str(op.attributes.get("hacc.host_func_type")):
-            last = op.regions[0].blocks[0].last_op
-            value = (
-                property_of(last.operands[0].owner, "value")
-                if last is not None and isinstance(last.operands[0].owner, Op)
-                else None
-            )
-            if not isinstance(value, IntegerAttr):
-                raise UnsupportedError("the size of the kernel's workspace is no constant")
-            return value.value.data
-    return 0
 
 
 def _core_of(function: Op) -> str:

@@ -71,7 +71,7 @@ EXPORT aclError aclrtSetDevice(int32_t device) {
 }
 EXPORT aclError aclrtResetDevice(int32_t device) { finish_device(device); return ACL_SUCCESS; }
 EXPORT aclError aclrtGetDevice(int32_t *device) {
-  if (current < 0) return failed(ACL_ERROR_RT_CONTEXT_NULL, "this thread has set no device");
+  if (current < 0) return ACL_ERROR_RT_CONTEXT_NULL;  // a question, which torch_npu asks before it sets one
   *device = current;
   return ACL_SUCCESS;
 }
