@@ -63,6 +63,28 @@ def test_nothing_between_rows_is_read(dtype, one_thread):
         assert torch.isfinite(out).all()
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["written as such", "of operands made wider"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_product_of_narrow_operands_can_be_fp32(device, dtype, native, monkeypatch):
+    """torch_npu has `mm.dtype_out` from 2.13 on, not in 2.9: there the widening is for sums in fp32 alone."""
+    if native and not matmul._native("mm", device.torch):
+        pytest.skip("PyTorch has no such product here")
+    if not native:
+        monkeypatch.setattr(matmul, "_native", lambda operator, where: False)
+        assert matmul.writes_fp32(device.torch, dtype) == (device.torch.type == "cpu")
+    generator = torch.Generator().manual_seed(0)
+    a, b = strided(70, 33, "rows", generator, dtype), strided(33, 90, "columns", generator, dtype)
+    out = torch.full((70, 90), math.nan, device=device.torch)
+    expected = 0.25 * (a.double() @ b.double())
+    a, b = a.to(device.torch), b.to(device.torch)
+    matmul.product(a, b, out, 0.25)
+    assert torch.equal(out.cpu().double(), expected)
+    matmul.add_product(a, b, out)
+    assert torch.equal(out.cpu().double(), 5 * expected)
+    matmul.product(a, b, out)
+    assert torch.equal(out.cpu().double(), 4 * expected)
+
+
 @pytest.fixture
 def one_thread():
     before = torch.get_num_threads()

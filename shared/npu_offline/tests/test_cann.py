@@ -200,6 +200,13 @@ def test_a_read_past_a_tensor_is_found_without_the_caching_allocator(exact, trit
     assert ("which is outside" in done.stderr) == exact
 
 
+def test_a_view_is_the_memory_that_it_is_of():
+    x = ones()
+    x.unsqueeze(0).add_(1)
+    x.view(8, 8)[2:].squeeze().mul_(3)
+    assert x.cpu().tolist() == [2.0] * 16 + [6.0] * 48
+
+
 @pytest.mark.parametrize("operator", ["mm", "addmm", "index_select", "sort", "cumsum", "where", "index_put", "sum"])
 def test_an_operator_gives_what_it_gives_on_a_cpu(operator):
     torch.manual_seed(0)

@@ -53,7 +53,8 @@ def run(worker: Path, count: int, *arguments: str, timeout: float = 300.0) -> li
             for rank, (out, error) in enumerate(files):
                 known = {_RANK: str(rank), _COUNT: str(count), _STORE: str(Path(folder, "store"))}
                 # Ranks that wait for each other must leave the cores to those that work.
-                environment = {**os.environ, "OMP_NUM_THREADS": "1", **known}
+                # They compute on the CPU: torch is not to load what it finds of another device, with all that this imports.
+                environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **known}
                 process = subprocess.Popen(
                     [sys.executable, str(worker), *arguments],
                     stdout=stack.enter_context(out.open("w")),

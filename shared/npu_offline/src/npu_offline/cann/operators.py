@@ -8,13 +8,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-_KEPT = {  # what torch_npu does with memory, devices and views stays its own
+_KEPT = {  # what torch_npu does with memory and devices stays its own, and views
     *("_copy_from", "_copy_from_and_resize", "_foreach_copy_", "_to_copy", "clone", "contiguous", "copy_"),
     *("empty.memory_format", "empty_like", "empty_strided", "new_empty_strided", "fill_.Scalar", "zero_"),
     *("resize", "resize_", "resize_as_", "set_", "set_.source_Storage", "set_.source_Storage_storage_offset"),
     *("set_.source_Tensor", "set_data", "storage", "is_set_to", "_has_compatible_shallow_copy_type"),
-    *("alias", "as_strided", "_reshape_alias", "detach", "lift", "lift_fresh", "unfold", "view", "view_as_complex"),
-    *("view_as_real", "_pin_memory", "is_pinned", "pin_memory", "record_stream", "_local_scalar_dense"),
+    *("lift", "_pin_memory", "is_pinned", "pin_memory", "record_stream", "_local_scalar_dense"),
 }
 _WIDER = ("dtype", "dtype_out")  # overloads with a result wider than the factors: PyTorch's CPU kernels have none
 _libraries: list[Any] = []  # they register for as long as they live
@@ -31,13 +30,21 @@ def install() -> None:
     names = []
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1"):
         bare = name.removeprefix("aten::")
-        if bare == name or bare in _KEPT or bare.rpartition(".")[2] in _WIDER:
+        if bare == name or bare in _KEPT or bare.rpartition(".")[2] in _WIDER or _is_view(torch, name):
             continue
         if torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
             names.append(bare)
     with _Quiet():
         torch.ops.npu_offline_cann.install(names)
     _install_python(torch)
+
+
+def _is_view(torch: Any, name: str) -> bool:
+    """Whether the result of an operator is memory of its argument: a CPU kernel's result would be a copy."""
+    bare, _, overload = name.partition(".")
+    schemas = [schema for schema in torch._C._jit_get_schemas_for_operator(bare) if schema.overload_name == overload]
+    aliases = [result.alias_info for schema in schemas for result in schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 class _Quiet:
