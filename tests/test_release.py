@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,14 @@ class Repository:
         self.add_package(
             "packages/scale", "npu-scale", '"npu-tiling>=0.1,<0.2"', "from npu_tiling import old\n", "import npu_scale"
         )
-        for command in (["init", "--quiet"], ["config", "user.name", "A"], ["config", "user.email", "a@b"]):
+        origin = root.parent / f"{root.name}.git"
+        for command in (
+            ["init", "--quiet", "--initial-branch", "main"],
+            ["init", "--quiet", "--bare", str(origin)],
+            ["remote", "add", "origin", str(origin)],
+            ["config", "user.name", "A"],
+            ["config", "user.email", "a@b"],
+        ):
             git(root, *command)
         self.commit("Start")
 
@@ -64,9 +70,24 @@ class Repository:
     def commit(self, message):
         git(self.root, "add", "--all")
         git(self.root, "commit", "--quiet", "--message", message)
+        git(self.root, "push", "--quiet", "origin", "main")
 
     def release(self, *arguments):
         return release.main(arguments, self.root)
+
+    def merge(self, branch):
+        """As a pull request that is squashed."""
+        git(self.root, "switch", "--quiet", "main")
+        git(self.root, "merge", "--quiet", "--squash", branch)
+        self.commit(f"Merge {branch}")
+
+    def release_and_tag(self, key, part):
+        """0 where both commands do it, and what lies between them."""
+        if self.release(key, part):
+            return 1
+        if git(self.root, "branch", "--show-current") != "main\n":
+            self.merge(git(self.root, "branch", "--show-current").strip())
+        return self.release(key, "tag")
 
     def state(self):
         return git(self.root, "log", "--format=%s"), git(self.root, "tag"), git(self.root, "status", "--porcelain")
@@ -78,9 +99,9 @@ def repository(tmp_path):
 
 
 @pytest.mark.slow
-def test_release_bumps_moves_the_changelog_commits_and_tags(repository, capsys):
-    assert repository.release("npu_tiling", "first") == 0
-    assert repository.release("scale", "first") == 0
+def test_release_bumps_moves_the_changelog_and_commits_then_tags_what_was_merged(repository, capsys):
+    assert repository.release_and_tag("npu_tiling", "first") == 0
+    assert repository.release_and_tag("scale", "first") == 0
     repository.note("packages/scale", "`new` is new.")
     api = "0.1.0 old() -> int\nUnreleased new() -> int\nUnreleased gone (removed)\n"
     repository.write("tests/public_api/scale.txt", api)
@@ -89,13 +110,23 @@ def test_release_bumps_moves_the_changelog_commits_and_tags(repository, capsys):
     assert repository.release("scale", "minor", "--dry-run") == 0
     assert repository.state() == before
     said = capsys.readouterr().out
-    for line in ('+version = "0.2.0"', "+## 0.2.0", "+0.2.0 new() -> int", "git tag --annotate npu-scale-v0.2.0"):
+    for line in ('+version = "0.2.0"', "+## 0.2.0", "+0.2.0 new() -> int", "git commit --message 'npu-scale 0.2.0'"):
         assert line in said
     assert "imports and runs its example with npu-tiling 0.1.0, from the tag npu-tiling-v0.1.0" in said
 
     assert repository.release("scale", "minor") == 0
     log, tags, status = repository.state()
-    assert log.splitlines()[0] == "npu-scale 0.2.0"
+    assert (log.splitlines()[0], tags) == ("npu-scale 0.2.0", before[1])
+    assert "git push origin release-npu-scale-v0.2.0" in capsys.readouterr().out
+    assert repository.release("scale", "tag") == 1
+    assert "origin/main has not the commit that is checked out" in capsys.readouterr().err
+    repository.merge("release-npu-scale-v0.2.0")
+    assert repository.release("scale", "tag", "--dry-run") == 0
+    assert repository.state()[1] == before[1]
+    capsys.readouterr()
+    assert repository.release("scale", "tag") == 0
+    assert "git push origin refs/tags/npu-scale-v0.2.0" in capsys.readouterr().out
+    log, tags, status = repository.state()
     assert tags.split() == ["npu-scale-v0.1.0", "npu-scale-v0.2.0", "npu-tiling-v0.1.0"]
     assert status == ""
     changes = (repository.root / "packages/scale/CHANGELOG.md").read_text()
@@ -113,7 +144,7 @@ def test_release_bumps_moves_the_changelog_commits_and_tags(repository, capsys):
 @pytest.mark.slow
 def test_package_that_needs_more_than_its_lowest_core_is_refused(repository, capsys):
     """The core in the working tree has what the package imports; the release that the package allows has not."""
-    repository.release("npu_tiling", "first")
+    repository.release_and_tag("npu_tiling", "first")
     repository.change("shared/npu_tiling/src/npu_tiling/__init__.py", "def old", "def new(): return 2\n\ndef old")
     repository.change("packages/scale/src/npu_scale/__init__.py", "import old", "import new, old")
     repository.note("packages/scale", "Uses `new`.")
@@ -124,10 +155,10 @@ def test_package_that_needs_more_than_its_lowest_core_is_refused(repository, cap
     assert "cannot import name 'new'" in capsys.readouterr().err
     assert repository.state() == before
 
-    assert repository.release("npu_tiling", "patch") == 0
+    assert repository.release_and_tag("npu_tiling", "patch") == 0
     repository.change("packages/scale/pyproject.toml", "npu-tiling>=0.1,", "npu-tiling>=0.1.1,")
     repository.commit("Ask for the core that has it")
-    assert repository.release("scale", "patch") == 0
+    assert repository.release_and_tag("scale", "patch") == 0
     assert "npu-scale-v0.1.1" in repository.state()[1]
 
 
@@ -188,8 +219,8 @@ def test_first_release_takes_in_what_is_unreleased(repository, capsys):
     repository.note("shared/npu_tiling", "`new` is new,\n  and long.")
     repository.write("tests/public_api/npu_tiling.txt", "0.1.0 old() -> int\nUnreleased new() -> int\n")
     repository.commit("Something new")
-    assert repository.release("npu_tiling", "first") == 0
-    assert "git push origin HEAD refs/tags/npu-tiling-v0.1.0" in capsys.readouterr().out
+    assert repository.release_and_tag("npu_tiling", "first") == 0
+    assert "git push origin refs/tags/npu-tiling-v0.1.0" in capsys.readouterr().out
     changes = (repository.root / "shared/npu_tiling/CHANGELOG.md").read_text()
     assert changes == "# Changelog\n\n## 0.1.0\n\n- First release.\n- `new` is new,\n  and long.\n"
     api = (repository.root / "tests/public_api/npu_tiling.txt").read_text()
@@ -216,15 +247,25 @@ def test_sections_are_joined_as_lists_or_as_paragraphs(said, added, expected):
     assert changelog.release(text, "0.1.0") == f"# Log\n\n## 0.1.0\n\n{expected}\n"
 
 
-def test_commit_that_fails_leaves_no_tag(repository):
+def test_tag_is_refused_where_it_would_not_say_what_is_there(repository, capsys):
+    def refused():
+        assert repository.release("npu_tiling", "tag") == 1
+        assert repository.state()[1] == tags
+        return capsys.readouterr().err
+
+    tags = ""
     repository.note("shared/npu_tiling", "A fix.")
+    assert "The working tree has changes" in refused()
     repository.commit("A fix")
-    hook = repository.root / ".git" / "hooks" / "pre-commit"
-    hook.write_text("#!/bin/sh\nexit 1\n")
-    hook.chmod(0o755)
-    with pytest.raises(subprocess.CalledProcessError):
-        repository.release("npu_tiling", "patch")
-    assert repository.state()[1] == ""
+    assert "CHANGELOG.md starts with Unreleased" in refused()
+    assert repository.release_and_tag("npu_tiling", "patch") == 0
+    tags = "npu-tiling-v0.1.1\n"
+    assert "The tag npu-tiling-v0.1.1 exists" in refused()
+    git(repository.root, "remote", "remove", "origin")
+    repository.change("shared/npu_tiling/pyproject.toml", "0.1.1", "0.1.2")
+    repository.change("shared/npu_tiling/CHANGELOG.md", "## 0.1.1", "## 0.1.2\n\n- More.\n\n## 0.1.1")
+    git(repository.root, "commit", "--quiet", "--all", "--message", "By hand")
+    assert "git cannot compare with origin/main" in refused()
 
 
 @pytest.mark.parametrize(("part", "expected"), [("patch", "0.3.5"), ("minor", "0.4.0"), ("major", "1.0.0")])

@@ -1,8 +1,9 @@
-"""Release one package: `hatch run release rms_norm minor`, first with `--dry-run`.
+"""Release one package: `hatch run release rms_norm minor`, first with `--dry-run`; once that is merged, `... rms_norm tag`.
 
-Bumps the version, gives the changelog's "## Unreleased" and the public API's changes that version, tries the package with
-the lowest npu-tiling that it allows, commits and tags; pushing the tag then starts the release workflow. "first" releases a
-package that has no release yet, under the version that it has; what is unreleased in its changelog belongs to it.
+The first command bumps the version, gives the changelog's "## Unreleased" and the public API's changes that version, tries
+the package with the lowest npu-tiling that it allows, and commits to a branch of its own: the main branch takes nothing but
+pull requests. The second tags what was merged; pushing the tag starts the release workflow. "first" prepares a package that
+has no release yet, under the version that it has; what is unreleased in its changelog belongs to it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from . import changelog, public_api
+from . import changelog, public_api, release_tag
 from .lowest_core import try_with_lowest_core
 from .workspace import CORE, ROOT, Package, read_packages
 
 PARTS = ("first", "patch", "minor", "major")
+TAG = "tag"
 
 
 class ReleaseError(Exception):
@@ -56,8 +58,7 @@ def git(root: Path, *arguments: str) -> str:
 def plan(root: Path, key: str, part: str) -> Release:
     """The release, or a ReleaseError."""
     package = read_packages(root)[key]
-    if changed := git(root, "status", "--porcelain").strip():
-        raise ReleaseError(f"The working tree has changes; commit them or put them away:\n{changed}")
+    _refuse_changes(root)
     log_path = package.folder / "CHANGELOG.md"
     log = (root / log_path).read_text()
     if changelog.latest_release(log) != package.version:
@@ -78,6 +79,11 @@ def plan(root: Path, key: str, part: str) -> Release:
     if git(root, "tag", "--list", release.tag):
         raise ReleaseError(f"The tag {release.tag} exists.")
     return release
+
+
+def _refuse_changes(root: Path) -> None:
+    if changed := git(root, "status", "--porcelain").strip():
+        raise ReleaseError(f"The working tree has changes; commit them or put them away:\n{changed}")
 
 
 def bump(version: str, part: str) -> str:
@@ -112,29 +118,57 @@ def show(release: Release, root: Path) -> None:
         sys.stdout.writelines(difflib.unified_diff(before, text.splitlines(keepends=True), f"a/{path}", f"b/{path}"))
 
 
-def make(release: Release, root: Path) -> None:
-    """Write the files, commit and tag."""
+def make(release: Release, root: Path) -> str:
+    """Write the files and commit them to a branch; returns its name."""
+    branch = f"release-{release.tag}"
+    git(root, "switch", "--quiet", "--create", branch)
     for path, text in release.texts.items():
         (root / path).write_text(text)
-    if release.texts:
-        git(root, "add", *map(str, release.texts))
-        git(root, "commit", "--quiet", "--message", f"{release.package.name} {release.version}")
-    git(root, "tag", "--annotate", "--message", f"{release.package.name} {release.version}", release.tag)
+    git(root, "add", *map(str, release.texts))
+    git(root, "commit", "--quiet", "--message", f"{release.package.name} {release.version}")
+    return branch
 
 
-def push_command(tag: str) -> str:
-    """Pushes the commit and this tag alone: GitHub starts no workflow where more than three tags come at once."""
-    return f"git push origin HEAD refs/tags/{tag}"
+def make_tag(root: Path, key: str, *, dry_run: bool = False) -> str:
+    """Tag the current commit as the release of the version that the package has there; returns the tag.
+
+    Raises:
+        ReleaseError: the commit is no release, or not on the main branch.
+    """
+    package = read_packages(root)[key]
+    tag = f"{package.name}-v{package.version}"
+    _refuse_changes(root)
+    if git(root, "tag", "--list", tag):
+        raise ReleaseError(f"The tag {tag} exists.")
+    try:
+        release_tag.released_by(tag, root)
+        release_tag.require_merged(root)
+    except ValueError as error:
+        raise ReleaseError(str(error)) from error
+    if not dry_run:
+        git(root, "tag", "--annotate", "--message", f"{package.name} {package.version}", tag)
+    return tag
+
+
+def push_command(reference: str) -> str:
+    """Pushes a branch or a tag, and nothing else: GitHub starts no workflow where more than three tags come at once."""
+    return f"git push origin {reference}"
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     packages = read_packages(root)
     parser = argparse.ArgumentParser(prog="release", description=__doc__)
     parser.add_argument("package", choices=sorted(packages))
-    parser.add_argument("part", choices=PARTS, help="which part of the version grows")
+    parser.add_argument("part", choices=(*PARTS, TAG), help="which part of the version grows; tag: what was merged")
     parser.add_argument("--dry-run", action="store_true", help="check and print everything, change nothing")
     options = parser.parse_args(arguments)
     try:
+        if options.part == TAG:
+            tag = make_tag(root, options.package, dry_run=options.dry_run)
+            print(f"git tag --annotate {tag}")
+            if not options.dry_run:
+                print(f"Done. `{push_command(f'refs/tags/{tag}')}` starts the release workflow.")
+            return 0
         release = plan(root, options.package, options.part)
         show(release, root)
         if release.package.needs(CORE):
@@ -145,11 +179,14 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         return 1
     for key in left_behind(release, packages):
         print(f"{key} does not allow {release.package.name} {release.version}: raise its bounds, then release it.")
-    print(f"git commit --message '{release.package.name} {release.version}'" if release.texts else "nothing to commit")
-    print(f"git tag --annotate {release.tag}")
+    last = f"`hatch run release {options.package} {TAG}`"
+    if not release.texts:
+        print(f"Nothing to commit: {last} tags this commit.")
+        return 0
+    print(f"git commit --message '{release.package.name} {release.version}'")
     if not options.dry_run:
-        make(release, root)
-        print(f"Done. `{push_command(release.tag)}` starts the release workflow.")
+        branch = make(release, root)
+        print(f"Done. `{push_command(branch)}`, and a pull request; when the main branch has it, {last} there.")
     return 0
 
 

@@ -2,16 +2,20 @@
 
 With --notes it prints what the changelog says of the release.
 
-An error unless the tag's version is that of pyproject.toml and of the topmost section of the changelog.
+An error unless the tag's version is that of pyproject.toml and of the topmost section of the changelog, and the main branch
+has the commit that is checked out.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 from . import changelog
 from .workspace import ROOT, Package, read_packages, read_versions
+
+MAIN = "origin/main"
 
 
 def released_by(tag: str, root: Path = ROOT) -> Package:
@@ -28,9 +32,22 @@ def released_by(tag: str, root: Path = ROOT) -> Package:
     return package
 
 
+def require_merged(root: Path = ROOT) -> None:
+    """A ValueError unless the main branch has the current commit: what is released went through a pull request."""
+    command = ["git", "merge-base", "--is-ancestor", "HEAD", MAIN]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if done.returncode == 1:
+        raise ValueError(
+            f"{MAIN} has not the commit that is checked out: merge it, `git fetch`, and check out what was merged."
+        )
+    if done.returncode:
+        raise ValueError(f"git cannot compare with {MAIN}: {done.stderr.strip()}")
+
+
 if __name__ == "__main__":
     try:
         package = released_by(sys.argv[1])
+        require_merged()
         if "--notes" in sys.argv:
             print(changelog.notes((ROOT / package.folder / "CHANGELOG.md").read_text(), package.version), end="")
         else:

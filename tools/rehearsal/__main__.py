@@ -1,10 +1,12 @@
 """Rehearse releases, from `hatch run release` to an installed wheel: `hatch run rehearse`, for all packages or those named.
 
 It clones what is committed here, and has a repository to push to and a package index on this machine. For one package after
-another it runs `hatch run release PACKAGE first`, the push that this names, and every job of the release workflow. Last, pip
-installs what was published, by its name, and the README's example runs. Nothing leaves the machine.
+another it runs `hatch run release PACKAGE first`, merges the branch that this makes, runs `hatch run release PACKAGE tag`,
+pushes the tag, and plays every job of the release workflow. Last, pip installs what was published, by its name, and the
+README's example runs. Nothing leaves the machine.
 
-With --offline, what is not ours comes from the environment that runs this, and tests run without Ascend compilers.
+With --offline, what is not ours comes from the environment that runs this, and tests run without Ascend compilers. Otherwise
+all tests of all wheels take an hour and more; --tests "-m 'not slow and not compilers and not nightly'" runs fewer.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from ..workspace import CORE, ROOT, Package, of_others, read_packages
 from .index import Index, PublishError, serve
 from .workflow import Workflow, WorkflowError, call
 
+MAIN = "main"
 _GH = '#!/bin/sh\nprintf "%s\\n" "$@" >> "$REHEARSAL_SAID"\n'
 _HATCH = "#!/bin/sh\nexec {python} -m tools.rehearsal.scripts {offline} $@\n"
 
@@ -40,6 +43,7 @@ class Rehearsal:
         index: where they are published.
         folder: for everything else.
         offline: without another index.
+        tests: pytest's arguments, beside those that the workflow gives.
         environments: of the repository on GitHub, one for each release that was published.
     """
 
@@ -48,17 +52,17 @@ class Rehearsal:
     index: Index
     folder: Path
     offline: bool
+    tests: str
     environments: set[str]
 
     def release(self, package: Package) -> None:
         """One package, all the way; a RuntimeError where it stops."""
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            if release.main([package.key, "first"], self.clone):
-                raise RuntimeError(f"{package.key}: hatch run release {package.key} first was refused")
         tag = f"{package.name}-v{package.version}"
-        push = release.push_command(tag)
-        assert push in said.getvalue()
+        branch = f"release-{tag}"
+        if release.push_command(branch) in self.hatch_release(package, "first"):
+            self.merge(branch)
+        push = release.push_command(f"refs/tags/{tag}")
+        assert push in self.hatch_release(package, release.TAG)
         call(push.split(), self.clone, {})
         run = Workflow(
             self.clone / ".github" / "workflows" / "release.yml",
@@ -71,6 +75,25 @@ class Rehearsal:
         )
         run.run()
         self.try_published(package)
+
+    def hatch_release(self, package: Package, part: str) -> str:
+        """What `hatch run release` prints for a package."""
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            if release.main([package.key, part], self.clone):
+                raise RuntimeError(f"{package.key}: hatch run release {package.key} {part} was refused")
+        return said.getvalue()
+
+    def merge(self, branch: str) -> None:
+        """What a pull request does that is squashed: the main branch gets a commit that the branch has not."""
+        call(release.push_command(branch).split(), self.clone, {})
+        for command in (
+            ["switch", "--quiet", MAIN],
+            ["merge", "--quiet", "--squash", branch],
+            ["commit", "--quiet", "--message", branch],
+            ["push", "--quiet", "origin", MAIN],
+        ):
+            call(["git", *command], self.clone, {})
 
     def publish(self, package: Package, files: list[Path], environment: str) -> None:
         """What the publishing action does: the same check of the files; the environment must be the package's own."""
@@ -86,6 +109,7 @@ class Rehearsal:
         """The environment of the workflow's commands: pip finds what was published, beside what it is configured for."""
         variables = {"PYTHONPATH": "", "REHEARSAL_SAID": str(self.folder / "gh.txt")}
         variables["HATCH_DATA_DIR"] = str(self.folder / "hatch")  # environments of clones, gone with them
+        variables["PYTEST_ADDOPTS"] = self.tests
         variables["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         if self.offline:
             return {**variables, "PIP_FIND_LINKS": " ".join(self.index.pages()), "PIP_CONFIG_FILE": os.devnull}
@@ -108,10 +132,13 @@ class Rehearsal:
         print(f"{package.name} {package.version}: published, installed by its name, and its example runs", flush=True)
 
 
-def prepare(folder: Path, index: Index, offline: bool) -> Rehearsal:
+def prepare(folder: Path, index: Index, *, offline: bool, tests: str = "") -> Rehearsal:
     """A clone, a remote, and commands that stand in for those that would reach others."""
     remote, clone = folder / "remote.git", folder / "clone"
     call(["git", "clone", "--quiet", "--bare", str(ROOT), str(remote)], folder, {})
+    here = release.git(ROOT, "rev-parse", "HEAD").strip()
+    call(["git", "update-ref", f"refs/heads/{MAIN}", here], remote, {})  # whatever is checked out here
+    call(["git", "symbolic-ref", "HEAD", f"refs/heads/{MAIN}"], remote, {})
     call(["git", "clone", "--quiet", str(remote), str(clone)], folder, {})
     for tag in release.git(clone, "tag").split():  # every release is a first one here
         call(["git", "tag", "--delete", tag], clone, {})
@@ -127,7 +154,7 @@ def prepare(folder: Path, index: Index, offline: bool) -> Rehearsal:
         program = folder / "bin" / name
         program.write_text(text)
         program.chmod(0o755)
-    return Rehearsal(clone, remote, index, folder, offline, set())
+    return Rehearsal(clone, remote, index, folder, offline, tests, set())
 
 
 def in_order(packages: dict[str, Package]) -> list[Package]:
@@ -149,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="rehearse", description=__doc__)
     parser.add_argument("package", nargs="*", help="default: every package")
     parser.add_argument("--offline", action="store_true", help="no other index, and no Ascend compilers")
+    parser.add_argument("--tests", default="", metavar="ARGUMENTS", help="of pytest, which select some of a wheel's tests")
     options = parser.parse_args(arguments)
     if unknown := set(options.package) - set(packages):
         parser.error(f"{', '.join(unknown)}: must be one of {', '.join(packages)}")
@@ -156,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with serve(folder / "index") as index:
-            rehearsal = prepare(folder, index, options.offline)
+            rehearsal = prepare(folder, index, offline=options.offline, tests=options.tests)
             chosen = [package for package in in_order(packages) if not options.package or package.key in options.package]
             try:
                 for package in chosen:
