@@ -103,6 +103,16 @@ def store_rows(p_row, s_row, b_tile, n_rows, n_cols, R: tl.constexpr, C: tl.cons
 
 
 @triton.jit
+def store_columns(p_row, s_row, b_tile, n_rows, i_col, i_end, R: tl.constexpr, C: tl.constexpr):
+    """Stores columns i_col to i_end, exclusive, of [R, C], in the dtype of the memory."""
+    o_col = tl.arange(0, C)
+    m_tile = ((o_col >= i_col) & (o_col < i_end))[None, :]
+    if R > 1:
+        m_tile = (tl.arange(0, R) < n_rows)[:, None] & m_tile
+    tl.store(row_pointers(p_row, s_row, R, C), b_tile.to(p_row.dtype.element_ty), mask=m_tile)
+
+
+@triton.jit
 def load_statistic(p_value, n_rows, R: tl.constexpr):
     """[R]"""
     if R > 1:

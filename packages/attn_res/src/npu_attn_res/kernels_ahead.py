@@ -5,18 +5,21 @@ sums that keep their scale. These overflow if a later score is higher by 88: fro
 program does its tiles again, with the highest score so far. (A branch that scales within the loop loses the reference on
 CANN 8.5, whose compiler puts products over it.)
 
-Loads are under way, and a tile is stored, while another is computed with. Compilers for Ascend double a load's buffer
-themselves, but on a full chip they put other values into the half that is not in use. What is carried from one block or
-tile to the next, as is the tile to be stored, is left alone.
+Loads are under way, and a tile is stored, while another is computed with. It is stored in two parts, each after a block of
+the next tile: a load waits for a store that takes longer than the arithmetic leaves the memory idle. Compilers for Ascend
+double a load's buffer themselves, but on a full chip they put other values into the half that is not in use. What is carried
+from one block or tile to the next, as is the tile to be stored, is left alone.
 """
 
 import triton
 import triton.language as tl
 
-from .kernels import block_at, fetch_whole_rows, load_query
+from .kernels import ALIGNMENT, block_at, fetch_whole_rows, load_query, store_columns
 from .kernels_forward import forward_tiles, score_rows, store_output, store_scores, store_sums
 
 LARGE = tl.constexpr(1e13)  # a sum of exp(s - reference) from which on the reference was too low: e^30
+OVERFLOW = tl.constexpr(3e38)  # a sum of squares from which on it is infinite, or as good as
+PARTS = tl.constexpr(2)  # in which a tile is stored
 
 
 @triton.jit
@@ -63,6 +66,7 @@ def attn_res_forward_ahead_kernel(
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = p_o.dtype.element_ty
     LATER: tl.constexpr = p_weight is None and tl.float32 != DTYPE  # what is stored has a buffer of its own
+    PART: tl.constexpr = (BLOCK_D + PARTS * ALIGNMENT - 1) // (PARTS * ALIGNMENT) * ALIGNMENT  # columns
     b_g = load_query(p_query, p_norm, s_norm, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     p_block, n_next = next_block(p_v, p_table, s_block, s_token, 0, n_blocks, i_first, n_tokens, BLOCK_M, ALIGNED)
@@ -77,14 +81,14 @@ def attn_res_forward_ahead_kernel(
         n_left = (n_tokens - i_token).to(tl.int32)
         p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED)
         b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
-        b_first, b_first_rstd = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] each
+        b_first, b_first_rstd, _ = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] each
         b_reference, b_max = b_first, b_first
         b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
         # One, computed: with a sum that starts as b_v itself, compilers for Ascend keep it where the next blocks go.
         b_o = b_v * tl.exp(b_first - b_reference)[:, None]
         b_v = b_second.to(tl.float32)
         if LATER:
-            if n_stored > 0:
+            if (n_blocks <= PARTS) & (n_stored > 0):
                 store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
         for i_block in tl.range(1, n_blocks):
             i_next = i_block + 1
@@ -92,17 +96,22 @@ def attn_res_forward_ahead_kernel(
                 p_v, p_table, s_block, s_token, i_next, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED
             )
             b_next = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
-            b_score, b_rstd = score_rows(b_v, b_g, eps, D)
+            b_score, b_rstd, b_square = score_rows(b_v, b_g, eps, D)
+            # Where squares of v overflow, its score is zero, above a low reference, and v times its weight may overflow too.
+            b_sum = tl.where(b_square > OVERFLOW, 2.0 * LARGE, b_sum)  # false of NaN, which spoils its own token alone
             b_weight = tl.exp(b_score - b_reference)
             b_o += b_v * b_weight[:, None]
             b_sum += b_weight
-            # Where squares of v overflow, its score is zero, above a low reference, and v times its weight may overflow too.
-            b_sum = tl.where(b_rstd == 0.0, 2.0 * LARGE, b_sum)  # false of NaN, which spoils its own token alone
             if not NORMALISE:
                 b_max = tl.where(b_score > b_max, b_score, b_max)
             b_v = b_next.to(tl.float32)
             i_row = i_block.to(tl.int64) * n_tokens + i_token
             store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_left, n_left, 1, BLOCK_M, BLOCK_M)
+            if LATER:
+                if (n_blocks > PARTS) & (i_block <= PARTS) & (n_stored > 0):
+                    i_col = (i_block - 1) * PART
+                    p_out = p_o + i_stored * D
+                    store_columns(p_out, D, b_stored, n_stored, i_col, tl.minimum(i_col + PART, D), BLOCK_M, BLOCK_D)
         store_scores(p_score, p_rstd, b_first, b_first_rstd, i_token, n_left, n_left, 1, BLOCK_M, BLOCK_M)
         if tl.max(tl.where(b_sum > LARGE, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
             i_again = tl.minimum(i_again, i_tile)

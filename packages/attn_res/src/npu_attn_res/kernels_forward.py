@@ -12,9 +12,10 @@ from .kernels import block_at, load_query, load_rows, normalise_rows, store_rows
 
 @triton.jit
 def score_rows(b_v, b_g, eps, D: tl.constexpr):
-    """s, one of each row, and r, one of each row of v."""
-    b_rstd = tl.rsqrt(tl.sum(b_v * b_v, axis=1) * (1.0 / D) + eps)
-    return tl.sum(b_v * b_g, axis=1) * b_rstd, b_rstd
+    """s, one of each row; r and sum(v^2), one of each row of v."""
+    b_square, b_product = tl.sum(b_v * b_v, axis=1), tl.sum(b_v * b_g, axis=1)
+    b_rstd = tl.rsqrt(b_square * (1.0 / D) + eps)
+    return b_product * b_rstd, b_rstd, b_square
 
 
 @triton.jit
@@ -95,7 +96,7 @@ def forward_tiles(
         for i_block in tl.range(0, n_blocks):
             p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
             b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, BLOCK_D == D)  # [BLOCK_M, BLOCK_D]
-            b_score, b_rstd = score_rows(b_v, b_g, eps, D)  # [ROWS], [BLOCK_M]
+            b_score, b_rstd, _ = score_rows(b_v, b_g, eps, D)  # [ROWS], [BLOCK_M]
             b_next = tl.where(b_score > b_max, b_score, b_max)
             b_shrink, b_weight = tl.exp(b_max - b_next), tl.exp(b_score - b_next)
             b_o = b_o * b_shrink[:, None] + b_v * b_weight[:, None]
