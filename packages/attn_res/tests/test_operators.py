@@ -190,7 +190,7 @@ def test_nothing_waits_for_the_device(device, stacked, npu_no_waits):
 
 
 @pytest.mark.parametrize("n_blocks", [3, 40])
-def test_graph_capture_of_a_list(device, n_blocks, npu_capture):
+def test_graph_capture(device, n_blocks, npu_capture):
     blocks = [torch.randn(6, WIDTH, device=device.torch, requires_grad=True) for _ in range(n_blocks)]
     query, norm = tensors(device, (WIDTH,), (WIDTH,))
     dh = torch.randn(6, WIDTH, device=device.torch)

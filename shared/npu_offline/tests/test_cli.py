@@ -1,6 +1,8 @@
 """The command line, on a package made for the purpose."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from npu_offline import toolchains
@@ -38,6 +40,12 @@ def package(tmp_path):
         return str(tmp_path)
 
     return make
+
+
+def test_the_command_line_loads_no_torch():
+    """torch_npu, which `import torch` loads, fails without CANN or its stand-in, which needs `npu-offline fetch` first."""
+    code = "import sys, npu_offline.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_check_compiles_each_tile_once_and_succeeds(package, tmp_path, capsys):

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import npu_tiling
 from rich.console import Console
@@ -16,12 +17,13 @@ from rich.table import Table
 
 from . import check, maintenance, toolchains
 from .errors import OfflineError
-from .execute.calls import Executed
-from .execute.verdicts import execute_package
 from .lint import command as lint_command
 from .reporting import command as report_command
 from .timing import command as timing_command
 from .tune import command as tune_command
+
+if TYPE_CHECKING:
+    from .execute.calls import Executed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,7 +117,9 @@ def _execute(
     options: argparse.Namespace, calls: Sequence[check.Call], socs: Sequence[str], versions: Sequence[str], console: Console
 ) -> list[Executed]:
     """Every call, by every toolchain, on the first of the chips that it can be executed for."""
-    found = []
+    from .execute.verdicts import execute_package
+
+    found: list[Executed] = []
     for version in versions:
         soc = next((soc for soc in socs if toolchains.supported(soc, version) and not toolchains.is_a5(soc)), None)
         if soc is not None:

@@ -13,6 +13,7 @@ _KEPT = {  # what torch_npu does with memory and devices stays its own, and view
     *("empty.memory_format", "empty_like", "empty_strided", "new_empty_strided", "fill_.Scalar", "zero_"),
     *("resize", "resize_", "resize_as_", "set_", "set_.source_Storage", "set_.source_Storage_storage_offset"),
     *("set_.source_Tensor", "set_data", "storage", "is_set_to", "_has_compatible_shallow_copy_type"),
+    *("mm", "mm.out", "addmm", "addmm.out", "addmm_"),  # opapi.cpp has them: the CPU's read what lies between rows
     *("lift", "_pin_memory", "is_pinned", "pin_memory", "record_stream", "_local_scalar_dense"),
 }
 _WIDER = ("dtype", "dtype_out")  # overloads with a result wider than the factors: PyTorch's CPU kernels have none
