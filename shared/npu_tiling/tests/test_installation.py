@@ -138,12 +138,18 @@ def test_doctor_prints_the_cure_and_fails(environment, capsys):
     assert [line.strip() for line in said.splitlines() if line.startswith("    ")] == [*CURE, "pip install torch==2.9.0"]
 
 
-def test_doctor_sees_a_torch_with_cuda_beside_torch_npu(environment, capsys):
-    folder = environment(triton_ascend="3.2.0", torch="2.13.0", torch_npu="2.13.0")
+@pytest.mark.parametrize(("cuda", "status"), [("cuda: Optional[str] = '13.2'", 1), ("cuda: Optional[str] = None", 0)])
+def test_doctor_sees_a_torch_with_cuda_beside_torch_npu(environment, capsys, monkeypatch, cuda, status):
+    """By the file that says it: wheels for aarch64 name what those for x86-64 require."""
+    monkeypatch.setattr(doctor, "import_error", lambda module: None)
+    folder = environment(torch="2.13.0", torch_npu="2.13.0", triton_ascend="3.2.0")
     with (folder / "torch-2.13.0.dist-info" / "METADATA").open("a") as file:
-        file.write('Requires-Dist: nvidia-nccl-cu13==2.29.7; platform_system == "Linux"\n')
-    assert doctor.main() == 1
-    assert "torch 2.13.0 is a build with CUDA, into which torch_npu does not load." in capsys.readouterr().out
+        file.write('Requires-Dist: nvidia-nccl-cu13==2.29.7; platform_machine == "x86_64"\n')
+    (folder / "torch").mkdir()
+    (folder / "torch" / "version.py").write_text(f"debug = False\n{cuda}\nhip: Optional[str] = None\n")
+    assert doctor.main() == status
+    said = "torch 2.13.0 is a build with CUDA, into which torch_npu does not load." in capsys.readouterr().out
+    assert said == bool(status)
 
 
 def test_doctor_tries_what_looks_right(environment, capsys, monkeypatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import requires
+from pathlib import Path
 
 from .installation import Problem, missing_wheel, triton_problem, version
 
@@ -25,6 +27,18 @@ def import_error(module: str) -> str | None:
     return said[-1] if done.returncode else None
 
 
+def is_cuda_build() -> bool:
+    """Whether the installed torch is a build with CUDA, by the file in which it says so; nothing is imported.
+
+    What it requires does not tell: wheels for aarch64 without CUDA name what wheels for x86-64 require.
+    """
+    try:
+        said = Path(str(importlib.metadata.distribution("torch").locate_file("torch/version.py"))).read_text()
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        return False
+    return re.search(r"^cuda\b.*= ['\"]", said, re.MULTILINE) is not None
+
+
 def problems(*, ascend: bool | None = None) -> list[Problem]:
     """Everything that keeps kernels from running here, worst first.
 
@@ -40,7 +54,7 @@ def problems(*, ascend: bool | None = None) -> list[Problem]:
     if torch and torch_npu and torch.split(".")[:2] != torch_npu.split(".")[:2]:
         cure = f"pip install torch=={'.'.join(torch_npu.split('.')[:3])}"
         found.append(Problem(f"torch_npu {torch_npu} is for another torch than {torch}.", (cure,)))
-    if torch and torch_npu and any(text.startswith(("triton", "nvidia-", "cuda-")) for text in requires("torch") or ()):
+    if torch and torch_npu and is_cuda_build():
         release = torch.partition("+")[0]
         cure = f"pip install --force-reinstall --no-deps torch=={release} --index-url ADDRESS_OF_CPU_BUILDS"
         found.append(Problem(f"torch {torch} is a build with CUDA, into which torch_npu does not load.", (cure,)))
