@@ -31,3 +31,42 @@ def dropped_rounding_kernel(p_x, p_y, BLOCK: tl.constexpr, APART: tl.constexpr):
     else:
         b_x = b_x.to(tl.float32)
     tl.store(p_y + o_col, b_x * 3.0)
+
+
+@triton.jit
+def unordered_sum_kernel(p_x, p_y, n_blocks, n_rows, n_cols, BLOCK: tl.constexpr):
+    """y[j] = the sum of x[i, j] over rows i; x fp32 [n_rows, n_cols], n_cols = n_blocks * BLOCK."""
+    o_col = tl.arange(0, BLOCK)
+    for i_block in tl.range(0, n_blocks):
+        b_sum = tl.zeros([BLOCK], tl.float32)  # in one of two buffers, in turns
+        for i_row in tl.range(0, n_rows):
+            b_sum += tl.load(p_x + i_row * n_cols + i_block * BLOCK + o_col)  # no barrier between these sums
+        tl.store(p_y + i_block * BLOCK + o_col, b_sum)
+
+
+@triton.jit
+def lost_in_branch_kernel(p_x, p_y, n_tiles, n_blocks, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BRANCH: tl.constexpr):
+    """y[t] = the sum of x[t, i] exp(m[t, i] - the largest m[t, :]) over i > 0, m[t, i] the largest number of each row.
+
+    x[t, i] and y[t] are fp32 [BLOCK_M, BLOCK_D]. In the first tile m[t, 0] stands for the largest. BRANCH: later tiles look
+    for the largest in a branch; without it, by a selection.
+    """
+    o_tile = tl.arange(0, BLOCK_M)[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
+    is_careful = False  # carried by the outer loop
+    for i_tile in tl.range(0, n_tiles):
+        p_block = p_x + i_tile * n_blocks * BLOCK_M * BLOCK_D
+        b_largest = tl.max(tl.load(p_block + o_tile), 1)  # [BLOCK_M]
+        b_sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        for i_block in tl.range(1, n_blocks):
+            b_x = tl.load(p_block + i_block * BLOCK_M * BLOCK_D + o_tile)  # [BLOCK_M, BLOCK_D]
+            b_score = tl.max(b_x, 1)
+            if BRANCH:
+                if is_careful:
+                    b_higher = tl.where(b_score > b_largest, b_score, b_largest)
+                    b_sum, b_largest = b_sum * tl.exp(b_largest - b_higher)[:, None], b_higher
+            else:
+                b_higher = tl.where(is_careful & (b_score > b_largest), b_score, b_largest)
+                b_sum, b_largest = b_sum * tl.exp(b_largest - b_higher)[:, None], b_higher
+            b_sum += b_x * tl.exp(b_score - b_largest)[:, None]
+        is_careful = True
+        tl.store(p_y + i_tile * BLOCK_M * BLOCK_D + o_tile, b_sum)

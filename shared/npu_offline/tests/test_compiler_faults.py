@@ -3,7 +3,7 @@
 import npu_offline
 import pytest
 import torch
-from fault_kernels import dropped_rounding_kernel, shared_buffer_kernel
+from fault_kernels import dropped_rounding_kernel, lost_in_branch_kernel, shared_buffer_kernel, unordered_sum_kernel
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
@@ -36,3 +36,32 @@ def test_a_cast_that_is_cast_back_is_left_out_on_cann_8_5(toolchain, apart):
     rounded = (x * (1.0 / 3.0)).bfloat16().float() * 3.0
     is_right = torch.allclose(y, rounded, rtol=1e-5, atol=0)
     assert is_right == (apart or toolchain != "1.0.0"), GONE
+
+
+@pytest.mark.parametrize("multibuffer", [True, False])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_sums_of_an_inner_loop_have_no_barrier_between_them_where_the_outer_loop_has_two_buffers(toolchain, multibuffer):
+    n_blocks, n_rows, width = 3, 5, 1024
+    x = torch.randn(n_rows, n_blocks * width, generator=torch.Generator().manual_seed(0))
+    y = torch.empty(n_blocks * width)
+    with npu_offline.emulate("Ascend910B4", toolchain=toolchain, checks=True, keep_going=True) as emulation:
+        unordered_sum_kernel[(1,)](x, y, n_blocks, n_rows, x.shape[1], BLOCK=width, multibuffer=multibuffer)
+    assert torch.allclose(y, x.sum(0), atol=1e-5)  # in program order
+    found = [finding for finding in emulation.launches[0].notes if finding.kind == "hazard"]
+    unordered = [finding for finding in found if "RAW" in finding.text and finding.text.count("vadd") == 2]
+    assert bool(unordered) == (multibuffer and toolchain != "1.0.0"), GONE
+
+
+@pytest.mark.parametrize("branch", [True, False])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_what_a_branch_in_a_loop_yields_is_lost_on_cann_8_5(toolchain, branch):
+    n_tiles, n_blocks, shape = 3, 4, (2, 64)
+    x = torch.randn(n_tiles, n_blocks, *shape, generator=torch.Generator().manual_seed(0))
+    y = torch.empty(n_tiles, *shape)
+    scores = x.amax(3)  # [n_tiles, n_blocks, 2]
+    largest = torch.cat((scores[:1, 0], scores[1:].amax(1)))  # of each tile; in the first one nothing is careful
+    expected = (x[:, 1:] * (scores[:, 1:] - largest[:, None]).exp()[..., None]).sum(1)
+    for final in (False, True):
+        run(lost_in_branch_kernel, (x, y, n_tiles, n_blocks), toolchain, final, BLOCK_M=2, BLOCK_D=64, BRANCH=branch)
+        is_right = torch.allclose(y, expected, atol=1e-4)
+        assert is_right == (not final or not branch or toolchain != "1.0.0"), GONE
