@@ -17,6 +17,7 @@ SAMPLE = (
     "fp32 123",
     "fp32 16384",
     "bf16 4096, by frequency",
+    "fp32 768, equal indices",
 )
 
 
@@ -31,6 +32,9 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"{name} {width}, by frequency", _call(width, DTYPES[name], scale_grad_by_freq=True)
         yield f"bf16 {width}, sparse", _call(width, torch.bfloat16, sparse=True)
         yield f"bf16 {width}, shard", _call(width, torch.bfloat16, vocab_range=(1000, 1000 + ROWS))
+    # A run over many chunks, so that partial sums are added up.
+    yield "fp32 768, equal indices", _call(768, torch.float32, named=1)
+    yield "bf16 4096, equal indices", _call(4096, torch.bfloat16, named=1)
     yield "fp32 768, columns of a wider table", _call(768, torch.float32, pitch=1000)
 
 
@@ -48,11 +52,12 @@ def _call(
     pitch: int | None = None,
     n: int = N,
     rows: int = ROWS,
+    named: int | None = None,
     **options: object,
 ) -> Callable[[], None]:
     def call() -> None:
         weight = torch.zeros(rows, pitch or width, dtype=dtype)[:, :width].requires_grad_()
-        out = embedding((torch.arange(n) * 7919 % rows).to(index_dtype), weight, **options)  # type: ignore[arg-type]
+        out = embedding((torch.arange(n) * 7919 % (named or rows)).to(index_dtype), weight, **options)  # type: ignore[arg-type]
         out.backward(torch.zeros_like(out))
 
     return call

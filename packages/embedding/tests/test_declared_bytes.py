@@ -20,8 +20,7 @@ KERNELS = {
     "gather_rows_kernel": (tiling.ForwardLaunch, (2, 8)),
     "gather_rows_kernel, odd": (tiling.ForwardLaunch, (2, 8)),
     "sum_runs_kernel": (tiling.RunsLaunch, (1,)),
-    "add_partials_kernel": (tiling.PartialsLaunch, (1,)),
-    "store_zeros_kernel": (tiling.ZerosLaunch, (1, 8)),
+    "finish_rows_kernel": (tiling.FinishLaunch, (1, 8)),
 }
 LABELS = ("bf16 4096", "fp32 4096", "bf16 4096, by frequency", "fp32 4096, by frequency")
 CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in itertools.product(LABELS, KERNELS)]
@@ -52,7 +51,4 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, label, kernel):
 
     for rows in each:
         width = widest(functools.partial(declared, rows), soc, first=7 if odd else 0)
-        if kind is tiling.ZerosLaunch and rows > 1:
-            # The newest compiler for the Ascend950 takes two tiles, not one and a row; none is chosen that is as wide.
-            width = min(width, tiling._ZEROS_BYTES // (rows * itemsize))
         assert fits_everywhere(record, launch(rows, width).constants, soc), (width, rows)

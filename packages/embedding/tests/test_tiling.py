@@ -8,7 +8,8 @@ from npu_embedding import tiling
 from npu_tiling import SOCS, footprint
 
 WIDTHS = [*range(1, 200), 256, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 9000, 12288, 16384, 16411, 65536, 100003]
-CHOOSE = [tiling.forward_launch, tiling.runs_launch, tiling.partials_launch, tiling.zeros_launch]
+CHOOSE = [tiling.forward_launch, tiling.runs_launch, tiling.finish_launch]
+CHOOSE_ON_CUDA = [tiling.forward_launch, tiling.runs_launch, tiling.partials_launch, tiling.zeros_launch]
 CHIPS = {(soc.ub_bytes, soc.vector_cores): soc for soc in SOCS.values()}.values()
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=132, cube_cores=132, ub_bytes=232448, ub_align=16)
 
@@ -40,10 +41,12 @@ def test_rows_are_gathered_where_they_fill_units():
 
 def test_grids_are_persistent():
     chip = SOCS["Ascend910B4"]
-    forward, zeros = tiling.forward_launch(768, 4, chip), tiling.zeros_launch(768, 4, chip)
-    assert forward.grid(1) == 1
-    assert forward.grid(16384) == zeros.grid(131072) == chip.vector_cores
-    assert tiling.partials_launch(768, 4, chip).grid(40) == 39
+    forward, finish = tiling.forward_launch(768, 4, chip), tiling.finish_launch(768, 4, chip)
+    assert forward.grid(1) == finish.grid(1) == 1
+    assert forward.grid(16384) == finish.grid(131072) == chip.vector_cores
+    assert tiling.partials_launch(768, 4, GPU).grid(40) == 39 * 3
+    for launch in (tiling.KeysLaunch(chip), tiling.OffsetsLaunch(chip)):
+        assert launch.grid(1) == 1 and launch.grid(10**6) == chip.vector_cores
     wide = tiling.runs_launch(16384, 4, chip)
     assert wide.column_blocks * wide.chunks(10**6) <= chip.vector_cores
     assert tiling.runs_launch(768, 4, chip).chunks(10**6) == chip.vector_cores
@@ -53,7 +56,7 @@ def test_grids_are_persistent():
 def test_cuda_blocks_are_powers_of_two_and_masked_only_where_they_must_be():
     for width in WIDTHS:
         for itemsize in (2, 4):
-            for choose in CHOOSE:
+            for choose in CHOOSE_ON_CUDA:
                 launch = choose(width, itemsize, GPU)
                 for block in (launch.block_m, launch.block_n, launch.block_p, launch.warps):
                     assert block & (block - 1) == 0

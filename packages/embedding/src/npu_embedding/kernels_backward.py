@@ -8,7 +8,8 @@ lies between two offsets. What lies before the first offset or after the last na
 The sorted positions are cut in `n_chunks` pieces of equal length, one for each program, so that the work is even however
 long the runs are. A run inside one chunk is stored by `sum_runs_kernel`. One that crosses a border leaves partial sums: a
 head in a chunk that it enters from before, a tail in the chunk where it starts. `add_partials_kernel` adds those, in their
-order. `store_zeros_kernel` stores the rows without a run. Every row of dweight is stored once.
+order. `store_zeros_kernel` stores the rows without a run; `finish_rows_kernel` does both. Every row of dweight is stored
+once.
 
 Sums are fp32, rounded once. Columns come in blocks, as in kernels.py.
 """
@@ -135,8 +136,11 @@ def add_partials_kernel(
                 i_last = (i_stop - 1 - i_begin) // n_each
                 b_row = load_row(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N, o_col, N, MASK_COLUMNS)
                 if BLOCK_P == 1:
+                    # From zeros: where a sum starts from what was loaded, Ascend's compiler orders its additions too little.
+                    b_sum = tl.zeros([BLOCK_N], tl.float32)
                     for i_head in tl.range(i_border.to(tl.int64), i_last + 1):
-                        b_row += load_row(p_partials + i_head * N, o_col, N, MASK_COLUMNS)
+                        b_sum += load_row(p_partials + i_head * N, o_col, N, MASK_COLUMNS)
+                    b_row += b_sum
                 else:
                     b_sum = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
                     for i_head in tl.range(i_border.to(tl.int64), i_last + 1, BLOCK_P):
@@ -207,3 +211,32 @@ def store_zeros_kernel(
             for i in tl.range(i_row, i_row + n_left):
                 if (tl.load(p_rows + i) == tl.load(p_rows + i + 1)) | (i == i_padding):
                     store_row(p_dweight + i * N, b_zero, o_col, N, MASK_COLUMNS)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_chunks", "first", "i_padding"])
+def finish_rows_kernel(
+    p_partials,
+    p_sorted,
+    p_offsets,
+    p_dweight,
+    n_rows,
+    n_chunks,
+    first,
+    i_padding,
+    N: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASK_COLUMNS: tl.constexpr,
+    SCALE_BY_COUNT: tl.constexpr,
+):
+    """Ascend, where a launch costs the host more than it spares the device: zeros, then partial sums."""
+    # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
+    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
+    store_zeros_kernel(p_dweight, p_offsets, n_rows, i_padding, N, BLOCK_M, BLOCK_N, MASK_COLUMNS, False)
+    # fmt: off
+    add_partials_kernel(
+        p_partials, p_sorted, p_offsets, p_dweight, n_rows, n_chunks, first, i_padding,
+        N, BLOCK_P, BLOCK_N, MASK_COLUMNS, SCALE_BY_COUNT,
+    )
+    # fmt: on

@@ -11,10 +11,12 @@ import torch
 from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
 from torch import Tensor
 
-from . import tiling
+from . import reference, tiling
 
 KERNELS = Kernels(__package__, "npu-embedding")
 _INT32_END = 2**31
+FIRST_KEY = 0x00800000  # of the keys that Ascend sorts, see kernels_sort.py
+_MOST_KEYS = 2**31 - 2**24  # below infinity
 _BESIDE_BYTES = 2**26  # zeros for a table of this size take as long as a sort of its indices
 _NAN_BITS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
 
@@ -53,14 +55,12 @@ def backward(
         return dweight.zero_()
     last = first + n_rows
     padding = padding_idx - first if first <= padding_idx < last else -1
+    if device.kind != "cuda":
+        ordered, order = _sorted_keys(flat, n_rows, -1, first, device)
+        _sum_runs(dweight, dy, ordered, order, padding, scale_grad_by_freq, FIRST_KEY, device)
+        return dweight
     # 32 bits are half the passes of a radix sort.
     key_dtype = torch.int32 if last < _INT32_END else torch.int64
-    if device.kind != "cuda":
-        keys = flat.clamp(first - 1, last) if flat.dtype.itemsize > key_dtype.itemsize else flat
-        ordered, order = torch.sort(keys.to(key_dtype), stable=True)
-        offsets = _sum_runs(dweight, dy, ordered, order, padding, scale_grad_by_freq, first, device)
-        _store_zeros(dweight, offsets, padding, device)
-        return dweight
     keys = torch.empty_like(flat, dtype=key_dtype)
     marks = _mark_rows(flat, keys, n_rows, padding, first, device)
     # The gradient of a large table is mostly zeros, and a sort leaves the memory idle.
@@ -76,10 +76,52 @@ def sum_slots(dy: Tensor, ordered: Tensor, order: Tensor, scale_by_count: bool, 
     """[n, D]: row r is the sum of dy's rows at `order`, where `ordered` [n] is r; zeros where it never is."""
     out = torch.empty((ordered.numel(), dy.shape[-1]), dtype=dy.dtype, device=dy.device)
     if out.numel():
-        offsets = _sum_runs(out, dy, ordered, order, -1, scale_by_count, 0, device)
-        marks = _mark_rows(ordered, None, out.shape[0], -1, 0, device) if device.kind == "cuda" else offsets
-        _store_zeros(out, marks, -1, device)
+        _sum_runs(out, dy, ordered, order, -1, scale_by_count, 0, device)
+        if device.kind == "cuda":
+            _store_zeros(out, _mark_rows(ordered, None, out.shape[0], -1, 0, device), -1, device)
     return out
+
+
+def sparse_slots(indices: Tensor, n_rows: int, padding_idx: int, first: int, device: Device) -> tuple[Tensor, ...]:
+    """`reference.slots`, of indices [n], without an operator that Ascend's vector cores do not have."""
+    if device.kind == "cuda" or not indices.numel() or not n_rows:
+        return reference.slots(indices, n_rows, padding_idx, first)
+    padding = padding_idx - first if padding_idx >= first else -1
+    ordered, order = _sorted_keys(indices.contiguous(), n_rows, padding, first, device)
+    offsets = _offsets(ordered, n_rows, FIRST_KEY, device)
+    rows = ordered - FIRST_KEY
+    known = (rows >= 0) & (rows < n_rows)
+    rows = torch.where(known, rows, 0)
+    slot = torch.where(known, offsets.index_select(0, rows), ordered.numel())
+    return slot, order, rows.long()
+
+
+def _sorted_keys(indices: Tensor, n_rows: int, padding: int, first: int, device: Device) -> tuple[Tensor, Tensor]:
+    """Indices [n] as keys, see kernels_sort.py, in ascending order, int32, and where each stood."""
+    if n_rows >= _MOST_KEYS:
+        raise ValueError(f"the table has {n_rows} rows and must have less than {_MOST_KEYS} on {device.name}.")
+    n = indices.numel()
+    keys = torch.empty((n,), dtype=torch.int32, device=indices.device)
+    recipe = _keys_recipe(device)
+    scalars = (n, n_rows, first, padding)
+    KERNELS.launch("kernels_sort", "sort_keys_kernel", recipe, recipe.launch.grid(n), (indices, keys), scalars)
+    ordered, order = torch.sort(keys.view(torch.float32), stable=True)
+    return ordered.view(torch.int32), order
+
+
+def _offsets(ordered: Tensor, n_rows: int, first: int, device: Device) -> Tensor:
+    """Offsets [n_rows + 1] of the runs: how many of `ordered` are less than first + r."""
+    n = ordered.numel()
+    dtype = torch.int32 if n < _INT32_END else torch.int64
+    if device.kind == "cuda":
+        bounds = torch.arange(first, first + n_rows + 1, dtype=ordered.dtype, device=ordered.device)
+        return torch.searchsorted(ordered, bounds, out_int32=dtype == torch.int32)
+    offsets = torch.empty((n_rows + 1,), dtype=dtype, device=ordered.device)
+    recipe = _offsets_recipe(device)
+    scalars = (n, n_rows, first, n.bit_length())
+    grid = recipe.launch.grid(n_rows + 1)
+    KERNELS.launch("kernels_sort", "find_runs_kernel", recipe, grid, (ordered, offsets), scalars)
+    return offsets
 
 
 def _sum_runs(
@@ -91,12 +133,11 @@ def _sum_runs(
     scale_by_count: bool,
     first: int,
     device: Device,
-) -> Tensor:
-    """Writes the rows that have a run: r, but for `padding`, where `ordered` is first + r. Returns the runs' offsets."""
+) -> None:
+    """Writes the rows that have a run: r, but for `padding`, where `ordered` is first + r. On Ascend zeros in the others."""
     (n_rows, width), n = dweight.shape, ordered.numel()
     rows = _rows_side_by_side(dy.reshape(-1, width))
-    bounds = torch.arange(first, first + n_rows + 1, dtype=ordered.dtype, device=dy.device)
-    offsets = torch.searchsorted(ordered, bounds, out_int32=n < _INT32_END)
+    offsets = _offsets(ordered, n_rows, first, device)
     itemsize = dy.dtype.itemsize
     modes = (("SCALE_BY_COUNT", scale_by_count),)
     numbers = (first, padding)
@@ -114,19 +155,21 @@ def _sum_runs(
     partials = launch_with_fallback("embedding backward, sums", recipe, run, _smaller)
     chunks = partials.shape[1]
 
-    def run_partials(recipe: Recipe) -> None:
-        tensors = (partials, ordered, offsets, dweight)
-        grid = recipe.launch.grid(chunks)
-        KERNELS.launch("kernels_backward", "add_partials_kernel", recipe, grid, tensors, (n_rows, chunks, *numbers))
+    on_cuda = device.kind == "cuda"
+    kernel = "add_partials_kernel" if on_cuda else "finish_rows_kernel"
 
-    if chunks > 1:
-        recipe = _recipe(tiling.partials_launch, width, itemsize, device, modes)
-        launch_with_fallback("embedding backward, partial sums", recipe, run_partials, _smaller)
-    return offsets
+    def finish(recipe: Recipe) -> None:
+        tensors = (partials, ordered, offsets, dweight)
+        grid = recipe.launch.grid(chunks) if on_cuda else recipe.launch.grid(n_rows)
+        KERNELS.launch("kernels_backward", kernel, recipe, grid, tensors, (n_rows, chunks, *numbers))
+
+    if chunks > 1 or not on_cuda:
+        recipe = _recipe(tiling.partials_launch if on_cuda else tiling.finish_launch, width, itemsize, device, modes)
+        launch_with_fallback("embedding backward, partial sums", recipe, finish, _smaller)
 
 
 def _store_zeros(dweight: Tensor, rows: Tensor, padding: int, device: Device) -> None:
-    """Writes the rows of dweight that have no run, by their marks or offsets."""
+    """Writes the rows of dweight that have no run, by their marks (CUDA)."""
     n_rows, width = dweight.shape
 
     def run(recipe: Recipe) -> None:
@@ -184,6 +227,16 @@ def _recipe(
     modes: tuple[tuple[str, int], ...],
 ) -> Recipe:
     return Recipe.of(choose(width, itemsize, device), dict(modes))
+
+
+@functools.lru_cache(maxsize=256)
+def _keys_recipe(device: Device) -> Recipe:
+    return Recipe.of(tiling.KeysLaunch(device), {})
+
+
+@functools.lru_cache(maxsize=256)
+def _offsets_recipe(device: Device) -> Recipe:
+    return Recipe.of(tiling.OffsetsLaunch(device), {})
 
 
 @functools.lru_cache(maxsize=256)

@@ -40,11 +40,12 @@ def _embedding_sparse_backward(
 ) -> tuple[Tensor, Tensor]:
     device = device_for(dy.device)
     flat = indices.reshape(-1)
-    slot, order, rows = reference.slots(flat, n_rows, padding_idx, first)
     n = flat.numel()
     if device is None:
+        slot, order, rows = reference.slots(flat, n_rows, padding_idx, first)
         slot_of = torch.empty_like(slot).scatter_(0, order, slot)
         return reference.backward(dy, slot_of, n, -1, scale_grad_by_freq, 0), rows
+    slot, order, rows = launch.sparse_slots(flat, n_rows, padding_idx, first, device)
     return launch.sum_slots(dy, slot, order, scale_grad_by_freq, device), rows
 
 

@@ -31,16 +31,14 @@ def runs_tiles(block_n: str | int, itemsize: int) -> list[Tile]:
     return [*tiles, Tile("length of a run", (1,), FP32)]
 
 
-def partials_tiles(block_n: str | int, itemsize: int) -> list[Tile]:
-    """Tiles of the launch that adds partial sums."""
-    tiles = [Tile("partial sum", (block_n,), FP32, 2)]
-    if itemsize < FP32:
-        tiles += [Tile("sum so far", (block_n,), FP32), Tile("row of dweight", (block_n,), itemsize, 2)]
-    else:
-        tiles.append(Tile("row of dweight", (block_n,), FP32, 2))
+def finish_tiles(block_n: str | int, block_m: str | int, itemsize: int) -> list[Tile]:
+    """Tiles of the launch that stores zeros and adds partial sums."""
+    tiles = [
+        Tile("row of zeros", (block_n,), itemsize),
+        Tile("tile of zeros", (block_m, block_n), itemsize),
+        Tile("partial sum", (block_n,), FP32, 2),
+        Tile("zeros", (block_n,), FP32),
+        Tile("sum so far", (block_n,), FP32),
+        Tile("row of dweight", (block_n,), itemsize, 2),
+    ]
     return [*tiles, Tile("length of a run", (1,), FP32)]
-
-
-def zeros_tiles(block_n: str | int, block_m: str | int, itemsize: int) -> list[Tile]:
-    """Tiles of the launch that stores zeros."""
-    return [Tile("row of zeros", (block_n,), itemsize), Tile("tile of zeros", (block_m, block_n), itemsize)]

@@ -8,7 +8,7 @@ from math import ceil
 
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
 
-from .tiles import forward_tiles, partials_tiles, runs_tiles, zeros_tiles
+from .tiles import finish_tiles, forward_tiles, runs_tiles
 
 # A store of 32 KB is past the point where its length matters (16 KB reach 94 % of the bandwidth).
 _TILE_BYTES = 32768
@@ -117,7 +117,7 @@ class RunsLaunch(Launch):
 
 @dataclass(frozen=True)
 class PartialsLaunch(Launch):
-    """The launch that adds partial sums."""
+    """The launch that adds partial sums (CUDA)."""
 
     @property
     def constants(self) -> dict[str, int | bool]:
@@ -128,30 +128,80 @@ class PartialsLaunch(Launch):
         """Programs for the borders of `chunks` chunks."""
         return persistent_grid(max(1, chunks - 1) * self.column_blocks, self.device, per_core=_per_core(self.device))
 
-    @property
-    def tiles(self) -> list[Tile]:
-        """What is on chip at once, for the compiler's plan."""
-        return partials_tiles(self.block_n, self.itemsize)
-
 
 @dataclass(frozen=True)
 class ZerosLaunch(Launch):
-    """The launch that stores zeros."""
+    """The launch that stores zeros (CUDA)."""
 
     @property
     def constants(self) -> dict[str, int | bool]:
         columns = {"BLOCK_N": self.block_n, "MASK_COLUMNS": self.masks_columns}
-        return {"N": self.width, "BLOCK_M": self.block_m, **columns, "MARKED": self.device.kind == "cuda"}
+        return {"N": self.width, "BLOCK_M": self.block_m, **columns, "MARKED": True}
 
     def grid(self, rows: int) -> int:
         """Programs for a table of `rows` rows."""
         tiles = ceil(rows / self.block_m) * self.column_blocks
         return persistent_grid(tiles, self.device, per_core=_per_core(self.device))
 
+
+@dataclass(frozen=True)
+class FinishLaunch(Launch):
+    """The launch that stores zeros and adds partial sums (Ascend)."""
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        columns = {"BLOCK_N": self.block_n, "MASK_COLUMNS": self.masks_columns}
+        return {"N": self.width, "BLOCK_P": self.block_p, "BLOCK_M": self.block_m, **columns}
+
+    def grid(self, rows: int) -> int:
+        """Programs for a table of `rows` rows, which are more than a program for each partial sum."""
+        return persistent_grid(ceil(rows / self.block_m) * self.column_blocks, self.device)
+
     @property
     def tiles(self) -> list[Tile]:
         """What is on chip at once, for the compiler's plan."""
-        return zeros_tiles(self.block_n, self.block_m, self.itemsize)
+        return finish_tiles(self.block_n, self.block_m, self.itemsize)
+
+
+@dataclass(frozen=True)
+class KeysLaunch:
+    """The launch that makes keys of indices (Ascend)."""
+
+    device: Device = field(repr=False)
+    block_m: int = 256
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        return {"BLOCK_M": self.block_m}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {}
+
+    def grid(self, n: int) -> int:
+        """Programs for n indices."""
+        return persistent_grid(ceil(n / self.block_m), self.device)
+
+
+@dataclass(frozen=True)
+class OffsetsLaunch:
+    """The launch that finds where the indices of each row begin (Ascend)."""
+
+    device: Device = field(repr=False)
+    block_r: int = 256  # so that a search for each tile is little of the work
+    block_i: int = 32
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        return {"BLOCK_R": self.block_r, "BLOCK_I": self.block_i}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {}
+
+    def grid(self, bounds: int) -> int:
+        """Programs for that many offsets."""
+        return persistent_grid(ceil(bounds / self.block_r), self.device)
 
 
 @dataclass(frozen=True)
@@ -199,26 +249,26 @@ def runs_launch(width: int, itemsize: int, device: Device) -> RunsLaunch:
 
 
 def partials_launch(width: int, itemsize: int, device: Device) -> PartialsLaunch:
-    """Blocks of the backward's partial sums. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    if device.kind == "cuda":
-        # Many partial sums of a few columns, so that a run of thousands of them is added by several programs.
-        block_n = _cuda_columns(width, 1024)
-        return PartialsLaunch(device, width, itemsize, block_n, block_p=max(1, min(16, 8192 // block_n)), warps=8)
-    blocks = fit(partials_tiles("BLOCK_N", itemsize), (_columns(width, itemsize, device),), device)
-    return PartialsLaunch(device, width, itemsize, _even(width, blocks["BLOCK_N"], itemsize, device))
+    """Blocks of the backward's partial sums on CUDA."""
+    # Many partial sums of a few columns, so that a run of thousands of them is added by several programs.
+    block_n = _cuda_columns(width, 1024)
+    return PartialsLaunch(device, width, itemsize, block_n, block_p=max(1, min(16, 8192 // block_n)), warps=8)
 
 
 def zeros_launch(width: int, itemsize: int, device: Device) -> ZerosLaunch:
-    """Blocks of the backward's zeros. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    if device.kind == "cuda":
-        # Small tiles, which soon leave room for the sort and the sums beside them; of whole rows:
-        # blocks as narrow as the largest power of two in 896 took 3.7 times as long. Warps: what was faster, masked or not.
-        block_n = min(_power_of_two(width), _ZEROS_COLUMNS)
-        warps = 4 if width % block_n else 8
-        return ZerosLaunch(device, width, itemsize, block_n, max(2, min(8, 2048 // block_n)), warps=warps)
+    """Blocks of the backward's zeros on CUDA."""
+    # Small tiles, which soon leave room for the sort and the sums beside them; of whole rows:
+    # blocks as narrow as the largest power of two in 896 took 3.7 times as long. Warps: what was faster, masked or not.
+    block_n = min(_power_of_two(width), _ZEROS_COLUMNS)
+    warps = 4 if width % block_n else 8
+    return ZerosLaunch(device, width, itemsize, block_n, max(2, min(8, 2048 // block_n)), warps=warps)
+
+
+def finish_launch(width: int, itemsize: int, device: Device) -> FinishLaunch:
+    """Blocks of the backward's zeros, partial sums (Ascend). Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     rows = Block("BLOCK_M", max(1, min(_MAX_ROWS, _ZEROS_BYTES // (width * itemsize))))
-    blocks = fit(zeros_tiles("BLOCK_N", "BLOCK_M", itemsize), (rows, _columns(width, itemsize, device)), device)
-    return ZerosLaunch(device, width, itemsize, _even(width, blocks["BLOCK_N"], itemsize, device), blocks["BLOCK_M"])
+    blocks = fit(finish_tiles("BLOCK_N", "BLOCK_M", itemsize), (rows, _columns(width, itemsize, device)), device)
+    return FinishLaunch(device, width, itemsize, _even(width, blocks["BLOCK_N"], itemsize, device), blocks["BLOCK_M"])
 
 
 def smaller(launch: Launch) -> Launch | None:
