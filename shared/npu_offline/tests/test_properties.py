@@ -13,7 +13,7 @@ def test_a_search_finds_what_does_not_hold_and_names_the_smallest():
 
     told = []
     with pytest.raises(AssertionError) as caught:
-        Search("cpu", "long", 1, 5.0, told.append)(st.integers(0, 10**6), holds)
+        Search("cpu", "long", 1, 3600.0, told.append)(st.integers(0, 10**6), holds)
     assert any("number" in note or "1000" in note or "1_000" in note for note in caught.value.__notes__)
     assert told[0] > 0
 
@@ -32,6 +32,12 @@ def test_a_long_search_ends_when_its_time_is_up():
     told = []
     Search("emulated", "long", 1, 0.5, told.append)(st.integers(), lambda number: None)
     assert 0 < told[0] < properties.PROFILES["long"].examples["emulated"]
+
+
+def test_one_example_is_tried_on_a_machine_that_has_no_time():
+    told = []
+    Search("emulated", "long", 1, -1.0, told.append)(st.integers(), lambda number: None)
+    assert told == [1]
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (0, 4), (4, 6), (2, 3, 5), (2, 0, 3), (1, 1)])

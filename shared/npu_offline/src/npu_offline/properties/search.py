@@ -17,7 +17,7 @@ class Profile:
 
     Attributes:
         examples: of each property, by place: where kernels are compiled, one takes seconds.
-        seconds: after which no further example is begun; None: all are tried, the same in every run.
+        seconds: after which no example but the first is begun; None: all are tried, the same in every run.
     """
 
     examples: dict[str, int]
@@ -81,7 +81,7 @@ class Search:
         @given(strategy)
         def tries(example: Any) -> None:
             nonlocal failed, tried
-            if end is not None and not failed and time.monotonic() > end:
+            if end is not None and tried and not failed and time.monotonic() > end:
                 raise _TimeIsUp
             tried += 1
             try:
