@@ -7,7 +7,7 @@ Test files that import it themselves are not collected, and the summary names th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +37,24 @@ def npu_poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def npu_opcheck() -> Callable[..., object]:
+    """`torch.library.opcheck`."""
+    return torch.library.opcheck
+
+
+@pytest.fixture
+def npu_capture() -> None:
+    """Nothing: the test is skipped."""
+    pytest.skip("a CPU has no graphs to capture")
+
+
+@pytest.fixture
+def npu_no_waits() -> None:
+    """Nothing: the test is skipped."""
+    pytest.skip("on a CPU there is no device to wait for")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
