@@ -78,6 +78,8 @@ def test_functional_gradient(device):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_second_derivative_is_refused(device, sparse):
+    if sparse and device.name == "npu":
+        pytest.skip("PyTorch has no gradient of a sparse sum there")
     weight = torch.randn(10, 64, device=device.torch, requires_grad=True)
     out = embedding(torch.tensor([1, 2], device=device.torch), weight, sparse=sparse)
     (gradient,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)

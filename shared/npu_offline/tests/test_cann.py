@@ -204,7 +204,10 @@ def test_a_view_is_the_memory_that_it_is_of():
     x = ones()
     x.unsqueeze(0).add_(1)
     x.view(8, 8)[2:].squeeze().mul_(3)
-    assert x.cpu().tolist() == [2.0] * 16 + [6.0] * 48
+    y = x.detach()
+    y.as_strided_((), (), 1).fill_(5)
+    assert y.cpu().item() == 5
+    assert x.cpu().tolist() == [2.0, 5.0] + [2.0] * 14 + [6.0] * 48
 
 
 @pytest.mark.parametrize("operator", ["mm", "addmm", "index_select", "sort", "cumsum", "where", "index_put", "sum"])

@@ -31,9 +31,9 @@ def install() -> None:
     names = []
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1"):
         bare = name.removeprefix("aten::")
-        if bare == name or bare in _KEPT or bare.rpartition(".")[2] in _WIDER or _is_view(torch, name):
+        if bare == name or bare in _KEPT or bare.rpartition(".")[2] in _WIDER:
             continue
-        if torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
+        if torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU") and not _is_view(torch, bare):
             names.append(bare)
     with _Quiet():
         torch.ops.npu_offline_cann.install(names)
@@ -41,11 +41,11 @@ def install() -> None:
 
 
 def _is_view(torch: Any, name: str) -> bool:
-    """Whether the result of an operator is memory of its argument: a CPU kernel's result would be a copy."""
-    bare, _, overload = name.partition(".")
-    schemas = [schema for schema in torch._C._jit_get_schemas_for_operator(bare) if schema.overload_name == overload]
-    aliases = [result.alias_info for schema in schemas for result in schema.returns]
-    return any(alias is not None and not alias.is_write for alias in aliases)
+    """Whether the result of an operator is memory of its argument, seen otherwise: a CPU kernel's would be a copy."""
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    aliases = [result.alias_info for result in operator._schema.returns]
+    return torch.Tag.inplace_view in operator.tags or any(alias is not None and not alias.is_write for alias in aliases)
 
 
 class _Quiet:
