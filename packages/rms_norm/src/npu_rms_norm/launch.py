@@ -169,9 +169,10 @@ def choose_plan(
     itemsizes = tuple(dtype.itemsize for dtype in read if dtype is not None)
     outer_stride, inner_stride = (max(own) for own in zip(*pairs, strict=True))
     narrow = any(dtype is not None and dtype.itemsize < tiling.FP32 for dtype in (*read, result))
-    problem = tiling.Problem(rows.n_outer, rows.n_inner, shape[-1], inner_stride, outer_stride, itemsizes, narrow)
     rounds = y_dtype.itemsize < tiling.FP32 and casting_mode != "gemma"
-    modes = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": rounds and casting_mode == "none"}
+    factors = rounds and casting_mode == "none"
+    problem = tiling.Problem(rows.n_outer, rows.n_inner, shape[-1], inner_stride, outer_stride, itemsizes, narrow, factors)
+    modes = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors}
     strided = tuple(stride for pair in pairs for stride in pair)
     return Plan(Recipe.of(choose(problem, device), modes), (rows.n_outer, rows.n_inner), strided)
 

@@ -20,6 +20,7 @@ class Problem:
             in any tensor.
         itemsizes: bytes of an element, for each tensor of rows that is read.
         narrow_output: the result is narrower than fp32, so that its fp32 tile is cast before it is stored.
+        rounded_factors: rstd and the scale are rounded to a narrower dtype before they are used.
     """
 
     n_outer: int
@@ -29,6 +30,7 @@ class Problem:
     outer_stride: int
     itemsizes: tuple[int, ...]
     narrow_output: bool
+    rounded_factors: bool = False
 
 
 def row_tiles(
@@ -52,6 +54,8 @@ def row_tiles(
         tiles.append(Tile("sum of dw", tile, FP32))
         if several_rows:
             tiles.append(Tile("sum of dw over the rows", tile, FP32 // 2))
+        elif problem.rounded_factors and double_buffered and device.arch != "dav-c310":
+            tiles.append(Tile("rounded product", tile, FP32 // 2))
     return tiles
 
 
