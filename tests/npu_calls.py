@@ -1,0 +1,56 @@
+"""A call of each operator with gradients on an Ascend device; what it launches lies between the lines that this writes."""
+
+import sys
+from collections.abc import Callable
+
+import npu_attn_res
+import npu_embedding
+import npu_fused_linear_cross_entropy
+import npu_rms_norm
+import torch
+from torch import Tensor
+
+
+def _noise(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, device="npu", dtype=dtype).requires_grad_()
+
+
+def _calls() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
+    indices, target = (torch.randint(300, (64,), device="npu") for _ in range(2))
+    return {
+        "npu-rms-norm": (npu_rms_norm.rms_norm, (_noise(8, 256), _noise(256))),
+        "npu-embedding": (lambda table: npu_embedding.embedding(indices, table), (_noise(300, 64, dtype=torch.float32),)),
+        "npu-embedding, sparse": (
+            lambda table: npu_embedding.embedding(indices, table, sparse=True),
+            (_noise(300, 64, dtype=torch.float32),),
+        ),
+        "npu-attn-res": (npu_attn_res.attn_res, (_noise(4, 8, 256), _noise(256), _noise(256))),
+        "npu-attn-res, a list": (
+            lambda query, weight, *blocks: npu_attn_res.attn_res(list(blocks), query, weight),
+            (_noise(256), _noise(256), *(_noise(8, 256) for _ in range(6))),
+        ),
+        "npu-fused-linear-cross-entropy": (
+            lambda x, w: npu_fused_linear_cross_entropy.fused_linear_cross_entropy(x, w, target),
+            (_noise(64, 64), _noise(300, 64)),
+        ),
+    }
+
+
+def main() -> None:
+    """The second call of each, between `begin NAME` and `end`."""
+    for name, (call, inputs) in _calls().items():
+        for line in (None, f"begin {name}"):
+            result = call(*inputs)
+            gradient = torch.ones_like(result)
+            torch.npu.synchronize()
+            if line is None:
+                torch.autograd.grad(result, inputs, gradient)
+                continue
+            print(line, file=sys.stderr, flush=True)
+            torch.autograd.grad(call(*inputs), inputs, gradient)
+            torch.npu.synchronize()
+            print("end", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

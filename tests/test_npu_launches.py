@@ -1,0 +1,82 @@
+"""What a call launches on Ascend, our kernels and PyTorch's operators, counted by the stand-in of CANN under torch_npu: at
+most so many, and those that the package's README names. `hatch run npu:test tests/test_npu_launches.py`
+"""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+VIEWS = {"unsqueeze"}  # the stand-in counts them; nothing of them runs on a device
+# A package, the words of its README for the call, and the most launches; None where the fewest are not reached yet.
+CALLS = {
+    "npu-rms-norm": ("rms_norm", "A call with gradients", 3),
+    "npu-embedding": ("embedding", "A call with gradients", 6),
+    "npu-embedding, sparse": ("embedding", "A call with a sparse gradient", None),
+    "npu-attn-res": ("attn_res", "A call with gradients", 4),
+    "npu-attn-res, a list": ("attn_res", "A call on a list with gradients", 6),
+    "npu-fused-linear-cross-entropy": ("fused_linear_cross_entropy", "A call with gradients", None),
+}
+
+
+def launched(text):
+    """For each call of npu_calls.py the names of what the stand-in says was launched."""
+    found: dict[str, list[str]] = {}
+    name = None
+    for line in text.splitlines():
+        if begins := re.fullmatch(r"begin (.*)", line):
+            name = begins[1]
+            found[name] = []
+        elif line == "end":
+            name = None
+        elif name is not None and (said := re.fullmatch(r".*: (?:launch|operator) ([\w.:]+)(?:, \d+ programs)?", line)):
+            if (one := said[1].removeprefix("aten::")) not in VIEWS:
+                found[name].append(one)
+    return found
+
+
+def test_launches_are_counted_between_the_lines_of_a_call():
+    said = [
+        "cann stand-in: launch before, 4 programs",
+        "begin one",
+        "cann stand-in: launch a_kernel, 4 programs",
+        "cann stand-in: stream 1 does a kernel",
+        "cann stand-in: operator aten::sort.stable",
+        "cann stand-in: operator aten::sort.stable waits",
+        "cann stand-in: operator aten::unsqueeze",
+        "cann stand-in: operator Mm",
+        "end",
+        "cann stand-in: operator Mm",
+        "begin two",
+        "end",
+    ]
+    assert launched("\n".join(said)) == {"one": ["a_kernel", "sort.stable", "Mm"], "two": []}
+
+
+@functools.cache
+def counted():
+    variables = {"NPU_OFFLINE_CANN_TRACE": "1", "NPU_OFFLINE_CANN_SKIP": "1", "NPU_OFFLINE_CANN_STREAMS": "eager"}
+    variables["TASK_QUEUE_ENABLE"] = "0"  # one thread that writes lines
+    command = [sys.executable, str(ROOT / "tests" / "npu_calls.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env={**os.environ, **variables})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return launched(done.stderr)
+
+
+@pytest.mark.skipif(
+    "NPU_OFFLINE_CANN_RUNTIME" not in os.environ, reason="not under `python -m npu_offline.cann`, which needs torch_npu"
+)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_launches_no_more_than_it_may_and_what_its_readme_names(name):
+    package, words, most = CALLS[name]
+    names = counted()[name]
+    assert most is None or len(names) <= most, names
+    readme = " ".join((ROOT / "packages" / package / "README.md").read_text().split())
+    said = re.search(rf"{words} is (\d+) launches on Ascend: ((?:`[\w.]+`(?:, | and )?)+)", readme)
+    assert said, f"{words} is {len(names)} launches on Ascend: {', '.join(f'`{one}`' for one in sorted(set(names)))}"
+    assert (int(said[1]), sorted(re.findall(r"`([\w.]+)`", said[2]))) == (len(names), sorted(set(names)))
