@@ -154,6 +154,25 @@ def test_frozen_blocks_cost_no_gradient():
     assert written == 2 * 100 * 512 * 2
 
 
+@pytest.mark.parametrize("n_blocks", [17, 64])
+def test_a_long_list_takes_as_many_launches_as_a_short_one(n_blocks):
+    generator = torch.Generator().manual_seed(n_blocks)
+    block_list = [torch.randn(5, 64, generator=generator).requires_grad_() for _ in range(n_blocks)]
+    weights = [torch.randn(64, generator=generator).requires_grad_() for _ in range(2)]
+
+    def results():
+        h = attn_res(block_list, *weights)
+        dh = torch.arange(h.numel()).view(h.shape) / h.numel()
+        return [h.detach(), *torch.autograd.grad(h, [*weights, *block_list], dh)]
+
+    expected = results()
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        found = results()
+    assert len(emulation.launches) == 6
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("n_layers", "width", "reads"), [(5, 1024, 1), (8, 4096, 2)])
 def test_blocks_are_read_once_for_all_layers_that_fit(n_layers, width, reads):
     case = depth.make(4, 100, width, torch.bfloat16)

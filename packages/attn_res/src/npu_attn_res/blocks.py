@@ -16,7 +16,7 @@ from . import tiling
 
 KERNELS = Kernels(__package__, "npu-attn-res")
 _NO_GRADIENT = -(2**63)  # as in kernels_backward.py
-_ENTRIES = 16  # of a table that one launch of attn_res_table_kernel fills
+_ENTRIES, _MORE_ENTRIES = 16, 64  # of a table that one launch fills, of the kernel for short lists and of that for long ones
 _ALIGNMENT = 16  # elements, as in kernels.py
 
 
@@ -97,12 +97,15 @@ def table_of(tensors: Sequence[Tensor | None], device: Device) -> tuple[Any, Ten
     start, itemsize = first.data_ptr(), first.dtype.itemsize
     offsets = [_NO_GRADIENT if tensor is None else (tensor.data_ptr() - start) // itemsize for tensor in tensors]
     aligned = device.kind == "cuda" and all(offset % _ALIGNMENT == 0 for offset in offsets)
-    table = allocate(first, (-(-len(offsets) // _ENTRIES) * _ENTRIES,), torch.int64)
+    short = len(offsets) <= _ENTRIES
+    each = _ENTRIES if short else _MORE_ENTRIES
+    kernel = ("kernels", "attn_res_table_kernel") if short else ("kernels_table", "attn_res_long_table_kernel")
+    table = allocate(first, (-(-len(offsets) // each) * each,), torch.int64)
     recipe = _table_recipe(device)
-    for i in range(0, len(offsets), _ENTRIES):
-        entries = offsets[i : i + _ENTRIES]
-        entries += [0] * (_ENTRIES - len(entries))
-        KERNELS.launch("kernels", "attn_res_table_kernel", recipe, 1, (table,), (i, *entries))
+    for i in range(0, len(offsets), each):
+        entries = offsets[i : i + each]
+        entries += [0] * (each - len(entries))
+        KERNELS.launch(*kernel, recipe, 1, (table,), (i, *entries))
     return first if first.device.type != "cpu" else _Span(present), table, aligned
 
 
