@@ -100,9 +100,13 @@ def test_what_is_published_was_tested_with_the_torch_that_is_named():
     assert jobs["announce"]["needs"] == ["build", "publish"]
 
 
-def test_dependabot_follows_its_schema():
+@pytest.mark.parametrize(
+    ("schema", "file"),
+    [("vendor.dependabot", "dependabot.yml"), ("vendor.github-issue-forms", "ISSUE_TEMPLATE/bug.yml")],
+)
+def test_what_github_reads_follows_its_schema(schema, file):
     checker = Path(sys.executable).with_name("check-jsonschema")
-    command = [checker, "--builtin-schema", "vendor.dependabot", ROOT / ".github" / "dependabot.yml"]
+    command = [checker, "--builtin-schema", schema, ROOT / ".github" / file]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
