@@ -22,7 +22,7 @@ from triton.backends.driver import DriverBase
 from .errors import OfflineError, UnsupportedError
 from .frontend import changed_options, options_from, to_linalg
 from .lowering import ENTRY, lower
-from .native import Binary, load, native_key, shared_object
+from .native import Binary, kept_object, load, native_key, shared_object
 from .toolchains import installed
 
 if TYPE_CHECKING:
@@ -67,10 +67,15 @@ def _linalg_object(linalg: str) -> bytes:
 
     Final modules are compared with it: it takes sums of fp16 in fp32, as they do.
     """
-    try:
-        return shared_object(lower(linalg, installed()[-1], wide_sums=True))
-    except UnsupportedError:
-        return b""
+    newest = installed()[-1]
+
+    def build() -> bytes:
+        try:
+            return shared_object(lower(linalg, newest, wide_sums=True))
+        except UnsupportedError:
+            return b""
+
+    return kept_object(f"wide sums {newest}\n{linalg}", build)
 
 
 class EmulatedBackend(_HostBackend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -120,9 +121,10 @@ def compile_linalg(name: str, ttir: str, linalg: str, options: Mapping[str, Any]
     flags = _flags(options)
 
     def build() -> str:
-        return _run(program, name, {"ttir": ttir, "linalg": linalg}, flags, soc, toolchain).to_json()
+        return _run(program, name, {"linalg": linalg}, flags, soc, toolchain).to_json()
 
-    return Report.from_json(_cached("reports", repr((name, ttir, linalg, flags, soc, toolchain)), build))
+    report = Report.from_json(_cached("reports", repr((name, linalg, flags, soc, toolchain)), build))
+    return dataclasses.replace(report, stages={"ttir": ttir, **report.stages})
 
 
 def _cached(folder: str, key: str, build: Callable[[], str]) -> str:

@@ -11,6 +11,7 @@ import platform
 import shlex
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,6 +166,12 @@ def shared_object_of_c(source: str) -> bytes:
             "-lm",
         )
         return (folder / "kernel.so").read_bytes()
+
+
+def kept_object(what: str, build: Callable[[], bytes]) -> bytes:
+    """A shared object that was built before from the same text, by the same code; `build` makes it where there is none."""
+    key = hashlib.sha256(f"{native_key()}\n{what}".encode()).hexdigest()
+    return checked(private_folder("objects") / f"{key}.so", build)
 
 
 def runtime_path() -> Path:

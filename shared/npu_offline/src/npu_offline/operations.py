@@ -1,4 +1,4 @@
-"""What an operation of a final module does: the one table that time and execution read.
+"""What an operation of a final module does: the one table that time, lint and execution read.
 
 Toolchain 1.0.0 leaves operations of its dialect ("hivm.hir.vadd"); later ones call functions of the compiler's library
 ("vadd_1d_float"). Both become an `Operation`.

@@ -35,9 +35,9 @@ def read_plan(module: ModuleOp) -> Plan:
             space, end = _buffer_end(op)
             used[space] = max(used[space], end)
         doubled += [
-            len(_addresses(value)) > 1
-            for value in _local_sides(op)
-            if _in_innermost_loop(op) and not _is_constant_in_loop(op, value)
+            len(addresses_of(value)) > 1
+            for value in local_sides(op)
+            if in_innermost_loop(op) and not _is_constant_in_loop(op, value)
         ]
     return Plan(used, all(doubled) if doubled else None)
 
@@ -49,7 +49,7 @@ def read_spec(module: ModuleOp) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r'dl_entry<"(\w+)", (-?\d+) : i32>', text)}
 
 
-def _space_of(kind: Attribute) -> str | None:
+def space_of(kind: Attribute) -> str | None:
     """ "gm", one of ours, or None."""
     if not isinstance(kind, MemRefType):
         return None
@@ -60,7 +60,7 @@ def _space_of(kind: Attribute) -> str | None:
 
 def _buffer_end(op: Operation) -> tuple[str, int]:
     kind = op.results[0].type
-    space = _space_of(kind)
+    space = space_of(kind)
     assert isinstance(kind, MemRefType)
     assert space is not None
     if any(size < 0 for size in kind.get_shape()):
@@ -79,17 +79,17 @@ def _constant(value: SSAValue) -> int:
     return constant.value.data
 
 
-def _local_sides(op: Operation) -> Iterator[SSAValue]:
+def local_sides(op: Operation) -> Iterator[SSAValue]:
     """The on-chip operands of a DMA: a library call or operation with one side in global memory.
 
     The accumulator L0C is left out: a matmul's result leaves it once, not once per iteration.
     """
-    spaces = [_space_of(operand.type) for operand in op.operands]
+    spaces = [space_of(operand.type) for operand in op.operands]
     if "gm" in spaces and not op.results:
         yield from (value for value, space in zip(op.operands, spaces, strict=True) if space in ("ub", "l1"))
 
 
-def _addresses(value: SSAValue) -> set[int]:
+def addresses_of(value: SSAValue) -> set[int]:
     """Every address a buffer may have, followed back through views and selections."""
     op = value.owner
     if not isinstance(op, Operation):
@@ -97,14 +97,14 @@ def _addresses(value: SSAValue) -> set[int]:
     if name_of(op) == "hivm.hir.pointer_cast":
         return {_constant(operand) for operand in op.operands}
     sources = op.operands[1:] if name_of(op) in _SELECTS else op.operands[:1]
-    return set().union(*(_addresses(source) for source in sources)) if sources else set()
+    return set().union(*(addresses_of(source) for source in sources)) if sources else set()
 
 
-def _in_innermost_loop(op: Operation) -> bool:
+def in_innermost_loop(op: Operation) -> bool:
     """Whether a transfer is in a loop without another loop of transfers inside, behind which it could hide."""
     loop = _enclosing_loop(op)
     inner = (nested for nested in loop if name_of(nested) in _LOOPS)
-    return bool(loop) and not any(True for nested in inner for one in nested.walk() for _ in _local_sides(one))
+    return bool(loop) and not any(True for nested in inner for one in nested.walk() for _ in local_sides(one))
 
 
 def _enclosing_loop(op: Operation) -> list[Operation]:
@@ -129,19 +129,19 @@ def _is_constant_in_loop(op: Operation, value: SSAValue) -> bool:
     """Whether a transfer stores a buffer that its loop does nothing but store, zeros say: no second copy could help."""
     if not _is_store(op):
         return False
-    addresses = _addresses(value)
+    addresses = addresses_of(value)
     return not any(
-        addresses & _addresses(operand)
+        addresses & addresses_of(operand)
         for other in _enclosing_loop(op)
         if not other.results and not _is_store(other)
         for operand in other.operands
-        if _space_of(operand.type) in ("ub", "l1")
+        if space_of(operand.type) in ("ub", "l1")
     )
 
 
 def _is_store(op: Operation) -> bool:
     """Whether a transfer goes to global memory: its on-chip side comes first."""
-    spaces = [_space_of(operand.type) for operand in op.operands]
+    spaces = [space_of(operand.type) for operand in op.operands]
     return "gm" in spaces and not op.results and spaces.index("gm") > 0
 
 

@@ -8,7 +8,8 @@ from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Operation
 
 from ..mlir import name_of, property_of
-from ..plan import _space_of as space_of
+from ..operations import operation_of
+from ..plan import space_of
 from .rules import Compiled, Rule
 from .view import LOOPS, integer_bits, is_bf16, kernel_of, tensor
 
@@ -36,7 +37,7 @@ def _scalar_accesses(loop: Operation) -> list[str]:
     found: dict[str, None] = {}
     for op in loop.walk():
         name = name_of(op)
-        if op is not loop and (name in LOOPS or name == "func.call" or _is_instruction(op)):
+        if op is not loop and (name in LOOPS or _is_instruction(op)):
             return []
         if name in _MEMORY:
             kind = op.operands[_MEMORY[name]].type
@@ -47,8 +48,9 @@ def _scalar_accesses(loop: Operation) -> list[str]:
 
 
 def _is_instruction(op: Operation) -> bool:
-    name = name_of(op)
-    return name.startswith("hivm.hir.") and any(space_of(operand.type) for operand in op.operands) and not op.results
+    """Whether something else than the scalar unit works: an instruction, or a function of vector instructions."""
+    operation = operation_of(op)
+    return name_of(op) == "func.call" if operation is None else operation.pipe != "S"
 
 
 def _trips(loop: Operation) -> str:

@@ -24,7 +24,7 @@ RULES: Mapping[str, Rule] = {rule.name: rule for rule in (*arithmetic.RULES, *tr
 
 def examine(subject: Subject) -> list[Finding]:
     """What the rules say of one launch, waived or not. Equal messages are given once."""
-    key = f"{_digest()}{source_digest(*COMPILATION_SOURCES)}{subject!r}"
+    key = f"{_digest()}{source_digest('operations.py', *COMPILATION_SOURCES)}{subject!r}"
     path = cache_dir() / "lint" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     def apply() -> bytes:

@@ -10,10 +10,8 @@ from xdsl.ir import Operation
 
 from ..launcher import MAX_PROGRAMS
 from ..mlir import name_of
-from ..plan import _addresses as addresses_of
-from ..plan import _in_innermost_loop as in_innermost_loop
-from ..plan import _local_sides as local_sides
-from ..plan import _space_of as space_of
+from ..operations import operation_of
+from ..plan import addresses_of, in_innermost_loop, space_of
 from .rules import Compiled, Rule
 from .view import kernel_of, loops_around
 
@@ -60,7 +58,10 @@ def cube_pipelining(compiled: Compiled) -> Iterator[str]:
     if compiled.final is None or not compiled.report.l0c.used:
         return
     for op in compiled.final.walk():
-        for value in local_sides(op):
+        operation = operation_of(op)
+        if operation is None or not any(space_of(value.type) == "gm" for value in operation.reads):
+            continue
+        for value in operation.writes:
             if space_of(value.type) == "l1" and in_innermost_loop(op) and len(addresses_of(value)) < 2:  # noqa: PLR2004
                 yield f"an operand of {_shape(op, value.type)} has one buffer in L1"
 
