@@ -10,6 +10,7 @@ import torch
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
 from npu_rms_norm import add_rms_norm, launch, rms_norm, tiling
+from npu_rms_norm.kernels_backward import sum_partials_kernel
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
@@ -196,3 +197,16 @@ def test_final_modules_round_where_the_mode_says(dtype, casting_mode, toolchain)
     if casting_mode != "gemma":
         normalised = normalised.to(dtype).float()
     assert torch.equal(y, (normalised * weight.float()).to(dtype))
+
+
+@pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])
+def test_partial_sums_in_tiles_of_one_row_are_added_in_order(toolchain):
+    """An fp32 weight of 70000 elements: CANN 9.0 and 9.1 leave out a barrier where such a sum has two buffers."""
+    width, n_partials, soc = 70000, 2, "Ascend910B4"
+    launch = tiling.sum_launch(width, npu_tiling.soc(soc))
+    assert launch.block_m == 1
+    partials, dw = torch.randn(n_partials, width), torch.full((width,), float("nan"))
+    with npu_offline.emulate(soc, toolchain=toolchain, checks=True, distinct=True):
+        sum_partials_kernel[(launch.grid,)](partials, dw, n_partials, **launch.constants, **launch.options)
+    first = slice(0, launch.block_n)  # of the programs that run
+    assert torch.allclose(dw[first], partials.sum(0)[first], rtol=1e-6, atol=1e-6)

@@ -97,3 +97,18 @@ def test_an_access_out_of_bounds_is_an_error_in_programs_that_are_not_run(toolch
 def test_a_part_of_the_programs_is_of_checks():
     with pytest.raises(OfflineError, match="distinct is True without checks"), emulate(final=True, distinct=True):
         pass
+
+
+@triton.jit
+def places_kernel(p_places, n):
+    i = tl.program_id(0)
+    tl.store(p_places + i * 64 + tl.arange(0, 64), n - 1 - i * 64 - tl.arange(0, 64))
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+def test_integers_are_written_by_all_programs_because_later_launches_may_take_them_for_places(toolchain):
+    places = torch.full((6 * 64,), 10**9, dtype=torch.int32)
+    with emulate(toolchain=toolchain, checks=True, distinct=True) as emulation:
+        places_kernel[(6,)](places, 6 * 64)
+    assert len(emulation.launches[0].programs) == 2
+    assert torch.equal(places, torch.arange(6 * 64, dtype=torch.int32).flip(0))

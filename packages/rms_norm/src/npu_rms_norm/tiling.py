@@ -133,7 +133,11 @@ class SumLaunch:
 
     @property
     def options(self) -> dict[str, int]:
-        return {"num_warps": 4} if self.device.kind == "cuda" else {}
+        """Compiler options."""
+        if self.device.kind == "cuda":
+            return {"num_warps": 4}
+        # Between additions to a row that has two buffers and is stored as it is, CANN 9.0 and 9.1 put no barrier.
+        return {} if self.block_m > 1 else {"multibuffer": False}
 
 
 def forward_launch(problem: Problem, device: Device) -> Launch:

@@ -192,6 +192,11 @@ class Launcher:
             run(binary.address, mode=SURVEYED)
             programs[:] = [program for program in range(count) if news[program] or program in (0, count - 1)]
 
+        def complete() -> None:
+            chosen, programs[:] = list(programs), ()
+            run(binary.address)
+            programs[:] = chosen
+
         def traffic_of() -> dict[str, Traffic]:
             firsts = {name: _COUNTERS * i for i, name in enumerate(self._arguments.pointers, RESERVED)}
             return {name: Traffic(*counters[first : first + _TRAFFIC]) for name, first in firsts.items()}
@@ -205,7 +210,7 @@ class Launcher:
         try:
             if emulation.checks:
                 name, types = self._arguments.name, self._arguments.types
-                few = survey if emulation.distinct and count > 1 else None
+                few = (survey, complete) if emulation.distinct and count > 1 else None
                 notes = check(name, types, kept, binary, run, lambda: read_findings(found.value), written, few)
             else:
                 run(function)

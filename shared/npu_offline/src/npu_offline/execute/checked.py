@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..native import Loaded
 
 PLAIN, CHECKED, SURVEYED = range(3)  # how a launch runs, as in machine.h
+_INTEGERS = ("*i", "*u")  # what later launches may take for places: all of it is written, by all programs
 _SECOND_POISON = 0x3F  # 0.75 as fp32, 1.9 as fp16, 0.75 as bf16, large as an integer
 
 
@@ -33,7 +34,7 @@ def check(
     run: Run,
     findings: Callable[[], list[Finding]],
     written: Callable[[], Mapping[str, int]],
-    survey: Callable[[], None] | None = None,
+    few: tuple[Callable[[], None], Callable[[], None]] | None = None,
 ) -> list[Finding]:
     """Run a launch with all checks; its results are those of the final module.
 
@@ -45,7 +46,7 @@ def check(
         run: what runs it.
         findings: what the runs have noted so far.
         written: bytes that the last run has written through each pointer argument.
-        survey: chooses the programs that runs are of, by a run of its own; None for all.
+        few: chooses the programs that runs are of, by a run of its own; and runs all programs. None where all run anyway.
 
     Returns:
         What may be wrong: hazards inside one pipe that nothing is known of to do harm.
@@ -55,8 +56,8 @@ def check(
     """
     memory = _Memory([value for value, kind in zip(values, types.values(), strict=True) if kind.startswith("*")])
     before = memory.copy()
-    if survey is not None:
-        survey()
+    if few is not None:
+        few[0]()
         memory.restore(before)
     run(binary.address, mode=CHECKED)
     after = memory.copy()
@@ -72,6 +73,9 @@ def check(
         for name, text in differences(places, before, after, written()):
             found.append(Finding("results", None, f"argument {name} is not what its Linalg IR computes: {text}"))
     memory.restore(after)
+    if few is not None and any(kind[:2] in _INTEGERS and written()[name] for name, kind, _ in places):
+        memory.restore(before)
+        few[1]()
     wrong = [finding for finding in found if finding.kind != WEAK]
     if wrong:
         raise FindingsError(kernel, wrong)
