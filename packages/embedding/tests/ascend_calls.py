@@ -33,8 +33,10 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"bf16 {width}, sparse", _call(width, torch.bfloat16, sparse=True)
         yield f"bf16 {width}, shard", _call(width, torch.bfloat16, vocab_range=(1000, 1000 + ROWS))
     # A run over many chunks, so that partial sums are added up.
-    yield "fp32 768, equal indices", _call(768, torch.float32, named=1)
-    yield "bf16 4096, equal indices", _call(4096, torch.bfloat16, named=1)
+    for width in (123, 768, 4096, 16384, 16411):
+        for name in ("bf16", "fp32"):
+            yield f"{name} {width}, equal indices", _call(width, DTYPES[name], named=1)
+    yield "fp32 16411, equal indices, by frequency", _call(16411, torch.float32, named=1, scale_grad_by_freq=True)
     yield "fp32 768, columns of a wider table", _call(768, torch.float32, pitch=1000)
 
 

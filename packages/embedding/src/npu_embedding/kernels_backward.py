@@ -134,13 +134,12 @@ def add_partials_kernel(
             # The first border that a run crosses adds up the whole run.
             if (i_start < i) & (i_start >= i - n_each) & (i_row != i_padding):
                 i_last = (i_stop - 1 - i_begin) // n_each
-                b_row = load_row(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N, o_col, N, MASK_COLUMNS)
                 if BLOCK_P == 1:
-                    # From zeros: where a sum starts from what was loaded, Ascend's compiler orders its additions too little.
-                    b_sum = tl.zeros([BLOCK_N], tl.float32)
+                    b_row = tl.zeros([BLOCK_N], tl.float32)
                     for i_head in tl.range(i_border.to(tl.int64), i_last + 1):
-                        b_sum += load_row(p_partials + i_head * N, o_col, N, MASK_COLUMNS)
-                    b_row += b_sum
+                        # Always 1. Without a product before the sum, the compilers order no sum after the last one.
+                        one = tl.minimum(i_last + 1 - i_head, 1).to(tl.float32)
+                        b_row += load_row(p_partials + i_head * N, o_col, N, MASK_COLUMNS) * one
                 else:
                     b_sum = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
                     for i_head in tl.range(i_border.to(tl.int64), i_last + 1, BLOCK_P):
@@ -149,7 +148,8 @@ def add_partials_kernel(
                             m_heads = m_heads & (o_col < N)[None, :]
                         p_heads = p_partials + i_head * N + (o_p[:, None] * N + o_col[None, :])
                         b_sum += tl.load(p_heads, mask=m_heads, other=0.0)  # [BLOCK_P, BLOCK_N]
-                    b_row += tl.sum(b_sum, axis=0)
+                    b_row = tl.sum(b_sum, axis=0)
+                b_row += load_row(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N, o_col, N, MASK_COLUMNS)
                 store_gradient(p_dweight + i_row * N, b_row, p_offsets, i_row, o_col, N, MASK_COLUMNS, SCALE_BY_COUNT)
 
 
