@@ -62,6 +62,7 @@ def emulate(
             that no program before them does: an instruction on operands of other sizes, or at other places on the core, or
             behind another instruction. The scalar code of all programs is followed to find them, and what they access in
             global memory is held against the bounds of the arguments. Numbers that instructions are given count for nothing.
+            What is not run leaves its part of the results as it was, but for integers.
         keep_going: note what the checks find in `Launch.notes` and go on.
         mutate: changes each final module, parsed, before it runs: to see that the checks notice. Nothing that was compiled
             before is used.
