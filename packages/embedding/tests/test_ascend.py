@@ -91,7 +91,7 @@ def test_declared_tiles_are_what_the_compiler_needs(label, rows):
     ):
         declared = footprint(kind(chip, width, itemsize, width, blocks.get("BLOCK_M", 1)).tiles, {}, chip)
         needed = required(launch, N=width, BLOCK_N=width, **blocks)
-        assert needed <= declared <= (1.7 if launch is finish else 1.02) * needed
+        assert needed <= declared <= (1.8 if launch is finish else 1.02) * needed
 
 
 def test_compiling_depends_neither_on_the_number_of_indices_nor_of_rows():

@@ -37,8 +37,8 @@ def finish_tiles(block_n: str | int, block_m: str | int, itemsize: int) -> list[
         Tile("row of zeros", (block_n,), itemsize),
         Tile("tile of zeros", (block_m, block_n), itemsize),
         Tile("partial sum", (block_n,), FP32, 2),
-        Tile("zeros", (block_n,), FP32),
-        Tile("sum so far", (block_n,), FP32),
         Tile("row of dweight", (block_n,), itemsize, 2),
     ]
+    if itemsize < FP32:
+        tiles.append(Tile("sum so far", (block_n,), FP32))
     return [*tiles, Tile("length of a run", (1,), FP32)]
