@@ -89,8 +89,8 @@ def fits(tile, dtype, soc):
     return fits_everywhere(record, tile.constants, soc, options=tile.options, kernel=function)
 
 
-# Ways that are declared to take more than they do. The first leaves wide rows to kernels that take columns: those are predicted
-# to take half the time (12.6 instead of 25.4 us, 2 tokens of 12288 columns, CANN 9.1). The second takes fewer rows a tile.
+# Ways that are declared to take more than they do. The first leaves wide rows to kernels that take columns: those are
+# predicted to take half the time (12.6 instead of 25.4 us, 2 tokens of 12288 columns, CANN 9.1). The second has fewer rows.
 GENEROUS = [
     (FAMILIES[1], "backward from fp32", torch.bfloat16, (1, 1, {"ahead": False, "double_buffered": False})),
     (FAMILIES[1], "backward", torch.bfloat16, (4, 1, {"ahead": False, "double_buffered": True})),
