@@ -98,10 +98,13 @@ def attn_res_forward_ahead_kernel(
             b_next = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
             b_score, b_rstd, b_square = score_rows(b_v, b_g, eps, D)
             # Where squares of v overflow, its score is zero, above a low reference, and v times its weight may overflow too.
-            b_sum = tl.where(b_square > OVERFLOW, 2.0 * LARGE, b_sum)  # false of NaN, which spoils its own token alone
+            if p_weight is None:  # the other order set a flag twice on CANN 8.5, see npu-offline's COMPILER_FAULTS.md
+                b_sum = tl.where(b_square > OVERFLOW, 2.0 * LARGE, b_sum)  # false of NaN, which spoils its own token alone
             b_weight = tl.exp(b_score - b_reference)
             b_o += b_v * b_weight[:, None]
             b_sum += b_weight
+            if p_weight is not None:
+                b_sum = tl.where(b_rstd == 0.0, 2.0 * LARGE, b_sum)
             if not NORMALISE:
                 b_max = tl.where(b_score > b_max, b_score, b_max)
             b_v = b_next.to(tl.float32)
