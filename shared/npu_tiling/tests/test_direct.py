@@ -1,15 +1,12 @@
 """Direct launches against triton-ascend itself: its key of a launch, and its kernels where torch_npu has a device."""
 
 import itertools
-import os
 import sys
 
 import pytest
 import torch
 from npu_tiling import Launcher
 from npu_tiling.direct import always_specialised, specialisation, unspecialised
-
-sys.path.insert(0, os.path.dirname(__file__))  # direct_kernels.py, which pytest's importlib mode leaves out
 
 INTS = [0, 1, 3, 16, -1, -16, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**31 + 16, 2**63, 2**64 - 16]
 NUMBERS = [*INTS, 0.0, 1.0, 16.0, True, False]

@@ -11,7 +11,7 @@ import torch
 from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
 from torch import Tensor
 
-from . import reference, tiling
+from . import reference, tiling, tiling_indices
 
 KERNELS = Kernels(__package__, "npu-embedding")
 _INT32_END = 2**31
@@ -102,7 +102,7 @@ def _sorted_keys(indices: Tensor, n_rows: int, padding: int, first: int, device:
         raise ValueError(f"the table has {n_rows} rows and must have less than {_MOST_KEYS} on {device.name}.")
     n = indices.numel()
     keys = torch.empty((n,), dtype=torch.int32, device=indices.device)
-    recipe = _keys_recipe(device)
+    recipe = _index_recipe(tiling_indices.keys_launch, device)
     scalars = (n, n_rows, first, padding)
     KERNELS.launch("kernels_sort", "sort_keys_kernel", recipe, recipe.launch.grid(n), (indices, keys), scalars)
     ordered, order = torch.sort(keys.view(torch.float32), stable=True)
@@ -117,7 +117,7 @@ def _offsets(ordered: Tensor, n_rows: int, first: int, device: Device) -> Tensor
         bounds = torch.arange(first, first + n_rows + 1, dtype=ordered.dtype, device=ordered.device)
         return torch.searchsorted(ordered, bounds, out_int32=dtype == torch.int32)
     offsets = torch.empty((n_rows + 1,), dtype=dtype, device=ordered.device)
-    recipe = _offsets_recipe(device)
+    recipe = _index_recipe(tiling_indices.offsets_launch, device)
     scalars = (n, n_rows, first, n.bit_length())
     grid = recipe.launch.grid(n_rows + 1)
     KERNELS.launch("kernels_sort", "find_runs_kernel", recipe, grid, (ordered, offsets), scalars)
@@ -184,7 +184,7 @@ def _mark_rows(indices: Tensor, keys: Tensor | None, n_rows: int, padding: int, 
     """Marks [n_rows] of the rows that `indices` name, and `keys` to sort by: `indices`, with less outside the table."""
     marks = torch.zeros(n_rows, dtype=torch.int8, device=indices.device)
     n = indices.numel()
-    recipe = _mark_recipe(device, keys is not None)
+    recipe = _index_recipe(tiling_indices.mark_launch, device, (("KEYS", keys is not None),))
     scalars = (n, n_rows, first, padding)
     grid = recipe.launch.grid(n)
     KERNELS.launch("kernels_backward", "mark_rows_kernel", recipe, grid, (indices, keys, marks), scalars)
@@ -230,18 +230,10 @@ def _recipe(
 
 
 @functools.lru_cache(maxsize=256)
-def _keys_recipe(device: Device) -> Recipe:
-    return Recipe.of(tiling.KeysLaunch(device), {})
-
-
-@functools.lru_cache(maxsize=256)
-def _offsets_recipe(device: Device) -> Recipe:
-    return Recipe.of(tiling.OffsetsLaunch(device), {})
-
-
-@functools.lru_cache(maxsize=256)
-def _mark_recipe(device: Device, keys: bool) -> Recipe:
-    return Recipe.of(tiling.MarkLaunch(device), {"KEYS": keys})
+def _index_recipe(
+    choose: Callable[[Device], tiling_indices.IndexLaunch], device: Device, modes: tuple[tuple[str, int], ...] = ()
+) -> Recipe:
+    return Recipe.of(choose(device), dict(modes))
 
 
 def _smaller(recipe: Recipe) -> Recipe | None:

@@ -163,67 +163,6 @@ class FinishLaunch(Launch):
         return finish_tiles(self.block_n, self.block_m, self.itemsize)
 
 
-@dataclass(frozen=True)
-class KeysLaunch:
-    """The launch that makes keys of indices (Ascend)."""
-
-    device: Device = field(repr=False)
-    block_m: int = 256
-
-    @property
-    def constants(self) -> dict[str, int | bool]:
-        return {"BLOCK_M": self.block_m}
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {}
-
-    def grid(self, n: int) -> int:
-        """Programs for n indices."""
-        return persistent_grid(ceil(n / self.block_m), self.device)
-
-
-@dataclass(frozen=True)
-class OffsetsLaunch:
-    """The launch that finds where the indices of each row begin (Ascend)."""
-
-    device: Device = field(repr=False)
-    block_r: int = 256  # so that a search for each tile is little of the work
-    block_i: int = 32
-
-    @property
-    def constants(self) -> dict[str, int | bool]:
-        return {"BLOCK_R": self.block_r, "BLOCK_I": self.block_i}
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {}
-
-    def grid(self, bounds: int) -> int:
-        """Programs for that many offsets."""
-        return persistent_grid(ceil(bounds / self.block_r), self.device)
-
-
-@dataclass(frozen=True)
-class MarkLaunch:
-    """The launch that marks rows (CUDA)."""
-
-    device: Device = field(repr=False)
-    block_m: int = 512
-
-    @property
-    def constants(self) -> dict[str, int | bool]:
-        return {"BLOCK_M": self.block_m}
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {"num_warps": 4}
-
-    def grid(self, n: int) -> int:
-        """Programs for n indices: as many as there are tiles."""
-        return ceil(n / self.block_m)
-
-
 def forward_launch(width: int, itemsize: int, device: Device) -> ForwardLaunch:
     """Blocks of the forward. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     if device.kind == "cuda":

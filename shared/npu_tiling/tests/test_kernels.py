@@ -1,0 +1,82 @@
+"""How packages find their kernels, and what tells apart the kernels that are compiled of one."""
+
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from npu_tiling import Kernels, MissingTritonError, Recipe, import_kernels
+
+
+def test_missing_triton_is_an_error_with_the_command(monkeypatch, tmp_path):
+    (tmp_path / "kernels_of_mine.py").write_text("import triton\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "kernels_of_mine", raising=False)
+    with pytest.raises(MissingTritonError, match=r"pip install 'npu-x\[npu\]'"):
+        try:
+            import_kernels("kernels_of_mine", "npu-x")
+        finally:
+            sys.modules.pop("kernels_of_mine", None)
+
+
+def test_other_import_errors_are_not_hidden(monkeypatch, tmp_path):
+    (tmp_path / "broken_kernels.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        import_kernels("broken_kernels", "npu-x")
+
+
+def test_module_is_imported_once(monkeypatch, tmp_path):
+    (tmp_path / "fine_kernels.py").write_text("calls = []\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert import_kernels("fine_kernels", "npu-x") is import_kernels("fine_kernels", "npu-x")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tiling's result, as a package has it."""
+
+    block: int
+
+    @property
+    def constants(self):
+        return {"BLOCK": self.block}
+
+    @property
+    def options(self):
+        return {"num_warps": 4}
+
+
+def halved(launch):
+    return Rows(launch.block // 2) if launch.block > 1 else None
+
+
+def test_a_recipe_keeps_its_modes_when_it_shrinks():
+    recipe = Recipe.of(Rows(2), {"MODE": True})
+    smaller = recipe.smaller(halved)
+    assert recipe.constants == {"BLOCK": 2, "MODE": True} and smaller.constants == {"BLOCK": 1, "MODE": True}
+    assert smaller.smaller(halved) is None
+
+
+def test_recipes_share_a_compiled_kernel_only_if_all_is_equal():
+    recipes = [Recipe.of(Rows(block), {"MODE": mode}) for block in (1, 2) for mode in (0, 1, True, 1.0)]
+    assert len({recipe.key for recipe in recipes}) == len(recipes)
+    assert Recipe.of(Rows(2), {"MODE": 1}).key == recipes[5].key != Recipe.of(Rows(2), {"OTHER": 1}).key
+
+
+def test_kernels_are_imported_at_their_first_launch(monkeypatch, tmp_path):
+    package = tmp_path / "package_of_mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "kernels.py").write_text("launched = []\nkernel = {(3,): lambda *a, **k: launched.append((a, k))}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())
+    kernels = Kernels("package_of_mine", "mine")
+    assert "package_of_mine.kernels" not in sys.modules
+    x = torch.ones(1)
+    for _ in range(2):
+        kernels.launch("kernels", "kernel", Recipe.of(Rows(2), {"MODE": 1}), 3, (x, None), (7,))
+    launched = sys.modules["package_of_mine.kernels"].launched
+    assert launched == [((x, None, 7), {"BLOCK": 2, "MODE": 1, "num_warps": 4})] * 2
