@@ -109,6 +109,21 @@ def liger(case: Case, device: torch.device) -> Forward:
     return lambda *tensors: LigerAttnResFunction.apply(stacked(tensors[:-2]), *tensors[-2:], EPS)
 
 
+def fla(case: Case, device: torch.device) -> Forward:
+    if device.type == "cpu":
+        raise UnavailableError("fla has no kernels for a CPU")
+    try:
+        from fla.ops.attnres import fused_attnres  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise UnavailableError(str(error)) from None
+
+    def forward(*tensors: Tensor) -> Tensor:
+        *blocks, w_query, w_norm = tensors
+        return fused_attnres(w_query, blocks if case["listed"] else blocks[0].unbind(), w_norm, rms_eps=EPS)
+
+    return forward
+
+
 def traffic(case: Case, mode: str) -> int:
     """Forward: v read, h written. Backward: v and dh read, dv written. Parameters and statistics once each."""
     tokens, n_blocks, width = case["tokens"], case["blocks"], case["width"]
@@ -129,9 +144,11 @@ BENCHMARK = Benchmark(
         "torch": eager_formula,
         "compile": compiled_formula,
         "liger": liger,
+        "fla": fla,
     },
     reference=reference,
     traffic=traffic,
     sweeps=SWEEPS,
-    peers=("liger-kernel",),
+    peers=("liger-kernel", "fla-core"),
+    host_cases=(case(16, 8, 256), *(case(16, n, 256, listed=True) for n in (8, 64))),
 )

@@ -115,4 +115,5 @@ BENCHMARK = Benchmark(
     tolerance=lambda case: 2**-12 if case["kind"] == "equal" and case["dtype"] == fp32 else None,
     sweeps=SWEEPS,
     peers=("liger-kernel",),
+    host_cases=(case(64, 64, 1024, bf16),),
 )

@@ -1,4 +1,4 @@
-"""npu_rms_norm.rms_norm beside its peers: `npu-bench rms_norm`, `npu-bench host rms_norm`."""
+"""npu_rms_norm.rms_norm beside its peers: `npu-bench rms_norm`, `npu-bench stages rms_norm`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unittest import mock
 
 import npu_rms_norm
 import torch
-from npu_bench import Benchmark, Case, Stage, Sweep, UnavailableError
+from npu_bench import Benchmark, Case, Stage, Sweep, UnavailableError, over_stand_in
 from npu_rms_norm import launch
 from npu_rms_norm.operators import OPERATORS
 from npu_tiling import device_for
@@ -117,6 +117,8 @@ def liger(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor
 def ascend_vendor(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
     if device.type != "npu":
         raise UnavailableError("torch_npu's operators run on an NPU")
+    if over_stand_in():
+        raise UnavailableError("the stand-in of CANN has none of the vendor's fused operators")
     import torch_npu  # type: ignore[import-not-found]
 
     if not hasattr(torch_npu, "npu_rms_norm"):
@@ -190,5 +192,6 @@ BENCHMARK = Benchmark(
     traffic=traffic,
     sweeps=SWEEPS,
     peers=("liger-kernel",),
+    host_cases=(case(16, 256),),
     host_stages=host_stages,
 )

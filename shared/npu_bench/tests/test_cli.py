@@ -36,6 +36,7 @@ SCRIPT = """
         reference=torch.sin,
         traffic=lambda case, mode: 64 * case["n"] * (3 if mode == "backward" else 2),
         sweeps={"tokens": Sweep("tokens", "tokens", [Case(str(n), {"n": n}, n) for n in (2, 4)])},
+        host_cases=[Case("tiny", {"n": 2})],
         host_stages=lambda d: [Stage("outer", lambda: None, ["inner"]), Stage("inner", lambda: None)],
     )
 """
@@ -137,6 +138,8 @@ def test_exit_code_tells_that_ours_is_wrong(repository):
         (["toy", "--device", "emulated", "--plot", "p.png"], "--plot is about times"),
         (["toy", "--device", "emulated", "--json", "h.json"], "--json is about times"),
         (["other"], "must be one of toy"),
+        (["host", "other"], "must be one of toy"),
+        (["host", "--providers", "nobody"], "providers has nobody"),
         (["none/other.py"], "there is no such file"),
         (["compare", "none.json", "none.json"], "none.json is no history"),
     ],
@@ -146,11 +149,57 @@ def test_bad_request_is_one_sentence(repository, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_host_prints_a_line_a_stage(repository, capsys):
-    assert main(["host", "toy", "--device", "cpu", "--budget", "0.001"]) == 0
+def test_stages_prints_a_line_a_stage(repository, capsys):
+    assert main(["stages", "toy", "--device", "cpu", "--budget", "0.001"]) == 0
     printed = capsys.readouterr().out
     assert "outer" in printed
     assert "inner" in printed
+
+
+def test_host_is_one_table_of_every_operator_and_its_peers(repository):
+    """A second operator without a peer; right results alone have times, and nobody counts launches on a CPU."""
+    text = (repository / "packages/toy/benchmarks/toy.py").read_text().replace('name="toy"', 'name="second"')
+    other = repository / "packages/second/benchmarks/second.py"
+    other.parent.mkdir(parents=True)
+    other.write_text(text.replace(', "peer": lambda c, d: torch.sin', ""))
+    revision = commit(repository)
+    json_file, document = (repository / "results" / name for name in ("h.json", "t.md"))
+    options = ["host", "--device", "cpu", "--budget", "0.001", "--json", str(json_file), "--markdown", str(document)]
+    assert main(options) == 0
+    rows = [line.split(" | ") for line in document.read_text().splitlines() if " tiny | " in line]
+    called = [
+        ("second tiny", "ours"),
+        ("second tiny", "wrong"),
+        ("toy tiny", "ours"),
+        ("toy tiny", "peer"),
+        ("toy tiny", "wrong"),
+    ]
+    assert [(row[0].removeprefix("| "), row[1]) for row in rows] == called
+    for row in rows:
+        timed = row[1] != "wrong"
+        assert row[2].startswith("ok" if timed else "WRONG")
+        assert [cell != "-" for cell in row[3:9]] == [timed, False, timed] * 2
+    records = json.loads(json_file.read_text())
+    found = {(r["kernel_name"], r["kernel_provider"], r["kernel_operation_mode"], r["metric_name"]) for r in records}
+    right = [("second", "ours"), ("toy", "ours"), ("toy", "peer")]
+    assert found == {(*one, mode, "host") for one in right for mode in ("forward", "full")}
+    assert {r["version"] for r in records} <= {f"1.2.3+{revision}", f"unknown+{revision}"}
+
+
+def test_host_records_nothing_that_no_commit_can_repeat_and_ours_must_be_right(repository, capsys):
+    script = repository / "packages/toy/benchmarks/toy.py"
+    script.write_text(script.read_text().replace("return x.sin()", "return x.sin() + 1"))
+    options = ["host", "toy", "--device", "cpu", "--budget", "0.001", "--providers", "ours"]
+    assert main([*options, "--json", str(repository / "h.json")]) == 2
+    assert "files differ from the last commit" in capsys.readouterr().err
+    assert main(options) == 1
+
+
+def test_host_needs_small_calls(repository, capsys):
+    script = repository / "packages/toy/benchmarks/toy.py"
+    script.write_text(script.read_text().replace('host_cases=[Case("tiny", {"n": 2})],', ""))
+    assert main(["host", "--device", "cpu"]) == 2
+    assert "benchmark toy declares no host_cases" in capsys.readouterr().err
 
 
 def test_emulation_reports_bytes_against_the_formula_and_no_times(repository, monkeypatch, capsys):

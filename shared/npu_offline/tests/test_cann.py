@@ -230,3 +230,23 @@ def test_an_operator_gives_what_it_gives_on_a_cpu(operator):
         }[operator]()
 
     assert torch.equal(run("npu").cpu(), run("cpu"))
+
+
+def test_launches_and_operators_are_counted_and_kernels_can_be_told_to_do_nothing(triton):
+    from npu_offline import cann
+
+    x, y = ones(), ones()
+    torch.npu.synchronize()
+    before = cann.launched()
+    with cann.kernels_do_nothing():
+        kernels().double[(1,)](x, y, 64, BLOCK=64)
+        torch.npu.synchronize()
+    assert cann.launched() == before + 1
+    assert torch.equal(y.cpu(), torch.full((64,), 1.0))
+    kernels().double[(1,)](x, y, 64, BLOCK=64)
+    assert torch.equal(y.cpu(), torch.full((64,), 2.0))
+    torch.npu.synchronize()
+    before = cann.launched()
+    x + y
+    torch.npu.synchronize()
+    assert cann.launched() == before + 1

@@ -3,8 +3,9 @@
 from .checks import Verdict, relative_error
 from .cli import main
 from .declaration import MODES, Benchmark, Case, Stage, Sweep
-from .devices import Accelerator, Cpu, Device, open_device
+from .devices import Accelerator, Cpu, Device, open_device, over_stand_in
 from .errors import BenchError, UnavailableError
+from .host import HostRun
 from .records import Record, append, load, records_of
 from .runner import Row, Run, run
 from .timing import Quantiles
@@ -17,6 +18,7 @@ __all__ = [
     "Case",
     "Cpu",
     "Device",
+    "HostRun",
     "Quantiles",
     "Record",
     "Row",
@@ -29,6 +31,7 @@ __all__ = [
     "load",
     "main",
     "open_device",
+    "over_stand_in",
     "records_of",
     "relative_error",
     "run",

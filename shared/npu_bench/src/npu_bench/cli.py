@@ -1,4 +1,4 @@
-"""The command line: `npu-bench NAME`, and `npu-bench host`, `show`, `compare` and `export`."""
+"""The command line: `npu-bench NAME`, and `npu-bench host`, `stages`, `show`, `compare` and `export`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from .environment import describe, why_not_repeatable
 from .errors import BenchError, UnavailableError
 from .export import export
 from .history import recorded_run
-from .host import host_table
+from .host import host_document, host_header, host_notes, host_run, host_table
 from .plots import plot, require_matplotlib
 from .progress import progress_bar
 from .records import append, records_of
 from .report import document, header, notes, tables_of
 from .runner import Run, run, steps
+from .stages import stage_table
 from .tables import Table, markdown, show
 from .traffic import measure_traffic, small_cases, traffic_table
 
 KINDS = ("cuda", "npu", "emulated", "cpu")
+_TIMED = [kind for kind in KINDS if kind != "emulated"]
 _DEFAULT_SOC = "Ascend910B4"
 _DEFAULT_BUDGET = 0.3
 
@@ -32,7 +34,7 @@ _DEFAULT_BUDGET = 0.3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 1 where a provider of ours was wrong or failed, 2 for a bad request."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    commands = {"compare": _compare, "export": _export, "host": _host, "show": _show}
+    commands = {"compare": _compare, "export": _export, "host": _host, "show": _show, "stages": _stages}
     try:
         if arguments[:1] and arguments[0] in commands:
             return commands[arguments[0]](arguments)
@@ -43,15 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _bench(arguments: Sequence[str]) -> int:
-    parser = _parser("npu-bench", "Measure an operator beside its peers. Also: npu-bench host, show, compare, export.")
+    parser = _parser("npu-bench", "Measure an operator beside its peers. Also: host, stages, show, compare, export.")
     parser.add_argument("benchmark", help="an operator of packages/, or the path of a benchmark script")
     parser.add_argument("--device", choices=KINDS, help="the accelerator that is here, else cpu, unless given")
     _choices_and_outputs(parser)
     parser.add_argument("--budget", type=_seconds, metavar="S", help=f"seconds a measurement ({_DEFAULT_BUDGET})")
-    parser.add_argument("--label", help="appended to the version in records, to tell states of a working tree apart")
     parser.add_argument("--soc", help=f"the chip of --device emulated ({_DEFAULT_SOC})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="history of records to append to")
-    parser.add_argument("--allow-dirty", action="store_true", help="write records that no commit can be repeated from")
+    _records(parser)
     options = parser.parse_args(arguments)
     script = scripts.find(options.benchmark, Path.cwd())
     benchmark = scripts.load(script)
@@ -59,10 +59,7 @@ def _bench(arguments: Sequence[str]) -> int:
         return _emulated(benchmark, script, options, arguments)
     if options.soc is not None:
         raise BenchError("--soc is for --device emulated: other devices are the chips they are.")
-    if options.json and not options.allow_dirty and (reason := why_not_repeatable(script)):
-        raise BenchError(
-            f"--json {options.json}: {reason}, so nobody could repeat what is recorded: commit, or --allow-dirty."
-        )
+    _require_repeatable(options, script)
     if options.plot:
         require_matplotlib()
     sweep = benchmark.select(options.sweep, options.cases)
@@ -143,9 +140,46 @@ def _emulated(benchmark: Benchmark, script: Path, options: argparse.Namespace, a
 
 
 def _host(arguments: Sequence[str]) -> int:
-    parser = _parser("npu-bench host", "Where the host's time of one call goes.")
+    parser = _parser("npu-bench host", "Microseconds of the host and launches of a small call, beside the peers'.")
+    parser.add_argument("benchmarks", nargs="*", metavar="benchmark", help="operators, or scripts' paths; all unless given")
+    parser.add_argument("--device", choices=_TIMED, help="the accelerator that is here, else cpu, unless given")
+    parser.add_argument("--providers", type=_names, metavar="A,B", help="only these, of each benchmark that has them")
+    parser.add_argument("--budget", type=_seconds, metavar="S", default=_DEFAULT_BUDGET, help="seconds a measurement")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table in Markdown")
+    _records(parser)
+    options = parser.parse_args(arguments[1:])
+    found = [scripts.find(name, Path.cwd()) for name in options.benchmarks or scripts.names(Path.cwd())]
+    benchmarks = [(script, scripts.load(script)) for script in found]
+    known = dict.fromkeys(name for _, benchmark in benchmarks for name in benchmark.providers)
+    providers = choose("providers", options.providers, list(known))
+    for script, benchmark in benchmarks:
+        _require_repeatable(options, script)
+        if not benchmark.host_cases:
+            raise BenchError(f"benchmark {benchmark.name} declares no host_cases.")
+    device = open_device(options.device or default_kind())
+    runs = []
+    with progress_bar(sum(len(benchmark.host_cases) for _, benchmark in benchmarks)) as progress:
+        for script, benchmark in benchmarks:
+            software = (device.name, benchmark.distribution, script, benchmark.peers, arguments, options.label)
+            wanted = [name for name in benchmark.providers if name in providers]
+            measured = host_run(
+                *(benchmark, device, describe(*software)), providers=wanted, budget_s=options.budget, progress=progress
+            )
+            runs.append(measured)
+    if options.json:
+        append(options.json, [record for one in runs for record in records_of(one)])
+    print(host_header(runs))
+    show(host_table(runs))
+    print(host_notes(runs), end="")
+    if options.markdown:
+        _write(options.markdown, host_document(runs))
+    return int(any(row.provider == one.ours and not row.right for one in runs for row in one.rows))
+
+
+def _stages(arguments: Sequence[str]) -> int:
+    parser = _parser("npu-bench stages", "Where the host's time of one call goes.")
     parser.add_argument("benchmark", help="an operator of packages/, or the path of a benchmark script")
-    parser.add_argument("--device", choices=[kind for kind in KINDS if kind != "emulated"])
+    parser.add_argument("--device", choices=_TIMED)
     parser.add_argument("--budget", type=_seconds, metavar="S", default=_DEFAULT_BUDGET, help="seconds for each stage")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table in Markdown")
     options = parser.parse_args(arguments[1:])
@@ -159,12 +193,25 @@ def _host(arguments: Sequence[str]) -> int:
         stages = benchmark.host_stages(device.torch_device)
     except UnavailableError as error:
         raise BenchError(f"host stages of {benchmark.name}: {error}") from None
-    table = host_table(f"{benchmark.name}: host time of one call", stages, device, options.budget)
+    table = stage_table(f"{benchmark.name}: host time of one call", stages, device, options.budget)
     print(environment)
     show(table)
     if options.markdown:
         _write(options.markdown, f"{environment}.\n\n{markdown(table)}")
     return 0
+
+
+def _records(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--label", help="appended to the version in records, to tell states of a working tree apart")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="history of records to append to")
+    parser.add_argument("--allow-dirty", action="store_true", help="write records that no commit can be repeated from")
+
+
+def _require_repeatable(options: argparse.Namespace, script: Path) -> None:
+    if options.json and not options.allow_dirty and (reason := why_not_repeatable(script)):
+        raise BenchError(
+            f"--json {options.json}: {reason}, so nobody could repeat what is recorded: commit, or --allow-dirty."
+        )
 
 
 def _compare(arguments: Sequence[str]) -> int:

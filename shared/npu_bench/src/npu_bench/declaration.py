@@ -85,7 +85,8 @@ class Benchmark:
             from the narrowest dtype of the inputs.
         modes: what is timed unless modes are asked for, which may be any of `MODES`.
         peers: pip names whose versions are reported.
-        host_stages: the stages of one call's host time on a device, for `npu-bench host`.
+        host_stages: the stages of one call's host time on a device, for `npu-bench stages`.
+        host_cases: cases so small that a call of them takes the host longer than the device, for `npu-bench host`.
     """
 
     name: str
@@ -101,12 +102,13 @@ class Benchmark:
     modes: Sequence[str] = _MODES_UNASKED
     peers: Sequence[str] = ()
     host_stages: Callable[[torch.device], Sequence[Stage]] | None = None
+    host_cases: Sequence[Case] = ()
 
     def __post_init__(self) -> None:
         if not self.providers:
             raise BenchError(f"benchmark {self.name} declares no provider and must declare at least one.")
         choose("modes", self.modes, MODES)
-        for sweep in (self.cases, *(sweep.cases for sweep in self.sweeps.values())):
+        for sweep in (self.cases, self.host_cases, *(sweep.cases for sweep in self.sweeps.values())):
             names = [case.name for case in sweep]
             if len(set(names)) < len(names):
                 raise BenchError(f"benchmark {self.name} has cases of one name in {names}; names must differ.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -105,6 +106,7 @@ class Accelerator(Device):
         self.name = backend.get_device_name()
         if kind == "npu":  # the vector unit has no fp64
             self.reference_dtype = torch.float32
+            self.name += ", stand-in of CANN: host times alone" if over_stand_in() else ""
 
     def synchronize(self) -> None:
         self._backend.synchronize()
@@ -196,6 +198,11 @@ class Cpu(Device):
 
     def capture(self, call: Callable[[], ResultT]) -> tuple[Callable[[], None], ResultT]:
         raise UnavailableError("a CPU has no queue whose work could be recorded")
+
+
+def over_stand_in() -> bool:
+    """Whether torch_npu runs over npu-offline's stand-in of CANN (`python -m npu_offline.cann`), not over a chip."""
+    return "NPU_OFFLINE_CANN_RUNTIME" in os.environ
 
 
 def open_device(kind: str) -> Device:

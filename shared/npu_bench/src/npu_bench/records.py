@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .errors import BenchError
+from .host import HostRun
 from .runner import Row, Run
 from .timing import Quantiles
 
@@ -25,6 +26,7 @@ METRICS = {
     "host": ("us", "host_us"),
     "memory": ("MB", "memory_mib"),
 }
+HOST_METRICS = {"host": METRICS["host"], "launches": ("launches", "launches")}
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,14 @@ class Point(NamedTuple):
     p80: float | None
 
 
-def records_of(run: Run) -> list[Record]:
+def records_of(run: Run | HostRun) -> list[Record]:
     """The records of a run; providers that measured nothing at all have none."""
+    of_host = isinstance(run, HostRun)
     names = list(dict.fromkeys((row.provider, row.mode) for row in run.rows))
     records = []
     for provider, mode in names:
         rows = [row for row in run.rows if (row.provider, row.mode) == (provider, mode)]
-        for metric, (unit, attribute) in METRICS.items():
+        for metric, (unit, attribute) in (HOST_METRICS if of_host else METRICS).items():
             values: list[Quantiles | None] = [getattr(row, attribute) for row in rows]
             if any(values):
                 records.append(_record(run, provider, mode, metric, unit, rows, values))
@@ -88,7 +91,7 @@ def records_of(run: Run) -> list[Record]:
 
 
 def _record(
-    run: Run,
+    run: Run | HostRun,
     provider: str,
     mode: str,
     metric: str,
@@ -96,13 +99,13 @@ def _record(
     rows: Sequence[Row],
     values: Sequence[Quantiles | None],
 ) -> Record:
-    config = {
-        "cache": "cold" if metric == "speed" else "warm",
-        "copy_gbs": _rounded(run.ceilings.copy_gbs),
-        "matmul_tflops": run.ceilings.matmul_tflops and _rounded(run.ceilings.matmul_tflops),
-        "command": run.environment.command,
-        **run.environment.software,
-    }
+    config: dict[str, object] = {"cache": "cold" if metric == "speed" else "warm"}
+    if isinstance(run, HostRun):
+        config["one_operator_us"] = _rounded(run.operator_us.p50)
+    else:
+        config["copy_gbs"] = _rounded(run.ceilings.copy_gbs)
+        config["matmul_tflops"] = run.ceilings.matmul_tflops and _rounded(run.ceilings.matmul_tflops)
+    config |= {"command": run.environment.command, **run.environment.software}
     return Record(
         kernel_name=run.benchmark,
         kernel_provider=provider,

@@ -33,6 +33,7 @@ class Row:
         device_ms, wall_ms, host_us, memory_mib: the measurements; memory is None where the device does not count.
         floor_ms: the time of the declared bytes or operations at the measured ceiling.
         rate, rate_unit: declared bytes or operations over the device time, whichever bounds the case.
+        launches: what one call puts into the device's queue, in a run of `npu-bench host`.
     """
 
     case: Case
@@ -47,6 +48,7 @@ class Row:
     floor_ms: float | None = None
     rate: float | None = None
     rate_unit: str = "GB/s"
+    launches: Quantiles | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ Measured = tuple[Quantiles, Quantiles, Quantiles, Quantiles | None]  # device, w
 
 
 @dataclass(frozen=True)
-class _Subject:
+class Subject:
     """A case's tensors, what is right, the forwards that are, and what to say of each provider."""
 
     inputs: Mapping[str, Tensor]
@@ -139,7 +141,7 @@ def _run_case(
     progress: Callable[[str], None],
 ) -> list[Row]:
     inputs = make_inputs(benchmark, case, device.torch_device)
-    subject = _checked(benchmark, device, case, inputs, providers)
+    subject = check_case(benchmark, device, case, inputs, providers)
     rows = []
     for mode in modes:
         progress(f"{case.name}: {mode}")
@@ -169,9 +171,9 @@ def measured_row(
     )
 
 
-def _checked(
+def check_case(
     benchmark: Benchmark, device: Device, case: Case, inputs: Mapping[str, Tensor], providers: Sequence[str]
-) -> _Subject:
+) -> Subject:
     """Every provider's forward, checked."""
     expected, seeds = expect(benchmark.reference, inputs, device.reference_dtype)
     tolerance = benchmark.tolerance(case) or default_tolerance(inputs)
@@ -187,7 +189,7 @@ def _checked(
             verdicts[name] = str(verdict)
             if verdict.right:
                 forwards[name] = forward
-    return _Subject(inputs, seeds, expected, tolerance, forwards, verdicts)
+    return Subject(inputs, seeds, expected, tolerance, forwards, verdicts)
 
 
 def _said(error: Exception) -> str:
@@ -197,7 +199,7 @@ def _said(error: Exception) -> str:
     return f"failed: {type(error).__name__}: {first_line}"
 
 
-def _measure(device: Device, mode: str, subject: _Subject, budget_s: float) -> tuple[dict[str, str], dict[str, Measured]]:
+def _measure(device: Device, mode: str, subject: Subject, budget_s: float) -> tuple[dict[str, str], dict[str, Measured]]:
     def call_of(forward: Forward) -> Callable[[], object]:
         return timed_call(mode, forward, subject.inputs, subject.seeds)
 
@@ -208,7 +210,7 @@ def _measure(device: Device, mode: str, subject: _Subject, budget_s: float) -> t
         return subject.verdicts, _times(device, calls, memory, budget_s)
 
 
-def _measure_graphs(device: Device, subject: _Subject, budget_s: float) -> tuple[dict[str, str], dict[str, Measured]]:
+def _measure_graphs(device: Device, subject: Subject, budget_s: float) -> tuple[dict[str, str], dict[str, Measured]]:
     """Replays, checked by themselves. Their memory belongs to the graphs and is not counted."""
     verdicts, calls = dict(subject.verdicts), {}
     for name, forward in subject.forwards.items():

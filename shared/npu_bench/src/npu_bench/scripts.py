@@ -33,6 +33,18 @@ def find(target: str, start: Path) -> Path:
     raise BenchError(f"benchmark is {target!r}, and no folder above {start} has packages: give the script's path.")
 
 
+def names(start: Path) -> list[str]:
+    """All that `find` takes as a name in `start` or above it.
+
+    Raises:
+        BenchError: there are none.
+    """
+    for folder in _upwards(start):
+        if found := sorted((folder / "packages").glob("*/benchmarks/*.py")):
+            return [script.stem for script in found]
+    raise BenchError(f"no folder above {start} has packages with benchmarks: give the scripts' paths.")
+
+
 def load(path: Path) -> Benchmark:
     """The `BENCHMARK` of a script.
 

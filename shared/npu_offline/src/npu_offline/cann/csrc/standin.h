@@ -42,6 +42,7 @@ void finish_device(int device);  // does all that is queued there
 // For the other libraries of the stand-in.
 EXPORT void standin_enqueue(aclrtStream stream, const char *what, standin::Work *work);
 EXPORT int64_t standin_launches();  // kernels launched so far
+EXPORT int standin_skip(int on);     // whether kernels do nothing from now on; before this
 EXPORT int64_t standin_operators();  // aclnn and aten operators enqueued so far
 EXPORT void standin_count_operator();
 EXPORT int standin_missing(const char *name);  // says that a function has no stand-in

@@ -1,0 +1,79 @@
+import contextlib
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from npu_bench import open_device, over_stand_in
+from npu_bench.launches import count_launches, one_operator, returning_at_once
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """In the place of npu-offline's: a counter, and whether launches do something."""
+    state = SimpleNamespace(count=3, working=True)
+
+    @contextlib.contextmanager
+    def kernels_do_nothing():
+        state.working = False
+        yield
+        state.working = True
+
+    package, module = ModuleType("npu_offline"), ModuleType("npu_offline.cann")
+    module.launched, module.kernels_do_nothing = lambda: state.count, kernels_do_nothing
+    for one in (package, module):
+        monkeypatch.setitem(sys.modules, one.__name__, one)
+    monkeypatch.setenv("NPU_OFFLINE_CANN_RUNTIME", "a library")
+    return state
+
+
+def test_launches_over_the_stand_in_are_those_that_it_counts(stand_in, npu):
+    assert over_stand_in()
+
+    def call():
+        stand_in.count += 5
+
+    assert count_launches(call, npu).p50 == 5
+
+
+def test_launches_of_a_torch_npu_with_a_queue_of_its_own_are_waited_for(stand_in, npu, monkeypatch):
+    queued = []
+
+    def synchronize():
+        stand_in.count += len(queued)
+        queued.clear()
+
+    monkeypatch.setattr(npu, "synchronize", synchronize)
+    queued.append("of before")
+    assert count_launches(lambda: queued.extend("ab"), npu).p50 == 2
+
+
+def test_over_the_stand_in_alone_launches_can_return_at_once(stand_in, npu, cpu, monkeypatch):
+    with returning_at_once(npu):
+        assert not stand_in.working
+    with returning_at_once(cpu):
+        assert stand_in.working
+    monkeypatch.delenv("NPU_OFFLINE_CANN_RUNTIME")
+    with returning_at_once(npu):
+        assert stand_in.working
+
+
+def test_nobody_counts_launches_on_a_cpu_or_a_chip(npu, cpu, monkeypatch):
+    monkeypatch.delenv("NPU_OFFLINE_CANN_RUNTIME", raising=False)
+    assert count_launches(lambda: None, cpu) is None
+    assert count_launches(lambda: None, npu) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_kernels_copies_and_fills_of_cuda_are_counted():
+    device = open_device("cuda")
+    x, y = torch.ones(1000, device="cuda"), torch.empty(1000, device="cuda")
+
+    def call():
+        x.sin()
+        y.copy_(x)
+        y.zero_()
+
+    call()
+    assert count_launches(call, device).p50 == 3
+    assert count_launches(one_operator(device.torch_device), device).p50 >= 1
