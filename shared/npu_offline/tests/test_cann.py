@@ -118,14 +118,56 @@ def test_waiting_is_an_error_where_the_program_says_so():
 
 
 def test_a_copy_is_of_its_streams_device():
-    x, y = ones(device="npu:1"), ones(device="npu:1")
-    torch.npu.synchronize(1)
-    torch.npu.synchronize(0)
-    stream = ctypes.c_void_p(torch.npu.current_stream(0).npu_stream)
-    pointers = ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(256), ctypes.c_void_p(y.data_ptr()), ctypes.c_size_t(256)
-    library().aclrtMemcpyAsync(*pointers, 3, stream)
-    assert library().aclrtSynchronizeStream(stream)  # an error, which the device has once it gets there
-    assert not library().aclrtSynchronizeStream(stream)
+    done = run(
+        "import ctypes, torch, torch_npu; x, y = (torch.full((64,), 1.0, device='npu:1') for _ in range(2))\n"
+        "torch.npu.synchronize(1); torch.npu.synchronize(0)\n"
+        "size, stream = ctypes.c_size_t(256), ctypes.c_void_p(torch.npu.current_stream(0).npu_stream)\n"
+        "runtime = ctypes.CDLL('libruntime.so')\n"
+        "runtime.aclrtMemcpyAsync(ctypes.c_void_p(x.data_ptr()), size, ctypes.c_void_p(y.data_ptr()), size, 3, stream)\n"
+        "print('error', runtime.aclrtSynchronizeStream(stream))"  # which the device has once it gets there
+    )
+    assert int(done.stdout.partition("error ")[2]), done.stderr
+
+
+FAILING = (
+    "import ctypes; cann = ctypes.CDLL('libruntime.so')\n"
+    "cann.aclrtSetDevice(0)\n"
+    "stream, other, event = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()\n"
+    "for one in (stream, other): cann.aclrtCreateStream(ctypes.byref(one))\n"
+    "cann.aclrtSetStreamFailureMode(stream, ctypes.c_uint64({stops}))\n"
+    "cann.aclrtCreateEventWithFlag(ctypes.byref(event), 1)\n"
+    "host, size = (ctypes.c_char * 8)(), ctypes.c_size_t(8)\n"
+    "did = []; work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: did.append(1))\n"
+    "call = lambda on: cann.aclrtLaunchHostFunc(on, work, None)\n"
+    "cann.aclrtMemcpyAsync(ctypes.c_void_p(64), size, host, size, 1, stream)\n"  # to where no device has memory
+    "call(stream); cann.aclrtRecordEvent(event, stream); cann.aclrtStreamWaitEvent(other, event); call(other)\n"
+    "said = [cann.aclrtSynchronizeStream(one) for one in (stream, stream, other, other)]\n"
+    "said += [cann.aclrtSynchronizeEvent(event), call(stream), call(other), cann.aclrtSynchronizeDevice()]\n"
+    "print('said', *map(int, map(bool, said)), len(did))"
+)
+
+
+def test_a_stream_that_stops_at_a_failure_has_it_for_good_and_so_have_those_that_wait_for_it():
+    """As torch_npu's do: no later work is done or taken, and every wait says so."""
+    done = run(FAILING.format(stops=1))
+    assert done.stdout.strip() == "said 1 1 1 1 1 1 1 1 0", done.stderr
+
+
+def test_a_stream_that_goes_on_after_a_failure_tells_it_once():
+    done = run(FAILING.format(stops=0))
+    assert done.stdout.strip() == "said 1 0 0 0 0 0 0 0 4", done.stderr
+
+
+def test_after_a_kernel_failed_every_wait_of_torch_npu_is_an_error(triton):
+    done = run(
+        "import torch, torch_npu, cann_kernels; x = torch.ones(64, device='npu'); y = torch.empty(64, device='npu')\n"
+        "cann_kernels.double[(1,)](x, y, 4096, BLOCK=4096)\n"
+        "for wait in (torch.npu.synchronize, torch.npu.current_stream().synchronize, x.cpu):\n"
+        "    try: wait()\n"
+        "    except RuntimeError: print('refused')",
+        PYTORCH_NO_NPU_MEMORY_CACHING="1",
+    )
+    assert done.stdout.split() == ["refused"] * 3, done.stderr
 
 
 def test_an_event_is_reached_when_what_came_before_it_is_done():

@@ -140,7 +140,6 @@ EXPORT aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion *
 EXPORT aclError aclsysGetVersionStr(char *, char *out) { strcpy(out, version()); return ACL_SUCCESS; }
 
 // Settings that change nothing here.
-EXPORT aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t) { return ACL_SUCCESS; }
 EXPORT aclError aclrtSetStreamAttribute(aclrtStream, aclrtStreamAttr, aclrtStreamAttrValue *) { return ACL_SUCCESS; }
 EXPORT aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t) { return ACL_SUCCESS; }
 EXPORT aclError aclrtGetStreamOverflowSwitch(aclrtStream, uint32_t *flag) { *flag = 0; return ACL_SUCCESS; }

@@ -32,7 +32,8 @@ int device_of(const void *address);  // whose memory it is; -1: no device's
 bool find_block(const void *address, Block *found);
 void memory_in_use(int device, char **low, char **high);  // all that was ever given out
 
-// Puts work at the end of a stream's queue. What it returns is what the next wait for the stream returns.
+// Puts work at the end of a stream's queue. What it returns is what the next wait for the stream returns, and from then on
+// every wait and every enqueue where the stream stops at a failure, as those of torch_npu do.
 aclError enqueue(aclrtStream stream, const char *what, Work work);
 int device_of_stream(aclrtStream stream);
 void finish_device(int device);  // does all that is queued there

@@ -24,11 +24,13 @@ struct Record {  // of an event on a stream
   Graph *graph = nullptr;
   bool done = false;
   uint64_t stamp = 0;
+  aclError error = ACL_SUCCESS;  // why it will never be reached
 };
 struct Task {
   const char *what;
   Work work;
   std::shared_ptr<Record> awaits;  // another stream's, which comes first
+  std::shared_ptr<Record> records = nullptr;
 };
 struct Graph {
   std::vector<Work> work;
@@ -47,6 +49,9 @@ struct Event {
 
 std::set<Stream *> all;
 int32_t streams_made = 0;
+// Whether a device's streams stop at a failure, for good; otherwise the next wait hears of it, and work goes on. CANN keeps it
+// for all streams of a context, whichever of them it was set for.
+bool stops[16];
 constexpr aclError CAPTURING = 107027;  // ACL_ERROR_STREAM_CAPTURED of newer headers
 
 uint64_t now() { return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -66,18 +71,27 @@ Stream *default_stream(int device) {  // what a null stream stands for
 Stream *stream_of(aclrtStream given) { return given ? (Stream *)given : default_stream(current_device()); }
 
 void step(Stream *stream);
-void finish(const std::shared_ptr<Record> &record) {
-  while (!record->done && !record->stream->queue.empty()) step(record->stream);
+aclError finish(const std::shared_ptr<Record> &record) {
+  while (!record->done && !record->error && !record->stream->queue.empty()) step(record->stream);
+  return record->error;
+}
+void fail(Stream *stream, aclError error) {
+  if (!stream->error) stream->error = error;
+  if (!stops[stream->device]) return;
+  for (const Task &dropped : stream->queue)
+    if (dropped.records) dropped.records->error = stream->error;
+  stream->queue.clear();
 }
 // The next of a stream's tasks, and first what it waits for.
 void step(Stream *stream) {
   if (stream->queue.empty()) return;
-  if (auto awaited = stream->queue.front().awaits) finish(awaited);
+  if (auto awaited = stream->queue.front().awaits)
+    if (aclError error = finish(awaited)) return fail(stream, error);
   Task task = std::move(stream->queue.front());
   stream->queue.pop_front();
   trace("stream %d does %s", stream->id, task.what);
   aclError error = task.work ? task.work() : ACL_SUCCESS;
-  if (error && !stream->error) stream->error = error;
+  if (error) fail(stream, error);
 }
 void step_at_random() {
   std::vector<Stream *> busy;
@@ -88,13 +102,17 @@ void step_at_random() {
 aclError finish(Stream *stream) {
   while (!stream->queue.empty()) random_order() ? step_at_random() : step(stream);
   aclError error = stream->error;
-  stream->error = ACL_SUCCESS;
+  if (!stops[stream->device]) stream->error = ACL_SUCCESS;
   return error;
 }
-void enqueue(Stream *stream, Task task) {
+aclError enqueue(Stream *stream, Task task) {
   if (stream->graph) {
     if (task.work) stream->graph->work.push_back(std::move(task.work));
-    return;
+    return ACL_SUCCESS;
+  }
+  if (stops[stream->device] && stream->error) {
+    if (task.records) task.records->error = stream->error;
+    return failed(stream->error, "%s on stream %d, which a failure has stopped", task.what, stream->id);
   }
   stream->queue.push_back(std::move(task));
   if (is_eager()) {
@@ -102,6 +120,7 @@ void enqueue(Stream *stream, Task task) {
   } else if (random_order()) {
     while ((*random_order())() % 3 == 0) step_at_random();
   }
+  return is_eager() ? stream->error : ACL_SUCCESS;
 }
 aclError wait(aclrtStream given) {
   std::lock_guard hold(lock);
@@ -126,7 +145,8 @@ aclError destroy(aclrtStream given) {
 }
 aclError query(const std::shared_ptr<Record> &record, bool *done) {
   *done = !record || record->done;
-  if (!*done && record->stream) step(record->stream);  // who asks again and again gets there
+  if (*done || record->error) return *done ? ACL_SUCCESS : record->error;
+  if (record->stream) step(record->stream);  // who asks again and again gets there
   return ACL_SUCCESS;
 }
 }  // namespace
@@ -135,9 +155,7 @@ aclError standin::enqueue(aclrtStream given, const char *what, Work work) {
   std::lock_guard hold(lock);
   Stream *stream = stream_of(given);
   if (!all.count(stream)) return failed(ACL_ERROR_RT_PARAM_INVALID, "%s on a stream that does not exist", what);
-  ::enqueue(stream, {what, std::move(work), nullptr});
-  aclError error = is_eager() ? stream->error : ACL_SUCCESS;
-  return error;
+  return ::enqueue(stream, {what, std::move(work), nullptr});
 }
 int standin::device_of_stream(aclrtStream given) { return stream_of(given)->device; }
 void standin::finish_device(int device) {
@@ -171,6 +189,12 @@ EXPORT aclError aclrtStreamQuery(aclrtStream given, aclrtStreamStatus *status) {
   step(stream);
   return ACL_SUCCESS;
 }
+EXPORT aclError aclrtSetStreamFailureMode(aclrtStream given, uint64_t mode) {
+  std::lock_guard hold(lock);
+  trace("stream %d %s", stream_of(given)->id, mode == ACL_STOP_ON_FAILURE ? "stops at a failure" : "goes on after failures");
+  stops[stream_of(given)->device] = mode == ACL_STOP_ON_FAILURE;
+  return ACL_SUCCESS;
+}
 EXPORT aclError aclrtStreamGetId(aclrtStream s, int32_t *id) { *id = stream_of(s)->id; return ACL_SUCCESS; }
 EXPORT aclError aclrtStreamWaitEvent(aclrtStream given, aclrtEvent event) {
   std::lock_guard hold(lock);
@@ -181,8 +205,7 @@ EXPORT aclError aclrtStreamWaitEvent(aclrtStream given, aclrtEvent event) {
     stream->graph = record->graph;
     record->graph->streams.insert(stream);
   }
-  if (!stream->graph) ::enqueue(stream, {"the wait for an event", nullptr, record});
-  return ACL_SUCCESS;
+  return stream->graph ? ACL_SUCCESS : ::enqueue(stream, {"the wait for an event", nullptr, record});
 }
 
 EXPORT aclError aclrtCreateEventExWithFlag(aclrtEvent *e, uint32_t) { *e = new Event; return ACL_SUCCESS; }
@@ -199,29 +222,29 @@ EXPORT aclError aclrtRecordEvent(aclrtEvent event, aclrtStream given) {
     return ACL_SUCCESS;
   }
   record->stream = stream;
-  ::enqueue(stream, {"the record of an event", [record] { record->done = true, record->stamp = now(); return ACL_SUCCESS; }, nullptr});
-  return ACL_SUCCESS;
+  auto reached = [record] { record->done = true, record->stamp = now(); return ACL_SUCCESS; };
+  return ::enqueue(stream, {"the record of an event", reached, nullptr, record});
 }
 EXPORT aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS; }
 EXPORT aclError aclrtSynchronizeEvent(aclrtEvent event) {
   std::lock_guard hold(lock);
   if (auto record = ((Event *)event)->last) {
     if (record->graph) return failed(CAPTURING, "an event is waited for while its stream is captured");
-    finish(record);
+    return finish(record);
   }
   return ACL_SUCCESS;
 }
 EXPORT aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus *status) {
   std::lock_guard hold(lock);
   bool done;
-  query(((Event *)event)->last, &done);
+  if (aclError error = query(((Event *)event)->last, &done)) return error;
   *status = done ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
   return ACL_SUCCESS;
 }
 EXPORT aclError aclrtQueryEventWaitStatus(aclrtEvent event, aclrtEventWaitStatus *status) {
   std::lock_guard hold(lock);
   bool done;
-  query(((Event *)event)->last, &done);
+  if (aclError error = query(((Event *)event)->last, &done)) return error;
   *status = done ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
   return ACL_SUCCESS;
 }
