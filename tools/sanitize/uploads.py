@@ -50,10 +50,22 @@ class Uploads(TorchDispatchMode):
 
 
 def _written(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> list[Any]:
-    """New results, and arguments that the operator writes; no views."""
+    """New results, and arguments that the operator writes; no views.
+
+    `to`, `reshape` and `contiguous` return a view or a copy: what is not in the memory of an argument is new.
+    """
     results = results if isinstance(results, tuple) and len(schema.returns) > 1 else (results,)
-    written = [result for returned, result in zip(schema.returns, results, strict=False) if returned.alias_info is None]
+    memory = {_memory(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
+    written = [
+        result
+        for returned, result in zip(schema.returns, results, strict=False)
+        if returned.alias_info is None or (isinstance(result, Tensor) and _memory(result) not in memory)
+    ]
     for place, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             written.append(args[place] if place < len(args) else kwargs.get(argument.name))
     return written
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
