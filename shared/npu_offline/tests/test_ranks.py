@@ -20,6 +20,19 @@ with ranks.join() as rank:
     dist.all_reduce(value)
     print(rank, value.item(), torch.get_num_threads(), *sys.argv[1:])
 """
+# What Python runs while it shuts down, threads of gloo still at work, would end this process with another status.
+ENDING = """
+import atexit, os, sys
+import torch.distributed as dist
+from npu_offline import ranks
+atexit.register(os.abort)
+with ranks.join() as rank:
+    print("said", end="")
+    if str(rank) in sys.argv[1:]:
+        raise ValueError("gave up")
+    if sys.argv[1:]:
+        dist.barrier()  # for ever: the other one does not come
+"""
 # No torch: what a rank's failure does to the others is about processes alone.
 HANGING = """
 import os, sys, time
@@ -50,6 +63,17 @@ def test_first_failure_ends_the_others_and_is_shown(worker):
     with pytest.raises(RuntimeError, match=r"rank 1 of 3 ended with status 1:\nsoon\ngave up"):
         ranks.run(worker(HANGING), 3, "1", timeout=50)
     assert time.monotonic() - start < 30
+
+
+def test_a_rank_ends_with_its_block(worker):
+    assert ranks.run(worker(ENDING), 2) == ["said", "said"]
+
+
+def test_a_rank_whose_block_raises_is_shown_and_ends_the_one_that_waits_for_it(worker):
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"(?s)rank 1 of 2 ended with status 1:\nsaid.*ValueError: gave up\n$"):
+        ranks.run(worker(ENDING), 2, "1", timeout=200)
+    assert time.monotonic() - start < 150
 
 
 def test_ranks_that_take_too_long_are_ended(worker):

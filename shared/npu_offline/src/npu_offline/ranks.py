@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def join() -> Iterator[int]:
-    """In the block this process is a rank of the default process group; yields which.
+    """In the block this process is a rank of the default process group; yields which. The process ends with the block.
 
     Raises:
         RuntimeError: `run` did not start this process.
@@ -104,6 +105,17 @@ def join() -> Iterator[int]:
 
     rank, count = int(os.environ[_RANK]), int(os.environ[_COUNT])
     dist.init_process_group("gloo", init_method=f"file://{os.environ[_STORE]}", rank=rank, world_size=count)
-    yield rank
-    dist.barrier()  # none leaves while another still talks to it
-    dist.destroy_process_group()
+    status = 1
+    try:
+        yield rank
+        dist.barrier()  # none leaves while another still talks to it
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Not through Python's shutdown. A thread of gloo that drops the last reference to a tensor asks for Python's lock;
+        # where Python is shutting down, it ends that thread, and with it the process: "terminate called without an active
+        # exception". After an error it may still be in a collective, and destroying the group would wait for the others.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -39,6 +39,20 @@ def is_cuda_build() -> bool:
     return re.search(r"^cuda\b.*= ['\"]", said, re.MULTILINE) is not None
 
 
+def torch_npu_problems() -> list[Problem]:
+    """What keeps the installed torch_npu from loading into the installed torch."""
+    found = []
+    torch, torch_npu = version("torch"), version("torch_npu")
+    if torch and torch_npu and torch.split(".")[:2] != torch_npu.split(".")[:2]:
+        cure = f"pip install torch=={'.'.join(torch_npu.split('.')[:3])}"
+        found.append(Problem(f"torch_npu {torch_npu} is for another torch than {torch}.", (cure,)))
+    if torch and torch_npu and is_cuda_build():
+        release = torch.partition("+")[0]
+        cure = f"pip install --force-reinstall --no-deps torch=={release} --index-url ADDRESS_OF_CPU_BUILDS"
+        found.append(Problem(f"torch {torch} is a build with CUDA, into which torch_npu does not load.", (cure,)))
+    return found
+
+
 def problems(*, ascend: bool | None = None) -> list[Problem]:
     """Everything that keeps kernels from running here, worst first.
 
@@ -50,19 +64,12 @@ def problems(*, ascend: bool | None = None) -> list[Problem]:
     triton = triton_problem(ascend=ascend)
     if triton:
         found.append(triton)
-    torch, torch_npu = version("torch"), version("torch_npu")
-    if torch and torch_npu and torch.split(".")[:2] != torch_npu.split(".")[:2]:
-        cure = f"pip install torch=={'.'.join(torch_npu.split('.')[:3])}"
-        found.append(Problem(f"torch_npu {torch_npu} is for another torch than {torch}.", (cure,)))
-    if torch and torch_npu and is_cuda_build():
-        release = torch.partition("+")[0]
-        cure = f"pip install --force-reinstall --no-deps torch=={release} --index-url ADDRESS_OF_CPU_BUILDS"
-        found.append(Problem(f"torch {torch} is a build with CUDA, into which torch_npu does not load.", (cure,)))
+    found += torch_npu_problems()
     if not found:
         for module in ("torch", "triton"):
             error = import_error(module) if version(module) or (module == "triton" and version("triton-ascend")) else None
             if error:
-                hint = " Is CANN's set_env.sh sourced?" if torch_npu and module == "torch" else ""
+                hint = " Is CANN's set_env.sh sourced?" if version("torch_npu") and module == "torch" else ""
                 found.append(Problem(f"`import {module}` fails: {error.rstrip('.')}.{hint}"))
                 break
     return found

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 import npu_tiling
+from npu_tiling.doctor import torch_npu_problems
 
 from ..cache import cache_dir
-from ..errors import OfflineError
+from ..errors import OfflineError, ToolchainMissingError
 from ..native import native_key, runtime_path
 from ..toolchains import DEFAULT, compiler
 from .build import build, versions
@@ -42,7 +43,7 @@ def environment(
         trace: launches and their completion are written to standard error.
 
     Raises:
-        ToolchainMissingError: the compiler, torch_npu or a C++ compiler is missing.
+        ToolchainMissingError: the compiler, torch_npu or a C++ compiler is missing, or torch_npu is not for this torch.
         OfflineError: the compiler cannot compile for that chip, or another argument is wrong.
     """
     chip = npu_tiling.soc(soc)
@@ -50,6 +51,8 @@ def environment(
         raise OfflineError(f"kernels is {kernels!r}, must be one of {', '.join(KERNELS)}")
     if compiler(soc, toolchain) is None:
         raise OfflineError(f"toolchain {toolchain} cannot compile for {soc}")
+    for problem in torch_npu_problems():  # which would end the command with an uncaught error of C++
+        raise ToolchainMissingError(str(problem))
     folder = build()
     variables = {
         "ASCEND_HOME_PATH": str(folder),
