@@ -115,8 +115,8 @@ def test_a_kernel_remembered_for_other_arguments_is_not_called(on_npu, kernels):
     def poison(*_):
         raise AssertionError("the remembered kernel was called")
 
-    (call,) = launcher._met.values()
-    call._run = poison
+    ((met, call),) = launcher._met.items()
+    launcher._met[met] = call._replace(run=poison)
     for name, arguments in VARIANTS.items():
         x = torch.randn(4, 64, device="npu")
         if name == "as it was":
@@ -155,3 +155,22 @@ def test_a_hook_of_triton_sees_every_launch(on_npu, kernels, through_the_jit, mo
     for _ in range(3):
         launch(launcher, torch.randn(4, 64, device="npu"), 40, 64, 0.5)
     assert len(seen) == 3 and len(through_the_jit) == 2 + 3
+
+
+@pytest.mark.parametrize("shapes", [True, False])
+def test_while_cann_profiles_every_launch_is_done_once_and_its_tensors_shapes_are_told(on_npu, kernels, shapes):
+    cann = pytest.importorskip("npu_offline.cann", reason="npu-offline is not installed")
+    launcher = Launcher(kernels.add_in_place)
+    x, y = torch.ones(64, device="npu"), torch.zeros(64, device="npu")
+
+    def launch(times):
+        for _ in range(times):
+            launcher(1, (x, y), (64,), {"BLOCK": 64}, {}, "key")
+        torch.npu.synchronize()
+
+    launch(3)
+    with cann.profiling(shapes=shapes) as told:
+        launch(4)
+    launch(2)
+    assert torch.equal(y.cpu(), torch.full((64,), 9.0))
+    assert told == ([3] * 4 if shapes else [])  # y counts twice: it is read and written

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 _INT32_END, _INT64_END = 2**31, 2**63
 _MULTIPLE = 16  # Triton compiles another kernel for integers, and for addresses, that are multiples of this
@@ -64,17 +64,20 @@ class Watchers:
         return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave) or self._before)
 
 
-class DirectCall:
-    """A compiled kernel, called as the JIT was seen to call it; a pointer is an address, a tensor or None."""
+class DirectCall(NamedTuple):
+    """A compiled kernel, called as the JIT was seen to: run(grid, 1, 1, stream, *handles, *pointers, *numbers, *rest).
 
-    def __init__(
-        self, compiled: Any, run: Callable[..., Any], stream_of: Callable[[int], Any], rest: Sequence[Any] = ()
-    ) -> None:
-        self._run, self._stream_of, self._rest = run, stream_of, tuple(rest)
-        self._handles = (compiled.function, compiled.packed_metadata, *_NO_MARKS)
+    Attributes:
+        run: what the JIT called.
+        stream_of: gives the current stream of a device's number.
+        handles: what comes before the kernel's arguments.
+        rest: what comes after them.
+    """
 
-    def __call__(self, grid: int, device: int, pointers: Sequence[Any], scalars: Sequence[Any]) -> None:
-        self._run(grid, 1, 1, self._stream_of(device), *self._handles, *pointers, *scalars, *self._rest)
+    run: Callable[..., Any]
+    stream_of: Callable[[int], Any]
+    handles: tuple[Any, ...]
+    rest: tuple[Any, ...]
 
 
 def observe(
@@ -129,7 +132,7 @@ def observe(
         if as_expected and callable(run):
             stream_of = next((one for one in streams if is_cuda or one(device) == values[3]), None)
             if stream_of is not None:
-                return DirectCall(compiled, run, stream_of, values[before + len(arguments) :])
+                return DirectCall(run, stream_of, (*handles, *_NO_MARKS), values[before + len(arguments) :])
     return None
 
 

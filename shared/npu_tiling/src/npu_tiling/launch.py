@@ -79,7 +79,7 @@ class Launcher:
         self._kernel = kernel
         self._plain = unspecialised(kernel)
         self._calls: dict[Hashable, Any] = {}  # what the JIT compiled, then a DirectCall; None: the JIT every time
-        self._met: dict[Hashable, DirectCall] = {}  # by the numbers themselves
+        self._met: dict[Hashable, DirectCall] = {}  # by the numbers themselves, which are in front of the rest there
         self._places: dict[torch.device, tuple[str, int, Callable[[], int] | None]] = {}
         triton = sys.modules["triton"]
         self._watchers = Watchers(triton, kernel)
@@ -148,8 +148,10 @@ class Launcher:
         met = (key, index, scalars, *map(type, scalars), *dtypes)  # with their types: 1, 1.0 and True are equal
         call = self._met.get(met)
         if call is not None:
+            run, stream_of, handles, rest = call
+            stream = stream_of(index)
             try:
-                call(grid, index, pointers, scalars)
+                run(grid, 1, 1, stream, *handles, *pointers, *rest)
                 return
             except TypeError:  # it takes no addresses, and nothing was launched
                 del self._met[met]
@@ -163,15 +165,15 @@ class Launcher:
         if type(call) is DirectCall:
             if len(self._met) >= _MOST_MET:
                 self._met.clear()
-            self._met[met] = call
+            self._met[met] = call._replace(rest=(*scalars, *call.rest))
             self(grid, tensors, scalars, constants, options, key)
         elif call is None:
             launch()
         elif call is _NEVER:
             self._calls[slot] = launch()
         else:
-            given = (*tensors, *scalars)
-            self._calls[slot] = observe(call, launch, grid, given, self._streams(kind), index, on_cuda)
+            arguments = (*tensors, *scalars)
+            self._calls[slot] = observe(call, launch, grid, arguments, self._streams(kind), index, on_cuda)
 
     def _slot(self, key: Hashable, index: int, scalars: tuple[Any, ...], dtypes: Sequence[Any]) -> Hashable:
         """Equal for launches that share a compiled kernel."""

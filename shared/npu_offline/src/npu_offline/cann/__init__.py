@@ -11,6 +11,6 @@ Needs torch_npu, triton-ascend and a C++ compiler, in an environment of their ow
 does. It cannot show anything of the chip, CANN's own operators and their limits, collectives (HCCL), or time on a device.
 """
 
-from .control import kernels_do_nothing, launched
+from .control import kernels_do_nothing, launched, profiling
 
-__all__ = ["kernels_do_nothing", "launched"]
+__all__ = ["kernels_do_nothing", "launched", "profiling"]

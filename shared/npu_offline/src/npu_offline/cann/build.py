@@ -20,7 +20,7 @@ from ..processes import run
 
 _SOURCES = Path(__file__).with_name("csrc")
 _LAUNCH = Path(__file__).parents[1] / "launch.h"
-_RUNTIME = ("memory", "streams", "devices", "kernels")
+_RUNTIME = ("memory", "streams", "devices", "kernels", "profiler")
 _PYTORCH = {"libopapi.so": "opapi", "libnpu_offline_aten.so": "aten"}  # these take PyTorch's headers, too
 _ALIASES = ("libhccl", "libascendcl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")
 _IGNORED = (  # without effect here

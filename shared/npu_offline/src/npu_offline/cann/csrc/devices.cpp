@@ -163,11 +163,3 @@ EXPORT aclError aclmdlInitDump() { return ACL_SUCCESS; }
 EXPORT aclError aclmdlFinalizeDump() { return ACL_SUCCESS; }
 EXPORT aclError aclGetCannAttribute(aclCannAttr, int32_t *value) { *value = 1; return ACL_SUCCESS; }
 EXPORT aclError aclGetCannAttributeList(const aclCannAttr **list, size_t *count) { *list = nullptr; *count = 0; return ACL_SUCCESS; }
-
-// The profiler: nothing is reported.
-EXPORT uint64_t MsprofGetHashId(const char *, size_t) { return 1; }
-EXPORT uint64_t MsprofSysCycleTime() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-EXPORT int32_t MsprofRegisterCallback(uint32_t, void *) { return 0; }
-EXPORT int32_t MsprofReportApi(uint32_t, const void *) { return 0; }
-EXPORT int32_t MsprofReportCompactInfo(uint32_t, const void *, uint32_t) { return 0; }
-EXPORT int32_t MsprofReportAdditionalInfo(uint32_t, const void *, uint32_t) { return 0; }
