@@ -99,13 +99,10 @@ def _command(job: Job, sanitizer: str, every: int) -> list[str]:
     command += ["--every", str(every)]
     if not job.tool:
         return command
-    kernels: tuple[str, ...] = ("--kernel-name", f"kns={_NAMES.get(job.package, _ANY_NAME)}")
-    limit = "1000"
-    if job.tool == "initcheck":  # it knows nothing of writes by other kernels, and says so of every copy of them to the host
+    kernels = ("--kernel-name", f"kns={_NAMES.get(job.package, _ANY_NAME)}")
+    if job.tool == "initcheck":
         command.append("--uploads")
-        limit = "100000"
-        kernels += ("--show-backtrace", "device")  # a backtrace of Python for each of those would take most of the time
-    return [sanitizer, "--tool", job.tool, "--print-limit", limit, "--report-api-errors", "no", *kernels, *command]
+    return [sanitizer, "--tool", job.tool, "--print-limit", "1000", "--report-api-errors", "no", *kernels, *command]
 
 
 def _run(job: Job, sanitizer: str, folder: Path | None, every: int) -> Done:

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("part", type=int)
     parser.add_argument("parts", type=int)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--uploads", action="store_true", help="what PyTorch writes is copied to the host and back")
+    parser.add_argument("--uploads", action="store_true", help="mark what PyTorch writes as written")
     options = parser.parse_args()
     device = torch.device("cuda")
     with Uploads(device) if options.uploads else contextlib.nullcontext():

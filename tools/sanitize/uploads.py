@@ -1,12 +1,14 @@
 """What PyTorch's own kernels write counts as written although initcheck does not watch them.
 
-initcheck takes as written what a kernel stored that it watches, and what was copied from the host. Watching all of PyTorch's
-and cuBLAS's kernels takes far too long, so it watches ours alone, and results of PyTorch's operators are copied to the host
-and back. Memory that was only allocated (`torch.empty`) and what our kernels left unwritten stay as they are.
+initcheck takes as written what a kernel stored that it watches, and what the driver set or copied. Watching all of PyTorch's
+and cuBLAS's kernels takes far too long, so it watches ours alone, and the driver sets the memory of what PyTorch's operators
+wrote before one of PyTorch's kernels puts the values back. Memory that was only allocated (`torch.empty`) and what our
+kernels left unwritten stay as they are.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ _ALLOCATE = ("empty", "new_empty", "resize")
 
 
 class Uploads(TorchDispatchMode):
-    """Copies what PyTorch's operators wrote on a device to the host and back; within operators of ours too."""
+    """Marks what PyTorch's operators wrote on a device as written; within operators of ours too."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -41,12 +43,20 @@ class Uploads(TorchDispatchMode):
         return results
 
     def upload(self, tensor: Tensor) -> None:
-        """Copy a tensor's part of memory to the host and back."""
+        """Let the driver set a tensor's part of memory, and put back what was there."""
         if tensor.layout != torch.strided or not tensor.numel():
             return
         span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        memory = tensor.as_strided((span,), (1,), tensor.storage_offset())
-        memory.copy_(memory.to("cpu", copy=True))
+        memory = tensor.detach().as_strided((span,), (1,), tensor.storage_offset()).view(torch.uint8)
+        values = torch.bitwise_or(memory, 0)  # by a kernel: the driver's copies are checked
+        if tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)
+            status = ctypes.CDLL("libcuda.so.1").cuMemsetD8_v2(
+                ctypes.c_uint64(memory.data_ptr()), ctypes.c_ubyte(0), ctypes.c_size_t(memory.numel())
+            )
+            if status:
+                raise RuntimeError(f"cuMemsetD8 failed: {status}")
+        torch.bitwise_or(values, 0, out=memory)
 
 
 def _written(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> list[Any]:
