@@ -51,6 +51,9 @@ def test_the_tiles_of_cuda_on_the_emulated_chip(device, width):
         for case in (
             lookup.make(300, 90, width, torch.float16, "zipf"),
             lookup.make(300, 9, width, kind="equal", scale_grad_by_freq=True),
+            lookup.make(300, 50, width, vocab_range=(30, 80)),
+            lookup.make(256, 90, width, torch.float16, "zipf", padding_idx=3),  # so few that they are not sorted
+            lookup.make(100, 9, width, kind="equal", scale_grad_by_freq=True),
             lookup.make(200, 50, width, vocab_range=(30, 80)),
         ):
             lookup.check(case, lookup.run(case, device.torch, with_slack))

@@ -73,6 +73,7 @@ def bench(*arguments):
     return main(["toy", "--device", "cpu", "--budget", "0.001", *arguments])
 
 
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 def test_run_writes_records_markdown_and_plot(repository, capsys):
     revision = "g" + git(repository, "rev-parse", "--short", "HEAD")
     json_file, document, picture = (repository / "results" / name for name in ("h.json", "t.md", "p.png"))

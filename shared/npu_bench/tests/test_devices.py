@@ -27,6 +27,7 @@ class _Torch(ModuleType):
 @pytest.fixture
 def torch_npu(monkeypatch, backend):
     """torch_npu and the torch.npu that it adds."""
+    monkeypatch.delenv("NPU_OFFLINE_CANN_RUNTIME", raising=False)  # where these tests run over the stand-in of CANN
     monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
     monkeypatch.setattr("npu_bench.devices.torch", _Torch(backend))
     return backend

@@ -17,6 +17,7 @@ KERNELS = Kernels(__package__, "npu-embedding")
 _INT32_END = 2**31
 FIRST_KEY = 0x00800000  # of the keys that Ascend sorts, see kernels_sort.py
 _MOST_KEYS = 2**31 - 2**24  # below infinity
+_FEW = 256  # indices that each program of a launch looks through, instead of a sort (CUDA)
 _BESIDE_BYTES = 2**26  # zeros for a table of this size take as long as a sort of its indices
 _NAN_BITS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
 
@@ -58,6 +59,9 @@ def backward(
     if device.kind != "cuda":
         ordered, order = _sorted_keys(flat, n_rows, -1, first, device)
         _sum_runs(dweight, dy, ordered, order, padding, scale_grad_by_freq, FIRST_KEY, device)
+        return dweight
+    if flat.numel() <= _FEW:
+        _sum_few(dweight.zero_(), dy, flat, padding, scale_grad_by_freq, first, device)
         return dweight
     # 32 bits are half the passes of a radix sort.
     key_dtype = torch.int32 if last < _INT32_END else torch.int64
@@ -166,6 +170,23 @@ def _sum_runs(
     if chunks > 1 or not on_cuda:
         recipe = _recipe(tiling.partials_launch if on_cuda else tiling.finish_launch, width, itemsize, device, modes)
         launch_with_fallback("embedding backward, partial sums", recipe, finish, _smaller)
+
+
+def _sum_few(
+    dweight: Tensor, dy: Tensor, indices: Tensor, padding: int, scale_by_count: bool, first: int, device: Device
+) -> None:
+    """Writes the rows that `_FEW` indices [n] or less name."""
+    (n_rows, width), n = dweight.shape, indices.numel()
+    rows = _rows_side_by_side(dy.reshape(-1, width))
+    scalars = (n, n_rows, first, padding, rows.stride(0))
+
+    def run(recipe: Recipe) -> None:
+        grid = n * recipe.launch.column_blocks
+        KERNELS.launch("kernels_few", "sum_few_kernel", recipe, grid, (rows, indices, dweight), scalars)
+
+    modes = (("SCALE_BY_COUNT", scale_by_count), ("BLOCK_M", _FEW))
+    recipe = _recipe(tiling.runs_launch, width, dy.dtype.itemsize, device, modes)
+    launch_with_fallback("embedding backward, few indices", recipe, run, _smaller)
 
 
 def _store_zeros(dweight: Tensor, rows: Tensor, padding: int, device: Device) -> None:
