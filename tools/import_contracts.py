@@ -25,8 +25,8 @@ def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mappi
     operators = [package.module for package in packages if package.is_operator]
     (core,) = (package.module for package in packages if package.name == CORE)
     development = [module for module in modules if module not in (core, *operators)]
-    kernels = [f"{module}.{file.stem}" for module, file in _files(packages, root) if file.stem.startswith("kernels")]
-    tilings = [f"{module}.{file.stem}" for module, file in _files(packages, root) if file.stem.startswith("tiling")]
+    kernels = [f"{module}.{name}" for module, name in _modules(packages, root) if name.startswith("kernels")]
+    tilings = [f"{module}.{name}" for module, name in _modules(packages, root) if name.startswith("tiling")]
     written: dict[str, dict[str, str | list[str]]] = {
         "Operators do not import each other": {"type": "independence", "modules": operators},
         "Operators import no development package": _forbid(operators, development),
@@ -48,11 +48,13 @@ def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mappi
     return sections
 
 
-def _files(packages: Iterable[Package], root: Path) -> Iterable[tuple[str, Path]]:
+def _modules(packages: Iterable[Package], root: Path) -> Iterable[tuple[str, str]]:
+    """The package and the name of every module, and of every folder of modules, of the operators."""
     for package in packages:
         if package.is_operator:
-            for file in sorted((root / package.folder / "src" / package.module).glob("*.py")):
-                yield package.module, file
+            source = root / package.folder / "src" / package.module
+            for path in sorted([*source.glob("*.py"), *source.glob("*/__init__.py")]):
+                yield package.module, path.parent.name if path.parent != source else path.stem
 
 
 def _forbid(sources: list[str], forbidden: list[str]) -> dict[str, str | list[str]]:

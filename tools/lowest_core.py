@@ -15,9 +15,9 @@ from .workspace import CORE, Package, of_others, read_packages
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, {module}
-for found in pkgutil.iter_modules({module}.__path__):
-    if not found.name.startswith("kernels"):  # device code, which imports Triton
-        importlib.import_module("{module}." + found.name)
+for found in pkgutil.walk_packages({module}.__path__, "{module}."):
+    if not found.name.split(".")[1].startswith("kernels"):  # device code, which imports Triton
+        importlib.import_module(found.name)
 """
 
 

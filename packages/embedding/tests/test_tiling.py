@@ -4,7 +4,7 @@ import dataclasses
 
 import npu_tiling
 import pytest
-from npu_embedding import tiling, tiling_indices
+from npu_embedding import tiling
 from npu_tiling import SOCS, footprint
 
 WIDTHS = [*range(1, 200), 256, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 9000, 12288, 16384, 16411, 65536, 100003]
@@ -45,7 +45,7 @@ def test_grids_are_persistent():
     assert forward.grid(1) == finish.grid(1) == 1
     assert forward.grid(16384) == finish.grid(131072) == chip.vector_cores
     assert tiling.partials_launch(768, 4, GPU).grid(40) == 39 * 3
-    for launch in (tiling_indices.keys_launch(chip), tiling_indices.offsets_launch(chip)):
+    for launch in (tiling.keys_launch(chip), tiling.offsets_launch(chip)):
         assert launch.grid(1) == 1 and launch.grid(10**6) == chip.vector_cores
     wide = tiling.runs_launch(16384, 4, chip)
     assert wide.column_blocks * wide.chunks(10**6) <= chip.vector_cores

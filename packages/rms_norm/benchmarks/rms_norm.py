@@ -144,7 +144,7 @@ def host_stages(device: torch.device) -> Sequence[Stage]:
     x, weight = inputs(CASES[1], device).values()
     plain_x, plain_weight = x.detach(), weight.detach()
     forward = partial(launch.forward, plain_x, None, plain_weight, EPS, 0.0, "llama", True, chip)
-    captured = _arguments(forward, (launch, "follow_rows"), (launch.KERNELS, "launch"))
+    captured = _arguments(forward, (launch, "plan_strided_rows"), (launch.KERNELS, "launch"))
     implementation = partial(OPERATORS.below_autograd, "rms_norm", plain_x, plain_weight, EPS, 0.0, "llama", False, True)
     return [
         Stage("public function, with gradients", partial(npu_rms_norm.rms_norm, x, weight, EPS), ["implementation"]),
@@ -155,7 +155,7 @@ def host_stages(device: torch.device) -> Sequence[Stage]:
         Stage("implementation", implementation, ["launch.forward"]),
         Stage("launch.forward", forward, ["allocation of y and rstd", "plan look-up", "kernel launch"]),
         Stage("allocation of y and rstd", partial(_allocate, plain_x)),
-        Stage("plan look-up", captured["follow_rows"]),
+        Stage("plan look-up", captured["plan_strided_rows"]),
         Stage("kernel launch", captured["launch"]),
     ]
 

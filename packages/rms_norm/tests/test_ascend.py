@@ -10,7 +10,7 @@ import torch
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
 from npu_rms_norm import add_rms_norm, launch, rms_norm, tiling
-from npu_rms_norm.kernels_backward import sum_partials_kernel
+from npu_rms_norm.kernels.backward import sum_partials_kernel
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]

@@ -62,7 +62,7 @@ def test_the_widest_blocks_that_are_declared_to_fit_do(soc, label, backward):
         chip = npu_tiling.soc(soc)
         return tiling.Launch(problem(label, 4 * columns, backward), chip, backward, True, True, 1, columns)
 
-    most = tiling._WIDE_TRANSFER_BYTES // min(problem(label, 1, backward).itemsizes)  # wider blocks are not chosen
+    most = tiling.ascend._WIDE_TRANSFER_BYTES // min(problem(label, 1, backward).itemsizes)  # wider blocks are not chosen
     chosen = launch(min(most, widest(lambda columns: launch(columns).ub_bytes, soc)))
     records = records_of(label, soc)
     for kernel in ("backward_wide_mean_kernel", "backward_wide_kernel") if backward else ("forward_wide_kernel",):

@@ -74,11 +74,11 @@ def test_a_backward_on_an_ascend950_takes_no_row_alone():
 
 def test_rows_are_shared_out_evenly_where_they_lie_on_one_level():
     for choose in (forward_launch, backward_launch):
-        assert choose(problem(512), B4).constants["EVEN"]
+        assert choose(problem(512), B4).constants["CONTIGUOUS_SPLIT"]
         assert choose(problem(512, rows=100), B4).grid == 40
         assert choose(problem(512, rows=7), B4).grid == 7
-        assert not choose(problem(512, n_outer=2), B4).constants["EVEN"]
-        assert not choose(problem(512), H200).constants["EVEN"]
+        assert not choose(problem(512, n_outer=2), B4).constants["CONTIGUOUS_SPLIT"]
+        assert not choose(problem(512), H200).constants["CONTIGUOUS_SPLIT"]
 
 
 def test_small_groups_share_a_tile_whole():

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
+from npu_tiling.arithmetic import INT32_END
 from torch import Tensor
 
-from . import reference, tiling, tiling_indices
+from . import reference, tiling
 
 KERNELS = Kernels(__package__, "npu-embedding")
-_INT32_END = 2**31
-FIRST_KEY = 0x00800000  # of the keys that Ascend sorts, see kernels_sort.py
+FIRST_KEY = 0x00800000  # of the keys that Ascend sorts, see kernels/sort.py
 _MOST_KEYS = 2**31 - 2**24  # below infinity
 _FEW = 256  # indices that each program of a launch looks through, instead of a sort (CUDA)
 _BESIDE_BYTES = 2**26  # zeros for a table of this size take as long as a sort of its indices
@@ -40,7 +40,7 @@ def forward(indices: Tensor, weight: Tensor, first: int, n_total: int, device: D
 
     def run(recipe: Recipe) -> None:
         grid = recipe.launch.grid(flat.numel())
-        KERNELS.launch("kernels", "gather_rows_kernel", recipe, grid, tensors, scalars)
+        KERNELS.launch("kernels.forward", "gather_rows_kernel", recipe, grid, tensors, scalars)
 
     launch_with_fallback("embedding forward", recipe, run, _smaller)
     return out
@@ -64,7 +64,7 @@ def backward(
         _sum_few(dweight.zero_(), dy, flat, padding, scale_grad_by_freq, first, device)
         return dweight
     # 32 bits are half the passes of a radix sort.
-    key_dtype = torch.int32 if last < _INT32_END else torch.int64
+    key_dtype = torch.int32 if last < INT32_END else torch.int64
     keys = torch.empty_like(flat, dtype=key_dtype)
     marks = _mark_rows(flat, keys, n_rows, padding, first, device)
     # The gradient of a large table is mostly zeros, and a sort leaves the memory idle.
@@ -101,14 +101,14 @@ def sparse_slots(indices: Tensor, n_rows: int, padding_idx: int, first: int, dev
 
 
 def _sorted_keys(indices: Tensor, n_rows: int, padding: int, first: int, device: Device) -> tuple[Tensor, Tensor]:
-    """Indices [n] as keys, see kernels_sort.py, in ascending order, int32, and where each stood."""
+    """Indices [n] as keys, see kernels/sort.py, in ascending order, int32, and where each stood."""
     if n_rows >= _MOST_KEYS:
         raise ValueError(f"the table has {n_rows} rows and must have less than {_MOST_KEYS} on {device.name}.")
     n = indices.numel()
     keys = torch.empty((n,), dtype=torch.int32, device=indices.device)
-    recipe = _index_recipe(tiling_indices.keys_launch, device)
+    recipe = _index_recipe(tiling.keys_launch, device)
     scalars = (n, n_rows, first, padding)
-    KERNELS.launch("kernels_sort", "sort_keys_kernel", recipe, recipe.launch.grid(n), (indices, keys), scalars)
+    KERNELS.launch("kernels.sort", "sort_keys_kernel", recipe, recipe.launch.grid(n), (indices, keys), scalars)
     ordered, order = torch.sort(keys.view(torch.float32), stable=True)
     return ordered.view(torch.int32), order
 
@@ -116,15 +116,15 @@ def _sorted_keys(indices: Tensor, n_rows: int, padding: int, first: int, device:
 def _offsets(ordered: Tensor, n_rows: int, first: int, device: Device) -> Tensor:
     """Offsets [n_rows + 1] of the runs: how many of `ordered` are less than first + r."""
     n = ordered.numel()
-    dtype = torch.int32 if n < _INT32_END else torch.int64
+    dtype = torch.int32 if n < INT32_END else torch.int64
     if device.kind == "cuda":
         bounds = torch.arange(first, first + n_rows + 1, dtype=ordered.dtype, device=ordered.device)
         return torch.searchsorted(ordered, bounds, out_int32=dtype == torch.int32)
     offsets = torch.empty((n_rows + 1,), dtype=dtype, device=ordered.device)
-    recipe = _index_recipe(tiling_indices.offsets_launch, device)
+    recipe = _index_recipe(tiling.offsets_launch, device)
     scalars = (n, n_rows, first, n.bit_length())
     grid = recipe.launch.grid(n_rows + 1)
-    KERNELS.launch("kernels_sort", "find_runs_kernel", recipe, grid, (ordered, offsets), scalars)
+    KERNELS.launch("kernels.sort", "find_runs_kernel", recipe, grid, (ordered, offsets), scalars)
     return offsets
 
 
@@ -152,7 +152,7 @@ def _sum_runs(
         tensors = (rows, order, ordered, offsets, dweight, partials)
         scalars = (n_rows, chunks, *numbers, rows.stride(0))
         grid = chunks * recipe.launch.column_blocks
-        KERNELS.launch("kernels_backward", "sum_runs_kernel", recipe, grid, tensors, scalars)
+        KERNELS.launch("kernels.backward", "sum_runs_kernel", recipe, grid, tensors, scalars)
         return partials
 
     recipe = _recipe(tiling.runs_launch, width, itemsize, device, modes)
@@ -165,7 +165,7 @@ def _sum_runs(
     def finish(recipe: Recipe) -> None:
         tensors = (partials, ordered, offsets, dweight)
         grid = recipe.launch.grid(chunks) if on_cuda else recipe.launch.grid(n_rows)
-        KERNELS.launch("kernels_backward", kernel, recipe, grid, tensors, (n_rows, chunks, *numbers))
+        KERNELS.launch("kernels.backward", kernel, recipe, grid, tensors, (n_rows, chunks, *numbers))
 
     if chunks > 1 or not on_cuda:
         recipe = _recipe(tiling.partials_launch if on_cuda else tiling.finish_launch, width, itemsize, device, modes)
@@ -195,7 +195,7 @@ def _store_zeros(dweight: Tensor, rows: Tensor, padding: int, device: Device) ->
 
     def run(recipe: Recipe) -> None:
         grid = recipe.launch.grid(n_rows)
-        KERNELS.launch("kernels_backward", "store_zeros_kernel", recipe, grid, (dweight, rows), (n_rows, padding))
+        KERNELS.launch("kernels.backward", "store_zeros_kernel", recipe, grid, (dweight, rows), (n_rows, padding))
 
     recipe = _recipe(tiling.zeros_launch, width, dweight.dtype.itemsize, device, ())
     launch_with_fallback("embedding backward, zeros", recipe, run, _smaller)
@@ -205,10 +205,10 @@ def _mark_rows(indices: Tensor, keys: Tensor | None, n_rows: int, padding: int, 
     """Marks [n_rows] of the rows that `indices` name, and `keys` to sort by: `indices`, with less outside the table."""
     marks = torch.zeros(n_rows, dtype=torch.int8, device=indices.device)
     n = indices.numel()
-    recipe = _index_recipe(tiling_indices.mark_launch, device, (("KEYS", keys is not None),))
+    recipe = _index_recipe(tiling.mark_launch, device, (("KEYS", keys is not None),))
     scalars = (n, n_rows, first, padding)
     grid = recipe.launch.grid(n)
-    KERNELS.launch("kernels_backward", "mark_rows_kernel", recipe, grid, (indices, keys, marks), scalars)
+    KERNELS.launch("kernels.cuda", "mark_rows_kernel", recipe, grid, (indices, keys, marks), scalars)
     return marks
 
 
@@ -252,7 +252,7 @@ def _recipe(
 
 @functools.lru_cache(maxsize=256)
 def _index_recipe(
-    choose: Callable[[Device], tiling_indices.IndexLaunch], device: Device, modes: tuple[tuple[str, int], ...] = ()
+    choose: Callable[[Device], tiling.IndexLaunch], device: Device, modes: tuple[tuple[str, int], ...] = ()
 ) -> Recipe:
     return Recipe.of(choose(device), dict(modes))
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
+from npu_tiling.arithmetic import FP32
 from npu_tiling.rows import layout_of
 from torch import Tensor
 
@@ -39,13 +40,13 @@ def forward(
         return y, total, rstd
     weight = None if weight is None else weight.contiguous()
     read = _dtypes(x, residual)
-    inputs, plan = follow_rows((x, residual), tiling.forward_launch, read, y.dtype, y.dtype, casting_mode, device)
+    inputs, plan = plan_strided_rows((x, residual), tiling.forward_launch, read, y.dtype, y.dtype, casting_mode, device)
     tensors = (*inputs, weight, y, total, rstd)
     scalars = (*plan.rows, *plan.strides, eps, offset)
 
     def run(recipe: Recipe) -> None:
         kernel = "forward_wide_kernel" if recipe.launch.wide else "forward_kernel"
-        KERNELS.launch("kernels", kernel, recipe, recipe.launch.grid, tensors, scalars)
+        KERNELS.launch("kernels.forward", kernel, recipe, recipe.launch.grid, tensors, scalars)
 
     launch_with_fallback("rms_norm forward", plan.recipe, run, _smaller)
     return y, total, rstd
@@ -70,7 +71,7 @@ def backward(
     width = x.shape[-1]
     weight, rstd = None if weight is None else weight.contiguous(), rstd.contiguous()
     read, result = _dtypes(dy, dsum, x), None if dx is None else dx.dtype
-    moved, plan = follow_rows((dy, dsum, x, dx), tiling.backward_launch, read, result, dy.dtype, casting_mode, device)
+    moved, plan = plan_strided_rows((dy, dsum, x, dx), tiling.backward_launch, read, result, dy.dtype, casting_mode, device)
     p_dy, p_dsum, p_x, p_dx = moved
 
     def run(recipe: Recipe) -> Tensor | None:
@@ -81,24 +82,24 @@ def backward(
         if not launch.wide:
             tensors = (p_dy, p_dsum, p_x, weight, rstd, p_dx, partials)
             scalars = (*plan.rows, *plan.strides, offset)
-            KERNELS.launch("kernels_backward", "backward_kernel", recipe, launch.grid, tensors, scalars)
+            KERNELS.launch("kernels.backward", "backward_kernel", recipe, launch.grid, tensors, scalars)
             return partials
         mean = None
         if dx is not None:
             mean = allocate(dy, rstd.shape, torch.float32)
             scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:6], offset)  # of dy and x
             read = (p_dy, p_x, weight, rstd, mean)
-            KERNELS.launch("kernels_backward", "backward_wide_mean_kernel", recipe, launch.grid, read, scalars)
+            KERNELS.launch("kernels.backward", "backward_wide_mean_kernel", recipe, launch.grid, read, scalars)
         every = (p_dy, p_dsum, p_x, weight, rstd, mean, p_dx, partials)
         scalars = (*plan.rows, launch.splits, *plan.strides, offset)
-        KERNELS.launch("kernels_backward", "backward_wide_kernel", recipe, launch.column_grid, every, scalars)
+        KERNELS.launch("kernels.backward", "backward_wide_kernel", recipe, launch.column_grid, every, scalars)
         return partials
 
     partials = launch_with_fallback("rms_norm backward", plan.recipe, run, _smaller)
     if partials is not None and dweight is not None:
         recipe = _sum_recipe(width, device)
         tensors = (partials, dweight)
-        KERNELS.launch("kernels_backward", "sum_partials_kernel", recipe, recipe.launch.grid, tensors, (partials.shape[0],))
+        KERNELS.launch("kernels.backward", "sum_partials_kernel", recipe, recipe.launch.grid, tensors, (partials.shape[0],))
     return dweight
 
 
@@ -116,7 +117,7 @@ class Plan(NamedTuple):
     strides: tuple[int, ...]
 
 
-def follow_rows(
+def plan_strided_rows(
     tensors: tuple[Tensor | None, ...],
     choose: Callable[[tiling.Problem, Device], tiling.Launch],
     read: tuple[torch.dtype | None, ...],
@@ -168,8 +169,8 @@ def choose_plan(
     pairs = [(0, 0) if own is None else next(found) for own in strides]
     itemsizes = tuple(dtype.itemsize for dtype in read if dtype is not None)
     outer_stride, inner_stride = (max(own) for own in zip(*pairs, strict=True))
-    narrow = any(dtype is not None and dtype.itemsize < tiling.FP32 for dtype in (*read, result))
-    rounds = y_dtype.itemsize < tiling.FP32 and casting_mode != "gemma"
+    narrow = any(dtype is not None and dtype.itemsize < FP32 for dtype in (*read, result))
+    rounds = y_dtype.itemsize < FP32 and casting_mode != "gemma"
     factors = rounds and casting_mode == "none"
     problem = tiling.Problem(rows.n_outer, rows.n_inner, shape[-1], inner_stride, outer_stride, itemsizes, narrow, factors)
     modes = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors}

@@ -5,11 +5,12 @@ from .detection import SOC_VARIABLE, device_for, soc, use_device
 from .devices import SOCS, Device
 from .errors import MissingTritonError, UnifiedBufferError, UnknownDeviceError
 from .fallback import is_out_of_resources, is_ub_overflow, launch_with_fallback
-from .grid import persistent_grid
+from .grid import ALL_TILES, persistent_grid
 from .launch import Kernels, Launcher, Recipe, import_kernels
 from .rows import RowLayout, row_layout
 
 __all__ = [
+    "ALL_TILES",
     "SOCS",
     "SOC_VARIABLE",
     "Block",

@@ -2,55 +2,26 @@
 
     out[i] = weight[index[i] - first]   0 where the index lies in another shard   NaN where no shard has it
 
-The table at hand holds rows `first` to `last - 1` of `n_total`. A tile is BLOCK_M indices by BLOCK_N columns; programs
-stride over the tiles. Rows of the table are fetched whole, one transfer each, and a tile is stored at once. Elements are
-bits here: integers of their size, whatever they mean.
-
-Columns come in blocks. MASK_COLUMNS: the last block is masked (CUDA, where a block is a power of two); otherwise it is moved
-back to end with the row, so that no transfer needs a mask, and a few columns are computed twice to the same bits.
+The table at hand holds rows from `first` to before `stop` of `n_total`. A tile is BLOCK_M indices by BLOCK_N columns;
+programs stride over the tiles. Rows of the table are fetched whole, one transfer each, and a tile is stored at once.
+Elements are bits here: integers of their size, whatever they mean.
 """
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def block_columns(i_block, N: tl.constexpr, BLOCK_N: tl.constexpr, MASK_COLUMNS: tl.constexpr):
-    """Columns [BLOCK_N] of a block."""
-    i_col = i_block * BLOCK_N
-    if N % BLOCK_N != 0 and not MASK_COLUMNS:
-        i_col = tl.minimum(i_col, N - BLOCK_N)
-    return i_col + tl.arange(0, BLOCK_N)
-
-
-@triton.jit
-def load_row(p_row, o_col, N: tl.constexpr, MASK_COLUMNS: tl.constexpr):
-    """A block [BLOCK_N] of the row at `p_row`."""
-    if MASK_COLUMNS:
-        return tl.load(p_row + o_col, mask=o_col < N, other=0.0)
-    else:
-        return tl.load(p_row + o_col)
-
-
-@triton.jit
-def store_row(p_row, b_row, o_col, N: tl.constexpr, MASK_COLUMNS: tl.constexpr):
-    """Stores a block [BLOCK_N] of the row at `p_row`, in the dtype of the memory."""
-    b_row = b_row.to(p_row.dtype.element_ty)
-    if MASK_COLUMNS:
-        tl.store(p_row + o_col, b_row, mask=o_col < N)
-    else:
-        tl.store(p_row + o_col, b_row)
+from .tile import block_columns
 
 
 @triton.jit
 def copy_rows(
-    p_index, p_weight, p_out, i_first, n_rows, first, last, n_total, s_weight, o_col, b_zero, b_nan, N: tl.constexpr
+    p_index, p_weight, p_out, i_first, n_rows, first, stop, n_total, s_weight, o_col, b_zero, b_nan, N: tl.constexpr
 ):
     """Copies `n_rows` rows one by one, or fills them, as each index says."""
     for i in tl.range(i_first, i_first + n_rows):
         i_index = tl.load(p_index + i).to(tl.int64)
         p_row = p_out + i * N + o_col
-        if (i_index >= first) & (i_index < last):
+        if (i_index >= first) & (i_index < stop):
             tl.store(p_row, tl.load(p_weight + (i_index - first) * s_weight + o_col))
         elif (i_index >= 0) & (i_index < n_total):
             tl.store(p_row, b_zero)
@@ -58,14 +29,14 @@ def copy_rows(
             tl.store(p_row, b_nan)
 
 
-@triton.jit(do_not_specialize=["n", "first", "last", "n_total"])
+@triton.jit(do_not_specialize=["n", "first", "stop", "n_total"])
 def gather_rows_kernel(
     p_index,
     p_weight,
     p_out,
     n,
     first,
-    last,
+    stop,
     n_total,
     s_weight,
     N: tl.constexpr,
@@ -92,7 +63,7 @@ def gather_rows_kernel(
         o_out = i_row * N + (o_row[:, None] * N + o_col[None, :])
         if MASK_ROWS:
             b_index = tl.load(p_index + i_row + o_row, mask=o_row < n_left, other=first).to(tl.int64)  # [BLOCK_M]
-            m_inside = (b_index >= first) & (b_index < last)
+            m_inside = (b_index >= first) & (b_index < stop)
             m_known = (b_index >= 0) & (b_index < n_total)
             b_fill = tl.where(m_known, tl.zeros([BLOCK_M], DTYPE), tl.full([BLOCK_M], NAN, DTYPE))
             m_tile = (o_row < n_left)[:, None]
@@ -106,13 +77,13 @@ def gather_rows_kernel(
             n_inside = 0
             for i in tl.range(i_row, i_row + n_left):
                 i_index = tl.load(p_index + i)
-                n_inside += ((i_index >= first) & (i_index < last)).to(tl.int32)
+                n_inside += ((i_index >= first) & (i_index < stop)).to(tl.int32)
             if n_inside == n_left:
                 b_index = tl.load(p_index + i_row + o_row, mask=o_row < n_left, other=first).to(tl.int64)  # [BLOCK_M]
                 p_rows = p_weight - first.to(tl.int64) * s_weight + b_index[:, None] * s_weight
                 b_rows = tl.load(p_rows + o_col[None, :])  # [BLOCK_M, BLOCK_N]: a transfer a row, and no select
                 tl.store(p_out + o_out, b_rows, mask=(o_row < n_left)[:, None])
             else:
-                copy_rows(p_index, p_weight, p_out, i_row, n_left, first, last, n_total, s_weight, o_col, b_zero, b_nan, N)
+                copy_rows(p_index, p_weight, p_out, i_row, n_left, first, stop, n_total, s_weight, o_col, b_zero, b_nan, N)
         else:
-            copy_rows(p_index, p_weight, p_out, i_row, n_left, first, last, n_total, s_weight, o_col, b_zero, b_nan, N)
+            copy_rows(p_index, p_weight, p_out, i_row, n_left, first, stop, n_total, s_weight, o_col, b_zero, b_nan, N)

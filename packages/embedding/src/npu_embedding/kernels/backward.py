@@ -11,22 +11,22 @@ head in a chunk that it enters from before, a tail in the chunk where it starts.
 order. `store_zeros_kernel` stores the rows without a run; `finish_rows_kernel` does both. Every row of dweight is stored
 once.
 
-Sums are fp32, rounded once. Columns come in blocks, as in kernels.py.
+Sums are fp32, rounded once. Columns come in blocks, as in tile.py.
 """
 
 import triton
 import triton.language as tl
 
-from .kernels import block_columns, load_row, store_row
+from .tile import block_columns, load_row, store_row
 
 
 @triton.jit
 def sum_rows(
-    p_dy, p_order, i_first, i_last, s_dy, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr, MASK_COLUMNS: tl.constexpr
+    p_dy, p_order, i_first, i_stop, s_dy, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr, MASK_COLUMNS: tl.constexpr
 ):
-    """fp32 [BLOCK_N]: the sum of the rows of dy at the sorted positions from `i_first` to before `i_last`."""
+    """fp32 [BLOCK_N]: the sum of the rows of dy at the sorted positions from `i_first` to before `i_stop`."""
     b_sum = tl.zeros([BLOCK_N], tl.float32)
-    for i in tl.range(i_first, i_last):
+    for i in tl.range(i_first, i_stop):
         i_dy = tl.load(p_order + i).to(tl.int64)
         b_sum += load_row(p_dy + i_dy * s_dy, o_col, N, MASK_COLUMNS).to(tl.float32)
     return b_sum
@@ -71,30 +71,30 @@ def sum_runs_kernel(
     i_end = tl.load(p_offsets + n_rows).to(tl.int64)
     n_each = tl.cdiv(i_end - i_begin, n_chunks)
     i_first = i_begin + i_chunk * n_each
-    i_last = tl.minimum(i_first + n_each, i_end)
-    if i_first < i_last:
+    i_stop = tl.minimum(i_first + n_each, i_end)
+    if i_first < i_stop:
         i_head = tl.load(p_sorted + i_first).to(tl.int64) - first
-        i_tail = tl.load(p_sorted + i_last - 1).to(tl.int64) - first
+        i_tail = tl.load(p_sorted + i_stop - 1).to(tl.int64) - first
         # Whole runs lie from i_whole to before i_rest.
         i_whole = i_first
         if tl.load(p_offsets + i_head) < i_first:
-            i_whole = tl.minimum(tl.load(p_offsets + i_head + 1).to(tl.int64), i_last)
-        i_rest = i_last
-        if tl.load(p_offsets + i_tail + 1) > i_last:
+            i_whole = tl.minimum(tl.load(p_offsets + i_head + 1).to(tl.int64), i_stop)
+        i_rest = i_stop
+        if tl.load(p_offsets + i_tail + 1) > i_stop:
             i_rest = tl.maximum(tl.load(p_offsets + i_tail).to(tl.int64), i_whole)
         if (i_first < i_whole) & (i_head != i_padding):
             b_sum = sum_rows(p_dy, p_order, i_first, i_whole, s_dy, o_col, N, BLOCK_N, MASK_COLUMNS)
             store_row(p_partials + i_chunk.to(tl.int64) * N, b_sum, o_col, N, MASK_COLUMNS)
-        if (i_rest < i_last) & (i_tail != i_padding):
-            b_sum = sum_rows(p_dy, p_order, i_rest, i_last, s_dy, o_col, N, BLOCK_N, MASK_COLUMNS)
+        if (i_rest < i_stop) & (i_tail != i_padding):
+            b_sum = sum_rows(p_dy, p_order, i_rest, i_stop, s_dy, o_col, N, BLOCK_N, MASK_COLUMNS)
             store_row(p_partials + (n_chunks + i_chunk).to(tl.int64) * N, b_sum, o_col, N, MASK_COLUMNS)
         b_sum = tl.zeros([BLOCK_N], tl.float32)
         for i in tl.range(i_whole, i_rest):
             i_dy = tl.load(p_order + i).to(tl.int64)
             i_row = tl.load(p_sorted + i).to(tl.int64) - first
-            i_next = tl.load(p_sorted + tl.minimum(i + 1, i_last - 1)).to(tl.int64) - first
+            i_next = tl.load(p_sorted + tl.minimum(i + 1, i_stop - 1)).to(tl.int64) - first
             b_sum += load_row(p_dy + i_dy * s_dy, o_col, N, MASK_COLUMNS).to(tl.float32)
-            if (i_row != i_next) | (i + 1 == i_last):
+            if (i_row != i_next) | (i + 1 == i_stop):
                 if i_row != i_padding:
                     store_gradient(p_dweight + i_row * N, b_sum, p_offsets, i_row, o_col, N, MASK_COLUMNS, SCALE_BY_COUNT)
                 b_sum = tl.zeros([BLOCK_N], tl.float32)
@@ -133,17 +133,17 @@ def add_partials_kernel(
             i_stop = tl.load(p_offsets + i_row + 1).to(tl.int64)
             # The first border that a run crosses adds up the whole run.
             if (i_start < i) & (i_start >= i - n_each) & (i_row != i_padding):
-                i_last = (i_stop - 1 - i_begin) // n_each
+                i_last_chunk = (i_stop - 1 - i_begin) // n_each
                 if BLOCK_P == 1:
                     b_row = tl.zeros([BLOCK_N], tl.float32)
-                    for i_head in tl.range(i_border.to(tl.int64), i_last + 1):
+                    for i_head in tl.range(i_border.to(tl.int64), i_last_chunk + 1):
                         # Always 1. Without a product before the sum, the compilers order no sum after the last one.
-                        one = tl.minimum(i_last + 1 - i_head, 1).to(tl.float32)
+                        one = tl.minimum(i_last_chunk + 1 - i_head, 1).to(tl.float32)
                         b_row += load_row(p_partials + i_head * N, o_col, N, MASK_COLUMNS) * one
                 else:
                     b_sum = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
-                    for i_head in tl.range(i_border.to(tl.int64), i_last + 1, BLOCK_P):
-                        m_heads = (o_p < i_last + 1 - i_head)[:, None]
+                    for i_head in tl.range(i_border.to(tl.int64), i_last_chunk + 1, BLOCK_P):
+                        m_heads = (o_p < i_last_chunk + 1 - i_head)[:, None]
                         if MASK_COLUMNS:
                             m_heads = m_heads & (o_col < N)[None, :]
                         p_heads = p_partials + i_head * N + (o_p[:, None] * N + o_col[None, :])
@@ -151,29 +151,6 @@ def add_partials_kernel(
                     b_row = tl.sum(b_sum, axis=0)
                 b_row += load_row(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N, o_col, N, MASK_COLUMNS)
                 store_gradient(p_dweight + i_row * N, b_row, p_offsets, i_row, o_col, N, MASK_COLUMNS, SCALE_BY_COUNT)
-
-
-@triton.jit(do_not_specialize=["n", "n_rows", "first", "i_padding"])
-def mark_rows_kernel(
-    p_index,
-    p_key,
-    p_marks,  # [n_rows], zeros beforehand
-    n,
-    n_rows,
-    first,
-    i_padding,
-    BLOCK_M: tl.constexpr,
-    KEYS: tl.constexpr,
-):
-    """CUDA: marks the rows that have a run and, with KEYS, stores what to sort by: what lies outside stays outside."""
-    o_index = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    m_index = o_index < n
-    b_index = tl.load(p_index + o_index, mask=m_index, other=0).to(tl.int64)  # [BLOCK_M]
-    b_row = b_index - first
-    tl.store(p_marks + b_row, 1, mask=m_index & (b_row >= 0) & (b_row < n_rows) & (b_row != i_padding))
-    if KEYS:
-        b_key = tl.minimum(tl.maximum(b_index, first.to(tl.int64) - 1), first.to(tl.int64) + n_rows)
-        tl.store(p_key + o_index, b_key.to(p_key.dtype.element_ty), mask=m_index)
 
 
 @triton.jit(do_not_specialize=["n_rows", "i_padding"])

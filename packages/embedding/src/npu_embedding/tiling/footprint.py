@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from npu_tiling import Tile
+from npu_tiling.arithmetic import FP32
 
-FP32 = 4
-INDEX = 8
+INDEX = 8  # bytes of an index
 
 
 def forward_tiles(block_n: str | int, block_m: str | int, itemsize: int, gathers: bool) -> list[Tile]:

@@ -1,9 +1,19 @@
-"""Device code of RMSNorm's backward. Formulas, row layout and rounding modes: kernels.py."""
+"""Device code of RMSNorm's backward. Formulas, row layout and rounding modes: tile.py."""
 
 import triton
 import triton.language as tl
 
-from .kernels import load_scale, load_tile, normalise, row_mask, share_of_rows, store_tile, tile_at
+from .tile import (
+    even_row_range,
+    load_scale,
+    load_tile,
+    normalise,
+    row_mask,
+    store_tile,
+    tile_at,
+    tile_rows,
+    tile_rows_of_range,
+)
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
@@ -27,7 +37,7 @@ def backward_kernel(
     s_dx_inner,
     offset,
     N: tl.constexpr,
-    EVEN: tl.constexpr,
+    CONTIGUOUS_SPLIT: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # >= N
@@ -45,21 +55,17 @@ def backward_kernel(
         b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
     if p_dw is not None:
         b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
-    n_tiles = tl.cdiv(n_inner, BLOCK_M)  # of one group
-    if EVEN:
-        i_first, i_end = share_of_rows(n_inner)
-        i_tile_first, i_tile_end, n_step = 0, tl.cdiv(i_end - i_first, BLOCK_M), 1
+    if CONTIGUOUS_SPLIT:
+        i_first, i_stop = even_row_range(n_inner)
+        i_tile_first, i_tile_stop, n_step = 0, tl.cdiv(i_stop - i_first, BLOCK_M), 1
     else:
-        i_tile_first, i_tile_end, n_step = tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)
-    for i_tile in tl.range(i_tile_first, i_tile_end, n_step):
-        if EVEN:  # the first tile is the one that may be short: nothing is under way yet that it could hold up
-            i_tile_rows_end = i_end - (i_tile_end - 1 - i_tile) * BLOCK_M
-            i_outer, i_inner = 0, tl.maximum(i_tile_rows_end - BLOCK_M, i_first)
-            n_groups, n_rows = 1, i_tile_rows_end - i_inner
+        i_tile_first, n_step = tl.program_id(0), tl.num_programs(0)
+        i_tile_stop = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
+    for i_tile in tl.range(i_tile_first, i_tile_stop, n_step):
+        if CONTIGUOUS_SPLIT:
+            i_outer, i_inner, n_groups, n_rows = tile_rows_of_range(i_tile, i_tile_stop, i_first, i_stop, BLOCK_M)
         else:
-            i_group = i_tile // n_tiles
-            i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
-            n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
+            i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
         i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
         p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
@@ -115,12 +121,10 @@ def backward_wide_mean_kernel(
     DTYPE: tl.constexpr = p_dy.dtype.element_ty
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
-    n_tiles = tl.cdiv(n_inner, BLOCK_M)
-    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_outer, BLOCK_G) * n_tiles, tl.num_programs(0)):
-        i_group = i_tile // n_tiles
-        i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
-        n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
-        i_row = i_outer.to(tl.int64) * n_inner + i_inner
+    n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
+        i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
+        i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
         b_rstd = tl.load(p_rstd + i_row + o_row, mask=m_row, other=0.0)  # [BLOCK_M]
         b_product = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
@@ -171,7 +175,7 @@ def backward_wide_kernel(
     DTYPE: tl.constexpr = p_dy.dtype.element_ty
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
-    n_tiles = tl.cdiv(n_inner, BLOCK_M)
+    n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
     for i_task in tl.range(tl.program_id(0), tl.cdiv(N, BLOCK_N) * n_splits, tl.num_programs(0)):
         i_split = i_task % n_splits
         i_col = i_task // n_splits * BLOCK_N
@@ -180,11 +184,9 @@ def backward_wide_kernel(
             b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
         if p_dw is not None:
             b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
-        for i_tile in tl.range(i_split, tl.cdiv(n_outer, BLOCK_G) * n_tiles, n_splits):
-            i_group = i_tile // n_tiles
-            i_outer, i_inner = i_group * BLOCK_G, (i_tile - i_group * n_tiles) * BLOCK_M
-            n_groups, n_rows = n_outer - i_outer, n_inner - i_inner
-            i_row = i_outer.to(tl.int64) * n_inner + i_inner
+        for i_tile in tl.range(i_split, n_tiles, n_splits):
+            i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
+            i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
             m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
             p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
             b_x = load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")

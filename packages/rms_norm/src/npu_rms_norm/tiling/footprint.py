@@ -1,36 +1,11 @@
-"""What a launch is for, and what its kernel keeps in the Unified Buffer at once, as the compiler plans it."""
+"""What a kernel keeps in the Unified Buffer at once, as the compiler plans it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from npu_tiling import Device, Tile
+from npu_tiling.arithmetic import FP32
 
-FP32 = 4
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a launch is for.
-
-    Attributes:
-        n_outer, n_inner: rows on two levels, as `npu_tiling.RowLayout` has them.
-        width: elements of a row.
-        inner_stride, outer_stride: the largest distance, in elements, between two rows of a group, and between two groups,
-            in any tensor.
-        itemsizes: bytes of an element, for each tensor of rows that is read.
-        narrow_output: the result is narrower than fp32, so that its fp32 tile is cast before it is stored.
-        rounded_factors: rstd and the scale are rounded to a narrower dtype before they are used.
-    """
-
-    n_outer: int
-    n_inner: int
-    width: int
-    inner_stride: int
-    outer_stride: int
-    itemsizes: tuple[int, ...]
-    narrow_output: bool
-    rounded_factors: bool = False
+from .problem import Problem
 
 
 def row_tiles(

@@ -31,12 +31,12 @@ def sort_keys_kernel(p_index, p_key, n, n_rows, first, i_padding, BLOCK_M: tl.co
 
 
 @triton.jit
-def first_not_below(p_sorted, key, i_first, i_last, n_steps):
-    """The first position from `i_first` to before `i_last` where `p_sorted` is not below `key`; `i_last` if it always is."""
+def first_not_below(p_sorted, key, i_first, i_stop, n_steps):
+    """The first position from `i_first` to before `i_stop` where `p_sorted` is not below `key`; `i_stop` if it always is."""
     for _ in tl.range(0, n_steps):
-        i_half = (i_first + i_last) // 2
-        below = (tl.load(p_sorted + tl.minimum(i_half, i_last - 1)) < key) & (i_first < i_last)
-        i_last = tl.where(below | (i_first >= i_last), i_last, i_half)
+        i_half = (i_first + i_stop) // 2
+        below = (tl.load(p_sorted + tl.minimum(i_half, i_stop - 1)) < key) & (i_first < i_stop)
+        i_stop = tl.where(below | (i_first >= i_stop), i_stop, i_half)
         i_first = tl.where(below, i_half + 1, i_first)
     return i_first
 
@@ -60,10 +60,10 @@ def find_runs_kernel(
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows + 1, BLOCK_R), tl.num_programs(0)):
         i_row = i_tile * BLOCK_R
         i_first = first_not_below(p_sorted, first + i_row, n * 0, n, n_steps)
-        i_last = first_not_below(p_sorted, first + tl.minimum(i_row + BLOCK_R, n_rows), i_first, n, n_steps)
+        i_stop = first_not_below(p_sorted, first + tl.minimum(i_row + BLOCK_R, n_rows), i_first, n, n_steps)
         b_below = tl.zeros([BLOCK_R], tl.int32)
-        for i in tl.range(i_first, i_last, BLOCK_I):
-            b_key = tl.load(p_sorted + i + o_i, mask=o_i < i_last - i, other=first + i_row + BLOCK_R)
+        for i in tl.range(i_first, i_stop, BLOCK_I):
+            b_key = tl.load(p_sorted + i + o_i, mask=o_i < i_stop - i, other=first + i_row + BLOCK_R)
             b_row = (b_key - (first + i_row)).to(tl.float32)  # [BLOCK_I], from 0 to BLOCK_R
             b_is_below = b_row[None, :] < o_r.to(tl.float32)[:, None]  # [BLOCK_R, BLOCK_I]
             b_below += tl.sum(tl.where(b_is_below, 1.0, 0.0), axis=1).to(tl.int32)

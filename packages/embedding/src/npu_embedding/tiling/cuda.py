@@ -1,0 +1,50 @@
+"""Blocks of the embedding's kernels on CUDA."""
+
+from __future__ import annotations
+
+from npu_tiling import Device
+from npu_tiling.arithmetic import power_of_two
+
+from .launches import ForwardLaunch, PartialsLaunch, RunsLaunch, ZerosLaunch
+
+_MAX_ROWS = 32  # of a tile
+_ZEROS_COLUMNS = 4096  # of a tile
+# Bytes of a tile for each warp, from 16-byte vectors for each thread: what was fastest on an H200.
+_WARP_BYTES_BACKWARD = 1024
+_WARP_BYTES_FORWARD = 4096
+
+
+def forward_launch(width: int, itemsize: int, device: Device) -> ForwardLaunch:
+    """Blocks of the forward."""
+    block_n = _columns(width, 512)
+    block_m = max(1, min(_MAX_ROWS, _WARP_BYTES_FORWARD // (block_n * itemsize)))
+    return ForwardLaunch(device, width, itemsize, block_n, block_m, warps=1)
+
+
+def runs_launch(width: int, itemsize: int, device: Device) -> RunsLaunch:
+    """Blocks of the backward's sums."""
+    block_n = _columns(width, 2048)
+    warps = max(1, min(8, block_n * itemsize // _WARP_BYTES_BACKWARD))
+    return RunsLaunch(device, width, itemsize, block_n, warps=warps)
+
+
+def partials_launch(width: int, itemsize: int, device: Device) -> PartialsLaunch:
+    """Blocks of the backward's partial sums."""
+    # Many partial sums of a few columns, so that a run of thousands of them is added by several programs.
+    block_n = _columns(width, 1024)
+    return PartialsLaunch(device, width, itemsize, block_n, block_p=max(1, min(16, 8192 // block_n)), warps=8)
+
+
+def zeros_launch(width: int, itemsize: int, device: Device) -> ZerosLaunch:
+    """Blocks of the backward's zeros."""
+    # Small tiles, which soon leave room for the sort and the sums beside them; of whole rows:
+    # blocks as narrow as the largest power of two in 896 took 3.7 times as long. Warps: what was faster, masked or not.
+    block_n = min(power_of_two(width), _ZEROS_COLUMNS)
+    warps = 4 if width % block_n else 8
+    return ZerosLaunch(device, width, itemsize, block_n, max(2, min(8, 2048 // block_n)), warps=warps)
+
+
+def _columns(width: int, most: int) -> int:
+    """A power of two that divides the width, or one that takes a mask where that would be a short one."""
+    divisor = min(width & -width, most)
+    return divisor if divisor >= 128 else min(power_of_two(width), most)

@@ -1,0 +1,5 @@
+"""Device code of RMSNorm: imports Triton, and no PyTorch."""
+
+from . import backward, forward
+
+__all__ = ["backward", "forward"]

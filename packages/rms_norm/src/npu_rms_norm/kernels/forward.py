@@ -1,0 +1,148 @@
+"""The forward of RMSNorm on a device."""
+
+import triton
+import triton.language as tl
+
+from .tile import (
+    even_row_range,
+    load_scale,
+    load_tile,
+    normalise,
+    row_mask,
+    store_tile,
+    tile_at,
+    tile_rows,
+    tile_rows_of_range,
+    widen,
+)
+
+
+@triton.jit(do_not_specialize=["n_outer", "n_inner"])
+def forward_kernel(
+    p_x,
+    p_residual,  # None: x is normalised; else x + residual, which is stored to p_sum
+    p_weight,  # None: no weight
+    p_y,
+    p_sum,
+    p_rstd,  # None: no backward will follow
+    n_outer,
+    n_inner,
+    s_x_outer,
+    s_x_inner,
+    s_residual_outer,
+    s_residual_inner,
+    eps,
+    offset,
+    N: tl.constexpr,
+    CONTIGUOUS_SPLIT: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # >= N
+    ROUND_NORMALISED: tl.constexpr,
+    ROUND_FACTORS: tl.constexpr,
+):
+    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
+    # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
+    DTYPE: tl.constexpr = p_y.dtype.element_ty
+    EXACT_N: tl.constexpr = BLOCK_N == N
+    o_row = tl.arange(0, BLOCK_G * BLOCK_M)
+    o_col = tl.arange(0, BLOCK_N)
+    if p_weight is not None:
+        b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
+    if CONTIGUOUS_SPLIT:
+        i_first, i_stop = even_row_range(n_inner)
+        i_tile_first, i_tile_stop, n_step = 0, tl.cdiv(i_stop - i_first, BLOCK_M), 1
+    else:
+        i_tile_first, n_step = tl.program_id(0), tl.num_programs(0)
+        i_tile_stop = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
+    for i_tile in tl.range(i_tile_first, i_tile_stop, n_step):
+        if CONTIGUOUS_SPLIT:
+            i_outer, i_inner, n_groups, n_rows = tile_rows_of_range(i_tile, i_tile_stop, i_first, i_stop, BLOCK_M)
+        else:
+            i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
+        i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
+        m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
+        p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+        b_x = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+        if p_residual is not None:
+            p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_x += load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+            b_sum = b_x.to(p_sum.dtype.element_ty)
+            p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+            store_tile(p_tile, b_sum, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
+            b_x = widen(b_sum)
+        b_rstd = tl.rsqrt(tl.sum(b_x * b_x, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
+        if p_rstd is not None:
+            tl.store(p_rstd + i_row + o_row, b_rstd, mask=m_row)
+        b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+        if p_weight is not None:
+            b_y *= b_scale[None, :]
+        p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+        store_tile(p_tile, b_y, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
+
+
+@triton.jit(do_not_specialize=["n_outer", "n_inner"])
+def forward_wide_kernel(
+    p_x,
+    p_residual,
+    p_weight,
+    p_y,
+    p_sum,
+    p_rstd,
+    n_outer,
+    n_inner,
+    s_x_outer,
+    s_x_inner,
+    s_residual_outer,
+    s_residual_inner,
+    eps,
+    offset,
+    N: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # < N
+    ROUND_NORMALISED: tl.constexpr,
+    ROUND_FACTORS: tl.constexpr,
+):
+    # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
+    DTYPE: tl.constexpr = p_y.dtype.element_ty
+    EXACT_N: tl.constexpr = N % BLOCK_N == 0
+    o_row = tl.arange(0, BLOCK_G * BLOCK_M)
+    n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
+        i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
+        i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
+        m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
+        b_square = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
+        for i_col in tl.range(0, N, BLOCK_N):
+            o_col = i_col + tl.arange(0, BLOCK_N)
+            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_x = load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "evict_last")
+            if p_residual is not None:
+                p_tile = tile_at(
+                    p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N
+                )
+                b_x += load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "evict_last")
+                b_x = widen(b_x.to(p_sum.dtype.element_ty))
+            b_square += b_x * b_x
+        b_rstd = tl.rsqrt(tl.sum(b_square, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
+        if p_rstd is not None:
+            tl.store(p_rstd + i_row + o_row, b_rstd, mask=m_row)
+        for i_col in tl.range(0, N, BLOCK_N):
+            o_col = i_col + tl.arange(0, BLOCK_N)
+            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_x = load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "evict_first")
+            if p_residual is not None:
+                p_tile = tile_at(
+                    p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N
+                )
+                b_x += load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "evict_first")
+                b_sum = b_x.to(p_sum.dtype.element_ty)
+                p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+                store_tile(p_tile, b_sum, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
+                b_x = widen(b_sum)
+            b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+            if p_weight is not None:
+                b_y *= load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
+            p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+            store_tile(p_tile, b_y, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)

@@ -1,0 +1,162 @@
+"""Device code of RMSNorm.
+
+    rstd = 1 / sqrt(mean(x^2) + eps)        n = x rstd        y = n (offset + w)
+    g = dy (offset + w)                     dx = rstd (g - n mean(g n))        dw = sum over rows of dy n
+
+Rows lie on two levels, `n_outer` groups of `n_inner` rows, and every tensor has a stride for each (in elements), so that a
+slice of a wider tensor is read in place. A tile is BLOCK_M rows of one group, or all rows of BLOCK_G groups, by BLOCK_N
+columns. Programs stride over the tiles; with CONTIGUOUS_SPLIT each program takes one contiguous, equal range of the rows of
+the only group. ROUND_NORMALISED rounds n to y's dtype before it meets the weight, ROUND_FACTORS rounds rstd and offset + w
+as well.
+
+Kernels with `wide` in their names serve rows that do not fit on chip: columns in blocks, x read twice.
+"""
+
+import triton
+import triton.backends
+import triton.language as tl
+
+# CANN 8.5's compiler leaves out a cast to 16 bits that is cast back at once. A change of shape in between costs nothing and
+# keeps it. Elsewhere such a change may cost something, and nothing is left out.
+_ASCEND = tl.constexpr("ascend" in triton.backends.backends)
+
+
+@triton.jit
+def widen(b_value):
+    """fp32, of what was computed, and rounded, in this kernel."""
+    if _ASCEND and b_value.dtype != tl.float32:
+        return tl.reshape(tl.expand_dims(b_value, 0).to(tl.float32), b_value.shape)
+    else:
+        return b_value.to(tl.float32)
+
+
+@triton.jit
+def even_row_range(n_rows):
+    """First row and stop of the equal, contiguous share of one group's rows that this program takes."""
+    n_share = tl.cdiv(n_rows, tl.num_programs(0))
+    i_first = tl.minimum(tl.program_id(0) * n_share, n_rows)
+    return i_first, tl.minimum(i_first + n_share, n_rows)
+
+
+@triton.jit
+def tile_rows(i_tile, n_outer, n_inner, G: tl.constexpr, M: tl.constexpr):
+    """First group and row of a tile, and how many groups, and rows of the first one, are left from there on."""
+    n_tiles = tl.cdiv(n_inner, M)  # of one group
+    i_group = i_tile // n_tiles
+    i_outer, i_inner = i_group * G, (i_tile - i_group * n_tiles) * M
+    return i_outer, i_inner, n_outer - i_outer, n_inner - i_inner
+
+
+@triton.jit
+def tile_rows_of_range(i_tile, n_tiles, i_first, i_stop, M: tl.constexpr):
+    """As `tile_rows`, of one group's rows from i_first to i_stop: the short tile is the first, before the pipeline fills."""
+    i_tile_stop = i_stop - (n_tiles - 1 - i_tile) * M
+    i_inner = tl.maximum(i_tile_stop - M, i_first)
+    return 0, i_inner, 1, i_tile_stop - i_inner
+
+
+@triton.jit
+def tile_at(p_base, s_outer, s_inner, i_outer, i_inner, i_col, G: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """Pointers [M, N], or [G, M, N] of several groups, to a tile; 64-bit offsets on scalars alone."""
+    p_tile = p_base + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_inner + i_col
+    o_row, o_col = tl.arange(0, M), tl.arange(0, N)
+    if G > 1:
+        return p_tile + (tl.arange(0, G)[:, None, None] * s_outer + o_row[None, :, None] * s_inner + o_col[None, None, :])
+    elif M > 1:
+        return p_tile + (o_row[:, None] * s_inner + o_col[None, :])
+    else:
+        return p_tile + o_col[None, :]
+
+
+@triton.jit
+def tile_mask(n_outer, n_inner, n_cols, G: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT_N: tl.constexpr):
+    """What of a tile lies inside, given how many groups, rows and columns are left; EXACT_N: every column does."""
+    if G > 1:
+        m_tile = (tl.arange(0, G) < n_outer)[:, None, None]
+        if not EXACT_N:
+            m_tile = m_tile & (tl.arange(0, N) < n_cols)[None, None, :]
+    elif M > 1:
+        m_tile = (tl.arange(0, M) < n_inner)[:, None]
+        if not EXACT_N:
+            m_tile = m_tile & (tl.arange(0, N) < n_cols)[None, :]
+    else:
+        m_tile = (tl.arange(0, N) < n_cols)[None, :]
+    return m_tile
+
+
+@triton.jit
+def row_mask(n_outer, n_inner, G: tl.constexpr, M: tl.constexpr):
+    """Which of the G * M rows of a tile lie inside, given how many groups, and rows of the first one, are left."""
+    if G > 1:
+        return tl.arange(0, G * M) < tl.minimum(n_outer, G) * n_inner
+    else:
+        return tl.arange(0, M) < n_inner
+
+
+@triton.jit
+def load_tile(
+    p_tile,
+    n_outer,
+    n_inner,
+    n_cols,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    EXACT_N: tl.constexpr,
+    EVICTION: tl.constexpr,
+):
+    """fp32 [G * M, N], zero outside."""
+    if G * M == 1 and EXACT_N:
+        b_tile = tl.load(p_tile, eviction_policy=EVICTION)
+    else:
+        m_tile = tile_mask(n_outer, n_inner, n_cols, G, M, N, EXACT_N)
+        b_tile = tl.load(p_tile, mask=m_tile, other=0.0, eviction_policy=EVICTION)
+    b_tile = b_tile.to(tl.float32)
+    if G > 1:
+        b_tile = tl.reshape(b_tile, (G * M, N))
+    return b_tile
+
+
+@triton.jit
+def store_tile(
+    p_tile,
+    b_tile,
+    n_outer,
+    n_inner,
+    n_cols,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    EXACT_N: tl.constexpr,
+):
+    """Stores what lies inside of [G * M, N], in the dtype of the memory."""
+    b_tile = b_tile.to(p_tile.dtype.element_ty)
+    if G > 1:
+        b_tile = tl.reshape(b_tile, (G, M, N))
+    if G * M == 1 and EXACT_N:
+        tl.store(p_tile, b_tile)
+    else:
+        tl.store(p_tile, b_tile, mask=tile_mask(n_outer, n_inner, n_cols, G, M, N, EXACT_N))
+
+
+@triton.jit
+def load_scale(p_weight, o_col, n_cols, offset, DTYPE: tl.constexpr, EXACT_N: tl.constexpr, ROUND_FACTORS: tl.constexpr):
+    """offset + w, fp32 [BLOCK_N]."""
+    if EXACT_N:
+        b_scale = tl.load(p_weight + o_col).to(tl.float32) + offset
+    else:
+        b_scale = tl.load(p_weight + o_col, mask=o_col < n_cols, other=0.0).to(tl.float32) + offset
+    if ROUND_FACTORS:
+        b_scale = widen(b_scale.to(DTYPE))
+    return b_scale
+
+
+@triton.jit
+def normalise(b_x, b_rstd, DTYPE: tl.constexpr, ROUND_NORMALISED: tl.constexpr, ROUND_FACTORS: tl.constexpr):
+    """n = x rstd, fp32 [BLOCK_M, BLOCK_N], rounded as the mode says."""
+    if ROUND_FACTORS:
+        b_rstd = widen(b_rstd.to(DTYPE))
+    b_n = b_x * b_rstd[:, None]
+    if ROUND_NORMALISED:
+        b_n = widen(b_n.to(DTYPE))
+    return b_n

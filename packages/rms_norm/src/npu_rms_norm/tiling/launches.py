@@ -1,0 +1,131 @@
+"""The launches of RMSNorm's kernels: blocks, grid and compiler options."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from math import ceil
+
+from npu_tiling import ALL_TILES, Device, footprint, persistent_grid
+from npu_tiling.cuda import row_options
+
+from .footprint import column_tiles, row_tiles
+from .problem import Problem
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: the programs of its grid, its blocks and the compiler's options.
+
+    Attributes:
+        problem: what it was made for.
+        device: the chip.
+        backward: whether tiles of dw are kept too.
+        wide: rows are split in column blocks and read twice.
+        double_buffered: the next tile is loaded while this one is computed (Ascend).
+        block_m, block_n: rows and columns of a tile.
+        block_g: groups of a tile; more than one only where block_m is all rows of a group.
+        warps: warps of a program (CUDA).
+        per_core: programs resident on a core (CUDA).
+    """
+
+    problem: Problem
+    device: Device = field(repr=False)
+    backward: bool
+    wide: bool
+    double_buffered: bool
+    block_m: int
+    block_n: int
+    block_g: int = 1
+    warps: int = 4
+    per_core: int = 1
+
+    @property
+    def row_tiles(self) -> int:
+        return ceil(self.problem.n_outer / self.block_g) * ceil(self.problem.n_inner / self.block_m)
+
+    @property
+    def contiguous_split(self) -> bool:
+        """Whether every program takes as many rows as any other, one after the other, instead of tiles in turn (Ascend)."""
+        return self.device.kind != "cuda" and self.problem.n_outer == 1 and self.block_m > 1 and not self.wide
+
+    @functools.cached_property
+    def grid(self) -> int:
+        tiles = self.problem.n_inner if self.contiguous_split else self.row_tiles
+        return persistent_grid(tiles, self.device, per_core=self.per_core)
+
+    @property
+    def column_blocks(self) -> int:
+        return ceil(self.problem.width / self.block_n)
+
+    @functools.cached_property
+    def splits(self) -> int:
+        """Partial sums of dw: one per program, or, where programs take columns, one per set of rows."""
+        if not self.wide:
+            return self.grid
+        return max(1, min(self.row_tiles, self.device.vector_cores * self.per_core // self.column_blocks))
+
+    @functools.cached_property
+    def column_grid(self) -> int:
+        """Programs of the kernel that takes columns."""
+        return persistent_grid(self.column_blocks * self.splits, self.device, per_core=self.per_core)
+
+    @property
+    def ub_bytes(self) -> int:
+        """Unified Buffer that the declared tiles take."""
+        if self.wide:
+            return footprint(column_tiles(self.problem), {"BLOCK_N": self.block_n}, self.device)
+        tiles = row_tiles(
+            self.problem, self.device, self.block_n, self.backward, self.double_buffered, self.block_g * self.block_m > 1
+        )
+        return footprint(tiles, {"ROWS": self.block_g * self.block_m}, self.device)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        split = {} if self.wide else {"CONTIGUOUS_SPLIT": self.contiguous_split}
+        return {
+            "N": self.problem.width,
+            **split,
+            "BLOCK_G": self.block_g,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+        }
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        if self.device.kind == "cuda":
+            return row_options(self.block_n, self.warps)
+        return {"multibuffer": self.double_buffered}
+
+
+@dataclass(frozen=True)
+class SumLaunch:
+    """The launch that adds partial sums [n, width] over n: programs take columns.
+
+    Attributes:
+        width: elements of a row.
+        device: the chip.
+        block_m, block_n: rows and columns of a tile.
+    """
+
+    width: int
+    device: Device = field(repr=False)
+    block_m: int
+    block_n: int
+
+    @functools.cached_property
+    def grid(self) -> int:
+        return persistent_grid(ceil(self.width / self.block_n), self.device, per_core=ALL_TILES)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"N": self.width, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        if self.device.kind == "cuda":
+            return {"num_warps": 4}
+        # Between additions to a row that has two buffers and is stored as it is, CANN 9.0 and 9.1 put no barrier.
+        return {} if self.block_m > 1 else {"multibuffer": False}
