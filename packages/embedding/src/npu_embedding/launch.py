@@ -25,7 +25,7 @@ _NAN_BITS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0
 def forward(indices: Tensor, weight: Tensor, first: int, n_total: int, device: Device) -> Tensor:
     """Rows [..., D] of weight [V, D] for indices [...]: zeros for rows of other shards, NaN for what no shard has."""
     n_rows, width = weight.shape
-    out = torch.empty((*indices.shape, width), dtype=weight.dtype, device=weight.device)
+    out = weight.new_empty(*indices.shape, width)
     if not out.numel():
         return out
     if not n_rows:  # an empty shard; a kernel takes no tensor without elements
@@ -51,7 +51,7 @@ def backward(
 ) -> Tensor:
     """dweight [n_rows, D] in dy's dtype."""
     flat = indices.reshape(-1).contiguous()
-    dweight = torch.empty((n_rows, dy.shape[-1]), dtype=dy.dtype, device=dy.device)
+    dweight = dy.new_empty(n_rows, dy.shape[-1])
     if not dweight.numel() or not flat.numel():
         return dweight.zero_()
     last = first + n_rows

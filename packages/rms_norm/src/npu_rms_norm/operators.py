@@ -19,7 +19,7 @@ OPERATORS = OperatorLibrary("npu_rms_norm")
 
 def _nothing(like: Tensor) -> Tensor:
     """What stands for a result that was not asked for."""
-    return torch.empty(0, dtype=torch.float32, device=like.device)
+    return like.new_empty(0, dtype=torch.float32)
 
 
 def _rms_norm(

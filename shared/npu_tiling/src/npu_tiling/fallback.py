@@ -55,7 +55,7 @@ def launch_with_fallback(
     Raises:
         UnifiedBufferError: not even the smallest plan fits; the compiler's or Triton's own error is its cause.
     """
-    chosen: PlanT = _replaced.get((name, plan), plan)  # type: ignore[assignment]
+    chosen: PlanT = _replaced.get((name, plan), plan) if _replaced else plan  # type: ignore[assignment]
     while True:
         try:
             result = run(chosen)

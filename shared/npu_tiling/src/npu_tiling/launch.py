@@ -183,15 +183,17 @@ class Launcher:
     def _streams(self, kind: str) -> list[Callable[[int], Any]]:
         """Who may know the current stream: first torch_npu, of which triton-ascend's driver asks it more slowly."""
         of_torch = _of_torch_npu("_npu_getCurrentRawStream") if kind == "npu" else None
-        return [*filter(None, [of_torch]), lambda index: self._driver.active.get_current_stream(index)]
+        return [*filter(None, [of_torch]), self._driver.active.get_current_stream]
 
 
 def _current_device(kind: str) -> Callable[[], int] | None:
     """What says which device is current; None for a CPU."""
     if kind == "cpu":
         return None
-    of_torch = _of_torch_npu("_npu_getDevice") if kind == "npu" else None
-    return of_torch or getattr(sys.modules["torch"], kind).current_device
+    torch = sys.modules["torch"]
+    # What torch.cuda.current_device asks once CUDA is initialised, which it is where a tensor lies on it.
+    directly = _of_torch_npu("_npu_getDevice") if kind == "npu" else getattr(torch._C, "_cuda_getDevice", None)
+    return directly or getattr(torch, kind).current_device
 
 
 def _of_torch_npu(name: str) -> Callable[..., int] | None:
