@@ -182,7 +182,7 @@ def _sum_few(
 
     def run(recipe: Recipe) -> None:
         grid = n * recipe.launch.column_blocks
-        KERNELS.launch("kernels_few", "sum_few_kernel", recipe, grid, (rows, indices, dweight), scalars)
+        KERNELS.launch("kernels.cuda", "sum_few_kernel", recipe, grid, (rows, indices, dweight), scalars)
 
     modes = (("SCALE_BY_COUNT", scale_by_count), ("BLOCK_M", _FEW))
     recipe = _recipe(tiling.runs_launch, width, dy.dtype.itemsize, device, modes)
