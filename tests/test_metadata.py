@@ -136,6 +136,10 @@ def test_dependencies(package, metadata):
     if package.name == CORE:
         ascend, _ = package.extras["npu"]
         assert str(ascend.specifier) == f"=={installation.TRITON_ASCEND}"
+        (cuda,) = package.extras["cuda"]
+        tried = [Version(text) for text in VERSIONS["triton"]["tried"]]
+        assert tried == sorted(cuda.specifier.filter(tried))
+        assert f">={tried[0].major}.{tried[0].minor}" in str(cuda.specifier), "the oldest that is allowed was not tried"
     if core := package.needs(CORE):
         major, minor, *_ = PACKAGES["npu_tiling"].version.split(".")
         assert re.fullmatch(rf"<{major}\.{int(minor) + 1},>={major}\.\d+(\.\d+)?", str(core.specifier))
