@@ -33,6 +33,19 @@ def test_results_are_those_of_the_formula(name):
     depth.check(case, depth.run(case, "cpu", listed))
 
 
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 4096), (torch.bfloat16, 6144)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_no_flag_is_set_twice_where_a_tile_is_a_row_and_no_gradients_are_asked_for(dtype, width, with_norm):
+    """CANN 8.5 did so behind a program's last tile."""
+    case = depth.make(3, 5, width, dtype)
+    arguments = {"norm_weight": torch.ones(width, dtype=dtype), "norm_eps": 1e-6} if with_norm else {}
+    found = attn_res(case.blocks, case.w_query, case.w_norm, **arguments)
+    h = found[0] if with_norm else found
+    depth.near(h, depth.formula(case.blocks.double(), case.w_query.double(), case.w_norm.double(), case.eps)[0])
+    if with_norm:
+        depth.near(found[1], normalised(h))
+
+
 @pytest.mark.parametrize("width", [1024])
 def test_scores_that_rise_are_summed_again(width):
     """A later score is higher by hundreds, in one of a program's tiles: fp32 would overflow."""

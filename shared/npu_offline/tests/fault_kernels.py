@@ -70,3 +70,25 @@ def lost_in_branch_kernel(p_x, p_y, n_tiles, n_blocks, BLOCK_M: tl.constexpr, BL
             b_sum += b_x * tl.exp(b_score - b_largest)[:, None]
         is_careful = True
         tl.store(p_y + i_tile * BLOCK_M * BLOCK_D + o_tile, b_sum)
+
+
+@triton.jit
+def reused_flag_kernel(p_x, p_y, n_tiles, n_blocks, BLOCK: tl.constexpr, EXCHANGES: tl.constexpr):
+    """y[t] = log(sum(exp(s[t, i]))) over i, + e; s[t, i] is the sum of x[t, i], fp32 [BLOCK].
+
+    e is x[0, 0, 0] halved and exponentiated EXCHANGES times: the scalar unit multiplies, the vector unit exponentiates, and
+    each time there are two flags between them.
+    """
+    o_row, o_col = tl.arange(0, 1), tl.arange(0, BLOCK)[None, :]
+    b_extra = tl.load(p_x + o_row)  # [1]
+    for _ in tl.static_range(EXCHANGES):
+        b_extra = tl.exp(b_extra * 0.5)
+    for i_tile in tl.range(0, n_tiles):
+        b_sum = tl.zeros([1], tl.float32)
+        b_largest = tl.full([1], float("-inf"), tl.float32)
+        for i_block in tl.range(0, n_blocks):
+            b_score = tl.sum(tl.load(p_x + (i_tile * n_blocks + i_block) * BLOCK + o_col), 1)  # [1]
+            b_higher = tl.where(b_score > b_largest, b_score, b_largest)
+            b_sum = b_sum * tl.exp(b_largest - b_higher) + tl.exp(b_score - b_higher)
+            b_largest = b_higher
+        tl.store(p_y + i_tile + o_row, b_largest + tl.log(b_sum) + b_extra)  # a flag of this one is set too early

@@ -3,7 +3,13 @@
 import npu_offline
 import pytest
 import torch
-from fault_kernels import dropped_rounding_kernel, lost_in_branch_kernel, shared_buffer_kernel, unordered_sum_kernel
+from fault_kernels import (
+    dropped_rounding_kernel,
+    lost_in_branch_kernel,
+    reused_flag_kernel,
+    shared_buffer_kernel,
+    unordered_sum_kernel,
+)
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
@@ -65,3 +71,19 @@ def test_what_a_branch_in_a_loop_yields_is_lost_on_cann_8_5(toolchain, branch):
         run(lost_in_branch_kernel, (x, y, n_tiles, n_blocks), toolchain, final, BLOCK_M=2, BLOCK_D=64, BRANCH=branch)
         is_right = torch.allclose(y, expected, atol=1e-4)
         assert is_right == (not final or not branch or toolchain != "1.0.0"), GONE
+
+
+@pytest.mark.parametrize("exchanges", [0, 8])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_flag_is_set_again_behind_the_loop_that_carries_it_on_cann_8_5(toolchain, exchanges):
+    n_tiles, n_blocks, width = 3, 4, 64
+    x = torch.randn(n_tiles, n_blocks, width, generator=torch.Generator().manual_seed(0)) / 8
+    y = torch.empty(n_tiles)
+    extra = x[0, 0, 0]
+    for _ in range(exchanges):
+        extra = (extra * 0.5).exp()
+    with npu_offline.emulate("Ascend910B4", toolchain=toolchain, checks=True, keep_going=True) as emulation:
+        reused_flag_kernel[(1,)](x, y, n_tiles, n_blocks, BLOCK=width, EXCHANGES=exchanges)
+    assert torch.allclose(y, x.sum(2).logsumexp(1) + extra, atol=1e-5)  # in program order
+    twice = [finding for finding in emulation.launches[0].notes if finding.kind == "flag" and "set again" in finding.text]
+    assert bool(twice) == (exchanges == 8 and toolchain == "1.0.0"), GONE

@@ -98,13 +98,10 @@ def attn_res_forward_ahead_kernel(
             b_next = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
             b_score, b_rstd, b_square = score_rows(b_v, b_g, eps, D)
             # Where squares of v overflow, its score is zero, above a low reference, and v times its weight may overflow too.
-            if p_weight is None:  # the other order set a flag twice on CANN 8.5, see npu-offline's COMPILER_FAULTS.md
-                b_sum = tl.where(b_square > OVERFLOW, 2.0 * LARGE, b_sum)  # false of NaN, which spoils its own token alone
+            b_sum = tl.where(b_square > OVERFLOW, 2.0 * LARGE, b_sum)  # false of NaN, which spoils its own token alone
             b_weight = tl.exp(b_score - b_reference)
             b_o += b_v * b_weight[:, None]
             b_sum += b_weight
-            if p_weight is not None:
-                b_sum = tl.where(b_rstd == 0.0, 2.0 * LARGE, b_sum)
             if not NORMALISE:
                 b_max = tl.where(b_score > b_max, b_score, b_max)
             b_v = b_next.to(tl.float32)
@@ -128,6 +125,11 @@ def attn_res_forward_ahead_kernel(
     if LATER:
         if n_stored > 0:
             store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
+    if BLOCK_M == 1:
+        # One, computed: behind the loop the scalar unit writes a number that the vector unit takes. Without it CANN 8.5 sets a
+        # flag before the last wait for it, where the vector unit uses bytes again that the scalar unit used.
+        b_one = tl.exp(tl.full([1], (i_again - n_tiles).to(tl.float32), tl.float32) * 0.0)
+        b_g *= b_one[:, None]
     if i_again < n_tiles:
         forward_tiles(
             p_v,

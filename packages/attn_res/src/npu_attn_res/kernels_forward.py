@@ -32,7 +32,8 @@ def store_sums(p_max, p_sum, b_reference, b_max, b_sum, i_row, n_rows, R: tl.con
     if NORMALISE:
         b_factor = 1.0 / b_sum
         if p_max is not None:
-            store_statistic(p_max + i_row, b_reference + tl.log(b_sum), n_rows, R)
+            # Not + log(b_sum): CANN 8.5 sets a flag twice where the vector unit takes what the scalar unit summed in a loop.
+            store_statistic(p_max + i_row, b_reference - tl.log(b_factor), n_rows, R)
     else:
         b_factor = tl.exp(b_reference - b_max)
         store_statistic(p_max + i_row, b_max, n_rows, R)

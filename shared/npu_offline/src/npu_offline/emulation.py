@@ -114,6 +114,9 @@ def emulate(
 def record(soc: str = "Ascend910B4") -> Iterator[list[LaunchRecord]]:
     """Collect launches on CPU tensors instead of running them: outputs stay as they were allocated. Of the whole process.
 
+    A launch that writes integers, up to 4 MiB in a tensor, runs as well, from its Linalg IR where that can be run: what is
+    launched after it may depend on them.
+
     Args:
         soc: the chip that operators are told to tile for.
 
@@ -127,11 +130,11 @@ def record(soc: str = "Ascend910B4") -> Iterator[list[LaunchRecord]]:
     records: list[LaunchRecord] = []
     driver = HostDriver(recorded_target(), device, Recorder)
     with _active(driver), npu_tiling.use_device(device, emulated=True):
-        recordings.append(records)
+        recordings.append((soc, records))
         try:
             yield records
         finally:
-            recordings[:] = [other for other in recordings if other is not records]
+            recordings[:] = [other for other in recordings if other[1] is not records]
 
 
 def missing_triton_ascend() -> str | None:

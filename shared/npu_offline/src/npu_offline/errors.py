@@ -65,3 +65,12 @@ class Finding:
     def __str__(self) -> str:
         where = "" if self.program is None else f", program {self.program}"
         return f"{self.kind}{where}: {self.text}"
+
+
+def reason_of(error: BaseException | None) -> str:
+    """What an error of ours says, which Triton may have put another one around; nothing if it is none of ours."""
+    while error is not None:
+        if isinstance(error, OfflineError):
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return ""

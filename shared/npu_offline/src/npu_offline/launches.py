@@ -105,7 +105,8 @@ class Memory:
 
     Attributes:
         nbytes: of its elements.
-        values: the tensor itself where it holds integers, up to 4 MiB of them: a kernel may branch on them; else None.
+        values: what it held before the launch where these are integers, up to 4 MiB of them: a kernel may branch on them;
+            else None.
         row_bytes: of its last dimension; 0 where those elements are not next to each other.
     """
 
@@ -136,4 +137,4 @@ class LaunchRecord:
     grid: tuple[int, int, int]
     options: Mapping[str, Any] = field(default_factory=dict)
     divisible: Sequence[str] = ()
-    arguments: Mapping[str, Memory | int | float] = field(default_factory=dict)
+    arguments: dict[str, Memory | int | float] = field(default_factory=dict)

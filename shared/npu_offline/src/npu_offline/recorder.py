@@ -1,9 +1,13 @@
-"""What Triton calls at each launch that is recorded, not run."""
+"""What Triton calls at each launch that is recorded: not run, but where later launches depend on integers that it writes."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .errors import reason_of
 from .launcher import Arguments, check_grid
 from .launches import LaunchRecord, Memory
 from .storage import bounds_of, row_bytes
@@ -12,7 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 _MOST_KEPT = 2**22  # bytes of a tensor of integers that a record keeps: indices, offsets
-recordings: list[list[LaunchRecord]] = []
+_WRITTEN = re.compile(r"%arg(\d+): memref<[^>]*> \{[^}]*tt\.tensor_kind = [12] : i32")  # 0 is read alone
+_BEFORE = 2  # arguments that triton-ascend puts before the kernel's own
+recordings: list[tuple[str, list[LaunchRecord]]] = []
+"""The chip and the launches so far, of each `record` in force."""
 
 
 class Recorder:
@@ -42,20 +49,64 @@ class Recorder:
         source = self._source
         grid = (grid_x, grid_y, grid_z)
         check_grid(source.fn.__name__, grid)
-        kept = (value for value, keep in zip(values, self._arguments.kept, strict=True) if keep)
+        kept = [value for value, keep in zip(values, self._arguments.kept, strict=True) if keep]
+        given = dict(zip(self._arguments.types, kept, strict=True))
         divisible = [source.fn.arg_names[i] for i in source.attrs.arg_properties.get("tt.divisibility", ())]
-        recordings[-1].append(
-            LaunchRecord(
-                kernel=source.fn,
-                name=source.fn.__name__,
-                signature=dict(source.signature),
-                constants=dict(source.constants),
-                grid=grid,
-                options=self._changed_options(self._options),
-                divisible=tuple(divisible),
-                arguments={name: _noted(value) for name, value in zip(self._arguments.types, kept, strict=True)},
-            )
+        soc, records = recordings[-1]
+        record = LaunchRecord(
+            kernel=source.fn,
+            name=source.fn.__name__,
+            signature=dict(source.signature),
+            constants=dict(source.constants),
+            grid=grid,
+            options=self._changed_options(self._options),
+            divisible=tuple(divisible),
+            arguments={name: _noted(value) for name, value in given.items()},
         )
+        records.append(record)
+        written = _integers_written(record)
+        if written:
+            _keep(records, written)
+            _run(record, given, soc)
+
+
+def _integers_written(record: LaunchRecord) -> list[torch.Tensor]:
+    """The tensors of integers that a record keeps and the launch writes."""
+    from .compilation import front_end_of
+
+    if not any(_values(argument) is not None for argument in record.arguments.values()):
+        return []
+    _, _, linalg = front_end_of(record)
+    arguments = list(record.arguments.values())
+    written = (_values(arguments[int(number) - _BEFORE]) for number in _WRITTEN.findall(linalg))
+    return [tensor for tensor in written if tensor is not None]
+
+
+def _keep(records: Iterable[LaunchRecord], written: Iterable[torch.Tensor]) -> None:
+    """Has launches so far hold copies of what is going to be written."""
+    storages = {tensor.untyped_storage().data_ptr() for tensor in written}
+    for record in records:
+        for name, argument in record.arguments.items():
+            if not isinstance(argument, Memory) or argument.values is None:
+                continue
+            if argument.values.untyped_storage().data_ptr() in storages:
+                record.arguments[name] = replace(argument, values=argument.values.clone())
+
+
+def _run(record: LaunchRecord, given: Mapping[str, Any], soc: str) -> None:
+    """Runs the launch, from its Linalg IR; nothing happens where that cannot be run here."""
+    from .emulation import emulate
+
+    try:
+        with emulate(soc):
+            record.kernel[record.grid](**record.constants, **given, **record.options)
+    except Exception as error:
+        if not reason_of(error):
+            raise
+
+
+def _values(argument: Memory | int | float) -> torch.Tensor | None:
+    return argument.values if isinstance(argument, Memory) else None
 
 
 def _noted(value: Any) -> Memory | int | float:
@@ -66,5 +117,6 @@ def _noted(value: Any) -> Memory | int | float:
     if not hasattr(tensor, "shape"):  # it stands for several tensors
         bounds = bounds_of(value)
         return Memory(sum(bounds[1::2]) - sum(bounds[::2]))
-    integers = not tensor.is_floating_point() and tensor.is_contiguous()
-    return Memory(tensor.numel() * tensor.itemsize, tensor if integers else None, row_bytes(tensor))
+    nbytes = tensor.numel() * tensor.itemsize
+    integers = not tensor.is_floating_point() and tensor.is_contiguous() and nbytes <= _MOST_KEPT
+    return Memory(nbytes, tensor if integers else None, row_bytes(tensor))

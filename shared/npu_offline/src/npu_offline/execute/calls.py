@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..emulation import emulate
-from ..errors import Finding, OfflineError
+from ..errors import Finding, reason_of
 from ..launches import Launch
 from .findings import WEAK
 
@@ -81,7 +81,7 @@ def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, too
                     torch.manual_seed(SEED)
                     call()
             except Exception as error:
-                problem = _reason(error)
+                problem = reason_of(error)
                 if not problem:
                     raise
         yield Executed(label, toolchain, [_ran(launch) for launch in emulation.launches], problem)
@@ -91,15 +91,6 @@ def _ran(launch: Launch) -> Ran:
     programs = prod(launch.grid)
     findings = tuple(finding for finding in launch.notes if finding.kind != WEAK)
     return Ran(launch.kernel, len(launch.programs) or programs, programs, findings)
-
-
-def _reason(error: BaseException | None) -> str:
-    """What an error of ours says, which Triton may have put another one around; nothing if it is none of ours."""
-    while error is not None:
-        if isinstance(error, OfflineError):
-            return str(error)
-        error = error.__cause__ or error.__context__
-    return ""
 
 
 @contextlib.contextmanager
