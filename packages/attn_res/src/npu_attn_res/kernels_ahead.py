@@ -126,8 +126,8 @@ def attn_res_forward_ahead_kernel(
         if n_stored > 0:
             store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
     if BLOCK_M == 1:
-        # One, computed: behind the loop the scalar unit writes a number that the vector unit takes. Without it CANN 8.5 sets a
-        # flag before the last wait for it, where the vector unit uses bytes again that the scalar unit used.
+        # One, computed: behind the loop the scalar unit writes a number that the vector unit takes. Without it CANN 8.5 sets
+        # a flag before the last wait for it, where the vector unit uses bytes again that the scalar unit used.
         b_one = tl.exp(tl.full([1], (i_again - n_tiles).to(tl.float32), tl.float32) * 0.0)
         b_g *= b_one[:, None]
     if i_again < n_tiles:
