@@ -98,12 +98,22 @@ void store(const IValue &target, const IValue &result) {
     for (size_t i = 0; i < target.toTensorList().size(); i++) target.toTensorList().get(i).copy_(result.toTensorList().get(i));
 }
 
+std::string first_dtype(const std::vector<IValue> &arguments) {
+  std::string found = "no tensor";
+  for (auto value = arguments.rbegin(); value != arguments.rend(); value++)
+    changed(*value, [&](const at::Tensor &t) {
+      found = c10::toString(t.scalar_type());
+      return t;
+    });
+  return found;
+}
+
 void run(const c10::OperatorHandle &op, Stack *stack) {
   const auto &schema = op.schema();
   const std::string name = c10::toString(op.operator_name());
   standin_count_operator();
-  standin::trace("operator %s", name.c_str());
   std::vector<IValue> arguments(stack->end() - schema.arguments().size(), stack->end());
+  if (standin::tracing()) standin::trace("operator %s, %s", name.c_str(), first_dtype(arguments).c_str());
   std::optional<at::Device> device;
   for (const IValue &value : arguments) {
     if (value.isDevice() && !device) device = value.toDevice();
