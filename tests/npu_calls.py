@@ -33,7 +33,28 @@ def _calls() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
             lambda x, w: npu_fused_linear_cross_entropy.fused_linear_cross_entropy(x, w, target),
             (_noise(64, 64), _noise(300, 64)),
         ),
+        "npu-fused-linear-cross-entropy, every option": (
+            _every_option(target),
+            (_noise(64, 64), _noise(300, 64), _noise(300)),
+        ),
+        "npu-fused-linear-cross-entropy, each row": (
+            lambda x, w: npu_fused_linear_cross_entropy.linear_log_probs(x, w, target),
+            (_noise(64, 64), _noise(300, 64)),
+        ),
     }
+
+
+def _every_option(target: Tensor) -> Callable[..., Tensor]:
+    """A loss with all that changes one number of all rows, in fp16, whose gradient is finished in the backward."""
+    class_weight = torch.rand(300, device="npu")
+    options = {"label_smoothing": 0.1, "lse_square_scale": 0.1, "softcap": 30.0, "logit_scale": 0.5, "token_scaling": True}
+    extras = ("return_z_loss", "return_token_accuracy", "return_predicted_tokens", "return_lse")
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        given = {**options, **dict.fromkeys(extras, True), "class_weight": class_weight}
+        return npu_fused_linear_cross_entropy.fused_linear_cross_entropy(x, weight, target, bias, **given).loss
+
+    return call
 
 
 def main() -> None:

@@ -25,7 +25,9 @@ CALLS = {
     "npu-embedding, sparse": ("embedding", "A call with a sparse gradient", None),
     "npu-attn-res": ("attn_res", "A call with gradients", 4),
     "npu-attn-res, a list": ("attn_res", "A call on a list with gradients", 6),
-    "npu-fused-linear-cross-entropy": ("fused_linear_cross_entropy", "A call with gradients", None),
+    "npu-fused-linear-cross-entropy": ("fused_linear_cross_entropy", "A call with gradients", 8),
+    "npu-fused-linear-cross-entropy, every option": ("fused_linear_cross_entropy", "A call with every option", 12),
+    "npu-fused-linear-cross-entropy, each row": ("fused_linear_cross_entropy", "A call of `linear_log_probs`", 12),
 }
 
 

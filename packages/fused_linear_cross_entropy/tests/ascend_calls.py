@@ -13,6 +13,7 @@ TOKENS, WIDTH = 64, 16
 VOCABULARIES = (1, 2, 123, 1000, 2048, 3000, 4096, 32000, 50257, 128256, 151936, 256000)
 EXTRAS = {"return_z_loss": True, "return_token_accuracy": True, "return_lse": True}
 EVERYTHING = {"label_smoothing": 0.1, "lse_square_scale": 0.1, "softcap": 30.0, "logit_scale": 0.5, "token_scaling": True}
+EACH_ROW = {"reduction": "none", "return_predicted_tokens": True}
 OPTIONS: dict[str, dict[str, Any]] = {
     "class weights": {"class_weight": True},
     "smoothing": {"label_smoothing": 0.1},
@@ -50,6 +51,10 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     for vocabulary in (1000, 50257, 128256):
         for what, options in OPTIONS.items():
             yield f"bfloat16 {vocabulary}, {what}", call(vocabulary, **options)
+    # The arithmetic on rows: every option of each row, and more rows than one program takes.
+    yield "bfloat16 1000, everything, each row", call(1000, **OPTIONS["everything, entropy"], **EACH_ROW)
+    for what in ("class weights", "everything"):
+        yield f"bfloat16 123, {what}, many rows", call(123, tokens=5001, **OPTIONS[what])
 
 
 def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -79,12 +84,13 @@ def call(
     narrow: bool = False,
     grad: bool = True,
     width: int = WIDTH,
+    tokens: int = TOKENS,
     **options: Any,
 ) -> Callable[[], None]:
     def run() -> None:
-        x = torch.zeros(TOKENS, width, dtype=dtype, requires_grad=grad)
+        x = torch.zeros(tokens, width, dtype=dtype, requires_grad=grad)
         weight = torch.zeros(vocabulary, width, dtype=dtype, requires_grad=grad)
-        target = torch.zeros(TOKENS, dtype=torch.int64)
+        target = torch.zeros(tokens, dtype=torch.int64)
         given = dict(options)
         bias = torch.zeros(vocabulary, dtype=dtype, requires_grad=grad) if given.pop("bias", False) else None
         class_weight = torch.zeros(vocabulary) if given.pop("class_weight", False) else None

@@ -21,6 +21,7 @@ from torch import Tensor
 from . import chunks, kept, matmul, parallel, reference
 from . import rows as rowwise
 from .launch import KernelBackend
+from .launch_rows import RowKernels
 from .options import Options
 
 # fp16 sums over tokens are kept this many times their mean at most. A mean is as large as x at most, and in a vocabulary of
@@ -66,6 +67,7 @@ class Engine:
         divisor: what "mean" divides by instead of what it counts.
         options: of the loss.
         needs: which gradients will be asked for.
+        deferred: whether those are made with factors left to multiply them by (see `rows.prepare`).
         device: whose kernels run; None for plain PyTorch.
     """
 
@@ -79,14 +81,16 @@ class Engine:
         divisor: Tensor | None,
         options: Options,
         needs: Needs,
+        deferred: bool,
         device: Device | None,
     ) -> None:
         self.x, self.weight = x, weight.to(x.dtype)
         self.options, self.needs = options, needs
         self.exact = reference.statistics_dtype(x.dtype)
-        self.rows = self.gradient_rows = rowwise.prepare(target, class_weight, divisor, options, self.exact)
-        self.dweight_scale = 1.0
-        self._deferred: Tensor | None = None
+        scale = _power_of_two(_LARGEST_SUM / max(1, x.shape[0])) if deferred else None
+        self.dweight_scale = scale or 1.0
+        self.arithmetic = rowwise.RowArithmetic() if device is None else RowKernels(device)
+        self.rows = self.arithmetic.prepare(target, class_weight, divisor, options, self.exact, scale)
         bias = None if bias is None else bias.contiguous()
         class_weight = None if class_weight is None else class_weight.contiguous()
         if device is None:
@@ -116,46 +120,47 @@ class Engine:
 
     def statistics(self) -> Tensor:
         """Statistics [6, N] alone."""
-        statistics = self._empty_statistics()
+        statistics = allocate(self.x, (rowwise.STATISTICS, self.x.shape[0]), self.exact)
+        if self.options.return_entropy:
+            statistics[rowwise.TOTAL].zero_()  # saved with the others
         for tokens in self.plan.tokens:
             self._statistics(tokens, statistics)
         return statistics
 
+    def losses(self, statistics: Tensor, shape: torch.Size) -> rowwise.Losses:
+        """What the caller asked for; `shape` is that of the targets."""
+        return self.arithmetic.losses(self.rows, statistics, self.options, shape)
+
+    def coefficients(
+        self, rows: rowwise.Rows, statistics: Tensor, dloss: Tensor | float | None, dentropy: Tensor | None
+    ) -> Tensor:
+        """What the gradient of a chunk is made with, [5, tokens]."""
+        return self.arithmetic.coefficients(rows, statistics, self.options, dloss, dentropy)
+
     def loss_and_gradients(self) -> tuple[Tensor, Gradients]:
         """Statistics [6, N] and the gradients of a loss that is one number."""
-        statistics = self._empty_statistics()
-        if defers(self.x, self.options):
-            self.gradient_rows, self._deferred = rowwise.probability_sized(self.rows)
-            self.dweight_scale = _power_of_two(_LARGEST_SUM / max(1, self.x.shape[0]))
+        statistics = allocate(self.x, (rowwise.STATISTICS, self.x.shape[0]), self.exact)
         whole = len(self.plan.columns) == 1
-        one = self.rows.factors.new_ones(())
         for tokens in self.plan.tokens:
             if whole and self.backend.fused and not self.options.group:
                 assert isinstance(self.backend, KernelBackend)
                 (columns,) = self.plan.columns
                 logits, gradient = self.logits(tokens, columns)
                 target, result = self.rows.columns[tokens], statistics[:, tokens]
-                self.backend.both(logits, gradient, columns, target, 0, self.gradient_rows.factors, result)
+                self.backend.both(logits, gradient, columns, target, 0, self.rows.gradient_factors, result)
                 self.gradients.add(tokens, columns, gradient, self.dweight_scale)
             elif self.plan.kept:
-                kept.loss_and_gradients(self, statistics, one)
+                kept.loss_and_gradients(self, statistics)
             else:
                 held = self._statistics(tokens, statistics)
-                self._gradient(tokens, statistics, one, None, held if whole else None)
-        gradients = self.gradients.finished(self.dweight_scale)
-        if self._deferred is not None:
-            of_weight = self._deferred / self.dweight_scale
-            gradients = gradients._replace(factors=torch.stack([self._deferred, of_weight, of_weight]))
-        return statistics, gradients
+                self._gradient(tokens, statistics, 1.0, None, held if whole else None)
+        return statistics, self.gradients.finished(self.dweight_scale)._replace(factors=self.rows.left)
 
     def gradients_of(self, statistics: Tensor, dloss: Tensor | None, dentropy: Tensor | None) -> Gradients:
         """Gradients, given what the backward alone knows: those of the losses and entropies, numbers or [N]."""
         for tokens in self.plan.tokens:
             self._gradient(tokens, statistics, dloss, dentropy, None)
         return self.gradients.finished(1.0)
-
-    def _empty_statistics(self) -> Tensor:
-        return self.rows.factors.new_zeros(rowwise.STATISTICS, self.x.shape[0])
 
     def logits(self, tokens: slice, columns: slice) -> tuple[Tensor, Tensor]:
         """A chunk of logits, and the memory for its gradient in x's dtype: in their place, and in the upper half of it."""
@@ -187,16 +192,17 @@ class Engine:
         self,
         tokens: slice,
         statistics: Tensor,
-        dloss: Tensor | None,
+        dloss: Tensor | float | None,
         dentropy: Tensor | None,
         held: tuple[Tensor, Tensor] | None,
     ) -> None:
         """Adds the gradients of a chunk of tokens; `held`: its logits and their gradient's memory, where they are there."""
-        rows = self.gradient_rows
-        weights = None if rows.target_weight is None else rows.target_weight[tokens]
-        rows = rows._replace(counted=rows.counted[tokens], columns=rows.columns[tokens], target_weight=weights)
-        dloss, dentropy = (d if d is None or d.dim() == 0 else d[tokens] for d in (dloss, dentropy))
-        coefficients = rowwise.coefficients(rows, statistics[:, tokens], self.options, dloss, dentropy)
+        rows = self.rows.part(tokens)
+        if isinstance(dloss, Tensor) and dloss.dim():
+            dloss = dloss[tokens]
+        if dentropy is not None and dentropy.dim():
+            dentropy = dentropy[tokens]
+        coefficients = self.coefficients(rows, statistics[:, tokens], dloss, dentropy)
         for columns in self.plan.columns:
             logits, gradient = held if held is not None else self.logits(tokens, columns)
             self.backend.gradient(logits, gradient, columns, rows.columns, self.first(columns), coefficients)
@@ -213,7 +219,7 @@ class _Sums:
         x, weight, exact = engine.x, engine.weight, engine.exact
         self.dx = allocate(x, x.shape, x.dtype) if engine.needs.dx else None
         self.dweight = allocate(x, weight.shape, engine.sum_dtype) if engine.needs.dweight else None
-        self._dbias = x.new_zeros(weight.shape[0], dtype=exact) if engine.needs.dbias else None
+        self._dbias = allocate(x, weight.shape[:1], exact) if engine.needs.dbias else None
         self._wide_dx = None
         if engine.needs.dx and len(engine.plan.columns) > 1 and x.dtype != exact and not engine.plan.kept:
             tokens = engine.plan.longest[0]
@@ -237,7 +243,10 @@ class _Sums:
             add = matmul.product if tokens.start == 0 else matmul.add_product
             add(gradient.t(), self._x[tokens], self.dweight[columns], scale)
         if self._dbias is not None:
-            self._dbias[columns] += gradient.sum(0, dtype=self._dbias.dtype)
+            if tokens.start == 0:
+                torch.sum(gradient, 0, dtype=self._dbias.dtype, out=self._dbias[columns])
+            else:
+                self._dbias[columns] += gradient.sum(0, dtype=self._dbias.dtype)
 
     def _add_wide(self, gradient: Tensor, weight: Tensor, dx: Tensor, columns: slice) -> None:
         assert self._wide_dx is not None
@@ -252,14 +261,17 @@ class _Sums:
 
     def finished(self, scale: float) -> Gradients:
         """All of them; the bias's, whose sums are exact, `scale` times."""
-        if not self._plan.tokens and self.dweight is not None:
-            self.dweight.zero_()
+        if not self._plan.tokens:
+            for sums in (self.dweight, self._dbias):
+                if sums is not None:
+                    sums.zero_()
         if self.dx is not None and self._group:
             parallel.sum_(self.dx, self._group)
         dweight = None if self.dweight is None else self.dweight.to(self._dtypes[0])
         dbias = None
         if self._dbias is not None:
-            dbias = self._dbias.mul_(scale).to(self._dtypes[1] or self._dbias.dtype)
+            dbias = self._dbias if scale == 1.0 else self._dbias.mul_(scale)
+            dbias = dbias.to(self._dtypes[1] or dbias.dtype)
         return Gradients(self.dx, dweight, dbias)
 
 

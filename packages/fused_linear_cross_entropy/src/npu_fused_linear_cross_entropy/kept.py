@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 
-def loss_and_gradients(engine: Engine, statistics: Tensor, dloss: Tensor) -> None:
+def loss_and_gradients(engine: Engine, statistics: Tensor) -> None:
     """Statistics [6, N], and gradients of x and weight in their memory; all tokens are one chunk."""
-    dx, dweight, columns, rows = engine.gradients.dx, engine.gradients.dweight, engine.plan.columns, engine.gradient_rows
+    dx, dweight, columns, rows = engine.gradients.dx, engine.gradients.dweight, engine.plan.columns, engine.rows
     assert dweight is not None
     kept = KeptLogits(dweight, engine.x.dtype, engine.x.shape[0], engine.plan)
     largest = statistics.new_empty(len(columns), statistics.shape[1])  # what the logits of a chunk are less
@@ -38,7 +38,7 @@ def loss_and_gradients(engine: Engine, statistics: Tensor, dloss: Tensor) -> Non
         engine.backend.keep(logits, chunks_kept[index], part, rows.columns, first, statistics, largest[index], index > 0)
     if engine.options.group:
         parallel.combine_(statistics, engine.options.group, argmax=engine.options.argmax)
-    coefficients = rowwise.coefficients(rows, statistics, engine.options, dloss, None)
+    coefficients = engine.coefficients(rows, statistics, 1.0, None)
     lse = coefficients[rowwise.LSE].clone()
 
     def differentiate(part: slice) -> None:

@@ -24,7 +24,7 @@ def cross_entropy_kernel(
     p_target,  # int32 [rows], negative: none
     p_bias,  # [N]
     p_class_weight,  # [N]
-    p_factors,  # fp32 [3]: of the loss, of the z-loss, the sum of the class weights; with a gradient of these statistics
+    p_factors,  # fp32: of the loss, of the z-loss, the sum of the class weights; with a gradient of these statistics
     p_coefficients,  # fp32 [5, rows]: L, a, b, c, q; with a gradient that is not of these statistics
     p_statistics,  # fp32 [6, rows]: maximum, sum of exp, target's z, sum of (weighted) z, sum of exp times z, first maximum
     n_rows,

@@ -57,7 +57,7 @@ class KernelBackend:
     def both(
         self, logits: Tensor, gradient: Tensor, columns: slice, target: Tensor, first: int, factors: Tensor, result: Tensor
     ) -> None:
-        """Writes statistics [6, rows] of whole rows, and the gradient of the loss that follows from them and factors [3]."""
+        """Writes statistics [6, rows] of whole rows, and the gradient of the loss that they give, times `factors`."""
         self._launch(logits, gradient, columns, target, first, factors, None, result, False)
 
     def _launch(

@@ -51,29 +51,29 @@ def _as_given(function: Callable[P, R]) -> Callable[P, R]:
 
 @_as_given
 def linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
-    """The six outputs and, where they are to be saved, the statistics."""
+    """The six outputs and, where they are to be saved, the statistics that the gradient is made with."""
     target, options = arguments[2], Options(*arguments[6:-1])
-    engine = _engine(arguments[:6], options, Needs(False, False, False))
+    engine = _engine(arguments[:6], options, Needs(False, False, False), False)
     statistics = engine.statistics()
-    outputs = _outputs(engine, statistics, options, target.shape)
-    return *outputs, statistics if arguments[-1] else _nothing(target)
+    outputs = _outputs(engine, statistics, target.shape)
+    return *outputs, statistics[: _saved(options)] if arguments[-1] else _nothing(target)
 
 
 @_as_given
 def with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     """The six outputs, three gradients, and what is left to multiply those by (see `engine.Gradients`)."""
     x, target, options = arguments[0], arguments[2], Options(*arguments[6:-3])
-    engine = _engine(arguments[:6], options, Needs(*arguments[-3:]))
+    engine = _engine(arguments[:6], options, Needs(*arguments[-3:]), defers(x, options))
     statistics, gradients = engine.loss_and_gradients()
     factors = _nothing(x) if gradients.factors is None else gradients.factors
-    return *_outputs(engine, statistics, options, target.shape), *_shaped(gradients, x), factors
+    return *_outputs(engine, statistics, target.shape), *_shaped(gradients, x), factors
 
 
 @_as_given
 def backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Three gradients: everything is computed again but the statistics."""
     x, statistics, options = arguments[0], arguments[6], Options(*arguments[7:-3])
-    engine = _engine(arguments[:6], options, Needs(*arguments[-3:]))
+    engine = _engine(arguments[:6], options, Needs(*arguments[-3:]), False)
     dloss, dentropy = (d if d is None or d.dim() == 0 else d.reshape(-1) for d in (dloss, dentropy))
     return _shaped(engine.gradients_of(statistics, dloss, dentropy), x)
 
@@ -95,13 +95,13 @@ def scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
             gradient *= factor.item()
 
 
-def _engine(tensors: Any, options: Options, needs: Needs) -> Engine:
+def _engine(tensors: Any, options: Options, needs: Needs, deferred: bool) -> Engine:
     x, weight, target, bias, class_weight, divisor = tensors
     device, flat = device_for(x.device), target.reshape(-1)
     if device is None:
         _check_targets(target, options)
     x = x.reshape(-1, x.shape[-1])
-    return Engine(x, weight, flat, bias, class_weight, divisor, options, needs, device)
+    return Engine(x, weight, flat, bias, class_weight, divisor, options, needs, deferred, device)
 
 
 def _check_targets(target: Tensor, options: Options) -> None:
@@ -115,14 +115,18 @@ def _check_targets(target: Tensor, options: Options) -> None:
         )
 
 
-def _outputs(engine: Engine, statistics: Tensor, options: Options, shape: torch.Size) -> tuple[Tensor, ...]:
-    found = rowwise.losses(engine.rows, statistics, options, shape)
+def _outputs(engine: Engine, statistics: Tensor, shape: torch.Size) -> tuple[Tensor, ...]:
+    found = engine.losses(statistics, shape)
     return tuple(_nothing(statistics) if output is None else output for output in found)
 
 
 def _shaped(gradients: Gradients, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     dx, dweight, dbias = (_nothing(x) if gradient is None else gradient for gradient in gradients[:3])
     return dx if gradients.dx is None else dx.view(x.shape), dweight, dbias
+
+
+def _saved(options: Options) -> int:
+    return rowwise.SAVED_ENTROPY if options.return_entropy else rowwise.SAVED
 
 
 def _nothing(like: Tensor) -> Tensor:
@@ -156,7 +160,7 @@ def _fake_linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
     outputs = _fake_outputs(x, target, options)
     if not arguments[-1]:
         return *outputs, _nothing(x)
-    return *outputs, x.new_empty((rowwise.STATISTICS, target.numel()), dtype=statistics_dtype(x.dtype))
+    return *outputs, x.new_empty((_saved(options), target.numel()), dtype=statistics_dtype(x.dtype))
 
 
 def _fake_with_gradients(*arguments: Any) -> tuple[Tensor, ...]:

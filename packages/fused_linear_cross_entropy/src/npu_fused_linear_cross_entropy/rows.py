@@ -1,4 +1,6 @@
-"""Per-row arithmetic on vectors of [tokens], in plain PyTorch on every device: from statistics of logits to losses.
+"""Per-row arithmetic on vectors of [tokens]: from statistics of logits to losses, in plain PyTorch.
+
+This is the definition, and what runs on a CPU; kernels_rows.py and kernels_losses.py are the same for accelerators.
 
 With z the logits, L = log sum exp z, y the target, e = label_smoothing, V the vocabulary's size, w class weights, w_y the
 target's, W the sum of all w, N the rows that are not ignored and S the sum of w_y over them:
@@ -26,40 +28,34 @@ from .options import Options
 # Rows of the tensor of statistics [6, tokens].
 MAXIMUM, SUM, TARGET, TOTAL, DOT, PLACE = range(6)
 STATISTICS = 6
+SAVED, SAVED_ENTROPY = 3, 5  # of these, what `coefficients` reads: the first ones, without and with an entropy
 # Rows of the tensor of coefficients [5, tokens].
 LSE, A, B, C, Q = range(5)
-NO_COLUMN = -1
+# What stands for a column where there is none: the target is outside the vocabulary, or ignored.
+NO_COLUMN, IGNORED = -1, -2
 
 
 class Rows(NamedTuple):
     """What is known of rows before there are logits.
 
     Attributes:
-        counted: bool [tokens], not ignored.
-        columns: int32 [tokens], the target's column; NO_COLUMN where ignored or outside the vocabulary.
-        factors: [3]: what losses are multiplied by, what z-losses are, and the sum of the class weights.
+        columns: int32 [tokens], the target's column; NO_COLUMN, IGNORED.
         target_weight: [tokens] or None: the class weight of the target.
-        total: how many are not ignored.
+        factors: what losses are multiplied by, what z-losses are, the sum of the class weights, how many rows count.
+        gradient_factors: the same of the loss whose gradient is computed.
+        left: [3], what the gradients of x, weight and bias are to be multiplied by afterwards; None for 1.
     """
 
-    counted: Tensor
     columns: Tensor
-    factors: Tensor
     target_weight: Tensor | None
-    total: Tensor
+    factors: Tensor
+    gradient_factors: Tensor
+    left: Tensor | None
 
-
-def probability_sized(rows: Rows) -> tuple[Rows, Tensor]:
-    """Rows whose losses are multiplied by 1 instead of what they are, and that factor: of "mean", 1 / N.
-
-    A gradient of theirs is of the size of a probability. With 1 / N in it, it would vanish in fp16, whose smallest number is
-    6e-8, before anything that multiplies the loss, a gradient scaler, can prevent that.
-    """
-    factor = rows.factors[0].clone()
-    factors = rows.factors.clone()
-    factors[0] = 1.0
-    factors[1] = torch.where(factor > 0, factors[1] / factor, 0.0)
-    return rows._replace(factors=factors), factor
+    def part(self, tokens: slice) -> Rows:
+        """Those of a chunk."""
+        weights = None if self.target_weight is None else self.target_weight[tokens]
+        return self._replace(columns=self.columns[tokens], target_weight=weights)
 
 
 class Losses(NamedTuple):
@@ -74,14 +70,28 @@ class Losses(NamedTuple):
 
 
 def prepare(
-    target: Tensor, class_weight: Tensor | None, divisor: Tensor | None, options: Options, dtype: torch.dtype
+    target: Tensor,
+    class_weight: Tensor | None,
+    divisor: Tensor | None,
+    options: Options,
+    dtype: torch.dtype,
+    dweight_scale: float | None,
 ) -> Rows:
-    """Everything that the targets [tokens] alone decide; nothing waits for the device."""
+    """Everything that the targets [tokens] alone decide; nothing waits for the device.
+
+    Args:
+        divisor: what "mean" divides by instead of what it counts.
+        dweight_scale: what the sums that become the gradient of the weight and the bias are multiplied by, where losses
+            whose gradient is computed are multiplied by 1 instead of the factor that "mean" has; else None. Their gradient
+            is then of the size of a probability. With 1 / N in it, it would vanish in fp16, whose smallest number is 6e-8,
+            before anything that multiplies the loss, a gradient scaler, can prevent that.
+    """
     counted = are_counted(target, options.ignore_index)
-    known = counted & (target >= 0) & (target < options.vocab_size)
-    columns = torch.where(known, target, NO_COLUMN).to(torch.int32)
+    known = (target >= 0) & (target < options.vocab_size)
+    columns = torch.where(counted, torch.where(known, target, NO_COLUMN), IGNORED).to(torch.int32)
     count = counted.sum().to(dtype)
-    factors = torch.ones(3, dtype=dtype, device=target.device)
+    factors = torch.ones(4, dtype=dtype, device=target.device)
+    factors[3] = count
     target_weight, weighted_count = None, count
     if class_weight is not None:
         wide = class_weight.to(dtype)
@@ -91,7 +101,7 @@ def prepare(
         factors[2] = wide.sum()
         if options.group:
             parallel.sum_(target_weight, options.group)
-            parallel.sum_(factors[2:], options.group)
+            parallel.sum_(factors[2:3], options.group)
         weighted_count = target_weight.sum()
     if options.reduction == "mean":
         if divisor is not None:
@@ -100,7 +110,13 @@ def prepare(
             some = count > 0
             factors[0] = torch.where(some, 1.0 / weighted_count, 0.0)
             factors[1] = torch.where(some, 1.0 / count, 0.0)
-    return Rows(counted, columns, factors, target_weight, count)
+    if dweight_scale is None:
+        return Rows(columns, target_weight, factors, factors, None)
+    left = factors[0] / torch.tensor([1.0, dweight_scale, dweight_scale], dtype=dtype)
+    of_gradient = factors.clone()
+    of_gradient[0] = 1.0
+    of_gradient[1] = torch.where(factors[0] > 0, factors[1] / factors[0], 0.0)
+    return Rows(columns, target_weight, factors, of_gradient, left)
 
 
 def are_counted(target: Tensor, ignore_index: int) -> Tensor:
@@ -130,24 +146,24 @@ def losses(rows: Rows, statistics: Tensor, options: Options, shape: torch.Size) 
         probability = torch.exp(-nll)
         loss = loss * probability
         z_loss = None if z_loss is None else z_loss * probability
-    absent = torch.where(rows.counted, torch.nan, 0.0)  # ignored, or a target that no vocabulary has
-    known = rows.columns != NO_COLUMN
+    counted, known = rows.columns != IGNORED, rows.columns >= 0
+    absent = torch.where(counted, torch.nan, 0.0)  # ignored, or a target that no vocabulary has
     loss = torch.where(known, loss, absent)
     accuracy = predicted = entropy = None
     if options.argmax:
         place = statistics[PLACE]
         if options.return_token_accuracy:
             right = (place == rows.columns) & known
-            accuracy = right.sum().to(loss.dtype) / rows.total.clamp_min(1)
+            accuracy = right.sum().to(loss.dtype) / rows.factors[3].clamp_min(1)
         if options.return_predicted_tokens:
             inside = place.clamp(0, options.vocab_size - 1).long()  # of a row of NaN, no place is that of its maximum
-            predicted = torch.where(rows.counted, inside, -1).view(shape)
+            predicted = torch.where(counted, inside, -1).view(shape)
     if options.return_entropy:
-        entropy = torch.where(rows.counted, entropies(statistics), 0.0).view(shape)
+        entropy = torch.where(counted, entropies(statistics), 0.0).view(shape)
     if options.return_z_loss:
         assert z_loss is not None
         z_loss = _reduced(torch.where(known, z_loss, absent), options, shape)
-    kept = torch.where(rows.counted, lse, 0.0).view(shape) if options.return_lse else None
+    kept = torch.where(counted, lse, 0.0).view(shape) if options.return_lse else None
     return Losses(
         _reduced(loss, options, shape), z_loss if options.return_z_loss else None, accuracy, predicted, kept, entropy
     )
@@ -158,29 +174,39 @@ def entropies(statistics: Tensor) -> Tensor:
     return statistics[SUM].log() - statistics[DOT] / statistics[SUM]
 
 
-def coefficients(rows: Rows, statistics: Tensor, options: Options, dloss: Tensor | None, dentropy: Tensor | None) -> Tensor:
-    """[5, tokens]: L and the factors of the gradient, for gradients of the losses (a number or one for each row)."""
+def coefficients(
+    rows: Rows, statistics: Tensor, options: Options, dloss: Tensor | float | None, dentropy: Tensor | None
+) -> Tensor:
+    """[5, tokens]: L and the factors of the gradient, for gradients of the losses and entropies (a number or [tokens])."""
     lse = statistics[MAXIMUM] + statistics[SUM].log()
     result = lse.new_zeros(5, lse.shape[0])
     result[LSE] = lse
     if dloss is not None:
-        on = (rows.columns != NO_COLUMN).to(lse.dtype) * dloss
-        e, main = options.label_smoothing, on * rows.factors[0]
+        on = (rows.columns >= 0).to(lse.dtype) * dloss
+        e, main = options.label_smoothing, on * rows.gradient_factors[0]
         b, c = main * (1.0 - e), main * (e / options.vocab_size)
         a = main
         if rows.target_weight is not None:
             b = b * rows.target_weight
-            a = b + c * rows.factors[2]
-        a = a + on * rows.factors[1] * (2.0 * options.lse_square_scale) * lse
+            a = b + c * rows.gradient_factors[2]
+        a = a + on * rows.gradient_factors[1] * (2.0 * options.lse_square_scale) * lse
         if options.token_scaling:
             probability = torch.exp(statistics[TARGET] - lse)
             a, b, c = a * probability, b * probability, c * probability
         result[A], result[B], result[C] = a, b, c
     if dentropy is not None:
-        on = rows.counted.to(lse.dtype) * dentropy
+        on = (rows.columns != IGNORED).to(lse.dtype) * dentropy
         result[A] += on * (lse - entropies(statistics))
         result[Q] = -on
     return result
+
+
+class RowArithmetic:
+    """The three as launch_rows.py has them."""
+
+    prepare = staticmethod(prepare)
+    losses = staticmethod(losses)
+    coefficients = staticmethod(coefficients)
 
 
 def merge(first: Tensor, second: Tensor) -> Tensor:

@@ -1,0 +1,195 @@
+# mypy: ignore-errors
+"""Device code of the arithmetic on rows: from statistics to losses, and to the factors of the gradient. Formulas: rows.py.
+
+Tiles and sums are as in kernels_rows.py.
+"""
+
+import triton
+import triton.language as tl
+
+from .kernels_rows import IGNORED, LANES, add_partials, lane, lanes, store_first
+
+
+@triton.jit
+def store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, REDUCED: tl.constexpr):
+    """What is one number of all rows."""
+    if REDUCED:
+        store_first(p_loss, loss, 1)
+        if p_z_loss is not None:
+            store_first(p_z_loss, z_loss, 1)
+    if p_accuracy is not None:
+        store_first(p_accuracy, right / tl.maximum(tl.load(p_factors + 3), 1.0), 1)
+
+
+@triton.jit(do_not_specialize=["n_rows", "s_statistics", "vocab_size"])
+def losses_kernel(
+    p_statistics,  # fp32 [6, rows], see kernels.py
+    p_columns,  # int32 [rows]
+    p_target_weight,  # fp32 [rows]
+    p_factors,  # fp32 [LANES]: of the loss, of the z-loss, the sum of the class weights, how many rows count
+    p_loss,  # fp32, [rows] or REDUCED one number, as the next one
+    p_z_loss,
+    p_accuracy,  # fp32, one number
+    p_predicted,  # int64 [rows]
+    p_lse,  # fp32 [rows]
+    p_entropy,  # fp32 [rows]
+    p_partials,  # fp32 [programs, LANES]: loss, z-loss, rows whose largest logit is the target's; not LAST
+    n_rows,
+    s_statistics,
+    vocab_size,
+    smoothing,
+    z_scale,
+    BLOCK_M: tl.constexpr,
+    SMOOTHED: tl.constexpr,
+    Z_LOSS: tl.constexpr,
+    TOKEN_SCALING: tl.constexpr,
+    REDUCED: tl.constexpr,
+    LAST: tl.constexpr,
+):
+    o_row = tl.arange(0, BLOCK_M)
+    b_losses = tl.zeros([BLOCK_M], tl.float32)
+    b_z_losses = tl.zeros([BLOCK_M], tl.float32)
+    b_rights = tl.zeros([BLOCK_M], tl.float32)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+        i_row = i_tile * BLOCK_M
+        m_row = o_row < n_rows - i_row
+        p_row = p_statistics + i_row + o_row
+        b_column = tl.load(p_columns + i_row + o_row, mask=m_row, other=IGNORED).to(tl.float32)  # [BLOCK_M]
+        b_sum = tl.load(p_row + s_statistics, mask=m_row, other=1.0)
+        b_log = tl.log(b_sum)
+        b_lse = tl.load(p_row, mask=m_row, other=0.0) + b_log
+        b_nll = b_lse - tl.load(p_row + 2 * s_statistics, mask=m_row, other=0.0)
+        b_loss = b_nll
+        if p_target_weight is not None:
+            b_loss *= tl.load(p_target_weight + i_row + o_row, mask=m_row, other=0.0)
+        if SMOOTHED:
+            weights = vocab_size.to(tl.float32)
+            per_column = smoothing / weights
+            if p_target_weight is not None:
+                weights = tl.load(p_factors + 2)
+            b_total = tl.load(p_row + 3 * s_statistics, mask=m_row, other=0.0)
+            b_loss = (1.0 - smoothing) * b_loss + per_column * (b_lse * weights - b_total)
+        b_loss *= tl.load(p_factors)
+        if Z_LOSS:
+            b_z_loss = z_scale * b_lse * b_lse * tl.load(p_factors + 1)
+            b_loss += b_z_loss
+        if TOKEN_SCALING:
+            b_probability = tl.exp(-b_nll)
+            b_loss *= b_probability
+            if Z_LOSS:
+                b_z_loss *= b_probability
+        b_absent = tl.where(b_column == 1.0 * IGNORED, 0.0, float("nan"))  # ignored, or a target that no vocabulary has
+        m_known = b_column >= 0.0
+        b_loss = tl.where(m_known, b_loss, b_absent)
+        if REDUCED:
+            b_losses += b_loss
+        else:
+            tl.store(p_loss + i_row + o_row, b_loss, mask=m_row)
+        if p_z_loss is not None:
+            b_z_loss = tl.where(m_known, b_z_loss, b_absent)
+            if REDUCED:
+                b_z_losses += b_z_loss
+            else:
+                tl.store(p_z_loss + i_row + o_row, b_z_loss, mask=m_row)
+        m_counted = b_column != 1.0 * IGNORED
+        if p_lse is not None:
+            tl.store(p_lse + i_row + o_row, tl.where(m_counted, b_lse, 0.0), mask=m_row)
+        if p_entropy is not None:
+            b_dot = tl.load(p_row + 4 * s_statistics, mask=m_row, other=0.0)
+            tl.store(p_entropy + i_row + o_row, tl.where(m_counted, b_log - b_dot / b_sum, 0.0), mask=m_row)
+        if (p_accuracy is not None) or (p_predicted is not None):
+            b_place = tl.load(p_row + 5 * s_statistics, mask=m_row, other=0.0)
+            if p_accuracy is not None:
+                b_rights += tl.where(b_place == b_column, 1.0, 0.0)
+            if p_predicted is not None:
+                # Of a row of NaN, no place is that of its maximum.
+                b_inside = tl.minimum(tl.maximum(b_place, 0.0), vocab_size.to(tl.float32) - 1.0)
+                tl.store(p_predicted + i_row + o_row, tl.where(m_counted, b_inside, -1.0).to(tl.int64), mask=m_row)
+    if REDUCED or (p_accuracy is not None):
+        loss, z_loss, right = tl.sum(b_losses), tl.sum(b_z_losses), tl.sum(b_rights)
+        if LAST:
+            store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, REDUCED)
+        else:
+            p_partial = p_partials + tl.program_id(0) * LANES
+            tl.store(p_partial + tl.arange(0, LANES), lanes(loss, z_loss, right, 0.0))
+
+
+@triton.jit(do_not_specialize=["n_partials"])
+def sums_kernel(
+    p_partials, p_factors, p_loss, p_z_loss, p_accuracy, n_partials, BLOCK_P: tl.constexpr, REDUCED: tl.constexpr
+):  # fmt: skip
+    """One program: what `losses_kernel` stores where it is the last."""
+    b_sums = add_partials(p_partials, n_partials, BLOCK_P)
+    store_sums(lane(b_sums, 0), lane(b_sums, 1), lane(b_sums, 2), p_factors, p_loss, p_z_loss, p_accuracy, REDUCED)
+
+
+@triton.jit
+def load_upstream(p_value, o_row, m_row, EACH: tl.constexpr):
+    """The gradient that each row's output received, or the one that all did."""
+    if EACH:
+        b_value = tl.load(p_value + o_row, mask=m_row, other=0.0)
+    else:
+        b_value = tl.load(p_value)
+    return b_value
+
+
+@triton.jit(do_not_specialize=["n_rows", "s_statistics", "s_coefficients", "vocab_size"])
+def coefficients_kernel(
+    p_statistics,  # fp32 [6, rows]
+    p_columns,  # int32 [rows]
+    p_target_weight,  # fp32 [rows]
+    p_factors,  # fp32 [LANES], as above, of the gradient
+    p_dloss,  # fp32 [rows] or one number; with LOSS, None for 1
+    p_dentropy,  # fp32 [rows] or one number
+    p_coefficients,  # fp32 [5, rows]: L, a, b, c, q
+    n_rows,
+    s_statistics,
+    s_coefficients,
+    vocab_size,
+    smoothing,
+    z_scale,
+    BLOCK_M: tl.constexpr,
+    LOSS: tl.constexpr,
+    EACH_LOSS: tl.constexpr,
+    ENTROPY: tl.constexpr,  # the last row is asked for
+    EACH_ENTROPY: tl.constexpr,
+    TOKEN_SCALING: tl.constexpr,
+):
+    o_row = tl.arange(0, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+        i_row = i_tile * BLOCK_M
+        m_row = o_row < n_rows - i_row
+        p_row = p_statistics + i_row + o_row
+        p_out = p_coefficients + i_row + o_row
+        b_column = tl.load(p_columns + i_row + o_row, mask=m_row, other=IGNORED).to(tl.float32)  # [BLOCK_M]
+        b_sum = tl.load(p_row + s_statistics, mask=m_row, other=1.0)
+        b_log = tl.log(b_sum)
+        b_lse = tl.load(p_row, mask=m_row, other=0.0) + b_log
+        b_zero = b_column * 0.0  # of each iteration its own, so that stores overlap
+        b_a, b_b, b_c, b_q = b_zero, b_zero, b_zero, b_zero
+        if LOSS:
+            b_on = tl.where(b_column >= 0.0, 1.0, 0.0)
+            if p_dloss is not None:
+                b_on *= load_upstream(p_dloss, i_row + o_row, m_row, EACH_LOSS)
+            b_main = b_on * tl.load(p_factors)
+            b_b = b_main * (1.0 - smoothing)
+            b_c = b_main * (smoothing / vocab_size.to(tl.float32))
+            b_a = b_main
+            if p_target_weight is not None:
+                b_b *= tl.load(p_target_weight + i_row + o_row, mask=m_row, other=0.0)
+                b_a = b_b + b_c * tl.load(p_factors + 2)
+            b_a += b_on * tl.load(p_factors + 1) * (2.0 * z_scale) * b_lse
+            if TOKEN_SCALING:
+                b_probability = tl.exp(tl.load(p_row + 2 * s_statistics, mask=m_row, other=0.0) - b_lse)
+                b_a, b_b, b_c = b_a * b_probability, b_b * b_probability, b_c * b_probability
+        if p_dentropy is not None:
+            b_on = load_upstream(p_dentropy, i_row + o_row, m_row, EACH_ENTROPY)
+            b_q = tl.where(b_column != 1.0 * IGNORED, -b_on, 0.0)
+            b_dot = tl.load(p_row + 4 * s_statistics, mask=m_row, other=0.0)
+            b_a -= b_q * (b_lse - (b_log - b_dot / b_sum))
+        tl.store(p_out, b_lse, mask=m_row)
+        tl.store(p_out + s_coefficients, b_a, mask=m_row)
+        tl.store(p_out + 2 * s_coefficients, b_b, mask=m_row)
+        tl.store(p_out + 3 * s_coefficients, b_c, mask=m_row)
+        if ENTROPY:
+            tl.store(p_out + 4 * s_coefficients, b_q, mask=m_row)

@@ -1,0 +1,142 @@
+# mypy: ignore-errors
+"""Device code of the arithmetic on rows, vectors of [tokens]: what the targets alone decide. Formulas: rows.py.
+
+A tile is BLOCK_M rows; programs stride over the tiles. Sums over rows are kept for every lane and reduced once. One program
+stores the result (LAST); several store a row of partial sums each, which one more launch adds, in the same order every time.
+Numbers are compared in fp32: compares of integers are loops over elements on Ascend.
+"""
+
+import triton
+import triton.language as tl
+
+IGNORED: tl.constexpr = tl.constexpr(-2)
+NO_COLUMN: tl.constexpr = tl.constexpr(-1)
+LANES: tl.constexpr = tl.constexpr(8)  # a row of partial sums, and of factors: 32 bytes, which no two programs share
+_INT32_END: tl.constexpr = tl.constexpr(2.0**31)
+
+
+@triton.jit
+def lanes(a, b, c, d):
+    """fp32 [LANES]: four numbers, then zeros."""
+    o_lane = tl.arange(0, LANES).to(tl.float32)
+    b_high = tl.where(o_lane == 2.0, c, tl.where(o_lane == 3.0, d, 0.0))
+    return tl.where(o_lane == 0.0, a, tl.where(o_lane == 1.0, b, b_high))
+
+
+@triton.jit
+def lane(b_lanes, i_lane: tl.constexpr):
+    """One of the numbers."""
+    o_lane = tl.arange(0, LANES).to(tl.float32)
+    return tl.sum(tl.where(o_lane == 1.0 * i_lane, b_lanes, 0.0))
+
+
+@triton.jit
+def store_first(p_out, value, n):
+    """Stores a number n times."""
+    o_lane = tl.arange(0, LANES)
+    tl.store(p_out + o_lane, tl.zeros([LANES], tl.float32) + value, mask=o_lane < n)
+
+
+@triton.jit
+def add_partials(p_partials, n_partials, BLOCK_P: tl.constexpr):
+    """fp32 [LANES]: the sum of rows of partial sums."""
+    o_partial = tl.arange(0, BLOCK_P)
+    p_tile = p_partials + (o_partial[:, None] * LANES + tl.arange(0, LANES)[None, :])
+    return tl.sum(tl.load(p_tile, mask=(o_partial < n_partials)[:, None], other=0.0), axis=0)
+
+
+@triton.jit
+def store_factors(count, weighted, total, p_divisor, p_factors, p_left, unscale, MEAN: tl.constexpr):
+    """Factors [2, LANES] of the losses and of their gradient, and what is left to multiply the gradients by, [3]."""
+    of_loss, of_z_loss = count * 0.0 + 1.0, count * 0.0 + 1.0
+    if MEAN:
+        if p_divisor is not None:
+            of_loss = 1.0 / tl.load(p_divisor).to(tl.float32)
+            of_z_loss = of_loss
+        else:
+            of_loss = tl.where(count > 0.0, 1.0 / weighted, 0.0)
+            of_z_loss = tl.where(count > 0.0, 1.0 / tl.maximum(count, 1.0), 0.0)
+    b_factors = lanes(of_loss, of_z_loss, total, count)
+    o_lane = tl.arange(0, LANES)
+    tl.store(p_factors + o_lane, b_factors)
+    if p_left is not None:
+        of_z_loss = tl.where(of_loss > 0.0, of_z_loss / of_loss, 0.0)
+        tl.store(p_left + o_lane, lanes(of_loss, of_loss * unscale, of_loss * unscale, 0.0), mask=o_lane < 3)
+        b_factors = lanes(1.0, of_z_loss, total, count)
+    tl.store(p_factors + LANES + o_lane, b_factors)
+
+
+@triton.jit(do_not_specialize=["n_rows", "ignore_index", "vocab_size", "first", "n_weights", "unscale"])
+def targets_kernel(
+    p_target,  # integers [rows]
+    p_class_weight,  # [n_weights]
+    p_divisor,  # one number
+    p_columns,  # int32 [rows]: the target, NO_COLUMN outside of the vocabulary, IGNORED
+    p_target_weight,  # fp32 [rows]; with class weights
+    p_factors,  # fp32 [2, LANES]; LAST
+    p_left,  # fp32 [3]; LAST
+    p_partials,  # fp32 [programs, LANES]: rows that count, their class weights, all class weights; not LAST
+    n_rows,
+    ignore_index,
+    vocab_size,
+    first,  # the column of the vocabulary that the first class weight is of
+    n_weights,
+    unscale,
+    BLOCK_M: tl.constexpr,
+    SMALL_INDEX: tl.constexpr,  # fp32 counts beyond ignore_index
+    SMOOTHED: tl.constexpr,
+    MEAN: tl.constexpr,
+    LAST: tl.constexpr,
+):
+    # lint: allow scalar-loop: the class weight of a target comes from wherever it is
+    o_row = tl.arange(0, BLOCK_M)
+    b_counts = tl.zeros([BLOCK_M], tl.float32)
+    b_weights = tl.zeros([BLOCK_M], tl.float32)
+    b_totals = tl.zeros([BLOCK_M], tl.float32)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+        i_row = i_tile * BLOCK_M
+        m_row = o_row < n_rows - i_row
+        b_target = tl.load(p_target + i_row + o_row, mask=m_row, other=0)  # [BLOCK_M]
+        b_float = b_target.to(tl.float32)
+        if SMALL_INDEX:
+            b_counted = tl.where(b_float == ignore_index.to(tl.float32), 0.0, 1.0)
+        else:
+            b_counted = tl.where(b_target == ignore_index, 0.0, 1.0)
+        # Exact where fp32 is not: a difference of integers has the sign of its fp32.
+        b_beyond = (b_target.to(tl.int32) - vocab_size).to(tl.float32)
+        m_known = (b_float >= 0.0) & (b_float < _INT32_END) & (b_beyond < 0.0)
+        b_column = tl.where(m_known, b_target.to(tl.int32), NO_COLUMN)
+        b_column = tl.where(b_counted > 0.0, b_column, IGNORED)
+        tl.store(p_columns + i_row + o_row, b_column, mask=m_row)
+        b_counted = tl.where(o_row.to(tl.float32) < (n_rows - i_row).to(tl.float32), b_counted, 0.0)
+        b_counts += b_counted
+        if p_class_weight is not None:
+            b_place = b_column - first
+            b_after = (b_place - n_weights).to(tl.float32)
+            b_safe = tl.minimum(tl.maximum(b_place, 0), n_weights - 1)
+            b_weight = tl.load(p_class_weight + b_safe).to(tl.float32)
+            b_weight = tl.where((b_place.to(tl.float32) >= 0.0) & (b_after < 0.0), b_weight, 0.0)
+            tl.store(p_target_weight + i_row + o_row, b_weight, mask=m_row)
+            b_weights += b_weight * b_counted
+    if p_class_weight is not None:
+        if SMOOTHED:
+            for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_weights, BLOCK_M), tl.num_programs(0)):
+                i_row = i_tile * BLOCK_M
+                b_weight = tl.load(p_class_weight + i_row + o_row, mask=o_row < n_weights - i_row, other=0.0)
+                b_totals += b_weight.to(tl.float32)
+    count, total = tl.sum(b_counts), tl.sum(b_totals)
+    weighted = count
+    if p_class_weight is not None:
+        weighted = tl.sum(b_weights)
+    if LAST:
+        store_factors(count, weighted, total, p_divisor, p_factors, p_left, unscale, MEAN)
+    else:
+        p_partial = p_partials + tl.program_id(0) * LANES
+        tl.store(p_partial + tl.arange(0, LANES), lanes(count, weighted, total, 0.0))
+
+
+@triton.jit(do_not_specialize=["n_partials", "unscale"])
+def factors_kernel(p_partials, p_divisor, p_factors, p_left, n_partials, unscale, BLOCK_P: tl.constexpr, MEAN: tl.constexpr):
+    """One program: what `targets_kernel` stores where it is the last."""
+    b_sums = add_partials(p_partials, n_partials, BLOCK_P)
+    store_factors(lane(b_sums, 0), lane(b_sums, 1), lane(b_sums, 2), p_divisor, p_factors, p_left, unscale, MEAN)

@@ -1,0 +1,88 @@
+"""Blocks and grids of the launches over rows, vectors of [tokens]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
+
+_ROWS = 1024  # of a tile: 4 KB of fp32
+_FEWEST_ROWS = 32
+_ALONE = 4  # tiles that one program takes alone, which takes it less time than another launch would
+# Unified Buffer, in fp32 numbers of a row: the most that the compilers of CANN 8.5, 9.0 and 9.1 take where they have room,
+# with every option. They can do with half of it.
+_NUMBERS = {"targets": 31, "losses": 46, "coefficients": 31}
+_WARPS = 4
+
+
+@dataclass(frozen=True)
+class RowLaunch:
+    """One launch but for its number of rows.
+
+    Attributes:
+        device: the chip.
+        block_m: rows of a tile.
+        numbers: fp32 numbers that are kept of a row.
+    """
+
+    device: Device = field(repr=False)
+    block_m: int
+    numbers: int
+
+    def grid(self, rows: int, summed: bool) -> int:
+        """Programs for that many rows; `summed`: where more than one leave partial sums."""
+        tiles = ceil(rows / self.block_m)
+        return 1 if summed and tiles <= _ALONE else persistent_grid(tiles, self.device)
+
+    @property
+    def ub_bytes(self) -> int:
+        """Unified Buffer that the declared tiles take."""
+        return footprint(_tiles(self.numbers), {"BLOCK_M": self.block_m}, self.device)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"BLOCK_M": self.block_m}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return {"num_warps": _WARPS} if self.device.kind == "cuda" else {}
+
+
+@dataclass(frozen=True)
+class PartialsLaunch:
+    """The launch of one program that adds partial sums."""
+
+    device: Device = field(repr=False)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        most = self.device.vector_cores
+        return {"BLOCK_P": 1 << (most - 1).bit_length() if self.device.kind == "cuda" else most}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return {"num_warps": _WARPS} if self.device.kind == "cuda" else {}
+
+
+def row_launch(kernel: str, device: Device) -> RowLaunch:
+    """Blocks for one of the kernels, "targets", "losses" or "coefficients"."""
+    numbers = _NUMBERS[kernel]
+    if device.kind == "cuda":
+        return RowLaunch(device, _ROWS, numbers)
+    return RowLaunch(
+        device, fit(_tiles(numbers), (Block("BLOCK_M", _ROWS, _FEWEST_ROWS, _FEWEST_ROWS),), device)["BLOCK_M"], numbers
+    )
+
+
+def smaller(launch: RowLaunch) -> RowLaunch | None:
+    """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
+    if launch.device.kind == "cuda" or launch.block_m <= _FEWEST_ROWS:
+        return None
+    return RowLaunch(launch.device, launch.block_m // 2, launch.numbers)
+
+
+def _tiles(numbers: int) -> list[Tile]:
+    return [Tile("numbers of a row", ("BLOCK_M",), 4, numbers)]

@@ -1,0 +1,145 @@
+"""The arithmetic on rows in kernels, against its definition in fp64: of any vectors, without logits that they came from."""
+
+import npu_offline
+import npu_tiling
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import launch_rows, rows, tiling_rows
+from npu_fused_linear_cross_entropy.options import DEFAULTS, Options
+from npu_tiling import device_for
+
+VOCABULARY = 1000
+OUTSIDE = (-1, VOCABULARY, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, -3)  # targets that no row of the weight has
+UNIT = 2.0**-24  # unit roundoff of fp32
+SCALED = {"label_smoothing": 0.1, "lse_square_scale": 0.3, "token_scaling": True}
+EXTRAS = {"return_token_accuracy": True, "return_predicted_tokens": True, "return_lse": True, "return_z_loss": True}
+CASES = {  # tokens, options, class weights, what "mean" is divided by, the scale of a gradient that is finished later
+    "plain": (37, {}, None, None, None),
+    "no rows": (0, {"return_token_accuracy": True}, None, None, None),
+    "a sum": (1500, {"reduction": "sum", "return_z_loss": True}, None, None, None),
+    "each row": (1030, {"reduction": "none", "return_entropy": True, **EXTRAS, **SCALED}, torch.float32, None, None),
+    "a given number": (37, {"label_smoothing": 0.2}, None, torch.tensor(17), 1.0),
+    "class weights": (37, {"return_z_loss": True}, torch.bfloat16, None, None),
+    "class weights, smoothing": (130, {**EXTRAS, **SCALED}, torch.float32, None, 0.25),
+    "many rows": (5001, {**EXTRAS, **SCALED}, torch.float32, None, 0.25),
+    "many rows, each": (5001, {"reduction": "none", "return_token_accuracy": True}, None, None, None),
+    "a far ignore_index": (70, {"ignore_index": 2**31 - 1}, None, None, None),
+    "an ignore_index inside": (70, {"ignore_index": 7}, torch.float32, torch.tensor(3.5), None),
+}
+TELLING = ("plain", "each row", "class weights, smoothing", "many rows", "a far ignore_index")
+
+
+def options_of(changes):
+    return Options(**{**DEFAULTS, **changes}, group="", vocab_first=0, vocab_size=VOCABULARY)
+
+
+def make(name):
+    tokens, changes, weights, _, _ = CASES[name]
+    options, generator = options_of(changes), torch.Generator().manual_seed(tokens)
+    target = torch.randint(0, VOCABULARY, (tokens,), generator=generator)
+    target[1::5] = options.ignore_index
+    if options.reduction == "none":  # the loss of such a row is NaN
+        target[2::7] = torch.tensor(OUTSIDE).repeat(tokens)[: len(target[2::7])]
+    class_weight = None if weights is None else (torch.rand(VOCABULARY, generator=generator) * 2).to(weights)
+    statistics = torch.randn(rows.STATISTICS, tokens, generator=generator)
+    statistics[rows.SUM] = 1.0 + VOCABULARY * torch.rand(tokens, generator=generator)
+    statistics[rows.TOTAL] *= VOCABULARY
+    statistics[rows.DOT] *= statistics[rows.SUM]
+    statistics[rows.PLACE] = torch.where(torch.arange(tokens) % 3 == 0, target, 11).clamp(0, VOCABULARY - 1).float()
+    return target, class_weight, statistics, options
+
+
+def near(actual, wanted, size=10.0):
+    """Within a few roundings of terms of that size; NaN where it must be."""
+    assert (actual is None) == (wanted is None)
+    if wanted is not None:
+        actual = actual.cpu().double()
+        assert torch.equal(actual.isnan(), wanted.isnan())
+        error = (actual - wanted).abs().nan_to_num()
+        assert (error <= 64 * UNIT * (size + wanted.abs().nan_to_num())).all(), float(error.max())
+
+
+def check(name, place):
+    """Every output and factor of a case at a place."""
+    device = device_for(place)
+    target, class_weight, statistics, options = make(name)
+    given = [None if t is None else t.to(place) for t in (target, class_weight, statistics)]
+    kernels = launch_rows.RowKernels(device)
+    exact = [None if class_weight is None else class_weight.double(), statistics.double()]
+    divisor, scale = CASES[name][3:]
+    wanted = rows.prepare(target, exact[0], divisor, options, torch.float64, scale)
+    found = kernels.prepare(given[0], given[1], divisor, options, torch.float32, scale)
+    assert torch.equal(found.columns.cpu(), wanted.columns)
+    near(found.target_weight, wanted.target_weight)
+    used = [0, 1, 3] if class_weight is None or not options.smoothed else [0, 1, 2, 3]
+    for ours, theirs in ((found.factors, wanted.factors), (found.gradient_factors, wanted.gradient_factors)):
+        near(ours[used], theirs[used], 0.0)
+    near(found.left, wanted.left, 0.0)
+    size = 10.0 * (1 + VOCABULARY * options.lse_square_scale / 10)
+    outputs = kernels.losses(found, given[2], options, target.shape)
+    for ours, theirs in zip(outputs, rows.losses(wanted, exact[1], options, target.shape), strict=True):
+        near(ours, theirs, size * (len(target) if options.reduction == "sum" else 1))
+    for dloss, dentropy in upstream(target, options):
+        theirs = rows.coefficients(wanted, exact[1], options, moved(dloss), moved(dentropy))
+        ours = kernels.coefficients(found, given[2], options, moved(dloss, place), moved(dentropy, place))
+        read = 5 if options.return_entropy else 4
+        near(ours[:read], theirs[:read])
+
+
+def moved(value, place=None):
+    """In fp64, or at a place."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.double() if place is None else value.to(place)
+
+
+def upstream(target, options):
+    """Gradients of losses and entropies, one for each row or one of all."""
+    one, each = torch.tensor(0.7), torch.rand(len(target), generator=torch.Generator().manual_seed(1))
+    if options.return_entropy:
+        yield from ((None, each), (each, one), (one.expand(len(target)), None))
+    else:
+        yield (each if options.reduction == "none" else 1.0), None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_give_what_the_definition_gives(device, name):
+    if device_for(device.torch) is None:
+        pytest.skip("the definition is what runs on a CPU")
+    check(name, device.torch)
+
+
+@pytest.mark.compilers
+@pytest.mark.skipif(
+    len(npu_offline.installed()) < 3, reason="needs triton-ascend and the three toolchains (npu-offline fetch)"
+)
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+@pytest.mark.parametrize("name", TELLING)
+def test_final_modules_give_what_the_definition_gives(name, toolchain):
+    with npu_offline.emulate("Ascend910B4", toolchain=toolchain, checks=True):
+        check(name, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_sums_over_rows_are_the_same_bits_every_time(device, dtype):
+    """Also where several programs leave partial sums."""
+    place = device_for(device.torch)
+    if place is None:
+        pytest.skip("the definition is what runs on a CPU")
+    target, class_weight, statistics, options = (
+        t.to(device.torch) if isinstance(t, torch.Tensor) else t for t in make("many rows")
+    )
+    kernels, found = launch_rows.RowKernels(place), []
+    for _ in range(2):
+        prepared = kernels.prepare(target.to(dtype), class_weight, None, options, torch.float32, None)
+        found.append((prepared.factors, *kernels.losses(prepared, statistics, options, target.shape)[:3]))
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+
+
+def test_few_rows_take_one_program_and_many_one_for_each_core():
+    chip = npu_tiling.soc("Ascend910B4")
+    launch = tiling_rows.row_launch("losses", chip)
+    assert launch.grid(0, True) == launch.grid(4 * launch.block_m, True) == 1
+    assert launch.grid(4 * launch.block_m + 1, True) == launch.grid(4 * launch.block_m + 1, False) == 5
+    assert launch.grid(10**6, True) == chip.vector_cores
