@@ -45,7 +45,7 @@ def _calls() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
 
 
 def _every_option(target: Tensor) -> Callable[..., Tensor]:
-    """A loss with all that changes one number of all rows, in fp16, whose gradient is finished in the backward."""
+    """A loss, one number of all rows, with every option and extra but the entropy, and a bias."""
     class_weight = torch.rand(300, device="npu")
     options = {"label_smoothing": 0.1, "lse_square_scale": 0.1, "softcap": 30.0, "logit_scale": 0.5, "token_scaling": True}
     extras = ("return_z_loss", "return_token_accuracy", "return_predicted_tokens", "return_lse")
