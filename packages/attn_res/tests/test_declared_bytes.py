@@ -90,10 +90,13 @@ def fits(tile, dtype, soc):
 
 
 # Ways that are declared to take more than they do. The first leaves wide rows to kernels that take columns: those are
-# predicted to take half the time (12.6 instead of 25.4 us, 2 tokens of 12288 columns, CANN 9.1). The second has fewer rows.
+# predicted to take half the time (12.6 instead of 25.4 us, 2 tokens of 12288 columns, CANN 9.1). The second leaves rows of
+# about 4096 columns to one row at a time, which loads ahead (162 instead of 176 us, 2048 tokens of 4 blocks, CANN 9.1). The
+# third leaves rows of more than 15,856 columns to kernels that take columns, as the first does; its times were not compared.
 GENEROUS = [
     (FAMILIES[1], "backward from fp32", torch.bfloat16, (1, 1, {"ahead": False, "double_buffered": False})),
-    (FAMILIES[1], "backward", torch.bfloat16, (4, 1, {"ahead": False, "double_buffered": True})),
+    (FAMILIES[1], "forward", torch.float32, (4, 1, {"ahead": True, "double_buffered": False})),
+    (FAMILIES[1], "phase 1", torch.float32, (1, 1, {"ahead": False, "double_buffered": False})),
 ]
 ALWAYS = (FAMILIES[1], "merge", torch.bfloat16)
 CASES = [
@@ -110,11 +113,15 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, kernel, dtype):
     def declared(way, width):
         return tiling.ub_bytes(launch(kernel, dtype, soc, width, *way))
 
+    too_little, too_much = [], []
     for way in ways(kernel):
         width = widest(partial(declared, way), soc)
-        assert fits(launch(kernel, dtype, soc, width, *way), dtype, soc), (width, way)
+        if not fits(launch(kernel, dtype, soc, width, *way), dtype, soc):
+            too_little.append((width, way))
         if (soc, kernel, dtype, way) in GENEROUS:
             continue
         if kernel not in (*tiling.COLUMN_KERNELS, "forward of layers"):  # whose bytes depend on the number of layers
             wider = width * 4 // 3 // UNIT * UNIT
-            assert not fits(launch(kernel, dtype, soc, wider, *way), dtype, soc), (wider, way)
+            if fits(launch(kernel, dtype, soc, wider, *way), dtype, soc):
+                too_much.append((wider, way))
+    assert (too_little, too_much) == ([], [])

@@ -32,8 +32,8 @@ _BYTES = {
     "phase 1": ((23, 4), (28, 8), (24, 4), (28, 4)),  # of one layer
     "forward of layers": ((24, 4), (24, 4), (20, 1), (20, 1)),
     "forward of layers, one buffer": ((20, 1), (20, 1), (16, 1), (16, 1)),
-    "backward": ((24, 5), (28, 9), (24, 5), (28, 9)),
-    "backward from fp32": ((28, 5), (28, 9), (28, 5), (30, 15)),  # dh in fp32, whatever the blocks are
+    "backward": ((24, 5), (28, 9), (21, 5), (28, 9)),
+    "backward from fp32": ((28, 5), (28, 9), (21, 5), (30, 15)),  # dh in fp32, whatever the blocks are
     "products": ((20, 8), (22, 8), (16, 8), (16, 8)),
     "weighted sum": ((17, 8), (20, 8), (16, 8), (16, 8)),
     "gradient": ((36, 16), (36, 16), (26, 16), (27, 20)),
@@ -56,7 +56,7 @@ class _Row(NamedTuple):
 _ROWS = {
     "forward": (
         _Row(True, True, (28, 36, 28, 40)),  # CANN 9.1 wants 4 more than the others to keep both buffers
-        _Row(True, False, (24, 32, 28, 32)),
+        _Row(True, False, (24, 32, 28, 26)),
         _Row(False, False, (20, 20, 16, 16)),
     ),
     "forward, normalised": (
@@ -66,7 +66,7 @@ _ROWS = {
     ),
     "phase 1": (
         _Row(True, True, (28, 36, 30, 40)),
-        _Row(True, False, (28, 32, 30, 32)),
+        _Row(True, False, (28, 32, 30, 26)),
         _Row(False, False, (20, 20, 16, 16)),
     ),
     "backward": (
