@@ -1,6 +1,7 @@
 """Every Python block of the READMEs that users read first runs as it stands."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,13 @@ def test_lines_that_install_are_those_that_were_tried(readme):
 def test_links_lead_somewhere(readme):
     for target in re.findall(r"\]\((?!http)([^)#]+)", readme.read_text()):
         assert (readme.parent / target).exists(), target
+
+
+def test_commands_of_hatch_are_there():
+    environments = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]
+    files = [*READMES, *ROOT.glob("shared/*/README.md"), ROOT / ".github" / "CONTRIBUTING.md", *ROOT.glob("tools/**/*.py")]
+    named = {(file.name, found) for file in files for found in re.findall(r"hatch run ([\w:-]+)", file.read_text())}
+    assert len(named) > 20
+    for file, command in named:
+        environment, _, script = command.rpartition(":")
+        assert script in environments[environment or "default"]["scripts"], (file, command)
