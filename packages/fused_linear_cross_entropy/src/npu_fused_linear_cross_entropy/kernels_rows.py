@@ -89,6 +89,7 @@ def targets_kernel(
     LAST: tl.constexpr,
 ):
     # lint: allow scalar-loop: the class weight of a target comes from wherever it is
+    # lint: allow short-transfer: with class weights, such loads are what takes time, and many programs share them
     o_row = tl.arange(0, BLOCK_M)
     b_counts = tl.zeros([BLOCK_M], tl.float32)
     b_weights = tl.zeros([BLOCK_M], tl.float32)

@@ -45,13 +45,14 @@ class RowKernels:
         factors = _empty(target, 2, _LANES)
         left = None if dweight_scale is None else _empty(target, 3)
         unscale = 1.0 / (dweight_scale or 1.0)
-        launch = tiling_rows.row_launch("targets", self._device)
+        kind = "targets" if class_weight is None else "weighted targets"
+        launch = tiling_rows.row_launch(kind, self._device)
         grid = launch.grid(max(tokens, weights if options.smoothed else 0), True)
         exchanged = bool(options.group) and class_weight is not None
         partials = _empty(target, grid, _LANES) if grid > 1 or exchanged else None
         self._launch(
             "kernels_rows",
-            "targets",
+            kind,
             grid,
             (target, class_weight, divisor, columns, target_weight, factors, left, partials),
             (tokens, options.ignore_index, options.vocab_size, options.vocab_first, weights, unscale),
@@ -136,7 +137,7 @@ class RowKernels:
         **modes: bool,
     ) -> None:
         def run(recipe: Recipe) -> None:
-            KERNELS.launch(module, f"{kernel}_kernel", recipe, grid, tensors, scalars)
+            KERNELS.launch(module, f"{kernel.split()[-1]}_kernel", recipe, grid, tensors, scalars)
 
         launch_with_fallback(kernel, _recipe(kernel, tuple(modes.items()), self._device), run, _smaller)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from math import ceil
 
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
 
 _ROWS = 1024  # of a tile: 4 KB of fp32
+_WEIGHTED_ROWS = 128  # where each takes a load of its own, of a class weight: on Ascend .1 us by npu-offline's model
 _FEWEST_ROWS = 32
 _ALONE = 4  # tiles that one program takes alone, which takes it less time than another launch would
 # Unified Buffer, in fp32 numbers of a row: the most that the compilers of CANN 8.5, 9.0 and 9.1 take where they have room,
 # with every option. They can do with half of it.
-_NUMBERS = {"targets": 31, "losses": 46, "coefficients": 31}
+_NUMBERS = {"targets": 31, "weighted targets": 31, "losses": 46, "coefficients": 31}
 _WARPS = 4
 
 
@@ -24,16 +26,18 @@ class RowLaunch:
         device: the chip.
         block_m: rows of a tile.
         numbers: fp32 numbers that are kept of a row.
+        alone: tiles that one program takes alone where rows are summed.
     """
 
     device: Device = field(repr=False)
     block_m: int
     numbers: int
+    alone: int = _ALONE
 
     def grid(self, rows: int, summed: bool) -> int:
         """Programs for that many rows; `summed`: where more than one leave partial sums."""
         tiles = ceil(rows / self.block_m)
-        return 1 if summed and tiles <= _ALONE else persistent_grid(tiles, self.device)
+        return 1 if summed and tiles <= self.alone else persistent_grid(tiles, self.device)
 
     @property
     def ub_bytes(self) -> int:
@@ -68,8 +72,10 @@ class PartialsLaunch:
 
 
 def row_launch(kernel: str, device: Device) -> RowLaunch:
-    """Blocks for one of the kernels, "targets", "losses" or "coefficients"."""
+    """Blocks for one of the kernels, "targets", "weighted targets" (with class weights), "losses" or "coefficients"."""
     numbers = _NUMBERS[kernel]
+    if kernel == "weighted targets":
+        return RowLaunch(device, _WEIGHTED_ROWS, numbers, 1)
     if device.kind == "cuda":
         return RowLaunch(device, _ROWS, numbers)
     return RowLaunch(
@@ -81,7 +87,7 @@ def smaller(launch: RowLaunch) -> RowLaunch | None:
     """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
     if launch.device.kind == "cuda" or launch.block_m <= _FEWEST_ROWS:
         return None
-    return RowLaunch(launch.device, launch.block_m // 2, launch.numbers)
+    return dataclasses.replace(launch, block_m=launch.block_m // 2)
 
 
 def _tiles(numbers: int) -> list[Tile]:
