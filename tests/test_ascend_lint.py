@@ -1,4 +1,4 @@
-"""What npu-offline's lint finds in a sample of every package's launches is waived in the kernel's source, with the reason.
+"""What npu-offline's lint finds in a sample of every package's launches is suppressed in its source, with the reason.
 
 `npu-offline lint <package>` looks at all launches, chips of both architectures and compiler versions.
 """

@@ -173,6 +173,7 @@ def cross_entropy_calls(device: torch.device) -> Iterator[Call]:
             yield f"{_name(dtype)} {vocabulary}, kept columns", _call(run, vocabulary, dtype, width=256, **small)
             yield f"{_name(dtype)} {vocabulary}, everything by columns", _call(run, vocabulary, dtype, **everything, **small)
         yield f"bf16 {vocabulary}, log-probabilities by columns", _call(log_probs, vocabulary, memory_budget=2**14)
+    yield "bf16 7, many tokens", _call(run, 7, BF16, tokens=5000)
 
 
 CALLS: dict[str, Callable[[torch.device], Iterator[Call]]] = {

@@ -25,10 +25,10 @@ def run(package: str, part: int, parts: int, device: torch.device, every: int = 
     variants: set[object] = set()
     launch = Kernels.launch
 
-    def counted(self: Kernels, module: str, kernel: str, recipe: Any, *arguments: Any) -> None:
-        launch(self, module, kernel, recipe, *arguments)
+    def counted(self: Kernels, module: str, kernel: str, spec: Any, *arguments: Any) -> None:
+        launch(self, module, kernel, spec, *arguments)
         launched[kernel] += 1
-        variants.add((kernel, *recipe.constants.items(), *recipe.options.items()))
+        variants.add((kernel, *spec.constants.items(), *spec.options.items()))
 
     Kernels.launch = counted  # type: ignore[method-assign]
     failed, done = [], 0

@@ -223,11 +223,11 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     """The launch as a user's compiler would refuse it: whole rows overflow, down to the last tile, and columns are taken."""
     real, refused = blocks.KERNELS.launch, []
 
-    def refusing(module, kernel, recipe, grid, tensors, scalars):
+    def refusing(module, kernel, spec, grid, tensors, scalars):
         if "forward" in kernel:
-            refused.append(recipe.constants["BLOCK_M"])
+            refused.append(spec.constants["BLOCK_M"])
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-        real(module, kernel, recipe, grid, tensors, scalars)
+        real(module, kernel, spec, grid, tensors, scalars)
 
     monkeypatch.setattr(blocks.KERNELS, "launch", refusing)
     case = depth.make(3, 16, 2000, torch.bfloat16, seed=3)

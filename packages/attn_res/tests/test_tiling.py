@@ -134,7 +134,7 @@ def test_on_cuda_a_smaller_launch_ends_in_kernels_that_take_columns():
     seen = []
     while launch is not None:
         seen.append(launch)
-        assert not launch.block_n or launch.constants["HELD"] == (launch.block_n >= 16)
+        assert not launch.block_n or launch.constants["SINGLE_PASS"] == (launch.block_n >= 16)
         launch = smaller(launch)
     assert [one.block_n for one in seen] == sorted((one.block_n for one in seen), reverse=True)
     assert not seen[-1].whole_rows

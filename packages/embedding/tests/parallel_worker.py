@@ -13,9 +13,9 @@ def train(rank, count, place, rows, padding_idx):
     torch.manual_seed(0)
     whole = Embedding(rows, 24, padding_idx=padding_idx)
     sharded = VocabParallelEmbedding(rows, 24, padding_idx)
-    assert (sharded.first, sharded.last) == (rank * rows // count, (rank + 1) * rows // count)
-    if padding_idx is not None and sharded.first <= padding_idx % rows < sharded.last:
-        assert not sharded.weight[padding_idx % rows - sharded.first].any()
+    assert (sharded.vocab_start_index, sharded.vocab_end_index) == (rank * rows // count, (rank + 1) * rows // count)
+    if padding_idx is not None and sharded.vocab_start_index <= padding_idx % rows < sharded.vocab_end_index:
+        assert not sharded.weight[padding_idx % rows - sharded.vocab_start_index].any()
     sharded.load_table(whole.weight)
     torch.manual_seed(1)  # shards of unequal length have drawn unequally often
     head = torch.randn(24, 3)  # replicated, as what follows is
@@ -31,7 +31,9 @@ def train(rank, count, place, rows, padding_idx):
             outputs.append(out.detach())
         assert torch.equal(*outputs) or step, place  # later, the order of a gradient's sums shows
         assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6), place
-        assert torch.allclose(sharded.weight, whole.weight[sharded.first : sharded.last], rtol=1e-5, atol=1e-6), place
+        assert torch.allclose(
+            sharded.weight, whole.weight[sharded.vocab_start_index : sharded.vocab_end_index], rtol=1e-5, atol=1e-6
+        ), place
 
 
 def check_outside(place, rows):

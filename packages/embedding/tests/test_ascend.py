@@ -250,11 +250,11 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
 
     real, refused = launch.KERNELS.launch, []
 
-    def refusing(module, kernel, recipe, *arguments):
-        if module != "kernels.sort" and (recipe.constants.get("BLOCK_M", 0) > 2 or recipe.constants["BLOCK_N"] > 1024):
+    def refusing(module, kernel, spec, *arguments):
+        if module != "kernels.sort" and (spec.constants.get("BLOCK_M", 0) > 2 or spec.constants["BLOCK_N"] > 1024):
             refused.append(kernel)
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-        real(module, kernel, recipe, *arguments)
+        real(module, kernel, spec, *arguments)
 
     monkeypatch.setattr(launch.KERNELS, "launch", refusing)
     case = lookup.make(300, 50, 2048, torch.bfloat16, "zipf", seed=3)

@@ -165,11 +165,11 @@ def test_an_overflow_on_a_users_compiler_falls_back_to_a_smaller_tile(monkeypatc
     """The launch as a user's compiler would refuse it: everything above 600 columns overflows."""
     real, refused = launch.KERNELS.launch, []
 
-    def refusing(module, kernel, recipe, grid, tensors, scalars):
-        if kernel == "cross_entropy_kernel" and max(recipe.constants["TAIL_N"], recipe.launch.block_n) > 600:
-            refused.append(recipe.constants["BLOCK_N"])
+    def refusing(module, kernel, spec, grid, tensors, scalars):
+        if kernel == "cross_entropy_kernel" and max(spec.constants["TAIL_N"], spec.launch.block_n) > 600:
+            refused.append(spec.constants["BLOCK_N"])
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-        real(module, kernel, recipe, grid, tensors, scalars)
+        real(module, kernel, spec, grid, tensors, scalars)
 
     monkeypatch.setattr(launch.KERNELS, "launch", refusing)
     case = losses.make(19, 16, 1500, seed=3)

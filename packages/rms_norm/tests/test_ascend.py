@@ -166,11 +166,11 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     """The launch as a user's compiler would refuse it: everything above 2 rows overflows."""
     real, refused = launch.KERNELS.launch, []
 
-    def refusing(module, kernel, recipe, grid, tensors, scalars):
-        if kernel == "forward_kernel" and recipe.constants["BLOCK_M"] > 2:
-            refused.append(recipe.constants["BLOCK_M"])
+    def refusing(module, kernel, spec, grid, tensors, scalars):
+        if kernel == "forward_kernel" and spec.constants["BLOCK_M"] > 2:
+            refused.append(spec.constants["BLOCK_M"])
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-        real(module, kernel, recipe, grid, tensors, scalars)
+        real(module, kernel, spec, grid, tensors, scalars)
 
     monkeypatch.setattr(launch.KERNELS, "launch", refusing)
     case = formula.make(64, 2048, torch.bfloat16, seed=3)

@@ -115,19 +115,19 @@ def matmul(a_ptr, b_ptr, c_ptr, K, B: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
-def square_waived(x_ptr, y_ptr, BN: tl.constexpr):
-    # lint: allow bf16-arithmetic: a test of waivers
+def square_suppressed(x_ptr, y_ptr, BN: tl.constexpr):
+    # lint: allow bf16-arithmetic: a test of suppressions
     b_x = tl.load(x_ptr + tl.arange(0, BN))
     tl.store(y_ptr + tl.arange(0, BN), b_x * b_x)
 
 
 @triton.jit
-def waived_without_reason(x_ptr, y_ptr, BN: tl.constexpr):
+def suppressed_without_reason(x_ptr, y_ptr, BN: tl.constexpr):
     # lint: allow bf16-arithmetic
     tl.store(y_ptr + tl.arange(0, BN), tl.load(x_ptr + tl.arange(0, BN)))
 
 
 @triton.jit
-def waived_without_rule(x_ptr, y_ptr, BN: tl.constexpr):
+def suppressed_without_rule(x_ptr, y_ptr, BN: tl.constexpr):
     # lint: allow everything: because
     tl.store(y_ptr + tl.arange(0, BN), tl.load(x_ptr + tl.arange(0, BN)))

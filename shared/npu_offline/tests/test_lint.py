@@ -16,16 +16,16 @@ from lint_kernels import (
     gather_rows,
     matmul,
     square_narrow,
-    square_waived,
+    square_suppressed,
     square_wide,
     store_clamped,
     store_positive,
     sum_atomically,
     sum_rows,
+    suppressed_without_reason,
+    suppressed_without_rule,
     transpose_in_memory,
     transpose_on_chip,
-    waived_without_reason,
-    waived_without_rule,
 )
 from npu_offline import OfflineError, record
 from npu_offline.cli import main
@@ -146,16 +146,17 @@ def test_lost_double_buffering_is_found_where_it_is_hidden_and_where_it_is_not_a
     assert "single-buffer" not in rules(unasked)
 
 
-def test_a_waiver_with_a_reason_waives_its_rule_alone():
+def test_a_suppression_with_a_reason_suppresses_its_rule_alone():
     narrow = e(512, dtype=BF16), e(600, dtype=BF16)
     assert rules(launched(square_narrow, *narrow, BN=512)) == {"bf16-arithmetic", "short-transfer"}
-    assert rules(launched(square_waived, *narrow, BN=512)) == {"short-transfer"}
+    assert rules(launched(square_suppressed, *narrow, BN=512)) == {"short-transfer"}
 
 
 @pytest.mark.parametrize(
-    ("kernel", "message"), [(waived_without_reason, "RULE: REASON"), (waived_without_rule, "must be of a rule: scalar-loop")]
+    ("kernel", "message"),
+    [(suppressed_without_reason, "RULE: REASON"), (suppressed_without_rule, "must be of a rule: scalar-loop")],
 )
-def test_a_waiver_without_rule_or_reason_is_an_error(kernel, message):
+def test_a_suppression_without_rule_or_reason_is_an_error(kernel, message):
     with pytest.raises(OfflineError, match=message):
         lint_kernel(launched(kernel, e(64), e(64), BN=64))
 
@@ -178,8 +179,13 @@ def calls():
     [
         ("square_wide", "bfloat16", 0, "5 launches, 13 rules, 0 findings"),
         ("square_narrow", "bfloat16", 1, "mulf on a tensor of 8192 bf16"),
-        ("square_waived", "bfloat16", 0, "a test of waivers"),
-        ("square_waived", "float32", 1, "kernel square_waived: the waiver of bf16-arithmetic waives nothing"),
+        ("square_suppressed", "bfloat16", 0, "a test of suppressions"),
+        (
+            "square_suppressed",
+            "float32",
+            1,
+            "kernel square_suppressed: the suppression of bf16-arithmetic suppresses nothing",
+        ),
     ],
 )
 def test_the_command_line_lints_a_package(tmp_path, capsys, kernel, dtype, status, said):

@@ -177,11 +177,11 @@ def test_an_argument_that_its_kernel_says_is_written_alike_may_be_but_not_read(o
 
 
 @triton.jit
-def waives_nothing(x_ptr, BN: tl.constexpr):
+def suppresses_nothing(x_ptr, BN: tl.constexpr):
     # races: allow y_ptr: there is none
     tl.store(x_ptr + tl.arange(0, BN), tl.zeros([BN], tl.float32))
 
 
-def test_a_waiver_of_an_unknown_argument_is_an_error():
+def test_a_suppression_of_an_unknown_argument_is_an_error():
     with emulate(races=True), pytest.raises(OfflineError, match="with an argument of the kernel"):
-        waives_nothing[(1,)](torch.zeros(8), BN=8)
+        suppresses_nothing[(1,)](torch.zeros(8), BN=8)

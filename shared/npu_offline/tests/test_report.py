@@ -14,7 +14,7 @@ CALLS = """
 import sys
 sys.path.insert(0, {folder!r})
 import torch
-from lint_kernels import copy_rows, square_waived
+from lint_kernels import copy_rows, square_suppressed
 
 SAMPLE = ["copies"]
 
@@ -25,7 +25,7 @@ def copies():
 
 def calls():
     yield "copies", copies
-    yield "squares", lambda: square_waived[(1,)](*(torch.ones(8192, dtype=torch.bfloat16) for _ in range(2)), BN=8192)
+    yield "squares", lambda: square_suppressed[(1,)](*(torch.ones(8192, dtype=torch.bfloat16) for _ in range(2)), BN=8192)
 """
 
 
@@ -54,8 +54,8 @@ def test_waived_findings_are_shown_with_their_reason(written):
     report, page = written
     launches = report["packages"][0]["linted"]["launches"]
     assert [finding["rule"] for launch in launches for finding in launch["findings"]] == []
-    assert {finding["reason"] for launch in launches for finding in launch["waived"]} == {"a test of waivers"}
-    assert "a test of waivers" in page
+    assert {finding["reason"] for launch in launches for finding in launch["suppressed"]} == {"a test of suppressions"}
+    assert "a test of suppressions" in page
 
 
 def test_bytes_are_those_of_the_emulated_launch(written):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from npu_tiling import Kernels, MissingTritonError, Recipe, import_kernels
+from npu_tiling import Kernels, LaunchSpec, MissingTritonError, import_kernels
 
 
 def test_missing_triton_is_an_error_with_the_command(monkeypatch, tmp_path):
@@ -54,16 +54,16 @@ def halved(launch):
 
 
 def test_a_recipe_keeps_its_modes_when_it_shrinks():
-    recipe = Recipe.of(Rows(2), {"MODE": True})
-    smaller = recipe.smaller(halved)
-    assert recipe.constants == {"BLOCK": 2, "MODE": True} and smaller.constants == {"BLOCK": 1, "MODE": True}
+    spec = LaunchSpec.of(Rows(2), {"FLAG": True})
+    smaller = spec.smaller(halved)
+    assert spec.constants == {"BLOCK": 2, "FLAG": True} and smaller.constants == {"BLOCK": 1, "FLAG": True}
     assert smaller.smaller(halved) is None
 
 
 def test_recipes_share_a_compiled_kernel_only_if_all_is_equal():
-    recipes = [Recipe.of(Rows(block), {"MODE": mode}) for block in (1, 2) for mode in (0, 1, True, 1.0)]
-    assert len({recipe.key for recipe in recipes}) == len(recipes)
-    assert Recipe.of(Rows(2), {"MODE": 1}).key == recipes[5].key != Recipe.of(Rows(2), {"OTHER": 1}).key
+    specs = [LaunchSpec.of(Rows(block), {"FLAG": mode}) for block in (1, 2) for mode in (0, 1, True, 1.0)]
+    assert len({spec.key for spec in specs}) == len(specs)
+    assert LaunchSpec.of(Rows(2), {"FLAG": 1}).key == specs[5].key != LaunchSpec.of(Rows(2), {"OTHER": 1}).key
 
 
 def test_kernels_are_imported_at_their_first_launch(monkeypatch, tmp_path):
@@ -77,6 +77,6 @@ def test_kernels_are_imported_at_their_first_launch(monkeypatch, tmp_path):
     assert "package_of_mine.kernels" not in sys.modules
     x = torch.ones(1)
     for _ in range(2):
-        kernels.launch("kernels", "kernel", Recipe.of(Rows(2), {"MODE": 1}), 3, (x, None), (7,))
+        kernels.launch("kernels", "kernel", LaunchSpec.of(Rows(2), {"FLAG": 1}), 3, (x, None), (7,))
     launched = sys.modules["package_of_mine.kernels"].launched
-    assert launched == [((x, None, 7), {"BLOCK": 2, "MODE": 1, "num_warps": 4})] * 2
+    assert launched == [((x, None, 7), {"BLOCK": 2, "FLAG": 1, "num_warps": 4})] * 2

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 import torch
-from npu_tiling import Device, Kernels, Recipe, row_layout
+from npu_tiling import Device, Kernels, LaunchSpec, row_layout
 from torch import Tensor
 
 from . import tiling
@@ -101,17 +101,17 @@ def table_of(tensors: Sequence[Tensor | None], device: Device) -> tuple[Any, Ten
     each = _ENTRIES if short else _MORE_ENTRIES
     kernel = ("kernels", "attn_res_table_kernel") if short else ("kernels_table", "attn_res_long_table_kernel")
     table = allocate(first, (-(-len(offsets) // each) * each,), torch.int64)
-    recipe = _table_recipe(device)
+    spec = _table_spec(device)
     for i in range(0, len(offsets), each):
         entries = offsets[i : i + each]
         entries += [0] * (each - len(entries))
-        KERNELS.launch(*kernel, recipe, 1, (table,), (i, *entries))
+        KERNELS.launch(*kernel, spec, 1, (table,), (i, *entries))
     return first if first.device.type != "cpu" else _Span(present), table, aligned
 
 
 @functools.lru_cache(maxsize=64)
-def _table_recipe(device: Device) -> Recipe:
-    return Recipe.of(tiling.TableLaunch(device), {})
+def _table_spec(device: Device) -> LaunchSpec:
+    return LaunchSpec.of(tiling.TableLaunch(device), {})
 
 
 class _Span:

@@ -65,7 +65,7 @@ def attn_res_forward_ahead_kernel(
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = p_o.dtype.element_ty
-    LATER: tl.constexpr = p_weight is None and tl.float32 != DTYPE  # what is stored has a buffer of its own
+    DEFER_STORE: tl.constexpr = p_weight is None and tl.float32 != DTYPE  # what is stored has a buffer of its own
     PART: tl.constexpr = (BLOCK_D + PARTS * ALIGNMENT - 1) // (PARTS * ALIGNMENT) * ALIGNMENT  # columns
     b_g = load_query(p_query, p_norm, s_norm, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
@@ -73,7 +73,7 @@ def attn_res_forward_ahead_kernel(
     b_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
     n_tiles = tl.cdiv(n_tokens, BLOCK_M)
     i_again = n_tiles
-    if LATER:
+    if DEFER_STORE:
         i_stored, n_stored = i_first, 0
         b_stored = tl.zeros([BLOCK_M, BLOCK_D], DTYPE)
     for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
@@ -87,7 +87,7 @@ def attn_res_forward_ahead_kernel(
         # One, computed: with a sum that starts as b_v itself, compilers for Ascend keep it where the next blocks go.
         b_o = b_v * tl.exp(b_first - b_reference)[:, None]
         b_v = b_second.to(tl.float32)
-        if LATER:
+        if DEFER_STORE:
             if (n_blocks <= PARTS) & (n_stored > 0):
                 store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
         for i_block in tl.range(1, n_blocks):
@@ -107,7 +107,7 @@ def attn_res_forward_ahead_kernel(
             b_v = b_next.to(tl.float32)
             i_row = i_block.to(tl.int64) * n_tokens + i_token
             store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_left, n_left, 1, BLOCK_M, BLOCK_M)
-            if LATER:
+            if DEFER_STORE:
                 if (n_blocks > PARTS) & (i_block <= PARTS) & (n_stored > 0):
                     i_col = (i_block - 1) * PART
                     p_out = p_o + i_stored * D
@@ -116,13 +116,13 @@ def attn_res_forward_ahead_kernel(
         if tl.max(tl.where(b_sum > LARGE, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
             i_again = tl.minimum(i_again, i_tile)
         b_factor = store_sums(p_max, p_sum, b_reference, b_max, b_sum, i_token, n_left, BLOCK_M, NORMALISE)
-        if LATER:
+        if DEFER_STORE:
             i_stored, n_stored = i_token, n_left
             b_stored = (b_o * b_factor[:, None]).to(DTYPE)
         else:
             b_done = (b_o * b_factor[:, None]).to(DTYPE)
             store_output(p_weight, p_o, p_y, p_norm_rstd, b_done, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
-    if LATER:
+    if DEFER_STORE:
         if n_stored > 0:
             store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
     if BLOCK_M == 1:

@@ -8,7 +8,7 @@ would be off by about 2^-9 |dh| |h|, which dv_i multiplies by |g|. So delta is s
 token's blocks, and nothing but the scores is kept from the forward; the second sweep finds the blocks in the cache (L2).
 Where h was not rounded (fp32), delta is <dh, h> and there is one sweep.
 
-AHEAD: the next block is on its way while one is computed with, asked for at the top of the loop and cast at its end. The
+PREFETCH: the next block is on its way while one is computed with, asked for at the top of the loop and cast at its end. The
 first sweep over single rows always works so: it keeps less on chip than the second. What is reduced before numbers that are
 loaded are used, and how dv is put together, decide where compilers for Ascend wait.
 """
@@ -43,20 +43,20 @@ def attn_res_backward_kernel(
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,  # >= D
-    AHEAD: tl.constexpr,
+    PREFETCH: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
-    FIRST_AHEAD: tl.constexpr = AHEAD or (p_h is None and BLOCK_M == 1)
+    PREFETCH_FIRST: tl.constexpr = PREFETCH or (p_h is None and BLOCK_M == 1)
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     if p_dg is not None:
         b_dg = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
-        if FIRST_AHEAD:
+        if PREFETCH_FIRST:
             p_block = block_at(p_v, p_table, s_block, 0, ALIGNED) + i_token * s_token
             b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
         b_dh = load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
@@ -69,11 +69,11 @@ def attn_res_backward_kernel(
             for i_block in tl.range(0, n_blocks):
                 i_row = i_block.to(tl.int64) * n_tokens + i_token
                 b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
-                if FIRST_AHEAD:
+                if PREFETCH_FIRST:
                     is_last = i_block + 1 == n_blocks
                     i_next = tl.where(is_last, 0, i_block + 1)  # the second sweep starts over
                     p_block = block_at(p_v, p_table, s_block, i_next, ALIGNED) + i_token * s_token
-                    if AHEAD:
+                    if PREFETCH:
                         b_next = fetch_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
                     else:
                         b_next = fetch_whole_rows(p_block, s_token, tl.where(is_last, 0, n_left), D, BLOCK_M, BLOCK_D)
@@ -82,11 +82,11 @@ def attn_res_backward_kernel(
                     b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
                 b_e = tl.sum(b_dh * b_v, axis=1)
                 b_delta += tl.exp(b_score - b_lse) * b_e
-                if FIRST_AHEAD:
+                if PREFETCH_FIRST:
                     b_v = b_next.to(tl.float32)
         for i_block in tl.range(0, n_blocks):
             i_row = i_block.to(tl.int64) * n_tokens + i_token
-            if AHEAD:
+            if PREFETCH:
                 b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
                 b_rstd = load_statistic(p_rstd + i_row, n_left, BLOCK_M)
                 is_last = i_block + 1 == n_blocks
@@ -103,8 +103,8 @@ def attn_res_backward_kernel(
             if p_dg is not None:
                 b_dg += b_v * b_c[:, None]
             if p_dv is not None:
-                b_along = b_score * b_rstd * (1.0 / D)
-                b_dv = b_dh * b_alpha[:, None] - b_v * (b_along * b_c)[:, None] + b_g * b_c[:, None]
+                b_dv_coef = b_score * b_rstd * (1.0 / D)
+                b_dv = b_dh * b_alpha[:, None] - b_v * (b_dv_coef * b_c)[:, None] + b_g * b_c[:, None]
                 if p_dv_table is None:
                     p_out = p_dv + i_row * D
                     store_rows(p_out, D, b_dv, n_left, D, BLOCK_M, BLOCK_D, EXACT)
@@ -115,7 +115,7 @@ def attn_res_backward_kernel(
                             i_offset = tl.multiple_of(i_offset, ALIGNMENT)
                         p_out = p_dv + i_offset + i_token * D
                         store_rows(p_out, D, b_dv, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-            if AHEAD:
+            if PREFETCH:
                 b_v = b_next.to(tl.float32)
     if p_dg is not None:
         p_partial = p_dg + tl.program_id(0).to(tl.int64) * D

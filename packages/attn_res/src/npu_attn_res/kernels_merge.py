@@ -129,8 +129,8 @@ def attn_res_merge_backward_kernel(
         store_statistic(p_dsum + i_token, -b_w * b_delta, n_left, BLOCK_M)
         if p_dg is not None:
             b_dg += b_p * b_c[:, None]
-        b_along = b_score * b_rstd * (1.0 / D)
-        b_dp = b_dh * b_a[:, None] + (b_g - b_p * b_along[:, None]) * b_c[:, None]
+        b_dv_coef = b_score * b_rstd * (1.0 / D)
+        b_dp = b_dh * b_a[:, None] + (b_g - b_p * b_dv_coef[:, None]) * b_c[:, None]
         if p_dtotal is not None:
             b_dp += load_rows(p_dtotal + i_token * s_dtotal, s_dtotal, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         store_rows(p_dp + i_token * D, D, b_dp, n_left, D, BLOCK_M, BLOCK_D, EXACT)

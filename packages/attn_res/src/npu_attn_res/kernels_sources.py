@@ -141,7 +141,7 @@ def attn_res_backward_sources_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
-    HELD: tl.constexpr,  # n_blocks <= BLOCK_N
+    SINGLE_PASS: tl.constexpr,  # n_blocks <= BLOCK_N
     ALIGNED: tl.constexpr,
 ):
     o_col = tl.arange(0, BLOCK_D)
@@ -151,12 +151,12 @@ def attn_res_backward_sources_kernel(
     for i_tile in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0)):
         i_token = i_tile.to(tl.int64)
         p_token = p_v + i_token * s_token
-        if HELD:
+        if SINGLE_PASS:
             o_block = tl.arange(0, BLOCK_N)
             b_held = load_blocks(p_token, p_table, s_block, o_block, o_block < n_blocks, D, BLOCK_D, ALIGNED, "")
         b_dh = load_row(p_dh + i_token * s_dh, D, BLOCK_D)
         b_lse = tl.load(p_lse + i_token)
-        if not HELD:
+        if not SINGLE_PASS:
             b_products = tl.zeros([BLOCK_N], tl.float32)
             for i_first in tl.range(0, n_blocks, BLOCK_N, num_stages=STAGES):
                 o_block = i_first + tl.arange(0, BLOCK_N)
@@ -168,7 +168,7 @@ def attn_res_backward_sources_kernel(
         for i_first in tl.range(0, n_blocks, BLOCK_N, num_stages=STAGES):
             o_block = i_first + tl.arange(0, BLOCK_N)
             m_block = o_block < n_blocks
-            if HELD:
+            if SINGLE_PASS:
                 b_x = b_held.to(tl.float32)
             else:
                 b_v = load_blocks(p_token, p_table, s_block, o_block, m_block, D, BLOCK_D, ALIGNED, "evict_first")
@@ -177,14 +177,14 @@ def attn_res_backward_sources_kernel(
             b_score, b_alpha = load_weights(p_score, b_lse, o_row, m_block)
             b_rstd = tl.load(p_rstd + o_row, mask=m_block, other=0.0)
             b_e = tl.sum(b_x * b_dh[None, :], axis=1)
-            if HELD:
+            if SINGLE_PASS:
                 b_delta = tl.sum(b_alpha * b_e, axis=0)
             b_c = b_alpha * (b_e - b_delta) * b_rstd  # ds r, [BLOCK_N]
             if p_dg is not None:
                 b_dg += tl.sum(b_x * b_c[:, None], axis=0)
             if p_dv is not None:
-                b_along = b_score * b_rstd * (1.0 / D)
-                b_dv = b_dh[None, :] * b_alpha[:, None] + (b_g[None, :] - b_x * b_along[:, None]) * b_c[:, None]
+                b_dv_coef = b_score * b_rstd * (1.0 / D)
+                b_dv = b_dh[None, :] * b_alpha[:, None] + (b_g[None, :] - b_x * b_dv_coef[:, None]) * b_c[:, None]
                 if p_dv_table is None:
                     o_offset = o_row * D
                     m_out = m_block

@@ -110,8 +110,8 @@ def attn_res_gradient_kernel(
     p_do,  # rows of do: [n_tokens, S, D]
     p_g,  # fp32 [S, D]
     p_alpha,  # fp32 [n_blocks, n_tokens, S]: what do is weighted with
-    p_slope,  # fp32 [n_blocks, n_tokens, S]: ds r
-    p_along,  # fp32 [n_blocks, n_tokens]: sum over layers of ds s r^2 / D
+    p_ds_rstd,  # fp32 [n_blocks, n_tokens, S]: ds r
+    p_dv_coef,  # fp32 [n_blocks, n_tokens]: sum over layers of ds s r^2 / D
     p_dv,  # None: no block needs a gradient
     p_dv_table,
     p_dg,  # fp32 [n_splits, S, D]; None: not needed
@@ -131,7 +131,7 @@ def attn_res_gradient_kernel(
 ):
     """A program takes one block of columns through every n_splits-th tile of tokens, so that dg stays on chip.
 
-    dv_i = sum over layers of (alpha do + slope g) - along v_i        dg = sum over tokens and blocks of slope v_i
+    dv_i = sum over layers of (alpha do + ds_rstd g) - dv_coef v_i        dg = sum over tokens and blocks of ds_rstd v_i
     """
     # lint: allow short-transfer: where a row does not fit beside those of all layers, it comes in equal pieces
     EXACT: tl.constexpr = D % BLOCK_D == 0
@@ -156,16 +156,16 @@ def attn_res_gradient_kernel(
                 p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token + i_col
                 b_v = load_rows(p_block, s_token, n_left, D - i_col, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
                 i_row = i_block.to(tl.int64) * n_tokens + i_token
-                b_slope = load_statistic(p_slope + i_row * S, n_rows, ROWS)
+                b_ds_rstd = load_statistic(p_ds_rstd + i_row * S, n_rows, ROWS)
                 if p_dg is not None:
-                    b_dg += b_v * b_slope[:, None]
+                    b_dg += b_v * b_ds_rstd[:, None]
                 if p_dv is not None:
                     b_alpha = load_statistic(p_alpha + i_row * S, n_rows, ROWS)
-                    b_along = load_statistic(p_along + i_row, n_left, BLOCK_M)
-                    b_dv = b_do * b_alpha[:, None] + b_g * b_slope[:, None]
+                    b_dv_coef = load_statistic(p_dv_coef + i_row, n_left, BLOCK_M)
+                    b_dv = b_do * b_alpha[:, None] + b_g * b_ds_rstd[:, None]
                     if S > 1:
                         b_dv = tl.sum(b_dv, axis=0)[None, :]
-                    b_dv -= b_v * b_along[:, None]
+                    b_dv -= b_v * b_dv_coef[:, None]
                     if p_dv_table is None:
                         store_rows(p_dv + i_row * D + i_col, D, b_dv, n_left, D - i_col, BLOCK_M, BLOCK_D, EXACT)
                     else:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from npu_tiling import Device, Recipe, launch_with_fallback
+from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from torch import Tensor
 
 from . import launch_columns, reference, tiling
@@ -38,27 +38,27 @@ def forward(
         return h, y, score, rstd, lse, norm_rstd
     weights = w_query.contiguous(), w_norm.contiguous(), None if norm_weight is None else norm_weight.contiguous()
     name = "forward" if norm_weight is None else "forward, normalised"
-    modes = (("NORMALISE", True), ("ALIGNED", blocks.aligned))
-    recipe = row_recipe(name, blocks, blocks.s_token, modes, device)
+    flags = (("NORMALISE", True), ("ALIGNED", blocks.aligned))
+    spec = row_spec(name, blocks, blocks.s_token, flags, device)
     numbers = (n_blocks, n_tokens, blocks.s_block, blocks.s_token)
 
-    def run(recipe: Recipe) -> bool:
-        launch = recipe.launch
+    def run(spec: LaunchSpec) -> bool:
+        launch = spec.launch
         grid, common = launch.grid(n_tokens), (blocks.base, blocks.table, *weights, h, y, score, rstd, lse)
         if launch.block_n:
             tensors: tuple[Any, ...] = (*common, norm_rstd)
             scalars: tuple[Any, ...] = (*numbers, eps, norm_eps)
-            KERNELS.launch("kernels_sources", "attn_res_forward_sources_kernel", recipe, grid, tensors, scalars)
+            KERNELS.launch("kernels_sources", "attn_res_forward_sources_kernel", spec, grid, tensors, scalars)
         elif launch.whole_rows:
             tensors = (*common, None, norm_rstd)
             scalars = (*numbers, blocks.width, eps, norm_eps)
             module, kernel = launch.forward_kernel
-            KERNELS.launch(module, kernel, recipe, grid, tensors, scalars)
+            KERNELS.launch(module, kernel, spec, grid, tensors, scalars)
         return launch.whole_rows
 
-    if recipe is not None and launch_with_fallback("attn_res forward", recipe, run, smaller):
+    if spec is not None and launch_with_fallback("attn_res forward", spec, run, smaller):
         return h, y, score, rstd, lse, norm_rstd
-    g = reference.fold(w_query, w_norm).unsqueeze(0)
+    g = reference.fuse_qk_weight(w_query, w_norm).unsqueeze(0)
     scores, rstd = launch_columns.scores(blocks, g, eps, device)
     # One token's at a time: PyTorch adds in an order that is the same for any number of tokens.
     total = torch.logsumexp(scores.movedim(0, -1).contiguous(), -1)
@@ -91,33 +91,33 @@ def backward(
     w_query, w_norm = w_query.contiguous(), w_norm.contiguous()
     dv, dv_table, aligned = gradient_pointers(gradients, blocks.aligned, device)
     name = "backward from fp32" if dh.dtype == torch.float32 else "backward"
-    recipe = row_recipe(name, blocks, max(blocks.s_token, s_dh), (("ALIGNED", aligned),), device)
+    spec = row_spec(name, blocks, max(blocks.s_token, s_dh), (("ALIGNED", aligned),), device)
     scalars = (blocks.n_blocks, blocks.n_tokens, blocks.s_block, blocks.s_token, s_dh)
 
-    def run(recipe: Recipe) -> tuple[bool, Tensor | None]:
-        launch = recipe.launch
+    def run(spec: LaunchSpec) -> tuple[bool, Tensor | None]:
+        launch = spec.launch
         if not launch.whole_rows:
             return False, None
         grid = launch.grid(blocks.n_tokens)
         dg = allocate(dh, (grid, blocks.width), torch.float32) if any(needed) else None
         common = (blocks.base, blocks.table, w_query, w_norm, score, rstd, lse, dv, dv_table, dg)
         if launch.block_n:
-            KERNELS.launch("kernels_sources", "attn_res_backward_sources_kernel", recipe, grid, (dh, *common), scalars)
+            KERNELS.launch("kernels_sources", "attn_res_backward_sources_kernel", spec, grid, (dh, *common), scalars)
         else:
-            KERNELS.launch("kernels_backward", "attn_res_backward_kernel", recipe, grid, (dh, h, *common), scalars)
+            KERNELS.launch("kernels_backward", "attn_res_backward_kernel", spec, grid, (dh, h, *common), scalars)
         return True, dg
 
-    if recipe is not None:
-        done, partials = launch_with_fallback("attn_res backward", recipe, run, smaller)
+    if spec is not None:
+        done, partials = launch_with_fallback("attn_res backward", spec, run, smaller)
         if done:
             return weights_gradient(partials, w_query, w_norm, needed, device)
-    g = reference.fold(w_query, w_norm).unsqueeze(0)
+    g = reference.fuse_qk_weight(w_query, w_norm).unsqueeze(0)
     do = dh.reshape(blocks.n_tokens, 1, blocks.width)
     weights = torch.exp(score - lse).unsqueeze(-1)
     dscore = reference.softmax_backward(weights, launch_columns.products(blocks, do, device))
-    slope, along = reference.slopes(score.unsqueeze(-1), rstd, dscore, blocks.width)
-    dg = launch_columns.gradients(blocks, do, g, weights, slope, along, (dv, dv_table, aligned), any(needed), device)
-    return reference.unfold(dg, w_query, w_norm, needed)
+    ds_rstd, dv_coef = reference.score_gradients(score.unsqueeze(-1), rstd, dscore, blocks.width)
+    dg = launch_columns.gradients(blocks, do, g, weights, ds_rstd, dv_coef, (dv, dv_table, aligned), any(needed), device)
+    return reference.fuse_qk_weight_backward(dg, w_query, w_norm, needed)
 
 
 def gradient_pointers(gradients: Sequence[Tensor | None], aligned: bool, device: Device) -> tuple[Any, Tensor | None, bool]:
@@ -140,51 +140,51 @@ def weights_gradient(
     dquery, dnorm = (
         allocate(w, w.shape, w.dtype) if need else None for w, need in zip((w_query, w_norm), needed, strict=True)
     )
-    recipe = _weights_recipe(partials.shape[1], device)
+    spec = _weights_spec(partials.shape[1], device)
     tensors = (partials, w_query, w_norm, dquery, dnorm)
-    grid = recipe.launch.grid
-    KERNELS.launch("kernels_backward", "attn_res_weights_kernel", recipe, grid, tensors, (partials.shape[0],))
+    grid = spec.launch.grid
+    KERNELS.launch("kernels_backward", "attn_res_weights_kernel", spec, grid, tensors, (partials.shape[0],))
     return dquery, dnorm
 
 
-def row_recipe(
-    name: str, blocks: Blocks, row_stride: int, modes: tuple[tuple[str, bool], ...], device: Device
-) -> Recipe | None:
+def row_spec(
+    name: str, blocks: Blocks, row_stride: int, flags: tuple[tuple[str, bool], ...], device: Device
+) -> LaunchSpec | None:
     """The launch of a kernel for whole rows of blocks; None where none fit."""
     if device.kind != "cuda":
-        return cached_recipe(name, blocks.width, blocks.dtype, 1, row_stride, 0, modes, device)
+        return cached_spec(name, blocks.width, blocks.dtype, 1, row_stride, 0, flags, device)
     number, listed = power_of_two(blocks.n_blocks), blocks.table is not None
-    return cached_recipe(name, blocks.width, blocks.dtype, 1, row_stride, number, modes, device, listed)
+    return cached_spec(name, blocks.width, blocks.dtype, 1, row_stride, number, flags, device, listed)
 
 
 @functools.lru_cache(maxsize=4096)
-def cached_recipe(
+def cached_spec(
     name: str,
     width: int,
     dtype: torch.dtype,
     layers: int,
     row_stride: int,
     n_blocks: int,
-    modes: tuple[tuple[str, bool], ...],
+    flags: tuple[tuple[str, bool], ...],
     device: Device,
     listed: bool = False,
-) -> Recipe | None:
+) -> LaunchSpec | None:
     """The launch of a kernel for whole rows; None where none fit."""
     problem = tiling.Problem(name, width, dtype.itemsize, layers, row_stride, n_blocks, listed)
     launch = tiling.row_launch(problem, device)
     if launch is None:
         return None
-    chosen = dict(modes)
+    chosen = dict(flags)
     if launch.block_n:
         chosen.pop("NORMALISE", None)
-    return Recipe.of(launch, chosen)
+    return LaunchSpec.of(launch, chosen)
 
 
 @functools.lru_cache(maxsize=4096)
-def _weights_recipe(width: int, device: Device) -> Recipe:
-    return Recipe.of(tiling.weights_launch(width, device), {})
+def _weights_spec(width: int, device: Device) -> LaunchSpec:
+    return LaunchSpec.of(tiling.weights_launch(width, device), {})
 
 
-def smaller(recipe: Recipe) -> Recipe | None:
+def smaller(spec: LaunchSpec) -> LaunchSpec | None:
     """For `launch_with_fallback`."""
-    return recipe.smaller(tiling.smaller)
+    return spec.smaller(tiling.smaller)

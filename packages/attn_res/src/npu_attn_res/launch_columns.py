@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from npu_tiling import Device, Recipe, launch_with_fallback
+from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from torch import Tensor
 
 from . import reference, tiling
@@ -32,7 +32,7 @@ def _added(partials: Tensor) -> Tensor:
 
 def normalise(h: Tensor, weight: Tensor, eps: float, device: Device) -> tuple[Tensor, Tensor]:
     """y and 1 / rms(h) of h [T, D]; the sums of a row do not depend on how many there are, as PyTorch's of long rows do."""
-    rstd = scores(follow([h], False, device), reference.fold(weight, weight).unsqueeze(0), eps, device)[1][0]
+    rstd = scores(follow([h], False, device), reference.fuse_qk_weight(weight, weight).unsqueeze(0), eps, device)[1][0]
     return reference.scaled(h, weight, rstd), rstd
 
 
@@ -49,11 +49,11 @@ def weighted_sum(blocks: Blocks, weights: Tensor, dtype: torch.dtype, device: De
     o = allocate(weights, (blocks.n_tokens, n_layers, blocks.width), dtype)
     weights = weights.contiguous()
 
-    def run(recipe: Recipe) -> None:
+    def run(spec: LaunchSpec) -> None:
         tensors = (blocks.base, blocks.table, weights, o)
         scalars = (blocks.n_blocks, blocks.n_tokens, blocks.s_block, blocks.s_token)
-        grid = recipe.launch.grid(blocks.n_tokens)
-        KERNELS.launch("kernels_wide", "attn_res_weighted_sum_kernel", recipe, grid, tensors, scalars)
+        grid = spec.launch.grid(blocks.n_tokens)
+        KERNELS.launch("kernels_wide", "attn_res_weighted_sum_kernel", spec, grid, tensors, scalars)
 
     _run("weighted sum", blocks, n_layers, blocks.aligned, device, run)
     return o
@@ -64,8 +64,8 @@ def gradients(
     do: Tensor,
     g: Tensor,
     weights: Tensor,
-    slope: Tensor,
-    along: Tensor,
+    ds_rstd: Tensor,
+    dv_coef: Tensor,
     outputs: tuple[Any, Tensor | None, bool],
     need_dg: bool,
     device: Device,
@@ -74,17 +74,17 @@ def gradients(
     n_layers = len(g)
     dv, dv_table, aligned = outputs
     s_row = do.stride(1) if n_layers > 1 else do.stride(0)
-    rows = (g.contiguous(), weights.contiguous(), slope.contiguous(), along.contiguous())
+    rows = (g.contiguous(), weights.contiguous(), ds_rstd.contiguous(), dv_coef.contiguous())
     strides = (do.stride(0), s_row)
 
-    def run(recipe: Recipe) -> Tensor | None:
-        launch = recipe.launch
+    def run(spec: LaunchSpec) -> Tensor | None:
+        launch = spec.launch
         splits = launch.splits(blocks.n_tokens)
         partials = allocate(g, (splits, n_layers, blocks.width), torch.float32) if need_dg else None
         tensors = (blocks.base, blocks.table, do, *rows, dv, dv_table, partials)
         scalars = (blocks.n_blocks, blocks.n_tokens, splits, blocks.s_block, blocks.s_token, *strides)
         grid = splits * launch.column_blocks
-        KERNELS.launch("kernels_wide", "attn_res_gradient_kernel", recipe, grid, tensors, scalars)
+        KERNELS.launch("kernels_wide", "attn_res_gradient_kernel", spec, grid, tensors, scalars)
         return partials
 
     partials = _run("gradient", blocks, n_layers, aligned, device, run)
@@ -96,14 +96,14 @@ def _products(
 ) -> tuple[Tensor, Tensor | None]:
     """Partial sums, one for each block of columns, of <a, v_i> and, where asked for, <v_i, v_i>."""
 
-    def run(recipe: Recipe) -> tuple[Tensor, Tensor | None]:
-        shape = (recipe.launch.column_blocks, blocks.n_blocks, blocks.n_tokens)
+    def run(spec: LaunchSpec) -> tuple[Tensor, Tensor | None]:
+        shape = (spec.launch.column_blocks, blocks.n_blocks, blocks.n_tokens)
         dot = allocate(a, (*shape, n_layers), torch.float32)
         square = allocate(a, shape, torch.float32) if squares else None
         tensors = (blocks.base, blocks.table, a, dot, square)
         scalars = (blocks.n_blocks, blocks.n_tokens, blocks.s_block, blocks.s_token, s_token, s_row)
-        grid = recipe.launch.grid(blocks.n_tokens)
-        KERNELS.launch("kernels_wide", "attn_res_products_kernel", recipe, grid, tensors, scalars)
+        grid = spec.launch.grid(blocks.n_tokens)
+        KERNELS.launch("kernels_wide", "attn_res_products_kernel", spec, grid, tensors, scalars)
         return dot, square
 
     return _run("products", blocks, n_layers, blocks.aligned, device, run)
@@ -115,17 +115,17 @@ def _run(
     n_layers: int,
     aligned: bool,
     device: Device,
-    run: Callable[[Recipe], Any],
+    run: Callable[[LaunchSpec], Any],
 ) -> Any:
     problem = tiling.Problem(kernel, blocks.width, blocks.dtype.itemsize, n_layers, blocks.s_token)
-    recipe = _recipe(problem, aligned, device)
-    return launch_with_fallback(f"attn_res {kernel}", recipe, run, _smaller)
+    spec = _spec(problem, aligned, device)
+    return launch_with_fallback(f"attn_res {kernel}", spec, run, _smaller)
 
 
 @functools.lru_cache(maxsize=4096)
-def _recipe(problem: tiling.Problem, aligned: bool, device: Device) -> Recipe:
-    return Recipe.of(tiling.columns_launch(problem, device), {"ALIGNED": aligned})
+def _spec(problem: tiling.Problem, aligned: bool, device: Device) -> LaunchSpec:
+    return LaunchSpec.of(tiling.columns_launch(problem, device), {"ALIGNED": aligned})
 
 
-def _smaller(recipe: Recipe) -> Recipe | None:
-    return recipe.smaller(tiling.smaller)
+def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
+    return spec.smaller(tiling.smaller)

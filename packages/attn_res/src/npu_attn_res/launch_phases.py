@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from npu_tiling import Device, Recipe, launch_with_fallback
+from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from torch import Tensor
 
 from . import launch_columns, reference
 from .blocks import KERNELS, Blocks, allocate, rows_of
-from .launch import cached_recipe, gradient_pointers, smaller, weights_gradient
+from .launch import cached_spec, gradient_pointers, smaller, weights_gradient
 
 
 def phase1(
@@ -31,21 +31,21 @@ def phase1(
     queries, w_norm = queries.contiguous(), w_norm.contiguous()
     s_norm = 0 if w_norm.dim() == 1 and n_layers > 1 else width
     name = "phase 1" if n_layers == 1 and device.kind == "ascend" else "forward of layers"
-    modes = (("NORMALISE", False), ("ALIGNED", blocks.aligned))
-    recipe = cached_recipe(name, width, blocks.dtype, n_layers, blocks.s_token, 0, modes, device)
+    flags = (("NORMALISE", False), ("ALIGNED", blocks.aligned))
+    spec = cached_spec(name, width, blocks.dtype, n_layers, blocks.s_token, 0, flags, device)
     scalars = (n_blocks, n_tokens, blocks.s_block, blocks.s_token, s_norm, eps, eps)
 
-    def run(recipe: Recipe) -> bool:
-        if recipe.launch.whole_rows:
+    def run(spec: LaunchSpec) -> bool:
+        if spec.launch.whole_rows:
             tensors = (blocks.base, blocks.table, queries, w_norm, None, o, None, score, rstd, maximum, total, None)
-            grid = recipe.launch.grid(n_tokens)
-            module, kernel = recipe.launch.forward_kernel
-            KERNELS.launch(module, kernel, recipe, grid, tensors, scalars)
-        return recipe.launch.whole_rows
+            grid = spec.launch.grid(n_tokens)
+            module, kernel = spec.launch.forward_kernel
+            KERNELS.launch(module, kernel, spec, grid, tensors, scalars)
+        return spec.launch.whole_rows
 
-    if recipe is not None and launch_with_fallback("attn_res phase 1", recipe, run, smaller):
+    if spec is not None and launch_with_fallback("attn_res phase 1", spec, run, smaller):
         return o, maximum, total, score, rstd
-    score, rstd = launch_columns.scores(blocks, reference.fold(queries, w_norm), eps, device)
+    score, rstd = launch_columns.scores(blocks, reference.fuse_qk_weight(queries, w_norm), eps, device)
     maximum = score.amax(0)
     weights = torch.exp(score - maximum)
     return launch_columns.weighted_sum(blocks, weights, torch.float32, device), maximum, weights.sum(0), score, rstd
@@ -75,11 +75,11 @@ def phase1_backward(
         do = do.contiguous()
     e = launch_columns.products(blocks, do, device)
     weights, dscore = reference.exponentials_backward(score, maximum, e, dmaximum, dtotal)
-    slope, along = reference.slopes(score, rstd, dscore, blocks.width)
+    ds_rstd, dv_coef = reference.score_gradients(score, rstd, dscore, blocks.width)
     outputs = gradient_pointers(gradients, blocks.aligned, device)
-    g = reference.fold(queries, w_norm)
-    dg = launch_columns.gradients(blocks, do, g, weights, slope, along, outputs, any(needed), device)
-    return reference.unfold(dg, queries, w_norm, needed)
+    g = reference.fuse_qk_weight(queries, w_norm)
+    dg = launch_columns.gradients(blocks, do, g, weights, ds_rstd, dv_coef, outputs, any(needed), device)
+    return reference.fuse_qk_weight_backward(dg, queries, w_norm, needed)
 
 
 def merge(
@@ -111,13 +111,13 @@ def merge(
     maximum, total = maximum.contiguous(), total.contiguous()
     weights = w_query.contiguous(), w_norm.contiguous(), None if norm_weight is None else norm_weight.contiguous()
 
-    def run(recipe: Recipe) -> bool:
-        if recipe.launch.whole_rows:
+    def run(spec: LaunchSpec) -> bool:
+        if spec.launch.whole_rows:
             tensors = (o, maximum, total, partial, x, *weights, h, y, joined, *statistics)
             scalars = (n_tokens, s_o, s_partial, s_x, eps, norm_eps)
-            grid = recipe.launch.grid(n_tokens)
-            KERNELS.launch("kernels_merge", "attn_res_merge_kernel", recipe, grid, tensors, scalars)
-        return recipe.launch.whole_rows
+            grid = spec.launch.grid(n_tokens)
+            KERNELS.launch("kernels_merge", "attn_res_merge_kernel", spec, grid, tensors, scalars)
+        return spec.launch.whole_rows
 
     if _whole_rows("merge", width, partial.dtype, (s_o, s_partial, s_x), device, run):
         return h, y, joined, *statistics
@@ -141,7 +141,7 @@ def merge_formula(
     if x is not None:
         joined = partial = (partial.to(o.dtype) + x).to(partial.dtype)
     flat = (o.reshape(-1, o.shape[-1]), maximum.reshape(-1), total.reshape(-1), partial.reshape(-1, o.shape[-1]))
-    wide, *found = reference.merge(*flat, reference.fold(w_query, w_norm, o.dtype), eps)
+    wide, *found = reference.merge(*flat, reference.fuse_qk_weight(w_query, w_norm, o.dtype), eps)
     h = wide.to(partial.dtype).view(partial.shape)
     if norm_weight is not None:
         y, norm_rstd = reference.normalise(h, norm_weight, norm_eps)
@@ -177,15 +177,15 @@ def merge_backward(
     strides = (s_dh, s_dpartial, s_o, s_partial)
     found: list[Tensor | None] = []
 
-    def run(recipe: Recipe) -> bool:
-        launch = recipe.launch
+    def run(spec: LaunchSpec) -> bool:
+        launch = spec.launch
         if launch.whole_rows:
             grid = launch.grid(n_tokens)
             dg = allocate(o, (grid, width), torch.float32) if any(needed) else None
             read = (dh, dpartial, o, maximum, total, partial, w_query, w_norm, score, rstd, lse)
             tensors = (*read, do, dmaximum, dtotal, dblock, dg)
             scalars = (n_tokens, *strides)
-            KERNELS.launch("kernels_merge", "attn_res_merge_backward_kernel", recipe, grid, tensors, scalars)
+            KERNELS.launch("kernels_merge", "attn_res_merge_backward_kernel", spec, grid, tensors, scalars)
             found[:] = weights_gradient(dg, w_query, w_norm, needed, device)
         return launch.whole_rows
 
@@ -211,11 +211,11 @@ def merge_backward_formula(
     """The same by PyTorch's operators, on any device, in fp64 too."""
     flat = lambda rows: rows.reshape(-1, rows.shape[-1])  # noqa: E731
     read = (flat(dh), None if dpartial is None else flat(dpartial), flat(o), maximum.reshape(-1), total.reshape(-1))
-    g = reference.fold(w_query, w_norm, o.dtype)
+    g = reference.fuse_qk_weight(w_query, w_norm, o.dtype)
     do, dmaximum, dtotal, wide, dg = reference.merge_backward(*read, flat(partial), g, score, rstd, lse)
     statistics = dmaximum.view(maximum.shape), dtotal.view(maximum.shape)
     block = wide.to(partial.dtype).view(partial.shape)
-    return do.view(o.shape), *statistics, block, *reference.unfold(dg, w_query, w_norm, needed)
+    return do.view(o.shape), *statistics, block, *reference.fuse_qk_weight_backward(dg, w_query, w_norm, needed)
 
 
 def normalise_backward(
@@ -231,14 +231,14 @@ def normalise_backward(
     weight = weight.contiguous()
     found: list[Tensor | None] = []
 
-    def run(recipe: Recipe) -> bool:
-        if recipe.launch.whole_rows:
-            grid = recipe.launch.grid(n_tokens)
+    def run(spec: LaunchSpec) -> bool:
+        if spec.launch.whole_rows:
+            grid = spec.launch.grid(n_tokens)
             dweight = allocate(h, (grid, width), torch.float32) if need_dweight else None
             tensors, scalars = (dy, dh, h, weight, norm_rstd, whole, dweight), (n_tokens, s_dy, s_dh)
-            KERNELS.launch("kernels_merge", "attn_res_norm_backward_kernel", recipe, grid, tensors, scalars)
+            KERNELS.launch("kernels_merge", "attn_res_norm_backward_kernel", spec, grid, tensors, scalars)
             found[:] = [None if dweight is None else dweight.sum(0).to(weight.dtype)]
-        return recipe.launch.whole_rows
+        return spec.launch.whole_rows
 
     if _whole_rows("norm backward", width, h.dtype, (s_dy, s_dh), device, run):
         return whole, found[0]
@@ -251,8 +251,8 @@ def _whole_rows(
     dtype: torch.dtype,
     strides: tuple[int, ...],
     device: Device,
-    run: Callable[[Recipe], bool],
+    run: Callable[[LaunchSpec], bool],
 ) -> bool:
     """Whether a kernel for whole rows did it."""
-    recipe = cached_recipe(name, width, dtype, 1, max(strides), 0, (), device)
-    return recipe is not None and launch_with_fallback(f"attn_res {name}", recipe, run, smaller)
+    spec = cached_spec(name, width, dtype, 1, max(strides), 0, (), device)
+    return spec is not None and launch_with_fallback(f"attn_res {name}", spec, run, smaller)

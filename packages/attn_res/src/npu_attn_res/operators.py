@@ -33,7 +33,7 @@ def attn_res(
     results: Sequence[Tensor | None]
     if device is None:
         rows = rows_of_blocks(blocks, stacked)
-        g = reference.fold(w_query, w_norm, reference.statistics_dtype(like.dtype)).unsqueeze(0)
+        g = reference.fuse_qk_weight(w_query, w_norm, reference.statistics_dtype(like.dtype)).unsqueeze(0)
         score, rstd = reference.scores(rows, g, eps)
         lse = torch.logsumexp(score.movedim(0, -1).contiguous(), -1)  # one token's at a time: in one order for any number
         h = reference.weighted_sum(rows, torch.exp(score - lse)).to(like.dtype)
@@ -69,14 +69,14 @@ def attn_res_backward(
     dh, dweight = whole_gradient(dh, dy, h, norm_weight, norm_rstd, need_weights[2])
     if device is None:
         rows = rows_of_blocks(blocks, stacked)
-        g = reference.fold(w_query, w_norm, score.dtype).unsqueeze(0)
+        g = reference.fuse_qk_weight(w_query, w_norm, score.dtype).unsqueeze(0)
         do = dh.reshape(-1, 1, dh.shape[-1]).to(g.dtype)
         weights = torch.exp(score - lse).unsqueeze(-1)
         dscore = reference.softmax_backward(weights, reference.products(rows, do))
-        slope, along = reference.slopes(score.unsqueeze(-1), rstd, dscore, dh.shape[-1])
-        dv, dg = reference.gradients(rows, do, g, weights, slope, along, spread(need_blocks, rows))
+        ds_rstd, dv_coef = reference.score_gradients(score.unsqueeze(-1), rstd, dscore, dh.shape[-1])
+        dv, dg = reference.gradients(rows, do, g, weights, ds_rstd, dv_coef, spread(need_blocks, rows))
         gradients = gathered(dv, blocks, stacked)
-        dquery, dnorm = reference.unfold(dg, w_query, w_norm, needed)
+        dquery, dnorm = reference.fuse_qk_weight_backward(dg, w_query, w_norm, needed)
     else:
         outputs = [allocate(v, v.shape, v.dtype) if need else None for v, need in zip(blocks, need_blocks, strict=True)]
         taken = follow(blocks, stacked, device)
@@ -95,7 +95,7 @@ def phase1(
     rstd: Tensor | None
     if device is None:
         rows = rows_of_blocks(blocks, stacked)
-        g = reference.fold(queries, w_norm, reference.statistics_dtype(rows[0].dtype))
+        g = reference.fuse_qk_weight(queries, w_norm, reference.statistics_dtype(rows[0].dtype))
         score, rstd = reference.scores(rows, g, eps)
         maximum = score.amax(0)
         weights = torch.exp(score - maximum)
@@ -127,15 +127,15 @@ def phase1_backward(
     dmaximum, dtotal = (None if found is None else found.t() for found in (dmaximum, dtotal))
     if device is None:
         rows = rows_of_blocks(blocks, stacked)
-        g = reference.fold(queries, w_norm, score.dtype)
+        g = reference.fuse_qk_weight(queries, w_norm, score.dtype)
         if do is None:
             do = score.new_zeros((*maximum.shape, g.shape[1]))
         e = reference.products(rows, do)
         weights, dscore = reference.exponentials_backward(score, maximum, e, dmaximum, dtotal)
-        slope, along = reference.slopes(score, rstd, dscore, g.shape[1])
-        dv, dg = reference.gradients(rows, do, g, weights, slope, along, spread(need_blocks, rows))
+        ds_rstd, dv_coef = reference.score_gradients(score, rstd, dscore, g.shape[1])
+        dv, dg = reference.gradients(rows, do, g, weights, ds_rstd, dv_coef, spread(need_blocks, rows))
         gradients = gathered(dv, blocks, stacked)
-        dqueries, dnorm = reference.unfold(dg, queries, w_norm, needed)
+        dqueries, dnorm = reference.fuse_qk_weight_backward(dg, queries, w_norm, needed)
     else:
         outputs = [allocate(v, v.shape, v.dtype) if need else None for v, need in zip(blocks, need_blocks, strict=True)]
         if score.numel():

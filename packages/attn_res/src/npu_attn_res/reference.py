@@ -39,12 +39,14 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def fold(w_query: Tensor, w_norm: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def fuse_qk_weight(w_query: Tensor, w_norm: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """g in the arithmetic's dtype."""
     return w_query.to(dtype) * w_norm.to(dtype)
 
 
-def unfold(dg: Tensor, w_query: Tensor, w_norm: Tensor, needed: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
+def fuse_qk_weight_backward(
+    dg: Tensor, w_query: Tensor, w_norm: Tensor, needed: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of w_query [S, D] and w_norm [D] or [S, D] (or of both [D]) from dg [S, D], where needed."""
     dquery = (dg * w_norm).view(w_query.shape).to(w_query.dtype) if needed[0] else None
     dnorm = (dg * w_query).sum_to_size(w_norm.shape).to(w_norm.dtype) if needed[1] else None
@@ -81,29 +83,35 @@ def products(blocks: Sequence[Tensor], do: Tensor) -> Tensor:
 
 @_without_autocast
 def gradients(
-    blocks: Sequence[Tensor], do: Tensor, g: Tensor, weights: Tensor, slope: Tensor, along: Tensor, needed: Sequence[bool]
+    blocks: Sequence[Tensor],
+    do: Tensor,
+    g: Tensor,
+    weights: Tensor,
+    ds_rstd: Tensor,
+    dv_coef: Tensor,
+    needed: Sequence[bool],
 ) -> tuple[list[Tensor | None], Tensor]:
-    """dv_i = sum over layers of (weight do + slope g) - along v_i for the blocks that need it, and dg = sum of slope v_i.
+    """dv_i = sum over layers of (weight do + ds_rstd g) - dv_coef v_i for blocks that need it, and dg = sum of ds_rstd v_i.
 
-    do is [T, S, D], g [S, D], weights and slope [N, T, S], along [N, T].
+    do is [T, S, D], g [S, D], weights and ds_rstd [N, T, S], dv_coef [N, T].
     """
     dg = torch.zeros_like(g)
     dv: list[Tensor | None] = []
     for i, block in enumerate(blocks):
         wide = block.to(g.dtype)
-        dg = dg + slope[i].T @ wide  # not in place: under torch.func.vmap there may be several of it alone
+        dg = dg + ds_rstd[i].T @ wide  # not in place: under torch.func.vmap there may be several of it alone
         if not needed[i]:
             dv.append(None)
             continue
-        gradient = (weights[i].unsqueeze(1) @ do).squeeze(1) + slope[i] @ g - along[i].unsqueeze(-1) * wide
+        gradient = (weights[i].unsqueeze(1) @ do).squeeze(1) + ds_rstd[i] @ g - dv_coef[i].unsqueeze(-1) * wide
         dv.append(gradient.to(block.dtype))
     return dv, dg
 
 
-def slopes(score: Tensor, rstd: Tensor, dscore: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def score_gradients(score: Tensor, rstd: Tensor, dscore: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """ds r [N, T, S] and the sum over layers of ds s r^2 / D [N, T]."""
-    slope = dscore * rstd.unsqueeze(-1)
-    return slope, (slope * score).sum(-1) * rstd / width
+    ds_rstd = dscore * rstd.unsqueeze(-1)
+    return ds_rstd, (ds_rstd * score).sum(-1) * rstd / width
 
 
 def softmax_backward(weights: Tensor, e: Tensor) -> Tensor:
@@ -158,12 +166,12 @@ def merge_backward(
     w, a = torch.exp(maximum - lse), torch.exp(score - lse)
     dot, e = (dh * o).sum(-1), (dh * wide).sum(-1)
     delta = w * dot + a * e
-    slope = a * (e - delta) * rstd
-    along = slope * score * rstd / partial.shape[-1]
-    dblock = dh * a.unsqueeze(-1) + slope.unsqueeze(-1) * g - along.unsqueeze(-1) * wide
+    ds_rstd = a * (e - delta) * rstd
+    dv_coef = ds_rstd * score * rstd / partial.shape[-1]
+    dblock = dh * a.unsqueeze(-1) + ds_rstd.unsqueeze(-1) * g - dv_coef.unsqueeze(-1) * wide
     if dpartial is not None:
         dblock = dblock + dpartial
-    return dh * w.unsqueeze(-1), w * (dot - total * delta), -w * delta, dblock, slope @ wide
+    return dh * w.unsqueeze(-1), w * (dot - total * delta), -w * delta, dblock, ds_rstd @ wide
 
 
 def normalise(h: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,8 @@ ALL_TILES = 2**16  # programs of a core: as many as there are tiles
 STAGES = 3  # tiles under way in a loop over blocks
 MIN_WARPS = 4
 TILE_ELEMENTS = 8192  # of a tile of several blocks, unless TILE_BLOCKS rows have more
-TILE_BLOCKS, SWEPT_BLOCKS = 2, 4  # SWEPT: backward, blocks read twice; the larger number for those of one tensor
-ELEMENTS_PER_WARP, HELD_ELEMENTS_PER_WARP = 4096, 2048  # HELD: backward, a token's blocks in one tile
+TILE_BLOCKS, TWO_PASS_BLOCKS = 2, 4  # TWO_PASS: backward, blocks read twice; the larger number for those of one tensor
+ELEMENTS_PER_WARP, SINGLE_PASS_ELEMENTS_PER_WARP = 4096, 2048  # SINGLE_PASS: backward, a token's blocks in one tile
 HELD_PER_CORE, SWEPT_PER_CORE = 4, 2
 SWEPT_NARROW = 4096  # columns; wider rows: TILE_BLOCKS, and warps and programs as where they are held
 WIDEST_ROW = 16384  # wider rows are split into blocks of columns
@@ -50,12 +50,12 @@ def _sources_launch(problem: Problem, device: Device, block_d: int) -> Launch:
     blocks = max(TILE_BLOCKS, TILE_ELEMENTS // block_d)
     per_warp, per_core = ELEMENTS_PER_WARP, ALL_TILES
     if problem.kernel.startswith("backward"):
-        per_warp, per_core = HELD_ELEMENTS_PER_WARP, HELD_PER_CORE
+        per_warp, per_core = SINGLE_PASS_ELEMENTS_PER_WARP, HELD_PER_CORE
         held = problem.n_blocks * block_d <= TILE_ELEMENTS
         if not held and block_d <= SWEPT_NARROW:
             per_core = SWEPT_PER_CORE
             if not problem.listed:
-                blocks, per_warp = max(SWEPT_BLOCKS, blocks), ELEMENTS_PER_WARP
+                blocks, per_warp = max(TWO_PASS_BLOCKS, blocks), ELEMENTS_PER_WARP
         if not held:
             blocks = max(1, min(blocks, problem.n_blocks // 2))
     block_n = min(problem.n_blocks, blocks)

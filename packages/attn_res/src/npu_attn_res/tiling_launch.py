@@ -91,11 +91,11 @@ class Launch:
     def constants(self) -> dict[str, int]:
         if self.block_n:
             constants = {"D": self.problem.width, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d, "STAGES": self.stages}
-            held = {"HELD": self.problem.n_blocks <= self.block_n}
+            held = {"SINGLE_PASS": self.problem.n_blocks <= self.block_n}
             return constants | held if self.problem.kernel.startswith("backward") else constants
         constants = {"D": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_D": self.block_d}
         if self.problem.kernel.startswith("backward"):
-            return {**constants, "AHEAD": self.ahead}
+            return {**constants, "PREFETCH": self.ahead}
         if self.ahead or "merge" in self.problem.kernel or self.problem.kernel == "norm backward":
             return constants
         return {**constants, "S": self.problem.layers, "BLOCK_S": self.block_s}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
+from npu_tiling import Device, Kernels, LaunchSpec, launch_with_fallback
 from npu_tiling.arithmetic import INT32_END
 from torch import Tensor
 
@@ -34,15 +34,15 @@ def forward(indices: Tensor, weight: Tensor, first: int, n_total: int, device: D
     weight = _rows_side_by_side(weight)
     flat = indices.reshape(-1).contiguous()
     scalars = (flat.numel(), first, first + n_rows, n_total, weight.stride(0))
-    recipe = _recipe(tiling.forward_launch, width, weight.dtype.itemsize, device, (("NAN", _NAN_BITS[weight.dtype]),))
+    spec = _spec(tiling.forward_launch, width, weight.dtype.itemsize, device, (("NAN", _NAN_BITS[weight.dtype]),))
     bits = torch.int16 if weight.dtype.itemsize == 2 else torch.int32
     tensors = (flat, weight.view(bits), out.view(bits))
 
-    def run(recipe: Recipe) -> None:
-        grid = recipe.launch.grid(flat.numel())
-        KERNELS.launch("kernels.forward", "gather_rows_kernel", recipe, grid, tensors, scalars)
+    def run(spec: LaunchSpec) -> None:
+        grid = spec.launch.grid(flat.numel())
+        KERNELS.launch("kernels.forward", "gather_rows_kernel", spec, grid, tensors, scalars)
 
-    launch_with_fallback("embedding forward", recipe, run, _smaller)
+    launch_with_fallback("embedding forward", spec, run, _smaller)
     return out
 
 
@@ -106,9 +106,9 @@ def _sorted_keys(indices: Tensor, n_rows: int, padding: int, first: int, device:
         raise ValueError(f"the table has {n_rows} rows and must have less than {_MOST_KEYS} on {device.name}.")
     n = indices.numel()
     keys = torch.empty((n,), dtype=torch.int32, device=indices.device)
-    recipe = _index_recipe(tiling.keys_launch, device)
+    spec = _index_spec(tiling.keys_launch, device)
     scalars = (n, n_rows, first, padding)
-    KERNELS.launch("kernels.sort", "sort_keys_kernel", recipe, recipe.launch.grid(n), (indices, keys), scalars)
+    KERNELS.launch("kernels.sort", "sort_keys_kernel", spec, spec.launch.grid(n), (indices, keys), scalars)
     ordered, order = torch.sort(keys.view(torch.float32), stable=True)
     return ordered.view(torch.int32), order
 
@@ -121,10 +121,10 @@ def _offsets(ordered: Tensor, n_rows: int, first: int, device: Device) -> Tensor
         bounds = torch.arange(first, first + n_rows + 1, dtype=ordered.dtype, device=ordered.device)
         return torch.searchsorted(ordered, bounds, out_int32=dtype == torch.int32)
     offsets = torch.empty((n_rows + 1,), dtype=dtype, device=ordered.device)
-    recipe = _index_recipe(tiling.offsets_launch, device)
+    spec = _index_spec(tiling.offsets_launch, device)
     scalars = (n, n_rows, first, n.bit_length())
-    grid = recipe.launch.grid(n_rows + 1)
-    KERNELS.launch("kernels.sort", "find_runs_kernel", recipe, grid, (ordered, offsets), scalars)
+    grid = spec.launch.grid(n_rows + 1)
+    KERNELS.launch("kernels.sort", "find_runs_kernel", spec, grid, (ordered, offsets), scalars)
     return offsets
 
 
@@ -143,33 +143,33 @@ def _sum_runs(
     rows = _rows_side_by_side(dy.reshape(-1, width))
     offsets = _offsets(ordered, n_rows, first, device)
     itemsize = dy.dtype.itemsize
-    modes = (("SCALE_BY_COUNT", scale_by_count),)
+    flags = (("SCALE_BY_COUNT", scale_by_count),)
     numbers = (first, padding)
 
-    def run(recipe: Recipe) -> Tensor:
-        chunks = recipe.launch.chunks(n)
+    def run(spec: LaunchSpec) -> Tensor:
+        chunks = spec.launch.chunks(n)
         partials = torch.empty((2, chunks, width), dtype=torch.float32, device=dy.device)
         tensors = (rows, order, ordered, offsets, dweight, partials)
         scalars = (n_rows, chunks, *numbers, rows.stride(0))
-        grid = chunks * recipe.launch.column_blocks
-        KERNELS.launch("kernels.backward", "sum_runs_kernel", recipe, grid, tensors, scalars)
+        grid = chunks * spec.launch.column_blocks
+        KERNELS.launch("kernels.backward", "sum_runs_kernel", spec, grid, tensors, scalars)
         return partials
 
-    recipe = _recipe(tiling.runs_launch, width, itemsize, device, modes)
-    partials = launch_with_fallback("embedding backward, sums", recipe, run, _smaller)
+    spec = _spec(tiling.runs_launch, width, itemsize, device, flags)
+    partials = launch_with_fallback("embedding backward, sums", spec, run, _smaller)
     chunks = partials.shape[1]
 
     on_cuda = device.kind == "cuda"
     kernel = "add_partials_kernel" if on_cuda else "finish_rows_kernel"
 
-    def finish(recipe: Recipe) -> None:
+    def finish(spec: LaunchSpec) -> None:
         tensors = (partials, ordered, offsets, dweight)
-        grid = recipe.launch.grid(chunks) if on_cuda else recipe.launch.grid(n_rows)
-        KERNELS.launch("kernels.backward", kernel, recipe, grid, tensors, (n_rows, chunks, *numbers))
+        grid = spec.launch.grid(chunks) if on_cuda else spec.launch.grid(n_rows)
+        KERNELS.launch("kernels.backward", kernel, spec, grid, tensors, (n_rows, chunks, *numbers))
 
     if chunks > 1 or not on_cuda:
-        recipe = _recipe(tiling.partials_launch if on_cuda else tiling.finish_launch, width, itemsize, device, modes)
-        launch_with_fallback("embedding backward, partial sums", recipe, finish, _smaller)
+        spec = _spec(tiling.partials_launch if on_cuda else tiling.finish_launch, width, itemsize, device, flags)
+        launch_with_fallback("embedding backward, partial sums", spec, finish, _smaller)
 
 
 def _sum_few(
@@ -180,35 +180,35 @@ def _sum_few(
     rows = _rows_side_by_side(dy.reshape(-1, width))
     scalars = (n, n_rows, first, padding, rows.stride(0))
 
-    def run(recipe: Recipe) -> None:
-        grid = n * recipe.launch.column_blocks
-        KERNELS.launch("kernels.cuda", "sum_few_kernel", recipe, grid, (rows, indices, dweight), scalars)
+    def run(spec: LaunchSpec) -> None:
+        grid = n * spec.launch.column_blocks
+        KERNELS.launch("kernels.cuda", "sum_few_kernel", spec, grid, (rows, indices, dweight), scalars)
 
-    modes = (("SCALE_BY_COUNT", scale_by_count), ("BLOCK_M", _FEW))
-    recipe = _recipe(tiling.runs_launch, width, dy.dtype.itemsize, device, modes)
-    launch_with_fallback("embedding backward, few indices", recipe, run, _smaller)
+    flags = (("SCALE_BY_COUNT", scale_by_count), ("BLOCK_M", _FEW))
+    spec = _spec(tiling.runs_launch, width, dy.dtype.itemsize, device, flags)
+    launch_with_fallback("embedding backward, few indices", spec, run, _smaller)
 
 
 def _store_zeros(dweight: Tensor, rows: Tensor, padding: int, device: Device) -> None:
     """Writes the rows of dweight that have no run, by their marks (CUDA)."""
     n_rows, width = dweight.shape
 
-    def run(recipe: Recipe) -> None:
-        grid = recipe.launch.grid(n_rows)
-        KERNELS.launch("kernels.backward", "store_zeros_kernel", recipe, grid, (dweight, rows), (n_rows, padding))
+    def run(spec: LaunchSpec) -> None:
+        grid = spec.launch.grid(n_rows)
+        KERNELS.launch("kernels.backward", "store_zeros_kernel", spec, grid, (dweight, rows), (n_rows, padding))
 
-    recipe = _recipe(tiling.zeros_launch, width, dweight.dtype.itemsize, device, ())
-    launch_with_fallback("embedding backward, zeros", recipe, run, _smaller)
+    spec = _spec(tiling.zeros_launch, width, dweight.dtype.itemsize, device, ())
+    launch_with_fallback("embedding backward, zeros", spec, run, _smaller)
 
 
 def _mark_rows(indices: Tensor, keys: Tensor | None, n_rows: int, padding: int, first: int, device: Device) -> Tensor:
     """Marks [n_rows] of the rows that `indices` name, and `keys` to sort by: `indices`, with less outside the table."""
     marks = torch.zeros(n_rows, dtype=torch.int8, device=indices.device)
     n = indices.numel()
-    recipe = _index_recipe(tiling.mark_launch, device, (("KEYS", keys is not None),))
+    spec = _index_spec(tiling.mark_launch, device, (("KEYS", keys is not None),))
     scalars = (n, n_rows, first, padding)
-    grid = recipe.launch.grid(n)
-    KERNELS.launch("kernels.cuda", "mark_rows_kernel", recipe, grid, (indices, keys, marks), scalars)
+    grid = spec.launch.grid(n)
+    KERNELS.launch("kernels.cuda", "mark_rows_kernel", spec, grid, (indices, keys, marks), scalars)
     return marks
 
 
@@ -240,22 +240,22 @@ def _rows_side_by_side(rows: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=4096)
-def _recipe(
+def _spec(
     choose: Callable[[int, int, Device], tiling.Launch],
     width: int,
     itemsize: int,
     device: Device,
-    modes: tuple[tuple[str, int], ...],
-) -> Recipe:
-    return Recipe.of(choose(width, itemsize, device), dict(modes))
+    flags: tuple[tuple[str, int], ...],
+) -> LaunchSpec:
+    return LaunchSpec.of(choose(width, itemsize, device), dict(flags))
 
 
 @functools.lru_cache(maxsize=256)
-def _index_recipe(
-    choose: Callable[[Device], tiling.IndexLaunch], device: Device, modes: tuple[tuple[str, int], ...] = ()
-) -> Recipe:
-    return Recipe.of(choose(device), dict(modes))
+def _index_spec(
+    choose: Callable[[Device], tiling.IndexLaunch], device: Device, flags: tuple[tuple[str, int], ...] = ()
+) -> LaunchSpec:
+    return LaunchSpec.of(choose(device), dict(flags))
 
 
-def _smaller(recipe: Recipe) -> Recipe | None:
-    return recipe.smaller(tiling.smaller)
+def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
+    return spec.smaller(tiling.smaller)

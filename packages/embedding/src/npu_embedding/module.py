@@ -32,8 +32,8 @@ class Embedding(nn.Embedding):
 class VocabParallelEmbedding(nn.Module):
     """A table whose rows are split over the ranks of a process group.
 
-    Each rank holds rows `first` to `last - 1` as the parameter `weight` [last - first, embedding_dim], looks up what it has,
-    and the sum over the ranks is the result. All ranks are called with the same indices and get the same result. Its
+    Each rank holds the rows from `vocab_start_index` to before `vocab_end_index` as the parameter `weight`, looks up what it
+    has, and the sum over the ranks is the result. All ranks are called with the same indices and get the same result. Its
     gradient must be the same on all ranks too, as it is where what follows is replicated, or is tensor parallel and reduces
     the gradient of its own input; the backward then needs no communication.
 
@@ -73,24 +73,26 @@ class VocabParallelEmbedding(nn.Module):
         self.scale_grad_by_freq = scale_grad_by_freq
         self.process_group = process_group
         rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
-        self.first = rank * num_embeddings // ranks
-        self.last = (rank + 1) * num_embeddings // ranks
-        self.weight = nn.Parameter(torch.empty((self.last - self.first, embedding_dim), device=device, dtype=dtype))
+        self.vocab_start_index = rank * num_embeddings // ranks
+        self.vocab_end_index = (rank + 1) * num_embeddings // ranks
+        self.weight = nn.Parameter(
+            torch.empty((self.vocab_end_index - self.vocab_start_index, embedding_dim), device=device, dtype=dtype)
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draws the weight from a normal distribution, as torch.nn.Embedding does; the padding row is zero."""
         nn.init.normal_(self.weight)
-        if self.padding_idx is not None and self.first <= self.padding_idx < self.last:
+        if self.padding_idx is not None and self.vocab_start_index <= self.padding_idx < self.vocab_end_index:
             with torch.no_grad():
-                self.weight[self.padding_idx - self.first].zero_()
+                self.weight[self.padding_idx - self.vocab_start_index].zero_()
 
     def load_table(self, table: Tensor) -> None:
         """Copies this rank's rows of a whole table [num_embeddings, embedding_dim]."""
         arguments.tensor("table", table)
         arguments.shape("table", table, (self.num_embeddings, self.embedding_dim))
         with torch.no_grad():
-            self.weight.copy_(table[self.first : self.last])
+            self.weight.copy_(table[self.vocab_start_index : self.vocab_end_index])
 
     def forward(self, indices: Tensor) -> Tensor:
         """Rows [..., embedding_dim] for indices [...], the same on every rank."""
@@ -99,14 +101,15 @@ class VocabParallelEmbedding(nn.Module):
             self.weight,
             self.padding_idx,
             scale_grad_by_freq=self.scale_grad_by_freq,
-            vocab_range=(self.first, self.last),
+            vocab_range=(self.vocab_start_index, self.vocab_end_index),
             num_embeddings=self.num_embeddings,
         )
         return _SumOverRanks.apply(rows, self.process_group)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, rows {self.first} to {self.last - 1}"
+        rows = f"rows {self.vocab_start_index} to {self.vocab_end_index - 1}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, {rows}"
 
 
 class _SumOverRanks(torch.autograd.Function):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from npu_tiling.autograd import Function, apply, needs_gradient, unobserved
+from npu_tiling.autograd import Function, apply, can_bypass_dispatcher, needs_gradient
 from npu_tiling.sharding import is_distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -220,7 +220,7 @@ def _scaled(gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence
         if gradient is not None
     ]
     once = not torch._C._autograd._get_current_graph_task_keep_graph()
-    if once and not torch.is_grad_enabled() and unobserved((*present, *numbers)):
+    if once and not torch.is_grad_enabled() and can_bypass_dispatcher((*present, *numbers)):
         scale_(present, numbers)
         return list(gradients)
     if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():

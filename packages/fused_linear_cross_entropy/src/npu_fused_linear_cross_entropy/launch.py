@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
-from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
+from npu_tiling import Device, Kernels, LaunchSpec, launch_with_fallback
 from torch import Tensor
 
 from . import rows as rowwise
@@ -78,7 +78,7 @@ class KernelBackend:
         class_weight = self._class_weight[columns] if weighted and self._class_weight is not None else None
         tensors = (logits, gradient, target, bias, class_weight, factors, coefficients, statistics)
         dtypes = tuple([None if tensor is None else tensor.dtype for tensor in tensors])
-        recipe = choose_recipe(logits.shape[1], dtypes, options, merge, self._device)
+        spec = choose_spec(logits.shape[1], dtypes, options, merge, self._device)
         rows_apart = statistics if statistics is not None else coefficients
         assert rows_apart is not None
         scalars = (
@@ -93,20 +93,20 @@ class KernelBackend:
             options.lse_square_scale,
         )
 
-        def run(recipe: Recipe) -> None:
-            KERNELS.launch("kernels", "cross_entropy_kernel", recipe, recipe.launch.grid(logits.shape[0]), tensors, scalars)
+        def run(spec: LaunchSpec) -> None:
+            KERNELS.launch("kernels", "cross_entropy_kernel", spec, spec.launch.grid(logits.shape[0]), tensors, scalars)
 
-        launch_with_fallback("cross_entropy", recipe, run, _smaller)
+        launch_with_fallback("cross_entropy", spec, run, _smaller)
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_recipe(
+def choose_spec(
     width: int, dtypes: tuple[torch.dtype | None, ...], options: Options, merge: bool, device: Device
-) -> Recipe:
+) -> LaunchSpec:
     """The launch for a chunk of `width` columns and tensors of these dtypes, in the kernel's order."""
     logits, gradient, _, bias, _, factors, _, statistics = dtypes
     assert logits is not None
-    modes = {
+    flags = {
         "STATISTICS": statistics is not None,
         "MERGE": merge,
         "GRADIENT": gradient is not None,
@@ -123,13 +123,13 @@ def choose_recipe(
         width,
         logits.itemsize,
         0 if gradient is None else gradient.itemsize,
-        modes["STATISTICS"],
-        modes["SMOOTHED"],
-        modes["ENTROPY"],
-        modes["ARGMAX"],
-        modes["SCALED"] or modes["SOFTCAP"] or bias is not None,
+        flags["STATISTICS"],
+        flags["SMOOTHED"],
+        flags["ENTROPY"],
+        flags["ARGMAX"],
+        flags["SCALED"] or flags["SOFTCAP"] or bias is not None,
     )
-    return Recipe.of(tiling.chunk_launch(problem, device), modes)
+    return LaunchSpec.of(tiling.chunk_launch(problem, device), flags)
 
 
 def scale_(values: Tensor, factor: Tensor, device: Device) -> None:
@@ -137,15 +137,15 @@ def scale_(values: Tensor, factor: Tensor, device: Device) -> None:
     flat = values.view(-1)
     if not flat.numel():
         return
-    recipe = _scale_recipe(values.itemsize, device)
-    grid = recipe.launch.grid(flat.numel())
-    KERNELS.launch("kernels", "cross_entropy_scale_kernel", recipe, grid, (flat, factor), (flat.numel(),))
+    spec = _scale_spec(values.itemsize, device)
+    grid = spec.launch.grid(flat.numel())
+    KERNELS.launch("kernels", "cross_entropy_scale_kernel", spec, grid, (flat, factor), (flat.numel(),))
 
 
 @functools.lru_cache(maxsize=64)
-def _scale_recipe(itemsize: int, device: Device) -> Recipe:
-    return Recipe.of(tiling.scale_launch(itemsize, device), {})
+def _scale_spec(itemsize: int, device: Device) -> LaunchSpec:
+    return LaunchSpec.of(tiling.scale_launch(itemsize, device), {})
 
 
-def _smaller(recipe: Recipe) -> Recipe | None:
-    return recipe.smaller(tiling.smaller)
+def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
+    return spec.smaller(tiling.smaller)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 import torch
-from npu_tiling import Device, Recipe, launch_with_fallback
+from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from torch import Tensor
 
 from . import parallel, tiling_rows
@@ -136,26 +136,26 @@ class RowKernels:
         scalars: tuple[float, ...],
         **modes: bool,
     ) -> None:
-        def run(recipe: Recipe) -> None:
-            KERNELS.launch(module, f"{kernel.split()[-1]}_kernel", recipe, grid, tensors, scalars)
+        def run(spec: LaunchSpec) -> None:
+            KERNELS.launch(module, f"{kernel.split()[-1]}_kernel", spec, grid, tensors, scalars)
 
-        launch_with_fallback(kernel, _recipe(kernel, tuple(modes.items()), self._device), run, _smaller)
+        launch_with_fallback(kernel, _spec(kernel, tuple(modes.items()), self._device), run, _smaller)
 
     def _add(
         self, module: str, kernel: str, tensors: Sequence[Tensor | None], scalars: tuple[float, ...], **modes: bool
     ) -> None:
-        recipe = _recipe("", tuple(modes.items()), self._device)
-        KERNELS.launch(module, f"{kernel}_kernel", recipe, 1, tensors, scalars)
+        spec = _spec("", tuple(modes.items()), self._device)
+        KERNELS.launch(module, f"{kernel}_kernel", spec, 1, tensors, scalars)
 
 
 @functools.lru_cache(maxsize=256)
-def _recipe(kernel: str, modes: tuple[tuple[str, bool], ...], device: Device) -> Recipe:
+def _spec(kernel: str, modes: tuple[tuple[str, bool], ...], device: Device) -> LaunchSpec:
     launch = tiling_rows.row_launch(kernel, device) if kernel else tiling_rows.PartialsLaunch(device)
-    return Recipe.of(launch, dict(modes))
+    return LaunchSpec.of(launch, dict(modes))
 
 
-def _smaller(recipe: Recipe) -> Recipe | None:
-    return recipe.smaller(tiling_rows.smaller)
+def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
+    return spec.smaller(tiling_rows.smaller)
 
 
 def _empty(like: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from npu_tiling import Device, Kernels, Recipe, launch_with_fallback
+from npu_tiling import Device, Kernels, LaunchSpec, launch_with_fallback
 from npu_tiling.arithmetic import FP32
 from npu_tiling.rows import layout_of
 from torch import Tensor
@@ -44,11 +44,11 @@ def forward(
     tensors = (*inputs, weight, y, total, rstd)
     scalars = (*plan.rows, *plan.strides, eps, offset)
 
-    def run(recipe: Recipe) -> None:
-        kernel = "forward_wide_kernel" if recipe.launch.wide else "forward_kernel"
-        KERNELS.launch("kernels.forward", kernel, recipe, recipe.launch.grid, tensors, scalars)
+    def run(spec: LaunchSpec) -> None:
+        kernel = "forward_wide_kernel" if spec.launch.wide else "forward_kernel"
+        KERNELS.launch("kernels.forward", kernel, spec, spec.launch.grid, tensors, scalars)
 
-    launch_with_fallback("rms_norm forward", plan.recipe, run, _smaller)
+    launch_with_fallback("rms_norm forward", plan.spec, run, _smaller)
     return y, total, rstd
 
 
@@ -74,32 +74,32 @@ def backward(
     moved, plan = plan_strided_rows((dy, dsum, x, dx), tiling.backward_launch, read, result, dy.dtype, casting_mode, device)
     p_dy, p_dsum, p_x, p_dx = moved
 
-    def run(recipe: Recipe) -> Tensor | None:
-        launch = recipe.launch
+    def run(spec: LaunchSpec) -> Tensor | None:
+        launch = spec.launch
         partials = dweight
         if dweight is not None and (launch.splits > 1 or device.kind != "cuda"):
             partials = allocate(dy, (launch.splits, width), torch.float32)
         if not launch.wide:
             tensors = (p_dy, p_dsum, p_x, weight, rstd, p_dx, partials)
             scalars = (*plan.rows, *plan.strides, offset)
-            KERNELS.launch("kernels.backward", "backward_kernel", recipe, launch.grid, tensors, scalars)
+            KERNELS.launch("kernels.backward", "backward_kernel", spec, launch.grid, tensors, scalars)
             return partials
         mean = None
         if dx is not None:
             mean = allocate(dy, rstd.shape, torch.float32)
             scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:6], offset)  # of dy and x
             read = (p_dy, p_x, weight, rstd, mean)
-            KERNELS.launch("kernels.backward", "backward_wide_mean_kernel", recipe, launch.grid, read, scalars)
+            KERNELS.launch("kernels.backward", "backward_wide_mean_kernel", spec, launch.grid, read, scalars)
         every = (p_dy, p_dsum, p_x, weight, rstd, mean, p_dx, partials)
         scalars = (*plan.rows, launch.splits, *plan.strides, offset)
-        KERNELS.launch("kernels.backward", "backward_wide_kernel", recipe, launch.column_grid, every, scalars)
+        KERNELS.launch("kernels.backward", "backward_wide_kernel", spec, launch.column_grid, every, scalars)
         return partials
 
-    partials = launch_with_fallback("rms_norm backward", plan.recipe, run, _smaller)
+    partials = launch_with_fallback("rms_norm backward", plan.spec, run, _smaller)
     if dweight is not None and partials is not None and partials is not dweight:
-        recipe = _sum_recipe(width, device)
+        spec = _sum_spec(width, device)
         tensors = (partials, dweight)
-        KERNELS.launch("kernels.backward", "sum_partials_kernel", recipe, recipe.launch.grid, tensors, (partials.shape[0],))
+        KERNELS.launch("kernels.backward", "sum_partials_kernel", spec, spec.launch.grid, tensors, (partials.shape[0],))
     return dweight
 
 
@@ -107,12 +107,12 @@ class Plan(NamedTuple):
     """All of a launch that follows from shapes, strides and dtypes: looked up at once in every call but the first.
 
     Attributes:
-        recipe: the tiling and what is compiled for it.
+        spec: the tiling and what is compiled for it.
         rows: groups of rows, and rows of a group.
         strides: two for each tensor of rows, 0 for each None.
     """
 
-    recipe: Recipe
+    spec: LaunchSpec
     rows: tuple[int, int]
     strides: tuple[int, ...]
 
@@ -173,15 +173,15 @@ def choose_plan(
     rounds = y_dtype.itemsize < FP32 and casting_mode != "gemma"
     factors = rounds and casting_mode == "none"
     problem = tiling.Problem(rows.n_outer, rows.n_inner, shape[-1], inner_stride, outer_stride, itemsizes, narrow, factors)
-    modes = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors}
+    flags = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors}
     strided = tuple(stride for pair in pairs for stride in pair)
-    return Plan(Recipe.of(choose(problem, device), modes), (rows.n_outer, rows.n_inner), strided)
+    return Plan(LaunchSpec.of(choose(problem, device), flags), (rows.n_outer, rows.n_inner), strided)
 
 
 @functools.lru_cache(maxsize=4096)
-def _sum_recipe(width: int, device: Device) -> Recipe:
-    return Recipe.of(tiling.sum_launch(width, device), {})
+def _sum_spec(width: int, device: Device) -> LaunchSpec:
+    return LaunchSpec.of(tiling.sum_launch(width, device), {})
 
 
-def _smaller(recipe: Recipe) -> Recipe | None:
-    return recipe.smaller(tiling.smaller)
+def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
+    return spec.smaller(tiling.smaller)

@@ -6,7 +6,7 @@ from .devices import SOCS, Device
 from .errors import MissingTritonError, UnifiedBufferError, UnknownDeviceError
 from .fallback import is_out_of_resources, is_ub_overflow, launch_with_fallback
 from .grid import ALL_TILES, persistent_grid
-from .launch import Kernels, Launcher, Recipe, import_kernels
+from .launch import Kernels, Launcher, LaunchSpec, import_kernels
 from .rows import RowLayout, row_layout
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "Kernels",
     "Launcher",
     "MissingTritonError",
-    "Recipe",
+    "LaunchSpec",
     "RowLayout",
     "Tile",
     "UnifiedBufferError",

@@ -103,13 +103,13 @@ class OperatorLibrary:
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Call an operator, all of its arguments in order: a gradient too, from the backward of an autograd function."""
-        if unobserved(arguments):
+        if can_bypass_dispatcher(arguments):
             return self._with_autograd.get(name, self._implementations[name])(*arguments)
         return self._operator(name)(*arguments)
 
     def below_autograd(self, name: str, *arguments: Any) -> Any:
         """Call an operator that autograd is not to record: from the forward of its own autograd function."""
-        if unobserved(arguments):
+        if can_bypass_dispatcher(arguments):
             return self._implementations[name](*arguments)
         if not getattr(_transformed, "recording", False):
             with torch._C._AutoDispatchBelowAutograd():
@@ -204,7 +204,7 @@ def _any_requires_gradient(arguments: Sequence[Any]) -> bool:
     return False
 
 
-def unobserved(arguments: Sequence[Any]) -> bool:
+def can_bypass_dispatcher(arguments: Sequence[Any]) -> bool:
     """Whether nothing but autograd would see an operator's call: plain tensors with data, no tracing, mode or transform."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False

@@ -214,36 +214,36 @@ class Tiled(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe:
+class LaunchSpec:
     """Everything of a launch that its tensors' addresses do not change: made once for equal launches, by a cached function.
 
     Attributes:
         launch: the tiling.
         constants: all of the kernel's `tl.constexpr` parameters, by name.
         options: compiler options.
-        key: equal for recipes whose constants and options are equal.
-        modes: the constants that the tiling does not choose.
+        key: equal for specs whose constants and options are equal.
+        flags: the constants that the tiling does not choose.
     """
 
     launch: Any
     constants: Mapping[str, Any]
     options: Mapping[str, Any]
     key: Hashable
-    modes: Mapping[str, Any]
+    flags: Mapping[str, Any]
 
     @classmethod
-    def of(cls, launch: Tiled, modes: Mapping[str, Any]) -> Recipe:
-        """A launch with its modes."""
-        constants, options = {**launch.constants, **modes}, launch.options
+    def of(cls, launch: Tiled, flags: Mapping[str, Any]) -> LaunchSpec:
+        """A launch with its flags."""
+        constants, options = {**launch.constants, **flags}, launch.options
         # With their types: 1, 1.0 and True are equal.
         values = (*constants.values(), *options.values())
         key = _number((tuple(constants), tuple(options), values, tuple(map(type, values))))
-        return cls(launch, constants, options, key, modes)
+        return cls(launch, constants, options, key, flags)
 
-    def smaller(self, choose: Callable[[Any], Tiled | None]) -> Recipe | None:
-        """The recipe of the next smaller launch, for `launch_with_fallback`; None at the end."""
+    def smaller(self, choose: Callable[[Any], Tiled | None]) -> LaunchSpec | None:
+        """The spec of the next smaller launch, for `launch_with_fallback`; None at the end."""
         launch = choose(self.launch)
-        return None if launch is None else Recipe.of(launch, self.modes)
+        return None if launch is None else LaunchSpec.of(launch, self.flags)
 
 
 class Kernels:
@@ -258,14 +258,14 @@ class Kernels:
         self,
         module: str,
         kernel: str,
-        recipe: Recipe,
+        spec: LaunchSpec,
         grid: int,
         tensors: Sequence[torch.Tensor | None],
         scalars: tuple[int | float, ...],
     ) -> None:
-        """Launch `kernel` of `module`: tensors, then scalars, then the recipe's constants (see `Launcher`)."""
+        """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher`)."""
         launcher = self._launchers.get((module, kernel))
         if launcher is None:
             loaded = import_kernels(f"{self._package}.{module}", self._distribution)
             launcher = self._launchers[module, kernel] = Launcher(getattr(loaded, kernel))
-        launcher(grid, tensors, scalars, recipe.constants, recipe.options, recipe.key)
+        launcher(grid, tensors, scalars, spec.constants, spec.options, spec.key)

@@ -62,14 +62,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def table(examined: Sequence[Examined]) -> Table:
-    """A row for each kernel, rule and waiver, with the first message and how many launches have one."""
+    """A row for each kernel, rule and suppression, with the first message and how many launches have one."""
     rows: dict[tuple[str, str, str], list[tuple[Examined, str]]] = {}
     for each in examined:
         for finding in each.findings:
             rows.setdefault((finding.kernel, finding.rule, ""), []).append((each, finding.message))
-        for finding, reason in each.waived:
+        for finding, reason in each.suppressed:
             rows.setdefault((finding.kernel, finding.rule, reason), []).append((each, finding.message))
-    shown = Table("kernel", "rule", "launches", "for example", "in", "waived because")
+    shown = Table("kernel", "rule", "launches", "for example", "in", "suppressed because")
     for (kernel, rule, reason), found in sorted(rows.items()):
         first, message = found[0]
         launches = len({id(each) for each, _ in found})
@@ -88,6 +88,8 @@ def as_json(each: Examined) -> dict[str, Any]:
         "toolchain": subject.toolchain,
         "grid": subject.grid,
         "findings": [{"rule": finding.rule, "message": finding.message} for finding in each.findings],
-        "waived": [{"rule": finding.rule, "message": finding.message, "reason": reason} for finding, reason in each.waived],
+        "suppressed": [
+            {"rule": finding.rule, "message": finding.message, "reason": reason} for finding, reason in each.suppressed
+        ],
         "problem": each.problem,
     }

@@ -16,14 +16,14 @@ from ..launches import LaunchRecord
 from ..toolchains import DEFAULT
 from . import arithmetic, loops, rules, transfers, view
 from .rules import Compiled, Finding, Rule, Subject, subject_of
-from .waivers import waivers_of
+from .suppressions import suppressions_of
 
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in (*arithmetic.RULES, *transfers.RULES, *loops.RULES)}
 """Every rule by name."""
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """What the rules say of one launch, waived or not. Equal messages are given once."""
+    """What the rules say of one launch, suppressed or not. Equal messages are given once."""
     key = f"{_digest()}{source_digest('operations.py', *COMPILATION_SOURCES)}{subject!r}"
     path = cache_dir() / "lint" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
@@ -45,7 +45,7 @@ def lint_kernel(
     soc: str = "Ascend910B4",
     toolchain: str = DEFAULT,
 ) -> list[Finding]:
-    """What the rules find in a kernel and its source does not waive.
+    """What the rules find in a kernel and its source does not suppress.
 
     Args:
         kernel: a `LaunchRecord`, or a `@triton.jit` function, whose launch is then taken to be of one program.
@@ -54,11 +54,11 @@ def lint_kernel(
         toolchain: a version that `fetch` installed.
 
     Raises:
-        OfflineError: a waiver in the kernel's source names no rule or gives no reason, or the kernel cannot be compiled.
+        OfflineError: a suppression in the kernel's source names no rule or no reason, or the kernel cannot be compiled.
     """
     launch = kernel if isinstance(kernel, LaunchRecord) else as_record(kernel, signature, constants, None)
-    waived = waivers_of(launch.kernel)
-    return [finding for finding in examine(subject_of(launch, soc, toolchain)) if finding.rule not in waived]
+    suppressed = suppressions_of(launch.kernel)
+    return [finding for finding in examine(subject_of(launch, soc, toolchain)) if finding.rule not in suppressed]
 
 
 @functools.cache

@@ -14,16 +14,16 @@ from ..errors import OfflineError, UnsupportedError
 from ..toolchains import supported
 from .engine import examine
 from .rules import Finding, Subject, subject_of
-from .waivers import waivers_of
+from .suppressions import suppressions_of
 
 
 @dataclass(frozen=True)
 class Examined:
-    """A launch, what was found in it, and what its source waives of that; or the problem why nothing could be said."""
+    """A launch, what was found in it, and what its source suppresses of that; or the problem why nothing could be said."""
 
     subject: Subject
     findings: Sequence[Finding] = ()
-    waived: Sequence[tuple[Finding, str]] = ()
+    suppressed: Sequence[tuple[Finding, str]] = ()
     problem: str = ""
 
 
@@ -34,9 +34,11 @@ class Package:
     subjects: list[Subject] = field(default_factory=list)
     kernels: dict[str, Any] = field(default_factory=dict)
 
-    def waivers(self) -> dict[tuple[str, str], str]:
+    def suppressions(self) -> dict[tuple[str, str], str]:
         """The reason by kernel and rule."""
-        return {(name, rule): reason for name, kernel in self.kernels.items() for rule, reason in waivers_of(kernel).items()}
+        return {
+            (name, rule): reason for name, kernel in self.kernels.items() for rule, reason in suppressions_of(kernel).items()
+        }
 
 
 def load(calls: Sequence[Call], socs: Iterable[str], toolchains: Sequence[str]) -> Package:
@@ -60,11 +62,11 @@ def load(calls: Sequence[Call], socs: Iterable[str], toolchains: Sequence[str]) 
 
 def examine_all(package: Package, workers: int | None = None) -> Iterator[Examined]:
     """Apply the rules to every subject; results come as they are ready."""
-    waivers = package.waivers()
+    suppressions = package.suppressions()
     for subject, (findings, problem) in _results(package.subjects, workers or len(os.sched_getaffinity(0))):
-        reasons = [(finding, waivers.get((finding.kernel, finding.rule))) for finding in findings]
-        waived = [(finding, reason) for finding, reason in reasons if reason is not None]
-        yield Examined(subject, [finding for finding, reason in reasons if reason is None], waived, problem)
+        reasons = [(finding, suppressions.get((finding.kernel, finding.rule))) for finding in findings]
+        suppressed = [(finding, reason) for finding, reason in reasons if reason is not None]
+        yield Examined(subject, [finding for finding, reason in reasons if reason is None], suppressed, problem)
 
 
 def _results(subjects: Sequence[Subject], workers: int) -> Iterator[tuple[Subject, tuple[list[Finding], str]]]:
@@ -88,10 +90,10 @@ def _examine(subject: Subject) -> tuple[list[Finding], str]:
 
 
 def unused(package: Package, examined: Iterable[Examined]) -> list[str]:
-    """Waivers that no finding needs, in words."""
-    used = {(finding.kernel, finding.rule) for each in examined for finding, _ in each.waived}
+    """Suppressions that no finding needs, in words."""
+    used = {(finding.kernel, finding.rule) for each in examined for finding, _ in each.suppressed}
     return [
-        f"kernel {kernel}: the waiver of {rule} waives nothing"
-        for kernel, rule in package.waivers()
+        f"kernel {kernel}: the suppression of {rule} suppresses nothing"
+        for kernel, rule in package.suppressions()
         if (kernel, rule) not in used
     ]

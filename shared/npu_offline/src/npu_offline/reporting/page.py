@@ -52,7 +52,7 @@ def _summary(packages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "fitting": sum(row["fits"] for row in compiled),
         "linted": len(linted),
         "findings": sum(len(launch["findings"]) for launch in linted),
-        "waived": sum(len(launch["waived"]) for launch in linted),
+        "suppressed": sum(len(launch["suppressed"]) for launch in linted),
         "emulated": sum(len({(row["call"], row["kernel"]) for row in package["ledgers"]}) for package in packages),
     }
 
@@ -111,12 +111,12 @@ def _cell(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _lint(launches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each kernel, rule and waiver: how many launches, and the first message."""
+    """A row for each kernel, rule and suppression: how many launches, and the first message."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for launch in launches:
         for finding in launch["findings"]:
             found.setdefault((launch["kernel"], finding["rule"], ""), []).append(finding["message"])
-        for finding in launch["waived"]:
+        for finding in launch["suppressed"]:
             found.setdefault((launch["kernel"], finding["rule"], finding["reason"]), []).append(finding["message"])
     return [
         {"kernel": kernel, "rule": rule, "reason": reason, "count": len(messages), "example": messages[0]}

@@ -1,4 +1,4 @@
-"""Rules that a kernel's source waives, each with the reason, in a comment: `# lint: allow RULE: REASON`."""
+"""Rules that a kernel's source suppresses, each with the reason, in a comment: `# lint: allow RULE: REASON`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 from ..errors import OfflineError
 
-_WAIVER = re.compile(r"#\s*lint:\s*allow\b(?P<rest>.*)$", re.MULTILINE)
+_SUPPRESSION = re.compile(r"#\s*lint:\s*allow\b(?P<rest>.*)$", re.MULTILINE)
 _PARTS = re.compile(r"^\s+(?P<rule>[\w-]+):\s*(?P<reason>\S.*)$")
 
 
 @functools.cache
-def waivers_of(kernel: Any) -> dict[str, str]:
+def suppressions_of(kernel: Any) -> dict[str, str]:
     """The reason by rule, from the source of a `@triton.jit` function.
 
     Raises:
-        OfflineError: a waiver names no rule, or gives no reason.
+        OfflineError: a suppression names no rule, or gives no reason.
     """
     from .engine import RULES
 
     found = {}
-    for comment in _WAIVER.finditer(inspect.getsource(kernel.fn)):
+    for comment in _SUPPRESSION.finditer(inspect.getsource(kernel.fn)):
         parts = _PARTS.match(comment["rest"])
-        where = f"the waiver in kernel {kernel.__name__} is {comment[0].strip()!r}, must be"
+        where = f"the suppression in kernel {kernel.__name__} is {comment[0].strip()!r}, must be"
         if parts is None:
             raise OfflineError(f"{where} `# lint: allow RULE: REASON`")
         if parts["rule"] not in RULES:
