@@ -222,20 +222,27 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
     from npu_offline.memory import guarded
 
     checks = []
-    empty = torch.empty
+    empty, new_empty = torch.empty, torch.Tensor.new_empty
 
     def guarding(shape, dtype=torch.float32, device="cpu"):
-        monkeypatch.setattr(torch, "empty", empty)
+        patch(empty, new_empty)
         tensor, check = guarded(tuple(shape), dtype, torch.device(device))
-        monkeypatch.setattr(torch, "empty", guarding)
+        patch(guarding, guarding_like)
         checks.append(check)
         return tensor
+
+    def guarding_like(self, *shape):
+        return guarding(shape, self.dtype, self.device)
+
+    def patch(*functions):
+        monkeypatch.setattr(torch, "empty", functions[0])
+        monkeypatch.setattr(torch.Tensor, "new_empty", functions[1])
 
     case = lookup.make(77, 30, width, kind="zipf", padding_idx=2, vocab_range=(0, 30))
     case.indices[5] = 30
     with npu_offline.emulate("Ascend910B4"):
         weight = lookup.leaf(case.weight, "cpu")
-        monkeypatch.setattr(torch, "empty", guarding)
+        patch(guarding, guarding_like)
         out = embedding(case.indices, weight, **case.options)
         (dweight,) = torch.autograd.grad(out, weight, case.dy)
     assert len(checks) == 5  # out, dweight, keys, offsets, partial sums

@@ -83,7 +83,7 @@ def test_nothing_is_allocated_for_what_is_not_trained(device, monkeypatch):
             allocated.clear()
             loss = fused_linear_cross_entropy(*leaves.values(), case.target.to(device.torch), reduction=reduction)
             if reduction == "none":
-                assert all(len(shape) == 1 for shape in allocated)  # logits alone
+                assert not {(TOKENS, WIDTH), (123, WIDTH)} & set(allocated)  # they wait for the backward
             if trained:
                 loss.sum().backward()
             assert ((TOKENS, WIDTH) in allocated) == ("x" in trained)
@@ -100,7 +100,7 @@ def test_what_is_saved_for_the_backward(device):
         assert sorted(saved) == [(123, WIDTH), (TOKENS, WIDTH)]  # the gradients themselves
         saved.clear()
         linear_log_probs(x, weight, target)
-        assert sorted(saved) == [(6, TOKENS), (123, WIDTH), (TOKENS,), (TOKENS, WIDTH)]
+        assert sorted(saved) == [(3, TOKENS), (123, WIDTH), (TOKENS,), (TOKENS, WIDTH)]
 
 
 LLAMA = Problem(4096, 4096, 128256, 4, 2, True, 0)

@@ -72,7 +72,7 @@ _ROWS = {
     "backward": (
         _Row(True, True, (32, 44, 30, 40)),
         _Row(True, False, (28, 28, 26, 24)),
-        _Row(False, False, (24, 22, 22, 24)),
+        _Row(False, False, (26, 22, 22, 24)),  # 24 in most compilations with CANN 8.5, whose plans differ
     ),
     "backward from fp32": (
         _Row(True, True, (36, 44, 30, 40)),

@@ -110,6 +110,9 @@ _FREE = {"init"}  # the state of a run of unaligned accesses
 _TWICE_NARROW = ("vdiv", "vexp", "vexpdif", "vln", "vsqrt")  # vendor table: twice the throughput's cycles in 16 bits
 _CALLS = {  # the library's functions for 64-bit elements: two registers each
     "vbr_int64": Instruction(_FILL, 2),
+    "vdups_int64": Instruction(_FILL, 2),
+    "vload_NORM_int64": Instruction(_ACCESS, 2, loads=2),
+    "cast_int64_t_to_": Instruction(_COSTS["vcvt"][1], 2),
     "masked_store_NORM_B64": Instruction(_ACCESS, 2, stores=2, storing=2 * _STORE),
 }
 
