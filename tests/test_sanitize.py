@@ -13,7 +13,7 @@ from tools.sanitize.__main__ import QUICK
 from tools.sanitize.calls import CALLS
 from tools.sanitize.output import read
 from tools.sanitize.part import run
-from tools.sanitize.uploads import Uploads
+from tools.sanitize.written import MarkWritten
 from tools.workspace import ROOT
 
 H200 = npu_tiling.Device("NVIDIA H200", "cuda", "sm_90", 132, 132, 232448, ub_align=16, max_grid=2**31 - 1)
@@ -82,15 +82,15 @@ def test_a_run_that_broke_off_has_no_summary():
     assert read(SAID.rpartition("=========")[0]).summaries == []
 
 
-class Noted(Uploads):
-    """Uploads that say which addresses they wrote."""
+class Noted(MarkWritten):
+    """MarkWritten that say which addresses they wrote."""
 
     def __init__(self):
         super().__init__(torch.device("cpu"))
         self.addresses = set()
 
-    def upload(self, tensor):
-        super().upload(tensor)
+    def mark(self, tensor):
+        super().mark(tensor)
         step = tensor.element_size()
         self.addresses |= {tensor.data_ptr() + step * place for place in range(tensor.numel())} if tensor.numel() else set()
 
@@ -98,7 +98,7 @@ class Noted(Uploads):
         return {tensor.data_ptr() + tensor.element_size() * place for place in range(tensor.numel())} <= self.addresses
 
 
-def test_what_pytorch_writes_is_uploaded_and_what_it_only_allocates_is_not():
+def test_what_pytorch_writes_is_marked_and_what_it_only_allocates_is_not():
     with Noted() as noted:
         allocated = [torch.empty(5), torch.empty_like(torch.empty(5)), torch.empty(7)[:3]]
         written, part = torch.ones(5), torch.empty(2, 5)
@@ -122,7 +122,7 @@ def test_operators_of_ours_are_seen_through():
     assert noted.has(y)
 
 
-def test_a_copy_made_inside_of_an_operator_is_uploaded():
+def test_a_copy_made_inside_of_an_operator_is_marked():
     """There PyTorch's dispatcher calls `contiguous` itself, which returns what may be a view."""
     x, weight = torch.randn(3, 64), torch.randn(128)[::2]
     given = []

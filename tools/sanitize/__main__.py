@@ -101,7 +101,7 @@ def _command(job: Job, sanitizer: str, every: int) -> list[str]:
         return command
     kernels = ("--kernel-name", f"kns={_NAMES.get(job.package, _ANY_NAME)}")
     if job.tool == "initcheck":
-        command.append("--uploads")
+        command.append("--mark-written")
     return [sanitizer, "--tool", job.tool, "--print-limit", "1000", "--report-api-errors", "no", *kernels, *command]
 
 

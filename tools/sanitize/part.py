@@ -1,7 +1,7 @@
 """Runs one part of a package's calls: what compute-sanitizer watches.
 
-`python -m tools.sanitize.part PACKAGE PART PARTS [--every 4] [--uploads]`. The last line says which kernels were launched,
-and how often. "planted" for the package: two kernels that are wrong.
+`python -m tools.sanitize.part PACKAGE PART PARTS [--every 4] [--mark-written]`. The last line says which kernels were
+launched, and how often. "planted" for the package: two kernels that are wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from npu_tiling.launch import Kernels
 
 from .calls import CALLS
-from .uploads import Uploads
+from .written import MarkWritten
 
 
 def run(package: str, part: int, parts: int, device: torch.device, every: int = 1) -> dict[str, Any]:
@@ -63,10 +63,10 @@ def main() -> None:
     parser.add_argument("part", type=int)
     parser.add_argument("parts", type=int)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--uploads", action="store_true", help="mark what PyTorch writes as written")
+    parser.add_argument("--mark-written", action="store_true", help="mark what PyTorch writes as written")
     options = parser.parse_args()
     device = torch.device("cuda")
-    with Uploads(device) if options.uploads else contextlib.nullcontext():
+    with MarkWritten(device) if options.mark_written else contextlib.nullcontext():
         if options.package == "planted":
             plant(device)
         else:

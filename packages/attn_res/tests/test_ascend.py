@@ -10,7 +10,7 @@ import npu_tiling
 import pytest
 import torch
 from carried import carried_in_the_same_bytes
-from npu_attn_res import attn_res, attn_res_phase1, blocks, launch, launch_columns, launch_phases, tiling
+from npu_attn_res import attn_res, attn_res_phase1, blocks, launch, launch_columns, launch_phases, operators, tiling
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
 
@@ -209,7 +209,7 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         checks.append(check)
         return tensor
 
-    for module in (blocks, launch, launch_columns, launch_phases):
+    for module in (blocks, launch, launch_columns, launch_phases, operators):
         monkeypatch.setattr(module, "allocate", guarding)
     case = depth.make(3, 37, width, torch.float32)
     with npu_offline.emulate("Ascend910B4"):

@@ -9,6 +9,7 @@ import npu_offline
 import pytest
 import torch
 from npu_embedding import embedding, tiling
+from npu_embedding import launch as launch_module
 from npu_offline.check import load_calls
 from npu_tiling import footprint, soc
 
@@ -222,27 +223,17 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
     from npu_offline.memory import guarded
 
     checks = []
-    empty, new_empty = torch.empty, torch.Tensor.new_empty
 
-    def guarding(shape, dtype=torch.float32, device="cpu"):
-        patch(empty, new_empty)
-        tensor, check = guarded(tuple(shape), dtype, torch.device(device))
-        patch(guarding, guarding_like)
+    def guarding(like, shape, dtype):
+        tensor, check = guarded(tuple(shape), dtype, like.device)
         checks.append(check)
         return tensor
 
-    def guarding_like(self, *shape):
-        return guarding(shape, self.dtype, self.device)
-
-    def patch(*functions):
-        monkeypatch.setattr(torch, "empty", functions[0])
-        monkeypatch.setattr(torch.Tensor, "new_empty", functions[1])
-
+    monkeypatch.setattr(launch_module, "allocate", guarding)
     case = lookup.make(77, 30, width, kind="zipf", padding_idx=2, vocab_range=(0, 30))
     case.indices[5] = 30
     with npu_offline.emulate("Ascend910B4"):
         weight = lookup.leaf(case.weight, "cpu")
-        patch(guarding, guarding_like)
         out = embedding(case.indices, weight, **case.options)
         (dweight,) = torch.autograd.grad(out, weight, case.dy)
     assert len(checks) == 5  # out, dweight, keys, offsets, partial sums
@@ -253,9 +244,8 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
 
 def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     """The launches as a user's compiler would refuse them: everything of more than 2 rows or 1024 columns overflows."""
-    from npu_embedding import launch
 
-    real, refused = launch.KERNELS.launch, []
+    real, refused = launch_module.KERNELS.launch, []
 
     def refusing(module, kernel, spec, *arguments):
         if module != "kernels.sort" and (spec.constants.get("BLOCK_M", 0) > 2 or spec.constants["BLOCK_N"] > 1024):
@@ -263,7 +253,7 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
         real(module, kernel, spec, *arguments)
 
-    monkeypatch.setattr(launch.KERNELS, "launch", refusing)
+    monkeypatch.setattr(launch_module.KERNELS, "launch", refusing)
     case = lookup.make(300, 50, 2048, torch.bfloat16, "zipf", seed=3)
     with pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
         lookup.check(case, emulate(case)[1])

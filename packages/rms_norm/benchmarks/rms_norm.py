@@ -13,6 +13,7 @@ from npu_bench import Benchmark, Case, Stage, Sweep, UnavailableError, over_stan
 from npu_rms_norm import launch
 from npu_rms_norm.operators import OPERATORS
 from npu_tiling import device_for
+from npu_tiling.tensors import allocate
 from torch import Tensor
 
 EPS = 1e-6
@@ -161,7 +162,7 @@ def host_stages(device: torch.device) -> Sequence[Stage]:
 
 
 def _allocate(x: Tensor) -> tuple[Tensor, Tensor]:
-    return launch.allocate(x, x.shape, x.dtype), launch.allocate(x, x.shape[:-1], torch.float32)
+    return allocate(x, x.shape, x.dtype), allocate(x, x.shape[:-1], torch.float32)
 
 
 def _arguments(call: Callable[[], Any], *functions: tuple[Any, str]) -> dict[str, Callable[[], Any]]:

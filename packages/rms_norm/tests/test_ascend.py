@@ -9,7 +9,7 @@ import pytest
 import torch
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
-from npu_rms_norm import add_rms_norm, launch, rms_norm, tiling
+from npu_rms_norm import add_rms_norm, launch, operators, rms_norm, tiling
 from npu_rms_norm.kernels.backward import sum_partials_kernel
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
@@ -150,7 +150,8 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         checks.append(check)
         return tensor
 
-    monkeypatch.setattr(launch, "allocate", guarding)
+    for module in (launch, operators):
+        monkeypatch.setattr(module, "allocate", guarding)
     case = formula.make(37, width, torch.float32)
     residual = torch.randn(37, width)
     with npu_offline.emulate("Ascend910B4"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, Kernels, LaunchSpec, row_layout
+from npu_tiling.tensors import allocate
 from torch import Tensor
 
 from . import tiling
@@ -44,11 +45,6 @@ class Blocks:
     aligned: bool
     dtype: torch.dtype
     tensors: Sequence[Tensor]
-
-
-def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory for a result or a workspace, contiguous, on the device of `like`."""
-    return like.new_empty(*shape or (shape,), dtype=dtype)  # one by one: half of the time that PyTorch takes for a tuple
 
 
 def rows_of(tensor: Tensor) -> tuple[Tensor, int]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, LaunchSpec, launch_with_fallback
+from npu_tiling.arithmetic import power_of_two
+from npu_tiling.tensors import allocate
 from torch import Tensor
 
 from . import launch_columns, reference, tiling
-from .blocks import KERNELS, Blocks, allocate, rows_of, table_of
-from .tiling_cuda import power_of_two
+from .blocks import KERNELS, Blocks, rows_of, table_of
 
 
 def forward(

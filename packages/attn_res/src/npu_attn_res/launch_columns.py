@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, LaunchSpec, launch_with_fallback
+from npu_tiling.tensors import allocate
 from torch import Tensor
 
 from . import reference, tiling
-from .blocks import KERNELS, Blocks, allocate, follow
+from .blocks import KERNELS, Blocks, follow
 
 
 def scores(blocks: Blocks, g: Tensor, eps: float, device: Device) -> tuple[Tensor, Tensor]:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from npu_tiling import Device, LaunchSpec, launch_with_fallback
+from npu_tiling.tensors import allocate
 from torch import Tensor
 
 from . import launch_columns, reference
-from .blocks import KERNELS, Blocks, allocate, rows_of
+from .blocks import KERNELS, Blocks, rows_of
 from .launch import cached_spec, gradient_pointers, smaller, weights_gradient
 
 

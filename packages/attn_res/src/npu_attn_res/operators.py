@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import torch
 from npu_tiling import device_for
+from npu_tiling.tensors import allocate, nothing
 from torch import Tensor
 
 from . import launch, launch_phases, reference
-from .blocks import allocate, follow
+from .blocks import follow
 
 
 def attn_res(
@@ -254,8 +255,3 @@ def gathered(gradients: Sequence[Tensor | None], blocks: Sequence[Tensor], stack
 def laid_out(results: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Results with the strides that the fake functions promise: PyTorch's follow those of the inputs."""
     return [None if result is None else result.contiguous() for result in results]
-
-
-def nothing(like: Tensor) -> Tensor:
-    """What stands for a result that was not asked for."""
-    return like.new_empty(0, dtype=torch.float32)

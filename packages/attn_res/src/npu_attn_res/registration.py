@@ -8,9 +8,9 @@ from __future__ import annotations
 from math import prod
 
 from npu_tiling.autograd import OperatorLibrary
+from npu_tiling.tensors import nothing
 
 from . import operators, reference
-from .operators import nothing
 
 OPERATORS = OperatorLibrary("npu_attn_res")
 

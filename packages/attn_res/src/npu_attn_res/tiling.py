@@ -8,9 +8,10 @@ from math import ceil
 from typing import NamedTuple
 
 from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, footprint
+from npu_tiling.arithmetic import FP32, INT32_END, power_of_two
 
-from .tiling_cuda import cuda_columns_launch, cuda_launch, cuda_smaller, power_of_two
-from .tiling_launch import COLUMN_KERNELS, FP32, Launch, Problem
+from .tiling_cuda import cuda_columns_launch, cuda_launch, cuda_smaller
+from .tiling_launch import COLUMN_KERNELS, Launch, Problem
 
 # Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth. 16 KB would reach 94 %, but
 # where tiles fill the Unified Buffer the compilers put other values into the half of a double buffer that is not in use,
@@ -20,7 +21,6 @@ _TRANSFER_BYTES = 8 * 1024
 _AHEAD_BYTES = 14 * 1024
 _AHEAD_ROWS = 9
 _COLUMN_BYTES = 8 * 1024  # of a transfer in the kernels that take columns
-_INT32_END = 2**31
 _MAX_SUM_ROWS = 64  # there are as many partial sums as vector cores, 72 at most
 
 # Unified Buffer that a kernel takes: bytes for every element of its rows, and for every column once. What the compilers of
@@ -264,4 +264,4 @@ def _padded(problem: Problem, device: Device) -> int:
 
 def _addressable(problem: Problem) -> int:
     """Rows that one tile may have: offsets inside a tile are 32-bit."""
-    return max(1, (_INT32_END - problem.width) // max(problem.row_stride, problem.width))
+    return max(1, (INT32_END - problem.width) // max(problem.row_stride, problem.width))

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from npu_tiling import Device
+from npu_tiling import ALL_TILES, Device
+from npu_tiling.arithmetic import power_of_two
 
 from .tiling_launch import COLUMN_KERNELS, Launch, Problem
 
-ALL_TILES = 2**16  # programs of a core: as many as there are tiles
 # Measured on an H200 with the shapes of the README's table: loads of a few small tiles under way, not one large tile.
 STAGES = 3  # tiles under way in a loop over blocks
 MIN_WARPS = 4
 TILE_ELEMENTS = 8192  # of a tile of several blocks, unless TILE_BLOCKS rows have more
 TILE_BLOCKS, TWO_PASS_BLOCKS = 2, 4  # TWO_PASS: backward, blocks read twice; the larger number for those of one tensor
 ELEMENTS_PER_WARP, SINGLE_PASS_ELEMENTS_PER_WARP = 4096, 2048  # SINGLE_PASS: backward, a token's blocks in one tile
-HELD_PER_CORE, SWEPT_PER_CORE = 4, 2
-SWEPT_NARROW = 4096  # columns; wider rows: TILE_BLOCKS, and warps and programs as where they are held
+SINGLE_PASS_PER_CORE, TWO_PASS_PER_CORE = 4, 2
+TWO_PASS_NARROW = 4096  # columns; wider rows: TILE_BLOCKS, and warps and programs as where they are held
 WIDEST_ROW = 16384  # wider rows are split into blocks of columns
 LAYER_ELEMENTS, LAYER_WARPS, LAYER_PER_CORE = 32768, 16, 1  # rows of layers times columns
 COLUMN_ELEMENTS, COLUMN_WARPS, COLUMN_PER_CORE = 4096, 4, 4  # kernels that take columns
 ROW_ELEMENTS_PER_WARP, ROW_PER_CORE = 1024, 2  # merge and the gradient of the RMSNorm: one row
 SCRATCH_BYTES = 1024  # of shared memory, that reductions over warps take at most
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 def cuda_launch(problem: Problem, device: Device) -> Launch | None:
@@ -50,10 +45,10 @@ def _sources_launch(problem: Problem, device: Device, block_d: int) -> Launch:
     blocks = max(TILE_BLOCKS, TILE_ELEMENTS // block_d)
     per_warp, per_core = ELEMENTS_PER_WARP, ALL_TILES
     if problem.kernel.startswith("backward"):
-        per_warp, per_core = SINGLE_PASS_ELEMENTS_PER_WARP, HELD_PER_CORE
+        per_warp, per_core = SINGLE_PASS_ELEMENTS_PER_WARP, SINGLE_PASS_PER_CORE
         held = problem.n_blocks * block_d <= TILE_ELEMENTS
-        if not held and block_d <= SWEPT_NARROW:
-            per_core = SWEPT_PER_CORE
+        if not held and block_d <= TWO_PASS_NARROW:
+            per_core = TWO_PASS_PER_CORE
             if not problem.listed:
                 blocks, per_warp = max(TWO_PASS_BLOCKS, blocks), ELEMENTS_PER_WARP
         if not held:

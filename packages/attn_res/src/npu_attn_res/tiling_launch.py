@@ -8,7 +8,6 @@ from math import ceil
 from npu_tiling import Device, persistent_grid
 from npu_tiling.cuda import row_options
 
-FP32 = 4
 COLUMN_KERNELS = ("products", "weighted sum", "gradient")  # the others take whole rows
 
 

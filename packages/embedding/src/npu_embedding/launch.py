@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from npu_tiling import Device, Kernels, LaunchSpec, launch_with_fallback
 from npu_tiling.arithmetic import INT32_END
+from npu_tiling.tensors import allocate
 from torch import Tensor
 
 from . import reference, tiling
@@ -25,7 +26,7 @@ _NAN_BITS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0
 def forward(indices: Tensor, weight: Tensor, first: int, n_total: int, device: Device) -> Tensor:
     """Rows [..., D] of weight [V, D] for indices [...]: zeros for rows of other shards, NaN for what no shard has."""
     n_rows, width = weight.shape
-    out = weight.new_empty(*indices.shape, width)
+    out = allocate(weight, (*indices.shape, width), weight.dtype)
     if not out.numel():
         return out
     if not n_rows:  # an empty shard; a kernel takes no tensor without elements
@@ -51,7 +52,7 @@ def backward(
 ) -> Tensor:
     """dweight [n_rows, D] in dy's dtype."""
     flat = indices.reshape(-1).contiguous()
-    dweight = dy.new_empty(n_rows, dy.shape[-1])
+    dweight = allocate(dy, (n_rows, dy.shape[-1]), dy.dtype)
     if not dweight.numel() or not flat.numel():
         return dweight.zero_()
     last = first + n_rows
@@ -65,7 +66,7 @@ def backward(
         return dweight
     # 32 bits are half the passes of a radix sort.
     key_dtype = torch.int32 if last < INT32_END else torch.int64
-    keys = torch.empty_like(flat, dtype=key_dtype)
+    keys = allocate(flat, flat.shape, key_dtype)
     marks = _mark_rows(flat, keys, n_rows, padding, first, device)
     # The gradient of a large table is mostly zeros, and a sort leaves the memory idle.
     with _beside(dweight) as beside:
@@ -78,7 +79,7 @@ def backward(
 
 def sum_slots(dy: Tensor, ordered: Tensor, order: Tensor, scale_by_count: bool, device: Device) -> Tensor:
     """[n, D]: row r is the sum of dy's rows at `order`, where `ordered` [n] is r; zeros where it never is."""
-    out = torch.empty((ordered.numel(), dy.shape[-1]), dtype=dy.dtype, device=dy.device)
+    out = allocate(dy, (ordered.numel(), dy.shape[-1]), dy.dtype)
     if out.numel():
         _sum_runs(out, dy, ordered, order, -1, scale_by_count, 0, device)
         if device.kind == "cuda":
@@ -105,7 +106,7 @@ def _sorted_keys(indices: Tensor, n_rows: int, padding: int, first: int, device:
     if n_rows >= _MOST_KEYS:
         raise ValueError(f"the table has {n_rows} rows and must have less than {_MOST_KEYS} on {device.name}.")
     n = indices.numel()
-    keys = torch.empty((n,), dtype=torch.int32, device=indices.device)
+    keys = allocate(indices, (n,), torch.int32)
     spec = _index_spec(tiling.keys_launch, device)
     scalars = (n, n_rows, first, padding)
     KERNELS.launch("kernels.sort", "sort_keys_kernel", spec, spec.launch.grid(n), (indices, keys), scalars)
@@ -120,7 +121,7 @@ def _offsets(ordered: Tensor, n_rows: int, first: int, device: Device) -> Tensor
     if device.kind == "cuda":
         bounds = torch.arange(first, first + n_rows + 1, dtype=ordered.dtype, device=ordered.device)
         return torch.searchsorted(ordered, bounds, out_int32=dtype == torch.int32)
-    offsets = torch.empty((n_rows + 1,), dtype=dtype, device=ordered.device)
+    offsets = allocate(ordered, (n_rows + 1,), dtype)
     spec = _index_spec(tiling.offsets_launch, device)
     scalars = (n, n_rows, first, n.bit_length())
     grid = spec.launch.grid(n_rows + 1)
@@ -148,7 +149,7 @@ def _sum_runs(
 
     def run(spec: LaunchSpec) -> Tensor:
         chunks = spec.launch.chunks(n)
-        partials = torch.empty((2, chunks, width), dtype=torch.float32, device=dy.device)
+        partials = allocate(dy, (2, chunks, width), torch.float32)
         tensors = (rows, order, ordered, offsets, dweight, partials)
         scalars = (n_rows, chunks, *numbers, rows.stride(0))
         grid = chunks * spec.launch.column_blocks

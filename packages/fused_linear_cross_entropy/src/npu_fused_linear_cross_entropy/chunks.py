@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from npu_tiling import Device
+from npu_tiling.arithmetic import FP32
 
 MIB = 2**20
 DEFAULT_BUDGET = {"cuda": 600 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
@@ -33,7 +34,6 @@ _FEWEST_COLUMNS = 512
 _UNIT = 128  # tokens and columns of a chunk are a multiple of this: whole tiles of matrix products
 _BORROWED = 0.3  # of the weight's gradient, at most
 _ROW_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: 32 bytes in every dtype
-_FP32 = 4
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ def plan(problem: Problem, chunk_tokens: int | None, memory_budget: int | None, 
 def _columns(problem: Problem, tokens: int, budget: int, chunk_tokens: int | None) -> Plan:
     """Chunks of columns, for as many tokens at a time as the budget allows."""
     columns = pitch(min(_FEWEST_COLUMNS, problem.vocabulary))
-    sums = _FP32 * problem.width if problem.dx else 0
+    sums = FP32 * problem.width if problem.dx else 0
     borrowed = 0
     if problem.dx and problem.dweight_bytes and tokens == problem.tokens:
-        rows = ceil(tokens * _FP32 / problem.dweight_bytes)
+        rows = ceil(tokens * FP32 / problem.dweight_bytes)
         if rows <= _BORROWED * problem.vocabulary and budget >= tokens * columns * problem.logit_bytes:
             borrowed, sums = rows, 0
     if chunk_tokens is None:
@@ -152,11 +152,11 @@ def plan_sums(
     itself, where nobody set one.
     """
     narrow = plan(problem, chunk_tokens, memory_budget, device)
-    if len(narrow.tokens) > 1 and 0 < problem.dweight_bytes < _FP32:
-        sums = problem.vocabulary * problem.width * _FP32
+    if len(narrow.tokens) > 1 and 0 < problem.dweight_bytes < FP32:
+        sums = problem.vocabulary * problem.width * FP32
         left = None if memory_budget is None else memory_budget - sums
         if sums < _budget(memory_budget, device):
-            wide = plan(dataclasses.replace(problem, dweight_bytes=_FP32), chunk_tokens, left, device)
+            wide = plan(dataclasses.replace(problem, dweight_bytes=FP32), chunk_tokens, left, device)
             if len(wide.columns) == 1 or wide.kept:
                 return wide, True
     return narrow, False
@@ -170,7 +170,7 @@ def _kept(problem: Problem, budget: int) -> Plan | None:
     """Chunks of columns of all tokens, whose logits are kept; None where there is no place for them, or for sums of dx."""
     tokens, vocabulary = problem.tokens, problem.vocabulary
     most = budget // (tokens * problem.logit_bytes) // _UNIT * _UNIT
-    while most >= _UNIT and tokens * (most * problem.logit_bytes + ceil(vocabulary / most) * _FP32) > budget:
+    while most >= _UNIT and tokens * (most * problem.logit_bytes + ceil(vocabulary / most) * FP32) > budget:
         most -= _UNIT  # a number for each token and chunk, what its logits are less
     if most < min(_FEWEST_COLUMNS, vocabulary):
         return None
@@ -183,7 +183,7 @@ def _kept(problem: Problem, budget: int) -> Plan | None:
         columns = (*_equally(whole, most), *rest)
         kept = (*_joined(columns[:-1], together), *rest)
     room = tokens * pitch(columns[0].stop) * problem.logit_bytes
-    sums = min(tokens, _UNIT) * problem.width * _FP32 if problem.dx else 0
+    sums = min(tokens, _UNIT) * problem.width * FP32 if problem.dx else 0
     if len(columns) == 1 or sums > room or not all(fits(problem, part) for part in kept[:-1]):
         return None
     return Plan((slice(0, tokens),), columns, kept=kept)

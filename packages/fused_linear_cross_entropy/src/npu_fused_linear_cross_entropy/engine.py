@@ -11,11 +11,11 @@ One buffer holds the logits of every chunk, and their gradient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from npu_tiling import Device
+from npu_tiling.tensors import allocate
 from torch import Tensor
 
 from . import chunks, kept, matmul, parallel, reference
@@ -53,11 +53,6 @@ class Gradients(NamedTuple):
 def defers(x: Tensor, options: Options) -> bool:
     """Whether gradients of the one loss are made with factors left to multiply them by."""
     return x.dtype == torch.float16 and options.reduction == "mean"
-
-
-def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory for a result or a workspace, contiguous, on the device of `like`."""
-    return like.new_empty(shape, dtype=dtype)
 
 
 class Engine:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from npu_tiling import Device, LaunchSpec, launch_with_fallback
+from npu_tiling.tensors import allocate
 from torch import Tensor
 
 from . import parallel, tiling_rows
@@ -40,16 +41,16 @@ class RowKernels:
             divisor = divisor.to(target.device, divisor.dtype if divisor.dtype in _READ else torch.float32) if mean else None
         class_weight = None if class_weight is None else class_weight.contiguous()
         tokens, weights = target.numel(), 0 if class_weight is None else class_weight.numel()
-        columns = _empty(target, tokens, dtype=torch.int32)
-        target_weight = None if class_weight is None else _empty(target, tokens)
-        factors = _empty(target, 2, _LANES)
-        left = None if dweight_scale is None else _empty(target, 3)
+        columns = allocate(target, (tokens,), torch.int32)
+        target_weight = None if class_weight is None else allocate(target, (tokens,), torch.float32)
+        factors = allocate(target, (2, _LANES), torch.float32)
+        left = None if dweight_scale is None else allocate(target, (3,), torch.float32)
         unscale = 1.0 / (dweight_scale or 1.0)
         kind = "targets" if class_weight is None else "weighted targets"
         launch = tiling_rows.row_launch(kind, self._device)
         grid = launch.grid(max(tokens, weights if options.smoothed else 0), True)
         exchanged = bool(options.group) and class_weight is not None
-        partials = _empty(target, grid, _LANES) if grid > 1 or exchanged else None
+        partials = allocate(target, (grid, _LANES), torch.float32) if grid > 1 or exchanged else None
         self._launch(
             "kernels_rows",
             kind,
@@ -76,7 +77,7 @@ class RowKernels:
         summed = reduced or options.return_token_accuracy
         launch, tokens = tiling_rows.row_launch("losses", self._device), statistics.shape[1]
         grid = launch.grid(tokens, summed)
-        partials = _empty(statistics, grid, _LANES) if summed and grid > 1 else None
+        partials = allocate(statistics, (grid, _LANES), torch.float32) if summed and grid > 1 else None
         size = () if reduced else shape
         asked = (
             (True, size, torch.float32),
@@ -86,7 +87,7 @@ class RowKernels:
             (options.return_lse, shape, torch.float32),
             (options.return_entropy, shape, torch.float32),
         )
-        every = [_empty(statistics, *size, dtype=dtype) if wanted else None for wanted, size, dtype in asked]
+        every = [allocate(statistics, size, dtype) if wanted else None for wanted, size, dtype in asked]
         found = Losses(*every)  # type: ignore[arg-type]  # the first is always wanted
         self._launch(
             "kernels_losses",
@@ -111,7 +112,7 @@ class RowKernels:
         """See `rows.coefficients`; q is there with entropies alone, and a number that is no tensor must be 1."""
         assert not isinstance(dloss, float) or dloss == 1.0
         tokens = statistics.shape[1]
-        result = _empty(statistics, 5, tokens)
+        result = allocate(statistics, (5, tokens), torch.float32)
         given = (_dense(dloss) if isinstance(dloss, Tensor) else None, None if dentropy is None else _dense(dentropy))
         self._launch(
             "kernels_losses",
@@ -134,32 +135,28 @@ class RowKernels:
         grid: int,
         tensors: Sequence[Tensor | None],
         scalars: tuple[float, ...],
-        **modes: bool,
+        **flags: bool,
     ) -> None:
         def run(spec: LaunchSpec) -> None:
             KERNELS.launch(module, f"{kernel.split()[-1]}_kernel", spec, grid, tensors, scalars)
 
-        launch_with_fallback(kernel, _spec(kernel, tuple(modes.items()), self._device), run, _smaller)
+        launch_with_fallback(kernel, _spec(kernel, tuple(flags.items()), self._device), run, _smaller)
 
     def _add(
-        self, module: str, kernel: str, tensors: Sequence[Tensor | None], scalars: tuple[float, ...], **modes: bool
+        self, module: str, kernel: str, tensors: Sequence[Tensor | None], scalars: tuple[float, ...], **flags: bool
     ) -> None:
-        spec = _spec("", tuple(modes.items()), self._device)
+        spec = _spec("", tuple(flags.items()), self._device)
         KERNELS.launch(module, f"{kernel}_kernel", spec, 1, tensors, scalars)
 
 
 @functools.lru_cache(maxsize=256)
-def _spec(kernel: str, modes: tuple[tuple[str, bool], ...], device: Device) -> LaunchSpec:
+def _spec(kernel: str, flags: tuple[tuple[str, bool], ...], device: Device) -> LaunchSpec:
     launch = tiling_rows.row_launch(kernel, device) if kernel else tiling_rows.PartialsLaunch(device)
-    return LaunchSpec.of(launch, dict(modes))
+    return LaunchSpec.of(launch, dict(flags))
 
 
 def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
     return spec.smaller(tiling_rows.smaller)
-
-
-def _empty(like: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=like.device)
 
 
 def _dense(values: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from npu_tiling import device_for
 from npu_tiling.autograd import OperatorLibrary
+from npu_tiling.tensors import nothing
 from torch import Tensor
 
 from . import launch
@@ -56,7 +57,7 @@ def linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
     engine = _engine(arguments[:6], options, Needs(False, False, False), False)
     statistics = engine.statistics()
     outputs = _outputs(engine, statistics, target.shape)
-    return *outputs, statistics[: _saved(options)] if arguments[-1] else _nothing(target)
+    return *outputs, statistics[: _saved(options)] if arguments[-1] else nothing(target)
 
 
 @_as_given
@@ -65,7 +66,7 @@ def with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     x, target, options = arguments[0], arguments[2], Options(*arguments[6:-3])
     engine = _engine(arguments[:6], options, Needs(*arguments[-3:]), defers(x, options))
     statistics, gradients = engine.loss_and_gradients()
-    factors = _nothing(x) if gradients.factors is None else gradients.factors
+    factors = nothing(x) if gradients.factors is None else gradients.factors
     return *_outputs(engine, statistics, target.shape), *_shaped(gradients, x), factors
 
 
@@ -117,21 +118,16 @@ def _check_targets(target: Tensor, options: Options) -> None:
 
 def _outputs(engine: Engine, statistics: Tensor, shape: torch.Size) -> tuple[Tensor, ...]:
     found = engine.losses(statistics, shape)
-    return tuple(_nothing(statistics) if output is None else output for output in found)
+    return tuple(nothing(statistics) if output is None else output for output in found)
 
 
 def _shaped(gradients: Gradients, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dweight, dbias = (_nothing(x) if gradient is None else gradient for gradient in gradients[:3])
+    dx, dweight, dbias = (nothing(x) if gradient is None else gradient for gradient in gradients[:3])
     return dx if gradients.dx is None else dx.view(x.shape), dweight, dbias
 
 
 def _saved(options: Options) -> int:
     return rowwise.SAVED_ENTROPY if options.return_entropy else rowwise.SAVED
-
-
-def _nothing(like: Tensor) -> Tensor:
-    """What stands for a result that was not asked for."""
-    return torch.empty(0, dtype=torch.float32, device=like.device)
 
 
 def _fake_outputs(x: Tensor, target: Tensor, options: Options) -> list[Tensor]:
@@ -145,28 +141,28 @@ def _fake_outputs(x: Tensor, target: Tensor, options: Options) -> list[Tensor]:
         (options.return_lse, target.shape, dtype),
         (options.return_entropy, target.shape, dtype),
     ]
-    return [x.new_empty(shape, dtype=dtype) if asked else _nothing(x) for asked, shape, dtype in wanted]
+    return [x.new_empty(shape, dtype=dtype) if asked else nothing(x) for asked, shape, dtype in wanted]
 
 
 def _fake_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, needs: Any) -> tuple[Tensor, ...]:
     need_dx, need_dweight, need_dbias = needs
-    dx = x.new_empty(x.shape) if need_dx else _nothing(x)
-    dweight = weight.new_empty(weight.shape) if need_dweight else _nothing(x)
-    return dx, dweight, bias.new_empty(bias.shape) if need_dbias and bias is not None else _nothing(x)
+    dx = x.new_empty(x.shape) if need_dx else nothing(x)
+    dweight = weight.new_empty(weight.shape) if need_dweight else nothing(x)
+    return dx, dweight, bias.new_empty(bias.shape) if need_dbias and bias is not None else nothing(x)
 
 
 def _fake_linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
     x, target, options = arguments[0], arguments[2], Options(*arguments[6:-1])
     outputs = _fake_outputs(x, target, options)
     if not arguments[-1]:
-        return *outputs, _nothing(x)
+        return *outputs, nothing(x)
     return *outputs, x.new_empty((_saved(options), target.numel()), dtype=statistics_dtype(x.dtype))
 
 
 def _fake_with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     x, weight, target, bias = arguments[:4]
     options = Options(*arguments[6:-3])
-    factors = x.new_empty(3, dtype=statistics_dtype(x.dtype)) if defers(x, options) else _nothing(x)
+    factors = x.new_empty(3, dtype=statistics_dtype(x.dtype)) if defers(x, options) else nothing(x)
     return *_fake_outputs(x, target, options), *_fake_gradients(x, weight, bias, arguments[-3:]), factors
 
 

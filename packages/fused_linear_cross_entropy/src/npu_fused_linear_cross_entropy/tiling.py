@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass, field
 from math import ceil
 
-from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, footprint, persistent_grid
+from npu_tiling import ALL_TILES, Block, Device, Tile, UnifiedBufferError, fit, footprint, persistent_grid
+from npu_tiling.arithmetic import FP32, power_of_two
 from npu_tiling.cuda import row_options
 
-FP32 = 4
 # Bytes that one transfer should have: 8 KB reach 76 % of the bandwidth, 16 KB 94 %, and more leaves no room for the rest.
 _TRANSFER_BYTES = 16 * 1024
 _ROWS = 2  # rows of a tile that keep row reductions in the vector unit
@@ -23,7 +23,6 @@ _FEW_BLOCKS = 8
 _OVERLAPPING_BYTES = 53
 _ROW_VALUES = 6  # padded to 32 bytes each
 _WHOLE_TILES = 7  # fp32, of a tile that is a whole row
-_ALL_TILES = 2**16  # programs of a core: as many as there are tiles
 
 # CUDA, powers of two: whole rows on chip up to this many columns, blocks of this many beyond.
 _CUDA_ROW = 8192
@@ -78,7 +77,7 @@ class Launch:
     warps: int = 4
 
     def grid(self, rows: int) -> int:
-        per_core = _ALL_TILES if self.device.kind == "cuda" else 1
+        per_core = ALL_TILES if self.device.kind == "cuda" else 1
         return persistent_grid(ceil(rows / self.block_m), self.device, per_core=per_core)
 
     @property
@@ -215,18 +214,13 @@ def _tiles(problem: Problem, streams: bool, tail: int) -> list[Tile]:
 
 
 def _cuda_launch(problem: Problem, device: Device) -> Launch:
-    width = _power_of_two(problem.width)
+    width = power_of_two(problem.width)
     if width <= _CUDA_ROW:
         rows = max(1, _CUDA_TILE // width)
         return Launch(problem, device, rows, 2 * width, width, _cuda_warps(rows * width))
     left = problem.width % _CUDA_BLOCK
-    return Launch(problem, device, 1, _CUDA_BLOCK, _power_of_two(left) if left else 0, _cuda_warps(_CUDA_BLOCK))
+    return Launch(problem, device, 1, _CUDA_BLOCK, power_of_two(left) if left else 0, _cuda_warps(_CUDA_BLOCK))
 
 
 def _cuda_warps(elements: int) -> int:
     return min(max(elements // _CUDA_LANES, _CUDA_WARPS[0]), _CUDA_WARPS[1])
-
-
-def _power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << max(0, n - 1).bit_length()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
+from npu_tiling.arithmetic import FP32, power_of_two
 
 _ROWS = 1024  # of a tile: 4 KB of fp32
 _WEIGHTED_ROWS = 128  # where each takes a load of its own, of a class weight: on Ascend .1 us by npu-offline's model
@@ -63,7 +64,7 @@ class PartialsLaunch:
     @property
     def constants(self) -> dict[str, int]:
         most = self.device.vector_cores
-        return {"BLOCK_P": 1 << (most - 1).bit_length() if self.device.kind == "cuda" else most}
+        return {"BLOCK_P": power_of_two(most) if self.device.kind == "cuda" else most}
 
     @property
     def options(self) -> dict[str, int]:
@@ -91,4 +92,4 @@ def smaller(launch: RowLaunch) -> RowLaunch | None:
 
 
 def _tiles(numbers: int) -> list[Tile]:
-    return [Tile("numbers of a row", ("BLOCK_M",), 4, numbers)]
+    return [Tile("numbers of a row", ("BLOCK_M",), FP32, numbers)]

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from npu_tiling import Device, Kernels, LaunchSpec, launch_with_fallback
 from npu_tiling.arithmetic import FP32
 from npu_tiling.rows import layout_of
+from npu_tiling.tensors import allocate
 from torch import Tensor
 
 from . import tiling
 
 KERNELS = Kernels(__package__, "npu-rms-norm")
-
-
-def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory for a result or a workspace, contiguous, on the device of `like`."""
-    return like.new_empty(*shape or (shape,), dtype=dtype)  # one by one: half of the time that PyTorch takes for a tuple
 
 
 def forward(

