@@ -12,7 +12,7 @@ import tomllib
 import zipfile
 
 import pytest
-from npu_tiling import installation
+from npu_tiling.installation import triton as installation
 
 from tools import mend_triton, resolutions, wheels
 from tools.workspace import ROOT

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import readme_renderer.markdown
 import yaml
-from npu_tiling import installation
+from npu_tiling.installation import triton as installation
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 

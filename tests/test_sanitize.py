@@ -7,7 +7,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_rms_norm import rms_norm
-from npu_tiling.launch import Kernels
+from npu_tiling import Kernels
 
 from tools.sanitize.__main__ import QUICK
 from tools.sanitize.calls import CALLS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_tiling.installation import TRITON_ASCEND, WHEELS_PYTHON
+from npu_tiling.installation.triton import TRITON_ASCEND, WHEELS_PYTHON
 
 from .workspace import read_versions
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from npu_tiling.installation import TRITON_ASCEND
+from npu_tiling.installation.triton import TRITON_ASCEND
 from packaging.requirements import Requirement
 
 from .install_lines import TORCH_NPU

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-from npu_tiling.launch import Kernels
+from npu_tiling import Kernels
 
 from .calls import CALLS
 from .written import MarkWritten

@@ -13,7 +13,7 @@ from npu_bench import Benchmark, Case, Stage, Sweep, UnavailableError, over_stan
 from npu_rms_norm import launch
 from npu_rms_norm.operators import OPERATORS
 from npu_tiling import device_for
-from npu_tiling.tensors import allocate
+from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 EPS = 1e-6

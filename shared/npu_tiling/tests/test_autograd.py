@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from npu_tiling.autograd import Function, OperatorLibrary, apply, can_bypass_dispatcher, needs_gradient
+from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, can_bypass_dispatcher, needs_gradient
 from torch.utils._python_dispatch import TorchDispatchMode
 
 OPERATORS = OperatorLibrary("npu_tiling_test")

@@ -1,7 +1,7 @@
 """Compiler options of CUDA kernels."""
 
 import pytest
-from npu_tiling.cuda import row_options
+from npu_tiling.launching.cuda import row_options
 
 
 @pytest.mark.parametrize("columns", [1, 8, 32])

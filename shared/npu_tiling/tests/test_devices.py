@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import npu_tiling
 import pytest
 import torch
-from npu_tiling import SOCS, Device, UnknownDeviceError, detection, device_for, soc, use_device
+from npu_tiling import SOCS, Device, UnknownDeviceError, device_for, soc, use_device
+from npu_tiling.chips import detection
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@ import subprocess
 import sys
 
 import pytest
-from npu_tiling import UnifiedBufferError, fallback, is_ub_overflow, launch_with_fallback
+from npu_tiling import UnifiedBufferError, is_ub_overflow, launch_with_fallback
+from npu_tiling.launching import fallback
 
 SAID = b"error: ub overflow, requires 1966592 bits while 1572864 bits available!"
 

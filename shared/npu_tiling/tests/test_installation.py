@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from npu_tiling import MissingTritonError, doctor, import_kernels, installation
+from npu_tiling import MissingTritonError, import_kernels
+from npu_tiling.installation import doctor
+from npu_tiling.installation import triton as installation
 
 CURE = ("pip uninstall -y triton", f"pip install --force-reinstall --no-deps triton-ascend=={installation.TRITON_ASCEND}")
 
@@ -168,7 +170,7 @@ def test_what_an_import_says_is_the_last_line():
 
 
 def test_doctor_is_a_command_that_imports_neither_torch_nor_triton():
-    code = "import sys, npu_tiling.doctor; sys.exit(bool({'torch', 'triton'} & set(sys.modules)))"
+    code = "import sys, npu_tiling.installation.doctor; sys.exit(bool({'torch', 'triton'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     done = subprocess.run([sys.executable, "-m", "npu_tiling"], capture_output=True, text=True)
     assert f"({sys.executable})" in done.stdout

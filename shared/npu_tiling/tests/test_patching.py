@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from npu_tiling.patching import Derived, Replacement, derived, swap_classes
+from npu_tiling.pytorch.patching import Derived, Replacement, derived, swap_classes
 from torch import nn
 
 

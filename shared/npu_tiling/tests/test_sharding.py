@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from npu_tiling.sharding import Shards, is_distributed, moved, shard, summed
+from npu_tiling.pytorch.sharding import Shards, is_distributed, moved, shard, summed
 
 dist = pytest.importorskip("torch.distributed")
 if not dist.is_available() or not dist.is_gloo_available():
@@ -25,7 +25,7 @@ def mesh():
 
 def test_import_leaves_dtensors_alone():
     """Nobody pays a second for them who has none; where torch_npu is installed, `import torch` loads it, and it does."""
-    code = "import sys, torch, npu_tiling.sharding; sys.exit('torch.distributed.tensor' in sys.modules)"
+    code = "import sys, torch, npu_tiling.pytorch.sharding; sys.exit('torch.distributed.tensor' in sys.modules)"
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 

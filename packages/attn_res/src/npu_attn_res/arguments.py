@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from npu_tiling import arguments
+from npu_tiling.pytorch import arguments
 from torch import Tensor
 
 

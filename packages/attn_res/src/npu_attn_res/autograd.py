@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from npu_tiling import arguments
-from npu_tiling.autograd import Function, apply, needs_gradient
-from npu_tiling.sharding import is_distributed
+from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
+from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding

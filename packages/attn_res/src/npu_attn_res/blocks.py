@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, Kernels, LaunchSpec, row_layout
-from npu_tiling.tensors import allocate
+from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from . import tiling

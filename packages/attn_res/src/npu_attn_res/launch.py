@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, LaunchSpec, launch_with_fallback
-from npu_tiling.arithmetic import power_of_two
-from npu_tiling.tensors import allocate
+from npu_tiling.budget.arithmetic import power_of_two
+from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from . import launch_columns, reference, tiling

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, LaunchSpec, launch_with_fallback
-from npu_tiling.tensors import allocate
+from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from . import reference, tiling

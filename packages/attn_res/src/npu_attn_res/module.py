@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from npu_tiling import arguments
+from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
 from .arguments import check_eps, check_like

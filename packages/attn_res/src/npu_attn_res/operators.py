@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.tensors import allocate, nothing
+from npu_tiling.pytorch.tensors import allocate, nothing
 from torch import Tensor
 
 from . import launch, launch_phases, reference

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from math import prod
 
-from npu_tiling.autograd import OperatorLibrary
-from npu_tiling.tensors import nothing
+from npu_tiling.pytorch.autograd import OperatorLibrary
+from npu_tiling.pytorch.tensors import nothing
 
 from . import operators, reference
 

@@ -8,7 +8,7 @@ from math import ceil
 from typing import NamedTuple
 
 from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit, footprint
-from npu_tiling.arithmetic import FP32, INT32_END, power_of_two
+from npu_tiling.budget.arithmetic import FP32, INT32_END, power_of_two
 
 from .tiling_cuda import cuda_columns_launch, cuda_launch, cuda_smaller
 from .tiling_launch import COLUMN_KERNELS, Launch, Problem

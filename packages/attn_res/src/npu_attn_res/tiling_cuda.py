@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from npu_tiling import ALL_TILES, Device
-from npu_tiling.arithmetic import power_of_two
+from npu_tiling.budget.arithmetic import power_of_two
 
 from .tiling_launch import COLUMN_KERNELS, Launch, Problem
 

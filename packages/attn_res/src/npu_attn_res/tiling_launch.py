@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from npu_tiling import Device, persistent_grid
-from npu_tiling.cuda import row_options
+from npu_tiling.launching.cuda import row_options
 
 COLUMN_KERNELS = ("products", "weighted sum", "gradient")  # the others take whole rows
 

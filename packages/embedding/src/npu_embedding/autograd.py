@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from npu_tiling import arguments
-from npu_tiling.autograd import Function, apply, needs_gradient
-from npu_tiling.sharding import is_distributed
+from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
+from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding

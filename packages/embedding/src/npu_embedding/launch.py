@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, Kernels, LaunchSpec, launch_with_fallback
-from npu_tiling.arithmetic import INT32_END
-from npu_tiling.tensors import allocate
+from npu_tiling.budget.arithmetic import INT32_END
+from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from . import reference, tiling

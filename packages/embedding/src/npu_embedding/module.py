@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from npu_tiling import arguments
+from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
 from .autograd import embedding

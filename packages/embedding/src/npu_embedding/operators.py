@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.autograd import OperatorLibrary
+from npu_tiling.pytorch.autograd import OperatorLibrary
 from torch import Tensor
 
 from . import launch, reference

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from npu_tiling.patching import Derived, Patch, Replacement, derived, swap_classes
+from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, swap_classes
 from torch import nn
 
 from .module import Embedding

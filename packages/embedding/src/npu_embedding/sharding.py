@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from npu_tiling.sharding import Shards, is_replicated, shard
+from npu_tiling.pytorch.sharding import Shards, is_replicated, shard
 from torch import Tensor
 
 if TYPE_CHECKING:

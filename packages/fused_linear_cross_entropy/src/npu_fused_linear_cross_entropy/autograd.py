@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from npu_tiling.autograd import Function, apply, can_bypass_dispatcher, needs_gradient
-from npu_tiling.sharding import is_distributed
+from npu_tiling.pytorch.autograd import Function, apply, can_bypass_dispatcher, needs_gradient
+from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
 

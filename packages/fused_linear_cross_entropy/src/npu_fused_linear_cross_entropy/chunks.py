@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from npu_tiling import Device
-from npu_tiling.arithmetic import FP32
+from npu_tiling.budget.arithmetic import FP32
 
 MIB = 2**20
 DEFAULT_BUDGET = {"cuda": 600 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from npu_tiling import Device
-from npu_tiling.tensors import allocate
+from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from . import chunks, kept, matmul, parallel, reference

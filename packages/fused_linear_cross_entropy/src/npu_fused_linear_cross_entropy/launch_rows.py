@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from npu_tiling import Device, LaunchSpec, launch_with_fallback
-from npu_tiling.tensors import allocate
+from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from . import parallel, tiling_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from npu_tiling.sharding import is_distributed
+from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
 

@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.autograd import OperatorLibrary
-from npu_tiling.tensors import nothing
+from npu_tiling.pytorch.autograd import OperatorLibrary
+from npu_tiling.pytorch.tensors import nothing
 from torch import Tensor
 
 from . import launch

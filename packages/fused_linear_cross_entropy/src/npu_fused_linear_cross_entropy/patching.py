@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from npu_tiling.patching import Derived, Patch, Replacement, derived, obstacle, swap_classes
+from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, obstacle, swap_classes
 from torch import Tensor, nn
 
 from .causal_lm import causal_lm_loss

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from npu_tiling.sharding import Shards, is_distributed, is_replicated, shard, summed
+from npu_tiling.pytorch.sharding import Shards, is_distributed, is_replicated, shard, summed
 from torch import Tensor
 
 from . import parallel

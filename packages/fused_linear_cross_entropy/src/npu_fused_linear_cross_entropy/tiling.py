@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from npu_tiling import ALL_TILES, Block, Device, Tile, UnifiedBufferError, fit, footprint, persistent_grid
-from npu_tiling.arithmetic import FP32, power_of_two
-from npu_tiling.cuda import row_options
+from npu_tiling.budget.arithmetic import FP32, power_of_two
+from npu_tiling.launching.cuda import row_options
 
 # Bytes that one transfer should have: 8 KB reach 76 % of the bandwidth, 16 KB 94 %, and more leaves no room for the rest.
 _TRANSFER_BYTES = 16 * 1024

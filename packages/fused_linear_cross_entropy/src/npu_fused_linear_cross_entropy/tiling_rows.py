@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
-from npu_tiling.arithmetic import FP32, power_of_two
+from npu_tiling.budget.arithmetic import FP32, power_of_two
 
 _ROWS = 1024  # of a tile: 4 KB of fp32
 _WEIGHTED_ROWS = 128  # where each takes a load of its own, of a class weight: on Ascend .1 us by npu-offline's model

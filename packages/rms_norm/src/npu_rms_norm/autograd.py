@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from npu_tiling import arguments
-from npu_tiling.autograd import Function, apply, forward_mode, needs_gradient
-from npu_tiling.rows import may_overlap
-from npu_tiling.sharding import is_distributed
+from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.autograd import Function, apply, forward_mode, needs_gradient
+from npu_tiling.pytorch.rows import may_overlap
+from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 from npu_tiling import Device, Kernels, LaunchSpec, launch_with_fallback
-from npu_tiling.arithmetic import FP32
-from npu_tiling.rows import layout_of
-from npu_tiling.tensors import allocate
+from npu_tiling.budget.arithmetic import FP32
+from npu_tiling.pytorch.rows import layout_of
+from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from . import tiling

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from npu_tiling import arguments
+from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
 from .autograd import add_rms_norm, rms_norm

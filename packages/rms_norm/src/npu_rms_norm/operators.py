@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 from npu_tiling import device_for, row_layout
-from npu_tiling.autograd import OperatorLibrary
-from npu_tiling.tensors import allocate, nothing
+from npu_tiling.pytorch.autograd import OperatorLibrary
+from npu_tiling.pytorch.tensors import allocate, nothing
 from torch import Tensor
 
 from . import launch, reference

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from npu_tiling.patching import Derived, Patch, Replacement, derived, swap_classes
+from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, swap_classes
 from torch import Tensor, nn
 
 from .autograd import rms_norm

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from npu_tiling.sharding import Shards, summed
+from npu_tiling.pytorch.sharding import Shards, summed
 from torch import Tensor
 
 

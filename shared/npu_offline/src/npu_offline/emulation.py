@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import npu_tiling
-from npu_tiling import installation
+from npu_tiling.installation import triton as installation
 
 from .errors import OfflineError, ToolchainMissingError
 from .launcher import Launcher, RunningEmulation, running

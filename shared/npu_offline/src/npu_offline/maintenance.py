@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from npu_tiling import doctor
-from npu_tiling.installation import Problem
+from npu_tiling.installation import doctor
+from npu_tiling.installation.triton import Problem
 
 from . import cache, toolchains
 from .native import missing_c_compiler

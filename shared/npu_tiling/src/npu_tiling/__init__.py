@@ -1,13 +1,14 @@
 """Unified Buffer budgeting, core counts, grids and launches for Triton kernels on Huawei Ascend NPUs."""
 
-from .budget import Block, Tile, fit, footprint
-from .detection import SOC_VARIABLE, device_for, soc, use_device
-from .devices import SOCS, Device
+from .budget.grid import ALL_TILES, persistent_grid
+from .budget.tiles import Block, Tile, fit, footprint
+from .chips.detection import SOC_VARIABLE, device_for, soc, use_device
+from .chips.devices import SOCS, Device
 from .errors import MissingTritonError, UnifiedBufferError, UnknownDeviceError
-from .fallback import is_out_of_resources, is_ub_overflow, launch_with_fallback
-from .grid import ALL_TILES, persistent_grid
-from .launch import Kernels, Launcher, LaunchSpec, import_kernels
-from .rows import RowLayout, row_layout
+from .launching.fallback import is_out_of_resources, is_ub_overflow, launch_with_fallback
+from .launching.kernels import Kernels, LaunchSpec, import_kernels
+from .launching.launcher import Launcher
+from .pytorch.rows import RowLayout, row_layout
 
 __all__ = [
     "ALL_TILES",

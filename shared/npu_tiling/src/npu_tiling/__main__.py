@@ -1,7 +1,7 @@
-"""`python -m npu_tiling`: see `npu_tiling.doctor`."""
+"""`python -m npu_tiling`: see `npu_tiling.installation.doctor`."""
 
 import sys
 
-from .doctor import main
+from .installation.doctor import main
 
 sys.exit(main())

@@ -6,7 +6,7 @@ import dataclasses
 from math import ceil
 
 from npu_tiling import Block, Device, fit, footprint
-from npu_tiling.arithmetic import equal_blocks
+from npu_tiling.budget.arithmetic import equal_blocks
 
 from .footprint import finish_tiles, forward_tiles, runs_tiles
 from .launches import FinishLaunch, ForwardLaunch, Launch, RunsLaunch, fills_units

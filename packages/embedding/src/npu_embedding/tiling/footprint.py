@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npu_tiling import Tile
-from npu_tiling.arithmetic import FP32
+from npu_tiling.budget.arithmetic import FP32
 
 INDEX = 8  # bytes of an index
 

@@ -6,7 +6,7 @@ import dataclasses
 from math import ceil
 
 from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit
-from npu_tiling.arithmetic import FP32, equal_blocks, round_up
+from npu_tiling.budget.arithmetic import FP32, equal_blocks, round_up
 
 from .footprint import column_tiles, row_tiles
 from .launches import Launch, SumLaunch

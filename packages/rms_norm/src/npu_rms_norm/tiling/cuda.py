@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npu_tiling import ALL_TILES, Device
-from npu_tiling.arithmetic import power_of_two
+from npu_tiling.budget.arithmetic import power_of_two
 
 from .launches import Launch, SumLaunch
 from .problem import Problem

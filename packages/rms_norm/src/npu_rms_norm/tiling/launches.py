@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from npu_tiling import ALL_TILES, Device, footprint, persistent_grid
-from npu_tiling.cuda import row_options
+from npu_tiling.launching.cuda import row_options
 
 from .footprint import column_tiles, row_tiles
 from .problem import Problem

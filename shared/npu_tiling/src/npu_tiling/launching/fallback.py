@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
-from .errors import UnifiedBufferError
+from ..errors import UnifiedBufferError
 
 PlanT = TypeVar("PlanT", bound=Hashable)
 ResultT = TypeVar("ResultT")

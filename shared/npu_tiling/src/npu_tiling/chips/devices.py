@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from .errors import UnknownDeviceError
+from ..errors import UnknownDeviceError
 
 KIB = 1024
 ARCHS = ("dav-c220", "dav-c310")  # Ascend 910B and A3; 950: what a tile takes on chip was measured for these

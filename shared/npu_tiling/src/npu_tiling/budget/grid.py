@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .devices import Device
+from ..chips.devices import Device
 
 ALL_TILES = 2**16  # `per_core` of a grid that is not persistent: one program for every tile
 

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from .detection import device_for
+from ..chips.detection import device_for
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

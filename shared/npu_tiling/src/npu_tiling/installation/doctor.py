@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from .installation import Problem, missing_wheel, triton_problem, version
+from .triton import Problem, missing_wheel, triton_problem, version
 
 _SECONDS = 300  # torch from a cold disk takes tens of them
 DISTRIBUTIONS = ("torch", "torch_npu", "triton", "triton-ascend")

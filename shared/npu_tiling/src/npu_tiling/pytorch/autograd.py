@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from .detection import plain_pytorch
+from ..chips.detection import plain_pytorch
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
 

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..errors import UnknownDeviceError
 from .devices import SOCS, Device
-from .errors import UnknownDeviceError
 
 if TYPE_CHECKING:
     import torch

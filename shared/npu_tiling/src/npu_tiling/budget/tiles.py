@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from .devices import Device
-from .errors import UnifiedBufferError
+from ..chips.devices import Device
+from ..errors import UnifiedBufferError
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What fits into the Unified Buffer, and how many programs a grid has."""

@@ -1,0 +1,1 @@
+"""The chips: their sizes, and which one this process builds for."""

@@ -1,0 +1,1 @@
+"""Which Triton is installed, and how to mend an installation."""
