@@ -69,7 +69,7 @@ def test_rows_that_are_declared_to_fit_do_and_transfers_overlap(soc, kernel, lab
     """What the compilers take where they have room is declared: with less, they would not double every buffer."""
     with npu_offline.record(soc) as records:
         CALLS[f"bfloat16 1000, everything{label}"]()
-    record = next(record for record in records if record.name == f"{kernel}_kernel")
+    record = next(record for record in records if record.name == f"cross_entropy_{kernel}_kernel")
     chosen = tiling_rows.row_launch(kernel, npu_tiling.soc(soc))
     for toolchain in filter(lambda version: npu_offline.supported(soc, version), npu_offline.VERSIONS):
         report = npu_offline.compile_kernel(record, soc=soc, toolchain=toolchain)

@@ -22,7 +22,7 @@ def store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, RED
 
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "vocab_size"])
-def losses_kernel(
+def cross_entropy_losses_kernel(
     p_statistics,  # fp32 [6, rows], see kernels.py
     p_columns,  # int32 [rows]
     p_target_weight,  # fp32 [rows]
@@ -115,10 +115,10 @@ def losses_kernel(
 
 
 @triton.jit(do_not_specialize=["n_partials"])
-def sums_kernel(
+def cross_entropy_sums_kernel(
     p_partials, p_factors, p_loss, p_z_loss, p_accuracy, n_partials, BLOCK_P: tl.constexpr, REDUCED: tl.constexpr
 ):  # fmt: skip
-    """One program: what `losses_kernel` stores where it is the last."""
+    """One program: what `cross_entropy_losses_kernel` stores where it is the last."""
     b_sums = add_partials(p_partials, n_partials, BLOCK_P)
     store_sums(lane(b_sums, 0), lane(b_sums, 1), lane(b_sums, 2), p_factors, p_loss, p_z_loss, p_accuracy, REDUCED)
 
@@ -134,7 +134,7 @@ def load_upstream(p_value, o_row, m_row, EACH: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "s_coefficients", "vocab_size"])
-def coefficients_kernel(
+def cross_entropy_coefficients_kernel(
     p_statistics,  # fp32 [6, rows]
     p_columns,  # int32 [rows]
     p_target_weight,  # fp32 [rows]

@@ -67,7 +67,7 @@ def store_factors(count, weighted, total, p_divisor, p_factors, p_left, unscale,
 
 
 @triton.jit(do_not_specialize=["n_rows", "ignore_index", "vocab_size", "first", "n_weights", "unscale"])
-def targets_kernel(
+def cross_entropy_targets_kernel(
     p_target,  # integers [rows]
     p_class_weight,  # [n_weights]
     p_divisor,  # one number
@@ -137,7 +137,9 @@ def targets_kernel(
 
 
 @triton.jit(do_not_specialize=["n_partials", "unscale"])
-def factors_kernel(p_partials, p_divisor, p_factors, p_left, n_partials, unscale, BLOCK_P: tl.constexpr, MEAN: tl.constexpr):
-    """One program: what `targets_kernel` stores where it is the last."""
+def cross_entropy_factors_kernel(
+    p_partials, p_divisor, p_factors, p_left, n_partials, unscale, BLOCK_P: tl.constexpr, MEAN: tl.constexpr
+):
+    """One program: what `cross_entropy_targets_kernel` stores where it is the last."""
     b_sums = add_partials(p_partials, n_partials, BLOCK_P)
     store_factors(lane(b_sums, 0), lane(b_sums, 1), lane(b_sums, 2), p_divisor, p_factors, p_left, unscale, MEAN)

@@ -138,7 +138,7 @@ class RowKernels:
         **flags: bool,
     ) -> None:
         def run(spec: LaunchSpec) -> None:
-            KERNELS.launch(module, f"{kernel.split()[-1]}_kernel", spec, grid, tensors, scalars)
+            KERNELS.launch(module, f"cross_entropy_{kernel.split()[-1]}_kernel", spec, grid, tensors, scalars)
 
         launch_with_fallback(kernel, _spec(kernel, tuple(flags.items()), self._device), run, _smaller)
 
@@ -146,7 +146,7 @@ class RowKernels:
         self, module: str, kernel: str, tensors: Sequence[Tensor | None], scalars: tuple[float, ...], **flags: bool
     ) -> None:
         spec = _spec("", tuple(flags.items()), self._device)
-        KERNELS.launch(module, f"{kernel}_kernel", spec, 1, tensors, scalars)
+        KERNELS.launch(module, f"cross_entropy_{kernel}_kernel", spec, 1, tensors, scalars)
 
 
 @functools.lru_cache(maxsize=256)
