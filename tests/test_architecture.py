@@ -25,5 +25,5 @@ def test_what_the_page_names_is_there():
     assert len(links) > 10
     assert [link for link in links if not (ROOT / ".github" / link).exists()] == []
     assert "_RMSNorm" in (ROOT / "packages/rms_norm/src/npu_rms_norm/autograd.py").read_text()
-    blocks = (ROOT / "packages/attn_res/src/npu_attn_res/blocks.py").read_text()
-    assert "def follow(" in blocks and "def table_of(" in blocks
+    sources = (ROOT / "packages/attn_res/src/npu_attn_res/launch/sources.py").read_text()
+    assert "def follow(" in sources and "def table_of(" in sources

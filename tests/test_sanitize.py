@@ -18,7 +18,7 @@ from tools.workspace import ROOT
 
 H200 = npu_tiling.Device("NVIDIA H200", "cuda", "sm_90", 132, 132, 232448, ub_align=16, max_grid=2**31 - 1)
 ASCEND_ALONE = {
-    "attn_res_forward_ahead_kernel",
+    "attn_res_forward_prefetch_kernel",
     "attn_res_backward_kernel",
     "sort_keys_kernel",
     "find_runs_kernel",

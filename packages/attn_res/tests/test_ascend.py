@@ -10,7 +10,9 @@ import npu_tiling
 import pytest
 import torch
 from carried import carried_in_the_same_bytes
-from npu_attn_res import attn_res, attn_res_phase1, blocks, launch, launch_columns, launch_phases, operators, tiling
+from npu_attn_res import attn_res, attn_res_phase1, operators, tiling
+from npu_attn_res.launch import single, sources, split_d, two_phase
+from npu_attn_res.tiling import footprint
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
 
@@ -51,8 +53,8 @@ def test_what_a_loop_carries_has_bytes_of_its_own_on_the_ascend950(label, toolch
 
 
 KERNELS = {
-    "forward": ("float32 2048", "attn_res_forward_ahead_kernel"),
-    "forward, normalised": ("bfloat16 4096, normalised", "attn_res_forward_ahead_kernel"),
+    "forward": ("float32 2048", "attn_res_forward_prefetch_kernel"),
+    "forward, normalised": ("bfloat16 4096, normalised", "attn_res_forward_prefetch_kernel"),
     "backward": ("bfloat16 4096", "attn_res_backward_kernel"),
     "backward from fp32": ("bfloat16 4096, normalised", "attn_res_backward_kernel"),
     "merge": ("bfloat16 4096, merge", "attn_res_merge_kernel"),
@@ -72,14 +74,15 @@ def test_declared_tiles_are_what_the_compiler_needs(kernel, rows):
     one = tiling.Launch(tiling.Problem(kernel, width, itemsize), B4, block_d=width)
     if rows == 1:
         launches = [
-            dataclasses.replace(one, ahead=way.ahead, double_buffered=way.double_buffered) for way in tiling._ROWS[kernel]
+            dataclasses.replace(one, prefetch=way.prefetch, double_buffered=way.double_buffered)
+            for way in footprint.ROW_WAYS[kernel]
         ]
     else:
-        ahead = kernel in tiling._AHEAD
-        launches = [dataclasses.replace(one, block_m=rows, ahead=ahead, double_buffered=not ahead)]
+        prefetch = kernel in footprint.PREFETCHED
+        launches = [dataclasses.replace(one, block_m=rows, prefetch=prefetch, double_buffered=not prefetch)]
     for declared in launches:
         function = record.kernel
-        if kernel in tiling._AHEAD:
+        if kernel in footprint.PREFETCHED:
             module, name = declared.forward_kernel
             function = getattr(importlib.import_module(f"npu_attn_res.{module}"), name)
         needed = 0
@@ -101,9 +104,9 @@ def test_compiling_depends_neither_on_the_tokens_nor_on_the_blocks():
     kernels = set()
     for n_blocks, tokens in ((2, 2), (3, 64), (8, 1000), (33, 4097)):
         with npu_offline.record("Ascend910B4") as records:
-            sources = [torch.empty(tokens, 512, requires_grad=True) for _ in range(n_blocks)]
+            inputs = [torch.empty(tokens, 512, requires_grad=True) for _ in range(n_blocks)]
             weights = [torch.empty(512, requires_grad=True) for _ in range(2)]
-            attn_res(sources, *weights).backward(torch.empty(tokens, 512))
+            attn_res(inputs, *weights).backward(torch.empty(tokens, 512))
         kernels |= {(r.name, str(r.signature), str(r.constants), str(r.divisible)) for r in records}
     assert len(kernels) == 5  # the tables of up to 16 offsets and of up to 64, forward, backward, sums
 
@@ -127,7 +130,7 @@ def test_memory_traffic_is_the_minimum(n_blocks, width, listed):
     tokens = 400
     found = emulated(depth.make(n_blocks, tokens, width, torch.bfloat16), listed)
     row = tokens * width * 2
-    forward, backward = found["attn_res_forward_ahead_kernel"], found["attn_res_backward_kernel"]
+    forward, backward = found["attn_res_forward_prefetch_kernel"], found["attn_res_backward_kernel"]
     weights = 40 * width * 2 * 2  # every core reads both
     assert (n_blocks + 1) * row <= moved(forward) <= 1.05 * (n_blocks + 1) * row + weights
     # The second sweep over a token's blocks finds them in L2: 2N + 1 rows come from memory, 3N + 1 pass through the core.
@@ -209,7 +212,7 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         checks.append(check)
         return tensor
 
-    for module in (blocks, launch, launch_columns, launch_phases, operators):
+    for module in (sources, single, split_d, two_phase, operators):
         monkeypatch.setattr(module, "allocate", guarding)
     case = depth.make(3, 37, width, torch.float32)
     with npu_offline.emulate("Ascend910B4"):
@@ -221,7 +224,7 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
 
 def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     """The launch as a user's compiler would refuse it: whole rows overflow, down to the last tile, and columns are taken."""
-    real, refused = blocks.KERNELS.launch, []
+    real, refused = sources.KERNELS.launch, []
 
     def refusing(module, kernel, spec, grid, tensors, scalars):
         if "forward" in kernel:
@@ -229,7 +232,7 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
         real(module, kernel, spec, grid, tensors, scalars)
 
-    monkeypatch.setattr(blocks.KERNELS, "launch", refusing)
+    monkeypatch.setattr(sources.KERNELS, "launch", refusing)
     case = depth.make(3, 16, 2000, torch.bfloat16, seed=3)
     with npu_offline.emulate("Ascend910B4"), pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
         depth.check(case, depth.run(case, "cpu"))

@@ -1,5 +1,5 @@
-"""The Unified Buffer that tilings declare, against the Ascend compilers: every row of tiling.py's tables, both families of
-chips, both widths of elements.
+"""The Unified Buffer that tilings declare, against the Ascend compilers: every row of footprint.py's tables, both families
+of chips, both widths of elements.
 
 The widest tile that is declared to fit fits with every compiler. Of kernels that take one layer's whole rows, one that is a
 third wider does not with some: rows would be split that fit.
@@ -13,15 +13,16 @@ import npu_tiling
 import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1, tiling
+from npu_attn_res.tiling import footprint
 from npu_offline.declared import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 UNIT = 16  # columns
 NAMES = {
-    "forward": "attn_res_forward_ahead_kernel",
-    "forward, normalised": "attn_res_forward_ahead_kernel",
-    "phase 1": "attn_res_forward_ahead_kernel",
+    "forward": "attn_res_forward_prefetch_kernel",
+    "forward, normalised": "attn_res_forward_prefetch_kernel",
+    "phase 1": "attn_res_forward_prefetch_kernel",
     "forward of layers": "attn_res_forward_kernel",
     "backward": "attn_res_backward_kernel",
     "backward from fp32": "attn_res_backward_kernel",
@@ -69,9 +70,11 @@ def ways(kernel):
         return [(1, 4, {"double_buffered": double_buffered}) for double_buffered in (True, False)]
     if kernel in tiling.COLUMN_KERNELS:
         return [(2, 1, {}), (1, 4, {})]
-    ahead = kernel in tiling._AHEAD
-    single = [(1, 1, {"ahead": way.ahead, "double_buffered": way.double_buffered}) for way in tiling._ROWS[kernel]]
-    return [(4, 1, {"ahead": ahead, "double_buffered": not ahead}), *single]
+    prefetch = kernel in footprint.PREFETCHED
+    single = [
+        (1, 1, {"prefetch": way.prefetch, "double_buffered": way.double_buffered}) for way in footprint.ROW_WAYS[kernel]
+    ]
+    return [(4, 1, {"prefetch": prefetch, "double_buffered": not prefetch}), *single]
 
 
 def launch(kernel, dtype, soc, width, rows, layers, options):
@@ -83,7 +86,7 @@ def fits(tile, dtype, soc):
     """Whether every compiler for the chip takes a tile."""
     record = record_of(tile.problem.kernel, dtype, tile.problem.layers, soc)
     function = record.kernel
-    if tile.problem.kernel in tiling._AHEAD:
+    if tile.problem.kernel in footprint.PREFETCHED:
         module, name = tile.forward_kernel
         function = getattr(importlib.import_module(f"npu_attn_res.{module}"), name)
     return fits_everywhere(record, tile.constants, soc, options=tile.options, kernel=function)
@@ -94,9 +97,9 @@ def fits(tile, dtype, soc):
 # about 4096 columns to one row at a time, which loads ahead (162 instead of 176 us, 2048 tokens of 4 blocks, CANN 9.1). The
 # third leaves rows of more than 15,856 columns to kernels that take columns, as the first does; its times were not compared.
 GENEROUS = [
-    (FAMILIES[1], "backward from fp32", torch.bfloat16, (1, 1, {"ahead": False, "double_buffered": False})),
-    (FAMILIES[1], "forward", torch.float32, (4, 1, {"ahead": True, "double_buffered": False})),
-    (FAMILIES[1], "phase 1", torch.float32, (1, 1, {"ahead": False, "double_buffered": False})),
+    (FAMILIES[1], "backward from fp32", torch.bfloat16, (1, 1, {"prefetch": False, "double_buffered": False})),
+    (FAMILIES[1], "forward", torch.float32, (4, 1, {"prefetch": True, "double_buffered": False})),
+    (FAMILIES[1], "phase 1", torch.float32, (1, 1, {"prefetch": False, "double_buffered": False})),
 ]
 ALWAYS = (FAMILIES[1], "merge", torch.bfloat16)
 CASES = [

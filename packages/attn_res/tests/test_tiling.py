@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from npu_attn_res import tiling, tiling_cuda
-from npu_attn_res.tiling import Problem, columns_launch, row_launch, smaller, weights_launch
+from npu_attn_res import tiling
+from npu_attn_res.tiling import Problem, columns_launch, cuda, row_launch, smaller, weights_launch
 from npu_tiling import SOCS, Device, soc
 
 B4 = soc("Ascend910B4")
@@ -57,13 +57,13 @@ def test_small_rows_share_a_tile_and_wide_ones_are_taken_the_fastest_way_that_fi
             assert row_launch(Problem(kernel, width, 2), B4).block_m >= 2
     assert row_launch(Problem("forward", 4096, 2), B4).block_m == 2
     assert row_launch(Problem("forward", 5120, 2), B4).double_buffered
-    assert row_launch(Problem("backward", 4096, 2), B4).ahead
+    assert row_launch(Problem("backward", 4096, 2), B4).prefetch
     assert row_launch(Problem("backward", 5120, 2), B4).double_buffered
     for width in (4096, 7168):
         launch = row_launch(Problem("forward", width, 2), B4)
-        assert launch.ahead  # the kernel doubles its buffer itself
+        assert launch.prefetch  # the kernel doubles its buffer itself
         assert not launch.double_buffered
-    assert not row_launch(Problem("forward", 8192, 2), B4).ahead
+    assert not row_launch(Problem("forward", 8192, 2), B4).prefetch
     assert row_launch(Problem("forward", 16384, 2), B4) is None
 
 
@@ -115,7 +115,7 @@ CUDA_DEVICES = {"H200": 232448, "A100": 166912, "RTX 4090": 101376, "T4": 65536,
 @pytest.mark.parametrize("shared", CUDA_DEVICES.values(), ids=list(CUDA_DEVICES))
 def test_tiles_under_way_fit_in_the_shared_memory_of_a_program(shared):
     """Triton 3.6 takes 262,208 bytes for two blocks of 16384 fp32 columns and three stages, and an H200 has 232,448."""
-    device = dataclasses.replace(H200, ub_bytes=shared + tiling_cuda.SCRATCH_BYTES)
+    device = dataclasses.replace(H200, ub_bytes=shared + cuda.SCRATCH_BYTES)
     for kernel in ("forward", "forward, normalised", "backward", "backward from fp32"):
         for width in (1, 123, 4096, 8193, 12288, 16384):
             for size in (2, 4):
@@ -125,7 +125,7 @@ def test_tiles_under_way_fit_in_the_shared_memory_of_a_program(shared):
                         under_way = (launch.stages - 1) * launch.block_n * launch.block_d * size
                         assert under_way <= shared
                         assert launch.whole_rows
-    widest = tiling_cuda.cuda_launch(Problem("forward", 16384, 4, n_blocks=2), H200)
+    widest = cuda.row_launch(Problem("forward", 16384, 4, n_blocks=2), H200)
     assert (widest.block_n, widest.stages) == (1, 3)
 
 

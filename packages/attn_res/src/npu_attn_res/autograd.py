@@ -13,7 +13,7 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding
-from .arguments import check_merge, check_phase1, check_sources
+from .checks import check_merge, check_phase1, check_sources
 from .operators import reads_h
 from .registration import OPERATORS
 

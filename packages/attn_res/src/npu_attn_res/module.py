@@ -9,8 +9,8 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
-from .arguments import check_eps, check_like
 from .autograd import attn_res, attn_res_merge, attn_res_phase1
+from .checks import check_eps, check_like
 
 
 class AttnRes(nn.Module):

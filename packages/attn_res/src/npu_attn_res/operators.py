@@ -14,8 +14,9 @@ from npu_tiling import device_for
 from npu_tiling.pytorch.tensors import allocate, nothing
 from torch import Tensor
 
-from . import launch, launch_phases, reference
-from .blocks import follow
+from . import reference
+from .launch import single, two_phase
+from .launch.sources import follow
 
 
 def attn_res(
@@ -42,7 +43,7 @@ def attn_res(
         results = (h, y, score.squeeze(-1), rstd, lse.squeeze(-1), norm_rstd)
     else:
         taken = follow(blocks, stacked, device)
-        results = launch.forward(taken, w_query, w_norm, norm_weight, eps, norm_eps, save, device)
+        results = single.forward(taken, w_query, w_norm, norm_weight, eps, norm_eps, save, device)
     h, y, *statistics = results
     assert h is not None
     outputs = (h.view(shape), nothing(h) if y is None else y.view(shape))
@@ -83,7 +84,7 @@ def attn_res_backward(
         taken = follow(blocks, stacked, device)
         unrounded = h if reads_h(blocks[0]) else None
         tensors = (dh, unrounded, taken, w_query, w_norm, score, rstd, lse, outputs)
-        dquery, dnorm = launch.backward(*tensors, needed, device)
+        dquery, dnorm = single.backward(*tensors, needed, device)
         gradients = [nothing(dh) if gradient is None else gradient for gradient in outputs]
     return gradients, *(nothing(dh) if found is None else found for found in (dquery, dnorm, dweight))  # type: ignore[return-value]
 
@@ -103,7 +104,7 @@ def phase1(
         o, total = reference.weighted_sum(rows, weights), weights.sum(0)
     else:
         taken = follow(blocks, stacked, device)
-        o, maximum, total, score, rstd = launch_phases.phase1(taken, queries, w_norm, eps, save, device)
+        o, maximum, total, score, rstd = two_phase.phase1(taken, queries, w_norm, eps, save, device)
     statistics = (found if save and found is not None else nothing(o) for found in (score, rstd))
     return o, maximum.t().contiguous(), total.t().contiguous(), *statistics
 
@@ -142,7 +143,7 @@ def phase1_backward(
         if score.numel():
             taken = follow(blocks, stacked, device)
             tensors = (do, dmaximum, dtotal, taken, queries, w_norm, maximum, score, rstd, outputs)
-            dqueries, dnorm = launch_phases.phase1_backward(*tensors, needed, device)
+            dqueries, dnorm = two_phase.phase1_backward(*tensors, needed, device)
         else:
             dqueries, dnorm = torch.zeros_like(queries), torch.zeros_like(w_norm)
         gradients = [nothing(score) if gradient is None else gradient for gradient in outputs]
@@ -165,9 +166,9 @@ def merge(
     device = device_for(partial.device)
     options = (norm_weight, eps, norm_eps)
     if device is not None:
-        found = launch_phases.merge(o, maximum, total, partial, x, w_query, w_norm, *options, save, device)
+        found = two_phase.merge(o, maximum, total, partial, x, w_query, w_norm, *options, save, device)
     else:
-        found = launch_phases.merge_formula(o, maximum, total, partial, x, w_query, w_norm, *options)
+        found = two_phase.merge_formula(o, maximum, total, partial, x, w_query, w_norm, *options)
     h, y, joined, *statistics = laid_out(found)
     assert h is not None
     outputs = (nothing(h) if result is None else result for result in (y, joined))
@@ -199,9 +200,9 @@ def merge_backward(
     dh, dweight = whole_gradient(dh, dy, h, norm_weight, norm_rstd, need_weights[2])
     tensors = (dh, dpartial, o, maximum, total, partial, w_query, w_norm, score, rstd, lse)
     if device is None:
-        found = launch_phases.merge_backward_formula(*tensors, needed)
+        found = two_phase.merge_backward_formula(*tensors, needed)
     else:
-        found = launch_phases.merge_backward(*tensors, needed, device)
+        found = two_phase.merge_backward(*tensors, needed, device)
     return tuple([nothing(dh) if result is None else result for result in (*laid_out(found), dweight)])
 
 
@@ -222,7 +223,7 @@ def whole_gradient(
     device = device_for(dy.device)
     if device is None:
         return reference.normalise_backward(dy, dh, h, norm_weight, norm_rstd.view(h.shape[:-1]))
-    return launch_phases.normalise_backward(dy, dh, h, norm_weight, norm_rstd, need_dweight, device)
+    return two_phase.normalise_backward(dy, dh, h, norm_weight, norm_rstd, need_dweight, device)
 
 
 def reads_h(block: Tensor) -> bool:

@@ -14,8 +14,8 @@ from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from . import reference, tiling
-from .blocks import KERNELS, Blocks, follow
+from .. import reference, tiling
+from .sources import KERNELS, Blocks, follow
 
 
 def scores(blocks: Blocks, g: Tensor, eps: float, device: Device) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ def weighted_sum(blocks: Blocks, weights: Tensor, dtype: torch.dtype, device: De
         tensors = (blocks.base, blocks.table, weights, o)
         scalars = (blocks.n_blocks, blocks.n_tokens, blocks.s_block, blocks.s_token)
         grid = spec.launch.grid(blocks.n_tokens)
-        KERNELS.launch("kernels_wide", "attn_res_weighted_sum_kernel", spec, grid, tensors, scalars)
+        KERNELS.launch("kernels.split_d", "attn_res_weighted_sum_kernel", spec, grid, tensors, scalars)
 
     _run("weighted sum", blocks, n_layers, blocks.aligned, device, run)
     return o
@@ -85,7 +85,7 @@ def gradients(
         tensors = (blocks.base, blocks.table, do, *rows, dv, dv_table, partials)
         scalars = (blocks.n_blocks, blocks.n_tokens, splits, blocks.s_block, blocks.s_token, *strides)
         grid = splits * launch.column_blocks
-        KERNELS.launch("kernels_wide", "attn_res_gradient_kernel", spec, grid, tensors, scalars)
+        KERNELS.launch("kernels.split_d", "attn_res_gradient_kernel", spec, grid, tensors, scalars)
         return partials
 
     partials = _run("gradient", blocks, n_layers, aligned, device, run)
@@ -104,7 +104,7 @@ def _products(
         tensors = (blocks.base, blocks.table, a, dot, square)
         scalars = (blocks.n_blocks, blocks.n_tokens, blocks.s_block, blocks.s_token, s_token, s_row)
         grid = spec.launch.grid(blocks.n_tokens)
-        KERNELS.launch("kernels_wide", "attn_res_products_kernel", spec, grid, tensors, scalars)
+        KERNELS.launch("kernels.split_d", "attn_res_products_kernel", spec, grid, tensors, scalars)
         return dot, square
 
     return _run("products", blocks, n_layers, blocks.aligned, device, run)

@@ -1,4 +1,4 @@
-"""Device code of the backward of Attention Residuals. Formulas, tiles and blocks: kernels.py.
+"""Device code of the backward of Attention Residuals. Formulas, tiles and blocks: tile.py.
 
     e_i = <dh, v_i>        delta = sum_i alpha_i e_i = <dh, h>        ds_i = alpha_i (e_i - delta)
     dv_i = alpha_i dh + ds_i r_i (g - s_i r_i v_i / D)                dg = sum over tokens and blocks of ds_i r_i v_i
@@ -16,7 +16,7 @@ loaded are used, and how dv is put together, decide where compilers for Ascend w
 import triton
 import triton.language as tl
 
-from .kernels import ALIGNMENT, block_at, fetch_rows, fetch_whole_rows, load_query, load_rows, load_statistic, store_rows
+from .tile import ALIGNMENT, block_at, fetch_rows, fetch_whole_rows, load_query, load_rows, load_statistic, store_rows
 
 NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a block that needs none
 

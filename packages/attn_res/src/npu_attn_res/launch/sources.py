@@ -13,12 +13,12 @@ from npu_tiling import Device, Kernels, LaunchSpec, row_layout
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from . import tiling
+from .. import tiling
 
-KERNELS = Kernels(__package__, "npu-attn-res")
-_NO_GRADIENT = -(2**63)  # as in kernels_backward.py
+KERNELS = Kernels(__package__.rpartition(".")[0], "npu-attn-res")
+_NO_GRADIENT = -(2**63)  # as in kernels/backward.py
 _ENTRIES, _MORE_ENTRIES = 16, 64  # of a table that one launch fills, of the kernel for short lists and of that for long ones
-_ALIGNMENT = 16  # elements, as in kernels.py
+_ALIGNMENT = 16  # elements, as in kernels/tile.py
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ def table_of(tensors: Sequence[Tensor | None], device: Device) -> tuple[Any, Ten
     aligned = device.kind == "cuda" and all(offset % _ALIGNMENT == 0 for offset in offsets)
     short = len(offsets) <= _ENTRIES
     each = _ENTRIES if short else _MORE_ENTRIES
-    kernel = ("kernels", "attn_res_table_kernel") if short else ("kernels_table", "attn_res_long_table_kernel")
+    kernel = "attn_res_table_kernel" if short else "attn_res_long_table_kernel"
     table = allocate(first, (-(-len(offsets) // each) * each,), torch.int64)
     spec = _table_spec(device)
     for i in range(0, len(offsets), each):
         entries = offsets[i : i + each]
         entries += [0] * (each - len(entries))
-        KERNELS.launch(*kernel, spec, 1, (table,), (i, *entries))
+        KERNELS.launch("kernels.table", kernel, spec, 1, (table,), (i, *entries))
     return first if first.device.type != "cpu" else _Span(present), table, aligned
 
 

@@ -1,4 +1,4 @@
-"""Device code of the forward. Formulas, tiles and blocks: kernels.py.
+"""Device code of the forward. Formulas, tiles and blocks: tile.py.
 
 Every block is read once: sums of exp(s_i - reference) v_i and of exp(s_i - reference) grow block by block. The reference is
 the highest score so far, and what was summed up before is scaled whenever it rises.
@@ -7,7 +7,7 @@ the highest score so far, and what was summed up before is scaled whenever it ri
 import triton
 import triton.language as tl
 
-from .kernels import block_at, load_query, load_rows, normalise_rows, store_rows, store_statistic, widen
+from .tile import block_at, load_query, load_rows, normalise_rows, store_rows, store_statistic, widen
 
 
 @triton.jit

@@ -11,7 +11,7 @@ dp = a dh + ds r (g - s r p / D)                          dg = sum over tokens o
 import triton
 import triton.language as tl
 
-from .kernels import load_query, load_rows, load_statistic, normalise_rows, store_rows, store_statistic, widen
+from .tile import load_query, load_rows, load_statistic, normalise_rows, store_rows, store_statistic, widen
 
 
 @triton.jit(do_not_specialize=["n_tokens"])

@@ -16,7 +16,7 @@ class Problem:
     """What a launch is for.
 
     Attributes:
-        kernel: which one, as the table of tiling.py names them.
+        kernel: which one, as the table of footprint.py names them.
         width: elements of a row.
         itemsize: bytes of an element of the blocks.
         layers: how many layers' rows there are for one token.
@@ -42,7 +42,7 @@ class Launch:
         problem: what it was made for.
         device: the chip.
         block_m, block_s, block_d: tokens, layers and columns of a tile; block_m or block_s is 1.
-        ahead: the kernel itself asks for the next block while it computes with one (Ascend).
+        prefetch: the kernel itself asks for the next block while it computes with one (Ascend).
         double_buffered: the compiler is to let the next tile be loaded while one is computed with (Ascend).
         block_n: blocks of a tile; 0: they are run through one by one (Ascend, and layers).
         warps: warps of a program (CUDA).
@@ -55,7 +55,7 @@ class Launch:
     block_m: int = 1
     block_s: int = 1
     block_d: int = 1
-    ahead: bool = False
+    prefetch: bool = False
     double_buffered: bool = True
     block_n: int = 0
     warps: int = 4
@@ -65,9 +65,9 @@ class Launch:
     @property
     def forward_kernel(self) -> tuple[str, str]:
         """Module and name of the forward's kernel that it is for."""
-        if self.ahead:
-            return "kernels_ahead", "attn_res_forward_ahead_kernel"
-        return "kernels_forward", "attn_res_forward_kernel"
+        if self.prefetch:
+            return "kernels.forward_prefetch", "attn_res_forward_prefetch_kernel"
+        return "kernels.forward", "attn_res_forward_kernel"
 
     @property
     def whole_rows(self) -> bool:
@@ -94,8 +94,8 @@ class Launch:
             return constants | held if self.problem.kernel.startswith("backward") else constants
         constants = {"D": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_D": self.block_d}
         if self.problem.kernel.startswith("backward"):
-            return {**constants, "PREFETCH": self.ahead}
-        if self.ahead or "merge" in self.problem.kernel or self.problem.kernel == "norm backward":
+            return {**constants, "PREFETCH": self.prefetch}
+        if self.prefetch or "merge" in self.problem.kernel or self.problem.kernel == "norm backward":
             return constants
         return {**constants, "S": self.problem.layers, "BLOCK_S": self.block_s}
 
@@ -105,3 +105,50 @@ class Launch:
         if self.device.kind == "cuda":
             return row_options(self.block_d, self.warps)
         return {"multibuffer": self.double_buffered}
+
+
+@dataclass(frozen=True)
+class TableLaunch:
+    """The launch that fills a table of offsets: one program.
+
+    Attributes:
+        device: the chip.
+    """
+
+    device: Device = field(repr=False)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 1} if self.device.kind == "cuda" else {}
+
+
+@dataclass(frozen=True)
+class WeightsLaunch:
+    """The launch that adds partial sums [n, width] over n: programs take columns.
+
+    Attributes:
+        width: elements of a row.
+        device: the chip.
+        block_m, block_d: rows and columns of a tile.
+    """
+
+    width: int
+    device: Device = field(repr=False)
+    block_m: int
+    block_d: int
+
+    @property
+    def grid(self) -> int:
+        return min(ceil(self.width / self.block_d), self.device.max_grid)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"D": self.width, "BLOCK_M": self.block_m, "BLOCK_D": self.block_d}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 4} if self.device.kind == "cuda" else {}

@@ -1,15 +1,15 @@
-"""Device code for CUDA, where many warps share a tile: one token, several of its blocks at once. Formulas: kernels.py.
+"""Device code for CUDA, where many warps share a tile: one token, several of its blocks at once. Formulas: tile.py.
 
 A tile is BLOCK_N blocks by whole rows of BLOCK_D >= D columns, whose loads are all under way together. Where a token's
 blocks fit in one tile, the backward reads them once and holds them in registers; otherwise it sweeps over them twice, as
-kernels_backward.py does, and finds them in the L2 cache the second time.
+backward.py does, and finds them in the L2 cache the second time.
 """
 
 import triton
 import triton.language as tl
 
-from .kernels import ALIGNMENT
-from .kernels_backward import NO_GRADIENT
+from .backward import NO_GRADIENT
+from .tile import ALIGNMENT
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Device code for rows that do not fit on chip, and for more layers than do. Formulas, tiles and blocks: kernels.py.
+"""Device code for rows that do not fit on chip, and for more layers than do. Formulas, tiles and blocks: tile.py.
 
 Programs take one block of columns of one tile of tokens. What sums over a whole row is written as one partial sum per block
 of columns and added up in between (small tensors, [blocks, tokens, layers]):
@@ -12,8 +12,8 @@ so that every block is read twice in each direction, whatever the number of laye
 import triton
 import triton.language as tl
 
-from .kernels import block_at, load_rows, load_statistic, store_rows, store_statistic
-from .kernels_backward import NO_GRADIENT
+from .backward import NO_GRADIENT
+from .tile import block_at, load_rows, load_statistic, store_rows, store_statistic
 
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])

@@ -12,9 +12,10 @@ from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from . import launch_columns, reference
-from .blocks import KERNELS, Blocks, rows_of
-from .launch import cached_spec, gradient_pointers, smaller, weights_gradient
+from .. import reference
+from . import split_d
+from .single import cached_spec, gradient_pointers, smaller, weights_gradient
+from .sources import KERNELS, Blocks, rows_of
 
 
 def phase1(
@@ -46,10 +47,10 @@ def phase1(
 
     if spec is not None and launch_with_fallback("attn_res phase 1", spec, run, smaller):
         return o, maximum, total, score, rstd
-    score, rstd = launch_columns.scores(blocks, reference.fuse_qk_weight(queries, w_norm), eps, device)
+    score, rstd = split_d.scores(blocks, reference.fuse_qk_weight(queries, w_norm), eps, device)
     maximum = score.amax(0)
     weights = torch.exp(score - maximum)
-    return launch_columns.weighted_sum(blocks, weights, torch.float32, device), maximum, weights.sum(0), score, rstd
+    return split_d.weighted_sum(blocks, weights, torch.float32, device), maximum, weights.sum(0), score, rstd
 
 
 def phase1_backward(
@@ -74,12 +75,12 @@ def phase1_backward(
         do = torch.zeros(1, 1, 1, device=score.device).expand(*maximum.shape, blocks.width).contiguous()
     elif do.stride(2) != 1:
         do = do.contiguous()
-    e = launch_columns.products(blocks, do, device)
+    e = split_d.products(blocks, do, device)
     weights, dscore = reference.exponentials_backward(score, maximum, e, dmaximum, dtotal)
     ds_rstd, dv_coef = reference.score_gradients(score, rstd, dscore, blocks.width)
     outputs = gradient_pointers(gradients, blocks.aligned, device)
     g = reference.fuse_qk_weight(queries, w_norm)
-    dg = launch_columns.gradients(blocks, do, g, weights, ds_rstd, dv_coef, outputs, any(needed), device)
+    dg = split_d.gradients(blocks, do, g, weights, ds_rstd, dv_coef, outputs, any(needed), device)
     return reference.fuse_qk_weight_backward(dg, queries, w_norm, needed)
 
 
@@ -117,7 +118,7 @@ def merge(
             tensors = (o, maximum, total, partial, x, *weights, h, y, joined, *statistics)
             scalars = (n_tokens, s_o, s_partial, s_x, eps, norm_eps)
             grid = spec.launch.grid(n_tokens)
-            KERNELS.launch("kernels_merge", "attn_res_merge_kernel", spec, grid, tensors, scalars)
+            KERNELS.launch("kernels.merge", "attn_res_merge_kernel", spec, grid, tensors, scalars)
         return spec.launch.whole_rows
 
     if _whole_rows("merge", width, partial.dtype, (s_o, s_partial, s_x), device, run):
@@ -186,7 +187,7 @@ def merge_backward(
             read = (dh, dpartial, o, maximum, total, partial, w_query, w_norm, score, rstd, lse)
             tensors = (*read, do, dmaximum, dtotal, dblock, dg)
             scalars = (n_tokens, *strides)
-            KERNELS.launch("kernels_merge", "attn_res_merge_backward_kernel", spec, grid, tensors, scalars)
+            KERNELS.launch("kernels.merge", "attn_res_merge_backward_kernel", spec, grid, tensors, scalars)
             found[:] = weights_gradient(dg, w_query, w_norm, needed, device)
         return launch.whole_rows
 
@@ -237,7 +238,7 @@ def normalise_backward(
             grid = spec.launch.grid(n_tokens)
             dweight = allocate(h, (grid, width), torch.float32) if need_dweight else None
             tensors, scalars = (dy, dh, h, weight, norm_rstd, whole, dweight), (n_tokens, s_dy, s_dh)
-            KERNELS.launch("kernels_merge", "attn_res_norm_backward_kernel", spec, grid, tensors, scalars)
+            KERNELS.launch("kernels.merge", "attn_res_norm_backward_kernel", spec, grid, tensors, scalars)
             found[:] = [None if dweight is None else dweight.sum(0).to(weight.dtype)]
         return spec.launch.whole_rows
 

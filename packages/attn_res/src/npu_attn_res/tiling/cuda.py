@@ -1,4 +1,4 @@
-"""Blocks for CUDA: powers of two, as stock Triton asks for."""
+"""Blocks of AttnRes's kernels on CUDA: powers of two, as stock Triton asks for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from npu_tiling import ALL_TILES, Device
 from npu_tiling.budget.arithmetic import power_of_two
 
-from .tiling_launch import COLUMN_KERNELS, Launch, Problem
+from .launches import COLUMN_KERNELS, Launch, Problem, WeightsLaunch
 
 # Measured on an H200 with the shapes of the README's table: loads of a few small tiles under way, not one large tile.
 STAGES = 3  # tiles under way in a loop over blocks
@@ -24,7 +24,7 @@ ROW_ELEMENTS_PER_WARP, ROW_PER_CORE = 1024, 2  # merge and the gradient of the R
 SCRATCH_BYTES = 1024  # of shared memory, that reductions over warps take at most
 
 
-def cuda_launch(problem: Problem, device: Device) -> Launch | None:
+def row_launch(problem: Problem, device: Device) -> Launch | None:
     """Whole rows; None where they are too wide, or where there are too many layers."""
     block_d = power_of_two(problem.width)
     if problem.kernel == "forward of layers":
@@ -66,7 +66,7 @@ def shared_bytes(launch: Launch) -> int:
     return (launch.stages - 1) * launch.block_n * launch.block_d * launch.problem.itemsize + SCRATCH_BYTES
 
 
-def cuda_smaller(launch: Launch) -> Launch | None:
+def smaller(launch: Launch) -> Launch | None:
     """The next smaller launch for a kernel that needs more than the device has; None at the end.
 
     The last one of a kernel for whole rows has fewer columns than a row: none fits, and other kernels are to take columns.
@@ -86,8 +86,13 @@ def _fewer_under_way(launch: Launch) -> Launch:
     return dataclasses.replace(launch, stages=launch.stages - 1)
 
 
-def cuda_columns_launch(problem: Problem, device: Device) -> Launch:
+def columns_launch(problem: Problem, device: Device) -> Launch:
     """One block of columns."""
     block_s = power_of_two(problem.layers)
     block_d = max(1, min(power_of_two(problem.width), COLUMN_ELEMENTS // block_s))
     return Launch(problem, device, block_s=block_s, block_d=block_d, warps=COLUMN_WARPS, per_core=COLUMN_PER_CORE)
+
+
+def weights_launch(width: int, device: Device) -> WeightsLaunch:
+    """Blocks of the kernel that adds the partial sums of dg."""
+    return WeightsLaunch(width, device, 32, min(64, power_of_two(width)))

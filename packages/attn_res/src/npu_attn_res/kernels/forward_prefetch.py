@@ -1,6 +1,6 @@
-"""Device code of the forward for Ascend and one layer, where the next block is loaded ahead. Formulas: kernels.py.
+"""Device code of the forward for Ascend and one layer, where the next block is loaded ahead. Formulas: tile.py.
 
-As in kernels_forward.py, but that the reference is the first block's score: it costs the vector unit a third less to add to
+As in forward.py, but that the reference is the first block's score: it costs the vector unit a third less to add to
 sums that keep their scale. These overflow if a later score is higher by 88: from the first tile on in which one is by 30, a
 program does its tiles again, with the highest score so far. (A branch that scales within the loop loses the reference on
 CANN 8.5, whose compiler puts products over it.)
@@ -14,8 +14,8 @@ from one block or tile to the next, as is the tile to be stored, is left alone.
 import triton
 import triton.language as tl
 
-from .kernels import ALIGNMENT, block_at, fetch_whole_rows, load_query, store_columns
-from .kernels_forward import forward_tiles, score_rows, store_output, store_scores, store_sums
+from .forward import forward_tiles, score_rows, store_output, store_scores, store_sums
+from .tile import ALIGNMENT, block_at, fetch_whole_rows, load_query, store_columns
 
 LARGE = tl.constexpr(1e13)  # a sum of exp(s - reference) from which on the reference was too low: e^30
 OVERFLOW = tl.constexpr(3e38)  # a sum of squares from which on it is infinite, or as good as
@@ -33,7 +33,7 @@ def next_block(p_v, p_table, s_block, s_token, i_block, n_blocks, i_token, n_tok
 
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
-def attn_res_forward_ahead_kernel(
+def attn_res_forward_prefetch_kernel(
     p_v,
     p_table,
     p_query,

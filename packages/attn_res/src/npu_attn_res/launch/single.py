@@ -1,4 +1,4 @@
-"""From blocks to kernel launches: whole rows, one launch each way. Rows and layers that do not fit: launch_columns.py."""
+"""From blocks to kernel launches: whole rows, one launch each way. Rows and layers that do not fit: split_d.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from . import launch_columns, reference, tiling
-from .blocks import KERNELS, Blocks, rows_of, table_of
+from .. import reference, tiling
+from . import split_d
+from .sources import KERNELS, Blocks, rows_of, table_of
 
 
 def forward(
@@ -49,7 +50,7 @@ def forward(
         if launch.block_n:
             tensors: tuple[Any, ...] = (*common, norm_rstd)
             scalars: tuple[Any, ...] = (*numbers, eps, norm_eps)
-            KERNELS.launch("kernels_sources", "attn_res_forward_sources_kernel", spec, grid, tensors, scalars)
+            KERNELS.launch("kernels.cuda", "attn_res_forward_sources_kernel", spec, grid, tensors, scalars)
         elif launch.whole_rows:
             tensors = (*common, None, norm_rstd)
             scalars = (*numbers, blocks.width, eps, norm_eps)
@@ -60,12 +61,12 @@ def forward(
     if spec is not None and launch_with_fallback("attn_res forward", spec, run, smaller):
         return h, y, score, rstd, lse, norm_rstd
     g = reference.fuse_qk_weight(w_query, w_norm).unsqueeze(0)
-    scores, rstd = launch_columns.scores(blocks, g, eps, device)
+    scores, rstd = split_d.scores(blocks, g, eps, device)
     # One token's at a time: PyTorch adds in an order that is the same for any number of tokens.
     total = torch.logsumexp(scores.movedim(0, -1).contiguous(), -1)
-    h = launch_columns.weighted_sum(blocks, torch.exp(scores - total), blocks.dtype, device).view(h.shape)
+    h = split_d.weighted_sum(blocks, torch.exp(scores - total), blocks.dtype, device).view(h.shape)
     if norm_weight is not None:
-        y, norm_rstd = launch_columns.normalise(h, norm_weight, norm_eps, device)
+        y, norm_rstd = split_d.normalise(h, norm_weight, norm_eps, device)
     return h, y, scores.squeeze(-1), rstd, total.squeeze(-1), norm_rstd
 
 
@@ -103,9 +104,9 @@ def backward(
         dg = allocate(dh, (grid, blocks.width), torch.float32) if any(needed) else None
         common = (blocks.base, blocks.table, w_query, w_norm, score, rstd, lse, dv, dv_table, dg)
         if launch.block_n:
-            KERNELS.launch("kernels_sources", "attn_res_backward_sources_kernel", spec, grid, (dh, *common), scalars)
+            KERNELS.launch("kernels.cuda", "attn_res_backward_sources_kernel", spec, grid, (dh, *common), scalars)
         else:
-            KERNELS.launch("kernels_backward", "attn_res_backward_kernel", spec, grid, (dh, h, *common), scalars)
+            KERNELS.launch("kernels.backward", "attn_res_backward_kernel", spec, grid, (dh, h, *common), scalars)
         return True, dg
 
     if spec is not None:
@@ -115,9 +116,9 @@ def backward(
     g = reference.fuse_qk_weight(w_query, w_norm).unsqueeze(0)
     do = dh.reshape(blocks.n_tokens, 1, blocks.width)
     weights = torch.exp(score - lse).unsqueeze(-1)
-    dscore = reference.softmax_backward(weights, launch_columns.products(blocks, do, device))
+    dscore = reference.softmax_backward(weights, split_d.products(blocks, do, device))
     ds_rstd, dv_coef = reference.score_gradients(score.unsqueeze(-1), rstd, dscore, blocks.width)
-    dg = launch_columns.gradients(blocks, do, g, weights, ds_rstd, dv_coef, (dv, dv_table, aligned), any(needed), device)
+    dg = split_d.gradients(blocks, do, g, weights, ds_rstd, dv_coef, (dv, dv_table, aligned), any(needed), device)
     return reference.fuse_qk_weight_backward(dg, w_query, w_norm, needed)
 
 
@@ -144,7 +145,7 @@ def weights_gradient(
     spec = _weights_spec(partials.shape[1], device)
     tensors = (partials, w_query, w_norm, dquery, dnorm)
     grid = spec.launch.grid
-    KERNELS.launch("kernels_backward", "attn_res_weights_kernel", spec, grid, tensors, (partials.shape[0],))
+    KERNELS.launch("kernels.backward", "attn_res_weights_kernel", spec, grid, tensors, (partials.shape[0],))
     return dquery, dnorm
 
 

@@ -1,4 +1,4 @@
-"""Device code of Attention Residuals: rows and blocks. The forward: kernels_forward.py, kernels_ahead.py.
+"""Device code of Attention Residuals: tiles of rows and blocks, their loads and stores.
 
     r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = w_query * w_norm
     alpha = softmax_i(s)                     h = sum_i alpha_i v_i
@@ -148,47 +148,3 @@ def normalise_rows(b_h, p_weight, p_y, p_rstd, i_row, n_rows, eps, D: tl.constex
     store_rows(p_y + i_row * D, D, b_h * b_rstd[:, None] * b_weight, n_rows, D, R, C, EXACT)
     if p_rstd is not None:
         store_statistic(p_rstd + i_row, b_rstd, n_rows, R)
-
-
-@triton.jit(
-    do_not_specialize=["first", "o_0", "o_1", "o_2", "o_3", "o_4", "o_5", "o_6", "o_7"]
-    + ["o_8", "o_9", "o_10", "o_11", "o_12", "o_13", "o_14", "o_15"]
-)
-def attn_res_table_kernel(
-    p_table,
-    first,
-    o_0: tl.int64,
-    o_1: tl.int64,
-    o_2: tl.int64,
-    o_3: tl.int64,
-    o_4: tl.int64,
-    o_5: tl.int64,
-    o_6: tl.int64,
-    o_7: tl.int64,
-    o_8: tl.int64,
-    o_9: tl.int64,
-    o_10: tl.int64,
-    o_11: tl.int64,
-    o_12: tl.int64,
-    o_13: tl.int64,
-    o_14: tl.int64,
-    o_15: tl.int64,
-):
-    """Sixteen entries of a table of offsets, from `first` on; arguments of a launch need no copy from the host."""
-    p_entry = p_table + first
-    tl.store(p_entry, o_0)
-    tl.store(p_entry + 1, o_1)
-    tl.store(p_entry + 2, o_2)
-    tl.store(p_entry + 3, o_3)
-    tl.store(p_entry + 4, o_4)
-    tl.store(p_entry + 5, o_5)
-    tl.store(p_entry + 6, o_6)
-    tl.store(p_entry + 7, o_7)
-    tl.store(p_entry + 8, o_8)
-    tl.store(p_entry + 9, o_9)
-    tl.store(p_entry + 10, o_10)
-    tl.store(p_entry + 11, o_11)
-    tl.store(p_entry + 12, o_12)
-    tl.store(p_entry + 13, o_13)
-    tl.store(p_entry + 14, o_14)
-    tl.store(p_entry + 15, o_15)

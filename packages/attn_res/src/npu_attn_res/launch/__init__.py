@@ -1,0 +1,1 @@
+"""From tensors to kernel launches: how sources lie, tiling, allocation."""

@@ -1,0 +1,109 @@
+"""What each kernel keeps in the Unified Buffer at once, as the compilers plan it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from npu_tiling import Device, Tile, footprint
+from npu_tiling.budget.arithmetic import FP32
+
+from .launches import Launch, Problem
+
+# Unified Buffer that a kernel takes: bytes for every element of its rows, and for every column once. What the compilers of
+# CANN 8.5 and 9.0 ask for, the larger, when they refuse a tile and reuse whatever they can; tests hold these numbers
+# against them. For each kernel: dav-c220 with bf16 or fp16, with fp32; dav-c310 with bf16 or fp16, with fp32.
+_BYTES = {
+    "forward": ((20, 4), (28, 8), (22, 1), (32, 1)),
+    "forward, normalised": ((22, 4), (25, 8), (22, 2), (24, 4)),
+    "phase 1": ((23, 4), (28, 8), (24, 4), (28, 4)),  # of one layer
+    "forward of layers": ((24, 4), (24, 4), (20, 1), (20, 1)),
+    "forward of layers, one buffer": ((20, 1), (20, 1), (16, 1), (16, 1)),
+    "backward": ((24, 5), (28, 9), (21, 5), (28, 9)),
+    "backward from fp32": ((28, 5), (28, 9), (21, 5), (30, 15)),  # dh in fp32, whatever the blocks are
+    "products": ((20, 8), (22, 8), (16, 8), (16, 8)),
+    "weighted sum": ((17, 8), (20, 8), (16, 8), (16, 8)),
+    "gradient": ((36, 16), (36, 16), (26, 16), (27, 20)),
+    "merge": ((20, 4), (20, 4), (18, 3), (24, 8)),
+    "merge backward": ((28, 4), (30, 3), (33, 4), (48, 0)),
+    "norm backward": ((20, 6), (26, 4), (23, 10), (26, 15)),
+}
+PREFETCHED = ("forward", "forward, normalised", "phase 1")  # what loads prefetch, with several rows
+
+
+class RowWay(NamedTuple):
+    """A way to run a kernel on one row at a time, and the bytes an element that it takes, as above."""
+
+    prefetch: bool
+    double_buffered: bool
+    bytes: tuple[int, int, int, int]
+
+
+# For each kernel the fastest way first.
+ROW_WAYS = {
+    "forward": (
+        RowWay(True, True, (28, 36, 28, 40)),  # CANN 9.1 wants 4 more than the others to keep both buffers
+        RowWay(True, False, (24, 32, 28, 26)),
+        RowWay(False, False, (20, 20, 16, 16)),
+    ),
+    "forward, normalised": (
+        RowWay(True, True, (28, 36, 28, 40)),
+        RowWay(True, False, (26, 28, 26, 28)),
+        RowWay(False, False, (20, 20, 16, 16)),
+    ),
+    "phase 1": (
+        RowWay(True, True, (28, 36, 30, 40)),
+        RowWay(True, False, (28, 32, 30, 26)),
+        RowWay(False, False, (20, 20, 16, 16)),
+    ),
+    "backward": (
+        RowWay(True, True, (32, 44, 30, 40)),
+        RowWay(True, False, (28, 28, 26, 24)),
+        RowWay(False, False, (26, 22, 22, 24)),  # 24 in most compilations with CANN 8.5, whose plans differ
+    ),
+    "backward from fp32": (
+        RowWay(True, True, (36, 44, 30, 40)),
+        RowWay(True, False, (28, 28, 26, 24)),
+        RowWay(False, False, (26, 22, 24, 24)),
+    ),
+    "merge": (RowWay(False, True, (24, 24, 21, 32)), RowWay(False, False, (16, 16, 16, 20))),
+    "merge backward": (RowWay(False, True, (32, 33, 37, 48)), RowWay(False, False, (24, 22, 28, 28))),
+    "norm backward": (RowWay(False, True, (26, 30, 33, 41)), RowWay(False, False, (22, 22, 28, 28))),
+}
+
+
+def ub_bytes(launch: Launch) -> int:
+    """Unified Buffer that a launch on Ascend takes."""
+    rows = launch.block_m * launch.block_s
+    if rows == 1 and launch.problem.kernel in ROW_WAYS:
+        tiles = [Tile("row", (1, launch.block_d), row_way(launch).bytes[_column(launch)]), _statistics(1)]
+        return footprint(tiles, {}, launch.device)
+    problem = launch.problem
+    if problem.kernel == "forward of layers" and not launch.double_buffered:
+        problem = dataclasses.replace(problem, kernel="forward of layers, one buffer")
+    return footprint(row_tiles(problem, launch.device, launch.block_d, rows), {}, launch.device)
+
+
+def row_tiles(problem: Problem, device: Device, columns: int | str, rows: int | str = "ROWS") -> list[Tile]:
+    """What one pass keeps on chip at once."""
+    per_element, per_column = _BYTES[problem.kernel][_column(Launch(problem, device))]
+    return [
+        Tile("rows", (rows, columns), per_element),
+        Tile("weights", (1, columns), per_column),
+        _statistics(rows),
+    ]
+
+
+def row_way(launch: Launch) -> RowWay:
+    """How a launch runs its kernel on one row."""
+    ways = ROW_WAYS[launch.problem.kernel]
+    return next(way for way in ways if (way.prefetch, way.double_buffered) == (launch.prefetch, launch.double_buffered))
+
+
+def _statistics(rows: int | str) -> Tile:
+    return Tile("statistics", (rows, 1), FP32, 26)
+
+
+def _column(launch: Launch) -> int:
+    """Of the tables of bytes."""
+    return 2 * (launch.device.arch == "dav-c310") + (launch.problem.itemsize == FP32)
