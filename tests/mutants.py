@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from npu_offline.mlir import name_of, property_of
-from npu_offline.timing.shapes import space_of
+from npu_offline.module.mlir import name_of, property_of
+from npu_offline.module.shapes import space_of
 from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, MemRefType, ModuleOp, i64
 from xdsl.ir import Operation, SSAValue
 

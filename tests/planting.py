@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import npu_offline.emulation
+import npu_offline.execute.emulation
 import npu_tiling
 from mutants import Mutant, mutants
 from npu_offline import FindingsError, OfflineError, UnsupportedError, emulate
-from npu_offline.execute.translate import translate
-from npu_offline.launcher import Launcher, RunningEmulation, running
-from npu_offline.lowering import ENTRY
-from npu_offline.native import Binary, load, shared_object_of_c
-from npu_offline.storage import bounds_of
+from npu_offline.execute.final.translate import translate
+from npu_offline.execute.launcher import Launcher, RunningEmulation, running
+from npu_offline.execute.linalg.lowering import ENTRY
+from npu_offline.execute.native import Binary, load, shared_object_of_c
+from npu_offline.execute.storage import bounds_of
 from orders import Program, conflicts, sources, traced
 from xdsl.dialects.builtin import ModuleOp
 
@@ -74,7 +74,7 @@ def sites(call: Callable[[], object], toolchain: str) -> list[Site]:
         return dataclasses.replace(real(name), vector_cores=2, cube_cores=1)
 
     with (
-        mock.patch.object(npu_offline.emulation, "Launcher", Keeping),
+        mock.patch.object(npu_offline.execute.emulation, "Launcher", Keeping),
         mock.patch.object(npu_tiling, "soc", small),
         # What differs from Linalg IR is no matter here: CANN 8.5 drops roundings.
         emulate(SOC, toolchain=toolchain, threads=1, checks=True, keep_going=True, mutate=modules.append),

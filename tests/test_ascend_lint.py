@@ -10,7 +10,7 @@ from pathlib import Path
 import npu_offline
 import pytest
 from npu_offline.check import load_calls, load_sample
-from npu_offline.lint.package import examine_all, load
+from npu_offline.check.linting import examine_all, load
 
 PACKAGES = sorted(path.parents[1] for path in Path(__file__).parents[1].glob("packages/*/tests/ascend_calls.py"))
 SOC, TOOLCHAIN = "Ascend910B4", "1.2.0"

@@ -101,7 +101,7 @@ def test_affected_packages_of_this_repository():
     for key in operators:
         assert selected(f"packages/{key}/src/x.py") == {key}
     assert selected("shared/npu_tiling/src/npu_tiling/fit.py") == {*packages}
-    assert selected("shared/npu_offline/src/npu_offline/emulation.py") == {*packages} - {"npu_tiling"}
+    assert selected("shared/npu_offline/src/npu_offline/execute/emulation.py") == {*packages} - {"npu_tiling"}
     assert selected("shared/npu_bench/src/npu_bench/cli.py") == {"npu_bench"}
     for everything in ("hatch.toml", "pytest.ini", "tests/conftest.py", "tools/versions.toml", ".github/workflows/ci.yml"):
         assert selected(everything) == {*packages}

@@ -5,7 +5,7 @@ from pathlib import Path
 import npu_offline
 import pytest
 from npu_offline.check import load_calls, load_sample
-from npu_offline.execute.calls import execute_calls
+from npu_offline.check.execution import execute_calls
 
 PACKAGES = sorted(path.parents[1] for path in Path(__file__).parents[1].glob("packages/*/tests/ascend_calls.py"))
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"

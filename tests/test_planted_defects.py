@@ -2,7 +2,7 @@
 
 import npu_offline
 import pytest
-from npu_offline.mlir import name_of, property_of
+from npu_offline.module.mlir import name_of, property_of
 from planted_calls import CALLS, call_of
 from planting import changes, planted, run, sites
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from npu_offline import toolchains
+from npu_offline.toolchain import compilers as toolchains
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table

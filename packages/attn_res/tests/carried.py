@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from itertools import combinations
 from math import prod
 
-from npu_offline.mlir import name_of, opt, parse
+from npu_offline.module.mlir import name_of, parse
 from npu_offline.reports import Report
-from npu_offline.toolchains import printer
+from npu_offline.toolchain.compilers import printer
+from npu_offline.toolchain.opt import opt
 from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Block, Operation, SSAValue
 

@@ -2,7 +2,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from npu_offline import cache, toolchains
+from npu_offline.toolchain import cache
+from npu_offline.toolchain import compilers as toolchains
 
 sys.path.insert(0, str(Path(__file__).parent))  # sample_kernels.py, which pytest's importlib mode leaves out
 

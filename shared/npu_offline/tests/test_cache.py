@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from npu_offline import CompilationError, OfflineError, cache, compile_kernel, emulate, native, processes
+from npu_offline import CompilationError, OfflineError, compile_kernel, emulate
 from npu_offline.cli import main
+from npu_offline.execute import native
+from npu_offline.toolchain import cache, processes
 from sample_kernels import expf
 
 SIGNATURE = {"x_ptr": "*fp32", "y_ptr": "*fp32"}
@@ -43,7 +45,7 @@ def test_damaged_reports_are_made_again(empty_cache):
 
 
 def test_damaged_runtime_is_made_again(empty_cache):
-    code = "from npu_offline import native; native.runtime()"
+    code = "from npu_offline.execute import native; native.runtime()"
     for _ in range(2):
         subprocess.run([sys.executable, "-c", code], check=True)
         (path,) = (empty_cache / "runtime").iterdir()
@@ -115,10 +117,10 @@ def test_a_program_that_does_not_end_is_stopped_and_named():
 
 
 def test_every_program_is_run_with_a_limit():
-    source = Path(cache.__file__).parent
+    source = Path(cache.__file__).parents[1]
     starts = re.compile(r"subprocess\.(run|call|check_\w+|Popen)\(")
     files = {str(file.relative_to(source)) for file in source.rglob("*.py") if starts.search(file.read_text())}
-    assert files == {"processes.py", "ranks.py"}, "ranks has a deadline of its own; all others use processes.run"
+    assert files == {"toolchain/processes.py", "ranks.py"}, "ranks has a deadline of its own; all others use processes.run"
 
 
 def test_doctor_names_what_is_missing(own, capsys, monkeypatch):

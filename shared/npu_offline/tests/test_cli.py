@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from npu_offline import toolchains
 from npu_offline.cli import main
+from npu_offline.toolchain import compilers as toolchains
 
 CALLS = """
 import torch

@@ -7,11 +7,13 @@ import npu_tiling
 import pytest
 import triton
 import triton.language as tl
-from npu_offline import CompilationError, UnsupportedError, compilation, compile_kernel, record, supported
-from npu_offline.mlir import opt, parse
-from npu_offline.plan import read_spec
+from npu_offline import CompilationError, UnsupportedError, compile_kernel, record, supported
+from npu_offline.module.mlir import parse
+from npu_offline.module.plan import read_spec
 from npu_offline.reports import Report
-from npu_offline.toolchains import VERSIONS, is_a5, tool
+from npu_offline.toolchain import compilation
+from npu_offline.toolchain.compilers import VERSIONS, is_a5, tool
+from npu_offline.toolchain.opt import opt
 from sample_kernels import rms_norm
 
 
@@ -158,7 +160,7 @@ def test_second_time_comes_from_the_cache(empty_cache, monkeypatch):
 
 
 def test_processes_may_share_a_cache(empty_cache):
-    ttir, linalg = compilation.front_end_of(compilation._as_record(rms_norm, SIGNATURE, {"D": 512, "BM": 2}, None))[1:]
+    ttir, linalg = compilation.front_end_of(compilation.as_record(rms_norm, SIGNATURE, {"D": 512, "BM": 2}, None))[1:]
     arguments = ("rms_norm", ttir, linalg, {}, "Ascend910B4", "1.2.0")
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         one, other = pool.starmap(compilation.compile_linalg, [arguments, arguments])

@@ -7,8 +7,8 @@ import sample_kernels
 import timing_kernels
 import torch
 from npu_offline import UnsupportedError, record
+from npu_offline.commands.time import chrome_trace
 from npu_offline.timing import costs_of, cube_costs, model, time_launch
-from npu_offline.timing.command import chrome_trace
 
 CUBE_SUSTAINED = 221.5e12  # bf16 matmul of PyTorch, operations a second; where it was published has not been noted
 SOC, TOOLCHAINS = "Ascend910B4", ("1.0.0", "1.1.0", "1.2.0")

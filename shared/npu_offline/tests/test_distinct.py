@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from npu_offline import FindingsError, OfflineError, OutOfBoundsError, emulate
-from npu_offline.mlir import name_of
+from npu_offline.module.mlir import name_of
 
 TOOLCHAINS = ("1.0.0", "1.1.0", "1.2.0")
 TAIL = 1  # of four programs: rows 36, the last one, is the tenth tile of four rows

@@ -8,9 +8,9 @@ import sample_kernels
 import timing_kernels
 import torch
 from npu_offline import FindingsError, OutOfBoundsError, emulate
-from npu_offline.execute.calls import execute_calls
-from npu_offline.execute.compare import bytes_at, differences
-from npu_offline.mlir import name_of, property_of, symbol_of
+from npu_offline.check.execution import execute_calls
+from npu_offline.execute.final.compare import bytes_at, differences
+from npu_offline.module.mlir import name_of, property_of, symbol_of
 from xdsl.dialects.builtin import SymbolRefAttr
 
 TOOLCHAINS = ("1.0.0", "1.1.0", "1.2.0")

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from npu_offline import cache
+from npu_offline.toolchain import cache
 
 CACHE = cache.cache_dir()
 TESTS = """

@@ -5,7 +5,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from npu_offline.emulation import missing_triton_ascend
+from npu_offline.toolchain.triton_ascend import missing_triton_ascend
 from sample_kernels import cast, running_sum
 
 pytestmark = pytest.mark.skipif(

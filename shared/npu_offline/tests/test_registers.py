@@ -2,7 +2,7 @@
 
 import pytest
 from npu_offline import UnsupportedError
-from npu_offline.mlir import parse
+from npu_offline.module.mlir import parse
 from npu_offline.timing import costs_of
 from npu_offline.timing.instructions import SetFlag
 from npu_offline.timing.program import translate

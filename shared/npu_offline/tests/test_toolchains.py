@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import npu_tiling
 import pytest
 from npu_offline import OfflineError, ToolchainMissingError, compile_kernel, emulate, fetch, installed, supported
-from npu_offline import toolchains as module
+from npu_offline.toolchain import compilers as module
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_what_each_version_supports():
 
 
 def test_missing_c_compiler_is_named(monkeypatch):
-    from npu_offline import native
+    from npu_offline.execute import native
 
     monkeypatch.setenv("CC", "")
     monkeypatch.setenv("PATH", "")
@@ -179,7 +179,7 @@ def test_missing_c_compiler_is_named(monkeypatch):
 
 
 def test_chosen_c_compiler_is_used(monkeypatch):
-    from npu_offline import native
+    from npu_offline.execute import native
 
     monkeypatch.setenv("CC", "cc -g0")
     assert native.c_compiler() == ["cc", "-g0"]

@@ -5,10 +5,8 @@ import sys
 
 import npu_tiling
 import pytest
-from npu_offline.check import load_calls
+from npu_offline.check import execution, load_calls, verdicts
 from npu_offline.cli import main
-from npu_offline.execute import calls as execution
-from npu_offline.execute import verdicts
 
 CALLS = """
 import sys
@@ -114,20 +112,17 @@ def test_another_compiler_machine_environment_or_seed_is_another_verdict(package
     assert execute(package).kept
 
 
-def test_all_code_that_executes_a_call_is_part_of_the_key(package):
-    execute(package)
+def test_all_code_that_executes_a_call_is_part_of_the_key():
     root = verdicts._PACKAGE
-    loaded = {
-        path.relative_to(root).parts[:-1]
-        for name, module in list(sys.modules.items())
-        if name.startswith("npu_offline.") and (path := verdicts.Path(module.__file__)).is_relative_to(root)
-    }
-    elsewhere = {("lint",), ("reporting",), ("tune",), ("properties",), ("cann",)}  # beside execution, not below it
-    assert loaded - elsewhere <= {() if folder == "." else (folder,) for folder in verdicts._FOLDERS}
-    for path in (*root.glob("*.py"), *root.glob("execute/*.py"), *root.glob("timing/*.py")):
-        imports = re.findall(r"^ *from \.+(\w+)", path.read_text(), re.MULTILINE)
-        if path.name not in ("cli.py", "plugin.py"):
-            assert not {name for (name,) in elsewhere if name in imports}, path
+    beside = {"cli.py", "plugin.py", "check/linting.py"}  # nothing that executes a call imports these
+    files = [path for path in verdicts._machine_files() if path.suffix == ".py"]
+    assert root / "execute" / "final" / "machine.c" in verdicts._machine_files()
+    assert root / "execute" / "runtime" / "runtime.c" in verdicts._machine_files()
+    for path in files:
+        if str(path.relative_to(root)) not in beside:
+            for dots, name in re.findall(r"^ *from (\.+)(\w*)", path.read_text(), re.MULTILINE):
+                imported = path.parents[len(dots) - 1] / name
+                assert imported.with_suffix(".py") in files or imported / "__init__.py" in files, (path, name)
 
 
 def test_findings_are_kept_and_what_was_not_executed_whole_is_not(package, monkeypatch):

@@ -1,7 +1,5 @@
 """Compile, check and emulate Ascend Triton kernels on a machine without an NPU, with the real Ascend compiler."""
 
-from .compilation import compile_kernel
-from .emulation import emulate, record
 from .errors import (
     CompilationError,
     Finding,
@@ -12,9 +10,12 @@ from .errors import (
     ToolchainMissingError,
     UnsupportedError,
 )
+from .execute.emulation import emulate
+from .execute.recording import record
 from .launches import Emulation, Launch, LaunchRecord, Ledger, Traffic
 from .reports import Report, Usage
-from .toolchains import VERSIONS, fetch, installed, supported
+from .toolchain.compilation import compile_kernel
+from .toolchain.compilers import VERSIONS, fetch, installed, supported
 
 __all__ = [
     "VERSIONS",

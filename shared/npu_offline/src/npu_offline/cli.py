@@ -1,29 +1,14 @@
-"""The command line: `npu-offline fetch`, `check` and, from their own modules, the others."""
+"""The command line. Each command is a module of the folder `commands`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-import npu_tiling
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
-from . import check, maintenance, toolchains
+from .commands import check, lint, maintenance, report, time, tune
 from .errors import OfflineError
-from .lint import command as lint_command
-from .reporting import command as report_command
-from .timing import command as timing_command
-from .tune import command as tune_command
-
-if TYPE_CHECKING:
-    from .execute.calls import Executed
+from .toolchain import compilers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,157 +22,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="npu-offline", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="npu-offline", description="Ascend Triton kernels without an NPU: compile, execute, check, lint and time them"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     fetch = commands.add_parser("fetch", help="install compiler versions into the cache folder")
-    fetch.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(toolchains.VERSIONS)} (all)")
+    fetch.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(compilers.VERSIONS)} (all)")
     fetch.set_defaults(run=_fetch)
-    checker = commands.add_parser("check", help="compile every kernel that a package launches, and execute it with checks")
-    checker.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
-    checker.add_argument("--soc", action="append", choices=sorted(npu_tiling.SOCS), metavar="NAME", help="a chip (all)")
-    checker.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
-    checker.add_argument("--every-chip", action="store_true", help="compile even where chips differ in name alone")
-    checker.add_argument("--jobs", type=int, metavar="N", help="compilations at a time (all cores)")
-    checker.add_argument("--compiler", type=Path, metavar="PATH", help="an installed CANN's bishengir-compile")
-    checker.add_argument("--compile-only", action="store_true", help="do not execute what was compiled")
-    checker.add_argument("--fresh", action="store_true", help="execute calls again whose verdict is kept from before")
-    checker.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    checker.set_defaults(run=_check)
-    lint_command.add_parser(commands)
-    timing_command.add_parser(commands)
-    tune_command.add_parser(commands)
-    report_command.add_parser(commands)
+    check.add_parser(commands)
+    lint.add_parser(commands)
+    time.add_parser(commands)
+    tune.add_parser(commands)
+    report.add_parser(commands)
     maintenance.add_parsers(commands)
     return parser
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    for folder in toolchains.fetch(options.versions or toolchains.VERSIONS):
+    for folder in compilers.fetch(options.versions or compilers.VERSIONS):
         print(folder)
     return 0
-
-
-def _check(options: argparse.Namespace) -> int:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=180)
-    socs = options.soc or list(npu_tiling.SOCS)
-    versions = options.toolchain or list(toolchains.VERSIONS)
-    if options.compiler is not None:
-        if options.toolchain:
-            raise OfflineError("--compiler stands instead of --toolchain")
-        versions = [toolchains.adopt(options.compiler)]
-        console.print(toolchains.describe(versions[0]), markup=False)
-    calls = check.load_calls(options.package)
-    for version in versions:
-        toolchains.tool(version, "bishengir-compile")
-    with console.status("recording launches"):
-        jobs = check.jobs_for(calls, socs, versions)
-    running = check.run_all(jobs, options.jobs, every_chip=options.every_chip)
-    results = list(track(running, "compiling", len(jobs), console=console))
-    order = {job: position for position, job in enumerate(jobs)}
-    results.sort(key=lambda result: order[result.job])
-    executed = [] if options.compile_only else _execute(options, calls, socs, versions, console)
-    console.print(_table(results, executed))
-    failures = [result for result in results if not result.ok]
-    wrong = [(call, kernel, finding) for call in executed for kernel, finding in call.findings]
-    for call, kernel, finding in wrong:
-        console.print(f"{kernel} {call.toolchain}, {call.label}: {finding}", markup=False)
-    refused = [call for call in executed if call.problem]
-    for call in refused:
-        console.print(f"{call.toolchain}, {call.label}: not executed: {call.problem}", markup=False)
-    for result in failures:
-        if result.report is None:
-            console.print(f"{result.job.kernel} {result.job.soc} {result.job.toolchain}: {result.problem}", markup=False)
-    if options.json:
-        options.json.write_text(json.dumps([_as_json(result) for result in results], indent=1))
-    console.print(f"{len(results)} compilations, {len(failures)} failed", markup=False)
-    if executed:
-        launches = [launch for call in executed for launch in call.launches]
-        programs = f"{sum(launch.programs for launch in launches)} of {sum(launch.of for launch in launches)} programs"
-        kept = sum(call.kept for call in executed)
-        counts = f"{len(executed)} calls executed, {len(launches)} launches, {programs}, {len(wrong)} findings"
-        console.print(f"{counts}, {len(refused)} calls not executed whole", markup=False)
-        if kept:
-            console.print(f"{kept} verdicts are kept from before (--fresh executes the calls again)", markup=False)
-    return 1 if failures or wrong else 0
-
-
-def _execute(
-    options: argparse.Namespace, calls: Sequence[check.Call], socs: Sequence[str], versions: Sequence[str], console: Console
-) -> list[Executed]:
-    """Every call, by every toolchain, on the first of the chips that it can be executed for."""
-    from .execute.verdicts import execute_package
-
-    found: list[Executed] = []
-    for version in versions:
-        soc = next((soc for soc in socs if toolchains.supported(soc, version) and not toolchains.is_a5(soc)), None)
-        if soc is not None:
-            running = execute_package(options.package, calls, soc, version, fresh=options.fresh)
-            found += list(track(running, f"executing {version}", len(calls), console=console))
-    return found
-
-
-def _table(results: Sequence[check.Result], executed: Sequence[Executed] = ()) -> Table:
-    """One row per kernel, tile and outcome, with the toolchains and chips that share it."""
-    ran = _ran(executed)
-    chips: dict[tuple[str, ...], list[str]] = {}
-    for result in results:
-        verdict = "" if toolchains.is_a5(result.job.soc) else ran.get((result.job.kernel, result.job.toolchain), "")
-        key = (result.job.kernel, result.job.tile, result.job.toolchain, *_outcome(result), verdict)
-        chips.setdefault(key, []).append(result.job.soc)
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for (kernel, tile, toolchain, *outcome), socs in chips.items():
-        rows.setdefault((kernel, tile, *outcome, _span(socs)), []).append(toolchain)
-    table = Table(
-        "kernel", "tile", "fits", "UB used", "doubled", "executed", "chips", "toolchains", title="UB is per vector core"
-    )
-    for (*cells, span), versions in sorted(rows.items(), key=lambda row: row[0][:2]):
-        table.add_row(*cells, span, " ".join(versions))
-    return table
-
-
-def _ran(executed: Sequence[Executed]) -> dict[tuple[str, str], str]:
-    """What the table says of a kernel's execution, by its name and the toolchain."""
-    launches: Counter[tuple[str, str]] = Counter()
-    wrong: Counter[tuple[str, str]] = Counter()
-    for call in executed:
-        launches.update((launch.kernel, call.toolchain) for launch in call.launches)
-        wrong.update((kernel, call.toolchain) for kernel, _ in call.findings)
-    return {key: f"[red]{wrong[key]} findings[/red]" if wrong[key] else f"{launches[key]} launches" for key in launches}
-
-
-def _outcome(result: check.Result) -> tuple[str, str, str]:
-    """What the table says of a result: fits, UB used, double-buffered."""
-    report = result.report
-    if report is None:
-        return ("unsupported" if result.unsupported else "[red]error[/red]", "", "")
-    if not report.fits:
-        return ("[red]no[/red]", _share(report.required_ub_bytes, report.ub.available) or report.message, "")
-    doubled = {True: "yes", False: "[yellow]no[/yellow]", None: "no loop"}[report.double_buffered]
-    return ("yes", _share(report.ub.used, report.ub.available), doubled)
-
-
-def _share(used: int | None, available: int) -> str:
-    return "" if used is None else f"{used:,} of {available:,} ({100 * used / available:.0f} %)"
-
-
-def _span(socs: Sequence[str]) -> str:
-    return socs[0] if len(socs) == 1 else f"{socs[0]} … {socs[-1]} ({len(socs)})"
-
-
-def _as_json(result: check.Result) -> dict[str, object]:
-    job, report = result.job, result.report
-    return {
-        "kernel": job.kernel,
-        "tile": job.tile,
-        "soc": job.soc,
-        "toolchain": job.toolchain,
-        "supported": not result.unsupported,
-        "fits": report.fits if report else None,
-        "ub_used": report.ub.used if report else None,
-        "ub_available": report.ub.available if report else None,
-        "required_ub_bytes": report.required_ub_bytes if report else None,
-        "double_buffered": report.double_buffered if report else None,
-        "message": report.message if report else result.problem,
-    }

@@ -11,9 +11,9 @@ from typing import Any
 
 import npu_tiling
 
-from .compilation import compile_kernel
 from .launches import LaunchRecord
-from .toolchains import VERSIONS, supported
+from .toolchain.compilation import compile_kernel
+from .toolchain.compilers import VERSIONS, supported
 
 FAMILIES = ("Ascend910B4", "Ascend950PR_957b")  # a chip of each
 

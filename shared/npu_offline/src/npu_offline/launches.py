@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from .errors import Finding
 
 
+MAX_PROGRAMS = 65535
+"""Programs of a grid: a chip takes no more."""
+
+
 @dataclass(frozen=True)
 class Traffic:
     """Global memory traffic of one pointer argument.
@@ -138,3 +142,10 @@ class LaunchRecord:
     options: Mapping[str, Any] = field(default_factory=dict)
     divisible: Sequence[str] = ()
     arguments: dict[str, Memory | int | float] = field(default_factory=dict)
+
+
+def describe_tile(launch: LaunchRecord) -> str:
+    """The constants of a launch, and the dtypes of its pointers, as tables show them."""
+    constants = [f"{key}={value}" for key, value in launch.constants.items() if value is not None]
+    pointers = [kind for kind in launch.signature.values() if kind.startswith("*")]
+    return ", ".join([*constants, " ".join(dict.fromkeys(pointers))])

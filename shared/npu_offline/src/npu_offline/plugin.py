@@ -35,9 +35,9 @@ class Place:
 def why_not(name: str) -> str | None:
     """Why tests cannot run at a place on this machine, None if they can."""
     if name == "emulated":
-        from .emulation import missing_triton_ascend
-        from .native import missing_c_compiler
-        from .toolchains import DEFAULT, installed
+        from .execute.native import missing_c_compiler
+        from .toolchain.compilers import DEFAULT, installed
+        from .toolchain.triton_ascend import missing_triton_ascend
 
         if DEFAULT not in installed():
             return f"toolchain {DEFAULT} is missing (npu-offline fetch {DEFAULT})"
@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--npu-device {forced}: {reason}")
     final = config.getoption("--npu-final")
     if final is not None:
-        from .toolchains import VERSIONS, installed
+        from .toolchain.compilers import VERSIONS, installed
 
         if final not in VERSIONS:
             raise pytest.UsageError(f"--npu-final is {final!r}, must be one of {', '.join(VERSIONS)}")
@@ -104,8 +104,8 @@ def npu_place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """
     import torch
 
-    from .emulation import emulate
-    from .toolchains import DEFAULT
+    from .execute.emulation import emulate
+    from .toolchain.compilers import DEFAULT
 
     name = request.param
     if name == "emulated":

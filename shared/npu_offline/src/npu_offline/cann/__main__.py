@@ -9,7 +9,7 @@ import sys
 import npu_tiling
 
 from ..errors import OfflineError
-from ..toolchains import DEFAULT
+from ..toolchain.compilers import DEFAULT
 from .environment import KERNELS, environment
 
 

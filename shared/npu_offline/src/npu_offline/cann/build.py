@@ -14,12 +14,12 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..cache import cache_dir
 from ..errors import CompilationError, ToolchainMissingError
-from ..processes import run
+from ..toolchain.cache import cache_dir
+from ..toolchain.processes import run
 
 _SOURCES = Path(__file__).with_name("csrc")
-_LAUNCH = Path(__file__).parents[1] / "launch.h"
+_LAUNCH = Path(__file__).parents[1] / "execute" / "runtime" / "launch.h"
 _RUNTIME = ("memory", "streams", "devices", "kernels", "profiler")
 _PYTORCH = {"libopapi.so": "opapi", "libnpu_offline_aten.so": "aten"}  # these take PyTorch's headers, too
 _ALIASES = ("libhccl", "libascendcl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")

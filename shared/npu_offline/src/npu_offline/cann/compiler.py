@@ -14,16 +14,17 @@ from pathlib import Path
 from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
-from ..compilation import HIVMC
 from ..errors import UnsupportedError
-from ..execute.compile import parsed
-from ..execute.host import host_numbers, locks, workspace_bytes
-from ..execute.translate import translate
-from ..lowering import lower
-from ..mlir import name_of, opt, parse, symbol_of
-from ..native import shared_object, shared_object_of_c
-from ..processes import run
-from ..toolchains import compiler, printer
+from ..execute.final.compile import parsed
+from ..execute.final.host import host_numbers, locks, workspace_bytes
+from ..execute.final.translate import translate
+from ..execute.linalg.lowering import lower
+from ..execute.native import shared_object, shared_object_of_c
+from ..module.mlir import name_of, symbol_of
+from ..toolchain.compilation import HIVMC
+from ..toolchain.compilers import compiler
+from ..toolchain.opt import parse_stage
+from ..toolchain.processes import run
 
 _RESERVED = "kw"  # a lock and a workspace, before the kernel's own arguments
 _GRID = 6  # its size and the program's place in it, after them
@@ -84,7 +85,7 @@ def binary_of(linalg: str, final: str, soc: str, toolchain: str, level: str) -> 
 
 def header(linalg: str, soc: str, toolchain: str) -> str:
     """The kernel's name, and a letter for each argument as kernels.cpp reads them."""
-    module = parse(opt(printer(soc, toolchain), linalg, "--mlir-print-op-generic"))
+    module = parse_stage(linalg, soc, toolchain)
     kernel = next(op for op in module.body.block.ops if op.regions and op.regions[0].blocks)
     block = kernel.regions[0].blocks[0]
     roaming = _roaming(kernel, block)

@@ -9,10 +9,10 @@ from pathlib import Path
 import npu_tiling
 from npu_tiling.installation.doctor import torch_npu_problems
 
-from ..cache import cache_dir
 from ..errors import OfflineError, ToolchainMissingError
-from ..native import native_key, runtime_path
-from ..toolchains import DEFAULT, compiler
+from ..execute.native import native_key, runtime_path
+from ..toolchain.cache import cache_dir
+from ..toolchain.compilers import DEFAULT, compiler
 from .build import build, versions
 
 KERNELS = ("final", "linalg")

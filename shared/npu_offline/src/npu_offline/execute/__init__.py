@@ -1,1 +1,1 @@
-"""Execution of final modules: what the compiler hands to hivmc, at the addresses and with the flags that it decided on."""
+"""Kernels on this host: from their Linalg IR (`linalg`), or from the final module that the compiler makes (`final`)."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Operation
 
-from ..mlir import name_of, property_of
-from ..operations import operation_of
-from ..plan import space_of
+from ..module.mlir import name_of, property_of
+from ..module.operations import operation_of
+from ..module.plan import space_of
 from .rules import Compiled, Rule
 from .view import LOOPS, integer_bits, is_bf16, kernel_of, tensor
 

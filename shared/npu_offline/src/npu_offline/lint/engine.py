@@ -9,22 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..cache import cache_dir, checked, source_digest
-from ..compilation import _SOURCES as COMPILATION_SOURCES
-from ..compilation import _as_record as as_record
 from ..launches import LaunchRecord
-from ..toolchains import DEFAULT
+from ..toolchain.cache import cache_dir, checked, source_digest
+from ..toolchain.compilation import SOURCES, as_record
+from ..toolchain.compilers import DEFAULT
 from . import arithmetic, loops, rules, transfers, view
-from .rules import Compiled, Finding, Rule, Subject, subject_of
+from .catalogue import RULES
+from .rules import Compiled, Finding, Subject, subject_of
 from .suppressions import suppressions_of
-
-RULES: Mapping[str, Rule] = {rule.name: rule for rule in (*arithmetic.RULES, *transfers.RULES, *loops.RULES)}
-"""Every rule by name."""
 
 
 def examine(subject: Subject) -> list[Finding]:
     """What the rules say of one launch, suppressed or not. Equal messages are given once."""
-    key = f"{_digest()}{source_digest('operations.py', *COMPILATION_SOURCES)}{subject!r}"
+    key = f"{_digest()}{source_digest('module/operations.py', *SOURCES)}{subject!r}"
     path = cache_dir() / "lint" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     def apply() -> bytes:

@@ -8,10 +8,10 @@ from math import prod
 from xdsl.dialects.builtin import MemRefType, TensorType
 from xdsl.ir import Operation
 
-from ..launcher import MAX_PROGRAMS
-from ..mlir import name_of
-from ..operations import operation_of
-from ..plan import addresses_of, in_innermost_loop, space_of
+from ..launches import MAX_PROGRAMS
+from ..module.mlir import name_of
+from ..module.operations import operation_of
+from ..module.plan import addresses_of, in_innermost_loop, space_of
 from .rules import Compiled, Rule
 from .view import kernel_of, loops_around
 

@@ -10,11 +10,10 @@ from typing import Any
 import npu_tiling
 from xdsl.dialects.builtin import ModuleOp
 
-from ..compilation import compile_linalg, front_end_of
-from ..launches import LaunchRecord, Memory
-from ..mlir import opt, parse
+from ..launches import LaunchRecord, Memory, describe_tile
 from ..reports import Report
-from ..toolchains import printer
+from ..toolchain.compilation import compile_linalg, front_end_of
+from ..toolchain.opt import parse_stage
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,6 @@ class Subject:
 
 def subject_of(launch: LaunchRecord, soc: str, toolchain: str) -> Subject:
     """The subject of a recorded launch."""
-    from ..check import describe_tile
-
     name, ttir, linalg = front_end_of(launch)
     kept = {name: kind for name, kind in launch.signature.items() if name not in launch.constants}
     pointers = tuple(name for name, kind in kept.items() if kind.startswith("*"))
@@ -82,7 +79,7 @@ class Compiled:
         return self._parse(text) if text else None
 
     def _parse(self, text: str) -> ModuleOp:
-        return parse(opt(printer(self.subject.soc, self.subject.toolchain), text, "--mlir-print-op-generic"))
+        return parse_stage(text, self.subject.soc, self.subject.toolchain)
 
 
 @dataclass(frozen=True, order=True)

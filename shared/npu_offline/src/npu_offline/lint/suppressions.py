@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from ..errors import OfflineError
+from .catalogue import RULES
 
 _SUPPRESSION = re.compile(r"#\s*lint:\s*allow\b(?P<rest>.*)$", re.MULTILINE)
 _PARTS = re.compile(r"^\s+(?P<rule>[\w-]+):\s*(?P<reason>\S.*)$")
@@ -20,8 +21,6 @@ def suppressions_of(kernel: Any) -> dict[str, str]:
     Raises:
         OfflineError: a suppression names no rule, or gives no reason.
     """
-    from .engine import RULES
-
     found = {}
     for comment in _SUPPRESSION.finditer(inspect.getsource(kernel.fn)):
         parts = _PARTS.match(comment["rest"])

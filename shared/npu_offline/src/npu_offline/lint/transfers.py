@@ -7,7 +7,7 @@ from math import prod
 
 from xdsl.ir import Operation, SSAValue
 
-from ..mlir import name_of, property_of
+from ..module.mlir import name_of, property_of
 from .rules import Compiled, Rule
 from .view import Transfer, is_atomic, kernel_of, pointers_of, transfers
 

@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from ..mlir import name_of, property_of
+from ..module.mlir import name_of, property_of
 
 LOOPS = {"scf.for", "scf.while"}
 _RESERVED = 2  # arguments of the compiler's own that come first

@@ -13,16 +13,15 @@ from typing import Any
 import npu_tiling
 
 from .. import check
-from ..emulation import emulate
+from ..check.linting import as_json, examine_all, load, unused
 from ..errors import OfflineError
-from ..launches import LaunchRecord
+from ..execute.emulation import emulate
+from ..launches import LaunchRecord, describe_tile
 from ..lint import RULES
-from ..lint.command import as_json as lint_as_json
-from ..lint.package import examine_all, load, unused
-from ..processes import run
 from ..reports import Report
 from ..timing import time_launch
-from ..toolchains import is_a5
+from ..toolchain.compilers import is_a5
+from ..toolchain.processes import run
 
 Progress = Callable[[str], None]
 _LARGEST = 2**27  # bytes of a call's arguments above which it is not emulated here
@@ -96,7 +95,7 @@ def _package(folder: Path, scope: Scope, progress: Progress) -> dict[str, Any]:
         "compiled": sorted(compiled, key=lambda row: (row["kernel"], row["tile"], row["soc"], row["toolchain"])),
         "linted": {
             "chips": examined_socs,
-            "launches": [lint_as_json(each) for each in examined],
+            "launches": [as_json(each) for each in examined],
             "unused": unused(package, examined) if len(chosen) == len(calls) else [],
         },
         "ledgers": ledgers,
@@ -164,7 +163,7 @@ def _ledgers(call: check.Call, records: Sequence[LaunchRecord], soc: str, toolch
 
 def _timeline(label: str, record: LaunchRecord, soc: str, toolchain: str) -> dict[str, Any]:
     """What the pipes of one core do at the start of a launch, or the problem why that cannot be predicted."""
-    found = {"call": label, "kernel": record.name, "tile": check.describe_tile(record), "soc": soc, "problem": ""}
+    found = {"call": label, "kernel": record.name, "tile": describe_tile(record), "soc": soc, "problem": ""}
     try:
         timing = time_launch(record, soc=soc, toolchain=toolchain, events=_EVENTS)
     except OfflineError as error:

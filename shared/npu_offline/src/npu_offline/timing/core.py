@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..errors import OfflineError
-from ..operations import PIPES, Pipe
+from ..module.operations import PIPES, Pipe
 from .cache import Cache
 from .instructions import (
     Barrier,

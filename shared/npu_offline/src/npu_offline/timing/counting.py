@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..operations import Pipe
+from ..module.operations import Pipe
 from .costs import ChipCosts
 from .instructions import WORKSPACE, CubeStep, ScalarAccess, Transfer, Vector, WaitFlag
 from .program import Issue

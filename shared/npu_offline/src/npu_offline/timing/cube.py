@@ -16,11 +16,11 @@ from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Operation, SSAValue
 
 from ..errors import UnsupportedError
-from ..mlir import name_of, property_of, symbol_of
-from ..operations import Pipe
+from ..module.mlir import name_of, property_of, symbol_of
+from ..module.operations import Pipe
+from ..module.shapes import Dimension, itemsize_of, shape_of, space_of
 from . import cube_costs
 from .instructions import CubeStep, Item, SetFlag, WaitFlag
-from .shapes import Dimension, itemsize_of, shape_of, space_of
 
 _CALL = re.compile(r"mma_tile_\w+?_to_(?:float|int32_t)(_ta)?(_tb)?(_hf32)?$")
 _NONE = -1

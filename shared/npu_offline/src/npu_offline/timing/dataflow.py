@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
-from ..mlir import name_of, property_of
+from ..module.jumps import is_cell, passed_to, stored_in
+from ..module.mlir import name_of, property_of
+from ..module.shapes import Dimension, shape_of, space_of
 from .cube import deciding_operands
-from .jumps import is_cell, passed_to, stored_in
 from .scalars import is_number
-from .shapes import Dimension, shape_of, space_of
 
 _CONTROL = {"scf.for": 3, "scf.if": 1, "cf.cond_br": 1}
 _FLAGS = {f"hivm.hir.{name}" for name in ("set_flag", "wait_flag", "sync_block_set", "sync_block_wait")}

@@ -5,9 +5,10 @@ Each object stands for one instruction of a program, and is compared by identity
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..operations import Pipe
+from ..module.operations import Pipe
 
 
 def unit_of(pipe: str) -> str:
@@ -46,6 +47,19 @@ class Vector:
     def amount(self) -> int:
         """Its elements."""
         return self.elements
+
+
+@dataclass(frozen=True)
+class VectorFunction:
+    """A vector function, translated.
+
+    Attributes:
+        needed: positions of the arguments that its control flow depends on.
+        call: the cost of a call, from those arguments.
+    """
+
+    needed: tuple[int, ...]
+    call: Callable[..., Vector]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

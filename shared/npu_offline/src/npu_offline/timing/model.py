@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Any
 
-from ..compilation import compile_kernel
 from ..errors import OfflineError, UnsupportedError
 from ..launches import LaunchRecord, Memory
-from ..mlir import opt, parse
-from ..operations import PIPES, Pipe
-from ..toolchains import DEFAULT, printer
+from ..module.operations import PIPES, Pipe
+from ..toolchain.compilation import compile_kernel
+from ..toolchain.compilers import DEFAULT
+from ..toolchain.opt import parse_stage
 from .cache import Cache
 from .core import Rates
 from .costs import ChipCosts, costs_of
 from .counting import Count, count, total
 from .program import Issue, Program, needs_cube_cores, translate
-from .rare import has_rare_branches
+from .rare_branches import has_rare_branches
 from .registers import vector_functions
 from .scalars import UNKNOWN
 from .simulation import Event, simulate
@@ -192,7 +192,7 @@ def _issues(name: str, cores: _Cores, launch: LaunchRecord, number: int) -> Iter
 def _programs(
     final: str, types: tuple[tuple[str, str], ...], soc: str, toolchain: str, costs: ChipCosts, rare: bool
 ) -> tuple[Program, ...]:
-    module = parse(opt(printer(soc, toolchain), final, "--mlir-print-op-generic"))
+    module = parse_stage(final, soc, toolchain)
     if costs.cube is None and needs_cube_cores(module):
         raise UnsupportedError(f"soc is {soc}, must be a chip whose cube cores' costs are known: the kernel needs them")
     functions = vector_functions(module, costs, rare=rare) if costs.registers else {}

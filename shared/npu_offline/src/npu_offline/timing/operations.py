@@ -5,26 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xdsl.dialects.builtin import DenseArrayBase
 from xdsl.ir import Operation, SSAValue
 
 from ..errors import UnsupportedError
-from ..mlir import name_of, property_of, symbol_of
-from ..operations import NOTHING, PIPES, Pipe, operation_of
-from . import cube_costs, shapes
+from ..module import shapes
+from ..module.jumps import is_cell
+from ..module.mlir import name_of, property_of, symbol_of
+from ..module.operations import NOTHING, PIPES, Pipe, operation_of
+from ..module.shapes import Dimension, itemsize_of, shape_of, space_of
+from . import cube_costs
 from .costs import BLOCK_BYTES, VECTOR_COSTS, ChipCosts
 from .cube import product_of
 from .dataflow import address_depends_on_memory, place_of
-from .instructions import Barrier, CubeStep, Item, ScalarAccess, SetCrossFlag, SetFlag, Transfer, WaitCrossFlag, WaitFlag
-from .jumps import is_cell
+from .instructions import (
+    Barrier,
+    CubeStep,
+    Item,
+    ScalarAccess,
+    SetCrossFlag,
+    SetFlag,
+    Transfer,
+    VectorFunction,
+    WaitCrossFlag,
+    WaitFlag,
+)
 from .register_costs import library
-from .shapes import Dimension, itemsize_of, shape_of, space_of
 from .vector_costs import vector
-
-if TYPE_CHECKING:
-    from .registers import VectorFunction
 
 _CUBE_TRANSFERS = (["gm", "cbuf"], ["cc", "gm"])
 _FILLS = ("vbrc", "set_l1_2d")

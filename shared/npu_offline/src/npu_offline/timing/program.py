@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from ..errors import UnsupportedError
-from ..mlir import name_of, symbol_of
+from ..module.jumps import ends_loop, is_cell
+from ..module.mlir import name_of, symbol_of
+from .control_flow import write_jumps
 from .costs import ChipCosts
 from .dataflow import needed_values
-from .instructions import WORKSPACE, Item
-from .jumps import ends_loop, is_cell, write_jumps
+from .instructions import WORKSPACE, Item, VectorFunction
 from .operations import Emitter
 from .scalars import HELPERS, formula
-
-if TYPE_CHECKING:
-    from .registers import VectorFunction
 
 Issue = tuple[float, Item, "tuple[Any, ...] | None"]
 """Cycles that the scalar unit spends before it issues something, what, and where in its argument a transfer is."""

@@ -21,7 +21,7 @@ from xdsl.dialects.builtin import FixedBitwidthType, IntegerType, VectorType
 from xdsl.ir import Attribute, Operation
 
 from ..errors import UnsupportedError
-from ..mlir import name_of, property_of, symbol_of
+from ..module.mlir import name_of, property_of, symbol_of
 from .costs import VECTOR_BYTES
 from .instructions import Vector
 

@@ -21,28 +21,15 @@ from typing import Any
 from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
-from ..mlir import name_of, symbol_of
+from ..module.jumps import jumps_back
+from ..module.mlir import name_of, symbol_of
 from .costs import ChipCosts
 from .dataflow import needed_values
-from .instructions import Vector
-from .jumps import jumps_back
+from .instructions import Vector, VectorFunction
 from .operations import Emitter
 from .program import Writer
 from .register_costs import ACCESSES, HEAD, ISSUED, Instruction, instruction
 from .scalars import HELPERS
-
-
-@dataclass(frozen=True)
-class VectorFunction:
-    """A vector function, translated.
-
-    Attributes:
-        needed: positions of the arguments that its control flow depends on.
-        call: the cost of a call, from those arguments.
-    """
-
-    needed: tuple[int, ...]
-    call: Callable[..., Vector]
 
 
 @dataclass(frozen=True)

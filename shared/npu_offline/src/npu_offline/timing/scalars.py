@@ -10,7 +10,8 @@ from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, IntegerType
 from xdsl.ir import Operation
 
 from ..errors import UnsupportedError
-from ..mlir import name_of, property_of
+from ..module.arithmetic import COMPARISONS, arithmetic_of
+from ..module.mlir import property_of
 
 
 class Unknown:
@@ -86,34 +87,18 @@ _FORMULAS = {
     "shrui": "{0} >> {1}",
     "select": "choose({0}, {1}, {2})",
 }
-LLVM_NAMES = {  # the same in another dialect
-    **{name: f"{name}i" for name in ("add", "sub", "mul", "and", "or", "xor")},
-    **{f"{sign}{name}": f"{name}{sign}i" for name in ("div", "rem") for sign in "su"},
-    **{f"intr.{sign}{name}": f"{name}{sign}i" for name in ("min", "max") for sign in "su"},
-    "shl": "shli",
-    "ashr": "shrsi",
-    "lshr": "shrui",
-    "sext": "extsi",
-    "zext": "extui",
-    "trunc": "trunci",
-    "icmp": "cmpi",
-    "mlir.constant": "constant",
-}
-_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")  # by the value of arith.cmpi's predicate
 _CASTS = {"extsi", "extui", "trunci", "index_cast", "index_castui"}
 _MAP = re.compile(r"affine_map<\(([^)]*)\)(?:\[([^\]]*)\])? -> \((.*)\)>")
 
 
 def formula(op: Operation, operands: Sequence[str]) -> str:
     """A Python expression for the result of a scalar operation. What is no integer arithmetic is unknown."""
-    dialect, _, name = name_of(op).partition(".")
+    dialect, name = arithmetic_of(op)
     if dialect == "affine" and name in ("apply", "min", "max"):
         values = _affine(str(property_of(op, "map")), operands)
         return values if name == "apply" else f"{'least' if name == 'min' else 'most'}({values})"
     if dialect == "builtin" and operands and is_number(op.results[0].type):  # between an index and an integer
         return operands[0]
-    if dialect == "llvm":
-        dialect, name = "arith", LLVM_NAMES.get(name, name)
     if dialect != "arith":
         return "UNKNOWN"
     if name == "constant":
@@ -125,7 +110,7 @@ def formula(op: Operation, operands: Sequence[str]) -> str:
     if name == "cmpi":
         predicate = property_of(op, "predicate")
         assert isinstance(predicate, IntegerAttr)
-        return f"{operands[0]} {_COMPARISONS[predicate.value.data]} {operands[1]}"
+        return f"{operands[0]} {COMPARISONS[predicate.value.data]} {operands[1]}"
     if name in _CASTS:
         return f"{operands[0]} & 1" if _is_bit(op.results[0].type) else f"{operands[0]} + 0"
     return _FORMULAS[name].format(*operands) if name in _FORMULAS else "UNKNOWN"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..operations import PIPES, Pipe
+from ..module.operations import PIPES, Pipe
 from .cache import Cache
 from .core import Core, CrossFlags, Lane, Rates
 from .program import Issue

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import npu_tiling
 
 from .. import check
-from ..emulation import record
 from ..errors import OfflineError
-from ..launches import LaunchRecord
+from ..execute.recording import record
+from ..launches import LaunchRecord, describe_tile
 from ..timing import time_launch
-from ..toolchains import DEFAULT
+from ..toolchain.compilers import DEFAULT
 from .sizes import Site, Sizes, answering
 
 _candidates = itertools.count()
@@ -156,7 +156,7 @@ def _candidate(sizes: Sizes, own: Sequence[LaunchRecord], new: Sequence[LaunchRe
     still = {_identity(launch) for launch in new}
     changed = [launch for launch in new if _identity(launch) not in known]
     replaced = [launch for launch in own if _identity(launch) not in still]
-    kernels = tuple(f"{launch.name} {check.describe_tile(launch)}" for launch in changed)
+    kernels = tuple(f"{launch.name} {describe_tile(launch)}" for launch in changed)
     chosen = clock.seconds(replaced)
     try:
         return Candidate(sizes, kernels, clock.seconds(changed), chosen)

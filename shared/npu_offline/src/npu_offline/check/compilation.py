@@ -1,0 +1,114 @@
+"""Every kernel that a package launches, compiled for every chip by every toolchain."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+
+import npu_tiling
+
+from ..errors import OfflineError
+from ..launches import LaunchRecord, describe_tile
+from ..reports import SPACES, Report
+from ..toolchain.compilation import compile_linalg, front_end_of
+from ..toolchain.compilers import supported
+from .calls import Call, launches_of
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel with one set of constants for one chip and toolchain."""
+
+    kernel: str
+    tile: str
+    ttir: str
+    linalg: str
+    options: tuple[tuple[str, object], ...]
+    soc: str
+    toolchain: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a job: a report, or why there is none."""
+
+    job: Job
+    report: Report | None
+    problem: str = ""
+    unsupported: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """False if the kernel cannot run on that chip although the toolchain knows the chip."""
+        return self.unsupported or (self.report is not None and self.report.fits)
+
+
+def jobs_for(calls: Sequence[Call], socs: Sequence[str], toolchains: Sequence[str]) -> list[Job]:
+    """The distinct compilations that the calls need.
+
+    Raises:
+        OfflineError: the calls launched no kernel at all.
+    """
+    jobs: dict[Job, None] = {}
+    recorded: dict[npu_tiling.Device, list[tuple[str, str, str, str, tuple[tuple[str, object], ...]]]] = {}
+    for soc in socs:
+        chip = dataclasses.replace(npu_tiling.soc(soc), name="")  # chips that differ in name alone are tiled alike
+        if chip not in recorded:
+            recorded[chip] = [describe(launch) for launch in launches_of(calls, soc)]
+        for kernel, tile, ttir, linalg, options in recorded[chip]:
+            for toolchain in toolchains:
+                jobs[Job(kernel, tile, ttir, linalg, options, soc, toolchain)] = None
+    if not jobs:
+        raise OfflineError("the calls launched no kernel: CPU tensors must reach the Triton kernels under emulation")
+    return list(jobs)
+
+
+def describe(launch: LaunchRecord) -> tuple[str, str, str, str, tuple[tuple[str, object], ...]]:
+    """The first five attributes of a `Job` that compiles a launch."""
+    name, ttir, linalg = front_end_of(launch)
+    return name, describe_tile(launch), ttir, linalg, tuple(sorted(launch.options.items()))
+
+
+def run(job: Job) -> Result:
+    """Compile one job."""
+    try:
+        if not supported(job.soc, job.toolchain):
+            return Result(job, None, f"toolchain {job.toolchain} has no target {job.soc}", unsupported=True)
+        options = dict(job.options)
+        return Result(job, compile_linalg(job.kernel, job.ttir, job.linalg, options, job.soc, job.toolchain))
+    except OfflineError as error:
+        return Result(job, None, str(error))
+
+
+def run_all(jobs: Sequence[Job], workers: int | None = None, *, every_chip: bool = False) -> Iterator[Result]:
+    """Compile all jobs in parallel processes; results come as they are ready.
+
+    Args:
+        jobs: what to compile.
+        workers: processes; None for one per core.
+        every_chip: compile for each chip. Otherwise chips that the compiler describes alike in all but their name share
+            one compilation, and the report is repeated under each name.
+    """
+    groups: dict[object, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job if every_chip else _what_matters(job), []).append(job)
+    # Not forked: by now the compiler's front end has threads of its own in this process.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), mp_context=spawn) as pool:
+        pending = {pool.submit(run, group[0]): group for group in groups.values()}
+        for future in as_completed(pending):
+            result = future.result()
+            for job in pending[future]:
+                report = result.report and dataclasses.replace(result.report, soc=job.soc)
+                yield dataclasses.replace(result, job=job, report=report)
+
+
+def _what_matters(job: Job) -> object:
+    """All that the compiler knows of a job: a chip is its buffers and cores."""
+    chip = npu_tiling.soc(job.soc)
+    sizes = (chip.arch, chip.vector_cores, chip.cube_cores, *(getattr(chip, f"{space}_bytes") for space in SPACES))
+    return sizes, supported(job.soc, job.toolchain), dataclasses.replace(job, soc="", tile="")

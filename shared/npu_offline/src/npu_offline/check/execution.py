@@ -1,0 +1,122 @@
+"""Calls of a package, executed from their final modules with all checks: of every launch the programs that differ."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..errors import Finding, reason_of
+from ..execute.emulation import emulate
+from ..execute.final.findings import WEAK
+from ..launches import Launch
+
+_DISTINCT = 1_000_003  # random numbers: a prime, so that hardly any tensor has the same rows again and again
+_MADE = {"empty", "zeros", "empty_like", "zeros_like", "new_empty", "new_zeros"}
+
+
+SEED = 0
+"""Of the random numbers that calls see."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A launch that was executed.
+
+    Attributes:
+        kernel: its name.
+        programs: how many were executed with checks.
+        of: how many it has.
+        findings: what is wrong.
+    """
+
+    kernel: str
+    programs: int
+    of: int
+    findings: Sequence[Finding] = ()
+
+
+@dataclass(frozen=True)
+class Executed:
+    """What became of a call.
+
+    Attributes:
+        label: of the call.
+        toolchain: whose compiler it went through.
+        launches: that ran.
+        problem: why not all of them did; empty if they did.
+        kept: whether that is known from before.
+    """
+
+    label: str
+    toolchain: str
+    launches: Sequence[Ran]
+    problem: str = ""
+    kept: bool = False
+
+    @property
+    def findings(self) -> list[tuple[str, Finding]]:
+        """What is wrong, with the kernel's name."""
+        return [(launch.kernel, finding) for launch in self.launches for finding in launch.findings]
+
+
+def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, toolchain: str) -> Iterator[Executed]:
+    """Execute calls, one after another.
+
+    Args:
+        calls: label and function, as `check.load_calls` returns them. Tensors that they make without values, or of zeros,
+            have random numbers instead.
+        soc, toolchain: the chip, and the compiler's version.
+    """
+    for label, call in calls:
+        problem = ""
+        with emulate(soc, toolchain=toolchain, threads=1, checks=True, distinct=True, keep_going=True) as emulation:
+            try:
+                with torch.random.fork_rng(devices=[]), random_values():
+                    torch.manual_seed(SEED)
+                    call()
+            except Exception as error:
+                problem = reason_of(error)
+                if not problem:
+                    raise
+        yield Executed(label, toolchain, [_ran(launch) for launch in emulation.launches], problem)
+
+
+def _ran(launch: Launch) -> Ran:
+    programs = prod(launch.grid)
+    findings = tuple(finding for finding in launch.notes if finding.kind != WEAK)
+    return Ran(launch.kernel, len(launch.programs) or programs, programs, findings)
+
+
+@contextlib.contextmanager
+def random_values(seed: int = SEED) -> Iterator[None]:
+    """Until the block ends, new floating-point tensors that would be empty or zero have normally distributed numbers."""
+    numbers = torch.randn(_DISTINCT, generator=torch.Generator().manual_seed(seed))
+
+    class Filled(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if getattr(func, "__name__", "") in _MADE and made.is_floating_point() and made.device.type == "cpu":
+                with torch.no_grad():
+                    _fill(made, numbers)
+            return made
+
+    with Filled():
+        yield
+
+
+def _fill(tensor: torch.Tensor, numbers: torch.Tensor) -> None:
+    """Repeats numbers over a tensor, which takes a tenth of the time that drawing as many would take."""
+    if not tensor.is_contiguous():
+        tensor.normal_()
+        return
+    flat = tensor.view(-1)
+    narrow = numbers.to(tensor.dtype)
+    whole = flat.numel() // narrow.numel() * narrow.numel()
+    flat[:whole].view(-1, narrow.numel()).copy_(narrow)
+    flat[whole:].copy_(narrow[: flat.numel() - whole])

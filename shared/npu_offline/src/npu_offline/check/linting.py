@@ -1,0 +1,116 @@
+"""Every launch of a package's calls, examined in parallel."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import OfflineError, UnsupportedError
+from ..lint.engine import examine
+from ..lint.rules import Finding, Subject, subject_of
+from ..lint.suppressions import suppressions_of
+from ..toolchain.compilers import supported
+from .calls import Call, launches_of
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A launch, what was found in it, and what its source suppresses of that; or the problem why nothing could be said."""
+
+    subject: Subject
+    findings: Sequence[Finding] = ()
+    suppressed: Sequence[tuple[Finding, str]] = ()
+    problem: str = ""
+
+
+@dataclass
+class Package:
+    """What can be launched: each distinct subject, and the kernels by name."""
+
+    subjects: list[Subject] = field(default_factory=list)
+    kernels: dict[str, Any] = field(default_factory=dict)
+
+    def suppressions(self) -> dict[tuple[str, str], str]:
+        """The reason by kernel and rule."""
+        return {
+            (name, rule): reason for name, kernel in self.kernels.items() for rule, reason in suppressions_of(kernel).items()
+        }
+
+
+def load(calls: Sequence[Call], socs: Iterable[str], toolchains: Sequence[str]) -> Package:
+    """Record the calls for each chip; toolchains that do not know a chip are left out.
+
+    Raises:
+        OfflineError: the calls launched nothing.
+    """
+    package = Package()
+    subjects: dict[Subject, None] = {}
+    for soc in socs:
+        versions = [version for version in toolchains if supported(soc, version)]
+        for launch in launches_of(calls, soc):
+            package.kernels[launch.name] = launch.kernel
+            subjects.update(dict.fromkeys(subject_of(launch, soc, version) for version in versions))
+    if not package.kernels:
+        raise OfflineError("the calls launched no kernel: CPU tensors must reach the Triton kernels under emulation")
+    package.subjects = list(subjects)
+    return package
+
+
+def examine_all(package: Package, workers: int | None = None) -> Iterator[Examined]:
+    """Apply the rules to every subject; results come as they are ready."""
+    suppressions = package.suppressions()
+    for subject, (findings, problem) in _results(package.subjects, workers or len(os.sched_getaffinity(0))):
+        reasons = [(finding, suppressions.get((finding.kernel, finding.rule))) for finding in findings]
+        suppressed = [(finding, reason) for finding, reason in reasons if reason is not None]
+        yield Examined(subject, [finding for finding, reason in reasons if reason is None], suppressed, problem)
+
+
+def _results(subjects: Sequence[Subject], workers: int) -> Iterator[tuple[Subject, tuple[list[Finding], str]]]:
+    if workers == 1:
+        yield from ((subject, _examine(subject)) for subject in subjects)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+        pending = {pool.submit(_examine, subject): subject for subject in subjects}
+        for future in as_completed(pending):
+            yield pending[future], future.result()
+
+
+def _examine(subject: Subject) -> tuple[list[Finding], str]:
+    try:
+        return examine(subject), ""
+    except UnsupportedError:
+        raise
+    except OfflineError as error:
+        return [], str(error)
+
+
+def unused(package: Package, examined: Iterable[Examined]) -> list[str]:
+    """Suppressions that no finding needs, in words."""
+    used = {(finding.kernel, finding.rule) for each in examined for finding, _ in each.suppressed}
+    return [
+        f"kernel {kernel}: the suppression of {rule} suppresses nothing"
+        for kernel, rule in package.suppressions()
+        if (kernel, rule) not in used
+    ]
+
+
+def as_json(each: Examined) -> dict[str, Any]:
+    """A launch and its findings."""
+    subject = each.subject
+    return {
+        "kernel": subject.kernel,
+        "tile": subject.tile,
+        "soc": subject.soc,
+        "toolchain": subject.toolchain,
+        "grid": subject.grid,
+        "findings": [{"rule": finding.rule, "message": finding.message} for finding in each.findings],
+        "suppressed": [
+            {"rule": finding.rule, "message": finding.message, "reason": reason} for finding, reason in each.suppressed
+        ],
+        "problem": each.problem,
+    }

@@ -1,0 +1,159 @@
+"""Verdicts on calls of a package, kept on disk by all that they depend on: what has not changed is not executed again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import npu_tiling
+import torch
+
+from ..errors import Finding, OfflineError
+from ..execute.native import native_key
+from ..launches import LaunchRecord, Memory
+from ..toolchain.cache import checked, private_folder, source_digest
+from ..toolchain.compilation import compile_linalg, front_end_of
+from ..toolchain.compilers import installed
+from .calls import Call, launches_of
+from .execution import SEED, Executed, Ran, execute_calls
+
+_PACKAGE = Path(__file__).parents[1]
+_INTERPRETER = ("stdlib", "platstdlib", "purelib", "platlib")
+_FOLDERS = ("check", "execute", "module", "toolchain")  # of this package: what executes calls
+
+
+class _NotWholeError(Exception):
+    """A call could not be executed whole: another time it may."""
+
+    def __init__(self, executed: Executed) -> None:
+        super().__init__(executed.problem)
+        self.executed = executed
+
+
+def execute_package(
+    package: Path, calls: Sequence[Call], soc: str, toolchain: str, *, fresh: bool = False
+) -> Iterator[Executed]:
+    """Execute what `check.load_calls` returns of a package, but for calls whose verdict is kept from before.
+
+    A verdict is kept by the chip's numbers, the toolchain, the final modules, arguments and grids of the call's launches,
+    and the content of all code that the call runs, or is executed by: this package's, that of modules that are loaded from
+    outside of the interpreter's folders with everything beside them, and every distribution that is installed.
+
+    Args:
+        package: its folder.
+        calls: all of its calls, in order.
+        soc, toolchain: the chip, and the compiler's version.
+        fresh: execute all of them.
+    """
+    for position, call in enumerate(calls):
+        records = launches_of([call], soc)
+        about = (position, call[0], SEED, _chip(soc), toolchain, installed()[-1], torch.get_num_threads(), sys.version)
+        modules = [_described(record, soc, toolchain) for record in records]
+        key = repr((about, modules, _machine_digest(), native_key(), _code_digest(package)))
+        path = private_folder("verdicts") / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+        if fresh:
+            path.unlink(missing_ok=True)
+        kept = True
+
+        def execute(call: Call = call) -> bytes:
+            nonlocal kept
+            kept = False
+            (executed,) = execute_calls([call], soc, toolchain)
+            if executed.problem:
+                raise _NotWholeError(executed)
+            return json.dumps([dataclasses.asdict(launch) for launch in executed.launches]).encode()
+
+        try:
+            launches = json.loads(checked(path, execute))
+        except _NotWholeError as error:
+            yield error.executed
+            continue
+        yield Executed(call[0], toolchain, [_ran(launch) for launch in launches], kept=kept)
+
+
+def _ran(launch: dict[str, object]) -> Ran:
+    findings = launch.pop("findings")
+    assert isinstance(findings, list)
+    read = [Finding(f["kind"], None if f["program"] is None else tuple(f["program"]), f["text"]) for f in findings]
+    return Ran(**launch, findings=tuple(read))  # type: ignore[arg-type]
+
+
+def _chip(soc: str) -> str:
+    """All of a chip but its name, by which no launch differs."""
+    return repr(dataclasses.replace(npu_tiling.soc(soc), name=""))
+
+
+def _described(record: LaunchRecord, soc: str, toolchain: str) -> str:
+    """A digest of what a launch runs and is given."""
+    name, ttir, linalg = front_end_of(record)
+    try:
+        final = compile_linalg(name, ttir, linalg, dict(record.options), soc, toolchain).stages.get("final", "")
+    except OfflineError as error:
+        final = str(error)
+    given = [(name, _value(value)) for name, value in record.arguments.items()]
+    text = repr((name, linalg, final.replace(soc, ""), record.grid, sorted(record.options.items()), given))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _value(value: Memory | int | float) -> object:
+    if not isinstance(value, Memory):
+        return value
+    content = None if value.values is None else hashlib.sha256(value.values.numpy().tobytes()).hexdigest()
+    return value.nbytes, value.row_bytes, content
+
+
+def _machine_files() -> list[Path]:
+    """The files of this package that execute calls and compare results, and those beside them."""
+    found = [*_PACKAGE.glob("*.py"), *(path for folder in _FOLDERS for path in (_PACKAGE / folder).rglob("*.*"))]
+    return sorted(path for path in found if path.suffix in (".py", ".c", ".h"))
+
+
+@functools.cache
+def _machine_digest() -> str:
+    return source_digest(*(str(path.relative_to(_PACKAGE)) for path in _machine_files()))
+
+
+def _code_digest(package: Path) -> str:
+    """Of the code of a package, of what it has loaded, and of every distribution that is installed."""
+    digest = hashlib.sha256(_installed_digest().encode())
+    for root, path in sorted(_loaded(package.resolve()), key=lambda pair: str(pair[1].relative_to(pair[0]))):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@functools.cache
+def _installed_digest() -> str:
+    """Of the lists of files, with their digests, that distributions have."""
+    found = {str(d.metadata["Name"]): str(d.read_text("RECORD") or d.version) for d in importlib.metadata.distributions()}
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+
+
+def _loaded(package: Path) -> set[tuple[Path, Path]]:
+    """Files of Python code of a package, and of the top-level modules that are loaded from no folder of the interpreter's.
+
+    Each with the folder that names of files are relative to, so that they do not depend on where the code lies.
+    """
+    found = {(package, path) for path in package.rglob("*.py")}
+    known = [Path(folder).resolve() for folder in (*map(sysconfig.get_path, _INTERPRETER), site.getusersitepackages())]
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or name == "__main__" or name.partition(".")[0] == __name__.partition(".")[0]:
+            continue
+        path = Path(os.path.realpath(file))
+        if path.suffix != ".py" or any(path.is_relative_to(folder) for folder in known):
+            continue
+        top = Path(os.path.realpath(getattr(sys.modules.get(name.partition(".")[0]), "__file__", None) or file))
+        if top.name == "__init__.py":
+            found |= {(top.parent.parent, other) for other in top.parent.rglob("*.py")}
+        else:
+            found.add((path.parent, path))
+    return found

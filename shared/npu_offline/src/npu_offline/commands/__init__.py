@@ -1,0 +1,1 @@
+"""The commands of `npu-offline`, one module each: arguments, and what is printed."""

@@ -1,0 +1,79 @@
+"""`npu-offline lint`: the rules, over every launch of a package's calls."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import npu_tiling
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from .. import check
+from ..check.linting import Examined, as_json, examine_all, load, unused
+from ..errors import OfflineError
+from ..lint import RULES
+from ..toolchain import compilers as toolchains
+
+SOCS = ("Ascend910B4", "Ascend950PR_957b")
+"""Examined unless others are asked for: one chip of each architecture."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `lint` to the command line."""
+    parser = commands.add_parser("lint", help="look for what costs time or safety in every kernel that a package launches")
+    parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
+    socs = f"a chip ({', '.join(SOCS)})"
+    parser.add_argument("--soc", action="append", choices=sorted(npu_tiling.SOCS), metavar="NAME", help=socs)
+    parser.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
+    parser.add_argument("--call", action="append", metavar="LABEL", help="a call, by its label (all)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes (all cores)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there too")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    console = Console() if Console().is_terminal else Console(width=180)
+    calls = check.load_calls(options.package)
+    if options.call:
+        unknown = set(options.call) - {label for label, _ in calls}
+        if unknown:
+            raise OfflineError(f"--call is {min(unknown)!r}, must be a label that calls() yields")
+        calls = [call for call in calls if call[0] in options.call]
+    with console.status("recording launches"):
+        package = load(calls, options.soc or SOCS, options.toolchain or toolchains.VERSIONS)
+    running = examine_all(package, options.jobs)
+    examined = list(track(running, "examining", len(package.subjects), console=console))
+    everything = not (options.soc or options.toolchain or options.call)
+    useless = unused(package, examined) if everything else []  # a part of the launches may need fewer
+    console.print(table(examined))
+    for problem in sorted({f"{each.subject.kernel}: {each.problem}" for each in examined if each.problem}):
+        console.print(problem, markup=False)
+    for line in useless:
+        console.print(line, markup=False)
+    if options.json:
+        options.json.write_text(json.dumps([as_json(each) for each in examined], indent=1))
+    found = sum(len(each.findings) for each in examined)
+    console.print(f"{len(examined)} launches, {len(RULES)} rules, {found} findings", markup=False)
+    return 1 if found or useless or any(each.problem for each in examined) else 0
+
+
+def table(examined: Sequence[Examined]) -> Table:
+    """A row for each kernel, rule and suppression, with the first message and how many launches have one."""
+    rows: dict[tuple[str, str, str], list[tuple[Examined, str]]] = {}
+    for each in examined:
+        for finding in each.findings:
+            rows.setdefault((finding.kernel, finding.rule, ""), []).append((each, finding.message))
+        for finding, reason in each.suppressed:
+            rows.setdefault((finding.kernel, finding.rule, reason), []).append((each, finding.message))
+    shown = Table("kernel", "rule", "launches", "for example", "in", "suppressed because")
+    for (kernel, rule, reason), found in sorted(rows.items()):
+        first, message = found[0]
+        launches = len({id(each) for each, _ in found})
+        where = f"{first.subject.soc}, {first.subject.toolchain}: {first.subject.tile}"
+        shown.add_row(kernel, rule, str(launches), message, where, reason or "[red]no[/red]")
+    return shown

@@ -1,0 +1,127 @@
+"""`npu-offline time`: a prediction for every launch of a package's calls."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from .. import check
+from ..errors import OfflineError
+from ..launches import LaunchRecord, describe_tile
+from ..module.operations import PIPES, Pipe
+from ..timing.instructions import unit_of
+from ..timing.model import Timing, time_launch
+from ..timing.simulation import Event
+from ..toolchain import compilers as toolchains
+
+_EVENTS = 20_000
+_COLUMNS: dict[Pipe, str] = {
+    "S": "scalar",
+    "V": "vector",
+    "M": "matrix",
+    "MTE2": "load",
+    "MTE1": "L1 to L0",
+    "MTE3": "store",
+    "FIX": "fixpipe",
+}
+
+
+def add_parser(commands: Any) -> None:
+    """Add `time` to the command line."""
+    parser = commands.add_parser("time", help="predict how long a package's launches take")
+    parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
+    parser.add_argument(
+        "--soc",
+        default="Ascend910B4",
+        metavar="NAME",
+        help="a chip whose costs are known; an Ascend950 for vector kernels (Ascend910B4)",
+    )
+    parser.add_argument(
+        "--toolchain", default=toolchains.DEFAULT, choices=toolchains.VERSIONS, help="compiler version (%(default)s)"
+    )
+    parser.add_argument("--call", default="", metavar="TEXT", help="only calls whose label has this text")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the predictions there too")
+    parser.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="write what each kernel's pipes do there, for Perfetto or chrome://tracing",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    console = Console() if Console().is_terminal else Console(width=180)
+    calls = [call for call in check.load_calls(options.package) if options.call in call[0]]
+    if not calls:
+        raise OfflineError(f"--call is {options.call!r}, must be part of a label that calls() yields")
+    launches = {_identity(launch): launch for launch in check.launches_of(calls, options.soc)}.values()
+    events = _EVENTS if options.timeline else 0
+    timings: list[tuple[LaunchRecord, Timing]] = []
+    problems = []
+    for launch in track(list(launches), "simulating", console=console):
+        try:
+            timings.append((launch, time_launch(launch, soc=options.soc, toolchain=options.toolchain, events=events)))
+        except OfflineError as error:
+            problems.append(f"{launch.name} {describe_tile(launch)}: {error}")
+    console.print(_table(timings))
+    for problem in problems:
+        console.print(problem, markup=False)
+    if options.json:
+        options.json.write_text(json.dumps([_as_json(launch, timing) for launch, timing in timings], indent=1))
+    if options.timeline:
+        options.timeline.write_text(json.dumps(chrome_trace([timing for _, timing in timings])))
+    return 1 if problems else 0
+
+
+def _identity(launch: LaunchRecord) -> tuple[object, ...]:
+    numbers = {name: value for name, value in launch.arguments.items() if isinstance(value, (int, float))}
+    return launch.name, str(sorted(launch.constants.items(), key=str)), str(launch.signature), launch.grid, str(numbers)
+
+
+def _table(timings: Sequence[tuple[LaunchRecord, Timing]]) -> Table:
+    title = "predicted, not measured; µs of the busiest core"
+    pipes = [pipe for pipe in _COLUMNS if any(timing.busy[pipe] for _, timing in timings)]
+    columns = ("kernel", "tile", "programs", "bound", "estimate", *(_COLUMNS[pipe] for pipe in pipes), "MB moved")
+    table = Table(*columns, title=title)
+    for launch, timing in timings:
+        busy = [f"{timing.busy[pipe] * 1e6:.1f}" if timing.busy[pipe] else "" for pipe in pipes]
+        programs = str(timing.grid[0] * timing.grid[1] * timing.grid[2])
+        times = (f"{timing.bound * 1e6:.1f}", f"{timing.estimate * 1e6:.1f}")
+        table.add_row(timing.kernel, describe_tile(launch), programs, *times, *busy, f"{timing.moved / 1e6:.2f}")
+    return table
+
+
+def _as_json(launch: LaunchRecord, timing: Timing) -> dict[str, object]:
+    values = {field.name: getattr(timing, field.name) for field in dataclasses.fields(timing) if field.name != "events"}
+    return {**values, "tile": describe_tile(launch), "limited_by": timing.limited_by}
+
+
+def chrome_trace(timings: Sequence[Timing]) -> dict[str, object]:
+    """Timelines as the trace event format has them: a process for each kernel, a thread for each pipe that did something."""
+    events: list[dict[str, object]] = []
+    for process, timing in enumerate(timings):
+        events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": timing.kernel}})
+        cores = sorted({event.core for event in timing.events})
+        used = {(event.core, event.pipe) for event in timing.events}
+        lanes = [(core, pipe) for core in cores for pipe in PIPES if (core, pipe) in used]
+        for thread, (core, pipe) in enumerate(lanes):
+            args = {"name": f"{core} {pipe}" if len(cores) > 1 else pipe}
+            events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": args})
+        events += [_trace_event(event, process, lanes.index((event.core, event.pipe))) for event in timing.events]
+    return {"traceEvents": events}
+
+
+def _trace_event(event: Event, process: int, thread: int) -> dict[str, object]:
+    begin, length = event.start * 1e6, (event.end - event.start) * 1e6
+    amount = {unit_of(event.pipe): event.amount}
+    place = {"pid": process, "tid": thread}
+    return {"ph": "X", "name": event.name, **place, "ts": begin, "dur": length, "args": amount}

@@ -1,0 +1,93 @@
+"""`npu-offline tune`: what a package's tiling chose against other tiles."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from .. import check
+from ..errors import OfflineError
+from ..toolchain import compilers as toolchains
+from ..tune.search import Candidate, Tuned, search
+
+MARGIN = 0.05  # of the best candidate's time: what a choice may be off
+
+_NOTHING = """nothing can be tuned: no kernel of these calls asks npu_tiling.fit for its sizes. Have sized_calls() list them:
+    yield "1024 rows", lambda BLOCK: my_operator(x, BLOCK), {"BLOCK": (1024, 512, 2048)}  # the first is what you use now"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `tune` to the command line."""
+    parser = commands.add_parser("tune", help="rank other tiles than a package's tiling chose by predicted time")
+    parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
+    parser.add_argument(
+        "--soc",
+        default="Ascend910B4",
+        metavar="NAME",
+        help="a chip whose costs are known; an Ascend950 for vector kernels (Ascend910B4)",
+    )
+    parser.add_argument(
+        "--toolchain", default=toolchains.DEFAULT, choices=toolchains.VERSIONS, help="compiler version (%(default)s)"
+    )
+    parser.add_argument("--call", default="", metavar="TEXT", help="only calls whose label has this text")
+    parser.add_argument("--kernel", default="", metavar="TEXT", help="only kernels whose name has this text")
+    parser.add_argument("--jobs", type=int, metavar="N", help="compilations at a time (all cores)")
+    parser.add_argument("--all", action="store_true", help="every candidate, not only the best three")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the candidates there too")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    console = Console() if Console().is_terminal else Console(width=180)
+    calls = [call for call in check.load_calls(options.package, "sized_calls") if options.call in call[0]]
+    if not calls:
+        raise OfflineError(f"--call is {options.call!r}, must be part of a label that sized_calls() yields")
+    found: list[Tuned] = []
+    where = {"soc": options.soc, "toolchain": options.toolchain, "jobs": options.jobs, "kernel": options.kernel}
+    for call in track(calls, "searching", console=console, transient=True):
+        found += search(*call, **where)
+    if not found:
+        raise OfflineError(_NOTHING)
+    console.print(_table(found, everything=options.all))
+    slow = [tuned for tuned in found if tuned.best is not None and tuned.best.gain > MARGIN]
+    console.print(f"{len(found)} choices, {len(slow)} more than {MARGIN:.0%} above the best candidate", markup=False)
+    if options.json:
+        options.json.write_text(json.dumps([_as_json(tuned) for tuned in found], indent=1))
+    return 1 if slow else 0
+
+
+def _table(found: Sequence[Tuned], *, everything: bool) -> Table:
+    table = Table(
+        "call", "chosen", "candidate", "kernels", "chosen µs", "candidate µs", "gain", title="predicted, not measured"
+    )
+    for tuned in found:
+        for candidate in tuned.candidates if everything else tuned.candidates[:3]:
+            table.add_row(tuned.label, _sizes(dict(tuned.site.chosen)), *_cells(candidate))
+    return table
+
+
+def _cells(candidate: Candidate) -> list[str]:
+    kernels = " ".join(dict.fromkeys(kernel.partition(" ")[0] for kernel in candidate.kernels))
+    chosen = f"{candidate.chosen * 1e6:.1f}"
+    if candidate.seconds is None:
+        return [_sizes(candidate.sizes), kernels, chosen, "does not fit", ""]
+    return [_sizes(candidate.sizes), kernels, chosen, f"{candidate.seconds * 1e6:.1f}", f"{candidate.gain:+.1%}"]
+
+
+def _sizes(sizes: Any) -> str:
+    return " ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def _as_json(tuned: Tuned) -> dict[str, object]:
+    candidates = [
+        {"sizes": dict(c.sizes), "kernels": c.kernels, "seconds": c.seconds, "chosen": c.chosen, "problem": c.problem}
+        for c in tuned.candidates
+    ]
+    return {"call": tuned.label, "chosen": dict(tuned.site.chosen), "candidates": candidates}

@@ -1,0 +1,191 @@
+"""A Triton backend and driver whose device is this host, standing where an Ascend chip would.
+
+Triton's JIT stays as it is: it finds the driver active, asks it for the target and the device, compiles through the
+backend's stages and keeps the result in its own caches, in memory by device index and on disk by the backend's hash.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+import npu_tiling
+from triton.backends import Backend, backends
+from triton.backends.ascend.compiler import AscendBackend, NPUOptions, make_ttir
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+
+from ..errors import OfflineError, UnsupportedError
+from ..toolchain.compilers import installed
+from ..toolchain.frontend import changed_options, options_from, to_linalg
+from .linalg.lowering import ENTRY, lower
+from .native import Binary, kept_object, load, native_key, shared_object
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+EMULATED, RECORDED = "npu-offline-emulated", "npu-offline-recorded"
+FINAL, CHECKED = "final", "checked"  # levels of emulation; that of Linalg IR has no name
+_FIRST_DEVICE = 1 << 16  # far above the index of any real device, which shares the JIT's in-memory cache with ours
+
+
+class _HostBackend(AscendBackend):
+    """The Ascend front end; what follows it is the subclass's."""
+
+    kind = ""
+
+    @classmethod
+    def supports_target(cls, target: GPUTarget) -> bool:
+        return bool(target.backend == cls.kind)
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+        self.binary_ext = "npubin"
+        parts = [unquote(part) for part in str(target.arch).split("/")]
+        self.soc, self.toolchain, self.level, self.mutation = (*parts, "", "", "")[:4]
+
+    def parse_options(self, opts: dict[str, Any]) -> NPUOptions:
+        return options_from(opts)
+
+    def pack_metadata(self, metadata: Any) -> dict[str, Any]:
+        return {}
+
+    def hash(self) -> str:
+        return f"{self.target}-{native_key()}"
+
+    def add_stages(self, stages: dict[str, Callable[..., Any]], options: NPUOptions) -> None:
+        stages["ttir"] = lambda module, metadata: make_ttir(module, metadata, options)
+
+
+@functools.lru_cache(maxsize=64)
+def _linalg_object(linalg: str) -> bytes:
+    """The Linalg IR for this host, whichever toolchain lowers it; nothing where only the chip has what it uses.
+
+    Final modules are compared with it: it takes sums of fp16 in fp32, as they do.
+    """
+    newest = installed()[-1]
+
+    def build() -> bytes:
+        try:
+            return shared_object(lower(linalg, newest, wide_sums=True))
+        except UnsupportedError:
+            return b""
+
+    return kept_object(f"wide sums {newest}\n{linalg}", build)
+
+
+class EmulatedBackend(_HostBackend):
+    """Compiles the Linalg IR for this host."""
+
+    kind = EMULATED
+
+    def add_stages(self, stages: dict[str, Callable[..., Any]], options: NPUOptions) -> None:
+        def binary(linalg: str, metadata: dict[str, Any]) -> bytes:
+            metadata.update(name="kernel", shared=0)
+            if not self.level:
+                return Binary(shared_object(lower(linalg, self.toolchain))).packed()
+            return self._final(linalg, options)
+
+        super().add_stages(stages, options)
+        stages["ttadapter"] = lambda module, metadata: to_linalg(module, options)
+        stages["npubin"] = binary
+
+    def _final(self, linalg: str, options: NPUOptions) -> bytes:
+        """The final module and, for comparison with it, the Linalg IR."""
+        from .final.compile import executable, final_module
+
+        changed = changed_options(options)
+        name = re.search(r"func\.func @(\w+)", linalg)
+        final = final_module(name[1] if name else "kernel", linalg, changed, self.soc, self.toolchain)
+        beside = _linalg_object(linalg) if self.level == CHECKED else b""
+        return Binary(executable(final, self.soc, self.toolchain, mutations.get(self.mutation)), beside).packed()
+
+
+class RecordedBackend(_HostBackend):
+    """Stops after TTIR: enough to know that a launch is well formed."""
+
+    kind = RECORDED
+
+    def add_stages(self, stages: dict[str, Callable[..., Any]], options: NPUOptions) -> None:
+        def nothing(module: Any, metadata: dict[str, Any]) -> bytes:
+            metadata.update(name="kernel", shared=0)
+            return b""
+
+        super().add_stages(stages, options)
+        stages["npubin"] = nothing
+
+
+_indices: dict[GPUTarget, int] = {}
+mutations: dict[str, Callable[[ModuleOp], Any]] = {}
+"""What changes final modules before they run, by a name that no other process gives."""
+
+
+def emulated_target(soc: str, toolchain: str, level: str = "", mutate: Callable[[ModuleOp], Any] | None = None) -> GPUTarget:
+    """The target of kernels compiled to run here as on `soc`: from Linalg IR, or from their final modules."""
+    mutation = ""
+    if mutate is not None:
+        mutation = uuid.uuid4().hex
+        mutations[mutation] = mutate
+    return GPUTarget(EMULATED, f"{soc}/{quote(toolchain, safe='')}/{level}/{mutation}", 0)
+
+
+def recorded_target() -> GPUTarget:
+    """The target of kernels that are only recorded: one for all chips, since the front end knows none."""
+    return GPUTarget(RECORDED, "any", 0)
+
+
+class HostDriver(DriverBase):
+    """What Triton asks of a device. One device index per target keeps the kernels of each apart."""
+
+    def __init__(self, target: GPUTarget, device: npu_tiling.Device, launcher: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.device = device
+        self.target = target
+        self.index = _indices.setdefault(target, _FIRST_DEVICE + len(_indices))
+        self.launcher_cls = launcher
+        self.utils = self
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return False  # never found by looking for hardware, only set by `emulate` and `record`
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return self.index
+
+    def set_current_device(self, device: int) -> None:
+        if device != self.index:
+            raise OfflineError(f"device is {device}, must be {self.index}: emulation has one device")
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        from triton.testing import do_bench
+
+        return do_bench
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """As the Ascend driver reports them."""
+        return {
+            "max_shared_mem": 1,
+            "num_aicore": self.device.cube_cores,
+            "num_vectorcore": self.device.vector_cores,
+        }
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, int | None, int, int]:
+        if not binary:
+            return None, None, 0, 0
+        libraries = load(Binary.unpacked(binary), ENTRY)
+        return libraries, libraries.address, 0, 0
+
+
+for _backend in (EmulatedBackend, RecordedBackend):
+    # Our targets have names of their own, so these can stay beside the backends of real devices.
+    backends[_backend.kind] = Backend(compiler=_backend, driver=HostDriver)

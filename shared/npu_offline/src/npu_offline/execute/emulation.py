@@ -1,0 +1,121 @@
+"""`emulate`: launches on CPU tensors run on this host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import npu_tiling
+
+from ..errors import OfflineError
+from ..launches import Emulation
+from ..toolchain.compilers import DEFAULT, tool
+from ..toolchain.triton_ascend import require_triton_ascend
+from .launcher import Launcher, RunningEmulation, running
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+
+@contextlib.contextmanager
+def emulate(
+    soc: str = "Ascend910B4",
+    *,
+    threads: int | None = None,
+    shuffle: int | None = None,
+    toolchain: str = DEFAULT,
+    races: bool = False,
+    ledgers: bool = False,
+    final: bool = False,
+    checks: bool = False,
+    distinct: bool = False,
+    keep_going: bool = False,
+    mutate: Callable[[ModuleOp], Any] | None = None,
+) -> Iterator[Emulation]:
+    """Run Triton kernels that are launched on CPU tensors as the Ascend compiler sees them, until the block ends.
+
+    Each kernel goes through triton-ascend to the Linalg IR that the Ascend compiler is given, and that IR runs natively
+    on the host: same tiles, same DMA transfers, same program grid. Blocks nest; the innermost counts. With `final` it goes
+    through the Ascend compiler as well, and its final module runs: buffers at the addresses that the compiler planned.
+
+    It is of the whole process, not of a thread: inside the block every launch of every thread is emulated, Triton's active
+    driver is another, and operators that ask npu_tiling which chip a CPU tensor is on are told this one.
+
+    Args:
+        soc: the chip to be, a name of `npu_tiling.SOCS`.
+        threads: host threads that run the programs of a grid; None for all cores, 1 for program order.
+        shuffle: seed for a random program order; None for ascending order.
+        toolchain: the compiler version whose passes are used.
+        races: refuse launches in which two programs access one address, unless all read it or all update it atomically.
+            What is found does not depend on the order that programs happen to run in. Takes two to four times the
+            memory of the arguments.
+        ledgers: note how each argument is used: distinct bytes, contiguous pieces, lengths of transfers.
+        final: run the module that the compiler of `toolchain` makes for `soc`, not the Linalg IR.
+        checks: at each launch, follow pipes and flags, hold every access of a buffer against those before, run again with
+            other bytes where nothing was written, and compare results with those of the Linalg IR. Implies `final`, and
+            that programs run one after another.
+        distinct: with checks, run the first and the last program of each grid, and of the others those that do something
+            that no program before them does: an instruction on operands of other sizes, or at other places on the core, or
+            behind another instruction. The scalar code of all programs is followed to find them, and what they access in
+            global memory is held against the bounds of the arguments. Numbers that instructions are given count for nothing.
+            What is not run leaves its part of the results as it was, but for integers.
+        keep_going: note what the checks find in `Launch.notes` and go on.
+        mutate: changes each final module, parsed, before it runs: to see that the checks notice. Nothing that was compiled
+            before is used.
+
+    Yields:
+        The launches so far with their global memory traffic.
+
+    Raises:
+        ToolchainMissingError: the toolchain has not been fetched, or triton-ascend or a C compiler is missing.
+        OutOfBoundsError: at a launch that accessed memory outside the storage of its arguments.
+        RaceError: at a launch whose programs get in each other's way, if `races` is given.
+        UnsupportedError: at a launch that uses something that only the chip has.
+        FindingsError: at a launch whose final module is wrong, if `checks` is given.
+    """
+    if threads is not None and threads < 1:
+        raise OfflineError(f"threads is {threads}, must be at least 1")
+    if distinct and not checks:
+        raise OfflineError("distinct is True without checks: only what is checked is run in part")
+    device = npu_tiling.soc(soc)
+    tool(toolchain, "bishengir-opt")
+    require_triton_ascend()
+    from .backend import CHECKED, FINAL, HostDriver, emulated_target
+    from .native import runtime
+
+    runtime()
+    threads = threads or len(os.sched_getaffinity(0))
+    emulation = RunningEmulation(
+        soc,
+        toolchain,
+        threads,
+        shuffle,
+        races=races,
+        ledgers=ledgers,
+        checks=checks,
+        distinct=distinct,
+        keep_going=keep_going,
+    )
+    target = emulated_target(soc, toolchain, CHECKED if checks else FINAL if final else "", mutate)
+    driver = HostDriver(target, device, Launcher)
+    with active_driver(driver), npu_tiling.use_device(device, emulated=True):
+        running.append(emulation)
+        try:
+            yield emulation
+        finally:
+            running.remove(emulation)
+
+
+@contextlib.contextmanager
+def active_driver(driver: Any) -> Iterator[None]:
+    """Until the block ends, Triton's active driver is this one."""
+    from triton.runtime.driver import driver as config
+
+    before = config.active
+    config.set_active(driver)
+    try:
+        yield
+    finally:
+        config.set_active(before)

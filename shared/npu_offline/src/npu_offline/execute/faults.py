@@ -1,0 +1,74 @@
+"""What the runtime notes when an emulated program does something wrong, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..errors import OfflineError, OutOfBoundsError, RaceError
+
+RESERVED = 2  # the compiler puts two memrefs, the lock and the workspace, before a kernel's own arguments
+_OUT_OF_MEMORY, _RACE = 2, 3  # as in runtime.h, where 1 is an access out of bounds
+_ACCESSES = ("read", "write", "atomic update")
+_DONE = ("read", "wrote", "updated atomically")
+
+
+class Fault(NamedTuple):
+    """As the runtime fills it in."""
+
+    reason: int
+    argument: int
+    access: int
+    address: int
+    size: int
+    x: int
+    y: int
+    z: int
+    other_access: int
+    other: int
+
+
+def fault_of(
+    code: int,
+    fault: Fault,
+    kernel: str,
+    pointers: Sequence[str],
+    bases: Sequence[int],
+    ranges: Sequence[int],
+    grid: tuple[int, int, int],
+) -> OfflineError:
+    """The error of a launch that failed.
+
+    Args:
+        code: what the runtime returned.
+        fault: what it noted.
+        kernel: the kernel's name.
+        pointers: names of its pointer arguments.
+        bases: the address of each.
+        ranges: first and last address of the storage behind each, those that are reserved first.
+        grid: programs in x, y and z.
+    """
+    where = f"kernel {kernel}, program {(fault.x, fault.y, fault.z)}"
+    if code == _OUT_OF_MEMORY or fault.reason == _OUT_OF_MEMORY:
+        return OfflineError(f"{where}: the host has no memory for the kernel's tiles")
+    what = f"{_ACCESSES[fault.access]} of {fault.size} bytes"
+    if fault.argument < RESERVED:
+        return OutOfBoundsError(f"{where}: {what} at address {fault.address:#x}, which is in no argument's storage")
+    position = fault.argument - RESERVED
+    place = f"at byte {fault.address - bases[position]} of argument {pointers[position]}"
+    if fault.reason != _RACE:
+        return OutOfBoundsError(f"{where}: {what} {place}, outside its storage")
+    aliases = [
+        name
+        for i, name in enumerate(pointers)
+        if i != position and ranges[2 * (i + RESERVED)] <= fault.address < ranges[2 * (i + RESERVED) + 1]
+    ]
+    shared = f" (in one storage with {', '.join(aliases)})" if aliases else ""
+    return RaceError(f"{where}: {what} {place}{shared}, which {_program(fault.other, grid)} {_DONE[fault.other_access]}")
+
+
+def _program(linear: int, grid: tuple[int, int, int]) -> str:
+    """A program's name; several that did the same have none."""
+    if linear < 0:
+        return "other programs"
+    return f"program {(linear % grid[0], linear // grid[0] % grid[1], linear // grid[0] // grid[1])}"

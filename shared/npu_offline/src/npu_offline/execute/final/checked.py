@@ -1,0 +1,100 @@
+"""A launch of a final module with all checks: run twice on different unwritten bytes, compared with its Linalg IR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...errors import Finding, FindingsError
+from ..storage import bounds_of
+from .compare import bytes_at, differences
+from .findings import WEAK
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..native import Loaded
+
+PLAIN, CHECKED, SURVEYED = range(3)  # how a launch runs, as in machine.h
+_INTEGERS = ("*i", "*u")  # what later launches may take for places: all of it is written, by all programs
+_SECOND_POISON = 0x3F  # 0.75 as fp32, 1.9 as fp16, 0.75 as bf16, large as an integer
+
+
+class Run(Protocol):
+    """Runs a kernel's grid."""
+
+    def __call__(self, address: int, *, mode: int = ..., poison: int = ...) -> None: ...
+
+
+def check(
+    kernel: str,
+    types: Mapping[str, str],
+    values: Sequence[Any],
+    binary: Loaded,
+    run: Run,
+    findings: Callable[[], list[Finding]],
+    written: Callable[[], Mapping[str, int]],
+    few: tuple[Callable[[], None], Callable[[], None]] | None = None,
+) -> list[Finding]:
+    """Run a launch with all checks; its results are those of the final module.
+
+    Args:
+        kernel: its name.
+        types: Triton type by name of its arguments.
+        values: of these arguments.
+        binary: the kernel.
+        run: what runs it.
+        findings: what the runs have noted so far.
+        written: bytes that the last run has written through each pointer argument.
+        few: chooses the programs that runs are of, by a run of its own; and runs all programs. None where all run anyway.
+
+    Returns:
+        What may be wrong: hazards inside one pipe that nothing is known of to do harm.
+
+    Raises:
+        FindingsError: something is wrong.
+    """
+    memory = _Memory([value for value, kind in zip(values, types.values(), strict=True) if kind.startswith("*")])
+    before = memory.copy()
+    if few is not None:
+        few[0]()
+        memory.restore(before)
+    run(binary.address, mode=CHECKED)
+    after = memory.copy()
+    found = findings()
+    memory.restore(before)
+    run(binary.address, poison=_SECOND_POISON)
+    places = [(name, kind, value) for (name, kind), value in zip(types.items(), values, strict=True) if kind.startswith("*")]
+    for name, text in differences(places, before, after):
+        found.append(Finding("unwritten", None, f"argument {name} depends on bytes that nobody has written: {text}"))
+    if binary.beside:
+        memory.restore(before)
+        run(binary.beside)
+        for name, text in differences(places, before, after, written()):
+            found.append(Finding("results", None, f"argument {name} is not what its Linalg IR computes: {text}"))
+    memory.restore(after)
+    if few is not None and any(kind[:2] in _INTEGERS and written()[name] for name, kind, _ in places):
+        memory.restore(before)
+        few[1]()
+    wrong = [finding for finding in found if finding.kind != WEAK]
+    if wrong:
+        raise FindingsError(kernel, wrong)
+    return [finding for finding in found if finding.kind == WEAK]
+
+
+class _Memory:
+    """The storages behind a launch's arguments."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        found: set[tuple[int, int]] = set()
+        for value in values:
+            bounds = bounds_of(value)
+            found |= {(low, high) for low, high in zip(bounds[::2], bounds[1::2], strict=True) if high > low}
+        self.ranges = sorted(found)
+
+    def copy(self) -> dict[tuple[int, int], torch.Tensor]:
+        return {bounds: bytes_at(*bounds).clone() for bounds in self.ranges}
+
+    def restore(self, copies: Mapping[tuple[int, int], torch.Tensor]) -> None:
+        for bounds, data in copies.items():
+            bytes_at(*bounds).copy_(data)

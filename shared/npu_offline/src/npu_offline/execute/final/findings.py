@@ -1,0 +1,25 @@
+"""What the machine noted, as findings."""
+
+from __future__ import annotations
+
+from ...errors import Finding, FindingsError
+
+FINDING_BYTES = 1 << 16  # as in machine.h
+WEAK = "weak hazard"
+
+
+def read_findings(noted: bytes) -> list[Finding]:
+    """Findings from the machine's lines: the program's three numbers, the kind and the text."""
+    found = []
+    for line in noted.decode(errors="replace").splitlines():
+        program, kind, text = line.split("|", 2)
+        x, y, z = (int(number) for number in program.split())
+        found.append(Finding(kind, (x, y, z), text))
+    return found
+
+
+def raise_findings(kernel: str, noted: bytes) -> None:
+    """Raise FindingsError if there are any."""
+    findings = [finding for finding in read_findings(noted) if finding.kind != WEAK]
+    if findings:
+        raise FindingsError(kernel, findings)

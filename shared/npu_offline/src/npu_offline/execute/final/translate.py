@@ -1,0 +1,65 @@
+"""A final module in C: its scalar code as it is, its instructions as rows of a table, issued in program order.
+
+Triton's Linalg IR has been through the whole compiler by then: buffers are addresses, pipes have flags. Nothing of that is
+decided here again.
+"""
+
+from __future__ import annotations
+
+import re
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation as Op
+
+from ...errors import UnsupportedError
+from ...module.mlir import name_of, symbol_of
+from ...module.plan import read_spec
+from .data_dependence import is_steered
+from .function import Function
+from .host import workspace_bytes
+from .writer import Tables
+
+_SIZES = {"UB": "UB_SIZE", "L1": "L1_SIZE", "L0A": "L0A_SIZE", "L0B": "L0B_SIZE", "L0C": "L0C_SIZE"}
+
+
+def translate(module: ModuleOp) -> str:
+    """The C source of a shared object with the function `npu_offline_entry(slots, x, y, z)`, as `lowering.lower` makes it.
+
+    Args:
+        module: a final module without affine operations, parsed.
+
+    Raises:
+        UnsupportedError: it has an operation that the machine does not know.
+    """
+    functions = [op for op in module.walk() if name_of(op) == "func.func" and op.regions[0].blocks]
+    devices = {_core_of(op): op for op in functions if "DEVICE" in str(op.attributes.get("hacc.function_kind"))}
+    bodies = {symbol_of(op, "sym_name") for op in functions}
+    if not devices or not devices.keys() <= {"AIC", "AIV"}:
+        raise UnsupportedError(f"execution does not know a kernel for {', '.join(devices) or 'no core'}")
+    tables = Tables(bodies)
+    parts = [Function(tables, core).write(op) for core, op in sorted(devices.items())]
+    spec = read_spec(module)
+    sizes = ", ".join(f"[{space}] = {spec[name] // 8}" for space, name in _SIZES.items())
+    used = ", ".join(f"[{space}] = {end}" for space, end in tables.used.items())
+    buffers = ",\n".join(f'  {{"{text}"}}' for text in tables.buffers)
+    rows = ",\n".join(f"  {row.row(number)}" for number, row in enumerate(tables.instructions))
+    name = symbol_of(next(iter(devices.values())), "sym_name")
+    return "\n".join(
+        [
+            '#include "machine.h"\n#include "operations.h"\n#include "generated.h"',
+            f"static const buffer_name buffers[] = {{\n{buffers or '  {0}'}}};",
+            f"static const instruction I[] = {{\n{rows or '  {0}'}}};",
+            *parts,
+            f'static const module M_ = {{"{name}", I, buffers, {workspace_bytes(module)}, {{{sizes}}}, {{{used or "0"}}},',
+            f"  {int(any(is_steered(op) for op in devices.values()))},",
+            f"  {'AIC' if 'AIC' in devices else 'NULL'}, {'AIV' if 'AIV' in devices else 'NULL'}}};",
+            "void npu_offline_entry(const int64_t *slots, int32_t x, int32_t y, int32_t z)",
+            "{ execute(&M_, slots, x, y, z); }",
+            f"const int64_t npu_offline_workspace = {workspace_bytes(module)};",
+        ]
+    )
+
+
+def _core_of(function: Op) -> str:
+    found = re.search(r"<(\w+)>", str(function.attributes.get("hivm.func_core_type")))
+    return found[1] if found else ""

@@ -1,0 +1,62 @@
+"""What writes C for a function of a final module, and what the functions of a module share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import IntegerAttr
+from xdsl.ir import Operation as Op
+from xdsl.ir import SSAValue
+
+from ...module.mlir import property_of
+from .instructions import Instruction
+from .scalars import c_type
+
+
+class Tables:
+    """What all functions of a module share."""
+
+    def __init__(self, bodies: set[str]) -> None:
+        self.bodies = bodies
+        self.buffers: list[str] = []
+        self.instructions: list[Instruction] = []
+        self.used: dict[str, int] = {}
+
+    def add(self, *instructions: Instruction) -> int:
+        """The number of the first one."""
+        self.instructions += instructions
+        return len(self.instructions) - len(instructions)
+
+
+class Writer:
+    """Lines of C, and the names of the values in them."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.lines: list[str] = []
+        self._names: dict[SSAValue, str] = {}
+
+    def name(self, value: SSAValue) -> str:
+        return self._names.setdefault(value, f"v{len(self._names)}")
+
+    def declare(self, value: SSAValue) -> str:
+        self.lines.append(f"{c_type(value.type)} {self.name(value)};")
+        return self.name(value)
+
+    def assign(self, targets: Sequence[SSAValue], values: Sequence[SSAValue]) -> None:
+        pairs = [
+            (self.name(target), self.name(value), c_type(target.type)) for target, value in zip(targets, values, strict=True)
+        ]
+        if len(pairs) > 1:
+            self.lines += [f"{kind} t_{target} = {value};" for target, value, kind in pairs]
+            pairs = [(target, f"t_{target}", kind) for target, _, kind in pairs]
+        self.lines += [f"{target} = {value};" for target, value, _ in pairs]
+
+    def array(self, values: Sequence[int | SSAValue]) -> str:
+        numbers = ", ".join(str(value) if isinstance(value, int) else self.name(value) for value in values)
+        return f"(int64_t[]){{{numbers or '0'}}}"
+
+
+def constant_of(value: SSAValue) -> int | None:
+    number = property_of(value.owner, "value") if isinstance(value.owner, Op) else None
+    return number.value.data if isinstance(number, IntegerAttr) else None

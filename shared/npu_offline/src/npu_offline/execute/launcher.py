@@ -1,0 +1,243 @@
+"""What Triton calls at each launch: one object per compiled kernel, which runs or records it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import Finding, FindingsError, OfflineError, OutOfBoundsError
+from ..launches import MAX_PROGRAMS, Emulation, Launch, Ledger, Traffic
+from .faults import RESERVED, Fault, fault_of
+from .final.checked import PLAIN, SURVEYED, check
+from .final.findings import FINDING_BYTES, raise_findings, read_findings
+from .races import written_alike
+from .storage import bounds_of, bytes_of, row_bytes, storage_of
+
+_LENGTHS = 40  # powers of two that transfers are counted by, as in launch.h
+_TRAFFIC, _USE = len(Traffic.__dataclass_fields__), 4
+_COUNTERS = _TRAFFIC + _USE + _LENGTHS
+_WATCH_USE, _WATCH_RACES = 1, 2  # as in launch.h
+_NOT_A_NUMBER = 0xFF  # bytes of a core's memory that nobody has written
+_SCALARS = {  # Triton type to struct format, in a slot of 8 bytes
+    "i1": "?7x",
+    "i8": "b7x",
+    "i16": "h6x",
+    "i32": "i4x",
+    "i64": "q",
+    "u1": "?7x",
+    "u8": "B7x",
+    "u16": "H6x",
+    "u32": "I4x",
+    "u64": "Q",
+    "fp16": "e6x",
+    "fp32": "f4x",
+    "fp64": "d",
+}
+
+
+class RunningEmulation(Emulation):
+    """An emulation in force, with how it runs its launches."""
+
+    def __init__(
+        self,
+        soc: str,
+        toolchain: str,
+        threads: int,
+        shuffle: int | None,
+        *,
+        races: bool = False,
+        ledgers: bool = False,
+        checks: bool = False,
+        distinct: bool = False,
+        keep_going: bool = False,
+    ) -> None:
+        super().__init__(soc, toolchain)
+        self.checks, self.distinct, self.keep_going = checks, distinct, keep_going
+        self.ledgers = ledgers
+        self._settings = (threads, shuffle is not None, (shuffle or 0) & (2**64 - 1))
+        self.watching = _WATCH_USE * ledgers + _WATCH_RACES * races
+
+    def settings(self, unit_bits: int, shared: int, *, mode: int, poison: int, chosen: Any, news: Any) -> bytes:
+        """As the runtime takes them: with the size of a unit, which arguments several programs may write,
+        the numbers of the only programs to run, if there are any, and what a survey fills in.
+
+        Programs that are checked run one after another, so that atomic updates come in the same order every time.
+        """
+        threads, *order = self._settings
+        return _SETTINGS.pack(
+            1 if self.checks else threads,
+            *order,
+            self.watching,
+            unit_bits,
+            shared,
+            mode,
+            poison,
+            ctypes.addressof(chosen),
+            len(chosen),
+            ctypes.addressof(news),
+        )
+
+
+_SETTINGS = struct.Struct("<qqQqqqqqQqQ")
+running: list[RunningEmulation] = []
+
+
+class Arguments:
+    """The run-time arguments of a compiled kernel: their names and types, in order, constants left out."""
+
+    def __init__(self, source: Any) -> None:
+        self.name: str = source.fn.__name__
+        self.constants: Mapping[str, Any] = dict(source.constants)
+        self.kept = [name not in self.constants for name in source.signature]
+        self.types = {name: kind for name, kind in source.signature.items() if name not in self.constants}
+        self.kernel = source.fn
+        self.pointers = [name for name, kind in self.types.items() if kind.startswith("*")]
+
+
+class Launcher:
+    """Runs the programs of one compiled kernel; Triton makes one per kernel and calls it at each launch."""
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        from .native import runtime
+
+        self._run = runtime().npu_offline_launch
+        self._arguments = Arguments(source)
+        kinds = self._arguments.types.values()
+        formats = ("QQqqq" if kind.startswith("*") else _SCALARS[kind] for kind in kinds)
+        self._slots = struct.Struct("<" + "QQqqq" * RESERVED + "".join(formats) + "i4xi4xi4x")
+        self._count = RESERVED + len(self._arguments.pointers)
+        self._ranges = struct.Struct(f"<{2 * self._count}Q")
+        self._row_bytes = struct.Struct(f"<{self._count}q")
+        self._unit_bits = min((bytes_of(kind) for kind in kinds if kind.startswith("*")), default=1).bit_length() - 1
+
+    @functools.cached_property
+    def _shared(self) -> int:
+        """A bit for each argument that several programs may write alike."""
+        alike = written_alike(self._arguments.kernel)
+        return sum(1 << i for i, name in enumerate(self._arguments.pointers, RESERVED) if name in alike)
+
+    def __call__(
+        self,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        stream: Any,
+        function: int,
+        packed: Any,
+        launch_metadata: Any,
+        enter: Any,
+        leave: Any,
+        *values: Any,
+    ) -> None:
+        from .native import loaded
+
+        emulation = running[-1]
+        grid = (grid_x, grid_y, grid_z)
+        check_grid(self._arguments.name, grid)
+        binary = loaded[function]
+        workspace = (ctypes.c_char * (binary.workspace * grid_x * grid_y * grid_z))()
+        low, size = ctypes.addressof(workspace), len(workspace)
+        slots: list[Any] = [0] * (5 * (RESERVED - 1)) + [low, low, 0, size, 1]
+        ranges = [0] * (2 * (RESERVED - 1)) + [low, low + size]
+        rows = [0] * RESERVED
+        storages: list[int] = []
+        bases = []
+        kept = [value for value, keep in zip(values, self._arguments.kept, strict=True) if keep]
+        for (name, kind), value in zip(self._arguments.types.items(), kept, strict=True):
+            if kind.startswith("*"):
+                address, low, high = storage_of(name, value)
+                slots += (address, address, 0, high - low, 1)
+                ranges += (low, high)
+                bases.append(address)
+                rows.append(row_bytes(value) if emulation.ledgers else 0)
+                if emulation.watching:
+                    storages += bounds_of(value)
+            else:
+                slots.append(value)
+        counters = (ctypes.c_int64 * (_COUNTERS * self._count))()
+        shared = self._shared if emulation.watching else 0
+        found = ctypes.create_string_buffer(FINDING_BYTES)
+        count = grid_x * grid_y * grid_z
+        news = (ctypes.c_uint8 * count)()
+        programs: list[int] = []
+
+        def run(address: int, *, mode: int = PLAIN, poison: int = _NOT_A_NUMBER) -> None:
+            chosen = (ctypes.c_uint32 * len(programs))(*programs)
+            fault = (ctypes.c_int64 * 10)()
+            ctypes.memset(counters, 0, ctypes.sizeof(counters))
+            failed = self._run(
+                ctypes.c_void_p(address),
+                self._slots.pack(*slots, *grid),
+                self._ranges.pack(*ranges),
+                self._row_bytes.pack(*rows),
+                ctypes.c_int64(self._count),
+                (ctypes.c_uint64 * len(storages))(*storages),
+                ctypes.c_int64(len(storages) // 2),
+                (ctypes.c_int32 * 3)(*grid),
+                emulation.settings(self._unit_bits, shared, mode=mode, poison=poison, chosen=chosen, news=news),
+                counters,
+                fault,
+                found,
+            )
+            if failed:
+                raise_findings(self._arguments.name, found.value)
+                raise fault_of(failed, Fault(*fault), self._arguments.name, self._arguments.pointers, bases, ranges, grid)
+
+        def survey() -> None:
+            programs[:] = dict.fromkeys([0, count - 1, *range(count)])  # the first two run whatever they do
+            run(binary.address, mode=SURVEYED)
+            programs[:] = [program for program in range(count) if news[program] or program in (0, count - 1)]
+
+        def complete() -> None:
+            chosen, programs[:] = list(programs), ()
+            run(binary.address)
+            programs[:] = chosen
+
+        def traffic_of() -> dict[str, Traffic]:
+            firsts = {name: _COUNTERS * i for i, name in enumerate(self._arguments.pointers, RESERVED)}
+            return {name: Traffic(*counters[first : first + _TRAFFIC]) for name, first in firsts.items()}
+
+        def written() -> dict[str, int]:
+            return {name: traffic.written for name, traffic in traffic_of().items()}
+
+        if enter is not None:
+            enter(launch_metadata)
+        notes: list[Finding] = []
+        try:
+            if emulation.checks:
+                name, types = self._arguments.name, self._arguments.types
+                few = (survey, complete) if emulation.distinct and count > 1 else None
+                notes = check(name, types, kept, binary, run, lambda: read_findings(found.value), written, few)
+            else:
+                run(function)
+        except (FindingsError, OutOfBoundsError) as error:
+            if not emulation.keep_going:
+                raise
+            notes = list(error.findings) if isinstance(error, FindingsError) else [Finding("bounds", None, str(error))]
+        finally:
+            if leave is not None:
+                leave(launch_metadata)
+        ledgers = {}
+        for position, name in enumerate(self._arguments.pointers, RESERVED):
+            first = _COUNTERS * position
+            if emulation.ledgers:
+                ledgers[name] = _ledger(counters[first + _TRAFFIC : first + _COUNTERS])
+        emulation.launches.append(
+            Launch(self._arguments.name, grid, self._arguments.constants, traffic_of(), ledgers, notes, tuple(programs))
+        )
+
+
+def check_grid(kernel: str, grid: tuple[int, int, int]) -> None:
+    programs = grid[0] * grid[1] * grid[2]
+    if programs > MAX_PROGRAMS:
+        raise OfflineError(f"the grid of kernel {kernel} has {programs} programs, must be at most {MAX_PROGRAMS}")
+
+
+def _ledger(counters: Sequence[int]) -> Ledger:
+    pieces, whole_rows, useful_read, useful_written, *lengths = counters
+    return Ledger(
+        useful_read, useful_written, pieces, whole_rows, {1 << i: count for i, count in enumerate(lengths) if count}
+    )

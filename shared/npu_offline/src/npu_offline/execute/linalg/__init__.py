@@ -1,0 +1,1 @@
+"""Linalg IR, as the Ascend compiler is given it, lowered to code of this host."""

@@ -1,0 +1,257 @@
+"""From LLVM to a shared object of this host, and the runtime library beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CompilationError, ToolchainMissingError
+from ..toolchain.cache import checked, private_folder, source_digest
+from ..toolchain.processes import run
+
+_PACKAGE = Path(__file__).parents[1]
+_MACHINE = (
+    "execute/final/along.c",
+    "execute/final/casts.c",
+    "execute/final/checks.c",
+    "execute/final/cube.c",
+    "execute/final/machine.c",
+    "execute/final/notes.c",
+    "execute/final/pipes.c",
+    "execute/final/rows.c",
+    "execute/final/survey.c",
+    "execute/final/transfers.c",
+    "execute/final/vector.c",
+    "execute/final/views.c",
+)
+_HEADERS = (
+    "execute/runtime/runtime.h",
+    "execute/runtime/launch.h",
+    "execute/final/generated.h",
+    "execute/final/machine.h",
+    "execute/final/operations.h",
+    "execute/final/rows.h",
+    "execute/final/survey.h",
+)
+WORKSPACE = "npu_offline_workspace"  # a number of a final module's shared object
+_RUNTIME = ("execute/runtime/runtime.c", "execute/runtime/watch.c", *_MACHINE, *_HEADERS)
+_FLAGS = ("-std=gnu11", "-fPIC", "-shared", "-pthread", "-march=native", "-fwrapv", "-fno-strict-aliasing")
+_EXACT = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")  # faster without another value
+_SOURCES = (  # of what a shared object is made by
+    "execute/backend.py",
+    "toolchain/cache.py",
+    "toolchain/compilation.py",
+    "execute/final/compile.py",
+    "execute/final/flags.py",
+    "execute/final/function.py",
+    "execute/final/host.py",
+    "execute/final/instructions.py",
+    "execute/final/memory.py",
+    "execute/final/scalars.py",
+    "execute/final/data_dependence.py",
+    "execute/final/translate.py",
+    "execute/final/writer.py",
+    "toolchain/frontend.py",
+    "execute/linalg/instrument.py",
+    "execute/linalg/lowering.py",
+    "module/mlir.py",
+    "execute/native.py",
+    "module/operations.py",
+    "module/plan.py",
+    "execute/linalg/sums.py",
+    "module/jumps.py",
+    "module/arithmetic.py",
+    "module/shapes.py",
+    "toolchain/compilers.py",
+    "toolchain/opt.py",
+    *_HEADERS,
+)
+_LEVELS = {  # x86-64 levels, best first, by one feature that tells each
+    "x86-64-v4": "avx512vl",
+    "x86-64-v3": "avx2",
+}
+
+
+def c_compiler() -> list[str]:
+    """The C compiler's command line: the environment variable CC, else cc, gcc or clang.
+
+    Raises:
+        ToolchainMissingError: there is none.
+    """
+    for candidate in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        words = shlex.split(candidate)
+        if words and shutil.which(words[0]):
+            return words
+    raise ToolchainMissingError("emulation needs a C compiler (cc, gcc or clang): install one, or name it in CC")
+
+
+def missing_c_compiler() -> str | None:
+    """Why nothing can be compiled for this host, None if it can."""
+    try:
+        c_compiler()
+    except ToolchainMissingError as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def host_cpu() -> str:
+    """What LLVM may assume of this host's processor."""
+    if platform.machine() != "x86_64":
+        return "generic"
+    try:
+        flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+    except OSError:
+        flags = []
+    return next((level for level, flag in _LEVELS.items() if flag in flags), "x86-64")
+
+
+def host_triple() -> str:
+    """LLVM's name for this host."""
+    return f"{platform.machine()}-unknown-linux-gnu"
+
+
+def native_key() -> str:
+    """What a shared object depends on beside the kernel: the code that makes it, the C compiler and the processor."""
+    return f"{source_digest(*_SOURCES)}-{' '.join(c_compiler())}-{platform.machine()}-{host_cpu()}"
+
+
+@functools.cache
+def has_c_function(name: str) -> bool:
+    """True if the C mathematics library has a function of that name."""
+    return hasattr(ctypes.CDLL("libm.so.6"), name)
+
+
+def shared_object(llvm_dialect: str) -> bytes:
+    """A shared object from a module in MLIR's LLVM dialect, optimised without touching floating-point semantics."""
+    from triton._C.libtriton import ir, llvm
+
+    triple = host_triple()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "kernel.mlir").write_text(llvm_dialect)
+        context = ir.context()
+        ir.load_dialects(context)
+        llvm.init_targets()
+        module = llvm.to_module(ir.parse_mlir_module(str(folder / "kernel.mlir"), context), llvm.context())
+        llvm.attach_datalayout(module, triple, host_cpu(), "")
+        llvm.optimize_module(module, llvm.OPTIMIZE_O3, host_cpu(), "", [], False)
+        (folder / "kernel.o").write_bytes(llvm.translate_to_asm(str(module), triple, host_cpu(), "", [], False, True))
+        _cc("-shared", "-o", folder / "kernel.so", folder / "kernel.o", "-lm")
+        return (folder / "kernel.so").read_bytes()
+
+
+def shared_object_of_c(source: str) -> bytes:
+    """A shared object from C that uses the machine of `execute`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "kernel.c").write_text(source)
+        _cc(
+            *_FLAGS,
+            *_EXACT,
+            "-O0",
+            "-w",
+            f"-I{Path(__file__).parent / 'final'}",
+            "-o",
+            folder / "kernel.so",
+            folder / "kernel.c",
+            "-lm",
+        )
+        return (folder / "kernel.so").read_bytes()
+
+
+def kept_object(what: str, build: Callable[[], bytes]) -> bytes:
+    """A shared object that was built before from the same text, by the same code; `build` makes it where there is none."""
+    key = hashlib.sha256(f"{native_key()}\n{what}".encode()).hexdigest()
+    return checked(private_folder("objects") / f"{key}.so", build)
+
+
+def runtime_path() -> Path:
+    """Where the runtime library is, built once per version of its source."""
+    key = hashlib.sha256(f"{source_digest(*_RUNTIME)}{native_key()}".encode()).hexdigest()[:32]
+    path = private_folder("runtime") / f"npu_offline_{key}.so"
+    checked(path, _build_runtime)
+    return path
+
+
+@functools.cache
+def runtime() -> ctypes.CDLL:
+    """The runtime library; its symbols are visible to kernels loaded later."""
+    return ctypes.CDLL(str(runtime_path()), mode=ctypes.RTLD_GLOBAL)
+
+
+def _build_runtime() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "runtime.so"
+        sources = [_PACKAGE / name for name in _RUNTIME if name.endswith(".c")]
+        _cc(*_FLAGS, *_EXACT, "-O3", "-o", built, *sources, "-lm")
+        return built.read_bytes()
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What a kernel runs as: a shared object and, where one is to be compared with it, another of the same kernel."""
+
+    main: bytes
+    beside: bytes = b""
+
+    def packed(self) -> bytes:
+        """As Triton keeps it."""
+        return len(self.main).to_bytes(8, "little") + self.main + self.beside
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Binary:
+        """The reverse."""
+        end = 8 + int.from_bytes(data[:8], "little")
+        return cls(data[8:end], data[end:])
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel in memory: its entry, that of the other, 0 if there is none, and bytes of global memory for each program."""
+
+    address: int
+    beside: int
+    workspace: int
+    libraries: tuple[ctypes.CDLL, ...]
+
+
+loaded: dict[int, Loaded] = {}
+"""By the address of the entry, which is what Triton hands to a launch."""
+
+
+def load(binary: Binary, entry: str) -> Loaded:
+    """The shared objects in memory."""
+    runtime()
+    libraries: tuple[ctypes.CDLL, ...] = (_load(binary.main),)
+    if binary.beside:
+        with contextlib.suppress(OSError):  # it needs a function that this host lacks: then there is nothing to compare with
+            libraries += (_load(binary.beside),)
+    addresses = [ctypes.cast(getattr(library, entry), ctypes.c_void_p).value or 0 for library in libraries]
+    workspace = ctypes.c_int64.in_dll(libraries[0], WORKSPACE).value if hasattr(libraries[0], WORKSPACE) else 0
+    found = Loaded(addresses[0], addresses[1] if len(addresses) > 1 else 0, workspace, libraries)
+    loaded[found.address] = found
+    return found
+
+
+def _load(data: bytes) -> ctypes.CDLL:
+    with tempfile.NamedTemporaryFile(dir=private_folder("loading"), suffix=".so") as file:  # nobody else's to change
+        file.write(data)
+        file.flush()
+        return ctypes.CDLL(file.name)
+
+
+def _cc(*arguments: str | Path) -> None:
+    done = run([*c_compiler(), *arguments])
+    if done.returncode:
+        raise CompilationError(f"{c_compiler()[0]} failed:\n{done.stderr[-3000:]}")

@@ -1,0 +1,86 @@
+// What the files of the runtime share: an emulated launch, the threads that run its programs, and how faults are reported.
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "launch.h"
+
+enum { LOCAL = -1, UNKNOWN = -2 };
+enum { LOAD = 0, STORE = 1, UPDATE = 2 };
+enum { OUT_OF_BOUNDS = 1, OUT_OF_MEMORY = 2, RACE = 3, STOPPED = 4 };
+enum { CLASSES = 48, MAX_RANK = 16, STRIPES = 64, STRIPE_BITS = 16 };
+enum { WATCH_USE = 1, WATCH_RACES = 2 };
+
+typedef struct { char *base, *aligned; int64_t offset, sizes_strides[]; } memref;
+typedef struct { int64_t rank; memref *m; } unranked;
+
+// On-chip tiles are recycled by size class: a kernel allocates the same few tiles again and again. The chunk's header
+// keeps its payload aligned to 64 bytes.
+typedef struct chunk { struct chunk *next, *next_free; int64_t size_class, in_use; char padding[32]; } chunk;
+typedef struct arena { chunk *all, *unused[CLASSES]; struct arena *next; void *cores; } arena;  // cores: of ../final
+
+typedef struct { char *low, *high; uint32_t *units; int64_t first; } region;  // of storages that overlap; see watch.c
+typedef struct { unsigned char *read, *written; int64_t row_bytes; } watched;  // per pointer argument
+
+typedef struct {
+  void (*kernel)(const void *, int32_t, int32_t, int32_t);
+  const void *arguments;
+  const range *ranges;
+  const int32_t *grid;
+  const uint32_t *order;
+  int64_t programs, pointers;
+  atomic_llong next;
+  atomic_int failed;
+  fault *fault;
+  int64_t watch, unit_bits, shared, regions, units;
+  region *region;
+  watched *watched;
+  pthread_mutex_t stripes[STRIPES];
+  int64_t check, poison;       // how it runs, as in ../final/machine.h; what unwritten bytes of a core are
+  char *findings;              // of the checks, a line each
+  int64_t findings_length;
+  pthread_mutex_t findings_lock;
+  unsigned char *news;         // of a survey, for each program
+  void *seen;                  // by it so far
+} launch;
+
+typedef struct {
+  launch *launch;
+  arena *arena;
+  counts *counts;
+  int64_t position;
+  int32_t program[3];
+  int atomic;
+  jmp_buf leave;
+} worker;
+
+void npu_offline_copy(int64_t element, const unranked *source, const unranked *target, int32_t from_argument,
+                      int32_t to_argument);
+void npu_offline_touch(const char *address, int64_t bytes, int32_t access, int32_t argument);
+void *npu_offline_alloc(int64_t alignment, int64_t bytes);
+void npu_offline_free(void *memory);
+void npu_offline_atomic_begin(void);
+void npu_offline_atomic_end(void);
+
+#pragma GCC visibility push(hidden)  // other libraries may have functions of these names
+extern __thread worker *self;
+
+// Stop the launch: note what happened, unless another program was first, and leave the program. Neither returns.
+void fail(int reason, int argument, int access, const char *address, int64_t bytes);
+void fail_beside(int reason, int argument, int access, const char *address, int64_t bytes, int other_access, int64_t other);
+
+// The rank that is left when a tile's innermost dimensions are merged into contiguous pieces of `*piece` bytes.
+int64_t merge(const memref *m, int64_t rank, int64_t element, int64_t *piece);
+
+// Make room for what is watched; 0 if there is none.
+int start_watching(launch *l, const int64_t *row_bytes, const range *storages, int64_t count);
+// Note an access to consecutive bytes, or to a tile, of an argument.
+void watch(int argument, int access, const char *low, int64_t bytes);
+void watch_tile(int argument, int access, const memref *m, int64_t rank, int64_t element);
+void count_use(const launch *l, counts *total);
+void end_watching(launch *l);
+#pragma GCC visibility pop

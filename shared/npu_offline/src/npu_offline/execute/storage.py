@@ -1,0 +1,44 @@
+"""Where the arguments of a launch lie in memory."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OfflineError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def bytes_of(pointer: str) -> int:
+    """The size of what a pointer type points to, "*bf16" say."""
+    found = re.search(r"\d+", pointer)
+    return max(1, int(found[0]) // 8) if found else 1
+
+
+def row_bytes(value: Any) -> int:
+    """The length of a tensor's rows, 0 if their elements are not next to each other."""
+    tensor = getattr(value, "base", value)
+    if not hasattr(tensor, "shape"):  # it stands for several tensors
+        return 0
+    return tensor.shape[-1] * tensor.itemsize if tensor.dim() and tensor.stride(-1) == 1 else 0
+
+
+def bounds_of(value: Any) -> list[int]:
+    """First and last address of each storage of an argument, which may stand for several tensors."""
+    tensor = getattr(value, "base", value)
+    bounds: list[int] = []
+    for storage in getattr(tensor, "storages", None) or [tensor.untyped_storage()]:
+        bounds += (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+    return bounds
+
+
+def storage_of(name: str, value: Any) -> tuple[int, int, int]:
+    """A tensor's address, and the bounds of the storage it lies in."""
+    tensor: torch.Tensor = getattr(value, "base", value)
+    if tensor.device.type != "cpu":
+        raise OfflineError(f"argument {name} is on {tensor.device}, must be a CPU tensor under emulation")
+    storage = tensor.untyped_storage()
+    low = storage.data_ptr()
+    return tensor.data_ptr(), low, low + storage.nbytes()

@@ -1,0 +1,1 @@
+"""The Ascend compilers: fetched, kept in the cache folder, and called."""
