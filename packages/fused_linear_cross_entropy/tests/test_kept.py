@@ -5,7 +5,7 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import operators
 from npu_fused_linear_cross_entropy.chunks import MIB, Problem, pitch, plan
-from npu_fused_linear_cross_entropy.options import DEFAULTS, Options
+from npu_fused_linear_cross_entropy.options import Options
 from torch.utils.flop_counter import FlopCounterMode
 
 TOKENS, WIDTH, VOCABULARY = 96, 96, 2560
@@ -16,11 +16,11 @@ SMALL = {"memory_budget": BUDGET}
 def products(device, tokens=TOKENS, width=WIDTH, dtype=torch.bfloat16, bias=False, needs=(True, True, False), **options):
     """Matrix products of one forward and backward, as multiples of one of [tokens, width] and [width, vocabulary]."""
     case = losses.make(tokens, width, VOCABULARY, dtype)
-    given = Options(**{**DEFAULTS, **SMALL, **options}, group="", vocab_first=0, vocab_size=VOCABULARY)
+    given = Options(**{**SMALL, **options}, vocab_size=VOCABULARY)
     inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
     added = torch.zeros(VOCABULARY, device=device.torch) if bias else None
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        operators.with_gradients(*inputs, added, None, None, *given.arguments, *needs)
+        operators.with_gradients(*inputs, added, None, None, *given, *needs)
     return counter.get_total_flops() / (2 * tokens * width * VOCABULARY)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import chunks, engine, fused_linear_cross_entropy, linear_log_probs, operators
 from npu_fused_linear_cross_entropy.chunks import MIB, Problem, plan
-from npu_fused_linear_cross_entropy.options import DEFAULTS, Options
+from npu_fused_linear_cross_entropy.options import Options
 from npu_tiling import Device, soc
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -48,20 +48,20 @@ def test_logits_of_all_tokens_are_never_there(device, what, how, grad):
     if device.name == "emulated" and what != "mean":
         pytest.skip("the same memory, and kernels to compile")
     case = losses.make(TOKENS, WIDTH, VOCABULARY)
-    options = Options(**{**DEFAULTS, **MODES[what], **how}, group="", vocab_first=0, vocab_size=VOCABULARY)
+    options = Options(**{**MODES[what], **how}, vocab_size=VOCABULARY)
     inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
     arguments = (*inputs, None, None, None)
     needs = (True, True, False)
     with Largest() as largest, torch.no_grad():
         if not grad:
-            operators.linear_cross_entropy(*arguments, *options.arguments, False)
+            operators.linear_cross_entropy(*arguments, *options, False)
         elif options.reduction == "none" or options.return_entropy:
-            *_, entropy, statistics = operators.linear_cross_entropy(*arguments, *options.arguments, True)
+            *_, entropy, statistics = operators.linear_cross_entropy(*arguments, *options, True)
             seed = torch.ones(TOKENS if options.reduction == "none" else (), device=device.torch)
             dentropy = torch.ones_like(entropy) if options.return_entropy else None
-            operators.backward(seed, dentropy, *arguments, statistics, *options.arguments, *needs)
+            operators.backward(seed, dentropy, *arguments, statistics, *options, *needs)
         else:
-            operators.with_gradients(*arguments, *options.arguments, *needs)
+            operators.with_gradients(*arguments, *options, *needs)
     assert largest.shapes
     # nothing of [tokens, V] in even the narrowest dtype; the largest tensor may be the weight, or it widened
     assert largest.bytes <= max(VOCABULARY * WIDTH * 4, TOKENS * VOCABULARY * 2 // 4)

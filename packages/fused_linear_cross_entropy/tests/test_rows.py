@@ -5,7 +5,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import launch_rows, rows, tiling_rows
-from npu_fused_linear_cross_entropy.options import DEFAULTS, Options
+from npu_fused_linear_cross_entropy.options import Options
 from npu_tiling import device_for
 
 VOCABULARY = 1000
@@ -30,7 +30,7 @@ TELLING = ("plain", "each row", "class weights, smoothing", "many rows", "a far 
 
 
 def options_of(changes):
-    return Options(**{**DEFAULTS, **changes}, group="", vocab_first=0, vocab_size=VOCABULARY)
+    return Options(**changes, vocab_size=VOCABULARY)
 
 
 def make(name):

@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 
 from . import sharding
 from .checks import Part, autocast, check, checked_options
+from .engine import defers
 from .operators import OPERATORS, scale_
 from .options import Options
 
@@ -115,21 +116,23 @@ def fused_linear_cross_entropy(
     options = checked_options(
         weight,
         Part(process_group, vocab_range, vocab_size),
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-        lse_square_scale=lse_square_scale,
-        softcap=softcap,
-        logit_scale=logit_scale,
-        token_scaling=token_scaling,
-        return_z_loss=return_z_loss,
-        return_token_accuracy=return_token_accuracy,
-        return_predicted_tokens=return_predicted_tokens,
-        return_lse=return_lse,
-        return_entropy=return_entropy,
-        accum_dtype=accum_dtype,
-        chunk_tokens=chunk_tokens,
-        memory_budget=memory_budget,
+        Options(
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            lse_square_scale=lse_square_scale,
+            softcap=softcap,
+            logit_scale=logit_scale,
+            token_scaling=token_scaling,
+            return_z_loss=return_z_loss,
+            return_token_accuracy=return_token_accuracy,
+            return_predicted_tokens=return_predicted_tokens,
+            return_lse=return_lse,
+            return_entropy=return_entropy,
+            accum_dtype=accum_dtype,
+            chunk_tokens=chunk_tokens,
+            memory_budget=memory_budget,
+        ),
     )
     outputs = call(x, weight, target, bias, class_weight, None, options)
     extras = (outputs.z_loss, outputs.token_accuracy, outputs.predicted_tokens, outputs.lse, outputs.entropy)
@@ -148,50 +151,46 @@ def call(
     """The loss with options that were checked; `divisor`: what "mean" divides by instead of what it counts."""
     x, weight, bias = autocast(x, weight, bias)
     check(x, weight, target, bias, class_weight)
-    tensors = {"x": x, "weight": weight, "target": target, "bias": bias, "class_weight": class_weight}
-    if is_distributed(tensors.values()):
+    if is_distributed((x, weight, target, bias, class_weight)):
+        tensors = {"x": x, "weight": weight, "target": target, "bias": bias, "class_weight": class_weight}
         outputs: LinearCrossEntropyOutput = sharding.linear_cross_entropy(call, tensors, divisor, options)
         return outputs
-    found = OPERATORS("linear_cross_entropy", x, weight, target, bias, class_weight, divisor, *options.arguments, False)
-    asked = (
-        options.return_z_loss,
-        options.return_token_accuracy,
-        options.return_predicted_tokens,
-        options.return_lse,
-        options.return_entropy,
+    found = OPERATORS("linear_cross_entropy", x, weight, target, bias, class_weight, divisor, *options, False)
+    return LinearCrossEntropyOutput(
+        found[0],
+        found[1] if options.return_z_loss else None,
+        found[2] if options.return_token_accuracy else None,
+        found[3] if options.return_predicted_tokens else None,
+        found[4] if options.return_lse else None,
+        found[5] if options.return_entropy else None,
     )
-    extras = [found[1 + i] if wanted else None for i, wanted in enumerate(asked)]
-    return LinearCrossEntropyOutput(found[0], *extras)
-
-
-_INPUTS = 6  # x, weight, target, bias, class_weight, divisor
 
 
 class _LinearCrossEntropy(Function):
     @staticmethod
-    def forward(ctx, *arguments):  # type: ignore[no-untyped-def]
-        tensors, options = arguments[:_INPUTS], Options(*arguments[_INPUTS:])
+    def forward(ctx, x, weight, target, bias, class_weight, divisor, options):  # type: ignore[no-untyped-def]
+        tensors = (x, weight, target, bias, class_weight, divisor)
         ctx.options = options
         ctx.set_materialize_grads(False)
-        needs = _needs(ctx)
         ctx.has_gradients = options.reduction != "none" and not options.return_entropy
         if ctx.has_gradients:
-            found = OPERATORS.below_autograd("linear_cross_entropy_with_gradients", *arguments, *needs)
-            outputs = list(found[:-4])
-            gradients = [gradient if needed else None for gradient, needed in zip(found[-4:-1], needs, strict=True)]
-            ctx.save_for_backward(*gradients, found[-1] if found[-1].numel() else None)
-            outputs.append(torch.empty(0, dtype=torch.float32, device=tensors[0].device))
+            needs = _needs(ctx)
+            *outputs, dx, dweight, dbias, factors = OPERATORS.below_autograd(
+                "linear_cross_entropy_with_gradients", *tensors, *options, *needs
+            )
+            gradients = [own if needed else None for own, needed in zip((dx, dweight, dbias), needs, strict=True)]
+            ctx.save_for_backward(*gradients, factors if defers(x, options) else None)
+            outputs.append(None)
         else:
-            outputs = OPERATORS.below_autograd("linear_cross_entropy", *arguments, True)
+            outputs = OPERATORS.below_autograd("linear_cross_entropy", *tensors, *options, True)
             ctx.save_for_backward(*tensors, outputs[-1])
         loss, *extras, entropy, statistics = outputs
-        constant = [*extras, statistics] if options.return_entropy else [*extras, entropy, statistics]
-        ctx.mark_non_differentiable(*constant)
+        constant = (*extras, statistics) if options.return_entropy else (*extras, entropy, statistics)
+        ctx.mark_non_differentiable(*(one for one in constant if one is not None))
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
-        dloss, dentropy = gradients[0], gradients[5]
+    def backward(ctx, dloss, dz_loss, daccuracy, dpredicted, dlse, dentropy, dstatistics):  # type: ignore[no-untyped-def]
         needs = _needs(ctx)
         if dloss is None and dentropy is None:
             found = (None, None, None)
@@ -199,10 +198,10 @@ class _LinearCrossEntropy(Function):
             *gradients, factors = ctx.saved_tensors
             found = _scaled(gradients, dloss, None if factors is None else factors.unbind())
         else:
-            arguments = (*ctx.saved_tensors, *ctx.options.arguments, *needs)
+            arguments = (*ctx.saved_tensors, *ctx.options, *needs)
             found = OPERATORS("linear_cross_entropy_backward", dloss, dentropy, *arguments)
         dx, dweight, dbias = (gradient if needed else None for gradient, needed in zip(found, needs, strict=True))
-        return dx, dweight, None, dbias, *(None,) * (len(ctx.options.arguments) + 2)
+        return dx, dweight, None, dbias, None, None, None
 
 
 def _needs(ctx) -> tuple[bool, bool, bool]:  # type: ignore[no-untyped-def]
@@ -231,10 +230,11 @@ def _scaled(gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence
     return [None if gradient is None else next(found) for gradient in gradients]
 
 
-def _linear_cross_entropy(*arguments):  # type: ignore[no-untyped-def]
-    if needs_gradient((arguments[0], arguments[1], arguments[3])):
-        return apply(_LinearCrossEntropy, *arguments[:-1])
-    return OPERATORS.below_autograd("linear_cross_entropy", *arguments)
+def _linear_cross_entropy(x, weight, target, bias, class_weight, divisor, *others):  # type: ignore[no-untyped-def]
+    tensors = (x, weight, target, bias, class_weight, divisor)
+    if needs_gradient((x, weight, bias)):
+        return apply(_LinearCrossEntropy, *tensors, Options(*others[:-1]))
+    return OPERATORS.below_autograd("linear_cross_entropy", *tensors, *others)
 
 
 OPERATORS.autograd("linear_cross_entropy", _linear_cross_entropy)

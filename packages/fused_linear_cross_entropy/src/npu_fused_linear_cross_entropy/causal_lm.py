@@ -9,7 +9,7 @@ from npu_tiling.pytorch import arguments
 from torch import Tensor
 
 from .autograd import LinearCrossEntropyOutput, call
-from .checks import Part, checked_options
+from .checks import Part, checked_options, named_options
 
 
 def causal_lm_loss(
@@ -67,7 +67,7 @@ def causal_lm_loss(
     else:
         divisor = torch.full((), arguments.number("num_items_in_batch", num_items_in_batch), device=hidden_states.device)
     part = Part(*(options.pop(name, None) for name in Part._fields))
-    checked = checked_options(lm_head_weight, part, ignore_index=ignore_index, **options)
+    checked = checked_options(lm_head_weight, part, named_options({"ignore_index": ignore_index, **options}))
     outputs = call(hidden_states, lm_head_weight, target, bias, class_weight, divisor, checked)
     return outputs if any(output is not None for output in outputs[1:]) else outputs.loss
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
 
 import torch
 from npu_tiling.pytorch import arguments
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from . import parallel
-from .options import DEFAULTS, REDUCTIONS, Options
+from .options import NAMES, REDUCTIONS, Options
 
 _PLACES = 2**24  # columns up to which fp32 counts
 
@@ -23,31 +24,71 @@ class Part(NamedTuple):
     vocab_size: int | None = None
 
 
-def checked_options(weight: Tensor, part: Part, **options: Any) -> Options:
-    """`Options`, defaults where none are given, or an error that names what is wrong with one."""
-    unknown = [name for name in options if name not in DEFAULTS]
+_WHOLE = Part()
+_FLAGS = tuple(name for name, default in Options._field_defaults.items() if default is False)
+_MOST_CHECKED = 1024
+_checked: dict[Hashable, Options] = {}
+
+
+def named_options(options: Mapping[str, object]) -> Options:
+    """`Options` by name, the defaults where none are given; not checked yet."""
+    unknown = [name for name in options if name not in NAMES]
     if unknown:
-        raise TypeError(f"{unknown[0]} is no option: {', '.join(DEFAULTS)} are.")
-    options = {**DEFAULTS, **options}
+        raise TypeError(f"{unknown[0]} is no option: {', '.join(NAMES)} are.")
+    return Options(**options)  # type: ignore[arg-type]  # what they are is asked by `checked_options`
+
+
+def checked_options(weight: Tensor, part: Part, options: Options) -> Options:
+    """The options with the weight's part of the vocabulary, or an error that names what is wrong with one.
+
+    Those of a whole vocabulary are remembered: in a training step they are the same as in the last one.
+    """
     arguments.tensor("weight", weight)
+    key = None
+    if part == _WHOLE and not torch.compiler.is_compiling():
+        key = (options, tuple(map(type, options)), weight.shape, weight.dtype)  # with their types: 1, 1.0 and True are equal
+        try:
+            known = _checked.get(key)
+        except TypeError:  # an option without a hash is refused below
+            known = None
+        if known is not None:
+            return known
+    checked = _check_options(weight, part, options)
+    if key is not None:
+        if len(_checked) >= _MOST_CHECKED:
+            _checked.clear()
+        _checked[key] = checked
+    return checked
+
+
+def _check_options(weight: Tensor, part: Part, options: Options) -> Options:
     if weight.dim() != 2 or not weight.shape[0] or not weight.shape[1]:
         raise ValueError(f"weight has shape {tuple(weight.shape)} and must have shape (V, H), both at least 1.")
-    arguments.whole("ignore_index", options["ignore_index"])
-    arguments.one_of("reduction", options["reduction"], REDUCTIONS)
-    options["label_smoothing"] = arguments.number("label_smoothing", options["label_smoothing"], least=0, most=1)
-    for name in ("lse_square_scale", "logit_scale"):
-        options[name] = arguments.number(name, options[name])
-    options["softcap"] = arguments.number("softcap", options["softcap"], above=0, or_none=True)
-    if options["accum_dtype"] not in (None, torch.float32, weight.dtype):
-        raise TypeError(f"accum_dtype is {options['accum_dtype']} and must be torch.float32, weight's dtype or None.")
-    for name in ("chunk_tokens", "memory_budget"):
-        arguments.whole(name, options[name], least=1, or_none=True)
-    arguments.flags(**{name: options[name] for name, default in DEFAULTS.items() if default is False})
+    arguments.whole("ignore_index", options.ignore_index)
+    arguments.one_of("reduction", options.reduction, REDUCTIONS)
+    label_smoothing = arguments.number("label_smoothing", options.label_smoothing, least=0, most=1)
+    lse_square_scale = arguments.number("lse_square_scale", options.lse_square_scale)
+    logit_scale = arguments.number("logit_scale", options.logit_scale)
+    softcap = arguments.number("softcap", options.softcap, above=0, or_none=True)
+    if options.accum_dtype not in (None, torch.float32, weight.dtype):
+        raise TypeError(f"accum_dtype is {options.accum_dtype} and must be torch.float32, weight's dtype or None.")
+    chunk_tokens = arguments.whole("chunk_tokens", options.chunk_tokens, least=1, or_none=True)
+    arguments.whole("memory_budget", options.memory_budget, least=1, or_none=True)
+    arguments.flags(**{name: getattr(options, name) for name in _FLAGS})
     group, first, size = _part(weight.shape[0], part)
-    if part.process_group is not None and part.vocab_range is not None and options["chunk_tokens"] is None:
+    if part.process_group is not None and part.vocab_range is not None and chunk_tokens is None:
         share = -(-size // part.process_group.size())
-        options["chunk_tokens"] = parallel.chunk_tokens(share, options["memory_budget"], weight.device)
-    checked = Options(**options, group=group, vocab_first=first, vocab_size=size)
+        chunk_tokens = parallel.chunk_tokens(share, options.memory_budget, weight.device)
+    checked = options._replace(
+        label_smoothing=label_smoothing,
+        lse_square_scale=lse_square_scale,
+        logit_scale=logit_scale,
+        softcap=softcap,
+        chunk_tokens=chunk_tokens,
+        group=group,
+        vocab_first=first,
+        vocab_size=size,
+    )
     if checked.argmax and size > _PLACES:
         raise ValueError(f"weight has {size} rows and must have at most {_PLACES} where predicted tokens are asked for.")
     return checked

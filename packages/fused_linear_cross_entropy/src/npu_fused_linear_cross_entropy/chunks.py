@@ -19,9 +19,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
 from npu_tiling import Device
 from npu_tiling.budget.arithmetic import FP32
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIB = 2**20
 DEFAULT_BUDGET = {"cuda": 600 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
@@ -79,6 +83,13 @@ class Plan:
     def longest(self) -> tuple[int, int]:
         """Tokens and columns of the largest chunk."""
         return tuple(max((part.stop - part.start for part in parts), default=0) for parts in (self.tokens, self.columns))  # type: ignore[return-value]
+
+
+def part(tensor: Tensor, where: slice, dimension: int = 0) -> Tensor:
+    """A part of a tensor along a dimension: the tensor itself where that is all, which costs no view."""
+    if where.stop is None or where.stop - where.start == tensor.shape[dimension]:
+        return tensor
+    return tensor[where] if dimension == 0 else tensor[:, where]
 
 
 def pitch(columns: int) -> int:

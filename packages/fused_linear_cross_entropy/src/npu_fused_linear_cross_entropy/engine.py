@@ -11,6 +11,7 @@ One buffer holds the logits of every chunk, and their gradient.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from . import chunks, kept, matmul, parallel, reference
 from . import rows as rowwise
+from .chunks import part
 from .launch import KernelBackend
 from .launch_rows import RowKernels
 from .options import Options
@@ -55,6 +57,64 @@ def defers(x: Tensor, options: Options) -> bool:
     return x.dtype == torch.float16 and options.reduction == "mean"
 
 
+class Layout(NamedTuple):
+    """All of a loss that follows from shapes, dtypes and options: looked up at once in every call but the first.
+
+    Attributes:
+        plan: where chunks end.
+        exact: the dtype of statistics and arithmetic.
+        logits_dtype: of logits in memory.
+        sum_dtype: that the weight's gradient is summed in.
+        dweight_scale: what those sums are multiplied by.
+        buffer: elements of the memory for logits.
+    """
+
+    plan: chunks.Plan
+    exact: torch.dtype
+    logits_dtype: torch.dtype
+    sum_dtype: torch.dtype
+    dweight_scale: float
+    buffer: int
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_layout(
+    shape: tuple[int, int],
+    vocabulary: int,
+    x_dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    biased: bool,
+    options: Options,
+    needs: Needs,
+    deferred: bool,
+    writes_fp32: bool,
+    device: Device | None,
+) -> Layout:
+    """The layout for x of a shape [N, H]; `writes_fp32`: whether products of its dtype can be fp32."""
+    tokens, width = shape
+    exact = reference.statistics_dtype(x_dtype)
+    logits_dtype = exact if writes_fp32 else x_dtype
+    sum_dtype = weight_dtype if options.accum_dtype is None else options.accum_dtype
+    problem = chunks.Problem(
+        tokens,
+        width,
+        vocabulary,
+        logits_dtype.itemsize,
+        sum_dtype.itemsize if needs.dweight else 0,
+        needs.dx and x_dtype.itemsize < exact.itemsize,
+        x_dtype.itemsize if needs.dweight and not biased and options.shift_invariant else 0,
+    )
+    limits = (options.chunk_tokens, options.memory_budget, device)
+    if options.accum_dtype is None:
+        plan, wide = chunks.plan_sums(problem, *limits)
+        sum_dtype = exact if wide else sum_dtype
+    else:
+        plan = chunks.plan(problem, *limits)
+    scale = _power_of_two(_LARGEST_SUM / max(1, tokens)) if deferred else 1.0
+    longest, columns = plan.longest
+    return Layout(plan, exact, logits_dtype, sum_dtype, scale, longest * chunks.pitch(columns))
+
+
 class Engine:
     """One loss of x [N, H], weight [V, H] and target [N].
 
@@ -79,39 +139,24 @@ class Engine:
         deferred: bool,
         device: Device | None,
     ) -> None:
-        self.x, self.weight = x, weight.to(x.dtype)
+        narrow = matmul.writes_fp32(x.device, x.dtype)
+        self.layout = layout = choose_layout(
+            x.shape, weight.shape[0], x.dtype, weight.dtype, bias is not None, options, needs, deferred, narrow, device
+        )
+        self.x, self.weight = x, weight if weight.dtype == x.dtype else weight.to(x.dtype)
         self.options, self.needs = options, needs
-        self.exact = reference.statistics_dtype(x.dtype)
-        scale = _power_of_two(_LARGEST_SUM / max(1, x.shape[0])) if deferred else None
-        self.dweight_scale = scale or 1.0
+        self.plan, self.exact = layout.plan, layout.exact
         self.arithmetic = rowwise.RowArithmetic() if device is None else RowKernels(device)
-        self.rows = self.arithmetic.prepare(target, class_weight, divisor, options, self.exact, scale)
+        scale = layout.dweight_scale if deferred else None
+        self.rows = self.arithmetic.prepare(target, class_weight, divisor, options, layout.exact, scale)
         bias = None if bias is None else bias.contiguous()
         class_weight = None if class_weight is None else class_weight.contiguous()
         if device is None:
             self.backend: reference.Reference | KernelBackend = reference.Reference(bias, class_weight, options)
         else:
             self.backend = KernelBackend(bias, class_weight, options, device)
-        self.logits_dtype = self.exact if matmul.writes_fp32(x.device, x.dtype) else x.dtype
-        self.sum_dtype = weight.dtype if options.accum_dtype is None else options.accum_dtype
-        problem = chunks.Problem(
-            x.shape[0],
-            x.shape[1],
-            weight.shape[0],
-            self.logits_dtype.itemsize,
-            self.sum_dtype.itemsize if needs.dweight else 0,
-            needs.dx and x.dtype.itemsize < self.exact.itemsize,
-            x.dtype.itemsize if needs.dweight and bias is None and options.shift_invariant else 0,
-        )
-        limits = (options.chunk_tokens, options.memory_budget, device)
-        if options.accum_dtype is None:
-            self.plan, wide = chunks.plan_sums(problem, *limits)
-            self.sum_dtype = self.exact if wide else self.sum_dtype
-        else:
-            self.plan = chunks.plan(problem, *limits)
         self.gradients = _Sums(self, weight.dtype, None if bias is None else bias.dtype)
-        tokens, columns = self.plan.longest
-        self.buffer = allocate(x, (tokens * chunks.pitch(columns),), self.logits_dtype)
+        self.buffer = allocate(x, (layout.buffer,), layout.logits_dtype)
 
     def statistics(self) -> Tensor:
         """Statistics [6, N] alone."""
@@ -135,21 +180,22 @@ class Engine:
     def loss_and_gradients(self) -> tuple[Tensor, Gradients]:
         """Statistics [6, N] and the gradients of a loss that is one number."""
         statistics = allocate(self.x, (rowwise.STATISTICS, self.x.shape[0]), self.exact)
+        fused = len(self.plan.columns) == 1 and self.backend.fused and not self.options.group
         whole = len(self.plan.columns) == 1
         for tokens in self.plan.tokens:
-            if whole and self.backend.fused and not self.options.group:
+            if fused:
                 assert isinstance(self.backend, KernelBackend)
                 (columns,) = self.plan.columns
                 logits, gradient = self.logits(tokens, columns)
-                target, result = self.rows.columns[tokens], statistics[:, tokens]
+                target, result = part(self.rows.columns, tokens), part(statistics, tokens, 1)
                 self.backend.both(logits, gradient, columns, target, 0, self.rows.gradient_factors, result)
-                self.gradients.add(tokens, columns, gradient, self.dweight_scale)
+                self.gradients.add(tokens, columns, gradient, self.layout.dweight_scale)
             elif self.plan.kept:
                 kept.loss_and_gradients(self, statistics)
             else:
                 held = self._statistics(tokens, statistics)
                 self._gradient(tokens, statistics, 1.0, None, held if whole else None)
-        return statistics, self.gradients.finished(self.dweight_scale)._replace(factors=self.rows.left)
+        return statistics, self.gradients.finished(self.layout.dweight_scale, self.rows.left)
 
     def gradients_of(self, statistics: Tensor, dloss: Tensor | None, dentropy: Tensor | None) -> Gradients:
         """Gradients, given what the backward alone knows: those of the losses and entropies, numbers or [N]."""
@@ -159,15 +205,16 @@ class Engine:
 
     def logits(self, tokens: slice, columns: slice) -> tuple[Tensor, Tensor]:
         """A chunk of logits, and the memory for its gradient in x's dtype: in their place, and in the upper half of it."""
-        x, weight = self.x[tokens], self.weight[columns]
-        n, width, pitch = x.shape[0], weight.shape[0], chunks.pitch(weight.shape[0])
-        used = self.buffer[: n * pitch]
-        logits = used.view(n, pitch)[:, :width]
+        x, weight = part(self.x, tokens), part(self.weight, columns)
+        size = x.shape[0], weight.shape[0]
+        pitch = chunks.pitch(size[1])
+        logits = self.buffer.as_strided(size, (pitch, 1))
         matmul.product(x, weight.t(), logits)
         self.backend.prepare(logits, columns)
-        if self.x.dtype == self.logits_dtype:
+        if x.dtype == logits.dtype:
             return logits, logits
-        return logits, used.view(self.x.dtype).view(n, 2 * pitch)[:, pitch : pitch + width]
+        narrow = self.buffer.view(x.dtype)
+        return logits, narrow.as_strided(size, (2 * pitch, 1), narrow.storage_offset() + pitch)
 
     def first(self, columns: slice) -> int:
         """The column of the whole vocabulary that a chunk begins with."""
@@ -175,7 +222,7 @@ class Engine:
 
     def _statistics(self, tokens: slice, statistics: Tensor) -> tuple[Tensor, Tensor]:
         """Writes the statistics of a chunk of tokens; returns the last chunk of logits, which is still there."""
-        result, target = statistics[:, tokens], self.rows.columns[tokens]
+        result, target = part(statistics, tokens, 1), part(self.rows.columns, tokens)
         for columns in self.plan.columns:
             held = self.logits(tokens, columns)
             self.backend.statistics(held[0], columns, target, self.first(columns), result, columns.start > 0)
@@ -194,14 +241,14 @@ class Engine:
         """Adds the gradients of a chunk of tokens; `held`: its logits and their gradient's memory, where they are there."""
         rows = self.rows.part(tokens)
         if isinstance(dloss, Tensor) and dloss.dim():
-            dloss = dloss[tokens]
+            dloss = part(dloss, tokens)
         if dentropy is not None and dentropy.dim():
-            dentropy = dentropy[tokens]
-        coefficients = self.coefficients(rows, statistics[:, tokens], dloss, dentropy)
+            dentropy = part(dentropy, tokens)
+        coefficients = self.coefficients(rows, part(statistics, tokens, 1), dloss, dentropy)
         for columns in self.plan.columns:
             logits, gradient = held if held is not None else self.logits(tokens, columns)
             self.backend.gradient(logits, gradient, columns, rows.columns, self.first(columns), coefficients)
-            self.gradients.add(tokens, columns, gradient, self.dweight_scale)
+            self.gradients.add(tokens, columns, gradient, self.layout.dweight_scale)
 
 
 class _Sums:
@@ -213,7 +260,7 @@ class _Sums:
         self._plan, self._group = engine.plan, engine.options.group
         x, weight, exact = engine.x, engine.weight, engine.exact
         self.dx = allocate(x, x.shape, x.dtype) if engine.needs.dx else None
-        self.dweight = allocate(x, weight.shape, engine.sum_dtype) if engine.needs.dweight else None
+        self.dweight = allocate(x, weight.shape, engine.layout.sum_dtype) if engine.needs.dweight else None
         self._dbias = allocate(x, weight.shape[:1], exact) if engine.needs.dbias else None
         self._wide_dx = None
         if engine.needs.dx and len(engine.plan.columns) > 1 and x.dtype != exact and not engine.plan.kept:
@@ -229,14 +276,14 @@ class _Sums:
         """Adds what the gradient [tokens, columns] of raw logits contributes, `scale` times that to the weight's."""
         first = columns.start == 0
         if self.dx is not None:
-            weight, dx = self._weight[columns], self.dx[tokens]
+            weight, dx = part(self._weight, columns), part(self.dx, tokens)
             if self._wide_dx is None:
                 (matmul.product if first else matmul.add_product)(gradient, weight, dx)
             else:
                 self._add_wide(gradient, weight, dx, columns)
         if self.dweight is not None:
             add = matmul.product if tokens.start == 0 else matmul.add_product
-            add(gradient.t(), self._x[tokens], self.dweight[columns], scale)
+            add(gradient.t(), part(self._x, tokens), part(self.dweight, columns), scale)
         if self._dbias is not None:
             if tokens.start == 0:
                 torch.sum(gradient, 0, dtype=self._dbias.dtype, out=self._dbias[columns])
@@ -254,20 +301,22 @@ class _Sums:
         else:  # the weight's gradient is about to be written where the sums were
             matmul.add_product(gradient, weight, dx)
 
-    def finished(self, scale: float) -> Gradients:
-        """All of them; the bias's, whose sums are exact, `scale` times."""
+    def finished(self, scale: float, factors: Tensor | None = None) -> Gradients:
+        """All of them; the bias's, whose sums are exact, `scale` times; and what is left to multiply them by."""
         if not self._plan.tokens:
             for sums in (self.dweight, self._dbias):
                 if sums is not None:
                     sums.zero_()
         if self.dx is not None and self._group:
             parallel.sum_(self.dx, self._group)
-        dweight = None if self.dweight is None else self.dweight.to(self._dtypes[0])
+        dweight = self.dweight
+        if dweight is not None and dweight.dtype != self._dtypes[0]:
+            dweight = dweight.to(self._dtypes[0])
         dbias = None
         if self._dbias is not None:
             dbias = self._dbias if scale == 1.0 else self._dbias.mul_(scale)
             dbias = dbias.to(self._dtypes[1] or dbias.dtype)
-        return Gradients(self.dx, dweight, dbias)
+        return Gradients(self.dx, dweight, dbias, factors)
 
 
 def _power_of_two(limit: float) -> float:

@@ -49,7 +49,7 @@ def loss_and_gradients(engine: Engine, statistics: Tensor) -> None:
                 engine.backend.gradient(place, place, chunk, rows.columns, engine.first(chunk), coefficients)
 
     kept.sum_dx(engine.weight, dx, engine.buffer, differentiate)
-    kept.finish_dweight(engine.x, engine.buffer, engine.dweight_scale)
+    kept.finish_dweight(engine.x, engine.buffer, engine.layout.dweight_scale)
 
 
 class KeptLogits:

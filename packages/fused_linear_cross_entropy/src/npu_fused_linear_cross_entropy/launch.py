@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import rows as rowwise
 from . import tiling
+from .chunks import part
 from .options import Options
 
 KERNELS = Kernels(__package__, "npu-fused-linear-cross-entropy")
@@ -73,9 +74,9 @@ class KernelBackend:
         merge: bool,
     ) -> None:
         options = self._options
-        bias = None if self._bias is None else self._bias[columns]
+        bias = None if self._bias is None else part(self._bias, columns)
         weighted = options.smoothed or (factors is not None and self._class_weight is not None)
-        class_weight = self._class_weight[columns] if weighted and self._class_weight is not None else None
+        class_weight = part(self._class_weight, columns) if weighted and self._class_weight is not None else None
         tensors = (logits, gradient, target, bias, class_weight, factors, coefficients, statistics)
         dtypes = tuple([None if tensor is None else tensor.dtype for tensor in tensors])
         spec = choose_spec(logits.shape[1], dtypes, options, merge, self._device)
@@ -133,13 +134,11 @@ def choose_spec(
 
 
 def scale_(values: Tensor, factor: Tensor, device: Device) -> None:
-    """values *= factor, a number on the device, in place; costs one small launch where it is 1."""
-    flat = values.view(-1)
-    if not flat.numel():
-        return
-    spec = _scale_spec(values.itemsize, device)
-    grid = spec.launch.grid(flat.numel())
-    KERNELS.launch("kernels", "cross_entropy_scale_kernel", spec, grid, (flat, factor), (flat.numel(),))
+    """values *= factor, a number on the device, in place; values are contiguous. Costs one small launch where it is 1."""
+    n = values.numel()
+    if n:
+        spec = _scale_spec(values.itemsize, device)
+        KERNELS.launch("kernels", "cross_entropy_scale_kernel", spec, spec.launch.grid(n), (values, factor), (n,))
 
 
 @functools.lru_cache(maxsize=64)

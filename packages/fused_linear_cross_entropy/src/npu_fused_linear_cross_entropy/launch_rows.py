@@ -69,7 +69,8 @@ class RowKernels:
                 partials = partials.sum(0, keepdim=True)
                 parallel.sum_(partials[0, 1:3], options.group)
             self._add("kernels_rows", "factors", (partials, divisor, factors, left), (partials.shape[0], unscale), MEAN=mean)
-        return Rows(columns, target_weight, factors[0], factors[1], left)
+        # Both rows of factors are equal where nothing is left for later.
+        return Rows(columns, target_weight, factors[0], factors[0] if left is None else factors[1], left)
 
     def losses(self, rows: Rows, statistics: Tensor, options: Options, shape: torch.Size) -> Losses:
         """See `rows.losses`."""
@@ -79,16 +80,18 @@ class RowKernels:
         grid = launch.grid(tokens, summed)
         partials = allocate(statistics, (grid, _LANES), torch.float32) if summed and grid > 1 else None
         size = () if reduced else shape
-        asked = (
-            (True, size, torch.float32),
-            (options.return_z_loss, size, torch.float32),
-            (options.return_token_accuracy, (), torch.float32),
-            (options.return_predicted_tokens, shape, torch.int64),
-            (options.return_lse, shape, torch.float32),
-            (options.return_entropy, shape, torch.float32),
+
+        def output(wanted: bool, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor | None:
+            return allocate(statistics, size, dtype) if wanted else None
+
+        found = Losses(
+            allocate(statistics, size, torch.float32),
+            output(options.return_z_loss, size),
+            output(options.return_token_accuracy, ()),
+            output(options.return_predicted_tokens, shape, torch.int64),
+            output(options.return_lse, shape),
+            output(options.return_entropy, shape),
         )
-        every = [allocate(statistics, size, dtype) if wanted else None for wanted, size, dtype in asked]
-        found = Losses(*every)  # type: ignore[arg-type]  # the first is always wanted
         self._launch(
             "kernels_losses",
             "losses",

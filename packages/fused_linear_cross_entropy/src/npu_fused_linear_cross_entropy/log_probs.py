@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 
 from .autograd import call
 from .checks import Part, autocast, check, checked_options
+from .options import Options
 
 _INVARIANT_TOKENS = 512  # of a chunk, where its length must not follow from how many tokens there are
 
@@ -73,14 +74,16 @@ def linear_log_probs(
     options = checked_options(
         weight,
         Part(process_group, vocab_range, vocab_size),
-        ignore_index=ignore_index,
-        reduction="none",
-        softcap=softcap,
-        logit_scale=logit_scale,
-        return_entropy=return_entropy,
-        accum_dtype=accum_dtype,
-        chunk_tokens=_INVARIANT_TOKENS if batch_invariant and chunk_tokens is None else chunk_tokens,
-        memory_budget=memory_budget,
+        Options(
+            ignore_index=ignore_index,
+            reduction="none",
+            softcap=softcap,
+            logit_scale=logit_scale,
+            return_entropy=return_entropy,
+            accum_dtype=accum_dtype,
+            chunk_tokens=_INVARIANT_TOKENS if batch_invariant and chunk_tokens is None else chunk_tokens,
+            memory_budget=memory_budget,
+        ),
     )
     shape = None
     if batch_invariant:

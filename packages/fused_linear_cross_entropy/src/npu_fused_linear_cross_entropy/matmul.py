@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -38,8 +39,11 @@ def add_product(a: Tensor, b: Tensor, out: Tensor, alpha: float = 1.0) -> None:
 
 def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
     if out.dtype == a.dtype:
+        if not _is_misread(a):
+            torch.mm(a, b, out=out)
+            return
         for rows in _pieces(a):
-            torch.mm(_dense(a[rows]), b, out=out[rows])
+            torch.mm(a[rows].contiguous(), b, out=out[rows])
     elif _native("mm", a.device):
         torch.mm(a, b, out_dtype=out.dtype, out=out)
     else:
@@ -49,59 +53,65 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
 def _add_product(a: Tensor, b: Tensor, out: Tensor, beta: float, alpha: float) -> None:
     """out = beta out + alpha a @ b; what out held does not count where beta is 0."""
     if out.dtype == a.dtype:
+        if not _is_misread(a):
+            torch.addmm(out, a, b, beta=beta, alpha=alpha, out=out)
+            return
         for rows in _pieces(a):
-            torch.addmm(out[rows], _dense(a[rows]), b, beta=beta, alpha=alpha, out=out[rows])
+            torch.addmm(out[rows], a[rows].contiguous(), b, beta=beta, alpha=alpha, out=out[rows])
     elif _native("addmm", a.device):
         torch.addmm(out, a, b, out_dtype=out.dtype, beta=beta, alpha=alpha, out=out)
     else:
         _widened(a, b, out, beta, alpha)
 
 
-def _parts(a: Tensor, b: Tensor, out: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, bool]]:
+def _parts(a: Tensor, b: Tensor, out: Tensor) -> Iterable[tuple[Tensor, Tensor, Tensor, bool]]:
     """Products that one is made of, and whether each is the first into its part of the result.
 
     cuBLAS multiplies bf16 and fp16 up to five times slower where a dimension along which an operand or the result is
     contiguous is not whole 16 bytes, however far apart rows are (CUDA 13.0, H200: 1.66 ms instead of .28 for
-    2048 x 768 x 50257). So what is more than that comes apart. Of a sum the few odd terms come first: what is rounded in
-    between is small then.
+    2048 x 768 x 50257). So the unaligned tail is split off. Where terms of a sum are split, the tail comes first: the sum
+    that is rounded in between is small then.
     """
     if not _is_taken_apart(a):
-        yield a, b, out, True
-        return
-    m, k, n = a.shape[0], a.shape[1], b.shape[1]
-    rows = _whole(m, _is_along(a, 0) or _is_along(out, 0))
-    terms = _whole(k, _is_along(a, 1) or _is_along(b, 0))
-    columns = _whole(n, _is_along(b, 1) or _is_along(out, 1))
+        return ((a, b, out, True),)
+    (m, k), n = a.shape, b.shape[1]
+    (a_rows, a_terms), (b_terms, b_columns), (out_rows, out_columns) = a.stride(), b.stride(), out.stride()
+    ends = (
+        _end(m, a_rows == 1 or out_rows == 1),
+        _end(k, a_terms == 1 or b_terms == 1),
+        _end(n, b_columns == 1 or out_columns == 1),
+    )
+    if ends == (m, k, n):
+        return ((a, b, out, True),)
+    return _cut(a, b, out, ends)
+
+
+def _cut(a: Tensor, b: Tensor, out: Tensor, ends: tuple[int, int, int]) -> Iterator[tuple[Tensor, Tensor, Tensor, bool]]:
+    rows, terms, columns = (_slices(length, end) for length, end in zip((*a.shape, b.shape[1]), ends, strict=True))
     for i in rows:
         for j in columns:
             for number, p in enumerate(reversed(terms)):
                 yield a[i, p], b[p, j], out[i, j], number == 0
 
 
+def _slices(length: int, end: int) -> tuple[slice, ...]:
+    return (slice(0, length),) if end == length else (slice(0, end), slice(end, length))
+
+
 def _is_taken_apart(a: Tensor) -> bool:
-    return a.device.type == "cuda" and a.itemsize == _HALF
+    return a.is_cuda and a.itemsize == _HALF
 
 
-def _is_along(matrix: Tensor, dimension: int) -> bool:
-    return matrix.stride(dimension) == 1
-
-
-def _whole(length: int, is_contiguous: bool) -> tuple[slice, ...]:
-    """A dimension, or its whole units and the rest."""
+def _end(length: int, is_contiguous: bool) -> int:
+    """Where the whole units of a dimension end, if a tail is to be split off there; else the length."""
     end = length // _UNIT * _UNIT
-    if not is_contiguous or end == length or end < _FEWEST:
-        return (slice(0, length),)
-    return slice(0, end), slice(end, length)
+    return end if is_contiguous and end >= _FEWEST else length
 
 
 def _pieces(a: Tensor) -> Iterator[slice]:
-    """The rows of a left operand that one product takes: all, unless they are to be copied."""
-    step = max(1, _COPY_BYTES // max(1, a.shape[1] * a.itemsize)) if _is_misread(a) else max(1, a.shape[0])
+    """The rows of a left operand that one product takes where they are to be copied."""
+    step = max(1, _COPY_BYTES // max(1, a.shape[1] * a.itemsize))
     return (slice(first, first + step) for first in range(0, a.shape[0], step))
-
-
-def _dense(a: Tensor) -> Tensor:
-    return a.contiguous() if _is_misread(a) else a
 
 
 def _is_misread(a: Tensor) -> bool:
@@ -111,15 +121,20 @@ def _is_misread(a: Tensor) -> bool:
     multiply what is past the end of a row by zero: a NaN there, in memory that nobody has written, becomes one in the
     result. In torch 2.7 so does what lies between the elements of a single row.
     """
-    if a.device.type != "cpu" or a.itemsize != _HALF:
+    if not a.is_cpu or a.itemsize != _HALF:
         return False
     return a.stride(0) > a.shape[1] if a.stride(1) == 1 else a.shape[0] == 1
 
 
 def _native(operator: str, device: torch.device) -> bool:
-    key = {"cuda": "CUDA", "npu": "PrivateUse1"}.get(device.type, "CPU")
+    """Whether PyTorch has a product into another dtype for a device."""
+    return _is_registered(f"aten::{operator}.dtype_out", {"cuda": "CUDA", "npu": "PrivateUse1"}.get(device.type, "CPU"))
+
+
+@functools.cache
+def _is_registered(operator: str, key: str) -> bool:
     try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}.dtype_out", key)
+        return torch._C._dispatch_is_registered_for_dispatch_key(operator, key)
     except RuntimeError:  # a PyTorch without the operator
         return False
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .autograd import LinearCrossEntropyOutput, fused_linear_cross_entropy
-from .options import DEFAULTS
+from .checks import named_options
 
 
 class FusedLinearCrossEntropyLoss(nn.Module):
@@ -22,9 +22,7 @@ class FusedLinearCrossEntropyLoss(nn.Module):
 
     def __init__(self, class_weight: Tensor | None = None, **options: Any) -> None:
         super().__init__()
-        unknown = [name for name in options if name not in DEFAULTS]
-        if unknown:
-            raise TypeError(f"{unknown[0]} is no option: {', '.join(DEFAULTS)} are.")
+        named_options(options)
         self.register_buffer("class_weight", class_weight)
         self.options = options
 

@@ -32,6 +32,7 @@ _OUTPUTS = "Tensor loss, Tensor z_loss, Tensor token_accuracy, Tensor predicted_
 _GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
 
 
+_NO_GRADIENTS = Needs(False, False, False)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -51,27 +52,26 @@ def _as_given(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @_as_given
-def linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
+def linear_cross_entropy(*arguments: Any) -> tuple[Tensor | None, ...]:
     """The six outputs and, where they are to be saved, the statistics that the gradient is made with."""
-    target, options = arguments[2], Options(*arguments[6:-1])
-    engine = _engine(arguments[:6], options, Needs(False, False, False), False)
+    options = Options(*arguments[6:-1])
+    engine = _engine(arguments[:6], options, _NO_GRADIENTS, False)
     statistics = engine.statistics()
-    outputs = _outputs(engine, statistics, target.shape)
-    return *outputs, statistics[: _saved(options)] if arguments[-1] else nothing(target)
+    outputs = engine.losses(statistics, arguments[2].shape)
+    return *outputs, statistics[: _saved(options)] if arguments[-1] else None
 
 
 @_as_given
-def with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+def with_gradients(*arguments: Any) -> tuple[Tensor | None, ...]:
     """The six outputs, three gradients, and what is left to multiply those by (see `engine.Gradients`)."""
     x, target, options = arguments[0], arguments[2], Options(*arguments[6:-3])
     engine = _engine(arguments[:6], options, Needs(*arguments[-3:]), defers(x, options))
     statistics, gradients = engine.loss_and_gradients()
-    factors = nothing(x) if gradients.factors is None else gradients.factors
-    return *_outputs(engine, statistics, target.shape), *_shaped(gradients, x), factors
+    return *engine.losses(statistics, target.shape), *_shaped(gradients, x), gradients.factors
 
 
 @_as_given
-def backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: Any) -> tuple[Tensor | None, ...]:
     """Three gradients: everything is computed again but the statistics."""
     x, statistics, options = arguments[0], arguments[6], Options(*arguments[7:-3])
     engine = _engine(arguments[:6], options, Needs(*arguments[-3:]), False)
@@ -98,11 +98,12 @@ def scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
 
 def _engine(tensors: Any, options: Options, needs: Needs, deferred: bool) -> Engine:
     x, weight, target, bias, class_weight, divisor = tensors
-    device, flat = device_for(x.device), target.reshape(-1)
+    device = device_for(x.device)
     if device is None:
         _check_targets(target, options)
-    x = x.reshape(-1, x.shape[-1])
-    return Engine(x, weight, flat, bias, class_weight, divisor, options, needs, deferred, device)
+    if x.dim() != 2:
+        x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    return Engine(x, weight, target, bias, class_weight, divisor, options, needs, deferred, device)
 
 
 def _check_targets(target: Tensor, options: Options) -> None:
@@ -116,14 +117,9 @@ def _check_targets(target: Tensor, options: Options) -> None:
         )
 
 
-def _outputs(engine: Engine, statistics: Tensor, shape: torch.Size) -> tuple[Tensor, ...]:
-    found = engine.losses(statistics, shape)
-    return tuple(nothing(statistics) if output is None else output for output in found)
-
-
-def _shaped(gradients: Gradients, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dweight, dbias = (nothing(x) if gradient is None else gradient for gradient in gradients[:3])
-    return dx if gradients.dx is None else dx.view(x.shape), dweight, dbias
+def _shaped(gradients: Gradients, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    dx, dweight, dbias, _ = gradients
+    return dx if dx is None or x.dim() == 2 else dx.view(x.shape), dweight, dbias
 
 
 def _saved(options: Options) -> int:

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from typing import NamedTuple, get_type_hints
 
 import torch
 
 REDUCTIONS = ("mean", "sum", "none")
 
-#: What an option is where a public function does not offer it.
-DEFAULTS = {
-    "ignore_index": -100,
-    "reduction": "mean",
-    "label_smoothing": 0.0,
-    "lse_square_scale": 0.0,
-    "softcap": None,
-    "logit_scale": 1.0,
-    "token_scaling": False,
-    "return_z_loss": False,
-    "return_token_accuracy": False,
-    "return_predicted_tokens": False,
-    "return_lse": False,
-    "return_entropy": False,
-    "accum_dtype": None,
-    "chunk_tokens": None,
-    "memory_budget": None,
-}
-
 # Schema types of the fields, by their annotations.
 _SCHEMA_TYPES = {
-    "int": "int",
-    "str": "str",
-    "float": "float",
-    "bool": "bool",
-    "float | None": "float?",
-    "int | None": "int?",
-    "torch.dtype | None": "ScalarType?",
+    int: "int",
+    str: "str",
+    float: "float",
+    bool: "bool",
+    float | None: "float?",
+    int | None: "int?",
+    torch.dtype | None: "ScalarType?",
 }
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """See `fused_linear_cross_entropy`; `group`, `vocab_first` and `vocab_size` say what part of a vocabulary this is.
+
+    A tuple, in the order of the registered operators' arguments: its hash, by which launches are remembered, costs little.
 
     Attributes:
         group: name of the process group that holds the other parts, "" where there are none.
@@ -50,24 +31,24 @@ class Options:
         vocab_size: columns of the whole vocabulary.
     """
 
-    ignore_index: int
-    reduction: str
-    label_smoothing: float
-    lse_square_scale: float
-    softcap: float | None
-    logit_scale: float
-    token_scaling: bool
-    return_z_loss: bool
-    return_token_accuracy: bool
-    return_predicted_tokens: bool
-    return_lse: bool
-    return_entropy: bool
-    accum_dtype: torch.dtype | None
-    chunk_tokens: int | None
-    memory_budget: int | None
-    group: str
-    vocab_first: int
-    vocab_size: int
+    ignore_index: int = -100
+    reduction: str = "mean"
+    label_smoothing: float = 0.0
+    lse_square_scale: float = 0.0
+    softcap: float | None = None
+    logit_scale: float = 1.0
+    token_scaling: bool = False
+    return_z_loss: bool = False
+    return_token_accuracy: bool = False
+    return_predicted_tokens: bool = False
+    return_lse: bool = False
+    return_entropy: bool = False
+    accum_dtype: torch.dtype | None = None
+    chunk_tokens: int | None = None
+    memory_budget: int | None = None
+    group: str = ""
+    vocab_first: int = 0
+    vocab_size: int = 0
 
     @property
     def argmax(self) -> bool:
@@ -84,10 +65,7 @@ class Options:
         one = self.reduction != "none" and not self.return_entropy
         return one and self.softcap is None and self.logit_scale == 1.0
 
-    @property
-    def arguments(self) -> tuple[object, ...]:
-        """As the registered operators take them."""
-        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
-
-SCHEMA = ", ".join(f"{_SCHEMA_TYPES[str(field.type)]} {field.name}" for field in dataclasses.fields(Options))
+#: The options that a caller names; the other fields follow from the process group and the weight.
+NAMES = tuple(name for name in Options._fields if name not in ("group", "vocab_first", "vocab_size"))
+SCHEMA = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(Options).items())

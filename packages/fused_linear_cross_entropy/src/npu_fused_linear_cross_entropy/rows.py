@@ -54,6 +54,8 @@ class Rows(NamedTuple):
 
     def part(self, tokens: slice) -> Rows:
         """Those of a chunk."""
+        if tokens.stop - tokens.start == self.columns.shape[0]:
+            return self
         weights = None if self.target_weight is None else self.target_weight[tokens]
         return self._replace(columns=self.columns[tokens], target_weight=weights)
 

@@ -12,7 +12,6 @@ sends, for tokens and "mean" how many count on each rank, one number.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,8 +69,8 @@ def _part_of_vocabulary(shards: Shards, options: Options, device: torch.device) 
     if (ranks - 1) * -(-size // ranks) >= size:
         raise ValueError(f"weight has {size} rows and must have some on each of the {ranks} ranks that it is split over.")
     if size % ranks and options.chunk_tokens is None:
-        options = replace(options, chunk_tokens=parallel.chunk_tokens(-(-size // ranks), options.memory_budget, device))
-    return replace(options, group=shards.mesh.get_group(dimension).group_name, vocab_first=place[0])
+        options = options._replace(chunk_tokens=parallel.chunk_tokens(-(-size // ranks), options.memory_budget, device))
+    return options._replace(group=shards.mesh.get_group(dimension).group_name, vocab_first=place[0])
 
 
 def _count(target: Any, class_weight: Tensor | None, divisor: Tensor | None, options: Options) -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -72,6 +73,7 @@ class PartialsLaunch:
         return {"num_warps": _WARPS} if self.device.kind == "cuda" else {}
 
 
+@functools.lru_cache(maxsize=64)
 def row_launch(kernel: str, device: Device) -> RowLaunch:
     """Blocks for one of the kernels, "targets", "weighted targets" (with class weights), "losses" or "coefficients"."""
     numbers = _NUMBERS[kernel]

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..chips.detection import plain_pytorch
+from .tensors import nothing
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
 
@@ -54,7 +55,8 @@ class OperatorLibrary:
 
         Args:
             schema: name, arguments without default values, and results.
-            implementation: what runs for tensors of any backend, without autograd.
+            implementation: what runs for tensors of any backend, without autograd. Among several results, one that was not
+                asked for is None, or an empty tensor, which the dispatcher makes of None: it has no optional results.
             fake: the same for tensors that have shapes and no data.
             forward_mode: what `implementation` does where plain PyTorch serves its tensors can be differentiated as it
                 stands. It then runs for tensors with tangents, on any device; otherwise those are refused.
@@ -64,7 +66,7 @@ class OperatorLibrary:
         name = schema.partition("(")[0]
         self._library.define(schema)
         for backend in _BACKENDS:
-            self._library.impl(name, implementation, backend)
+            self._library.impl(name, _without_none(implementation), backend)
         torch.library.register_fake(f"{self._namespace}::{name}", fake, lib=self._library)
         self._implementations[name] = implementation
         self._forward_mode[name] = forward_mode
@@ -79,7 +81,7 @@ class OperatorLibrary:
                 return self._with_tangents(name, *arguments)
             return function(*arguments)
 
-        self._library.impl(name, unless_forward, "Autograd")
+        self._library.impl(name, _without_none(unless_forward), "Autograd")
         self._with_autograd[name] = function
 
     def gradient(self, name: str) -> None:
@@ -130,6 +132,19 @@ class OperatorLibrary:
 
     def _operator(self, name: str) -> Any:
         return getattr(getattr(torch.ops, self._namespace), name)
+
+
+def _without_none(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with an empty tensor for each None in a tuple of results."""
+
+    def run(*arguments: Any) -> Any:
+        found = function(*arguments)
+        if not isinstance(found, tuple) or all(one is not None for one in found):
+            return found
+        like = next(argument for argument in arguments if isinstance(argument, Tensor))
+        return tuple([nothing(like) if one is None else one for one in found])
+
+    return run
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
