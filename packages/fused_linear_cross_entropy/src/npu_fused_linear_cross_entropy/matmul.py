@@ -134,7 +134,7 @@ def _native(operator: str, device: torch.device) -> bool:
 @functools.cache
 def _is_registered(operator: str, key: str) -> bool:
     try:
-        return torch._C._dispatch_is_registered_for_dispatch_key(operator, key)
+        return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
     except RuntimeError:  # a PyTorch without the operator
         return False
 
