@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
-from tools import import_contracts
+from tools import import_contracts, layers
 from tools.workspace import ROOT, read_packages
 
 ONE, OTHER = "npu_one", "npu_other"
+TILING, OFFLINE = "shared/npu_tiling/src/npu_tiling", "shared/npu_offline/src/npu_offline"
 
 
 def lint(folder, sections):
@@ -26,17 +27,28 @@ def lint(folder, sections):
     return subprocess.run([sys.executable, "-c", command], cwd=folder, env=environment, capture_output=True, text=True)
 
 
+MODULES = {
+    "npu-one": ("module", "autograd", "operators", "launch", "reference", "tiling", "kernels"),
+    "npu-other": ("autograd",),
+    "npu-tiling": ("pytorch", "launching", "chips", "errors"),
+    "npu-offline": ("commands", "timing", "lint", "execute/emulation", "execute/native", "module", "errors"),
+}
+
+
 @pytest.fixture
 def workspace(tmp_path):
-    """Two operators, the core and a development package, with the rooms that the contracts speak of."""
-    for name in ("npu-one", "npu-other", "npu-tiling", "npu-offline"):
+    """Two operators, the core and a development package, with some of the modules that the contracts name."""
+    for name, modules in MODULES.items():
         module = name.replace("-", "_")
         folder = tmp_path / ("packages" if module in (ONE, OTHER) else "shared") / module
         source = folder / "src" / module
         source.mkdir(parents=True)
         (folder / "pyproject.toml").write_text(f'[project]\nname = "{name}"\nversion = "0"\nrequires-python = ">=3.10"\n')
-        for room in ("__init__", "module", "autograd", "operators", "launch", "reference", "tiling", "kernels"):
-            (source / f"{room}.py").write_text("")
+        for file in ("__init__", *modules):
+            path = source / f"{file}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("")
+            (path.parent / "__init__.py").touch()
     return tmp_path
 
 
@@ -44,7 +56,21 @@ def test_packages_keep_the_contracts():
     command = [sys.executable, "-m", "tools.import_contracts"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("KEPT") == 6
+    assert done.stdout.count("KEPT") == 8 + len(layers.FOLDERS)
+
+
+def test_every_name_in_a_layer_is_a_module():
+    packages = {package.module: package for package in read_packages().values()}
+    operators = [name for name, package in packages.items() if package.is_operator]
+    known = [
+        (operators, layers.OPERATOR),
+        (["npu_tiling"], layers.CORE),
+        *(([name], order) for name, order in layers.FOLDERS.items()),
+    ]
+    for folders, order in known:
+        sources = [ROOT / packages[name.partition(".")[0]].folder / "src" / name.replace(".", "/") for name in folders]
+        there = {path.stem for source in sources for path in source.glob("*") if path.suffix in ("", ".py")}
+        assert {name for layer in order for name in layer.split(" | ")} <= there
 
 
 @pytest.mark.parametrize(
@@ -58,6 +84,15 @@ def test_packages_keep_the_contracts():
         (f"packages/{ONE}/src/{ONE}/tiling.py", "from . import launch", "Data flows one way"),
         (f"packages/{ONE}/src/{ONE}/launch.py", "from . import autograd", "Data flows one way"),
         (f"packages/{ONE}/src/{ONE}/reference.py", "from . import tiling", "Data flows one way"),
+        (f"packages/{ONE}/src/{ONE}/more.py", "", "Data flows one way"),  # a module in no layer
+        (f"{TILING}/chips.py", "from . import launching", "Layers of npu_tiling"),
+        (f"{TILING}/launching.py", "from . import pytorch", "Layers of npu_tiling"),
+        (f"{TILING}/more.py", "", "Layers of npu_tiling"),
+        (f"{OFFLINE}/module.py", "from . import commands", "Layers of npu_offline"),
+        (f"{OFFLINE}/timing.py", "from .execute import native", "Layers of npu_offline"),
+        (f"{OFFLINE}/execute/native.py", "def f():\n    from . import emulation", "Layers of npu_offline.execute"),
+        (f"{OFFLINE}/execute/more.py", "", "Layers of npu_offline.execute"),
+        (f"{OFFLINE}/more.py", "", "Layers of npu_offline"),
         ("shared/npu_tiling/src/npu_tiling/__init__.py", "import triton", "The core imports nothing of ours"),
         ("shared/npu_tiling/src/npu_tiling/__init__.py", "import npu_offline", "The core imports nothing of ours"),
     ],
@@ -69,3 +104,14 @@ def test_breach_is_found(workspace, file, line, broken):
     done = lint(workspace, sections)
     assert done.returncode == (1 if broken else 0), done.stdout + done.stderr
     assert [line for line in done.stdout.splitlines() if "BROKEN" in line and (broken or "") in line] or not broken
+
+
+def test_circle_is_found_below_the_layers(workspace):
+    folder = workspace / OFFLINE / "timing"
+    (folder.with_suffix(".py")).unlink()
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "one.py").write_text("from . import other\n")
+    (folder / "other.py").write_text("from . import one\n")
+    done = lint(workspace, import_contracts.contracts(read_packages(workspace).values(), workspace))
+    assert [line for line in done.stdout.splitlines() if "BROKEN" in line] == ["No circles BROKEN"]

@@ -31,10 +31,10 @@ def between_packages() -> list[tuple[str, str]]:
     return [(one, other) for one in modules for other in modules if one != other and _imports(graph, one, other)]
 
 
-def inside(package: str) -> list[tuple[str, str]]:
+def inside(package: str, *, folders_alone: bool = False) -> list[tuple[str, str]]:
     """Which module at the top of a package imports which."""
     graph = grimp.build_graph(package, cache_dir=None)
-    modules = sorted(graph.find_children(package))
+    modules = sorted(module for module in graph.find_children(package) if not folders_alone or graph.find_children(module))
     return [
         (one.rpartition(".")[2], other.rpartition(".")[2])
         for one in modules
@@ -49,7 +49,11 @@ def _imports(graph: grimp.ImportGraph, one: str, other: str) -> bool:
 
 def drawn(page: str) -> str:
     """The page with its pictures as the code is now."""
-    pictures = {"packages": between_packages, "operator": lambda: inside(OPERATOR)}
+    pictures = {
+        "packages": between_packages,
+        "operator": lambda: inside(OPERATOR),
+        "offline": lambda: inside("npu_offline", folders_alone=True),
+    }
     return _PICTURE.sub(lambda found: found["head"] + draw(pictures[found["name"]]()), page)
 
 

@@ -1,7 +1,4 @@
-"""What may import what, for import-linter: `hatch run imports`. The contracts cover every package there is.
-
-Within an operator data flows one way: module -> autograd -> operators -> launch -> (reference | tiling | kernels).
-"""
+"""What may import what, for import-linter: `hatch run imports`. The contracts cover every module of every package."""
 
 from __future__ import annotations
 
@@ -13,9 +10,8 @@ from pathlib import Path
 
 from importlinter.cli import lint_imports
 
+from . import layers
 from .workspace import CORE, ROOT, Package, read_packages
-
-LAYERS = "(module)\n(autograd)\n(operators)\n(launch)\n(reference) | (tiling) | (kernels)"
 
 
 def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mapping[str, str]]:
@@ -33,8 +29,13 @@ def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mappi
         "The core imports nothing of ours, and no Triton": _forbid([core], [*operators, *development, "triton"]),
         "Device code imports no PyTorch": _forbid(kernels, ["torch", core]),
         "Tiling imports neither Triton nor device code": _forbid(tilings, ["triton", *kernels]),
-        "Data flows one way": {"type": "layers", "containers": operators, "layers": LAYERS},
+        "Data flows one way": _layers(operators, layers.OPERATOR),
+        "No circles": {"type": "acyclic_siblings", "ancestors": modules},
+        f"Layers of {core}": _layers([core], layers.CORE),
     }
+    for folder, order in layers.FOLDERS.items():
+        if folder.partition(".")[0] in development:
+            written[f"Layers of {folder}"] = _layers([folder], order)
     sections: dict[str, Mapping[str, str]] = {
         "importlinter": {
             "root_packages": _lines(modules),
@@ -55,6 +56,12 @@ def _modules(packages: Iterable[Package], root: Path) -> Iterable[tuple[str, str
             source = root / package.folder / "src" / package.module
             for path in sorted([*source.glob("*.py"), *source.glob("*/__init__.py")]):
                 yield package.module, path.parent.name if path.parent != source else path.stem
+
+
+def _layers(containers: list[str], order: Iterable[str]) -> dict[str, str | list[str]]:
+    """Modules of a layer import neither each other nor higher layers; every module is in one, and a layer may be empty."""
+    optional = [" | ".join(f"({name})" for name in layer.split(" | ")) for layer in order]
+    return {"type": "layers", "containers": containers, "layers": optional, "exhaustive": "True"}
 
 
 def _forbid(sources: list[str], forbidden: list[str]) -> dict[str, str | list[str]]:

@@ -1,0 +1,65 @@
+"""The layers of every package, highest first: a module imports from lower layers alone, and nothing of its own layer.
+
+`hatch run imports` fails for a module or folder at the top of a package that is in no layer. A name means the same in every
+operator, and an operator has those that it needs.
+"""
+
+from __future__ import annotations
+
+OPERATOR = (
+    "patching",
+    "causal_lm | log_probs | module",
+    "autograd",
+    "registration",
+    "operators",
+    "engine",
+    "kept | launch_rows",
+    "launch",
+    "checks | kernels | kernels_losses | reference | sharding | tiling | tiling_rows",
+    "kernels_rows | kernels_tiles | matmul | rows",
+    "parallel",
+    "chunks | options",
+)
+
+CORE = (
+    "__main__",
+    "budget | launching | pytorch",
+    "chips | installation",
+    "errors",
+)
+
+FOLDERS = {
+    "npu_offline": (
+        "cli",
+        "commands",
+        "reporting | tune",
+        "cann | check | declared | plugin",
+        "execute | lint | timing",
+        "toolchain",
+        "module",
+        "forward_mode | launches | memory | properties | ranks | reports",
+        "errors",
+    ),
+    "npu_offline.execute": (
+        "recording",
+        "emulation",
+        "backend | launcher",
+        "final | linalg",
+        "faults | native | races | storage",
+    ),
+    "npu_bench": (
+        "__main__",
+        "cli",
+        "export | history | plots | scripts | stages | traffic",
+        "compare | report",
+        "records | scaling",
+        "host",
+        "runner",
+        "ceilings | graphs | launches",
+        "checks | timing",
+        "modes",
+        "declaration | devices | environment | progress | tables",
+        "errors",
+    ),
+}
+"""By package, or folder of one, beside the core and the operators."""
