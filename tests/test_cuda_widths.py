@@ -1,14 +1,15 @@
 """Widths whose tilings the program for CUDA devices finds, here without a device."""
 
 import dataclasses
+import time
 
 import npu_tiling
 import pytest
 import torch
 
-from tools.cuda_widths.__main__ import Task, edges
 from tools.cuda_widths.calls import CALLS, DTYPES, Call, Maker
 from tools.cuda_widths.tilings import Widths, merged, tilings
+from tools.cuda_widths.work import Task, edges, plan, run_all
 
 H200 = npu_tiling.Device("NVIDIA H200", "cuda", "sm_90", 132, 132, 232448, ub_align=16, max_grid=2**31 - 1)
 
@@ -40,6 +41,26 @@ def test_a_tiling_that_changes_has_its_edges_run():
 
 def _kernels(found):
     return {launch[1] for (_, dtype, launches) in found if dtype == torch.float32 for launch in launches}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_both_dtypes_of_two_bytes_have_one_tiling(name, monkeypatch):
+    widths = (1, 31, 100, 1024, 5000, 33_000)
+    as_planned = tilings(H200, widths, [name])
+    monkeypatch.setattr("tools.cuda_widths.tilings._TWO_BYTES", (torch.float16,))
+    assert tilings(H200, widths, [name]).items() <= as_planned.items()
+
+
+def test_processes_share_the_work():
+    found = plan(H200, 20, ["embedding"], 2)
+    assert found == tilings(H200, range(1, 21), ["embedding"])
+    tasks = edges(found)
+    outcomes = list(run_all(tasks, torch.device("cpu"), 2, time.time() + 600))
+    assert (
+        len(outcomes) == len(tasks)
+        and {outcome.task for outcome in outcomes} == {*tasks}
+        and not any(outcome.wrong for outcome in outcomes)
+    )
 
 
 def test_parts_are_merged():
