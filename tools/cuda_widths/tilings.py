@@ -14,7 +14,7 @@ from .calls import CALLS, Maker
 
 # Constants that are the width itself: every width has its own.
 _WIDTHS = ("N", "D")
-_TWO_BYTES = (torch.bfloat16, torch.float16)  # one tiling for both: it depends on the bytes of an element alone
+_TWO_BYTES = (torch.bfloat16, torch.float16)  # planned as the first: a tiling changes with the bytes of an element
 _ALIGNMENT = 16  # what Triton compiles another kernel for: arguments divisible by it
 
 
