@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from npu_bench import open_device, over_stand_in
-from npu_bench.launches import count_launches, one_operator, returning_at_once
+from npu_bench.launches import count_launches, empty_function, one_operator, returning_at_once
 
 
 @pytest.fixture
@@ -77,3 +77,9 @@ def test_kernels_copies_and_fills_of_cuda_are_counted():
     call()
     assert count_launches(call, device).p50 == 3
     assert count_launches(one_operator(device.torch_device), device).p50 >= 1
+    assert count_launches(empty_function(device.torch_device), device).p50 == 0
+
+
+def test_the_empty_function_is_differentiated():
+    dx, dweight = empty_function(torch.device("cpu"))()
+    assert torch.equal(dx, torch.ones(16, 16)) and torch.equal(dweight, torch.ones(16, 16))

@@ -11,7 +11,7 @@ import torch
 from .declaration import Benchmark, Case, Sweep
 from .devices import Device
 from .environment import Environment
-from .launches import count_launches, one_operator, returning_at_once
+from .launches import count_launches, empty_function, one_operator, returning_at_once
 from .modes import timed_call
 from .runner import Row, check_case, make_inputs
 from .tables import Table, markdown, number
@@ -36,19 +36,26 @@ _NOTES = """\
   20th-80th percentile. Gradients are of every input that takes one; forward: with gradients enabled.
 - launches: kernels, copies and fills that one call puts into the device's queue.
 - of one operator: over the {operator} us ({low}-{high}) of torch.mm on two 16 x 16 matrices.
+- {empty} us ({empty_low}-{empty_high}): forward and backward of an autograd function written in Python that computes nothing.
 - ours over it: our time forward and backward over the provider's; below 1 ours is shorter.
 """
 
 
 @dataclass(frozen=True)
 class HostRun:
-    """The rows of one operator's small calls, and the time of one operator of PyTorch in the same run."""
+    """The rows of one operator's small calls, and two times to hold them against, of the same run.
+
+    Attributes:
+        operator_us: one operator of PyTorch.
+        empty_us: an autograd function written in Python that computes nothing, forward and backward.
+    """
 
     benchmark: str
     ours: str
     sweep: Sweep
     environment: Environment
     operator_us: Quantiles
+    empty_us: Quantiles
     rows: Sequence[Row]
 
 
@@ -73,13 +80,14 @@ def host_run(
     """
     sweep = Sweep("host", "small calls", benchmark.host_cases)
     with returning_at_once(device):
-        operator = host_times({"mm": one_operator(device.torch_device)}, device, budget_s)["mm"]
+        yardsticks = {"mm": one_operator(device.torch_device), "empty": empty_function(device.torch_device)}
+        times = host_times(yardsticks, device, budget_s)
     rows: list[Row] = []
     for case in sweep.cases:
         progress(f"{benchmark.name} {case.name}")
         rows += _run_case(benchmark, device, case, providers, budget_s)
         gc.collect()
-    return HostRun(benchmark.name, benchmark.ours, sweep, environment, operator, rows)
+    return HostRun(benchmark.name, benchmark.ours, sweep, environment, times["mm"], times["empty"], rows)
 
 
 def _run_case(benchmark: Benchmark, device: Device, case: Case, providers: Sequence[str], budget_s: float) -> list[Row]:
@@ -120,8 +128,9 @@ def host_table(runs: Sequence[HostRun]) -> Table:
 
 def host_notes(runs: Sequence[HostRun]) -> str:
     """What the columns mean, and which providers could not run."""
-    first = runs[0].operator_us
-    numbers = {"operator": number(first.p50), "low": number(first.p20), "high": number(first.p80)}
+    operator, empty = runs[0].operator_us, runs[0].empty_us
+    numbers = {"operator": number(operator.p50), "low": number(operator.p20), "high": number(operator.p80)}
+    numbers |= {"empty": number(empty.p50), "empty_low": number(empty.p20), "empty_high": number(empty.p80)}
     absent = dict.fromkeys(
         f"- not run: {run.benchmark}'s {row.provider}, {row.verdict}.\n"
         for run in runs

@@ -59,3 +59,25 @@ def one_operator(device: torch.device) -> Callable[[], Any]:
     """One operator of PyTorch, with which host times of different machines can be compared."""
     a, b = torch.ones(2, 16, 16, device=device)
     return lambda: torch.mm(a, b)
+
+
+def empty_function(device: torch.device) -> Callable[[], Any]:
+    """An autograd function written in Python that computes nothing, forward and backward of two inputs.
+
+    No operator whose gradient is written in Python costs the host less.
+    """
+    x, weight = torch.ones(2, 16, 16, device=device).unbind()
+    leaves, seed = (x.requires_grad_(), weight.requires_grad_()), torch.ones_like(x)
+    return lambda: torch.autograd.grad(_Empty.apply(*leaves), leaves, seed)
+
+
+class _Empty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        _, weight = ctx.saved_tensors
+        return dy, weight

@@ -102,6 +102,7 @@ def _record(
     config: dict[str, object] = {"cache": "cold" if metric == "speed" else "warm"}
     if isinstance(run, HostRun):
         config["one_operator_us"] = _rounded(run.operator_us.p50)
+        config["empty_function_us"] = _rounded(run.empty_us.p50)
     else:
         config["copy_gbs"] = _rounded(run.ceilings.copy_gbs)
         config["matmul_tflops"] = run.ceilings.matmul_tflops and _rounded(run.ceilings.matmul_tflops)
