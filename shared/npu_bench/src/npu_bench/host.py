@@ -36,7 +36,7 @@ _NOTES = """\
   20th-80th percentile. Gradients are of every input that takes one; forward: with gradients enabled.
 - launches: kernels, copies and fills that one call puts into the device's queue.
 - of one operator: over the {operator} us ({low}-{high}) of torch.mm on two 16 x 16 matrices.
-- {empty} us ({empty_low}-{empty_high}): forward and backward of an autograd function written in Python that computes nothing.
+- {empty} us ({empty_low}-{empty_high}): an autograd function written in Python that computes nothing, forward and backward.
 - ours over it: our time forward and backward over the provider's; below 1 ours is shorter.
 """
 

@@ -78,6 +78,6 @@ class _Empty(torch.autograd.Function):
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         _, weight = ctx.saved_tensors
         return dy, weight
