@@ -22,8 +22,8 @@ def complaints(before, now, log):
     unreleased = changelog.sections(log).get(UNRELEASED, "")
     for line, since in before.items():
         name = public_api.name_of(line)
-        parts = name.split(".")
-        named = any(f"`{'.'.join(parts[:end])}`" in unreleased for end in range(1, len(parts) + 1))  # or the module that moved
+        parts = name.split(".")  # the changelog names it, or the module that it is in
+        named = any(f"`{'.'.join(parts[:end])}`" in unreleased for end in range(1, len(parts) + 1))
         if since == UNRELEASED and not named:
             found.append(f'changed since the last release and not in the changelog\'s "## {UNRELEASED}": `{name}`')
     return found
