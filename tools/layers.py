@@ -23,7 +23,8 @@ OPERATOR = (
 
 CORE = (
     "__main__",
-    "budget | launching | pytorch",
+    "launching | pytorch",
+    "budget",
     "chips | installation",
     "errors",
 )

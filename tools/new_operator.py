@@ -1,6 +1,6 @@
 """A new operator package to start from: `hatch run new-operator swiglu` makes packages/swiglu, which works and is tested.
 
-It computes y = x * factor, in the rooms that every operator has. .github/CONTRIBUTING.md says what to do with it.
+It computes y = x * factor, in the modules that every operator has. .github/CONTRIBUTING.md says what to do with it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from npu_tiling import device_for, row_layout
 from npu_tiling.pytorch.autograd import OperatorLibrary
-from npu_tiling.pytorch.tensors import allocate, nothing
+from npu_tiling.pytorch.tensors import allocate, nothing, statistics_dtype
 from torch import Tensor
 
 from . import launch, reference
@@ -41,7 +41,7 @@ def _add_rms_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     device = device_for(x.device)
     if device is None:
-        wide = reference.statistics_dtype(residual.dtype)
+        wide = statistics_dtype(residual.dtype)
         total = (x.to(wide) + residual.to(wide)).to(residual.dtype).contiguous()
         y, rstd = reference.forward(total, weight, eps, offset, casting_mode, x.dtype)
         return y, total, rstd if save_rstd else nothing(x)
@@ -112,7 +112,7 @@ def _fake_backward_(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweigh
 def _fake_rstd(x: Tensor, dtype: torch.dtype, save_rstd: bool) -> Tensor:
     if not save_rstd:
         return nothing(x)
-    return torch.empty(x.shape[:-1], dtype=reference.statistics_dtype(dtype), device=x.device)
+    return torch.empty(x.shape[:-1], dtype=statistics_dtype(dtype), device=x.device)
 
 
 OPERATORS.define(

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, swap_classes
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor, nn
 
 from .autograd import rms_norm
-from .reference import statistics_dtype
 
 
 @dataclass(frozen=True)

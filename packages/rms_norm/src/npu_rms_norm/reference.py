@@ -15,14 +15,10 @@ Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.0
 from __future__ import annotations
 
 import torch
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
 CASTING_MODES = ("llama", "gemma", "none")
-
-
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of statistics and arithmetic for inputs of `dtype`."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def forward(

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..budget.arithmetic import INT32_END
+
 if TYPE_CHECKING:
     import torch
-
-
-_INT32_END = 2**31
 
 
 class RowLayout(NamedTuple):
@@ -53,7 +52,7 @@ def layout_of(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> RowLayo
             levels[-1] = (levels[-1][0] * size, steps)
         else:
             levels.append((size, steps))
-    if len(levels) > 2 or len(levels) == 2 and levels[0][0] * levels[1][0] >= _INT32_END:
+    if len(levels) > 2 or len(levels) == 2 and levels[0][0] * levels[1][0] >= INT32_END:
         return None
     none = (1, (0,) * len(strides))
     outer, inner = [none, none, *levels][-2:]

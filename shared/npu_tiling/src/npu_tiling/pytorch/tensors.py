@@ -1,4 +1,4 @@
-"""Memory that operators ask PyTorch for."""
+"""Memory that operators ask PyTorch for, and the dtype that they compute in."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics and arithmetic for inputs of `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
