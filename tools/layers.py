@@ -38,7 +38,7 @@ FOLDERS = {
         "execute | lint | timing",
         "toolchain",
         "module",
-        "forward_mode | launches | memory | properties | ranks | reports",
+        "forward_mode | launches | memory | properties | ranks | reports | source_comments",
         "errors",
     ),
     "npu_offline.execute": (

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 MAX_PROGRAMS = 65535
-"""Programs of a grid: a chip takes no more."""
+"""The most programs that a grid may have on a chip."""
+
+RESERVED = 2
+"""Arguments that the compiler puts before a kernel's own: a lock and a workspace."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""A Triton backend and driver whose device is this host, standing where an Ascend chip would.
+"""A Triton backend and driver for this host, in place of an Ascend chip's.
 
-Triton's JIT stays as it is: it finds the driver active, asks it for the target and the device, compiles through the
-backend's stages and keeps the result in its own caches, in memory by device index and on disk by the backend's hash.
+Triton's JIT is unchanged: it asks the active driver for target and device, compiles through the backend's stages, and keeps
+the result in its own caches, in memory by device index and on disk by the backend's hash.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
 EMULATED, RECORDED = "npu-offline-emulated", "npu-offline-recorded"
-FINAL, CHECKED = "final", "checked"  # levels of emulation; that of Linalg IR has no name
-_FIRST_DEVICE = 1 << 16  # far above the index of any real device, which shares the JIT's in-memory cache with ours
+FINAL, CHECKED = "final", "checked"  # levels of emulation; the level of Linalg IR is the empty string
+_FIRST_DEVICE = 1 << 16  # far above any real device's index, as the JIT's in-memory cache is shared
 
 
 class _HostBackend(AscendBackend):
-    """The Ascend front end; what follows it is the subclass's."""
+    """The Ascend front end; subclasses add the stages after it."""
 
     kind = ""
 
@@ -63,9 +63,9 @@ class _HostBackend(AscendBackend):
 
 @functools.lru_cache(maxsize=64)
 def _linalg_object(linalg: str) -> bytes:
-    """The Linalg IR for this host, whichever toolchain lowers it; nothing where only the chip has what it uses.
+    """The Linalg IR as a shared object, for comparison with final modules; empty where the emulator cannot run it.
 
-    Final modules are compared with it: it takes sums of fp16 in fp32, as they do.
+    Like final modules, it computes sums of fp16 in fp32.
     """
     newest = installed()[-1]
 
@@ -95,7 +95,7 @@ class EmulatedBackend(_HostBackend):
         stages["npubin"] = binary
 
     def _final(self, linalg: str, options: NPUOptions) -> bytes:
-        """The final module and, for comparison with it, the Linalg IR."""
+        """The final module and, with checks, the Linalg IR to compare it with."""
         from .final.compile import executable, final_module
 
         changed = changed_options(options)
@@ -121,7 +121,7 @@ class RecordedBackend(_HostBackend):
 
 _indices: dict[GPUTarget, int] = {}
 mutations: dict[str, Callable[[ModuleOp], Any]] = {}
-"""What changes final modules before they run, by a name that no other process gives."""
+"""Functions that change final modules before they run, by a name that is unique among all processes."""
 
 
 def emulated_target(soc: str, toolchain: str, level: str = "", mutate: Callable[[ModuleOp], Any] | None = None) -> GPUTarget:
@@ -187,5 +187,5 @@ class HostDriver(DriverBase):
 
 
 for _backend in (EmulatedBackend, RecordedBackend):
-    # Our targets have names of their own, so these can stay beside the backends of real devices.
+    # The names of these targets are no real device's: both can be registered at once.
     backends[_backend.kind] = Backend(compiler=_backend, driver=HostDriver)

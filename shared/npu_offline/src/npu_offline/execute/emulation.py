@@ -40,8 +40,8 @@ def emulate(
     on the host: same tiles, same DMA transfers, same program grid. Blocks nest; the innermost counts. With `final` it goes
     through the Ascend compiler as well, and its final module runs: buffers at the addresses that the compiler planned.
 
-    It is of the whole process, not of a thread: inside the block every launch of every thread is emulated, Triton's active
-    driver is another, and operators that ask npu_tiling which chip a CPU tensor is on are told this one.
+    It applies to the whole process, not to one thread: inside the block every launch of every thread is emulated, Triton's
+    active driver is replaced, and `npu_tiling.device_for` of a CPU tensor returns this chip.
 
     Args:
         soc: the chip to be, a name of `npu_tiling.SOCS`.
@@ -51,19 +51,19 @@ def emulate(
         races: refuse launches in which two programs access one address, unless all read it or all update it atomically.
             What is found does not depend on the order that programs happen to run in. Takes two to four times the
             memory of the arguments.
-        ledgers: note how each argument is used: distinct bytes, contiguous pieces, lengths of transfers.
+        ledgers: count how each argument is used: distinct bytes, contiguous pieces, lengths of transfers.
         final: run the module that the compiler of `toolchain` makes for `soc`, not the Linalg IR.
-        checks: at each launch, follow pipes and flags, hold every access of a buffer against those before, run again with
-            other bytes where nothing was written, and compare results with those of the Linalg IR. Implies `final`, and
-            that programs run one after another.
-        distinct: with checks, run the first and the last program of each grid, and of the others those that do something
-            that no program before them does: an instruction on operands of other sizes, or at other places on the core, or
-            behind another instruction. The scalar code of all programs is followed to find them, and what they access in
-            global memory is held against the bounds of the arguments. Numbers that instructions are given count for nothing.
-            What is not run leaves its part of the results as it was, but for integers.
-        keep_going: note what the checks find in `Launch.notes` and go on.
-        mutate: changes each final module, parsed, before it runs: to see that the checks notice. Nothing that was compiled
-            before is used.
+        checks: at each launch, follow pipes and flags, compare every access of a buffer with those before, run again with
+            different unwritten memory, and compare the results with those of the Linalg IR. Implies `final`; programs run
+            one after another.
+        distinct: with checks, run the first and the last program of each grid, and the programs that take a step that no
+            program before them takes. A step is an instruction, the sizes and on-chip addresses of its operands, and the
+            instruction before; scalar operands do not count. The scalar code of all programs runs, and their accesses to
+            global memory are checked against the bounds of the arguments. Programs that are not run leave their part of the
+            results unwritten, except integers.
+        keep_going: put the findings of the checks in `Launch.notes` instead of raising.
+        mutate: changes each parsed final module before it runs, to test that the checks find the defect. Nothing is taken
+            from the cache of shared objects.
 
     Yields:
         The launches so far with their global memory traffic.
@@ -71,7 +71,7 @@ def emulate(
     Raises:
         ToolchainMissingError: the toolchain has not been fetched, or triton-ascend or a C compiler is missing.
         OutOfBoundsError: at a launch that accessed memory outside the storage of its arguments.
-        RaceError: at a launch whose programs get in each other's way, if `races` is given.
+        RaceError: at a launch whose programs race, if `races` is given.
         UnsupportedError: at a launch that uses something that only the chip has.
         FindingsError: at a launch whose final module is wrong, if `checks` is given.
     """

@@ -1,4 +1,4 @@
-"""What the runtime notes when an emulated program does something wrong, in words."""
+"""Errors of emulated programs: from what the runtime notes to an exception."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import OfflineError, OutOfBoundsError, RaceError
+from ..launches import RESERVED
 
-RESERVED = 2  # the compiler puts two memrefs, the lock and the workspace, before a kernel's own arguments
 _OUT_OF_MEMORY, _RACE = 2, 3  # as in runtime.h, where 1 is an access out of bounds
 _ACCESSES = ("read", "write", "atomic update")
 _DONE = ("read", "wrote", "updated atomically")
 
 
 class Fault(NamedTuple):
-    """As the runtime fills it in."""
+    """The struct `fault` of launch.h."""
 
     reason: int
     argument: int
@@ -45,7 +45,7 @@ def fault_of(
         kernel: the kernel's name.
         pointers: names of its pointer arguments.
         bases: the address of each.
-        ranges: first and last address of the storage behind each, those that are reserved first.
+        ranges: first address and end of the storage of each argument, the reserved ones first.
         grid: programs in x, y and z.
     """
     where = f"kernel {kernel}, program {(fault.x, fault.y, fault.z)}"
@@ -68,7 +68,7 @@ def fault_of(
 
 
 def _program(linear: int, grid: tuple[int, int, int]) -> str:
-    """A program's name; several that did the same have none."""
+    """A program by its place in the grid; a negative number stands for several programs."""
     if linear < 0:
         return "other programs"
     return f"program {(linear % grid[0], linear // grid[0] % grid[1], linear // grid[0] // grid[1])}"

@@ -1,4 +1,4 @@
-"""What Triton calls at each launch: one object per compiled kernel, which runs or records it."""
+"""Runs launches: Triton makes one `Launcher` for each compiled kernel, and calls it at each launch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import Finding, FindingsError, OfflineError, OutOfBoundsError
-from ..launches import MAX_PROGRAMS, Emulation, Launch, Ledger, Traffic
-from .faults import RESERVED, Fault, fault_of
+from ..launches import MAX_PROGRAMS, RESERVED, Emulation, Launch, Ledger, Traffic
+from .faults import Fault, fault_of
 from .final.checked import PLAIN, SURVEYED, check
 from .final.findings import FINDING_BYTES, raise_findings, read_findings
-from .races import written_alike
+from .races import shared_writes
 from .storage import bounds_of, bytes_of, row_bytes, storage_of
 
-_LENGTHS = 40  # powers of two that transfers are counted by, as in launch.h
+_LENGTHS = 40  # classes of transfers by length, powers of two, as in launch.h
 _TRAFFIC, _USE = len(Traffic.__dataclass_fields__), 4
 _COUNTERS = _TRAFFIC + _USE + _LENGTHS
 _WATCH_USE, _WATCH_RACES = 1, 2  # as in launch.h
@@ -39,7 +39,7 @@ _SCALARS = {  # Triton type to struct format, in a slot of 8 bytes
 
 
 class RunningEmulation(Emulation):
-    """An emulation in force, with how it runs its launches."""
+    """An active emulation, and the settings of its launches."""
 
     def __init__(
         self,
@@ -61,10 +61,17 @@ class RunningEmulation(Emulation):
         self.watching = _WATCH_USE * ledgers + _WATCH_RACES * races
 
     def settings(self, unit_bits: int, shared: int, *, mode: int, poison: int, chosen: Any, news: Any) -> bytes:
-        """As the runtime takes them: with the size of a unit, which arguments several programs may write,
-        the numbers of the only programs to run, if there are any, and what a survey fills in.
+        """The struct `settings` of launch.h.
 
-        Programs that are checked run one after another, so that atomic updates come in the same order every time.
+        With checks, programs run one after another, so that atomic updates have the same order in every run.
+
+        Args:
+            unit_bits: log2 of the bytes of the narrowest argument's elements.
+            shared: a bit for each argument that several programs may write.
+            mode: `PLAIN`, `CHECKED` or `SURVEYED`.
+            poison: the byte that unwritten memory of a core is filled with.
+            chosen: numbers of the only programs to run; empty for all.
+            news: a byte for each program, which a survey fills in.
         """
         threads, *order = self._settings
         return _SETTINGS.pack(
@@ -115,8 +122,8 @@ class Launcher:
 
     @functools.cached_property
     def _shared(self) -> int:
-        """A bit for each argument that several programs may write alike."""
-        alike = written_alike(self._arguments.kernel)
+        """A bit for each argument that several programs may write the same values to."""
+        alike = shared_writes(self._arguments.kernel)
         return sum(1 << i for i, name in enumerate(self._arguments.pointers, RESERVED) if name in alike)
 
     def __call__(
@@ -187,7 +194,7 @@ class Launcher:
                 raise fault_of(failed, Fault(*fault), self._arguments.name, self._arguments.pointers, bases, ranges, grid)
 
         def survey() -> None:
-            programs[:] = dict.fromkeys([0, count - 1, *range(count)])  # the first two run whatever they do
+            programs[:] = dict.fromkeys([0, count - 1, *range(count)])  # the first and the last program are always run
             run(binary.address, mode=SURVEYED)
             programs[:] = [program for program in range(count) if news[program] or program in (0, count - 1)]
 

@@ -1,4 +1,4 @@
-"""From LLVM to a shared object of this host, and the runtime library beside it."""
+"""Builds and loads shared objects of this host: kernels, and the runtime library that they call."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..toolchain.processes import run
 
 _PACKAGE = Path(__file__).parents[1]
 _MACHINE = (
-    "execute/final/along.c",
+    "execute/final/axes.c",
     "execute/final/casts.c",
     "execute/final/checks.c",
     "execute/final/cube.c",
+    "execute/final/findings.c",
     "execute/final/machine.c",
-    "execute/final/notes.c",
     "execute/final/pipes.c",
     "execute/final/rows.c",
     "execute/final/survey.c",
@@ -43,40 +43,47 @@ _HEADERS = (
     "execute/final/rows.h",
     "execute/final/survey.h",
 )
-WORKSPACE = "npu_offline_workspace"  # a number of a final module's shared object
-_RUNTIME = ("execute/runtime/runtime.c", "execute/runtime/watch.c", *_MACHINE, *_HEADERS)
+WORKSPACE = "npu_offline_workspace"  # symbol of a final module's shared object: bytes of workspace for each program
+_RUNTIME = (
+    "execute/runtime/dma.c",
+    "execute/runtime/launch.c",
+    "execute/runtime/program.c",
+    "execute/runtime/watch.c",
+    *_MACHINE,
+    *_HEADERS,
+)
 _FLAGS = ("-std=gnu11", "-fPIC", "-shared", "-pthread", "-march=native", "-fwrapv", "-fno-strict-aliasing")
-_EXACT = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")  # faster without another value
-_SOURCES = (  # of what a shared object is made by
+_EXACT = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")  # faster, with the same results
+_SOURCES = (  # the code that decides what is in a shared object
     "execute/backend.py",
-    "toolchain/cache.py",
-    "toolchain/compilation.py",
     "execute/final/compile.py",
+    "execute/final/data_dependence.py",
     "execute/final/flags.py",
     "execute/final/function.py",
     "execute/final/host.py",
     "execute/final/instructions.py",
     "execute/final/memory.py",
     "execute/final/scalars.py",
-    "execute/final/data_dependence.py",
     "execute/final/translate.py",
     "execute/final/writer.py",
-    "toolchain/frontend.py",
     "execute/linalg/instrument.py",
     "execute/linalg/lowering.py",
-    "module/mlir.py",
+    "execute/linalg/sums.py",
     "execute/native.py",
+    "module/arithmetic.py",
+    "module/jumps.py",
+    "module/mlir.py",
     "module/operations.py",
     "module/plan.py",
-    "execute/linalg/sums.py",
-    "module/jumps.py",
-    "module/arithmetic.py",
     "module/shapes.py",
+    "toolchain/cache.py",
+    "toolchain/compilation.py",
     "toolchain/compilers.py",
+    "toolchain/frontend.py",
     "toolchain/opt.py",
     *_HEADERS,
 )
-_LEVELS = {  # x86-64 levels, best first, by one feature that tells each
+_LEVELS = {  # x86-64 levels, highest first, each with a feature that implies it
     "x86-64-v4": "avx512vl",
     "x86-64-v3": "avx2",
 }
@@ -96,7 +103,7 @@ def c_compiler() -> list[str]:
 
 
 def missing_c_compiler() -> str | None:
-    """Why nothing can be compiled for this host, None if it can."""
+    """Why there is no C compiler, None if there is one."""
     try:
         c_compiler()
     except ToolchainMissingError as error:
@@ -106,7 +113,7 @@ def missing_c_compiler() -> str | None:
 
 @functools.cache
 def host_cpu() -> str:
-    """What LLVM may assume of this host's processor."""
+    """The processor that LLVM compiles for."""
     if platform.machine() != "x86_64":
         return "generic"
     try:
@@ -122,7 +129,7 @@ def host_triple() -> str:
 
 
 def native_key() -> str:
-    """What a shared object depends on beside the kernel: the code that makes it, the C compiler and the processor."""
+    """What a shared object depends on beside the kernel: this package's code, the C compiler and the processor."""
     return f"{source_digest(*_SOURCES)}-{' '.join(c_compiler())}-{platform.machine()}-{host_cpu()}"
 
 
@@ -133,7 +140,7 @@ def has_c_function(name: str) -> bool:
 
 
 def shared_object(llvm_dialect: str) -> bytes:
-    """A shared object from a module in MLIR's LLVM dialect, optimised without touching floating-point semantics."""
+    """A shared object from a module in MLIR's LLVM dialect, optimised without changing floating-point results."""
     from triton._C.libtriton import ir, llvm
 
     triple = host_triple()
@@ -152,7 +159,7 @@ def shared_object(llvm_dialect: str) -> bytes:
 
 
 def shared_object_of_c(source: str) -> bytes:
-    """A shared object from C that uses the machine of `execute`."""
+    """A shared object from C that includes machine.h."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "kernel.c").write_text(source)
@@ -171,13 +178,13 @@ def shared_object_of_c(source: str) -> bytes:
 
 
 def kept_object(what: str, build: Callable[[], bytes]) -> bytes:
-    """A shared object that was built before from the same text, by the same code; `build` makes it where there is none."""
+    """A shared object from the cache; `build` makes it where there is none for this text and this code."""
     key = hashlib.sha256(f"{native_key()}\n{what}".encode()).hexdigest()
     return checked(private_folder("objects") / f"{key}.so", build)
 
 
 def runtime_path() -> Path:
-    """Where the runtime library is, built once per version of its source."""
+    """The path of the runtime library, which is built once for each version of its source."""
     key = hashlib.sha256(f"{source_digest(*_RUNTIME)}{native_key()}".encode()).hexdigest()[:32]
     path = private_folder("runtime") / f"npu_offline_{key}.so"
     checked(path, _build_runtime)
@@ -200,25 +207,32 @@ def _build_runtime() -> bytes:
 
 @dataclass(frozen=True)
 class Binary:
-    """What a kernel runs as: a shared object and, where one is to be compared with it, another of the same kernel."""
+    """A kernel's shared object and, where results are to be compared, that of its Linalg IR."""
 
     main: bytes
     beside: bytes = b""
 
     def packed(self) -> bytes:
-        """As Triton keeps it."""
+        """One string of bytes, as Triton keeps it."""
         return len(self.main).to_bytes(8, "little") + self.main + self.beside
 
     @classmethod
     def unpacked(cls, data: bytes) -> Binary:
-        """The reverse."""
+        """The binary that `packed` made these bytes of."""
         end = 8 + int.from_bytes(data[:8], "little")
         return cls(data[8:end], data[end:])
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A kernel in memory: its entry, that of the other, 0 if there is none, and bytes of global memory for each program."""
+    """A kernel in memory.
+
+    Attributes:
+        address: of its entry.
+        beside: of the entry of the Linalg IR; 0 if there is none.
+        workspace: bytes of global memory for each program.
+        libraries: keep the shared objects loaded.
+    """
 
     address: int
     beside: int
@@ -227,15 +241,15 @@ class Loaded:
 
 
 loaded: dict[int, Loaded] = {}
-"""By the address of the entry, which is what Triton hands to a launch."""
+"""By the address of the entry, which Triton passes to a launch."""
 
 
 def load(binary: Binary, entry: str) -> Loaded:
-    """The shared objects in memory."""
+    """Load the shared objects of a binary."""
     runtime()
     libraries: tuple[ctypes.CDLL, ...] = (_load(binary.main),)
     if binary.beside:
-        with contextlib.suppress(OSError):  # it needs a function that this host lacks: then there is nothing to compare with
+        with contextlib.suppress(OSError):  # the Linalg IR needs a function that this host lacks: nothing is compared
             libraries += (_load(binary.beside),)
     addresses = [ctypes.cast(getattr(library, entry), ctypes.c_void_p).value or 0 for library in libraries]
     workspace = ctypes.c_int64.in_dll(libraries[0], WORKSPACE).value if hasattr(libraries[0], WORKSPACE) else 0
@@ -245,7 +259,7 @@ def load(binary: Binary, entry: str) -> Loaded:
 
 
 def _load(data: bytes) -> ctypes.CDLL:
-    with tempfile.NamedTemporaryFile(dir=private_folder("loading"), suffix=".so") as file:  # nobody else's to change
+    with tempfile.NamedTemporaryFile(dir=private_folder("loading"), suffix=".so") as file:  # which no other user can change
         file.write(data)
         file.flush()
         return ctypes.CDLL(file.name)

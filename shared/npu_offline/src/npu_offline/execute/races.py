@@ -1,30 +1,29 @@
-"""Arguments that several programs may write alike, as a kernel's source says: `# races: allow ARGUMENT: REASON`."""
+"""Arguments that several programs may write the same values to, by a comment: `# races: allow ARGUMENT: REASON`."""
 
 from __future__ import annotations
 
 import functools
-import inspect
-import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import OfflineError
+from ..source_comments import comments_of
 
-_SUPPRESSION = re.compile(r"#\s*races:\s*allow\b(?P<rest>.*)$", re.MULTILINE)
-_PARTS = re.compile(r"^\s+(?P<argument>\w+):\s*\S")
+if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
 
 
 @functools.cache
-def written_alike(kernel: Any) -> frozenset[str]:
+def shared_writes(kernel: JITFunction) -> frozenset[str]:
     """Names of such arguments of a `@triton.jit` function. Reading what another program writes stays a race.
 
     Raises:
         OfflineError: a suppression names no argument, or gives no reason.
     """
     found = set()
-    for comment in _SUPPRESSION.finditer(inspect.getsource(kernel.fn)):
-        parts = _PARTS.match(comment["rest"])
-        if parts is None or parts["argument"] not in kernel.arg_names:
-            said = f"the suppression in kernel {kernel.__name__} is {comment[0].strip()!r}"
-            raise OfflineError(f"{said}, must be `# races: allow ARGUMENT: REASON` with an argument of the kernel")
-        found.add(parts["argument"])
+    for comment in comments_of(kernel, "races", r"allow\s+(\w+):\s*\S.*", "# races: allow ARGUMENT: REASON"):
+        if comment[1] not in kernel.arg_names:
+            raise OfflineError(
+                f"a suppression in kernel {kernel.__name__} is of {comment[1]!r}, must be of an argument of the kernel"
+            )
+        found.add(comment[1])
     return frozenset(found)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import npu_tiling
 
 from ..errors import reason_of
-from ..launches import LaunchRecord, Memory
+from ..launches import RESERVED, LaunchRecord, Memory
 from ..toolchain.compilation import front_end_of
 from ..toolchain.triton_ascend import require_triton_ascend
 from .emulation import active_driver, emulate
@@ -21,15 +21,14 @@ from .storage import bounds_of, row_bytes
 if TYPE_CHECKING:
     import torch
 
-_MOST_KEPT = 2**22  # bytes of a tensor of integers that a record keeps: indices, offsets
-_WRITTEN = re.compile(r"%arg(\d+): memref<[^>]*> \{[^}]*tt\.tensor_kind = [12] : i32")  # 0 is read alone
-_BEFORE = 2  # arguments that triton-ascend puts before the kernel's own
+_MOST_KEPT = 2**22  # bytes of the largest integer tensor whose values a record keeps: indices, offsets
+_WRITTEN = re.compile(r"%arg(\d+): memref<[^>]*> \{[^}]*tt\.tensor_kind = [12] : i32")  # 0: only read
 recordings: list[tuple[str, list[LaunchRecord]]] = []
-"""The chip and the launches so far, of each `record` in force."""
+"""The chip and the launches so far of each active `record`, the innermost last."""
 
 
 class Recorder:
-    """Notes a launch; stands where `Launcher` does."""
+    """Records a launch, in place of `Launcher`."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
         from ..toolchain.frontend import changed_options
@@ -82,12 +81,12 @@ def _integers_written(record: LaunchRecord) -> list[torch.Tensor]:
         return []
     _, _, linalg = front_end_of(record)
     arguments = list(record.arguments.values())
-    written = (_values(arguments[int(number) - _BEFORE]) for number in _WRITTEN.findall(linalg))
+    written = (_values(arguments[int(number) - RESERVED]) for number in _WRITTEN.findall(linalg))
     return [tensor for tensor in written if tensor is not None]
 
 
 def _keep(records: Iterable[LaunchRecord], written: Iterable[torch.Tensor]) -> None:
-    """Has launches so far hold copies of what is going to be written."""
+    """Give the launches so far copies of the tensors that are about to be written."""
     storages = {tensor.untyped_storage().data_ptr() for tensor in written}
     for record in records:
         for name, argument in record.arguments.items():
@@ -98,7 +97,7 @@ def _keep(records: Iterable[LaunchRecord], written: Iterable[torch.Tensor]) -> N
 
 
 def _run(record: LaunchRecord, given: Mapping[str, Any], soc: str) -> None:
-    """Runs the launch, from its Linalg IR; nothing happens where that cannot be run here."""
+    """Run the launch from its Linalg IR, where the emulator can."""
     try:
         with emulate(soc):
             record.kernel[record.grid](**record.constants, **given, **record.options)
@@ -112,11 +111,11 @@ def _values(argument: Memory | int | float) -> torch.Tensor | None:
 
 
 def _noted(value: Any) -> Memory | int | float:
-    """A recorded argument; floats and large tensors by their size alone, so that a record keeps little memory alive."""
+    """An argument as a record keeps it: only the size of floating-point and of large tensors, to save memory."""
     if isinstance(value, (bool, int, float)):
         return value
     tensor: torch.Tensor = getattr(value, "base", value)
-    if not hasattr(tensor, "shape"):  # it stands for several tensors
+    if not hasattr(tensor, "shape"):  # an argument that stands for several tensors
         bounds = bounds_of(value)
         return Memory(sum(bounds[1::2]) - sum(bounds[::2]))
     nbytes = tensor.numel() * tensor.itemsize
@@ -126,16 +125,19 @@ def _noted(value: Any) -> Memory | int | float:
 
 @contextlib.contextmanager
 def record(soc: str = "Ascend910B4") -> Iterator[list[LaunchRecord]]:
-    """Collect launches on CPU tensors instead of running them: outputs stay as they were allocated. Of the whole process.
+    """Collect launches on CPU tensors instead of running them: outputs stay as they were allocated.
 
-    A launch that writes integers, up to 4 MiB in a tensor, runs as well, from its Linalg IR where that can be run: what is
-    launched after it may depend on them.
+    It applies to the whole process, not to one thread. A launch that writes integer tensors of up to 4 MiB runs as well,
+    from its Linalg IR where the emulator can run that: later launches may depend on the integers.
 
     Args:
         soc: the chip that operators are told to tile for.
 
     Yields:
         The launches so far, each of which `compile_kernel` accepts.
+
+    Raises:
+        ToolchainMissingError: triton-ascend is missing.
     """
     device = npu_tiling.soc(soc)
     require_triton_ascend()

@@ -1,4 +1,4 @@
-"""Where the arguments of a launch lie in memory."""
+"""The storages that a launch's arguments lie in: addresses, bounds, lengths of rows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def bytes_of(pointer: str) -> int:
-    """The size of what a pointer type points to, "*bf16" say."""
+    """The bytes of an element that a pointer type such as "*bf16" points to."""
     found = re.search(r"\d+", pointer)
     return max(1, int(found[0]) // 8) if found else 1
 
 
 def row_bytes(value: Any) -> int:
-    """The length of a tensor's rows, 0 if their elements are not next to each other."""
+    """The bytes of a tensor's rows, 0 if their elements are not contiguous."""
     tensor = getattr(value, "base", value)
     if not hasattr(tensor, "shape"):  # it stands for several tensors
         return 0
@@ -26,7 +26,7 @@ def row_bytes(value: Any) -> int:
 
 
 def bounds_of(value: Any) -> list[int]:
-    """First and last address of each storage of an argument, which may stand for several tensors."""
+    """First address and end of each storage of an argument, which may stand for several tensors."""
     tensor = getattr(value, "base", value)
     bounds: list[int] = []
     for storage in getattr(tensor, "storages", None) or [tensor.untyped_storage()]:
@@ -35,7 +35,11 @@ def bounds_of(value: Any) -> list[int]:
 
 
 def storage_of(name: str, value: Any) -> tuple[int, int, int]:
-    """A tensor's address, and the bounds of the storage it lies in."""
+    """A tensor's address, and the first address and end of its storage.
+
+    Raises:
+        OfflineError: it is not a CPU tensor.
+    """
     tensor: torch.Tensor = getattr(value, "base", value)
     if tensor.device.type != "cpu":
         raise OfflineError(f"argument {name} is on {tensor.device}, must be a CPU tensor under emulation")

@@ -9,7 +9,7 @@ from xdsl.ir import Operation
 
 from ..module.mlir import name_of, property_of
 from ..module.operations import operation_of
-from ..module.plan import space_of
+from ..module.shapes import space_of
 from .rules import Compiled, Rule
 from .view import LOOPS, integer_bits, is_bf16, kernel_of, tensor
 
@@ -42,7 +42,7 @@ def _scalar_accesses(loop: Operation) -> list[str]:
         if name in _MEMORY:
             kind = op.operands[_MEMORY[name]].type
             space = space_of(kind)
-            if space == "gm" or (space is not None and kind.get_shape() != (1,)):  # type: ignore[attr-defined]
+            if space == "gm" or (space and kind.get_shape() != (1,)):  # type: ignore[attr-defined]
                 found[f"{name.removeprefix('memref.')} in {'global memory' if space == 'gm' else space.upper()}"] = None
     return list(found)
 

@@ -11,7 +11,8 @@ from xdsl.ir import Operation
 from ..launches import MAX_PROGRAMS
 from ..module.mlir import name_of
 from ..module.operations import operation_of
-from ..module.plan import addresses_of, in_innermost_loop, space_of
+from ..module.plan import addresses_of, in_innermost_loop
+from ..module.shapes import space_of
 from .rules import Compiled, Rule
 from .view import kernel_of, loops_around
 

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import OfflineError
+from ..source_comments import comments_of
 from .catalogue import RULES
 
-_SUPPRESSION = re.compile(r"#\s*lint:\s*allow\b(?P<rest>.*)$", re.MULTILINE)
-_PARTS = re.compile(r"^\s+(?P<rule>[\w-]+):\s*(?P<reason>\S.*)$")
+if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
 
 
 @functools.cache
-def suppressions_of(kernel: Any) -> dict[str, str]:
+def suppressions_of(kernel: JITFunction) -> dict[str, str]:
     """The reason by rule, from the source of a `@triton.jit` function.
 
     Raises:
         OfflineError: a suppression names no rule, or gives no reason.
     """
     found = {}
-    for comment in _SUPPRESSION.finditer(inspect.getsource(kernel.fn)):
-        parts = _PARTS.match(comment["rest"])
-        where = f"the suppression in kernel {kernel.__name__} is {comment[0].strip()!r}, must be"
-        if parts is None:
-            raise OfflineError(f"{where} `# lint: allow RULE: REASON`")
-        if parts["rule"] not in RULES:
-            raise OfflineError(f"{where} of a rule: {', '.join(RULES)}")
-        found[parts["rule"]] = parts["reason"].strip()
+    for comment in comments_of(kernel, "lint", r"allow\s+([\w-]+):\s*(\S.*)", "# lint: allow RULE: REASON"):
+        rule, reason = comment.groups()
+        if rule not in RULES:
+            raise OfflineError(
+                f"a suppression in kernel {kernel.__name__} is of {rule!r}, must be of a rule: {', '.join(RULES)}"
+            )
+        found[rule] = reason
     return found

@@ -8,7 +8,6 @@ from math import prod
 
 from xdsl.dialects.builtin import (
     BFloat16Type,
-    FixedBitwidthType,
     IntegerType,
     MemRefType,
     ModuleOp,
@@ -18,10 +17,11 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from ..launches import RESERVED
 from ..module.mlir import name_of, property_of
+from ..module.shapes import itemsize_of, root_of
 
 LOOPS = {"scf.for", "scf.while"}
-_RESERVED = 2  # arguments of the compiler's own that come first
 _VIEWS = {"memref.reinterpret_cast", "memref.subview", "memref.cast", "memref.collapse_shape", "memref.expand_shape"}
 
 
@@ -71,7 +71,7 @@ def kernel_of(module: ModuleOp) -> Operation:
 
 def pointers_of(function: Operation) -> Sequence[SSAValue]:
     """Its pointer arguments, those of the compiler left out."""
-    return [value for value in function.regions[0].blocks[0].args if isinstance(value.type, MemRefType)][_RESERVED:]
+    return [value for value in function.regions[0].blocks[0].args if isinstance(value.type, MemRefType)][RESERVED:]
 
 
 def transfers(module: ModuleOp) -> Iterator[Transfer]:
@@ -99,7 +99,7 @@ def _transfer(op: Operation, memory: SSAValue, position: int, *, store: bool) ->
             shape = [outer if size < 0 else size for size, outer in zip(shape, wider.get_shape(), strict=True)]
         source = source.owner.operands[0]
     shape = [max(size, 1) for size in shape]
-    return Transfer(op, memory, position, store, tuple(shape), _strides(kind, shape), bytes_of(kind.get_element_type()))
+    return Transfer(op, memory, position, store, tuple(shape), _strides(kind, shape), max(1, int(itemsize_of(kind))))
 
 
 def _strides(kind: MemRefType, shape: list[int]) -> tuple[int | None, ...]:
@@ -107,18 +107,6 @@ def _strides(kind: MemRefType, shape: list[int]) -> tuple[int | None, ...]:
     if isinstance(layout, StridedLayoutAttr):
         return tuple(None if isinstance(stride, NoneAttr) else stride.data for stride in layout.strides.data)
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
-def bytes_of(kind: Attribute) -> int:
-    """The size of an element."""
-    return max(1, kind.bitwidth // 8) if isinstance(kind, FixedBitwidthType) else 8
-
-
-def root_of(value: SSAValue) -> SSAValue:
-    """What a memory is a view of."""
-    while isinstance(value.owner, Operation) and name_of(value.owner) in _VIEWS:
-        value = value.owner.operands[0]
-    return value
 
 
 def is_atomic(op: Operation) -> bool:

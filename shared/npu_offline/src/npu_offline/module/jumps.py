@@ -1,4 +1,4 @@
-"""Control flow between basic blocks: jumps with arguments, and the cells on the stack that loops count in."""
+"""Control flow between basic blocks: jumps with arguments, loops, and single numbers on the scalar unit's stack."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def jumps_of(block: Block) -> list[tuple[Block, Sequence[SSAValue]]]:
 
 
 def jumps_back(block: Block) -> list[tuple[Block, Sequence[SSAValue]]]:
-    """Those of its jumps that begin another round of a loop."""
+    """The jumps of a block that start another iteration of a loop."""
     order = _blocks_around(block)
     return [(target, values) for target, values in jumps_of(block) if order.index(target) <= order.index(block)]
 
 
 def ends_loop(branch: Operation) -> bool:
-    """Whether a branch decides how often a loop runs: one way stays in a loop that it is in, the other leaves it."""
+    """Whether a branch decides how often a loop runs: one side stays in a loop around the branch, the other leaves it."""
     block = branch.parent
     loops = _loops(block) if block is not None and name_of(branch) == "cf.cond_br" else []
     return any(block in loop and len({target in loop for target in branch.successors}) > 1 for loop in loops)
 
 
 def _loops(block: Block) -> list[set[Block]]:
-    """The blocks of every loop around: its first one, and all from where that is reached again."""
+    """The blocks of each loop of the region."""
     blocks = _blocks_around(block)
     loops: dict[Block, set[Block]] = {}
     for last in blocks:
@@ -58,7 +58,7 @@ def _blocks_around(block: Block) -> list[Block]:
 
 
 def passed_to(block: Block, position: int) -> list[SSAValue]:
-    """What jumps pass as one argument of a block."""
+    """The values that jumps pass for one argument of a block."""
     return [values[position] for other in _blocks_around(block) for target, values in jumps_of(other) if target is block]
 
 

@@ -1,4 +1,4 @@
-"""What an operation of a final module does: the one table that time, lint and execution read.
+"""What an operation of a final module does: the table that timing, lint and execution read.
 
 Toolchain 1.0.0 leaves operations of its dialect ("hivm.hir.vadd"); later ones call functions of the compiler's library
 ("vadd_1d_float"). Both become an `Operation`.
@@ -39,14 +39,14 @@ _AXES = "[ar]*r[ar]*"  # in a library reduction's name: r is reduced, a stays
 
 @dataclass(frozen=True)
 class Operation:
-    """An instruction, or library call, with what each operand is to it.
+    """An instruction, or library call, and the roles of its operands.
 
     Attributes:
         name: as in the module.
         action: what it does: "add", "compare", "reduce", "load".
-        pipe: where.
-        reads, writes, temporaries: operands; those that are numbers, not memory, count as read.
-        detail: what else decides the action: a comparison, a kind of sum, a mode of rounding.
+        pipe: which pipe performs it.
+        reads, writes, temporaries: operands; numbers count as read.
+        detail: a comparison, a kind of reduction, a rounding mode.
         axes: those that are reduced, accumulated, broadcast or permuted.
     """
 
@@ -237,7 +237,7 @@ def _detail(op: Op, short: str) -> str:
 
 
 def _word(op: Op, name: str) -> str:
-    """What stands in an attribute's angle brackets: `#hivm.compare_mode<eq>`."""
+    """The word in an attribute's angle brackets: "eq" of `#hivm.compare_mode<eq>`."""
     found = re.search(r"<(\w+)>", str(property_of(op, name)))
     return found[1] if found else ""
 

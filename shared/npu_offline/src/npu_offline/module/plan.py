@@ -1,4 +1,4 @@
-"""Reads the final device module: where each buffer lies, and which transfers are double-buffered."""
+"""Reads the memory plan of a final module: where each buffer lies, and which transfers are double-buffered."""
 
 from __future__ import annotations
 
@@ -8,27 +8,31 @@ from dataclasses import dataclass
 from math import prod
 
 from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, MemRefType, ModuleOp
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from ..errors import UnsupportedError
 from .mlir import name_of, property_of
+from .shapes import SPACES, space_of
 
-_SPACES = {"ub": "ub", "cbuf": "l1", "ca": "l0a", "cb": "l0b", "cc": "l0c"}  # the IR's name, ours
 _LOOPS = {"scf.for", "scf.while", "scf.forall"}
 _SELECTS = {"arith.select", "llvm.select"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The highest byte used of each on-chip buffer, and whether DMA inside loops is double-buffered."""
+    """The highest byte used of each on-chip memory, and whether DMA inside loops is double-buffered."""
 
     used: dict[str, int]
     double_buffered: bool | None
 
 
 def read_plan(module: ModuleOp) -> Plan:
-    """The plan of a parsed final module."""
-    used = dict.fromkeys(_SPACES.values(), 0)
+    """The plan of a parsed final module.
+
+    Raises:
+        UnsupportedError: a buffer's size or address is not known at compile time.
+    """
+    used = dict.fromkeys(SPACES.values(), 0)
     doubled: list[bool] = []
     for op in module.walk():
         if name_of(op) == "hivm.hir.pointer_cast":
@@ -47,15 +51,6 @@ def read_spec(module: ModuleOp) -> dict[str, int]:
     # The entries have a dialect's own syntax, which a parser of generic MLIR keeps as text.
     text = str(module.attributes["dlti.target_system_spec"])
     return {name: int(value) for name, value in re.findall(r'dl_entry<"(\w+)", (-?\d+) : i32>', text)}
-
-
-def space_of(kind: Attribute) -> str | None:
-    """ "gm", one of ours, or None."""
-    if not isinstance(kind, MemRefType):
-        return None
-    match = re.search(r"address_space<(\w+)>", str(kind.memory_space))
-    name = match[1] if match else ""
-    return "gm" if name == "gm" else _SPACES.get(name)
 
 
 def _buffer_end(op: Operation) -> tuple[str, int]:
@@ -101,7 +96,7 @@ def addresses_of(value: SSAValue) -> set[int]:
 
 
 def in_innermost_loop(op: Operation) -> bool:
-    """Whether a transfer is in a loop without another loop of transfers inside, behind which it could hide."""
+    """Whether a transfer is in a loop that has no inner loop with transfers."""
     loop = _enclosing_loop(op)
     inner = (nested for nested in loop if name_of(nested) in _LOOPS)
     return bool(loop) and not any(True for nested in inner for one in nested.walk() for _ in local_sides(one))
@@ -126,7 +121,7 @@ def _enclosing_loop(op: Operation) -> list[Operation]:
 
 
 def _is_constant_in_loop(op: Operation, value: SSAValue) -> bool:
-    """Whether a transfer stores a buffer that its loop does nothing but store, zeros say: no second copy could help."""
+    """Whether a transfer stores a buffer that its loop only stores, such as zeros: a second buffer would not help."""
     if not _is_store(op):
         return False
     addresses = addresses_of(value)

@@ -1,4 +1,4 @@
-"""Shapes of buffers, followed back through casts and views to numbers."""
+"""Memory as a module describes it: which memory a type is of, and the shape, start and strides of views."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import UnsupportedError
 from .mlir import name_of, property_of
 
 Dimension = tuple["int | SSAValue", ...]
-"""A dimension, as factors: numbers known at compile time, and values."""
+"""The factors of a dimension's size: numbers known at compile time, and values known at run time."""
 
 _DYNAMIC = -(2**63)
 _VIEWS = {
@@ -28,16 +28,20 @@ _NAMES = {"hivm.hir.pointer_cast", "memref.extract_strided_metadata", "builtin.u
 
 
 def is_view(op: Operation) -> bool:
-    """Whether an operation only gives memory another shape, which costs its address arithmetic and nothing else."""
+    """Whether an operation only makes a view of memory: it costs address arithmetic and nothing else."""
     return name_of(op) in _VIEWS or name_of(op) in _NAMES
 
 
+SPACES = {"ub": "ub", "cbuf": "l1", "ca": "l0a", "cb": "l0b", "cc": "l0c"}
+"""The dialect's name of each on-chip memory, and the one that `Report` has."""
+
+
 def space_of(kind: Attribute) -> str | None:
-    """ "gm", "ub" or another space's name for memory; None for a scalar."""
+    """Which memory a type is of: "gm" or a value of `SPACES`; "" for the scalar unit's stack, None for a number."""
     if not isinstance(kind, MemRefType):
         return None
     match = re.search(r"address_space<(\w+)>", str(kind.memory_space))
-    return match[1] if match else ""
+    return SPACES.get(match[1], match[1]) if match else ""
 
 
 def itemsize_of(kind: Attribute) -> float:
@@ -80,9 +84,9 @@ def _sizes(op: Operation, name: str, values: list[SSAValue]) -> tuple[Dimension,
 
 
 def start_of(memory: SSAValue) -> tuple[list[Dimension], tuple[int | SSAValue, ...]] | None:
-    """Where in its argument a view begins, in elements, as terms of a sum, and the distances between its elements.
+    """Where in its argument a view begins, in elements, as terms of a sum, and the view's strides.
 
-    None where that does not follow from the views on the way alone.
+    None where the views between the argument and this one do not tell.
     """
     inside: list[tuple[int | SSAValue, ...]] = []
     while isinstance(memory.owner, Operation):
@@ -108,7 +112,7 @@ def start_of(memory: SSAValue) -> tuple[list[Dimension], tuple[int | SSAValue, .
 
 
 def mixed(op: Operation, name: Literal["offsets", "sizes", "strides"]) -> tuple[int | SSAValue, ...]:
-    """Numbers of a view, those that are known at compile time and those that are not."""
+    """Offsets, sizes or strides of a view: numbers where they are known at compile time, values where they are not."""
     segments = property_of(op, "operandSegmentSizes")
     static = property_of(op, f"static_{name}")
     assert isinstance(segments, DenseArrayBase)

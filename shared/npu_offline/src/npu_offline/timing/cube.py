@@ -67,7 +67,7 @@ def product_of(op: Operation) -> Product | None:
     if any(not _is_zero(value) for value in numbers[1 + _SIZES + _FLAGS :]) or property_of(op, "unit_flag_mode") is not None:
         raise UnsupportedError(f"the time model does not know {name} with unit flags")
     a, b = (shape_of(memory) for memory in memories[:2])
-    c = shape_of(next(memory for memory in memories if space_of(memory.type) == "cc"))
+    c = shape_of(next(memory for memory in memories if space_of(memory.type) == "l0c"))
     # Fractals: k1 m1 m0 k0 and n1 k1 k0 n0, transposed m1 k1 k0 m0 and k1 n1 n0 k0; results n1 m1 m0 n0.
     outer, inner = (0, 3), (1, 2)
     sizes = [

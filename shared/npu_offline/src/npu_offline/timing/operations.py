@@ -35,7 +35,7 @@ from .instructions import (
 from .register_costs import library
 from .vector_costs import vector
 
-_CUBE_TRANSFERS = (["gm", "cbuf"], ["cc", "gm"])
+_CUBE_TRANSFERS = (["gm", "l1"], ["l0c", "gm"])
 _FILLS = ("vbrc", "set_l1_2d")
 
 
@@ -181,7 +181,7 @@ class Emitter:
         spaces = [space_of(memory.type) for memory in memories]
         if "gm" in spaces and (set(spaces) <= {"gm", "ub"} or spaces in _CUBE_TRANSFERS):
             return self._transfer(name, memories, spaces.index("gm"))
-        if spaces == ["cbuf"] and name.startswith(_FILLS):
+        if spaces == ["l1"] and name.startswith(_FILLS):
             return self._fill(name, memories[0])
         if not memories or any(space != "ub" for space in spaces):
             where = " and ".join(sorted({str(space) for space in spaces})) or "no memory"
@@ -216,7 +216,7 @@ class Emitter:
         itemsize = int(itemsize_of(memory.type)) or 1
         contiguous = shapes.is_contiguous_inside(memory)
         gathered = address_depends_on_memory(memory)
-        pipe: Pipe = "MTE2" if position == 0 else "FIX" if space_of(memories[0].type) == "cc" else "MTE3"
+        pipe: Pipe = "MTE2" if position == 0 else "FIX" if space_of(memories[0].type) == "l0c" else "MTE3"
 
         def make(*sizes: int) -> Item:
             rows, length = (prod(sizes[:-1]), sizes[-1] * itemsize) if contiguous else (prod(sizes), itemsize)

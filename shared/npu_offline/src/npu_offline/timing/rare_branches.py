@@ -1,34 +1,27 @@
-"""Branches that a kernel hardly ever takes, as its source says: `# time: rare: REASON`.
+"""Branches that a kernel is expected not to take, as its source says: `# time: rare: REASON`.
 
-The rare side is the one that the source enters if the condition holds. The compilers keep it so, in structured control flow
-and in jumps; one that turned a condition round would not be noticed.
+The time model then takes the side that the source enters where the condition does not hold. This relies on the compilers not
+inverting the condition.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
-import re
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ..errors import OfflineError
+from ..source_comments import comments_of
 
-_NOTE = re.compile(r"#\s*time:(?P<rest>.*)$", re.MULTILINE)
-_PARTS = re.compile(r"^\s*rare:\s*\S")
+if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
 
 
 @functools.cache
-def has_rare_branches(kernel: Any) -> bool:
-    """Whether branches of a `@triton.jit` function on values that it computes itself are taken to be never taken.
+def has_rare_branches(kernel: JITFunction) -> bool:
+    """Whether the time model may skip branches of a `@triton.jit` function on values that the function computes.
 
-    Without the note they are an error: what they cost could not be told.
+    Without the comment such a branch is an error: the model cannot tell whether it is taken.
 
     Raises:
-        OfflineError: a note of this kind says something else, or gives no reason.
+        OfflineError: a comment of this kind has another form, or gives no reason.
     """
-    notes = list(_NOTE.finditer(inspect.getsource(kernel.fn)))
-    for note in notes:
-        if not _PARTS.match(note["rest"]):
-            said = f"the note in kernel {kernel.__name__} is {note[0].strip()!r}"
-            raise OfflineError(f"{said}, must be `# time: rare: REASON`")
-    return bool(notes)
+    return bool(comments_of(kernel, "time", r"rare:\s*\S.*", "# time: rare: REASON"))

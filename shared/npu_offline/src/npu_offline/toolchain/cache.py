@@ -1,4 +1,4 @@
-"""Where this package keeps what it may rebuild at any time, and how it writes there."""
+"""The cache folder: everything in it can be made again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cache_dir() -> Path:
 
 @functools.cache
 def source_digest(*files: str) -> str:
-    """A digest of source files of this package: part of a cache key, so that no result outlives the code that made it."""
+    """A digest of source files of this package: in a cache key, it gives results up when the code that made them changes."""
     digest = hashlib.sha256()
     for name in files:
         digest.update(name.encode() + (_PACKAGE / name).read_bytes())
@@ -58,7 +58,7 @@ def private_folder(name: str) -> Path:
 
 
 def checked(path: Path, build: Callable[[], bytes]) -> bytes:
-    """What a file of the cache holds before its digest; `build` makes it where the file is missing or damaged."""
+    """The content of a file of the cache, whose digest follows it; `build` makes it where the file is missing or damaged."""
     try:
         whole = path.read_bytes()
         data, digest = whole[:-_DIGEST_BYTES], whole[-_DIGEST_BYTES:]
@@ -67,7 +67,7 @@ def checked(path: Path, build: Callable[[], bytes]) -> bytes:
     except FileNotFoundError:
         pass
     data = build()
-    write_atomically(path, data + hashlib.sha256(data).hexdigest().encode())  # behind it, where a linker does not look
+    write_atomically(path, data + hashlib.sha256(data).hexdigest().encode())  # at the end, which a dynamic linker ignores
     return data
 
 
@@ -80,7 +80,7 @@ def sizes() -> dict[str, int]:
 
 
 def clean(*, toolchains: bool = False) -> int:
-    """Remove what can be made again without a network, and the compilers too if `toolchains`; returns the bytes."""
+    """Empty the cache but for the compilers, or with them if `toolchains`; returns the bytes that were removed."""
     removed = 0
     for name, size in sizes().items():
         if name != TOOLCHAINS or toolchains:

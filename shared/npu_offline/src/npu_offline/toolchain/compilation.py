@@ -1,4 +1,4 @@
-"""`compile_kernel`: a kernel through the real Ascend compiler, up to the last step, which needs no more than CANN has."""
+"""`compile_kernel`: compiles a kernel with the real Ascend compiler, up to its last step, `hivmc`, which only CANN has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .compilers import DEFAULT, compiler
 from .processes import run
 from .triton_ascend import require_triton_ascend
 
-# Stands where CANN's hivmc would: keeps the final module and makes the files that its caller expects.
+# Called in place of CANN's hivmc: keeps the final module and makes the files that its caller expects.
 HIVMC = """#!/bin/sh
 [ "$1" = --version ] && { echo "hivmc 1.2.0"; exit 0; }
 out=; last=
@@ -48,6 +48,7 @@ _FLAGS = {  # triton-ascend's option, the compiler's
 SOURCES = (
     "module/mlir.py",
     "module/plan.py",
+    "module/shapes.py",
     "reports.py",
     "toolchain/cache.py",
     "toolchain/compilation.py",
@@ -55,8 +56,7 @@ SOURCES = (
     "toolchain/frontend.py",
     "toolchain/opt.py",
 )
-"""What a result depends on, of this package's files."""
-
+"""Files of this package that a result depends on."""
 _OVERFLOW = re.compile(r"(\w+) overflow, requires (\d+) bits while (\d+) bits available")
 
 
@@ -69,7 +69,7 @@ def compile_kernel(
     toolchain: str = DEFAULT,
     options: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Compile a kernel as triton-ascend would on that chip; results are kept on disk.
+    """Compile a kernel as triton-ascend does for a chip; results are kept on disk.
 
     Args:
         kernel: a `@triton.jit` function, or a `LaunchRecord`, which has all of the next two and the options.
@@ -78,6 +78,9 @@ def compile_kernel(
         soc: a name of `npu_tiling.SOCS`.
         toolchain: a version that `fetch` installed.
         options: triton-ascend's compiler options, such as {"multibuffer": False}.
+
+    Returns:
+        What the compiler said: whether the kernel fits, what it uses of each memory, and the IR of each stage.
 
     Raises:
         UnsupportedError: the toolchain has no such target.
@@ -96,6 +99,7 @@ def as_record(
     constants: Mapping[str, Any] | None,
     options: Mapping[str, Any] | None,
 ) -> LaunchRecord:
+    """A record of a launch of one program of a `@triton.jit` function; a `LaunchRecord` with more options."""
     if not isinstance(kernel, LaunchRecord):
         return LaunchRecord(kernel, kernel.__name__, signature or {}, constants or {}, (1, 1, 1), options or {})
     if signature is not None or constants is not None:
@@ -107,7 +111,7 @@ def as_record(
 
 
 def front_end_of(record: LaunchRecord) -> tuple[str, str, str]:
-    """The kernel's name, TTIR and Linalg IR, which no chip and no toolchain version changes."""
+    """The kernel's name, TTIR and Linalg IR: the same for every chip and toolchain version."""
     from .frontend import front_end, options_from
 
     kernel = record.kernel
@@ -125,7 +129,12 @@ def front_end_of(record: LaunchRecord) -> tuple[str, str, str]:
 
 
 def compile_linalg(name: str, ttir: str, linalg: str, options: Mapping[str, Any], soc: str, toolchain: str) -> Report:
-    """Compile Linalg IR. Needs no triton, and its arguments and result can cross processes."""
+    """Compile Linalg IR. Needs no Triton; arguments and result can be pickled.
+
+    Raises:
+        UnsupportedError: the toolchain has no such target.
+        CompilationError: the compiler refused it for another reason than a buffer that is too small.
+    """
     program = compiler(soc, toolchain)
     if program is None:
         raise UnsupportedError(f"toolchain {toolchain} cannot compile for {soc}")

@@ -24,7 +24,7 @@ VERSIONS = ("1.0.0", "1.1.0", "1.2.0")
 """Versions of the distribution ascendnpu-ir, oldest first: of CANN 8.5, of CANN 9.0, and of about CANN 9.1."""
 
 DEFAULT = "1.2.0"
-"""The version that is meant where none is named."""
+"""The version that is used unless another is named."""
 
 WHEELS = {
     "1.0.0": {
@@ -45,7 +45,7 @@ WHEELS = {
 _MANIFEST = "manifest.json"
 _FETCH_SECONDS = 3600  # 160 MB
 _HELP_SECONDS = 120
-_OWN = "own-"  # begins the name of a toolchain that is not fetched
+_OWN = "own-"  # prefix of names that `adopt` gives
 
 
 def _folder(version: str) -> Path:

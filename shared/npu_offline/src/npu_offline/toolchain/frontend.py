@@ -1,6 +1,6 @@
 """triton-ascend's front end: from a JIT function to the Linalg IR that the Ascend compiler is given.
 
-Options have triton-ascend's own defaults, which are the same for every chip.
+Options that are not given have triton-ascend's defaults, which are the same for every chip.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def front_end(
     options: NPUOptions,
     divisible: Sequence[str] = (),
 ) -> tuple[str, str]:
-    """The TTIR and the Linalg IR of a kernel, outside the JIT.
+    """The TTIR and the Linalg IR of a kernel, without the JIT.
 
     Args:
         kernel: the `triton.JITFunction`.

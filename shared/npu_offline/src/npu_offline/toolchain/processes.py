@@ -1,4 +1,4 @@
-"""Running other programs, none for ever."""
+"""Runs other programs, each with a time limit."""
 
 from __future__ import annotations
 

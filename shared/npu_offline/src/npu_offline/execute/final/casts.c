@@ -1,4 +1,4 @@
-// Casts between types of numbers, with the modes of rounding that the instruction set has.
+// Casts between types, in the rounding modes of the instruction set.
 #include "rows.h"
 #include "operations.h"
 
@@ -37,7 +37,7 @@ static int64_t to_integer(float x, int mode, int type) {
   return mode == WRAP ? wide : limited(wide, type);
 }
 
-// fp32 in another mode than to the nearest: the neighbour below, above, or towards zero that the narrow type has.
+// fp32 to a narrow type in a mode other than round-to-nearest: the next representable value below, above, or towards zero.
 static uint16_t narrow(float x, int mode, int type) {
   const uint16_t near = type == BF16 ? float_to_bfloat(x) : float_to_half(x);
   const float back = type == BF16 ? bfloat_to_float(near) : half_to_float(near);
@@ -85,7 +85,7 @@ static void row_cast(const instruction *i, rows *r) {
   }
 }
 
-// Reads: the tile and, where the mode is no attribute, its number. They come before what is written.
+// Operands: the tile, the mode's number where no attribute gives it, then the result.
 void do_cast(const instruction *i, const view *const *o) {
   const view *given[] = {o[0], o[i->reads], i->reads > 1 ? o[1] : o[0]};
   each_row(i, given, i->reads > 1 ? 3 : 2, given[1], row_cast);

@@ -1,4 +1,4 @@
-"""A launch of a final module with all checks: run twice on different unwritten bytes, compared with its Linalg IR."""
+"""A launch of a final module with all checks: run twice with different unwritten memory, and compared with its Linalg IR."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ..native import Loaded
 
 PLAIN, CHECKED, SURVEYED = range(3)  # how a launch runs, as in machine.h
-_INTEGERS = ("*i", "*u")  # what later launches may take for places: all of it is written, by all programs
-_SECOND_POISON = 0x3F  # 0.75 as fp32, 1.9 as fp16, 0.75 as bf16, large as an integer
+_INTEGERS = ("*i", "*u")  # later launches may use integers as addresses: all programs are run to write them
+_SECOND_POISON = 0x3F  # fills unwritten memory in the second run: 0.75 as fp32, 1.9 as fp16, 0.75 as bf16
 
 
 class Run(Protocol):
@@ -44,12 +44,13 @@ def check(
         values: of these arguments.
         binary: the kernel.
         run: what runs it.
-        findings: what the runs have noted so far.
-        written: bytes that the last run has written through each pointer argument.
-        few: chooses the programs that runs are of, by a run of its own; and runs all programs. None where all run anyway.
+        findings: returns what the runs have found so far.
+        written: returns the bytes that the last run wrote through each pointer argument.
+        few: two functions: one surveys the grid and chooses the programs of all further runs, the other runs all programs.
+            None to run all programs anyway.
 
     Returns:
-        What may be wrong: hazards inside one pipe that nothing is known of to do harm.
+        Weak hazards: of one pipe, and not known to do harm.
 
     Raises:
         FindingsError: something is wrong.
@@ -83,7 +84,7 @@ def check(
 
 
 class _Memory:
-    """The storages behind a launch's arguments."""
+    """The storages of a launch's arguments."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         found: set[tuple[int, int]] = set()

@@ -1,4 +1,5 @@
-// Who wrote and read each byte last, as runs of bytes with one history, and what is wrong about another access to them.
+// For each byte the last write and the reads since; bytes with the same history are kept as one run. Each new access is compared
+// with that history: races between pipes, hazards inside one pipe, reads of overwritten buffers.
 #include "machine.h"
 
 enum { PAGE_BITS = 12, PAGE = 1 << PAGE_BITS, READERS = 6, TABLE = 1 << 12 };
@@ -6,7 +7,7 @@ enum { NOBODY = -1 };
 
 typedef struct { int8_t clock, temporary; uint16_t instruction; uint32_t epoch; } access_;
 typedef struct {
-  uint16_t low, high;  // in its page; the last byte's number plus one may be PAGE
+  uint16_t low, high;  // within the page; high is exclusive and may be PAGE
   int16_t readers;
   int32_t owner;       // the buffer that it was written through
   access_ write, read[READERS];
@@ -29,7 +30,7 @@ static page *page_of(map *m, uint64_t number) {
   page **head = &m->table[number & (TABLE - 1)];
   for (page *p = *head; p; p = p->next)
     if (p->number == number) return p;
-  if (m->used == m->room) {  // pages move: their lists are made anew
+  if (m->used == m->room) {  // realloc moved the pages: link them again
     m->room = m->room ? m->room * 2 : 64;
     m->pages = realloc(m->pages, sizeof(page) * (size_t)m->room);
     memset(m->pages + m->used, 0, sizeof(page) * (size_t)(m->room - m->used));
@@ -53,7 +54,7 @@ static void insert(page *p, int at, run_ r) {
   p->count++;
 }
 
-// The position of the first run that ends behind `byte`.
+// The index of the first run that ends after `byte`.
 static int position(const page *p, int byte) {
   int low = 0, high = p->count;
   while (low < high) {
@@ -73,7 +74,7 @@ static void cut(page *p, int at, int byte) {
   }
 }
 
-// ---- What is wrong
+// ---- Comparison with the history
 
 typedef struct {
   const instruction *instruction;
@@ -81,7 +82,7 @@ typedef struct {
   const clocks *known;
   int kind, clock, temporary;  // clock: of the pipe that accesses
   uint32_t epoch;
-  char *base;       // of the page that is looked at
+  char *base;       // address of the current page
 } accessing;
 
 static const char *const pipe_names[] = {"S", "V", "MTE2", "MTE3", "MTE1", "M", "FIX"};
@@ -93,8 +94,8 @@ static void conflict(const accessing *a, const access_ *other, int wrote, const 
   const int same = other->clock == a->clock, writes = a->kind != LOAD;
   const instruction *before = &CORE->module->instructions[other->instruction];
   char what[200];
-  // A pipe begins an instruction only when it has taken what the one before reads. And what a library function does between its
-  // temporaries is its own.
+  // A pipe starts an instruction only after the one before has read its operands. A library function orders accesses to its
+  // own temporaries itself.
   const int weak = same && ((writes && !wrote) || a->temporary || other->temporary);
   note("%s|%s: %s#%d on %s %s %s [%ld, +%ld), which %s#%d on %s %s%s, and nothing orders them", weak ? "weak hazard" : same ? "hazard" : "race",
        writes ? wrote ? "WAW" : "WAR" : "RAW", a->instruction->name, a->instruction->number, pipe_names[a->clock % PIPES],
@@ -175,7 +176,7 @@ static void out_of_buffer(const accessing *a, const char *low, const char *high)
             (long)(low - a->view->low), (long)(high - a->view->low), named(a->view, what, sizeof what), (long)(a->view->high - a->view->low));
 }
 
-// Notes an access to all of a view, in contiguous pieces. DMA writes whole units of 32 bytes of the Unified Buffer.
+// Records an access to a view, in contiguous pieces. DMA writes whole units of 32 bytes of the Unified Buffer.
 static void account_as(const instruction *i, const view *v, int kind, int pipe, uint32_t epoch, int temporary) {
   core *c = CORE;
   if (v->space == NUMBER || elements_of(v) == 0) return;
@@ -221,7 +222,8 @@ static int overlap(const view *a, const view *b) {
   return low < other_high && other_low < high;
 }
 
-// An instruction that goes through its operands in order may write where it reads, if it never writes what it has yet to read.
+// An instruction that takes its operands in order may write to an operand that it reads, if it has read each byte before it
+// writes it.
 static int in_place(const view *w, const view *r) {
   if (w->p != r->p || w->bit != r->bit || elements_of(w) != elements_of(r)) return 0;
   const int64_t of_w = w->type == I1 ? 1 : element_bytes[(int)w->type] * 8, of_r = r->type == I1 ? 1 : element_bytes[(int)r->type] * 8;
@@ -234,12 +236,12 @@ void account_operands(const instruction *i, const view *const *o, int pipe, uint
   const int written = i->reads + i->writes, all = written + i->temporaries;
   char what[200], other[200];
   for (int k = 0; k < i->reads; k++)
-    if (!(i->attributes[6] >> k & 1)) account(i, o[k], LOAD, pipe, epoch);  // else it is there for its size
+    if (!(i->attributes[6] >> k & 1)) account(i, o[k], LOAD, pipe, epoch);  // else only its size is used
   for (int w = i->reads; w < all; w++) {
     for (int r = 0; r < w; r++) {
       if (!overlap(o[w], o[r])) continue;
       if (w < written && r < i->reads && in_place(o[w], o[r])) continue;
-      if (w < written && i->attributes[7]) continue;  // the operation says that it may
+      if (w < written && i->attributes[7]) continue;  // the operation allows it
       note("alias|%s#%d: %s %s overlaps its operand %s", i->name, i->number, w < written ? "output" : "temporary", named(o[w], what, sizeof what),
            named(o[r], other, sizeof other));
     }

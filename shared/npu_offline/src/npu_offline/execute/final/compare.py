@@ -1,4 +1,4 @@
-"""Results of two executions of one launch, compared: equal, different as rounding explains, or different."""
+"""Compares the results of two executions of one launch, where rounding may explain differences."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 _FLOATS = {"*fp32": "float32", "*fp16": "float16", "*bf16": "bfloat16"}
 _MANTISSA = {"*fp32": 23, "*fp16": 10, "*bf16": 7}
-_ULPS = 4  # fp32: other orders of sums and products
-_SHARE = 0.02  # of numbers of a narrow type: those that fp32 values so close to each other are rounded apart
-_OF_SCALE = 2.0**-18  # sums that cancel are compared with the largest numbers
+_ULPS = 4  # fp32: the order of sums and products may differ
+_SHARE = 0.02  # of the numbers of a narrow type may be rounded apart, where the fp32 values are close
+_OF_SCALE = 2.0**-18  # of the largest number: an error that a sum with cancellation may have
 
 
 def bytes_at(low: int, high: int) -> torch.Tensor:
-    """Memory from one address up to another, as it is."""
+    """The memory between two addresses as a tensor of bytes, not a copy."""
     import torch
 
     return torch.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), dtype=torch.uint8)
@@ -31,14 +31,16 @@ def differences(
     expected: Mapping[tuple[int, int], torch.Tensor],
     written: Mapping[str, int] | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Arguments whose memory is not what another execution left, and how.
+    """Arguments whose memory differs from what another execution left, and how it differs.
 
     Args:
         arguments: name, Triton type and value of each pointer argument.
         before: bytes of each storage before either execution, by its first and last address.
-        expected: the same after the other one.
-        written: bytes that were written through each argument, for which rounding explains some differences;
-            None if nothing explains any.
+        expected: bytes of each storage after the other execution.
+        written: bytes that were written through each argument; None if rounding explains no difference.
+
+    Yields:
+        The argument's name and a description of the difference.
     """
     import torch
 
@@ -48,7 +50,7 @@ def differences(
     for name, kind, _ in arguments:
         for low, high in storages[name]:
             if high > low and not torch.equal(expected[low, high], now := bytes_at(low, high)):
-                # What was there may be what is written, so that changes do not tell how much that is.
+                # Not counted by comparison with `before`: a kernel may write the bytes that were there.
                 total = None if written is None else sum(written[arg] for arg in written if (low, high) in storages[arg])
                 text = _difference(kind, before[low, high], expected[low, high], now, total)
                 if text:

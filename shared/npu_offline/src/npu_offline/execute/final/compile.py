@@ -1,4 +1,4 @@
-"""From a final module to a shared object of this host."""
+"""Compiles a final module to a shared object of this host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 // Matrix products: operands in L1 as fractals of 16 rows and 32 bytes, results in L0C as fractals of 16 x 16.
 //
-// One product of a module is many instructions, in a sequence that the compiler's library fixes. Here it is three: both operands
-// are taken out of L1, on MTE1, then multiplied, on M, with the flags that the product is given and one of its own between.
+// On the chip one product is many instructions, in an order that the compiler's library fixes. Here it is three: MTE1 takes both
+// operands out of L1, then M multiplies them. Between them are the product's own flags and one flag of this file.
 #include "rows.h"
 #include "operations.h"
 
@@ -15,7 +15,7 @@ static int64_t number(const view *v) {
   return *integers(&r, 0, 1, piece);
 }
 
-// A matrix in fractals: [columns / c, rows / r, r, c], or turned round.
+// A matrix in fractals: [columns / c, rows / r, r, c], or transposed.
 static float fractal(const view *v, int64_t row_, int64_t column) {
   const int64_t r = v->n[2], c = v->n[3];
   const int64_t at = column / c * v->s[0] + row_ / r * v->s[1] + row_ % r * v->s[2] + column % c * v->s[3];
@@ -34,7 +34,7 @@ static float *room_for(int64_t count) {
   return t->a;
 }
 
-// The rows and columns that the fractals of both operands have room for.
+// The rows and columns that fit in the fractals of both operands.
 static int64_t largest(const view *v) { return v->n[0] * v->n[1] * v->n[2] * v->n[3]; }
 
 static void take(const instruction *i, const view *v, float *to, int is_turned) {
@@ -44,7 +44,7 @@ static void take(const instruction *i, const view *v, float *to, int is_turned) 
     for (int64_t c = 0; c < columns; c++) to[is_turned ? c * rows + r : r * columns + c] = fractal(v, r, c);
 }
 
-// Operands of these two: the matrix, then the other one for its size (attribute 6 says so). Attribute 1: whether it lies transposed.
+// Operands of take_a and take_b: the matrix, and the other matrix for its size alone (attribute 6). Attribute 1: transposed.
 void do_take_a(const instruction *i, const view *const *o) {
   room_for(largest(o[0]) + largest(o[1]));
   take(i, o[0], operands_of_product.a, (int)i->attributes[1]);
@@ -54,7 +54,7 @@ void do_take_b(const instruction *i, const view *const *o) {
   take(i, o[0], operands_of_product.b, (int)i->attributes[1]);
 }
 
-// Operands: a, b, whether the results are overwritten, m, k, n, the results. Attributes 1, 2: whether a and b lie transposed.
+// Operands: a, b, whether the results are overwritten, m, k, n, the results. Attributes 1 and 2: a and b are transposed.
 void do_multiply(const instruction *i, const view *const *o) {
   const view *c = o[i->reads];
   const int64_t m = number(o[3]), k = number(o[4]), n = number(o[5]);
@@ -80,7 +80,7 @@ void do_multiply(const instruction *i, const view *const *o) {
 static void wait_if(int source, int target, int64_t event) { if (event >= 0) wait_flag(source, target, event); }
 static void set_if(int source, int target, int64_t event) { if (event >= 0) set_flag(source, target, event); }
 
-// The whole sequence; `i` is the product, and what takes a and b follows it in the module's table.
+// The three instructions; `i` is the product, which take_a and take_b follow in the module's table.
 void issue_product(const instruction *i, const view *const *o, const int64_t *flags) {
   const int64_t none[] = {-1, -1, -1, -1};
   if (!flags) flags = none;
@@ -92,7 +92,7 @@ void issue_product(const instruction *i, const view *const *o, const int64_t *fl
   set_if(MTE1, MTE2, flags[3]);
   set_flag(MTE1, M, OWN_EVENT);
   wait_flag(MTE1, M, OWN_EVENT);
-  barrier(M);  // products in one accumulator follow one another
+  barrier(M);  // products into one accumulator run in order
   issue(i, o);
   set_flag(M, MTE1, OWN_EVENT);  // the halves of L0 that it used are free again
   wait_flag(M, MTE1, OWN_EVENT);
@@ -105,7 +105,7 @@ static view tile_of(const view *like, int64_t rows, int64_t columns, int type) {
   return t;
 }
 
-// A matrix out of global memory into fractals in L1; what is missing of the last columns' 32 bytes is zeros.
+// A matrix from global memory into fractals in L1; the last columns are padded with zeros to 32 bytes.
 void do_nd2nz(const instruction *i, const view *const *o) {
   const view *from = o[0], *to = o[i->reads];
   if (from->rank != 2 || to->rank != 4) fail_text("%s of %d into %d axes", i->name, from->rank, to->rank);
@@ -123,7 +123,7 @@ void do_nd2nz(const instruction *i, const view *const *o) {
   free(tile.low);
 }
 
-// Results out of fractals in L0C into global memory, cast on the way.
+// Results from fractals in L0C to global memory, cast to its type.
 void do_fixpipe(const instruction *i, const view *const *o) {
   const view *from = o[0], *to = o[i->reads];
   if (from->rank != 4 || to->rank != 2 || from->type != F32 || !is_float(to->type)) fail_text("%s is not known in this form", i->name);

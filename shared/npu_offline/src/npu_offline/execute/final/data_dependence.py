@@ -1,4 +1,4 @@
-"""Whether what a kernel computes decides what it does: branches, how often loops run, sizes and places of views."""
+"""Whether computed values decide what a kernel does: branches, trip counts, sizes and addresses."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from ...module.mlir import name_of
 from ...module.operations import operation_of
 from ...module.shapes import root_of, space_of
 
-_BRANCHES = {"scf.for": 3, "scf.if": 1, "scf.condition": 1, "cf.cond_br": 1}  # how many of their operands decide
-_PLACES = ("hivm.hir.pointer_cast", "hivm.hir.set_flag", "hivm.hir.wait_flag")  # of buffers, and which flag
-_VALUE = 1  # position of the memory that memref.store writes, behind the value
+_BRANCHES = {"scf.for": 3, "scf.if": 1, "scf.condition": 1, "cf.cond_br": 1}  # how many leading operands decide
+_PLACES = (
+    "hivm.hir.pointer_cast",
+    "hivm.hir.set_flag",
+    "hivm.hir.wait_flag",
+)  # their operands: addresses, flags
+_VALUE = 1  # position of the memory among the operands of memref.store
 
 
-def is_steered(function: Op) -> bool:
-    """True if a branch, a size or a place may depend on a number that lies in a core's memory, or that the function writes.
+def is_data_dependent(function: Op) -> bool:
+    """True if a branch, a size or an address may depend on memory of the core, or on an argument that the function writes.
 
-    Arguments that it only reads are the same for whoever reads them: what depends on them alone can be followed without
+    Arguments that it only reads do not change during a launch: scalar code that depends on them alone can be run without
     performing any instruction.
     """
     ops = list(function.walk())
@@ -55,7 +59,7 @@ def _is_computed(memory: SSAValue, written: set[SSAValue]) -> bool:
 
 
 def _passed(op: Op) -> Iterator[tuple[SSAValue, SSAValue]]:
-    """Pairs of values the second of which is, or is made of, the first."""
+    """Pairs of values: the second is computed from the first."""
     name = name_of(op)
     if name == "scf.for":
         _, *carried = op.regions[0].blocks[0].args
@@ -84,7 +88,7 @@ def _passed(op: Op) -> Iterator[tuple[SSAValue, SSAValue]]:
 
 
 def _deciding(op: Op) -> Iterator[SSAValue]:
-    """Operands that decide about what is done, not about numbers."""
+    """Operands that decide what is done, not which numbers result."""
     name = name_of(op)
     if name in _BRANCHES:
         yield from op.operands[: _BRANCHES[name]]

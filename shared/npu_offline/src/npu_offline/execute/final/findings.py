@@ -1,4 +1,4 @@
-"""What the machine noted, as findings."""
+"""Findings of the machine: from the lines that findings.c writes to `Finding`s."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WEAK = "weak hazard"
 
 
 def read_findings(noted: bytes) -> list[Finding]:
-    """Findings from the machine's lines: the program's three numbers, the kind and the text."""
+    """Findings from lines of the program's three numbers, the kind and the text."""
     found = []
     for line in noted.decode(errors="replace").splitlines():
         program, kind, text = line.split("|", 2)

@@ -55,4 +55,4 @@ SYNCHRONISATION: dict[str, Callable[[Writer, Op], None]] = {
     "hivm.hir.sync_block_set": _across,
     "hivm.hir.sync_block_wait": _across,
 }
-"""What writes each operation, by name."""
+"""By operation: the function that writes it."""

@@ -1,4 +1,4 @@
-"""A function of a final module, in C: its control flow and scalar code as they are, its instructions as rows of a table."""
+"""Translates one function of a final module to C: control flow, scalar code, and the issue of instructions."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class Function(Writer):
         self.core = core
 
     def write(self, function: Op) -> str:
+        """The C function.
+
+        Raises:
+            UnsupportedError: it has an operation that the machine does not know.
+        """
         region = function.regions[0]
         entry = region.blocks[0]
         self.lines.append(f"static void {self.core}(const int64_t *slots, int64_t program, int64_t vector_core) {{")
@@ -126,7 +131,7 @@ class Function(Writer):
         self.lines.append(f"issue_product(&I[{number}], (const view *const[]){{{operands}}}, {flags});")
 
     def _number(self, operand: SSAValue, op: Op) -> str:
-        """The name of a view: of memory as it is, or made of a number; unsigned where the library function says so."""
+        """The C variable of a view, of memory or of one number; unsigned where the library function says so."""
         unsigned = re.findall(r"uint(\d+)_t", symbol_of(op, "callee"))
         kind = operand.type
         if isinstance(kind, MemRefType):

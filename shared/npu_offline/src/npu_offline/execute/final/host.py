@@ -1,4 +1,4 @@
-"""The functions of a final module that run on the host: how much memory a launch needs beside its arguments."""
+"""The host functions of a final module: they return how much memory a launch needs beside its arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORKSPACE, LOCKS = "infer_workspace_shape_function", "infer_sync_block_lock_num_
 
 
 def host_numbers(module: ModuleOp) -> dict[str, int]:
-    """What each of them returns, by name: that of the kernel, `_` and what it tells.
+    """What each host function returns, by its name: the kernel's name, `_`, and what it returns.
 
     Raises:
         UnsupportedError: it is no constant.
@@ -34,12 +34,12 @@ def host_numbers(module: ModuleOp) -> dict[str, int]:
 
 
 def workspace_bytes(module: ModuleOp) -> int:
-    """How much of the workspace in global memory one program has."""
+    """The bytes of workspace in global memory for each program."""
     return _told(host_numbers(module), WORKSPACE)
 
 
 def locks(module: ModuleOp) -> int:
-    """How many numbers of eight bytes a launch has, through which its programs wait for each other."""
+    """The number of locks of eight bytes that the programs of a launch take turns by."""
     return _told(host_numbers(module), LOCKS)
 
 

@@ -1,4 +1,4 @@
-"""Instructions of a module as the machine's table has them: what they perform, on which pipe, with which attributes."""
+"""Instructions as rows of the machine's table: action, pipe, operands and attributes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPERANDS_OF_PRODUCT = 6  # a, b, whether results are overwritten, m, k, n; flag
 
 @dataclass(frozen=True)
 class Instruction:
-    """A row of the table, and the operands in the order that it is issued with."""
+    """A row of the table, and the operands in the order in which they are passed."""
 
     name: str
     pipe: str
@@ -30,7 +30,7 @@ class Instruction:
     flags: Sequence[SSAValue] = ()
 
     def row(self, number: int) -> str:
-        """In C."""
+        """The row in C."""
         reads, writes, temporaries = self.counts
         attributes = ", ".join(map(str, self.attributes)) or "0"
         return (

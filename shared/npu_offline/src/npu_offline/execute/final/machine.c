@@ -1,4 +1,4 @@
-// Cores that run a program: their memories, and how they take turns.
+// The cores that run a program: their memories, and the coroutines that they take turns in.
 #include "survey.h"
 
 __thread cluster *machine;

@@ -1,7 +1,7 @@
 // The machine that final modules run on: cores with memories at fixed addresses, views of them, instructions on pipes.
 //
 // Generated code makes views and issues instructions in program order. Without checks an instruction is performed when it is
-// issued. With checks the pipes' orders are followed by vector clocks, and every access is held against those before.
+// issued. With checks, vector clocks follow the order of the pipes, and every access is compared with those before.
 #include "../runtime/runtime.h"
 #include <math.h>
 #include <stdarg.h>
@@ -39,10 +39,10 @@ enum { PLAIN, CHECKED, SURVEYED };                                              
 enum { RANK = 6, CORES = 3, CLOCKS = PIPES * CORES, EVENTS = 16, CROSS_FLAGS = 16, FINDING_BYTES = 1 << 16 };
 
 typedef struct {
-  char *p;                    // of the first element; of the byte that `bit` counts from
+  char *p;                    // address of the first element; of the byte that contains it, for bits
   int64_t n[RANK], s[RANK];   // sizes and strides, in elements
   int64_t bit, value;         // of the first element, for bits; a number's own bytes
-  char *base;                 // that a new view of the same memory counts from
+  char *base;                 // offsets of new views of the same memory start here
   char *low, *high;           // of the buffer, or of the argument's storage
   int32_t owner;              // which buffer, or argument
   int8_t space, type, rank;
@@ -64,7 +64,7 @@ typedef struct {
   const buffer_name *buffers;
   int64_t workspace;                                // bytes for each program
   int64_t sizes[SPACES], used[SPACES];              // bytes of each memory of a core, and how many the plan uses
-  int steered;                                      // values on the core decide about branches, sizes or places
+  int data_dependent;                               // computed values decide branches, sizes or addresses
   void (*aic)(const int64_t *, int64_t, int64_t);   // slots, program, vector core
   void (*aiv)(const int64_t *, int64_t, int64_t);
 } module;
@@ -82,12 +82,12 @@ typedef struct {
   clocks clocks[PIPES];
   uint32_t epochs[PIPES];
   flag flags[PIPES][PIPES][EVENTS];
-  queue *queues[PIPES];            // of pipes that wait for a flag that has not been set yet
+  queue *queues[PIPES];            // of pipes that wait for a flag
   int finished, waits;             // for a cross-core flag; -1 for none
   flag cross[CROSS_FLAGS], cross_sent[CROSS_FLAGS];
   ucontext_t context;
   char *stack;
-  uint64_t step;                   // the last one of a survey
+  uint64_t step;                   // hash of the steps so far, in a survey
   void (*run)(const int64_t *, int64_t, int64_t);
 } core;
 

@@ -10,24 +10,29 @@ from xdsl.ir import SSAValue
 
 from ...errors import UnsupportedError
 from ...module.mlir import property_of
-from ...module.shapes import mixed, space_of
+from ...module.shapes import SPACES, mixed, space_of
 from .instructions import Instruction
 from .scalars import bits_of, element_type, from_bits
 from .writer import Writer, constant_of
 
-_SPACES = {"ub": "UB", "cbuf": "L1", "ca": "L0A", "cb": "L0B", "cc": "L0C"}
 _SAME = ("memref.cast", "memref.memory_space_cast")
 
 
 def write_buffer(writer: Writer, op: Op) -> None:
+    """Write the declaration of a buffer at its address.
+
+    Raises:
+        UnsupportedError: it has several addresses, or its size is not known at compile time.
+    """
     kind = op.results[0].type
     assert isinstance(kind, MemRefType)
-    space, element, shape = _SPACES.get(space_of(kind) or ""), kind.get_element_type(), kind.get_shape()
+    space, element, shape = space_of(kind), kind.get_element_type(), kind.get_shape()
     if len(op.operands) > 1:
         places = [constant_of(operand) for operand in op.operands]
         raise UnsupportedError(f"the module does not say at which of the addresses {places} the buffer {kind} is")
-    if space is None or not op.operands or any(size < 0 for size in shape):
+    if space is None or space not in SPACES.values() or not op.operands or any(size < 0 for size in shape):
         raise UnsupportedError(f"execution does not know a buffer like {op}")
+    space = space.upper()
     address = writer.name(op.operands[0])
     start = constant_of(op.operands[0]) or 0
     bits = element.bitwidth if isinstance(element, FixedBitwidthType) else 64
@@ -44,6 +49,11 @@ def write_buffer(writer: Writer, op: Op) -> None:
 
 
 def write_memory(writer: Writer, op: Op, name: str) -> None:
+    """Write a view of memory, or an access of the scalar unit.
+
+    Raises:
+        UnsupportedError: the operation is not known.
+    """
     if name in ("memref.load", "memref.store"):
         _access(writer, op, name)
         return
@@ -137,7 +147,7 @@ def _access(writer: Writer, op: Op, name: str) -> None:
 
 
 def _kept_axes(op: Op, sizes: Sequence[int | SSAValue], kind: MemRefType) -> list[int]:
-    """The axes of a subview that its type has: it may leave out some whose size is one."""
+    """The axes that a subview keeps: its type may drop axes of size one."""
     wanted = list(kind.get_shape())
     ones = [axis for axis, size in enumerate(sizes) if size == 1]
     dropped = len(sizes) - len(wanted)

@@ -1,7 +1,7 @@
-// Pipes as queues, their order by vector clocks, flags and barriers: of one core, and between cores.
+// Pipes as queues, with vector clocks for their order: flags and barriers inside a core, flags between cores.
 #include "survey.h"
 
-// ---- Clocks: what each pipe knows to be done on every other
+// ---- Clocks: up to where each pipe has waited for every other
 
 static void join(clocks *to, const clocks *from) {
   for (int i = 0; i < CLOCKS; i++)
@@ -14,7 +14,7 @@ static clocks snapshot(core *c, int pipe) {
   return now;
 }
 
-// ---- Pipes that wait: what was issued to them is kept
+// ---- Queues of pipes that wait for a flag
 
 enum { INSTRUCTION, SET, WAIT, BARRIER, CROSS };
 typedef struct { int kind, source, target; int64_t event; const instruction *instruction; clocks known; view operands[10]; } item;
@@ -54,7 +54,7 @@ static void run_instruction(core *c, const instruction *i, const view *const *op
   join(&c->clocks[i->pipe], known);
   account_operands(i, operands, i->pipe, ++c->epochs[i->pipe]);
   i->perform(i, operands);
-  for (int k = i->reads + i->writes; k < i->reads + i->writes + i->temporaries; k++) {  // which hold nothing of use afterwards
+  for (int k = i->reads + i->writes; k < i->reads + i->writes + i->temporaries; k++) {  // poisoned: their contents are undefined afterwards
     const char *low, *high;
     extent(operands[k], &low, &high);
     if (elements_of(operands[k])) memset((char *)low, (int)(self->launch->poison & 0xff), (size_t)(high - low));
@@ -115,7 +115,7 @@ static void stuck(core *c, const char *who, const char *what) {
   fail_text("deadlock: %s %s", who, what);
 }
 
-// ---- What generated code issues
+// ---- Calls of generated code
 
 void issue(const instruction *i, const view *const *operands) {
   if (!checking()) {
@@ -193,7 +193,7 @@ static void send_cross(core *c, int pipe, int64_t number) {
     flag *f = &other->cross[number];
     if (!to_cube) {
       put(f, &now);
-    } else {  // its n-th signal counts once every vector core has sent n of them
+    } else {  // the n-th wait ends when every vector core has signalled n times
       flag *parts = &c->cross_sent[number];
       put(parts, &now);
       int whole = 1;
@@ -234,7 +234,7 @@ void wait_cross_flag(int64_t number) {
   join(&c->clocks[S], &known);
 }
 
-// ---- The first and the last of a program
+// ---- Start and end of a program
 
 void start_pipes(core *c) {
   memset(c->clocks, 0, sizeof c->clocks);

@@ -131,7 +131,7 @@ void put_floats(const row *r, int64_t at, int64_t n, const float *from) {
   const int type = r->v->type;
   const int64_t step = r->stride * element_bytes[type];
   char *p = r->p + at * step;
-  if (type == F32 && (const char *)from == p) return;  // they were computed where they belong
+  if (type == F32 && (const char *)from == p) return;  // computed in place
   switch (type) {
     case F32: PUT(float, from[k]);
     case F16:

@@ -103,14 +103,14 @@ def element_type(kind: Attribute) -> str:
 
 
 def bits_of(kind: Attribute, value: str) -> str:
-    """An expression for a number's own bytes, as an integer."""
+    """A C expression for the bits of a number, as an integer."""
     return {"f32": f"float_bits({value})", "f16": f"float_to_half({value})", "bf16": f"float_to_bfloat({value})"}.get(
         str(kind), f"(int64_t)({value})"
     )
 
 
 def from_bits(kind: Attribute, bits: str) -> str:
-    """The reverse of `bits_of`."""
+    """A C expression for the number that has these bits."""
     return {
         "f32": f"bits_float({bits})",
         "f16": f"half_to_float({bits})",
@@ -120,10 +120,10 @@ def from_bits(kind: Attribute, bits: str) -> str:
 
 
 def formula(op: Operation, operands: list[str]) -> str | None:
-    """A C expression for the result of a scalar operation; None if it is none.
+    """A C expression for the result of a scalar operation; None for any other operation.
 
     Raises:
-        UnsupportedError: it is one that is not known.
+        UnsupportedError: the scalar operation is not known.
     """
     dialect, name = arithmetic_of(op)
     if dialect == "builtin" and operands and not isinstance(op.results[0].type, MemRefType):

@@ -1,9 +1,9 @@
-// See survey.h. A program goes through its scalar code and issues its instructions, which are performed only where what they
-// compute decides about branches, sizes or places. Two programs do the same where they issue the same instructions on operands
-// of the same sizes, at the same places on the core, behind the same instruction each.
+// See survey.h. A program runs its scalar code and issues its instructions, which are performed only where computed values decide
+// branches, sizes or addresses. A step is an instruction, the sizes and on-chip addresses of its operands, and the step before.
+// Two programs do the same if they have the same steps.
 #include "survey.h"
 
-typedef struct { uint64_t count, room, steps[]; } seen;  // a table of numbers, 0 where it is free
+typedef struct { uint64_t count, room, steps[]; } seen;  // a hash table of steps; 0 is a free slot
 
 int surveying(void) { return self->launch->check == SURVEYED; }
 
@@ -47,7 +47,7 @@ void survey_step(int kind, int64_t a, int64_t b, int64_t number) {
   if (surveying()) step(mixed(mixed(mixed(mixed(1, kind), a), b), number));
 }
 
-// What is not performed is held against the bounds of its tensor here.
+// Bounds are checked here, as the instruction may not be performed.
 static void within(const view *v, int access) {
   const char *low, *high;
   if (v->space != GM || !elements_of(v)) return;
@@ -67,7 +67,7 @@ int survey_instruction(const instruction *i, const view *const *operands, int co
     now = v->space == GM ? mixed(now, v->owner) : mixed(mixed(now, v->p - CORE->memory[(int)v->space]), v->bit);
   }
   step(now);
-  if (CORE->module->steered) return 1;
+  if (CORE->module->data_dependent) return 1;
   for (int k = 0; k < i->reads + i->writes; k++) within(operands[k], k < i->reads ? LOAD : STORE);
   return 0;
 }

@@ -5,8 +5,8 @@ enum { STEP_SET = 1, STEP_WAIT, STEP_BARRIER, STEP_SET_CROSS, STEP_WAIT_CROSS, S
 
 #pragma GCC visibility push(hidden)
 int surveying(void);
-// Notes a step that is no instruction; does nothing outside a survey.
+// Records a step other than an instruction; does nothing outside a survey.
 void survey_step(int step, int64_t a, int64_t b, int64_t c);
-// Notes an instruction; returns whether it is to be performed, because what it computes decides what programs do.
+// Records an instruction; returns whether it must be performed because computed values decide what the program does.
 int survey_instruction(const instruction *i, const view *const *operands, int count);
 #pragma GCC visibility pop

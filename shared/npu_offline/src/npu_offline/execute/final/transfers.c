@@ -24,7 +24,7 @@ void transfer(const view *from, const view *to) {
   npu_offline_copy(element_bytes[(int)from->type], &source, &target, from->space == GM ? from->owner : LOCAL, to->space == GM ? to->owner : LOCAL);
 }
 
-// Fills what DMA writes beside the data, up to whole units of 32 bytes: with a number, or, without one, with nothing of use.
+// Fills the padding that DMA writes beside the data, up to whole units of 32 bytes: with a number, or as unwritten memory.
 static void pad(const view *v, const view *number, int64_t before) {
   const int bytes = element_bytes[(int)v->type];
   const char *origin = CORE->memory[(int)v->space];
@@ -49,8 +49,8 @@ static void pad(const view *v, const view *number, int64_t before) {
   }
 }
 
-// Reads: the tensor; then the kind of padding, its number and how many elements of it come before the data, if they are
-// operands. Attribute 0 is the kind otherwise, and 1 and 2 say which operands the number and the count are.
+// Operands: the tensor; then, if they are operands, the kind of padding, its value and the number of elements before the data.
+// Attribute 0: the kind otherwise. Attributes 1 and 2: which operands are the value and the count.
 void do_load(const instruction *i, const view *const *o) {
   const view *to = o[i->reads];
   const int64_t number = i->attributes[1], before = i->attributes[2];
@@ -63,7 +63,7 @@ void do_load(const instruction *i, const view *const *o) {
   pad(to, kind == 2 && number ? o[number] : NULL, before ? o[before]->value : 0);
 }
 
-// Attribute 0: the kind of atomic update, -1 if the second operand says it.
+// Attribute 0: the kind of atomic update; -1: the second operand says it.
 void do_store(const instruction *i, const view *const *o) {
   static perform *const updates[] = {NULL, do_add, do_max, do_min};
   const view *to = o[i->reads];

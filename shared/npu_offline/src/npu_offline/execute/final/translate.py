@@ -1,7 +1,6 @@
-"""A final module in C: its scalar code as it is, its instructions as rows of a table, issued in program order.
+"""Translates a final module to C: scalar code becomes C, instructions become rows of a table, issued in program order.
 
-Triton's Linalg IR has been through the whole compiler by then: buffers are addresses, pipes have flags. Nothing of that is
-decided here again.
+The compiler has already assigned addresses to buffers and placed flags between pipes; the translation keeps both.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from xdsl.ir import Operation as Op
 from ...errors import UnsupportedError
 from ...module.mlir import name_of, symbol_of
 from ...module.plan import read_spec
-from .data_dependence import is_steered
+from .data_dependence import is_data_dependent
 from .function import Function
 from .host import workspace_bytes
 from .writer import Tables
@@ -51,7 +50,7 @@ def translate(module: ModuleOp) -> str:
             f"static const instruction I[] = {{\n{rows or '  {0}'}}};",
             *parts,
             f'static const module M_ = {{"{name}", I, buffers, {workspace_bytes(module)}, {{{sizes}}}, {{{used or "0"}}},',
-            f"  {int(any(is_steered(op) for op in devices.values()))},",
+            f"  {int(any(is_data_dependent(op) for op in devices.values()))},",
             f"  {'AIC' if 'AIC' in devices else 'NULL'}, {'AIV' if 'AIV' in devices else 'NULL'}}};",
             "void npu_offline_entry(const int64_t *slots, int32_t x, int32_t y, int32_t z)",
             "{ execute(&M_, slots, x, y, z); }",

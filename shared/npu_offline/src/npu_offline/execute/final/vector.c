@@ -93,7 +93,7 @@ UNARY(abs, fabsf(a), a < 0 ? -a : a)
 UNARY(relu, a != a ? a : a > 0 ? a : 0, a > 0 ? a : 0)
 UNARY(not, no_float(), ~a)
 
-// Compares two operands into bits: attribute 0 is the comparison, in the order of COMPARISONS of operations.py.
+// Compares two operands into bits: attribute 0 is the comparison, in the order of COMPARISONS in module/operations.py.
 #define COMPARE(type, a_, b_)                                                                                 \
   switch (i->attributes[0]) {                                                                                 \
     case 0: for (int64_t k = 0; k < n; k++) z[k] = a_[k] == b_[k]; break;                                     \
@@ -140,7 +140,7 @@ static void row_select(const instruction *i, rows *r) {
 }
 void do_select(const instruction *i, const view *const *o) { each_row(i, o, 4, o[3], row_select); }
 
-// Numbers and tiles broadcast, tiles copied: bits as they are.
+// Broadcasts of numbers and tiles, and copies: bits are kept.
 static void row_broadcast(const instruction *i, rows *r) {
   (void)i;
   const row *from = &r->rows[0], *to = &r->rows[1];
@@ -161,7 +161,7 @@ void do_broadcast(const instruction *i, const view *const *o) { each_row(i, o, 2
 void do_copy(const instruction *i, const view *const *o) { each_row(i, o, 2, o[1], row_broadcast); }
 void do_fill(const instruction *i, const view *const *o) { each_row(i, o, 2, o[1], row_broadcast); }
 
-// Numbers that count up: the first, then how much more it is from one element of each axis to the next.
+// Numbers that count up. Operands: the first, then the step along each axis.
 void do_arange(const instruction *i, const view *const *o) {
   const view *to = o[i->reads];
   int64_t index[RANK] = {0};

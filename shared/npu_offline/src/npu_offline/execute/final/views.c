@@ -149,7 +149,7 @@ int64_t load_bits(const instruction *i, const view *v, const int64_t *index) {
 void store_bits(const instruction *i, int64_t bits, const view *v, const int64_t *index) {
   view e = element(v, index);
   scalar_access(i, &e, STORE);
-  if (surveying() && e.space == GM && !CORE->module->steered) return;
+  if (surveying() && e.space == GM && !CORE->module->data_dependent) return;
   if (e.type == I1) *e.p = (char)((*e.p & ~(1 << e.bit)) | (bits & 1) << e.bit);
   else memcpy(e.p, &bits, (size_t)element_bytes[(int)e.type]);
 }

@@ -1,9 +1,9 @@
-"""Makes a lowered kernel account for its accesses to global memory.
+"""Adds calls of the runtime to a lowered kernel, which report every access to global memory.
 
-Works on the LLVM dialect, where every pointer is final. Provenance is followed from the kernel's arguments through memref
-descriptors, address arithmetic, branches and the stack slots that descriptors are passed in. A DMA becomes a call of the
-runtime that names the arguments on both sides; any other access is preceded by one. What cannot be followed is an error,
-so that no access is missed.
+The pass works on the LLVM dialect. It follows each pointer from the kernel's arguments through memref descriptors, address
+arithmetic, branches and the stack slots that descriptors are passed in. A DMA becomes a call of the runtime that names the
+arguments on both sides; any other access gets a call before it. A pointer that cannot be followed is an error, so that no
+access is missed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from ...errors import UnsupportedError
 from ...module.mlir import make, name_of, symbol_of
 
-LOCAL, UNKNOWN = -1, -2  # as in runtime.c, with the accesses below
+LOCAL, UNKNOWN = -1, -2  # as in runtime.h, with the accesses below
 LOAD, STORE, UPDATE = 0, 1, 2
 
 _CARRIERS = {"llvm.insertvalue", "llvm.extractvalue", "llvm.select", "llvm.bitcast"}
@@ -38,7 +38,7 @@ def instrument(kernel: Operation, pointers: Sequence[SSAValue]) -> None:
             position halved.
 
     Raises:
-        UnsupportedError: an operation does something with a global pointer that is not understood here.
+        UnsupportedError: a global pointer cannot be followed through an operation.
     """
     blocks = list(kernel.regions[0].blocks)
     provenance = _Provenance(blocks, {value: position // 2 for position, value in enumerate(pointers)})
@@ -48,7 +48,7 @@ def instrument(kernel: Operation, pointers: Sequence[SSAValue]) -> None:
 
 
 class _Provenance:
-    """What each value points into, and what the pointers kept in each stack slot point into, as bit sets of arguments."""
+    """The arguments that each value may point into, and each pointer kept in a stack slot, as bit sets."""
 
     def __init__(self, blocks: Iterable[Block], arguments: dict[SSAValue, int]) -> None:
         self._of = {value: 1 << index for value, index in arguments.items()}
@@ -117,7 +117,7 @@ def _successors(op: Operation) -> list[tuple[Sequence[SSAValue], Block]]:
 
 
 def _is_of_a_constant(op: Operation) -> bool:
-    """Whether an address stands for a constant tensor's allocation: MLIR writes a number that nobody follows."""
+    """Whether an address is the placeholder number that MLIR writes for a constant tensor's allocation."""
     number = op.operands[0].owner
     return isinstance(number, Operation) and name_of(number) == "llvm.mlir.constant"
 

@@ -1,7 +1,7 @@
-"""From the Linalg IR that the Ascend compiler is given to LLVM for this host.
+"""Lowers Linalg IR, as the Ascend compiler is given it, to the LLVM dialect for this host.
 
-The IR is the one that runs on the chip: the same tiles, the same copies between global memory and the Unified Buffer. Tiles
-become plain memory, vector operations become loops, and every access to global memory is reported to the runtime.
+Tiles and copies between global memory and the Unified Buffer stay as they are on the chip. Tiles become plain memory, vector
+operations become loops, and every access to global memory is reported to the runtime.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .instrument import instrument
 from .sums import widen_sums
 
 ENTRY = "npu_offline_entry"
-_KERNEL = "npu_offline_kernel"  # whatever its own name is: that may be one of the C library's
+_KERNEL = "npu_offline_kernel"  # not its own name, which may be that of a C function
 
 _PASSES = (
     # Vector operations on tensors become loops over buffers; each buffer is freed where its last use ends.
@@ -114,7 +114,7 @@ def _defined(functions: Iterable[Operation]) -> Operation:
 
 
 def _prepare(module: ModuleOp) -> None:
-    """Rewrite what only the chip's own dialects can lower."""
+    """Rewrite operations that only passes of the chip's dialects can lower."""
     for op in list(module.walk()):
         name = name_of(op)
         if name == "linalg.generic" and property_of(op, "GenericAtomicRMW") is not None:
@@ -134,7 +134,7 @@ def _prepare(module: ModuleOp) -> None:
 
 
 def _make_atomic(op: Operation) -> None:
-    """Surround `global = combine(global, update)` by a lock and do it in a tile, as one DMA out."""
+    """Compute `global = combine(global, update)` in a tile under a lock, with one DMA out."""
     place = op.operands[-1]
     if not isinstance(place.type, MemRefType):
         raise UnsupportedError("the emulator has no atomic update of anything but global memory")
@@ -159,7 +159,7 @@ def _call(name: str) -> Operation:
 
 
 def _resolve(functions: Sequence[Operation]) -> None:
-    """Point calls of device functions that the host's C library has at it; refuse any other."""
+    """Make calls of device functions calls of the C library, where it has the function; refuse others."""
     defined = {symbol_of(function, "sym_name") for function in functions if function.regions[0].blocks}
     renamed = {}
     for op in (op for function in functions for op in function.walk()):

@@ -1,4 +1,4 @@
-"""Sums of fp16 in Linalg IR, made sums of fp32 that are rounded once: so the Ascend compilers compile them."""
+"""Turns sums of fp16 in Linalg IR into sums of fp32 that are rounded once, as the Ascend compilers do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BODY = ["arith.addf", "linalg.yield"]
 
 
 def widen_sums(module: ModuleOp) -> None:
-    """Take every sum of a tensor of fp16 in fp32."""
+    """Compute every sum of an fp16 tensor in fp32."""
     for op in list(module.walk()):
         if name_of(op) == "linalg.reduce" and _is_narrow_sum(op):
             _widen(op)

@@ -1,4 +1,5 @@
-// What the files of the runtime share: an emulated launch, the threads that run its programs, and how faults are reported.
+// What the files of the runtime share: a launch, the threads that run its programs, and how faults are reported. program.c is
+// used by all, watch.c by dma.c and launch.c.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <setjmp.h>
@@ -23,7 +24,7 @@ typedef struct { int64_t rank; memref *m; } unranked;
 typedef struct chunk { struct chunk *next, *next_free; int64_t size_class, in_use; char padding[32]; } chunk;
 typedef struct arena { chunk *all, *unused[CLASSES]; struct arena *next; void *cores; } arena;  // cores: of ../final
 
-typedef struct { char *low, *high; uint32_t *units; int64_t first; } region;  // of storages that overlap; see watch.c
+typedef struct { char *low, *high; uint32_t *units; int64_t first; } region;  // the union of storages that overlap; see watch.c
 typedef struct { unsigned char *read, *written; int64_t row_bytes; } watched;  // per pointer argument
 
 typedef struct {
@@ -74,7 +75,11 @@ void fail(int reason, int argument, int access, const char *address, int64_t byt
 void fail_beside(int reason, int argument, int access, const char *address, int64_t bytes, int other_access, int64_t other);
 
 // The rank that is left when a tile's innermost dimensions are merged into contiguous pieces of `*piece` bytes.
-int64_t merge(const memref *m, int64_t rank, int64_t element, int64_t *piece);
+static inline int64_t merge(const memref *m, int64_t rank, int64_t element, int64_t *piece) {
+  const int64_t *n = m->sizes_strides, *stride = n + rank;
+  for (*piece = element; rank > 0 && (n[rank - 1] == 1 || stride[rank - 1] * element == *piece);) *piece *= n[--rank];
+  return rank;
+}
 
 // Make room for what is watched; 0 if there is none.
 int start_watching(launch *l, const int64_t *row_bytes, const range *storages, int64_t count);

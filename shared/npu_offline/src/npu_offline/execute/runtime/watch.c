@@ -1,17 +1,17 @@
-// What is watched on demand, one element of the narrowest argument ("unit") at a time: which units of each argument were
-// read and written at all, and which programs accessed which address, by address, whatever argument it came from.
+// Watches accesses to global memory on demand. The unit is one element of the narrowest argument. Two things are noted: which
+// units of each argument were read and written at all, and which programs accessed which address through any argument.
 #include "runtime.h"
 
 #include <sys/mman.h>
 #include <wchar.h>
 
-// What programs did with one unit of memory: a kind of access in the upper two bits, who did it in the others. OWN is any
-// mixture of accesses that no other program may join.
+// What programs did with one unit of memory: the kind of access in the upper two bits, the program in the others. OWN is a write,
+// or a mixture of kinds: no other program may access such a unit.
 enum { READ = 1, UPDATED = 2, OWN = 3, WHO_BITS = 30, MANY = (1 << WHO_BITS) - 1 };
 enum { LARGE = 4 << 20 };
 
-// What a unit's state becomes by one more access, 0 if the access is a race. Reads go together, and so do atomic updates;
-// anything else of two programs does not. The same accesses end in the same way whatever their order.
+// A unit's state after one more access, 0 if the access is a race. Several programs may read a unit, or update it atomically;
+// any other pair of accesses of two programs is a race. The order of the accesses does not matter.
 static uint32_t joined(uint32_t state, uint32_t kind, uint32_t who) {
   if (!state) return kind << WHO_BITS | who;
   uint32_t before = state >> WHO_BITS, whose = state & MANY;
@@ -28,7 +28,7 @@ static void join(int argument, int access, uint32_t kind, const char *low, uint3
   }
   for (int64_t i = 0; i < n; i++) {
     uint32_t state = joined(units[i], kind, who), before = units[i];
-    // An argument that the kernel's source says several programs write alike.
+    // The kernel's source says that several programs write the same to this argument.
     if (kind == OWN && before >> WHO_BITS == OWN && self->launch->shared >> argument & 1) state = before | MANY;
     if (!state) {
       static const int accesses[] = {LOAD, LOAD, UPDATE, STORE};
@@ -83,7 +83,7 @@ void watch_tile(int argument, int access, const memref *m, int64_t rank, int64_t
   }
 }
 
-// Zeros, on pages that are made when they are touched. Making them is most of what watching costs: many are made large.
+// Zeros, on pages that the kernel makes when they are touched. That is most of the cost of watching: large pages cost less.
 static void *zeros(size_t bytes) {
   void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return NULL;

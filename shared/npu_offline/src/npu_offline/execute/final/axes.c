@@ -1,4 +1,4 @@
-// Instructions along an axis: sums and their like, positions of extremes, running sums, sorting, turning round.
+// Instructions along an axis: reductions, argmax and argmin, cumulative sums, sorting, flips, transposes, interleaving.
 #include "rows.h"
 #include "operations.h"
 
@@ -33,7 +33,7 @@ static void split(const view *v, int64_t axes, view *kept, view *reduced) {
 
 typedef struct { view one; int64_t index[RANK]; } walk;
 
-// The next position of a walk over a view's elements; false after the last one.
+// Steps to the next element of a view; false after the last one.
 static int next(walk *w, const view *over) {
   int axis = over->rank - 1;
   while (axis >= 0 && ++w->index[axis] == over->n[axis]) w->index[axis--] = 0;
@@ -53,7 +53,7 @@ static row at_offset(const view *v, int64_t offset, int64_t stride) {
   return r;
 }
 
-// Reduces one run of elements, the innermost reduced axis, into what was found so far.
+// Reduces the elements of the innermost reduced axis into the result so far.
 static void run(const row *from, int64_t n, int64_t kind, int is_first, float *f, int64_t *w) {
   for (int64_t at = 0; at < n; at += PIECE) {
     const int64_t count = n - at < PIECE ? n - at : PIECE;
@@ -76,7 +76,7 @@ static void run(const row *from, int64_t n, int64_t kind, int is_first, float *f
   }
 }
 
-// Over rows: the kept innermost axis is done as a whole, which is how memory lies.
+// The innermost axis is kept: it is contiguous, and is reduced as a whole row at a time.
 static void over_rows(const view *from, const view *to, int64_t axes, int64_t kind) {
   const int last = from->rank - 1;
   view kept, reduced;
@@ -139,7 +139,7 @@ void do_reduce(const instruction *i, const view *const *o) {
   } while (next(&outer, &kept));
 }
 
-// Each line along the one axis: `line` gets rows of all operands and the number of elements.
+// Calls `line` for each line along the axis, with the rows of all operands and the number of elements.
 static void each_line(const instruction *i, const view *const *o, int count, void (*line)(const instruction *, const row *, int64_t)) {
   const int axis = 31 - __builtin_clz((unsigned)i->attributes[2]);
   view kept, reduced;
@@ -166,7 +166,7 @@ static int64_t one_integer(const row *r, int64_t at) {
   return *integers(r, at, 1, piece);
 }
 
-// The extreme, and where it is first (or last). Attribute 0: MAX or MIN; 3: whether the last one counts.
+// The extreme and its position. Attribute 0: MAX or MIN. Attribute 3: of equal extremes the last one counts, not the first.
 static void line_arg(const instruction *i, const row *r, int64_t n) {
   int64_t best = 0;
   for (int64_t k = 1; k < n; k++) {
@@ -219,7 +219,7 @@ static int ascending(const void *a, const void *b) {
 }
 static int descending(const void *a, const void *b) { return ascending(b, a); }
 
-// Attribute 3: whether the largest comes first; -1 if an operand says it.
+// Attribute 3: descending order; -1: an operand says it.
 void do_sort(const instruction *i, const view *const *o) {
   const view *from = o[0], *to = o[i->reads];
   const int down = (int)(i->attributes[3] < 0 ? o[1]->value & 1 : i->attributes[3]);
@@ -233,7 +233,7 @@ void do_sort(const instruction *i, const view *const *o) {
   free(all);
 }
 
-// Axis k of what is written is axis attributes[3 + k] of what is read.
+// Axis k of the result is axis attributes[3 + k] of the operand.
 void do_transpose(const instruction *i, const view *const *o) {
   view turned = *o[0];
   for (int axis = 0; axis < turned.rank; axis++) {
@@ -250,7 +250,7 @@ void do_transpose(const instruction *i, const view *const *o) {
   } while (next(&w, o[1]));
 }
 
-// Tiles take turns, element by element.
+// Elements of the operands in turns.
 void do_interleave(const instruction *i, const view *const *o) {
   const view *to = o[i->reads];
   for (int part = 0; part < i->reads; part++) {
@@ -259,7 +259,7 @@ void do_interleave(const instruction *i, const view *const *o) {
   }
 }
 
-// Every so-manyth element, as both sizes say, from one on (attribute 4).
+// Every n-th element, starting with the one that attribute 4 names; n is the ratio of both sizes.
 void do_deinterleave(const instruction *i, const view *const *o) {
   const view *to = o[i->reads];
   if (o[0]->rank != 1 || to->rank != 1) fail_text("%s of %d axes", i->name, o[0]->rank);

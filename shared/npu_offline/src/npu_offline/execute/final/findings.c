@@ -1,7 +1,7 @@
-// What the checks note: a line for each thing, once.
+// Findings of the checks, a line each: `execute/final/findings.py` reads them.
 #include "machine.h"
 
-// Whether a line was noted before, whatever bytes it was of: these stand in brackets.
+// Whether a line was noted before; the bytes, which stand in brackets, may differ.
 static int noted(const char *lines, const char *text) {
   const char *open = strchr(text, '['), *close = open ? strchr(open, ')') : NULL;
   const size_t head = open ? (size_t)(open - text) : strlen(text);
@@ -29,7 +29,7 @@ void note(const char *format, ...) {
   va_end(arguments);
   if (length >= (int)sizeof line) length = sizeof line - 1;
   pthread_mutex_lock(&l->findings_lock);
-  // Once is enough: what a finding says tells which instructions it is of, and not which program.
+  // The text names instructions, not programs: noting the same text of another program would add nothing.
   if (!noted(l->findings, line + start) && l->findings_length + length + 2 < FINDING_BYTES) {
     memcpy(l->findings + l->findings_length, line, (size_t)length);
     l->findings_length += length;
