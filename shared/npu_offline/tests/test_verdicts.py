@@ -117,7 +117,7 @@ def test_all_code_that_executes_a_call_is_part_of_the_key():
     beside = {"cli.py", "plugin.py", "check/linting.py"}  # nothing that executes a call imports these
     files = [path for path in verdicts._machine_files() if path.suffix == ".py"]
     assert root / "execute" / "final" / "machine.c" in verdicts._machine_files()
-    assert root / "execute" / "runtime" / "runtime.c" in verdicts._machine_files()
+    assert root / "execute" / "runtime" / "launch.c" in verdicts._machine_files()
     for path in files:
         if str(path.relative_to(root)) not in beside:
             for dots, name in re.findall(r"^ *from (\.+)(\w*)", path.read_text(), re.MULTILINE):

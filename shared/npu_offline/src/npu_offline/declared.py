@@ -1,19 +1,22 @@
-"""For tests of tilings: the bytes that a tiling declares, against the plans of all compilers.
+"""For tests of tilings: compares the bytes that a tiling declares with the plans of all compilers.
 
-The widest tile that is declared to fit has to fit with every toolchain that compiles for the chip.
+The widest tile that a tiling declares to fit must fit with every toolchain that compiles for the chip.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import npu_tiling
 
 from .launches import LaunchRecord
 from .toolchain.compilation import compile_kernel
 from .toolchain.compilers import VERSIONS, supported
+
+if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
 
 FAMILIES = ("Ascend910B4", "Ascend950PR_957b")  # a chip of each
 
@@ -29,13 +32,13 @@ def widest(declared: Callable[[int], int], soc: str, *, step: int = 16, first: i
 
 def fits_everywhere(
     record: LaunchRecord,
-    constants: Mapping[str, Any],
+    constants: Mapping[str, object],
     soc: str,
     *,
-    options: Mapping[str, Any] | None = None,
-    kernel: Any = None,
+    options: Mapping[str, object] | None = None,
+    kernel: JITFunction | None = None,
 ) -> bool:
-    """Whether every toolchain for the chip finds room for a recorded kernel with other constants.
+    """Whether every toolchain for the chip compiles a recorded kernel with other constants.
 
     Args:
         record: a launch, which has the kernel, the types of its arguments and its constants.

@@ -1,4 +1,4 @@
-"""What can go wrong, by name."""
+"""The exceptions of this package, and findings of executed modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For operators' tests: forward-mode derivatives and vmap of a function, against those of a formula."""
+"""For tests of operators: compares forward-mode derivatives and vmap of a function with those of a formula."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Function = Callable[..., Tensor]
 
 
 def forward_derivatives(function: Function, inputs: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
-    """Everything that takes a tangent: jvp, a dual tensor, jvp of the gradient, the Hessian's blocks."""
+    """All derivatives that use forward mode: jvp, a dual tensor, jvp of the gradient, the Hessian's blocks."""
     of_sum, every = _of_sum(function), tuple(range(len(inputs)))
     value, tangent, *_ = torch.func.jvp(function, tuple(inputs), tuple(tangents))
     with forward_ad.dual_level():

@@ -1,13 +1,14 @@
-"""What was launched, and what it moved."""
+"""Launches: what was launched, and what it moved between global memory and the core."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from triton.runtime.jit import JITFunction
 
     from .errors import Finding
 
@@ -81,7 +82,7 @@ class Launch:
 
     kernel: str
     grid: tuple[int, int, int]
-    constants: Mapping[str, Any]
+    constants: Mapping[str, object]
     arguments: Mapping[str, Traffic]
     ledgers: Mapping[str, Ledger] = field(default_factory=dict)
     notes: Sequence[Finding] = ()
@@ -137,12 +138,12 @@ class LaunchRecord:
         arguments: value by name, constants left out, in order: numbers, and `Memory` for tensors.
     """
 
-    kernel: Any
+    kernel: JITFunction
     name: str
     signature: Mapping[str, str]
-    constants: Mapping[str, Any]
+    constants: Mapping[str, object]
     grid: tuple[int, int, int]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     divisible: Sequence[str] = ()
     arguments: dict[str, Memory | int | float] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Memory that gives away an element never written and a write outside a tensor."""
+"""For tests: memory that shows elements that were never written, and writes outside a tensor."""
 
 from __future__ import annotations
 

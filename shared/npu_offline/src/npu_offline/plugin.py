@@ -1,7 +1,7 @@
-"""The pytest plugin: tests that ask for `npu_place` run on every place there is, and the summary names those there are not.
+"""The pytest plugin: tests with the fixture `npu_place` run on every available place; the summary says which are missing.
 
-A project that only has npu-offline installed sees nothing of this: every option and fixture is named `npu_...`, and nothing
-large (torch, Triton) is imported until a test asks for one of them.
+Projects that do not use it are not affected: every option and fixture is named `npu_...`, and torch and Triton are imported
+only when a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def npu_place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """The place a test runs at. At "emulated", Triton kernels on CPU tensors run as the Ascend compiler sees them.
+    """The place where a test runs. At "emulated", launches on CPU tensors are emulated.
 
-    What runs is their Linalg IR, or with --npu-final the modules that the compiler makes of it.
+    Kernels run from their Linalg IR, or, with --npu-final, from the modules that the compiler makes of it.
     """
     import torch
 
@@ -128,7 +128,7 @@ def npu_poisoned() -> Iterator[None]:
 
 @pytest.fixture
 def npu_opcheck(npu_place: Place) -> Callable[..., object]:
-    """`torch.library.opcheck`; on an NPU without the registration for autograd, which PyTorch refuses to look at there."""
+    """`torch.library.opcheck`; on an NPU without the check of autograd registration, which PyTorch lacks there."""
     import torch
     from torch.testing._internal.optests import generate_tests
 
@@ -140,7 +140,7 @@ def npu_opcheck(npu_place: Place) -> Callable[..., object]:
 
 @pytest.fixture
 def npu_capture(npu_place: Place) -> Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]:
-    """Runs a step, then captures it in a graph: what it returned then, and a function that replays the graph."""
+    """A function that runs a step, then captures it in a graph; returns the step's result and a function that replays it."""
     import torch
 
     if npu_place.name not in ("cuda", "npu"):
@@ -163,7 +163,7 @@ def npu_capture(npu_place: Place) -> Callable[[Callable[[], Any]], tuple[Any, Ca
 
 @pytest.fixture
 def npu_no_waits(npu_place: Place) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Makes contexts in which it is an error that the host waits for the device."""
+    """A context manager in which it is an error if the host waits for the device."""
     import torch
 
     if npu_place.name not in ("cuda", "npu"):
@@ -183,7 +183,7 @@ def npu_no_waits(npu_place: Place) -> Callable[[], contextlib.AbstractContextMan
 
 @pytest.fixture
 def npu_search(request: pytest.FixtureRequest, npu_place: Place) -> Search:
-    """Tries a property on examples (`npu_offline.properties.Search`); the summary says on how many."""
+    """Searches for an example that a property does not hold for (`npu_offline.properties.Search`)."""
     pytest.importorskip("hypothesis", reason="hypothesis is not installed")
     from .properties import Search
 
@@ -205,7 +205,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """What a worker of pytest-xdist says as it ends: the workers collect the tests, the summary is written here."""
+    """Take over what a worker of pytest-xdist has counted, for the summary."""
     if getattr(node, "workeroutput", {}).get("npu_place"):
         node.config.stash[_USED] = True
 

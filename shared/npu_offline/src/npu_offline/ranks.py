@@ -1,4 +1,4 @@
-"""Several processes of one test: a Python file run once for each rank, which meet over gloo on this machine.
+"""For tests: runs a Python file once for each rank, as processes of one gloo group on this machine.
 
 assert ranks.run(WORKER, 2, "cpu")          in the test
 with ranks.join() as rank: ...              in the file, whose arguments are what `run` was given
@@ -33,7 +33,7 @@ def why_not() -> str | None:
 def run(worker: Path, count: int, *arguments: str, timeout: float = 300.0) -> list[str]:
     """Run a Python file on `count` ranks at once.
 
-    The first rank that fails ends the others, which may wait for it for ever.
+    When a rank fails, the others are ended: they might wait for it for ever.
 
     Args:
         worker: the file; it calls `join`.

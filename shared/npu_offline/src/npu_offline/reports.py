@@ -1,4 +1,4 @@
-"""What the compiler says about one kernel on one chip."""
+"""The compiler's report on one kernel for one chip."""
 
 from __future__ import annotations
 

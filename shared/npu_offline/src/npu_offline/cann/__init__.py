@@ -1,9 +1,9 @@
-"""The host path of a chip, without one: the real torch_npu and triton-ascend's own driver over a stand-in of CANN's runtime.
+"""The host path without a chip: the real torch_npu and triton-ascend's own driver over a stand-in of CANN's runtime.
 
     python -m npu_offline.cann pytest --npu-device npu        # or any other command: python train.py
 
-Device memory is host memory, each device's in an address range of its own. Streams do their work late: nothing is done
-before somebody waits for it, so that a missing wait shows as a wrong result. Triton kernels are compiled by triton-ascend
+Device memory is host memory, in an address range of its own for each device. Streams work lazily: nothing is done until the
+host waits for it, so that a missing wait gives a wrong result. Triton kernels are compiled by triton-ascend
 through the real bishengir-compile, and run as npu-offline's emulation runs their Linalg IR. Other operators of `npu` tensors
 are PyTorch's CPU kernels on the same memory.
 

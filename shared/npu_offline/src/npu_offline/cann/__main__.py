@@ -1,4 +1,4 @@
-"""`python -m npu_offline.cann COMMAND`: the command, where torch_npu finds a stand-in of CANN."""
+"""`python -m npu_offline.cann COMMAND`: runs a command with the stand-in of CANN in its environment."""
 
 from __future__ import annotations
 

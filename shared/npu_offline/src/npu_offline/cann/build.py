@@ -21,9 +21,9 @@ from ..toolchain.processes import run
 _SOURCES = Path(__file__).with_name("csrc")
 _LAUNCH = Path(__file__).parents[1] / "execute" / "runtime" / "launch.h"
 _RUNTIME = ("memory", "streams", "devices", "kernels", "profiler")
-_PYTORCH = {"libopapi.so": "opapi", "libnpu_offline_aten.so": "aten"}  # these take PyTorch's headers, too
+_PYTORCH = {"libopapi.so": "opapi", "libnpu_offline_aten.so": "aten"}  # libraries that include PyTorch's headers
 _ALIASES = ("libhccl", "libascendcl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")
-_IGNORED = (  # without effect here
+_IGNORED = (  # functions without effect
     "aclmdlSetDump",
     "aclopStartDumpArgs",
     "aclopStopDumpArgs",
@@ -41,7 +41,7 @@ _ENTRY_POINTS = "[torch.backends]\nnpu_offline_cann = npu_offline.cann.operators
 
 
 def build() -> Path:
-    """The stand-in's folder, built where there is none yet for these sources and this torch and torch_npu.
+    """The stand-in's folder; it is built once for these sources and versions of torch and torch_npu.
 
     Raises:
         ToolchainMissingError: torch_npu or a C++ compiler is missing.
@@ -136,9 +136,9 @@ def _build(folder: Path) -> None:
 
 
 def _rest(defined: set[str], libraries: Iterable[Path]) -> str:
-    """Every other function of CANN that torch_npu is linked to: one that says that it has no stand-in.
+    """Every other function of CANN that torch_npu is linked to: it fails with a message that it has no stand-in.
 
-    What torch_npu looks up by name at run time and does not find is absent for it, as in an older CANN.
+    Functions that torch_npu looks up by name at run time may be missing, as in an older CANN.
     """
     wanted = {symbol for symbol in _symbols(libraries, "-D", "--undefined-only") if _OF_CANN.match(symbol)}
     lines = ['extern "C" int standin_missing(const char *), standin_ignored(const char *);']

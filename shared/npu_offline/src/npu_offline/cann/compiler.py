@@ -1,6 +1,7 @@
-"""Stands before the real bishengir-compile: that compiles, and what it says is said; then a "binary" is written for the
-stand-in runtime: the kernel, as a shared object of this host, behind a line that names it, its arguments and the memory that
-it needs beside them. `libkernel.so` tells triton-ascend of that memory, as hivmc's does.
+"""Called in place of bishengir-compile: runs the real one, then writes a "binary" for the stand-in runtime.
+
+The binary is a line with the kernel's name, its arguments and the memory that it needs beside them, then a shared object of
+this host. `libkernel.so` tells triton-ascend of that memory, as the one that hivmc writes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..toolchain.compilers import compiler
 from ..toolchain.opt import parse_stage
 from ..toolchain.processes import run
 
-_RESERVED = "kw"  # a lock and a workspace, before the kernel's own arguments
+_RESERVED = "kw"  # letters of the `RESERVED` arguments: a lock and a workspace
 _GRID = 6  # its size and the program's place in it, after them
 _LETTERS = {"i64": "l", "f64": "d", "f32": "f"}  # of scalars; others take four bytes
 _LOADS = {"memref.load", "tensor.extract"}
@@ -61,10 +62,10 @@ def main() -> None:
 
 
 def binary_of(linalg: str, final: str, soc: str, toolchain: str, level: str) -> tuple[bytes, str]:
-    """What the stand-in runtime loads, and a C source of the functions that triton-ascend asks on the host.
+    """The binary, and the C source of the functions that triton-ascend calls on the host.
 
     Args:
-        linalg, final: the kernel, as the compiler was given it and as it is handed to hivmc.
+        linalg, final: the kernel's Linalg IR and its final module.
         soc, toolchain: what it was compiled for, and by.
         level: "final" or "linalg": which of the two is to run. A final module with something that only the chip has is
             replaced by the Linalg IR, and the binary says why.
@@ -99,7 +100,7 @@ def header(linalg: str, soc: str, toolchain: str) -> str:
 
 
 def _roaming(kernel: Operation, block: Block) -> set[SSAValue]:
-    """The pointers whose offsets come from memory: they may reach any tensor of their device."""
+    """The pointers whose offsets are loaded from memory: they may reach any tensor of their device."""
     found: set[SSAValue] = set()
     for op in kernel.walk():
         if name_of(op) != "memref.reinterpret_cast" or op.operands[0] not in block.args:

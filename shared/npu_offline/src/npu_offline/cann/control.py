@@ -1,4 +1,4 @@
-"""What a process that runs over the stand-in may ask of it, and tell it."""
+"""What a process may ask of the stand-in that it runs over: counts of launches, kernels that do nothing, profiling."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def _runtime() -> ctypes.CDLL:
 
 
 def launched() -> int:
-    """Kernels and operators put on streams so far; wait for the device first, torch_npu has a queue of its own."""
+    """The number of kernels and operators enqueued so far. Synchronise first: torch_npu has a queue of its own."""
     return int(_runtime().standin_launches() + _runtime().standin_operators())
 
 
 @contextlib.contextmanager
 def kernels_do_nothing() -> Iterator[None]:
-    """Launches return at once in this block, and write nothing: the time of a call is that of the host."""
+    """Until the block ends, launches return at once and write nothing, so that a call takes only host time."""
     before = _runtime().standin_skip(1)
     try:
         yield
@@ -33,10 +33,10 @@ def kernels_do_nothing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def profiling(*, shapes: bool) -> Iterator[list[int]]:
-    """As while CANN profiles, with the shapes of tensors or without.
+    """Until the block ends, CANN's profiler is on, with shapes of tensors or without.
 
     Yields:
-        A list that has, once the block has ended, how many tensors each launch of a Triton kernel told the shapes of.
+        A list that is filled at the end: for each launch of a Triton kernel, how many tensors it reported the shapes of.
     """
     told: list[int] = []
     _runtime().standin_profile(int(shapes))

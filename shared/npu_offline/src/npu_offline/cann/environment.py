@@ -34,11 +34,11 @@ def environment(
     Args:
         soc: the chip to be, a name of `npu_tiling.SOCS`.
         devices: how many there are.
-        streams: when streams work: "late", once somebody waits; "eager", at once; a number: the seed of a random order.
+        streams: "late": work is done when the host waits for it; "eager": at once; a number: the seed of a random order.
         kernels: what kernels run from: "final", the module that the compiler hands to its last step; "linalg", the IR that
             it is given, also in place of a final module that cannot run here; standard error says so.
         toolchain: the compiler version that kernels are compiled by.
-        exact: without torch_npu's caching allocator: kernels are held to the bytes of their tensors, not of a segment.
+        exact: switch off torch_npu's caching allocator: accesses are checked against the tensor, not its segment.
         skip: kernels do nothing.
         trace: launches and their completion are written to standard error.
 
@@ -75,7 +75,7 @@ def environment(
 
 
 def _made_by() -> str:
-    """What compiled kernels and their launchers depend on beside chip and compiler."""
+    """A digest of what compiled kernels depend on beside chip and compiler."""
     here = Path(__file__).parent
     digest = hashlib.sha256(" ".join([native_key(), *versions("torch", "torch_npu", "triton-ascend")]).encode())
     for path in (here / "compiler.py", *sorted((here / "csrc/include").rglob("*.h"))):

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-_KEPT = {  # what torch_npu does with memory and devices stays its own, and views
+_KEPT = {  # torch_npu's own: memory, devices and views
     *("_copy_from", "_copy_from_and_resize", "_foreach_copy_", "_to_copy", "clone", "contiguous", "copy_"),
     *("empty.memory_format", "empty_like", "empty_strided", "new_empty_strided", "fill_.Scalar", "zero_"),
     *("resize", "resize_", "resize_as_", "set_", "set_.source_Storage", "set_.source_Storage_storage_offset"),
@@ -21,7 +21,7 @@ _libraries: list[Any] = []  # they register for as long as they live
 
 
 def install() -> None:
-    """Put the CPU kernels in torch_npu's place, once a process."""
+    """Register the CPU kernels in place of torch_npu's, once in a process."""
     if _libraries:
         return
     import torch
@@ -41,7 +41,7 @@ def install() -> None:
 
 
 def _is_view(torch: Any, name: str) -> bool:
-    """Whether the result of an operator is memory of its argument, seen otherwise: a CPU kernel's would be a copy."""
+    """Whether an operator returns a view of its argument: through a CPU kernel it would be a copy."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     aliases = [result.alias_info for result in operator._schema.returns]
@@ -49,7 +49,7 @@ def _is_view(torch: Any, name: str) -> bool:
 
 
 class _Quiet:
-    """Standard error goes to a file: the dispatcher says of each kernel that it was replaced."""
+    """Sends standard error to a file: the dispatcher warns of each replaced kernel."""
 
     def __enter__(self) -> None:
         self._kept, self._file = os.dup(2), tempfile.TemporaryFile()

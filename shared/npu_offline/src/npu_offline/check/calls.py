@@ -1,4 +1,4 @@
-"""The calls that a package says its operators are made for, and the launches that they make."""
+"""The calls of operators that a package lists in `tests/ascend_calls.py`, and the launches that they make."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ Call = tuple[str, Callable[[], None]]
 
 
 def load_calls(package: Path, function: str = "calls") -> list[Call]:
-    """What `tests/ascend_calls.py` of a package says its operators are called with.
+    """The calls that `tests/ascend_calls.py` of a package yields.
 
     Args:
         package: its folder.
-        function: whose yield it is: `calls`, every kind of tile, or `sized_calls`, sizes at which time counts.
+        function: `calls`, which has a call for every kind of tile, or `sized_calls`, which has sizes to measure time at.
+
+    Returns:
+        Labels and functions.
 
     Raises:
         OfflineError: there is no such file, or it does not define that function, or that yields nothing.
@@ -35,7 +38,7 @@ def load_calls(package: Path, function: str = "calls") -> list[Call]:
 
 
 def load_sample(package: Path) -> list[str]:
-    """Labels of the calls that are a telling part of all: `SAMPLE` of `tests/ascend_calls.py`.
+    """Labels of the calls that stand for all in quick checks: `SAMPLE` of `tests/ascend_calls.py`.
 
     Raises:
         OfflineError: there is none, or it has a label that no call has.

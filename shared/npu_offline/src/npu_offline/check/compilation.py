@@ -34,7 +34,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a job: a report, or why there is none."""
+    """The result of a job: a report, or why there is none."""
 
     job: Job
     report: Report | None
@@ -96,7 +96,7 @@ def run_all(jobs: Sequence[Job], workers: int | None = None, *, every_chip: bool
     groups: dict[object, list[Job]] = {}
     for job in jobs:
         groups.setdefault(job if every_chip else _what_matters(job), []).append(job)
-    # Not forked: by now the compiler's front end has threads of its own in this process.
+    # Not forked: the compiler's front end has started threads in this process.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), mp_context=spawn) as pool:
         pending = {pool.submit(run, group[0]): group for group in groups.values()}
@@ -108,7 +108,7 @@ def run_all(jobs: Sequence[Job], workers: int | None = None, *, every_chip: bool
 
 
 def _what_matters(job: Job) -> object:
-    """All that the compiler knows of a job: a chip is its buffers and cores."""
+    """What the result of a job depends on: of the chip only its buffers and cores."""
     chip = npu_tiling.soc(job.soc)
     sizes = (chip.arch, chip.vector_cores, chip.cube_cores, *(getattr(chip, f"{space}_bytes") for space in SPACES))
     return sizes, supported(job.soc, job.toolchain), dataclasses.replace(job, soc="", tile="")

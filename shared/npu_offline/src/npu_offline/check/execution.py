@@ -1,4 +1,4 @@
-"""Calls of a package, executed from their final modules with all checks: of every launch the programs that differ."""
+"""Executes calls of a package from their final modules with all checks, of every launch only the programs that differ."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..execute.emulation import emulate
 from ..execute.final.findings import WEAK
 from ..launches import Launch
 
-_DISTINCT = 1_000_003  # random numbers: a prime, so that hardly any tensor has the same rows again and again
+_DISTINCT = 1_000_003  # random numbers that are repeated: a prime, so that rows of a tensor differ
 _MADE = {"empty", "zeros", "empty_like", "zeros_like", "new_empty", "new_zeros"}
 
 
 SEED = 0
-"""Of the random numbers that calls see."""
+"""The seed of the random numbers."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Ran:
 
     Attributes:
         kernel: its name.
-        programs: how many were executed with checks.
-        of: how many it has.
+        programs: how many of its programs were executed with checks.
+        of: how many programs it has.
         findings: what is wrong.
     """
 
@@ -43,14 +43,14 @@ class Ran:
 
 @dataclass(frozen=True)
 class Executed:
-    """What became of a call.
+    """The result of a call.
 
     Attributes:
         label: of the call.
-        toolchain: whose compiler it went through.
-        launches: that ran.
-        problem: why not all of them did; empty if they did.
-        kept: whether that is known from before.
+        toolchain: the compiler version.
+        launches: those that were executed.
+        problem: why the call was not executed as a whole; empty if it was.
+        kept: whether the result is from the cache.
     """
 
     label: str
@@ -61,7 +61,7 @@ class Executed:
 
     @property
     def findings(self) -> list[tuple[str, Finding]]:
-        """What is wrong, with the kernel's name."""
+        """The kernel's name and the finding, for all launches."""
         return [(launch.kernel, finding) for launch in self.launches for finding in launch.findings]
 
 
@@ -69,8 +69,8 @@ def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, too
     """Execute calls, one after another.
 
     Args:
-        calls: label and function, as `check.load_calls` returns them. Tensors that they make without values, or of zeros,
-            have random numbers instead.
+        calls: label and function, as `check.load_calls` returns them. Tensors that they allocate empty or as zeros get
+            random numbers.
         soc, toolchain: the chip, and the compiler's version.
     """
     for label, call in calls:
@@ -95,7 +95,7 @@ def _ran(launch: Launch) -> Ran:
 
 @contextlib.contextmanager
 def random_values(seed: int = SEED) -> Iterator[None]:
-    """Until the block ends, new floating-point tensors that would be empty or zero have normally distributed numbers."""
+    """Until the block ends, floating-point tensors that are allocated empty or as zeros get normally distributed numbers."""
     numbers = torch.randn(_DISTINCT, generator=torch.Generator().manual_seed(seed))
 
     class Filled(TorchFunctionMode):
@@ -111,7 +111,7 @@ def random_values(seed: int = SEED) -> Iterator[None]:
 
 
 def _fill(tensor: torch.Tensor, numbers: torch.Tensor) -> None:
-    """Repeats numbers over a tensor, which takes a tenth of the time that drawing as many would take."""
+    """Repeat numbers over a tensor, ten times faster than drawing a number for each element."""
     if not tensor.is_contiguous():
         tensor.normal_()
         return

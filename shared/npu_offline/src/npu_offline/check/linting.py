@@ -1,4 +1,4 @@
-"""Every launch of a package's calls, examined in parallel."""
+"""Applies the lint rules to every launch of a package's calls, in parallel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .calls import Call, launches_of
 
 @dataclass(frozen=True)
 class Examined:
-    """A launch, what was found in it, and what its source suppresses of that; or the problem why nothing could be said."""
+    """A launch, its findings, those that its source suppresses, or why it could not be examined."""
 
     subject: Subject
     findings: Sequence[Finding] = ()
@@ -29,7 +29,7 @@ class Examined:
 
 @dataclass
 class Package:
-    """What can be launched: each distinct subject, and the kernels by name."""
+    """All launches of a package: each distinct subject, and the kernels by name."""
 
     subjects: list[Subject] = field(default_factory=list)
     kernels: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def _examine(subject: Subject) -> tuple[list[Finding], str]:
 
 
 def unused(package: Package, examined: Iterable[Examined]) -> list[str]:
-    """Suppressions that no finding needs, in words."""
+    """A message for each suppression that suppresses no finding."""
     used = {(finding.kernel, finding.rule) for each in examined for finding, _ in each.suppressed}
     return [
         f"kernel {kernel}: the suppression of {rule} suppresses nothing"

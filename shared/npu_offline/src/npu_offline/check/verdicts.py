@@ -1,4 +1,4 @@
-"""Verdicts on calls of a package, kept on disk by all that they depend on: what has not changed is not executed again."""
+"""Caches the results of executed calls on disk, under a key of everything that they depend on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FOLDERS = ("check", "execute", "module", "toolchain")  # of this package: what 
 
 
 class _NotWholeError(Exception):
-    """A call could not be executed whole: another time it may."""
+    """A call was not executed as a whole; such a result is not cached."""
 
     def __init__(self, executed: Executed) -> None:
         super().__init__(executed.problem)
@@ -42,17 +42,20 @@ class _NotWholeError(Exception):
 def execute_package(
     package: Path, calls: Sequence[Call], soc: str, toolchain: str, *, fresh: bool = False
 ) -> Iterator[Executed]:
-    """Execute what `check.load_calls` returns of a package, but for calls whose verdict is kept from before.
+    """Execute the calls of a package, except those whose result is in the cache.
 
-    A verdict is kept by the chip's numbers, the toolchain, the final modules, arguments and grids of the call's launches,
-    and the content of all code that the call runs, or is executed by: this package's, that of modules that are loaded from
-    outside of the interpreter's folders with everything beside them, and every distribution that is installed.
+    The key of a result has the chip's properties, the toolchain, the final modules, arguments and grids of the call's
+    launches, and digests of all code that takes part: of this package, of modules that are loaded from outside of the
+    interpreter's folders with the files beside them, and of every installed distribution.
 
     Args:
         package: its folder.
         calls: all of its calls, in order.
         soc, toolchain: the chip, and the compiler's version.
         fresh: execute all of them.
+
+    Yields:
+        The result of each call, in order.
     """
     for position, call in enumerate(calls):
         records = launches_of([call], soc)
@@ -88,7 +91,7 @@ def _ran(launch: dict[str, object]) -> Ran:
 
 
 def _chip(soc: str) -> str:
-    """All of a chip but its name, by which no launch differs."""
+    """The chip without its name, on which no result depends."""
     return repr(dataclasses.replace(npu_tiling.soc(soc), name=""))
 
 
@@ -112,7 +115,7 @@ def _value(value: Memory | int | float) -> object:
 
 
 def _machine_files() -> list[Path]:
-    """The files of this package that execute calls and compare results, and those beside them."""
+    """The files of this package that a result may depend on."""
     found = [*_PACKAGE.glob("*.py"), *(path for folder in _FOLDERS for path in (_PACKAGE / folder).rglob("*.*"))]
     return sorted(path for path in found if path.suffix in (".py", ".c", ".h"))
 
@@ -123,7 +126,7 @@ def _machine_digest() -> str:
 
 
 def _code_digest(package: Path) -> str:
-    """Of the code of a package, of what it has loaded, and of every distribution that is installed."""
+    """A digest of a package's code, of the code it has loaded, and of every installed distribution."""
     digest = hashlib.sha256(_installed_digest().encode())
     for root, path in sorted(_loaded(package.resolve()), key=lambda pair: str(pair[1].relative_to(pair[0]))):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -132,15 +135,15 @@ def _code_digest(package: Path) -> str:
 
 @functools.cache
 def _installed_digest() -> str:
-    """Of the lists of files, with their digests, that distributions have."""
+    """A digest of the lists of files of all distributions."""
     found = {str(d.metadata["Name"]): str(d.read_text("RECORD") or d.version) for d in importlib.metadata.distributions()}
     return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
 
 
 def _loaded(package: Path) -> set[tuple[Path, Path]]:
-    """Files of Python code of a package, and of the top-level modules that are loaded from no folder of the interpreter's.
+    """The Python files of a package, and of loaded modules outside of the interpreter's folders.
 
-    Each with the folder that names of files are relative to, so that they do not depend on where the code lies.
+    Each comes with the folder that its name is taken relative to, so that the key does not depend on where the code lies.
     """
     found = {(package, path) for path in package.rglob("*.py")}
     known = [Path(folder).resolve() for folder in (*map(sysconfig.get_path, _INTERPRETER), site.getusersitepackages())]

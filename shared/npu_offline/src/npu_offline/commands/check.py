@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import npu_tiling
 from rich.console import Console
@@ -20,9 +20,10 @@ from ..toolchain import compilers as toolchains
 
 if TYPE_CHECKING:
     from ..check.execution import Executed
+    from . import Subparsers
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Add `check` to the command line."""
     parser = commands.add_parser("check", help="compile every kernel that a package launches, and execute it with checks")
     parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
@@ -86,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
 def _execute(
     options: argparse.Namespace, calls: Sequence[check.Call], socs: Sequence[str], versions: Sequence[str], console: Console
 ) -> list[Executed]:
-    """Every call, by every toolchain, on the first of the chips that it can be executed for."""
+    """Execute every call with every toolchain, on the first chip that the toolchain supports."""
     from ..check.verdicts import execute_package
 
     found: list[Executed] = []
@@ -118,7 +119,7 @@ def _table(results: Sequence[check.Result], executed: Sequence[Executed] = ()) -
 
 
 def _ran(executed: Sequence[Executed]) -> dict[tuple[str, str], str]:
-    """What the table says of a kernel's execution, by its name and the toolchain."""
+    """The table's cell on execution, by kernel and toolchain."""
     launches: Counter[tuple[str, str]] = Counter()
     wrong: Counter[tuple[str, str]] = Counter()
     for call in executed:
@@ -128,7 +129,7 @@ def _ran(executed: Sequence[Executed]) -> dict[tuple[str, str], str]:
 
 
 def _outcome(result: check.Result) -> tuple[str, str, str]:
-    """What the table says of a result: fits, UB used, double-buffered."""
+    """The table's cells of a result: fits, UB used, double-buffered."""
     report = result.report
     if report is None:
         return ("unsupported" if result.unsupported else "[red]error[/red]", "", "")

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import npu_tiling
 from rich.console import Console
@@ -19,11 +19,14 @@ from ..errors import OfflineError
 from ..lint import RULES
 from ..toolchain import compilers as toolchains
 
+if TYPE_CHECKING:
+    from . import Subparsers
+
 SOCS = ("Ascend910B4", "Ascend950PR_957b")
 """Examined unless others are asked for: one chip of each architecture."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Add `lint` to the command line."""
     parser = commands.add_parser("lint", help="look for what costs time or safety in every kernel that a package launches")
     parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")

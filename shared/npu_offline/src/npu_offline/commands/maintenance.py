@@ -1,9 +1,9 @@
-"""`npu-offline doctor`: what keeps this package from working here. `npu-offline cache`: what it keeps on disk."""
+"""`npu-offline doctor`: problems of the installation. `npu-offline cache`: the size of the cache, and emptying it."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING
 
 from npu_tiling.installation import doctor
 from npu_tiling.installation.triton import Problem
@@ -12,8 +12,11 @@ from ..execute.native import missing_c_compiler
 from ..toolchain import cache
 from ..toolchain import compilers as toolchains
 
+if TYPE_CHECKING:
+    from . import Subparsers
 
-def add_parsers(commands: Any) -> None:
+
+def add_parsers(commands: Subparsers) -> None:
     """Add both commands to the command line."""
     doctor_parser = commands.add_parser("doctor", help="what is wrong with this installation, and the commands that mend it")
     doctor_parser.set_defaults(run=_doctor)
@@ -24,7 +27,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def problems() -> list[Problem]:
-    """What keeps kernels from being compiled or emulated, beside the Triton."""
+    """Problems that keep kernels from being compiled or emulated, other than those of Triton."""
     found = []
     for version in toolchains.VERSIONS:
         reason = toolchains.damaged(version)

@@ -1,4 +1,4 @@
-"""`npu-offline report`: one page, and a JSON file, of everything that is known of packages' kernels without a chip."""
+"""`npu-offline report`: one page, and a JSON file, with the results of all analyses of packages' kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import npu_tiling
 
@@ -15,8 +15,11 @@ from .. import check
 from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
 
+if TYPE_CHECKING:
+    from . import Subparsers
 
-def add_parser(commands: Any) -> None:
+
+def add_parser(commands: Subparsers) -> None:
     """Add `report` to the command line."""
     parser = commands.add_parser("report", help="write a page and a JSON file on everything that packages launch")
     parser.add_argument("packages", nargs="*", type=Path, help="folders with tests/ascend_calls.py (packages/*)")

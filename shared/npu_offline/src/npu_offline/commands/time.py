@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import track
@@ -22,6 +22,9 @@ from ..timing.model import Timing, time_launch
 from ..timing.simulation import Event
 from ..toolchain import compilers as toolchains
 
+if TYPE_CHECKING:
+    from . import Subparsers
+
 _EVENTS = 20_000
 _COLUMNS: dict[Pipe, str] = {
     "S": "scalar",
@@ -34,7 +37,7 @@ _COLUMNS: dict[Pipe, str] = {
 }
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Add `time` to the command line."""
     parser = commands.add_parser("time", help="predict how long a package's launches take")
     parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
@@ -106,7 +109,7 @@ def _as_json(launch: LaunchRecord, timing: Timing) -> dict[str, object]:
 
 
 def chrome_trace(timings: Sequence[Timing]) -> dict[str, object]:
-    """Timelines as the trace event format has them: a process for each kernel, a thread for each pipe that did something."""
+    """Timelines in the trace event format: a process for each kernel, a thread for each pipe with events."""
     events: list[dict[str, object]] = []
     for process, timing in enumerate(timings):
         events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": timing.kernel}})

@@ -1,4 +1,4 @@
-"""`npu-offline tune`: what a package's tiling chose against other tiles."""
+"""`npu-offline tune`: compares the tiles of a package with other tiles, by predicted time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import track
@@ -17,13 +17,16 @@ from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
 from ..tune.search import Candidate, Tuned, search
 
-MARGIN = 0.05  # of the best candidate's time: what a choice may be off
+if TYPE_CHECKING:
+    from . import Subparsers
+
+MARGIN = 0.05  # a choice may be slower than the best candidate by this share
 
 _NOTHING = """nothing can be tuned: no kernel of these calls asks npu_tiling.fit for its sizes. Have sized_calls() list them:
     yield "1024 rows", lambda BLOCK: my_operator(x, BLOCK), {"BLOCK": (1024, 512, 2048)}  # the first is what you use now"""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Add `tune` to the command line."""
     parser = commands.add_parser("tune", help="rank other tiles than a package's tiling chose by predicted time")
     parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")

@@ -120,11 +120,13 @@ class RecordedBackend(_HostBackend):
 
 
 _indices: dict[GPUTarget, int] = {}
-mutations: dict[str, Callable[[ModuleOp], Any]] = {}
+mutations: dict[str, Callable[[ModuleOp], object]] = {}
 """Functions that change final modules before they run, by a name that is unique among all processes."""
 
 
-def emulated_target(soc: str, toolchain: str, level: str = "", mutate: Callable[[ModuleOp], Any] | None = None) -> GPUTarget:
+def emulated_target(
+    soc: str, toolchain: str, level: str = "", mutate: Callable[[ModuleOp], object] | None = None
+) -> GPUTarget:
     """The target of kernels compiled to run here as on `soc`: from Linalg IR, or from their final modules."""
     mutation = ""
     if mutate is not None:

@@ -32,7 +32,7 @@ def emulate(
     checks: bool = False,
     distinct: bool = False,
     keep_going: bool = False,
-    mutate: Callable[[ModuleOp], Any] | None = None,
+    mutate: Callable[[ModuleOp], object] | None = None,
 ) -> Iterator[Emulation]:
     """Run Triton kernels that are launched on CPU tensors as the Ascend compiler sees them, until the block ends.
 

@@ -1,4 +1,4 @@
-"""What in a compiled kernel costs time or safety on an Ascend chip, by rule."""
+"""Rules that find what costs time or safety in a compiled kernel on an Ascend chip."""
 
 from .catalogue import RULES
 from .engine import examine, lint_kernel

@@ -1,4 +1,4 @@
-"""Applies every rule to launches; what was found stays on disk, for as long as the rules are what they are."""
+"""Applies every rule to a launch. Findings are cached on disk until the code of a rule changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..launches import LaunchRecord
 from ..toolchain.cache import cache_dir, checked, source_digest
@@ -18,9 +18,12 @@ from .catalogue import RULES
 from .rules import Compiled, Finding, Subject, subject_of
 from .suppressions import suppressions_of
 
+if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
+
 
 def examine(subject: Subject) -> list[Finding]:
-    """What the rules say of one launch, suppressed or not. Equal messages are given once."""
+    """The findings of all rules for one launch, suppressed or not. Equal messages are given once."""
     key = f"{_digest()}{source_digest('module/operations.py', *SOURCES)}{subject!r}"
     path = cache_dir() / "lint" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
@@ -35,20 +38,23 @@ def examine(subject: Subject) -> list[Finding]:
 
 
 def lint_kernel(
-    kernel: Any,
+    kernel: JITFunction | LaunchRecord,
     signature: Mapping[str, str] | None = None,
-    constants: Mapping[str, Any] | None = None,
+    constants: Mapping[str, object] | None = None,
     *,
     soc: str = "Ascend910B4",
     toolchain: str = DEFAULT,
 ) -> list[Finding]:
-    """What the rules find in a kernel and its source does not suppress.
+    """The findings of all rules in a kernel, without those that its source suppresses.
 
     Args:
         kernel: a `LaunchRecord`, or a `@triton.jit` function, whose launch is then taken to be of one program.
         signature, constants: as `compile_kernel` takes them.
         soc: a name of `npu_tiling.SOCS`.
         toolchain: a version that `fetch` installed.
+
+    Returns:
+        One finding for each distinct message.
 
     Raises:
         OfflineError: a suppression in the kernel's source names no rule or no reason, or the kernel cannot be compiled.

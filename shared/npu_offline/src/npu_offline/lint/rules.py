@@ -1,11 +1,10 @@
-"""What a rule is, what it looks at and what it says."""
+"""What a rule is: its subject, a compiled launch, and its findings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import npu_tiling
 from xdsl.dialects.builtin import ModuleOp
@@ -18,7 +17,7 @@ from ..toolchain.opt import parse_stage
 
 @dataclass(frozen=True)
 class Subject:
-    """A launch for one chip and toolchain, in plain values, so that it can cross processes and name a cached result.
+    """A launch for one chip and toolchain, in plain values that can be pickled and used as a cache key.
 
     Attributes:
         kernel, tile: its name and constants, as tables show them.
@@ -33,7 +32,7 @@ class Subject:
     tile: str
     ttir: str
     linalg: str
-    options: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, object], ...]
     soc: str
     toolchain: str
     grid: tuple[int, int, int]
@@ -53,7 +52,7 @@ def subject_of(launch: LaunchRecord, soc: str, toolchain: str) -> Subject:
 
 
 class Compiled:
-    """A subject with what rules look at: the Linalg IR, the compiler's report, and the final module."""
+    """A subject and what rules read: the Linalg IR, the compiler's report, and the final module."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -61,12 +60,12 @@ class Compiled:
 
     @cached_property
     def linalg(self) -> ModuleOp:
-        """What triton-ascend gives to the compiler."""
+        """The Linalg IR, as the compiler is given it."""
         return self._parse(self.subject.linalg)
 
     @cached_property
     def report(self) -> Report:
-        """What the compiler says."""
+        """The compiler's report."""
         subject = self.subject
         return compile_linalg(
             subject.kernel, subject.ttir, subject.linalg, dict(subject.options), subject.soc, subject.toolchain
@@ -74,7 +73,7 @@ class Compiled:
 
     @cached_property
     def final(self) -> ModuleOp | None:
-        """What the compiler made of it; None where it does not fit."""
+        """The final module; None where the kernel does not fit."""
         text = self.report.stages.get("final")
         return self._parse(text) if text else None
 
@@ -84,7 +83,7 @@ class Compiled:
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """What a rule says of one kernel."""
+    """A message of a rule about a kernel."""
 
     rule: str
     kernel: str
@@ -103,5 +102,5 @@ class Rule:
 
     @property
     def reason(self) -> str:
-        """Why it matters, in a paragraph."""
+        """Why the rule exists: its function's docstring as one paragraph."""
         return " ".join((self.check.__doc__ or "").split())

@@ -1,4 +1,4 @@
-"""The Linalg IR as rules see it: transfers to and from global memory, loops, tensors."""
+"""Queries of Linalg IR for rules: transfers to and from global memory, loops, tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Transfer:
         memory: its side in global memory.
         position: which pointer argument that is of.
         store: whether it goes to global memory.
-        shape: elements of the whole tile; a mask may leave some out when it runs.
+        shape: of the whole tile; a mask may leave out elements at run time.
         strides: in elements; None where they are known at run time only.
         itemsize: bytes of an element.
     """
@@ -54,7 +54,7 @@ class Transfer:
 
     @property
     def piece(self) -> int:
-        """Bytes that lie next to each other, from the innermost dimension outwards."""
+        """Bytes of each contiguous piece of the tile."""
         length = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != length:
@@ -70,7 +70,7 @@ def kernel_of(module: ModuleOp) -> Operation:
 
 
 def pointers_of(function: Operation) -> Sequence[SSAValue]:
-    """Its pointer arguments, those of the compiler left out."""
+    """Its pointer arguments, without those that the compiler adds."""
     return [value for value in function.regions[0].blocks[0].args if isinstance(value.type, MemRefType)][RESERVED:]
 
 

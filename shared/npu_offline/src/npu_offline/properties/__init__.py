@@ -1,8 +1,8 @@
-"""Property-based tests of operators: what is drawn, how an operator is called, how long is searched (hypothesis).
+"""Property-based tests of operators with hypothesis: strategies for tensors, ways to call an operator, lengths of search.
 
-`tensors` has the strategies that every operator shares: shapes, dtypes, how a tensor lies in memory. `ways` calls a function
-as programs do: twice through one graph, under no_grad, checkpoint, torch.func. `search` tries a property on examples;
-`tolerance` says how far a result may be off.
+`tensors` has the strategies that operators share: shapes, dtypes, layouts in memory. `ways` calls a function as programs do:
+twice through one graph, under no_grad, checkpoint, torch.func. `search` tries a property on examples. `tolerance` bounds the
+error of a result.
 """
 
 from .search import PROFILES, Profile, Search

@@ -17,7 +17,7 @@ class Profile:
 
     Attributes:
         examples: of each property, by place: where kernels are compiled, one takes seconds.
-        seconds: after which no example but the first is begun; None: all are tried, the same in every run.
+        seconds: after which no further example is tried; None: all are tried, the same in every run.
     """
 
     examples: dict[str, int]
@@ -31,18 +31,18 @@ PROFILES = {
 
 
 class _TimeIsUp(KeyboardInterrupt):
-    """Ends a search that hypothesis would go on with."""
+    """Stops a search early."""
 
 
 class Search:
-    """Looks for an example that a property does not hold for.
+    """Searches for an example that a property does not hold for.
 
     Args:
         place: a name of `npu_offline.plugin.PLACES`.
         profile: a name of `PROFILES`.
         start: the seed.
         seconds: instead of the profile's.
-        tell: is told how many examples a property was tried on.
+        tell: called with the number of examples that a property was tried on.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Search:
         end = None if self._seconds is None else time.monotonic() + self._seconds
         failed, tried = False, 0
 
-        # Where each example compiles kernels, looking for a smaller one takes longer than reading the first.
+        # Shrinking an example compiles kernels again and again where they run: it takes too long there.
         phases = (Phase.generate, Phase.shrink) if self.place == "cpu" else (Phase.generate,)
 
         @seed(self._seed)

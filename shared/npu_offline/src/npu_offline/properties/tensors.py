@@ -1,4 +1,4 @@
-"""Tensors as callers have them: any shape, zero sizes included, any strides, values large and small, several dtypes."""
+"""Strategies for tensors: any shape, zero sizes included, any strides, large and small values, several dtypes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-#: How a tensor can lie in memory; those with "repeated" have a stride of 0, and equal values along it.
+#: Layouts of a tensor in memory; those with "repeated" have a stride of 0 along one dimension.
 LAYOUTS = (
     "contiguous",
     "unaligned",
@@ -28,18 +28,18 @@ _SCALES = {"normal": 1.0, "large": 100.0, "small": 1e-2, "zeros": 0.0, "a few": 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in memory.
+    """The layout of a tensor in memory.
 
     Attributes:
         name: one of `LAYOUTS`.
-        offset: elements of its storage before it.
+        offset: elements of its storage before the first one.
     """
 
     name: str = "contiguous"
     offset: int = 0
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """A tensor of this shape that lies so, with the values of the one given (its first ones, where they repeat)."""
+        """A tensor of this shape in this layout, with the values of another (its first ones, where a stride is 0)."""
         shape, last = tensor.shape, tensor.dim() - 1
         if last < 0 or not tensor.numel():
             return _copied(tensor, tensor.stride(), self.offset)
@@ -67,7 +67,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Values and where they lie; `materialise` makes the tensor.
+    """A description of a tensor, from which `materialise` makes it.
 
     Attributes:
         kind: one of `VALUES`.
@@ -79,12 +79,12 @@ class Drawn:
 
 
 def floats(place: str) -> st.SearchStrategy[torch.dtype]:
-    """The dtypes of activations; fp64 is plain PyTorch's alone."""
+    """The dtypes of activations; fp64 only where plain PyTorch computes."""
     return st.sampled_from([*FLOATS, torch.float64] if place == "cpu" else FLOATS)
 
 
 def layouts() -> st.SearchStrategy[Layout]:
-    """Any of `LAYOUTS`, most of them aligned."""
+    """Any of `LAYOUTS`, aligned ones more often."""
     offsets = st.sampled_from([0, 0, 0, 1, 8])
     return st.builds(
         lambda name, offset: Layout(name, 1 if name == "unaligned" else offset), st.sampled_from(LAYOUTS), offsets
@@ -107,7 +107,7 @@ def materialise(
 
 
 def _copied(tensor: Tensor, strides: list[int] | tuple[int, ...], offset: int) -> Tensor:
-    """The same values at these strides, after `offset` elements; what lies between them is NaN."""
+    """The same values at these strides, after `offset` elements; elements between them are NaN."""
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True) if size)
     storage = torch.full(
         (offset + max(0, reach),), float("nan") if tensor.is_floating_point() else 2**31 - 1, dtype=tensor.dtype

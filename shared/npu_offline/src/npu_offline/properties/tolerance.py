@@ -1,4 +1,4 @@
-"""How far a result may be from a function in fp64, from the dtypes, the length of its sums and how it is conditioned."""
+"""Bounds of a result's error against fp64, from dtypes, lengths of sums and the function's conditioning."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def expect(
 ) -> Expected:
     """What `function`, of inputs in fp64, gives, with gradients of those that train.
 
-    An algorithm that is stable gives the function of slightly other inputs. How far that is from the function of these ones
-    is seen by moving them, and the upstream gradients, at random, and what passes through `blurred` on the way.
+    A stable algorithm computes the function of slightly perturbed inputs. The function is therefore evaluated with random
+    perturbations of the inputs, the upstream gradients, and intermediate results that pass through `blurred`.
     """
     generator = torch.Generator().manual_seed(seed)
     exact = _run(function, inputs, trains, upstream)
@@ -47,14 +47,14 @@ def expect(
         for i, (value, other) in enumerate(zip(exact, moved, strict=True)):
             if value is not None and other is not None:
                 spreads[i] = torch.maximum(spreads[i], (value - other).abs())  # type: ignore[arg-type]
-    # A few samples may leave one element where it was by chance, and not all of its row.
+    # By chance a single element may hardly move in a few samples; its whole row does not.
     spreads = [None if spread is None else _row_largest(spread) for spread in spreads]
     count = len(exact) - len(inputs)
     return Expected(exact[:count], exact[count:], spreads[:count], spreads[count:])  # type: ignore[arg-type]
 
 
 def blurred(value: Tensor) -> Tensor:
-    """An intermediate result of a function given to `expect`, which fp32 would round, as it would its gradient."""
+    """Marks an intermediate result, in a function given to `expect`, that is rounded to fp32, as is its gradient."""
     return _Blur.apply(value, _noise[-1]) if _noise else value
 
 
@@ -73,7 +73,7 @@ def check(expected: Expected, found: Results, *, length: int, roundings: int = 1
     """Every element within `roundings` of its dtype, and three times what sums of `length` terms in fp32 are off by.
 
     Args:
-        row_roundings: besides, of the size of the row that the element is in: where something was rounded on the way.
+        row_roundings: further roundings, relative to the largest element of the row: for rounded intermediate results.
     """
     for i, (value, actual, spread) in enumerate(zip(expected.outputs, found.outputs, expected.output_spreads, strict=True)):
         _check(f"output {i}", actual, value, spread, length, roundings, row_roundings)

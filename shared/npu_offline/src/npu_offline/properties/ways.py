@@ -1,4 +1,4 @@
-"""A function of tensors called as programs call it, with its outputs and gradients on the CPU."""
+"""Calls a function of tensors in the ways that programs do; returns outputs and gradients on the CPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-Function = Callable[..., Sequence[Tensor]]  # tensors, of which any may be None, to the outputs that may be differentiated
+Function = Callable[..., Sequence[Tensor]]  # tensors or None -> differentiable outputs
 Way = str
-#: "plain" and where else the results must be the same.
+#: "plain", and ways that must give the same results.
 WAYS: tuple[Way, ...] = (
     "plain",
     "plain",
@@ -29,7 +29,7 @@ WAYS: tuple[Way, ...] = (
 
 
 class Results(NamedTuple):
-    """Outputs, and a gradient for each input: None where it does not train; no gradients at all where there is no graph."""
+    """Outputs, and a gradient for each input, None where it requires none; no gradients where there is no graph."""
 
     outputs: list[Tensor]
     gradients: list[Tensor | None] | None
@@ -43,11 +43,11 @@ def call(
     upstream: Callable[[Sequence[Tensor]], list[Tensor | None]],
     device: torch.device,
 ) -> Results:
-    """Outputs of `function` and gradients of the inputs that train.
+    """Outputs of `function` and gradients of the inputs that require them.
 
     Args:
         inputs: on the CPU; strides and offsets are kept where they are moved.
-        upstream: from the outputs to the gradients that they receive, on the CPU, None for none.
+        upstream: returns the outputs' gradients, on the CPU, from the outputs; None for no gradient.
     """
     placed = [None if tensor is None else place(tensor, device) for tensor in inputs]
     if way in ("no_grad", "inference_mode") or not any(trains):
@@ -122,7 +122,7 @@ def _functional(
 ) -> Results:
     at = [i for i, train in enumerate(trains) if train and placed[i] is not None]
 
-    kinds: list[bool] = []  # of the outputs: whether it is of floating point, as what is differentiated has to be
+    kinds: list[bool] = []  # by output: whether it is of floating point, and so differentiable
 
     def of_primals(*primals: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         inputs = list(placed)

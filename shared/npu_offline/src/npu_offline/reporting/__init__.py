@@ -1,4 +1,4 @@
-"""One page of what is known of packages' kernels without a chip."""
+"""The report: one page with the results of all analyses of packages' kernels."""
 
 from .collect import collect
 from .page import render

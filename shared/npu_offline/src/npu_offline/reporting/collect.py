@@ -1,4 +1,4 @@
-"""What the report says, as plain values: what its JSON file holds, and its page is made from."""
+"""Collects the report's content as plain values, for its JSON file and its page."""
 
 from __future__ import annotations
 
@@ -24,13 +24,19 @@ from ..toolchain.compilers import is_a5
 from ..toolchain.processes import run
 
 Progress = Callable[[str], None]
-_LARGEST = 2**27  # bytes of a call's arguments above which it is not emulated here
+_LARGEST = 2**27  # bytes: calls with larger arguments are not emulated
 _EVENTS = 400
 
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """What to look at: chips, toolchains, the labels of calls by package (all of a package that is not named), processes."""
+    """What to analyse.
+
+    Attributes:
+        socs, toolchains: chips and compiler versions.
+        labels: of calls, by package; all calls of a package that has no entry.
+        jobs: processes; None for one per core.
+    """
 
     socs: Sequence[str]
     toolchains: Sequence[str]
@@ -43,8 +49,11 @@ def collect(packages: Sequence[Path], scope: Scope, progress: Progress) -> dict[
 
     Args:
         packages: folders with tests/ascend_calls.py.
-        scope: what of them.
-        progress: told what comes next.
+        scope: which of their calls, for which chips and toolchains.
+        progress: called with a line of text before each step.
+
+    Returns:
+        Values that can be written as JSON.
     """
     return {
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -104,7 +113,7 @@ def _package(folder: Path, scope: Scope, progress: Progress) -> dict[str, Any]:
 
 
 def _one_of_each_kind(socs: Sequence[str]) -> list[str]:
-    """The first chip of each architecture: what the rules look at hardly differs between others."""
+    """The first chip of each architecture: findings of other chips are almost the same."""
     kinds: dict[bool, str] = {}
     for soc in socs:
         kinds.setdefault(is_a5(soc), soc)
@@ -140,7 +149,7 @@ def _nbytes(record: LaunchRecord) -> int:
 
 
 def _ledgers(call: check.Call, records: Sequence[LaunchRecord], soc: str, toolchain: str) -> list[dict[str, Any]]:
-    """A row for each argument of a call's launches; none where they are too large to emulate here."""
+    """A row for each argument of a call's launches; none where the arguments are too large to emulate."""
     if any(_nbytes(record) > _LARGEST for record in records):
         return []
     label, run = call
@@ -162,7 +171,7 @@ def _ledgers(call: check.Call, records: Sequence[LaunchRecord], soc: str, toolch
 
 
 def _timeline(label: str, record: LaunchRecord, soc: str, toolchain: str) -> dict[str, Any]:
-    """What the pipes of one core do at the start of a launch, or the problem why that cannot be predicted."""
+    """The first events of one core's pipes, or why they cannot be predicted."""
     found = {"call": label, "kernel": record.name, "tile": describe_tile(record), "soc": soc, "problem": ""}
     try:
         timing = time_launch(record, soc=soc, toolchain=toolchain, events=_EVENTS)

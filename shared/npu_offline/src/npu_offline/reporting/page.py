@@ -1,4 +1,4 @@
-"""From the report's values to one page that needs nothing beside itself."""
+"""Renders the report's values as one HTML page without external files."""
 
 from __future__ import annotations
 

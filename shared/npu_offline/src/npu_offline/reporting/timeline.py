@@ -1,4 +1,4 @@
-"""A timeline as a picture: a row for each pipe of a core, or of a cube core and its vector cores, a bar for what it does."""
+"""Draws a timeline: a row for each pipe of a core, or of a cube core and its vector cores, and a bar for each event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = {
     "MTE3": "store",
     "S": "scalar",
 }
-"""Pipes in the order that data takes, and what they do."""
+"""Pipes in the order in which data passes through them, with a description."""
 _COLOURS = {
     "MTE2": "#3b7dd8",
     "MTE1": "#2f9aa6",
@@ -29,7 +29,7 @@ _COLOURS = {
 }
 _WIDTH, _LEFT, _HEIGHT, _GAP = 920, 100, 18, 6
 _TICKS = 6
-_NARROWEST = 0.6  # of a bar, in pixels: thinner ones would not be seen
+_NARROWEST = 0.6  # pixels of a bar, so that it can be seen
 
 
 def draw(events: Sequence[Sequence[Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The rates of the Ascend950 family, and where every number is from.
+"""The rates of the Ascend950 family, with the source of every number.
 
 Kinds of source, beside those of costs.py:
 

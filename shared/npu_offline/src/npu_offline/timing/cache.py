@@ -1,4 +1,4 @@
-"""Which bytes of a core's transfers come from main memory, and which from the cache that all cores share."""
+"""Which bytes of a core's transfers cross main memory, and which come from the L2 cache that all cores share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .scalars import UNKNOWN
 class Cache:
     """The L2 cache, as one core sees it while all others do the same.
 
-    A transfer of memory that the core has read before comes from the cache if all cores together have moved less than the
-    cache holds since then. Of memory read for the first time, the part that other cores read too comes from it. Writes go
-    to main memory, except to the workspace: a few tiles that are overwritten again and again never leave the cache.
+    Memory that the core has read before comes from the cache if all cores together have moved fewer bytes since then than
+    the cache holds. Of memory read for the first time, the part that other cores read too comes from it. Writes go to main
+    memory, except those to the workspace: a few tiles that are overwritten many times stay in the cache.
 
     Attributes:
-        share: bytes of the cache that are one core's, or one group's of cores; without limit if it holds all of a launch.
-        first: by argument, the part of its first readings that come from main memory.
+        share: bytes of the cache for one core, or one group of cores; infinite if the cache holds the whole launch.
+        first: by argument, the share of first reads that come from main memory.
     """
 
     share: float
@@ -29,7 +29,7 @@ class Cache:
     _seen: dict[Any, float] = field(default_factory=dict)
 
     def part_from_memory(self, item: Transfer, place: tuple[Any, ...] | None) -> float:
-        """The part of a transfer's bytes that crosses main memory; the rest comes from the cache or stays there."""
+        """The share of a transfer's bytes that crosses main memory; the rest stays in the cache."""
         self._moved += item.moved
         if item.argument == WORKSPACE:
             return 0.0

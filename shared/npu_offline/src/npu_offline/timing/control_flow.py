@@ -23,9 +23,9 @@ def write_jumps(
     Args:
         region: the blocks, of which the first one is entered.
         write: takes a line.
-        condition: an expression for what a branch depends on.
-        body: writes a block's operations, indented so many times.
-        assign: writes that values become those of others, indented so many times.
+        condition: the expression of a branch's condition.
+        body: writes a block's operations at an indentation.
+        assign: writes assignments of values to targets at an indentation.
 
     Raises:
         UnsupportedError: a block ends with something else than a jump or a return.

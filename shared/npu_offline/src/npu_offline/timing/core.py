@@ -24,7 +24,7 @@ from .instructions import (
 from .program import Issue
 
 Note = Callable[[Pipe, float, float, str, int], None]
-"""Takes what kept a pipe busy: pipe, start, end, name, amount."""
+"""Called for each event: pipe, start, end, name, amount."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Rates:
 class CrossFlags:
     """Flags between the cube core of a group and its vector cores.
 
-    One that the cube core sets is set for each vector core; one that vector cores set is there for the cube core once each
-    of them has set it. They count: set twice, it can be waited for twice.
+    A flag that the cube core sets is set for each vector core. A flag that vector cores set is set for the cube core once
+    each of them has set it. Flags count: a flag that is set twice can be waited for twice.
     """
 
     def __init__(self, cores: Iterable[str]) -> None:
@@ -70,7 +70,7 @@ class CrossFlags:
 
 
 class Lane:
-    """A pipe: when the next instruction may start, when all before are done, and what it was issued."""
+    """A pipe: when the next instruction may start, when all before it are done, and the queue of issued items."""
 
     def __init__(self) -> None:
         self.free = 0.0
@@ -196,7 +196,7 @@ class Core:
         return True
 
     def _advance(self, pipe: Pipe, lane: Lane) -> bool:
-        """Take from a pipe's queue what can be taken; whether there was anything."""
+        """Run items from a pipe's queue until one has to wait; returns whether any ran."""
         taken = False
         while lane.queue and lane.transfer is None:
             item, issued = lane.queue[0]

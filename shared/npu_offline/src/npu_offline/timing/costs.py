@@ -1,4 +1,4 @@
-"""What each instruction costs, and where every number is from; ascend950.py and register_costs.py have the Ascend950's.
+"""Costs of instructions, with the source of every number; ascend950.py and register_costs.py have the Ascend950's.
 
 Four kinds of source stand in the comments:
 
@@ -6,9 +6,9 @@ Four kinds of source stand in the comments:
   rates in bytes per cycle and core), of the same architecture.
 - *vendor model*: the cost model of A2 and A3 chips that Huawei publishes with its PTO tile library (`pto-isa`,
   include/pto/costmodel: a2a3 and arch_config.hpp, version of September 2026), which says it was measured on a 910B1.
-- *published*: an Ascend910B4's measurements, of kernels those in compare/published.py; where those of bandwidth, of a
-  transfer's start and of launches were published has not been noted.
-- *inferred*: nobody's measurement; the reasoning is in the comment.
+- *published*: measurements of an Ascend910B4; those of kernels are in tools/compare/published.py. Where those of bandwidth,
+  of a transfer's start and of launches were published was not recorded.
+- *inferred*: not measured; the reasoning is in the comment.
 """
 
 from __future__ import annotations
@@ -77,20 +77,20 @@ class ChipCosts:
     """The rates of one chip. Times in seconds, rates in bytes per second, everything else in cycles.
 
     Attributes:
-        vector_cores: what runs vector programs.
+        vector_cores: how many cores run vector programs.
         cycle: of the core clock.
         peak_bandwidth: of main memory, reads and writes together, over all cores.
         bandwidth: of main memory, as copies reach it.
         cache_bytes: of the L2 cache, over all cores.
-        load_port, store_port: one core's most, from and to global memory, at best.
-        typical_load_port, typical_store_port: the same as the vendor's model has it.
+        load_port, store_port: the peak of one core, from and to global memory.
+        typical_load_port, typical_store_port: the same in the vendor's model.
         transfer_start: of each DMA transfer, during which its pipe does nothing else.
         scalar_op: one integer operation of the scalar unit.
         scalar_global: one element read from or written to global memory by the scalar unit.
         scalar_local: one element read from or written to the Unified Buffer by the scalar unit.
         launch: from the command to the first instruction, and from the last one to the end.
-        cube: of its cube cores; None if nothing is known of them.
-        registers: the vector unit computes on registers, within vector functions, and not on the Unified Buffer.
+        cube: costs of its cube cores; None if they are not known.
+        registers: whether the vector unit computes on registers, in vector functions, not on the Unified Buffer.
     """
 
     vector_cores: int

@@ -1,4 +1,4 @@
-"""What one program of a grid issues in all, without simulating when."""
+"""Counts what one program of a grid issues, without a simulation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Count:
 
     Attributes:
         moved: bytes that the kernel asked for.
-        once: the same, but what is moved again, the same bytes to or from the same place, counts once, and what cores
-            hand to each other does not.
+        once: the same, where transfers of the same bytes count once, and transfers between cores do not count.
         busy: cycles of the pipes that work on chip, by pipe.
         peak: the fewest cycles that they can take.
         scalar: cycles of the scalar unit.
@@ -42,11 +41,11 @@ class Count:
     issues: int = 0
 
     def seconds(self, costs: ChipCosts) -> float:
-        """The busiest pipe's time, every transfer at its port's rate: what orders programs by their work."""
+        """The busiest pipe's time, every transfer at its port's rate: programs are ordered by it."""
         return max(self.port_seconds(costs), max(self.scalar, *self.busy.values(), 0) * costs.cycle)
 
     def peak_seconds(self, costs: ChipCosts) -> float:
-        """The time below which no pipe of this kind can do this program's work."""
+        """A lower bound of the time of the program's busiest pipe."""
         return max(self.port_seconds(costs), max(self.peak.values(), default=0) * costs.cycle)
 
     def port_seconds(self, costs: ChipCosts) -> float:
@@ -90,7 +89,7 @@ def count(issues: Iterable[Issue], seen: set[Any]) -> Count:
 
 
 def total(counters: Iterable[Counter[Stream]]) -> Counter[Stream]:
-    """The sum of counters."""
+    """The sum of all counts."""
     summed: Counter[Stream] = Counter()
     for counter in counters:
         summed.update(counter)

@@ -1,8 +1,8 @@
-"""What a cube core issues: a matrix product is one call, or operation, of the final module and many instructions.
+"""Expands a matrix product, one call or operation of the final module, to the many instructions that a cube core issues.
 
-The compilers' own library has the expansion (`mma_tile` of meta_op.aic, and of `AscendNPU-IR`,
-bishengir/lib/Template/lib/Cube/LocalMmad.cpp): L0A and L0B are split in halves that are filled in turns, k is cut into
-parts such that either operand's part fits a half, and flags between MTE1 and M keep the turns apart.
+The expansion is that of the compilers' library (`mma_tile` of meta_op.aic, and of `AscendNPU-IR`,
+bishengir/lib/Template/lib/Cube/LocalMmad.cpp): L0A and L0B are used as two halves in turn, k is split into parts that fit a
+half for both operands, and flags between MTE1 and M order the turns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Product:
 
 
 def deciding_operands(op: Operation) -> Sequence[SSAValue]:
-    """The scalar operands of a matrix product that decide what it issues; none of anything else."""
+    """The scalar operands of a matrix product that decide what it issues; empty for other operations."""
     return _numbers(op)[1 : 1 + _SIZES + _FLAGS] if _is_product(op) else ()
 
 

@@ -1,4 +1,4 @@
-"""What the instructions of a cube core cost: from L1 to L0, through the matrix unit, and out of L0C.
+"""Costs of the instructions of a cube core: copies from L1 to L0, the matrix unit, and results out of L0C.
 
 The kinds of source are those of `costs`, and one more:
 
@@ -36,7 +36,7 @@ class CubeCosts:
     """What depends on the chip.
 
     Attributes:
-        cores: what runs matrix programs, alone or each with two vector cores.
+        cores: how many cores run matrix programs, alone or each with two vector cores.
         typical_load_port: bytes per second from global memory to a core's L1.
     """
 

@@ -1,4 +1,4 @@
-"""Which scalar values decide what a kernel issues, and what a value depends on."""
+"""Which scalar values decide what a kernel issues, and which values they depend on."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def _passed(block: Block, position: int) -> SSAValue:
 
 
 def offsets_of(memory: SSAValue) -> list[SSAValue]:
-    """The numbers, known at run time only, that say where in an argument a view begins and how long it is."""
+    """The run-time numbers of a view's offsets, sizes and strides, and of the views that it is made of."""
     return [value for part in place_of(memory) for value in part if isinstance(value, SSAValue)]
 
 
 def place_of(memory: SSAValue) -> list[tuple[SSAValue | str, ...]]:
-    """All that says where in an argument a view begins: of each view on the way its numbers, and its constant offsets."""
+    """Where in an argument a view begins: for each view on the way its run-time numbers and constant offsets."""
     found: list[tuple[SSAValue | str, ...]] = []
     while isinstance(memory.owner, Operation) and space_of(memory.type) == "gm":
         first, *numbers = memory.owner.operands
@@ -123,5 +123,5 @@ def place_of(memory: SSAValue) -> list[tuple[SSAValue | str, ...]]:
 
 
 def address_depends_on_memory(memory: SSAValue) -> bool:
-    """Whether where a view of global memory begins depends on a value that was read from memory."""
+    """Whether the start of a view of global memory depends on a value that was read from memory."""
     return any(depends_on_memory(number) for number in offsets_of(memory))

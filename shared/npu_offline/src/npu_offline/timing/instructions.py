@@ -1,6 +1,6 @@
 """What a core's scalar unit issues: instructions on pipes, flags between them, barriers.
 
-Each object stands for one instruction of a program, and is compared by identity: it is issued again and again.
+Each object is one instruction of a program, compared by identity, as it may be issued many times.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from ..module.operations import Pipe
 
 
 def unit_of(pipe: str) -> str:
-    """What the amounts of a pipe's events are."""
+    """The unit of the amounts of a pipe's events."""
     return {"V": "elements", "M": "multiplications"}.get(pipe, "bytes")
 
 
 WORKSPACE = "(workspace)"
-"""The argument that the compiler adds for what cube and vector cores hand to each other through global memory."""
+"""The argument that the compiler adds: global memory through which cube and vector cores exchange data."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,8 +27,8 @@ class Vector:
     Attributes:
         name: as in the module.
         elements: of its largest operand.
-        busy: cycles until the next one may follow.
-        latency: cycles more until its result is there.
+        busy: cycles until the next instruction may start.
+        latency: further cycles until its result can be used.
         peak: the fewest cycles that the unit can take for it.
     """
 
@@ -67,10 +67,10 @@ class CubeStep:
     """An instruction of a cube core that stays on chip: a matrix product, a copy between its buffers, a fill of L1.
 
     Attributes:
-        name: of what it does.
-        pipe: where.
+        name: what it does.
+        pipe: which pipe performs it.
         amount: multiplications of the matrix unit, else bytes.
-        busy: cycles until the next one may follow, and its result is there.
+        busy: cycles until the next instruction may start and the result can be used.
         peak: the fewest cycles in which the pipe can do it.
     """
 
@@ -82,7 +82,7 @@ class CubeStep:
 
     @property
     def latency(self) -> float:
-        """No figure is known for what passes beyond `busy`."""
+        """Zero: no source gives a latency beyond `busy`."""
         return 0.0
 
 
@@ -97,7 +97,7 @@ class Transfer:
         moved: bytes, every piece of contiguous memory rounded up to the engine's unit.
         useful: bytes that the kernel asked for.
         gathered: its address depends on a value that was read from memory.
-        cycles: the fewest in which the core's end of it can move the bytes, once started.
+        cycles: the fewest in which the core's port can move the bytes, after the start-up.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How long a launch should take: a bound from below, and an estimate."""
+"""How long a launch should take: a lower bound and an estimate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .registers import vector_functions
 from .scalars import UNKNOWN
 from .simulation import Event, simulate
 
-_ISSUES = 500_000  # how many instructions to count at most before programs of a grid are only sampled
+_ISSUES = 500_000  # instructions that are counted before programs of a grid are only sampled
 _SAMPLES = 4  # the fewest programs that are counted
 
 
@@ -35,12 +35,11 @@ class Timing:
     Attributes:
         kernel, soc, toolchain: what was timed, for what, as compiled by which version.
         grid: programs in x, y and z.
-        bound: no launch can take less: see `time_launch`.
-        estimate: what the simulation says, with the launch itself.
-        busy: of each pipe of the busiest core, in the estimate; where cores of both kinds run a program together, of the one
-            whose pipe is busiest.
+        bound: a time that no launch can beat; see `time_launch`.
+        estimate: simulated, with the time of the launch itself.
+        busy: seconds of each pipe of the busiest core, in the estimate.
         moved: bytes between global memory and all cores, with those that cores hand to each other.
-        least: bytes that have to come from, or go to, main memory: an argument that is read again counts once.
+        least: bytes that must cross main memory; an argument that is read several times counts once.
         scalar_accesses: elements that the scalar unit of the busiest core reads or writes.
         waits: flags that the pipes of the busiest core wait for.
         ub_bytes: Unified Buffer that the kernel takes.
@@ -70,28 +69,31 @@ class Timing:
 def time_launch(launch: LaunchRecord, *, soc: str = "Ascend910B4", toolchain: str = DEFAULT, events: int = 0) -> Timing:
     """Predict how long a recorded launch takes, from the final module that the compiler makes of it.
 
-    The scalar control flow of one program is followed with the launch's arguments: numbers as they were given, elements of
-    integer tensors as they are now, and no other: where something else decides how often the kernel does something, there
-    is an error, but for branches of which the kernel's source says that they are rare: they are not taken. What it issues
-    is simulated on the pipes of one core, loop by loop, nothing extrapolated.
+    The scalar control flow of one program is run with the launch's numbers and the elements of its integer tensors. Control
+    flow that depends on other values is an error; a branch may, if the kernel's source says `# time: rare: REASON`: it is
+    then not taken. The instructions that the program issues are simulated on the pipes of one core, every iteration of
+    every loop.
 
     A kernel with matrix products runs on cube cores; one that computes with their results too is compiled in two parts, for
     a cube core and its two vector cores, which are simulated together.
 
-    The bound is the larger of two times. One is for the bytes that must cross main memory, at its peak bandwidth: each
-    argument counts once at most, what is read at addresses from memory does not count, and nothing is taken to be in the
-    cache beforehand. The other is for each program's busiest pipe, at peak rates without start-ups: what all programs take
-    spread evenly over the cores, or what one takes alone.
+    The bound is the larger of two times. The first is that of the bytes that must cross main memory, at its peak bandwidth:
+    each argument counts once at most, reads at addresses that were loaded from memory do not count, and the cache is empty
+    before the launch. The second is that of the busiest pipe, at peak rates without start-up times: all programs spread
+    evenly over the cores, or the longest program alone.
 
-    The estimate simulates the busiest program, or the busiest of a sample where counting what all of them issue would take
-    long, as often as a core runs one, with the rates of `timing.costs`, and adds the launch. A grid larger than the cores
-    runs in rounds, which cost nothing of their own.
+    The estimate simulates the busiest program with the rates of `timing.costs`, once for each program that a core runs, and
+    adds the time of a launch. In a large grid the busiest program of a sample is taken. Starting one program after another
+    on a core costs nothing in this model.
 
     Args:
         launch: from `record`.
         soc: a chip of which the costs are known.
         toolchain: compiler version.
         events: how many events of the simulation to keep.
+
+    Returns:
+        The prediction.
 
     Raises:
         UnsupportedError: the chip, its cube cores where the kernel needs them, or an instruction has no costs, or the
@@ -152,7 +154,7 @@ def time_launch(launch: LaunchRecord, *, soc: str = "Ascend910B4", toolchain: st
 
 
 _Cores = Mapping[str, tuple[Program, int]]
-"""By the name of a core, as events have it: what it runs, and its number among the vector cores of a cube core."""
+"""By the name of a core, as in `Event`: the program that it runs, and its number among the vector cores of a cube core."""
 
 
 def _cores(programs: tuple[Program, ...]) -> _Cores:

@@ -1,4 +1,4 @@
-"""From operations of the final module to items that the scalar unit issues, as Python expressions."""
+"""Translates operations of the final module to Python expressions for the items that the scalar unit issues."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FILLS = ("vbrc", "set_l1_2d")
 
 
 class Emitter:
-    """Writes expressions whose values are items; `constants` are the names that they use."""
+    """Writes expressions for items; `constants` has the objects that they name."""
 
     def __init__(self, costs: ChipCosts, arguments: dict[SSAValue, str], name: Callable[[SSAValue], str]) -> None:
         self._costs = costs
@@ -83,7 +83,7 @@ class Emitter:
         return f"{self._constant(product.expand)}({', '.join(self._text(number) for number in product.arguments)})"
 
     def place(self, op: Operation) -> str:
-        """An expression that is equal for transfers of the same memory; None for what is no transfer."""
+        """An expression whose value is equal for transfers of the same memory; "None" for other operations."""
         memory = next((operand for operand in op.operands if space_of(operand.type) == "gm"), None)
         if memory is None or name_of(op).startswith("memref."):
             return "None"
@@ -228,7 +228,7 @@ class Emitter:
 
 
 def _size(memory: SSAValue) -> float:
-    """Orders operands by their elements; one of a size known at run time only is taken for the largest."""
+    """A sort key: the elements of an operand; a size known only at run time counts as the largest."""
     factors = [factor for dimension in shape_of(memory) for factor in dimension]
     known = [factor for factor in factors if isinstance(factor, int)]
     return prod(known) if len(known) == len(factors) else float("inf")

@@ -1,8 +1,7 @@
-"""Turns a device function into a Python generator that yields what one program of a grid issues, in order.
+"""Translates a device function to a Python generator that yields, in order, what one program of a grid issues.
 
-The scalar control flow (loops, branches, index arithmetic) is translated, statement by statement, as far as something
-depends on it: trip counts, branches, event numbers, sizes and places of transfers. All other scalar arithmetic only costs
-time.
+Scalar code is translated where trip counts, branches, event numbers, or sizes and addresses of transfers depend on it. All
+other scalar arithmetic only costs time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .operations import Emitter
 from .scalars import HELPERS, formula
 
 Issue = tuple[float, Item, "tuple[Any, ...] | None"]
-"""Cycles that the scalar unit spends before it issues something, what, and where in its argument a transfer is."""
+"""The scalar unit's cycles before it issues an item, the item, and where in its argument a transfer begins."""
 
 _STRUCTURE = {"scf.yield", "scf.condition", "func.return", "annotation.mark", "hivm.hir.set_mask_norm"}
 _FREE = {"arith.constant", "llvm.mlir.constant", "memref.alloca"}
@@ -65,7 +64,7 @@ def translate(
         arguments: Triton type by name of the kernel's arguments, constants left out, in order.
         costs: of the chip.
         functions: the vector functions of the module, by name.
-        rare: branches on what the kernel computes are not taken.
+        rare: branches on values that the kernel computes are not taken, instead of an error.
 
     Raises:
         UnsupportedError: it has an operation that the model has no cost for.
@@ -109,7 +108,7 @@ def _device_functions(module: ModuleOp) -> list[Operation]:
 
 
 def _names_of_arguments(block: Block, arguments: Mapping[str, str]) -> dict[SSAValue, str]:
-    """What the function's arguments are in Python: three that the compiler adds come first, the grid comes last."""
+    """Python names of the function's arguments: three of the compiler's come first, the grid comes last."""
     kinds = list(arguments.items())
     if len(block.args) != 3 + len(kinds) + 3:
         raise UnsupportedError(f"the kernel has {len(block.args)} arguments, must have {3 + len(kinds) + 3}")
@@ -142,7 +141,7 @@ class Writer:
             write_jumps(region, self.lines.append, self.condition, self.body, self._assign)
 
     def condition(self, branch: Operation) -> str:
-        """An expression for what a branch depends on; a rare one is not taken, but a loop must know when it ends."""
+        """An expression for a branch's condition. Rare branches are not taken; the end of a loop is never rare."""
         condition = self.name(branch.operands[0])
         return f"unless_rare({condition})" if self.rare and not ends_loop(branch) else condition
 

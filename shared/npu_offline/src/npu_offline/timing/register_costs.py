@@ -1,4 +1,4 @@
-"""What an instruction costs on a vector unit that computes on registers (Ascend950), and where every number is from.
+"""Costs of instructions on a vector unit that computes on registers (Ascend950), with the source of every number.
 
 Three kinds of source stand in the comments, beside those of costs.py:
 
@@ -8,7 +8,7 @@ Three kinds of source stand in the comments, beside those of costs.py:
   the older chips, number by number.
 - *vendor manual*: which instructions are issued in pairs, and how many accesses the Unified Buffer takes in a cycle, from
   the documentation of Ascend C (`asc-devkit`, reg_vector_compute_interface_instruction_single_dual_issue_summary.md).
-- *inferred*: nobody's measurement; the reasoning is in the comment.
+- *inferred*: not measured; the reasoning is in the comment.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ _INTRINSIC = "hivm_regbaseintrins.intr.hivm."
 _LOADS = ("vldsx1", "vldas", "vldus", "plds")
 _STORES = ("vstsx1", "vstus", "vstas", "pstu", "psts")
 _OF_ELEMENTS = ("vstsx1", "vstus")
-_FREE = {"init"}  # the state of a run of unaligned accesses
+_FREE = {"init"}  # the state of a sequence of unaligned accesses
 _TWICE_NARROW = ("vdiv", "vexp", "vexpdif", "vln", "vsqrt")  # vendor table: twice the throughput's cycles in 16 bits
 _CALLS = {  # the library's functions for 64-bit elements: two registers each
     "vbr_int64": Instruction(_FILL, 2),
@@ -149,7 +149,7 @@ _FREE_OPERATIONS = {
 
 
 def instruction(op: Operation) -> Instruction | None:
-    """What an operation of a vector function makes its unit do; None for scalar arithmetic and what costs nothing.
+    """The instruction of an operation of a vector function; None for scalar arithmetic and operations without cost.
 
     Raises:
         UnsupportedError: it is in no table.
@@ -169,7 +169,7 @@ def instruction(op: Operation) -> Instruction | None:
         return None
     if name == "vector.reduction":
         return _reduction(op, types)
-    if name == "math.rsqrt":  # as the table's model of it has it: the square root, the division
+    if name == "math.rsqrt":  # as the table models it: a square root and a division
         root, quotient = _COSTS["vsqrt"][0], _COSTS["vdiv"][0]
         return Instruction(RegisterCost(root.throughput + quotient.throughput, root.latency + quotient.latency))
     if name not in _OPERATIONS:

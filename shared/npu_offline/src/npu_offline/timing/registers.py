@@ -1,13 +1,13 @@
-"""What a call of a vector function costs, on chips whose vector unit computes on registers.
+"""The cost of a call of a vector function, on chips whose vector unit computes on registers.
 
-The function's own control flow is followed with the scalars it is called with, and what its blocks issue is added up. An
-execution of a block takes the longest of: its arithmetic, one instruction after another; issuing everything, two a cycle;
-its stores; all its accesses to the Unified Buffer; and, where it ends a round of a loop, the chain of latencies from a
-register that the round before left to what it leaves in it, as of a running sum. What a block computes from constants and
-the function's arguments alone is done once.
+The function's control flow is run with the scalars of the call, and the costs of the executed blocks are added up. One
+execution of a block takes the longest of: its arithmetic, one instruction after another; the issue of its instructions, two
+a cycle; its stores; its accesses to the Unified Buffer; and, at the end of an iteration of a loop, the chain of latencies
+from a register's value in one iteration to its value in the next, as of a running sum. What a block computes from constants
+and the function's arguments alone is computed once.
 
-The fewest cycles that the unit can take are those of the same instructions issued in pairs, without those that a loop
-repeats on the same values, which the last compiler may move out of it.
+The lower bound issues arithmetic in pairs, and leaves out instructions that a loop repeats on the same values, as the last
+compiler may move them out of the loop.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BlockCost:
     Attributes:
         cycles: see the module.
         latency: the largest of its instructions.
-        least: cycles of what no compiler can leave out, by what limits it.
+        least: cycles that no compiler can avoid, by what limits them.
     """
 
     cycles: float
@@ -96,7 +96,7 @@ def _sum(name: str, elements: int, visited: Sequence[tuple[int, BlockCost]]) -> 
 
 
 class _Nothing(Emitter):
-    """Vector functions issue nothing that a pipe would have to wait for."""
+    """Vector functions issue no transfers, flags or barriers."""
 
     def item(self, op: Operation) -> str | None:
         return None
@@ -133,7 +133,7 @@ def _costs_of_blocks(function: Operation, blocks: Sequence[Block]) -> list[Block
 
 
 def _invariant(entry: Block, found: Mapping[Operation, Instruction]) -> set[Operation]:
-    """Arithmetic outside the first block whose operands are known before the first loop."""
+    """Arithmetic in loops whose operands are known before the first loop."""
     once: set[Operation] = set()
 
     def known(value: SSAValue) -> bool:
@@ -150,7 +150,7 @@ def _invariant(entry: Block, found: Mapping[Operation, Instruction]) -> set[Oper
 
 
 def _varying(block: Block) -> Callable[[Operation], bool]:
-    """Whether an operation of a loop's block depends on what differs from round to round; any, outside of loops."""
+    """Whether an operation depends on values that differ between iterations of its loop; true outside of loops."""
     heads = {start.owner for start, _ in _rounds(block)}
     if not heads:
         return lambda op: True
@@ -190,7 +190,7 @@ def _limits(issued: Sequence[Instruction]) -> tuple[float, ...]:
 
 
 def _carried(block: Block, found: Mapping[Operation, Instruction]) -> float:
-    """The longest chain of latencies, within a block, from a register of a loop to what the next round finds in it."""
+    """The longest chain of latencies within a block from a loop's register to its value in the next iteration."""
 
     def latency(op: Operation, operand: SSAValue) -> float:
         if op not in found:
@@ -211,7 +211,7 @@ def _carried(block: Block, found: Mapping[Operation, Instruction]) -> float:
 
 
 def _rounds(block: Block) -> list[tuple[BlockArgument, SSAValue]]:
-    """Arguments of a loop, its counter too, and what the end of this block leaves in them for the next round."""
+    """Arguments of a loop, with its counter, and their values in the next iteration."""
     parent, last = block.parent_op(), block.last_op
     if parent is not None and name_of(parent) == "scf.for" and last is not None:
         return list(zip(block.args, (block.args[0], *last.operands), strict=True))

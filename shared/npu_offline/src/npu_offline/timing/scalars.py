@@ -15,7 +15,7 @@ from ..module.mlir import property_of
 
 
 class Unknown:
-    """A value that the kernel computes, and this model does not. It may be computed with, but nothing may depend on it."""
+    """A value that the model does not compute. Arithmetic with it is unknown; control flow that needs it is an error."""
 
     def _same(self, *_: object) -> Unknown:
         return self
@@ -92,7 +92,7 @@ _MAP = re.compile(r"affine_map<\(([^)]*)\)(?:\[([^\]]*)\])? -> \((.*)\)>")
 
 
 def formula(op: Operation, operands: Sequence[str]) -> str:
-    """A Python expression for the result of a scalar operation. What is no integer arithmetic is unknown."""
+    """A Python expression for the result of a scalar operation, which is unknown for anything but integer arithmetic."""
     dialect, name = arithmetic_of(op)
     if dialect == "affine" and name in ("apply", "min", "max"):
         values = _affine(str(property_of(op, "map")), operands)

@@ -1,10 +1,9 @@
 """A discrete event simulation of the pipes of one core, or of a cube core and its vector cores.
 
-The scalar unit issues in program order, and never waits for a pipe unless a flag or a barrier makes it. Each pipe takes what
-it was issued in order. A vector instruction lets the next one follow after its repeats, and its result is there some cycles
-later, which a flag or barrier waits for. A DMA transfer keeps its pipe for a start-up time, then moves bytes: at the rate of
-the core's port, and those that cross main memory no faster than the cores' share of its bandwidth, of which pipes that move
-such bytes at a time have equal parts; one that takes only some of its bytes from there counts as that part of a pipe.
+The scalar unit issues in program order and waits only for flags and barriers. Each pipe runs its items in order. The next
+vector instruction may start after the repeats of the one before; flags and barriers also wait for its latency. A transfer
+has a start-up time, then moves bytes at the rate of the core's port. Bytes that cross main memory also share the core's
+part of its bandwidth: each pipe that moves such bytes has a share in proportion to the part of its bytes that cross it.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ class Event:
     """Something that kept a pipe busy.
 
     Attributes:
-        pipe: which.
+        pipe: its name.
         start, end: in seconds.
         name: of the instruction.
         amount: elements of a vector instruction, multiplications of a matrix product, else bytes.
-        core: whose pipe: "AIV" or "AIC"; where these work together "AIC", "AIV0" and "AIV1".
+        core: "AIV" or "AIC"; where cores of both kinds work together "AIC", "AIV0" and "AIV1".
     """
 
     pipe: Pipe
@@ -42,7 +41,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulation found: seconds in all, seconds that each core's pipes are busy, and the first events."""
+    """The result of a simulation: seconds in all, busy seconds of each core's pipes, and the first events."""
 
     seconds: float
     busy: Mapping[str, Mapping[Pipe, float]]
@@ -85,7 +84,7 @@ def simulate(programs: Mapping[str, tuple[Iterable[Issue], Rates]], share: float
 
 
 def _finish_transfer(cores: Sequence[Core], share: float) -> bool:
-    """End the transfer that ends first, if any moves. None can start before: whoever could start one waits for an end."""
+    """End the transfer that ends first. No other can start before: everything else waits."""
     movers = [(core, pipe, lane) for core in cores for pipe in _MOVERS if (lane := core.lanes[pipe]).transfer is not None]
     if not movers:
         return False

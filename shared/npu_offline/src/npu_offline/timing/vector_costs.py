@@ -1,4 +1,4 @@
-"""From the name of a vector instruction, or of the compiler's library call for it, and a shape to its cost."""
+"""The cost of a vector instruction, or library call, by its name and shape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .costs import VECTOR_BYTES, VECTOR_COSTS, VectorCost
 from .instructions import Vector
 
 _ADD, _REDUCE = VECTOR_COSTS["vadd"], VECTOR_COSTS["reduce"]
-_LIBRARY = {  # the library's names of what the operations call otherwise
+_LIBRARY = {  # the library's names, and the operations' names for the same
     "copy_ubuf": "copy",
     "broadcast_scalar": "vbrc",
     "broadcast_last_axis": "vbrc",
@@ -68,7 +68,7 @@ def _reduction(shape: Sequence[int], itemsize: float, reduced: Sequence[int]) ->
         levels = ceil(log2(max(2, length)))
         return _ADD.per_repeat * (length - 1) * repeats((kept,), itemsize), levels * _ADD.latency
     levels = max(0, ceil(log2(max(1, length / _CHUNK))))
-    # Each level waits for the one before; the halves together are as long as the row less the last 64.
+    # Each level waits for the one before. All levels together add row - 64 lanes.
     adds = kept * max(0, ceil(length / _CHUNK) - 1) * ceil(_CHUNK * itemsize / VECTOR_BYTES)
     busy = _ADD.per_repeat * adds + levels * _ADD.latency + _REDUCE.per_repeat * kept
     return busy, _REDUCE.latency

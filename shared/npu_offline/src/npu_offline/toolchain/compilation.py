@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import npu_tiling
 
@@ -22,6 +22,9 @@ from .cache import cache_dir, checked, source_digest
 from .compilers import DEFAULT, compiler
 from .processes import run
 from .triton_ascend import require_triton_ascend
+
+if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
 
 # Called in place of CANN's hivmc: keeps the final module and makes the files that its caller expects.
 HIVMC = """#!/bin/sh
@@ -61,13 +64,13 @@ _OVERFLOW = re.compile(r"(\w+) overflow, requires (\d+) bits while (\d+) bits av
 
 
 def compile_kernel(
-    kernel: Any,
+    kernel: JITFunction | LaunchRecord,
     signature: Mapping[str, str] | None = None,
-    constants: Mapping[str, Any] | None = None,
+    constants: Mapping[str, object] | None = None,
     *,
     soc: str = "Ascend910B4",
     toolchain: str = DEFAULT,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Report:
     """Compile a kernel as triton-ascend does for a chip; results are kept on disk.
 
@@ -94,10 +97,10 @@ def compile_kernel(
 
 
 def as_record(
-    kernel: Any,
+    kernel: JITFunction | LaunchRecord,
     signature: Mapping[str, str] | None,
-    constants: Mapping[str, Any] | None,
-    options: Mapping[str, Any] | None,
+    constants: Mapping[str, object] | None,
+    options: Mapping[str, object] | None,
 ) -> LaunchRecord:
     """A record of a launch of one program of a `@triton.jit` function; a `LaunchRecord` with more options."""
     if not isinstance(kernel, LaunchRecord):
@@ -128,7 +131,7 @@ def front_end_of(record: LaunchRecord) -> tuple[str, str, str]:
     return record.name, ttir, linalg
 
 
-def compile_linalg(name: str, ttir: str, linalg: str, options: Mapping[str, Any], soc: str, toolchain: str) -> Report:
+def compile_linalg(name: str, ttir: str, linalg: str, options: Mapping[str, object], soc: str, toolchain: str) -> Report:
     """Compile Linalg IR. Needs no Triton; arguments and result can be pickled.
 
     Raises:
@@ -152,7 +155,7 @@ def _cached(folder: str, key: str, build: Callable[[], str]) -> str:
     return checked(cache_dir() / folder / f"{digest}.json", lambda: build().encode()).decode()
 
 
-def _flags(options: Mapping[str, Any]) -> list[str]:
+def _flags(options: Mapping[str, object]) -> list[str]:
     """The compiler's options as triton-ascend passes them."""
     values = {"multibuffer": True, "enable_auto_bind_sub_block": True, **options}
     given = [f"--{flag}={values[name]}" for name, flag in _FLAGS.items() if values.get(name) is not None]

@@ -1,4 +1,4 @@
-"""Search for the tiles of which the time model predicts the least, among those that the compiler accepts."""
+"""Searches for the tiles with the shortest predicted time, among those that the compiler accepts."""
 
 from .search import Candidate, Site, Tuned, search
 

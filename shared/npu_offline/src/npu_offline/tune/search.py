@@ -1,4 +1,4 @@
-"""Candidate tiles of a call: recorded, compiled on all cores, ranked by predicted time."""
+"""Candidate tiles of a call: recorded, compiled in parallel, ranked by predicted time."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Candidate:
 
     @property
     def gain(self) -> float:
-        """What part of the tiling's time it saves; negative where it costs more."""
+        """The share of the tiling's time that it saves; negative where it is slower."""
         return 0.0 if self.seconds is None or not self.chosen else 1 - self.seconds / self.chosen
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What became of one question that a tiling asked: other answers, the best one first."""
+    """The candidates for one call of `npu_tiling.fit`, fastest first."""
 
     label: str
     site: Site
@@ -58,7 +58,7 @@ class Tuned:
 
     @property
     def best(self) -> Candidate | None:
-        """The candidate that is predicted to take least, if that is less than what the tiling chose."""
+        """The fastest candidate, if it is faster than the tiling's choice."""
         return next((candidate for candidate in self.candidates if candidate.gain > 0), None)
 
 
@@ -77,10 +77,10 @@ def search(
 ) -> list[Tuned]:
     """Try other block sizes for everything that a call launches.
 
-    A tiling asks `npu_tiling.fit` once for every launch that it makes. Each answer is replaced in turn, by sizes from a
-    quarter to four times of what it was, and what the call launches then is compiled and timed. A call that takes its
-    sizes as arguments lists them instead. A candidate is held against the launches of the tiling's own that it replaces:
-    those of the same kernels, whose constants or grid differ.
+    A tiling calls `npu_tiling.fit` once for every launch that it makes. Each result is replaced in turn by sizes from a
+    quarter to four times of it, and the launches that the call then makes are compiled and timed. A call that takes its
+    sizes as arguments lists them instead. A candidate is compared with the launches that it replaces: those of the same
+    kernels, whose constants or grid differ.
 
     Args:
         label: of the call.
@@ -88,7 +88,10 @@ def search(
         choices: names of keyword arguments of `call` and the sizes that each may be; the first are those in use.
         soc, toolchain: what for, and by which compiler.
         jobs: compilations at a time; None for all cores.
-        kernel: only questions whose answer changes a kernel with this in its name.
+        kernel: only sizes that change a kernel with this text in its name.
+
+    Returns:
+        The candidates, for each result of `npu_tiling.fit` or each listed argument.
     """
     runs: list[tuple[int, Sizes, Callable[[], _Recorded]]]
     if choices:
@@ -101,7 +104,7 @@ def search(
         runs = [(number, other, functools.partial(_recorded, call, soc, number, other)) for number, other in plans]
     tried: list[tuple[int, Sizes, list[LaunchRecord]]] = []
     for number, sizes, launches_with in runs:
-        with contextlib.suppress(OfflineError, ValueError, ZeroDivisionError):  # the tiling itself refuses these sizes
+        with contextlib.suppress(OfflineError, ValueError, ZeroDivisionError):  # the tiling refuses these sizes
             tried.append((number, sizes, launches_with()[1]))
     wanted = [(number, sizes, new) for number, sizes, new in tried if _changes(own, new, kernel)]
     _compile([launch for _, _, new in wanted for launch in new], soc, toolchain, jobs)
@@ -114,8 +117,8 @@ def search(
 
 
 def _recorded(call: Callable[[], None], soc: str, number: int = -1, sizes: Sizes | None = None) -> _Recorded:
-    """What a call asks and launches, the question of this number answered with these sizes."""
-    # Tilings remember launches by device: a name of its own keeps candidates apart.
+    """The sites and launches of a call, with these sizes at the site of this number."""
+    # Tilings cache launches by device: a unique name keeps candidates apart.
     device = dataclasses.replace(npu_tiling.soc(soc), name=f"{soc}, candidate {next(_candidates)}")
     with (
         answering(lambda n, _: sizes if n == number else None) as sites,
@@ -136,7 +139,7 @@ def _changes(own: Sequence[LaunchRecord], new: Sequence[LaunchRecord], kernel: s
 
 
 class _Clock:
-    """Predicted times, each once."""
+    """Predicted times, computed once for each launch."""
 
     def __init__(self, soc: str, toolchain: str) -> None:
         self._soc, self._toolchain = soc, toolchain
@@ -165,7 +168,7 @@ def _candidate(sizes: Sizes, own: Sequence[LaunchRecord], new: Sequence[LaunchRe
 
 
 def _compile(launches: Iterable[LaunchRecord], soc: str, toolchain: str, jobs: int | None) -> None:
-    """Compile in parallel, for the cache on disk. The compiler is a process of its own: threads wait for it."""
+    """Compile in parallel, to fill the cache on disk. Threads suffice: the compiler is a separate process."""
     described = dict.fromkeys(check.describe(launch) for launch in launches)
     with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
         list(pool.map(check.run, [check.Job(*parts, soc, toolchain) for parts in described]))

@@ -1,4 +1,4 @@
-"""Other block sizes than a tiling chose: a tiling asks `npu_tiling.fit` for sizes, and here something else answers."""
+"""Replaces the results of `npu_tiling.fit`, so that tilings use other block sizes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _FACTORS = (1 / 4, 1 / 2, 3 / 4, 1, 5 / 4, 3 / 2, 2, 4)
 
 @dataclass(frozen=True)
 class Site:
-    """One question that a tiling asked.
+    """One call of `npu_tiling.fit` by a tiling.
 
     Attributes:
-        blocks: the blocks that it wanted sizes of; none where a call lists the sizes that it can be given.
-        chosen: the sizes it was told.
+        blocks: the blocks whose sizes it asks for; empty where a call lists its sizes.
+        chosen: the sizes that it was given.
     """
 
     blocks: tuple[Block, ...]
     chosen: tuple[tuple[str, int], ...]
 
     def others(self) -> list[dict[str, int]]:
-        """Other sizes worth trying: of one block at a time, from a quarter of what was chosen to four times as much."""
+        """Other sizes to try: one block at a time, from a quarter of the chosen size to four times it."""
         chosen = dict(self.chosen)
         return [
             {**chosen, block.name: size}
@@ -50,13 +50,14 @@ def _around(block: Block, chosen: int) -> list[int]:
 
 @contextlib.contextmanager
 def answering(answer: Callable[[int, Site], Sizes | None]) -> Iterator[list[Site]]:
-    """Until the block ends, `answer` may say other sizes than `npu_tiling.fit` to every module that has imported that.
+    """Until the block ends, `answer` replaces `npu_tiling.fit` in every module that has imported it.
 
     Args:
-        answer: from the number of a question, in the order in which they are first asked, and the question itself.
+        answer: called with the number of a site, in the order of first calls, and the site; returns sizes, or None to keep
+            the chosen ones.
 
     Yields:
-        The questions so far.
+        The sites so far.
     """
     sites: list[Site] = []
     numbers: dict[tuple[object, ...], int] = {}
@@ -70,9 +71,9 @@ def answering(answer: Callable[[int, Site], Sizes | None]) -> Iterator[list[Site
             numbers[key] = len(sites)
             sites.append(site)
         sizes = dict(answer(numbers[key], site) or chosen)
-        # Some compiler takes a tile for which there is no room, without double buffering: that is no choice for all.
+        # A compiler may accept a tile that does not fit, without double buffering; not all of them do.
         if npu_tiling.footprint(tiles, sizes, device) > device.ub_bytes:
-            raise OfflineError(f"blocks of {sizes} do not fit in {device.ub_bytes} bytes")  # tilings catch no such error
+            raise OfflineError(f"blocks of {sizes} do not fit in {device.ub_bytes} bytes")  # not an error that tilings catch
         return sizes
 
     with contextlib.ExitStack() as stack:
@@ -82,5 +83,5 @@ def answering(answer: Callable[[int, Site], Sizes | None]) -> Iterator[list[Site
 
 
 def _modules() -> list[ModuleType]:
-    """The modules that ask."""
+    """The modules that have imported `npu_tiling.fit`."""
     return [module for module in list(sys.modules.values()) if vars(module).get("fit") is npu_tiling.fit]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -22,7 +21,7 @@ def parsed(final: str, soc: str, toolchain: str) -> ModuleOp:
     return parse_stage(final, soc, toolchain, "--lower-affine")
 
 
-def executable(final: str, soc: str, toolchain: str, mutate: Callable[[ModuleOp], Any] | None = None) -> bytes:
+def executable(final: str, soc: str, toolchain: str, mutate: Callable[[ModuleOp], object] | None = None) -> bytes:
     """A shared object with the function `npu_offline_entry(slots, x, y, z)`, which runs program (x, y, z).
 
     Args:
@@ -41,7 +40,7 @@ def executable(final: str, soc: str, toolchain: str, mutate: Callable[[ModuleOp]
     return _built(final, soc, toolchain, mutate)
 
 
-def _built(final: str, soc: str, toolchain: str, mutate: Callable[[ModuleOp], Any] | None = None) -> bytes:
+def _built(final: str, soc: str, toolchain: str, mutate: Callable[[ModuleOp], object] | None = None) -> bytes:
     module = parsed(final, soc, toolchain)
     if mutate is not None:
         mutate(module)
@@ -52,7 +51,7 @@ def _built(final: str, soc: str, toolchain: str, mutate: Callable[[ModuleOp], An
     return shared_object_of_c(source)
 
 
-def final_module(name: str, linalg: str, options: dict[str, Any], soc: str, toolchain: str) -> str:
+def final_module(name: str, linalg: str, options: Mapping[str, object], soc: str, toolchain: str) -> str:
     """What the compiler makes of Linalg IR, up to hivmc.
 
     Raises:
