@@ -41,7 +41,7 @@ def leaf(*shape, dtype=torch.float32):
 
 def call(kernel, dtype, layers):
     """A call whose launches have the kernel among them, at a width where it is chosen."""
-    width = 65536 if kernel in tiling.COLUMN_KERNELS else 1024
+    width = 65536 if kernel in tiling.COLUMN_KINDS else 1024
     weights = [leaf(width, dtype=dtype) for _ in range(3)]
     blocks = leaf(4, 200, width, dtype=dtype)
     if kernel in ("merge", "merge backward", "norm backward"):
@@ -68,7 +68,7 @@ def ways(kernel):
     """Rows, layers and options of a tile: one row in each way, several rows, several layers."""
     if kernel == "forward of layers":
         return [(1, 4, {"double_buffered": double_buffered}) for double_buffered in (True, False)]
-    if kernel in tiling.COLUMN_KERNELS:
+    if kernel in tiling.COLUMN_KINDS:
         return [(2, 1, {}), (1, 4, {})]
     prefetch = kernel in footprint.PREFETCHED
     single = [
@@ -84,10 +84,10 @@ def launch(kernel, dtype, soc, width, rows, layers, options):
 
 def fits(tile, dtype, soc):
     """Whether every compiler for the chip takes a tile."""
-    record = record_of(tile.problem.kernel, dtype, tile.problem.layers, soc)
+    record = record_of(tile.problem.kind, dtype, tile.problem.layers, soc)
     function = record.kernel
-    if tile.problem.kernel in footprint.PREFETCHED:
-        module, name = tile.forward_kernel
+    if tile.problem.kind in footprint.PREFETCHED:
+        module, name, _ = tile.kernel
         function = getattr(importlib.import_module(f"npu_attn_res.{module}"), name)
     return fits_everywhere(record, tile.constants, soc, options=tile.options, kernel=function)
 
@@ -123,7 +123,7 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, kernel, dtype):
             too_little.append((width, way))
         if (soc, kernel, dtype, way) in GENEROUS:
             continue
-        if kernel not in (*tiling.COLUMN_KERNELS, "forward of layers"):  # whose bytes depend on the number of layers
+        if kernel not in (*tiling.COLUMN_KINDS, "forward of layers"):  # whose bytes depend on the number of layers
             wider = width * 4 // 3 // UNIT * UNIT
             if fits(launch(kernel, dtype, soc, wider, *way), dtype, soc):
                 too_much.append((wider, way))

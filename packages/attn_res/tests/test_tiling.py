@@ -30,11 +30,11 @@ def test_importing_tilings_needs_neither_triton_nor_a_device():
 
 @pytest.mark.parametrize("chip", [*SOCS.values(), H200], ids=lambda chip: chip.name)
 def test_every_launch_covers_the_rows_within_the_grid(chip):
-    problems = [Problem(kernel, width, size, n_blocks=8) for kernel in ROW_KERNELS for width in WIDTHS for size in (2, 4)]
+    problems = [Problem(kernel, width, size, n_sources=8) for kernel in ROW_KERNELS for width in WIDTHS for size in (2, 4)]
     launches = [launch for problem in problems if (launch := row_launch(problem, chip)) is not None]
     layers = [
         Problem(kernel, width, 2, n_layers)
-        for kernel in tiling.COLUMN_KERNELS
+        for kernel in tiling.COLUMN_KINDS
         for width in WIDTHS
         for n_layers in (1, 3, 12, 64)
     ]
@@ -74,8 +74,8 @@ def test_layers_share_a_tile_as_long_as_they_fit():
 
 
 def test_blocks_of_one_token_are_held_where_they_fit():
-    assert row_launch(Problem("backward", 1024, 2, n_blocks=8), H200).block_n == 8
-    assert row_launch(Problem("backward", 7168, 2, n_blocks=16), H200).block_n == 2
+    assert row_launch(Problem("backward", 1024, 2, n_sources=8), H200).block_n == 8
+    assert row_launch(Problem("backward", 7168, 2, n_sources=16), H200).block_n == 2
 
 
 def test_ascend_tiles_are_whole_aligned_pieces():
@@ -92,13 +92,13 @@ def test_a_tile_stays_inside_32_bits():
 
 @pytest.mark.parametrize("problem", [Problem("forward", 1000, 2), Problem("merge", 4096, 2), Problem("gradient", 16384, 2)])
 def test_smaller_launches_shrink_to_an_end(problem):
-    launch = columns_launch(problem, B4) if problem.kernel in tiling.COLUMN_KERNELS else row_launch(problem, B4)
+    launch = columns_launch(problem, B4) if problem.kind in tiling.COLUMN_KINDS else row_launch(problem, B4)
     seen = [launch]
     while (following := smaller(seen[-1])) is not None:
         seen.append(following)
         assert len(seen) < 100
     assert len(set(seen)) == len(seen)
-    assert seen[-1].block_d == 16 if problem.kernel == "gradient" else not seen[-1].whole_rows
+    assert seen[-1].block_d == 16 if problem.kind == "gradient" else not seen[-1].whole_rows
 
 
 def test_partial_sums_are_spread_over_the_cores():
@@ -125,12 +125,12 @@ def test_tiles_under_way_fit_in_the_shared_memory_of_a_program(shared):
                         under_way = (launch.stages - 1) * launch.block_n * launch.block_d * size
                         assert under_way <= shared
                         assert launch.whole_rows
-    widest = cuda.row_launch(Problem("forward", 16384, 4, n_blocks=2), H200)
+    widest = cuda.row_launch(Problem("forward", 16384, 4, n_sources=2), H200)
     assert (widest.block_n, widest.stages) == (1, 3)
 
 
 def test_on_cuda_a_smaller_launch_ends_in_kernels_that_take_columns():
-    launch = row_launch(Problem("backward", 2048, 4, n_blocks=16), H200)
+    launch = row_launch(Problem("backward", 2048, 4, n_sources=16), H200)
     seen = []
     while launch is not None:
         seen.append(launch)

@@ -1,184 +1,32 @@
-"""Attention Residuals and their gradients: the public functions, and the autograd of the operators."""
+"""The gradients of the operators."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
-from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
-from . import sharding
-from .checks import check_merge, check_phase1, check_sources
-from .operators import reads_h
-from .registration import OPERATORS
+from .operators import OPERATORS, single, two_phase
 
-
-def attn_res(
-    blocks: Tensor | Sequence[Tensor],
-    w_query: Tensor,
-    w_norm: Tensor,
-    eps: float = 1e-6,
-    *,
-    return_weights: bool = False,
-    norm_weight: Tensor | None = None,
-    norm_eps: float = 1e-6,
-) -> Any:
-    """A layer's input as a softmax over depth: attention of one learned query over the outputs of earlier blocks.
-
-        k_i = v_i / sqrt(mean(v_i^2) + eps) * w_norm        alpha = softmax_i(<w_query, k_i>)        h = sum_i alpha_i v_i
-
-    Arithmetic is fp32, h is rounded once, to v's dtype. Under autocast nothing is cast. A block that needs no gradient gets
-    none computed; its score still counts in those of the others. Of DTensors, see sharding.py, each rank computes its own
-    tokens.
-
-    A token's results have the same bits whatever the other tokens are, however many, and wherever it stands, among blocks
-    that lie alike: contiguous ones always do. One exception, on Ascend: where a token's later score is higher by 30 than its
-    first, tokens that the same core computes may differ in the last bits.
-
-    Args:
-        blocks: v, a tensor [N, ..., D] or a list or tuple of N tensors [..., D], which is not stacked or copied; fp32, bf16
-            or fp16 (fp64 too on a CPU). N from 1. Rows may lie at any stride, the same for all blocks; others are copied.
-        w_query, w_norm: [D], v's dtype or fp32.
-        eps: added to the mean square.
-        return_weights: return alpha too, which carries no gradient.
-        norm_weight: [D], v's dtype or fp32: of the RMSNorm that follows, computed in the same pass, from h as it is rounded.
-        norm_eps: added to that norm's mean square.
-
-    Returns:
-        h [..., D] in v's dtype. A tuple of h, then y = h / rms(h) * norm_weight [..., D] where there is a norm_weight, then
-        alpha [N, ...] in fp32 where it is asked for.
-
-    Raises:
-        TypeError: an argument has a type or dtype that is not supported.
-        ValueError: shapes or devices do not match, or an option is out of range.
-
-    Source: "Attention Residuals", arXiv 2603.15031.
-    """
-    stacked = isinstance(blocks, Tensor)
-    sources = [blocks] if stacked else blocks
-    weights = {"w_query": w_query, "w_norm": w_norm, "norm_weight": norm_weight}
-    eps, norm_eps = check_sources(sources, stacked, weights, eps, norm_eps)
-    arguments.flags(return_weights=return_weights)
-    if is_distributed((sources, w_query, w_norm, norm_weight)):
-        run = functools.partial(attn_res, eps=eps, return_weights=return_weights, norm_eps=norm_eps)
-        return sharding.attn_res(run, blocks, weights, return_weights)
-    options = (eps, norm_eps, return_weights)
-    h, y, score, _, lse, _ = OPERATORS("attn_res", list(sources), stacked, w_query, w_norm, norm_weight, *options)
-    results = [h]
-    if norm_weight is not None:
-        results.append(y)
-    if return_weights:
-        with torch.no_grad():
-            results.append(torch.exp(score - lse).view(len(score), *h.shape[:-1]))
-    return h if len(results) == 1 else tuple(results)
-
-
-def attn_res_phase1(
-    queries: Tensor, blocks: Tensor | Sequence[Tensor], w_norm: Tensor, eps: float = 1e-6
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The first phase of Block AttnRes: the finished blocks' share of several layers' inputs, for all of them at once.
-
-        s_i = <query, k_i>, as in `attn_res`        max = max_i s_i
-        o = sum_i exp(s_i - max) v_i                sum = sum_i exp(s_i - max)
-
-    so that o / sum is what `attn_res` gives for a layer, and `attn_res_merge` joins what comes later. Every block is read
-    once where one token's rows of all layers fit on chip, twice otherwise; all three results may be differentiated.
-
-    Args:
-        queries: [S, D], one w_query for each layer.
-        blocks: as for `attn_res`.
-        w_norm: [D], or [S, D], one for each layer.
-        eps: added to the mean square.
-
-    Returns:
-        o [S, ..., D], max [S, ...] and sum [S, ...], fp32: nothing is rounded before the phases are joined.
-
-    Raises:
-        TypeError, ValueError: as for `attn_res`.
-
-    Source: arXiv 2603.15031, the two-phase computation.
-    """
-    stacked = isinstance(blocks, Tensor)
-    sources = [blocks] if stacked else blocks
-    first, eps = check_phase1(queries, sources, stacked, w_norm, eps)
-    if is_distributed((queries, sources, w_norm)):
-        return sharding.phase1(functools.partial(attn_res_phase1, eps=eps), queries, blocks, w_norm)
-    o, maximum, total, _, _ = OPERATORS("phase1", queries, list(sources), stacked, w_norm, eps, False)
-    leading = first.shape[1:-1] if stacked else first.shape[:-1]
-    o = o.view(*leading, *o.shape[1:]).movedim(-2, 0)
-    return o, maximum.view(len(queries), *leading), total.view(len(queries), *leading)
-
-
-def attn_res_merge(
-    o: Tensor,
-    max: Tensor,
-    sum: Tensor,
-    partial: Tensor,
-    w_query: Tensor,
-    w_norm: Tensor,
-    eps: float = 1e-6,
-    *,
-    layer_output: Tensor | None = None,
-    norm_weight: Tensor | None = None,
-    norm_eps: float = 1e-6,
-) -> Any:
-    """The second phase of Block AttnRes: one more block, the running partial sum, joins a layer's first phase.
-
-        s = <w_query, k(partial)>        m = max(max, s)
-        h = (exp(max - m) o + exp(s - m) partial) / (exp(max - m) sum + exp(s - m))
-
-    which is what `attn_res` gives over all blocks and `partial`.
-
-    Args:
-        o: [..., D], max: [...], sum: [...]: of one layer, as `attn_res_phase1` returned them.
-        partial: [..., D], fp32, bf16 or fp16 (fp64 too on a CPU).
-        w_query, w_norm: [D], partial's dtype or fp32: the layer's.
-        eps: added to the mean square.
-        layer_output: [..., D] in partial's dtype: added to `partial` first, in the same pass; the sum is rounded to it.
-        norm_weight, norm_eps: as for `attn_res`.
-
-    Returns:
-        h [..., D] in partial's dtype. A tuple of h, then y where there is a norm_weight, then the new partial sum where
-        there is a layer_output.
-
-    Raises:
-        TypeError, ValueError: as for `attn_res`.
-
-    Source: arXiv 2603.15031, the two-phase computation.
-    """
-    weights = {"w_query": w_query, "w_norm": w_norm, "norm_weight": norm_weight}
-    state = {"o": o, "max": max, "sum": sum}
-    eps, norm_eps = check_merge(state, partial, layer_output, weights, eps, norm_eps)
-    rows = {**state, "partial": partial, "layer_output": layer_output}
-    if is_distributed((*rows.values(), *weights.values())):
-        return sharding.merge(functools.partial(attn_res_merge, eps=eps, norm_eps=norm_eps), rows, weights, partial)
-    options = (w_query, w_norm, norm_weight, eps, norm_eps, False)
-    h, y, joined, *_ = OPERATORS("merge", o, max, sum, partial, layer_output, *options)
-    results = [h]
-    if norm_weight is not None:
-        results.append(y)
-    if layer_output is not None:
-        results.append(joined)
-    return h if len(results) == 1 else tuple(results)
+# `run` is an operator without its gradient: through the dispatcher, or where that is bypassed the function itself.
 
 
 class _AttnRes(Function):
     @staticmethod
-    def forward(ctx, stacked, eps, norm_eps, w_query, w_norm, norm_weight, *blocks):  # type: ignore[no-untyped-def]
+    def forward(ctx, run, stacked, eps, norm_eps, save, w_query, w_norm, norm_weight, *blocks):  # type: ignore[no-untyped-def]
         weights = (w_query, w_norm, norm_weight)
-        found = OPERATORS.below_autograd("attn_res", list(blocks), stacked, *weights, eps, norm_eps, True)
-        h, y, *statistics = found
-        kept = h if norm_weight is not None or reads_h(blocks[0]) else None
-        ctx.save_for_backward(kept, *weights, *statistics, *blocks)
+        h, y, *statistics = run(blocks, stacked, *weights, eps, norm_eps, True)
+        kept = h if norm_weight is not None or single.reads_h(blocks[0]) else None
+        y, norm_rstd = (None, None) if norm_weight is None else (y, statistics[3])
+        ctx.save_for_backward(kept, *weights, *statistics[:3], norm_rstd, *blocks)
         ctx.stacked = stacked
-        ctx.mark_non_differentiable(*statistics, *(() if norm_weight is not None else (y,)))
         ctx.set_materialize_grads(False)
-        return tuple(found)
+        if not save:
+            return h, y, None, None, None, None
+        ctx.mark_non_differentiable(*[one for one in (*statistics[:3], norm_rstd) if one is not None])
+        return h, y, *statistics[:3], norm_rstd
 
     @staticmethod
     def backward(ctx, dh, dy, *_):  # type: ignore[no-untyped-def]
@@ -186,89 +34,92 @@ class _AttnRes(Function):
             return (None,) * len(ctx.needs_input_grad)
         h, w_query, w_norm, norm_weight, score, rstd, lse, norm_rstd, *blocks = ctx.saved_tensors
         weights, statistics = (w_query, w_norm, norm_weight), (score, rstd, lse, norm_rstd)
-        need_weights, need_blocks = list(ctx.needs_input_grad[3:6]), list(ctx.needs_input_grad[6:])
+        need_weights, need_blocks = list(ctx.needs_input_grad[5:8]), list(ctx.needs_input_grad[8:])
         need_weights[2] = need_weights[2] and dy is not None
         needed = (need_blocks, need_weights)
         dblocks, *dweights = OPERATORS("attn_res_backward", dh, dy, h, blocks, ctx.stacked, *weights, *statistics, *needed)
-        return None, None, None, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
+        return None, None, None, None, None, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
 
 
 class _Phase1(Function):
     @staticmethod
-    def forward(ctx, stacked, eps, queries, w_norm, *blocks):  # type: ignore[no-untyped-def]
-        found = OPERATORS.below_autograd("phase1", queries, list(blocks), stacked, w_norm, eps, True)
-        _, maximum, _, score, rstd = found
+    def forward(ctx, run, stacked, eps, save, queries, w_norm, *blocks):  # type: ignore[no-untyped-def]
+        o, maximum, total, score, rstd = run(queries, blocks, stacked, w_norm, eps, True)
         ctx.save_for_backward(queries, w_norm, maximum, score, rstd, *blocks)
         ctx.stacked = stacked
-        ctx.mark_non_differentiable(score, rstd)
         ctx.set_materialize_grads(False)
-        return tuple(found)
+        if not save:
+            return o, maximum, total, None, None
+        ctx.mark_non_differentiable(score, rstd)
+        return o, maximum, total, score, rstd
 
     @staticmethod
     def backward(ctx, do, dmaximum, dtotal, *_):  # type: ignore[no-untyped-def]
         if do is None and dmaximum is None and dtotal is None:
             return (None,) * len(ctx.needs_input_grad)
         queries, w_norm, maximum, score, rstd, *blocks = ctx.saved_tensors
-        need_weights, need_blocks = list(ctx.needs_input_grad[2:4]), list(ctx.needs_input_grad[4:])
+        need_weights, need_blocks = list(ctx.needs_input_grad[4:6]), list(ctx.needs_input_grad[6:])
         inputs = (queries, blocks, ctx.stacked, w_norm, maximum, score, rstd)
         found = OPERATORS("phase1_backward", do, dmaximum, dtotal, *inputs, need_blocks, need_weights)
         dblocks, *dweights = found
-        return None, None, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
+        return None, None, None, None, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
 
 
 class _Merge(Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, o, maximum, total, partial, x, w_query, w_norm, norm_weight, eps, norm_eps
+        ctx, run, o, maximum, total, partial, x, w_query, w_norm, norm_weight, eps, norm_eps, save
     ):
         weights = (w_query, w_norm, norm_weight)
-        found = OPERATORS.below_autograd("merge", o, maximum, total, partial, x, *weights, eps, norm_eps, True)
-        h, y, joined, *statistics = found
-        kept = None if norm_weight is None else h
-        ctx.save_for_backward(kept, o, maximum, total, partial if x is None else joined, *weights, *statistics)
-        missing = [result for result, there in ((y, norm_weight), (joined, x)) if there is None]
-        ctx.mark_non_differentiable(*statistics, *missing)
+        h, y, joined, *statistics = run(o, maximum, total, partial, x, *weights, eps, norm_eps, True)
+        kept, y, norm_rstd = (None, None, None) if norm_weight is None else (h, y, statistics[3])
+        joined = None if x is None else joined
+        state = (o, maximum, total, partial if x is None else joined)
+        ctx.save_for_backward(kept, *state, *weights, *statistics[:3], norm_rstd)
         ctx.set_materialize_grads(False)
-        return tuple(found)
+        if not save:
+            return h, y, joined, None, None, None, None
+        ctx.mark_non_differentiable(*[one for one in (*statistics[:3], norm_rstd) if one is not None])
+        return h, y, joined, *statistics[:3], norm_rstd
 
     @staticmethod
     def backward(ctx, dh, dy, djoined, *_):  # type: ignore[no-untyped-def]
-        need = ctx.needs_input_grad
+        _, *need = ctx.needs_input_grad
         if dh is None and dy is None:
-            return None, None, None, djoined if need[3] else None, djoined if need[4] else None, *(None,) * 5
+            return None, None, None, None, djoined if need[3] else None, djoined if need[4] else None, *(None,) * 6
         kept, *inputs = ctx.saved_tensors
         need_weights = [need[5], need[6], need[7] and dy is not None]
         found = OPERATORS("merge_backward", dh, dy, djoined, kept, *inputs, need_weights)
         do, dmaximum, dtotal, dpartial, *dweights = found
         state = _only((do, dmaximum, dtotal, dpartial, dpartial), need[:5])
-        return *state, *_only(dweights, need_weights), None, None
+        return None, *state, *_only(dweights, need_weights), None, None, None
 
 
 def _only(gradients: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
     return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
 
 
-def _attn_res(blocks, stacked, w_query, w_norm, norm_weight, eps, norm_eps, save):  # type: ignore[no-untyped-def]
-    if needs_gradient((blocks, w_query, w_norm, norm_weight)):
-        return apply(_AttnRes, stacked, eps, norm_eps, w_query, w_norm, norm_weight, *blocks)
-    options = (norm_weight, eps, norm_eps, save)
-    return OPERATORS.below_autograd("attn_res", blocks, stacked, w_query, w_norm, *options)
+def _attn_res(run, blocks, stacked, w_query, w_norm, norm_weight, eps, norm_eps, save):  # type: ignore[no-untyped-def]
+    if needs_gradient((w_query, w_norm, norm_weight, blocks)):
+        return apply(_AttnRes, run, stacked, eps, norm_eps, save, w_query, w_norm, norm_weight, *blocks)
+    return run(blocks, stacked, w_query, w_norm, norm_weight, eps, norm_eps, save)
 
 
-def _phase1(queries, blocks, stacked, w_norm, eps, save):  # type: ignore[no-untyped-def]
-    if needs_gradient((queries, blocks, w_norm)):
-        return apply(_Phase1, stacked, eps, queries, w_norm, *blocks)
-    return OPERATORS.below_autograd("phase1", queries, blocks, stacked, w_norm, eps, save)
+def _phase1(run, queries, blocks, stacked, w_norm, eps, save):  # type: ignore[no-untyped-def]
+    if needs_gradient((queries, w_norm, blocks)):
+        return apply(_Phase1, run, stacked, eps, save, queries, w_norm, *blocks)
+    return run(queries, blocks, stacked, w_norm, eps, save)
 
 
-def _merge(*arguments):  # type: ignore[no-untyped-def]
-    if needs_gradient(arguments[:8]):
-        return apply(_Merge, *arguments[:10])
-    return OPERATORS.below_autograd("merge", *arguments)
+def _merge(run, *arguments):  # type: ignore[no-untyped-def]
+    return apply(_Merge, run, *arguments) if needs_gradient(arguments[:8]) else run(*arguments)
 
 
-OPERATORS.autograd("attn_res", _attn_res)
-OPERATORS.autograd("phase1", _phase1)
-OPERATORS.autograd("merge", _merge)
-for _name in ("attn_res_backward", "phase1_backward", "merge_backward"):
-    OPERATORS.gradient(_name)
+for _name, _record, _run in (
+    ("attn_res", _attn_res, single.attn_res),
+    ("phase1", _phase1, two_phase.phase1),
+    ("merge", _merge, two_phase.merge),
+):
+    _through_dispatcher = functools.partial(OPERATORS.below_autograd, _name)
+    OPERATORS.autograd(_name, functools.partial(_record, _through_dispatcher), functools.partial(_record, _run))
+    OPERATORS.gradient(f"{_name}_backward")

@@ -85,5 +85,8 @@ def check_like(
 
 
 def check_eps(name: str, eps: float) -> float:
+    """Zero or more, as a float."""
+    if type(eps) is float and eps >= 0:  # most are
+        return eps
     found: float = arguments.number(name, eps, least=0, finite=False)
     return found

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
-from .autograd import attn_res, attn_res_merge, attn_res_phase1
 from .checks import check_eps, check_like
+from .functional import attn_res, attn_res_merge, attn_res_phase1
 
 
 class AttnRes(nn.Module):
@@ -23,6 +22,11 @@ class AttnRes(nn.Module):
         hidden_size: D, the size of the last dimension.
         eps: added to the mean square.
         device, dtype: of the parameters.
+
+    Raises:
+        TypeError, ValueError: an argument is no number, or out of range.
+
+    Source: "Attention Residuals", arXiv 2603.15031.
     """
 
     def __init__(
@@ -45,9 +49,28 @@ class AttnRes(nn.Module):
         nn.init.zeros_(self.w_query)
         nn.init.ones_(self.w_norm)
 
-    def forward(self, blocks: Tensor | Sequence[Tensor], **options: Any) -> Any:
-        """h [..., D] for blocks [N, ..., D] or N blocks [..., D]; options and what they add are those of `attn_res`."""
-        return attn_res(blocks, self.w_query, self.w_norm, self.eps, **options)
+    def forward(
+        self,
+        blocks: Tensor | Sequence[Tensor],
+        *,
+        return_weights: bool = False,
+        norm_weight: Tensor | None = None,
+        norm_eps: float = 1e-6,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """`attn_res` of the blocks.
+
+        Args:
+            blocks: [N, ..., D], or a list or tuple of N tensors [..., D].
+            return_weights, norm_weight, norm_eps: as for `attn_res`.
+
+        Returns:
+            h [..., D], or a tuple of h, y and alpha, as `attn_res` returns it.
+
+        Raises:
+            TypeError, ValueError: as `attn_res` does.
+        """
+        options = {"return_weights": return_weights, "norm_weight": norm_weight, "norm_eps": norm_eps}
+        return attn_res(blocks, self.w_query, self.w_norm, self.eps, **options)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, eps={self.eps}"
@@ -74,6 +97,9 @@ class BlockAttnRes(nn.Module):
         block_size: S, layers of a block.
         eps: added to the mean square.
         device, dtype: of the parameters.
+
+    Raises:
+        TypeError, ValueError: an argument is no number, or out of range.
 
     Source: "Attention Residuals", arXiv 2603.15031.
     """
@@ -103,7 +129,17 @@ class BlockAttnRes(nn.Module):
         nn.init.ones_(self.w_norm)
 
     def start(self, embedding: Tensor) -> Depth:
-        """The state of one forward pass: the embedding [..., D] is the first block."""
+        """Begin a forward pass.
+
+        Args:
+            embedding: [..., D], the first block.
+
+        Returns:
+            The state of this pass.
+
+        Raises:
+            TypeError, ValueError: `embedding` is no floating tensor with rows.
+        """
         return Depth(self, embedding)
 
     def extra_repr(self) -> str:
@@ -129,7 +165,14 @@ class Depth:
         self._phase1: tuple[Tensor, Tensor, Tensor] | None = None
 
     def input(self) -> Tensor:
-        """h [..., D], the input of the next layer."""
+        """The input of the next layer.
+
+        Returns:
+            h [..., D] in the embedding's dtype.
+
+        Raises:
+            ValueError: there are no more layers, or the output of the layer before is missing.
+        """
         weights, layer = self._weights, self._layer
         if layer >= len(weights.w_query):
             raise ValueError(f"input() was called {layer + 1} times and must be called at most n_inputs, {layer}, times.")
@@ -149,13 +192,22 @@ class Depth:
         own = (weights.w_query[layer], weights.w_norm[layer], weights.eps)
         if self.partial is None:
             self.partial, self._output = self._output, None
-            return attn_res_merge(*state, self.partial, *own)
+            h = attn_res_merge(*state, self.partial, *own)
+            assert isinstance(h, Tensor)
+            return h
         h, self.partial = attn_res_merge(*state, self.partial, *own, layer_output=self._output)
         self._output = None
         return h
 
     def add(self, output: Tensor) -> None:
-        """Takes the output [..., D] of the layer whose input was asked for last."""
+        """Take the output of the layer whose input was asked for last.
+
+        Args:
+            output: [..., D], as the embedding.
+
+        Raises:
+            TypeError, ValueError: it is no such tensor, or it was given twice.
+        """
         if self._output is not None:
             raise ValueError("the output of a layer was given to add() twice and must be given once for every input().")
         embedding = self.blocks[0]

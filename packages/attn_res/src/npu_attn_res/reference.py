@@ -3,43 +3,67 @@
     r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = w_query * w_norm
     alpha = softmax_i(s)                     h = sum_i alpha_i v_i
 
-in fp32 (fp64 for fp64 input), rounded once, to v's dtype. Blocks are rows [tokens, D], statistics are [blocks, tokens,
+in fp32 (fp64 for fp64 input), rounded once, to v's dtype. Sources v_i are rows [tokens, D], statistics are [sources, tokens,
 layers], with one layer for `forward` and several for `phase1`.
+
+Every result is composed here of `Passes` over the sources: by PyTorch's operators (`passes.Rows`), or, where rows or layers
+do not fit on chip, by kernels (`launch.split_d.Columns`).
+
 Source: "Attention Residuals", arXiv 2603.15031.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-P = ParamSpec("P")
+from .passes import Passes, flat
+
 R = TypeVar("R")
 
 
-def _without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+class Weights(NamedTuple):
+    """w_query and w_norm [D], and the weight [D] of the RMSNorm of h, None where there is none."""
+
+    query: Tensor
+    norm: Tensor
+    output: Tensor | None
+
+
+class State(NamedTuple):
+    """What `phase1` knows of a layer: o [..., D], max and sum [...]."""
+
+    o: Tensor
+    maximum: Tensor
+    total: Tensor
+
+
+class Statistics(NamedTuple):
+    """What a backward needs: s and r of the sources, log(sum(exp(s))) and 1 / rms(h), None of what was not asked for."""
+
+    score: Tensor | None
+    rstd: Tensor | None
+    lse: Tensor | None
+    norm_rstd: Tensor | None
+
+
+def _without_autocast(function: Callable[..., R]) -> Callable[..., R]:
     """Matrix products in the dtype of their factors."""
 
     @functools.wraps(function)
-    def called(*arguments: P.args, **options: P.kwargs) -> R:
-        first = arguments[0][0] if isinstance(arguments[0], (list, tuple)) else arguments[0]
-        assert isinstance(first, Tensor)
+    def called(*arguments: Any) -> R:
+        first = arguments[0][0] if isinstance(arguments[0], tuple) else arguments[0]
         with torch.autocast(first.device.type, enabled=False):
-            return function(*arguments, **options)
+            return function(*arguments)
 
     return called
 
 
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of statistics and arithmetic for inputs of `dtype`."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def fuse_qk_weight(w_query: Tensor, w_norm: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def fuse_qk_weight(w_query: Tensor, w_norm: Tensor, dtype: torch.dtype) -> Tensor:
     """g in the arithmetic's dtype."""
     return w_query.to(dtype) * w_norm.to(dtype)
 
@@ -54,64 +78,72 @@ def fuse_qk_weight_backward(
 
 
 @_without_autocast
-def scores(blocks: Sequence[Tensor], g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """s [N, T, S] and r [N, T] of N blocks [T, D] with g [S, D]."""
-    dtype = statistics_dtype(blocks[0].dtype)
-    score, rstd = [], []
-    for block in blocks:
-        wide = block.to(dtype)
-        rstd.append(torch.rsqrt(wide.square().mean(-1) + eps))
-        # A matrix product's sums of a row depend on how many rows there are; of one layer this costs little more.
-        dot = (wide * g).sum(-1, keepdim=True) if len(g) == 1 else wide @ g.T
-        score.append(dot * rstd[-1].unsqueeze(-1))
-    return torch.stack(score), torch.stack(rstd)
-
-
-def weighted_sum(blocks: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """[T, S, D], not rounded: the sum of blocks [T, D] with weights [N, T, S]."""
-    total = weights.new_zeros((*weights.shape[1:], blocks[0].shape[-1]))
-    for block, weight in zip(blocks, weights, strict=True):
-        total += weight.unsqueeze(-1) * block.to(weights.dtype).unsqueeze(1)
-    return total
+def forward(
+    v: Passes, weights: Weights, eps: float, norm_eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None, Statistics]:
+    """h [T, D] in `dtype`, its RMSNorm where there is a weight, and the statistics."""
+    g = fuse_qk_weight(weights.query, weights.norm, v.dtype).unsqueeze(0)
+    score, rstd = v.scores(g, eps)
+    # One token's at a time: PyTorch adds in an order that is the same for any number of tokens.
+    lse = torch.logsumexp(score.movedim(0, -1).contiguous(), -1)
+    h = v.weighted_sum(torch.exp(score - lse), dtype).squeeze(1)
+    norm_rstd = y = None
+    if weights.output is not None:
+        norm_rstd = v.rstd(h, norm_eps)
+        y = scaled(h, weights.output, norm_rstd)
+    return h, y, Statistics(score.squeeze(-1), rstd, lse.squeeze(-1), norm_rstd)
 
 
 @_without_autocast
-def products(blocks: Sequence[Tensor], do: Tensor) -> Tensor:
-    """[N, T, S]: <do, v_i> of do [T, S, D] and N blocks [T, D]."""
-    return torch.stack([(do @ block.to(do.dtype).unsqueeze(-1)).squeeze(-1) for block in blocks])
+def backward(
+    v: Passes, dh: Tensor, weights: Weights, statistics: Statistics, needed: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of w_query and w_norm, where needed, from dh [..., D]; those of the sources stay with `v`."""
+    score, rstd, lse, _ = statistics
+    assert score is not None and rstd is not None and lse is not None
+    g = fuse_qk_weight(weights.query, weights.norm, v.dtype).unsqueeze(0)
+    do = dh.reshape(-1, 1, v.width)
+    alpha = torch.exp(score - lse).unsqueeze(-1)
+    dscore = softmax_backward(alpha, v.products(do))
+    dg = _gradients(v, do, g, alpha, score.unsqueeze(-1), rstd, dscore)
+    return fuse_qk_weight_backward(dg, weights.query, weights.norm, needed)
 
 
 @_without_autocast
-def gradients(
-    blocks: Sequence[Tensor],
-    do: Tensor,
-    g: Tensor,
-    weights: Tensor,
-    ds_rstd: Tensor,
-    dv_coef: Tensor,
-    needed: Sequence[bool],
-) -> tuple[list[Tensor | None], Tensor]:
-    """dv_i = sum over layers of (weight do + ds_rstd g) - dv_coef v_i for blocks that need it, and dg = sum of ds_rstd v_i.
-
-    do is [T, S, D], g [S, D], weights and ds_rstd [N, T, S], dv_coef [N, T].
-    """
-    dg = torch.zeros_like(g)
-    dv: list[Tensor | None] = []
-    for i, block in enumerate(blocks):
-        wide = block.to(g.dtype)
-        dg = dg + ds_rstd[i].T @ wide  # not in place: under torch.func.vmap there may be several of it alone
-        if not needed[i]:
-            dv.append(None)
-            continue
-        gradient = (weights[i].unsqueeze(1) @ do).squeeze(1) + ds_rstd[i] @ g - dv_coef[i].unsqueeze(-1) * wide
-        dv.append(gradient.to(block.dtype))
-    return dv, dg
+def phase1(v: Passes, queries: Tensor, w_norm: Tensor, eps: float) -> tuple[State, Tensor, Tensor]:
+    """o [T, S, D] with max and sum [T, S]; s [N, T, S] and r [N, T]."""
+    score, rstd = v.scores(fuse_qk_weight(queries, w_norm, v.dtype), eps)
+    maximum = score.amax(0)
+    weights = torch.exp(score - maximum)
+    return State(v.weighted_sum(weights, v.dtype), maximum, weights.sum(0)), score, rstd
 
 
-def score_gradients(score: Tensor, rstd: Tensor, dscore: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """ds r [N, T, S] and the sum over layers of ds s r^2 / D [N, T]."""
+@_without_autocast
+def phase1_backward(
+    v: Passes,
+    gradient: tuple[Tensor | None, Tensor | None, Tensor | None],
+    queries: Tensor,
+    w_norm: Tensor,
+    maximum: Tensor,
+    score: Tensor,
+    rstd: Tensor,
+    needed: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the queries and of w_norm, where needed; `gradient` is that of a State, None where there is none."""
+    do, dmaximum, dtotal = gradient
+    g = fuse_qk_weight(queries, w_norm, v.dtype)
+    if do is None:
+        do = score.new_zeros((*maximum.shape, v.width))
+    elif do.stride(-1) != 1:
+        do = do.contiguous()
+    weights, dscore = exponentials_backward(score, maximum, v.products(do), dmaximum, dtotal)
+    return fuse_qk_weight_backward(_gradients(v, do, g, weights, score, rstd, dscore), queries, w_norm, needed)
+
+
+def _gradients(v: Passes, do: Tensor, g: Tensor, weights: Tensor, score: Tensor, rstd: Tensor, dscore: Tensor) -> Tensor:
+    """`Passes.gradients`, from ds [N, T, S]: through s_i = r_i <g, v_i> and r_i."""
     ds_rstd = dscore * rstd.unsqueeze(-1)
-    return ds_rstd, (ds_rstd * score).sum(-1) * rstd / width
+    return v.gradients(do, g, weights, ds_rstd, (ds_rstd * score).sum(-1) * rstd / v.width)
 
 
 def softmax_backward(weights: Tensor, e: Tensor) -> Tensor:
@@ -135,50 +167,61 @@ def exponentials_backward(
 
 @_without_autocast
 def merge(
-    o: Tensor, maximum: Tensor, total: Tensor, partial: Tensor, g: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """h [T, D] (not rounded), s, r and lse [T] of o [T, D], max and sum [T] and one more block [T, D]."""
-    wide = partial.to(o.dtype)
+    state: State, partial: Tensor, x: Tensor | None, weights: Weights, eps: float, norm_eps: float
+) -> tuple[Tensor, Tensor | None, Tensor | None, Statistics]:
+    """h, y and partial + x [..., D] in partial's dtype, None of what there is not, and the statistics [T]."""
+    joined = None if x is None else (partial.to(state.o.dtype) + x).to(partial.dtype)
+    v = partial if joined is None else joined
+    o, maximum, total, wide = flat(state.o), state.maximum.reshape(-1), state.total.reshape(-1), flat(v).to(state.o.dtype)
     rstd = torch.rsqrt(wide.square().mean(-1) + eps)
-    score = (wide @ g) * rstd
+    score = (wide @ fuse_qk_weight(weights.query, weights.norm, o.dtype)) * rstd
     largest = torch.maximum(maximum, score)
     first, second = torch.exp(maximum - largest), torch.exp(score - largest)
     whole = first * total + second
     h = (o * first.unsqueeze(-1) + wide * second.unsqueeze(-1)) / whole.unsqueeze(-1)
-    return h, score, rstd, largest + whole.log()
+    h = h.to(partial.dtype)
+    norm_rstd = y = None
+    if weights.output is not None:
+        norm_rstd = torch.rsqrt(h.to(o.dtype).square().mean(-1) + norm_eps)
+        y = scaled(h, weights.output, norm_rstd).view(partial.shape)
+    statistics = Statistics(score, rstd, largest + whole.log(), norm_rstd)
+    return h.view(partial.shape), y, joined, statistics
 
 
 @_without_autocast
 def merge_backward(
     dh: Tensor,
     dpartial: Tensor | None,
-    o: Tensor,
-    maximum: Tensor,
-    total: Tensor,
+    state: State,
     partial: Tensor,
-    g: Tensor,
-    score: Tensor,
-    rstd: Tensor,
-    lse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """do, dmax, dsum, the gradient of the block (with `dpartial` added, not rounded) and dg."""
-    dh, wide = dh.to(o.dtype), partial.to(o.dtype)
+    weights: Weights,
+    statistics: Statistics,
+    needed: tuple[bool, bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """do, dmax, dsum, the gradient of the (new) partial sum with `dpartial` added, and those of w_query and w_norm."""
+    score, rstd, lse, _ = statistics
+    assert score is not None and rstd is not None and lse is not None
+    o, maximum, total = flat(state.o), state.maximum.reshape(-1), state.total.reshape(-1)
+    dh, wide = flat(dh).to(o.dtype), flat(partial).to(o.dtype)
     w, a = torch.exp(maximum - lse), torch.exp(score - lse)
     dot, e = (dh * o).sum(-1), (dh * wide).sum(-1)
     delta = w * dot + a * e
     ds_rstd = a * (e - delta) * rstd
     dv_coef = ds_rstd * score * rstd / partial.shape[-1]
-    dblock = dh * a.unsqueeze(-1) + ds_rstd.unsqueeze(-1) * g - dv_coef.unsqueeze(-1) * wide
+    g = fuse_qk_weight(weights.query, weights.norm, o.dtype)
+    dv = dh * a.unsqueeze(-1) + ds_rstd.unsqueeze(-1) * g - dv_coef.unsqueeze(-1) * wide
     if dpartial is not None:
-        dblock = dblock + dpartial
-    return dh * w.unsqueeze(-1), w * (dot - total * delta), -w * delta, dblock, ds_rstd @ wide
-
-
-def normalise(h: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """y = h / rms(h) * weight in h's dtype, and 1 / rms(h)."""
-    wide = h.to(statistics_dtype(h.dtype))
-    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
-    return scaled(h, weight, rstd), rstd
+        dv = dv + flat(dpartial)
+    do, dmaximum, dtotal = dh * w.unsqueeze(-1), w * (dot - total * delta), -w * delta
+    like = state.maximum.shape
+    dweights = fuse_qk_weight_backward(ds_rstd @ wide, weights.query, weights.norm, needed)
+    return (
+        do.view(state.o.shape),
+        dmaximum.view(like),
+        dtotal.view(like),
+        dv.to(partial.dtype).view(partial.shape),
+        *dweights,
+    )
 
 
 def scaled(h: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:

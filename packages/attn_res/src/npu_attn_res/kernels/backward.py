@@ -16,7 +16,17 @@ loaded are used, and how dv is put together, decide where compilers for Ascend w
 import triton
 import triton.language as tl
 
-from .tile import ALIGNMENT, block_at, fetch_rows, fetch_whole_rows, load_query, load_rows, load_statistic, store_rows
+from .tile import (
+    ALIGNMENT,
+    block_at,
+    fetch_rows,
+    fetch_whole_rows,
+    load_query,
+    load_rows,
+    load_statistic,
+    store_partial_sum,
+    store_rows,
+)
 
 NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a block that needs none
 
@@ -118,9 +128,7 @@ def attn_res_backward_kernel(
             if PREFETCH:
                 b_v = b_next.to(tl.float32)
     if p_dg is not None:
-        p_partial = p_dg + tl.program_id(0).to(tl.int64) * D
-        b_partial = tl.sum(b_dg, axis=0)[None, :]
-        store_rows(p_partial, D, b_partial, 1, D, 1, BLOCK_D, EXACT)
+        store_partial_sum(p_dg, b_dg, D, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=["n_partials"])

@@ -7,7 +7,7 @@ the highest score so far, and what was summed up before is scaled whenever it ri
 import triton
 import triton.language as tl
 
-from .tile import block_at, load_query, load_rows, normalise_rows, store_rows, store_statistic, widen
+from .tile import block_at, count_rows, load_query, load_rows, normalise_rows, store_rows, store_statistic, widen
 
 
 @triton.jit
@@ -51,45 +51,21 @@ def store_output(
         normalise_rows(widen(b_stored), p_weight, p_y, p_norm_rstd, i_row, n_rows, norm_eps, D, R, C)
 
 
+# fmt: off
 @triton.jit
 def forward_tiles(
-    p_v,
-    p_table,
-    p_weight,
-    p_o,
-    p_y,
-    p_score,
-    p_rstd,
-    p_max,
-    p_sum,
-    p_norm_rstd,
-    b_g,
-    i_first,
-    i_end,
-    n_step,
-    n_blocks,
-    n_tokens,
-    s_block,
-    s_token,
-    eps,
-    norm_eps,
-    D: tl.constexpr,
-    S: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    NORMALISE: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_max, p_sum, p_norm_rstd,
+    b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps,
+    D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    NORMALISE: tl.constexpr, ALIGNED: tl.constexpr,
 ):
+    # fmt: on
     """Tiles i_first, i_first + n_step, ... before i_end, with the highest score so far as the reference."""
     ROWS: tl.constexpr = BLOCK_M * BLOCK_S
     for i_tile in tl.range(i_first, i_end, n_step):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
-        if S > 1:
-            n_rows = S
-        else:
-            n_rows = n_left
+        n_rows = count_rows(n_left, S)
         b_max = tl.full([ROWS], float("-inf"), tl.float32)
         b_sum = tl.zeros([ROWS], tl.float32)
         # Zeros, of a number that is computed here: compilers for Ascend keep a constant tile on chip, to copy it from.
@@ -143,32 +119,11 @@ def attn_res_forward_kernel(
 ):
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
     b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
+    # fmt: off
     forward_tiles(
-        p_v,
-        p_table,
-        p_weight,
-        p_o,
-        p_y,
-        p_score,
-        p_rstd,
-        p_max,
-        p_sum,
-        p_norm_rstd,
-        b_g,
-        tl.program_id(0),
-        tl.cdiv(n_tokens, BLOCK_M),
-        tl.num_programs(0),
-        n_blocks,
-        n_tokens,
-        s_block,
-        s_token,
-        eps,
-        norm_eps,
-        D,
-        S,
-        BLOCK_M,
-        BLOCK_S,
-        BLOCK_D,
-        NORMALISE,
-        ALIGNED,
+        p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_max, p_sum, p_norm_rstd,
+        b_g, tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0),
+        n_blocks, n_tokens, s_block, s_token, eps, norm_eps,
+        D, S, BLOCK_M, BLOCK_S, BLOCK_D, NORMALISE, ALIGNED,
     )
+    # fmt: on

@@ -131,32 +131,10 @@ def attn_res_forward_prefetch_kernel(
         b_one = tl.exp(tl.full([1], (i_again - n_tiles).to(tl.float32), tl.float32) * 0.0)
         b_g *= b_one[:, None]
     if i_again < n_tiles:
+        # fmt: off
         forward_tiles(
-            p_v,
-            p_table,
-            p_weight,
-            p_o,
-            p_y,
-            None,
-            None,
-            p_max,
-            p_sum,
-            p_norm_rstd,
-            b_g,
-            i_again,
-            n_tiles,
-            tl.num_programs(0),
-            n_blocks,
-            n_tokens,
-            s_block,
-            s_token,
-            eps,
-            norm_eps,
-            D,
-            1,
-            BLOCK_M,
-            1,
-            BLOCK_D,
-            NORMALISE,
-            ALIGNED,
+            p_v, p_table, p_weight, p_o, p_y, None, None, p_max, p_sum, p_norm_rstd,
+            b_g, i_again, n_tiles, tl.num_programs(0), n_blocks, n_tokens, s_block, s_token, eps, norm_eps,
+            D, 1, BLOCK_M, 1, BLOCK_D, NORMALISE, ALIGNED,
         )
+        # fmt: on

@@ -11,7 +11,16 @@ dp = a dh + ds r (g - s r p / D)                          dg = sum over tokens o
 import triton
 import triton.language as tl
 
-from .tile import load_query, load_rows, load_statistic, normalise_rows, store_rows, store_statistic, widen
+from .tile import (
+    load_query,
+    load_rows,
+    load_statistic,
+    normalise_rows,
+    store_partial_sum,
+    store_rows,
+    store_statistic,
+    widen,
+)
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
@@ -135,8 +144,7 @@ def attn_res_merge_backward_kernel(
             b_dp += load_rows(p_dtotal + i_token * s_dtotal, s_dtotal, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         store_rows(p_dp + i_token * D, D, b_dp, n_left, D, BLOCK_M, BLOCK_D, EXACT)
     if p_dg is not None:
-        p_partial = p_dg + tl.program_id(0).to(tl.int64) * D
-        store_rows(p_partial, D, tl.sum(b_dg, axis=0)[None, :], 1, D, 1, BLOCK_D, EXACT)
+        store_partial_sum(p_dg, b_dg, D, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
@@ -175,5 +183,4 @@ def attn_res_norm_backward_kernel(
             b_whole += load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         store_rows(p_whole + i_token * D, D, b_whole, n_left, D, BLOCK_M, BLOCK_D, EXACT)
     if p_dweight is not None:
-        p_partial = p_dweight + tl.program_id(0).to(tl.int64) * D
-        store_rows(p_partial, D, tl.sum(b_dweight, axis=0)[None, :], 1, D, 1, BLOCK_D, EXACT)
+        store_partial_sum(p_dweight, b_dweight, D, BLOCK_D)

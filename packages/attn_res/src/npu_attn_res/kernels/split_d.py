@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .backward import NO_GRADIENT
-from .tile import block_at, load_rows, load_statistic, store_rows, store_statistic
+from .tile import block_at, count_rows, load_rows, load_statistic, store_rows, store_statistic
 
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
@@ -48,10 +48,7 @@ def attn_res_products_kernel(
         i_col = i_part * BLOCK_D
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
-        if S > 1:
-            n_rows = S
-        else:
-            n_rows = n_left
+        n_rows = count_rows(n_left, S)
         p_rows = p_a + i_token * s_a_token + i_col
         b_a = load_rows(p_rows, s_a_row, n_rows, D - i_col, ROWS, BLOCK_D, EXACT)  # [ROWS, BLOCK_D]
         for i_block in tl.range(0, n_blocks):
@@ -89,10 +86,7 @@ def attn_res_weighted_sum_kernel(
         i_col = (i_task - i_tile * N_COLS) * BLOCK_D
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
-        if S > 1:
-            n_rows = S
-        else:
-            n_rows = n_left
+        n_rows = count_rows(n_left, S)
         b_o = tl.zeros([ROWS, BLOCK_D], tl.float32)
         for i_block in tl.range(0, n_blocks):
             p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token + i_col
@@ -146,10 +140,7 @@ def attn_res_gradient_kernel(
         for i_tile in tl.range(i_split, tl.cdiv(n_tokens, BLOCK_M), n_splits):
             i_token = i_tile.to(tl.int64) * BLOCK_M
             n_left = (n_tokens - i_token).to(tl.int32)
-            if S > 1:
-                n_rows = S
-            else:
-                n_rows = n_left
+            n_rows = count_rows(n_left, S)
             p_rows = p_do + i_token * s_do_token + i_col
             b_do = load_rows(p_rows, s_do_row, n_rows, D - i_col, ROWS, BLOCK_D, EXACT)  # [ROWS, BLOCK_D]
             for i_block in tl.range(0, n_blocks):

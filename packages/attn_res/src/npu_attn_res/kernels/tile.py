@@ -132,6 +132,22 @@ def store_statistic(p_value, b_value, n_rows, R: tl.constexpr):
 
 
 @triton.jit
+def store_partial_sum(p_partials, b_sum, D: tl.constexpr, C: tl.constexpr):
+    """Stores this program's sum over the rows of [R, C >= D]: one row of fp32 [programs, D]."""
+    p_partial = p_partials + tl.program_id(0).to(tl.int64) * D
+    store_rows(p_partial, D, tl.sum(b_sum, axis=0)[None, :], 1, D, 1, C, C == D)
+
+
+@triton.jit
+def count_rows(n_left, S: tl.constexpr):
+    """Rows of a tile: those of S layers, or of the tokens that are left."""
+    if S > 1:
+        return S
+    else:
+        return n_left
+
+
+@triton.jit
 def load_query(p_query, p_norm, s_norm, D: tl.constexpr, S: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
     """g, fp32 [BLOCK_S, BLOCK_D], zero outside."""
     EXACT: tl.constexpr = BLOCK_D == D

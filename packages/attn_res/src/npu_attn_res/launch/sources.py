@@ -1,50 +1,67 @@
-"""The blocks as a kernel takes them: one address, and how far from it each block lies. Nothing is stacked or copied."""
+"""Sources as a kernel takes them: one address, and how far from it each source lies. Nothing is stacked or copied."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from operator import or_
+from typing import Any, NamedTuple
 
 import torch
-from npu_tiling import Device, Kernels, LaunchSpec, row_layout
-from npu_tiling.pytorch.tensors import allocate
+from npu_tiling import Device, LaunchSpec, row_layout
+from npu_tiling.pytorch.tensors import Neighbours, allocate
 from torch import Tensor
 
 from .. import tiling
+from .specs import KERNELS
 
-KERNELS = Kernels(__package__.rpartition(".")[0], "npu-attn-res")
 _NO_GRADIENT = -(2**63)  # as in kernels/backward.py
-_ENTRIES, _MORE_ENTRIES = 16, 64  # of a table that one launch fills, of the kernel for short lists and of that for long ones
+_ENTRIES, _MORE_ENTRIES = 16, 64  # that one launch writes to a table: of the kernel for short tables, and for long ones
 _ALIGNMENT = 16  # elements, as in kernels/tile.py
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """N blocks of T rows [D].
+class Pointers(NamedTuple):
+    """Where a kernel finds several tensors.
 
     Attributes:
-        base: where the kernel's pointer points: a tensor, or what stands for one (`_Span`).
-        table: int64 [N], elements from there to each block; None: block i lies at i * s_block.
-        n_blocks, n_tokens, width: N, T, D.
-        s_block, s_token: elements from one block, and from one row, to the next.
+        base: the first that there is; None where there is none.
+        table: int64, elements from there to each tensor; None where there is one tensor.
         aligned: every entry of the table is a multiple of 16.
-        dtype: of the elements.
-        tensors: what the addresses belong to.
     """
 
     base: Any
     table: Tensor | None
-    n_blocks: int
-    n_tokens: int
-    width: int
-    s_block: int
-    s_token: int
     aligned: bool
-    dtype: torch.dtype
-    tensors: Sequence[Tensor]
+
+
+_NOWHERE = Pointers(None, None, True)
+
+
+class Sources(NamedTuple):
+    """N sources of T rows [D].
+
+    Attributes:
+        at: where they are; without a table source i lies at i * s_source.
+        n_sources, n_tokens: N, T.
+        shape: of one source, [..., D].
+        s_source, s_token: elements from one source, and from one row, to the next.
+        like: a tensor of their dtype, on their device.
+        gradients: where their gradients are to be written.
+    """
+
+    at: Pointers
+    n_sources: int
+    n_tokens: int
+    shape: torch.Size
+    s_source: int
+    s_token: int
+    like: Tensor
+    gradients: Pointers
+
+    @property
+    def width(self) -> int:
+        return self.shape[-1]
 
 
 def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
@@ -56,86 +73,70 @@ def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
     return tensor.contiguous(), tensor.shape[-1]
 
 
-def follow(tensors: Sequence[Tensor], stacked: bool, device: Device) -> Blocks:
-    """The blocks of one tensor [N, ..., D], or of N tensors [..., D].
+def follow(tensors: Sequence[Tensor], stacked: bool, device: Device, gradients: Sequence[Tensor | None] = ()) -> Sources:
+    """The sources of one tensor [N, ..., D], or of N tensors [..., D], and where to write their gradients.
 
-    A block is copied only where its rows do not follow one another at one stride, the same for all blocks.
+    A source is copied only where its rows do not follow one another at one stride, the same for all sources.
     """
     first = tensors[0]
-    width = first.shape[-1]
+    shape = first.shape[1:] if stacked else first.shape
+    n_tokens, s_token = prod(shape[:-1]), shape[-1]
     if stacked:
-        n_blocks, n_tokens = first.shape[0], prod(first.shape[1:-1])
-        block, s_token = rows_of(first[0])
-        if block.data_ptr() != first.data_ptr():
-            first = first.contiguous()
-        return Blocks(first, None, n_blocks, n_tokens, width, first.stride(0), s_token, False, first.dtype, (first,))
-    n_tokens = prod(first.shape[:-1])
-    followed = [rows_of(tensor) for tensor in tensors]
-    s_token = followed[0][1]
-    if any(stride != s_token for _, stride in followed):
-        s_token = width
-        followed = [(tensor.contiguous(), width) for tensor, _ in followed]
-    reached = [tensor for tensor, _ in followed]
-    base, table, aligned = table_of(reached, device)
-    return Blocks(base, table, len(reached), n_tokens, width, 0, s_token, aligned, first.dtype, reached)
+        if not first.is_contiguous():
+            source, s_token = rows_of(first[0])
+            first = first if source.data_ptr() == first.data_ptr() else first.contiguous()
+        at = Pointers(first, None, False)
+        where = Pointers(gradients[0], None, False) if gradients and gradients[0] is not None else _NOWHERE
+        return Sources(at, first.shape[0], n_tokens, shape, first.stride(0), s_token, first, where)
+    if not all(map(Tensor.is_contiguous, tensors)):
+        followed = [rows_of(tensor) for tensor in tensors]
+        tensors, s_token = [tensor for tensor, _ in followed], followed[0][1]
+        if any(stride != s_token for _, stride in followed):
+            tensors, s_token = [tensor.contiguous() for tensor in tensors], shape[-1]
+    at, where = point_to(tensors, gradients, device)
+    return Sources(at, len(tensors), n_tokens, shape, 0, s_token, tensors[0], where)
 
 
-def table_of(tensors: Sequence[Tensor | None], device: Device) -> tuple[Any, Tensor | None, bool]:
-    """The first tensor there is, how far from it each one lies (int64, in elements), and whether all are aligned.
+def point_to(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], device: Device) -> tuple[Pointers, Pointers]:
+    """Pointers to sources and to their gradients, which are none where none is needed.
 
-    The table is filled by launches that carry the numbers as arguments: no copy from the host, which would wait for it and
-    could not be captured in a graph. One tensor needs no table.
+    Tables are filled by launches that carry the numbers as arguments: no copy from the host, which would wait for it and
+    could not be captured in a graph. One launch fills both, as far as its arguments go.
     """
-    present = [tensor for tensor in tensors if tensor is not None]
-    first = present[0]
-    if len(tensors) == 1:
-        return first, None, False
-    start, itemsize = first.data_ptr(), first.dtype.itemsize
-    offsets = [_NO_GRADIENT if tensor is None else (tensor.data_ptr() - start) // itemsize for tensor in tensors]
-    aligned = device.kind == "cuda" and all(offset % _ALIGNMENT == 0 for offset in offsets)
-    short = len(offsets) <= _ENTRIES
-    each = _ENTRIES if short else _MORE_ENTRIES
-    kernel = "attn_res_table_kernel" if short else "attn_res_long_table_kernel"
-    table = allocate(first, (-(-len(offsets) // each) * each,), torch.int64)
+    present = [gradient for gradient in gradients if gradient is not None]
+    if len(sources) == 1:
+        return Pointers(sources[0], None, False), Pointers(present[0], None, False) if present else _NOWHERE
+    start, itemsize = sources[0].data_ptr(), sources[0].dtype.itemsize
+    entries = [(address - start) // itemsize for address in map(Tensor.data_ptr, sources)]
+    begin = len(entries) + len(entries) % 2  # of the gradients' table, which Triton takes to be aligned to 16 bytes
+    if present:
+        start = present[0].data_ptr()
+        entries += [0] * (begin - len(entries))
+        entries += [_NO_GRADIENT if one is None else (one.data_ptr() - start) // itemsize for one in gradients]
+    aligned = device.kind == "cuda" and functools.reduce(or_, entries) % _ALIGNMENT == 0
+    table = _table_of(entries, sources[0], device)
+    if not present:
+        return Pointers(_reached(sources), table, aligned), _NOWHERE
+    return Pointers(_reached(sources), table, aligned), Pointers(_reached(present), table[begin:], aligned)
+
+
+def _table_of(entries: list[int], like: Tensor, device: Device) -> Tensor:
+    is_short = len(entries) <= _ENTRIES
+    each = _ENTRIES if is_short else _MORE_ENTRIES
+    kernel = "attn_res_table_kernel" if is_short else "attn_res_long_table_kernel"
+    entries += [0] * (-len(entries) % each)
+    table = allocate(like, (len(entries),), torch.int64)
     spec = _table_spec(device)
-    for i in range(0, len(offsets), each):
-        entries = offsets[i : i + each]
-        entries += [0] * (each - len(entries))
-        KERNELS.launch("kernels.table", kernel, spec, 1, (table,), (i, *entries))
-    return first if first.device.type != "cpu" else _Span(present), table, aligned
+    for i in range(0, len(entries), each):
+        KERNELS.launch("kernels.table", kernel, spec, 1, (table,), (i, *entries[i : i + each]))
+    return table
+
+
+def _reached(tensors: Sequence[Tensor]) -> Any:
+    """What a kernel gets for a pointer that several tensors are reached through."""
+    return Neighbours(tensors) if tensors[0].device.type == "cpu" else tensors[0]
 
 
 @functools.lru_cache(maxsize=64)
 def _table_spec(device: Device) -> LaunchSpec:
     return LaunchSpec.of(tiling.TableLaunch(device), {})
-
-
-class _Span:
-    """Memory from the lowest to the highest of several CPU tensors: the one argument that an emulated kernel gets for all.
-
-    An emulated launch checks that a kernel stays inside its arguments, and the tensors of a list are no arguments.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._first = tensors[0]
-        self.dtype, self.device = self._first.dtype, self._first.device
-        self.storages = [tensor.untyped_storage() for tensor in tensors]  # an emulation that watches looks no further
-        self._storage = _Bounds(self.storages)
-
-    def data_ptr(self) -> int:
-        return self._first.data_ptr()
-
-    def untyped_storage(self) -> _Bounds:
-        return self._storage
-
-
-class _Bounds:
-    def __init__(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        self._low = min(storage.data_ptr() for storage in storages)
-        self._high = max(storage.data_ptr() + storage.nbytes() for storage in storages)
-
-    def data_ptr(self) -> int:
-        return self._low
-
-    def nbytes(self) -> int:
-        return self._high - self._low

@@ -6,9 +6,9 @@ from npu_tiling import Device
 
 from . import ascend, cuda
 from .footprint import ub_bytes
-from .launches import COLUMN_KERNELS, Launch, Problem, TableLaunch, WeightsLaunch
+from .launches import COLUMN_KINDS, Kind, Launch, Problem, TableLaunch, WeightsLaunch
 
-__all__ = ["COLUMN_KERNELS", "Launch", "Problem", "TableLaunch", "WeightsLaunch", "columns_launch", "row_launch"]
+__all__ = ["COLUMN_KINDS", "Kind", "Launch", "Problem", "TableLaunch", "WeightsLaunch", "columns_launch", "row_launch"]
 __all__ += ["smaller", "ub_bytes", "weights_launch"]
 
 

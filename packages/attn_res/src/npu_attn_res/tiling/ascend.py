@@ -9,7 +9,7 @@ from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit
 from npu_tiling.budget.arithmetic import FP32, INT32_END, equal_blocks, round_up
 
 from .footprint import PREFETCHED, ROW_WAYS, RowWay, row_tiles, row_way, ub_bytes
-from .launches import COLUMN_KERNELS, Launch, Problem, WeightsLaunch
+from .launches import COLUMN_KINDS, Launch, Problem, WeightsLaunch
 
 # Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth. 16 KB would reach 94 %, but
 # where tiles fill the Unified Buffer the compilers put other values into the half of a double buffer that is not in use,
@@ -31,9 +31,7 @@ def row_launch(problem: Problem, device: Device) -> Launch | None:
             if ub_bytes(launch) <= device.ub_bytes:
                 return launch
         return None
-    prefetch = (
-        problem.kernel in PREFETCHED
-    )  # with a buffer of the kernel's own: another of the compiler's would take too much
+    prefetch = problem.kind in PREFETCHED  # with a buffer of the kernel's own: another of the compiler's would take too much
     row_bytes = padded * problem.itemsize
     shared = max(2, _TRANSFER_BYTES // row_bytes, min(_PREFETCH_ROWS, _PREFETCH_BYTES // row_bytes) if prefetch else 0)
     # Two rows or more keep row reductions in the vector unit; the next tile under way is worth more than they are.
@@ -44,7 +42,7 @@ def row_launch(problem: Problem, device: Device) -> Launch | None:
         block_m = 1
     if block_m > 1:
         return Launch(problem, device, block_m=block_m, block_d=padded, prefetch=prefetch, double_buffered=not prefetch)
-    ways = (_row_launch(Launch(problem, device, block_d=padded), way) for way in ROW_WAYS[problem.kernel])
+    ways = (_row_launch(Launch(problem, device, block_d=padded), way) for way in ROW_WAYS[problem.kind])
     return next((launch for launch in ways if ub_bytes(launch) <= device.ub_bytes), None)
 
 
@@ -78,7 +76,7 @@ def smaller(launch: Launch) -> Launch | None:
 
     The last one of a kernel for whole rows has fewer columns than a row: none fits, and other kernels are to take columns.
     """
-    ways = ROW_WAYS.get(launch.problem.kernel, ())
+    ways = ROW_WAYS.get(launch.problem.kind, ())
     if launch.block_m > 1:
         fewer = dataclasses.replace(launch, block_m=launch.block_m // 2)
         return _row_launch(fewer, ways[0]) if ways and fewer.block_m == 1 else fewer
@@ -87,7 +85,7 @@ def smaller(launch: Launch) -> Launch | None:
         tried = ways.index(row_way(launch)) + 1
         if tried < len(ways):
             return _row_launch(launch, ways[tried])
-    if launch.block_d <= unit or launch.problem.kernel not in COLUMN_KERNELS and not launch.whole_rows:
+    if launch.block_d <= unit or launch.problem.kind not in COLUMN_KINDS and not launch.whole_rows:
         return None
     return dataclasses.replace(launch, block_d=round_up(ceil(launch.block_d / 2), unit))
 

@@ -7,7 +7,7 @@ import dataclasses
 from npu_tiling import ALL_TILES, Device
 from npu_tiling.budget.arithmetic import power_of_two
 
-from .launches import COLUMN_KERNELS, Launch, Problem, WeightsLaunch
+from .launches import BACKWARDS, COLUMN_KINDS, FORWARDS, Kind, Launch, Problem, WeightsLaunch
 
 # Measured on an H200 with the shapes of the README's table: loads of a few small tiles under way, not one large tile.
 STAGES = 3  # tiles under way in a loop over blocks
@@ -27,14 +27,14 @@ SCRATCH_BYTES = 1024  # of shared memory, that reductions over warps take at mos
 def row_launch(problem: Problem, device: Device) -> Launch | None:
     """Whole rows; None where they are too wide, or where there are too many layers."""
     block_d = power_of_two(problem.width)
-    if problem.kernel == "forward of layers":
+    if problem.kind == Kind.LAYERS:
         block_s = power_of_two(problem.layers)
         if block_s * block_d > LAYER_ELEMENTS:
             return None
         return Launch(problem, device, block_s=block_s, block_d=block_d, warps=LAYER_WARPS, per_core=LAYER_PER_CORE)
     if block_d > WIDEST_ROW:
         return None
-    if problem.kernel.startswith(("forward", "backward")):
+    if problem.kind in (*FORWARDS, *BACKWARDS):
         return _sources_launch(problem, device, block_d)
     warps = max(1, min(16, block_d // ROW_ELEMENTS_PER_WARP))
     return Launch(problem, device, block_d=block_d, warps=warps, per_core=ROW_PER_CORE)
@@ -44,16 +44,16 @@ def _sources_launch(problem: Problem, device: Device, block_d: int) -> Launch:
     """Several blocks of one token at a time."""
     blocks = max(TILE_BLOCKS, TILE_ELEMENTS // block_d)
     per_warp, per_core = ELEMENTS_PER_WARP, ALL_TILES
-    if problem.kernel.startswith("backward"):
+    if problem.kind in BACKWARDS:
         per_warp, per_core = SINGLE_PASS_ELEMENTS_PER_WARP, SINGLE_PASS_PER_CORE
-        held = problem.n_blocks * block_d <= TILE_ELEMENTS
+        held = problem.n_sources * block_d <= TILE_ELEMENTS
         if not held and block_d <= TWO_PASS_NARROW:
             per_core = TWO_PASS_PER_CORE
             if not problem.listed:
                 blocks, per_warp = max(TWO_PASS_BLOCKS, blocks), ELEMENTS_PER_WARP
         if not held:
-            blocks = max(1, min(blocks, problem.n_blocks // 2))
-    block_n = min(problem.n_blocks, blocks)
+            blocks = max(1, min(blocks, problem.n_sources // 2))
+    block_n = min(problem.n_sources, blocks)
     warps = max(MIN_WARPS, block_n * block_d // per_warp)
     launch = Launch(problem, device, block_d=block_d, block_n=block_n, warps=warps, stages=STAGES, per_core=per_core)
     while shared_bytes(launch) > device.ub_bytes:
@@ -75,7 +75,7 @@ def smaller(launch: Launch) -> Launch | None:
         return _fewer_under_way(launch)
     if launch.warps > 4:  # the registers of all threads
         return dataclasses.replace(launch, warps=launch.warps // 2)
-    if launch.block_d == 1 or launch.problem.kernel not in COLUMN_KERNELS and not launch.whole_rows:
+    if launch.block_d == 1 or launch.problem.kind not in COLUMN_KINDS and not launch.whole_rows:
         return None
     return dataclasses.replace(launch, block_n=0, block_d=launch.block_d // 2)
 

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 from npu_tiling import Device, Tile, footprint
 from npu_tiling.budget.arithmetic import FP32
 
-from .launches import Launch, Problem
+from .launches import Kind, Launch, Problem
 
-# Unified Buffer that a kernel takes: bytes for every element of its rows, and for every column once. What the compilers of
-# CANN 8.5 and 9.0 ask for, the larger, when they refuse a tile and reuse whatever they can; tests hold these numbers
-# against them. For each kernel: dav-c220 with bf16 or fp16, with fp32; dav-c310 with bf16 or fp16, with fp32.
+# Unified Buffer that a kernel takes: bytes for every element of its rows, and for every column once. The compilers
+# of CANN 8.5 and 9.0 reuse buffers where they can, so these are totals, no sums over tiles: what they ask for, the larger,
+# when they refuse a tile. Tests compare. For each kind: dav-c220 with bf16 or fp16, with fp32; dav-c310 with the same.
 _BYTES = {
-    "forward": ((20, 4), (28, 8), (22, 1), (32, 1)),
-    "forward, normalised": ((22, 4), (25, 8), (22, 2), (24, 4)),
-    "phase 1": ((23, 4), (28, 8), (24, 4), (28, 4)),  # of one layer
-    "forward of layers": ((24, 4), (24, 4), (20, 1), (20, 1)),
-    "forward of layers, one buffer": ((20, 1), (20, 1), (16, 1), (16, 1)),
-    "backward": ((24, 5), (28, 9), (21, 5), (28, 9)),
-    "backward from fp32": ((28, 5), (28, 9), (21, 5), (30, 15)),  # dh in fp32, whatever the blocks are
-    "products": ((20, 8), (22, 8), (16, 8), (16, 8)),
-    "weighted sum": ((17, 8), (20, 8), (16, 8), (16, 8)),
-    "gradient": ((36, 16), (36, 16), (26, 16), (27, 20)),
-    "merge": ((20, 4), (20, 4), (18, 3), (24, 8)),
-    "merge backward": ((28, 4), (30, 3), (33, 4), (48, 0)),
-    "norm backward": ((20, 6), (26, 4), (23, 10), (26, 15)),
+    Kind.FORWARD: ((20, 4), (28, 8), (22, 1), (32, 1)),
+    Kind.FORWARD_NORMALISED: ((22, 4), (25, 8), (22, 2), (24, 4)),
+    Kind.PHASE1: ((23, 4), (28, 8), (24, 4), (28, 4)),  # of one layer
+    Kind.LAYERS: ((24, 4), (24, 4), (20, 1), (20, 1)),
+    Kind.BACKWARD: ((24, 5), (28, 9), (21, 5), (28, 9)),
+    Kind.BACKWARD_FP32: ((28, 5), (28, 9), (21, 5), (30, 15)),  # dh in fp32, whatever the sources are
+    Kind.PRODUCTS: ((20, 8), (22, 8), (16, 8), (16, 8)),
+    Kind.WEIGHTED_SUM: ((17, 8), (20, 8), (16, 8), (16, 8)),
+    Kind.GRADIENT: ((36, 16), (36, 16), (26, 16), (27, 20)),
+    Kind.MERGE: ((20, 4), (20, 4), (18, 3), (24, 8)),
+    Kind.MERGE_BACKWARD: ((28, 4), (30, 3), (33, 4), (48, 0)),
+    Kind.NORM_BACKWARD: ((20, 6), (26, 4), (23, 10), (26, 15)),
 }
-PREFETCHED = ("forward", "forward, normalised", "phase 1")  # what loads prefetch, with several rows
+_LAYERS_ONE_BUFFER = ((20, 1), (20, 1), (16, 1), (16, 1))  # of Kind.LAYERS, not double-buffered
+PREFETCHED = (Kind.FORWARD, Kind.FORWARD_NORMALISED, Kind.PHASE1)  # what loads prefetch, with several rows
 
 
 class RowWay(NamedTuple):
@@ -41,52 +40,54 @@ class RowWay(NamedTuple):
 
 # For each kernel the fastest way first.
 ROW_WAYS = {
-    "forward": (
+    Kind.FORWARD: (
         RowWay(True, True, (28, 36, 28, 40)),  # CANN 9.1 wants 4 more than the others to keep both buffers
         RowWay(True, False, (24, 32, 28, 26)),
         RowWay(False, False, (20, 20, 16, 16)),
     ),
-    "forward, normalised": (
+    Kind.FORWARD_NORMALISED: (
         RowWay(True, True, (28, 36, 28, 40)),
         RowWay(True, False, (26, 28, 26, 28)),
         RowWay(False, False, (20, 20, 16, 16)),
     ),
-    "phase 1": (
+    Kind.PHASE1: (
         RowWay(True, True, (28, 36, 30, 40)),
         RowWay(True, False, (28, 32, 30, 26)),
         RowWay(False, False, (20, 20, 16, 16)),
     ),
-    "backward": (
+    Kind.BACKWARD: (
         RowWay(True, True, (32, 44, 30, 40)),
         RowWay(True, False, (28, 28, 26, 24)),
         RowWay(False, False, (26, 22, 22, 24)),  # 24 in most compilations with CANN 8.5, whose plans differ
     ),
-    "backward from fp32": (
+    Kind.BACKWARD_FP32: (
         RowWay(True, True, (36, 44, 30, 40)),
         RowWay(True, False, (28, 28, 26, 24)),
         RowWay(False, False, (26, 22, 24, 24)),
     ),
-    "merge": (RowWay(False, True, (24, 24, 21, 32)), RowWay(False, False, (16, 16, 16, 20))),
-    "merge backward": (RowWay(False, True, (32, 33, 37, 48)), RowWay(False, False, (24, 22, 28, 28))),
-    "norm backward": (RowWay(False, True, (26, 30, 33, 41)), RowWay(False, False, (22, 22, 28, 28))),
+    Kind.MERGE: (RowWay(False, True, (24, 24, 21, 32)), RowWay(False, False, (16, 16, 16, 20))),
+    Kind.MERGE_BACKWARD: (RowWay(False, True, (32, 33, 37, 48)), RowWay(False, False, (24, 22, 28, 28))),
+    Kind.NORM_BACKWARD: (RowWay(False, True, (26, 30, 33, 41)), RowWay(False, False, (22, 22, 28, 28))),
 }
 
 
 def ub_bytes(launch: Launch) -> int:
     """Unified Buffer that a launch on Ascend takes."""
     rows = launch.block_m * launch.block_s
-    if rows == 1 and launch.problem.kernel in ROW_WAYS:
-        tiles = [Tile("row", (1, launch.block_d), row_way(launch).bytes[_column(launch)]), _statistics(1)]
-        return footprint(tiles, {}, launch.device)
-    problem = launch.problem
-    if problem.kernel == "forward of layers" and not launch.double_buffered:
-        problem = dataclasses.replace(problem, kernel="forward of layers, one buffer")
-    return footprint(row_tiles(problem, launch.device, launch.block_d, rows), {}, launch.device)
+    if rows == 1 and launch.problem.kind in ROW_WAYS:
+        per_element = row_way(launch).bytes[_column(launch.problem, launch.device)]
+        return footprint([Tile("row", (1, launch.block_d), per_element), _statistics(1)], {}, launch.device)
+    tiles = row_tiles(launch.problem, launch.device, launch.block_d, rows, launch.double_buffered)
+    return footprint(tiles, {}, launch.device)
 
 
-def row_tiles(problem: Problem, device: Device, columns: int | str, rows: int | str = "ROWS") -> list[Tile]:
+def row_tiles(
+    problem: Problem, device: Device, columns: int | str, rows: int | str = "ROWS", double_buffered: bool = True
+) -> list[Tile]:
     """What one pass keeps on chip at once."""
-    per_element, per_column = _BYTES[problem.kernel][_column(Launch(problem, device))]
+    one_buffer = problem.kind == Kind.LAYERS and not double_buffered
+    table = _LAYERS_ONE_BUFFER if one_buffer else _BYTES[problem.kind]
+    per_element, per_column = table[_column(problem, device)]
     return [
         Tile("rows", (rows, columns), per_element),
         Tile("weights", (1, columns), per_column),
@@ -96,7 +97,7 @@ def row_tiles(problem: Problem, device: Device, columns: int | str, rows: int | 
 
 def row_way(launch: Launch) -> RowWay:
     """How a launch runs its kernel on one row."""
-    ways = ROW_WAYS[launch.problem.kernel]
+    ways = ROW_WAYS[launch.problem.kind]
     return next(way for way in ways if (way.prefetch, way.double_buffered) == (launch.prefetch, launch.double_buffered))
 
 
@@ -104,6 +105,6 @@ def _statistics(rows: int | str) -> Tile:
     return Tile("statistics", (rows, 1), FP32, 26)
 
 
-def _column(launch: Launch) -> int:
+def _column(problem: Problem, device: Device) -> int:
     """Of the tables of bytes."""
-    return 2 * (launch.device.arch == "dav-c310") + (launch.problem.itemsize == FP32)
+    return 2 * (device.arch == "dav-c310") + (problem.itemsize == FP32)

@@ -1,14 +1,72 @@
-"""What a launch is for, and what a tiling chooses for it."""
+"""What a launch is for, which kernel runs it, and what a tiling chooses for it."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
+from enum import Enum
 from math import ceil
+from typing import NamedTuple
 
 from npu_tiling import Device, persistent_grid
 from npu_tiling.launching.cuda import row_options
 
-COLUMN_KERNELS = ("products", "weighted sum", "gradient")  # the others take whole rows
+
+class Kind(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11's)
+    """What a launch computes, as warnings name it."""
+
+    FORWARD = "forward"
+    FORWARD_NORMALISED = "forward, normalised"
+    PHASE1 = "phase 1"  # of one layer
+    LAYERS = "forward of layers"
+    BACKWARD = "backward"
+    BACKWARD_FP32 = "backward from fp32"  # dh in fp32, whatever the sources are
+    PRODUCTS = "products"
+    WEIGHTED_SUM = "weighted sum"
+    GRADIENT = "gradient"
+    MERGE = "merge"
+    MERGE_BACKWARD = "merge backward"
+    NORM_BACKWARD = "norm backward"
+
+
+FORWARDS = (Kind.FORWARD, Kind.FORWARD_NORMALISED)
+BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_FP32)
+COLUMN_KINDS = (Kind.PRODUCTS, Kind.WEIGHTED_SUM, Kind.GRADIENT)  # the others take whole rows
+
+
+class Kernel(NamedTuple):
+    """Module and name of a kernel, and the `tl.constexpr` parameters that a tiling chooses, in the kernel's order."""
+
+    module: str
+    name: str
+    constants: tuple[str, ...]
+
+
+_ROWS = ("D", "BLOCK_M", "BLOCK_D")
+_LAYERS = ("D", "S", "BLOCK_M", "BLOCK_S", "BLOCK_D")
+_FORWARD = Kernel("kernels.forward", "attn_res_forward_kernel", (*_LAYERS, "NORMALISE"))
+_FORWARD_PREFETCH = Kernel("kernels.forward_prefetch", "attn_res_forward_prefetch_kernel", (*_ROWS, "NORMALISE"))
+_BACKWARD = Kernel("kernels.backward", "attn_res_backward_kernel", (*_ROWS, "PREFETCH"))
+KERNELS = {
+    Kind.FORWARD: _FORWARD,
+    Kind.FORWARD_NORMALISED: _FORWARD,
+    Kind.PHASE1: _FORWARD,
+    Kind.LAYERS: _FORWARD,
+    Kind.BACKWARD: _BACKWARD,
+    Kind.BACKWARD_FP32: _BACKWARD,
+    Kind.PRODUCTS: Kernel("kernels.split_d", "attn_res_products_kernel", _LAYERS),
+    Kind.WEIGHTED_SUM: Kernel("kernels.split_d", "attn_res_weighted_sum_kernel", _LAYERS),
+    Kind.GRADIENT: Kernel("kernels.split_d", "attn_res_gradient_kernel", _LAYERS),
+    Kind.MERGE: Kernel("kernels.merge", "attn_res_merge_kernel", _ROWS),
+    Kind.MERGE_BACKWARD: Kernel("kernels.merge", "attn_res_merge_backward_kernel", _ROWS),
+    Kind.NORM_BACKWARD: Kernel("kernels.merge", "attn_res_norm_backward_kernel", _ROWS),
+}
+PREFETCH_KERNELS = KERNELS | dict.fromkeys((*FORWARDS, Kind.PHASE1), _FORWARD_PREFETCH)
+_SOURCES = ("D", "BLOCK_N", "BLOCK_D", "STAGES")
+SOURCES_KERNELS = {  # a tile has several sources
+    **dict.fromkeys(FORWARDS, Kernel("kernels.cuda", "attn_res_forward_sources_kernel", _SOURCES)),
+    **dict.fromkeys(BACKWARDS, Kernel("kernels.cuda", "attn_res_backward_sources_kernel", (*_SOURCES, "SINGLE_PASS"))),
+}
 
 
 @dataclass(frozen=True)
@@ -16,21 +74,21 @@ class Problem:
     """What a launch is for.
 
     Attributes:
-        kernel: which one, as the table of footprint.py names them.
+        kind: what is computed.
         width: elements of a row.
-        itemsize: bytes of an element of the blocks.
+        itemsize: bytes of an element of the sources.
         layers: how many layers' rows there are for one token.
         row_stride: the largest distance, in elements, between two rows of a tile in any tensor.
-        n_blocks: how many there are, rounded up to a power of two; 0 where the tiling does not depend on it (Ascend).
+        n_sources: how many there are, rounded up to a power of two; 0 where the tiling does not depend on it (Ascend).
         listed: they are tensors of their own; False where the tiling does not depend on it.
     """
 
-    kernel: str
+    kind: Kind
     width: int
     itemsize: int
     layers: int = 1
     row_stride: int = 0
-    n_blocks: int = 0
+    n_sources: int = 0
     listed: bool = False
 
 
@@ -42,9 +100,9 @@ class Launch:
         problem: what it was made for.
         device: the chip.
         block_m, block_s, block_d: tokens, layers and columns of a tile; block_m or block_s is 1.
-        prefetch: the kernel itself asks for the next block while it computes with one (Ascend).
+        prefetch: the kernel itself asks for the next source while it computes with one (Ascend).
         double_buffered: the compiler is to let the next tile be loaded while one is computed with (Ascend).
-        block_n: blocks of a tile; 0: they are run through one by one (Ascend, and layers).
+        block_n: sources of a tile; 0: they are run through one by one (Ascend, and layers).
         warps: warps of a program (CUDA).
         stages: tiles under way in a loop (CUDA).
         per_core: programs resident on a core (CUDA).
@@ -62,18 +120,17 @@ class Launch:
     stages: int = 1
     per_core: int = 1
 
-    @property
-    def forward_kernel(self) -> tuple[str, str]:
-        """Module and name of the forward's kernel that it is for."""
-        if self.prefetch:
-            return "kernels.forward_prefetch", "attn_res_forward_prefetch_kernel"
-        return "kernels.forward", "attn_res_forward_kernel"
+    @functools.cached_property
+    def kernel(self) -> Kernel:
+        """The kernel that runs it."""
+        table = SOURCES_KERNELS if self.block_n else PREFETCH_KERNELS if self.prefetch else KERNELS
+        return table[self.problem.kind]
 
-    @property
+    @functools.cached_property
     def whole_rows(self) -> bool:
         return self.block_d >= self.problem.width
 
-    @property
+    @functools.cached_property
     def column_blocks(self) -> int:
         return ceil(self.problem.width / self.block_d)
 
@@ -88,16 +145,20 @@ class Launch:
 
     @property
     def constants(self) -> dict[str, int]:
-        if self.block_n:
-            constants = {"D": self.problem.width, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d, "STAGES": self.stages}
-            held = {"SINGLE_PASS": self.problem.n_blocks <= self.block_n}
-            return constants | held if self.problem.kernel.startswith("backward") else constants
-        constants = {"D": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_D": self.block_d}
-        if self.problem.kernel.startswith("backward"):
-            return {**constants, "PREFETCH": self.prefetch}
-        if self.prefetch or "merge" in self.problem.kernel or self.problem.kernel == "norm backward":
-            return constants
-        return {**constants, "S": self.problem.layers, "BLOCK_S": self.block_s}
+        problem = self.problem
+        chosen = {
+            "D": problem.width,
+            "S": problem.layers,
+            "BLOCK_N": self.block_n,
+            "BLOCK_M": self.block_m,
+            "BLOCK_S": self.block_s,
+            "BLOCK_D": self.block_d,
+            "STAGES": self.stages,
+            "NORMALISE": problem.kind in FORWARDS,
+            "PREFETCH": self.prefetch,
+            "SINGLE_PASS": problem.n_sources <= self.block_n,
+        }
+        return {name: chosen[name] for name in self.kernel.constants}
 
     @property
     def options(self) -> dict[str, int]:
@@ -109,11 +170,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class TableLaunch:
-    """The launch that fills a table of offsets: one program.
-
-    Attributes:
-        device: the chip.
-    """
+    """The launch that fills a table of offsets: one program."""
 
     device: Device = field(repr=False)
 
@@ -141,7 +198,7 @@ class WeightsLaunch:
     block_m: int
     block_d: int
 
-    @property
+    @functools.cached_property
     def grid(self) -> int:
         return min(ceil(self.width / self.block_d), self.device.max_grid)
 

@@ -29,13 +29,14 @@ def bounds_of(value: Any) -> list[int]:
     """First address and end of each storage of an argument, which may stand for several tensors."""
     tensor = getattr(value, "base", value)
     bounds: list[int] = []
-    for storage in getattr(tensor, "storages", None) or [tensor.untyped_storage()]:
+    for one in tensor if isinstance(tensor, tuple) else (tensor,):  # `npu_tiling.pytorch.tensors.Neighbours` is one
+        storage = one.untyped_storage()
         bounds += (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
     return bounds
 
 
 def storage_of(name: str, value: Any) -> tuple[int, int, int]:
-    """A tensor's address, and the first address and end of its storage.
+    """A tensor's address, and the first address and end of its storage; of several tensors, of all their storages.
 
     Raises:
         OfflineError: it is not a CPU tensor.
@@ -43,6 +44,5 @@ def storage_of(name: str, value: Any) -> tuple[int, int, int]:
     tensor: torch.Tensor = getattr(value, "base", value)
     if tensor.device.type != "cpu":
         raise OfflineError(f"argument {name} is on {tensor.device}, must be a CPU tensor under emulation")
-    storage = tensor.untyped_storage()
-    low = storage.data_ptr()
-    return tensor.data_ptr(), low, low + storage.nbytes()
+    bounds = bounds_of(value)
+    return tensor.data_ptr(), min(bounds), max(bounds)

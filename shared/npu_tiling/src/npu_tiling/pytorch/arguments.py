@@ -71,6 +71,8 @@ def parameter(
     """A tensor of one of some shapes in fp32, or in the dtype of what it goes with, and where that is."""
     tensor(name, value, or_none=or_none)
     if value is not None:
+        if value.shape in shapes and value.dtype == like.dtype and value.device == like.device:  # most are
+            return
         shape(name, value, *shapes)
         parameter_dtype(name, value, like, of)
         device(name, value, like, of)

@@ -57,7 +57,7 @@ class OperatorLibrary:
             schema: name, arguments without default values, and results.
             implementation: what runs for tensors of any backend, without autograd. Among several results, one that was not
                 asked for is None, or an empty tensor, which the dispatcher makes of None: it has no optional results.
-            fake: the same for tensors that have shapes and no data.
+            fake: the same for tensors that have shapes and no data; None stands for an empty tensor there too.
             forward_mode: what `implementation` does where plain PyTorch serves its tensors can be differentiated as it
                 stands. It then runs for tensors with tangents, on any device; otherwise those are refused.
             batched: what runs, in plain PyTorch, for the tensors of torch.func.vmap; None: the operator for each of them,
@@ -67,14 +67,21 @@ class OperatorLibrary:
         self._library.define(schema)
         for backend in _BACKENDS:
             self._library.impl(name, _without_none(implementation), backend)
-        torch.library.register_fake(f"{self._namespace}::{name}", fake, lib=self._library)
+        torch.library.register_fake(f"{self._namespace}::{name}", _without_none(fake), lib=self._library)
         self._implementations[name] = implementation
         self._forward_mode[name] = forward_mode
         if batched is not None:
-            self._library.impl(name, _plain(batched), "FuncTorchBatched")
+            self._library.impl(name, _without_none(_plain(batched)), "FuncTorchBatched")
 
-    def autograd(self, name: str, function: Callable[..., Any]) -> None:
-        """Set what the operator does where autograd may record it: mostly `apply` of a `Function`."""
+    def autograd(self, name: str, function: Callable[..., Any], bypassing: Callable[..., Any] | None = None) -> None:
+        """Set what the operator does where autograd may record it: mostly `apply` of a `Function`.
+
+        Args:
+            name: the operator.
+            function: takes its arguments.
+            bypassing: the same where the dispatcher is bypassed: what the operator does itself can be called there directly,
+                not through `below_autograd`, which asks once more who observes. None: `function`.
+        """
 
         def unless_forward(*arguments: Any) -> Any:
             if forward_mode(arguments):
@@ -82,7 +89,7 @@ class OperatorLibrary:
             return function(*arguments)
 
         self._library.impl(name, _without_none(unless_forward), "Autograd")
-        self._with_autograd[name] = function
+        self._with_autograd[name] = bypassing or function
 
     def gradient(self, name: str) -> None:
         """Say that the operator is a gradient: to differentiate it again is an error and not a silent zero."""
@@ -135,16 +142,20 @@ class OperatorLibrary:
 
 
 def _without_none(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with an empty tensor for each None in a tuple of results."""
+    """The function with an empty tensor for each None in a tuple of results, or in a list among them."""
 
     def run(*arguments: Any) -> Any:
         found = function(*arguments)
-        if not isinstance(found, tuple) or all(one is not None for one in found):
-            return found
-        like = next(argument for argument in arguments if isinstance(argument, Tensor))
-        return tuple([nothing(like) if one is None else one for one in found])
+        return tuple(_filled(found, arguments)) if isinstance(found, tuple) else found
 
     return run
+
+
+def _filled(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    leaves = (leaf for argument in arguments for leaf in (argument if isinstance(argument, (list, tuple)) else [argument]))
+    like = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    lists = [_filled(one, arguments) if type(one) is list else one for one in results]
+    return [nothing(like) if one is None else one for one in lists]
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,6 +24,8 @@ _MODULE = "torch.distributed.tensor"
 
 def is_distributed(arguments: Iterable[Any]) -> bool:
     """Whether one of the arguments is a DTensor; tensors may stand in lists."""
+    if _MODULE not in sys.modules:
+        return False
     for argument in arguments:
         if isinstance(argument, Tensor):
             if type(argument) is not Tensor and type(argument) is not Parameter and _is_dtensor(argument):

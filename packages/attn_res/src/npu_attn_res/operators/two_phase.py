@@ -1,0 +1,183 @@
+"""`phase1`, `merge` and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from npu_tiling import device_for
+from torch import Tensor
+
+from .. import reference
+from ..launch import two_phase
+from ..launch.sources import follow
+from ..launch.split_d import Columns
+from ..passes import Rows, statistics_dtype
+from ..reference import State, Statistics, Weights
+from . import library
+from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, fake_gradients
+
+
+def phase1(
+    queries: Tensor, blocks: Sequence[Tensor], stacked: bool, w_norm: Tensor, eps: float, save: bool
+) -> tuple[Tensor | None, ...]:
+    device = device_for(queries.device)
+    score: Tensor | None
+    rstd: Tensor | None
+    if device is None:
+        state, score, rstd = reference.phase1(Rows(blocks, stacked), queries, w_norm, eps)
+    else:
+        sources = follow(blocks, stacked, device)
+        state, score, rstd = two_phase.phase1(sources, queries, w_norm, eps, save, device)
+    results = state.o, state.maximum.t().contiguous(), state.total.t().contiguous()
+    return *results, *((score, rstd) if save else (None, None))
+
+
+def phase1_backward(
+    do: Tensor | None,
+    dmaximum: Tensor | None,
+    dtotal: Tensor | None,
+    queries: Tensor,
+    blocks: Sequence[Tensor],
+    stacked: bool,
+    w_norm: Tensor,
+    maximum: Tensor,
+    score: Tensor,
+    rstd: Tensor,
+    need_blocks: Sequence[bool],
+    need_weights: Sequence[bool],
+) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
+    needed = (need_weights[0], need_weights[1])
+    dstate = (do, None if dmaximum is None else dmaximum.t(), None if dtotal is None else dtotal.t())
+    given = (dstate, queries, w_norm, maximum.t(), score, rstd, needed)
+    device = device_for(score.device)
+    if device is None:
+        rows = Rows(blocks, stacked, need_blocks)
+        dweights = reference.phase1_backward(rows, *given)
+        return rows.dv, *dweights
+    gradients = allocate_gradients(blocks, need_blocks)
+    if not score.numel():
+        return gradients, torch.zeros_like(queries), torch.zeros_like(w_norm)
+    columns = Columns(follow(blocks, stacked, device, gradients), device, any(needed))
+    return gradients, *reference.phase1_backward(columns, *given)
+
+
+def merge(
+    o: Tensor,
+    maximum: Tensor,
+    total: Tensor,
+    partial: Tensor,
+    x: Tensor | None,
+    w_query: Tensor,
+    w_norm: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+    norm_eps: float,
+    save: bool,
+) -> tuple[Tensor | None, ...]:
+    state, weights = State(o, maximum, total), Weights(w_query, w_norm, norm_weight)
+    device = device_for(partial.device)
+    if device is not None:
+        h, y, joined, statistics = two_phase.merge(state, partial, x, weights, eps, norm_eps, save, device)
+    else:
+        h, y, joined, statistics = reference.merge(state, partial, x, weights, eps, norm_eps)
+    kept = statistics if save else (None, None, None, None)
+    return tuple([library.contiguous(result) for result in (h, y, joined, *kept)])
+
+
+def merge_backward(
+    dh: Tensor | None,
+    dy: Tensor | None,
+    dpartial: Tensor | None,
+    h: Tensor | None,
+    o: Tensor,
+    maximum: Tensor,
+    total: Tensor,
+    partial: Tensor,
+    w_query: Tensor,
+    w_norm: Tensor,
+    norm_weight: Tensor | None,
+    score: Tensor,
+    rstd: Tensor,
+    lse: Tensor,
+    norm_rstd: Tensor | None,
+    need_weights: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    state, weights = State(o, maximum, total), Weights(w_query, w_norm, norm_weight)
+    statistics, needed = Statistics(score, rstd, lse, norm_rstd), (need_weights[0], need_weights[1])
+    if dh is None and dy is None:
+        dh = torch.zeros_like(partial)
+    dh, dweight = library.whole_gradient(dh, dy, h, weights, statistics, need_weights[2])
+    given = (dh, dpartial, state, partial, weights, statistics, needed)
+    device = device_for(partial.device)
+    found = reference.merge_backward(*given) if device is None else two_phase.merge_backward(*given, device)
+    return tuple([library.contiguous(result) for result in (*found, dweight)])
+
+
+def _fake_phase1(queries, blocks, stacked, w_norm, eps, save):  # type: ignore[no-untyped-def]
+    like, dtype = blocks[0], statistics_dtype(blocks[0].dtype)
+    shape = like.shape[1:] if stacked else like.shape
+    n_blocks, n_tokens = like.shape[0] if stacked else len(blocks), prod(shape[:-1])
+    n_layers = queries.shape[0]
+    o = like.new_empty((n_tokens, n_layers, shape[-1]), dtype=dtype)
+    maximum, total = (like.new_empty((n_layers, n_tokens), dtype=dtype) for _ in range(2))
+    if not save:
+        return o, maximum, total, None, None
+    score = like.new_empty((n_blocks, n_tokens, n_layers), dtype=dtype)
+    return o, maximum, total, score, like.new_empty((n_blocks, n_tokens), dtype=dtype)
+
+
+def _fake_phase1_backward(do, dmaximum, dtotal, queries, blocks, stacked, w_norm, *rest):  # type: ignore[no-untyped-def]
+    need_blocks, need_weights = rest[-2:]
+    return fake_gradients(blocks, need_blocks), *fake_gradients((queries, w_norm), need_weights)
+
+
+def _fake_merge(o, maximum, total, partial, x, w_query, w_norm, norm_weight, eps, norm_eps, save):  # type: ignore[no-untyped-def]
+    rows = lambda there: partial.new_empty(partial.shape) if there else None  # noqa: E731
+    tokens = lambda there: maximum.new_empty((maximum.numel(),)) if there else None  # noqa: E731
+    outputs = rows(True), rows(norm_weight is not None), rows(x is not None)
+    return *outputs, *(tokens(save) for _ in range(3)), tokens(save and norm_weight is not None)
+
+
+def _fake_merge_backward(  # type: ignore[no-untyped-def]
+    dh, dy, dpartial, h, o, maximum, total, partial, w_query, w_norm, norm_weight, *rest
+):
+    state = (one.new_empty(one.shape) for one in (o, maximum, total, partial))
+    weights = (w_query, w_norm, w_query if norm_weight is None else norm_weight)
+    return *state, *fake_gradients(weights, rest[-1])
+
+
+_STATE = "Tensor o, Tensor maximum, Tensor total, Tensor partial"
+OPERATORS.define(
+    "phase1(Tensor queries, Tensor[] blocks, bool stacked, Tensor w_norm, float eps, bool save) -> (Tensor o,"
+    " Tensor maximum, Tensor total, Tensor score, Tensor rstd)",
+    phase1,
+    _fake_phase1,
+    forward_mode=True,
+    batched=phase1,
+)
+OPERATORS.define(
+    "phase1_backward(Tensor? do, Tensor? dmaximum, Tensor? dtotal, Tensor queries, Tensor[] blocks, bool stacked,"
+    " Tensor w_norm, Tensor maximum, Tensor score, Tensor rstd, bool[] need_blocks, bool[] need_weights) -> (Tensor[]"
+    " dblocks, Tensor dqueries, Tensor dw_norm)",
+    phase1_backward,
+    _fake_phase1_backward,
+    forward_mode=True,
+    batched=phase1_backward,
+)
+OPERATORS.define(
+    f"merge({_STATE}, Tensor? x, {WEIGHTS}, float eps, float norm_eps, bool save) -> (Tensor h, Tensor y, Tensor joined,"
+    f" {STATISTICS})",
+    merge,
+    _fake_merge,
+    forward_mode=True,
+)
+OPERATORS.define(
+    f"merge_backward(Tensor? dh, Tensor? dy, Tensor? dpartial, Tensor? h, {_STATE}, {WEIGHTS}, {SAVED},"
+    " bool[] need_weights) -> (Tensor do, Tensor dmaximum, Tensor dtotal, Tensor dpartial_sum, Tensor dw_query,"
+    " Tensor dw_norm, Tensor dnorm_weight)",
+    merge_backward,
+    _fake_merge_backward,
+    forward_mode=True,
+)
