@@ -26,4 +26,4 @@ def test_what_the_page_names_is_there():
     assert [link for link in links if not (ROOT / ".github" / link).exists()] == []
     assert "_RMSNorm" in (ROOT / "packages/rms_norm/src/npu_rms_norm/autograd.py").read_text()
     sources = (ROOT / "packages/attn_res/src/npu_attn_res/launch/sources.py").read_text()
-    assert "def follow(" in sources and "def table_of(" in sources
+    assert "def follow(" in sources and "def point_to(" in sources

@@ -9,14 +9,14 @@ from __future__ import annotations
 OPERATOR = (
     "patching",
     "causal_lm | log_probs | module",
+    "functional",
     "autograd",
-    "registration",
     "operators",
     "engine",
     "kept | launch_rows",
     "launch",
     "checks | kernels | kernels_losses | reference | sharding | tiling | tiling_rows",
-    "kernels_rows | kernels_tiles | matmul | rows",
+    "kernels_rows | kernels_tiles | matmul | passes | rows",
     "parallel",
     "chunks | options",
 )

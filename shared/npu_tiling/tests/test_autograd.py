@@ -1,8 +1,11 @@
 """An operator of two lines, registered the way the packages register theirs: the squares of a list's tensors, scaled."""
 
+import contextlib
+
 import pytest
 import torch
 from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, can_bypass_dispatcher, needs_gradient
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 OPERATORS = OperatorLibrary("npu_tiling_test")
@@ -22,6 +25,10 @@ def _squares_backward(gradients, tensors, factor):
 def _double_(x):
     calls.append("double_")
     x.mul_(2)
+
+
+def _some(tensors, wanted):
+    return [tensor.clone() if wanted else None for tensor in tensors], None
 
 
 def _like(tensors, *others):
@@ -50,6 +57,7 @@ OPERATORS.define("squares(Tensor[] tensors, float factor) -> Tensor[]", _squares
 OPERATORS.define(
     "squares_backward(Tensor[] gradients, Tensor[] tensors, float factor) -> Tensor[]", _squares_backward, _like
 )
+OPERATORS.define("some(Tensor[] tensors, bool wanted) -> (Tensor[] copies, Tensor sum)", _some, _some)
 OPERATORS.define("double_(Tensor(a!) x) -> ()", _double_, lambda x: None)
 OPERATORS.autograd("squares", _squares_autograd)
 OPERATORS.gradient("squares_backward")
@@ -100,6 +108,25 @@ def test_a_plain_call_skips_the_dispatcher_and_a_watched_one_does_not(monkeypatc
     OPERATORS("squares", plain, 3.0)
     with pytest.raises(TypeError), Seen():
         OPERATORS("squares", plain, 3.0)
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, FakeTensorMode])
+def test_the_dispatcher_gets_an_empty_tensor_for_none(mode):
+    with mode():
+        (copy,), total = torch.ops.npu_tiling_test.some([torch.ones(3)], False)
+        assert (copy.numel(), total.numel()) == (0, 0)
+        (copy,), _ = torch.ops.npu_tiling_test.some([torch.ones(3)], True)
+        assert copy.shape == (3,)
+    assert OPERATORS("some", [torch.ones(3)], False) == ([None], None)
+
+
+def test_what_runs_where_the_dispatcher_is_bypassed_may_be_another_function():
+    OPERATORS.autograd(
+        "some", lambda *given: calls.append("dispatched") or _some(*given), lambda *given: calls.append("direct")
+    )
+    OPERATORS("some", [torch.ones(3)], False)
+    torch.ops.npu_tiling_test.some([torch.ones(3)], False)
+    assert calls == ["direct", "dispatched"]
 
 
 def test_a_tensor_subclass_sees_the_operator():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Literal, overload
 
 import torch
 from npu_tiling.pytorch import arguments
@@ -13,6 +14,32 @@ from torch import Tensor
 from . import sharding
 from .autograd import OPERATORS
 from .checks import check_merge, check_phase1, check_sources
+
+
+@overload
+def attn_res(
+    blocks: Tensor | Sequence[Tensor],
+    w_query: Tensor,
+    w_norm: Tensor,
+    eps: float = 1e-6,
+    *,
+    return_weights: Literal[False] = False,
+    norm_weight: None = None,
+    norm_eps: float = 1e-6,
+) -> Tensor: ...
+
+
+@overload
+def attn_res(
+    blocks: Tensor | Sequence[Tensor],
+    w_query: Tensor,
+    w_norm: Tensor,
+    eps: float = 1e-6,
+    *,
+    return_weights: bool = False,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+) -> Tensor | tuple[Tensor, ...]: ...
 
 
 def attn_res(
@@ -109,6 +136,38 @@ def attn_res_phase1(
     leading = first.shape[1:-1] if stacked else first.shape[:-1]
     o = o.view(*leading, *o.shape[1:]).movedim(-2, 0)
     return o, maximum.view(len(queries), *leading), total.view(len(queries), *leading)
+
+
+@overload
+def attn_res_merge(
+    o: Tensor,
+    max: Tensor,
+    sum: Tensor,
+    partial: Tensor,
+    w_query: Tensor,
+    w_norm: Tensor,
+    eps: float = 1e-6,
+    *,
+    layer_output: None = None,
+    norm_weight: None = None,
+    norm_eps: float = 1e-6,
+) -> Tensor: ...
+
+
+@overload
+def attn_res_merge(
+    o: Tensor,
+    max: Tensor,
+    sum: Tensor,
+    partial: Tensor,
+    w_query: Tensor,
+    w_norm: Tensor,
+    eps: float = 1e-6,
+    *,
+    layer_output: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+) -> Tensor | tuple[Tensor, ...]: ...
 
 
 def attn_res_merge(

@@ -69,8 +69,10 @@ class AttnRes(nn.Module):
         Raises:
             TypeError, ValueError: as `attn_res` does.
         """
-        options = {"return_weights": return_weights, "norm_weight": norm_weight, "norm_eps": norm_eps}
-        return attn_res(blocks, self.w_query, self.w_norm, self.eps, **options)  # type: ignore[arg-type]
+        weights = (self.w_query, self.w_norm)
+        return attn_res(
+            blocks, *weights, self.eps, return_weights=return_weights, norm_weight=norm_weight, norm_eps=norm_eps
+        )
 
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, eps={self.eps}"
@@ -192,9 +194,7 @@ class Depth:
         own = (weights.w_query[layer], weights.w_norm[layer], weights.eps)
         if self.partial is None:
             self.partial, self._output = self._output, None
-            h = attn_res_merge(*state, self.partial, *own)
-            assert isinstance(h, Tensor)
-            return h
+            return attn_res_merge(*state, self.partial, *own)
         h, self.partial = attn_res_merge(*state, self.partial, *own, layer_output=self._output)
         self._output = None
         return h

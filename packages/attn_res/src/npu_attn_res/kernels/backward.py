@@ -3,14 +3,14 @@
     e_i = <dh, v_i>        delta = sum_i alpha_i e_i = <dh, h>        ds_i = alpha_i (e_i - delta)
     dv_i = alpha_i dh + ds_i r_i (g - s_i r_i v_i / D)                dg = sum over tokens and blocks of ds_i r_i v_i
 
-delta is a difference's other half: where the weights are sharp, e_i is close to it. From an h that was rounded to bf16 it
-would be off by about 2^-9 |dh| |h|, which dv_i multiplies by |g|. So delta is summed up in fp32 in a first sweep over a
-token's blocks, and nothing but the scores is kept from the forward; the second sweep finds the blocks in the cache (L2).
-Where h was not rounded (fp32), delta is <dh, h> and there is one sweep.
+e_i - delta cancels when the softmax is peaked, so delta must be accurate in fp32. Computed from an h that was rounded to
+bf16 it would be off by about 2^-9 |dh| |h|, which dv_i multiplies by |g|. So a first sweep over a token's blocks sums delta
+in fp32, and a second sweep, which finds the blocks in the cache (L2), computes the gradients. The forward keeps nothing but
+the scores. Where h was not rounded (fp32), delta is <dh, h> and there is one sweep.
 
-PREFETCH: the next block is on its way while one is computed with, asked for at the top of the loop and cast at its end. The
-first sweep over single rows always works so: it keeps less on chip than the second. What is reduced before numbers that are
-loaded are used, and how dv is put together, decide where compilers for Ascend wait.
+PREFETCH: the kernel loads the next block at the top of the loop, computes with the current one, and casts the next one at
+the end. The first sweep over single rows always does so, because it keeps less on chip than the second. The order of the
+reductions and the expression for dv decide where compilers for Ascend wait: change neither without looking at timings.
 """
 
 import triton

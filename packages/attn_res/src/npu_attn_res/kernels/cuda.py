@@ -1,8 +1,9 @@
 """Device code for CUDA, where many warps share a tile: one token, several of its blocks at once. Formulas: tile.py.
 
-A tile is BLOCK_N blocks by whole rows of BLOCK_D >= D columns, whose loads are all under way together. Where a token's
-blocks fit in one tile, the backward reads them once and holds them in registers; otherwise it sweeps over them twice, as
-backward.py does, and finds them in the L2 cache the second time.
+A tile has BLOCK_N blocks by whole rows of BLOCK_D >= D columns, and all its loads are in flight together. Where a token's
+blocks fit in one tile (SINGLE_PASS), the backward reads them once and holds them in registers. Otherwise it sweeps over them
+twice, as backward.py does, and finds them in the L2 cache the second time. Its tiles are [BLOCK_N, BLOCK_D] and its rows
+[BLOCK_D], so it does not share the loads and stores of tile.py, whose tiles have rows of one block.
 """
 
 import triton

@@ -1,14 +1,14 @@
-"""Device code of the forward for Ascend and one layer, where the next block is loaded ahead. Formulas: tile.py.
+"""Device code of the forward for Ascend and one layer, which loads the next block ahead. Formulas: tile.py.
 
-As in forward.py, but that the reference is the first block's score: it costs the vector unit a third less to add to
-sums that keep their scale. These overflow if a later score is higher by 88: from the first tile on in which one is by 30, a
-program does its tiles again, with the highest score so far. (A branch that scales within the loop loses the reference on
-CANN 8.5, whose compiler puts products over it.)
+The sums are those of forward.py, with the first block's score as the reference. They are never scaled, which takes a third
+off the vector unit's work. They would overflow if a later score were higher by 88. So from the first tile on in which a
+score is higher by 30, a program computes its tiles again, with the highest score so far as the reference. (CANN 8.5 compiles
+a branch inside the loop wrongly: it overwrites the reference.)
 
-Loads are under way, and a tile is stored, while another is computed with. It is stored in two parts, each after a block of
-the next tile: a load waits for a store that takes longer than the arithmetic leaves the memory idle. Compilers for Ascend
-double a load's buffer themselves, but on a full chip they put other values into the half that is not in use. What is carried
-from one block or tile to the next, as is the tile to be stored, is left alone.
+While one block is computed with, the next one is loaded and the tile before is stored. That tile is stored in two parts, one
+after each of the next tile's first blocks: a load waits for a store that takes longer than the memory is idle. Compilers for
+Ascend double a load's buffer themselves, but when the Unified Buffer is full they reuse the idle half. They do not reuse
+tiles that a loop carries, so the next block and the tile to be stored are carried.
 """
 
 import triton

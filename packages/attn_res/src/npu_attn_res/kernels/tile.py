@@ -3,11 +3,11 @@
     r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = w_query * w_norm
     alpha = softmax_i(s)                     h = sum_i alpha_i v_i
 
-A tile has one kind of rows: BLOCK_M tokens for one layer (BLOCK_S == 1), or BLOCK_S layers for one token (BLOCK_M == 1), and
-whole rows of BLOCK_D >= D columns. The blocks are run through one by one.
+The rows of a tile are BLOCK_M tokens of one layer (BLOCK_S == 1), or BLOCK_S layers of one token (BLOCK_M == 1). Rows are
+whole, of BLOCK_D >= D columns. A kernel loops over the blocks v_i.
 
-Block i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits; the blocks of a
-list are wherever they are. Statistics are [blocks, tokens, layers].
+Block i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits: the blocks of a
+list lie anywhere. Statistics are [blocks, tokens, layers].
 """
 
 import triton
@@ -16,8 +16,8 @@ import triton.language as tl
 
 ALIGNMENT = tl.constexpr(16)  # what ALIGNED says that every entry of a table is a multiple of
 
-# CANN 8.5's compiler leaves out a cast to 16 bits that is cast back at once. A change of shape in between costs nothing and
-# keeps it. Elsewhere such a change may cost something, and nothing is left out.
+# CANN 8.5's compiler removes a cast to 16 bits that is cast back at once. A change of shape in between prevents that and
+# costs nothing on Ascend; elsewhere it may cost something and is not needed.
 _ASCEND = tl.constexpr("ascend" in triton.backends.backends)
 
 

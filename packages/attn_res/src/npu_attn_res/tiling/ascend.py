@@ -12,9 +12,9 @@ from .footprint import PREFETCHED, ROW_WAYS, RowWay, row_tiles, row_way, ub_byte
 from .launches import COLUMN_KINDS, Launch, Problem, WeightsLaunch
 
 # Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth. 16 KB would reach 94 %, but
-# where tiles fill the Unified Buffer the compilers put other values into the half of a double buffer that is not in use,
-# and each load waits for the arithmetic before it: `npu-offline tune` predicts less time for the smaller tiles. A forward
-# that loads ahead keeps its buffers; with more than nine rows, what it computes with single numbers of rows counts.
+# when tiles fill the Unified Buffer the compilers reuse the idle half of a double buffer, and each load then waits for the
+# arithmetic before it: `npu-offline tune` predicts less time for the smaller tiles. A forward that loads ahead keeps its
+# buffers; with more than nine rows the time of its arithmetic on one number a row shows.
 _TRANSFER_BYTES = 8 * 1024
 _PREFETCH_BYTES = 14 * 1024
 _PREFETCH_ROWS = 9
