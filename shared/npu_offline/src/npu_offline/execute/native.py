@@ -73,6 +73,7 @@ _SOURCES = (  # the code that decides what is in a shared object
     "module/arithmetic.py",
     "module/jumps.py",
     "module/mlir.py",
+    "module/reader.py",
     "module/operations.py",
     "module/plan.py",
     "module/shapes.py",

@@ -10,6 +10,8 @@ from xdsl.dialects.builtin import Builtin, ModuleOp, StringAttr, SymbolRefAttr, 
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.parser import Parser
 
+from .reader import Reader
+
 _MAP_ALIAS = re.compile(r"^(#\w+ = )(affine_map<.*>)$", re.MULTILINE)
 
 
@@ -28,7 +30,7 @@ def parse(generic: str) -> ModuleOp:
             return f'{alias[1]}"{alias[2]}"'
         return alias[0]
 
-    return Parser(context, _MAP_ALIAS.sub(representable, generic)).parse_module()
+    return Reader(context, _MAP_ALIAS.sub(representable, generic)).parse_module()
 
 
 def parse_attribute(text: str) -> Attribute:

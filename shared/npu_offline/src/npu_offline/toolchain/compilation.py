@@ -50,6 +50,7 @@ _FLAGS = {  # triton-ascend's option, the compiler's
 }
 SOURCES = (
     "module/mlir.py",
+    "module/reader.py",
     "module/plan.py",
     "module/shapes.py",
     "reports.py",
