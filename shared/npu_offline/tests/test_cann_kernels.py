@@ -44,6 +44,28 @@ def test_kernels_run_from_the_final_module():
     assert b"npu_offline_workspace" in kernel.asm["npubin"]  # a symbol of what final modules are compiled to
 
 
+LAUNCHES = {
+    "emulated": """
+y = torch.empty(64)
+with npu_offline.emulate():
+    cann_kernels.double[(1,)](torch.ones(64), y, 64, BLOCK=64)
+assert y.eq(2).all()
+""",
+    "npu": """
+y = torch.empty(64, device="npu")
+cann_kernels.double[(1,)](torch.ones(64, device="npu"), y, 64, BLOCK=64)
+assert y.cpu().eq(2).all()
+""",
+}
+
+
+@pytest.mark.parametrize("order", [("emulated", "npu"), ("npu", "emulated")], ids=lambda order: order[0])
+def test_emulation_runs_in_one_process_with_the_stand_in(order, empty_cache):
+    """Each has a runtime library in a cache folder of its own: the process uses the first for both."""
+    done = run("import npu_offline" + "".join(LAUNCHES[place] for place in order))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_kernel_of_both_kinds_of_cores_gets_the_workspace_that_its_final_module_names():
     kernel, c, expected = product()
     assert kernel.metadata.workspace_size == 64 * 64 * 4  # of each program: the product in fp32

@@ -194,7 +194,13 @@ def runtime_path() -> Path:
 
 @functools.cache
 def runtime() -> ctypes.CDLL:
-    """The runtime library; its symbols are visible to kernels loaded later."""
+    """The runtime library; kernels that are loaded later find its functions by name.
+
+    A process has one: kernels would call the functions of the first, whichever of several launched them.
+    """
+    loaded_before = ctypes.CDLL(None)
+    if hasattr(loaded_before, "npu_offline_launch"):
+        return loaded_before
     return ctypes.CDLL(str(runtime_path()), mode=ctypes.RTLD_GLOBAL)
 
 

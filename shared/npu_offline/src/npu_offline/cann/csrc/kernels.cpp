@@ -39,6 +39,8 @@ char flags[4096];  // where cores signal each other
 
 Runner runner() {
   static Runner found = [] {
+    // A process has one runtime: kernels would call the functions of the first, whichever of several launched them.
+    if (void *loaded = dlsym(RTLD_DEFAULT, "npu_offline_launch")) return (Runner)loaded;
     void *library = dlopen(setting("NPU_OFFLINE_CANN_RUNTIME", ""), RTLD_NOW | RTLD_GLOBAL);
     return library ? (Runner)dlsym(library, "npu_offline_launch") : nullptr;
   }();
