@@ -9,7 +9,7 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import engine, fused_linear_cross_entropy, launch, launch_rows, tiling
+from npu_fused_linear_cross_entropy import engine, fused_linear_cross_entropy, gradients, launch, tiling
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
 
@@ -152,7 +152,7 @@ def test_nothing_outside_the_tensors_is_written(vocabulary, reduction, monkeypat
         checks.append(check)
         return tensor
 
-    for module in (engine, launch_rows):
+    for module in (engine, gradients, launch.rows):
         monkeypatch.setattr(module, "allocate", guarding)
     case = losses.make(37, 16, vocabulary, reduction=reduction, chunk_tokens=10)
     with npu_offline.emulate("Ascend910B4"):
@@ -164,7 +164,7 @@ def test_nothing_outside_the_tensors_is_written(vocabulary, reduction, monkeypat
 
 def test_an_overflow_on_a_users_compiler_falls_back_to_a_smaller_tile(monkeypatch):
     """The launch as a user's compiler would refuse it: everything above 600 columns overflows."""
-    real, refused = launch.KERNELS.launch, []
+    real, refused = launch.chunk.KERNELS.launch, []
 
     def refusing(module, kernel, spec, grid, tensors, scalars):
         if kernel == "cross_entropy_kernel" and max(spec.constants["TAIL_N"], spec.launch.block_n) > 600:
@@ -172,7 +172,7 @@ def test_an_overflow_on_a_users_compiler_falls_back_to_a_smaller_tile(monkeypatc
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
         real(module, kernel, spec, grid, tensors, scalars)
 
-    monkeypatch.setattr(launch.KERNELS, "launch", refusing)
+    monkeypatch.setattr(launch.chunk.KERNELS, "launch", refusing)
     case = losses.make(19, 16, 1500, seed=3)
     with npu_offline.emulate("Ascend910B4"), pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
         losses.check(case, losses.run(case, "cpu"))

@@ -9,7 +9,8 @@ from pathlib import Path
 import npu_offline
 import npu_tiling
 import pytest
-from npu_fused_linear_cross_entropy import tiling, tiling_rows
+from npu_fused_linear_cross_entropy import tiling
+from npu_fused_linear_cross_entropy.tiling import rows
 from npu_offline.check import load_calls
 from npu_offline.declared import FAMILIES, fits_everywhere, widest
 
@@ -64,13 +65,17 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, what, tile):
 
 
 @pytest.mark.parametrize("soc", FAMILIES)
-@pytest.mark.parametrize(("kernel", "label"), [("targets", ""), ("losses", ", each row"), ("coefficients", ", each row")])
+@pytest.mark.parametrize(
+    ("kernel", "label"),
+    [(rows.TARGETS, ""), (rows.LOSSES, ", each row"), (rows.COEFFICIENTS, ", each row")],
+    ids=["targets", "losses", "coefficients"],
+)
 def test_rows_that_are_declared_to_fit_do_and_transfers_overlap(soc, kernel, label):
     """What the compilers take where they have room is declared: with less, they would not double every buffer."""
     with npu_offline.record(soc) as records:
         CALLS[f"bfloat16 1000, everything{label}"]()
-    record = next(record for record in records if record.name == f"cross_entropy_{kernel}_kernel")
-    chosen = tiling_rows.row_launch(kernel, npu_tiling.soc(soc))
+    record = next(record for record in records if record.name == kernel.name)
+    chosen = rows.row_launch(kernel, npu_tiling.soc(soc))
     for toolchain in filter(lambda version: npu_offline.supported(soc, version), npu_offline.VERSIONS):
         report = npu_offline.compile_kernel(record, soc=soc, toolchain=toolchain)
         assert report.double_buffered

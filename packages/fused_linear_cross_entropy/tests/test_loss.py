@@ -67,11 +67,9 @@ def test_ragged_chunks_give_the_loss_of_one(device, chunk_tokens):
 @pytest.mark.parametrize(("tokens", "vocabulary", "budget"), [(150, 3000, 200_000), (150, 2560, 400_000), (37, 123, 1)])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_chunks_of_columns(device, tokens, vocabulary, budget, reduction):
-    """Too little memory for a sensible chunk of tokens: columns come in chunks too, and sums of dx are lent memory by dW."""
+    """Too little memory for a sensible chunk of tokens: columns come in chunks too."""
     if device.name == "emulated" and budget == 200_000:
-        pytest.skip("differs in who owns the sums of dx, and in kernels to compile")
-    problem = package.chunks.Problem(tokens, 64, vocabulary, 4, 2, True, 0)
-    assert bool(package.chunks.plan(problem, None, budget, None).borrowed) == (budget == 400_000)
+        pytest.skip("the same kernels as with a larger budget, to compile once more")
     case = losses.make(tokens, 64, vocabulary, ignored=0.1, memory_budget=budget, reduction=reduction, **ALL)
     losses.check(case, losses.run(case, device.torch), roundings=4)
 

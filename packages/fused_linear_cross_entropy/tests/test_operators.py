@@ -36,7 +36,7 @@ def test_operators_are_registered_properly(device, changes, npu_opcheck):
         npu_opcheck(OPS.linear_cross_entropy_with_gradients.default, arguments)
     statistics = OPS.linear_cross_entropy(x, weight, target, *none, *options, True)[-1]
     dloss = torch.rand(5 if changes.get("reduction") == "none" else (), device=device.torch)
-    arguments = (dloss, None, x, weight, target, *none, statistics, *options, True, True, False)
+    arguments = (dloss, None, statistics, x, weight, target, *none, *options, True, True, False)
     npu_opcheck(OPS.linear_cross_entropy_backward.default, arguments)
     npu_opcheck(OPS.linear_cross_entropy_scaled.default, ([x, weight], list(torch.rand(2, device=device.torch))))
 

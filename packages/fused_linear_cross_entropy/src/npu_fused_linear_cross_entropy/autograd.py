@@ -13,13 +13,13 @@ from torch.distributed import ProcessGroup
 
 from . import sharding
 from .checks import Part, autocast, check, checked_options
-from .engine import defers
+from .layout import defers
 from .operators import OPERATORS, scale_
 from .options import Options
 
 
 class LinearCrossEntropyOutput(NamedTuple):
-    """A loss and what was asked for with it; None what was not."""
+    """A loss and the extras that were asked for; the others are None."""
 
     loss: Tensor
     z_loss: Tensor | None
@@ -62,47 +62,49 @@ def fused_linear_cross_entropy(
         row = (1 - e) (L - z_y) w_y + (e / V) L sum w_i - (e / V) sum w_i z_i                         with class weights w
         "mean": sum of row / N, with class weights / sum of w_y, + sum of lse_square_scale L^2 / N, N rows not ignored
 
-    Arithmetic is fp32, and so is the loss. The gradient of the logits is rounded to x's dtype before it meets x and the
-    weight, as it is where logits are a tensor; in fp16 before 1 / N makes it vanish. For "mean" and "sum" gradients are
-    computed in the forward, in the place of the logits; for "none", and with the entropy, logits are computed again in the
-    backward. Nothing is computed for an input that needs no gradient. Under autocast x, weight and bias are cast as in a
-    linear layer. DTensors: see sharding.py.
+    Arithmetic is fp32, and so is the loss. The gradient of the logits is rounded to x's dtype before it is multiplied by x
+    and the weight, as it is where logits are a tensor; in fp16 it is rounded before the division by N, which would make it
+    underflow. For "mean" and "sum" the forward computes the gradients, in the memory of the logits; for "none", and with the
+    entropy, the backward computes the logits again. Nothing is computed for an input that needs no gradient. Under autocast
+    x, weight and bias are cast as in a linear layer. DTensors: see sharding.py.
 
-    A target outside the vocabulary that is not `ignore_index`: on a CPU an IndexError that names it. On an accelerator,
-    which no error can come back from without waiting, nothing outside the tensors is read; the loss of that row is NaN, so
-    that the mean is too, and it gives no gradient.
+    A target outside the vocabulary that is not `ignore_index`: on a CPU, an IndexError names it. On an accelerator, raising
+    would need a device sync: nothing outside the tensors is read, the loss of that row is NaN, and so is the mean or sum,
+    and the row adds nothing to the gradients.
 
     Args:
         x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).
-        weight: [V, H], x's dtype or fp32; where it is wider than x, products are made of a copy in x's dtype and its
-            gradient is summed in its own.
+        weight: [V, H], x's dtype or fp32. A wider one than x is copied to x's dtype for the products; its gradient is
+            summed in its own dtype.
         target: [...], int64 or int32.
         bias: [V], x's dtype or fp32.
         class_weight: [V], floating point; gets no gradient.
-        ignore_index: targets that count for nothing: loss 0, gradient 0. If all are: loss 0.
+        ignore_index: rows with this target have loss 0 and gradient 0, and "mean" does not count them. If all rows have it,
+            the loss is 0.
         reduction: "mean", "sum" or "none".
         label_smoothing: from 0 to 1.
-        lse_square_scale: of the z-loss, lse_square_scale L^2, which is part of the loss.
-        softcap: c, where logits are c tanh(t / c).
-        logit_scale: what logits are multiplied by: 1 / temperature.
-        token_scaling: every row counts by its probability of the target, as a constant (the z-loss too).
-        return_z_loss: the z-loss, reduced as the loss is.
-        return_token_accuracy: the share of rows that are not ignored whose first largest logit is the target's.
-        return_predicted_tokens: int64 [...], the first largest logit of every row; -1 where ignored.
-        return_lse: [...], L; 0 where ignored.
-        return_entropy: [...], L - sum p z with p = exp(z - L); 0 where ignored. Differentiable, as the loss is and no other.
-        accum_dtype: what the weight's gradient is summed in where several chunks of tokens add to it: torch.float32, or None
-            for fp32 where the budget has room for that, and else the weight's dtype, one rounding a chunk.
-        chunk_tokens: tokens of a chunk; None for what the device and the budget say.
-        memory_budget: bytes for logits and sums, above inputs and gradients; None for a default. Where it holds too few
-            tokens, the vocabulary is cut too; logits are then computed twice, if there is no place to keep them.
+        lse_square_scale: factor of the z-loss, lse_square_scale L^2, which is added to the loss.
+        softcap: c, for logits c tanh(t / c); None for no cap.
+        logit_scale: factor of the logits: 1 / temperature.
+        token_scaling: multiply each row's loss, z-loss included, by its probability of the target, as a constant.
+        return_z_loss: also return the z-loss, reduced as the loss is.
+        return_token_accuracy: also return the share of counted rows whose first largest logit is the target's.
+        return_predicted_tokens: also return int64 [...], the first largest logit of every row; -1 where ignored.
+        return_lse: also return L [...]; 0 where ignored.
+        return_entropy: also return the entropy [...], L - sum p z with p = exp(z - L); 0 where ignored. Of the extras it
+            alone is differentiable.
+        accum_dtype: dtype of the weight's gradient while several chunks of tokens add to it: torch.float32, or None for fp32
+            if the budget has room for it, else the weight's dtype, which is rounded once a chunk.
+        chunk_tokens: tokens of a chunk; None: chosen from the device and the budget.
+        memory_budget: bytes for logits and sums, beside inputs and gradients; None for a default. If it holds too few
+            tokens, the vocabulary is cut into chunks too; logits are then computed twice where they cannot be kept.
         process_group: weight, bias and class_weight are this rank's rows of a vocabulary that is split over the group. x,
             target and the loss are the same on every rank; the gradient of x is summed over the ranks.
-        vocab_range: (first, last), the rows that this rank has; None where all ranks have equally many.
+        vocab_range: (start, stop), the rows that this rank has; None if all ranks have equally many.
         vocab_size: rows of all ranks; needed with `vocab_range`.
 
     Returns:
-        The loss, fp32 (fp64 for fp64 input): a number, or [...] for "none". Where something more is asked for, a
+        The loss, fp32 (fp64 for fp64 input): a number, or [...] for "none". If one of the `return_` options is set, a
         `LinearCrossEntropyOutput` (loss, z_loss, token_accuracy, predicted_tokens, lse, entropy).
 
     Raises:
@@ -148,7 +150,7 @@ def call(
     divisor: Tensor | None,
     options: Options,
 ) -> LinearCrossEntropyOutput:
-    """The loss with options that were checked; `divisor`: what "mean" divides by instead of what it counts."""
+    """The loss with options that were checked; `divisor`: what "mean" divides by instead of the number of counted rows."""
     x, weight, bias = autocast(x, weight, bias)
     check(x, weight, target, bias, class_weight)
     if is_distributed((x, weight, target, bias, class_weight)):
@@ -183,7 +185,7 @@ class _LinearCrossEntropy(Function):
             outputs.append(None)
         else:
             outputs = OPERATORS.below_autograd("linear_cross_entropy", *tensors, *options, True)
-            ctx.save_for_backward(*tensors, outputs[-1])
+            ctx.save_for_backward(outputs[-1], *tensors)
         loss, *extras, entropy, statistics = outputs
         constant = (*extras, statistics) if options.return_entropy else (*extras, entropy, statistics)
         ctx.mark_non_differentiable(*(one for one in constant if one is not None))
@@ -210,7 +212,7 @@ def _needs(ctx) -> tuple[bool, bool, bool]:  # type: ignore[no-untyped-def]
 
 
 def _scaled(gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence[Tensor] | None) -> list[Tensor | None]:
-    """Gradients of the loss times the one that it received and a factor each: in place where nobody asks for them again."""
+    """Gradients times the upstream gradient and a factor each: in place unless the graph is kept for another backward."""
     present = [gradient for gradient in gradients if gradient is not None]
     left: Sequence[Tensor | None] = factors or [None] * len(gradients)
     numbers = [
@@ -223,8 +225,8 @@ def _scaled(gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence
         scale_(present, numbers)
         return list(gradients)
     if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
-        # Somebody may differentiate again, which the operator refuses where one of its arguments requires a gradient; under
-        # transforms the outer level has seen that the gradients came from x and weight.
+        # A second derivative must be an error: the operator refuses arguments that require a gradient. Under torch.func the
+        # outer level knows that these gradients come from x and weight.
         present = [gradient.detach().requires_grad_() for gradient in present]
     found = iter(OPERATORS("linear_cross_entropy_scaled", present, numbers))
     return [None if gradient is None else next(found) for gradient in gradients]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .autograd import LinearCrossEntropyOutput, call
 from .checks import Part, checked_options, named_options
+from .options import Option
 
 
 def causal_lm_loss(
@@ -21,27 +22,27 @@ def causal_lm_loss(
     ignore_index: int = -100,
     bias: Tensor | None = None,
     class_weight: Tensor | None = None,
-    **options: Any,
+    **options: Option,
 ) -> Tensor | LinearCrossEntropyOutput:
     """Next-token loss, as the loss functions of Hugging Face's models have it, of hidden states instead of logits.
 
-    Token i of a sequence is compared with label i + 1; the last one counts for nothing.
+    Token i of a sequence is compared with label i + 1; the last token is ignored.
 
     Args:
         hidden_states: [..., T, H].
         lm_head_weight: [V, H].
         labels: [..., T].
-        num_items_in_batch: what the sum of the losses is divided by, a number or a tensor: that of all labels of a step
-            whose gradients are accumulated over several batches. None: the mean over this batch.
+        num_items_in_batch: the sum of the losses is divided by this number or tensor: the labels of a whole step, if its
+            gradients are accumulated over several batches. None: the mean over this batch.
         shift_labels: True: label i + 1 belongs to token i. False: label i does. A tensor: the labels that belong to the
             tokens, instead of `labels`.
-        ignore_index: labels that count for nothing.
+        ignore_index: tokens with this label are ignored.
         bias: [V].
         class_weight: [V].
-        options: the others of `fused_linear_cross_entropy`, but for the reduction.
+        options: the other options of `fused_linear_cross_entropy`, except `reduction`.
 
     Returns:
-        The loss, a number; or a `LinearCrossEntropyOutput` where the options ask for more.
+        The loss, a number; or a `LinearCrossEntropyOutput` if one of the `return_` options is set.
 
     Raises:
         TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`.
@@ -66,7 +67,7 @@ def causal_lm_loss(
         divisor = num_items_in_batch
     else:
         divisor = torch.full((), arguments.number("num_items_in_batch", num_items_in_batch), device=hidden_states.device)
-    part = Part(*(options.pop(name, None) for name in Part._fields))
+    part = Part(*(options.pop(name, None) for name in Part._fields))  # type: ignore[arg-type]  # checked below
     checked = checked_options(lm_head_weight, part, named_options({"ignore_index": ignore_index, **options}))
     outputs = call(hidden_states, lm_head_weight, target, bias, class_weight, divisor, checked)
     return outputs if any(output is not None for output in outputs[1:]) else outputs.loss

@@ -1,4 +1,4 @@
-"""What the public functions refuse, and what autocast makes of their arguments."""
+"""Checks of the public functions' arguments, and autocast's casts of them."""
 
 from __future__ import annotations
 

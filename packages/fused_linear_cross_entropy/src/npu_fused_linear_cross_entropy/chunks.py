@@ -1,17 +1,17 @@
 """How many tokens, and how many columns of the vocabulary, have logits in memory at a time.
 
-A chunk of tokens goes over the weight and its gradient, so it must be long enough for matrix products to take longer than
-that traffic; from there on longer chunks only take memory. With T tokens a product of H x V weights does 2 T H V operations,
-and the one that adds to the weight's gradient moves 2 H V elements of it:
+Each chunk of tokens reads the weight and adds to its gradient, so it must be long enough for matrix products to take longer
+than that traffic; longer chunks only take memory. With T tokens a product with the weight does 2 T H V operations, and the
+one that adds to the weight's gradient moves 2 H V elements of it:
 
     T = OVERLAP * (operations per second) / (bytes per second) * (bytes of an element)
 
-at most what the memory budget allows.
+but no more than the memory budget allows.
 
-More tokens than that need several chunks of tokens, or, all tokens at once, chunks of the vocabulary, whose logits the
-gradient needs once more. Where those of all tokens fit where the weight's gradient is going to be, they are kept there, in
-x's dtype: no chunk then adds to what others wrote. Elsewhere, chunks of tokens; and where the budget allows much fewer than
-T, chunks of the vocabulary whose logits are computed twice.
+More tokens take chunks of the vocabulary or chunks of tokens. With chunks of the vocabulary the gradient needs all logits a
+second time: if they fit in the memory of the weight's gradient, they are kept there in x's dtype, and no chunk adds to what
+another one wrote. If not, there are chunks of tokens; and if the budget allows much fewer than T tokens, chunks of the
+vocabulary whose logits are computed twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npu_tiling import Device
 from npu_tiling.budget.arithmetic import FP32
@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 DEFAULT_BUDGET = {"cuda": 600 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
-_OVERLAP = 2.75  # chunks that are this many times what ties cost nothing that one product of all tokens would not
+_OVERLAP = 2.75  # at this many times the break-even length, chunking costs no measurable time
 _OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}  # an H200: 790 TFLOP/s, 4.28 TB/s; a 910B4
-_CUBE_OPERATIONS = 2 * 16**3  # of an Ascend cube core in one cycle
-_KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more brought nothing on an H200
-_ENOUGH = 0.375  # of the wanted tokens: fewer, and weight traffic costs more than computing all logits twice
+_CUBE_OPERATIONS = 2 * 16**3  # that an Ascend cube core does in one cycle
+_KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more was not faster on an H200
+_ENOUGH = 0.375  # of T: with fewer tokens, weight traffic costs more than computing all logits twice
 _FEWEST_COLUMNS = 512
-_UNIT = 128  # tokens and columns of a chunk are a multiple of this: whole tiles of matrix products
-_BORROWED = 0.3  # of the weight's gradient, at most
+_UNIT = 128  # tokens and columns of a chunk are multiples of this: whole tiles of matrix products
 _ROW_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: 32 bytes in every dtype
 
 
@@ -46,10 +45,10 @@ class Problem:
 
     Attributes:
         tokens, width, vocabulary: N, H and V.
-        logit_bytes: of an element of the logits.
-        dweight_bytes: of an element of the memory that the weight's gradient is summed in; 0 where there is none.
+        logit_bytes: bytes of a logit.
+        dweight_bytes: bytes of an element of the sums that become the weight's gradient; 0 if it is not wanted.
         dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
-        kept_bytes: of an element of the logits that may be kept for the gradient; 0 where none may.
+        kept_bytes: bytes of a logit that is kept for the gradient; 0 if none may be.
     """
 
     tokens: int
@@ -67,16 +66,13 @@ class Plan:
 
     Attributes:
         tokens: chunks of tokens.
-        columns: chunks of the vocabulary; one, where a row of logits is there at once.
-        borrowed: rows at the end of the weight's gradient that serve as memory for the sums of x's gradient until their
-            own turn comes, which is a chunk of columns that begins where they do; 0 for none.
-        kept: parts of the vocabulary, of a few chunks each, whose logits wait for the gradient in those rows of the weight's
-            gradient; none where logits are not kept.
+        columns: chunks of the vocabulary; one if whole rows of logits are in memory.
+        kept: parts of the vocabulary, of a few chunks each, whose logits are kept in those rows of the weight's gradient;
+            empty if logits are not kept.
     """
 
     tokens: tuple[slice, ...]
     columns: tuple[slice, ...]
-    borrowed: int = 0
     kept: tuple[slice, ...] = ()
 
     @property
@@ -85,8 +81,24 @@ class Plan:
         return tuple(max((part.stop - part.start for part in parts), default=0) for parts in (self.tokens, self.columns))  # type: ignore[return-value]
 
 
+class Chunk(NamedTuple):
+    """Logits that are in memory.
+
+    Attributes:
+        logits: [rows, columns].
+        columns: which of the weight's rows they belong to.
+        target: int32 [rows], a column of the whole vocabulary, or negative.
+        first: the column of the whole vocabulary that the first one is.
+    """
+
+    logits: Tensor
+    columns: slice
+    target: Tensor
+    first: int
+
+
 def part(tensor: Tensor, where: slice, dimension: int = 0) -> Tensor:
-    """A part of a tensor along a dimension: the tensor itself where that is all, which costs no view."""
+    """A part of a tensor along its first or second dimension. If that is all of it, no view is made, which saves time."""
     if where.stop is None or where.stop - where.start == tensor.shape[dimension]:
         return tensor
     return tensor[where] if dimension == 0 else tensor[:, where]
@@ -98,17 +110,18 @@ def pitch(columns: int) -> int:
 
 
 def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
-    """The shortest chunk that keeps matrix products busy."""
+    """The shortest chunk of tokens that hides the traffic of the weight behind matrix products."""
     kind = "cpu" if device is None else device.kind
     ratio = _OPERATIONS_PER_BYTE[kind]
     if device is not None and device.kind == "ascend" and device.bandwidth and device.clock_hz:
         ratio = device.cube_cores * _CUBE_OPERATIONS * device.clock_hz / device.bandwidth
-    # Without a gradient the weight is read once; with one, half of a product's two operations meet two transfers.
+    # A product without a gradient reads each weight once, for 2 T operations; one that adds to the weight's gradient reads
+    # and writes an element for them.
     return _rounded(_OVERLAP * ratio * (dweight_bytes or 1))
 
 
 def plan(problem: Problem, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Plan:
-    """Chunks for a problem; `memory_budget` is in bytes, for logits and sums, above inputs and gradients."""
+    """Chunks for a problem; `memory_budget`: bytes for logits and sums, beside inputs and gradients."""
     tokens, vocabulary = problem.tokens, problem.vocabulary
     budget = _budget(memory_budget, device)
     row = pitch(vocabulary) * problem.logit_bytes
@@ -135,23 +148,14 @@ def _columns(problem: Problem, tokens: int, budget: int, chunk_tokens: int | Non
     """Chunks of columns, for as many tokens at a time as the budget allows."""
     columns = pitch(min(_FEWEST_COLUMNS, problem.vocabulary))
     sums = FP32 * problem.width if problem.dx else 0
-    borrowed = 0
-    if problem.dx and problem.dweight_bytes and tokens == problem.tokens:
-        rows = ceil(tokens * FP32 / problem.dweight_bytes)
-        if rows <= _BORROWED * problem.vocabulary and budget >= tokens * columns * problem.logit_bytes:
-            borrowed, sums = rows, 0
     if chunk_tokens is None:
         affordable = max(budget // (sums + columns * problem.logit_bytes), _UNIT)
         chunks = _evenly(tokens, max(_UNIT, affordable // _UNIT * _UNIT) if affordable < tokens else tokens)
-        tokens = min(tokens, max(part.stop - part.start for part in chunks))
+        tokens = min(tokens, max(own.stop - own.start for own in chunks))
     else:
         chunks = _exactly(problem.tokens, chunk_tokens)
     most = max(columns, (budget // tokens - sums) // problem.logit_bytes // _UNIT * _UNIT)
-    parts = _equally(problem.vocabulary, most)
-    if borrowed:  # from where a chunk begins
-        begin = max((part.start for part in parts if part.start <= problem.vocabulary - borrowed), default=0)
-        borrowed = problem.vocabulary - begin if begin else 0
-    return Plan(chunks, parts, borrowed)
+    return Plan(chunks, _equally(problem.vocabulary, most))
 
 
 def plan_sums(
@@ -159,8 +163,7 @@ def plan_sums(
 ) -> tuple[Plan, bool]:
     """The same, and whether the weight's gradient is to be summed in fp32 although its dtype is narrower.
 
-    It is where several chunks of tokens would add to it, and fp32 sums and logits are within the budget; each of them for
-    itself, where nobody set one.
+    It is if several chunks of tokens add to it, and the budget holds fp32 sums and logits; the default budget holds either.
     """
     narrow = plan(problem, chunk_tokens, memory_budget, device)
     if len(narrow.tokens) > 1 and 0 < problem.dweight_bytes < FP32:
@@ -178,17 +181,17 @@ def _budget(memory_budget: int | None, device: Device | None) -> int:
 
 
 def _kept(problem: Problem, budget: int) -> Plan | None:
-    """Chunks of columns of all tokens, whose logits are kept; None where there is no place for them, or for sums of dx."""
+    """Chunks of columns of all tokens, whose logits are kept; None if they, or the sums of dx, have no memory."""
     tokens, vocabulary = problem.tokens, problem.vocabulary
     most = budget // (tokens * problem.logit_bytes) // _UNIT * _UNIT
     while most >= _UNIT and tokens * (most * problem.logit_bytes + ceil(vocabulary / most) * FP32) > budget:
-        most -= _UNIT  # a number for each token and chunk, what its logits are less
+        most -= _UNIT  # room for the row maximum subtracted from each chunk
     if most < min(_FEWEST_COLUMNS, vocabulary):
         return None
-    together = problem.logit_bytes // problem.kept_bytes  # a copy of so many kept chunks is as large as one of logits
+    together = problem.logit_bytes // problem.kept_bytes  # kept chunks that one chunk of logits has room for
     columns = _equally(vocabulary, most)
     kept = _joined(columns, together)
-    if not fits(problem, kept[-1]):  # its rows are longer than it by their pitch: what is no whole unit goes elsewhere
+    if not fits(problem, kept[-1]):  # row padding makes the last part too big: keep the unaligned tail separately
         whole = vocabulary // _UNIT * _UNIT
         rest = (slice(whole, vocabulary),)
         columns = (*_equally(whole, most), *rest)
@@ -213,7 +216,7 @@ def _joined(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
 
 
 def token_groups(tokens: int, longest: int) -> tuple[slice, ...]:
-    """Tokens whose sums of dx are in memory at a time: groups of equal length, a power of two units, or all of them."""
+    """Groups of tokens whose sums of dx are in memory at a time: all of them, or a power of two units each."""
     if tokens <= longest:
         return (slice(0, tokens),)
     return _exactly(tokens, _UNIT << ((longest // _UNIT).bit_length() - 1))
@@ -228,7 +231,7 @@ def _exactly(total: int, length: int) -> tuple[slice, ...]:
 
 
 def _equally(total: int, longest: int) -> tuple[slice, ...]:
-    """Parts of one length, a multiple of the unit, but for the last: a kernel is compiled for each length."""
+    """Parts of one length, a multiple of the unit, except the last: a kernel is compiled for each length."""
     if not total:
         return ()
     length = ceil(total / ceil(total / longest) / _UNIT) * _UNIT
@@ -236,7 +239,7 @@ def _equally(total: int, longest: int) -> tuple[slice, ...]:
 
 
 def _evenly(total: int, longest: int) -> tuple[slice, ...]:
-    """As few parts as can be, of lengths that differ by one unit at most."""
+    """As few parts as possible, whose lengths differ by at most one unit."""
     if total <= longest:
         return (slice(0, total),) if total else ()
     unit = _UNIT if longest % _UNIT == 0 else 1

@@ -41,35 +41,43 @@ def linear_log_probs(
     vocab_range: tuple[int, int] | None = None,
     vocab_size: int | None = None,
 ) -> Tensor | LogProbs:
-    """log softmax(z)[target] of every token, z the logits of `fused_linear_cross_entropy`, which are never in memory.
+    """log softmax(z)[target] of every token, without the logits z of `fused_linear_cross_entropy` in memory.
 
         log_probs = z_y - L     L = log sum exp z          entropy = L - sum p z     p = exp(z - L)
 
     Both are differentiable; the backward computes the logits again.
 
-    Equal calls give equal bits. But those of one token follow from how many tokens there are with it, which decides about
-    chunks and about the matrix product that the framework chooses. With `batch_invariant` they do not: every product is of
-    one shape, [chunk_tokens, H] @ [H, V], with rows of zeros where there are too few tokens, and the statistics of a row are
-    a kernel's that knows no other. On one kind of device, with one release of its libraries, the results of a token are then
-    the same bits among any tokens, in any place. Not promised: gradients; a `process_group`, whose sums are in the order of
-    the collective library; CPUs, where tests see it hold but the matrix product is the library's own affair.
+    Equal calls give equal bits. But the bits of one token depend on how many tokens there are, because chunks and the
+    framework's choice of a matrix product do. With `batch_invariant` they do not: every product has one shape,
+    [chunk_tokens, H] @ [H, V], padded with rows of zeros, and the kernel computes each row's statistics by themselves. On
+    one kind of device, with one release of its libraries, a token then has the same bits among any tokens, in any place. Not
+    promised: gradients; a `process_group`, whose collective library orders its sums; CPUs, where tests see it hold, but
+    the matrix product is not ours.
 
     Args:
-        x: [..., H]; weight: [V, H]; target: [...]; bias: [V]; all as for `fused_linear_cross_entropy`.
-        ignore_index: targets that count for nothing: log-probability and entropy 0, no gradient.
-        softcap, logit_scale: logits are softcap tanh(logit_scale (x weight^T + bias) / softcap); logit_scale is one over
-            the temperature.
-        return_entropy: the entropies too.
-        batch_invariant: a token's results do not depend on the other tokens. Costs a copy of x, and the time of at least
-            `chunk_tokens` tokens: 512 where that is None.
+        x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).
+        weight: [V, H], x's dtype or fp32.
+        target: [...], int64 or int32.
+        bias: [V], x's dtype or fp32.
+        ignore_index: tokens with this target have log-probability and entropy 0, and no gradient.
+        softcap: c, for logits c tanh(t / c); None for no cap.
+        logit_scale: factor of the logits: 1 / temperature.
+        return_entropy: also return the entropies.
+        batch_invariant: make a token's results independent of the other tokens. Costs a copy of x, and the time of at least
+            `chunk_tokens` tokens, 512 by default.
         accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size: as for
             `fused_linear_cross_entropy`.
 
     Returns:
-        fp32 [...] (fp64 for fp64 input), or `LogProbs` (log_probs, entropy).
+        fp32 [...] (fp64 for fp64 input); with `return_entropy`, `LogProbs` (log_probs, entropy).
 
     Raises:
-        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`.
+        TypeError: an argument has a type or dtype that is not supported.
+        ValueError: shapes or devices do not match, or an option is out of range.
+        IndexError: a target is outside the vocabulary (CPU).
+
+    Source: torch.nn.functional.cross_entropy, negated; batch invariance: He et al., "Defeating Nondeterminism in LLM
+    Inference", Thinking Machines Lab, 2025.
     """
     options = checked_options(
         weight,

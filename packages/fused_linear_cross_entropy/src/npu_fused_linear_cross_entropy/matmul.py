@@ -1,4 +1,4 @@
-"""Matrix products by the framework into memory that is there already, with an fp32 result wherever it can have one."""
+"""PyTorch's matrix products into given memory, with an fp32 result where PyTorch can write one."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .autograd import LinearCrossEntropyOutput, fused_linear_cross_entropy
 from .checks import named_options
+from .options import Option
 
 
 class FusedLinearCrossEntropyLoss(nn.Module):
@@ -20,16 +21,23 @@ class FusedLinearCrossEntropyLoss(nn.Module):
 
     class_weight: Tensor | None
 
-    def __init__(self, class_weight: Tensor | None = None, **options: Any) -> None:
+    def __init__(self, class_weight: Tensor | None = None, **options: Option) -> None:
         super().__init__()
         named_options(options)
         self.register_buffer("class_weight", class_weight)
-        self.options = options
+        self.options: dict[str, Any] = options
 
     def forward(
         self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
     ) -> Tensor | LinearCrossEntropyOutput:
-        """The loss of x [..., H], the linear layer's weight [V, H] and bias [V], and target [...]."""
+        """The loss of x [..., H], the linear layer's weight [V, H] and bias [V], and target [...].
+
+        Returns:
+            A number, [...] for "none", or a `LinearCrossEntropyOutput`: as `fused_linear_cross_entropy` with these options.
+
+        Raises:
+            TypeError, ValueError, IndexError: as `fused_linear_cross_entropy`.
+        """
         return fused_linear_cross_entropy(x, weight, target, bias, class_weight=self.class_weight, **self.options)
 
     def extra_repr(self) -> str:

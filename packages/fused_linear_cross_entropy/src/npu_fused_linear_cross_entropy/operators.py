@@ -2,9 +2,8 @@
 
 `linear_cross_entropy` computes the outputs, `linear_cross_entropy_with_gradients` the gradients of a loss that is one number
 with them, `linear_cross_entropy_backward` those of anything else, from the statistics that the first one saved, and
-`linear_cross_entropy_scaled` multiplies gradients by the one that the loss itself received, and by what was left
-to multiply them by. Kernels on accelerators,
-reference.py on a CPU. A result that is not asked for is an empty tensor.
+`linear_cross_entropy_scaled` multiplies gradients by the upstream one, and by factors that were left for later.
+Kernels on accelerators, reference.py on a CPU. A result that is not asked for is None.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from npu_tiling import device_for
 from npu_tiling.pytorch.autograd import OperatorLibrary
-from npu_tiling.pytorch.tensors import nothing
+from npu_tiling.pytorch.tensors import nothing, statistics_dtype
 from torch import Tensor
 
-from . import launch
-from . import rows as rowwise
-from .engine import Engine, Gradients, Needs, defers
-from .options import SCHEMA, Options
-from .reference import statistics_dtype
+from . import row_math
+from .engine import Engine, Inputs
+from .gradients import Gradients
+from .launch import chunk as launch
+from .layout import defers
+from .options import SCHEMA, Needs, Options
 
 OPERATORS = OperatorLibrary("npu_fused_linear_cross_entropy")
 _TENSORS = "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? divisor"
@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 
 def _as_given(function: Callable[P, R]) -> Callable[P, R]:
-    """Without autocast: what it casts was cast before, and on the way it would round products in fp32."""
+    """Without autocast: its casts are done already, and inside it would round fp32 products."""
 
     @functools.wraps(function)
     def called(*arguments: P.args, **options: P.kwargs) -> R:
@@ -54,29 +54,37 @@ def _as_given(function: Callable[P, R]) -> Callable[P, R]:
 @_as_given
 def linear_cross_entropy(*arguments: Any) -> tuple[Tensor | None, ...]:
     """The six outputs and, where they are to be saved, the statistics that the gradient is made with."""
-    options = Options(*arguments[6:-1])
-    engine = _engine(arguments[:6], options, _NO_GRADIENTS, False)
+    inputs, options, (save_statistics,) = _split(arguments)
+    engine = _engine(inputs, options, _NO_GRADIENTS, False)
     statistics = engine.statistics()
-    outputs = engine.losses(statistics, arguments[2].shape)
-    return *outputs, statistics[: _saved(options)] if arguments[-1] else None
+    saved = statistics[: _saved(options)] if save_statistics else None
+    return *engine.losses(statistics, inputs.target.shape), saved
 
 
 @_as_given
 def with_gradients(*arguments: Any) -> tuple[Tensor | None, ...]:
-    """The six outputs, three gradients, and what is left to multiply those by (see `engine.Gradients`)."""
-    x, target, options = arguments[0], arguments[2], Options(*arguments[6:-3])
-    engine = _engine(arguments[:6], options, Needs(*arguments[-3:]), defers(x, options))
+    """The six outputs, three gradients, and their factors (see `gradients.Gradients`)."""
+    inputs, options, needs = _split(arguments)
+    engine = _engine(inputs, options, Needs(*needs), defers(inputs.x, options))
     statistics, gradients = engine.loss_and_gradients()
-    return *engine.losses(statistics, target.shape), *_shaped(gradients, x), gradients.factors
+    return *engine.losses(statistics, inputs.target.shape), *_shaped(gradients, inputs.x), gradients.factors
 
 
 @_as_given
-def backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: Any) -> tuple[Tensor | None, ...]:
+def backward(
+    dloss: Tensor | None, dentropy: Tensor | None, statistics: Tensor, *arguments: Any
+) -> tuple[Tensor | None, ...]:
     """Three gradients: everything is computed again but the statistics."""
-    x, statistics, options = arguments[0], arguments[6], Options(*arguments[7:-3])
-    engine = _engine(arguments[:6], options, Needs(*arguments[-3:]), False)
+    inputs, options, needs = _split(arguments)
+    engine = _engine(inputs, options, Needs(*needs), False)
     dloss, dentropy = (d if d is None or d.dim() == 0 else d.reshape(-1) for d in (dloss, dentropy))
-    return _shaped(engine.gradients_of(statistics, dloss, dentropy), x)
+    return _shaped(engine.gradients_of(statistics, dloss, dentropy), inputs.x)
+
+
+def _split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options, tuple[Any, ...]]:
+    """An operator's arguments: tensors, options, and what follows them."""
+    end = len(Inputs._fields) + len(Options._fields)
+    return Inputs(*arguments[: len(Inputs._fields)]), Options(*arguments[len(Inputs._fields) : end]), arguments[end:]
 
 
 def scaled(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
@@ -87,7 +95,7 @@ def scaled(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
 
 
 def scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
-    """The same in place, and at no cost where the number is 1."""
+    """The same in place; reads and writes no gradient whose number is 1."""
     for gradient, factor in zip(gradients, factors, strict=True):
         device = device_for(factor.device)
         if device is not None:
@@ -96,18 +104,17 @@ def scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
             gradient *= factor.item()
 
 
-def _engine(tensors: Any, options: Options, needs: Needs, deferred: bool) -> Engine:
-    x, weight, target, bias, class_weight, divisor = tensors
-    device = device_for(x.device)
+def _engine(inputs: Inputs, options: Options, needs: Needs, deferred: bool) -> Engine:
+    device = device_for(inputs.x.device)
     if device is None:
-        _check_targets(target, options)
-    if x.dim() != 2:
-        x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1)
-    return Engine(x, weight, target, bias, class_weight, divisor, options, needs, deferred, device)
+        _check_targets(inputs.target, options)
+    if inputs.x.dim() != 2:
+        inputs = inputs._replace(x=inputs.x.reshape(-1, inputs.x.shape[-1]), target=inputs.target.reshape(-1))
+    return Engine(inputs, options, needs, deferred, device)
 
 
 def _check_targets(target: Tensor, options: Options) -> None:
-    wrong = rowwise.are_counted(target, options.ignore_index) & ((target < 0) | (target >= options.vocab_size))
+    wrong = row_math.are_counted(target, options.ignore_index) & ((target < 0) | (target >= options.vocab_size))
     if wrong.any():
         place = wrong.nonzero()[0].tolist()
         index = ", ".join(map(str, place))
@@ -123,7 +130,7 @@ def _shaped(gradients: Gradients, x: Tensor) -> tuple[Tensor | None, Tensor | No
 
 
 def _saved(options: Options) -> int:
-    return rowwise.SAVED_ENTROPY if options.return_entropy else rowwise.SAVED
+    return row_math.SAVED_ENTROPY if options.return_entropy else row_math.SAVED
 
 
 def _fake_outputs(x: Tensor, target: Tensor, options: Options) -> list[Tensor]:
@@ -140,31 +147,31 @@ def _fake_outputs(x: Tensor, target: Tensor, options: Options) -> list[Tensor]:
     return [x.new_empty(shape, dtype=dtype) if asked else nothing(x) for asked, shape, dtype in wanted]
 
 
-def _fake_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, needs: Any) -> tuple[Tensor, ...]:
-    need_dx, need_dweight, need_dbias = needs
+def _fake_gradients(inputs: Inputs, needs: tuple[bool, ...]) -> tuple[Tensor, ...]:
+    (x, weight, _, bias, _, _), (need_dx, need_dweight, need_dbias) = inputs, needs
     dx = x.new_empty(x.shape) if need_dx else nothing(x)
     dweight = weight.new_empty(weight.shape) if need_dweight else nothing(x)
     return dx, dweight, bias.new_empty(bias.shape) if need_dbias and bias is not None else nothing(x)
 
 
 def _fake_linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
-    x, target, options = arguments[0], arguments[2], Options(*arguments[6:-1])
+    (x, _, target, *_), options, (save_statistics,) = _split(arguments)
     outputs = _fake_outputs(x, target, options)
-    if not arguments[-1]:
+    if not save_statistics:
         return *outputs, nothing(x)
     return *outputs, x.new_empty((_saved(options), target.numel()), dtype=statistics_dtype(x.dtype))
 
 
 def _fake_with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
-    x, weight, target, bias = arguments[:4]
-    options = Options(*arguments[6:-3])
+    inputs, options, needs = _split(arguments)
+    x = inputs.x
     factors = x.new_empty(3, dtype=statistics_dtype(x.dtype)) if defers(x, options) else nothing(x)
-    return *_fake_outputs(x, target, options), *_fake_gradients(x, weight, bias, arguments[-3:]), factors
+    return *_fake_outputs(x, inputs.target, options), *_fake_gradients(inputs, needs), factors
 
 
-def _fake_backward(dloss: Tensor | None, dentropy: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
-    x, weight, _, bias = arguments[:4]
-    return _fake_gradients(x, weight, bias, arguments[-3:])
+def _fake_backward(dloss: Tensor | None, dentropy: Tensor | None, statistics: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    inputs, _, needs = _split(arguments)
+    return _fake_gradients(inputs, needs)
 
 
 def _fake_scaled(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
@@ -182,7 +189,7 @@ OPERATORS.define(
     _fake_with_gradients,
 )
 OPERATORS.define(
-    f"linear_cross_entropy_backward(Tensor? dloss, Tensor? dentropy, {_TENSORS}, Tensor statistics, {SCHEMA}, {_NEEDS})"
+    f"linear_cross_entropy_backward(Tensor? dloss, Tensor? dentropy, Tensor statistics, {_TENSORS}, {SCHEMA}, {_NEEDS})"
     f" -> ({_GRADIENTS})",
     backward,
     _fake_backward,

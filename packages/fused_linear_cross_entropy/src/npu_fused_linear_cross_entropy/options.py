@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, get_type_hints
 
 import torch
+from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -18,6 +19,18 @@ _SCHEMA_TYPES = {
     int | None: "int?",
     torch.dtype | None: "ScalarType?",
 }
+
+
+#: What an option can be.
+Option = str | float | bool | torch.dtype | ProcessGroup | tuple[int, int] | None
+
+
+class Needs(NamedTuple):
+    """Which gradients are wanted."""
+
+    dx: bool
+    dweight: bool
+    dbias: bool
 
 
 class Options(NamedTuple):

@@ -1,7 +1,7 @@
-"""A vocabulary that is split over processes: what the ranks tell each other is of [tokens] alone.
+"""A vocabulary that is split over processes: ranks exchange numbers per token, and never logits.
 
-Every rank has the same tokens and some rows of the weight. Each computes the statistics of its own logits; maxima, sums and
-the target's logit are brought together, and from there on each rank has its own columns of the exact gradient.
+Every rank has the same tokens and some rows of the weight. Each computes the statistics of its own logits; they exchange
+maxima, sums and the target's logit, and each rank then computes its own columns of the exact gradient.
 Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053.
 """
 
@@ -37,7 +37,7 @@ def sum_(values: Tensor, group: str) -> None:
 
 
 def combine_(statistics: Tensor, group: str, *, argmax: bool) -> None:
-    """Statistics [6, tokens] (see rows.py) of each rank's columns become those of all columns, in place."""
+    """Statistics [6, tokens] (see row_math.py) of each rank's columns become those of all columns, in place."""
     maximum, place = statistics[0], statistics[5]
     top = maximum.clone()
     dist.all_reduce(top, dist.ReduceOp.MAX, group=_resolve(group))

@@ -1,4 +1,4 @@
-"""The loss of a model that is there already: `patch(model)`, and which models compute it as `causal_lm_loss` does."""
+"""The loss of an existing model: `patch(model)`, and which models compute it as `causal_lm_loss` does."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Per-row arithmetic on vectors of [tokens]: from statistics of logits to losses, in plain PyTorch.
 
-This is the definition, and what runs on a CPU; kernels_rows.py and kernels_losses.py are the same for accelerators.
+This is the definition, and what runs on a CPU; kernels/targets.py and kernels/losses.py are the same for accelerators.
 
 With z the logits, L = log sum exp z, y the target, e = label_smoothing, V the vocabulary's size, w class weights, w_y the
 target's, W the sum of all w, N the rows that are not ignored and S the sum of w_y over them:
@@ -36,14 +36,14 @@ NO_COLUMN, IGNORED = -1, -2
 
 
 class Rows(NamedTuple):
-    """What is known of rows before there are logits.
+    """What the targets alone say about rows.
 
     Attributes:
         columns: int32 [tokens], the target's column; NO_COLUMN, IGNORED.
         target_weight: [tokens] or None: the class weight of the target.
-        factors: what losses are multiplied by, what z-losses are, the sum of the class weights, how many rows count.
-        gradient_factors: the same of the loss whose gradient is computed.
-        left: [3], what the gradients of x, weight and bias are to be multiplied by afterwards; None for 1.
+        factors: the factor of losses, that of z-losses, the sum of the class weights, how many rows are counted.
+        gradient_factors: the same for the gradient.
+        left: [3], factors of the gradients of x, weight and bias that are left for later; None for 1.
     """
 
     columns: Tensor
@@ -79,14 +79,14 @@ def prepare(
     dtype: torch.dtype,
     dweight_scale: float | None,
 ) -> Rows:
-    """Everything that the targets [tokens] alone decide; nothing waits for the device.
+    """Everything that follows from the targets [tokens] alone; nothing waits for the device.
 
     Args:
-        divisor: what "mean" divides by instead of what it counts.
-        dweight_scale: what the sums that become the gradient of the weight and the bias are multiplied by, where losses
-            whose gradient is computed are multiplied by 1 instead of the factor that "mean" has; else None. Their gradient
-            is then of the size of a probability. With 1 / N in it, it would vanish in fp16, whose smallest number is 6e-8,
-            before anything that multiplies the loss, a gradient scaler, can prevent that.
+        divisor: what "mean" divides by instead of the number of counted rows.
+        dweight_scale: None, or the factor of the sums that become the gradients of the weight and the bias. Then gradients
+            are computed without the 1 / N of "mean", which is left for later, so that the gradient of the logits is as large
+            as a probability: divided by N it would underflow in fp16, whose smallest number is 6e-8, before a gradient
+            scaler's factor reaches it.
     """
     counted = are_counted(target, options.ignore_index)
     known = (target >= 0) & (target < options.vocab_size)
@@ -130,7 +130,7 @@ def are_counted(target: Tensor, ignore_index: int) -> Tensor:
 
 
 def losses(rows: Rows, statistics: Tensor, options: Options, shape: torch.Size) -> Losses:
-    """From the statistics of all rows to what the caller asked for; `shape` is that of the targets."""
+    """The outputs that the caller asked for, from the statistics of all rows; `shape`: of the targets."""
     lse = statistics[MAXIMUM] + statistics[SUM].log()
     nll = lse - statistics[TARGET]
     e = options.label_smoothing
@@ -149,7 +149,7 @@ def losses(rows: Rows, statistics: Tensor, options: Options, shape: torch.Size) 
         loss = loss * probability
         z_loss = None if z_loss is None else z_loss * probability
     counted, known = rows.columns != IGNORED, rows.columns >= 0
-    absent = torch.where(counted, torch.nan, 0.0)  # ignored, or a target that no vocabulary has
+    absent = torch.where(counted, torch.nan, 0.0)  # NaN for a target outside the vocabulary, 0 if ignored
     loss = torch.where(known, loss, absent)
     accuracy = predicted = entropy = None
     if options.argmax:
@@ -158,7 +158,7 @@ def losses(rows: Rows, statistics: Tensor, options: Options, shape: torch.Size) 
             right = (place == rows.columns) & known
             accuracy = right.sum().to(loss.dtype) / rows.factors[3].clamp_min(1)
         if options.return_predicted_tokens:
-            inside = place.clamp(0, options.vocab_size - 1).long()  # of a row of NaN, no place is that of its maximum
+            inside = place.clamp(0, options.vocab_size - 1).long()  # a row of NaN has no maximum
             predicted = torch.where(counted, inside, -1).view(shape)
     if options.return_entropy:
         entropy = torch.where(counted, entropies(statistics), 0.0).view(shape)
@@ -203,8 +203,8 @@ def coefficients(
     return result
 
 
-class RowArithmetic:
-    """The three as launch_rows.py has them."""
+class RowMath:
+    """The three as methods, as `launch.rows.RowKernels` has them."""
 
     prepare = staticmethod(prepare)
     losses = staticmethod(losses)

@@ -8,19 +8,20 @@ A tile is BLOCK_M rows by BLOCK_N columns, and the last TAIL_N columns, where N 
 programs stride over the row tiles. Columns are swept twice. The first sweep keeps a running maximum and sum for every lane
 and reduces them once, at the end of the row. The second one goes backwards, so that it begins with what the caches still
 hold, and overwrites the logits: a narrower gradient lies in the upper half of its own row, where no column is left to read
-once a block is stored. Where logits are to be kept for a gradient that follows later, the second sweep copies them.
+once a block is stored.
 """
 
 import triton
 import triton.language as tl
 
-from .kernels_tiles import load_logits, merge, store_gradient, sweep_statistics, tile_statistics, transform
+from .statistics import row_statistics
+from .tile import load_logits, store_gradient
 
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
 def cross_entropy_kernel(
     p_logits,  # [rows, N]
-    p_gradient,  # [rows, N], over the logits' memory; None: statistics alone; KEEP: other memory
+    p_gradient,  # [rows, N], over the logits' memory; None: statistics alone
     p_target,  # int32 [rows], negative: none
     p_bias,  # [N]
     p_class_weight,  # [N]
@@ -44,7 +45,6 @@ def cross_entropy_kernel(
     STATISTICS: tl.constexpr,
     MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
     GRADIENT: tl.constexpr,
-    KEEP: tl.constexpr,  # instead of the gradient, z less the largest of its row so far
     SMOOTHED: tl.constexpr,
     Z_LOSS: tl.constexpr,
     TOKEN_SCALING: tl.constexpr,
@@ -66,69 +66,20 @@ def cross_entropy_kernel(
         p_row = p_logits + i_row.to(tl.int64) * s_logits
         b_target = tl.load(p_target + i_row + o_row, mask=m_row, other=-1)  # [BLOCK_M]
         b_column = b_target - first
+        b_tail = 0.0
         if TAIL_N > 0:
             b_tail = load_logits(
                 p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, SOFTCAP
             )  # fmt: skip
         if STATISTICS:
-            if TAIL_N > 0:
-                b_max, b_sum, b_total, b_dot, b_index = tile_statistics(
-                    b_tail, N_FULL, p_class_weight, N, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, ARGMAX
-                )
-            if N_FULL > 0:
-                b_max1, b_sum1, b_total1, b_dot1, b_index1 = sweep_statistics(
-                    p_row, N_FULL, s_logits, n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N,
-                    SMOOTHED, ENTROPY, ARGMAX, SCALED, SOFTCAP
-                )  # fmt: skip
-                if TAIL_N > 0:
-                    b_max, b_sum, b_dot, b_index = merge(
-                        b_max1, b_sum1, b_dot1, b_index1, b_max, b_sum, b_dot, b_index, ENTROPY, ARGMAX
-                    )
-                    if SMOOTHED:
-                        b_total += b_total1
-                else:
-                    b_max, b_sum, b_total, b_dot, b_index = b_max1, b_sum1, b_total1, b_dot1, b_index1
-            # One load for each row; a row that has no target here loads its first column and drops it.
-            m_here = (b_column >= 0) & (b_column < N)
-            b_safe = tl.minimum(tl.maximum(b_column, 0), N - 1)
-            b_offset = tl.minimum(o_row, n_left - 1) * s_logits + b_safe
-            b_z = tl.load(p_row + b_offset).to(tl.float32)
-            b_bias = 0.0
-            if p_bias is not None:
-                b_bias = tl.load(p_bias + b_safe).to(tl.float32)
-            b_z = transform(b_z, b_bias, logit_scale, softcap, p_bias is not None, SCALED, SOFTCAP)
-            b_z = tl.where(m_here, b_z, 0.0)
-            if ARGMAX:
-                b_index += first.to(tl.float32)
-            p_out = p_statistics + i_row + o_row
-            if MERGE:
-                b_max0 = tl.load(p_out, mask=m_row, other=0.0)
-                b_sum0 = tl.load(p_out + s_statistics, mask=m_row, other=1.0)
-                b_z += tl.load(p_out + 2 * s_statistics, mask=m_row, other=0.0)
-                b_dot0, b_index0 = 0.0, 0.0
-                if SMOOTHED:
-                    b_total += tl.load(p_out + 3 * s_statistics, mask=m_row, other=0.0)
-                if ENTROPY:
-                    b_dot0 = tl.load(p_out + 4 * s_statistics, mask=m_row, other=0.0)
-                if ARGMAX:
-                    b_index0 = tl.load(p_out + 5 * s_statistics, mask=m_row, other=0.0)
-                b_max, b_sum, b_dot, b_index = merge(
-                    b_max0, b_sum0, b_dot0, b_index0, b_max, b_sum, b_dot, b_index, ENTROPY, ARGMAX
-                )
-            tl.store(p_out, b_max, mask=m_row)
-            tl.store(p_out + s_statistics, b_sum, mask=m_row)
-            tl.store(p_out + 2 * s_statistics, b_z, mask=m_row)
-            if SMOOTHED:
-                tl.store(p_out + 3 * s_statistics, b_total, mask=m_row)
-            if ENTROPY:
-                tl.store(p_out + 4 * s_statistics, b_dot, mask=m_row)
-            if ARGMAX:
-                tl.store(p_out + 5 * s_statistics, b_index, mask=m_row)
+            b_max, b_sum, b_z, m_here, b_safe = row_statistics(
+                p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, p_bias,
+                p_class_weight, first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, MERGE, SMOOTHED, ENTROPY, ARGMAX,
+                SCALED, SOFTCAP
+            )  # fmt: skip
         if GRADIENT:
             b_q = 0.0
-            if KEEP:
-                b_lse, b_a, b_b, b_c = b_max, b_max, b_max, b_max  # the last three are not used
-            elif STATISTICS:
+            if STATISTICS:
                 b_lse = b_max + tl.log(b_sum)
                 b_on = tl.where(m_here, tl.load(p_factors), 0.0)
                 b_b = b_on * (1.0 - smoothing)
@@ -161,7 +112,7 @@ def cross_entropy_kernel(
                     )  # fmt: skip
                 store_gradient(
                     p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, N_FULL, s_gradient, n_left, p_class_weight,
-                    logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER, KEEP
+                    logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
                 )  # fmt: skip
             if N_FULL > 0:
                 for i_block in tl.range(0, N_FULL, BLOCK_N):
@@ -172,7 +123,7 @@ def cross_entropy_kernel(
                     )  # fmt: skip
                     store_gradient(
                         p_out, b_tile, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, s_gradient, n_left, p_class_weight,
-                        logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER, KEEP
+                        logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
                     )  # fmt: skip
 
 

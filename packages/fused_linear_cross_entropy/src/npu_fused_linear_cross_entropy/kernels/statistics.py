@@ -1,139 +1,13 @@
-# mypy: ignore-errors
-"""Parts of the cross entropy's kernels: tiles of logits, their statistics, their gradient. Formulas: kernels.py."""
+"""Statistics of rows of logits: maximum, sum of exp, sum of (weighted) z, sum of exp times z, place of the first maximum."""
 
 import triton
 import triton.language as tl
 
+from .tile import load_columns, load_logits, transform
+
 LOWEST: tl.constexpr = tl.constexpr(-3.0e38)  # finite, so that differences of two of them are
 VANISHES: tl.constexpr = tl.constexpr(-200.0)  # exp of it is 0 in fp32
 NO_COLUMN: tl.constexpr = tl.constexpr(1.0e9)  # above every column number
-
-
-@triton.jit
-def tile_mask(n_rows, n_cols, M: tl.constexpr, N: tl.constexpr, EXACT_N: tl.constexpr):
-    """What of a tile lies inside, given how many rows and columns are left."""
-    if EXACT_N:
-        m_tile = (tl.arange(0, M) < n_rows)[:, None]
-    elif M > 1:
-        m_tile = (tl.arange(0, M) < n_rows)[:, None] & (tl.arange(0, N) < n_cols)[None, :]
-    else:
-        m_tile = (tl.arange(0, N) < n_cols)[None, :]
-    return m_tile
-
-
-@triton.jit
-def load_columns(p_vector, o_col, n_cols, EXACT_N: tl.constexpr):
-    """fp32 [1, BLOCK_N] of a vector over the vocabulary."""
-    if EXACT_N:
-        b_vector = tl.load(p_vector + o_col)
-    else:
-        b_vector = tl.load(p_vector + o_col, mask=o_col < n_cols, other=0.0)
-    return b_vector.to(tl.float32)[None, :]
-
-
-@triton.jit
-def transform(b_raw, b_bias, logit_scale, softcap, BIASED: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr):
-    """z of raw logits."""
-    b_z = b_raw
-    if BIASED:
-        b_z += b_bias
-    if SCALED:
-        b_z *= logit_scale
-    if SOFTCAP:
-        b_e = tl.exp(tl.abs(b_z) * (-2.0 / softcap))
-        b_tanh = (1.0 - b_e) / (1.0 + b_e)
-        b_z = softcap * tl.where(b_z < 0.0, -b_tanh, b_tanh)
-    return b_z
-
-
-@triton.jit
-def load_logits(
-    p_row,
-    i_col,
-    s_row,
-    n_rows,
-    p_bias,
-    logit_scale,
-    softcap,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    EXACT_N: tl.constexpr,
-    SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-):
-    """z, fp32 [BLOCK_M, BLOCK_N], of the columns from i_col on; what lies outside is some finite number."""
-    o_col = i_col + tl.arange(0, BLOCK_N)
-    p_tile = p_row + (tl.arange(0, BLOCK_M)[:, None] * s_row + o_col[None, :])
-    if BLOCK_M == 1 and EXACT_N:
-        b_raw = tl.load(p_tile).to(tl.float32)
-    else:
-        m_tile = tile_mask(n_rows, N - i_col, BLOCK_M, BLOCK_N, EXACT_N)
-        b_raw = tl.load(p_tile, mask=m_tile, other=0.0).to(tl.float32)
-    b_bias = 0.0
-    if p_bias is not None:
-        b_bias = load_columns(p_bias, o_col, N, EXACT_N)
-    return transform(b_raw, b_bias, logit_scale, softcap, p_bias is not None, SCALED, SOFTCAP)
-
-
-@triton.jit
-def store_gradient(
-    p_row,
-    b_z,
-    b_lse,
-    b_a,
-    b_b,
-    b_c,
-    b_q,
-    b_target,
-    i_col,
-    s_row,
-    n_rows,
-    p_class_weight,
-    logit_scale,
-    softcap,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    EXACT_N: tl.constexpr,
-    SMOOTHED: tl.constexpr,
-    ENTROPY: tl.constexpr,
-    SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    BARRIER: tl.constexpr,
-    KEEP: tl.constexpr,
-):
-    """Stores the gradient of the raw logits of a tile, given z and the rows' factors; KEEP: z less b_lse."""
-    o_lane = tl.arange(0, BLOCK_N)
-    if KEEP:
-        b_g = b_z - b_lse[:, None]
-    else:
-        b_g = tl.exp(b_z - b_lse[:, None])
-        if ENTROPY:
-            b_g *= b_a[:, None] + b_q[:, None] * b_z
-        else:
-            b_g *= b_a[:, None]
-        if SMOOTHED:
-            if p_class_weight is not None:
-                b_g -= b_c[:, None] * load_columns(p_class_weight, i_col + o_lane, N, EXACT_N)
-            else:
-                b_g -= b_c[:, None]
-        # fp32 compares: those of integers are loops over elements on Ascend. Exact below 2^24, and rounded never below that.
-        m_target = (b_target - i_col)[:, None].to(tl.float32) == o_lane[None, :].to(tl.float32)
-        b_g = tl.where(m_target, b_g - b_b[:, None], b_g)
-        if SOFTCAP:
-            b_t = b_z * (1.0 / softcap)
-            b_g *= 1.0 - b_t * b_t
-        if SCALED:
-            b_g *= logit_scale
-    p_tile = p_row + (tl.arange(0, BLOCK_M)[:, None] * s_row + (i_col + o_lane)[None, :])
-    b_g = b_g.to(p_row.dtype.element_ty)
-    if BARRIER:
-        tl.debug_barrier()  # other threads may still have to load what this one overwrites
-    if BLOCK_M == 1 and EXACT_N:
-        tl.store(p_tile, b_g)
-    else:
-        tl.store(p_tile, b_g, mask=tile_mask(n_rows, N - i_col, BLOCK_M, BLOCK_N, EXACT_N))
 
 
 @triton.jit
@@ -231,3 +105,74 @@ def sweep_statistics(
         b_col = b_places + o_lane[None, :].to(tl.float32)
         b_index = tl.min(tl.where(b_maxima == b_max[:, None], b_col, NO_COLUMN), axis=1)
     return b_max, b_sum, b_total, b_dot, b_index
+
+
+@triton.jit
+def row_statistics(
+    p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, p_bias, p_class_weight, first,
+    logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr,
+    MERGE: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr, SCALED: tl.constexpr,
+    SOFTCAP: tl.constexpr
+):  # fmt: skip
+    """Stores the statistics of a tile of rows, whose last columns b_tail has, and returns a part of them.
+
+    MERGE: together with those of earlier columns, which are there already.
+
+    Returns:
+        Maximum, sum of exp, the target's z, whether the target is a column of this chunk, and that column or another one.
+    """
+    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
+    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
+    o_row = tl.arange(0, BLOCK_M)
+    if TAIL_N > 0:
+        b_max, b_sum, b_total, b_dot, b_index = tile_statistics(
+            b_tail, N_FULL, p_class_weight, N, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, ARGMAX
+        )
+    if N_FULL > 0:
+        b_max1, b_sum1, b_total1, b_dot1, b_index1 = sweep_statistics(
+            p_row, N_FULL, s_logits, n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N,
+            SMOOTHED, ENTROPY, ARGMAX, SCALED, SOFTCAP
+        )  # fmt: skip
+        if TAIL_N > 0:
+            b_max, b_sum, b_dot, b_index = merge(
+                b_max1, b_sum1, b_dot1, b_index1, b_max, b_sum, b_dot, b_index, ENTROPY, ARGMAX
+            )
+            if SMOOTHED:
+                b_total += b_total1
+        else:
+            b_max, b_sum, b_total, b_dot, b_index = b_max1, b_sum1, b_total1, b_dot1, b_index1
+    # One load for each row; a row that has no target here loads its first column and drops it.
+    m_here = (b_column >= 0) & (b_column < N)
+    b_safe = tl.minimum(tl.maximum(b_column, 0), N - 1)
+    b_offset = tl.minimum(o_row, n_left - 1) * s_logits + b_safe
+    b_z = tl.load(p_row + b_offset).to(tl.float32)
+    b_bias = 0.0
+    if p_bias is not None:
+        b_bias = tl.load(p_bias + b_safe).to(tl.float32)
+    b_z = transform(b_z, b_bias, logit_scale, softcap, p_bias is not None, SCALED, SOFTCAP)
+    b_z = tl.where(m_here, b_z, 0.0)
+    if ARGMAX:
+        b_index += first.to(tl.float32)
+    p_out = p_statistics + i_row + o_row
+    if MERGE:
+        b_max0 = tl.load(p_out, mask=m_row, other=0.0)
+        b_sum0 = tl.load(p_out + s_statistics, mask=m_row, other=1.0)
+        b_z += tl.load(p_out + 2 * s_statistics, mask=m_row, other=0.0)
+        b_dot0, b_index0 = 0.0, 0.0
+        if SMOOTHED:
+            b_total += tl.load(p_out + 3 * s_statistics, mask=m_row, other=0.0)
+        if ENTROPY:
+            b_dot0 = tl.load(p_out + 4 * s_statistics, mask=m_row, other=0.0)
+        if ARGMAX:
+            b_index0 = tl.load(p_out + 5 * s_statistics, mask=m_row, other=0.0)
+        b_max, b_sum, b_dot, b_index = merge(b_max0, b_sum0, b_dot0, b_index0, b_max, b_sum, b_dot, b_index, ENTROPY, ARGMAX)
+    tl.store(p_out, b_max, mask=m_row)
+    tl.store(p_out + s_statistics, b_sum, mask=m_row)
+    tl.store(p_out + 2 * s_statistics, b_z, mask=m_row)
+    if SMOOTHED:
+        tl.store(p_out + 3 * s_statistics, b_total, mask=m_row)
+    if ENTROPY:
+        tl.store(p_out + 4 * s_statistics, b_dot, mask=m_row)
+    if ARGMAX:
+        tl.store(p_out + 5 * s_statistics, b_index, mask=m_row)
+    return b_max, b_sum, b_z, m_here, b_safe

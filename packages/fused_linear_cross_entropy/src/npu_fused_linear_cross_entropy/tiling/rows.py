@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from dataclasses import dataclass, field
 from math import ceil
+from typing import NamedTuple
 
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
 from npu_tiling.budget.arithmetic import FP32, power_of_two
@@ -14,10 +15,29 @@ _ROWS = 1024  # of a tile: 4 KB of fp32
 _WEIGHTED_ROWS = 128  # where each takes a load of its own, of a class weight: on Ascend .1 us by npu-offline's model
 _FEWEST_ROWS = 32
 _ALONE = 4  # tiles that one program takes alone, which takes it less time than another launch would
-# Unified Buffer, in fp32 numbers of a row: the most that the compilers of CANN 8.5, 9.0 and 9.1 take where they have room,
-# with every option. They can do with half of it.
-_NUMBERS = {"targets": 31, "weighted targets": 31, "losses": 46, "coefficients": 31}
 _WARPS = 4
+
+
+class RowKernel(NamedTuple):
+    """A kernel over rows.
+
+    Attributes:
+        module, name: where it is.
+        numbers: fp32 numbers of a row in the Unified Buffer: the most that the compilers of CANN 8.5, 9.0 and 9.1 take where
+            they have room, with every option. They can do with half of it.
+        weighted: whether each row takes a load of its own, of a class weight.
+    """
+
+    module: str
+    name: str
+    numbers: int
+    weighted: bool = False
+
+
+TARGETS = RowKernel("kernels.targets", "cross_entropy_targets_kernel", 31)
+WEIGHTED_TARGETS = TARGETS._replace(weighted=True)
+LOSSES = RowKernel("kernels.losses", "cross_entropy_losses_kernel", 46)
+COEFFICIENTS = RowKernel("kernels.losses", "cross_entropy_coefficients_kernel", 31)
 
 
 @dataclass(frozen=True)
@@ -74,16 +94,14 @@ class PartialsLaunch:
 
 
 @functools.lru_cache(maxsize=64)
-def row_launch(kernel: str, device: Device) -> RowLaunch:
-    """Blocks for one of the kernels, "targets", "weighted targets" (with class weights), "losses" or "coefficients"."""
-    numbers = _NUMBERS[kernel]
-    if kernel == "weighted targets":
-        return RowLaunch(device, _WEIGHTED_ROWS, numbers, 1)
+def row_launch(kernel: RowKernel, device: Device) -> RowLaunch:
+    """Blocks for one of the kernels above."""
+    if kernel.weighted:
+        return RowLaunch(device, _WEIGHTED_ROWS, kernel.numbers, 1)
     if device.kind == "cuda":
-        return RowLaunch(device, _ROWS, numbers)
-    return RowLaunch(
-        device, fit(_tiles(numbers), (Block("BLOCK_M", _ROWS, _FEWEST_ROWS, _FEWEST_ROWS),), device)["BLOCK_M"], numbers
-    )
+        return RowLaunch(device, _ROWS, kernel.numbers)
+    block = Block("BLOCK_M", _ROWS, _FEWEST_ROWS, _FEWEST_ROWS)
+    return RowLaunch(device, fit(_tiles(kernel.numbers), (block,), device)["BLOCK_M"], kernel.numbers)
 
 
 def smaller(launch: RowLaunch) -> RowLaunch | None:

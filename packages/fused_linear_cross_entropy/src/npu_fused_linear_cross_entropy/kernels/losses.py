@@ -1,13 +1,12 @@
-# mypy: ignore-errors
-"""Device code of the arithmetic on rows: from statistics to losses, and to the factors of the gradient. Formulas: rows.py.
+"""Device code of the arithmetic on rows: from statistics to losses, and to the gradient's factors. Formulas: row_math.py.
 
-Tiles and sums are as in kernels_rows.py.
+Tiles and sums are as in targets.py.
 """
 
 import triton
 import triton.language as tl
 
-from .kernels_rows import IGNORED, LANES, add_partials, lane, lanes, store_first
+from .targets import IGNORED, LANES, add_partials, lane, lanes, store_first
 
 
 @triton.jit
@@ -23,7 +22,7 @@ def store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, RED
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "vocab_size"])
 def cross_entropy_losses_kernel(
-    p_statistics,  # fp32 [6, rows], see kernels.py
+    p_statistics,  # fp32 [6, rows], see chunk.py
     p_columns,  # int32 [rows]
     p_target_weight,  # fp32 [rows]
     p_factors,  # fp32 [LANES]: of the loss, of the z-loss, the sum of the class weights, how many rows count
@@ -78,7 +77,7 @@ def cross_entropy_losses_kernel(
             b_loss *= b_probability
             if Z_LOSS:
                 b_z_loss *= b_probability
-        b_absent = tl.where(b_column == 1.0 * IGNORED, 0.0, float("nan"))  # ignored, or a target that no vocabulary has
+        b_absent = tl.where(b_column == 1.0 * IGNORED, 0.0, float("nan"))  # 0 if ignored, NaN outside the vocabulary
         m_known = b_column >= 0.0
         b_loss = tl.where(m_known, b_loss, b_absent)
         if REDUCED:
@@ -102,7 +101,7 @@ def cross_entropy_losses_kernel(
             if p_accuracy is not None:
                 b_rights += tl.where(b_place == b_column, 1.0, 0.0)
             if p_predicted is not None:
-                # Of a row of NaN, no place is that of its maximum.
+                # A row of NaN has no maximum.
                 b_inside = tl.minimum(tl.maximum(b_place, 0.0), vocab_size.to(tl.float32) - 1.0)
                 tl.store(p_predicted + i_row + o_row, tl.where(m_counted, b_inside, -1.0).to(tl.int64), mask=m_row)
     if REDUCED or (p_accuracy is not None):

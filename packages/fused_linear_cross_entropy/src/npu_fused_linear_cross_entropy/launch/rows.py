@@ -1,4 +1,4 @@
-"""From vectors of [tokens] to kernel launches: what rows.py defines, on an accelerator."""
+"""From vectors of [tokens] to kernel launches: what row_math.py defines, on an accelerator."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from . import parallel, tiling_rows
-from .launch import KERNELS
-from .options import Options
-from .rows import Losses, Rows
+from .. import parallel
+from ..options import Options
+from ..row_math import Losses, Rows
+from ..tiling import rows as tiling
+from ..tiling.rows import COEFFICIENTS, LOSSES, TARGETS, WEIGHTED_TARGETS, RowKernel
+from .chunk import KERNELS
 
 _LANES = 8  # numbers of a row of partial sums, and of factors: 32 bytes
 _READ = (torch.float32, torch.int64, torch.int32)  # dtypes of a divisor that the kernel reads
@@ -21,7 +23,7 @@ _COUNTED = 2**24  # integers below are fp32 numbers
 
 
 class RowKernels:
-    """`prepare`, `losses` and `coefficients` of rows.py, a launch each; two where rows are many, or of several ranks."""
+    """`prepare`, `losses` and `coefficients` of row_math.py, a launch each; two where rows are many, or of several ranks."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -35,7 +37,7 @@ class RowKernels:
         dtype: torch.dtype,
         dweight_scale: float | None,
     ) -> Rows:
-        """See `rows.prepare`."""
+        """See `row_math.prepare`."""
         target, mean = target.contiguous(), options.reduction == "mean"
         if divisor is not None:
             divisor = divisor.to(target.device, divisor.dtype if divisor.dtype in _READ else torch.float32) if mean else None
@@ -46,14 +48,12 @@ class RowKernels:
         factors = allocate(target, (2, _LANES), torch.float32)
         left = None if dweight_scale is None else allocate(target, (3,), torch.float32)
         unscale = 1.0 / (dweight_scale or 1.0)
-        kind = "targets" if class_weight is None else "weighted targets"
-        launch = tiling_rows.row_launch(kind, self._device)
-        grid = launch.grid(max(tokens, weights if options.smoothed else 0), True)
+        kernel = TARGETS if class_weight is None else WEIGHTED_TARGETS
+        grid = tiling.row_launch(kernel, self._device).grid(max(tokens, weights if options.smoothed else 0), True)
         exchanged = bool(options.group) and class_weight is not None
         partials = allocate(target, (grid, _LANES), torch.float32) if grid > 1 or exchanged else None
         self._launch(
-            "kernels_rows",
-            kind,
+            kernel,
             grid,
             (target, class_weight, divisor, columns, target_weight, factors, left, partials),
             (tokens, options.ignore_index, options.vocab_size, options.vocab_first, weights, unscale),
@@ -68,16 +68,18 @@ class RowKernels:
                 parallel.sum_(target_weight, options.group)
                 partials = partials.sum(0, keepdim=True)
                 parallel.sum_(partials[0, 1:3], options.group)
-            self._add("kernels_rows", "factors", (partials, divisor, factors, left), (partials.shape[0], unscale), MEAN=mean)
-        # Both rows of factors are equal where nothing is left for later.
-        return Rows(columns, target_weight, factors[0], factors[0] if left is None else factors[1], left)
+            spec = _partials_spec((("MEAN", mean),), self._device)
+            tensors, scalars = (partials, divisor, factors, left), (partials.shape[0], unscale)
+            KERNELS.launch(TARGETS.module, "cross_entropy_factors_kernel", spec, 1, tensors, scalars)
+        of_loss = factors[0]  # and of the gradient, where nothing is left for later
+        return Rows(columns, target_weight, of_loss, of_loss if left is None else factors[1], left)
 
     def losses(self, rows: Rows, statistics: Tensor, options: Options, shape: torch.Size) -> Losses:
-        """See `rows.losses`."""
+        """See `row_math.losses`."""
         reduced = options.reduction != "none"
         summed = reduced or options.return_token_accuracy
-        launch, tokens = tiling_rows.row_launch("losses", self._device), statistics.shape[1]
-        grid = launch.grid(tokens, summed)
+        tokens = statistics.shape[1]
+        grid = tiling.row_launch(LOSSES, self._device).grid(tokens, summed)
         partials = allocate(statistics, (grid, _LANES), torch.float32) if summed and grid > 1 else None
         size = () if reduced else shape
 
@@ -93,8 +95,7 @@ class RowKernels:
             output(options.return_entropy, shape),
         )
         self._launch(
-            "kernels_losses",
-            "losses",
+            LOSSES,
             grid,
             (statistics, rows.columns, rows.target_weight, rows.factors, *found, partials),
             (tokens, statistics.stride(0), options.vocab_size, options.label_smoothing, options.lse_square_scale),
@@ -105,22 +106,22 @@ class RowKernels:
             LAST=partials is None,
         )
         if partials is not None:
+            spec = _partials_spec((("REDUCED", reduced),), self._device)
             tensors = (partials, rows.factors, *found[:3])
-            self._add("kernels_losses", "sums", tensors, (grid,), REDUCED=reduced)
+            KERNELS.launch(LOSSES.module, "cross_entropy_sums_kernel", spec, 1, tensors, (grid,))
         return found
 
     def coefficients(
         self, rows: Rows, statistics: Tensor, options: Options, dloss: Tensor | float | None, dentropy: Tensor | None
     ) -> Tensor:
-        """See `rows.coefficients`; q is there with entropies alone, and a number that is no tensor must be 1."""
+        """See `row_math.coefficients`; q is written only with entropies; a number that is no tensor must be 1."""
         assert not isinstance(dloss, float) or dloss == 1.0
         tokens = statistics.shape[1]
         result = allocate(statistics, (5, tokens), torch.float32)
         given = (_dense(dloss) if isinstance(dloss, Tensor) else None, None if dentropy is None else _dense(dentropy))
         self._launch(
-            "kernels_losses",
-            "coefficients",
-            tiling_rows.row_launch("coefficients", self._device).grid(tokens, False),
+            COEFFICIENTS,
+            tiling.row_launch(COEFFICIENTS, self._device).grid(tokens, False),
             (statistics, rows.columns, rows.target_weight, rows.gradient_factors, *given, result),
             (tokens, statistics.stride(0), tokens, options.vocab_size, options.label_smoothing, options.lse_square_scale),
             LOSS=dloss is not None,
@@ -132,34 +133,26 @@ class RowKernels:
         return result
 
     def _launch(
-        self,
-        module: str,
-        kernel: str,
-        grid: int,
-        tensors: Sequence[Tensor | None],
-        scalars: tuple[float, ...],
-        **flags: bool,
+        self, kernel: RowKernel, grid: int, tensors: Sequence[Tensor | None], scalars: tuple[float, ...], **flags: bool
     ) -> None:
         def run(spec: LaunchSpec) -> None:
-            KERNELS.launch(module, f"cross_entropy_{kernel.split()[-1]}_kernel", spec, grid, tensors, scalars)
+            KERNELS.launch(kernel.module, kernel.name, spec, grid, tensors, scalars)
 
-        launch_with_fallback(kernel, _spec(kernel, tuple(flags.items()), self._device), run, _smaller)
-
-    def _add(
-        self, module: str, kernel: str, tensors: Sequence[Tensor | None], scalars: tuple[float, ...], **flags: bool
-    ) -> None:
-        spec = _spec("", tuple(flags.items()), self._device)
-        KERNELS.launch(module, f"cross_entropy_{kernel}_kernel", spec, 1, tensors, scalars)
+        launch_with_fallback(kernel.name, _spec(kernel, tuple(flags.items()), self._device), run, _smaller)
 
 
 @functools.lru_cache(maxsize=256)
-def _spec(kernel: str, flags: tuple[tuple[str, bool], ...], device: Device) -> LaunchSpec:
-    launch = tiling_rows.row_launch(kernel, device) if kernel else tiling_rows.PartialsLaunch(device)
-    return LaunchSpec.of(launch, dict(flags))
+def _spec(kernel: RowKernel, flags: tuple[tuple[str, bool], ...], device: Device) -> LaunchSpec:
+    return LaunchSpec.of(tiling.row_launch(kernel, device), dict(flags))
+
+
+@functools.lru_cache(maxsize=64)
+def _partials_spec(flags: tuple[tuple[str, bool], ...], device: Device) -> LaunchSpec:
+    return LaunchSpec.of(tiling.PartialsLaunch(device), dict(flags))
 
 
 def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
-    return spec.smaller(tiling_rows.smaller)
+    return spec.smaller(tiling.smaller)
 
 
 def _dense(values: Tensor) -> Tensor:

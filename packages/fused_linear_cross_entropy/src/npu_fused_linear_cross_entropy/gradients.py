@@ -1,0 +1,84 @@
+"""The gradients of x, weight and bias as they grow, chunk by chunk."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from npu_tiling.pytorch.tensors import allocate
+from torch import Tensor
+
+from . import matmul, parallel
+from .chunks import part
+from .layout import Layout
+from .options import Needs
+
+
+class Gradients(NamedTuple):
+    """Gradients; None if not wanted.
+
+    Attributes:
+        factors: [3], numbers that the gradients are still to be multiplied by, beside the upstream gradient; None for 1.
+    """
+
+    dx: Tensor | None
+    dweight: Tensor | None
+    dbias: Tensor | None
+    factors: Tensor | None = None
+
+
+class Sums:
+    """The gradients of x, weight and bias as they grow, each in its final memory if its dtype allows."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        layout: Layout,
+        needs: Needs,
+        group: str,
+        dtypes: tuple[torch.dtype, torch.dtype | None],
+    ) -> None:
+        """For x [N, H] and weight [V, H] of one dtype; `dtypes`: those of the weight and bias that were given."""
+        self._x, self._weight = x, weight
+        self._layout, self._group, self._dtypes = layout, group, dtypes
+        self.dx = allocate(x, x.shape, x.dtype) if needs.dx else None
+        self.dweight = allocate(x, weight.shape, layout.sum_dtype) if needs.dweight else None
+        self._dbias = allocate(x, weight.shape[:1], layout.exact) if needs.dbias else None
+        self._wide_dx = None
+        if needs.dx and len(layout.plan.columns) > 1 and x.dtype != layout.exact and not layout.plan.kept:
+            self._wide_dx = allocate(x, (layout.plan.longest[0], x.shape[1]), layout.exact)
+
+    def add(self, tokens: slice, columns: slice, gradient: Tensor) -> None:
+        """Adds the products of the gradient [tokens, columns] of raw logits."""
+        is_first, is_last = columns.start == 0, columns.stop == self._weight.shape[0]
+        if self.dx is not None:
+            dx = part(self.dx, tokens)
+            total = dx if self._wide_dx is None else self._wide_dx[: dx.shape[0]]
+            (matmul.product if is_first else matmul.add_product)(gradient, part(self._weight, columns), total)
+            if total is not dx and is_last:
+                dx.copy_(total)
+        if self.dweight is not None:
+            add = matmul.product if tokens.start == 0 else matmul.add_product
+            add(gradient.t(), part(self._x, tokens), part(self.dweight, columns), self._layout.dweight_scale)
+        if self._dbias is not None:
+            if tokens.start == 0:
+                torch.sum(gradient, 0, dtype=self._dbias.dtype, out=self._dbias[columns])
+            else:
+                self._dbias[columns] += gradient.sum(0, dtype=self._dbias.dtype)
+
+    def finished(self, factors: Tensor | None = None) -> Gradients:
+        """All gradients; `factors`: what they are still to be multiplied by."""
+        if not self._layout.plan.tokens:
+            for sums in (self.dweight, self._dbias):
+                if sums is not None:
+                    sums.zero_()
+        if self.dx is not None and self._group:
+            parallel.sum_(self.dx, self._group)
+        dweight, dbias, scale = self.dweight, self._dbias, self._layout.dweight_scale
+        if dweight is not None and dweight.dtype != self._dtypes[0]:
+            dweight = dweight.to(self._dtypes[0])
+        if dbias is not None:
+            dbias = dbias if scale == 1.0 else dbias.mul_(scale)  # its sums were exact until here
+            dbias = dbias.to(self._dtypes[1] or dbias.dtype)
+        return Gradients(self.dx, dweight, dbias, factors)

@@ -1,0 +1,69 @@
+"""Device code for logits that are kept until their gradient can be computed: statistics, and a copy of the logits.
+
+A logit is kept less the largest one of its row so far: in a narrow dtype it loses the less, the larger its probability.
+"""
+
+import triton
+import triton.language as tl
+
+from .statistics import row_statistics
+from .tile import load_logits, store_tile
+
+
+@triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
+def cross_entropy_keep_kernel(
+    p_logits,  # [rows, N]
+    p_kept,  # [rows, N], other memory
+    p_target,  # int32 [rows], negative: none
+    p_class_weight,  # [N]
+    p_statistics,  # fp32 [6, rows], as in chunk.py
+    p_largest,  # fp32 [rows]: what the logits are kept less
+    n_rows,
+    s_logits,
+    s_kept,
+    s_statistics,
+    first,  # the column of the vocabulary that column 0 is
+    N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TAIL_N: tl.constexpr,  # as in chunk.py
+    MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
+    SMOOTHED: tl.constexpr,
+    ARGMAX: tl.constexpr,
+):
+    # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
+    # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
+    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
+    o_row = tl.arange(0, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+        i_row = i_tile * BLOCK_M
+        n_left = n_rows - i_row
+        m_row = o_row < n_left
+        p_row = p_logits + i_row.to(tl.int64) * s_logits
+        b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
+        b_tail = 0.0
+        if TAIL_N > 0:
+            b_tail = load_logits(
+                p_row, N_FULL, s_logits, n_left, None, 1.0, 1.0, N, BLOCK_M, TAIL_N, EXACT_N, False, False
+            )  # fmt: skip
+        b_max, b_sum, b_z, m_here, b_safe = row_statistics(
+            p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, None,
+            p_class_weight, first, 1.0, 1.0, N, BLOCK_M, BLOCK_N, TAIL_N, MERGE, SMOOTHED, False, ARGMAX, False, False
+        )  # fmt: skip
+        tl.store(p_largest + i_row + o_row, b_max, mask=m_row)
+        p_out = p_kept + i_row.to(tl.int64) * s_kept
+        if TAIL_N > 0:
+            if N_FULL > 0:
+                b_tail = load_logits(
+                    p_row, N_FULL, s_logits, n_left, None, 1.0, 1.0, N, BLOCK_M, TAIL_N, EXACT_N, False, False
+                )  # fmt: skip
+            store_tile(p_out, b_tail - b_max[:, None], N_FULL, s_kept, n_left, N, BLOCK_M, TAIL_N, EXACT_N, False)
+        if N_FULL > 0:
+            for i_block in tl.range(0, N_FULL, BLOCK_N):
+                i_col = N_FULL - BLOCK_N - i_block
+                b_tile = load_logits(
+                    p_row, i_col, s_logits, n_left, None, 1.0, 1.0, N, BLOCK_M, BLOCK_N, True, False, False
+                )  # fmt: skip
+                store_tile(p_out, b_tile - b_max[:, None], i_col, s_kept, n_left, N, BLOCK_M, BLOCK_N, True, False)

@@ -1,0 +1,105 @@
+"""Tiles of logits: how the cross entropy's kernels load them, and store their gradient. Formulas: chunk.py."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_mask(n_rows, n_cols, M: tl.constexpr, N: tl.constexpr, EXACT_N: tl.constexpr):
+    """What of a tile lies inside, given how many rows and columns are left."""
+    if EXACT_N:
+        m_tile = (tl.arange(0, M) < n_rows)[:, None]
+    elif M > 1:
+        m_tile = (tl.arange(0, M) < n_rows)[:, None] & (tl.arange(0, N) < n_cols)[None, :]
+    else:
+        m_tile = (tl.arange(0, N) < n_cols)[None, :]
+    return m_tile
+
+
+@triton.jit
+def load_columns(p_vector, o_col, n_cols, EXACT_N: tl.constexpr):
+    """fp32 [1, BLOCK_N] of a vector over the vocabulary."""
+    if EXACT_N:
+        b_vector = tl.load(p_vector + o_col)
+    else:
+        b_vector = tl.load(p_vector + o_col, mask=o_col < n_cols, other=0.0)
+    return b_vector.to(tl.float32)[None, :]
+
+
+@triton.jit
+def transform(b_raw, b_bias, logit_scale, softcap, BIASED: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr):
+    """z of raw logits."""
+    b_z = b_raw
+    if BIASED:
+        b_z += b_bias
+    if SCALED:
+        b_z *= logit_scale
+    if SOFTCAP:
+        b_e = tl.exp(tl.abs(b_z) * (-2.0 / softcap))
+        b_tanh = (1.0 - b_e) / (1.0 + b_e)
+        b_z = softcap * tl.where(b_z < 0.0, -b_tanh, b_tanh)
+    return b_z
+
+
+@triton.jit
+def load_logits(
+    p_row, i_col, s_row, n_rows, p_bias, logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr
+):  # fmt: skip
+    """z, fp32 [BLOCK_M, BLOCK_N], of the columns from i_col on; what lies outside is some finite number."""
+    o_col = i_col + tl.arange(0, BLOCK_N)
+    p_tile = p_row + (tl.arange(0, BLOCK_M)[:, None] * s_row + o_col[None, :])
+    if BLOCK_M == 1 and EXACT_N:
+        b_raw = tl.load(p_tile).to(tl.float32)
+    else:
+        m_tile = tile_mask(n_rows, N - i_col, BLOCK_M, BLOCK_N, EXACT_N)
+        b_raw = tl.load(p_tile, mask=m_tile, other=0.0).to(tl.float32)
+    b_bias = 0.0
+    if p_bias is not None:
+        b_bias = load_columns(p_bias, o_col, N, EXACT_N)
+    return transform(b_raw, b_bias, logit_scale, softcap, p_bias is not None, SCALED, SOFTCAP)
+
+
+@triton.jit
+def store_tile(
+    p_row, b_tile, i_col, s_row, n_rows, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EXACT_N: tl.constexpr, BARRIER: tl.constexpr
+):  # fmt: skip
+    """Stores a tile [BLOCK_M, BLOCK_N] at the columns from i_col on, in the dtype of what it points to."""
+    p_tile = p_row + (tl.arange(0, BLOCK_M)[:, None] * s_row + (i_col + tl.arange(0, BLOCK_N))[None, :])
+    b_tile = b_tile.to(p_row.dtype.element_ty)
+    if BARRIER:
+        tl.debug_barrier()  # other threads may still have to load what this one overwrites
+    if BLOCK_M == 1 and EXACT_N:
+        tl.store(p_tile, b_tile)
+    else:
+        tl.store(p_tile, b_tile, mask=tile_mask(n_rows, N - i_col, BLOCK_M, BLOCK_N, EXACT_N))
+
+
+@triton.jit
+def store_gradient(
+    p_row, b_z, b_lse, b_a, b_b, b_c, b_q, b_target, i_col, s_row, n_rows, p_class_weight, logit_scale, softcap,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr, SMOOTHED: tl.constexpr,
+    ENTROPY: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr, BARRIER: tl.constexpr
+):  # fmt: skip
+    """Stores the gradient of the raw logits of a tile, given z and the rows' factors."""
+    o_lane = tl.arange(0, BLOCK_N)
+    b_g = tl.exp(b_z - b_lse[:, None])
+    if ENTROPY:
+        b_g *= b_a[:, None] + b_q[:, None] * b_z
+    else:
+        b_g *= b_a[:, None]
+    if SMOOTHED:
+        if p_class_weight is not None:
+            b_g -= b_c[:, None] * load_columns(p_class_weight, i_col + o_lane, N, EXACT_N)
+        else:
+            b_g -= b_c[:, None]
+    # fp32 compares: those of integers are loops over elements on Ascend. Exact below 2^24, and rounded never below that.
+    m_target = (b_target - i_col)[:, None].to(tl.float32) == o_lane[None, :].to(tl.float32)
+    b_g = tl.where(m_target, b_g - b_b[:, None], b_g)
+    if SOFTCAP:
+        b_t = b_z * (1.0 / softcap)
+        b_g *= 1.0 - b_t * b_t
+    if SCALED:
+        b_g *= logit_scale
+    store_tile(p_row, b_g, i_col, s_row, n_rows, N, BLOCK_M, BLOCK_N, EXACT_N, BARRIER)

@@ -1,0 +1,89 @@
+"""What of a loss follows from shapes, dtypes and options: chunks, and the dtypes of logits and sums."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from npu_tiling import Device
+from npu_tiling.pytorch.tensors import statistics_dtype
+from torch import Tensor
+
+from . import chunks
+from .options import Needs, Options
+
+# fp16 sums over tokens are scaled to at most this many times their mean. A mean is at most as large as x, and in a
+# vocabulary of 2^15 as small as x / 2^15 / sqrt(tokens): both are within fp16's range if elements of x are at most 255.
+_LARGEST_SUM = 256.0
+
+
+def defers(x: Tensor, options: Options) -> bool:
+    """Whether the forward leaves factors of the gradients to the backward (see `row_math.prepare`)."""
+    return x.dtype == torch.float16 and options.reduction == "mean"
+
+
+class Layout(NamedTuple):
+    """Everything of a loss that follows from shapes, dtypes and options: computed once, then looked up.
+
+    Attributes:
+        plan: where chunks end.
+        exact: the dtype of statistics and arithmetic.
+        logits_dtype: of logits in memory.
+        sum_dtype: of the sums that become the weight's gradient.
+        dweight_scale: factor of those sums.
+        buffer: elements of the memory for logits.
+    """
+
+    plan: chunks.Plan
+    exact: torch.dtype
+    logits_dtype: torch.dtype
+    sum_dtype: torch.dtype
+    dweight_scale: float
+    buffer: int
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_layout(
+    shape: tuple[int, int],
+    vocabulary: int,
+    x_dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+    options: Options,
+    needs: Needs,
+    deferred: bool,
+    writes_fp32: bool,
+    device: Device | None,
+) -> Layout:
+    """The layout for x of a shape [N, H]; `writes_fp32`: whether products of its dtype can be fp32."""
+    tokens, width = shape
+    exact = statistics_dtype(x_dtype)
+    logits_dtype = exact if writes_fp32 else x_dtype
+    sum_dtype = weight_dtype if options.accum_dtype is None else options.accum_dtype
+    problem = chunks.Problem(
+        tokens,
+        width,
+        vocabulary,
+        logits_dtype.itemsize,
+        sum_dtype.itemsize if needs.dweight else 0,
+        needs.dx and x_dtype.itemsize < exact.itemsize,
+        x_dtype.itemsize if needs.dweight and bias_dtype is None and options.shift_invariant else 0,
+    )
+    limits = (options.chunk_tokens, options.memory_budget, device)
+    if options.accum_dtype is None:
+        plan, wide = chunks.plan_sums(problem, *limits)
+        sum_dtype = exact if wide else sum_dtype
+    else:
+        plan = chunks.plan(problem, *limits)
+    scale = _power_of_two(_LARGEST_SUM / max(1, tokens)) if deferred else 1.0
+    longest, columns = plan.longest
+    return Layout(plan, exact, logits_dtype, sum_dtype, scale, longest * chunks.pitch(columns))
+
+
+def _power_of_two(limit: float) -> float:
+    """The largest power of two that is at most `limit`, and at most 1."""
+    scale = 1.0
+    while scale > limit:
+        scale /= 2.0
+    return scale

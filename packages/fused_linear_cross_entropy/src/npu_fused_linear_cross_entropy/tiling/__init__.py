@@ -1,0 +1,26 @@
+"""From the shape of a chunk of logits, or of rows, element sizes and a device to block sizes and grid."""
+
+from __future__ import annotations
+
+from npu_tiling import Device
+
+from . import ascend, cuda
+from .launches import Launch, ScaleLaunch
+from .problem import Problem
+
+__all__ = ["Launch", "Problem", "ScaleLaunch", "chunk_launch", "scale_launch", "smaller"]
+
+
+def chunk_launch(problem: Problem, device: Device) -> Launch:
+    """Blocks for a chunk of logits. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return (cuda if device.kind == "cuda" else ascend).chunk_launch(problem, device)
+
+
+def scale_launch(itemsize: int, device: Device) -> ScaleLaunch:
+    """Blocks for values of `itemsize` bytes."""
+    return (cuda if device.kind == "cuda" else ascend).scale_launch(itemsize, device)
+
+
+def smaller(launch: Launch) -> Launch | None:
+    """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
+    return None if launch.device.kind == "cuda" else ascend.smaller(launch)

@@ -1,0 +1,81 @@
+"""The launches over chunks of logits, and over values that are scaled: what a tiling chose, as kernels take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from npu_tiling import ALL_TILES, Device, persistent_grid
+from npu_tiling.launching.cuda import row_options
+
+from .footprint import ub_bytes
+from .problem import Problem
+
+_CUDA_SCALE_PROGRAMS = 8  # of a multiprocessor
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch but for its number of rows: blocks and compiler options.
+
+    Attributes:
+        problem: what it was made for.
+        device: the chip.
+        block_m, block_n: rows and columns of a tile; block_n is above the width where a row is one tile.
+        tail_n: columns of the last tile of a row, 0 for none.
+        warps: warps of a program (CUDA).
+    """
+
+    problem: Problem
+    device: Device = field(repr=False)
+    block_m: int
+    block_n: int
+    tail_n: int
+    warps: int = 4
+
+    def grid(self, rows: int) -> int:
+        per_core = ALL_TILES if self.device.kind == "cuda" else 1
+        return persistent_grid(ceil(rows / self.block_m), self.device, per_core=per_core)
+
+    @property
+    def streams(self) -> bool:
+        """Whether a row is more than one tile."""
+        return self.block_n <= self.problem.width
+
+    @property
+    def ub_bytes(self) -> int:
+        """Unified Buffer that the declared tiles take."""
+        return ub_bytes(self.problem, self.streams, self.block_m, self.block_n, self.tail_n, self.device)
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        blocks = {"N": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "TAIL_N": self.tail_n}
+        if not self.problem.in_place:
+            return blocks
+        narrower = 0 < self.problem.gradient_itemsize < self.problem.itemsize
+        return {**blocks, "BARRIER": self.device.kind == "cuda" and narrower}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return row_options(min(self.block_n, self.tail_n or self.block_n), self.warps) if self.device.kind == "cuda" else {}
+
+
+@dataclass(frozen=True)
+class ScaleLaunch:
+    """The launch that multiplies values by a number: programs stride over blocks of them."""
+
+    device: Device = field(repr=False)
+    block_n: int
+
+    def grid(self, values: int) -> int:
+        per_core = _CUDA_SCALE_PROGRAMS if self.device.kind == "cuda" else 1
+        return persistent_grid(ceil(values / self.block_n), self.device, per_core=per_core)
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        return {"BLOCK_N": self.block_n}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 4} if self.device.kind == "cuda" else {}
