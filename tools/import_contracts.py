@@ -40,7 +40,7 @@ def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mappi
         "importlinter": {
             "root_packages": _lines(modules),
             "include_external_packages": "True",
-            "exclude_type_checking_imports": "True",
+            "exclude_type_checking_imports": "False",  # a type is a dependency too: it decides where a reader has to look
         }
     }
     for number, (name, contract) in enumerate(written.items()):
