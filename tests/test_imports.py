@@ -12,6 +12,7 @@ from tools import import_contracts, layers
 from tools.workspace import ROOT, read_packages
 
 ONE, OTHER = "npu_one", "npu_other"
+TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
 TILING, OFFLINE = "shared/npu_tiling/src/npu_tiling", "shared/npu_offline/src/npu_offline"
 
 
@@ -89,6 +90,7 @@ def test_every_name_in_a_layer_is_a_module():
         (f"{TILING}/launching.py", "from . import pytorch", "Layers of npu_tiling"),
         (f"{TILING}/more.py", "", "Layers of npu_tiling"),
         (f"{OFFLINE}/module.py", "from . import commands", "Layers of npu_offline"),
+        (f"{OFFLINE}/lint.py", TYPES + "    from . import commands", "Layers of npu_offline"),
         (f"{OFFLINE}/timing.py", "from .execute import native", "Layers of npu_offline"),
         (f"{OFFLINE}/execute/native.py", "def f():\n    from . import emulation", "Layers of npu_offline.execute"),
         (f"{OFFLINE}/execute/more.py", "", "Layers of npu_offline.execute"),
