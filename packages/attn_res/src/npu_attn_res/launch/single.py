@@ -24,7 +24,8 @@ def forward(
     y = None if weights.output is None else allocate(h, v.shape, h.dtype)
     score = rstd = lse = norm_rstd = None
     if save:
-        score, rstd = (allocate(h, (v.n_sources, n_tokens), torch.float32) for _ in range(2))
+        score = allocate(h, (v.n_sources, n_tokens), torch.float32)
+        rstd = allocate(h, (v.n_sources, n_tokens), torch.float32)
         lse = allocate(h, (n_tokens,), torch.float32)
         norm_rstd = None if y is None else allocate(h, (n_tokens,), torch.float32)
     statistics = Statistics(score, rstd, lse, norm_rstd)

@@ -101,9 +101,9 @@ def sources_on_chip(n_sources: int, device: Device) -> int:
 
 def contiguous_weights(weights: Weights) -> Weights:
     """The weights as kernels read them."""
-    if all(weight is None or weight.is_contiguous() for weight in weights):
-        return weights
     query, norm, output = weights
+    if query.is_contiguous() and norm.is_contiguous() and (output is None or output.is_contiguous()):  # most are
+        return weights
     return Weights(query.contiguous(), norm.contiguous(), None if output is None else output.contiguous())
 
 
