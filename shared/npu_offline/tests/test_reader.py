@@ -60,6 +60,16 @@ def test_an_alias_means_what_its_own_module_says():
     assert str(Reader(context(), other).parse_module()) == str(Parser(context(), other).parse_module())
 
 
+def test_a_type_of_an_unknown_dialect_is_that_of_its_own_module():
+    text = """"builtin.module"() ({
+    %0 = "test.make"() : () -> memref<2xf32, #test.space<ub>>
+    "test.region"(%0) ({
+    }) : (memref<2xf32, #test.space<ub>>) -> ()
+}) : () -> ()
+"""
+    assert len({str(Reader(context(), text).parse_module()) for _ in range(2)}) == 1
+
+
 def test_operations_that_begin_alike_share_no_properties():
     module = parse(
         '"builtin.module"() ({\n"a.b"() <{x = 1 : i32}> : () -> ()\n"a.b"() <{x = 1 : i32}> : () -> ()\n}) : () -> ()\n'

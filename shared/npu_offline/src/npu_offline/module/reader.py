@@ -19,7 +19,7 @@ from xdsl.utils.mlir_lexer import MLIRTokenKind
 _LINE = re.compile(r'(?:(%[^"\n=]*) = )?"([\w.]+)"\(([^)\n]*)\)(?:\[([^\]\n]*)\])?([^\n]*)(?<!\(\{)\n')
 
 
-_ALIAS = re.compile(r"[#!]\w+\b(?!\.)")  # of an attribute or a type: another in each module
+_NAMED = re.compile(r"[#!]\w")  # an alias, or of a dialect that xDSL does not know: another one in each module
 _MOST_KEPT = 20_000
 
 
@@ -32,7 +32,7 @@ class _Rest(NamedTuple):
     result_types: tuple[Attribute, ...]
 
 
-_kept: dict[str, _Rest] = {}  # those without aliases, of all modules
+_kept: dict[str, _Rest] = {}  # those without such names, of all modules
 
 
 class Reader(Parser):
@@ -40,7 +40,7 @@ class Reader(Parser):
 
     def __init__(self, context: Context, generic: str) -> None:
         super().__init__(context, generic)
-        self._rests: dict[str, _Rest] = {}  # those with aliases
+        self._rests: dict[str, _Rest] = {}  # those with such names
 
     def parse_operation(self) -> Operation:
         """The operation that begins here."""
@@ -70,7 +70,7 @@ class Reader(Parser):
         known = _kept.get(text) or self._rests.get(text)
         if known is None:
             known = self._parse_rest(text)
-            rests = self._rests if _ALIAS.search(text) else _kept
+            rests = self._rests if _NAMED.search(text) else _kept
             if len(rests) >= _MOST_KEPT:
                 rests.clear()
             rests[text] = known
