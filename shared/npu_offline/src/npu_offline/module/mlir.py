@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import Builtin, ModuleOp, StringAttr, SymbolRefAttr, UnregisteredOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr, UnregisteredOp
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.parser import Parser
 
-from .reader import Reader
+from .reader import CONTEXT, Reader
 
 _MAP_ALIAS = re.compile(r"^(#\w+ = )(affine_map<.*>)$", re.MULTILINE)
 
@@ -20,22 +19,20 @@ def parse(generic: str) -> ModuleOp:
 
     Affine maps that xDSL cannot represent, those that multiply or divide by a symbol, become strings.
     """
-    context = Context(allow_unregistered=True)
-    context.load_dialect(Builtin)
 
     def representable(alias: re.Match[str]) -> str:
         try:
-            Parser(context, alias[2]).parse_attribute()
+            Parser(CONTEXT, alias[2]).parse_attribute()
         except NotImplementedError:
             return f'{alias[1]}"{alias[2]}"'
         return alias[0]
 
-    return Reader(context, _MAP_ALIAS.sub(representable, generic)).parse_module()
+    return Reader(_MAP_ALIAS.sub(representable, generic)).parse_module()
 
 
 def parse_attribute(text: str) -> Attribute:
     """An attribute of any dialect."""
-    return Parser(Context(allow_unregistered=True), text).parse_attribute()
+    return Parser(CONTEXT, text).parse_attribute()
 
 
 def name_of(op: Operation) -> str:

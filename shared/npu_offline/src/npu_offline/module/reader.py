@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from xdsl.context import Context
+from xdsl.dialects.builtin import Builtin
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.utils.lexer import Span
@@ -19,8 +20,13 @@ from xdsl.utils.mlir_lexer import MLIRTokenKind
 _LINE = re.compile(r'(?:(%[^"\n=]*) = )?"([\w.]+)"\(([^)\n]*)\)(?:\[([^\]\n]*)\])?([^\n]*)(?<!\(\{)\n')
 
 
-_NAMED = re.compile(r"[#!]\w")  # an alias, or of a dialect that xDSL does not know: another one in each module
+_ALIAS = re.compile(r"[#!]\w+\b(?!\.)")  # of an attribute or a type: another in each module
 _MOST_KEPT = 20_000
+
+
+# One for all modules: types of dialects that xDSL does not know are equal within a context alone.
+CONTEXT = Context(allow_unregistered=True)
+CONTEXT.load_dialect(Builtin)
 
 
 class _Rest(NamedTuple):
@@ -32,15 +38,15 @@ class _Rest(NamedTuple):
     result_types: tuple[Attribute, ...]
 
 
-_kept: dict[str, _Rest] = {}  # those without such names, of all modules
+_kept: dict[str, _Rest] = {}  # those without aliases, of all modules
 
 
 class Reader(Parser):
     """Reads one module in MLIR's generic form, as `mlir-opt --mlir-print-op-generic` prints it."""
 
-    def __init__(self, context: Context, generic: str) -> None:
-        super().__init__(context, generic)
-        self._rests: dict[str, _Rest] = {}  # those with such names
+    def __init__(self, generic: str) -> None:
+        super().__init__(CONTEXT, generic)
+        self._rests: dict[str, _Rest] = {}  # those with aliases
 
     def parse_operation(self) -> Operation:
         """The operation that begins here."""
@@ -70,7 +76,7 @@ class Reader(Parser):
         known = _kept.get(text) or self._rests.get(text)
         if known is None:
             known = self._parse_rest(text)
-            rests = self._rests if _NAMED.search(text) else _kept
+            rests = self._rests if _ALIAS.search(text) else _kept
             if len(rests) >= _MOST_KEPT:
                 rests.clear()
             rests[text] = known
