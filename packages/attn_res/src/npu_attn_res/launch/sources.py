@@ -48,6 +48,7 @@ class Sources(NamedTuple):
         s_source, s_token: elements from one source, and from one row, to the next.
         like: a tensor of their dtype, on their device.
         gradients: where their gradients are to be written.
+        held: what a table points to, copies among it: their memory must not be another tensor's before the launch.
     """
 
     at: Pointers
@@ -58,6 +59,7 @@ class Sources(NamedTuple):
     s_token: int
     like: Tensor
     gradients: Pointers
+    held: Sequence[Tensor]
 
     @property
     def width(self) -> int:
@@ -87,14 +89,14 @@ def follow(tensors: Sequence[Tensor], stacked: bool, device: Device, gradients: 
             first = first if source.data_ptr() == first.data_ptr() else first.contiguous()
         at = Pointers(first, None, False)
         where = Pointers(gradients[0], None, False) if gradients and gradients[0] is not None else _NOWHERE
-        return Sources(at, first.shape[0], n_tokens, shape, first.stride(0), s_token, first, where)
+        return Sources(at, first.shape[0], n_tokens, shape, first.stride(0), s_token, first, where, (first,))
     if not all(map(Tensor.is_contiguous, tensors)):
         followed = [rows_of(tensor) for tensor in tensors]
         tensors, s_token = [tensor for tensor, _ in followed], followed[0][1]
         if any(stride != s_token for _, stride in followed):
             tensors, s_token = [tensor.contiguous() for tensor in tensors], shape[-1]
     at, where = point_to(tensors, gradients, device)
-    return Sources(at, len(tensors), n_tokens, shape, 0, s_token, tensors[0], where)
+    return Sources(at, len(tensors), n_tokens, shape, 0, s_token, tensors[0], where, tensors)
 
 
 def point_to(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], device: Device) -> tuple[Pointers, Pointers]:
