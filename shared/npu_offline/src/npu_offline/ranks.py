@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _RANK, _COUNT, _STORE = "RANK", "WORLD_SIZE", "NPU_OFFLINE_STORE"
+_FIRST = "first"  # in the folder of the store: the rank whose block raised first
 _POLL = 0.05  # seconds
 _SHOWN = 3000  # characters of what a rank said
 
@@ -65,6 +66,9 @@ def run(worker: Path, count: int, *arguments: str, timeout: float = 300.0) -> li
                 stack.callback(_end, process)
                 processes.append(process)
             failed = _wait(processes, time.monotonic() + timeout)
+        first = Path(folder, _FIRST)
+        if failed is not None and first.exists():  # others may have ended since, with an error about this one
+            failed = int(first.read_text()), "ended with status 1"
         said = [(out.read_text(), error.read_text()) for out, error in files]
         if failed is None:
             return [out for out, _ in said]
@@ -112,6 +116,8 @@ def join() -> Iterator[int]:
         status = 0
     except BaseException:
         traceback.print_exc()
+        with contextlib.suppress(FileExistsError), Path(os.environ[_STORE]).with_name(_FIRST).open("x") as file:
+            file.write(str(rank))
     finally:
         # Not through Python's shutdown. A thread of gloo that drops the last reference to a tensor asks for Python's lock;
         # where Python is shutting down, it ends that thread, and with it the process: "terminate called without an active
