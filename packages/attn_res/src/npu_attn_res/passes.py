@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
-
-
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of statistics and arithmetic for inputs of `dtype`."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def flat(rows: Tensor) -> Tensor:

@@ -7,12 +7,13 @@ from math import prod
 
 import torch
 from npu_tiling import device_for
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
 from .. import reference
 from ..launch import single
 from ..launch.sources import follow
-from ..passes import Rows, statistics_dtype
+from ..passes import Rows
 from ..reference import Statistics, Weights
 from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, fake_gradients, whole_gradient
 

@@ -7,13 +7,14 @@ from math import prod
 
 import torch
 from npu_tiling import device_for
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
 from .. import reference
 from ..launch import two_phase
 from ..launch.sources import follow
 from ..launch.split_d import Columns
-from ..passes import Rows, statistics_dtype
+from ..passes import Rows
 from ..reference import State, Statistics, Weights
 from . import library
 from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, fake_gradients
