@@ -1,6 +1,6 @@
 """Device code for logits that are kept until their gradient can be computed: statistics, and a copy of the logits.
 
-A logit is kept less the largest one of its row so far: in a narrow dtype it loses the less, the larger its probability.
+The row maximum so far is subtracted from each logit that is kept: in a narrow dtype, likelier tokens are then rounded less.
 """
 
 import triton
@@ -17,7 +17,7 @@ def cross_entropy_keep_kernel(
     p_target,  # int32 [rows], negative: none
     p_class_weight,  # [N]
     p_statistics,  # fp32 [6, rows], as in chunk.py
-    p_largest,  # fp32 [rows]: what the logits are kept less
+    p_largest,  # fp32 [rows]: the row maximum subtracted from the logits that are kept
     n_rows,
     s_logits,
     s_kept,

@@ -20,7 +20,7 @@ from ..module.operations import PIPES, Pipe
 from ..timing.instructions import unit_of
 from ..timing.model import Timing, time_launch
 from ..timing.simulation import Event
-from ..toolchain import compilers as toolchains
+from .options import add_what_to_time
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -40,17 +40,7 @@ _COLUMNS: dict[Pipe, str] = {
 def add_parser(commands: Subparsers) -> None:
     """Add `time` to the command line."""
     parser = commands.add_parser("time", help="predict how long a package's launches take")
-    parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
-    parser.add_argument(
-        "--soc",
-        default="Ascend910B4",
-        metavar="NAME",
-        help="a chip whose costs are known; an Ascend950 for vector kernels (Ascend910B4)",
-    )
-    parser.add_argument(
-        "--toolchain", default=toolchains.DEFAULT, choices=toolchains.VERSIONS, help="compiler version (%(default)s)"
-    )
-    parser.add_argument("--call", default="", metavar="TEXT", help="only calls whose label has this text")
+    add_what_to_time(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the predictions there too")
     parser.add_argument(
         "--timeline",

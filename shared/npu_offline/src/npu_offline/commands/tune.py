@@ -14,8 +14,8 @@ from rich.table import Table
 
 from .. import check
 from ..errors import OfflineError
-from ..toolchain import compilers as toolchains
 from ..tune.search import Candidate, Tuned, search
+from .options import add_what_to_time
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -29,17 +29,7 @@ _NOTHING = """nothing can be tuned: no kernel of these calls asks npu_tiling.fit
 def add_parser(commands: Subparsers) -> None:
     """Add `tune` to the command line."""
     parser = commands.add_parser("tune", help="rank other tiles than a package's tiling chose by predicted time")
-    parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
-    parser.add_argument(
-        "--soc",
-        default="Ascend910B4",
-        metavar="NAME",
-        help="a chip whose costs are known; an Ascend950 for vector kernels (Ascend910B4)",
-    )
-    parser.add_argument(
-        "--toolchain", default=toolchains.DEFAULT, choices=toolchains.VERSIONS, help="compiler version (%(default)s)"
-    )
-    parser.add_argument("--call", default="", metavar="TEXT", help="only calls whose label has this text")
+    add_what_to_time(parser)
     parser.add_argument("--kernel", default="", metavar="TEXT", help="only kernels whose name has this text")
     parser.add_argument("--jobs", type=int, metavar="N", help="compilations at a time (all cores)")
     parser.add_argument("--all", action="store_true", help="every candidate, not only the best three")
