@@ -1,8 +1,10 @@
+import functools
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
-from npu_tiling import UnifiedBufferError, is_ub_overflow, launch_with_fallback
+from npu_tiling import LaunchSpec, UnifiedBufferError, is_ub_overflow, launch_with_fallback
 from npu_tiling.launching import fallback
 
 SAID = b"error: ub overflow, requires 1966592 bits while 1572864 bits available!"
@@ -19,53 +21,78 @@ def overflow():
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def halve(plan):
-    return plan // 2 or None
+@dataclass(frozen=True)
+class Tiling:
+    """Of a kernel with one block."""
+
+    block: int
+    options = {}
+
+    @property
+    def constants(self):
+        return {"BLOCK": self.block}
+
+
+@functools.cache
+def spec(block):
+    return LaunchSpec.of(Tiling(block), {"FLAG": True})
+
+
+def halve(tiling):
+    return Tiling(tiling.block // 2) if tiling.block > 1 else None
+
+
+def block_of(spec):
+    """What a launch returns here."""
+    assert spec.flags == {"FLAG": True}
+    return spec.constants["BLOCK"]
 
 
 def test_smaller_plan_runs_is_remembered_and_warned_of_once():
     tried = []
 
-    def run(plan):
-        tried.append(plan)
-        if plan > 2:
+    def run(spec):
+        tried.append(block_of(spec))
+        if tried[-1] > 2:
             overflow()
-        return f"ran {plan}"
+        return f"ran {tried[-1]}"
 
     with pytest.warns(RuntimeWarning, match="kernel: .* overflows the Unified Buffer") as warned:
-        assert launch_with_fallback("kernel", 8, run, halve) == "ran 2"
+        assert launch_with_fallback("kernel", spec(8), run, halve) == "ran 2"
     assert tried == [8, 4, 2]
     assert len(warned) == 2  # 8 to 4, 4 to 2
     tried.clear()
-    assert launch_with_fallback("kernel", 8, run, halve) == "ran 2"  # pytest turns no warning into an error: see the record
+    assert (
+        launch_with_fallback("kernel", spec(8), run, halve) == "ran 2"
+    )  # pytest turns no warning into an error: see the record
     assert tried == [2]
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_remembered_plan_does_not_warn_again():
-    fallback._replaced["kernel", 8] = 2
-    assert launch_with_fallback("kernel", 8, lambda plan: plan, halve) == 2
+    fallback._replaced["kernel", spec(8)] = spec(2)
+    assert launch_with_fallback("kernel", spec(8), block_of, halve) == 2
 
 
 @pytest.mark.filterwarnings("error")
 def test_plans_that_fit_are_left_alone():
-    assert launch_with_fallback("kernel", 8, lambda plan: plan, halve) == 8
+    assert launch_with_fallback("kernel", spec(8), block_of, halve) == 8
     assert fallback._replaced == {}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_nothing_smaller_is_an_error_with_its_cause():
-    with pytest.raises(UnifiedBufferError, match="not even its smallest tile, 1") as raised:
-        launch_with_fallback("kernel", 2, lambda plan: overflow(), halve)
+    with pytest.raises(UnifiedBufferError, match=r"not even its smallest tile, Tiling\(block=1\)") as raised:
+        launch_with_fallback("kernel", spec(2), lambda spec: overflow(), halve)
     assert SAID in raised.value.__cause__.stderr
 
 
 def test_other_errors_pass_through():
-    def run(plan):
+    def run(spec):
         raise KeyError("something else")
 
     with pytest.raises(KeyError):
-        launch_with_fallback("kernel", 8, run, halve)
+        launch_with_fallback("kernel", spec(8), run, halve)
 
 
 def test_overflow_is_recognised_through_its_causes():
@@ -97,23 +124,25 @@ class OutOfResources(Exception):  # noqa: N818
 def test_a_kernel_that_a_device_has_no_room_for_runs_smaller():
     tried = []
 
-    def run(plan):
-        tried.append(plan)
-        if plan > 2:
+    def run(spec):
+        tried.append(block_of(spec))
+        if tried[-1] > 2:
             raise OutOfResources
-        return plan
+        return tried[-1]
 
-    with pytest.warns(RuntimeWarning, match=r"kernel: 4 needs more than this device has .*Required: 262208") as warned:
-        assert launch_with_fallback("kernel", 4, run, halve) == 2
+    with pytest.warns(
+        RuntimeWarning, match=r"kernel: Tiling\(block=4\) needs more than this device has .*Required: 262208"
+    ) as warned:
+        assert launch_with_fallback("kernel", spec(4), run, halve) == 2
     assert len(warned) == 1
-    assert launch_with_fallback("kernel", 4, run, halve) == 2
+    assert launch_with_fallback("kernel", spec(4), run, halve) == 2
     assert tried == [4, 2, 2]
 
 
 def test_nothing_smaller_on_a_device_is_an_error_with_its_cause():
-    def run(plan):
+    def run(spec):
         raise OutOfResources
 
-    with pytest.raises(UnifiedBufferError, match="not even its smallest tile, 1") as raised:
-        launch_with_fallback("kernel", 1, run, halve)
+    with pytest.raises(UnifiedBufferError, match=r"not even its smallest tile, Tiling\(block=1\)") as raised:
+        launch_with_fallback("kernel", spec(1), run, halve)
     assert isinstance(raised.value.__cause__, OutOfResources)

@@ -43,7 +43,7 @@ def forward(indices: Tensor, weight: Tensor, first: int, n_total: int, device: D
         grid = spec.launch.grid(flat.numel())
         KERNELS.launch("kernels.forward", "gather_rows_kernel", spec, grid, tensors, scalars)
 
-    launch_with_fallback("embedding forward", spec, run, _smaller)
+    launch_with_fallback("embedding forward", spec, run, tiling.smaller)
     return out
 
 
@@ -157,7 +157,7 @@ def _sum_runs(
         return partials
 
     spec = _spec(tiling.runs_launch, width, itemsize, device, flags)
-    partials = launch_with_fallback("embedding backward, sums", spec, run, _smaller)
+    partials = launch_with_fallback("embedding backward, sums", spec, run, tiling.smaller)
     chunks = partials.shape[1]
 
     on_cuda = device.kind == "cuda"
@@ -170,7 +170,7 @@ def _sum_runs(
 
     if chunks > 1 or not on_cuda:
         spec = _spec(tiling.partials_launch if on_cuda else tiling.finish_launch, width, itemsize, device, flags)
-        launch_with_fallback("embedding backward, partial sums", spec, finish, _smaller)
+        launch_with_fallback("embedding backward, partial sums", spec, finish, tiling.smaller)
 
 
 def _sum_few(
@@ -187,7 +187,7 @@ def _sum_few(
 
     flags = (("SCALE_BY_COUNT", scale_by_count), ("BLOCK_M", _FEW))
     spec = _spec(tiling.runs_launch, width, dy.dtype.itemsize, device, flags)
-    launch_with_fallback("embedding backward, few indices", spec, run, _smaller)
+    launch_with_fallback("embedding backward, few indices", spec, run, tiling.smaller)
 
 
 def _store_zeros(dweight: Tensor, rows: Tensor, padding: int, device: Device) -> None:
@@ -199,7 +199,7 @@ def _store_zeros(dweight: Tensor, rows: Tensor, padding: int, device: Device) ->
         KERNELS.launch("kernels.backward", "store_zeros_kernel", spec, grid, (dweight, rows), (n_rows, padding))
 
     spec = _spec(tiling.zeros_launch, width, dweight.dtype.itemsize, device, ())
-    launch_with_fallback("embedding backward, zeros", spec, run, _smaller)
+    launch_with_fallback("embedding backward, zeros", spec, run, tiling.smaller)
 
 
 def _mark_rows(indices: Tensor, keys: Tensor | None, n_rows: int, padding: int, first: int, device: Device) -> Tensor:
@@ -256,7 +256,3 @@ def _index_spec(
     choose: Callable[[Device], tiling.IndexLaunch], device: Device, flags: tuple[tuple[str, int], ...] = ()
 ) -> LaunchSpec:
     return LaunchSpec.of(choose(device), dict(flags))
-
-
-def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
-    return spec.smaller(tiling.smaller)

@@ -44,7 +44,7 @@ def forward(
         kernel = "forward_wide_kernel" if spec.launch.wide else "forward_kernel"
         KERNELS.launch("kernels.forward", kernel, spec, spec.launch.grid, tensors, scalars)
 
-    launch_with_fallback("rms_norm forward", plan.spec, run, _smaller)
+    launch_with_fallback("rms_norm forward", plan.spec, run, tiling.smaller)
     return y, total, rstd
 
 
@@ -91,7 +91,7 @@ def backward(
         KERNELS.launch("kernels.backward", "backward_wide_kernel", spec, launch.column_grid, every, scalars)
         return partials
 
-    partials = launch_with_fallback("rms_norm backward", plan.spec, run, _smaller)
+    partials = launch_with_fallback("rms_norm backward", plan.spec, run, tiling.smaller)
     if dweight is not None and partials is not None and partials is not dweight:
         spec = _sum_spec(width, device)
         tensors = (partials, dweight)
@@ -177,7 +177,3 @@ def choose_plan(
 @functools.lru_cache(maxsize=4096)
 def _sum_spec(width: int, device: Device) -> LaunchSpec:
     return LaunchSpec.of(tiling.sum_launch(width, device), {})
-
-
-def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
-    return spec.smaller(tiling.smaller)

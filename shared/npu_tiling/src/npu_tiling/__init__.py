@@ -1,7 +1,7 @@
 """Unified Buffer budgeting, core counts, grids and launches for Triton kernels on Huawei Ascend NPUs."""
 
 from .budget.grid import ALL_TILES, persistent_grid
-from .budget.tiles import Block, Tile, fit, footprint
+from .budget.tiles import Block, Tile, Way, first_fit, fit, footprint
 from .chips.detection import SOC_VARIABLE, device_for, soc, use_device
 from .chips.devices import SOCS, Device
 from .errors import MissingTritonError, UnifiedBufferError, UnknownDeviceError
@@ -24,7 +24,9 @@ __all__ = [
     "Tile",
     "UnifiedBufferError",
     "UnknownDeviceError",
+    "Way",
     "device_for",
+    "first_fit",
     "fit",
     "footprint",
     "import_kernels",

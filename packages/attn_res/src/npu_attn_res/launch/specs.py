@@ -64,7 +64,7 @@ def run_rows(spec: LaunchSpec | None, n_tokens: int, arguments: Callable[[tiling
             KERNELS.launch(module, name, spec, grid, *arguments(launch, grid))
         return launch.whole_rows
 
-    return spec is not None and launch_with_fallback("attn_res " + spec.launch.problem.kind, spec, run, _smaller)
+    return spec is not None and launch_with_fallback("attn_res " + spec.launch.problem.kind, spec, run, tiling.smaller)
 
 
 def run_columns(spec: LaunchSpec, arguments: Callable[[tiling.Launch], tuple[int, Arguments]]) -> None:
@@ -75,7 +75,7 @@ def run_columns(spec: LaunchSpec, arguments: Callable[[tiling.Launch], tuple[int
         grid, (tensors, scalars) = arguments(spec.launch)
         KERNELS.launch(module, name, spec, grid, tensors, scalars)
 
-    launch_with_fallback("attn_res " + spec.launch.problem.kind, spec, run, _smaller)
+    launch_with_fallback("attn_res " + spec.launch.problem.kind, spec, run, tiling.smaller)
 
 
 def weights_gradient(
@@ -105,7 +105,3 @@ def contiguous_weights(weights: Weights) -> Weights:
     if query.is_contiguous() and norm.is_contiguous() and (output is None or output.is_contiguous()):  # most are
         return weights
     return Weights(query.contiguous(), norm.contiguous(), None if output is None else output.contiguous())
-
-
-def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
-    return spec.smaller(tiling.smaller)

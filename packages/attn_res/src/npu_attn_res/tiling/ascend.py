@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from math import ceil
 
-from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit
+from npu_tiling import Block, Device, Tile, UnifiedBufferError, Way, first_fit, fit
 from npu_tiling.budget.arithmetic import FP32, INT32_END, equal_blocks, round_up
 
-from .footprint import PREFETCHED, ROW_WAYS, RowWay, row_tiles, row_way, ub_bytes
+from .footprint import PREFETCHED, ROW_WAYS, RowWay, launch_tiles, row_tiles, row_way
 from .launches import COLUMN_KINDS, Launch, Problem, WeightsLaunch
 
 # Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth. 16 KB would reach 94 %, but
@@ -26,24 +26,28 @@ def row_launch(problem: Problem, device: Device) -> Launch | None:
     """The launch of a kernel that takes whole rows; None where none fit on chip."""
     padded = _padded(problem, device)
     if problem.layers > 1:
-        for double_buffered in (True, False):
-            launch = Launch(problem, device, block_s=problem.layers, block_d=padded, double_buffered=double_buffered)
-            if ub_bytes(launch) <= device.ub_bytes:
-                return launch
+        launches = [Launch(problem, device, 1, problem.layers, padded, double_buffered=each) for each in (True, False)]
+        ways = [Way(launch, launch_tiles(launch)) for launch in launches]
+    else:
+        ways = _ways(problem, device, padded)
+    try:
+        launch, blocks = first_fit(ways, device)
+    except UnifiedBufferError:
         return None
+    return dataclasses.replace(launch, block_m=blocks.get("ROWS", 1))
+
+
+def _ways(problem: Problem, device: Device, padded: int) -> list[Way[Launch]]:
+    """Several rows a tile, then one row, from the fastest way to the one that takes least."""
     prefetch = problem.kind in PREFETCHED  # with a buffer of the kernel's own: another of the compiler's would take too much
     row_bytes = padded * problem.itemsize
     shared = max(2, _TRANSFER_BYTES // row_bytes, min(_PREFETCH_ROWS, _PREFETCH_BYTES // row_bytes) if prefetch else 0)
     # Two rows or more keep row reductions in the vector unit; the next tile under way is worth more than they are.
-    rows = Block("ROWS", min(shared, _addressable(problem)))
-    try:
-        block_m = fit(row_tiles(problem, device, padded), (rows,), device)["ROWS"]
-    except UnifiedBufferError:
-        block_m = 1
-    if block_m > 1:
-        return Launch(problem, device, block_m=block_m, block_d=padded, prefetch=prefetch, double_buffered=not prefetch)
-    ways = (_row_launch(Launch(problem, device, block_d=padded), way) for way in ROW_WAYS[problem.kind])
-    return next((launch for launch in ways if ub_bytes(launch) <= device.ub_bytes), None)
+    shared = min(shared, _addressable(problem))
+    launch = Launch(problem, device, block_d=padded, prefetch=prefetch, double_buffered=not prefetch)
+    several = [Way(launch, row_tiles(problem, device, padded), (Block("ROWS", shared, 2),))] if shared > 1 else []
+    one = [_row_launch(launch, way) for way in ROW_WAYS.get(problem.kind, ())]
+    return [*several, *(Way(launch, launch_tiles(launch)) for launch in one)]
 
 
 def columns_launch(problem: Problem, device: Device) -> Launch:

@@ -73,12 +73,16 @@ ROW_WAYS = {
 
 def ub_bytes(launch: Launch) -> int:
     """Unified Buffer that a launch on Ascend takes."""
+    return footprint(launch_tiles(launch), {}, launch.device)
+
+
+def launch_tiles(launch: Launch) -> list[Tile]:
+    """What a launch on Ascend keeps on chip at once."""
     rows = launch.block_m * launch.block_s
     if rows == 1 and launch.problem.kind in ROW_WAYS:
         per_element = row_way(launch).bytes[_column(launch.problem, launch.device)]
-        return footprint([Tile("row", (1, launch.block_d), per_element), _statistics(1)], {}, launch.device)
-    tiles = row_tiles(launch.problem, launch.device, launch.block_d, rows, launch.double_buffered)
-    return footprint(tiles, {}, launch.device)
+        return [Tile("row", (1, launch.block_d), per_element), _statistics(1)]
+    return row_tiles(launch.problem, launch.device, launch.block_d, rows, launch.double_buffered)
 
 
 def row_tiles(

@@ -94,7 +94,7 @@ def _launch_rows(
     def run(spec: LaunchSpec) -> None:
         KERNELS.launch(module, f"{name}_kernel", spec, spec.launch.grid(rows), tensors, scalars)
 
-    launch_with_fallback(name, spec, run, _smaller)
+    launch_with_fallback(name, spec, run, tiling.smaller)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -151,7 +151,3 @@ def scale_(values: Tensor, factor: Tensor, device: Device) -> None:
 @functools.lru_cache(maxsize=64)
 def _scale_spec(itemsize: int, device: Device) -> LaunchSpec:
     return LaunchSpec.of(tiling.scale_launch(itemsize, device), {})
-
-
-def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
-    return spec.smaller(tiling.smaller)

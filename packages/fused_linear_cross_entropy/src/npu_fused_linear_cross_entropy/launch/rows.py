@@ -138,7 +138,7 @@ class RowKernels:
         def run(spec: LaunchSpec) -> None:
             KERNELS.launch(kernel.module, kernel.name, spec, grid, tensors, scalars)
 
-        launch_with_fallback(kernel.name, _spec(kernel, tuple(flags.items()), self._device), run, _smaller)
+        launch_with_fallback(kernel.name, _spec(kernel, tuple(flags.items()), self._device), run, tiling.smaller)
 
 
 @functools.lru_cache(maxsize=256)
@@ -149,10 +149,6 @@ def _spec(kernel: RowKernel, flags: tuple[tuple[str, bool], ...], device: Device
 @functools.lru_cache(maxsize=64)
 def _partials_spec(flags: tuple[tuple[str, bool], ...], device: Device) -> LaunchSpec:
     return LaunchSpec.of(tiling.PartialsLaunch(device), dict(flags))
-
-
-def _smaller(spec: LaunchSpec) -> LaunchSpec | None:
-    return spec.smaller(tiling.smaller)
 
 
 def _dense(values: Tensor) -> Tensor:

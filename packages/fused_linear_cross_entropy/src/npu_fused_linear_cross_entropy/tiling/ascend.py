@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from npu_tiling import Block, Device, UnifiedBufferError, fit
+from npu_tiling import Block, Device, Way, first_fit
 
 from .footprint import tiles
 from .launches import Launch, ScaleLaunch
@@ -27,17 +27,16 @@ def chunk_launch(problem: Problem, device: Device) -> Launch:
     """Blocks for a chunk of logits. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     # Whole rows, as many as make one good transfer, where two fit.
     wanted = min(_MAX_ROWS, max(_ROWS, _TRANSFER_BYTES // (problem.width * problem.itemsize)))
-    try:
-        rows = fit(tiles(problem, False, problem.width), (Block("BLOCK_M", wanted, _ROWS),), device)["BLOCK_M"]
-        return Launch(problem, device, rows, problem.width + _UNIT, problem.width)
-    except UnifiedBufferError:
-        pass
+    whole_rows = Way(False, tiles(problem, False, problem.width), (Block("BLOCK_M", wanted, _ROWS),))
     largest = min(problem.width, _TRANSFER_BYTES // problem.itemsize)
     if problem.statistics and problem.gradient_itemsize:
         largest = min(largest, device.ub_bytes // (_ROWS * _OVERLAPPING_BYTES))
     largest = largest // _UNIT * _UNIT
-    blocks = Block("BLOCK_N", largest, _UNIT, _UNIT), Block("BLOCK_M", _ROWS, _ROWS)
-    return _streaming(problem, device, fit(tiles(problem, True, 0), blocks, device)["BLOCK_N"])
+    columns = Block("BLOCK_N", largest, _UNIT, _UNIT), Block("BLOCK_M", _ROWS, _ROWS)
+    streams, blocks = first_fit([whole_rows, Way(True, tiles(problem, True, 0), columns)], device)
+    if streams:
+        return _streaming(problem, device, blocks["BLOCK_N"])
+    return Launch(problem, device, blocks["BLOCK_M"], problem.width + _UNIT, problem.width)
 
 
 def scale_launch(itemsize: int, device: Device) -> ScaleLaunch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from math import ceil
 
-from npu_tiling import Block, Device, Tile, UnifiedBufferError, fit
+from npu_tiling import Block, Device, Tile, Way, first_fit, fit
 from npu_tiling.budget.arithmetic import FP32, equal_blocks, round_up
 
 from .footprint import column_tiles, row_tiles
@@ -28,21 +28,22 @@ def row_launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
     shared = max(2, _TRANSFER_BYTES // (padded * itemsize))
     # Two rows or more keep row reductions in the vector unit. One pass over memory with the next tile under way is best; one
     # pass without it still moves a third less than two passes.
-    ways = [(_shared_rows(problem, shared), True), (Block("ROWS", 1), True), (Block("ROWS", 1), False)]
+    rows = _shared_rows(problem, shared)
+    one_row = Block("ROWS", 1)
+    ways = [
+        Way(double_buffered, row_tiles(problem, device, padded, backward, double_buffered, block.largest > 1), (block,))
+        for block, double_buffered in ((rows, True), (one_row, True), (one_row, False))
+    ]
     if backward and device.arch == "dav-c310":
         # Compilers for it sum a single row up anew for every 64 columns that use the sum: two passes are faster by far.
         ways = ways[:1]
-    for rows, double_buffered in ways:
-        tiles = row_tiles(problem, device, padded, backward, double_buffered, rows.largest > 1)
-        try:
-            chosen = fit(tiles, (rows,), device)["ROWS"]
-        except UnifiedBufferError:
-            continue
-        groups = chosen // problem.n_inner if rows.multiple_of > 1 else 1
-        return Launch(problem, device, backward, False, double_buffered, chosen // groups, padded, groups)
     columns = Block("BLOCK_N", min(padded, _WIDE_TRANSFER_BYTES // itemsize), unit, unit)
-    largest = fit(column_tiles(problem), (columns,), device)["BLOCK_N"]
-    return Launch(problem, device, backward, True, True, 1, equal_blocks(padded, largest, unit))
+    double_buffered, blocks = first_fit([*ways, Way(True, column_tiles(problem), (columns,))], device)
+    if "BLOCK_N" in blocks:
+        return Launch(problem, device, backward, True, True, 1, equal_blocks(padded, blocks["BLOCK_N"], unit))
+    shared = blocks["ROWS"]
+    groups = shared // problem.n_inner if shared > 1 and rows.multiple_of > 1 else 1
+    return Launch(problem, device, backward, False, double_buffered, shared // groups, padded, groups)
 
 
 def _unit(problem: Problem, device: Device) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Generic, NamedTuple, TypeVar
 
 from ..chips.devices import Device
 from ..errors import UnifiedBufferError
+
+ChoiceT = TypeVar("ChoiceT")
 
 
 @dataclass(frozen=True)
@@ -95,3 +98,32 @@ def fit(tiles: Sequence[Tile], blocks: Sequence[Block], device: Device) -> dict[
         f"The smallest tile ({', '.join(f'{name}={size}' for name, size in chosen.items())}) needs {used} bytes of Unified "
         f"Buffer and {device.name} has {device.ub_bytes}: {parts}."
     )
+
+
+class Way(NamedTuple, Generic[ChoiceT]):
+    """One way to run a kernel.
+
+    Attributes:
+        choice: what tells it from the other ways, for the caller.
+        tiles: what it keeps on chip.
+        blocks: what may shrink, as `fit` takes them; none where all sizes are given.
+    """
+
+    choice: ChoiceT
+    tiles: Sequence[Tile]
+    blocks: Sequence[Block] = ()
+
+
+def first_fit(ways: Iterable[Way[ChoiceT]], device: Device) -> tuple[ChoiceT, dict[str, int]]:
+    """The first of several ways, the best one first, that fits the device's Unified Buffer, and its block sizes.
+
+    Raises:
+        UnifiedBufferError: none fits; the message is of the last one.
+    """
+    error = UnifiedBufferError("There is no way to run this kernel.")
+    for way in ways:
+        try:
+            return way.choice, fit(way.tiles, way.blocks, device)
+        except UnifiedBufferError as refused:
+            error = refused
+    raise error

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ..errors import UnifiedBufferError
+from .kernels import LaunchSpec, Tiled
 
-PlanT = TypeVar("PlanT", bound=Hashable)
 ResultT = TypeVar("ResultT")
 
-_replaced: dict[Hashable, Hashable] = {}
+_replaced: dict[tuple[str, LaunchSpec], LaunchSpec] = {}
 
 
 def is_ub_overflow(error: BaseException | None) -> bool:
@@ -40,22 +40,22 @@ def is_out_of_resources(error: BaseException | None) -> bool:
 
 
 def launch_with_fallback(
-    name: str, plan: PlanT, run: Callable[[PlanT], ResultT], smaller: Callable[[PlanT], PlanT | None]
+    name: str, spec: LaunchSpec, run: Callable[[LaunchSpec], ResultT], smaller: Callable[[Any], Tiled | None]
 ) -> ResultT:
     """Run a launch; where it overflows the Unified Buffer or is out of a CUDA device's resources, run the next smaller one.
 
-    The plan that worked is remembered for the process, so the failed compilation happens once, and so does the warning.
+    The spec that worked is remembered for the process, so the failed compilation happens once, and so does the warning.
 
     Args:
         name: the kernel's name, for the warning and the memory.
-        plan: the launch that tiling chose (hashable).
-        run: launches a plan; its result is returned.
-        smaller: the next smaller plan, or None when there is none.
+        spec: the launch that tiling chose: one object for equal launches, from a cached function.
+        run: launches a spec; its result is returned.
+        smaller: from a tiling to the next smaller one, or None when there is none.
 
     Raises:
-        UnifiedBufferError: not even the smallest plan fits; the compiler's or Triton's own error is its cause.
+        UnifiedBufferError: not even the smallest tiling fits; the compiler's or Triton's own error is its cause.
     """
-    chosen: PlanT = _replaced.get((name, plan), plan) if _replaced else plan  # type: ignore[assignment]
+    chosen = _replaced.get((name, spec), spec) if _replaced else spec
     while True:
         try:
             result = run(chosen)
@@ -66,12 +66,13 @@ def launch_with_fallback(
                 what = f"needs more than this device has ({error})"
             else:
                 raise
-            following = smaller(chosen)
+            tiling = chosen.launch
+            following = smaller(tiling)
             if following is None:
-                raise UnifiedBufferError(f"{name}: not even its smallest tile, {chosen}, compiles for this chip.") from error
-            warnings.warn(f"{name}: {chosen} {what}; using {following} instead.", RuntimeWarning, stacklevel=2)
-            chosen = following
+                raise UnifiedBufferError(f"{name}: not even its smallest tile, {tiling}, compiles for this chip.") from error
+            warnings.warn(f"{name}: {tiling} {what}; using {following} instead.", RuntimeWarning, stacklevel=2)
+            chosen = LaunchSpec.of(following, chosen.flags)
             continue
-        if chosen != plan:
-            _replaced[name, plan] = chosen
+        if chosen is not spec:
+            _replaced[name, spec] = chosen
         return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -99,11 +99,6 @@ class LaunchSpec:
         values = (*constants.values(), *options.values())
         key = _number((tuple(constants), tuple(options), values, tuple(map(type, values))))
         return cls(launch, constants, options, key, flags)
-
-    def smaller(self, choose: Callable[[Any], Tiled | None]) -> LaunchSpec | None:
-        """The spec of the next smaller launch, for `launch_with_fallback`; None at the end."""
-        launch = choose(self.launch)
-        return None if launch is None else LaunchSpec.of(launch, self.flags)
 
 
 class Kernels:
