@@ -11,7 +11,8 @@ WORKER = Path(__file__).parent / "distributed_worker.py"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(ranks.why_not() is not None, reason=str(ranks.why_not()))
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
 @pytest.mark.parametrize("count", [2, 4])
-def test_ranks_train_and_compute_as_one_process(count):
-    ranks.run(WORKER, count)
+def test_ranks_train_and_compute_as_one_process(count, place):
+    ranks.need(place, count)
+    ranks.run(WORKER, count, place)

@@ -1,4 +1,4 @@
-"""One rank of test_sharding.py."""
+"""One rank of test_sharding.py, at the place that is its argument."""
 
 import sys
 
@@ -132,8 +132,8 @@ def check_refusals(mesh):
 
 
 def main() -> None:
-    with ranks.join() as rank:
-        mesh = init_device_mesh("cpu", (2,))
+    with ranks.join(sys.argv[1]) as rank:
+        mesh = init_device_mesh(torch.get_default_device().type, (2,))
         plain = ("x", "weight", "target")
         for vocabulary in (120, 123):
             check(mesh, vocabulary, WHOLE, Shard(0), return_token_accuracy=True, **EVERYTHING)

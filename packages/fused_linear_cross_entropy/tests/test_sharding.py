@@ -9,6 +9,7 @@ WORKER = Path(__file__).parent / "sharding_worker.py"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(ranks.why_not() is not None, reason=str(ranks.why_not()))
-def test_shards_are_the_whole_and_what_process_groups_give():
-    ranks.run(WORKER, 2)
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_shards_are_the_whole_and_what_process_groups_give(place):
+    ranks.need(place)
+    ranks.run(WORKER, 2, place)

@@ -1,4 +1,4 @@
-"""One rank of test_sharding.py."""
+"""One rank of test_sharding.py, at the place that is its argument."""
 
 import sys
 
@@ -73,7 +73,7 @@ def check_refusals(mesh):
     refused(ValueError, split, npu_rms_norm.add_rms_norm, rows, place(x, Shard(0)), whole)
     refused(TypeError, "weight is a plain tensor and must be a DTensor on x's mesh", npu_rms_norm.rms_norm, rows, weight)
     refused(TypeError, "x is a plain tensor and must be a DTensor on weight's mesh", npu_rms_norm.rms_norm, x, whole)
-    other = init_device_mesh("cpu", (2,), mesh_dim_names=("others",))
+    other = init_device_mesh(torch.get_default_device().type, (2,), mesh_dim_names=("others",))
     refused(ValueError, "weight is on ", npu_rms_norm.rms_norm, rows, distribute_tensor(weight, other, [Replicate()]))
 
 
@@ -92,8 +92,8 @@ def check_sequence_parallel(mesh):
 
 
 def main() -> None:
-    with ranks.join():
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("ranks",))
+    with ranks.join(sys.argv[1]):
+        mesh = init_device_mesh(torch.get_default_device().type, (2,), mesh_dim_names=("ranks",))
         for function in (norm, add):
             for placement in (Shard(0), Shard(1), Replicate()):
                 check(function, mesh, placement)

@@ -38,18 +38,17 @@ def sum_(values: Tensor, group: str) -> None:
 
 def combine_(statistics: Tensor, group: str, *, argmax: bool) -> None:
     """Statistics [6, tokens] (see row_math.py) of each rank's columns become those of all columns, in place."""
-    maximum, place = statistics[0], statistics[5]
-    top = maximum.clone()
-    dist.all_reduce(top, dist.ReduceOp.MAX, group=_resolve(group))
-    if argmax:
-        first = torch.where(maximum == top, place, torch.inf)
-        dist.all_reduce(first, dist.ReduceOp.MIN, group=_resolve(group))
-        place.copy_(first)
-    sums = statistics[1:5].clone()
-    sums[0], sums[3] = rebased(maximum, statistics[1], statistics[4], top)
-    sum_(sums, group)
-    statistics[1:5] = sums
-    maximum.copy_(top)
+    meeting = _resolve(group)
+    gathered = statistics.new_empty(meeting.size() * statistics.shape[0], statistics.shape[1])
+    dist.all_gather_into_tensor(gathered, statistics.contiguous(), group=meeting)
+    parts = gathered.unflatten(0, (-1, statistics.shape[0]))
+    maxima = parts[:, 0]
+    top = maxima.amax(0)
+    if argmax:  # of a row with NaN any place will do: one of them is less than infinity
+        statistics[5] = torch.where((maxima == top) | top.isnan(), parts[:, 5], torch.inf).amin(0)
+    parts[:, 1], parts[:, 4] = rebased(maxima, parts[:, 1], parts[:, 4], top)
+    torch.sum(parts[:, 1:5], 0, out=statistics[1:5])
+    statistics[0] = top
 
 
 def rebased(maximum: Tensor, total: Tensor, dot: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,13 @@
-"""For tests: runs a Python file once for each rank, as processes of one gloo group on this machine.
+"""For tests: runs a Python file once for each rank, as processes of one group on this machine.
 
-assert ranks.run(WORKER, 2, "cpu")          in the test
-with ranks.join() as rank: ...              in the file, whose arguments are what `run` was given
+@pytest.mark.parametrize("place", ranks.PLACES)
+def test(place):
+    ranks.need(place)
+    ranks.run(WORKER, 2, place)                        in the test
+with ranks.join(sys.argv[1]) as rank: ...              in the file
+
+At "cpu" and "emulated" tensors are on the CPU and ranks talk through gloo; at "emulated" kernels run on an emulated 910B4.
+At "cuda" each rank has a CUDA device of its own, which is the default device of its tensors, and they talk through NCCL.
 """
 
 from __future__ import annotations
@@ -16,19 +22,36 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+PLACES = ("cpu", "emulated", "cuda")
 _RANK, _COUNT, _STORE = "RANK", "WORLD_SIZE", "NPU_OFFLINE_STORE"
 _FIRST = "first"  # in the folder of the store: the rank whose block raised first
 _POLL = 0.05  # seconds
 _SHOWN = 3000  # characters of what a rank said
 
 
-def why_not() -> str | None:
-    """Why ranks cannot meet on this machine, None if they can."""
+def why_not(place: str = "cpu", count: int = 2) -> str | None:
+    """Why `count` ranks cannot meet at a place on this machine, None if they can."""
     import torch.distributed
+
+    from .plugin import why_not as why_no_place
 
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         return "torch was built without gloo"
+    if (reason := why_no_place(place)) is not None:
+        return reason
+    if place == "cuda" and torch.cuda.device_count() < count:
+        return f"{count} ranks need a CUDA device each, and there are {torch.cuda.device_count()}"
+    if place == "cuda" and not torch.distributed.is_nccl_available():
+        return "torch was built without NCCL"
     return None
+
+
+def need(place: str, count: int = 2) -> None:
+    """Skip this test where `count` ranks cannot meet at a place, with the reason."""
+    if (reason := why_not(place, count)) is not None:
+        import pytest
+
+        pytest.skip(reason)
 
 
 def run(worker: Path, count: int, *arguments: str, timeout: float = 300.0) -> list[str]:
@@ -39,7 +62,7 @@ def run(worker: Path, count: int, *arguments: str, timeout: float = 300.0) -> li
     Args:
         worker: the file; it calls `join`.
         count: ranks.
-        arguments: of the file, the same on every rank.
+        arguments: of the file, the same on every rank; the place, where it has one, comes first.
         timeout: seconds for all of them.
 
     Returns:
@@ -55,7 +78,7 @@ def run(worker: Path, count: int, *arguments: str, timeout: float = 300.0) -> li
             for rank, (out, error) in enumerate(files):
                 known = {_RANK: str(rank), _COUNT: str(count), _STORE: str(Path(folder, "store"))}
                 # Ranks that wait for each other must leave the cores to those that work.
-                # They compute on the CPU: torch is not to load what it finds of another device, with all that this imports.
+                # Torch is not to load what it finds of a device of another maker, with all that this imports.
                 environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **known}
                 process = subprocess.Popen(
                     [sys.executable, str(worker), *arguments],
@@ -97,22 +120,34 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def join() -> Iterator[int]:
+def join(place: str = "cpu") -> Iterator[int]:
     """In the block this process is a rank of the default process group; yields which. The process ends with the block.
+
+    Args:
+        place: one of `PLACES`.
 
     Raises:
         RuntimeError: `run` did not start this process.
     """
     if _STORE not in os.environ:
         raise RuntimeError(f"{sys.argv[0]} is one rank of a test and must be started by npu_offline.ranks.run.")
+    import torch
     import torch.distributed as dist
 
     rank, count = int(os.environ[_RANK]), int(os.environ[_COUNT])
-    dist.init_process_group("gloo", init_method=f"file://{os.environ[_STORE]}", rank=rank, world_size=count)
+    meeting = {"init_method": f"file://{os.environ[_STORE]}", "rank": rank, "world_size": count}
+    if place == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        torch.set_default_device(device)
+        dist.init_process_group("nccl", device_id=device, **meeting)  # type: ignore[arg-type]
+    else:
+        dist.init_process_group("gloo", **meeting)  # type: ignore[arg-type]
     status = 1
     try:
-        yield rank
-        dist.barrier()  # none leaves while another still talks to it
+        with _kernels(place):
+            yield rank
+            dist.barrier()  # none leaves while another still talks to it
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -125,3 +160,12 @@ def join() -> Iterator[int]:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _kernels(place: str) -> contextlib.AbstractContextManager[object]:
+    """Where kernels run at a place that has no device for them."""
+    if place != "emulated":
+        return contextlib.nullcontext()
+    from . import emulate
+
+    return emulate("Ascend910B4")

@@ -1,0 +1,105 @@
+"""Operators whose vocabulary is split over the ranks, beside the whole vocabulary on each rank."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from npu_embedding import VocabParallelEmbedding, embedding
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
+from torch import Tensor
+
+# Tokens, width and vocabulary.
+SHAPES = ((512, 256, 1001), (1024, 4096, 128256), (8192, 4096, 128256))
+TINY = ((64, 32, 1001),)
+_WARM_UP, _SAMPLES = 3, 7
+_SAMPLE_SECONDS = 0.1
+
+Step = Callable[[], Any]
+
+
+def measure(rank: int, *, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Milliseconds of each operator's call with gradients, on one rank and on all: the slowest rank's median."""
+    dtype = torch.float32 if tiny else torch.bfloat16
+    for shape in TINY if tiny else SHAPES:
+        for name, make in (("loss", _loss), ("log-probabilities", _log_probs), ("embedding", _embedding)):
+            one, split = make(rank, dist.get_world_size(), dtype, *shape)
+            tokens, width, vocabulary = shape
+            yield {"name": f"{name} {tokens} x {width} x {vocabulary}", "one": _ms(one), "all": _ms(split)}
+
+
+def _loss(rank: int, count: int, dtype: torch.dtype, tokens: int, width: int, vocabulary: int) -> tuple[Step, Step]:
+    x, weight, target, part, where = _head(rank, count, dtype, tokens, width, vocabulary)
+
+    def step(weight: Tensor, options: dict[str, Any]) -> None:
+        loss = fused_linear_cross_entropy(x, weight, target, **options)
+        torch.autograd.grad(loss, (x, weight))
+
+    return lambda: step(weight, {}), lambda: step(part, where)
+
+
+def _log_probs(rank: int, count: int, dtype: torch.dtype, tokens: int, width: int, vocabulary: int) -> tuple[Step, Step]:
+    x, weight, target, part, where = _head(rank, count, dtype, tokens, width, vocabulary)
+    seen = torch.randn(tokens)
+
+    def step(weight: Tensor, options: dict[str, Any]) -> None:
+        torch.autograd.grad(linear_log_probs(x, weight, target, **options), (x, weight), seen)
+
+    return lambda: step(weight, {}), lambda: step(part, where)
+
+
+def _head(rank: int, count: int, dtype: torch.dtype, tokens: int, width: int, vocabulary: int) -> Any:
+    """x, the weight, targets, this rank's rows of the weight and the options that say which they are."""
+    torch.manual_seed(0)
+    x = torch.randn(tokens, width, dtype=dtype, requires_grad=True)
+    weight = (torch.randn(vocabulary, width, dtype=dtype) * (2 / width**0.5)).requires_grad_()
+    target = torch.randint(0, vocabulary, (tokens,))
+    first, stop = rank * vocabulary // count, (rank + 1) * vocabulary // count
+    where = {"process_group": dist.group.WORLD, "vocab_range": (first, stop), "vocab_size": vocabulary}
+    return x, weight, target, weight.detach()[first:stop].clone().requires_grad_(), where
+
+
+def _embedding(rank: int, count: int, dtype: torch.dtype, tokens: int, width: int, vocabulary: int) -> tuple[Step, Step]:
+    torch.manual_seed(0)
+    module = VocabParallelEmbedding(vocabulary, width, dtype=dtype)
+    table = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
+    indices, seen = torch.randint(0, vocabulary, (tokens,)), torch.randn(tokens, width, dtype=dtype)
+    return (
+        lambda: torch.autograd.grad(embedding(indices, table), table, seen),
+        lambda: torch.autograd.grad(module(indices), module.weight, seen),
+    )
+
+
+def _ms(step: Step) -> float:
+    """Wall time of a call, the host's work in it; calls follow each other without a wait."""
+    for _ in range(_WARM_UP):
+        step()
+    calls = _agreed(max(2, min(100, int(_SAMPLE_SECONDS / max(1e-4, _timed(step, 1))))))
+    median = torch.tensor([statistics.median(_timed(step, calls) for _ in range(_SAMPLES))])
+    dist.all_reduce(median, dist.ReduceOp.MAX)
+    return 1e3 * median.item()
+
+
+def _agreed(calls: int) -> int:
+    """As many calls as the rank that wants fewest: ranks wait for each other in each."""
+    number = torch.tensor([calls])
+    dist.all_reduce(number, dist.ReduceOp.MIN)
+    return int(number.item())
+
+
+def _timed(step: Step, calls: int) -> float:
+    _wait()
+    start = time.perf_counter()
+    for _ in range(calls):
+        step()
+    _wait()
+    return (time.perf_counter() - start) / calls
+
+
+def _wait() -> None:
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
