@@ -34,11 +34,12 @@ FOLDERS = {
         "cli",
         "commands",
         "reporting | tune",
+        "ranks",
         "cann | check | declared | plugin",
         "execute | lint | timing",
         "toolchain",
         "module",
-        "forward_mode | launches | memory | properties | ranks | reports | source_comments",
+        "forward_mode | launches | memory | properties | reports | source_comments",
         "errors",
     ),
     "npu_offline.execute": (

@@ -166,6 +166,6 @@ def _kernels(place: str) -> contextlib.AbstractContextManager[object]:
     """Where kernels run at a place that has no device for them."""
     if place != "emulated":
         return contextlib.nullcontext()
-    from . import emulate
+    from .execute.emulation import emulate
 
     return emulate("Ascend910B4")
