@@ -6,14 +6,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from .commands import check, lint, maintenance, report, time, tune
+from .commands import check, lint, maintenance, report, run, time, tune
 from .errors import OfflineError
 from .toolchain import compilers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    given = [text for text in rest if "=" in text and not text.startswith("-")]  # NAME=VALUE after an option
+    if given != rest or (given and "given" not in options):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if given:
+        options.given = [*options.given, *given]
     try:
         return int(options.run(options))
     except OfflineError as error:
@@ -23,13 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="npu-offline", description="Ascend Triton kernels without an NPU: compile, execute, check, lint and time them"
+        prog="npu-offline", description="Ascend Triton kernels without an NPU: compile, run, check, lint, time and tune them"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     fetch = commands.add_parser("fetch", help="install compiler versions into the cache folder")
     fetch.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(compilers.VERSIONS)} (all)")
     fetch.set_defaults(run=_fetch)
     check.add_parser(commands)
+    run.add_parser(commands)
     lint.add_parser(commands)
     time.add_parser(commands)
     tune.add_parser(commands)

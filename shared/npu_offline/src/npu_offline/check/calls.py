@@ -1,36 +1,47 @@
-"""The calls of operators that a package lists in `tests/ascend_calls.py`, and the launches that they make."""
+"""What commands work on: a package's `tests/ascend_calls.py`, a file with such calls, or one kernel of a file."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import OfflineError
 from ..execute.recording import record
 from ..launches import LaunchRecord
+from . import kernel_file
 
 Call = tuple[str, Callable[[], None]]
 """A label, and a function of no arguments that calls operators with CPU tensors."""
 
 
-def load_calls(package: Path, function: str = "calls") -> list[Call]:
-    """The calls that `tests/ascend_calls.py` of a package yields.
+def load_calls(
+    target: Path, function: str = "calls", given: Sequence[str] = (), grid: str | None = None
+) -> list[tuple[Any, ...]]:
+    """The calls that a command works on.
 
     Args:
-        package: its folder.
+        target: a folder with `tests/ascend_calls.py`, a file that has calls like that one, or `FILE::kernel`.
         function: `calls`, which has a call for every kind of tile, or `sized_calls`, which has sizes to measure time at.
+        given: of `FILE::kernel`, its arguments as NAME=VALUE.
+        grid: of `FILE::kernel`, the programs in x, y and z.
 
     Returns:
-        Labels and functions.
+        Labels and functions; of `sized_calls` also the sizes to choose from, where they are listed.
 
     Raises:
-        OfflineError: there is no such file, or it does not define that function, or that yields nothing.
+        OfflineError: there is no such file or kernel, it does not define that function, or that yields nothing.
     """
-    module = _module(package, function)
+    if "::" in str(target):
+        call = kernel_file.parse(str(target), given, grid)
+        return [kernel_file.tuned_call(call) if function == "sized_calls" else (call.label, call.launch)]
+    if given or grid is not None:
+        raise OfflineError(f"arguments and --grid are for one kernel: {target}::KERNEL{_kernels(target)}")
+    module = _module(target, function)
     if not hasattr(module, function):
-        raise OfflineError(f"{module.__file__} must define {function}() -> Iterable[tuple[str, Callable[[], None]]]")
+        what = "Iterable[tuple[str, Callable[[], None]]]"
+        other = f", or name a kernel: {target}::KERNEL{_kernels(target)}" if target.suffix == ".py" else ""
+        raise OfflineError(f"{module.__file__} must define {function}() -> {what}{other}")
     calls = list(getattr(module, function)())
     if not calls:
         raise OfflineError(f"{function}() of {module.__file__} yields nothing")
@@ -50,16 +61,21 @@ def load_sample(package: Path) -> list[str]:
     return labels
 
 
-def _module(package: Path, function: str = "calls") -> Any:
-    path = package / "tests" / "ascend_calls.py"
+def _module(target: Path, function: str = "calls") -> Any:
+    if target.suffix == ".py":
+        return kernel_file.load_file(target)
+    path = target / "tests" / "ascend_calls.py"
     if not path.is_file():
-        raise OfflineError(f"{path} does not exist: it must define {function}() -> Iterable[tuple[str, Callable[[], None]]]")
-    spec = importlib.util.spec_from_file_location(f"ascend_calls_of_{package.resolve().name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        what = f"it must define {function}() -> Iterable[tuple[str, Callable[[], None]]]"
+        raise OfflineError(f"{path} does not exist: {what}. For a kernel in a file write FILE::KERNEL")
+    return kernel_file.load_file(path)
+
+
+def _kernels(target: Path) -> str:
+    """The kernels of a file, for messages."""
+    if target.suffix != ".py" or not target.is_file():
+        return ""
+    return f", KERNEL one of {', '.join(kernel_file.kernels_of(kernel_file.load_file(target, partly=True))) or '(none)'}"
 
 
 def launches_of(calls: Iterable[Call], soc: str) -> list[LaunchRecord]:

@@ -49,7 +49,7 @@ def execute_package(
     interpreter's folders with the files beside them, and of every installed distribution.
 
     Args:
-        package: its folder.
+        package: its folder, or the one file that the calls are in.
         calls: all of its calls, in order.
         soc, toolchain: the chip, and the compiler's version.
         fresh: execute all of them.
@@ -128,7 +128,8 @@ def _machine_digest() -> str:
 def _code_digest(package: Path) -> str:
     """A digest of a package's code, of the code it has loaded, and of every installed distribution."""
     digest = hashlib.sha256(_installed_digest().encode())
-    for root, path in sorted(_loaded(package.resolve()), key=lambda pair: str(pair[1].relative_to(pair[0]))):
+    file, _, _ = str(package).partition("::")
+    for root, path in sorted(_loaded(Path(file).resolve()), key=lambda pair: str(pair[1].relative_to(pair[0]))):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -145,7 +146,8 @@ def _loaded(package: Path) -> set[tuple[Path, Path]]:
 
     Each comes with the folder that its name is taken relative to, so that the key does not depend on where the code lies.
     """
-    found = {(package, path) for path in package.rglob("*.py")}
+    whole = package.is_dir()
+    found = {(package, path) for path in package.rglob("*.py")} if whole else {(package.parent, package)}
     known = [Path(folder).resolve() for folder in (*map(sysconfig.get_path, _INTERPRETER), site.getusersitepackages())]
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)

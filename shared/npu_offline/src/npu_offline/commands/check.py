@@ -17,6 +17,7 @@ from rich.table import Table
 from .. import check
 from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
+from .options import add_target
 
 if TYPE_CHECKING:
     from ..check.execution import Executed
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def add_parser(commands: Subparsers) -> None:
     """Add `check` to the command line."""
     parser = commands.add_parser("check", help="compile every kernel that a package launches, and execute it with checks")
-    parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
+    add_target(parser)
     parser.add_argument("--soc", action="append", choices=sorted(npu_tiling.SOCS), metavar="NAME", help="a chip (all)")
     parser.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
     parser.add_argument("--every-chip", action="store_true", help="compile even where chips differ in name alone")
@@ -49,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
             raise OfflineError("--compiler stands instead of --toolchain")
         versions = [toolchains.adopt(options.compiler)]
         console.print(toolchains.describe(versions[0]), markup=False)
-    calls = check.load_calls(options.package)
+    calls = check.load_calls(options.target, given=options.given, grid=options.grid)
     for version in versions:
         toolchains.tool(version, "bishengir-compile")
     with console.status("recording launches"):
@@ -94,7 +95,7 @@ def _execute(
     for version in versions:
         soc = next((soc for soc in socs if toolchains.supported(soc, version) and not toolchains.is_a5(soc)), None)
         if soc is not None:
-            running = execute_package(options.package, calls, soc, version, fresh=options.fresh)
+            running = execute_package(options.target, calls, soc, version, fresh=options.fresh)
             found += list(track(running, f"executing {version}", len(calls), console=console))
     return found
 

@@ -18,6 +18,7 @@ from ..check.linting import Examined, as_json, examine_all, load, unused
 from ..errors import OfflineError
 from ..lint import RULES
 from ..toolchain import compilers as toolchains
+from .options import add_target
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -29,7 +30,7 @@ SOCS = ("Ascend910B4", "Ascend950PR_957b")
 def add_parser(commands: Subparsers) -> None:
     """Add `lint` to the command line."""
     parser = commands.add_parser("lint", help="look for what costs time or safety in every kernel that a package launches")
-    parser.add_argument("package", type=Path, help="a folder with tests/ascend_calls.py")
+    add_target(parser)
     socs = f"a chip ({', '.join(SOCS)})"
     parser.add_argument("--soc", action="append", choices=sorted(npu_tiling.SOCS), metavar="NAME", help=socs)
     parser.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
@@ -41,7 +42,7 @@ def add_parser(commands: Subparsers) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     console = Console() if Console().is_terminal else Console(width=180)
-    calls = check.load_calls(options.package)
+    calls = check.load_calls(options.target, given=options.given, grid=options.grid)
     if options.call:
         unknown = set(options.call) - {label for label, _ in calls}
         if unknown:

@@ -53,7 +53,8 @@ def add_parser(commands: Subparsers) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     console = Console() if Console().is_terminal else Console(width=180)
-    calls = [call for call in check.load_calls(options.package) if options.call in call[0]]
+    loaded = check.load_calls(options.target, given=options.given, grid=options.grid)
+    calls = [call for call in loaded if options.call in call[0]]
     if not calls:
         raise OfflineError(f"--call is {options.call!r}, must be part of a label that calls() yields")
     launches = {_identity(launch): launch for launch in check.launches_of(calls, options.soc)}.values()

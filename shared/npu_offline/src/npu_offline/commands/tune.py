@@ -39,7 +39,8 @@ def add_parser(commands: Subparsers) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     console = Console() if Console().is_terminal else Console(width=180)
-    calls = [call for call in check.load_calls(options.package, "sized_calls") if options.call in call[0]]
+    loaded = check.load_calls(options.target, "sized_calls", options.given, options.grid)
+    calls = [call for call in loaded if options.call in call[0]]
     if not calls:
         raise OfflineError(f"--call is {options.call!r}, must be part of a label that sized_calls() yields")
     found: list[Tuned] = []

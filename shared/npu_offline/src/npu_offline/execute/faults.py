@@ -57,7 +57,8 @@ def fault_of(
     position = fault.argument - RESERVED
     place = f"at byte {fault.address - bases[position]} of argument {pointers[position]}"
     if fault.reason != _RACE:
-        return OutOfBoundsError(f"{where}: {what} {place}, outside its storage")
+        low, high = ranges[2 * fault.argument : 2 * fault.argument + 2]
+        return OutOfBoundsError(f"{where}: {what} {place}, outside its storage of {high - low} bytes")
     aliases = [
         name
         for i, name in enumerate(pointers)

@@ -76,7 +76,7 @@ def short_transfer(compiled: Compiled) -> Iterator[str]:
     heights = {prod(transfer.shape[:-1]) for transfer in found if len(transfer.shape) > 1} | {1}
     for transfer in found:
         row = compiled.subject.rows[transfer.position] if transfer.position < len(compiled.subject.rows) else 0
-        whole = row and transfer.piece % row == 0
+        whole = row and (transfer.piece % row == 0 or row < transfer.piece < 2 * row)  # masked, the next power of two
         beside = prod(transfer.shape) in heights
         if transfer.nbytes < _LONG and not whole and not beside:
             of = f" of rows of {row}" if row else ""

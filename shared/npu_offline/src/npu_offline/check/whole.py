@@ -1,0 +1,169 @@
+"""Runs calls whole: every program, from Linalg IR with checks for races, and from each compiler's final module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import OfflineError, UnsupportedError, reason_of
+from ..execute.emulation import emulate
+from ..launches import Launch
+from .execution import SEED, random_values
+from .kernel_file import KernelCall
+
+LINALG = ""
+"""Stands for the Linalg IR where a compiler's version would stand."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a result differs from what was expected.
+
+    Attributes:
+        name: the argument.
+        error: the largest absolute difference; NaN where an element was not written, or only one of both is NaN.
+        wrong: elements that differ by more than the tolerance.
+        of: all elements.
+        first: the first such element and what it is, and must be.
+    """
+
+    name: str
+    error: float
+    wrong: int
+    of: int
+    first: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A call that was run.
+
+    Attributes:
+        label: of the call.
+        level: the toolchain whose final modules ran, `LINALG` for Linalg IR.
+        launches: what ran, with traffic.
+        differences: results that were compared.
+        problem: why it stopped.
+        unsupported: whether that is a limit of the emulation.
+    """
+
+    label: str
+    level: str
+    launches: Sequence[Launch]
+    differences: Sequence[Difference] = ()
+    problem: str = ""
+    unsupported: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is known to be wrong with it."""
+        return (not self.problem or self.unsupported) and not any(difference.wrong for difference in self.differences)
+
+
+def run_whole(label: str, call: Callable[[], Sequence[Difference] | None], soc: str, level: str) -> Outcome:
+    """Run a call once.
+
+    Args:
+        label, call: what to run; it returns what it compared.
+        soc: the chip.
+        level: a toolchain, whose final modules run, or `LINALG`: then races of programs are errors, and bytes are counted.
+    """
+    final: dict[str, Any] = {"toolchain": level, "final": True} if level else {"races": True, "ledgers": True}
+    with emulate(soc, **final) as emulation:
+        try:
+            with torch.random.fork_rng(devices=[]), random_values():
+                torch.manual_seed(SEED)
+                differences = call() or ()
+        except Exception as error:
+            problem = reason_of(error)
+            if not problem:
+                raise
+            refused = _is_unsupported(error)
+            return Outcome(label, level, emulation.launches, problem=problem, unsupported=refused)
+    return Outcome(label, level, emulation.launches, differences)
+
+
+def _is_unsupported(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, OfflineError):
+        error = error.__cause__ or error.__context__
+    return isinstance(error, UnsupportedError)
+
+
+def compared(
+    call: KernelCall, expected: Sequence[str], rtol: float | None, atol: float | None
+) -> Callable[[], list[Difference]]:
+    """A function that launches a kernel and compares results with what expressions say.
+
+    Args:
+        call: the launch.
+        expected: `NAME = EXPRESSION` of the arguments' values before the launch, floating-point tensors in fp64. An argument
+            that no expression reads is full of NaN before.
+        rtol, atol: tolerances; None for those of `torch.testing.assert_close` for the dtype.
+    """
+    rules = [_rule(text, call) for text in expected]
+
+    def run() -> list[Difference]:
+        arguments = call.arguments()
+        read = {name for _, code in rules for name in code.co_names}
+        for name, _ in rules:
+            if name not in read and arguments[name].is_floating_point():
+                arguments[name].fill_(torch.nan)
+        wide = {name: _wide(value) for name, value in arguments.items()}
+        wanted = [(name, _evaluated(name, code, wide)) for name, code in rules]
+        call.launch_on(arguments)
+        return [_difference(name, arguments[name], value, rtol, atol) for name, value in wanted]
+
+    return run
+
+
+def _rule(text: str, call: KernelCall) -> tuple[str, Any]:
+    name, equals, expression = text.partition("=")
+    name = name.strip()
+    if not equals or name not in call.given or not isinstance(call.arguments()[name], Tensor):
+        tensors = [key for key, value in call.arguments().items() if isinstance(value, Tensor)]
+        raise OfflineError(f"--expect is {text!r}, must be TENSOR=EXPRESSION, TENSOR one of {', '.join(tensors)}")
+    try:
+        return name, compile(expression.strip(), f"--expect {name}", "eval")
+    except SyntaxError as error:
+        raise OfflineError(f"--expect is {text!r}: {error}") from None
+
+
+def _wide(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.double() if value.is_floating_point() else value.clone()
+
+
+def _evaluated(name: str, code: Any, values: dict[str, Any]) -> Tensor:
+    try:
+        return torch.as_tensor(eval(code, {"torch": torch, "F": torch.nn.functional, **values}))
+    except Exception as error:
+        raise OfflineError(f"--expect {name}: {type(error).__name__}: {error}") from None
+
+
+def _difference(name: str, got: Tensor, wanted: Tensor, rtol: float | None, atol: float | None) -> Difference:
+    if got.shape != wanted.shape:
+        raise OfflineError(f"--expect {name} has shape {tuple(wanted.shape)}, must be {tuple(got.shape)}")
+    default = _TOLERANCES.get(got.dtype, (0.0, 0.0))
+    relative, absolute = default[0] if rtol is None else rtol, default[1] if atol is None else atol
+    left, right = got.double(), wanted.double()
+    good = torch.isclose(left, right, rtol=relative, atol=absolute, equal_nan=True)
+    error = (left - right).abs()
+    error = torch.where(left.isnan() & right.isnan() | (left == right), 0.0, error)
+    first = ""
+    if not good.all():
+        at = tuple((~good).nonzero()[0].tolist())
+        first = f"{name}[{', '.join(map(str, at))}] is {got[at].item():.6g}, must be {wanted[at].item():.6g}"
+    return Difference(name, float(error.max()) if error.numel() else 0.0, int((~good).sum()), got.numel(), first)
+
+
+_TOLERANCES = {  # those of torch.testing.assert_close
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+}

@@ -1,0 +1,113 @@
+"""`npu-offline run`: every program of a kernel on CPU tensors, with its results, its races and the bytes that it moves."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import npu_tiling
+from rich.console import Console
+from rich.table import Table
+
+from .. import check
+from ..errors import OfflineError
+from ..launches import Launch, Ledger, Traffic
+from ..toolchain import compilers as toolchains
+from .options import add_target
+
+if TYPE_CHECKING:
+    from ..check.whole import Outcome
+    from . import Subparsers
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Add `run` to the command line."""
+    parser = commands.add_parser("run", help="run a kernel on CPU tensors: results, races between programs, bytes moved")
+    add_target(parser)
+    parser.add_argument(
+        "--soc", default="Ascend910B4", choices=sorted(npu_tiling.SOCS), metavar="NAME", help="(%(default)s)"
+    )
+    parser.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="whose final modules run (all)")
+    parser.add_argument("--linalg-only", action="store_true", help="no final modules: the Linalg IR alone")
+    parser.add_argument(
+        "--expect",
+        action="append",
+        default=[],
+        metavar="NAME=EXPRESSION",
+        help="what PyTorch computes from the arguments: 'y=x.softmax(-1)'",
+    )
+    parser.add_argument("--rtol", type=float, help="(torch.testing's, by dtype)")
+    parser.add_argument("--atol", type=float, help="(torch.testing's, by dtype)")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ..check import kernel_file, whole
+
+    console = Console() if Console().is_terminal else Console(width=180)
+    if "::" in str(options.target):
+        call = kernel_file.parse(str(options.target), options.given, options.grid)
+        calls = [(call.label, whole.compared(call, options.expect, options.rtol, options.atol))]
+    elif options.expect:
+        raise OfflineError("--expect is for FILE::KERNEL; in calls() compare the results yourself")
+    else:
+        calls = check.load_calls(options.target, given=options.given, grid=options.grid)
+    versions = [] if options.linalg_only else options.toolchain or list(toolchains.VERSIONS)
+    versions = [version for version in versions if toolchains.supported(options.soc, version)]
+    if toolchains.is_a5(options.soc):
+        versions = []  # final modules of its vector functions cannot be run here
+    good, ran = True, []
+    for label, function in calls:
+        console.print(label, markup=False, highlight=False)
+        found = [whole.run_whole(label, function, options.soc, level) for level in (whole.LINALG, *versions)]
+        console.print(_levels(found))
+        if found[0].launches:
+            console.print(_bytes(found[0].launches))
+        good = good and all(outcome.ok for outcome in found)
+        ran.append(not all(outcome.unsupported for outcome in found))
+    if not options.expect and options.given:
+        console.print("results were compared with nothing: --expect 'NAME=EXPRESSION'", markup=False)
+    if not all(ran):
+        raise OfflineError("a call ran at no level, see the table")
+    return 0 if good else 1
+
+
+def _levels(found: Sequence[Outcome]) -> Table:
+    table = Table("what ran", "programs", "largest error", "verdict")
+    for outcome in found:
+        level = f"final module, {outcome.level}" if outcome.level else "Linalg IR"
+        programs = sum(launch.grid[0] * launch.grid[1] * launch.grid[2] for launch in outcome.launches)
+        errors = "\n".join(f"{each.name} {each.error:.2g}" for each in outcome.differences)
+        table.add_row(level, str(programs or ""), errors, _verdict(outcome))
+    return table
+
+
+def _verdict(outcome: Outcome) -> str:
+    from rich.markup import escape
+
+    if outcome.unsupported:
+        return f"[yellow]not run: {escape(outcome.problem)}[/yellow]"
+    if outcome.problem:
+        return f"[red]{escape(outcome.problem)}[/red]"
+    wrong = [each for each in outcome.differences if each.wrong]
+    if wrong:
+        lines = (f"{each.wrong} of {each.of} elements of {each.name} are wrong: {each.first}" for each in wrong)
+        return f"[red]{escape(chr(10).join(lines))}[/red]"
+    return "as expected" if outcome.differences else "ran"
+
+
+def _bytes(launches: Sequence[Launch]) -> Table:
+    title = "global memory, from Linalg IR: bytes moved, and distinct bytes"
+    table = Table("kernel", "argument", "read", "distinct", "written", "distinct", "transfers", "scalars", title=title)
+    total: dict[tuple[str, str], tuple[Traffic, list[Ledger]]] = {}
+    for launch in launches:
+        for name, traffic in launch.arguments.items():
+            moved, ledgers = total.get((launch.kernel, name), (Traffic(), []))
+            total[launch.kernel, name] = (moved + traffic, [*ledgers, launch.ledgers[name]])
+    for (kernel, name), (moved, ledgers) in total.items():
+        read, written = sum(each.useful_read for each in ledgers), sum(each.useful_written for each in ledgers)
+        table.add_row(
+            kernel, name, *(f"{n:,}" for n in (moved.read, read, moved.written, written, moved.transfers, moved.scalars))
+        )
+    return table
