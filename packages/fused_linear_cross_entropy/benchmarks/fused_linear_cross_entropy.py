@@ -183,11 +183,11 @@ def tolerance(case: Case) -> float:
 
 
 def traffic(case: Case, mode: str) -> int:
-    """What the pass between the products must move: fp32 logits read twice, their bf16 gradient written once."""
+    """What the pass between the products must move: fp32 logits read once, bf16 written once."""
     logits = case["tokens"] * case["vocabulary"]
     if mode == "backward":
         return LOSS_GRADIENT_READS
-    return logits * (FP32_BYTES if mode == "no-grad-forward" else 2 * FP32_BYTES + DTYPE.itemsize)
+    return logits * (FP32_BYTES if mode == "no-grad-forward" else FP32_BYTES + DTYPE.itemsize)
 
 
 def flops(case: Case, mode: str) -> int:

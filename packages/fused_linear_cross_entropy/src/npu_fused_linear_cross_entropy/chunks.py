@@ -49,6 +49,7 @@ class Problem:
         dweight_bytes: bytes of an element of the sums that become the weight's gradient; 0 if it is not wanted.
         dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
         kept_bytes: bytes of a logit that is kept for the gradient; 0 if none may be.
+        scaled_bytes: bytes beside a token's logits, for its row of x times a factor.
     """
 
     tokens: int
@@ -58,6 +59,7 @@ class Problem:
     dweight_bytes: int
     dx: bool
     kept_bytes: int
+    scaled_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def plan(problem: Problem, chunk_tokens: int | None, memory_budget: int | None, 
     """Chunks for a problem; `memory_budget`: bytes for logits and sums, beside inputs and gradients."""
     tokens, vocabulary = problem.tokens, problem.vocabulary
     budget = _budget(memory_budget, device)
-    row = pitch(vocabulary) * problem.logit_bytes
+    row = pitch(vocabulary) * problem.logit_bytes + problem.scaled_bytes
     everything = (slice(0, vocabulary),)
     if chunk_tokens is not None:
         if memory_budget is None or min(chunk_tokens, tokens) * row <= budget:

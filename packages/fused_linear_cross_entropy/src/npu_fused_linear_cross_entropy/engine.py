@@ -2,6 +2,7 @@
 products that turn that gradient into those of x and of the weight.
 
     whole rows      logits -> statistics and gradient -> dx = g W, dW += g^T x       three products, nothing computed twice
+    one sweep       logits -> statistics and exponentials E -> dx = v (E W), dW += E^T (v x)        v: a factor of each row
     kept columns    logits -> statistics, over all chunks; gradient of what was kept of them -> dx = g W; dW = g^T x
     columns         logits -> statistics, over all chunks; then logits -> gradient -> dx += g W, dW = g^T x
     split rows      (a vocabulary over several processes) logits -> statistics -> exchanged -> gradient -> dx, dW
@@ -77,6 +78,7 @@ class Engine:
             self.backend = KernelBackend(bias, class_weight, options, device)
         self.gradients = Sums(x, self.weight, layout, needs, options.group, dtypes)
         self.buffer = allocate(x, (layout.buffer,), layout.logits_dtype)
+        self._beside: tuple[Tensor | None, Tensor | None] | None = None
 
     def statistics(self) -> Tensor:
         """Statistics [6, N] alone."""
@@ -103,6 +105,8 @@ class Engine:
         whole = len(self.plan.columns) == 1
         if self.plan.kept:
             self._keep(statistics)
+        elif self.layout.exponentials:
+            self._sweep_once(statistics)
         elif whole and isinstance(self.backend, KernelBackend) and not self.options.group:
             (columns,) = self.plan.columns
             for tokens in self.plan.tokens:
@@ -164,17 +168,55 @@ class Engine:
             self.backend.gradient(chunk, gradient, coefficients)
             self.gradients.add(tokens, columns, gradient)
 
+    def _sweep_once(self, statistics: Tensor) -> None:
+        """Statistics [6, N], and the gradients of whole rows whose logits become exponentials."""
+        backend, (columns,) = self.backend, self.plan.columns
+        assert isinstance(backend, KernelBackend)
+        v = allocate(self.x, (self.plan.longest[0],), self.layout.exact)
+        for tokens in self.plan.tokens:
+            chunk, exponentials = self.logits(tokens, columns)
+            result, own = part(statistics, tokens, 1), v[: exponentials.shape[0]]
+            if self.options.group:
+                reference = torch.empty_like(own)
+                backend.exponentials(chunk, exponentials, result, reference, False)
+                parallel.combine_(result, self.options.group, argmax=False)
+                coefficients = self.coefficients(self.rows.part(tokens), result, 1.0, None)
+                chunk = chunk._replace(logits=exponentials)
+                backend.settle(chunk, reference, reference, result[row_math.TARGET], coefficients, own)
+            else:
+                backend.both_in_one_sweep(chunk, exponentials, self.rows.gradient_factors, result, own)
+            self.gradients.add_scaled(tokens, exponentials, own, *self._room(exponentials.shape[0]))
+
+    def _room(self, rows: int) -> tuple[Tensor | None, Tensor | None]:
+        """Memory [rows, H] for sums of dx in fp32, None if dx is, and for rows of x times a number."""
+        dtype, exact, width = self.x.dtype, self.layout.logits_dtype, self.x.shape[1]
+        if self.layout.room:  # exponentials lie in the upper half of each row
+            pitch, narrow = chunks.pitch(self.weight.shape[0]), self.buffer.view(dtype)
+            sums = self.buffer.as_strided((rows, width), (pitch, 1))
+            return sums, narrow.as_strided((rows, width), (2 * pitch, 1))
+        if self._beside is None:
+            needed = self.plan.longest[0], width
+            wide = allocate(self.x, needed, exact) if dtype != exact and self.gradients.dx is not None else None
+            self._beside = wide, None if self.gradients.dweight is None else allocate(self.x, needed, dtype)
+        wide, scaled = self._beside
+        return None if wide is None else wide[:rows], None if scaled is None else scaled[:rows]
+
     def _keep(self, statistics: Tensor) -> None:
         """Statistics [6, N], and gradients of x and weight in their memory; all tokens are one chunk."""
         dx, dweight, columns = self.gradients.dx, self.gradients.dweight, self.plan.columns
         assert dweight is not None
         kept = KeptLogits(dweight, self.x.dtype, self.x.shape[0], self.plan)
-        largest = statistics.new_empty(len(columns), statistics.shape[1])  # the row maximum subtracted from each chunk
+        largest = statistics.new_empty(len(columns), statistics.shape[1])  # what was subtracted from each chunk's rows
+        v = statistics.new_empty(statistics.shape[1]) if self.layout.exponentials else None
+        factors = None if v is None else v.unsqueeze(1)
         held: list[Chunk] = []
         for index, own in enumerate(columns):
             chunk, _ = self.logits(slice(None), own)
             held.append(chunk._replace(logits=kept.chunk(own)))
-            self.backend.keep(chunk, held[index].logits, statistics, largest[index], index > 0)
+            keep = (
+                self.backend.exponentials if isinstance(self.backend, KernelBackend) and v is not None else self.backend.keep
+            )
+            keep(chunk, held[index].logits, statistics, largest[index], index > 0)
         if self.options.group:
             parallel.combine_(statistics, self.options.group, argmax=self.options.argmax)
         coefficients = self.coefficients(self.rows, statistics, 1.0, None)
@@ -182,9 +224,14 @@ class Engine:
 
         def differentiate(which: slice) -> None:
             for index, chunk in enumerate(held):
-                if which.start <= chunk.columns.start < which.stop:
+                if not which.start <= chunk.columns.start < which.stop:
+                    continue
+                if isinstance(self.backend, KernelBackend) and v is not None:
+                    target_logit = statistics[row_math.TARGET]
+                    self.backend.settle(chunk, largest[index], largest[-1], target_logit, coefficients, v)
+                else:
                     torch.sub(lse, largest[index], out=coefficients[row_math.LSE])
                     self.backend.gradient(chunk, chunk.logits, coefficients)
 
-        kept.sum_dx(self.weight, dx, self.buffer, differentiate)
-        kept.finish_dweight(self.x, self.buffer, self.layout.dweight_scale)
+        kept.sum_dx(self.weight, dx, self.buffer, differentiate, factors)
+        kept.finish_dweight(self.x, self.buffer, self.layout.dweight_scale, factors)

@@ -67,6 +67,25 @@ class Sums:
             else:
                 self._dbias[columns] += gradient.sum(0, dtype=self._dbias.dtype)
 
+    def add_scaled(self, tokens: slice, exponentials: Tensor, v: Tensor, sums: Tensor | None, scaled: Tensor | None) -> None:
+        """Adds the products of v [tokens] times exponentials [tokens, V], which is the gradient of raw logits.
+
+        Args:
+            sums: memory [tokens, H] for the sums of dx, None if they are in dx's dtype.
+            scaled: memory [tokens, H] for v times x; may be that of `sums`.
+        """
+        factors, x = v.unsqueeze(1), part(self._x, tokens)
+        if self.dx is not None:
+            dx = part(self.dx, tokens)
+            sums = dx if sums is None else sums
+            matmul.product(exponentials, self._weight, sums)
+            torch.mul(sums, factors, out=dx)
+        if self.dweight is not None:
+            assert scaled is not None
+            torch.mul(x, factors, out=scaled)
+            add = matmul.product if tokens.start == 0 else matmul.add_product
+            add(exponentials.t(), scaled, self.dweight, self._layout.dweight_scale)
+
     def finished(self, factors: Tensor | None = None) -> Gradients:
         """All gradients; `factors`: what they are still to be multiplied by."""
         if not self._layout.plan.tokens:

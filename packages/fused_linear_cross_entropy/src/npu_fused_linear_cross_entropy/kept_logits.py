@@ -50,13 +50,21 @@ class KeptLogits:
         part = next(part for part in self.parts if part.start <= columns.start < part.stop)
         return self.part(part)[:, columns.start - part.start : columns.stop - part.start]
 
-    def sum_dx(self, weight: Tensor, dx: Tensor | None, memory: Tensor, differentiate: Callable[[slice], None]) -> None:
+    def sum_dx(
+        self,
+        weight: Tensor,
+        dx: Tensor | None,
+        memory: Tensor,
+        differentiate: Callable[[slice], None],
+        factors: Tensor | None,
+    ) -> None:
         """dx [N, H] = gradients of the logits, which lie where those were kept, @ weight.
 
         Args:
             memory: for the sums, 1-D and contiguous; used if dx is narrower than they are.
             differentiate: turns the logits of a part into their gradient; called before the first product of each part, so
                 that short launches are queued while a long one runs.
+            factors: [N, 1], of what lies there; None for 1.
         """
         if dx is None:
             for part in self.parts:
@@ -71,19 +79,25 @@ class KeptLogits:
                 if tokens.start == 0:
                     differentiate(part)
                 (matmul.add_product if part.start else matmul.product)(self.part(part)[tokens], weight[part], sums)
-            if wide is not None:
+            if factors is not None:
+                torch.mul(sums, factors[tokens], out=target)
+            elif wide is not None:
                 target.copy_(sums)
 
-    def finish_dweight(self, x: Tensor, memory: Tensor, scale: float) -> None:
+    def finish_dweight(self, x: Tensor, memory: Tensor, scale: float, factors: Tensor | None) -> None:
         """The weight's gradient = scale times gradients of the logits, transposed, @ x [N, H], where those lie.
 
         Args:
             memory: for a copy of a part, 1-D and contiguous.
+            factors: as in `sum_dx`.
         """
         narrow = memory.view(self._dtype)
         for part in self.parts:
             gradient = self.part(part)
             n, pitch = self._tokens, chunks.pitch(gradient.shape[1])
             copy = narrow[: n * pitch].view(n, pitch)[:, : gradient.shape[1]]
-            copy.copy_(gradient)
+            if factors is None:
+                copy.copy_(gradient)
+            else:
+                torch.mul(gradient, factors, out=copy)
             matmul.product(copy.t(), x, self._dweight[part], scale)

@@ -10,12 +10,13 @@ from npu_tiling import Device
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
-from . import chunks
+from . import chunks, tiling
 from .options import Needs, Options
 
 # fp16 sums over tokens are scaled to at most this many times their mean. A mean is at most as large as x, and in a
 # vocabulary of 2^15 as small as x / 2^15 / sqrt(tokens): both are within fp16's range if elements of x are at most 255.
 _LARGEST_SUM = 256.0
+_WIDEST = 2**20  # columns: one sweep notes a number for each tile of a row
 
 
 def defers(x: Tensor, options: Options) -> bool:
@@ -33,6 +34,8 @@ class Layout(NamedTuple):
         sum_dtype: of the sums that become the weight's gradient.
         dweight_scale: factor of those sums.
         buffer: elements of the memory for logits.
+        exponentials: whether kernels write exponentials, which factors of rows make the gradient of the logits.
+        room: whether a chunk's exponentials leave room in its logits' memory for sums of dx.
     """
 
     plan: chunks.Plan
@@ -41,6 +44,8 @@ class Layout(NamedTuple):
     sum_dtype: torch.dtype
     dweight_scale: float
     buffer: int
+    exponentials: bool
+    room: bool
 
 
 @functools.lru_cache(maxsize=1024)
@@ -61,6 +66,9 @@ def choose_layout(
     exact = statistics_dtype(x_dtype)
     logits_dtype = exact if writes_fp32 else x_dtype
     sum_dtype = weight_dtype if options.accum_dtype is None else options.accum_dtype
+    once = device is not None and _in_one_sweep(x_dtype, options, needs)
+    room = 2 * x_dtype.itemsize == logits_dtype.itemsize and 2 * width <= chunks.pitch(vocabulary)
+    wide = exact.itemsize if needs.dx and logits_dtype != x_dtype else 0
     problem = chunks.Problem(
         tokens,
         width,
@@ -69,6 +77,7 @@ def choose_layout(
         sum_dtype.itemsize if needs.dweight else 0,
         needs.dx and x_dtype.itemsize < exact.itemsize,
         x_dtype.itemsize if needs.dweight and bias_dtype is None and options.shift_invariant else 0,
+        width * (x_dtype.itemsize + wide) if once and not room else 0,
     )
     limits = (options.chunk_tokens, options.memory_budget, device)
     if options.accum_dtype is None:
@@ -78,7 +87,22 @@ def choose_layout(
         plan = chunks.plan(problem, *limits)
     scale = _power_of_two(_LARGEST_SUM / max(1, tokens)) if deferred else 1.0
     longest, columns = plan.longest
-    return Layout(plan, exact, logits_dtype, sum_dtype, scale, longest * chunks.pitch(columns))
+    if once and not plan.kept:
+        once = len(plan.columns) == 1 and (bool(options.group) or _is_swept_twice(vocabulary, logits_dtype, x_dtype, device))
+    return Layout(plan, exact, logits_dtype, sum_dtype, scale, longest * chunks.pitch(columns), once, room)
+
+
+def _in_one_sweep(dtype: torch.dtype, options: Options, needs: Needs) -> bool:
+    """Whether the gradient of the logits is a row's factor times exponentials, in a dtype with fp32's range."""
+    other = options.softcap is not None or options.return_entropy or options.smoothed or options.argmax or needs.dbias
+    return not other and dtype != torch.float16
+
+
+def _is_swept_twice(vocabulary: int, logits: torch.dtype, written: torch.dtype, device: Device | None) -> bool:
+    """Whether a gradient that is known after the row would be written in a second sweep."""
+    assert device is not None
+    problem = tiling.Problem(vocabulary, logits.itemsize, written.itemsize, True, exponentials=True)
+    return vocabulary <= _WIDEST and tiling.streams(problem, device)
 
 
 def _power_of_two(limit: float) -> float:

@@ -14,6 +14,7 @@ once a block is stored.
 import triton
 import triton.language as tl
 
+from .factors import loss_factors
 from .statistics import row_statistics
 from .tile import load_logits, store_gradient
 
@@ -81,20 +82,10 @@ def cross_entropy_kernel(
             b_q = 0.0
             if STATISTICS:
                 b_lse = b_max + tl.log(b_sum)
-                b_on = tl.where(m_here, tl.load(p_factors), 0.0)
-                b_b = b_on * (1.0 - smoothing)
-                b_a = b_on
-                b_c = b_on * (smoothing / N)
-                if p_class_weight is not None:
-                    b_b *= tl.load(p_class_weight + b_safe).to(tl.float32)
-                    b_a = b_b
-                    if SMOOTHED:
-                        b_a += b_c * tl.load(p_factors + 2)
-                if Z_LOSS:
-                    b_a += tl.where(m_here, tl.load(p_factors + 1), 0.0) * (2.0 * z_scale) * b_lse
-                if TOKEN_SCALING:
-                    b_f = tl.exp(b_z - b_lse)
-                    b_a, b_b, b_c = b_a * b_f, b_b * b_f, b_c * b_f
+                b_a, b_b, b_c = loss_factors(
+                    p_factors, p_class_weight, b_lse, b_z, m_here, b_safe, smoothing, z_scale, N, SMOOTHED, Z_LOSS,
+                    TOKEN_SCALING
+                )  # fmt: skip
             else:
                 p_in = p_coefficients + i_row + o_row
                 b_lse = tl.load(p_in, mask=m_row, other=0.0)

@@ -13,6 +13,7 @@ from .. import tiling
 from ..chunks import Chunk, part
 from ..options import Options
 
+_ONE_SWEEP = "kernels.one_sweep"
 KERNELS = Kernels(__package__.rpartition(".")[0], "npu-fused-linear-cross-entropy")
 
 
@@ -52,6 +53,42 @@ class KernelBackend:
         """Writes statistics [6, rows] of whole rows, and the gradient of the loss that they give, times `factors`."""
         self._launch(chunk, gradient, factors, None, result, False)
 
+    def both_in_one_sweep(self, chunk: Chunk, exponentials: Tensor, factors: Tensor, result: Tensor, v: Tensor) -> None:
+        """Writes statistics of whole rows, and exponentials that are the gradient of `both` if multiplied by v [rows]."""
+        options, class_weight = self._options, self._class_weight
+        tensors = (chunk.logits, exponentials, chunk.target, self._bias, class_weight, factors, result, v)
+        scalars = (*_sizes(chunk, exponentials, result), options.logit_scale, options.lse_square_scale)
+        dtypes = chunk.logits.dtype, exponentials.dtype
+        spec = choose_one_sweep_spec(chunk.logits.shape[1], dtypes, self._bias is not None, options, self._device)
+        _launch_rows("cross_entropy_one_sweep", _ONE_SWEEP, spec, tensors, scalars)
+
+    def exponentials(self, chunk: Chunk, exponentials: Tensor, result: Tensor, reference: Tensor, merge: bool) -> None:
+        """Statistics as `statistics` has them, and exponentials of the logits less a reference [rows], in any memory."""
+        bias = None if self._bias is None else part(self._bias, chunk.columns)
+        tensors = (chunk.logits, exponentials, chunk.target, bias, result, reference)
+        scalars = (*_sizes(chunk, exponentials, result), self._options.logit_scale)
+        scaled = self._options.logit_scale != 1.0
+        dtypes = chunk.logits.dtype, exponentials.dtype
+        spec = choose_exponentials_spec(chunk.logits.shape[1], dtypes, bias is not None, scaled, merge, self._device)
+        _launch_rows("cross_entropy_exponentials", _ONE_SWEEP, spec, tensors, scalars)
+
+    def settle(
+        self, chunk: Chunk, reference: Tensor, last: Tensor, target_logit: Tensor, coefficients: Tensor, v: Tensor
+    ) -> None:
+        """Makes exponentials, which are the chunk's logits, the gradient if multiplied by v [rows], which it writes.
+
+        Args:
+            reference: [rows], of these exponentials.
+            last: [rows], the reference that they are to have.
+            target_logit: [rows].
+            coefficients: [5, rows].
+        """
+        tensors = (chunk.logits, chunk.target, target_logit, reference, last, coefficients, v)
+        rows, width = chunk.logits.shape
+        scalars = (rows, chunk.logits.stride(0), coefficients.stride(0), chunk.first, self._options.logit_scale)
+        spec = choose_settle_spec(width, chunk.columns.start == 0, self._options.logit_scale != 1.0, self._device)
+        KERNELS.launch(_ONE_SWEEP, "cross_entropy_settle_kernel", spec, spec.launch.grid(rows), tensors, scalars)
+
     def _launch(
         self,
         chunk: Chunk,
@@ -83,6 +120,11 @@ class KernelBackend:
         )
         spec = choose_spec(logits.shape[1], dtypes, options, merge, self._device)
         _launch_rows("cross_entropy", "kernels.chunk", spec, tensors, scalars)
+
+
+def _sizes(chunk: Chunk, written: Tensor, statistics: Tensor) -> tuple[int, ...]:
+    rows = chunk.logits.shape[0]
+    return rows, chunk.logits.stride(0), written.stride(0), statistics.stride(0), chunk.first
 
 
 def _launch_rows(
@@ -137,6 +179,40 @@ def choose_keep_spec(
     problem = tiling.Problem(width, dtypes[0].itemsize, dtypes[1].itemsize, True, smoothed, argmax=argmax, in_place=False)
     flags = {"MERGE": merge, "SMOOTHED": smoothed, "ARGMAX": argmax}
     return LaunchSpec.of(tiling.chunk_launch(problem, device), flags)
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_one_sweep_spec(
+    width: int, dtypes: tuple[torch.dtype, torch.dtype], biased: bool, options: Options, device: Device
+) -> LaunchSpec:
+    """The launch for whole rows of logits that become exponentials; dtypes of both."""
+    problem = exponentials_problem(width, *dtypes, biased or options.logit_scale != 1.0)
+    flags = {
+        "Z_LOSS": options.lse_square_scale != 0.0,
+        "TOKEN_SCALING": options.token_scaling,
+        "SCALED": options.logit_scale != 1.0,
+    }
+    return LaunchSpec.of(tiling.chunk_launch(problem, device), flags)
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_exponentials_spec(
+    width: int, dtypes: tuple[torch.dtype, torch.dtype], biased: bool, scaled: bool, merge: bool, device: Device
+) -> LaunchSpec:
+    """The launch for columns of logits that become exponentials; dtypes of both."""
+    problem = exponentials_problem(width, *dtypes, biased or scaled)
+    return LaunchSpec.of(tiling.chunk_launch(problem, device), {"MERGE": merge, "SCALED": scaled})
+
+
+@functools.lru_cache(maxsize=64)
+def choose_settle_spec(width: int, is_first: bool, scaled: bool, device: Device) -> LaunchSpec:
+    """The launch that makes exponentials a gradient."""
+    return LaunchSpec.of(tiling.SettleLaunch(width, device), {"FIRST": is_first, "SCALED": scaled})
+
+
+def exponentials_problem(width: int, logits: torch.dtype, exponentials: torch.dtype, transformed: bool) -> tiling.Problem:
+    """What a tiling is made for."""
+    return tiling.Problem(width, logits.itemsize, exponentials.itemsize, True, transformed=transformed, exponentials=True)
 
 
 def scale_(values: Tensor, factor: Tensor, device: Device) -> None:

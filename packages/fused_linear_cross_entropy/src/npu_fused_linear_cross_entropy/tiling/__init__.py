@@ -5,10 +5,10 @@ from __future__ import annotations
 from npu_tiling import Device
 
 from . import ascend, cuda
-from .launches import Launch, ScaleLaunch
+from .launches import Launch, ScaleLaunch, SettleLaunch
 from .problem import Problem
 
-__all__ = ["Launch", "Problem", "ScaleLaunch", "chunk_launch", "scale_launch", "smaller"]
+__all__ = ["Launch", "Problem", "ScaleLaunch", "SettleLaunch", "chunk_launch", "scale_launch", "smaller", "streams"]
 
 
 def chunk_launch(problem: Problem, device: Device) -> Launch:
@@ -19,6 +19,11 @@ def chunk_launch(problem: Problem, device: Device) -> Launch:
 def scale_launch(itemsize: int, device: Device) -> ScaleLaunch:
     """Blocks for values of `itemsize` bytes."""
     return (cuda if device.kind == "cuda" else ascend).scale_launch(itemsize, device)
+
+
+def streams(problem: Problem, device: Device) -> bool:
+    """Whether rows are longer than a tile, so that a gradient which is known after the row takes a second sweep."""
+    return chunk_launch(problem, device).streams
 
 
 def smaller(launch: Launch) -> Launch | None:

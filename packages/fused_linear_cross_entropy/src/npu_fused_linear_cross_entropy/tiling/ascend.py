@@ -21,6 +21,7 @@ _FEW_BLOCKS = 8
 # Unified Buffer, for an element of a tile, that a kernel of statistics and gradient needs for its loads to overlap
 # arithmetic. Below that it still compiles, but CANN 9.0 and later put temporaries where the next block is being loaded.
 _OVERLAPPING_BYTES = 53
+_OVERLAPPING_EXPONENTIALS = 30  # the same, of exponentials
 
 
 def chunk_launch(problem: Problem, device: Device) -> Launch:
@@ -31,6 +32,8 @@ def chunk_launch(problem: Problem, device: Device) -> Launch:
     largest = min(problem.width, _TRANSFER_BYTES // problem.itemsize)
     if problem.statistics and problem.gradient_itemsize:
         largest = min(largest, device.ub_bytes // (_ROWS * _OVERLAPPING_BYTES))
+    if problem.exponentials:
+        largest = min(largest, device.ub_bytes // (_ROWS * _OVERLAPPING_EXPONENTIALS))
     largest = largest // _UNIT * _UNIT
     columns = Block("BLOCK_N", largest, _UNIT, _UNIT), Block("BLOCK_M", _ROWS, _ROWS)
     streams, blocks = first_fit([whole_rows, Way(True, tiles(problem, True, 0), columns)], device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from npu_tiling import Device, Tile, footprint
 from npu_tiling.budget.arithmetic import FP32
 
@@ -9,6 +11,9 @@ from .problem import Problem
 
 _ROW_VALUES = 6  # padded to 32 bytes each
 _WHOLE_TILES = 7  # fp32, of a tile that is a whole row
+_EXPONENTIALS = 3  # fp32, of a tile of exponentials
+_REFERENCES = 3  # fp32, of each tile of a row
+_SHORT_BLOCK = 1024  # columns of a block of exponentials; shorter ones leave room enough
 
 
 def ub_bytes(problem: Problem, streams: bool, block_m: int, block_n: int, tail_n: int, device: Device) -> int:
@@ -22,6 +27,14 @@ def tiles(problem: Problem, streams: bool, tail: int) -> list[Tile]:
     A value that a loop carries takes two buffers. The statistics of single rows are small, but every one is padded.
     """
     found = [Tile("statistics of rows", ("BLOCK_M", 1), FP32, _ROW_VALUES)]
+    if problem.exponentials:
+        if tail:
+            found.append(Tile("tail of a row", ("BLOCK_M", tail), FP32, _EXPONENTIALS + problem.transformed))
+        if streams:
+            references = ceil(problem.width / _SHORT_BLOCK)
+            found.append(Tile("references of tiles", ("BLOCK_M", references), FP32, _REFERENCES))
+            found.append(Tile("exponentials", ("BLOCK_M", "BLOCK_N"), FP32, _EXPONENTIALS + problem.transformed))
+        return found
     if not streams:
         arithmetic = _WHOLE_TILES + 2 * problem.transformed + problem.argmax
         return [*found, Tile("row", ("BLOCK_M", tail), FP32, arithmetic)]

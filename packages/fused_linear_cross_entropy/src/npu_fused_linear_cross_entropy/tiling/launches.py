@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from npu_tiling import ALL_TILES, Device, persistent_grid
+from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import row_options
 
 from .footprint import ub_bytes
 from .problem import Problem
 
+_LANES = 8  # fp32 numbers of 32 bytes
+_UNFUSED = {"enable_fp_fusion": False}  # how the target's element is rounded is computed, which a fused product spoils
+_SETTLE_ROWS, _SETTLE_COLUMNS = 32, 128  # 16 KB of fp32
 _CUDA_SCALE_PROGRAMS = 8  # of a multiprocessor
 
 
@@ -50,6 +54,10 @@ class Launch:
     @property
     def constants(self) -> dict[str, int | bool]:
         blocks = {"N": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "TAIL_N": self.tail_n}
+        if self.problem.exponentials:
+            on_cuda, tiles = self.device.kind == "cuda", max(1, self.problem.width // self.block_n)
+            padded = power_of_two(tiles) if on_cuda else ceil(tiles / _LANES) * _LANES
+            return {**blocks, "TILES": padded, "BARRIER": on_cuda}
         if not self.problem.in_place:
             return blocks
         narrower = 0 < self.problem.gradient_itemsize < self.problem.itemsize
@@ -58,7 +66,34 @@ class Launch:
     @property
     def options(self) -> dict[str, int]:
         """Compiler options."""
-        return row_options(min(self.block_n, self.tail_n or self.block_n), self.warps) if self.device.kind == "cuda" else {}
+        if self.device.kind != "cuda":
+            return {}
+        options = row_options(min(self.block_n, self.tail_n or self.block_n), self.warps)
+        return {**options, **_UNFUSED} if self.problem.exponentials else options
+
+
+@dataclass(frozen=True)
+class SettleLaunch:
+    """The launch that makes exponentials a gradient: tiles of many rows, whose columns are rarely read."""
+
+    width: int
+    device: Device = field(repr=False)
+
+    def grid(self, rows: int) -> int:
+        per_core = ALL_TILES if self.device.kind == "cuda" else 1
+        return persistent_grid(ceil(rows / _SETTLE_ROWS), self.device, per_core=per_core)
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        on_cuda, left = self.device.kind == "cuda", self.width % _SETTLE_COLUMNS
+        tail = power_of_two(left) if on_cuda and left else left
+        blocks = {"N": self.width, "BLOCK_M": _SETTLE_ROWS, "BLOCK_N": _SETTLE_COLUMNS, "TAIL_N": tail}
+        return {**blocks, "BARRIER": on_cuda}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return {"num_warps": 4, **_UNFUSED} if self.device.kind == "cuda" else {}
 
 
 @dataclass(frozen=True)

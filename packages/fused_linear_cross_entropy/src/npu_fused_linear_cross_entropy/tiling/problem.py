@@ -17,6 +17,7 @@ class Problem:
         smoothed, entropy, argmax: whether sums of z, sums of exp times z, and the places of maxima are kept.
         transformed: whether logits are biased, scaled or softcapped.
         in_place: whether the gradient lies over the logits; else it is a copy of them in other memory.
+        exponentials: whether one sweep writes exponentials instead of a gradient.
     """
 
     width: int
@@ -28,3 +29,4 @@ class Problem:
     argmax: bool = False
     transformed: bool = False
     in_place: bool = True
+    exponentials: bool = False
