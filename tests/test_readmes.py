@@ -1,9 +1,11 @@
-"""Every Python block of the READMEs that users read first runs as it stands."""
+"""Every Python block of the READMEs that users read first, and of the documentation's pages, runs as it stands."""
 
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
+import npu_offline
 import pytest
 
 from tools.install_lines import install_lines
@@ -12,17 +14,38 @@ ROOT = Path(__file__).parents[1]
 READMES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md"))]
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_code_blocks_run(readme, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.S)
-    assert blocks
-    namespace = {}  # a later block may use what an earlier one has defined
-    for block in blocks:
-        exec(compile(block, str(readme), "exec"), namespace)
+PAGES = sorted((ROOT / "tools" / "docs" / "pages").rglob("*.md"))
+PROGRAMS = [file for file in [*READMES, *PAGES] if "```python\n" in file.read_text()]
+
+
+def marked(file):
+    """A page that compiles kernels needs the compilers."""
+    if "from npu_offline import" not in file.read_text():
+        return file
+    missing = pytest.mark.skipif(
+        set(npu_offline.installed()) != set(npu_offline.VERSIONS), reason="needs all toolchains (npu-offline fetch)"
+    )
+    return pytest.param(file, marks=[pytest.mark.compilers, pytest.mark.slow, missing])
+
+
+@pytest.mark.parametrize("page", list(map(marked, PROGRAMS)), ids=[str(file.relative_to(ROOT)) for file in PROGRAMS])
+def test_code_blocks_run(page, tmp_path, capsys):
+    """All blocks of a page are one program: a later one may use what an earlier one has defined."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    program = tmp_path / "page.py"  # Triton reads a kernel's source from its file
+    program.write_text("\n".join(blocks))
+    runpy.run_path(str(program))
     printed = capsys.readouterr().out.splitlines()
     assert printed
-    promised = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(blocks), re.M)
-    assert not promised or printed == promised
+    promised = re.findall(r"^print\(.*\)  # (.*)$", program.read_text(), re.M)
+    assert printed == promised or len(promised) < program.read_text().count("print(")
+    rest = iter(printed)
+    assert all(line in rest for line in promised), (promised, printed)  # in this order
+
+
+def test_every_readme_and_quickstart_has_a_program():
+    assert set(READMES) < set(PROGRAMS)
+    assert {file.name for file in PROGRAMS if file.parent.name == "start"} == {"ascend.md", "cuda.md", "kernel.md"}
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -39,7 +62,13 @@ def test_links_lead_somewhere(readme):
 
 def test_commands_of_hatch_are_there():
     environments = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]
-    files = [*READMES, *ROOT.glob("shared/*/README.md"), ROOT / ".github" / "CONTRIBUTING.md", *ROOT.glob("tools/**/*.py")]
+    files = [
+        *READMES,
+        *PAGES,
+        *ROOT.glob("shared/*/README.md"),
+        ROOT / ".github" / "CONTRIBUTING.md",
+        *ROOT.glob("tools/**/*.py"),
+    ]
     named = {(file.name, found) for file in files for found in re.findall(r"hatch run ([\w:-]+)", file.read_text())}
     assert len(named) > 20
     for file, command in named:

@@ -32,7 +32,7 @@ def hatch_scripts(text):
 
 
 def test_the_workflows_are_there():
-    assert set(WORKFLOWS) == {"ci", "nightly", "release"}
+    assert set(WORKFLOWS) == {"ci", "docs", "nightly", "release"}
 
 
 def test_they_follow_the_schema():
@@ -82,8 +82,9 @@ def test_only_publishing_may_do_more_than_read(name):
     workflow = WORKFLOWS[name]
     assert workflow["permissions"] == {"contents": "read"}
     more = {key: job["permissions"] for key, job in workflow["jobs"].items() if "permissions" in job}
-    writing = {"publish": {"id-token": "write"}, "announce": {"contents": "write"}}
-    assert more == (writing if name == "release" else {})
+    release = {"publish": {"id-token": "write"}, "announce": {"contents": "write"}}
+    writing = {"release": release, "docs": {"publish": {"pages": "write", "id-token": "write"}}}
+    assert more == writing.get(name, {})
     for step in steps(workflow):
         if "checkout" in step.get("uses", ""):
             assert step["with"]["persist-credentials"] is False
@@ -117,6 +118,16 @@ def test_publishing_has_the_artifact_and_nothing_else():
     actions = [shlex.split(step["uses"])[0].partition("@")[0] for step in jobs["publish"]["steps"]]
     assert actions == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
     assert not any("run" in step for step in jobs["publish"]["steps"])
+
+
+def test_the_documentation_is_built_for_every_change_and_published_from_main():
+    assert WORKFLOWS["docs"][True] == {"push": {"branches": ["main"]}}  # YAML reads `on` as True
+    build, publish = (WORKFLOWS["docs"]["jobs"][name]["steps"] for name in ("build", "publish"))
+    assert [step["uses"].partition("@")[0] for step in publish] == ["actions/deploy-pages"]
+    configured = yaml.safe_load((ROOT / "tools" / "docs" / "mkdocs.yml").read_text())["site_dir"]
+    assert (ROOT / "tools" / "docs" / configured).resolve() == ROOT / build[-1]["with"]["path"]
+    assert {"run": "hatch run docs:build"} in build
+    assert {"run": "hatch run docs:build"} in WORKFLOWS["ci"]["jobs"]["together"]["steps"]
 
 
 def condition_holds(condition, **results):

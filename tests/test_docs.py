@@ -1,0 +1,195 @@
+"""The documentation builds without a warning, has every public name, loads nothing from elsewhere, quotes real messages."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from html.parser import HTMLParser
+
+import pytest
+import yaml
+
+from tools.docs import charts, graphs, reference, sections
+from tools.workspace import ROOT, read_packages
+
+FOLDER = ROOT / "tools" / "docs"
+PAGES = sections.read_pages(FOLDER / "pages")
+PACKAGES = read_packages()
+HISTORIES = sorted(ROOT.glob("packages/*/benchmarks/results/h200.json"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built as `hatch run docs:build` builds it."""
+    script = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]["docs"]["scripts"]["build"]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, *script.removesuffix(" {args}").split()[1:], "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+class _Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.loaded, self.links = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        named = dict(attributes)
+        self.ids |= {named[key] for key in ("id", "name") if named.get(key)}
+        if tag in ("script", "img", "iframe", "source") and named.get("src"):
+            self.loaded.append(named["src"])
+        if tag == "link" and named.get("rel") != "canonical":
+            self.loaded.append(named["href"])
+        if tag == "a" and named.get("href"):
+            self.links.append(named["href"])
+
+
+@pytest.fixture(scope="module")
+def read(site):
+    """Every page but the one for addresses that are not there, whose links are of an address that is not known."""
+    files = sorted(site.rglob("*.html"))
+    return {file.relative_to(site): _Page(file.read_text()) for file in files if file.name != "404.html"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", PACKAGES)
+def test_every_public_name_is_in_the_reference(site, read, key):
+    names = reference.public_names(key)
+    (page,) = (parsed for file, parsed in read.items() if str(file) == f"api/{key}.html")
+    assert names and set(names) <= page.ids
+    module = __import__(PACKAGES[key].module)
+    assert {f"{PACKAGES[key].module}.{name}" for name in module.__all__} <= set(names)
+
+
+@pytest.mark.slow
+def test_every_page_is_in_the_site_and_links_to_what_is_there(site, read):
+    assert {str(file.with_suffix(".md")) for file in read} == set(PAGES)
+    for file, page in read.items():
+        for link in page.links:
+            target, _, anchor = link.partition("#")
+            if re.match(r"https?:|mailto:", target):
+                continue
+            place = (site / file.parent / target).resolve().relative_to(site.resolve()) if target else file
+            assert (site / place).exists(), (file, link)
+            assert not anchor or place not in read or anchor in read[place].ids, (file, link)
+
+
+@pytest.mark.slow
+def test_a_page_loads_nothing_from_another_host(site, read):
+    for file, page in read.items():
+        assert page.loaded and not [source for source in page.loaded if re.match(r"(https?:)?//", source)], file
+    styles = "".join(file.read_text() for file in site.rglob("*.css"))
+    assert not re.findall(r"(?:url\(|@import )['\"]?(?:https?:)?//[^)]*", styles)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_what_pages_are_made_from(site):
+    for file in site.rglob("*.html"):
+        text = file.read_text()
+        assert not re.search(r"<!-- (include|api|charts|install)\b|class=\"arithmatex\"|flowchart TD|\$\$", text), file
+
+
+def test_reference_reads_the_sources_of_every_package():
+    config = yaml.safe_load((FOLDER / "mkdocs.yml").read_text())
+    (handler,) = (plugin["mkdocstrings"]["handlers"]["python"] for plugin in config["plugins"] if "mkdocstrings" in plugin)
+    assert {(FOLDER / path).resolve() for path in handler["paths"]} == {
+        ROOT / package.folder / "src" for package in PACKAGES.values()
+    }
+
+
+def test_tests_build_with_what_the_site_is_built_with():
+    environments = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]
+    needed = set(environments["docs"]["dependencies"])
+    assert needed <= set(environments["default"]["dependencies"])
+
+
+@cache
+def _messages():
+    """A pattern for every text in the sources that has a fixed part long enough to be told from others."""
+    found = set()
+    for file in ROOT.glob("*/*/src/**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            if all(isinstance(part, ast.FormattedValue | ast.Constant) for part in parts):
+                fixed = [part.value if isinstance(part, ast.Constant) else None for part in parts]
+                if max((len(part) for part in fixed if isinstance(part, str)), default=0) >= 8:
+                    found.add("".join(".*" if part is None else re.escape(str(part)) for part in fixed))
+    return [re.compile(pattern) for pattern in found]
+
+
+QUOTED = re.findall(r"^```text\n(.*?)\n```", PAGES["troubleshooting.md"], re.M | re.S)
+
+
+@pytest.mark.parametrize("message", QUOTED, ids=lambda message: message[:60])
+def test_a_quoted_message_is_one_of_ours(message):
+    """Whole, but for the error's class, and a second sentence that another part of the sources says."""
+    if message.startswith("error: ub overflow"):  # the compiler's own; npu-tiling recognises it
+        from npu_tiling import is_ub_overflow
+
+        assert is_ub_overflow(RuntimeError(message))
+        return
+    text = re.sub(r"^\w+(Error|Warning): ", "", message)
+    assert any(pattern.fullmatch(text) for pattern in _messages()), message
+
+
+TEXT = "# Title\n\nfirst\n\n## One\n\n```\n# no heading\n## Two\n```\none\n\n### Inner\n\ninner\n\n## Two\n\ntwo\n"
+
+
+def test_a_section_ends_where_the_next_of_its_level_begins(tmp_path):
+    (tmp_path / "a.md").write_text(TEXT)
+    assert sections.take("a.md", "text of", ["Two"], tmp_path) == "two"
+    assert sections.take("a.md", "section", ["One"], tmp_path).endswith("### Inner\n\ninner")
+    assert "# no heading" in sections.take("a.md", "text of", ["One"], tmp_path)
+    whole = sections.take("a.md", "but", ["One"], tmp_path)
+    assert whole.split() == ["first", "##", "Two", "two"]
+
+
+def test_what_is_not_there_is_an_error(tmp_path):
+    (tmp_path / "a.md").write_text(TEXT)
+    with pytest.raises(sections.DocsError, match="has no section 'Three': it has 'Title', 'One', 'Inner', 'Two'"):
+        sections.take("a.md", "section", ["Three"], tmp_path)
+    with pytest.raises(sections.DocsError, match=r"b\.md is not there"):
+        sections.take("b.md", None, [], tmp_path)
+    with pytest.raises(sections.DocsError, match="is no directive"):
+        sections.expand("<!-- include a.md sections One -->", "p.md", {})
+
+
+def test_links_of_included_text_lead_to_pages_or_name_files():
+    found = {"packages/rms_norm": "operators/rms_norm.md"}
+    text = (
+        "[norm](packages/rms_norm#use) [file](tools/versions.toml) [out](https://example.org) `[a](b)`\n```\n[a](b)\n```\n"
+    )
+    said = sections.relink(text.replace("`[a](b)`", ""), "README.md", "start/x.md", found)
+    assert "[norm](../operators/rms_norm.md#use)" in said
+    assert "[out](https://example.org)" in said and "[a](b)" in said
+    assert 'title="tools/versions.toml in the repository">file</span>' in said
+    with pytest.raises(sections.DocsError, match="links to gone.md, which is not there"):
+        sections.relink("[x](gone.md)", "README.md", "x.md", found)
+
+
+@pytest.mark.parametrize("file", HISTORIES, ids=lambda file: file.parts[-4])
+def test_a_chart_has_every_point_that_was_recorded(file):
+    records = charts.read(file)
+    assert charts.sweeps(records)
+    for sweep, mode in charts.sweeps(records):
+        series, run = charts.select(records, sweep, mode)
+        assert series[0].provider == "ours" and run["x_name"] == sweep
+        drawn = charts.draw(series, mode, run["x_label"])
+        measured = [y for each in series for y in each.y if y is not None]
+        assert drawn.count("<circle") == len(measured) > 4
+        heights = [float(y) for y in re.findall(r'cy="([\d.]+)"', drawn)]
+        assert [y for _, y in sorted(zip(measured, heights, strict=True))] == sorted(heights, reverse=True)
+        assert all(charts.TOP <= y <= charts.HEIGHT - charts.BOTTOM for y in heights)
+
+
+def test_a_box_is_above_what_it_uses():
+    assert graphs.ranks([("a", "b"), ("b", "c"), ("a", "c"), ("d", "c")]) == [["a"], ["b", "d"], ["c"]]
+    drawn = graphs.replace("x\n```mermaid\nflowchart TD\n  a --> b\n```\ny")
+    assert drawn.startswith("x\n<svg") and drawn.count("<rect") == 2 and drawn.count('class="edge"') == 1

@@ -1,0 +1,63 @@
+"""What happens to a page on its way into the site. MkDocs calls the functions by their names."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+
+from tools.docs import charts, graphs, reference, sections
+from tools.install_lines import install_lines
+from tools.workspace import ROOT
+
+PAGES = Path(__file__).parent / "pages"
+
+
+@cache
+def _homes() -> dict[str, str]:
+    return sections.homes(sections.read_pages(PAGES))
+
+
+def on_pre_build(**_: Any) -> None:
+    """Served pages change between builds."""
+    _homes.cache_clear()
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Included text, names of a package, charts, flowcharts."""
+    text = sections.expand(markdown, page.file.src_uri, _homes())
+    text = re.sub(r"^<!-- api (\w+) -->$", lambda found: reference.directives(found[1]), text, flags=re.M)
+    text = re.sub(r"^<!-- install (\w+) (\S+) -->$", lambda found: _install(found[1], found[2]), text, flags=re.M)
+    text = re.sub(r"^<!-- charts (\S+) -->$", lambda found: charts.figures(ROOT / found[1]), text, flags=re.M)
+    return graphs.replace(text)
+
+
+def _install(where: str, distribution: str) -> str:
+    """Of the lines that install a package those for one kind of machine."""
+    lines = install_lines(distribution).replace("```", "").strip().split("\n\n")
+    (chosen,) = (part for part in lines if part.startswith(f"# {where}"))
+    return f"```\n{chosen}\n```"
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Formulas become MathML, which browsers draw by themselves."""
+    html = re.sub(
+        r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda found: convert(unescape(found[1])), html, flags=re.S
+    )
+    block = r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>'
+    return re.sub(block, lambda found: _display(unescape(found[1])), html, flags=re.S)
+
+
+def _display(formula: str) -> str:
+    return f'<div class="formula">{convert(formula, display="block")}</div>'
+
+
+def on_serve(server: Any, **_: Any) -> Any:
+    """Files outside the pages that a served site watches."""
+    for file in [*ROOT.glob("*/*/*.md"), ROOT / "README.md", *ROOT.glob("*/*/src"), *ROOT.glob("tests/public_api/*.txt")]:
+        server.watch(str(file))
+    return server
