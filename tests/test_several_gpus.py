@@ -1,0 +1,28 @@
+"""The program that measures operators and training on several GPUs, tried on the CPU; its kept tables are those of its numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from npu_offline import ranks
+
+from tools.several_gpus import __main__ as program
+
+RESULTS = Path(program.__file__).parents[1] / "results" / "several_gpus_h200.json"
+
+
+def test_kept_tables_are_those_of_the_kept_numbers():
+    assert program.tables(json.loads(RESULTS.read_text())) == RESULTS.with_suffix(".md").read_text()
+
+
+@pytest.mark.nightly
+def test_two_ranks_on_the_cpu(monkeypatch, tmp_path, capsys):
+    ranks.need("cpu")
+    out = tmp_path / "results.json"
+    monkeypatch.setattr("sys.argv", ["several_gpus", "--place", "cpu", "--tiny", "--out", str(out)])
+    assert program.main() == 0
+    found = json.loads(out.read_text())
+    assert capsys.readouterr().out.strip() == out.with_suffix(".md").read_text().strip()
+    assert len(found["operators"]) == 3
+    plain, ours = found["training"]
+    assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-5)
