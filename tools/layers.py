@@ -9,7 +9,7 @@ from __future__ import annotations
 OPERATOR = (
     "patching",
     "causal_lm | log_probs | module",
-    "functional",
+    "functional | bank",
     "autograd",
     "operators",
     "engine",

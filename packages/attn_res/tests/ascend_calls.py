@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
+from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
 
 TOKENS, N_BLOCKS = 200, 4  # the tile does not depend on them
 WIDTHS = {
@@ -38,6 +38,11 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "bfloat16 16384, list", _attn_res(16384, torch.bfloat16, listed=True)
     yield "float32 4096, list", _attn_res(4096, torch.float32, listed=True)
     yield "bfloat16 4096, no gradients", _inference(4096)
+    for width in (1000, 4096, 7168):
+        yield f"bfloat16 {width}, bank", _bank(width)
+    yield "bfloat16 4096, bank, in place", _bank_in_place(4096)
+    yield "bfloat16 4096, float32 bank", _bank(4096, bank=torch.float32)
+    yield "float32 4096, bank", _bank(4096, torch.float32, torch.float32)
     for width, layers in LAYERS.items():
         for n_layers in layers:
             yield f"bfloat16 {width}, {n_layers} layers", _phase1(width, n_layers)
@@ -72,6 +77,25 @@ def _attn_res(
 def _inference(width: int) -> Callable[[], None]:
     blocks = torch.empty(N_BLOCKS, TOKENS, width, dtype=torch.bfloat16)
     return lambda: attn_res(blocks, blocks[0, 0], blocks[0, 0])
+
+
+def _bank(width: int, dtype: torch.dtype = torch.bfloat16, bank: torch.dtype = torch.bfloat16) -> Callable[[], None]:
+    def call() -> None:
+        blocks = torch.empty(TOKENS, N_BLOCKS + 1, width, dtype=bank, requires_grad=True)
+        prefix, x = (torch.empty(TOKENS, width, dtype=dtype, requires_grad=True) for _ in range(2))
+        weights = [torch.empty(width, dtype=dtype, requires_grad=True) for _ in range(3)]
+        found = attn_res_bank(blocks, N_BLOCKS, prefix, *weights, layer_output=x)
+        _backward((found.output, found.normalized, found.prefix))
+
+    return call
+
+
+def _bank_in_place(width: int) -> Callable[[], None]:
+    blocks = torch.empty(TOKENS, N_BLOCKS + 1, width, dtype=torch.bfloat16)
+    prefix, x = torch.empty(2, TOKENS, width, dtype=torch.bfloat16).unbind()
+    n_blocks = torch.zeros((), dtype=torch.int32)
+    weights = [torch.empty(width, dtype=torch.bfloat16) for _ in range(3)]
+    return lambda: attn_res_bank(blocks, n_blocks, prefix, *weights, layer_output=x, append=True, in_place=True)
 
 
 def _phase1(width: int, n_layers: int) -> Callable[[], None]:

@@ -112,6 +112,8 @@ def near(actual: Tensor, expected: Tensor, *, fp32: float = 2e-5) -> None:
     """Every element within one rounding to actual's dtype, and `fp32` of the size of its row."""
     assert actual.shape == expected.shape
     assert torch.isfinite(actual).all(), "not every element was written, or one overflowed"
+    if not actual.numel():
+        return
     size = expected.double().square().mean(-1, keepdim=True).sqrt() if expected.dim() else expected.abs()
     allowed = torch.finfo(actual.dtype).eps / 2 * expected.abs() + fp32 * torch.maximum(size, expected.abs()) + 1e-12
     excess = (actual.double() - expected).abs() - allowed

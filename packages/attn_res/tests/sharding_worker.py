@@ -39,6 +39,14 @@ def phases(blocks, w_query, w_norm, norm_weight):
     return npu_attn_res.attn_res_merge(*state, partial, w_query, w_norm, **options)
 
 
+def banked(blocks, w_query, w_norm, norm_weight):
+    """h, y, the new prefix and alpha of a bank with one block too many."""
+    *blocks, prefix = blocks
+    bank = torch.stack(blocks, -2)
+    options = {"layer_output": blocks[0], "return_weights": True}
+    return npu_attn_res.attn_res_bank(bank, len(blocks) - 1, prefix, w_query, w_norm, norm_weight, **options)
+
+
 def train(function, blocks, weights):
     """Results, and gradients of blocks and of weights."""
     blocks, weights = ([tensor.detach().requires_grad_() for tensor in tensors] for tensors in (blocks, weights))
@@ -128,7 +136,7 @@ def main() -> None:
     place = sys.argv[1]
     with ranks.join(place):
         mesh = init_device_mesh(torch.get_default_device().type, (2,))
-        for function in (listed, stacked, phases):
+        for function in (listed, stacked, phases, banked):
             for placement in (Shard(0), Shard(1), Replicate()) if place != "emulated" else (Shard(1),):
                 check(function, mesh, placement)
         if place != "emulated":

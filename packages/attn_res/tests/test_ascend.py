@@ -10,7 +10,7 @@ import npu_tiling
 import pytest
 import torch
 from carried import carried_in_the_same_bytes
-from npu_attn_res import attn_res, attn_res_phase1, tiling
+from npu_attn_res import attn_res, attn_res_bank, attn_res_phase1, tiling
 from npu_attn_res.launch import single, sources, specs, split_d, two_phase
 from npu_attn_res.operators import library
 from npu_attn_res.tiling import footprint
@@ -33,7 +33,17 @@ def launches_of(label, soc="Ascend910B4"):
 @pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend950PR_957b"])
 @pytest.mark.parametrize(
     "label",
-    ["bfloat16 4096, list", "bfloat16 7168, normalised merge", "float32 123", "bfloat16 16384", "bfloat16 1024, 5 layers"],
+    [
+        "bfloat16 4096, list",
+        "bfloat16 7168, normalised merge",
+        "float32 123",
+        "bfloat16 16384",
+        "bfloat16 1024, 5 layers",
+        "bfloat16 1000, bank",
+        "bfloat16 7168, bank",
+        "bfloat16 4096, float32 bank",
+        "bfloat16 4096, bank, in place",
+    ],
 )
 def test_tiles_fit_and_are_double_buffered(label, soc, toolchain):
     if not npu_offline.supported(soc, toolchain):
@@ -58,6 +68,8 @@ KERNELS = {
     "forward, normalised": ("bfloat16 4096, normalised", "attn_res_forward_prefetch_kernel"),
     "backward": ("bfloat16 4096", "attn_res_backward_kernel"),
     "backward from fp32": ("bfloat16 4096, normalised", "attn_res_backward_kernel"),
+    "forward beside a prefix": ("bfloat16 4096, bank", "attn_res_forward_kernel"),
+    "backward beside a prefix": ("bfloat16 4096, bank", "attn_res_backward_kernel"),
     "merge": ("bfloat16 4096, merge", "attn_res_merge_kernel"),
     "merge backward": ("bfloat16 4096, merge", "attn_res_merge_backward_kernel"),
     "norm backward": ("bfloat16 4096, normalised", "attn_res_norm_backward_kernel"),
@@ -142,6 +154,24 @@ def test_memory_traffic_is_the_minimum(n_blocks, width, listed):
         assert all(traffic.scalars == 0 or "table" in name for name, traffic in moving.arguments.items())
         assert all(traffic.atomics == 0 for traffic in moving.arguments.values())
         assert moving.arguments["p_v"].read / moving.arguments["p_v"].transfers >= min(8192, 6 * width)
+
+
+def test_a_bank_moves_the_bytes_of_its_blocks_and_its_prefix_once():
+    """What lies behind the blocks, and what does not change, stays where it is."""
+    tokens, width, n_blocks = 100, 1000, 3
+    row = tokens * width * 2
+    bank = torch.randn(tokens, 6, width).bfloat16()
+    prefix, x = torch.randn(2, tokens, width).bfloat16().unbind()
+    weights = [torch.randn(width).bfloat16() for _ in range(3)]
+    count = torch.tensor(n_blocks, dtype=torch.int32)
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        attn_res_bank(bank, count, prefix, *weights, layer_output=x, append=True, in_place=True)
+    (launch,) = emulation.launches
+    arguments = launch.arguments
+    assert arguments["p_v"].read == n_blocks * row
+    assert arguments["p_prefix"].read == arguments["p_x"].read == row
+    assert arguments["p_joined"].written == arguments["p_append"].written == arguments["p_o"].written == row
+    assert moved(launch) <= 1.05 * (n_blocks + 6) * row + 40 * width * 2 * 3
 
 
 def test_one_sweep_where_nothing_was_rounded():

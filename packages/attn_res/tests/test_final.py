@@ -1,10 +1,13 @@
 """Results of final modules: what the compilers hand to the chip, at their addresses, with every check of npu-offline's."""
 
+from types import SimpleNamespace
+
 import depth
 import npu_offline
 import pytest
+import test_bank
 import torch
-from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
+from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
 from npu_attn_res.tiling import launches
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
@@ -17,6 +20,7 @@ CASES = {  # blocks, tokens, width, dtype, as a list
     "two rows a tile, fp32": (4, 13, 2048, torch.float32, False),
     "one block": (1, 13, 4096, torch.bfloat16, False),
 }
+PLACE = SimpleNamespace(name="final", torch=torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True, params=npu_offline.VERSIONS)
@@ -32,6 +36,23 @@ def test_results_are_those_of_the_formula(name):
     n_blocks, tokens, width, dtype, listed = CASES[name]
     case = depth.make(n_blocks, tokens, width, dtype, sharp=2.0)
     depth.check(case, depth.run(case, "cpu", listed))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "bank"),
+    [(41, 1000, torch.bfloat16), (5, 7168, torch.bfloat16), (13, 2048, torch.float32)],
+    ids=["rows that share a tile", "a row a tile", "fp32 bank"],
+)
+@pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])
+def test_a_bank_gives_the_results_of_the_formula(tokens, width, bank, counted):
+    n_blocks = 2
+    given = test_bank.tensors(PLACE, tokens, 4, n_blocks, width, bank)
+    test_bank.check(given, n_blocks, counted=counted)
+    memory, prefix, x, *weights = given
+    count = torch.tensor(n_blocks) if counted else n_blocks
+    found = attn_res_bank(memory, count, prefix, *weights, layer_output=x, append=True)
+    assert torch.equal(memory[:, n_blocks], found.prefix.to(bank))
+    assert memory[:, n_blocks + 1].isnan().all()
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 4096), (torch.bfloat16, 6144)], ids=["fp32", "bf16"])

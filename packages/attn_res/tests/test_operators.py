@@ -7,10 +7,11 @@ import depth
 import pytest
 import torch
 import torch._dynamo.testing
-from npu_attn_res import AttnRes, BlockAttnRes, attn_res, attn_res_merge, attn_res_phase1
+from npu_attn_res import AttnRes, BlockAttnRes, attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
 
 OPS = torch.ops.npu_attn_res
 WIDTH = 256
+NO_PREFIX = (None, None, None)
 
 
 def tensors(device, *shapes, dtype=torch.float32):
@@ -24,9 +25,17 @@ def test_operators_are_registered_properly(device, dtype, npu_opcheck):
         device, (3, 5, WIDTH), (5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,), (WIDTH,), dtype=dtype
     )
     options = (1e-6, 1e-6, False)
+    one = (1e-6, 1e-6, None, False)
     for sources, stacked in (([blocks], True), ([a, b], False)):
-        npu_opcheck(OPS.attn_res.default, (sources, stacked, query, norm, weight, *options))
-    npu_opcheck(OPS.attn_res.default, ([a.detach()], False, query.detach(), norm.detach(), None, *options))
+        npu_opcheck(OPS.attn_res.default, (sources, stacked, 3 if stacked else 2, *NO_PREFIX, query, norm, weight, *one))
+    frozen = (query.detach(), norm.detach(), None)
+    npu_opcheck(OPS.attn_res.default, ([a.detach()], False, 1, *NO_PREFIX, *frozen, *one))
+    count = torch.tensor(2, device=device.torch)
+    npu_opcheck(OPS.attn_res.default, ([blocks], True, 2, None, a, b, query, norm, weight, *one))
+    npu_opcheck(OPS.attn_res.default, ([blocks], True, 3, count, a, b, query, norm, weight, *one))
+    npu_opcheck(OPS.attn_res.default, ([], False, 0, None, a, None, query, norm, None, *one))
+    bank, prefix = blocks.detach(), a.detach()
+    npu_opcheck(OPS.attn_res_update.default, ([bank], True, 2, None, prefix, prefix + 1, *frozen, *one, True, True))
     queries = torch.randn(2, WIDTH, device=device.torch, requires_grad=True)
     npu_opcheck(OPS.phase1.default, (queries, [a, b], False, norm, 1e-6, False))
     o, maximum, total = tensors(device, (5, WIDTH), (5,), (5,))
@@ -39,10 +48,15 @@ def test_gradients_are_registered_properly(device, npu_opcheck):
     a, b, dh, query, norm = (
         tensor.detach() for tensor in tensors(device, (5, WIDTH), (5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,))
     )
-    h, _, *statistics = OPS.attn_res([a, b], False, query, norm, None, 1e-6, 1e-6, True)
-    needed = ([True, False], [True, False, False])
-    inputs = (dh, None, h, [a, b], False, query, norm, None, *statistics)
-    npu_opcheck(OPS.attn_res_backward.default, (*inputs, *needed))
+    given = ([a, b], False, 2, *NO_PREFIX, query, norm, None, 1e-6, 1e-6, None, True)
+    h, _, _, *statistics = OPS.attn_res(*given)
+    inputs = (dh, None, None, h, [a, b], False, 2, None, None, query, norm, None, *statistics)
+    npu_opcheck(OPS.attn_res_backward.default, (*inputs, [True, False], False, [True, False, False]))
+    bank = torch.stack([a, b, a])
+    for used, count in ((2, None), (3, torch.tensor(2, device=device.torch))):
+        h, _, _, *statistics = OPS.attn_res([bank], True, used, count, dh, None, query, norm, None, 1e-6, 1e-6, None, True)
+        inputs = (dh, None, dh, h, [bank], True, used, count, dh, query, norm, None, *statistics)
+        npu_opcheck(OPS.attn_res_backward.default, (*inputs, [True], True, [True, False, False]))
     queries = torch.randn(2, WIDTH, device=device.torch)
     o, maximum, total, *saved = OPS.phase1(queries, [a, b], False, norm, 1e-6, True)
     inputs = (o, None, total.detach(), queries, [a, b], False, norm, maximum, *saved)
@@ -58,14 +72,15 @@ def test_results_lie_as_the_compiler_is_told(device):
     o, query, norm = (torch.randn(shape, device=device.torch) for shape in ((5, WIDTH), (WIDTH,), (WIDTH,)))
     state, options = (o, o[:, 0], o[:, 1].abs(), a), (1e-6, 1e-6, True)
     check = functools.partial(torch.library.opcheck, test_utils="test_faketensor")
-    check(OPS.attn_res.default, ([a, b], False, query, norm, norm, *options))
+    check(OPS.attn_res.default, ([a, b], False, 2, *NO_PREFIX, query, norm, norm, 1e-6, 1e-6, None, True))
+    check(OPS.attn_res.default, ([a], False, 1, None, b, b, query, norm, norm, 1e-6, 1e-6, None, True))
     check(OPS.merge.default, (*state, b, query, norm, norm, *options))
     *_, score, rstd, lse, norm_rstd = OPS.merge(*state, None, query, norm, None, *options)
     statistics = (score, rstd, lse, norm_rstd, [True, True, False])
     check(OPS.merge_backward.default, (b, None, None, None, *state, query, norm, None, *statistics))
 
 
-@pytest.mark.parametrize("what", ["one", "phases"])
+@pytest.mark.parametrize("what", ["one", "phases", "bank"])
 def test_compiles_to_one_graph(device, what):
     backend = "inductor" if device.name == "cuda" else "aot_eager"
 
@@ -78,7 +93,13 @@ def test_compiles_to_one_graph(device, what):
         h, total = attn_res_merge(*(found[1] for found in state), blocks[0], query, norm, layer_output=blocks[1])
         return h + torch.sin(total)
 
-    function = {"one": one, "phases": phases}[what]
+    def bank(blocks, query, norm):
+        memory = torch.zeros(6, 4, WIDTH, device=blocks.device)
+        first = attn_res_bank(memory, 0, blocks[0], query, norm, append=True)
+        found = attn_res_bank(memory, 1, first.output, query, norm, norm, layer_output=blocks[1])
+        return found.normalized + found.prefix * blocks[2]
+
+    function = {"one": one, "phases": phases, "bank": bank}[what]
     results = []
     for called in (function, torch.compile(function, backend=backend, fullgraph=True)):
         leaves = tensors(device, (3, 6, WIDTH), (WIDTH,), (WIDTH,))
@@ -121,6 +142,22 @@ def test_second_derivative_is_refused(device):
     (gradient, *_) = torch.autograd.grad(attn_res(*leaves).square().sum(), leaves, create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         gradient.sum().backward()
+
+
+def test_a_bank_without_gradients_compiles_to_one_graph(device):
+    """It is written to inside."""
+    backend = "inductor" if device.name == "cuda" else "aot_eager"
+
+    def step(bank, prefix, x, query, norm):
+        found = attn_res_bank(bank, 1, prefix, query, norm, layer_output=x, append=True, in_place=True)
+        return found.output
+
+    results = []
+    for called in (step, torch.compile(step, backend=backend, fullgraph=True)):
+        given = [tensor.detach() for tensor in tensors(device, (6, 3, WIDTH), (6, WIDTH), (6, WIDTH), (WIDTH,), (WIDTH,))]
+        results.append((called(*given), *given[:2]))
+    for eager, traced in zip(*results, strict=True):
+        assert torch.equal(eager, traced)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -187,6 +224,27 @@ def test_nothing_waits_for_the_device(device, stacked, npu_no_waits):
     step()  # compiles
     with npu_no_waits():
         step()
+
+
+def test_the_number_of_blocks_on_the_device_may_change_between_replays(device, npu_capture, npu_no_waits):
+    bank = torch.randn(6, 4, WIDTH, device=device.torch)
+    prefix, x, query, norm = (one.detach() for one in tensors(device, (6, WIDTH), (6, WIDTH), (WIDTH,), (WIDTH,)))
+    count = torch.tensor(2, device=device.torch)
+
+    def step():
+        found = attn_res_bank(bank, count, prefix, query, norm, layer_output=x, append=True, return_weights=True)
+        return found.output, found.weights
+
+    step()
+    with npu_no_waits():
+        step()
+    captured, replay = npu_capture(step)
+    for n_blocks in (3, 0):
+        count.fill_(n_blocks)
+        replay()
+        kept = [one.clone() for one in captured]
+        for replayed, eager in zip(kept, step(), strict=True):
+            assert torch.equal(replayed, eager)
 
 
 @pytest.mark.parametrize("n_blocks", [3, 40])

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
-from torch import Tensor
+from torch import Tensor, dtype
 
 from .operators import OPERATORS, single, two_phase
 
@@ -15,30 +15,55 @@ from .operators import OPERATORS, single, two_phase
 
 class _AttnRes(Function):
     @staticmethod
-    def forward(ctx, run, stacked, eps, norm_eps, save, w_query, w_norm, norm_weight, *blocks):  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, run, stacked, n_blocks, count, eps, norm_eps, dtype, save, prefix, x, w_query, w_norm, norm_weight, *blocks
+    ):
         weights = (w_query, w_norm, norm_weight)
-        h, y, *statistics = run(blocks, stacked, *weights, eps, norm_eps, True)
-        kept = h if norm_weight is not None or single.reads_h(blocks[0]) else None
+        given = (blocks, stacked, n_blocks, count, prefix, x, *weights, eps, norm_eps, dtype, True)
+        h, y, joined, *statistics = run(*given)
+        joined = None if prefix is None or x is None else joined
+        kept = h if norm_weight is not None or single.reads_h(h) else None
         y, norm_rstd = (None, None) if norm_weight is None else (y, statistics[3])
-        ctx.save_for_backward(kept, *weights, *statistics[:3], norm_rstd, *blocks)
-        ctx.stacked = stacked
+        if stacked and prefix is not None:
+            blocks = [_of_own_version(block) for block in blocks]
+        source = prefix if joined is None else joined
+        ctx.save_for_backward(kept, *weights, *statistics[:3], norm_rstd, count, source, *blocks)
+        ctx.stacked, ctx.n_blocks = stacked, n_blocks
+        ctx.dtype_of_x = None if x is None else x.dtype
         ctx.set_materialize_grads(False)
         if not save:
-            return h, y, None, None, None, None
+            return h, y, joined, None, None, None, None
         ctx.mark_non_differentiable(*[one for one in (*statistics[:3], norm_rstd) if one is not None])
-        return h, y, *statistics[:3], norm_rstd
+        return h, y, joined, *statistics[:3], norm_rstd
 
     @staticmethod
-    def backward(ctx, dh, dy, *_):  # type: ignore[no-untyped-def]
+    def backward(ctx, dh, dy, djoined, *_):  # type: ignore[no-untyped-def]
+        need_prefix, need_x, *need_weights = ctx.needs_input_grad[8:13]
+        need_blocks = list(ctx.needs_input_grad[13:])
         if dh is None and dy is None:
-            return (None,) * len(ctx.needs_input_grad)
-        h, w_query, w_norm, norm_weight, score, rstd, lse, norm_rstd, *blocks = ctx.saved_tensors
+            return (None,) * 8 + _of_both(djoined, need_prefix, need_x, ctx.dtype_of_x) + (None,) * (3 + len(need_blocks))
+        h, w_query, w_norm, norm_weight, score, rstd, lse, norm_rstd, count, prefix, *blocks = ctx.saved_tensors
         weights, statistics = (w_query, w_norm, norm_weight), (score, rstd, lse, norm_rstd)
-        need_weights, need_blocks = list(ctx.needs_input_grad[5:8]), list(ctx.needs_input_grad[8:])
         need_weights[2] = need_weights[2] and dy is not None
-        needed = (need_blocks, need_weights)
-        dblocks, *dweights = OPERATORS("attn_res_backward", dh, dy, h, blocks, ctx.stacked, *weights, *statistics, *needed)
-        return None, None, None, None, None, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
+        needed = (need_blocks, need_prefix or need_x, need_weights)
+        sources = (blocks, ctx.stacked, ctx.n_blocks, count, prefix)
+        found = OPERATORS("attn_res_backward", dh, dy, djoined, h, *sources, *weights, *statistics, *needed)
+        dblocks, dprefix, *dweights = found
+        of_prefix = _of_both(dprefix, need_prefix, need_x, ctx.dtype_of_x)
+        return *(None,) * 8, *of_prefix, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
+
+
+def _of_own_version(bank: Tensor) -> Tensor:
+    """The same memory, which may be written to before the backward without an error: blocks behind those that count."""
+    return bank.data
+
+
+def _of_both(
+    gradient: Tensor | None, need_prefix: bool, need_x: bool, of_x: dtype | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of a prefix and of what was added to it, from that of the sum."""
+    dx = gradient.to(of_x) if need_x and gradient is not None and of_x is not None else None
+    return gradient if need_prefix else None, dx
 
 
 class _Phase1(Function):
@@ -99,10 +124,13 @@ def _only(gradients: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | 
     return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
 
 
-def _attn_res(run, blocks, stacked, w_query, w_norm, norm_weight, eps, norm_eps, save):  # type: ignore[no-untyped-def]
-    if needs_gradient((w_query, w_norm, norm_weight, blocks)):
-        return apply(_AttnRes, run, stacked, eps, norm_eps, save, w_query, w_norm, norm_weight, *blocks)
-    return run(blocks, stacked, w_query, w_norm, norm_weight, eps, norm_eps, save)
+def _attn_res(  # type: ignore[no-untyped-def]
+    run, blocks, stacked, n_blocks, count, prefix, x, w_query, w_norm, norm_weight, eps, norm_eps, dtype, save
+):
+    tensors = (prefix, x, w_query, w_norm, norm_weight)
+    if needs_gradient((*tensors, blocks)):
+        return apply(_AttnRes, run, stacked, n_blocks, count, eps, norm_eps, dtype, save, *tensors, *blocks)
+    return run(blocks, stacked, n_blocks, count, *tensors, eps, norm_eps, dtype, save)
 
 
 def _phase1(run, queries, blocks, stacked, w_norm, eps, save):  # type: ignore[no-untyped-def]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from npu_tiling import row_layout
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 
@@ -51,6 +52,83 @@ def check_merge(
     for name, weight in weights.items():
         arguments.parameter(name, weight, (partial.shape[-1:],), partial, "partial's", or_none=name == "norm_weight")
     return check_eps("eps", eps), check_eps("norm_eps", norm_eps)
+
+
+def check_bank(
+    bank: Any,
+    n_blocks: Any,
+    prefix: Any,
+    layer_output: Any,
+    weights: Mapping[str, Any],
+    numbers: Mapping[str, Any],
+    flags: Mapping[str, bool],
+    output_dtype: Any,
+) -> tuple[float, float, float]:
+    """The arguments of `attn_res_bank`; returns rms_eps, scale and output_rms_eps, as floats."""
+    arguments.flags(**flags)
+    arguments.rows("prefix", prefix)
+    n_all = _check_bank_blocks(bank, prefix)
+    _check_count(n_blocks, n_all, prefix)
+    if layer_output is not None:
+        arguments.floating("layer_output", layer_output)
+        arguments.shape("layer_output", layer_output, prefix.shape)
+        arguments.device("layer_output", layer_output, prefix, "prefix's")
+    for name, weight in weights.items():
+        none = name == "output_rms_weight"
+        arguments.parameter(name, weight, (prefix.shape[-1:],), prefix, "the prefix's", or_none=none)
+    if output_dtype is not None and (output_dtype not in (*arguments.DTYPES, torch.float64)):
+        allowed = "torch.float32, torch.bfloat16, torch.float16 or None"
+        raise TypeError(f"output_dtype is {output_dtype} and must be {allowed}.")
+    if flags["append"]:
+        _check_append(bank, n_blocks, n_all)
+    if flags["in_place"] and not _followed(prefix):
+        raise ValueError(f"prefix has strides {prefix.stride()} and must have rows at one stride to be written in place.")
+    eps = check_eps("rms_eps", numbers["rms_eps"])
+    output_eps = eps if numbers["output_rms_eps"] is None else check_eps("output_rms_eps", numbers["output_rms_eps"])
+    scale: float = arguments.number("scale", numbers["scale"])
+    return eps, scale, output_eps
+
+
+def _check_bank_blocks(bank: Any, prefix: Tensor) -> int:
+    """A bank beside a prefix, or a list of blocks; returns how many blocks there may be."""
+    if isinstance(bank, Tensor):
+        arguments.floating("bank", bank)
+        capacity = bank.shape[-2] if bank.dim() > 1 else 0
+        arguments.shape("bank", bank, (*prefix.shape[:-1], capacity, prefix.shape[-1]))
+        arguments.device("bank", bank, prefix, "prefix's")
+        return capacity
+    if not isinstance(bank, (list, tuple)):
+        raise TypeError(f"bank is a {type(bank).__name__} and must be a tensor, or a list or tuple of tensors.")
+    for i, block in enumerate(bank):
+        arguments.floating(f"bank[{i}]", block)
+        check_like(f"bank[{i}]", block, prefix.shape, bank[0].dtype, prefix)
+    return len(bank)
+
+
+def _check_count(n_blocks: Any, n_all: int, prefix: Tensor) -> None:
+    if isinstance(n_blocks, Tensor):
+        arguments.dtype("n_blocks", n_blocks, torch.int32, torch.int64)
+        arguments.shape("n_blocks", n_blocks, (), (1,))
+        arguments.device("n_blocks", n_blocks, prefix, "prefix's")
+        return
+    arguments.whole("n_blocks", n_blocks, least=0, or_none=True)
+    if n_blocks is not None and n_blocks > n_all:
+        raise ValueError(f"n_blocks is {n_blocks} and must be at most the blocks there are, {n_all}.")
+
+
+def _check_append(bank: Any, n_blocks: Any, n_all: int) -> None:
+    if not isinstance(bank, Tensor):
+        raise ValueError("append is True and must be False for a list of blocks, which the caller appends to.")
+    if not isinstance(n_blocks, Tensor) and (n_blocks is None or n_blocks >= n_all):
+        raise ValueError(f"append is True and must be False for a bank that is full: it has {n_all} blocks.")
+    if not _followed(bank.movedim(-2, 0)[0]):
+        raise ValueError(f"bank has strides {bank.stride()} and must have rows at one stride to be appended to.")
+
+
+def _followed(rows: Tensor) -> bool:
+    """Whether rows follow one another at one stride, so that kernels take them where they are."""
+    layout = row_layout(rows)
+    return layout is not None and layout.n_outer == 1
 
 
 def check_blocks(blocks: Any, stacked: bool) -> Tensor:

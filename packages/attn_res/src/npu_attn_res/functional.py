@@ -91,8 +91,10 @@ def attn_res(
     if is_distributed((sources, w_query, w_norm, norm_weight)):
         run = functools.partial(attn_res, eps=eps, return_weights=return_weights, norm_eps=norm_eps)
         return sharding.attn_res(run, blocks, weights, return_weights)
-    options = (eps, norm_eps, return_weights)
-    h, y, score, _, lse, _ = OPERATORS("attn_res", sources, stacked, w_query, w_norm, norm_weight, *options)
+    n_blocks = len(blocks)
+    of_prefix, options = (None, None, None), (eps, norm_eps, None, return_weights)
+    found = OPERATORS("attn_res", sources, stacked, n_blocks, *of_prefix, w_query, w_norm, norm_weight, *options)
+    h, y, _, score, _, lse, _ = found
     results = [h]
     if norm_weight is not None:
         results.append(y)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
 
@@ -51,15 +50,52 @@ class Passes(Protocol):
 
 
 class Rows:
-    """Passes by PyTorch's operators, in fp64 too. `dv` is what `gradients` computed, None for sources that need none."""
+    """Passes by PyTorch's operators, in fp64 too.
 
-    def __init__(self, sources: Sequence[Tensor], stacked: bool, needed: Sequence[bool] = ()) -> None:
-        """For N tensors [..., D] or, `stacked`, one [N, ..., D]; `needed`: which of these tensors need a gradient."""
-        self._sources, self._stacked, self._needed = sources, stacked, needed
-        self._rows = [flat(source) for source in (sources[0].unbind() if stacked else sources)]
-        self.device, self.width = sources[0].device, sources[0].shape[-1]
-        self.dtype = statistics_dtype(sources[0].dtype)
+    Attributes:
+        dv: of every tensor of sources, what `gradients` computed; None where none is needed.
+        dprefix: the same of the prefix.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Tensor],
+        stacked: bool,
+        needed: Sequence[bool] = (),
+        *,
+        n_blocks: int | None = None,
+        count: Tensor | None = None,
+        prefix: Tensor | None = None,
+        need_prefix: bool = False,
+        djoined: Tensor | None = None,
+    ) -> None:
+        """For N tensors [..., D] or, `stacked`, one [N, ..., D], and a prefix [..., D], which is the last source.
+
+        Args:
+            sources: the tensors.
+            stacked: whether there is one.
+            needed: which of these tensors need a gradient.
+            n_blocks: how many of the N count; None: all.
+            count: the same, on the device.
+            prefix: may have a dtype of its own.
+            need_prefix: whether it needs a gradient.
+            djoined: what is added to that gradient before it is rounded.
+        """
+        self._sources, self._stacked, self._needed, self._prefix = sources, stacked, needed, prefix
+        self._djoined = None if djoined is None else flat(djoined)
+        self._rows = [flat(source) for source in (sources[0].unbind()[:n_blocks] if stacked else sources)]
+        self._there = None if count is None else torch.arange(len(self._rows), device=count.device) < count
+        if self._there is not None:  # what lies behind the last block may be anything
+            self._rows = [torch.where(there, row, 0.0) for there, row in zip(self._there, self._rows, strict=True)]
+        self._need_rows = [needed[0]] * len(self._rows) if stacked and needed else list(needed)
+        if prefix is not None:
+            self._rows.append(flat(prefix))
+            self._need_rows.append(need_prefix)
+        like = self._rows[-1]
+        self.device, self.width = like.device, like.shape[-1]
+        self.dtype = torch.float64 if any(row.dtype == torch.float64 for row in self._rows) else torch.float32
         self.dv: list[Tensor | None] = []
+        self.dprefix: Tensor | None = None
 
     def scores(self, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         score, rstd = [], []
@@ -69,6 +105,9 @@ class Rows:
             # A matrix product's sums of a row depend on how many rows there are; of one layer this costs little more.
             dot = (wide * g).sum(-1, keepdim=True) if len(g) == 1 else wide @ g.T
             score.append(dot * rstd[-1].unsqueeze(-1))
+        if self._there is not None:
+            low = torch.finfo(self.dtype).min / 4  # not -inf: times zero it is to be zero
+            score[:-1] = [torch.where(there, one, low) for there, one in zip(self._there, score, strict=False)]
         return torch.stack(score), torch.stack(rstd)
 
     def weighted_sum(self, weights: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,20 +122,32 @@ class Rows:
 
     def gradients(self, do: Tensor, g: Tensor, weights: Tensor, ds_rstd: Tensor, dv_coef: Tensor) -> Tensor:
         do, dg = do.to(self.dtype), torch.zeros_like(g)
-        needed = [self._needed[0]] * len(self._rows) if self._stacked else self._needed
         dv: list[Tensor | None] = []
         for i, row in enumerate(self._rows):
             wide = row.to(self.dtype)
             dg = dg + ds_rstd[i].T @ wide  # not in place: under torch.func.vmap there may be several of it alone
-            if not needed[i]:
+            if not self._need_rows[i]:
                 dv.append(None)
                 continue
             gradient = (weights[i].unsqueeze(1) @ do).squeeze(1) + ds_rstd[i] @ g - dv_coef[i].unsqueeze(-1) * wide
+            if self._djoined is not None and i == len(self._rows) - 1:
+                gradient = gradient + self._djoined
             dv.append(gradient.to(row.dtype))
-        if self._stacked and needed[0]:
-            dv = [torch.stack([one for one in dv if one is not None])]
-        self.dv = [None if one is None else one.view(v.shape) for one, v in zip(dv, self._sources, strict=False)]
+        if self._prefix is not None:
+            dprefix = dv.pop()
+            self.dprefix = None if dprefix is None else dprefix.view(self._prefix.shape)
+        if self._stacked:
+            dv = self._in_one(dv)
+        self.dv = [None if one is None else one.view(v.shape) for one, v in zip(dv, self._sources, strict=True)]
         return dg
+
+    def _in_one(self, dv: list[Tensor | None]) -> list[Tensor | None]:
+        """The gradient of the tensor that all sources lie in, zero where it has more of them."""
+        (source,) = self._sources
+        if not self._needed[0]:
+            return [None]
+        none = [torch.zeros_like(flat(source[i])) for i in range(len(dv), len(source))]
+        return [torch.stack([one for one in (*dv, *none) if one is not None]) if len(source) else torch.zeros_like(source)]
 
     def rstd(self, h: Tensor, eps: float) -> Tensor:
         return torch.rsqrt(h.to(self.dtype).square().mean(-1) + eps)

@@ -55,6 +55,29 @@ def merge(
     return tuple([shards.wrap(part, placements, partial.shape) for part in found])
 
 
+def bank(
+    run: Callable[..., Any],
+    blocks: Tensor | Sequence[Tensor],
+    rows: Mapping[str, Tensor | None],
+    weights: Mapping[str, Tensor | None],
+) -> tuple[Any, ...]:
+    """`run(bank=blocks, **rows, **weights)` on each rank's own tokens; every result is placed as the prefix is."""
+    named = {"bank": blocks} if isinstance(blocks, Tensor) else {f"bank[{i}]": block for i, block in enumerate(blocks)}
+    shards = Shards({**rows, **named, **weights})
+    placements = shards.rows("prefix")
+    for name in ("layer_output", *named):
+        shards.alike(name, placements, "prefix")
+    shards.replicated(*weights)
+    parts = [shards.local(name, placements) for name in named]
+    given = {name: shards.local(name, placements) for name in rows}
+    given |= {name: shards.local(name, summed(placements)) for name in weights}
+    found = run(bank=parts[0] if isinstance(blocks, Tensor) else parts, **given)
+    prefix = rows["prefix"]
+    assert prefix is not None
+    leading = prefix.shape[:-1]
+    return tuple(None if part is None else shards.wrap(part, placements, (*leading, part.shape[-1])) for part in found)
+
+
 class _Blocks:
     """The blocks and what goes with them.
 

@@ -31,7 +31,7 @@ from .tile import (
 NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a block that needs none
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_backward_kernel(
     p_dh,
     p_h,  # None: h was rounded
@@ -45,11 +45,18 @@ def attn_res_backward_kernel(
     p_dv,  # None: no block needs a gradient
     p_dv_table,
     p_dg,  # fp32 [programs, D], one partial sum per program; None: neither weight needs a gradient
+    p_count,  # int32 or int64: the number of blocks; None: n_blocks is
+    p_prefix,  # a source beside the blocks, whose statistics are row n_slots; None: there is none
+    p_djoined,  # gradient that reaches the prefix from elsewhere; None: there is none
+    p_dprefix,  # None: not needed
     n_blocks,
     n_tokens,
     s_block,
     s_token,
     s_dh,
+    n_slots,
+    s_prefix,
+    s_djoined,
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,  # >= D
@@ -60,6 +67,8 @@ def attn_res_backward_kernel(
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
     PREFETCH_FIRST: tl.constexpr = PREFETCH or (p_h is None and BLOCK_M == 1)
+    if p_count is not None:
+        n_blocks = tl.load(p_count).to(tl.int32)
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     if p_dg is not None:
         b_dg = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -71,11 +80,21 @@ def attn_res_backward_kernel(
             b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
         b_dh = load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
         b_lse = load_statistic(p_lse + i_token, n_left, BLOCK_M)  # [BLOCK_M]
+        if p_prefix is not None:
+            b_p = load_rows(p_prefix + i_token * s_prefix, s_prefix, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+            i_row = tl.cast(n_slots, tl.int64) * n_tokens + i_token
+            b_p_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
+            b_p_rstd = load_statistic(p_rstd + i_row, n_left, BLOCK_M)
+            b_p_alpha = tl.exp(b_p_score - b_lse)
+            b_p_e = tl.sum(b_dh * b_p, axis=1)  # [BLOCK_M]
         if p_h is not None:
             b_h = load_rows(p_h + i_token * D, D, n_left, D, BLOCK_M, BLOCK_D, EXACT)
             b_delta = tl.sum(b_dh * b_h, axis=1)  # [BLOCK_M]
         else:
-            b_delta = tl.zeros([BLOCK_M], tl.float32)
+            if p_prefix is None:
+                b_delta = tl.zeros([BLOCK_M], tl.float32)
+            else:
+                b_delta = b_p_alpha * b_p_e
             for i_block in tl.range(0, n_blocks):
                 i_row = i_block.to(tl.int64) * n_tokens + i_token
                 b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
@@ -127,6 +146,17 @@ def attn_res_backward_kernel(
                         store_rows(p_out, D, b_dv, n_left, D, BLOCK_M, BLOCK_D, EXACT)
             if PREFETCH:
                 b_v = b_next.to(tl.float32)
+        if p_prefix is not None:
+            b_p = load_rows(p_prefix + i_token * s_prefix, s_prefix, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+            b_p_c = b_p_alpha * (b_p_e - b_delta) * b_p_rstd
+            if p_dg is not None:
+                b_dg += b_p * b_p_c[:, None]
+            if p_dprefix is not None:
+                b_p_coef = b_p_score * b_p_rstd * (1.0 / D)
+                b_dp = b_dh * b_p_alpha[:, None] - b_p * (b_p_coef * b_p_c)[:, None] + b_g * b_p_c[:, None]
+                if p_djoined is not None:
+                    b_dp += load_rows(p_djoined + i_token * s_djoined, s_djoined, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+                store_rows(p_dprefix + i_token * D, D, b_dp, n_left, D, BLOCK_M, BLOCK_D, EXACT)
     if p_dg is not None:
         store_partial_sum(p_dg, b_dg, D, BLOCK_D)
 

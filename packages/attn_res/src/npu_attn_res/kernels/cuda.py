@@ -51,7 +51,7 @@ def load_blocks(
     return tl.load(p_token + o_offset[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy=KEEP)
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_forward_sources_kernel(
     p_v,
     p_table,
@@ -64,12 +64,21 @@ def attn_res_forward_sources_kernel(
     p_rstd,
     p_lse,
     p_norm_rstd,
+    p_count,  # these, and the numbers that go with them, as in attn_res_forward_kernel
+    p_prefix,
+    p_x,
+    p_joined,
+    p_append,
     n_blocks,
     n_tokens,
     s_block,
     s_token,
     eps,
     norm_eps,
+    n_slots,
+    s_prefix,
+    s_x,
+    s_joined,
     D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -78,11 +87,34 @@ def attn_res_forward_sources_kernel(
 ):
     o_col = tl.arange(0, BLOCK_D)
     b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
+    if p_count is not None:
+        n_blocks = tl.load(p_count).to(tl.int32)
     for i_tile in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0)):
         i_token = i_tile.to(tl.int64)
-        b_max = tl.full([], float("-inf"), tl.float32)
-        b_sum = tl.zeros([], tl.float32)
-        b_o = tl.zeros([BLOCK_D], tl.float32)
+        if p_prefix is None:
+            b_max = tl.full([], float("-inf"), tl.float32)
+            b_sum = tl.zeros([], tl.float32)
+            b_o = tl.zeros([BLOCK_D], tl.float32)
+        else:
+            b_o = load_row(p_prefix + i_token * s_prefix, D, BLOCK_D)
+            if p_x is not None:
+                b_o += load_row(p_x + i_token * s_x, D, BLOCK_D)
+                b_joined = b_o.to(p_joined.dtype.element_ty)
+                tl.store(p_joined + i_token * s_joined + o_col, b_joined, mask=o_col < D)
+                b_o = b_joined.to(tl.float32)
+            if p_append is not None:
+                p_end = p_append + tl.cast(n_blocks, tl.int64) * s_block + i_token * s_token
+                m_end = o_col < D
+                if p_count is not None:
+                    m_end &= n_blocks < n_slots
+                tl.store(p_end + o_col, b_o.to(p_end.dtype.element_ty), mask=m_end)
+            b_prefix_rstd = tl.rsqrt(tl.sum(b_o * b_o, axis=0) * (1.0 / D) + eps)
+            b_max = tl.sum(b_o * b_g, axis=0) * b_prefix_rstd
+            b_sum = tl.full([], 1.0, tl.float32)
+            if p_score is not None:
+                i_row = tl.cast(n_slots, tl.int64) * n_tokens + i_token
+                tl.store(p_score + i_row, b_max)
+                tl.store(p_rstd + i_row, b_prefix_rstd)
         for i_first in tl.range(0, n_blocks, BLOCK_N, num_stages=STAGES):
             o_block = i_first + tl.arange(0, BLOCK_N)
             m_block = o_block < n_blocks
@@ -120,7 +152,7 @@ def load_weights(p_score, b_lse, o_row, m_block):
     return b_score, tl.where(m_block, tl.exp(b_score - b_lse), 0.0)
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_backward_sources_kernel(
     p_dh,
     p_v,
@@ -133,11 +165,18 @@ def attn_res_backward_sources_kernel(
     p_dv,
     p_dv_table,
     p_dg,
+    p_count,  # these, and the numbers that go with them, as in attn_res_backward_kernel
+    p_prefix,
+    p_djoined,
+    p_dprefix,
     n_blocks,
     n_tokens,
     s_block,
     s_token,
     s_dh,
+    n_slots,
+    s_prefix,
+    s_djoined,
     D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -147,6 +186,8 @@ def attn_res_backward_sources_kernel(
 ):
     o_col = tl.arange(0, BLOCK_D)
     b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
+    if p_count is not None:
+        n_blocks = tl.load(p_count).to(tl.int32)
     if p_dg is not None:
         b_dg = tl.zeros([BLOCK_D], tl.float32)
     for i_tile in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0)):
@@ -157,6 +198,17 @@ def attn_res_backward_sources_kernel(
             b_held = load_blocks(p_token, p_table, s_block, o_block, o_block < n_blocks, D, BLOCK_D, ALIGNED, "")
         b_dh = load_row(p_dh + i_token * s_dh, D, BLOCK_D)
         b_lse = tl.load(p_lse + i_token)
+        if p_prefix is not None:
+            b_p = load_row(p_prefix + i_token * s_prefix, D, BLOCK_D)
+            i_row = tl.cast(n_slots, tl.int64) * n_tokens + i_token
+            b_p_score, b_p_rstd = tl.load(p_score + i_row), tl.load(p_rstd + i_row)
+            b_p_alpha = tl.exp(b_p_score - b_lse)
+            b_p_e = tl.sum(b_p * b_dh, axis=0)
+            b_delta = b_p_alpha * b_p_e
+            if SINGLE_PASS:
+                o_row = o_block.to(tl.int64) * n_tokens + i_token
+                _, b_alpha = load_weights(p_score, b_lse, o_row, o_block < n_blocks)
+                b_delta += tl.sum(b_alpha * tl.sum(b_held.to(tl.float32) * b_dh[None, :], axis=1), axis=0)
         if not SINGLE_PASS:
             b_products = tl.zeros([BLOCK_N], tl.float32)
             for i_first in tl.range(0, n_blocks, BLOCK_N, num_stages=STAGES):
@@ -165,7 +217,10 @@ def attn_res_backward_sources_kernel(
                 b_v = load_blocks(p_token, p_table, s_block, o_block, m_block, D, BLOCK_D, ALIGNED, "evict_last")
                 _, b_alpha = load_weights(p_score, b_lse, o_block.to(tl.int64) * n_tokens + i_token, m_block)
                 b_products += b_alpha * tl.sum(b_v.to(tl.float32) * b_dh[None, :], axis=1)
-            b_delta = tl.sum(b_products, axis=0)
+            if p_prefix is None:
+                b_delta = tl.sum(b_products, axis=0)
+            else:
+                b_delta += tl.sum(b_products, axis=0)
         for i_first in tl.range(0, n_blocks, BLOCK_N, num_stages=STAGES):
             o_block = i_first + tl.arange(0, BLOCK_N)
             m_block = o_block < n_blocks
@@ -178,7 +233,7 @@ def attn_res_backward_sources_kernel(
             b_score, b_alpha = load_weights(p_score, b_lse, o_row, m_block)
             b_rstd = tl.load(p_rstd + o_row, mask=m_block, other=0.0)
             b_e = tl.sum(b_x * b_dh[None, :], axis=1)
-            if SINGLE_PASS:
+            if SINGLE_PASS and p_prefix is None:
                 b_delta = tl.sum(b_alpha * b_e, axis=0)
             b_c = b_alpha * (b_e - b_delta) * b_rstd  # ds r, [BLOCK_N]
             if p_dg is not None:
@@ -198,5 +253,14 @@ def attn_res_backward_sources_kernel(
                 m_tile = m_out[:, None] & (o_col < D)[None, :]
                 b_dv = b_dv.to(p_dv.dtype.element_ty)
                 tl.store(p_dv + o_offset[:, None] + o_col[None, :], b_dv, mask=m_tile, eviction_policy="evict_first")
+        if p_prefix is not None:
+            b_p_c = b_p_alpha * (b_p_e - b_delta) * b_p_rstd
+            if p_dg is not None:
+                b_dg += b_p * b_p_c
+            if p_dprefix is not None:
+                b_dp = b_dh * b_p_alpha + (b_g - b_p * (b_p_score * b_p_rstd * (1.0 / D))) * b_p_c
+                if p_djoined is not None:
+                    b_dp += load_row(p_djoined + i_token * s_djoined, D, BLOCK_D)
+                tl.store(p_dprefix + i_token * D + o_col, b_dp.to(p_dprefix.dtype.element_ty), mask=o_col < D)
     if p_dg is not None:
         tl.store(p_dg + tl.program_id(0).to(tl.int64) * D + o_col, b_dg, mask=o_col < D)

@@ -7,7 +7,17 @@ the highest score so far, and what was summed up before is scaled whenever it ri
 import triton
 import triton.language as tl
 
-from .tile import block_at, count_rows, load_query, load_rows, normalise_rows, store_rows, store_statistic, widen
+from .tile import (
+    block_at,
+    count_rows,
+    load_prefix,
+    load_query,
+    load_rows,
+    normalise_rows,
+    store_rows,
+    store_statistic,
+    widen,
+)
 
 
 @triton.jit
@@ -55,21 +65,38 @@ def store_output(
 @triton.jit
 def forward_tiles(
     p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_max, p_sum, p_norm_rstd,
-    b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps,
+    p_count, p_prefix, p_x, p_joined, p_append,
+    b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
     D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
     NORMALISE: tl.constexpr, ALIGNED: tl.constexpr,
 ):
     # fmt: on
-    """Tiles i_first, i_first + n_step, ... before i_end, with the highest score so far as the reference."""
+    """Tiles i_first, i_first + n_step, ... before i_end, with the highest score so far as the reference.
+
+    The prefix, where there is one, comes first. Its statistics are row n_slots.
+    """
     ROWS: tl.constexpr = BLOCK_M * BLOCK_S
     for i_tile in tl.range(i_first, i_end, n_step):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
         n_rows = count_rows(n_left, S)
-        b_max = tl.full([ROWS], float("-inf"), tl.float32)
-        b_sum = tl.zeros([ROWS], tl.float32)
-        # Zeros, of a number that is computed here: compilers for Ascend keep a constant tile on chip, to copy it from.
-        b_o = tl.full([ROWS, BLOCK_D], tl.where(n_left > 0, 0.0, 1.0), tl.float32)
+        if p_prefix is None:
+            b_max = tl.full([ROWS], float("-inf"), tl.float32)
+            b_sum = tl.zeros([ROWS], tl.float32)
+            # Zeros, of a number that is computed here: compilers for Ascend keep a constant tile on chip, to copy it from.
+            b_o = tl.full([ROWS, BLOCK_D], tl.where(n_left > 0, 0.0, 1.0), tl.float32)
+        else:
+            b_p = load_prefix(p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D, BLOCK_M, BLOCK_D)
+            if p_append is not None:
+                p_end = p_append + tl.cast(n_blocks, tl.int64) * s_block + i_token * s_token
+                if p_count is None or n_blocks < n_slots:
+                    store_rows(p_end, s_token, b_p, n_left, D, BLOCK_M, BLOCK_D, BLOCK_D == D)
+            b_max, b_rstd, _ = score_rows(b_p, b_g, eps, D)
+            i_row = tl.cast(n_slots, tl.int64) * n_tokens + i_token
+            store_scores(p_score, p_rstd, b_max, b_rstd, i_row, n_rows, n_left, S, ROWS, BLOCK_M)
+            b_sum = tl.full([ROWS], 1.0, tl.float32)
+            # One, computed: with a sum that starts as b_p itself, compilers for Ascend keep it where the next blocks go.
+            b_o = b_p * tl.exp(b_max - b_max)[:, None]
         for i_block in tl.range(0, n_blocks):
             p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
             b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, BLOCK_D == D)  # [BLOCK_M, BLOCK_D]
@@ -88,7 +115,7 @@ def forward_tiles(
         store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_token * S, n_rows, norm_eps, D, ROWS, BLOCK_D)
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_forward_kernel(
     p_v,
     p_table,  # None: block i lies at i * s_block
@@ -102,6 +129,11 @@ def attn_res_forward_kernel(
     p_max,  # fp32 [n_tokens, S]: max(s), or log(sum(exp(s))) where NORMALISE
     p_sum,  # fp32 [n_tokens, S]: sum(exp(s - max)); None where NORMALISE
     p_norm_rstd,
+    p_count,  # int32 or int64: the number of blocks; None: n_blocks is
+    p_prefix,  # the source that comes before the blocks; None: there is none
+    p_x,  # what is added to the prefix first; None: nothing
+    p_joined,  # where the sum goes
+    p_append,  # where the blocks lie, and the prefix is stored as the next one; None: it is not
     n_blocks,
     n_tokens,
     s_block,
@@ -109,6 +141,10 @@ def attn_res_forward_kernel(
     s_norm,
     eps,
     norm_eps,
+    n_slots,
+    s_prefix,
+    s_x,
+    s_joined,
     D: tl.constexpr,
     S: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -119,11 +155,14 @@ def attn_res_forward_kernel(
 ):
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
     b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
+    if p_count is not None:
+        n_blocks = tl.load(p_count).to(tl.int32)
     # fmt: off
     forward_tiles(
         p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_max, p_sum, p_norm_rstd,
+        p_count, p_prefix, p_x, p_joined, p_append,
         b_g, tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0),
-        n_blocks, n_tokens, s_block, s_token, eps, norm_eps,
+        n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
         D, S, BLOCK_M, BLOCK_S, BLOCK_D, NORMALISE, ALIGNED,
     )
     # fmt: on

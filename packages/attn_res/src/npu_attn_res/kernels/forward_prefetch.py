@@ -59,7 +59,7 @@ def attn_res_forward_prefetch_kernel(
     NORMALISE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """The arguments are those of attn_res_forward_kernel, for one layer."""
+    """The arguments are those of attn_res_forward_kernel, for one layer and no prefix."""
     # time: rare: that a score is higher by 30 than the first block's
     # lint: allow scalar-reduction: once a tile, whether its sums are too large; and tiles are sized for the 910B's compilers
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
@@ -134,7 +134,8 @@ def attn_res_forward_prefetch_kernel(
         # fmt: off
         forward_tiles(
             p_v, p_table, p_weight, p_o, p_y, None, None, p_max, p_sum, p_norm_rstd,
-            b_g, i_again, n_tiles, tl.num_programs(0), n_blocks, n_tokens, s_block, s_token, eps, norm_eps,
+            None, None, None, None, None,
+            b_g, i_again, n_tiles, tl.num_programs(0), n_blocks, n_tokens, s_block, s_token, eps, norm_eps, 0, 0, 0, 0,
             D, 1, BLOCK_M, 1, BLOCK_D, NORMALISE, ALIGNED,
         )
         # fmt: on

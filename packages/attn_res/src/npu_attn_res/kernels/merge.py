@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from .tile import (
+    load_prefix,
     load_query,
     load_rows,
     load_statistic,
@@ -57,12 +58,7 @@ def attn_res_merge_kernel(
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
-        b_p = load_rows(p_partial + i_token * s_partial, s_partial, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-        if p_x is not None:
-            b_p += load_rows(p_x + i_token * s_x, s_x, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-            b_total = b_p.to(p_total.dtype.element_ty)
-            store_rows(p_total + i_token * D, D, b_total, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-            b_p = widen(b_total)
+        b_p = load_prefix(p_partial, p_x, p_total, i_token, n_left, s_partial, s_x, D, D, BLOCK_M, BLOCK_D)
         b_rstd = tl.rsqrt(tl.sum(b_p * b_p, axis=1) * (1.0 / D) + eps)  # [BLOCK_M]
         b_score = tl.sum(b_p * b_g, axis=1) * b_rstd
         b_max = load_statistic(p_max + i_token, n_left, BLOCK_M)

@@ -156,6 +156,21 @@ def load_query(p_query, p_norm, s_norm, D: tl.constexpr, S: tl.constexpr, BLOCK_
 
 
 @triton.jit
+def load_prefix(
+    p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D: tl.constexpr, M: tl.constexpr, C: tl.constexpr
+):
+    """fp32 [M, C >= D]: rows of the prefix from i_token on. A layer's output x, where there is one, is added first, and the
+    sum is rounded to the dtype of p_joined and stored there."""
+    b_p = load_rows(p_prefix + i_token * s_prefix, s_prefix, n_left, D, M, C, C == D)
+    if p_x is not None:
+        b_p += load_rows(p_x + i_token * s_x, s_x, n_left, D, M, C, C == D)
+        b_joined = b_p.to(p_joined.dtype.element_ty)
+        store_rows(p_joined + i_token * s_joined, s_joined, b_joined, n_left, D, M, C, C == D)
+        b_p = widen(b_joined)
+    return b_p
+
+
+@triton.jit
 def normalise_rows(b_h, p_weight, p_y, p_rstd, i_row, n_rows, eps, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
     """Stores y = h / rms(h) * weight and 1 / rms(h) for rows i_row on, whole ones, of h as it is stored, fp32 [R, C]."""
     EXACT: tl.constexpr = C == D

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from npu_tiling import Device
 from npu_tiling.pytorch.tensors import allocate
@@ -11,40 +13,76 @@ from .. import reference, tiling
 from ..reference import Statistics, Weights
 from ..tiling import Kind
 from .sources import Sources, rows_of
-from .specs import Arguments, contiguous_weights, row_spec, run_rows, sources_on_chip, weights_gradient
+from .specs import Arguments, contiguous_weights, row_spec, run_rows, sources_on_chip, weights_gradient, widest
 from .split_d import Columns
 
 
+class Update(NamedTuple):
+    """What happens to the prefix before its sources are mixed.
+
+    Attributes:
+        x: is added to it; None: nothing is.
+        joined: where the sum goes; None where there is no x.
+        append: whether it is written behind the other sources, where those are one tensor.
+    """
+
+    x: Tensor | None
+    joined: Tensor | None
+    append: bool
+
+
+NO_UPDATE = Update(None, None, False)
+
+
 def forward(
-    v: Sources, weights: Weights, eps: float, norm_eps: float, save: bool, device: Device
-) -> tuple[Tensor, Tensor | None, Statistics]:
-    """h [..., D], y where there is a weight for it, and statistics where `save`."""
+    v: Sources,
+    weights: Weights,
+    eps: float,
+    norm_eps: float,
+    dtype: torch.dtype,
+    save: bool,
+    device: Device,
+    update: Update = NO_UPDATE,
+) -> tuple[Tensor, Tensor | None, Statistics] | None:
+    """h [..., D] in `dtype`, y where there is a weight for it, and statistics where `save`.
+
+    None where whole rows do not fit on chip beside a prefix.
+    """
     like, n_tokens = v.like, v.n_tokens
-    h = allocate(like, v.shape, like.dtype)
+    h = allocate(like, v.shape, dtype)
     y = None if weights.output is None else allocate(h, v.shape, h.dtype)
     score = rstd = lse = norm_rstd = None
     if save:
-        score = allocate(h, (v.n_sources, n_tokens), torch.float32)
-        rstd = allocate(h, (v.n_sources, n_tokens), torch.float32)
+        score = allocate(h, (v.n_rows, n_tokens), torch.float32)
+        rstd = allocate(h, (v.n_rows, n_tokens), torch.float32)
         lse = allocate(h, (n_tokens,), torch.float32)
         norm_rstd = None if y is None else allocate(h, (n_tokens,), torch.float32)
     statistics = Statistics(score, rstd, lse, norm_rstd)
     if not n_tokens:
         return h, y, statistics
+    (base, table, aligned), width, prefix = v.at, v.width, v.prefix
+    x, s_x = (None, 0) if update.x is None else rows_of(update.x)
+    joined, s_joined = (None, 0) if update.joined is None else rows_of(update.joined)
     kind = Kind.FORWARD if y is None else Kind.FORWARD_NORMALISED
-    (base, table, aligned), width = v.at, v.width
+    if prefix.rows is not None:
+        kind = Kind.BANK
     tiled, listed = sources_on_chip(v.n_sources, device), device.kind == "cuda" and table is not None
-    spec = row_spec(kind, width, h.dtype, v.s_token, device, 1, tiled, listed, aligned)
+    stride = max(v.s_token, prefix.stride, s_x, s_joined)
+    spec = row_spec(kind, width, widest(h, like, prefix.rows, x), stride, device, 1, tiled, listed, aligned)
+    beside = (*prefix[:2], x, joined, base if update.append else None), (v.n_sources, prefix.stride, s_x, s_joined)
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
         tensors = (base, table, *contiguous_weights(weights), h, y, score, rstd, lse)
         numbers = (v.n_sources, n_tokens, v.s_source, v.s_token)
         if launch.block_n:
-            return (*tensors, norm_rstd), (*numbers, eps, norm_eps)
-        return (*tensors, None, norm_rstd), (*numbers, width, eps, norm_eps)
+            return (*tensors, norm_rstd, *beside[0]), (*numbers, eps, norm_eps, *beside[1])
+        given: Arguments = (*tensors, None, norm_rstd), (*numbers, width, eps, norm_eps)
+        return given if launch.prefetch else ((*given[0], *beside[0]), (*given[1], *beside[1]))
 
     if run_rows(spec, n_tokens, arguments):
         return h, y, statistics
+    if prefix.rows is not None:
+        return None
     h, y, statistics = reference.forward(Columns(v, device), weights, eps, norm_eps, h.dtype)
     return h.view(v.shape), None if y is None else y.view(v.shape), statistics
 
@@ -57,10 +95,17 @@ def backward(
     statistics: Statistics,
     needed: tuple[bool, bool],
     device: Device,
-) -> tuple[Tensor | None, Tensor | None]:
+    djoined: Tensor | None = None,
+    dprefix: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None] | None:
     """Writes the gradients of the sources and returns those of w_query and w_norm, where needed.
 
-    h: the forward's, where it was not rounded (fp32).
+    None where whole rows do not fit on chip beside a prefix.
+
+    Args:
+        h: the forward's, where it was not rounded (fp32).
+        djoined: a gradient that reaches the prefix from elsewhere.
+        dprefix: where its whole gradient goes; None: it needs none.
     """
     if not v.n_tokens:
         return torch.zeros_like(weights.query), torch.zeros_like(weights.norm)
@@ -68,10 +113,15 @@ def backward(
     weights = contiguous_weights(weights)
     score, rstd, lse, _ = statistics
     (base, table, aligned), (dv, dv_table, also_aligned), width = v.at, v.gradients, v.width
+    prefix = v.prefix
+    added, s_added = (None, 0) if djoined is None else rows_of(djoined)
     kind = Kind.BACKWARD_FP32 if dh.dtype == torch.float32 else Kind.BACKWARD
+    if prefix.rows is not None:
+        kind = Kind.BANK_BACKWARD
     tiled, listed = sources_on_chip(v.n_sources, device), device.kind == "cuda" and table is not None
-    stride = max(v.s_token, s_dh)
-    spec = row_spec(kind, width, v.like.dtype, stride, device, 1, tiled, listed, aligned and also_aligned)
+    stride = max(v.s_token, s_dh, prefix.stride, s_added)
+    dtype = v.like.dtype if prefix.rows is None else widest(dh, v.like, prefix.rows)
+    spec = row_spec(kind, width, dtype, stride, device, 1, tiled, listed, aligned and also_aligned)
     dg = None
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
@@ -79,8 +129,11 @@ def backward(
         dg = allocate(dh, (grid, width), torch.float32) if needed[0] or needed[1] else None
         given = (dh,) if launch.block_n else (dh, h)
         tensors = (*given, base, table, weights.query, weights.norm, score, rstd, lse, dv, dv_table, dg)
-        return tensors, (v.n_sources, v.n_tokens, v.s_source, v.s_token, s_dh)
+        numbers = (v.n_sources, v.n_tokens, v.s_source, v.s_token, s_dh, v.n_sources, prefix.stride, s_added)
+        return (*tensors, *prefix[:2], added, dprefix), numbers
 
     if run_rows(spec, v.n_tokens, arguments):
         return weights_gradient(dg, weights, needed, device)
+    if prefix.rows is not None:
+        return None
     return reference.backward(Columns(v, device, needed[0] or needed[1]), dh, weights, statistics, needed)

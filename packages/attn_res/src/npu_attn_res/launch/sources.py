@@ -38,17 +38,35 @@ class Pointers(NamedTuple):
 _NOWHERE = Pointers(None, None, True)
 
 
+class Prefix(NamedTuple):
+    """One more source, of a dtype and a stride of its own, in kernels' order of arguments.
+
+    Attributes:
+        n_blocks: on the device, how many of the other sources count; None: all do.
+        rows: [..., D]; None: there is no such source.
+        stride: elements from one row to the next.
+    """
+
+    n_blocks: Tensor | None
+    rows: Tensor | None
+    stride: int
+
+
+NO_PREFIX = Prefix(None, None, 0)
+
+
 class Sources(NamedTuple):
-    """N sources of T rows [D].
+    """N sources of T rows [D], and a prefix.
 
     Attributes:
         at: where they are; without a table source i lies at i * s_source.
-        n_sources, n_tokens: N, T.
+        n_sources, n_tokens: N without the prefix, T.
         shape: of one source, [..., D].
         s_source, s_token: elements from one source, and from one row, to the next.
         like: a tensor of their dtype, on their device.
         gradients: where their gradients are to be written.
         held: what a table points to, copies among it: their memory must not be another tensor's before the launch.
+        prefix: the source that comes before the N; its statistics are the last row.
     """
 
     at: Pointers
@@ -60,10 +78,16 @@ class Sources(NamedTuple):
     like: Tensor
     gradients: Pointers
     held: Sequence[Tensor]
+    prefix: Prefix = NO_PREFIX
 
     @property
     def width(self) -> int:
         return self.shape[-1]
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows the statistics of a token have."""
+        return self.n_sources + (self.prefix.rows is not None)
 
 
 def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
@@ -73,6 +97,27 @@ def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
         if layout is not None and layout.n_outer == 1:
             return tensor, layout.strides[0][1]
     return tensor.contiguous(), tensor.shape[-1]
+
+
+def follow_beside(
+    tensors: Sequence[Tensor],
+    stacked: bool,
+    n_blocks: int,
+    count: Tensor | None,
+    prefix: Tensor | None,
+    device: Device,
+    gradients: Sequence[Tensor | None] = (),
+) -> Sources:
+    """As `follow`, of the first n_blocks sources, beside a prefix. There may be no other source."""
+    if prefix is None:
+        return follow(tensors, stacked, device, gradients)
+    rows, stride = rows_of(prefix)
+    beside = Prefix(count, rows, stride)
+    if tensors and tensors[0].numel():
+        sources = follow(tensors, stacked, device, gradients)
+        return sources._replace(n_sources=n_blocks, prefix=beside)
+    at, n_tokens = Pointers(rows, None, False), prod(prefix.shape[:-1])  # never read
+    return Sources(at, n_blocks, n_tokens, prefix.shape, 0, prefix.shape[-1], rows, _NOWHERE, (), beside)
 
 
 def follow(tensors: Sequence[Tensor], stacked: bool, device: Device, gradients: Sequence[Tensor | None] = ()) -> Sources:

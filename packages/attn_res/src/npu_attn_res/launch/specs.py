@@ -96,7 +96,12 @@ def weights_gradient(
 
 def sources_on_chip(n_sources: int, device: Device) -> int:
     """`n_sources` of a `row_spec`: tilings for CUDA depend on it, up to a power of two."""
-    return power_of_two(n_sources) if device.kind == "cuda" else 0
+    return power_of_two(max(1, n_sources)) if device.kind == "cuda" else 0
+
+
+def widest(*tensors: Tensor | None) -> torch.dtype:
+    """The dtype with the largest elements, which a tile is sized for."""
+    return max((one.dtype for one in tensors if one is not None), key=lambda dtype: dtype.itemsize)
 
 
 def contiguous_weights(weights: Weights) -> Weights:

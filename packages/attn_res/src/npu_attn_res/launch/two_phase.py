@@ -38,7 +38,8 @@ def phase1(
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
         tensors = (base, table, queries, w_norm, None, o, None, score, rstd, maximum, total, None)
-        return tensors, (n_sources, n_tokens, v.s_source, v.s_token, s_norm, eps, eps)
+        numbers = (n_sources, n_tokens, v.s_source, v.s_token, s_norm, eps, eps)
+        return (tensors, numbers) if launch.prefetch else ((*tensors, *(None,) * 5), (*numbers, 0, 0, 0, 0))
 
     if run_rows(spec, n_tokens, arguments):
         return state, score, rstd

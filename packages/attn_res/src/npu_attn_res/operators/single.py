@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from math import prod
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.pytorch.tensors import statistics_dtype
+from npu_tiling.pytorch.tensors import allocate, statistics_dtype
 from torch import Tensor
 
 from .. import reference
 from ..launch import single
-from ..launch.sources import follow
+from ..launch.sources import follow_beside
 from ..passes import Rows
 from ..reference import Statistics, Weights
 from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, fake_gradients, whole_gradient
@@ -21,30 +22,104 @@ from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, 
 def attn_res(
     blocks: Sequence[Tensor],
     stacked: bool,
+    n_blocks: int,
+    count: Tensor | None,
+    prefix: Tensor | None,
+    layer_output: Tensor | None,
     w_query: Tensor,
     w_norm: Tensor,
     norm_weight: Tensor | None,
     eps: float,
     norm_eps: float,
+    dtype: torch.dtype | None,
     save: bool,
 ) -> tuple[Tensor | None, ...]:
-    like, weights = blocks[0], Weights(w_query, w_norm, norm_weight)
+    joined = None if prefix is None or layer_output is None else allocate(prefix, prefix.shape, prefix.dtype)
+    given = (blocks, stacked, n_blocks, count, prefix, layer_output, joined, False)
+    h, y, statistics = _forward(*given, Weights(w_query, w_norm, norm_weight), eps, norm_eps, dtype, save)
+    return h, y, joined, *(statistics if save else (None, None, None, None))
+
+
+def attn_res_update(
+    blocks: Sequence[Tensor],
+    stacked: bool,
+    n_blocks: int,
+    count: Tensor | None,
+    prefix: Tensor,
+    layer_output: Tensor | None,
+    w_query: Tensor,
+    w_norm: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+    norm_eps: float,
+    dtype: torch.dtype | None,
+    save: bool,
+    append: bool,
+    in_place: bool,
+) -> tuple[Tensor | None, ...]:
+    joined = None if layer_output is None else prefix if in_place else allocate(prefix, prefix.shape, prefix.dtype)
+    given = (blocks, stacked, n_blocks, count, prefix, layer_output, joined, append)
+    h, y, statistics = _forward(*given, Weights(w_query, w_norm, norm_weight), eps, norm_eps, dtype, save)
+    return h, y, None if in_place else joined, *(statistics if save else (None, None, None, None))
+
+
+def _forward(
+    blocks: Sequence[Tensor],
+    stacked: bool,
+    n_blocks: int,
+    count: Tensor | None,
+    prefix: Tensor | None,
+    x: Tensor | None,
+    joined: Tensor | None,
+    append: bool,
+    weights: Weights,
+    eps: float,
+    norm_eps: float,
+    dtype: torch.dtype | None,
+    save: bool,
+) -> tuple[Tensor, Tensor | None, Statistics]:
+    """h and y [..., D] and the statistics. `joined` becomes prefix + x; with `append` it is written behind the blocks."""
+    like = blocks[0] if prefix is None else prefix
+    dtype, shape = dtype or like.dtype, like.shape[1:] if stacked and prefix is None else like.shape
     device = device_for(like.device)
     if device is not None:
-        h, y, statistics = single.forward(follow(blocks, stacked, device), weights, eps, norm_eps, save, device)
-    else:
-        shape = like.shape[1:] if stacked else like.shape
-        h, y, statistics = reference.forward(Rows(blocks, stacked), weights, eps, norm_eps, like.dtype)
-        h, y = h.view(shape), None if y is None else y.view(shape)
-    return h, y, *(statistics if save else (None, None, None, None))
+        sources = follow_beside(blocks, stacked, n_blocks, count, prefix, device)
+        update = single.Update(x, joined, append)
+        found = single.forward(sources, weights, eps, norm_eps, dtype, save, device, update)
+        if found is not None:
+            return found
+    if prefix is not None and x is not None:
+        assert joined is not None
+        wide = statistics_dtype(torch.promote_types(prefix.dtype, x.dtype))
+        joined.copy_(prefix.to(wide) + x.to(wide))
+        prefix = joined
+    if append:
+        assert prefix is not None
+        append_block(blocks[0], n_blocks, count, prefix)
+    v = Rows(blocks, stacked, n_blocks=n_blocks if count is None else None, count=count, prefix=prefix)
+    h, y, statistics = reference.forward(v, weights, eps, norm_eps, dtype)
+    return h.view(shape), None if y is None else y.view(shape), statistics
+
+
+def append_block(blocks: Tensor, n_blocks: int, count: Tensor | None, block: Tensor) -> None:
+    """Writes a block behind the first n_blocks of [capacity, ..., D], or behind `count`, where there is room."""
+    if count is None:
+        blocks[n_blocks].copy_(block)
+        return
+    here = torch.arange(len(blocks), device=count.device).view(-1, *(1,) * block.dim()) == count
+    blocks.copy_(torch.where(here, block.to(blocks.dtype), blocks))
 
 
 def attn_res_backward(
     dh: Tensor | None,
     dy: Tensor | None,
+    djoined: Tensor | None,
     h: Tensor | None,
     blocks: Sequence[Tensor],
     stacked: bool,
+    n_blocks: int,
+    count: Tensor | None,
+    prefix: Tensor | None,
     w_query: Tensor,
     w_norm: Tensor,
     norm_weight: Tensor | None,
@@ -53,59 +128,94 @@ def attn_res_backward(
     lse: Tensor,
     norm_rstd: Tensor | None,
     need_blocks: Sequence[bool],
+    need_prefix: bool,
     need_weights: Sequence[bool],
-) -> tuple[list[Tensor | None], Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[list[Tensor | None], Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     weights, statistics = Weights(w_query, w_norm, norm_weight), Statistics(score, rstd, lse, norm_rstd)
     needed = (need_weights[0], need_weights[1])
     device = device_for(score.device)
     dh, dweight = whole_gradient(dh, dy, h, weights, statistics, need_weights[2])
-    if device is None:
-        rows = Rows(blocks, stacked, need_blocks)
-        dquery, dnorm = reference.backward(rows, dh, weights, statistics, needed)
-        return rows.dv, dquery, dnorm, dweight
-    gradients = allocate_gradients(blocks, need_blocks)
-    sources = follow(blocks, stacked, device, gradients)
-    unrounded = h if reads_h(blocks[0]) else None
-    return gradients, *single.backward(sources, dh, unrounded, weights, statistics, needed, device), dweight
+    if device is not None:
+        gradients = allocate_gradients(blocks, need_blocks)
+        if stacked and gradients[0] is not None and prefix is not None:
+            (gradients[0] if count is not None else gradients[0][n_blocks:]).zero_()  # of what lies behind the blocks
+        dprefix = None
+        if prefix is not None and need_prefix:
+            dprefix = allocate(prefix, prefix.shape, prefix.dtype)
+        sources = follow_beside(blocks, stacked, n_blocks, count, prefix, device, gradients)
+        unrounded = h if h is not None and reads_h(h) else None
+        beside = (None if dprefix is None else djoined, dprefix)
+        found = single.backward(sources, dh, unrounded, weights, statistics, needed, device, *beside)
+        if found is not None:
+            return gradients, dprefix, *found, dweight
+    used = n_blocks if count is None else None
+    sources_of = functools.partial(Rows, prefix=prefix, need_prefix=need_prefix, djoined=djoined)
+    rows = sources_of(blocks, stacked, need_blocks, n_blocks=used, count=count)
+    dquery, dnorm = reference.backward(rows, dh, weights, statistics, needed)
+    return rows.dv, rows.dprefix, dquery, dnorm, dweight
 
 
-def reads_h(source: Tensor) -> bool:
+def reads_h(h: Tensor) -> bool:
     """Whether the backward takes delta from h: where h is not rounded, on Ascend; elsewhere it sums delta up again."""
-    if source.dtype != torch.float32:
+    if h.dtype != torch.float32:
         return False
-    device = device_for(source.device)
+    device = device_for(h.device)
     return device is not None and device.kind == "ascend"
 
 
-def _fake(blocks, stacked, w_query, w_norm, norm_weight, eps, norm_eps, save):  # type: ignore[no-untyped-def]
-    like, dtype = blocks[0], statistics_dtype(blocks[0].dtype)
-    shape = like.shape[1:] if stacked else like.shape
-    n_blocks, n_tokens = like.shape[0] if stacked else len(blocks), prod(shape[:-1])
-    h, y = like.new_empty(shape), None if norm_weight is None else like.new_empty(shape)
+def _fake(  # type: ignore[no-untyped-def]
+    blocks, stacked, n_blocks, count, prefix, layer_output, w_query, w_norm, norm_weight, eps, norm_eps, dtype, save
+):
+    like = blocks[0] if prefix is None else prefix
+    shape = like.shape[1:] if stacked and prefix is None else like.shape
+    n_tokens, n_rows = prod(shape[:-1]), n_blocks + (prefix is not None)
+    h = like.new_empty(shape, dtype=dtype or like.dtype)
+    y = None if norm_weight is None else torch.empty_like(h)
+    joined = None if prefix is None or layer_output is None else like.new_empty(shape)
     if not save:
-        return h, y, None, None, None, None
-    shapes = ((n_blocks, n_tokens), (n_blocks, n_tokens), (n_tokens,))
+        return h, y, joined, None, None, None, None
+    dtypes = [one.dtype for one in (*blocks, prefix) if one is not None]
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    shapes = ((n_rows, n_tokens), (n_rows, n_tokens), (n_tokens,))
     norm_rstd = None if y is None else like.new_empty((n_tokens,), dtype=dtype)
-    return h, y, *(like.new_empty(shape, dtype=dtype) for shape in shapes), norm_rstd
+    return h, y, joined, *(like.new_empty(shape, dtype=dtype) for shape in shapes), norm_rstd
 
 
-def _fake_backward(dh, dy, h, blocks, stacked, w_query, w_norm, norm_weight, *rest):  # type: ignore[no-untyped-def]
-    need_blocks, need_weights = rest[-2:]
+def _fake_update(*arguments):  # type: ignore[no-untyped-def]
+    *given, _, in_place = arguments
+    h, y, joined, *statistics = _fake(*given)
+    return h, y, None if in_place else joined, *statistics
+
+
+def _fake_backward(  # type: ignore[no-untyped-def]
+    dh, dy, djoined, h, blocks, stacked, n_blocks, count, prefix, w_query, w_norm, norm_weight, *rest
+):
+    need_blocks, need_prefix, need_weights = rest[-3:]
     weights = (w_query, w_norm, w_query if norm_weight is None else norm_weight)
-    return fake_gradients(blocks, need_blocks), *fake_gradients(weights, need_weights)
+    dprefix = prefix.new_empty(prefix.shape) if need_prefix else None
+    return fake_gradients(blocks, need_blocks), dprefix, *fake_gradients(weights, need_weights)
 
 
+_SOURCES = "bool stacked, SymInt n_blocks, Tensor? count"
+_OPTIONS = f"{WEIGHTS}, float eps, float norm_eps, ScalarType? dtype, bool save"
 OPERATORS.define(
-    f"attn_res(Tensor[] blocks, bool stacked, {WEIGHTS}, float eps, float norm_eps, bool save) -> (Tensor h, Tensor y,"
-    f" {STATISTICS})",
+    f"attn_res(Tensor[] blocks, {_SOURCES}, Tensor? prefix, Tensor? layer_output, {_OPTIONS}) -> (Tensor h, Tensor y,"
+    f" Tensor joined, {STATISTICS})",
     attn_res,
     _fake,
     forward_mode=True,
     batched=attn_res,
 )
 OPERATORS.define(
-    f"attn_res_backward(Tensor? dh, Tensor? dy, Tensor? h, Tensor[] blocks, bool stacked, {WEIGHTS}, {SAVED},"
-    " bool[] need_blocks, bool[] need_weights) -> (Tensor[] dblocks, Tensor dw_query, Tensor dw_norm, Tensor dnorm_weight)",
+    f"attn_res_update(Tensor(a!)[] blocks, {_SOURCES}, Tensor(b!) prefix, Tensor? layer_output, {_OPTIONS}, bool append,"
+    f" bool in_place) -> (Tensor h, Tensor y, Tensor joined, {STATISTICS})",
+    attn_res_update,
+    _fake_update,
+)
+OPERATORS.define(
+    f"attn_res_backward(Tensor? dh, Tensor? dy, Tensor? djoined, Tensor? h, Tensor[] blocks, {_SOURCES}, Tensor? prefix,"
+    f" {WEIGHTS}, {SAVED}, bool[] need_blocks, bool need_prefix, bool[] need_weights) -> (Tensor[] dblocks,"
+    " Tensor dprefix, Tensor dw_query, Tensor dw_norm, Tensor dnorm_weight)",
     attn_res_backward,
     _fake_backward,
     forward_mode=True,

@@ -9,7 +9,7 @@ from npu_tiling import Block, Device, Tile, UnifiedBufferError, Way, first_fit, 
 from npu_tiling.budget.arithmetic import FP32, INT32_END, equal_blocks, round_up
 
 from .footprint import PREFETCHED, ROW_WAYS, RowWay, launch_tiles, row_tiles, row_way
-from .launches import COLUMN_KINDS, Launch, Problem, WeightsLaunch
+from .launches import BESIDE_PREFIX, COLUMN_KINDS, Launch, Problem, WeightsLaunch
 
 # Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth. 16 KB would reach 94 %, but
 # when tiles fill the Unified Buffer the compilers reuse the idle half of a double buffer, and each load then waits for the
@@ -100,7 +100,7 @@ def _row_launch(launch: Launch, way: RowWay) -> Launch:
 
 def _unit(problem: Problem, device: Device) -> int:
     """Columns that make up one aligned piece of a row in every tensor."""
-    return device.ub_align // problem.itemsize
+    return device.ub_align // (2 if problem.kind in BESIDE_PREFIX else problem.itemsize)
 
 
 def _padded(problem: Problem, device: Device) -> int:

@@ -19,6 +19,8 @@ _BYTES = {
     Kind.LAYERS: ((24, 4), (24, 4), (20, 1), (20, 1)),
     Kind.BACKWARD: ((24, 5), (28, 9), (21, 5), (28, 9)),
     Kind.BACKWARD_FP32: ((28, 5), (28, 9), (21, 5), (30, 15)),  # dh in fp32, whatever the sources are
+    Kind.BANK: ((20, 4), (20, 8), (20, 4), (28, 2)),
+    Kind.BANK_BACKWARD: ((30, 4), (32, 4), (28, 4), (40, 2)),
     Kind.PRODUCTS: ((20, 8), (22, 8), (16, 8), (16, 8)),
     Kind.WEIGHTED_SUM: ((17, 8), (20, 8), (16, 8), (16, 8)),
     Kind.GRADIENT: ((36, 16), (36, 16), (26, 16), (27, 20)),
@@ -65,6 +67,8 @@ ROW_WAYS = {
         RowWay(True, False, (28, 28, 26, 24)),
         RowWay(False, False, (26, 22, 24, 24)),
     ),
+    Kind.BANK: (RowWay(False, True, (24, 24, 20, 28)), RowWay(False, False, (20, 20, 16, 20))),
+    Kind.BANK_BACKWARD: (RowWay(False, True, (32, 38, 28, 40)), RowWay(False, False, (26, 26, 22, 24))),
     Kind.MERGE: (RowWay(False, True, (24, 24, 21, 32)), RowWay(False, False, (16, 16, 16, 20))),
     Kind.MERGE_BACKWARD: (RowWay(False, True, (32, 33, 37, 48)), RowWay(False, False, (24, 22, 28, 28))),
     Kind.NORM_BACKWARD: (RowWay(False, True, (26, 30, 33, 41)), RowWay(False, False, (22, 22, 28, 28))),

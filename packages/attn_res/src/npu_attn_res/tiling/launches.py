@@ -19,6 +19,8 @@ class Kind(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11's)
     FORWARD_NORMALISED = "forward, normalised"
     PHASE1 = "phase 1"  # of one layer
     LAYERS = "forward of layers"
+    BANK = "forward beside a prefix"
+    BANK_BACKWARD = "backward beside a prefix"
     BACKWARD = "backward"
     BACKWARD_FP32 = "backward from fp32"  # dh in fp32, whatever the sources are
     PRODUCTS = "products"
@@ -29,8 +31,9 @@ class Kind(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11's)
     NORM_BACKWARD = "norm backward"
 
 
-FORWARDS = (Kind.FORWARD, Kind.FORWARD_NORMALISED)
-BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_FP32)
+FORWARDS = (Kind.FORWARD, Kind.FORWARD_NORMALISED, Kind.BANK)
+BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_FP32, Kind.BANK_BACKWARD)
+BESIDE_PREFIX = (Kind.BANK, Kind.BANK_BACKWARD)  # tensors of several dtypes
 COLUMN_KINDS = (Kind.PRODUCTS, Kind.WEIGHTED_SUM, Kind.GRADIENT)  # the others take whole rows
 
 
@@ -51,6 +54,8 @@ KERNELS = {
     Kind.FORWARD: _FORWARD,
     Kind.FORWARD_NORMALISED: _FORWARD,
     Kind.PHASE1: _FORWARD,
+    Kind.BANK: _FORWARD,
+    Kind.BANK_BACKWARD: _BACKWARD,
     Kind.LAYERS: _FORWARD,
     Kind.BACKWARD: _BACKWARD,
     Kind.BACKWARD_FP32: _BACKWARD,
@@ -61,7 +66,7 @@ KERNELS = {
     Kind.MERGE_BACKWARD: Kernel("kernels.merge", "attn_res_merge_backward_kernel", _ROWS),
     Kind.NORM_BACKWARD: Kernel("kernels.merge", "attn_res_norm_backward_kernel", _ROWS),
 }
-PREFETCH_KERNELS = KERNELS | dict.fromkeys((*FORWARDS, Kind.PHASE1), _FORWARD_PREFETCH)
+PREFETCH_KERNELS = KERNELS | dict.fromkeys((Kind.FORWARD, Kind.FORWARD_NORMALISED, Kind.PHASE1), _FORWARD_PREFETCH)
 _SOURCES = ("D", "BLOCK_N", "BLOCK_D", "STAGES")
 SOURCES_KERNELS = {  # a tile has several sources
     **dict.fromkeys(FORWARDS, Kernel("kernels.cuda", "attn_res_forward_sources_kernel", _SOURCES)),

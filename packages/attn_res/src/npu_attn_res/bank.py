@@ -1,0 +1,146 @@
+"""Attention Residuals over a bank of blocks and a running prefix: the public function, which checks its arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from npu_tiling.pytorch.autograd import needs_gradient
+from npu_tiling.pytorch.sharding import is_distributed
+from torch import Tensor
+
+from . import sharding
+from .autograd import OPERATORS
+from .checks import check_bank
+
+
+class BankResult(NamedTuple):
+    """What `attn_res_bank` returns.
+
+    Attributes:
+        output: h [..., D].
+        normalized: RMSNorm(h) [..., D]; None without an output_rms_weight.
+        prefix: the prefix [..., D] with the layer's output added.
+        weights: alpha [..., n_blocks + 1] in fp32, the prefix's last; None where it was not asked for. With n_blocks on the
+            device it has capacity + 1 columns, zero where there is no block.
+    """
+
+    output: Tensor
+    normalized: Tensor | None
+    prefix: Tensor
+    weights: Tensor | None
+
+
+def attn_res_bank(
+    bank: Tensor | Sequence[Tensor],
+    n_blocks: int | Tensor | None,
+    prefix: Tensor,
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: Tensor | None = None,
+    rms_eps: float = 1e-6,
+    scale: float = 1.0,
+    *,
+    layer_output: Tensor | None = None,
+    append: bool = False,
+    in_place: bool = False,
+    output_dtype: torch.dtype | None = None,
+    output_rms_eps: float | None = None,
+    return_weights: bool = False,
+) -> BankResult:
+    """A layer's input as a softmax over the finished blocks in a bank and the running prefix, in one launch.
+
+        p = prefix + layer_output        v = bank[..., 0, :], ..., bank[..., n_blocks - 1, :], p
+        k_i = v_i / sqrt(mean(v_i^2) + rms_eps) * rms_weight
+        alpha = softmax_i(scale <query, k_i>)        h = sum_i alpha_i v_i
+        normalized = h / sqrt(mean(h^2) + output_rms_eps) * output_rms_weight
+
+    p is rounded to the prefix's dtype before it is used. The bank is not copied, nor is what lies behind its blocks read.
+    Arithmetic is fp32, h is rounded once. The bank, the prefix, the layer's output and h may have dtypes of their own. With
+    gradients, the blocks that count must keep their values until the backward; those behind them may be written to. The
+    gradient of a bank has its shape, zero behind its blocks.
+
+    Args:
+        bank: [..., capacity, D], fp32, bf16 or fp16 (fp64 too on a CPU), rows at any one stride; or a list or tuple of
+            blocks [..., D], which may be empty.
+        n_blocks: how many blocks of the bank count, from 0; an int, or a tensor with one int32 or int64 on the bank's
+            device, which nothing waits for. None: all.
+        prefix: [..., D]: the sum of the outputs of the layers since the last block.
+        query, rms_weight: [D], the prefix's dtype or fp32.
+        output_rms_weight: [D], the prefix's dtype or fp32: of an RMSNorm of h in the same pass.
+        rms_eps: added to the mean square.
+        scale: of the scores.
+        layer_output: [..., D]: is added to the prefix first.
+        append: also write p into the bank, as block n_blocks. Nothing is written where n_blocks is a tensor and the bank is
+            full. Without gradients that is part of the launch, with them a copy that PyTorch records.
+        in_place: write p where the prefix is, which needs no gradient then.
+        output_dtype: of h and normalized; None: the prefix's.
+        output_rms_eps: added to the mean square of h; None: rms_eps.
+        return_weights: return alpha too, which carries no gradient.
+
+    Returns:
+        A BankResult.
+
+    Raises:
+        TypeError: an argument has a type or dtype that is not supported.
+        ValueError: shapes or devices do not match, an option is out of range, or `append` or `in_place` is impossible.
+
+    Source: "Attention Residuals", arXiv 2603.15031.
+    """
+    weights = {"query": query, "rms_weight": rms_weight, "output_rms_weight": output_rms_weight}
+    flags = {"append": append, "in_place": in_place, "return_weights": return_weights}
+    numbers = {"rms_eps": rms_eps, "scale": scale, "output_rms_eps": output_rms_eps}
+    rms_eps, scale, output_rms_eps = check_bank(bank, n_blocks, prefix, layer_output, weights, numbers, flags, output_dtype)
+    recorded = needs_gradient((bank, prefix, layer_output, query, rms_weight, output_rms_weight))
+    if in_place and recorded:
+        raise ValueError("in_place is True and must be False where a gradient is needed: the backward reads the prefix.")
+    if is_distributed((bank, prefix, layer_output, *weights.values())):
+        run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale, output_dtype=output_dtype)
+        run = functools.partial(run, output_rms_eps=output_rms_eps, **flags)
+        return BankResult(*sharding.bank(run, bank, {"prefix": prefix, "layer_output": layer_output}, weights))
+    if scale != 1.0:
+        query = query.to(torch.promote_types(query.dtype, torch.float32)) * scale
+    stacked = isinstance(bank, Tensor)
+    blocks = [bank.movedim(-2, 0)] if isinstance(bank, Tensor) else list(bank)
+    count = n_blocks if isinstance(n_blocks, Tensor) else None
+    capacity = len(blocks[0]) if stacked else len(blocks)
+    used = n_blocks if isinstance(n_blocks, int) else capacity
+    given = (blocks, stacked, used, count, prefix, layer_output, query, rms_weight, output_rms_weight)
+    options = (rms_eps, output_rms_eps, output_dtype, return_weights)
+    if (append or in_place) and not recorded:
+        h, y, joined, score, _, lse, _ = OPERATORS("attn_res_update", *given, *options, append, in_place)
+        _written([blocks[0]] * append + [prefix] * (in_place and layer_output is not None))
+        joined = prefix if in_place or layer_output is None else joined
+    else:
+        h, y, joined, score, _, lse, _ = OPERATORS("attn_res", *given, *options)
+        joined = prefix if layer_output is None else joined
+        if append and isinstance(bank, Tensor):
+            _append(bank, n_blocks, joined)
+    alpha = _weights(score, lse, count, prefix.shape[:-1]) if return_weights else None
+    return BankResult(h, y if output_rms_weight is not None else None, joined, alpha)
+
+
+def _written(tensors: Sequence[Tensor]) -> None:
+    """Tells PyTorch that tensors have changed, so that a backward that needs what they were is an error."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+def _append(bank: Tensor, n_blocks: int | Tensor | None, block: Tensor) -> None:
+    """Writes a block behind those that count, as autograd records it."""
+    if isinstance(n_blocks, Tensor):
+        bank.index_copy_(-2, n_blocks.reshape(1).long(), block.unsqueeze(-2).to(bank.dtype))
+    else:
+        bank.select(-2, n_blocks or 0).copy_(block)
+
+
+@torch.no_grad()
+def _weights(score: Tensor, lse: Tensor, count: Tensor | None, leading: Sequence[int]) -> Tensor:
+    """alpha [..., N + 1] from scores [N + 1, T]."""
+    alpha = torch.exp(score - lse)
+    if count is not None:
+        slots = torch.arange(len(score), device=score.device)
+        alpha = torch.where(((slots < count) | (slots == len(score) - 1)).unsqueeze(-1), alpha, 0.0)
+    return alpha.t().reshape(*leading, len(score))
