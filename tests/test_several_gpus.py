@@ -1,4 +1,4 @@
-"""The program that measures operators and training on several GPUs, tried on the CPU; its kept tables are those of its numbers."""
+"""Measurements on several GPUs: the program, tried on the CPU; kept tables are those of the kept numbers."""
 
 import json
 from pathlib import Path
