@@ -39,8 +39,9 @@ def main() -> int:
 
 def tables(results: dict[str, Any]) -> str:
     """Results as Markdown."""
+    where = f"{results['device']}, {results['ranks']} ranks, torch {results['torch']}"
     lines = [
-        f"{results['device']}, {results['ranks']} ranks, torch {results['torch']}, {results['date']}. Wall time with the host's work.",
+        f"{where}, {results['date']}. Wall time with the host's work.",
         "",
         "| tokens x width x vocabulary, forward and backward, ms | one rank | all ranks | times as fast |",
         "|---|---|---|---|",
