@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 
 from .commands import check, lint, maintenance, report, run, time, tune
@@ -20,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if given:
         options.given = [*options.given, *given]
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch without numpy, which nothing here uses
     try:
         return int(options.run(options))
     except OfflineError as error:

@@ -116,16 +116,19 @@ def load_file(path: Path, *, partly: bool = False) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    try:
-        with _no_torch_npu(), record():  # autotuning asks for a driver where it decorates
+    problem = None
+    with _no_torch_npu(), record():  # autotuning asks for a driver where it decorates
+        try:
             spec.loader.exec_module(module)
-    except Exception as error:
-        frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        except Exception as error:
+            problem = error
+    if problem is not None:
+        frames = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == str(path)]
         line = f" at line {frames[-1]}" if frames else ""
-        problem = f"{path} fails{line}: {type(error).__name__}: {error}"
+        said = f"{path} fails{line}: {type(problem).__name__}: {problem}"
         if not partly or not kernels_of(module):
-            raise OfflineError(problem) from error
-        print(f"npu-offline: {problem}; the kernels above are used", file=sys.stderr)
+            raise OfflineError(said) from problem
+        print(f"npu-offline: {said}; the kernels above are used", file=sys.stderr)
     return module
 
 

@@ -110,7 +110,7 @@ def _described(record: LaunchRecord, soc: str, toolchain: str) -> str:
 def _value(value: Memory | int | float) -> object:
     if not isinstance(value, Memory):
         return value
-    content = None if value.values is None else hashlib.sha256(value.values.numpy().tobytes()).hexdigest()
+    content = None if value.values is None else hashlib.sha256(repr(value.values.tolist()).encode()).hexdigest()
     return value.nbytes, value.row_bytes, content
 
 

@@ -105,7 +105,11 @@ def _table(results: Sequence[check.Result], executed: Sequence[Executed] = ()) -
     ran = _ran(executed)
     chips: dict[tuple[str, ...], list[str]] = {}
     for result in results:
-        verdict = "" if toolchains.is_a5(result.job.soc) else ran.get((result.job.kernel, result.job.toolchain), "")
+        verdict = (
+            ""
+            if result.unsupported or toolchains.is_a5(result.job.soc)
+            else ran.get((result.job.kernel, result.job.toolchain), "")
+        )
         key = (result.job.kernel, result.job.tile, result.job.toolchain, *_outcome(result), verdict)
         chips.setdefault(key, []).append(result.job.soc)
     rows: dict[tuple[str, ...], list[str]] = {}

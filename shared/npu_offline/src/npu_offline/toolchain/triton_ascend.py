@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 
 from npu_tiling.installation import triton as installation
@@ -29,3 +30,8 @@ def require_triton_ascend() -> None:
     reason = missing_triton_ascend()
     if reason:
         raise ToolchainMissingError(reason)
+    try:
+        importlib.import_module("triton.backends.ascend.compiler")
+    except Exception as error:  # again those of two Tritons, of which one has this backend
+        problem = installation.triton_problem(ascend=True) or f"triton-ascend cannot be imported: {error}"
+        raise ToolchainMissingError(str(problem)) from error
