@@ -11,6 +11,7 @@ import tomllib
 from functools import cache
 from html.parser import HTMLParser
 
+import griffe
 import pytest
 import yaml
 
@@ -66,6 +67,14 @@ def test_every_public_name_is_in_the_reference(site, read, key):
     assert names and set(names) <= page.ids
     module = __import__(PACKAGES[key].module)
     assert {f"{PACKAGES[key].module}.{name}" for name in module.__all__} <= set(names)
+
+
+def test_every_public_name_has_words_of_its_own():
+    sources = [ROOT / package.folder / "src" for package in PACKAGES.values()]
+    for key, package in PACKAGES.items():
+        module = griffe.load(package.module, search_paths=sources, resolve_aliases=True)
+        for name in reference.public_names(key):
+            assert module[name.removeprefix(f"{package.module}.")].has_docstring, name
 
 
 @pytest.mark.slow
@@ -192,4 +201,4 @@ def test_a_chart_has_every_point_that_was_recorded(file):
 def test_a_box_is_above_what_it_uses():
     assert graphs.ranks([("a", "b"), ("b", "c"), ("a", "c"), ("d", "c")]) == [["a"], ["b", "d"], ["c"]]
     drawn = graphs.replace("x\n```mermaid\nflowchart TD\n  a --> b\n```\ny")
-    assert drawn.startswith("x\n<svg") and drawn.count("<rect") == 2 and drawn.count('class="edge"') == 1
+    assert drawn.startswith('x\n<div class="wide"><svg') and drawn.count("<rect") == 2 and drawn.count('class="edge"') == 1

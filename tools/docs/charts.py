@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-WIDTH, HEIGHT = 460, 300
-LEFT, RIGHT, TOP, BOTTOM = 54, 12, 34, 64
+WIDTH, HEIGHT = 400, 290
+LEFT, RIGHT, TOP, BOTTOM = 68, 18, 34, 64
 PROVIDERS = {"ours": "this", "torch": "torch", "compile": "torch.compile", "liger": "liger-kernel"}
 """Which providers are drawn, in this order, and what they are called."""
 

@@ -39,8 +39,8 @@ def draw(edges: Sequence[tuple[str, str]]) -> str:
     head = '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     head += '<path class="head" d="M0 0L8 4L0 8z"/></marker></defs>'
     label = html.escape("; ".join(f"{one} uses {to}" for one, to in edges))
-    shape = f'viewBox="0 0 {width:.0f} {height}" style="max-width:{width:.0f}px"'
-    return f'<svg class="graph" {shape} role="img" aria-label="{label}">{head}{"".join(parts)}</svg>'
+    shape = f'viewBox="0 0 {width:.0f} {height}" style="max-width:{width:.0f}px;min-width:{min(width, 640):.0f}px"'
+    return f'<div class="wide"><svg class="graph" {shape} role="img" aria-label="{label}">{head}{"".join(parts)}</svg></div>'
 
 
 def _box(box: str, places: Mapping[str, tuple[float, float]], sizes: Mapping[str, int]) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from .errors import BenchError
 
 MODES = ("forward", "backward", "full", "no-grad-forward", "graph")
+"""What of a call is measured; all but the last unless others are asked for."""
 _MODES_UNASKED = MODES[:-1]
 
 Outputs = Tensor | tuple[Tensor, ...]

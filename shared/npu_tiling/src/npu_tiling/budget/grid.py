@@ -6,7 +6,8 @@ from typing import Literal
 
 from ..chips.devices import Device
 
-ALL_TILES = 2**16  # `per_core` of a grid that is not persistent: one program for every tile
+ALL_TILES = 2**16
+"""`per_core` of a grid that is not persistent: one program for every tile."""
 
 
 def persistent_grid(tiles: int, device: Device, *, cores: Literal["vector", "cube"] = "vector", per_core: int = 1) -> int:

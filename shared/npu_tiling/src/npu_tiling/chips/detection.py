@@ -15,8 +15,8 @@ from .devices import SOCS, Device
 if TYPE_CHECKING:
     import torch
 
-#: Names the SoC of `npu` tensors when set, e.g. NPU_TILING_SOC=Ascend910B4.
 SOC_VARIABLE = "NPU_TILING_SOC"
+"""The environment variable that names the SoC of `npu` tensors when set, e.g. NPU_TILING_SOC=Ascend910B4."""
 
 # Overrides are process-wide, not per thread: autograd runs the backward of accelerator tensors on threads of its own.
 _overrides: list[tuple[Device, bool]] = []

@@ -115,5 +115,5 @@ _CHIPS = (
     *(_c310(name, cores) for cores, names in _C310_CHIPS.items() for name in names.split()),
 )
 
-#: Every Ascend chip that the compiler targets, by SoC name.
 SOCS: Mapping[str, Device] = MappingProxyType({chip.name: chip for chip in _CHIPS})
+"""Every Ascend chip that the compiler targets, by SoC name."""
