@@ -98,6 +98,16 @@ def test_authors_links_and_build_tools_are_the_projects(package):
     assert tomllib.loads(text)["project"]["authors"] == read_project()["authors"]
 
 
+def test_citation_names_the_authors_and_the_license_of_the_packages():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["authors"] == read_project()["authors"]
+    licenses = {
+        tomllib.loads((ROOT / package.folder / "pyproject.toml").read_text())["project"]["license"]
+        for package in PACKAGES.values()
+    }
+    assert {citation["license"]} == licenses
+
+
 def test_links_are_written_for_each_package():
     folder = PACKAGES["rms_norm"].folder
     text = (ROOT / folder / "pyproject.toml").read_text()

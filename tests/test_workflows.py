@@ -103,7 +103,12 @@ def test_what_is_published_was_tested_with_the_torch_that_is_named():
 
 @pytest.mark.parametrize(
     ("schema", "file"),
-    [("vendor.dependabot", "dependabot.yml"), ("vendor.github-issue-forms", "ISSUE_TEMPLATE/bug.yml")],
+    [("vendor.dependabot", "dependabot.yml")]
+    + [
+        ("vendor.github-issue-forms", f"ISSUE_TEMPLATE/{file.name}")
+        for file in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")
+    ]
+    + [("vendor.citation-file-format", "../CITATION.cff")],
 )
 def test_what_github_reads_follows_its_schema(schema, file):
     checker = Path(sys.executable).with_name("check-jsonschema")
