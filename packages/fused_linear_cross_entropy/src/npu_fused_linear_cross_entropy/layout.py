@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from math import ceil
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from . import chunks, tiling
 from .options import Needs, Options
+from .tiling.problem import ROWS
 
 # fp16 sums over tokens are scaled to at most this many times their mean. A mean is at most as large as x, and in a
 # vocabulary of 2^15 as small as x / 2^15 / sqrt(tokens): both are within fp16's range if elements of x are at most 255.
@@ -89,7 +91,9 @@ def choose_layout(
     longest, columns = plan.longest
     if once and not plan.kept:
         once = len(plan.columns) == 1 and (bool(options.group) or _is_swept_twice(vocabulary, logits_dtype, x_dtype, device))
-    return Layout(plan, exact, logits_dtype, sum_dtype, scale, longest * chunks.pitch(columns), once, room)
+    # Programs on Ascend read whole tiles of rows.
+    rows = ceil(longest / ROWS) * ROWS if once and device is not None and device.kind == "ascend" else longest
+    return Layout(plan, exact, logits_dtype, sum_dtype, scale, rows * chunks.pitch(columns), once, room)
 
 
 def _in_one_sweep(dtype: torch.dtype, options: Options, needs: Needs) -> bool:
@@ -101,7 +105,7 @@ def _in_one_sweep(dtype: torch.dtype, options: Options, needs: Needs) -> bool:
 def _is_swept_twice(vocabulary: int, logits: torch.dtype, written: torch.dtype, device: Device | None) -> bool:
     """Whether a gradient that is known after the row would be written in a second sweep."""
     assert device is not None
-    problem = tiling.Problem(vocabulary, logits.itemsize, written.itemsize, True, exponentials=True)
+    problem = tiling.Problem(vocabulary, logits.itemsize, written.itemsize, True)
     return vocabulary <= _WIDEST and tiling.streams(problem, device)
 
 

@@ -69,17 +69,18 @@ def target_logit(
 @triton.jit
 def rescale(
     p_out, b_factor, i_col, s_out, n_left, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    EXACT_N: tl.constexpr
+    EXACT_N: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
     """Multiplies the exponentials of a tile by a factor of their row."""
     b_e = load_logits(p_out, i_col, s_out, n_left, None, 1.0, 1.0, N, BLOCK_M, BLOCK_N, EXACT_N, False, False)
-    store_tile(p_out, b_e * b_factor[:, None], i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, EXACT_N, False)
+    store_tile(p_out, b_e * b_factor[:, None], i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, EXACT_N, BARRIER)
 
 
 @triton.jit
 def sweep(
     p_row, p_out, b_reference, b_sum, s_logits, s_out, n_left, p_bias, logit_scale, N: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, TILES: tl.constexpr, SCALED: tl.constexpr, BARRIER: tl.constexpr
+    BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, TILES: tl.constexpr, PADDED: tl.constexpr, SCALED: tl.constexpr,
+    BARRIER: tl.constexpr
 ):  # fmt: skip
     """Exponentials of a tile of rows in place of their logits, all of them for the references that are returned.
 
@@ -90,7 +91,7 @@ def sweep(
     EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
     if TAIL_N > 0:
         b_tail = load_logits(
-            p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, 1.0, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, False
+            p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, 1.0, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, False, PADDED
         )  # fmt: skip
         b_reference, b_sum = exponentiate(
             p_out, b_tail, b_reference, b_sum, N_FULL, s_out, n_left, N, BLOCK_M, TAIL_N, EXACT_N, BARRIER
@@ -102,7 +103,8 @@ def sweep(
         for i_block in tl.range(0, N_FULL, BLOCK_N):
             i_col = N_FULL - BLOCK_N - i_block
             b_z = load_logits(
-                p_row, i_col, s_logits, n_left, p_bias, logit_scale, 1.0, N, BLOCK_M, BLOCK_N, True, SCALED, False
+                p_row, i_col, s_logits, n_left, p_bias, logit_scale, 1.0, N, BLOCK_M, BLOCK_N, True, SCALED, False,
+                PADDED
             )  # fmt: skip
             b_reference, b_sum = exponentiate(
                 p_out, b_z, b_reference, b_sum, i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, True, BARRIER
@@ -117,12 +119,14 @@ def sweep(
             if BARRIER:
                 tl.debug_barrier()
             if TAIL_N > 0:
-                rescale(p_out, tl.exp(b_first - b_reference), N_FULL, s_out, n_left, N, BLOCK_M, TAIL_N, EXACT_N)
+                b_factor = tl.exp(b_first - b_reference)
+                rescale(p_out, b_factor, N_FULL, s_out, n_left, N, BLOCK_M, TAIL_N, EXACT_N, BARRIER)
             for i_block in tl.range(0, N_FULL, BLOCK_N):
                 i_tile = (i_block // BLOCK_N).to(tl.float32)
                 b_then = tl.sum(tl.where(o_tile == i_tile, b_references, 0.0), axis=1)
+                b_factor = tl.exp(b_then - b_reference)
                 i_col = N_FULL - BLOCK_N - i_block
-                rescale(p_out, tl.exp(b_then - b_reference), i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, True)
+                rescale(p_out, b_factor, i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, True, BARRIER)
     return b_reference, b_sum
 
 

@@ -30,6 +30,7 @@ def cross_entropy_one_sweep_kernel(
     BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,  # as in chunk.py
     TILES: tl.constexpr,  # at least the blocks of a row
+    PADDED: tl.constexpr,  # the logits' memory has whole tiles of rows
     BARRIER: tl.constexpr,
     Z_LOSS: tl.constexpr,
     TOKEN_SCALING: tl.constexpr,
@@ -55,7 +56,7 @@ def cross_entropy_one_sweep_kernel(
         b_sum = tl.zeros([BLOCK_M], tl.float32)
         b_reference, b_sum = sweep(
             p_row, p_out, b_reference, b_sum, s_logits, s_exponentials, n_left, p_bias, logit_scale, N, BLOCK_M, BLOCK_N,
-            TAIL_N, TILES, SCALED, BARRIER
+            TAIL_N, TILES, PADDED, SCALED, BARRIER
         )  # fmt: skip
         p_row_statistics = p_statistics + i_row + o_row
         tl.store(p_row_statistics, b_reference, mask=m_row)
@@ -91,6 +92,7 @@ def cross_entropy_exponentials_kernel(
     BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,
     TILES: tl.constexpr,
+    PADDED: tl.constexpr,
     BARRIER: tl.constexpr,
     MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
     SCALED: tl.constexpr,
@@ -122,7 +124,7 @@ def cross_entropy_exponentials_kernel(
             tl.debug_barrier()
         b_reference, b_sum = sweep(
             p_row, p_out, b_reference, b_sum, s_logits, s_exponentials, n_left, p_bias, logit_scale, N, BLOCK_M, BLOCK_N,
-            TAIL_N, TILES, SCALED, BARRIER
+            TAIL_N, TILES, PADDED, SCALED, BARRIER
         )  # fmt: skip
         tl.store(p_row_statistics, b_reference, mask=m_row)
         tl.store(p_row_statistics + s_statistics, b_sum, mask=m_row)
@@ -179,10 +181,10 @@ def cross_entropy_settle_kernel(
         if tl.max(tl.where(b_reference > b_before, 1.0, 0.0), axis=0) > 0:
             b_factor = tl.exp(b_before - b_reference)
             if TAIL_N > 0:
-                rescale(p_out, b_factor, N_FULL, s_exponentials, n_left, N, BLOCK_M, TAIL_N, EXACT_N)
+                rescale(p_out, b_factor, N_FULL, s_exponentials, n_left, N, BLOCK_M, TAIL_N, EXACT_N, BARRIER)
             if N_FULL > 0:
                 for i_col in tl.range(0, N_FULL, BLOCK_N):
-                    rescale(p_out, b_factor, i_col, s_exponentials, n_left, N, BLOCK_M, BLOCK_N, True)
+                    rescale(p_out, b_factor, i_col, s_exponentials, n_left, N, BLOCK_M, BLOCK_N, True, BARRIER)
         b_v = put_targets_right(
             p_out, b_z, b_reference, b_lse, b_a, b_b, m_here, b_safe, n_left, s_exponentials, logit_scale, BLOCK_M,
             SCALED, BARRIER

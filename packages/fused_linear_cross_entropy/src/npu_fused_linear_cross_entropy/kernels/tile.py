@@ -44,12 +44,16 @@ def transform(b_raw, b_bias, logit_scale, softcap, BIASED: tl.constexpr, SCALED:
 @triton.jit
 def load_logits(
     p_row, i_col, s_row, n_rows, p_bias, logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr
+    BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr, PADDED: tl.constexpr = False
 ):  # fmt: skip
-    """z, fp32 [BLOCK_M, BLOCK_N], of the columns from i_col on; what lies outside is some finite number."""
+    """z, fp32 [BLOCK_M, BLOCK_N], of the columns from i_col on; what lies outside is some finite number.
+
+    PADDED: rows after the last one are memory too. Without a mask nothing is filled in before a load, for which CANN 8.5 makes
+    every load wait, and so for all arithmetic.
+    """
     o_col = i_col + tl.arange(0, BLOCK_N)
     p_tile = p_row + (tl.arange(0, BLOCK_M)[:, None] * s_row + o_col[None, :])
-    if BLOCK_M == 1 and EXACT_N:
+    if EXACT_N and (PADDED or BLOCK_M == 1):
         b_raw = tl.load(p_tile).to(tl.float32)
     else:
         m_tile = tile_mask(n_rows, N - i_col, BLOCK_M, BLOCK_N, EXACT_N)

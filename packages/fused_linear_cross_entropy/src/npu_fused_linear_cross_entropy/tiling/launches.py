@@ -10,7 +10,7 @@ from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import row_options
 
 from .footprint import ub_bytes
-from .problem import Problem
+from .problem import ROWS, Problem
 
 _LANES = 8  # fp32 numbers of 32 bytes
 _UNFUSED = {"enable_fp_fusion": False}  # how the target's element is rounded is computed, which a fused product spoils
@@ -57,7 +57,7 @@ class Launch:
         if self.problem.exponentials:
             on_cuda, tiles = self.device.kind == "cuda", max(1, self.problem.width // self.block_n)
             padded = power_of_two(tiles) if on_cuda else ceil(tiles / _LANES) * _LANES
-            return {**blocks, "TILES": padded, "BARRIER": on_cuda}
+            return {**blocks, "TILES": padded, "PADDED": not on_cuda and self.block_m <= ROWS, "BARRIER": on_cuda}
         if not self.problem.in_place:
             return blocks
         narrower = 0 < self.problem.gradient_itemsize < self.problem.itemsize

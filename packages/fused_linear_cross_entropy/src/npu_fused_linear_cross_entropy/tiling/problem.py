@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ROWS = 2  # of a tile of a part of a row on Ascend: fewer would not keep row reductions in the vector unit
+
 
 @dataclass(frozen=True)
 class Problem:
