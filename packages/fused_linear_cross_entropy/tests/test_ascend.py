@@ -11,6 +11,7 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import engine, fused_linear_cross_entropy, gradients, launch, tiling
 from npu_offline.check import load_calls
+from npu_offline.check.execution import WEAK
 from npu_offline.memory import guarded
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
@@ -198,3 +199,20 @@ def test_an_overflow_on_a_users_compiler_falls_back_to_a_smaller_tile(monkeypatc
     with npu_offline.emulate("Ascend910B4"), pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
         losses.check(case, losses.run(case, "cpu"))
     assert refused
+
+
+KEPT = {"memory_budget": 7 * 4 * 2048}
+
+
+@pytest.mark.parametrize(("options", "toolchain"), [*(({}, one) for one in npu_offline.VERSIONS), (KEPT, "1.0.0")])
+def test_final_modules_of_rows_that_rise(options, toolchain):
+    """What was written before a reference was raised is read and written again: no hazard, and fp64's result."""
+    case = losses.make(7, 16, 9001, **options)
+    x, weight = case.x.clone(), case.weight.clone()
+    x[:, 0] = torch.arange(7) % 2
+    weight[:, 0] = torch.linspace(100, -100, 9001)
+    case = dataclasses.replace(case, x=x, weight=weight)
+    with npu_offline.emulate("Ascend910B4", toolchain=toolchain, checks=True) as emulation:
+        losses.check(case, losses.run(case, "cpu"))
+    assert any("one_sweep" in launch.kernel or "settle" in launch.kernel for launch in emulation.launches)
+    assert not [note for launch in emulation.launches for note in launch.notes if note.kind != WEAK]

@@ -1,4 +1,5 @@
-"""Device code of the cross entropy: statistics of each row of a chunk of logits, and their gradient in their place.
+"""Device code of the cross entropy: statistics of each row of a chunk of logits, and their gradient in their place,
+in two sweeps (for most options one is enough: exponentials.py).
 
     t = logit_scale (raw + bias)      z = softcap tanh(t / softcap)      L = log sum exp z
     g = p (a + q z) - c w - b [column = target]      with p = exp(z - L) and factors a, b, c, q of each row

@@ -48,8 +48,8 @@ def load_logits(
 ):  # fmt: skip
     """z, fp32 [BLOCK_M, BLOCK_N], of the columns from i_col on; what lies outside is some finite number.
 
-    PADDED: rows after the last one are memory too. Without a mask nothing is filled in before a load, for which CANN 8.5 makes
-    every load wait, and so for all arithmetic.
+    PADDED: rows after the last one are memory too. Without a mask nothing is filled in before a load, for which CANN 8.5
+    makes every load wait, and so for all arithmetic.
     """
     o_col = i_col + tl.arange(0, BLOCK_N)
     p_tile = p_row + (tl.arange(0, BLOCK_M)[:, None] * s_row + o_col[None, :])
