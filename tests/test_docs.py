@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -14,7 +16,9 @@ from html.parser import HTMLParser
 import griffe
 import pytest
 import yaml
+from npu_offline.cli import _parser as offline_parser
 
+from tests.test_readmes import PROGRAMS
 from tools.docs import charts, graphs, reference, sections
 from tools.workspace import ROOT, read_packages
 
@@ -131,6 +135,50 @@ def _messages():
                 if max((len(part) for part in fixed if isinstance(part, str)), default=0) >= 8:
                     found.add("".join(".*" if part is None else re.escape(str(part)) for part in fixed))
     return [re.compile(pattern) for pattern in found]
+
+
+# Files with Python blocks that pages include, and the tests that run them; what is left is run by tests/test_readmes.py.
+RUN_ELSEWHERE = {
+    "shared/npu_offline/README.md": "shared/npu_offline/tests/test_readme.py",
+    "shared/npu_bench/README.md": "shared/npu_bench/tests/test_readme.py",
+    "shared/npu_tiling/README.md": "shared/npu_tiling/tests/test_readme.py",
+    "shared/npu_offline/COMPILER_FAULTS.md": "shared/npu_offline/tests/test_compiler_faults.py",  # kernels, shown in part
+}
+
+
+def test_every_python_block_of_the_site_is_run():
+    included = {file for text in PAGES.values() for file, _, _ in sections.included(text)}
+    programs = {str(file.relative_to(ROOT)) for file in PROGRAMS}
+    with_python = {file for file in included if "```python" in (ROOT / file).read_text()}
+    assert with_python <= programs | set(RUN_ELSEWHERE)
+    assert all((ROOT / test).exists() for test in RUN_ELSEWHERE.values())
+    own = {name for name, text in PAGES.items() if "```python" in text}
+    assert {f"tools/docs/pages/{name}" for name in own} <= programs
+
+
+def _shell_lines():
+    """Lines of blocks without a language, of pages and of the files that they include, without comments."""
+    files = {ROOT / file for text in PAGES.values() for file, _, _ in sections.included(text)}
+    for file in sorted(files | set((FOLDER / "pages").rglob("*.md"))):
+        for block in re.findall(r"^ *```\n(.*?)^ *```", file.read_text(), re.M | re.S):
+            yield from (re.sub(r"\s#.*", "", line).strip() for line in block.splitlines())
+
+
+def test_commands_that_pages_show_are_there():
+    seen = set()
+    for line in _shell_lines():
+        program, *rest = line.split() or [""]
+        if program == "npu-offline":
+            offline_parser().parse_known_args(shlex.split(line)[1:])  # exits where a command or an option's value is unknown
+            seen.add("npu-offline " + rest[0])
+        elif program == "python" and rest[:1] == ["-m"] and rest[1] != "pip":
+            assert importlib.util.find_spec(rest[1]), line
+            seen.add(f"python -m {rest[1]}")
+        elif program == "npu-bench" and not rest[0].startswith("-"):
+            known = ("host", "stages", "show", "compare", "export", *PACKAGES)
+            assert rest[0] in known or (ROOT / rest[0]).exists(), line
+            seen.add("npu-bench " + rest[0])
+    assert {"npu-offline fetch", "npu-offline doctor", "npu-offline check", "python -m npu_tiling", "npu-bench host"} <= seen
 
 
 QUOTED = re.findall(r"^```text\n(.*?)\n```", PAGES["troubleshooting.md"], re.M | re.S)
