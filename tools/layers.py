@@ -15,7 +15,7 @@ OPERATOR = (
     "engine",
     "gradients | kept_logits",
     "launch | layout",
-    "checks | kernels | reference | sharding | tiling",
+    "checks | counted | kernels | reference | sharding | tiling",
     "matmul | passes | row_math",
     "parallel",
     "chunks | options",

@@ -80,7 +80,7 @@ def _result(
     times, other, floor = 1, 0.0, row.floor
     key: object = (row, whose)
     if row.operator == "fused_linear_cross_entropy":
-        times, floor = row.size // cases.CHUNK, row.size * cases.VOCABULARY * 2 * 3 / costs_of(SOC).peak_bandwidth
+        times, floor = row.size // cases.CHUNK, row.size * cases.VOCABULARY * 2 * 2 / costs_of(SOC).peak_bandwidth
         other = _MATMULS * 2 * row.size * cases.WIDTH * cases.VOCABULARY / CUBE_SUSTAINED
         key = whose  # a chunk of logits is the same for any number of tokens
     try:

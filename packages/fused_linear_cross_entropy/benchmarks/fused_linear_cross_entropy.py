@@ -26,8 +26,19 @@ VOCABULARIES = (2048, 4096, 8192, 16384, 32000, 50257, 65536, 128256, 256000)
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def case(tokens: int, width: int, vocabulary: int, name: str | None = None, x: float | str | None = None) -> Case:
+def case(
+    tokens: int,
+    width: int,
+    vocabulary: int,
+    name: str | None = None,
+    x: float | str | None = None,
+    ignored: int = 0,
+) -> Case:
+    """`ignored`: percent of the tokens."""
     sizes = {"tokens": tokens, "width": width, "vocabulary": vocabulary}
+    if ignored:
+        sizes["ignored"] = ignored
+        name = name or f"{tokens}x{width}x{vocabulary}, {ignored} % ignored"
     return Case(name or f"{tokens}x{width}x{vocabulary}", sizes, x)
 
 
@@ -44,6 +55,11 @@ SWEEPS = {
         "hidden",
         "hidden size, 4096 tokens, 32000 entries",
         [case(4096, d, 32000, x=d) for d in (2**i for i in range(6, 14))],
+    ),
+    "ignored": Sweep(
+        "ignored",
+        "percent of the tokens that are ignored, 8192 of 4096 x 128256",
+        [case(8192, 4096, 128256, x=percent, ignored=percent) for percent in (10, 50, 90)],
     ),
     "model": Sweep(
         "model",
@@ -66,7 +82,14 @@ def inputs(case: Case, device: torch.device) -> Mapping[str, Tensor]:
     x = torch.randn(case["tokens"], case["width"], dtype=DTYPE, device=device)
     weight = torch.randn(case["vocabulary"], case["width"], dtype=DTYPE, device=device) * case["width"] ** -0.5
     target = torch.randint(0, case["vocabulary"], (case["tokens"],), device=device)
+    target[torch.randperm(case["tokens"], device=device)[counted(case) :]] = -100
     return {"x": x.requires_grad_(), "weight": weight.requires_grad_(), "target": target}
+
+
+def counted(case: Case) -> int:
+    """Tokens that are not ignored."""
+    tokens: int = case["tokens"]
+    return tokens - tokens * case.parameters.get("ignored", 0) // 100
 
 
 def reference(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -75,6 +98,15 @@ def reference(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 def ours(case: Case, device: torch.device) -> Loss:
     return npu_fused_linear_cross_entropy.fused_linear_cross_entropy
+
+
+def ours_counted(case: Case, device: torch.device) -> Loss:
+    """Told how many tokens count, so that the others take part in no product."""
+    if "ignored" not in case.parameters:
+        raise UnavailableError("no token of this case is ignored")
+    return lambda x, weight, target: npu_fused_linear_cross_entropy.fused_linear_cross_entropy(
+        x, weight, target, counted_tokens=counted(case)
+    )
 
 
 def ours_low_memory(case: Case, device: torch.device) -> Loss:
@@ -203,6 +235,7 @@ BENCHMARK = Benchmark(
     inputs=inputs,
     providers={
         "ours": ours,
+        "ours_counted": ours_counted,
         "ours_low_memory": ours_low_memory,
         "ours_fp32": ours_fp32,
         "torch": pytorch_narrow,

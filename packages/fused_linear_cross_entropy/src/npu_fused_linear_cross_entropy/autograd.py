@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 
 from . import sharding
 from .checks import Part, autocast, check, checked_options
+from .counted import check_counted, of_counted_tokens
 from .layout import defers
 from .operators import OPERATORS, scale_
 from .options import Options
@@ -54,6 +55,7 @@ def fused_linear_cross_entropy(
     process_group: ProcessGroup | None = None,
     vocab_range: tuple[int, int] | None = None,
     vocab_size: int | None = None,
+    counted_tokens: int | Tensor | None = None,
 ) -> Tensor | LinearCrossEntropyOutput:
     """`cross_entropy(x @ weight.T + bias, target)` without the logits in memory.
 
@@ -102,6 +104,9 @@ def fused_linear_cross_entropy(
             target and the loss are the same on every rank; the gradient of x is summed over the ranks.
         vocab_range: (start, stop), the rows that this rank has; None if all ranks have equally many.
         vocab_size: rows of all ranks; needed with `vocab_range`.
+        counted_tokens: how many targets are not `ignore_index`, or more than that; or int64 [n], where they are in the
+            flattened target. Other tokens then take part in no product, and nothing waits for the device. If more count than
+            that number, the loss is NaN (on a CPU a ValueError). Tokens that are not listed are ignored.
 
     Returns:
         The loss, fp32 (fp64 for fp64 input): a number, or [...] for "none". If one of the `return_` options is set, a
@@ -136,7 +141,7 @@ def fused_linear_cross_entropy(
             memory_budget=memory_budget,
         ),
     )
-    outputs = call(x, weight, target, bias, class_weight, None, options)
+    outputs = call(x, weight, target, bias, class_weight, None, options, counted_tokens)
     extras = (outputs.z_loss, outputs.token_accuracy, outputs.predicted_tokens, outputs.lse, outputs.entropy)
     return outputs.loss if all(extra is None for extra in extras) else outputs
 
@@ -149,10 +154,21 @@ def call(
     class_weight: Tensor | None,
     divisor: Tensor | None,
     options: Options,
+    counted_tokens: int | Tensor | None = None,
 ) -> LinearCrossEntropyOutput:
     """The loss with options that were checked; `divisor`: what "mean" divides by instead of the number of counted rows."""
     x, weight, bias = autocast(x, weight, bias)
     check(x, weight, target, bias, class_weight)
+    if counted_tokens is not None:
+        check_counted(counted_tokens, target)
+        if is_distributed((x, weight, target, bias, class_weight)):
+            raise ValueError("counted_tokens must be left out where there are DTensors.")
+
+        def loss(x: Tensor, target: Tensor) -> LinearCrossEntropyOutput:
+            return call(x, weight, target, bias, class_weight, divisor, options)
+
+        of_all: LinearCrossEntropyOutput = of_counted_tokens(loss, x, target, options, counted_tokens)
+        return of_all
     if is_distributed((x, weight, target, bias, class_weight)):
         tensors = {"x": x, "weight": weight, "target": target, "bias": bias, "class_weight": class_weight}
         outputs: LinearCrossEntropyOutput = sharding.linear_cross_entropy(call, tensors, divisor, options)

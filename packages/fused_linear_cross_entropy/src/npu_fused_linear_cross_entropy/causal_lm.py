@@ -22,6 +22,7 @@ def causal_lm_loss(
     ignore_index: int = -100,
     bias: Tensor | None = None,
     class_weight: Tensor | None = None,
+    counted_tokens: int | Tensor | None = None,
     **options: Option,
 ) -> Tensor | LinearCrossEntropyOutput:
     """Next-token loss, as the loss functions of Hugging Face's models have it, of hidden states instead of logits.
@@ -39,6 +40,7 @@ def causal_lm_loss(
         ignore_index: tokens with this label are ignored.
         bias: [V].
         class_weight: [V].
+        counted_tokens: as for `fused_linear_cross_entropy`, of the labels after their shift.
         options: the other options of `fused_linear_cross_entropy`, except `reduction`.
 
     Returns:
@@ -69,7 +71,7 @@ def causal_lm_loss(
         divisor = torch.full((), arguments.number("num_items_in_batch", num_items_in_batch), device=hidden_states.device)
     part = Part(*(options.pop(name, None) for name in Part._fields))  # type: ignore[arg-type]  # checked below
     checked = checked_options(lm_head_weight, part, named_options({"ignore_index": ignore_index, **options}))
-    outputs = call(hidden_states, lm_head_weight, target, bias, class_weight, divisor, checked)
+    outputs = call(hidden_states, lm_head_weight, target, bias, class_weight, divisor, checked, counted_tokens)
     return outputs if any(output is not None for output in outputs[1:]) else outputs.loss
 
 

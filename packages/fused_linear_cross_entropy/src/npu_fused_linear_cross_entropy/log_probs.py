@@ -40,6 +40,7 @@ def linear_log_probs(
     process_group: ProcessGroup | None = None,
     vocab_range: tuple[int, int] | None = None,
     vocab_size: int | None = None,
+    counted_tokens: int | Tensor | None = None,
 ) -> Tensor | LogProbs:
     """log softmax(z)[target] of every token, without the logits z of `fused_linear_cross_entropy` in memory.
 
@@ -65,8 +66,8 @@ def linear_log_probs(
         return_entropy: also return the entropies.
         batch_invariant: make a token's results independent of the other tokens. Costs a copy of x, and the time of at least
             `chunk_tokens` tokens, 512 by default.
-        accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size: as for
-            `fused_linear_cross_entropy`.
+        accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size, counted_tokens: as for
+            `fused_linear_cross_entropy`; no counted_tokens with `batch_invariant`.
 
     Returns:
         fp32 [...] (fp64 for fp64 input); with `return_entropy`, `LogProbs` (log_probs, entropy).
@@ -95,6 +96,8 @@ def linear_log_probs(
     )
     shape = None
     if batch_invariant:
+        if counted_tokens is not None:
+            raise ValueError("counted_tokens must be left out where batch_invariant is True.")
         if is_distributed((x, weight, target, bias)):
             raise ValueError("batch_invariant is True and must be False where there are DTensors.")
         x, weight, bias = autocast(x, weight, bias)
@@ -102,7 +105,7 @@ def linear_log_probs(
         assert options.chunk_tokens is not None
         shape = target.shape
         x, target = _filled_up(x, target, options.chunk_tokens, ignore_index)
-    outputs = call(x, weight, target, bias, None, None, options)
+    outputs = call(x, weight, target, bias, None, None, options, counted_tokens)
     log_probs, entropy = -outputs.loss, outputs.entropy
     if shape is not None:
         count = shape.numel()

@@ -28,9 +28,14 @@ class FusedLinearCrossEntropyLoss(nn.Module):
         self.options: dict[str, Any] = options
 
     def forward(
-        self, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None = None,
+        counted_tokens: int | Tensor | None = None,
     ) -> Tensor | LinearCrossEntropyOutput:
-        """The loss of x [..., H], the linear layer's weight [V, H] and bias [V], and target [...].
+        """The loss of x [..., H], the linear layer's weight [V, H] and bias [V], and target [...]; counted_tokens as there.
 
         Returns:
             A number, [...] for "none", or a `LinearCrossEntropyOutput`: as `fused_linear_cross_entropy` with these options.
@@ -38,7 +43,8 @@ class FusedLinearCrossEntropyLoss(nn.Module):
         Raises:
             TypeError, ValueError, IndexError: as `fused_linear_cross_entropy`.
         """
-        return fused_linear_cross_entropy(x, weight, target, bias, class_weight=self.class_weight, **self.options)
+        given: dict[str, Any] = {**self.options, "class_weight": self.class_weight, "counted_tokens": counted_tokens}
+        return fused_linear_cross_entropy(x, weight, target, bias, **given)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
