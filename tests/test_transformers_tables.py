@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from npu_embedding.patching import SCALED
 from npu_fused_linear_cross_entropy.patching import CAUSAL_LMS
-from npu_rms_norm.patching import FORMULAS, GEMMA, LLAMA, OLMO2
+from npu_rms_norm.patching import FORMULAS, GATED, GEMMA, KIMI_LINEAR, LLAMA, MAMBA2, OLMO2, QWEN3_NEXT
 
 pytest.importorskip("transformers", minversion="5.0")
 MODELS = Path(importlib.util.find_spec("transformers").origin).parent / "models"
@@ -62,6 +62,26 @@ def test_norms_have_the_formula_of_their_model(source, name):
     assert found.get("_norm") == expected.get("_norm")
     assert found["forward"].endswith(ESSENCE[named])
     assert f"self.{FORMULAS[name].eps}" in found["__init__"]
+
+
+# Of the gated ones; releases of transformers have some of them.
+GATED_NAMED = {
+    id(QWEN3_NEXT): ("Qwen3NextRMSNormGated", "hidden_states * ACT2FN[self.activation](gate.to(torch.float32))"),
+    id(KIMI_LINEAR): ("KimiLinearRMSNormGated", "self.weight.to(torch.float32) * hidden_states"),
+    id(MAMBA2): ("MambaRMSNormGated", "hidden_states * nn.functional.silu(gate.to(torch.float32))"),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_gated_norms_have_the_formula_of_their_model(source, name):
+    named, essence = GATED_NAMED[id(GATED[name])]
+    try:
+        found = source(name)
+    except KeyError:
+        pytest.skip(f"this release of transformers has no {name}")
+    assert found["forward"].replace(", gate=None)", ", gate)") == source(named)["forward"].replace(", gate=None)", ", gate)")
+    assert essence in found["forward"]
+    assert "self.variance_epsilon" in found["__init__"]
 
 
 @pytest.mark.parametrize("name", sorted(SCALED))

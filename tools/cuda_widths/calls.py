@@ -94,6 +94,14 @@ def add_rms_norm(width: int, make: Maker) -> Call:
     return Call(own, lambda x, residual, w: (_rms(x + residual, w), x + residual), inputs)
 
 
+def gated_rms_norm(width: int, make: Maker) -> Call:
+    from npu_rms_norm import gated_rms_norm
+
+    inputs = (make.normal(_ROWS, width), make.normal(_ROWS, width), make.normal(width))
+    own = lambda x, gate, w: gated_rms_norm(x, gate, w, casting_mode="gemma")  # noqa: E731
+    return Call(own, lambda x, gate, w: _rms(x, w) * torch.nn.functional.silu(gate.float()), inputs)
+
+
 def embedding(width: int, make: Maker) -> Call:
     """Few indices: the gradient is one kernel."""
     return _look_up(width, make, 7)
@@ -177,7 +185,7 @@ def log_probs(width: int, make: Maker) -> Call:
 CALLS: dict[str, Callable[[int, Maker], Call]] = {
     call.__name__: call
     for call in (
-        rms_norm, add_rms_norm, embedding, embedding_sorted, attn_res_list, attn_res_stacked, attn_res_phases, cross_entropy,
-        log_probs,
+        rms_norm, add_rms_norm, gated_rms_norm, embedding, embedding_sorted, attn_res_list, attn_res_stacked,
+        attn_res_phases, cross_entropy, log_probs,
     )
 }  # fmt: skip

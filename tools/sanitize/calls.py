@@ -12,7 +12,7 @@ import torch
 from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
 from npu_embedding import embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
-from npu_rms_norm import add_rms_norm, rms_norm
+from npu_rms_norm import add_rms_norm, gated_rms_norm, rms_norm
 from torch import Tensor
 
 Call = tuple[str, Callable[[], None]]
@@ -34,7 +34,14 @@ def rms_norm_calls(device: torch.device) -> Iterator[Call]:
         x, stream = _leaf((ROWS, width), dtype, device), _leaf((ROWS, width), residual, device)
         _backward(add_rms_norm(x, stream, _leaf((width,), dtype, device), **options))
 
-    for width in (1, 7, 100, 512, 1000, 1024, 1500, 2048, 4096, 5000, 8192, 12000, 16384, 20000, 40000):
+    def gate(width: int, dtype: torch.dtype, **options: Any) -> None:
+        x, values, weight = (_leaf(shape, dtype, device) for shape in ((ROWS, width), (ROWS, width), (width,)))
+        _backward(gated_rms_norm(x, values, weight, **options))
+
+    for width in (7, 128, 2560, 20000):
+        for first in (True, False):
+            yield f"bf16 {width}, gated, norm first {first}", _call(gate, width, BF16, norm_before_gate=first)
+    for width in (1, 7, 100, 512, 1000, 1024, 1500, 2048, 2560, 4096, 5000, 8192, 12000, 16384, 20000, 40000):
         for dtype in (FP32, BF16):
             yield f"{_name(dtype)} {width}", _call(run, (ROWS, width), dtype, dtype)
         yield f"bf16 {width}, added", _call(add, width, BF16, BF16)

@@ -34,6 +34,12 @@ def heads_case(batch: int, tokens: int, heads: int, kv_heads: int, width: int) -
     return Case(f"q_{batch}x{tokens}x{heads}x{width}", {"shape": shape, "storage": storage})
 
 
+def gated_case(tokens: int, heads: int, width: int) -> Case:
+    """The norm of each head's output, gated by a part of a fused projection (Qwen3-Next)."""
+    shape = (tokens, heads, width)
+    return Case(f"gated_{tokens}x{heads}x{width}", {"shape": shape, "storage": shape, "gated": True})
+
+
 CASES = (
     case(1, 4096, "decode_1x4096"),
     case(2048, 512),
@@ -41,6 +47,7 @@ CASES = (
     case(8192, 16384),
     case(4096, 65536),
     heads_case(4, 2048, 32, 8, 128),
+    gated_case(8192, 32, 128),
 )
 SWEEPS = {
     "tokens": Sweep("tokens", "tokens, hidden size 4096", [case(n, 4096, x=n) for n in (2**i for i in range(8, 19))]),
@@ -71,11 +78,25 @@ def inputs(case: Case, device: torch.device) -> Mapping[str, Tensor]:
     used = torch.Size(shape[len(case["storage"]) - 1 :]).numel()
     x = x[..., :used].view(shape)
     weight = 1 + 0.1 * torch.randn(width, dtype=torch.float32, device=device)
-    return {"x": x.detach().requires_grad_(), "weight": weight.to(DTYPE).requires_grad_()}
+    found = {"x": x.detach().requires_grad_(), "weight": weight.to(DTYPE).requires_grad_()}
+    if is_gated(case):
+        fused = torch.randn(shape[0], 2 * shape[1] * width, dtype=DTYPE, device=device)
+        found["gate"] = fused[:, : shape[1] * width].unflatten(1, shape[1:]).detach().requires_grad_()
+    return found
 
 
-def reference(x: Tensor, weight: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
+def is_gated(case: Case) -> bool:
+    return bool(case.parameters.get("gated", False))
+
+
+def without_gate(case: Case) -> None:
+    if is_gated(case):
+        raise UnavailableError("it has no gate")
+
+
+def reference(x: Tensor, weight: Tensor, gate: Tensor | None = None) -> Tensor:
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
+    return y if gate is None else y * torch.nn.functional.silu(gate)
 
 
 def hugging_face(x: Tensor, weight: Tensor) -> Tensor:
@@ -85,27 +106,50 @@ def hugging_face(x: Tensor, weight: Tensor) -> Tensor:
     return weight * wide.to(x.dtype)
 
 
-def ours(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+def hugging_face_gated(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
+    """The forward of transformers' Qwen3NextRMSNormGated."""
+    return (hugging_face(x, weight) * torch.nn.functional.silu(gate.to(torch.float32))).to(x.dtype)
+
+
+def ours(case: Case, device: torch.device) -> Callable[..., Tensor]:
+    if is_gated(case):
+        return lambda x, weight, gate: npu_rms_norm.gated_rms_norm(x, gate, weight, EPS)
     return lambda x, weight: npu_rms_norm.rms_norm(x, weight, EPS)
 
 
-def pytorch(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda x, weight: torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)
+def pytorch(case: Case, device: torch.device) -> Callable[..., Tensor]:
+    plain = lambda x, weight: torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)  # noqa: E731
+    if is_gated(case):
+        return lambda x, weight, gate: plain(x, weight) * torch.nn.functional.silu(gate)
+    return plain
 
 
-def eager_formula(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    return hugging_face
+def eager_formula(case: Case, device: torch.device) -> Callable[..., Tensor]:
+    return hugging_face_gated if is_gated(case) else hugging_face
 
 
-def compiled_formula(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+def flash_linear_attention(case: Case, device: torch.device) -> Callable[..., Tensor]:
+    if not is_gated(case):
+        raise UnavailableError("it is timed for gates alone")
+    if device.type == "cpu":
+        raise UnavailableError("fla has no kernels for a CPU")
+    try:
+        from fla.modules.norm.fused_norm_gate import rms_norm_gated  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise UnavailableError(str(error)) from None
+    return lambda x, weight, gate: rms_norm_gated(x, gate, weight, None, activation="swish", eps=EPS)
+
+
+def compiled_formula(case: Case, device: torch.device) -> Callable[..., Tensor]:
     import torch._functorch.config as functorch
 
     torch._dynamo.reset()  # every case is compiled for its own shape; none counts against the limit of recompilations
     functorch.donated_buffer = False  # buffers given away by the first backward would forbid to retain the graph
-    return torch.compile(hugging_face, dynamic=False)
+    return torch.compile(eager_formula(case, device), dynamic=False)
 
 
 def liger(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    without_gate(case)
     if device.type == "cpu":
         raise UnavailableError("liger-kernel has no kernels for a CPU")
     try:
@@ -116,6 +160,7 @@ def liger(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor
 
 
 def ascend_vendor(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    without_gate(case)
     if device.type != "npu":
         raise UnavailableError("torch_npu's operators run on an NPU")
     if over_stand_in():
@@ -128,13 +173,14 @@ def ascend_vendor(case: Case, device: torch.device) -> Callable[[Tensor, Tensor]
 
 
 def traffic(case: Case, mode: str) -> int:
-    """Forward: x read, y written. Backward: x and dy read, dx written. Parameters and statistics once each."""
+    """Forward: x read, y written. Backward: x and dy read, dx written. Gates; parameters and statistics once each."""
     *leading, width = case["shape"]
     rows = torch.Size(leading).numel()
     tensor, parameter, rstd = rows * width * DTYPE.itemsize, width * DTYPE.itemsize, rows * RSTD_BYTES
+    gate = tensor if is_gated(case) else 0
     if mode == "backward":
-        return 3 * tensor + 2 * parameter + rstd
-    return 2 * tensor + parameter + (rstd if mode == "forward" else 0)
+        return 3 * tensor + 2 * gate + 2 * parameter + rstd
+    return 2 * tensor + gate + parameter + (rstd if mode == "forward" else 0)
 
 
 def host_stages(device: torch.device) -> Sequence[Stage]:
@@ -187,6 +233,7 @@ BENCHMARK = Benchmark(
         "hf": eager_formula,
         "compile": compiled_formula,
         "liger": liger,
+        "fla": flash_linear_attention,
         "torch_npu": ascend_vendor,
     },
     reference=reference,

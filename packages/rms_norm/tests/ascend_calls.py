@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from npu_rms_norm import add_rms_norm, rms_norm
+from npu_rms_norm import add_rms_norm, gated_rms_norm, rms_norm
 
 ROWS = 4096  # the tile does not depend on it
 WIDE, FEW_ROWS = 65536, 512  # enough for every core, in an eighth of the time
@@ -40,6 +40,12 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"bfloat16 {width} gemma", _call(width, bf16, bf16, mode="gemma")
         yield f"bfloat16 {width} none", _call(width, bf16, bf16, mode="none")
         yield f"float32 {width}, residual", _call(width, fp32, fp32, residual=fp32)
+    for width in (128, 2048, 16384):
+        for first in (True, False):
+            order = "gated" if first else "gated first"
+            yield f"bfloat16 {width}, {order}", _gated(width, bf16, norm_before_gate=first)
+            yield f"float32 {width}, {order}", _gated(width, fp32, norm_before_gate=first)
+    yield "bfloat16 128, gated none", _gated(128, bf16, norm_before_gate=True, mode="none")
     for heads in (4, 32):
         yield f"bfloat16, {heads} heads of 128", _call(128, bf16, bf16, heads=heads)
 
@@ -49,6 +55,9 @@ def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:
     for width in (512, 1024, 2048, 4096, 8192):
         for rows in (2048, 8192):
             yield f"bfloat16 {rows} x {width}", _call(width, torch.bfloat16, torch.bfloat16, rows=rows)
+    for width in (64, 128, 256):
+        yield f"bfloat16 262144 x {width}", _call(width, torch.bfloat16, torch.bfloat16, rows=262144)
+        yield f"bfloat16 262144 x {width}, gated", _gated(width, torch.bfloat16, norm_before_gate=True, rows=262144)
 
 
 def _call(
@@ -72,5 +81,17 @@ def _call(
         else:
             outputs = add_rms_norm(x, torch.empty(x.shape, dtype=residual), weight, casting_mode=mode)
         torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+
+    return call
+
+
+def _gated(
+    width: int, dtype: torch.dtype, *, norm_before_gate: bool, mode: str = "llama", rows: int = ROWS
+) -> Callable[[], None]:
+    def call() -> None:
+        x, gate = (torch.empty(rows, width, dtype=dtype, requires_grad=True) for _ in range(2))
+        weight = torch.empty(width, dtype=dtype, requires_grad=True)
+        y = gated_rms_norm(x, gate, weight, casting_mode=mode, norm_before_gate=norm_before_gate)
+        torch.autograd.backward(y, torch.empty_like(y))
 
     return call

@@ -26,6 +26,10 @@ def add(x, weight):
     return npu_rms_norm.add_rms_norm(x, 0.5 * x, weight)
 
 
+def gated(x, weight):
+    return (npu_rms_norm.gated_rms_norm(x, 0.5 * x, weight),)
+
+
 def train(function, x, weight):
     """Results and gradients."""
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
@@ -71,6 +75,8 @@ def check_refusals(mesh):
     refused(ValueError, split, npu_rms_norm.rms_norm, rows, place(weight, Shard(0)))
     split = "residual is Shard(dim=0) on mesh dimension 'ranks' and must be Shard(dim=1), as x is."
     refused(ValueError, split, npu_rms_norm.add_rms_norm, rows, place(x, Shard(0)), whole)
+    split = "gate is Shard(dim=0) on mesh dimension 'ranks' and must be Shard(dim=1), as x is."
+    refused(ValueError, split, npu_rms_norm.gated_rms_norm, rows, place(x, Shard(0)), whole)
     refused(TypeError, "weight is a plain tensor and must be a DTensor on x's mesh", npu_rms_norm.rms_norm, rows, weight)
     refused(TypeError, "x is a plain tensor and must be a DTensor on weight's mesh", npu_rms_norm.rms_norm, x, whole)
     other = init_device_mesh(torch.get_default_device().type, (2,), mesh_dim_names=("others",))
@@ -94,7 +100,7 @@ def check_sequence_parallel(mesh):
 def main() -> None:
     with ranks.join(sys.argv[1]):
         mesh = init_device_mesh(torch.get_default_device().type, (2,), mesh_dim_names=("ranks",))
-        for function in (norm, add):
+        for function in (norm, add, gated):
             for placement in (Shard(0), Shard(1), Replicate()):
                 check(function, mesh, placement)
         check(norm, mesh, Shard(0), compiled=True)  # of parts of unequal length, PyTorch 2.11 gathers the gradient there

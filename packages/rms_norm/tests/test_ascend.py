@@ -1,5 +1,6 @@
 """What the Ascend compilers make of the kernels, and how many bytes they move: no chip, and no time, involved."""
 
+import contextlib
 from pathlib import Path
 
 import formula
@@ -9,7 +10,7 @@ import pytest
 import torch
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
-from npu_rms_norm import add_rms_norm, launch, operators, rms_norm, tiling
+from npu_rms_norm import add_rms_norm, gated_rms_norm, launch, operators, rms_norm, tiling
 from npu_rms_norm.kernels.backward import sum_partials_kernel
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
@@ -26,7 +27,8 @@ def launches_of(label, soc):
 @pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
 @pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend950PR_957b"])
 @pytest.mark.parametrize(
-    "label", ["bfloat16 512", "bfloat16 8192", "float32 123", "bfloat16 65536", "bfloat16 4096, residual"]
+    "label",
+    ["bfloat16 512", "bfloat16 8192", "float32 123", "bfloat16 65536", "bfloat16 4096, residual", "bfloat16 2048, gated"],
 )
 def test_tiles_fit_and_are_double_buffered(label, soc, toolchain):
     if not npu_offline.supported(soc, toolchain):
@@ -150,7 +152,7 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         checks.append(check)
         return tensor
 
-    for module in (launch, operators):
+    for module in (launch, operators.plain, operators.gated):
         monkeypatch.setattr(module, "allocate", guarding)
     case = formula.make(37, width, torch.float32)
     residual = torch.randn(37, width)
@@ -158,7 +160,8 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         leaves = [formula.leaf(tensor, "cpu") for tensor in (case.x, residual, case.weight)]
         y, total = add_rms_norm(*leaves)
         torch.autograd.grad((y, total), leaves, (case.dy, case.dy))
-    assert len(checks) >= 5
+        gated_rms_norm(*leaves).backward(case.dy)
+    assert len(checks) >= 10
     for check in checks:
         check()
 
@@ -198,6 +201,25 @@ def test_final_modules_round_where_the_mode_says(dtype, casting_mode, toolchain)
     if casting_mode != "gemma":
         normalised = normalised.to(dtype).float()
     assert torch.equal(y, (normalised * weight.float()).to(dtype))
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+@pytest.mark.parametrize("norm_before_gate", [True, False])
+def test_final_modules_gate(norm_before_gate, toolchain):
+    """To 1 % of the largest element, where the definition rounds to bf16."""
+    torch.manual_seed(0)
+    inputs, dy = (
+        [torch.randn(90, 128).bfloat16() for _ in range(2)] + [torch.rand(128).bfloat16() + 0.5],
+        torch.randn(90, 128),
+    )
+    results = []
+    for place in (npu_offline.emulate("Ascend910B4", toolchain=toolchain, final=True), contextlib.nullcontext()):
+        leaves = [each.clone().requires_grad_() for each in inputs]
+        with place:
+            y = gated_rms_norm(*leaves, norm_before_gate=norm_before_gate)
+            results.append((y, *torch.autograd.grad(y, leaves, dy.bfloat16())))
+    for found, expected in zip(*results, strict=True):
+        assert (found.float() - expected.float()).abs().max() <= 0.01 * expected.float().abs().max()
 
 
 @pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])

@@ -16,9 +16,18 @@ from npu_rms_norm import tiling
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 CALLS = dict(load_calls(Path(__file__).parents[1]))
+GATED = ("bfloat16 128, gated", "bfloat16 128, gated first", "bfloat16 128, gated none", "float32 128, gated first")
+WIDE_GATED = ("bfloat16 16384, gated", "bfloat16 16384, gated first", "float32 16384, gated first")
 # Calls whose rows are one tile, and whose rows are several.
-ROWS = ("bfloat16 128", "bfloat16 128 none", "bfloat16 128, residual", "float32 123", "float32 128, residual")
-COLUMNS = ("bfloat16 16384", "bfloat16 16384 none", "bfloat16 16384, residual", "float32 16384", "float32 16384, residual")
+ROWS = ("bfloat16 128", "bfloat16 128 none", "bfloat16 128, residual", "float32 123", "float32 128, residual", *GATED)
+COLUMNS = (
+    "bfloat16 16384",
+    "bfloat16 16384 none",
+    "bfloat16 16384, residual",
+    "float32 16384",
+    "float32 16384, residual",
+    *WIDE_GATED,
+)
 WAYS = ((4, True), (1, True), (1, False))  # rows of a tile, whether it is double-buffered
 
 
@@ -31,8 +40,9 @@ def records_of(label, soc):
 
 def problem(label, width, backward):
     dtype = torch.float32 if label.startswith("float32") else torch.bfloat16
-    itemsizes = (dtype.itemsize,) * (1 + backward + ("residual" in label))
-    return tiling.Problem(1, 4096, width, width, 0, itemsizes, dtype == torch.bfloat16, label.endswith(" none"))
+    gated = "gated" in label
+    itemsizes = (dtype.itemsize,) * (1 + backward + ("residual" in label) + gated)
+    return tiling.Problem(1, 4096, width, width, 0, itemsizes, dtype == torch.bfloat16, label.endswith(" none"), gated)
 
 
 def cases(labels, *others):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from npu_rms_norm import RMSNorm, add_rms_norm, rms_norm
+from npu_rms_norm import GatedRMSNorm, RMSNorm, add_rms_norm, gated_rms_norm, rms_norm
 
 X = torch.ones(2, 8)
 REFUSED = {
@@ -27,6 +27,14 @@ REFUSED = {
     "residual has another shape": (lambda: add_rms_norm(X, X[:1]), ValueError, r"residual has shape \(1, 8\) .* \(2, 8\)"),
     "residual is narrower": (lambda: add_rms_norm(X, X.half()), TypeError, "residual is torch.float16 and must be"),
     "residual is elsewhere": (lambda: add_rms_norm(X, X.to("meta")), ValueError, "residual is on meta"),
+    "gate is no tensor": (lambda: gated_rms_norm(X, None), TypeError, "gate is a NoneType and must be a tensor"),
+    "gate has another shape": (lambda: gated_rms_norm(X, X[:1]), ValueError, r"gate has shape \(1, 8\) .* \(2, 8\)"),
+    "gate is narrower": (lambda: gated_rms_norm(X, X.half()), TypeError, "gate is torch.float16 and must be"),
+    "gate is elsewhere": (lambda: gated_rms_norm(X, X.to("meta")), ValueError, "gate is on meta"),
+    "activation is unknown": (lambda: gated_rms_norm(X, X, activation="gelu"), ValueError, "'gelu' .* 'silu', 'sigmoid'"),
+    "order of the gate": (lambda: gated_rms_norm(X, X, norm_before_gate=None), TypeError, "norm_before_gate is None"),
+    "mode of a gated norm": (lambda: gated_rms_norm(X, X, casting_mode="bert"), ValueError, "casting_mode is 'bert'"),
+    "width of a gated module": (lambda: GatedRMSNorm(0), ValueError, "hidden_size is 0 and must be a whole number"),
     "options are keywords": (lambda: rms_norm(X, None, 1e-6, 1.0), TypeError, "positional"),
     "eps is None": (lambda: rms_norm(X, eps=None), TypeError, "^eps is a NoneType and must be a number.$"),
     "eps is a tensor": (lambda: rms_norm(X, eps=X[0, 0]), TypeError, "eps is a Tensor and must be a number"),

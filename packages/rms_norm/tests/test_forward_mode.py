@@ -3,7 +3,7 @@
 import pytest
 import torch
 from npu_offline import forward_mode
-from npu_rms_norm import RMSNorm, add_rms_norm, rms_norm
+from npu_rms_norm import RMSNorm, add_rms_norm, gated_rms_norm, rms_norm
 
 
 def formula(x, weight):
@@ -14,12 +14,26 @@ def module(x, weight):
     return torch.func.functional_call(RMSNorm(8), {"weight": weight}, (x,))
 
 
+def gated(x, gate, weight):
+    return formula(x, weight) * gate * gate.sigmoid()
+
+
+def gated_first(x, gate, weight):
+    return formula(x * gate.sigmoid(), weight)
+
+
 CALLS = {
     "rms_norm": (rms_norm, formula, [(3, 8), (8,)]),
     "in place": (lambda x, w: rms_norm(x, w, in_place=True), formula, [(3, 8), (8,)]),
     "add_rms_norm": (
         lambda x, residual, w: torch.cat(add_rms_norm(x, residual, w)),
         lambda x, residual, w: torch.cat([formula(x + residual, w), x + residual]),
+        [(3, 8), (3, 8), (8,)],
+    ),
+    "gated": (gated_rms_norm, gated, [(3, 8), (3, 8), (8,)]),
+    "gated first": (
+        lambda x, gate, w: gated_rms_norm(x, gate, w, activation="sigmoid", norm_before_gate=False),
+        gated_first,
         [(3, 8), (3, 8), (8,)],
     ),
     "module": (module, formula, [(3, 8), (8,)]),

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from npu_rms_norm import RMSNorm, patch
-from npu_rms_norm.patching import FORMULAS
+from npu_rms_norm.patching import FORMULAS, GATED
 from torch import nn
 
 
@@ -46,6 +46,58 @@ def test_rounds_as_the_class_does(name, dtypes):
     assert module.weight.grad.dtype == weight_dtype
 
 
+def gated_formula(name, module, x, gate):
+    """As transformers writes it."""
+    wide, act = x.float(), torch.sigmoid if module.activation == "sigmoid" else nn.functional.silu
+    eps = module.variance_epsilon
+    if name.startswith("Mamba"):
+        wide = wide if gate is None else wide * nn.functional.silu(gate.float())
+        wide = wide.unflatten(-1, (-1, module.group_size))
+        wide = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).flatten(-2)
+        return module.weight * wide.to(x.dtype)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    wide = module.weight.float() * wide if name.startswith("Kimi") else module.weight * wide.to(x.dtype)
+    return (wide * act(gate.float())).to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Qwen3NextRMSNormGated", {"activation": "silu"}),
+        ("KimiLinearRMSNormGated", {"activation": "sigmoid"}),
+        ("MambaRMSNormGated", {"group_size": 64}),
+        ("MambaRMSNormGated", {"group_size": 16}),
+        ("MambaRMSNormGated", {"group_size": 64, "gated": False}),
+    ],
+)
+@pytest.mark.parametrize("dtypes", [("float32",) * 2, ("bfloat16",) * 2, ("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_gated_norms_round_as_the_class_does(name, options, dtypes):
+    dtype, weight_dtype = (getattr(torch, each) for each in dtypes)
+    module = known_class(name)(64).to(weight_dtype)
+    module.activation, module.group_size = options.get("activation", "silu"), options.get("group_size")
+    nn.init.normal_(module.weight)
+    assert patch(module).replaced
+    x, gate = torch.randn(3, 5, 64).to(dtype), torch.randn(3, 5, 64).to(dtype)
+    gate = gate if options.get("gated", True) else None
+    y, expected = module(x, gate), gated_formula(name, module, x, gate)
+    assert y.dtype == expected.dtype
+    assert torch.equal(y, expected)
+    y.sum().backward()
+    assert module.weight.grad.dtype == weight_dtype
+
+
+def test_an_activation_that_is_not_known_is_left_and_named():
+    module = known_class("Qwen3NextRMSNormGated")(8)
+    module.activation = "gelu"
+    (left,) = patch(module).left
+    assert "'gelu'" in left.text
+
+
+def test_every_gated_class_has_one_of_three_formulas():
+    assert len(GATED) == 13
+    assert all(name.endswith("RMSNormGated") for name in GATED)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("options", [{}, {"eps": 1e-3}, {"elementwise_affine": False}])
 def test_torch_rms_norm_gives_the_same(dtype, options):
@@ -75,7 +127,7 @@ def test_what_is_not_known_is_left_and_named():
     class LlamaRMSNorm(nn.RMSNorm):
         """Of the user's own, with a known name."""
 
-    gated = known_class("MambaRMSNormGated")(8)
+    gated = known_class("OtherRMSNormGated")(8)
     quantised, hooked = known_class("LlamaRMSNorm")(8), nn.RMSNorm(8)
     quantised.weight = nn.Parameter(torch.ones(8, dtype=torch.int8), requires_grad=False)
     hooked.forward = lambda x: x

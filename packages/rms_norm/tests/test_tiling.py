@@ -31,7 +31,8 @@ def test_every_launch_covers_the_rows_within_the_grid(choose, chip):
             launch = choose(problem(width, itemsize), chip)
             assert launch.block_g * launch.block_m * launch.row_tiles >= 2048
             assert launch.column_blocks * launch.block_n >= width
-            assert launch.wide == (launch.column_blocks > 1)
+            assert (launch.form == "rows") == (launch.column_blocks == 1)
+            assert chip.kind == "cuda" or launch.form != "chunks"
             assert 1 <= launch.grid <= chip.max_grid
             if chip.kind == "ascend":
                 assert launch.grid <= chip.vector_cores
@@ -113,6 +114,17 @@ def test_smaller_launches_shrink_to_an_end(choose):
     assert seen[-1].block_n == 16
     assert any(not launch.wide and not launch.double_buffered for launch in seen)
     assert smaller(choose(problem(4096), H200)) is None
+
+
+def test_chunks_pad_a_row_by_a_quarter_at_most_and_are_held_in_registers():
+    for width in range(1025, 16385, 13):
+        launch = backward_launch(problem(width), H200)
+        assert launch.block_n & (launch.block_n - 1) == 0
+        assert launch.column_blocks * launch.block_n <= 1.25 * width or launch.form == "rows"
+        assert launch.column_blocks * launch.block_n <= 64 * 32 * launch.warps
+    for width in (2560, 3072, 3584, 5120, 6144, 7168):
+        launch = backward_launch(problem(width), H200)
+        assert (launch.form, launch.column_blocks * launch.block_n) == ("chunks", width)
 
 
 def test_partial_sums_are_spread_over_the_cores():

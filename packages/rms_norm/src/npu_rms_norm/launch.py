@@ -16,12 +16,33 @@ from torch import Tensor
 from . import tiling
 
 KERNELS = Kernels(__package__, "npu-rms-norm")
+_FORWARD = {
+    "rows": ("kernels.forward", "forward_kernel"),
+    "chunks": ("kernels.chunks", "forward_chunks_kernel"),
+    "wide": ("kernels.forward", "forward_wide_kernel"),
+}
+_BACKWARD = {"rows": ("kernels.backward", "backward_kernel"), "chunks": ("kernels.chunks", "backward_chunks_kernel")}
+
+
+class Gate(NamedTuple):
+    """A gate and what is done with it.
+
+    Attributes:
+        values: [..., D].
+        silu: act is silu, else the sigmoid.
+        first: x is gated, else the weighted result is.
+    """
+
+    values: Tensor
+    silu: bool
+    first: bool
 
 
 def forward(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor | None,
+    gate: Gate | None,
     eps: float,
     offset: float,
     casting_mode: str,
@@ -35,14 +56,15 @@ def forward(
     if not y.numel():
         return y, total, rstd
     weight = None if weight is None else weight.contiguous()
-    read = _dtypes(x, residual)
-    inputs, plan = plan_strided_rows((x, residual), tiling.forward_launch, read, y.dtype, y.dtype, casting_mode, device)
-    tensors = (*inputs, weight, y, total, rstd)
+    values, gating = (None, None) if gate is None else (gate.values, gate[1:])
+    read, options = _dtypes(x, residual, values), (y.dtype, y.dtype, casting_mode, gating, device)
+    (p_x, p_residual, p_gate), plan = plan_strided_rows((x, residual, values), tiling.forward_launch, read, *options)
+    tensors = (p_x, p_residual, weight, p_gate, y, total, rstd)
     scalars = (*plan.rows, *plan.strides, eps, offset)
 
     def run(spec: LaunchSpec) -> None:
-        kernel = "forward_wide_kernel" if spec.launch.wide else "forward_kernel"
-        KERNELS.launch("kernels.forward", kernel, spec, spec.launch.grid, tensors, scalars)
+        module, kernel = _FORWARD[spec.launch.form]
+        KERNELS.launch(module, kernel, spec, spec.launch.grid, tensors, scalars)
 
     launch_with_fallback("rms_norm forward", plan.spec, run, tiling.smaller)
     return y, total, rstd
@@ -53,22 +75,29 @@ def backward(
     dsum: Tensor | None,
     x: Tensor,
     weight: Tensor | None,
+    gate: Gate | None,
     rstd: Tensor,
     offset: float,
     casting_mode: str,
     dx: Tensor | None,
+    dgate: Tensor | None,
     need_dweight: bool,
     device: Device,
 ) -> Tensor | None:
-    """Writes the gradient of x to `dx`, which may be dy itself (None: not needed), and returns that of the weight."""
+    """Writes the gradients of x, to `dx`, which may be dy itself, and of the gate, to `dgate`; returns that of the weight.
+
+    None stands for one that is not needed; where x is gated, that of the gate takes that of x.
+    """
     dweight = allocate(weight, weight.shape, weight.dtype) if need_dweight and weight is not None else None
     if not dy.numel():
         return None if dweight is None else dweight.zero_()
     width = x.shape[-1]
     weight, rstd = None if weight is None else weight.contiguous(), rstd.contiguous()
-    read, result = _dtypes(dy, dsum, x), None if dx is None else dx.dtype
-    moved, plan = plan_strided_rows((dy, dsum, x, dx), tiling.backward_launch, read, result, dy.dtype, casting_mode, device)
-    p_dy, p_dsum, p_x, p_dx = moved
+    values, gating = (None, None) if gate is None else (gate.values, gate[1:])
+    read, result = _dtypes(dy, dsum, x, values), None if dx is None else dx.dtype
+    options = (result, dy.dtype, casting_mode, gating, device)
+    moved, plan = plan_strided_rows((dy, dsum, x, values, dx), tiling.backward_launch, read, *options)
+    p_dy, p_dsum, p_x, p_gate, p_dx = moved
 
     def run(spec: LaunchSpec) -> Tensor | None:
         launch = spec.launch
@@ -76,19 +105,20 @@ def backward(
         if dweight is not None and (launch.splits > 1 or device.kind != "cuda"):
             partials = allocate(dy, (launch.splits, width), torch.float32)
         if not launch.wide:
-            tensors = (p_dy, p_dsum, p_x, weight, rstd, p_dx, partials)
+            tensors = (p_dy, p_dsum, p_x, weight, p_gate, rstd, p_dx, dgate, partials)
             scalars = (*plan.rows, *plan.strides, offset)
-            KERNELS.launch("kernels.backward", "backward_kernel", spec, launch.grid, tensors, scalars)
+            module, kernel = _BACKWARD[launch.form]
+            KERNELS.launch(module, kernel, spec, launch.grid, tensors, scalars)
             return partials
         mean = None
         if dx is not None:
             mean = allocate(dy, rstd.shape, torch.float32)
-            scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:6], offset)  # of dy and x
-            read = (p_dy, p_x, weight, rstd, mean)
-            KERNELS.launch("kernels.backward", "backward_wide_mean_kernel", spec, launch.grid, read, scalars)
-        every = (p_dy, p_dsum, p_x, weight, rstd, mean, p_dx, partials)
+            scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:8], offset)  # of dy, x and the gate
+            read = (p_dy, p_x, weight, p_gate, rstd, mean)
+            KERNELS.launch("kernels.backward_wide", "backward_wide_mean_kernel", spec, launch.grid, read, scalars)
+        every = (p_dy, p_dsum, p_x, weight, p_gate, rstd, mean, p_dx, dgate, partials)
         scalars = (*plan.rows, launch.splits, *plan.strides, offset)
-        KERNELS.launch("kernels.backward", "backward_wide_kernel", spec, launch.column_grid, every, scalars)
+        KERNELS.launch("kernels.backward_wide", "backward_wide_kernel", spec, launch.column_grid, every, scalars)
         return partials
 
     partials = launch_with_fallback("rms_norm backward", plan.spec, run, tiling.smaller)
@@ -120,10 +150,11 @@ def plan_strided_rows(
     result: torch.dtype | None,
     y_dtype: torch.dtype,
     casting_mode: str,
+    gating: tuple[bool, bool] | None,
     device: Device,
 ) -> tuple[tuple[Tensor | None, ...], Plan]:
     """The tensors of rows, copied only if their rows take more than two levels, and the plan; as `choose_plan`."""
-    options = (read, result, y_dtype, casting_mode, device)
+    options = (read, result, y_dtype, casting_mode, gating, device)
     plan = choose_plan(choose, *_geometry(tensors), *options)
     if plan is None:
         # A tensor that is written to (dx) is contiguous, or it is dy itself and so among them twice.
@@ -151,9 +182,10 @@ def choose_plan(
     result: torch.dtype | None,
     y_dtype: torch.dtype,
     casting_mode: str,
+    gating: tuple[bool, bool] | None,
     device: Device,
 ) -> Plan | None:
-    """The plan for tensors of rows with these strides, inputs with dtypes `read`, and the result's.
+    """The plan for tensors of rows with these strides, inputs with dtypes `read`, the result's, and a gate's two options.
 
     Returns:
         None where a tensor must be copied first.
@@ -168,8 +200,11 @@ def choose_plan(
     narrow = any(dtype is not None and dtype.itemsize < FP32 for dtype in (*read, result))
     rounds = y_dtype.itemsize < FP32 and casting_mode != "gemma"
     factors = rounds and casting_mode == "none"
-    problem = tiling.Problem(rows.n_outer, rows.n_inner, shape[-1], inner_stride, outer_stride, itemsizes, narrow, factors)
-    flags = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors}
+    problem = tiling.Problem(
+        rows.n_outer, rows.n_inner, shape[-1], inner_stride, outer_stride, itemsizes, narrow, factors, gating is not None
+    )
+    silu, first = gating or (False, False)
+    flags = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors, "GATE_SILU": silu, "GATE_FIRST": first}
     strided = tuple(stride for pair in pairs for stride in pair)
     return Plan(LaunchSpec.of(choose(problem, device), flags), (rows.n_outer, rows.n_inner), strided)
 

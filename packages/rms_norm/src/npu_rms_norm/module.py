@@ -6,7 +6,7 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
-from .autograd import add_rms_norm, rms_norm
+from .functional import AddedRMSNorm, add_rms_norm, gated_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -54,7 +54,7 @@ class RMSNorm(nn.Module):
         if self.weight is not None:
             nn.init.constant_(self.weight, 1.0 - arguments.number("offset", self.offset))
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | AddedRMSNorm:
         """y for x [..., D]; with a residual, y and the new residual of `add_rms_norm`."""
         if residual is None:
             return rms_norm(
@@ -121,3 +121,72 @@ class Olmo2RMSNorm(RMSNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(hidden_size, eps, casting_mode="gemma", device=device, dtype=dtype)
+
+
+class GatedRMSNorm(nn.Module):
+    """`gated_rms_norm` over the last dimension, with a learned weight.
+
+    The parameter is `weight` [hidden_size], as in the models of Hugging Face.
+
+    Args:
+        hidden_size: D, the size of the last dimension.
+        eps: added to the mean square.
+        offset: added to the weight; the weight is initialised so that offset + weight is 1.
+        casting_mode: "llama", "gemma" or "none"; see `rms_norm`.
+        activation: of the gate, "silu" or "sigmoid".
+        norm_before_gate: whether the weighted norm is gated, or x; see `gated_rms_norm`.
+        elementwise_affine: whether there is a weight.
+        device, dtype: of the weight.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        *,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        activation: str = "silu",
+        norm_before_gate: bool = True,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
+        arguments.flags(elementwise_affine=elementwise_affine)
+        self.eps = eps
+        self.offset = offset
+        self.casting_mode = casting_mode
+        self.activation = activation
+        self.norm_before_gate = norm_before_gate
+        if elementwise_affine:
+            self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        else:
+            self.register_parameter("weight", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Makes offset + weight one."""
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1.0 - arguments.number("offset", self.offset))
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """y for x and gate [..., D]."""
+        return gated_rms_norm(
+            x,
+            gate,
+            self.weight,
+            self.eps,
+            offset=self.offset,
+            casting_mode=self.casting_mode,
+            activation=self.activation,
+            norm_before_gate=self.norm_before_gate,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.hidden_size}, eps={self.eps}, offset={self.offset}, casting_mode={self.casting_mode!r}, "
+            f"activation={self.activation!r}, norm_before_gate={self.norm_before_gate}, "
+            f"elementwise_affine={self.weight is not None}"
+        )

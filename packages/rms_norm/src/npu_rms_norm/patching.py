@@ -1,7 +1,7 @@
-"""RMSNorm in a model that is there already: `patch(model)`, and which classes compute what `rms_norm` does.
+"""RMSNorm in a model that is there already: `patch(model)`, and which classes compute what our functions do.
 
-A class of transformers is known by its name and the package that it is from. Which of three formulas it has was read from
-its source, release 5.23 of transformers, and a test compares the two for every name below.
+A class of transformers is known by its name and the package that it is from. Which formula it has was read from its source,
+release 5.23 of transformers, and a test compares the two for every name below.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, sw
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor, nn
 
-from .autograd import rms_norm
+from .functional import gated_rms_norm, rms_norm
+from .reference import ACTIVATIONS
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,47 @@ FORMULAS = {
 }
 
 
+@dataclass(frozen=True)
+class GatedFormula:
+    """How a class computes RMSNorm with a gate; its eps is `variance_epsilon`.
+
+    Attributes:
+        casting_mode, norm_before_gate: see `gated_rms_norm`.
+        promotes: as of `Formula`. Such a class may have groups of `group_size` columns, each normalised by itself, and be
+            called without a gate; the activation of the others is their attribute of that name.
+    """
+
+    casting_mode: str
+    norm_before_gate: bool
+    promotes: bool = False
+
+
+QWEN3_NEXT = GatedFormula("llama", True)
+KIMI_LINEAR = GatedFormula("gemma", True)
+MAMBA2 = GatedFormula("llama", False, promotes=True)
+
+#: What the gated classes of transformers compute, by their names.
+GATED = {
+    f"{model}RMSNormGated": formula
+    for models, formula in (
+        ("OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4ExpText", QWEN3_NEXT),
+        ("BailingHybrid Glm5NextText KimiLinear", KIMI_LINEAR),
+        ("Bamba GraniteMoeHybrid Mamba NemotronH Zamba2", MAMBA2),
+    )
+    for model in models.split()
+}
+
+
 def patch(model: nn.Module) -> Patch:
-    """Let `rms_norm` compute the RMSNorms of a model that it knows: those of torch and of transformers.
+    """Let `rms_norm` and `gated_rms_norm` compute the RMSNorms of a model that they know: those of torch and transformers.
 
     Modules stay where they are, with their parameters, hooks and flags; each gets a class derived from its own whose forward
     calls `rms_norm` with that class's roundings and eps. So `state_dict` and `save_pretrained` are as before, and the model
     can be copied, pickled and compiled. Patch a model before it is sharded or wrapped.
 
     Known are `torch.nn.RMSNorm` over one dimension and the RMSNorms of transformers' Llama, Mistral, Mixtral, Qwen 2 and 3,
-    Phi-3, Gemma 1 to 3, OLMo 2 and 3, Granite, GLM, DeepSeek 2 and 3 and others with one of their formulas. Every other
+    Phi-3, Gemma 1 to 3, OLMo 2 and 3, Granite, GLM, DeepSeek 2 and 3 and others with one of their formulas, and the gated
+    ones of Mamba 2, Bamba, Nemotron-H, Zamba 2, Granite 4, Qwen3-Next, Qwen 3.5, OLMo hybrid and Kimi Linear. Every other
     module with Norm in its class's name is left alone, and so are norms whose forward was replaced, as accelerate and
     kernelize do, and weights that are quantised or sharded.
 
@@ -81,8 +114,11 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
     known = type(module)
     if "norm" not in known.__name__.lower():
         return None
-    if isinstance(module, _Patched):
+    if isinstance(module, (_Patched, _PatchedGated)):
         return "it is patched already"
+    gated = GATED.get(known.__name__) if known.__module__.startswith("transformers.") else None
+    if gated is not None:
+        return _recognise_gated(module, gated)
     formula = formula_of(known)
     if formula is None:
         return "no RMSNorm that is known"
@@ -90,6 +126,14 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
         return f"it normalises over {len(module.normalized_shape)} dimensions, and rms_norm over one"
     by = f'rms_norm(casting_mode="{formula.casting_mode}", offset={formula.offset})'
     return Replacement(_patched(known), by)
+
+
+def _recognise_gated(module: nn.Module, formula: GatedFormula) -> Replacement | str:
+    activation = "silu" if formula.promotes else getattr(module, "activation", None)
+    if activation not in ACTIVATIONS:
+        return f"its gate has the activation {activation!r}, and gated_rms_norm silu or sigmoid"
+    options = f'casting_mode="{formula.casting_mode}", norm_before_gate={formula.norm_before_gate}'
+    return Replacement(_patched_gated(type(module)), f'gated_rms_norm({options}, activation="{activation}")')
 
 
 def formula_of(known: type) -> Formula | None:
@@ -120,3 +164,43 @@ class _Patched(Derived):
 
 def _patched(known: type) -> type[nn.Module]:
     return derived(f"Npu{known.__name__}", (_Patched, known), {"formula": formula_of(known)}, _patched, known)
+
+
+class _PatchedGated(Derived):
+    gated_formula: GatedFormula
+    weight: nn.Parameter
+    variance_epsilon: float
+
+    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+        formula, x, eps = self.gated_formula, hidden_states, self.variance_epsilon
+        if formula.promotes:
+            return self._of_groups(x, gate)
+        assert gate is not None
+        activation = self.activation
+        assert isinstance(activation, str)
+        mode, weight = formula.casting_mode, _known(self.weight, x)
+        return gated_rms_norm(x, _known(gate, x), weight, eps, casting_mode=mode, activation=activation)
+
+    def _of_groups(self, x: Tensor, gate: Tensor | None) -> Tensor:
+        size = getattr(self, "group_size", x.shape[-1])
+        whole, same = size == x.shape[-1], self.weight.dtype == x.dtype
+        weight = self.weight if whole and same else None
+        parts = x.unflatten(-1, (-1, size))
+        if gate is None:
+            y = rms_norm(parts, weight, self.variance_epsilon)
+        else:
+            y = gated_rms_norm(
+                parts, _known(gate, x).unflatten(-1, (-1, size)), weight, self.variance_epsilon, norm_before_gate=False
+            )
+        y = y.flatten(-2)
+        return y if weight is not None else self.weight * y
+
+
+def _known(tensor: Tensor, x: Tensor) -> Tensor:
+    """In a dtype that goes with x."""
+    return tensor if tensor.dtype in (x.dtype, torch.float32) else tensor.float()
+
+
+def _patched_gated(known: type) -> type[nn.Module]:
+    attributes = {"gated_formula": GATED[known.__name__]}
+    return derived(f"Npu{known.__name__}", (_PatchedGated, known), attributes, _patched_gated, known)

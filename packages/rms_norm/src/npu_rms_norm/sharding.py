@@ -30,3 +30,13 @@ def add_rms_norm(run: Callable[..., Any], x: Tensor, residual: Tensor, weight: T
     parts = run(shards.local("x", rows), shards.local("residual", rows), shards.local("weight", summed(rows)))
     y, total = (shards.wrap(part, rows, x.shape) for part in parts)
     return y, total
+
+
+def gated_rms_norm(run: Callable[..., Tensor], x: Tensor, gate: Tensor, weight: Tensor | None) -> Tensor:
+    """`run(x, gate, weight)` on each rank's own rows."""
+    shards = Shards({"x": x, "gate": gate, "weight": weight})
+    rows = shards.rows("x")
+    shards.alike("gate", rows, "x")
+    shards.replicated("weight")
+    y = run(shards.local("x", rows), shards.local("gate", rows), shards.local("weight", summed(rows)))
+    return shards.wrap(y, rows, x.shape)

@@ -1,13 +1,15 @@
-"""The forward of RMSNorm on a device."""
+"""The forward of RMSNorm on a device. Formulas, row layout and rounding modes: tile.py."""
 
 import triton
 import triton.language as tl
 
 from .tile import (
     even_row_range,
+    load_gate,
     load_scale,
     load_tile,
     normalise,
+    round_weighted,
     row_mask,
     store_tile,
     tile_at,
@@ -22,6 +24,7 @@ def forward_kernel(
     p_x,
     p_residual,  # None: x is normalised; else x + residual, which is stored to p_sum
     p_weight,  # None: no weight
+    p_gate,  # None: no gate
     p_y,
     p_sum,
     p_rstd,  # None: no backward will follow
@@ -31,6 +34,8 @@ def forward_kernel(
     s_x_inner,
     s_residual_outer,
     s_residual_inner,
+    s_gate_outer,
+    s_gate_inner,
     eps,
     offset,
     N: tl.constexpr,
@@ -40,6 +45,8 @@ def forward_kernel(
     BLOCK_N: tl.constexpr,  # >= N
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
+    GATE_SILU: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
 ):
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
@@ -71,12 +78,34 @@ def forward_kernel(
             p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
             store_tile(p_tile, b_sum, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
             b_x = widen(b_sum)
+        if p_gate is not None:
+            b_act, _ = load_gate(
+                p_gate,
+                s_gate_outer,
+                s_gate_inner,
+                i_outer,
+                i_inner,
+                0,
+                n_groups,
+                n_rows,
+                N,
+                BLOCK_G,
+                BLOCK_M,
+                BLOCK_N,
+                EXACT_N,
+                GATE_SILU,
+            )
+            if GATE_FIRST:
+                b_x *= b_act
         b_rstd = tl.rsqrt(tl.sum(b_x * b_x, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
         if p_rstd is not None:
             tl.store(p_rstd + i_row + o_row, b_rstd, mask=m_row)
         b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
         if p_weight is not None:
             b_y *= b_scale[None, :]
+        if p_gate is not None:
+            if not GATE_FIRST:
+                b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * b_act
         p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
         store_tile(p_tile, b_y, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
 
@@ -86,6 +115,7 @@ def forward_wide_kernel(
     p_x,
     p_residual,
     p_weight,
+    p_gate,
     p_y,
     p_sum,
     p_rstd,
@@ -95,6 +125,8 @@ def forward_wide_kernel(
     s_x_inner,
     s_residual_outer,
     s_residual_inner,
+    s_gate_outer,
+    s_gate_inner,
     eps,
     offset,
     N: tl.constexpr,
@@ -103,6 +135,8 @@ def forward_wide_kernel(
     BLOCK_N: tl.constexpr,  # < N
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
+    GATE_SILU: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
 ):
     # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
     DTYPE: tl.constexpr = p_y.dtype.element_ty
@@ -124,6 +158,25 @@ def forward_wide_kernel(
                 )
                 b_x += load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "evict_last")
                 b_x = widen(b_x.to(p_sum.dtype.element_ty))
+            if p_gate is not None:
+                if GATE_FIRST:
+                    b_act, _ = load_gate(
+                        p_gate,
+                        s_gate_outer,
+                        s_gate_inner,
+                        i_outer,
+                        i_inner,
+                        i_col,
+                        n_groups,
+                        n_rows,
+                        N - i_col,
+                        BLOCK_G,
+                        BLOCK_M,
+                        BLOCK_N,
+                        EXACT_N,
+                        GATE_SILU,
+                    )
+                    b_x *= b_act
             b_square += b_x * b_x
         b_rstd = tl.rsqrt(tl.sum(b_square, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
         if p_rstd is not None:
@@ -141,8 +194,30 @@ def forward_wide_kernel(
                 p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
                 store_tile(p_tile, b_sum, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
                 b_x = widen(b_sum)
+            if p_gate is not None:
+                b_act, _ = load_gate(
+                    p_gate,
+                    s_gate_outer,
+                    s_gate_inner,
+                    i_outer,
+                    i_inner,
+                    i_col,
+                    n_groups,
+                    n_rows,
+                    N - i_col,
+                    BLOCK_G,
+                    BLOCK_M,
+                    BLOCK_N,
+                    EXACT_N,
+                    GATE_SILU,
+                )
+                if GATE_FIRST:
+                    b_x *= b_act
             b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
             if p_weight is not None:
                 b_y *= load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
+            if p_gate is not None:
+                if not GATE_FIRST:
+                    b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * b_act
             p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
             store_tile(p_tile, b_y, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)

@@ -3,6 +3,14 @@
     rstd = 1 / sqrt(mean(x^2) + eps)        n = x rstd        y = n (offset + w)
     g = dy (offset + w)                     dx = rstd (g - n mean(g n))        dw = sum over rows of dy n
 
+With a gate, a = act(gate) and a' its derivative, either z = n (offset + w) is gated:
+
+    y = z a            dgate = dy z a'      and dy a stands for dy above
+
+or, GATE_FIRST, x is: x a stands for x above, and of its gradient du
+
+    dx = du a          dgate = du x a'
+
 Rows lie on two levels, `n_outer` groups of `n_inner` rows, and every tensor has a stride for each (in elements), so that a
 slice of a wider tensor is read in place. A tile is BLOCK_M rows of one group, or all rows of BLOCK_G groups, by BLOCK_N
 columns. Programs stride over the tiles; with CONTIGUOUS_SPLIT each program takes one contiguous, equal range of the rows of
@@ -160,3 +168,42 @@ def normalise(b_x, b_rstd, DTYPE: tl.constexpr, ROUND_NORMALISED: tl.constexpr, 
     if ROUND_NORMALISED:
         b_n = widen(b_n.to(DTYPE))
     return b_n
+
+
+@triton.jit
+def load_gate(
+    p_gate,
+    s_outer,
+    s_inner,
+    i_outer,
+    i_inner,
+    i_col,
+    n_outer,
+    n_inner,
+    n_cols,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    EXACT_N: tl.constexpr,
+    GATE_SILU: tl.constexpr,
+):
+    """a = act(gate) and its derivative, fp32 [G * M, N]: of silu, or of the sigmoid."""
+    p_tile = tile_at(p_gate, s_outer, s_inner, i_outer, i_inner, i_col, G, M, N)
+    b_gate = load_tile(p_tile, n_outer, n_inner, n_cols, G, M, N, EXACT_N, "")
+    b_sigmoid = tl.sigmoid(b_gate)
+    if GATE_SILU:
+        b_act = b_gate * b_sigmoid
+        return b_act, b_sigmoid + b_act * (1.0 - b_sigmoid)
+    else:
+        return b_sigmoid, b_sigmoid * (1.0 - b_sigmoid)
+
+
+@triton.jit
+def round_weighted(b_z, p_weight, DTYPE: tl.constexpr, ROUND_NORMALISED: tl.constexpr, ROUND_FACTORS: tl.constexpr):
+    """z = n (offset + w) as it meets the gate: in the modes that round n, rounded to the weight's dtype, or all to y's."""
+    if p_weight is not None:
+        if ROUND_FACTORS:
+            b_z = widen(b_z.to(DTYPE))
+        elif ROUND_NORMALISED:
+            b_z = widen(b_z.to(p_weight.dtype.element_ty))
+    return b_z

@@ -38,7 +38,7 @@ def row_launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
         # Compilers for it sum a single row up anew for every 64 columns that use the sum: two passes are faster by far.
         ways = ways[:1]
     columns = Block("BLOCK_N", min(padded, _WIDE_TRANSFER_BYTES // itemsize), unit, unit)
-    double_buffered, blocks = first_fit([*ways, Way(True, column_tiles(problem), (columns,))], device)
+    double_buffered, blocks = first_fit([*ways, Way(True, column_tiles(problem, backward), (columns,))], device)
     if "BLOCK_N" in blocks:
         return Launch(problem, device, backward, True, True, 1, equal_blocks(padded, blocks["BLOCK_N"], unit))
     shared = blocks["ROWS"]

@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from npu_tiling import ALL_TILES, Device
 from npu_tiling.budget.arithmetic import power_of_two
 
 from .launches import Launch, SumLaunch
 from .problem import Problem
 
+_MOST_CHUNKS = 8  # a fifth of a row is padding at most, and the code of each chunk stands for itself
+_LEAST_CHUNK = 256
+_HELD_FORWARD = 5120  # columns; wider rows are read a second time, from a cache
+_CORE_REGISTERS = 65536
+_WARP = 32
+
 
 def row_launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
-    """Measured on an H200 with the shapes of the README's table; powers of two, as stock Triton asks for."""
-    block_n = power_of_two(problem.width)
-    if not backward:
-        if block_n <= 1024:
-            block_m = _rows(problem, 4096 // block_n)
-            return Launch(problem, device, False, False, True, block_m, block_n, warps=4, per_core=ALL_TILES)
-        # Two column blocks or more: the second read finds the row in a cache, and fewer registers mean more rows at once.
-        warps = 4 if block_n <= 2048 else 8 if block_n <= 8192 else 16 if block_n <= 16384 else 32
-        per_core = ALL_TILES if block_n <= 16384 else 2
-        return Launch(problem, device, False, True, True, 1, min(block_n // 2, 256 * max(16, warps)), 1, warps, per_core)
-    if block_n > 16384:
+    """Measured on an H200 with the shapes of the README's tables; powers of two, as stock Triton asks for."""
+    choose = _backward if backward else _forward
+    return choose(problem, device, power_of_two(problem.width))
+
+
+def _forward(problem: Problem, device: Device, whole: int) -> Launch:
+    if whole <= 1024:
+        block_m = _rows(problem, 4096 // whole)
+        return Launch(problem, device, False, False, True, block_m, whole, warps=4, per_core=ALL_TILES)
+    chunk, chunks = _chunks(problem.width)
+    if chunks > 1 and chunk * chunks <= _HELD_FORWARD:
+        return Launch(problem, device, False, False, True, 1, chunk, warps=4, per_core=ALL_TILES)
+    # Two column blocks or more: the second read finds the row in a cache, and fewer registers mean more rows at once.
+    warps = 4 if whole <= 2048 else 8 if whole <= 8192 else 16 if whole <= 16384 else 32
+    per_core = ALL_TILES if whole <= 16384 else 2
+    return Launch(problem, device, False, True, True, 1, min(whole // 2, 256 * max(16, warps)), 1, warps, per_core)
+
+
+def _backward(problem: Problem, device: Device, whole: int) -> Launch:
+    if whole > 16384:
         return Launch(problem, device, True, True, True, 1, 2048, warps=8, per_core=4)
+    chunk, chunks = _chunks(problem.width)
     # As many resident programs as leave each the registers for its partial sum of dw.
-    block_m = _rows(problem, 4096 // block_n)
-    per_core = 3 if block_n <= 4096 else 1
-    return Launch(problem, device, True, False, True, block_m, block_n, warps=8, per_core=per_core)
+    if whole <= 1024 or chunks == 1:
+        per_core = 3 if whole <= 4096 else 1
+        return Launch(problem, device, True, False, True, _rows(problem, 4096 // whole), whole, warps=8, per_core=per_core)
+    warps = 4 if chunk * chunks <= 4096 else 8 if chunk * chunks <= 8192 else 16
+    per_core = _CORE_REGISTERS // (_registers(chunk * chunks // (warps * _WARP)) * warps * _WARP)
+    return Launch(problem, device, True, False, True, 1, chunk, warps=warps, per_core=per_core)
+
+
+def _registers(elements: int) -> int:
+    """Of a thread that holds so many elements of x, dy and the partial sum of dw, as ptxas counts them."""
+    return 80 if elements <= 20 else 96 if elements <= 24 else 128
+
+
+def _chunks(width: int) -> tuple[int, int]:
+    """Columns of the equal chunks of a row that pad it least, and how many there are: the fewest of equal padding."""
+    whole = power_of_two(width)
+    sizes = [whole >> halvings for halvings in range(4) if whole >> halvings >= _LEAST_CHUNK] or [whole]
+    padded, _, chunk = min((ceil(width / size) * size, -size, size) for size in sizes if width <= size * _MOST_CHUNKS)
+    return chunk, padded // chunk
 
 
 def _rows(problem: Problem, wanted: int) -> int:
@@ -34,5 +68,5 @@ def _rows(problem: Problem, wanted: int) -> int:
 
 
 def sum_launch(width: int, device: Device) -> SumLaunch:
-    """Blocks of the kernel that adds the partial sums of dw."""
-    return SumLaunch(width, device, 32, min(64, power_of_two(width)))
+    """Blocks of the kernel that adds the partial sums of dw: narrow ones, so that many programs wait for memory at once."""
+    return SumLaunch(width, device, 256, min(8, power_of_two(width)))

@@ -27,6 +27,8 @@ def row_tiles(
     tiles.append(Tile("rstd, mean and rounded rstd", ("ROWS", 1), FP32, 3))
     if backward:
         tiles.append(Tile("sum of dw", tile, FP32))
+        if problem.gated:
+            tiles.append(Tile("gate, its derivative and their products", tile, FP32, 6))
         if several_rows:
             tiles.append(Tile("sum of dw over the rows", tile, FP32 // 2))
         elif problem.rounded_factors and double_buffered and device.arch != "dav-c310":
@@ -34,7 +36,7 @@ def row_tiles(
     return tiles
 
 
-def column_tiles(problem: Problem) -> list[Tile]:
+def column_tiles(problem: Problem, backward: bool) -> list[Tile]:
     """What the passes over column blocks keep on chip at once, one row at a time."""
     tile = (1, "BLOCK_N")
     tiles = [Tile("rows read", tile, itemsize, 2) for itemsize in problem.itemsizes]
@@ -44,4 +46,6 @@ def column_tiles(problem: Problem) -> list[Tile]:
     tiles.append(Tile("scale", tile, FP32))
     tiles.append(Tile("rstd and mean", (1, 1), FP32, 2))
     tiles.append(Tile("sum over rows or columns", tile, FP32))
+    if problem.gated and backward:
+        tiles.append(Tile("gate, its derivative and their products", tile, FP32, 5))
     return tiles

@@ -41,6 +41,11 @@ class Launch:
     per_core: int = 1
 
     @property
+    def form(self) -> str:
+        """Which kernels: of rows whole, in chunks of block_n columns that are held at once, or wide."""
+        return "wide" if self.wide else "chunks" if self.column_blocks > 1 else "rows"
+
+    @property
     def row_tiles(self) -> int:
         return ceil(self.problem.n_outer / self.block_g) * ceil(self.problem.n_inner / self.block_m)
 
@@ -74,7 +79,7 @@ class Launch:
     def ub_bytes(self) -> int:
         """Unified Buffer that the declared tiles take."""
         if self.wide:
-            return footprint(column_tiles(self.problem), {"BLOCK_N": self.block_n}, self.device)
+            return footprint(column_tiles(self.problem, self.backward), {"BLOCK_N": self.block_n}, self.device)
         tiles = row_tiles(
             self.problem, self.device, self.block_n, self.backward, self.double_buffered, self.block_g * self.block_m > 1
         )
@@ -82,10 +87,14 @@ class Launch:
 
     @property
     def constants(self) -> dict[str, int]:
-        split = {} if self.wide else {"CONTIGUOUS_SPLIT": self.contiguous_split}
+        own: dict[str, int] = {}
+        if self.form == "rows":
+            own = {"CONTIGUOUS_SPLIT": self.contiguous_split}
+        elif self.form == "chunks":
+            own = {"CHUNKS": self.column_blocks}
         return {
             "N": self.problem.width,
-            **split,
+            **own,
             "BLOCK_G": self.block_g,
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,

@@ -19,6 +19,7 @@ class Problem:
         itemsizes: bytes of an element, for each tensor of rows that is read.
         narrow_output: the result is narrower than fp32, so that its fp32 tile is cast before it is stored.
         rounded_factors: rstd and the scale are rounded to a narrower dtype before they are used.
+        gated: the last of the tensors of rows that are read is a gate.
     """
 
     n_outer: int
@@ -29,6 +30,7 @@ class Problem:
     itemsizes: tuple[int, ...]
     narrow_output: bool
     rounded_factors: bool = False
+    gated: bool = False
 
     @property
     def max_rows(self) -> int:

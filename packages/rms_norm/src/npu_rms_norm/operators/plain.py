@@ -1,4 +1,4 @@
-"""The operators registered with PyTorch, in its namespace `npu_rms_norm`: schema, implementation, fake function.
+"""The operators without a gate: schema, implementation, fake function.
 
 `rms_norm`, `add_rms_norm`, `rms_norm_backward` and its in-place twin `rms_norm_backward_`; kernels on accelerators,
 reference.py on a CPU. A result that is not asked for is an empty tensor. Gradients are in autograd.py, which alone reads
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import torch
 from npu_tiling import device_for, row_layout
-from npu_tiling.pytorch.autograd import OperatorLibrary
 from npu_tiling.pytorch.tensors import allocate, nothing, statistics_dtype
 from torch import Tensor
 
-from . import launch, reference
-
-OPERATORS = OperatorLibrary("npu_rms_norm")
+from .. import launch, reference
+from .library import OPERATORS
 
 
 def _rms_norm(
@@ -25,7 +23,7 @@ def _rms_norm(
     if device is None:
         y, rstd = reference.forward(x, weight, eps, offset, casting_mode, x.dtype)
         return y.contiguous(), rstd.contiguous() if save_rstd else nothing(x)
-    y, _, saved = launch.forward(x, None, weight, eps, offset, casting_mode, save_rstd, device)
+    y, _, saved = launch.forward(x, None, weight, None, eps, offset, casting_mode, save_rstd, device)
     return y, nothing(x) if saved is None else saved
 
 
@@ -45,7 +43,7 @@ def _add_rms_norm(
         total = (x.to(wide) + residual.to(wide)).to(residual.dtype).contiguous()
         y, rstd = reference.forward(total, weight, eps, offset, casting_mode, x.dtype)
         return y, total, rstd if save_rstd else nothing(x)
-    y, new_residual, saved = launch.forward(x, residual, weight, eps, offset, casting_mode, save_rstd, device)
+    y, new_residual, saved = launch.forward(x, residual, weight, None, eps, offset, casting_mode, save_rstd, device)
     assert new_residual is not None
     return y, new_residual, nothing(x) if saved is None else saved
 
@@ -67,7 +65,7 @@ def _rms_norm_backward(
         dx = (wide if dsum is None else wide + dsum).to(x.dtype).contiguous() if need_dx else nothing(dy)
         return dx, nothing(dy) if dweight is None else dweight
     result = allocate(x, x.shape, x.dtype) if need_dx else None
-    dweight = launch.backward(dy, dsum, x, weight, rstd, offset, casting_mode, result, need_dweight, device)
+    dweight = launch.backward(dy, dsum, x, weight, None, rstd, offset, casting_mode, result, None, need_dweight, device)
     return nothing(dy) if result is None else result, nothing(dy) if dweight is None else dweight
 
 
@@ -86,7 +84,7 @@ def _rms_norm_backward_(
         dx, computed = _rms_norm_backward(dy, dsum, x, weight, rstd, offset, casting_mode, need_dweight, True)
         dy.copy_(dx)
         return computed
-    written = launch.backward(dy, dsum, x, weight, rstd, offset, casting_mode, dy, need_dweight, device)
+    written = launch.backward(dy, dsum, x, weight, None, rstd, offset, casting_mode, dy, None, need_dweight, device)
     return nothing(dy) if written is None else written
 
 

@@ -1,0 +1,183 @@
+"""The public functions: arguments checked, DTensors taken to each rank's part, and the operators called."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.sharding import is_distributed
+from torch import Tensor
+
+from . import sharding
+from .autograd import OPERATORS
+from .reference import ACTIVATIONS, CASTING_MODES
+
+
+class AddedRMSNorm(NamedTuple):
+    """What `add_rms_norm` returns.
+
+    Attributes:
+        y: the normalised sum, in x's dtype.
+        residual: the sum, in the residual's.
+    """
+
+    y: Tensor
+    residual: Tensor
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    casting_mode: str = "llama",
+    in_place: bool = False,
+) -> Tensor:
+    """Root mean square normalisation over the last dimension.
+
+        y = x / sqrt(mean(x^2) + eps) * (offset + weight)
+
+    Statistics and arithmetic are fp32. Under autocast nothing is cast: x, weight and y keep their dtypes. Of DTensors, see
+    sharding.py, each rank computes its own rows.
+
+    A row of y has the same bits whatever the other rows are, however many, and wherever it stands, among rows that lie
+    alike: contiguous ones always do. Of rows in groups that are apart, how many a group has is part of how they lie.
+
+    Args:
+        x: [..., D], fp32, bf16 or fp16 (fp64 too on a CPU). Rows may lie at any stride that takes two levels (a slice of a
+            wider tensor, heads of a fused projection); others are copied first.
+        weight: [D], x's dtype or fp32; None leaves it out.
+        eps: added to the mean square.
+        offset: added to the weight: 1.0 for Gemma's zero-centred weights.
+        casting_mode: what is rounded to x's dtype on the way (nothing, where x is fp32). "llama": x / rms, before it is
+            multiplied by the weight. "gemma": nothing but the result. "none": 1 / rms, offset + weight and both products.
+        in_place: the backward writes the gradient of x into the memory of the gradient of y, unless that is expanded. Saves
+            one tensor of x's size, and is wrong where something else still reads that gradient: another consumer's backward
+            that was handed the same tensor, a hook that keeps it, `retain_grad` on y.
+
+    Returns:
+        y [..., D] in x's dtype, contiguous.
+
+    Raises:
+        TypeError: an argument has a type or dtype that is not supported.
+        ValueError: shapes or devices do not match, or an option is out of range.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
+    """
+    eps, offset = _check(x, weight, eps, offset, casting_mode, in_place)
+    if is_distributed((x, weight)):
+        run = partial(rms_norm, eps=eps, offset=offset, casting_mode=casting_mode, in_place=in_place)
+        return sharding.rms_norm(run, x, weight)
+    return OPERATORS("rms_norm", x, weight, eps, offset, casting_mode, in_place, False)[0]
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    casting_mode: str = "llama",
+    in_place: bool = False,
+) -> AddedRMSNorm:
+    """Adds a layer's output to the residual stream and normalises the sum, in one pass.
+
+        new_residual = residual + x        y = rms_norm(new_residual, weight)
+
+    The sum is rounded to the residual's dtype before it is normalised, as two separate steps would do. The bits of a row
+    depend on the other rows as little as those of `rms_norm`.
+
+    Args:
+        x: [..., D], the layer's output; fp32, bf16 or fp16 (fp64 too on a CPU).
+        residual: [..., D], fp32 or x's dtype.
+        weight, eps, offset, casting_mode: as for `rms_norm`.
+        in_place: as for `rms_norm`, where y and the residual have one dtype; no effect where they differ.
+
+    Returns:
+        A tuple with names: y [..., D] in x's dtype, and residual, the new one, [..., D] in the residual's dtype.
+
+    Raises:
+        TypeError, ValueError: as for `rms_norm`.
+
+    Source: arXiv 1910.07467.
+    """
+    eps, offset = _check(x, weight, eps, offset, casting_mode, in_place)
+    arguments.parameter("residual", residual, (x.shape,), x, "x's")
+    if is_distributed((x, residual, weight)):
+        run = partial(add_rms_norm, eps=eps, offset=offset, casting_mode=casting_mode, in_place=in_place)
+        return AddedRMSNorm(*sharding.add_rms_norm(run, x, residual, weight))
+    y, new_residual, _ = OPERATORS("add_rms_norm", x, residual, weight, eps, offset, casting_mode, in_place, False)
+    return AddedRMSNorm(y, new_residual)
+
+
+def gated_rms_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    casting_mode: str = "llama",
+    activation: str = "silu",
+    norm_before_gate: bool = True,
+) -> Tensor:
+    """RMSNorm over the last dimension with a gate, in one pass.
+
+        y = x / sqrt(mean(x^2) + eps) * (offset + weight) * act(gate)
+
+    or, norm_before_gate=False, x * act(gate) takes the place of x and y is not gated again:
+
+        y = u / sqrt(mean(u^2) + eps) * (offset + weight)        u = x * act(gate)
+
+    Statistics and arithmetic are fp32; act(gate) is not rounded. The bits of a row depend on the other rows as little as
+    those of `rms_norm`, and under autocast nothing is cast.
+
+    Args:
+        x: [..., D], fp32, bf16 or fp16 (fp64 too on a CPU). Rows may lie at any stride that takes two levels (heads of a
+            fused projection); others are copied first.
+        gate: [..., D], x's dtype or fp32, with strides of its own.
+        weight, eps, offset: as for `rms_norm`.
+        casting_mode: as for `rms_norm`. Where the result is gated, "llama" rounds what is gated to the weight's dtype, and
+            "none" to x's.
+        activation: "silu", gate * sigmoid(gate), or "sigmoid".
+        norm_before_gate: whether the weighted norm is gated (Qwen3-Next, Kimi Linear) or x is (Mamba 2).
+
+    Returns:
+        y [..., D] in x's dtype, contiguous.
+
+    Raises:
+        TypeError: an argument has a type or dtype that is not supported.
+        ValueError: shapes or devices do not match, or an option is out of range.
+
+    Source: Dao and Gu, "Transformers are SSMs", arXiv 2405.21060; mamba_ssm's RMSNormGated.
+    """
+    eps, offset = _check(x, weight, eps, offset, casting_mode, False)
+    arguments.parameter("gate", gate, (x.shape,), x, "x's")
+    arguments.one_of("activation", activation, ACTIVATIONS)
+    arguments.flags(norm_before_gate=norm_before_gate)
+    if is_distributed((x, gate, weight)):
+        run = partial(
+            gated_rms_norm,
+            eps=eps,
+            offset=offset,
+            casting_mode=casting_mode,
+            activation=activation,
+            norm_before_gate=norm_before_gate,
+        )
+        return sharding.gated_rms_norm(run, x, gate, weight)
+    options = (offset, casting_mode, activation, norm_before_gate)
+    return OPERATORS("gated_rms_norm", x, gate, weight, eps, *options, False)[0]
+
+
+def _check(
+    x: Tensor, weight: Tensor | None, eps: float, offset: float, casting_mode: str, in_place: bool
+) -> tuple[float, float]:
+    """eps and offset, as floats."""
+    arguments.rows("x", x)
+    arguments.parameter("weight", weight, (x.shape[-1:],), x, "x's", or_none=True)
+    arguments.one_of("casting_mode", casting_mode, CASTING_MODES)
+    arguments.flags(in_place=in_place)
+    return arguments.number("eps", eps, least=0, finite=False), arguments.number("offset", offset)

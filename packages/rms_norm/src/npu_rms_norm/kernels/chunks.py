@@ -1,0 +1,284 @@
+"""Device code of RMSNorm for stock Triton on CUDA: rows in equal chunks of a power of two columns, all in registers.
+
+A row of 2560 columns is five chunks of 512, and not one block of 4096 of which a third is padding. Formulas, row layout and
+rounding modes: tile.py. triton-ascend has no tuples of blocks, and no need of them: there a block may have any width.
+"""
+
+import triton
+import triton.language as tl
+
+from .chunk import load_chunk, load_gate_chunk, load_scale_chunk, store_chunk
+from .tile import (
+    normalise,
+    round_weighted,
+    row_mask,
+    tile_rows,
+    widen,
+)
+
+
+@triton.jit(do_not_specialize=["n_outer", "n_inner"])
+def forward_chunks_kernel(
+    p_x,
+    p_residual,  # None: x is normalised; else x + residual, which is stored to p_sum
+    p_weight,  # None: no weight
+    p_gate,  # None: no gate
+    p_y,
+    p_sum,
+    p_rstd,  # None: no backward will follow
+    n_outer,
+    n_inner,
+    s_x_outer,
+    s_x_inner,
+    s_residual_outer,
+    s_residual_inner,
+    s_gate_outer,
+    s_gate_inner,
+    eps,
+    offset,
+    N: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # of a chunk
+    ROUND_NORMALISED: tl.constexpr,
+    ROUND_FACTORS: tl.constexpr,
+    GATE_SILU: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
+):
+    DTYPE: tl.constexpr = p_y.dtype.element_ty
+    o_row = tl.arange(0, BLOCK_G * BLOCK_M)
+    n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
+        i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
+        i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
+        m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
+        b_square = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
+        row, gates = (), ()
+        for i_chunk in tl.static_range(CHUNKS):
+            b_x = load_chunk(
+                p_x, s_x_outer, s_x_inner, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
+            )
+            if p_residual is not None:
+                b_x += load_chunk(
+                    p_residual,
+                    s_residual_outer,
+                    s_residual_inner,
+                    i_outer,
+                    i_inner,
+                    n_groups,
+                    n_rows,
+                    i_chunk,
+                    N,
+                    BLOCK_G,
+                    BLOCK_M,
+                    BLOCK_N,
+                )
+                b_sum = b_x.to(p_sum.dtype.element_ty)
+                store_chunk(
+                    p_sum, b_sum, n_inner * N, N, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
+                )
+                b_x = widen(b_sum)
+            if p_gate is not None:
+                b_act, _ = load_gate_chunk(
+                    p_gate,
+                    s_gate_outer,
+                    s_gate_inner,
+                    i_outer,
+                    i_inner,
+                    n_groups,
+                    n_rows,
+                    i_chunk,
+                    N,
+                    BLOCK_G,
+                    BLOCK_M,
+                    BLOCK_N,
+                    GATE_SILU,
+                )
+                if GATE_FIRST:
+                    b_x *= b_act
+                else:
+                    gates = gates + (b_act,)
+            b_square += b_x * b_x
+            row = row + (b_x,)
+        b_rstd = tl.rsqrt(tl.sum(b_square, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
+        if p_rstd is not None:
+            tl.store(p_rstd + i_row + o_row, b_rstd, mask=m_row)
+        for i_chunk in tl.static_range(CHUNKS):
+            b_y = normalise(row[i_chunk], b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+            if p_weight is not None:
+                b_y *= load_scale_chunk(p_weight, offset, i_chunk, N, BLOCK_N, DTYPE, ROUND_FACTORS)[None, :]
+            if p_gate is not None:
+                if not GATE_FIRST:
+                    b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * gates[i_chunk]
+            store_chunk(p_y, b_y, n_inner * N, N, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N)
+
+
+@triton.jit(do_not_specialize=["n_outer", "n_inner"])
+def backward_chunks_kernel(
+    p_dy,
+    p_dsum,  # gradient that reaches x from elsewhere and is added to dx; None: there is none
+    p_x,
+    p_weight,
+    p_gate,  # None: no gate
+    p_rstd,
+    p_dx,  # None: x needs no gradient
+    p_dgate,  # None: the gate needs no gradient; else, GATE_FIRST, p_dx is given
+    p_dw,  # fp32 [programs, N], one partial sum per program; None: the weight needs no gradient
+    n_outer,
+    n_inner,
+    s_dy_outer,
+    s_dy_inner,
+    s_dsum_outer,
+    s_dsum_inner,
+    s_x_outer,
+    s_x_inner,
+    s_gate_outer,
+    s_gate_inner,
+    s_dx_outer,
+    s_dx_inner,
+    offset,
+    N: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # of a chunk
+    ROUND_NORMALISED: tl.constexpr,
+    ROUND_FACTORS: tl.constexpr,
+    GATE_SILU: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
+):
+    """The partial sum of dw stays in registers over the whole loop."""
+    DTYPE: tl.constexpr = p_dy.dtype.element_ty
+    o_row = tl.arange(0, BLOCK_G * BLOCK_M)
+    o_chunk = tl.arange(0, BLOCK_N)
+    sums = ()
+    if p_dw is not None:
+        for _ in tl.static_range(CHUNKS):
+            sums = sums + (tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32),)
+    n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
+        i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
+        i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
+        m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
+        b_rstd = tl.load(p_rstd + i_row + o_row, mask=m_row, other=0.0)
+        b_product = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
+        normalised, gradient, added, acts, slopes = (), (), (), (), ()
+        for i_chunk in tl.static_range(CHUNKS):
+            b_x = load_chunk(
+                p_x, s_x_outer, s_x_inner, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
+            )
+            b_g = load_chunk(
+                p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
+            )
+            if p_weight is not None:
+                b_scale = load_scale_chunk(p_weight, offset, i_chunk, N, BLOCK_N, DTYPE, ROUND_FACTORS)
+            if p_gate is not None:
+                b_act, b_slope = load_gate_chunk(
+                    p_gate,
+                    s_gate_outer,
+                    s_gate_inner,
+                    i_outer,
+                    i_inner,
+                    n_groups,
+                    n_rows,
+                    i_chunk,
+                    N,
+                    BLOCK_G,
+                    BLOCK_M,
+                    BLOCK_N,
+                    GATE_SILU,
+                )
+            if GATE_FIRST:
+                b_n = normalise(b_x * b_act, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+                acts, slopes = acts + (b_act,), slopes + (b_x * b_slope,)
+            else:
+                b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+            if p_gate is not None:
+                if not GATE_FIRST:
+                    if p_dgate is not None:
+                        b_z = b_n
+                        if p_weight is not None:
+                            b_z *= b_scale[None, :]
+                        b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+                        store_chunk(
+                            p_dgate,
+                            b_g * b_z * b_slope,
+                            n_inner * N,
+                            N,
+                            i_outer,
+                            i_inner,
+                            n_groups,
+                            n_rows,
+                            i_chunk,
+                            N,
+                            BLOCK_G,
+                            BLOCK_M,
+                            BLOCK_N,
+                        )
+                    b_g *= b_act
+            if p_dw is not None:
+                added = added + (sums[i_chunk] + b_g * b_n,)
+            if p_dx is not None:
+                if p_weight is not None:
+                    b_g *= b_scale[None, :]
+                b_product += b_g * b_n
+                normalised, gradient = normalised + (b_n,), gradient + (b_g,)
+        sums = added
+        if p_dx is not None:
+            b_mean = tl.sum(b_product, axis=1) * (1.0 / N)  # [BLOCK_M]
+            for i_chunk in tl.static_range(CHUNKS):
+                b_dx = (gradient[i_chunk] - normalised[i_chunk] * b_mean[:, None]) * b_rstd[:, None]
+                if GATE_FIRST:
+                    if p_dgate is not None:
+                        store_chunk(
+                            p_dgate,
+                            b_dx * slopes[i_chunk],
+                            n_inner * N,
+                            N,
+                            i_outer,
+                            i_inner,
+                            n_groups,
+                            n_rows,
+                            i_chunk,
+                            N,
+                            BLOCK_G,
+                            BLOCK_M,
+                            BLOCK_N,
+                        )
+                    b_dx *= acts[i_chunk]
+                if p_dsum is not None:
+                    b_dx += load_chunk(
+                        p_dsum,
+                        s_dsum_outer,
+                        s_dsum_inner,
+                        i_outer,
+                        i_inner,
+                        n_groups,
+                        n_rows,
+                        i_chunk,
+                        N,
+                        BLOCK_G,
+                        BLOCK_M,
+                        BLOCK_N,
+                    )
+                store_chunk(
+                    p_dx,
+                    b_dx,
+                    s_dx_outer,
+                    s_dx_inner,
+                    i_outer,
+                    i_inner,
+                    n_groups,
+                    n_rows,
+                    i_chunk,
+                    N,
+                    BLOCK_G,
+                    BLOCK_M,
+                    BLOCK_N,
+                )
+    if p_dw is not None:
+        for i_chunk in tl.static_range(CHUNKS):
+            o_col = i_chunk * BLOCK_N + o_chunk
+            p_partial = p_dw + tl.program_id(0).to(tl.int64) * N + o_col
+            tl.store(p_partial, tl.sum(sums[i_chunk], axis=0), mask=o_col < N)
