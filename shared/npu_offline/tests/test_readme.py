@@ -1,6 +1,7 @@
 """The Python blocks of the README are one program that runs as it stands, with nothing defined beforehand."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ import npu_offline
 import pytest
 from npu_offline.cli import main
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.S)
+README = (Path(__file__).parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+CONSOLE = re.findall(r"```console\n\$ npu-offline (.*?)(?<!\\)\n(.*?)```", README, re.S)
 pytestmark = pytest.mark.skipif("1.2.0" not in npu_offline.installed(), reason="needs a toolchain (npu-offline fetch 1.2.0)")
 
 
@@ -41,3 +44,18 @@ def test_what_the_readme_tells_to_write_is_what_the_commands_take(tmp_path, caps
     page = (tmp_path / "out" / "index.html").read_text()
     assert "double" in page
     assert not re.search("rms_norm|attn_res|liger", page), "a report is of the packages that were asked for"
+
+
+def test_the_front_page_has_an_example_of_each_command_for_one_kernel():
+    assert {line.split()[0] for line, _ in CONSOLE} == {"run", "check", "lint", "time", "tune"}
+
+
+@pytest.mark.parametrize(("line", "printed"), CONSOLE, ids=[line.split()[0] for line, _ in CONSOLE])
+def test_commands_print_what_the_front_page_shows(line, printed, tmp_path, monkeypatch, capsys):
+    (tmp_path / "kernels.py").write_text(BLOCKS[0])
+    monkeypatch.chdir(tmp_path)
+    main(shlex.split(line.replace("\\\n", " ")))
+    said = capsys.readouterr().out
+    if line.startswith("check"):  # verdicts of an earlier run may be kept
+        said = "".join(row for row in said.splitlines(keepends=True) if "--fresh" not in row)
+    assert [row.rstrip() for row in said.splitlines()] == [row.rstrip() for row in printed.splitlines()]

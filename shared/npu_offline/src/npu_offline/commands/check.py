@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import npu_tiling
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from .. import check
 from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
 from .options import add_target
+from .output import new_console, progress
 
 if TYPE_CHECKING:
     from ..check.execution import Executed
@@ -40,9 +40,7 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=180)
+    console = new_console()
     socs = options.soc or list(npu_tiling.SOCS)
     versions = options.toolchain or list(toolchains.VERSIONS)
     if options.compiler is not None:
@@ -56,7 +54,7 @@ def _run(options: argparse.Namespace) -> int:
     with console.status("recording launches"):
         jobs = check.jobs_for(calls, socs, versions)
     running = check.run_all(jobs, options.jobs, every_chip=options.every_chip)
-    results = list(track(running, "compiling", len(jobs), console=console))
+    results = list(progress(running, "compiling", len(jobs), console))
     order = {job: position for position, job in enumerate(jobs)}
     results.sort(key=lambda result: order[result.job])
     executed = [] if options.compile_only else _execute(options, calls, socs, versions, console)
@@ -96,7 +94,7 @@ def _execute(
         soc = next((soc for soc in socs if toolchains.supported(soc, version) and not toolchains.is_a5(soc)), None)
         if soc is not None:
             running = execute_package(options.target, calls, soc, version, fresh=options.fresh)
-            found += list(track(running, f"executing {version}", len(calls), console=console))
+            found += list(progress(running, f"executing {version}", len(calls), console))
     return found
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import npu_tiling
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from .. import check
@@ -19,6 +17,7 @@ from ..errors import OfflineError
 from ..lint import RULES
 from ..toolchain import compilers as toolchains
 from .options import add_target
+from .output import new_console, progress
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -41,7 +40,7 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    console = Console() if Console().is_terminal else Console(width=180)
+    console = new_console()
     calls = check.load_calls(options.target, given=options.given, grid=options.grid)
     if options.call:
         unknown = set(options.call) - {label for label, _ in calls}
@@ -51,7 +50,9 @@ def _run(options: argparse.Namespace) -> int:
     with console.status("recording launches"):
         package = load(calls, options.soc or SOCS, options.toolchain or toolchains.VERSIONS)
     running = examine_all(package, options.jobs)
-    examined = list(track(running, "examining", len(package.subjects), console=console))
+    examined = list(progress(running, "examining", len(package.subjects), console))
+    order = {subject: position for position, subject in enumerate(package.subjects)}
+    examined.sort(key=lambda each: order[each.subject])
     everything = not (options.soc or options.toolchain or options.call)
     useless = unused(package, examined) if everything else []  # a part of the launches may need fewer
     console.print(table(examined))

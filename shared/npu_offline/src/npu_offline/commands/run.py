@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import npu_tiling
-from rich.console import Console
 from rich.table import Table
 
 from .. import check
@@ -15,6 +14,7 @@ from ..errors import OfflineError
 from ..launches import Launch, Ledger, Traffic
 from ..toolchain import compilers as toolchains
 from .options import add_target
+from .output import new_console
 
 if TYPE_CHECKING:
     from ..check.whole import Outcome
@@ -45,7 +45,7 @@ def add_parser(commands: Subparsers) -> None:
 def _run(options: argparse.Namespace) -> int:
     from ..check import kernel_file, whole
 
-    console = Console() if Console().is_terminal else Console(width=180)
+    console = new_console()
     if "::" in str(options.target):
         call = kernel_file.parse(str(options.target), options.given, options.grid)
         calls = [(call.label, whole.compared(call, options.expect, options.rtol, options.atol))]

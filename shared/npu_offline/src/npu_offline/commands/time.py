@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from .. import check
@@ -21,6 +19,7 @@ from ..timing.instructions import unit_of
 from ..timing.model import Timing, time_launch
 from ..timing.simulation import Event
 from .options import add_what_to_time
+from .output import new_console, progress
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -52,7 +51,7 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    console = Console() if Console().is_terminal else Console(width=180)
+    console = new_console()
     loaded = check.load_calls(options.target, given=options.given, grid=options.grid)
     calls = [call for call in loaded if options.call in call[0]]
     if not calls:
@@ -61,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     events = _EVENTS if options.timeline else 0
     timings: list[tuple[LaunchRecord, Timing]] = []
     problems = []
-    for launch in track(list(launches), "simulating", console=console):
+    for launch in progress(launches, "simulating", len(launches), console):
         try:
             timings.append((launch, time_launch(launch, soc=options.soc, toolchain=options.toolchain, events=events)))
         except OfflineError as error:

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from .. import check
 from ..errors import OfflineError
 from ..tune.search import Candidate, Tuned, search
 from .options import add_what_to_time
+from .output import new_console, progress
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -38,14 +37,14 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    console = Console() if Console().is_terminal else Console(width=180)
+    console = new_console()
     loaded = check.load_calls(options.target, "sized_calls", options.given, options.grid)
     calls = [call for call in loaded if options.call in call[0]]
     if not calls:
         raise OfflineError(f"--call is {options.call!r}, must be part of a label that sized_calls() yields")
     found: list[Tuned] = []
     where = {"soc": options.soc, "toolchain": options.toolchain, "jobs": options.jobs, "kernel": options.kernel}
-    for call in track(calls, "searching", console=console, transient=True):
+    for call in progress(calls, "searching", len(calls), console):
         found += search(*call, **where)
     if not found:
         raise OfflineError(_NOTHING)
