@@ -30,6 +30,15 @@ def test_a_final_module_computes_what_its_kernel_says(toolchain):
     assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("toolchain", [None, *TOOLCHAINS])
+def test_every_second_element_of_rows_with_a_hint_to_the_compiler(toolchain, first):
+    x, y = torch.randn(8, 128).bfloat16(), torch.full((8, 64), float("nan")).bfloat16()
+    with emulate(toolchain=toolchain or TOOLCHAINS[-1], final=toolchain is not None):
+        sample_kernels.every_second[(1,)](x, y, BM=8, D=64, FIRST=first)
+    assert torch.equal(y, x[:, first::2])
+
+
 @pytest.mark.parametrize("toolchain", TOOLCHAINS)
 def test_a_sound_module_passes_all_checks_and_its_traffic_is_counted(toolchain):
     with emulate(toolchain=toolchain, checks=True) as emulation:

@@ -203,3 +203,11 @@ def test_nothing_to_tune_is_an_error(file, capsys):
     status, said = run(capsys, "tune", f"{file()}::softmax", *SOFTMAX)
     assert "BLOCK=1024,512,2048" in said
     assert status == 2
+
+
+def test_what_triton_refuses_is_one_message(file, capsys):
+    path = file("@triton.jit\ndef unknown(x_ptr):\n    tl.store(x_ptr, nothing_of_this_name)")
+    status, said = run(capsys, "run", f"{path}::unknown", "x_ptr=fp32:4", "--grid", "1", "--linalg-only")
+    assert "npu-offline: Triton refuses the kernel" in said
+    assert "nothing_of_this_name is not defined" in said
+    assert status == 2

@@ -24,8 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch without numpy, which nothing here uses
     try:
         return int(options.run(options))
-    except OfflineError as error:
-        print(f"npu-offline: {error}", file=sys.stderr)
+    except Exception as error:
+        from_triton = type(error).__module__.startswith("triton.")
+        if not isinstance(error, OfflineError) and not from_triton:
+            raise
+        print(f"npu-offline: {'Triton refuses the kernel: ' if from_triton else ''}{error}", file=sys.stderr)
         return 2
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import npu_tiling
+import torch
 from triton.backends import Backend, backends
 from triton.backends.ascend.compiler import AscendBackend, NPUOptions, make_ttir
 from triton.backends.compiler import GPUTarget
@@ -175,8 +176,6 @@ class HostDriver(DriverBase):
         return lambda kernel_call, quantiles: [float(next(order))] * len(quantiles)
 
     def get_active_torch_device(self) -> Any:
-        import torch
-
         return torch.device("cpu")
 
     def get_device_properties(self, device: int) -> dict[str, int]:
@@ -195,5 +194,6 @@ class HostDriver(DriverBase):
 
 
 for _backend in (EmulatedBackend, RecordedBackend):
+    setattr(torch, _backend.kind, torch.cpu)  # libraries look for a target's module of torch under its name
     # The names of these targets are no real device's: both can be registered at once.
     backends[_backend.kind] = Backend(compiler=_backend, driver=HostDriver)

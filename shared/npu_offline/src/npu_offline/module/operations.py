@@ -111,7 +111,7 @@ _CALLS: tuple[tuple[str, Pipe, str, Callable[[re.Match[str]], _Made]], ...] = (
     (rf"flip_\dd_{_TYPE}", "V", "rwt", lambda m: ("flip", "", ())),
     (rf"sort_1d_{_TYPE}", "V", "rwtr", lambda m: ("sort", "", ())),
     (rf"interleave_1d_{_TYPE}", "V", "rrwt", lambda m: ("interleave", "", ())),
-    (rf"deinterleave_channel_(\d)_from_\w+_channels_1d_{_TYPE}", "V", "rwt", lambda m: ("deinterleave", m[1], ())),
+    (rf"deinterleave_channel_(\d)_from_\w+_channels_[12]d_{_TYPE}", "V", "rwt", lambda m: ("deinterleave", m[1], ())),
     (rf"transpose_2d_with_last_axis_{_TYPE}", "V", "rwt", lambda m: ("transpose", "", (1, 0))),
     (rf"nd2nz_{_TYPE}", "MTE2", "rw-", lambda m: ("nd2nz", "", ())),
     (

@@ -259,12 +259,21 @@ void do_interleave(const instruction *i, const view *const *o) {
   }
 }
 
-// Every n-th element, starting with the one that attribute 4 names; n is the ratio of both sizes.
+// Along the last axis every n-th element, starting with the one that attribute 4 names; n is the ratio of both sizes.
 void do_deinterleave(const instruction *i, const view *const *o) {
   const view *to = o[i->reads];
-  if (o[0]->rank != 1 || to->rank != 1) fail_text("%s of %d axes", i->name, o[0]->rank);
+  const int last = to->rank - 1;
+  if (o[0]->rank != to->rank) fail_text("%s of %d axes into %d", i->name, o[0]->rank, to->rank);
   if (elements_of(to) == 0) return;
-  const int64_t step = o[0]->n[0] / to->n[0] * o[0]->s[0];
-  const row source = at_offset(o[0], i->attributes[4] * o[0]->s[0], step), target = at_offset(to, 0, to->s[0]);
-  for (int64_t k = 0; k < to->n[0]; k++) put_raw(&target, k, raw(&source, k));
+  const int64_t ratio = o[0]->n[last] / to->n[last];
+  walk w = {{0}, {0}};
+  do {
+    int64_t from = i->attributes[4] * o[0]->s[last], at = 0;
+    for (int axis = 0; axis < to->rank; axis++) {
+      from += w.index[axis] * o[0]->s[axis] * (axis == last ? ratio : 1);
+      at += w.index[axis] * to->s[axis];
+    }
+    const row source = at_offset(o[0], from, 0), target = at_offset(to, at, 0);
+    put_raw(&target, 0, raw(&source, 0));
+  } while (next(&w, to));
 }

@@ -124,6 +124,8 @@ def _prepare(module: ModuleOp) -> None:
             _make_atomic(op)
         elif name == "func.func" and not op.regions[0].blocks and "tensor<" in str(property_of(op, "function_type")):
             raise UnsupportedError(f"the emulator has no {symbol_of(op, 'sym_name')}")
+        elif name == "annotation.mark":  # a hint for the Ascend compiler, as tl.compile_hint gives one
+            Rewriter.erase_op(op)
         elif name.partition(".")[0] in ("hfusion", "hivm", "hacc"):
             raise UnsupportedError(f"the emulator has no {name}")
     for symbol in ("npu_offline_atomic_begin", "npu_offline_atomic_end"):
