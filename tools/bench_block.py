@@ -56,11 +56,11 @@ def plain_add_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor,
     return plain_norm(total, weight), total
 
 
-def plain_mix(blocks: Sequence[Tensor], w_query: Tensor, w_norm: Tensor) -> Tensor:
+def plain_mix(blocks: Sequence[Tensor], query: Tensor, rms_weight: Tensor) -> Tensor:
     v = torch.stack(tuple(blocks))
     wide = v.to(torch.promote_types(v.dtype, torch.float32))
-    keys = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * w_norm
-    alpha = torch.softmax((keys * w_query).sum(-1, keepdim=True), 0)
+    keys = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * rms_weight
+    alpha = torch.softmax((keys * query).sum(-1, keepdim=True), 0)
     return (alpha * wide).sum(0).to(v.dtype)
 
 
@@ -76,7 +76,7 @@ OURS = Operators(
     npu_embedding.embedding,
     lambda x, weight: npu_rms_norm.rms_norm(x, weight, EPS),
     lambda x, residual, weight: npu_rms_norm.add_rms_norm(x, residual, weight, EPS),
-    lambda blocks, w_query, w_norm: npu_attn_res.attn_res(list(blocks), w_query, w_norm, EPS),
+    lambda blocks, query, rms_weight: npu_attn_res.attn_res(list(blocks), query, rms_weight, rms_eps=EPS),
     npu_fused_linear_cross_entropy.fused_linear_cross_entropy,
 )
 

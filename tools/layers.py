@@ -16,7 +16,7 @@ OPERATOR = (
     "gradients | kept_logits",
     "launch | layout",
     "checks | counted | kernels | reference | sharding | tiling",
-    "matmul | passes | row_math",
+    "matmul | passes | results | row_math",
     "parallel",
     "chunks | options",
 )

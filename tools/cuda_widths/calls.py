@@ -145,7 +145,7 @@ def attn_res_stacked(width: int, make: Maker) -> Call:
 
     query, norm, *blocks = _attn_inputs(width, make, 2)
     inputs = (query, norm, torch.ones_like(norm), torch.stack(blocks))
-    return Call(lambda q, n, w, v: attn_res(v, q, n, norm_weight=w), plain, inputs)
+    return Call(lambda q, n, w, v: attn_res(v, q, n, w)[:2], plain, inputs)
 
 
 def attn_res_phases(width: int, make: Maker) -> Call:

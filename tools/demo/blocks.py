@@ -49,8 +49,8 @@ class PlainBlockAttnRes(nn.Module):
         super().__init__()
         self.block_size = block_size
         self.eps = eps
-        self.w_query = nn.Parameter(torch.zeros(n_inputs, hidden_size))
-        self.w_norm = nn.Parameter(torch.ones(n_inputs, hidden_size))
+        self.query = nn.Parameter(torch.zeros(n_inputs, hidden_size))
+        self.rms_weight = nn.Parameter(torch.ones(n_inputs, hidden_size))
 
     def start(self, embedding: Tensor) -> PlainDepth:
         """The state of one forward pass."""
@@ -69,7 +69,7 @@ class PlainDepth:
         """The input [..., D] of the next layer: blocks weighted by a softmax over their scores."""
         v = torch.stack(self.blocks)
         r = torch.rsqrt(v.square().mean(-1, keepdim=True) + self.weights.eps)
-        score = (v * r * self.weights.w_norm[self.layer] * self.weights.w_query[self.layer]).sum(-1, keepdim=True)
+        score = (v * r * self.weights.rms_weight[self.layer] * self.weights.query[self.layer]).sum(-1, keepdim=True)
         return (torch.softmax(score, dim=0) * v).sum(0)
 
     def add(self, output: Tensor) -> None:

@@ -115,7 +115,7 @@ def depths(elements: int, device: torch.device) -> Iterator[Result]:
         blocks = _random(3, tokens, width, device=device)
         given = [block.requires_grad_() for block in blocks.unbind()] if listed else blocks.requires_grad_()
         dh = _random(tokens, width, device=device)
-        h = attn_res(given, *weights, EPS)
+        h = attn_res(given, *weights, rms_eps=EPS)
         h.backward(dh)
         dv = torch.stack([block.grad[chosen] for block in given]) if listed else given.grad[:, chosen]  # type: ignore[index]
         leaves = [blocks.detach()[:, chosen].double().requires_grad_(), *(w.detach().double() for w in weights)]
@@ -144,7 +144,7 @@ def depths(elements: int, device: torch.device) -> Iterator[Result]:
     o, maximum, total = (result[0].detach() for result in (o, maximum, total))
     partial, x, dh = (_random(tokens, width, device=device) for _ in range(3))
     state = [o.requires_grad_(), maximum.clone().requires_grad_(), total.clone().requires_grad_(), partial.requires_grad_()]
-    h, joined = attn_res_merge(*state, *(w.detach() for w in weights), EPS, layer_output=x)
+    h, _, joined, _ = attn_res_merge(*state, *(w.detach() for w in weights), rms_eps=EPS, layer_output=x)
     h.backward(dh)
     wide = [tensor.detach()[chosen].double().requires_grad_() for tensor in state]
     together = (wide[3] + x[chosen].double()).to(partial.dtype).double()
@@ -160,15 +160,15 @@ def depths(elements: int, device: torch.device) -> Iterator[Result]:
     yield f"attn_res_merge, o {said(o.shape, o.dtype)}, partial {said(partial.shape, partial.dtype)}", found
 
 
-def _scores(v: Tensor, w_query: Tensor, w_norm: Tensor) -> Tensor:
-    keys = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + EPS) * w_norm
-    if w_query.dim() == 1:
-        return keys @ w_query
-    return torch.einsum("ntd,sd->nst", keys, w_query.squeeze(1))
+def _scores(v: Tensor, query: Tensor, rms_weight: Tensor) -> Tensor:
+    keys = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + EPS) * rms_weight
+    if query.dim() == 1:
+        return keys @ query
+    return torch.einsum("ntd,sd->nst", keys, query.squeeze(1))
 
 
-def _attention(v: Tensor, w_query: Tensor, w_norm: Tensor) -> Tensor:
-    return (torch.softmax(_scores(v, w_query, w_norm), 0).unsqueeze(-1) * v).sum(0)
+def _attention(v: Tensor, query: Tensor, rms_weight: Tensor) -> Tensor:
+    return (torch.softmax(_scores(v, query, rms_weight), 0).unsqueeze(-1) * v).sum(0)
 
 
 def _row_error(actual: Tensor, expected: Tensor) -> float:

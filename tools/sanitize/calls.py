@@ -102,23 +102,23 @@ def attn_res_calls(device: torch.device) -> Iterator[Call]:
         weights = [_leaf((width,), dtype, device) for _ in range(3)]
         blocks = _leaf((n, ROWS, width), dtype, device)
         each = [_leaf((ROWS, width), dtype, device).requires_grad_(not frozen or i % 2 == 0) for i in range(n)]
-        _backward(attn_res(each if listed else blocks, *weights[:2], norm_weight=weights[2] if normed else None))
+        _backward(attn_res(each if listed else blocks, *weights[:2], output_rms_weight=weights[2] if normed else None))
 
     def layers(width: int, dtype: torch.dtype, n_layers: int, listed: bool) -> None:
-        queries, w_norm = _leaf((n_layers, width), FP32, device), _leaf((width,), FP32, device)
+        queries, rms_weight = _leaf((n_layers, width), FP32, device), _leaf((width,), FP32, device)
         blocks = _leaf((3, ROWS, width), dtype, device)
-        _backward(attn_res_phase1(queries, list(blocks.unbind()) if listed else blocks, w_norm))
+        _backward(attn_res_phase1(queries, list(blocks.unbind()) if listed else blocks, rms_weight))
 
     def merge(width: int, dtype: torch.dtype, added: bool, normed: bool) -> None:
         o, weights = _leaf((ROWS, width), FP32, device), [_leaf((width,), dtype, device) for _ in range(3)]
         maximum, total = _leaf((ROWS,), FP32, device), torch.ones(ROWS, device=device, requires_grad=True)
         partial, x = (_leaf((ROWS, width), dtype, device) for _ in range(2))
-        more = {"layer_output": x if added else None, "norm_weight": weights[2] if normed else None}
+        more = {"layer_output": x if added else None, "output_rms_weight": weights[2] if normed else None}
         _backward(attn_res_merge(o, maximum, total, partial, *weights[:2], **more))
 
     def inference(width: int) -> None:
         blocks = torch.randn(4, ROWS, width, device=device)
-        attn_res(blocks, blocks[0, 0], blocks[0, 1], norm_weight=blocks[0, 2])
+        attn_res(blocks, blocks[0, 0], blocks[0, 1], output_rms_weight=blocks[0, 2])
 
     for width in (1, 7, 100, 512, 1000, 2048, 4096, 5120, 8192, 12288, 16384, 20000):
         for dtype in (FP32, BF16):
@@ -215,9 +215,9 @@ def _rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, view
     return rows.view(shape).requires_grad_()
 
 
-def _backward(outputs: Tensor | tuple[Tensor, ...]) -> None:
-    outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-    torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+def _backward(outputs: Tensor | tuple[Tensor | None, ...]) -> None:
+    given = [outputs] if isinstance(outputs, Tensor) else [output for output in outputs if output is not None]
+    torch.autograd.backward(given, [torch.ones_like(output) for output in given])
 
 
 def _name(dtype: torch.dtype) -> str:

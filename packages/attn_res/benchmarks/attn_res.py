@@ -57,8 +57,8 @@ def inputs(case: Case, device: torch.device) -> Mapping[str, Tensor]:
         tensors = {f"block_{i}": torch.randn(shape, dtype=DTYPE, device=device) for i in range(n_blocks)}
     else:
         tensors = {"blocks": torch.randn(n_blocks, tokens, width, dtype=DTYPE, device=device)}
-    tensors["w_query"] = (torch.randn(width, device=device) / width**0.5).to(DTYPE)
-    tensors["w_norm"] = (1 + 0.1 * torch.randn(width, device=device)).to(DTYPE)
+    tensors["query"] = (torch.randn(width, device=device) / width**0.5).to(DTYPE)
+    tensors["rms_weight"] = (1 + 0.1 * torch.randn(width, device=device)).to(DTYPE)
     return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
 
 
@@ -67,10 +67,10 @@ def stacked(blocks: Sequence[Tensor]) -> Tensor:
 
 
 def reference(*tensors: Tensor) -> Tensor:
-    *blocks, w_query, w_norm = tensors
+    *blocks, query, rms_weight = tensors
     v = stacked(blocks)
-    keys = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + EPS) * w_norm
-    alpha = torch.softmax((keys * w_query).sum(-1), 0)
+    keys = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + EPS) * rms_weight
+    alpha = torch.softmax((keys * query).sum(-1), 0)
     return (alpha.unsqueeze(-1) * v).sum(0)
 
 
@@ -81,8 +81,8 @@ def formula(*tensors: Tensor) -> Tensor:
 
 def ours(case: Case, device: torch.device) -> Forward:
     def forward(*tensors: Tensor) -> Tensor:
-        *blocks, w_query, w_norm = tensors
-        return npu_attn_res.attn_res(blocks if case["listed"] else blocks[0], w_query, w_norm, EPS)
+        *blocks, query, rms_weight = tensors
+        return npu_attn_res.attn_res(blocks if case["listed"] else blocks[0], query, rms_weight, rms_eps=EPS)
 
     return forward
 
@@ -118,8 +118,8 @@ def fla(case: Case, device: torch.device) -> Forward:
         raise UnavailableError(str(error)) from None
 
     def forward(*tensors: Tensor) -> Tensor:
-        *blocks, w_query, w_norm = tensors
-        return fused_attnres(w_query, blocks if case["listed"] else blocks[0].unbind(), w_norm, rms_eps=EPS)
+        *blocks, query, rms_weight = tensors
+        return fused_attnres(query, blocks if case["listed"] else blocks[0].unbind(), rms_weight, rms_eps=EPS)
 
     return forward
 

@@ -68,7 +68,7 @@ def _attn_res(
         blocks = torch.empty(n_blocks, tokens, width, dtype=dtype)
         weights = [torch.empty(width, dtype=dtype, requires_grad=True) for _ in range(3)]
         given = [block.requires_grad_() for block in blocks.unbind()] if listed else blocks.requires_grad_()
-        results = attn_res(given, *weights[:2], norm_weight=weights[2] if normalised else None)
+        results = attn_res(given, *weights[:2], output_rms_weight=weights[2] if normalised else None)
         _backward(results if normalised else (results,))
 
     return call
@@ -113,14 +113,15 @@ def _merge(width: int, dtype: torch.dtype, *, normalised: bool = False) -> Calla
         statistics = [torch.empty(TOKENS, requires_grad=True) for _ in range(2)]
         partial = torch.empty(TOKENS, width, dtype=dtype, requires_grad=True)
         weights = [torch.empty(width, dtype=dtype, requires_grad=True) for _ in range(3)]
-        norm_weight = weights[2] if normalised else None
+        output_rms_weight = weights[2] if normalised else None
         results = attn_res_merge(
-            o[:, 0], *statistics, partial, *weights[:2], layer_output=partial.detach(), norm_weight=norm_weight
+            o[:, 0], *statistics, partial, *weights[:2], layer_output=partial.detach(), output_rms_weight=output_rms_weight
         )
         _backward(results)
 
     return call
 
 
-def _backward(outputs: tuple[torch.Tensor, ...]) -> None:
-    torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+def _backward(outputs: tuple[torch.Tensor | None, ...]) -> None:
+    given = [output for output in outputs if output is not None]
+    torch.autograd.backward(given, [torch.empty_like(output) for output in given])

@@ -15,15 +15,15 @@ class Case:
     """One problem: inputs in their dtypes, made on the CPU from a seed."""
 
     blocks: Tensor  # [N, ..., D]
-    w_query: Tensor
-    w_norm: Tensor
+    query: Tensor
+    rms_weight: Tensor
     dh: Tensor
     eps: float = 1e-6
 
     def leaves(self, device, listed: bool) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Blocks (one stacked, or each), w_query and w_norm on a device, which ask for gradients."""
+        """Blocks (one stacked, or each), query and rms_weight on a device, which ask for gradients."""
         blocks = [leaf(block, device) for block in self.blocks] if listed else [leaf(self.blocks, device)]
-        return blocks, leaf(self.w_query, device), leaf(self.w_norm, device)
+        return blocks, leaf(self.query, device), leaf(self.rms_weight, device)
 
 
 def make(n_blocks, tokens, width, dtype, weight_dtype=None, seed=0, sharp=1.0) -> Case:
@@ -33,25 +33,25 @@ def make(n_blocks, tokens, width, dtype, weight_dtype=None, seed=0, sharp=1.0) -
     randn = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     scale = torch.rand(n_blocks, *leading, 1, generator=generator) * 3 + 0.1
     blocks = (randn(n_blocks, *leading, width) * scale).to(dtype)
-    w_query = (randn(width) * sharp / math.sqrt(width)).to(weight_dtype or dtype)
-    w_norm = (randn(width) * 0.3 + 1).to(weight_dtype or dtype)
-    return Case(blocks, w_query, w_norm, randn(*leading, width).to(dtype))
+    query = (randn(width) * sharp / math.sqrt(width)).to(weight_dtype or dtype)
+    rms_weight = (randn(width) * 0.3 + 1).to(weight_dtype or dtype)
+    return Case(blocks, query, rms_weight, randn(*leading, width).to(dtype))
 
 
 def leaf(tensor: Tensor, device) -> Tensor:
     return tensor.detach().clone().to(device).requires_grad_()
 
 
-def formula(blocks: Tensor, w_query: Tensor, w_norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def formula(blocks: Tensor, query: Tensor, rms_weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """h and alpha as the paper has them."""
-    keys = blocks * torch.rsqrt(blocks.square().mean(-1, keepdim=True) + eps) * w_norm
-    alpha = torch.softmax((keys * w_query).sum(-1), 0)
+    keys = blocks * torch.rsqrt(blocks.square().mean(-1, keepdim=True) + eps) * rms_weight
+    alpha = torch.softmax((keys * query).sum(-1), 0)
     return (alpha.unsqueeze(-1) * blocks).sum(0), alpha
 
 
 def exact(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """h, dblocks [N, ..., D], dw_query and dw_norm in fp64."""
-    leaves = [tensor.double().requires_grad_() for tensor in (case.blocks, case.w_query, case.w_norm)]
+    """h, dblocks [N, ..., D], dquery and drms_weight in fp64."""
+    leaves = [tensor.double().requires_grad_() for tensor in (case.blocks, case.query, case.rms_weight)]
     h, _ = formula(*leaves, case.eps)
     return h.detach(), *torch.autograd.grad(h, leaves, case.dh.double())
 
@@ -59,7 +59,7 @@ def exact(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def run(case: Case, device, listed: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same by the operator, on the CPU."""
     blocks, *weights = case.leaves(device, listed)
-    h = attn_res(blocks if listed else blocks[0], *weights, case.eps)
+    h = attn_res(blocks if listed else blocks[0], *weights, rms_eps=case.eps)
     gradients = torch.autograd.grad(h, [*blocks, *weights], case.dh.to(device))
     dblocks = torch.stack(gradients[:-2]) if listed else gradients[0]
     return tuple(tensor.detach().cpu() for tensor in (h, dblocks, *gradients[-2:]))
@@ -84,9 +84,9 @@ def check(case: Case, results: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     v, dh = case.blocks.double(), case.dh.double()
     width, tokens = v.shape[-1], max(1, dh[..., 0].numel())
     rstd = torch.rsqrt(v.square().mean(-1, keepdim=True) + case.eps)
-    g = case.w_query.double() * case.w_norm.double()
+    g = case.query.double() * case.rms_weight.double()
     terms = (v * rstd * g).square().sum(-1, keepdim=True).sqrt()  # what a score is the sum of
-    _, alpha = formula(v, case.w_query.double(), case.w_norm.double(), case.eps)
+    _, alpha = formula(v, case.query.double(), case.rms_weight.double(), case.eps)
     alpha = alpha.unsqueeze(-1)
     # A score that is off by d shifts every weight by a factor of exp(d).
     size = (v * v).mean(-1, keepdim=True).sqrt().expand_as(v)
@@ -102,7 +102,7 @@ def check(case: Case, results: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
 
     added = (dscore * rstd * v.abs()).reshape(-1, width)
     added = added.square().sum(0).sqrt() + added.mean(0)
-    for actual, expected, weight in zip(results[2:], (dquery, dnorm), (case.w_norm, case.w_query), strict=True):
+    for actual, expected, weight in zip(results[2:], (dquery, dnorm), (case.rms_weight, case.query), strict=True):
         scale = added * weight.double().abs()
         length = tokens * len(v) + width
         assert_close(actual, expected, length=length, scale=scale, amplified=2 * amplified.max())

@@ -15,42 +15,42 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 
 BLOCKS, TOKENS, WIDTH = 3, (2, 5), 24  # five tokens do not divide by two ranks
-WEIGHTS = ("w_query", "w_norm", "norm_weight")
+WEIGHTS = ("query", "rms_weight", "output_rms_weight")
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def listed(blocks, w_query, w_norm, norm_weight):
+def listed(blocks, query, rms_weight, output_rms_weight):
     """h, y and alpha of a list of blocks."""
-    return npu_attn_res.attn_res(list(blocks), w_query, w_norm, norm_weight=norm_weight, return_weights=True)
+    return npu_attn_res.attn_res(list(blocks), query, rms_weight, output_rms_weight=output_rms_weight, return_weights=True)
 
 
-def stacked(blocks, w_query, w_norm, norm_weight):
+def stacked(blocks, query, rms_weight, output_rms_weight):
     """h and alpha of the blocks as one tensor, with the norm's weight in the place of the other one."""
-    return npu_attn_res.attn_res(torch.stack(list(blocks)), w_query, w_norm * norm_weight, return_weights=True)
+    return npu_attn_res.attn_res(torch.stack(list(blocks)), query, rms_weight * output_rms_weight, return_weights=True)
 
 
-def phases(blocks, w_query, w_norm, norm_weight):
+def phases(blocks, query, rms_weight, output_rms_weight):
     """h, y and the new partial sum of a layer of Block AttnRes."""
     *blocks, partial, layer_output = blocks
-    queries = torch.stack([w_query, w_norm])
-    o, largest, total = npu_attn_res.attn_res_phase1(queries, blocks, w_norm)
+    queries = torch.stack([query, rms_weight])
+    o, largest, total = npu_attn_res.attn_res_phase1(queries, blocks, rms_weight)
     state = (o[0], largest[0], total[0])
-    options = {"layer_output": layer_output, "norm_weight": norm_weight}
-    return npu_attn_res.attn_res_merge(*state, partial, w_query, w_norm, **options)
+    options = {"layer_output": layer_output, "output_rms_weight": output_rms_weight}
+    return npu_attn_res.attn_res_merge(*state, partial, query, rms_weight, **options)
 
 
-def banked(blocks, w_query, w_norm, norm_weight):
+def banked(blocks, query, rms_weight, output_rms_weight):
     """h, y, the new prefix and alpha of a bank with one block too many."""
     *blocks, prefix = blocks
     bank = torch.stack(blocks, -2)
     options = {"layer_output": blocks[0], "return_weights": True}
-    return npu_attn_res.attn_res_bank(bank, len(blocks) - 1, prefix, w_query, w_norm, norm_weight, **options)
+    return npu_attn_res.attn_res_bank(bank, len(blocks) - 1, prefix, query, rms_weight, output_rms_weight, **options)
 
 
 def train(function, blocks, weights):
     """Results, and gradients of blocks and of weights."""
     blocks, weights = ([tensor.detach().requires_grad_() for tensor in tensors] for tensors in (blocks, weights))
-    results = function(blocks, *weights)
+    results = [result for result in function(blocks, *weights) if result is not None]
     torch.stack([(result**3).sum() for result in results]).sum().backward()
     return list(results), [block.grad for block in blocks], [weight.grad for weight in weights]
 
@@ -79,7 +79,7 @@ def check_module(mesh):
     """Four layers of Block AttnRes, as a model runs them."""
     torch.manual_seed(0)
     module = npu_attn_res.BlockAttnRes(WIDTH, 5, 2)
-    torch.nn.init.normal_(module.w_query)
+    torch.nn.init.normal_(module.query)
 
     def run(embedding):
         depth = module.start(embedding)
@@ -87,7 +87,7 @@ def check_module(mesh):
             depth.add(torch.tanh(scale * depth.input()))
         h = depth.input()
         h.square().sum().backward()
-        gradients = [module.w_query.grad, module.w_norm.grad]
+        gradients = [module.query.grad, module.rms_weight.grad]
         module.zero_grad()
         return [h, *gradients]
 
@@ -116,19 +116,19 @@ def check_refusals(mesh):
     block, weight = torch.randn(*TOKENS, WIDTH), torch.ones(WIDTH)
     rows, whole = place(block, Shard(1)), place(weight, Replicate())
     attn_res, phase1, merge = npu_attn_res.attn_res, npu_attn_res.attn_res_phase1, npu_attn_res.attn_res_merge
-    said = "blocks[0] is Shard(dim=2) on mesh dimension 0 and must be Replicate() or Shard of a dimension from 0 to 1."
+    said = "residuals[0] is Shard(dim=2) on mesh dimension 0 and must be Replicate() or Shard of a dimension from 0 to 1."
     refused(ValueError, said, attn_res, [place(block, Shard(2))], whole, whole)
-    said = "blocks[1] is Shard(dim=0) on mesh dimension 0 and must be Shard(dim=1), as blocks[0] is."
+    said = "residuals[1] is Shard(dim=0) on mesh dimension 0 and must be Shard(dim=1), as residuals[0] is."
     refused(ValueError, said, attn_res, [rows, place(block, Shard(0))], whole, whole)
-    said = "blocks is Shard(dim=0) on mesh dimension 0 and must be Replicate() or Shard of a dimension from 1 to 2."
+    said = "residuals is Shard(dim=0) on mesh dimension 0 and must be Replicate() or Shard of a dimension from 1 to 2."
     refused(ValueError, said, attn_res, place(torch.randn(4, *TOKENS, WIDTH), Shard(0)), whole, whole)
-    said = "norm_weight is Shard(dim=0) on mesh dimension 0 and must be Replicate()."
-    refused(ValueError, said, attn_res, [rows], whole, whole, norm_weight=place(weight, Shard(0)))
-    refused(TypeError, "blocks[0] is a plain tensor and must be a DTensor", attn_res, [block], whole, whole)
+    said = "output_rms_weight is Shard(dim=0) on mesh dimension 0 and must be Replicate()."
+    refused(ValueError, said, attn_res, [rows], whole, whole, output_rms_weight=place(weight, Shard(0)))
+    refused(TypeError, "residuals[0] is a plain tensor and must be a DTensor", attn_res, [block], whole, whole)
     queries = place(torch.ones(2, WIDTH), Shard(0))
     refused(ValueError, "queries is Shard(dim=0) on mesh dimension 0 and must be", phase1, queries, [rows], whole)
     state = (place(block, Replicate()), *(place(torch.ones(TOKENS), Shard(1)) for _ in range(2)))
-    said = "o is Replicate() on mesh dimension 0 and must be Shard(dim=1), as partial is."
+    said = "o is Replicate() on mesh dimension 0 and must be Shard(dim=1), as prefix is."
     refused(ValueError, said, merge, *state, rows, whole, whole)
 
 

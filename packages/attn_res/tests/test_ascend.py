@@ -212,7 +212,7 @@ def test_a_long_list_takes_few_launches(n_blocks, launches):
 def test_blocks_are_read_once_for_all_layers_that_fit(n_layers, width, reads):
     case = depth.make(4, 100, width, torch.bfloat16)
     with npu_offline.emulate("Ascend910B4") as emulation:
-        attn_res_phase1(torch.randn(n_layers, width), case.blocks, case.w_norm)
+        attn_res_phase1(torch.randn(n_layers, width), case.blocks, case.rms_weight)
     read = sum(launch.arguments["p_v"].read for launch in emulation.launches)
     assert read == reads * case.blocks.numel() * 2
 

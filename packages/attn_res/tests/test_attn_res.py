@@ -52,18 +52,18 @@ def test_gradients_are_exact_where_weights_are_sharp(device, sharp, n_blocks, wi
 def test_a_later_block_may_score_much_higher_than_the_first(device, width, normalised, by):
     """Of one token alone, amid others of the same program: before it, beside it and after it."""
     case = depth.make(5, 700, width, torch.bfloat16, seed=3)
-    direction = case.w_query.double() * case.w_norm.double()
+    direction = case.query.double() * case.rms_weight.double()
     along = direction / direction.norm() * math.sqrt(width)  # scores |direction| sqrt(width)
-    case.w_query.mul_(by / float(direction @ along))
+    case.query.mul_(by / float(direction @ along))
     case.blocks[:, 331] = 0.1 * torch.randn(5, width)
     case.blocks[3, 331] = along.bfloat16()
     case.blocks[2, 330] = float("nan")
-    _, query, norm = (tensor.double() for tensor in (case.blocks, case.w_query, case.w_norm))
+    _, query, norm = (tensor.double() for tensor in (case.blocks, case.query, case.rms_weight))
     wanted, alpha = depth.formula(case.blocks.double(), query, norm, case.eps)
     assert alpha[3, 331] > 0.99
     weight = torch.ones(width, dtype=torch.bfloat16) if normalised else None
-    inputs = [tensor.to(device.torch) for tensor in (case.blocks, case.w_query, case.w_norm)]
-    h = attn_res(*inputs, norm_weight=None if weight is None else weight.to(device.torch))
+    inputs = [tensor.to(device.torch) for tensor in (case.blocks, case.query, case.rms_weight)]
+    h = attn_res(*inputs, output_rms_weight=None if weight is None else weight.to(device.torch))
     h = (h[0] if normalised else h).cpu().double()
     assert h[330].isnan().all()
     others = torch.arange(700) != 330
@@ -98,7 +98,7 @@ def test_list_gives_the_bits_of_the_stacked_tensor_where_blocks_are_anywhere(dev
     blocks = [memory[start : start + 37 * 256].view(37, 256) for start in (29300, 10000, 0, 19777, 38880)]
     for block, values in zip(blocks, case.blocks, strict=True):
         block.copy_(values)
-    h = attn_res(blocks, case.w_query.to(device.torch), case.w_norm.to(device.torch), case.eps)
+    h = attn_res(blocks, case.query.to(device.torch), case.rms_weight.to(device.torch), rms_eps=case.eps)
     assert torch.equal(h.cpu(), expected[0])
 
 
@@ -107,8 +107,8 @@ def test_blocks_that_need_no_gradient_get_none(device, needed):
     case = depth.make(4, 7, 256, torch.bfloat16)
     expected = depth.run(case, device.torch, listed=True)
     blocks = [block.to(device.torch).requires_grad_(i in needed) for i, block in enumerate(case.blocks)]
-    weights = depth.leaf(case.w_query, device.torch), depth.leaf(case.w_norm, device.torch)
-    attn_res(blocks, *weights, case.eps).backward(case.dh.to(device.torch))
+    weights = depth.leaf(case.query, device.torch), depth.leaf(case.rms_weight, device.torch)
+    attn_res(blocks, *weights, rms_eps=case.eps).backward(case.dh.to(device.torch))
     for i, block in enumerate(blocks):
         assert (block.grad is None) == (i not in needed)
         assert i not in needed or torch.equal(block.grad.cpu(), expected[1][i])
@@ -116,14 +116,14 @@ def test_blocks_that_need_no_gradient_get_none(device, needed):
         assert torch.equal(weight.grad.cpu(), wanted)
 
 
-@pytest.mark.parametrize("frozen", ["both", "w_query", "w_norm"])
+@pytest.mark.parametrize("frozen", ["both", "query", "rms_weight"])
 def test_frozen_weights(device, frozen):
     case = depth.make(3, 7, 256, torch.float32)
     _, dblocks, *dweights = depth.run(case, device.torch)
     blocks, *weights = case.leaves(device.torch, False)
-    for name, weight in zip(("w_query", "w_norm"), weights, strict=True):
+    for name, weight in zip(("query", "rms_weight"), weights, strict=True):
         weight.requires_grad_(frozen not in (name, "both"))
-    attn_res(blocks[0], *weights, case.eps).backward(case.dh.to(device.torch))
+    attn_res(blocks[0], *weights, rms_eps=case.eps).backward(case.dh.to(device.torch))
     assert torch.equal(blocks[0].grad.cpu(), dblocks)
     for weight, wanted in zip(weights, dweights, strict=True):
         assert weight.grad is None if not weight.requires_grad else torch.equal(weight.grad.cpu(), wanted)
@@ -162,14 +162,14 @@ def test_strided_blocks_and_gradient(device, view, listed):
 @pytest.mark.parametrize("width", [256, 16384])
 def test_weights_are_returned(device, width):
     case = depth.make(4, 6, width, torch.bfloat16)
-    tensors = case.blocks.to(device.torch), case.w_query.to(device.torch).requires_grad_(), case.w_norm.to(device.torch)
-    h, alpha = attn_res(*tensors, case.eps, return_weights=True)
-    expected = depth.formula(case.blocks.double(), case.w_query.double(), case.w_norm.double(), case.eps)[1]
+    tensors = case.blocks.to(device.torch), case.query.to(device.torch).requires_grad_(), case.rms_weight.to(device.torch)
+    h, *_, alpha = attn_res(*tensors, rms_eps=case.eps, return_weights=True)
+    expected = depth.formula(case.blocks.double(), case.query.double(), case.rms_weight.double(), case.eps)[1]
     assert torch.allclose(alpha.cpu().double(), expected, rtol=1e-4, atol=1e-6)
     assert h.requires_grad
     assert not alpha.requires_grad
     with torch.no_grad():
-        assert torch.equal(attn_res(*tensors, case.eps, return_weights=True)[1], alpha)
+        assert torch.equal(attn_res(*tensors, rms_eps=case.eps, return_weights=True).weights, alpha)
 
 
 @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
@@ -179,7 +179,9 @@ def test_normalised_output_is_the_two_steps(device, width, listed):
     weight, dy = torch.randn(width).bfloat16(), torch.randn(7, width).bfloat16()
     blocks, *weights = case.leaves(device.torch, listed)
     leaves = [*blocks, *weights, depth.leaf(weight, device.torch)]
-    h, y = attn_res(blocks if listed else blocks[0], *weights, case.eps, norm_weight=leaves[-1], norm_eps=1e-5)
+    h, y, *_ = attn_res(
+        blocks if listed else blocks[0], *weights, rms_eps=case.eps, output_rms_weight=leaves[-1], output_rms_eps=1e-5
+    )
     gradients = torch.autograd.grad((h, y), leaves, (case.dh.to(device.torch), dy.to(device.torch)))
     # From the stored h on it is RMSNorm; its gradient joins that of h in fp32.
     stored, wide = h.detach().cpu().double().requires_grad_(), weight.double().requires_grad_()
@@ -196,8 +198,8 @@ def test_normalised_output_is_the_two_steps(device, width, listed):
 def test_either_output_may_be_unused(device):
     case = depth.make(3, 7, 256, torch.float32)
     blocks, *weights = case.leaves(device.torch, False)
-    norm_weight = torch.randn(256, device=device.torch, requires_grad=True)
-    h, y = attn_res(blocks[0], *weights, case.eps, norm_weight=norm_weight)
+    output_rms_weight = torch.randn(256, device=device.torch, requires_grad=True)
+    h, y, *_ = attn_res(blocks[0], *weights, rms_eps=case.eps, output_rms_weight=output_rms_weight)
     leaves = (blocks[0], *weights)
     only_h = torch.autograd.grad(h, leaves, case.dh.to(device.torch), retain_graph=True)
     for actual, expected in zip(only_h, depth.run(case, device.torch)[1:], strict=True):
@@ -236,7 +238,7 @@ def test_blocks_further_apart_than_32_bits_reach(device):
     storage = torch.zeros(stride + 512, dtype=torch.bfloat16, device=device.torch)  # untouched pages cost nothing
     case = depth.make(2, 2, 256, torch.bfloat16)
     far = storage.as_strided((2, 2, 256), (stride, 256, 1)).copy_(case.blocks)
-    weights = case.w_query.to(device.torch), case.w_norm.to(device.torch)
+    weights = case.query.to(device.torch), case.rms_weight.to(device.torch)
     expected = attn_res(case.blocks.to(device.torch), *weights)
     assert torch.equal(attn_res(far, *weights), expected)
     assert torch.equal(attn_res([far[0], far[1]], *weights), expected)

@@ -17,7 +17,7 @@ def tensors(device, tokens=7, capacity=5, n_blocks=3, width=WIDTH, bank=torch.bf
     made = case.blocks.movedim(0, -2).contiguous()
     made[..., n_blocks:, :] = float("nan")
     rows = [randn(*case.dh.shape).to(prefix) for _ in range(2)]
-    weights = [case.w_query.to(prefix), case.w_norm.to(prefix), (1 + 0.3 * randn(width)).to(prefix)]
+    weights = [case.query.to(prefix), case.rms_weight.to(prefix), (1 + 0.3 * randn(width)).to(prefix)]
     return [tensor.to(device.torch) for tensor in (made, *rows, *weights)]
 
 
@@ -144,7 +144,7 @@ def test_a_list_and_a_bank_are_the_same(device, n_blocks):
 def test_it_is_attn_res_of_the_blocks_and_the_prefix(device):
     bank, prefix, _, query, rms_weight, _ = tensors(device, bank=torch.float32, prefix=torch.float32)
     found = attn_res_bank(bank, 3, prefix, query, rms_weight, return_weights=True)
-    h, alpha = attn_res([*bank[:, :3].unbind(1), prefix], query, rms_weight, return_weights=True)
+    h, *_, alpha = attn_res([*bank[:, :3].unbind(1), prefix], query, rms_weight, return_weights=True)
     depth.near(found.output.cpu(), h.cpu().double())
     assert torch.allclose(found.weights, alpha.t(), rtol=1e-5, atol=1e-6)
     counted = attn_res_bank(bank, torch.tensor([3], device=bank.device), prefix, query, rms_weight, return_weights=True)

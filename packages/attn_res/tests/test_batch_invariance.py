@@ -25,14 +25,14 @@ def test_attn_res(device, width, dtype, n, listed):
 
     def run(blocks):
         blocks = [block.clone() for block in blocks] if listed else blocks.contiguous()
-        return attn_res(blocks, query, norm, norm_weight=weight, return_weights=True)
+        return attn_res(blocks, query, norm, output_rms_weight=weight, return_weights=True)
 
     whole = run(blocks)
     for first, last in SHARES:
-        h, y, alpha = run(blocks[:, first:last])
+        h, y, _, alpha = run(blocks[:, first:last])
         assert torch.equal(h, whole[0][first:last])
         assert torch.equal(y, whole[1][first:last])
-        assert torch.equal(alpha, whole[2][:, first:last])
+        assert torch.equal(alpha, whole.weights[:, first:last])
     order = torch.randperm(TOKENS, device=device.torch)
     assert torch.equal(run(blocks[:, order])[0], whole[0][order])
     assert torch.equal(run(torch.cat((others, blocks), 1))[1][TOKENS:], whole[1])

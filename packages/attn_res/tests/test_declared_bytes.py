@@ -47,13 +47,13 @@ def call(kernel, dtype, layers):
     if kernel in ("merge", "merge backward", "norm backward"):
         state = leaf(200, width), leaf(200), leaf(200)
         partial = leaf(200, width, dtype=dtype)
-        found = attn_res_merge(*state, partial, *weights[:2], layer_output=partial.detach(), norm_weight=weights[2])
+        found = attn_res_merge(*state, partial, *weights[:2], layer_output=partial.detach(), output_rms_weight=weights[2])
     elif kernel == "phase 1" or layers > 1:
         found = attn_res_phase1(leaf(layers, width), blocks, leaf(width))
     else:
         normalised = kernel == "forward, normalised" or kernel == "backward from fp32" and dtype != torch.float32
-        found = attn_res(blocks, *weights[:2], norm_weight=weights[2] if normalised else None)
-    found = found if isinstance(found, tuple) else (found,)
+        found = attn_res(blocks, *weights[:2], output_rms_weight=weights[2] if normalised else None)
+    found = [one for one in found if one is not None] if isinstance(found, tuple) else [found]
     torch.autograd.backward(found, [torch.empty_like(result) for result in found])
 
 

@@ -60,10 +60,10 @@ def test_a_bank_gives_the_results_of_the_formula(tokens, width, bank, counted):
 def test_no_flag_is_set_twice_where_a_tile_is_a_row_and_no_gradients_are_asked_for(dtype, width, with_norm):
     """CANN 8.5 did so behind a program's last tile."""
     case = depth.make(3, 5, width, dtype)
-    arguments = {"norm_weight": torch.ones(width, dtype=dtype), "norm_eps": 1e-6} if with_norm else {}
-    found = attn_res(case.blocks, case.w_query, case.w_norm, **arguments)
+    arguments = {"output_rms_weight": torch.ones(width, dtype=dtype), "output_rms_eps": 1e-6} if with_norm else {}
+    found = attn_res(case.blocks, case.query, case.rms_weight, **arguments)
     h = found[0] if with_norm else found
-    depth.near(h, depth.formula(case.blocks.double(), case.w_query.double(), case.w_norm.double(), case.eps)[0])
+    depth.near(h, depth.formula(case.blocks.double(), case.query.double(), case.rms_weight.double(), case.eps)[0])
     if with_norm:
         depth.near(found[1], normalised(h))
 
@@ -72,8 +72,8 @@ def test_no_flag_is_set_twice_where_a_tile_is_a_row_and_no_gradients_are_asked_f
 def test_scores_that_rise_are_summed_again(width):
     """A later score is higher by hundreds, in one of a program's tiles: fp32 would overflow."""
     case = depth.make(4, 41, width, torch.bfloat16)
-    case.blocks[:, 20] = case.w_query * torch.tensor([0.0, 3.0, -2.0, 5.0])[:, None]
-    case.w_query.mul_(300 / width**0.5 / case.w_query.norm())
+    case.blocks[:, 20] = case.query * torch.tensor([0.0, 3.0, -2.0, 5.0])[:, None]
+    case.query.mul_(300 / width**0.5 / case.query.norm())
     depth.check(case, depth.run(case, "cpu"))
 
 
@@ -81,24 +81,24 @@ def test_scores_that_rise_are_summed_again(width):
 def test_what_is_normalised_is_what_was_stored(dtype, width):
     """CANN 8.5's compiler leaves a cast out that is cast back at once."""
     case = depth.make(3, 9, width, dtype)
-    norm_weight = torch.ones(width, dtype=dtype)
-    h, y = attn_res(case.blocks, case.w_query, case.w_norm, norm_weight=norm_weight, norm_eps=1e-6)
+    output_rms_weight = torch.ones(width, dtype=dtype)
+    h, y, *_ = attn_res(case.blocks, case.query, case.rms_weight, output_rms_weight=output_rms_weight, output_rms_eps=1e-6)
     depth.near(y, normalised(h))
-    o, maximum, total = attn_res_phase1(case.w_query[None].float(), case.blocks, case.w_norm.float())
-    h, y, joined = attn_res_merge(
+    o, maximum, total = attn_res_phase1(case.query[None].float(), case.blocks, case.rms_weight.float())
+    h, y, joined, _ = attn_res_merge(
         o[0],
         maximum[0],
         total[0],
         case.dh,
-        case.w_query,
-        case.w_norm,
+        case.query,
+        case.rms_weight,
         layer_output=case.blocks[0],
-        norm_weight=norm_weight,
+        output_rms_weight=output_rms_weight,
     )
     assert torch.equal(joined, case.dh + case.blocks[0])
     depth.near(y, normalised(h))
     whole, _ = depth.formula(
-        torch.stack([*case.blocks, joined]).double(), case.w_query.double(), case.w_norm.double(), case.eps
+        torch.stack([*case.blocks, joined]).double(), case.query.double(), case.rms_weight.double(), case.eps
     )
     depth.near(h, whole)
 

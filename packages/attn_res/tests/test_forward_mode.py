@@ -27,7 +27,7 @@ CALLS = {
     "stacked": (attn_res, formula, [(2, 3, 8), *WEIGHTS]),
     "a list": (lambda blocks, *weights: attn_res(list(blocks.unbind()), *weights), formula, [(2, 3, 8), *WEIGHTS]),
     "normalised": (
-        lambda blocks, query, norm, weight: torch.cat(attn_res(blocks, query, norm, norm_weight=weight)),
+        lambda blocks, query, norm, weight: torch.cat(attn_res(blocks, query, norm, weight)[:2]),
         normalised,
         [(2, 3, 8), *WEIGHTS, (8,)],
     ),

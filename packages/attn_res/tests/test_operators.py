@@ -85,12 +85,12 @@ def test_compiles_to_one_graph(device, what):
     backend = "inductor" if device.name == "cuda" else "aot_eager"
 
     def one(blocks, query, norm):
-        h, y = attn_res(list(blocks.unbind()), query, norm, norm_weight=norm)
+        h, y, *_ = attn_res(list(blocks.unbind()), query, norm, output_rms_weight=norm)
         return torch.sin(h) + y
 
     def phases(blocks, query, norm):
         state = attn_res_phase1(torch.stack((query, query)), blocks, norm)
-        h, total = attn_res_merge(*(found[1] for found in state), blocks[0], query, norm, layer_output=blocks[1])
+        h, _, total, _ = attn_res_merge(*(found[1] for found in state), blocks[0], query, norm, layer_output=blocks[1])
         return h + torch.sin(total)
 
     def bank(blocks, query, norm):
@@ -122,7 +122,7 @@ def test_tokens_may_be_dynamic_under_compile(device):
 
 def test_export(device):
     module = AttnRes(WIDTH, device=device.torch)
-    torch.nn.init.normal_(module.w_query)
+    torch.nn.init.normal_(module.query)
     (blocks,) = tensors(device, (3, 5, WIDTH))
     program = torch.export.export(module, (blocks,), dynamic_shapes=({1: torch.export.Dim("tokens")},))
     for given in (blocks, blocks.repeat(1, 2, 1)):
@@ -165,7 +165,7 @@ def test_activation_checkpointing(device, reentrant):
     case = depth.make(3, 7, WIDTH, torch.float32)
     expected = depth.run(case, device.torch)
     blocks, *weights = case.leaves(device.torch, False)
-    h = torch.utils.checkpoint.checkpoint(attn_res, blocks[0], *weights, case.eps, use_reentrant=reentrant)
+    h = torch.utils.checkpoint.checkpoint(attn_res, blocks[0], *weights, None, case.eps, use_reentrant=reentrant)
     h.backward(case.dh.to(device.torch))
     found = (h.detach(), blocks[0].grad, *(weight.grad for weight in weights))
     for actual, wanted in zip(found, expected, strict=True):
@@ -201,15 +201,15 @@ def test_inference_mode(device):
 
 
 def test_module_starts_at_the_mean(device):
-    module = AttnRes(WIDTH, eps=1e-5, device=device.torch, dtype=torch.bfloat16)
-    assert sorted(module.state_dict()) == ["w_norm", "w_query"]
+    module = AttnRes(WIDTH, rms_eps=1e-5, device=device.torch, dtype=torch.bfloat16)
+    assert sorted(module.state_dict()) == ["query", "rms_weight"]
     blocks = torch.randn(3, 4, WIDTH, device=device.torch).bfloat16()
     assert torch.allclose(module(blocks).float(), blocks.float().mean(0), rtol=2**-8, atol=2**-8)
     assert torch.equal(module(list(blocks)), module(blocks))
-    h, alpha = module(blocks, return_weights=True)
+    h, *_, alpha = module(blocks, return_weights=True)
     assert torch.allclose(alpha, torch.full_like(alpha, 1 / 3))
-    assert copy.deepcopy(module).w_query.dtype == torch.bfloat16
-    assert "256, eps=1e-05" in repr(module)
+    assert copy.deepcopy(module).query.dtype == torch.bfloat16
+    assert "256, rms_eps=1e-05" in repr(module)
     assert "n_inputs=3, block_size=2" in repr(BlockAttnRes(WIDTH, 3, 2))
 
 

@@ -36,7 +36,10 @@ def test_both_phases_are_attention_over_all_blocks(device, n_layers, width, dtyp
     blocks, partials, queries, norms = leaves
     state = attn_res_phase1(queries, blocks, norms, EPS)
     assert [found.shape for found in state] == [(n_layers, 6, width), (n_layers, 6), (n_layers, 6)]
-    h = [attn_res_merge(*(found[i] for found in state), partials[i], queries[i], norms[i], EPS) for i in range(n_layers)]
+    h = [
+        attn_res_merge(*(found[i] for found in state), partials[i], queries[i], norms[i], rms_eps=EPS)
+        for i in range(n_layers)
+    ]
     results = [torch.stack(h), *torch.autograd.grad(torch.stack(h), leaves, dh)]
     for actual, expected in zip(results, exact(leaves, dh), strict=True):
         depth.near(actual.detach().cpu(), expected, fp32=3e-4)
@@ -74,10 +77,10 @@ def test_output_joins_the_partial_sum_and_norm_follows(device, width, dtype):
     x, weight = (torch.randn(shape, device=device.torch).to(dtype).requires_grad_() for shape in ((7, width), (width,)))
     leaves = [partial, x, query.requires_grad_(), norm.requires_grad_(), weight]
     state = [found[0].detach() for found in attn_res_phase1(queries, blocks, norms, EPS)]
-    h, y, total = attn_res_merge(*state, *leaves[:1], query, norm, EPS, layer_output=x, norm_weight=weight)
+    h, y, total, _ = attn_res_merge(*state, *leaves[:1], query, norm, rms_eps=EPS, layer_output=x, output_rms_weight=weight)
     assert torch.equal(total, (partial.float() + x.float()).to(dtype))
 
-    steps = attn_res_merge(*state, total.detach().requires_grad_(), query, norm, EPS)
+    steps = attn_res_merge(*state, total.detach().requires_grad_(), query, norm, rms_eps=EPS)
     assert torch.equal(h, steps)
     stored, wide = h.detach().cpu().double().requires_grad_(), weight.detach().cpu().double().requires_grad_()
     normalised = stored * torch.rsqrt(stored.square().mean(-1, keepdim=True) + EPS) * wide
@@ -98,7 +101,7 @@ def test_output_joins_the_partial_sum_and_norm_follows(device, width, dtype):
 def test_state_needs_no_gradient_where_blocks_are_frozen(device):
     (blocks, partials, queries, norms), dh = inputs(3, 1, 7, 256, torch.float32, device.torch)
     state = [found[0] for found in attn_res_phase1(queries.detach(), blocks.detach(), norms.detach(), EPS)]
-    h = attn_res_merge(*state, partials[0], queries[0], norms[0], EPS)
+    h = attn_res_merge(*state, partials[0], queries[0], norms[0], rms_eps=EPS)
     (gradient,) = torch.autograd.grad(h, partials, dh[0])
     depth.near(gradient.cpu(), exact((blocks, partials, queries, norms), dh)[2], fp32=1e-4)
 
@@ -109,7 +112,7 @@ def test_no_tokens(device, shape):
     queries = torch.randn(2, 64, device=device.torch, requires_grad=True)
     norm = torch.ones(64, device=device.torch, requires_grad=True)
     state = [found[0] for found in attn_res_phase1(queries, blocks, norm)]
-    h, total = attn_res_merge(*state, blocks[0], queries[0], norm, layer_output=blocks[1])
+    h, _, total, _ = attn_res_merge(*state, blocks[0], queries[0], norm, layer_output=blocks[1])
     assert h.shape == total.shape == (*shape, 64)
     (h.sum() + total.sum()).backward()
     assert blocks.grad.shape == blocks.shape
@@ -138,7 +141,7 @@ def test_helper_is_attention_over_blocks_and_partial_sums(device):
         if i and i % block_size == 0:
             blocks, partial = [*blocks, partial], None
         sources = blocks if partial is None else [*blocks, partial]
-        expected.append(attn_res(sources, attention.w_query[i], attention.w_norm[i]))
+        expected.append(attn_res(sources, attention.query[i], attention.rms_weight[i]))
         if i < n_layers:
             output = torch.sin(expected[-1]) * layers[i]
             partial = output if partial is None else partial + output

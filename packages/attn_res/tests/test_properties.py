@@ -44,7 +44,7 @@ class Example:
     return_weights: bool
     norm_per_layer: bool
     eps: float
-    norm_eps: float
+    output_rms_eps: float
     trains: tuple[bool, ...]
     way: str
 
@@ -74,7 +74,7 @@ def examples(draw, place: str) -> Example:
         return_weights=draw(flag),
         norm_per_layer=draw(flag),
         eps=draw(st.sampled_from([1e-6, 1e-3])),
-        norm_eps=draw(st.sampled_from([1e-6, 1e-3])),
+        output_rms_eps=draw(st.sampled_from([1e-6, 1e-3])),
         trains=draw(st.tuples(*[flag] * 24)),
         way=draw(st.sampled_from(properties.WAYS)),
     )
@@ -90,7 +90,7 @@ class Maker:
         return properties.materialise(spec, shape, dtype, self._generator, scale)
 
     def weights(self, *leading: int) -> tuple[Tensor, Tensor, Tensor]:
-        """w_query of scores of about one, w_norm and norm_weight."""
+        """query of scores of about one, rms_weight and output_rms_weight."""
         example = self._example
         query, norm, other = example.weights
         # Scores are exponents: weights of a hundred would leave one block's alone, whose neighbours' are below any unit.
@@ -120,8 +120,8 @@ def through(exact: Tensor, dtype: torch.dtype) -> Tensor:
     return exact + (exact.detach().to(dtype).double() - exact.detach())
 
 
-def scores(blocks: Tensor, w_query: Tensor, w_norm: Tensor, eps: float) -> Tensor:
-    return blurred((unit_rows(blocks, eps) * (w_query * w_norm)).sum(-1))
+def scores(blocks: Tensor, query: Tensor, rms_weight: Tensor, eps: float) -> Tensor:
+    return blurred((unit_rows(blocks, eps) * (query * rms_weight)).sum(-1))
 
 
 def normalise(h: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -166,8 +166,8 @@ def test_attn_res_is_attention_over_depth(device, npu_search):
         make = Maker(example)
         blocks = make.blocks()
         n = len(blocks)
-        w_query, w_norm, norm_weight = make.weights()
-        inputs = [*blocks, w_query, w_norm, norm_weight if example.normalised else None]
+        query, rms_weight, output_rms_weight = make.weights()
+        inputs = [*blocks, query, rms_weight, output_rms_weight if example.normalised else None]
         twice = example.listed and example.same_twice
 
         def given(values):
@@ -175,11 +175,16 @@ def test_attn_res_is_attention_over_depth(device, npu_search):
             return own if example.listed else own[0]
 
         def function(*values):
-            options = {"norm_weight": values[n + 2], "norm_eps": example.norm_eps}
+            options = {"output_rms_weight": values[n + 2], "output_rms_eps": example.output_rms_eps}
             found = attn_res(
-                given(values), values[n], values[n + 1], example.eps, return_weights=example.return_weights, **options
+                given(values),
+                values[n],
+                values[n + 1],
+                rms_eps=example.eps,
+                return_weights=example.return_weights,
+                **options,
             )
-            return (found,) if isinstance(found, Tensor) else found
+            return (found,) if isinstance(found, Tensor) else tuple(one for one in found if one is not None)
 
         def exact(*values):
             v = torch.stack(given(values)) if example.listed else values[0]
@@ -188,7 +193,7 @@ def test_attn_res_is_attention_over_depth(device, npu_search):
             h = blurred(alpha.unsqueeze(-1) * v).sum(0)
             outputs = [h]
             if example.normalised:
-                outputs.append(normalise(through(h, example.dtype), values[n + 2], example.norm_eps))
+                outputs.append(normalise(through(h, example.dtype), values[n + 2], example.output_rms_eps))
             return [*outputs, alpha.detach()] if example.return_weights else outputs
 
         compare(example, function, exact, inputs, device, constant=int(example.return_weights))
@@ -201,9 +206,9 @@ def test_phase1_is_its_share_of_every_layer(device, npu_search):
         make = Maker(example)
         blocks = make.blocks()
         n = len(blocks)
-        queries, w_norm, _ = make.weights(example.n_layers)
+        queries, rms_weight, _ = make.weights(example.n_layers)
         if example.norm_per_layer:
-            w_norm = w_norm.expand(example.n_layers, -1).contiguous()
+            rms_weight = rms_weight.expand(example.n_layers, -1).contiguous()
 
         def function(*values):
             return attn_res_phase1(values[n], values[:n] if example.listed else values[0], values[n + 1], example.eps)
@@ -218,7 +223,7 @@ def test_phase1_is_its_share_of_every_layer(device, npu_search):
             weight = blurred(torch.exp(blurred(score) - blurred(maximum)))
             return blurred(weight.unsqueeze(-1) * v.unsqueeze(1)).sum(0), maximum, blurred(weight).sum(0)
 
-        compare(example, function, exact, [*blocks, queries, w_norm], device)
+        compare(example, function, exact, [*blocks, queries, rms_weight], device)
 
     npu_search(examples(device.name), holds)
 
@@ -232,24 +237,24 @@ def test_merge_joins_one_more_block(device, npu_search):
             x = make(example.more[2], shape, example.dtype)
         maximum = make(Drawn("normal", example.blocks[0].layout), example.leading, wide)
         total = 1 + make(Drawn("normal", example.blocks[1].layout), example.leading, wide).abs()
-        w_query, w_norm, norm_weight = make.weights()
-        inputs = [o, maximum, total, partial, x, w_query, w_norm, norm_weight if example.normalised else None]
+        query, rms_weight, output_rms_weight = make.weights()
+        inputs = [o, maximum, total, partial, x, query, rms_weight, output_rms_weight if example.normalised else None]
 
-        def function(o, maximum, total, partial, x, w_query, w_norm, norm_weight):
-            options = {"layer_output": x, "norm_weight": norm_weight, "norm_eps": example.norm_eps}
-            found = attn_res_merge(o, maximum, total, partial, w_query, w_norm, example.eps, **options)
-            return (found,) if isinstance(found, Tensor) else found
+        def function(o, maximum, total, partial, x, query, rms_weight, output_rms_weight):
+            options = {"layer_output": x, "output_rms_weight": output_rms_weight, "output_rms_eps": example.output_rms_eps}
+            found = attn_res_merge(o, maximum, total, partial, query, rms_weight, rms_eps=example.eps, **options)
+            return (found,) if isinstance(found, Tensor) else tuple(one for one in found if one is not None)
 
-        def exact(o, maximum, total, partial, x, w_query, w_norm, norm_weight):
+        def exact(o, maximum, total, partial, x, query, rms_weight, output_rms_weight):
             joined = partial if x is None else through(partial + x, example.dtype)
-            score = scores(joined, w_query, w_norm, example.eps)
+            score = scores(joined, query, rms_weight, example.eps)
             top = torch.maximum(maximum, score).detach()
             before, last = torch.exp(maximum - top), torch.exp(score - top)
             above = blurred(before.unsqueeze(-1) * o) + blurred(last.unsqueeze(-1) * joined)
             h = blurred(above) / (blurred(before * total) + blurred(last)).unsqueeze(-1)
             outputs = [h]
-            if norm_weight is not None:
-                outputs.append(normalise(through(h, example.dtype), norm_weight, example.norm_eps))
+            if output_rms_weight is not None:
+                outputs.append(normalise(through(h, example.dtype), output_rms_weight, example.output_rms_eps))
             return outputs if x is None else [*outputs, joined]
 
         compare(example, function, exact, inputs, device)

@@ -13,9 +13,9 @@ def randn(*shape):
 @pytest.mark.parametrize("listed", [False, True])
 def test_formula_and_weights(listed):
     torch.manual_seed(0)
-    blocks, w_query, w_norm = torch.randn(5, 2, 3, 8).double(), torch.randn(8).double(), torch.randn(8).double()
-    h, alpha = attn_res(list(blocks) if listed else blocks, w_query, w_norm, 1e-3, return_weights=True)
-    for actual, expected in zip((h, alpha), depth.formula(blocks, w_query, w_norm, 1e-3), strict=True):
+    blocks, query, rms_weight = torch.randn(5, 2, 3, 8).double(), torch.randn(8).double(), torch.randn(8).double()
+    h, *_, alpha = attn_res(list(blocks) if listed else blocks, query, rms_weight, rms_eps=1e-3, return_weights=True)
+    for actual, expected in zip((h, alpha), depth.formula(blocks, query, rms_weight, 1e-3), strict=True):
         assert torch.allclose(actual, expected, rtol=1e-12)
 
 
@@ -26,19 +26,19 @@ def test_no_query_gives_the_mean():
 
 def test_order_of_the_blocks_does_not_matter():
     torch.manual_seed(0)
-    blocks, w_query, w_norm = torch.randn(5, 6, 8).double(), torch.randn(8).double(), torch.randn(8).double()
-    shuffled = attn_res(blocks[[3, 1, 4, 0, 2]], w_query, w_norm)
-    assert torch.allclose(attn_res(blocks, w_query, w_norm), shuffled, rtol=1e-12)
+    blocks, query, rms_weight = torch.randn(5, 6, 8).double(), torch.randn(8).double(), torch.randn(8).double()
+    shuffled = attn_res(blocks[[3, 1, 4, 0, 2]], query, rms_weight)
+    assert torch.allclose(attn_res(blocks, query, rms_weight), shuffled, rtol=1e-12)
 
 
 @pytest.mark.parametrize("n_blocks", [1, 2, 5])
 def test_gradients_are_the_derivatives(n_blocks):
     torch.manual_seed(0)
     blocks, weights = randn(n_blocks, 3, 6), [randn(6) for _ in range(3)]
-    assert torch.autograd.gradcheck(lambda v, q, n: attn_res(v, q, n, 1e-2), (blocks, *weights[:2]))
+    assert torch.autograd.gradcheck(lambda v, q, n: attn_res(v, q, n, rms_eps=1e-2), (blocks, *weights[:2]))
     listed = [block.detach().requires_grad_() for block in blocks]
-    assert torch.autograd.gradcheck(lambda q, n, *v: attn_res(v, q, n, 1e-2), (*weights[:2], *listed))
-    normalised = lambda v, q, n, w: attn_res(v, q, n, 1e-2, norm_weight=w, norm_eps=1e-2)  # noqa: E731
+    assert torch.autograd.gradcheck(lambda q, n, *v: attn_res(v, q, n, rms_eps=1e-2), (*weights[:2], *listed))
+    normalised = lambda v, q, n, w: attn_res(v, q, n, w, 1e-2, -0.7)[:2]  # noqa: E731
     assert torch.autograd.gradcheck(normalised, (blocks, *weights))
 
 
@@ -46,7 +46,7 @@ def test_gradients_are_the_derivatives(n_blocks):
 def test_gradients_of_the_first_phase_are_the_derivatives(norms):
     torch.manual_seed(0)
     inputs = randn(4, 6), randn(3, 5, 6), randn(*norms)
-    assert torch.autograd.gradcheck(lambda q, v, n: attn_res_phase1(q, v, n, 1e-2), inputs)
+    assert torch.autograd.gradcheck(lambda q, v, n: attn_res_phase1(q, v, n, 1e-2, 0.6), inputs)
 
 
 @pytest.mark.parametrize("with_output", [False, True])
@@ -55,10 +55,11 @@ def test_gradients_of_the_second_phase_are_the_derivatives(with_output):
     state = randn(5, 6), randn(5), torch.rand(5).double().add(0.5).requires_grad_()
     inputs = [*state, *(randn(5, 6) for _ in range(2)), *(randn(6) for _ in range(3))]
 
-    def function(o, maximum, total, partial, x, w_query, w_norm, weight):
+    def function(o, maximum, total, partial, x, query, rms_weight, weight):
         x = x if with_output else None
-        options = {"layer_output": x, "norm_weight": weight, "norm_eps": 1e-2}
-        return attn_res_merge(o, maximum, total, partial, w_query, w_norm, 1e-2, **options)
+        options = {"layer_output": x, "output_rms_weight": weight, "output_rms_eps": 1e-2}
+        found = attn_res_merge(o, maximum, total, partial, query, rms_weight, rms_eps=1e-2, **options)
+        return [one for one in found if one is not None]
 
     if not with_output:
         inputs[4].requires_grad_(False)

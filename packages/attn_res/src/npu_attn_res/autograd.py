@@ -16,14 +16,28 @@ from .operators import OPERATORS, single, two_phase
 class _AttnRes(Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, run, stacked, n_blocks, count, eps, norm_eps, dtype, save, prefix, x, w_query, w_norm, norm_weight, *blocks
+        ctx,
+        run,
+        stacked,
+        n_blocks,
+        count,
+        eps,
+        norm_eps,
+        dtype,
+        save,
+        prefix,
+        x,
+        query,
+        rms_weight,
+        output_rms_weight,
+        *blocks,
     ):
-        weights = (w_query, w_norm, norm_weight)
+        weights = (query, rms_weight, output_rms_weight)
         given = (blocks, stacked, n_blocks, count, prefix, x, *weights, eps, norm_eps, dtype, True)
         h, y, joined, *statistics = run(*given)
         joined = None if prefix is None or x is None else joined
-        kept = h if norm_weight is not None or single.reads_h(h) else None
-        y, norm_rstd = (None, None) if norm_weight is None else (y, statistics[3])
+        kept = h if output_rms_weight is not None or single.reads_h(h) else None
+        y, norm_rstd = (None, None) if output_rms_weight is None else (y, statistics[3])
         if stacked and prefix is not None:
             blocks = [_of_own_version(block) for block in blocks]
         source = prefix if joined is None else joined
@@ -42,8 +56,8 @@ class _AttnRes(Function):
         need_blocks = list(ctx.needs_input_grad[13:])
         if dh is None and dy is None:
             return (None,) * 8 + _of_both(djoined, need_prefix, need_x, ctx.dtype_of_x) + (None,) * (3 + len(need_blocks))
-        h, w_query, w_norm, norm_weight, score, rstd, lse, norm_rstd, count, prefix, *blocks = ctx.saved_tensors
-        weights, statistics = (w_query, w_norm, norm_weight), (score, rstd, lse, norm_rstd)
+        h, query, rms_weight, output_rms_weight, score, rstd, lse, norm_rstd, count, prefix, *blocks = ctx.saved_tensors
+        weights, statistics = (query, rms_weight, output_rms_weight), (score, rstd, lse, norm_rstd)
         need_weights[2] = need_weights[2] and dy is not None
         needed = (need_blocks, need_prefix or need_x, need_weights)
         sources = (blocks, ctx.stacked, ctx.n_blocks, count, prefix)
@@ -68,9 +82,9 @@ def _of_both(
 
 class _Phase1(Function):
     @staticmethod
-    def forward(ctx, run, stacked, eps, save, queries, w_norm, *blocks):  # type: ignore[no-untyped-def]
-        o, maximum, total, score, rstd = run(queries, blocks, stacked, w_norm, eps, True)
-        ctx.save_for_backward(queries, w_norm, maximum, score, rstd, *blocks)
+    def forward(ctx, run, stacked, eps, save, queries, rms_weight, *blocks):  # type: ignore[no-untyped-def]
+        o, maximum, total, score, rstd = run(queries, blocks, stacked, rms_weight, eps, True)
+        ctx.save_for_backward(queries, rms_weight, maximum, score, rstd, *blocks)
         ctx.stacked = stacked
         ctx.set_materialize_grads(False)
         if not save:
@@ -82,9 +96,9 @@ class _Phase1(Function):
     def backward(ctx, do, dmaximum, dtotal, *_):  # type: ignore[no-untyped-def]
         if do is None and dmaximum is None and dtotal is None:
             return (None,) * len(ctx.needs_input_grad)
-        queries, w_norm, maximum, score, rstd, *blocks = ctx.saved_tensors
+        queries, rms_weight, maximum, score, rstd, *blocks = ctx.saved_tensors
         need_weights, need_blocks = list(ctx.needs_input_grad[4:6]), list(ctx.needs_input_grad[6:])
-        inputs = (queries, blocks, ctx.stacked, w_norm, maximum, score, rstd)
+        inputs = (queries, blocks, ctx.stacked, rms_weight, maximum, score, rstd)
         found = OPERATORS("phase1_backward", do, dmaximum, dtotal, *inputs, need_blocks, need_weights)
         dblocks, *dweights = found
         return None, None, None, None, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
@@ -93,11 +107,11 @@ class _Phase1(Function):
 class _Merge(Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, run, o, maximum, total, partial, x, w_query, w_norm, norm_weight, eps, norm_eps, save
+        ctx, run, o, maximum, total, partial, x, query, rms_weight, output_rms_weight, eps, norm_eps, save
     ):
-        weights = (w_query, w_norm, norm_weight)
+        weights = (query, rms_weight, output_rms_weight)
         h, y, joined, *statistics = run(o, maximum, total, partial, x, *weights, eps, norm_eps, True)
-        kept, y, norm_rstd = (None, None, None) if norm_weight is None else (h, y, statistics[3])
+        kept, y, norm_rstd = (None, None, None) if output_rms_weight is None else (h, y, statistics[3])
         joined = None if x is None else joined
         state = (o, maximum, total, partial if x is None else joined)
         ctx.save_for_backward(kept, *state, *weights, *statistics[:3], norm_rstd)
@@ -125,18 +139,18 @@ def _only(gradients: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | 
 
 
 def _attn_res(  # type: ignore[no-untyped-def]
-    run, blocks, stacked, n_blocks, count, prefix, x, w_query, w_norm, norm_weight, eps, norm_eps, dtype, save
+    run, blocks, stacked, n_blocks, count, prefix, x, query, rms_weight, output_rms_weight, eps, norm_eps, dtype, save
 ):
-    tensors = (prefix, x, w_query, w_norm, norm_weight)
+    tensors = (prefix, x, query, rms_weight, output_rms_weight)
     if needs_gradient((*tensors, blocks)):
         return apply(_AttnRes, run, stacked, n_blocks, count, eps, norm_eps, dtype, save, *tensors, *blocks)
     return run(blocks, stacked, n_blocks, count, *tensors, eps, norm_eps, dtype, save)
 
 
-def _phase1(run, queries, blocks, stacked, w_norm, eps, save):  # type: ignore[no-untyped-def]
-    if needs_gradient((queries, w_norm, blocks)):
-        return apply(_Phase1, run, stacked, eps, save, queries, w_norm, *blocks)
-    return run(queries, blocks, stacked, w_norm, eps, save)
+def _phase1(run, queries, blocks, stacked, rms_weight, eps, save):  # type: ignore[no-untyped-def]
+    if needs_gradient((queries, rms_weight, blocks)):
+        return apply(_Phase1, run, stacked, eps, save, queries, rms_weight, *blocks)
+    return run(queries, blocks, stacked, rms_weight, eps, save)
 
 
 def _merge(run, *arguments):  # type: ignore[no-untyped-def]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from npu_tiling.pytorch.autograd import needs_gradient
@@ -14,23 +13,8 @@ from torch import Tensor
 from . import sharding
 from .autograd import OPERATORS
 from .checks import check_bank
-
-
-class BankResult(NamedTuple):
-    """What `attn_res_bank` returns.
-
-    Attributes:
-        output: h [..., D].
-        normalized: RMSNorm(h) [..., D]; None without an output_rms_weight.
-        prefix: the prefix [..., D] with the layer's output added.
-        weights: alpha [..., n_blocks + 1] in fp32, the prefix's last; None where it was not asked for. With n_blocks on the
-            device it has capacity + 1 columns, zero where there is no block.
-    """
-
-    output: Tensor
-    normalized: Tensor | None
-    prefix: Tensor
-    weights: Tensor | None
+from .reference import scaled_query
+from .results import AttnResResult
 
 
 def attn_res_bank(
@@ -49,7 +33,7 @@ def attn_res_bank(
     output_dtype: torch.dtype | None = None,
     output_rms_eps: float | None = None,
     return_weights: bool = False,
-) -> BankResult:
+) -> AttnResResult:
     """A layer's input as a softmax over the finished blocks in a bank and the running prefix, in one launch.
 
         p = prefix + layer_output        v = bank[..., 0, :], ..., bank[..., n_blocks - 1, :], p
@@ -81,7 +65,7 @@ def attn_res_bank(
         return_weights: return alpha too, which carries no gradient.
 
     Returns:
-        A BankResult.
+        An AttnResResult.
 
     Raises:
         TypeError: an argument has a type or dtype that is not supported.
@@ -99,9 +83,8 @@ def attn_res_bank(
     if is_distributed((bank, prefix, layer_output, *weights.values())):
         run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale, output_dtype=output_dtype)
         run = functools.partial(run, output_rms_eps=output_rms_eps, **flags)
-        return BankResult(*sharding.bank(run, bank, {"prefix": prefix, "layer_output": layer_output}, weights))
-    if scale != 1.0:
-        query = query.to(torch.promote_types(query.dtype, torch.float32)) * scale
+        return sharding.bank(run, bank, {"prefix": prefix, "layer_output": layer_output}, weights)
+    query = scaled_query(query, scale)
     stacked = isinstance(bank, Tensor)
     blocks = [bank.movedim(-2, 0)] if isinstance(bank, Tensor) else list(bank)
     count = n_blocks if isinstance(n_blocks, Tensor) else None
@@ -119,7 +102,7 @@ def attn_res_bank(
         if append and isinstance(bank, Tensor):
             _append(bank, n_blocks, joined)
     alpha = _weights(score, lse, count, prefix.shape[:-1]) if return_weights else None
-    return BankResult(h, y if output_rms_weight is not None else None, joined, alpha)
+    return AttnResResult(h, y if output_rms_weight is not None else None, joined, alpha)
 
 
 def _written(tensors: Sequence[Tensor]) -> None:

@@ -12,46 +12,52 @@ from torch import Tensor
 
 
 def check_sources(
-    blocks: Any, stacked: bool, weights: Mapping[str, Any], eps: float, norm_eps: float
-) -> tuple[float, float]:
-    """Blocks and the weights [D] that go with them; returns eps and norm_eps, as floats."""
+    blocks: Any, stacked: bool, weights: Mapping[str, Any], numbers: Mapping[str, Any]
+) -> tuple[float, float, float]:
+    """Blocks and the weights [D] that go with them; returns rms_eps, scale and output_rms_eps, as floats."""
     first = check_blocks(blocks, stacked)
-    for name, weight in weights.items():
-        arguments.parameter(name, weight, (first.shape[-1:],), first, "the blocks'", or_none=name == "norm_weight")
-    return check_eps("eps", eps), check_eps("norm_eps", norm_eps)
+    _check_weights(weights, first, "the residuals'")
+    return _check_numbers(**numbers)
 
 
-def check_phase1(queries: Any, blocks: Any, stacked: bool, w_norm: Any, eps: float) -> tuple[Tensor, float]:
-    """The arguments of `attn_res_phase1`; returns one block, or all of them stacked, and eps as a float."""
+def check_phase1(
+    queries: Any, blocks: Any, stacked: bool, rms_weight: Any, rms_eps: Any, scale: Any
+) -> tuple[Tensor, float, float]:
+    """The arguments of `attn_res_phase1`; returns one block, or all of them stacked, rms_eps and scale."""
     first = check_blocks(blocks, stacked)
     width = first.shape[-1]
     n_layers = queries.shape[0] if isinstance(queries, Tensor) and queries.dim() == 2 else 0
     if isinstance(queries, Tensor) and not n_layers:
         raise ValueError(f"queries has shape {tuple(queries.shape)} and must have shape (S, {width}) with S at least 1.")
-    arguments.parameter("queries", queries, ((n_layers, width),), first, "the blocks'")
-    arguments.parameter("w_norm", w_norm, ((width,), (n_layers, width)), first, "the blocks'")
-    return first, check_eps("eps", eps)
+    arguments.parameter("queries", queries, ((n_layers, width),), first, "the residuals'")
+    arguments.parameter("rms_weight", rms_weight, ((width,), (n_layers, width)), first, "the residuals'")
+    return first, *_check_numbers(rms_eps, scale, None)[:2]
 
 
 def check_merge(
-    state: Mapping[str, Any],
-    partial: Any,
-    layer_output: Any,
-    weights: Mapping[str, Any],
-    eps: float,
-    norm_eps: float,
-) -> tuple[float, float]:
-    """The arguments of `attn_res_merge`; returns eps and norm_eps, as floats."""
-    arguments.rows("partial", partial)
-    wide = torch.float64 if partial.dtype == torch.float64 else torch.float32
+    state: Mapping[str, Any], prefix: Any, layer_output: Any, weights: Mapping[str, Any], numbers: Mapping[str, Any]
+) -> tuple[float, float, float]:
+    """The arguments of `attn_res_merge`; returns rms_eps, scale and output_rms_eps, as floats."""
+    arguments.rows("prefix", prefix)
+    wide = torch.float64 if prefix.dtype == torch.float64 else torch.float32
     for name, tensor in state.items():
-        shape = partial.shape if name == "o" else partial.shape[:-1]
-        check_like(name, tensor, shape, wide, partial)
+        shape = prefix.shape if name == "o" else prefix.shape[:-1]
+        check_like(name, tensor, shape, wide, prefix)
     if layer_output is not None:
-        check_like("layer_output", layer_output, partial.shape, partial.dtype, partial)
+        check_like("layer_output", layer_output, prefix.shape, prefix.dtype, prefix)
+    _check_weights(weights, prefix, "the prefix's")
+    return _check_numbers(**numbers)
+
+
+def _check_weights(weights: Mapping[str, Any], like: Tensor, of: str) -> None:
     for name, weight in weights.items():
-        arguments.parameter(name, weight, (partial.shape[-1:],), partial, "partial's", or_none=name == "norm_weight")
-    return check_eps("eps", eps), check_eps("norm_eps", norm_eps)
+        arguments.parameter(name, weight, (like.shape[-1:],), like, of, or_none=name == "output_rms_weight")
+
+
+def _check_numbers(rms_eps: Any, scale: Any, output_rms_eps: Any) -> tuple[float, float, float]:
+    eps = check_eps("rms_eps", rms_eps)
+    found: float = scale if type(scale) is float and scale == 1.0 else arguments.number("scale", scale)
+    return eps, found, eps if output_rms_eps is None else check_eps("output_rms_eps", output_rms_eps)
 
 
 def check_bank(
@@ -73,9 +79,7 @@ def check_bank(
         arguments.floating("layer_output", layer_output)
         arguments.shape("layer_output", layer_output, prefix.shape)
         arguments.device("layer_output", layer_output, prefix, "prefix's")
-    for name, weight in weights.items():
-        none = name == "output_rms_weight"
-        arguments.parameter(name, weight, (prefix.shape[-1:],), prefix, "the prefix's", or_none=none)
+    _check_weights(weights, prefix, "the prefix's")
     if output_dtype is not None and (output_dtype not in (*arguments.DTYPES, torch.float64)):
         allowed = "torch.float32, torch.bfloat16, torch.float16 or None"
         raise TypeError(f"output_dtype is {output_dtype} and must be {allowed}.")
@@ -83,10 +87,7 @@ def check_bank(
         _check_append(bank, n_blocks, n_all)
     if flags["in_place"] and not _followed(prefix):
         raise ValueError(f"prefix has strides {prefix.stride()} and must have rows at one stride to be written in place.")
-    eps = check_eps("rms_eps", numbers["rms_eps"])
-    output_eps = eps if numbers["output_rms_eps"] is None else check_eps("output_rms_eps", numbers["output_rms_eps"])
-    scale: float = arguments.number("scale", numbers["scale"])
-    return eps, scale, output_eps
+    return _check_numbers(**numbers)
 
 
 def _check_bank_blocks(bank: Any, prefix: Tensor) -> int:
@@ -134,26 +135,26 @@ def _followed(rows: Tensor) -> bool:
 def check_blocks(blocks: Any, stacked: bool) -> Tensor:
     """`blocks`, a list of one stacked tensor or of every block; returns the first."""
     if not isinstance(blocks, (list, tuple)):
-        raise TypeError(f"blocks is a {type(blocks).__name__} and must be a tensor, or a list or tuple of tensors.")
+        raise TypeError(f"residuals is a {type(blocks).__name__} and must be a tensor, or a list or tuple of tensors.")
     if not blocks:
-        raise ValueError("blocks is empty and must have at least one block.")
+        raise ValueError("residuals is empty and must have at least one block.")
     first = blocks[0]
     if stacked:
-        arguments.rows("blocks", first)
+        arguments.rows("residuals", first)
         if first.dim() < 2 or not first.shape[0]:
-            raise ValueError(f"blocks has shape {tuple(first.shape)} and must have shape (N, ..., D) with N at least 1.")
+            raise ValueError(f"residuals has shape {tuple(first.shape)} and must have shape (N, ..., D) with N at least 1.")
         return first
-    arguments.rows("blocks[0]", first)
+    arguments.rows("residuals[0]", first)
     shape, dtype, device = first.shape, first.dtype, first.device
     for i, block in enumerate(blocks):
         alike = isinstance(block, Tensor) and block.shape == shape and block.dtype == dtype and block.device == device
         if not alike:
-            check_like(f"blocks[{i}]", block, shape, dtype, first, of="blocks[0]'s")
+            check_like(f"residuals[{i}]", block, shape, dtype, first, of="residuals[0]'s")
     return first
 
 
 def check_like(
-    name: str, tensor: Any, shape: Sequence[int], dtype: torch.dtype, like: Tensor, of: str = "partial's"
+    name: str, tensor: Any, shape: Sequence[int], dtype: torch.dtype, like: Tensor, of: str = "the prefix's"
 ) -> None:
     """A tensor of one shape, dtype and device."""
     arguments.tensor(name, tensor)

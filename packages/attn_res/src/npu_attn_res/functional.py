@@ -14,47 +14,53 @@ from torch import Tensor
 from . import sharding
 from .autograd import OPERATORS
 from .checks import check_merge, check_phase1, check_sources
+from .reference import scaled_query
+from .results import AttnResResult, Phase1Result
 
 
 @overload
 def attn_res(
-    blocks: Tensor | Sequence[Tensor],
-    w_query: Tensor,
-    w_norm: Tensor,
-    eps: float = 1e-6,
+    residuals: Tensor | Sequence[Tensor],
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: None = None,
+    rms_eps: float = 1e-6,
+    scale: float = 1.0,
     *,
+    output_rms_eps: float | None = None,
     return_weights: Literal[False] = False,
-    norm_weight: None = None,
-    norm_eps: float = 1e-6,
 ) -> Tensor: ...
 
 
 @overload
 def attn_res(
-    blocks: Tensor | Sequence[Tensor],
-    w_query: Tensor,
-    w_norm: Tensor,
-    eps: float = 1e-6,
+    residuals: Tensor | Sequence[Tensor],
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: Tensor | None = None,
+    rms_eps: float = 1e-6,
+    scale: float = 1.0,
     *,
+    output_rms_eps: float | None = None,
     return_weights: bool = False,
-    norm_weight: Tensor | None = None,
-    norm_eps: float = 1e-6,
-) -> Tensor | tuple[Tensor, ...]: ...
+) -> Tensor | AttnResResult: ...
 
 
 def attn_res(
-    blocks: Tensor | Sequence[Tensor],
-    w_query: Tensor,
-    w_norm: Tensor,
-    eps: float = 1e-6,
+    residuals: Tensor | Sequence[Tensor],
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: Tensor | None = None,
+    rms_eps: float = 1e-6,
+    scale: float = 1.0,
     *,
+    output_rms_eps: float | None = None,
     return_weights: bool = False,
-    norm_weight: Tensor | None = None,
-    norm_eps: float = 1e-6,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | AttnResResult:
     """A layer's input as a softmax over depth: attention of one learned query over the outputs of earlier blocks.
 
-        k_i = v_i / sqrt(mean(v_i^2) + eps) * w_norm        alpha = softmax_i(<w_query, k_i>)        h = sum_i alpha_i v_i
+        k_i = v_i / sqrt(mean(v_i^2) + rms_eps) * rms_weight
+        alpha = softmax_i(scale <query, k_i>)        h = sum_i alpha_i v_i
 
     Arithmetic is fp32, h is rounded once, to v's dtype. Under autocast nothing is cast. A block that needs no gradient gets
     none computed; its score still counts in those of the others. Of DTensors, see sharding.py, each rank computes its own
@@ -65,17 +71,19 @@ def attn_res(
     first, tokens that the same core computes may differ in the last bits.
 
     Args:
-        blocks: v, a tensor [N, ..., D] or a list or tuple of N tensors [..., D], which is not stacked or copied; fp32, bf16
-            or fp16 (fp64 too on a CPU). N from 1. Rows may lie at any stride, the same for all blocks; others are copied.
-        w_query, w_norm: [D], v's dtype or fp32.
-        eps: added to the mean square.
+        residuals: v, the blocks: a tensor [N, ..., D] or a list or tuple of N tensors [..., D], which is not stacked or
+            copied; fp32, bf16 or fp16 (fp64 too on a CPU). N from 1. Rows may lie at any stride, the same for all blocks;
+            others are copied.
+        query, rms_weight: [D], v's dtype or fp32.
+        output_rms_weight: [D], v's dtype or fp32: of the RMSNorm that follows, computed in the same pass, from h as it is
+            rounded.
+        rms_eps: added to the mean square.
+        scale: of the scores.
+        output_rms_eps: added to the mean square of h; None: rms_eps.
         return_weights: return alpha too, which carries no gradient.
-        norm_weight: [D], v's dtype or fp32: of the RMSNorm that follows, computed in the same pass, from h as it is rounded.
-        norm_eps: added to that norm's mean square.
 
     Returns:
-        h [..., D] in v's dtype. A tuple of h, then y = h / rms(h) * norm_weight [..., D] where there is a norm_weight, then
-        alpha [N, ...] in fp32 where it is asked for.
+        h [..., D] in v's dtype. With an output_rms_weight, or the weights: an AttnResResult.
 
     Raises:
         TypeError: an argument has a type or dtype that is not supported.
@@ -83,143 +91,188 @@ def attn_res(
 
     Source: "Attention Residuals", arXiv 2603.15031.
     """
-    stacked = isinstance(blocks, Tensor)
-    sources = [blocks] if stacked else blocks
-    weights = {"w_query": w_query, "w_norm": w_norm, "norm_weight": norm_weight}
-    eps, norm_eps = check_sources(sources, stacked, weights, eps, norm_eps)
+    stacked = isinstance(residuals, Tensor)
+    sources = [residuals] if stacked else residuals
+    weights = {"query": query, "rms_weight": rms_weight, "output_rms_weight": output_rms_weight}
+    options = {"rms_eps": rms_eps, "scale": scale, "output_rms_eps": output_rms_eps}
+    rms_eps, scale, output_rms_eps = check_sources(sources, stacked, weights, options)
     arguments.flags(return_weights=return_weights)
-    if is_distributed((sources, w_query, w_norm, norm_weight)):
-        run = functools.partial(attn_res, eps=eps, return_weights=return_weights, norm_eps=norm_eps)
-        return sharding.attn_res(run, blocks, weights, return_weights)
-    n_blocks = len(blocks)
-    of_prefix, options = (None, None, None), (eps, norm_eps, None, return_weights)
-    found = OPERATORS("attn_res", sources, stacked, n_blocks, *of_prefix, w_query, w_norm, norm_weight, *options)
-    h, y, _, score, _, lse, _ = found
-    results = [h]
-    if norm_weight is not None:
-        results.append(y)
+    if is_distributed((sources, query, rms_weight, output_rms_weight)):
+        run = functools.partial(attn_res, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
+        return sharding.attn_res(functools.partial(run, return_weights=return_weights), residuals, weights)
+    query = scaled_query(query, scale)
+    of_prefix, numbers = (None, None, None), (rms_eps, output_rms_eps, None, return_weights)
+    given = (sources, stacked, len(residuals), *of_prefix, query, rms_weight, output_rms_weight)
+    h, y, _, score, _, lse, _ = OPERATORS("attn_res", *given, *numbers)
+    if output_rms_weight is None and not return_weights:
+        found: Tensor = h
+        return found
+    alpha = None
     if return_weights:
         with torch.no_grad():
-            results.append(torch.exp(score - lse).view(len(score), *h.shape[:-1]))
-    return h if len(results) == 1 else tuple(results)
+            alpha = torch.exp(score - lse).view(len(score), *h.shape[:-1])
+    return AttnResResult(h, None if output_rms_weight is None else y, None, alpha)
 
 
 def attn_res_phase1(
-    queries: Tensor, blocks: Tensor | Sequence[Tensor], w_norm: Tensor, eps: float = 1e-6
-) -> tuple[Tensor, Tensor, Tensor]:
+    queries: Tensor, residuals: Tensor | Sequence[Tensor], rms_weight: Tensor, rms_eps: float = 1e-6, scale: float = 1.0
+) -> Phase1Result:
     """The first phase of Block AttnRes: the finished blocks' share of several layers' inputs, for all of them at once.
 
-        s_i = <query, k_i>, as in `attn_res`        max = max_i s_i
-        o = sum_i exp(s_i - max) v_i                sum = sum_i exp(s_i - max)
+        s_i = scale <query, k_i>, as in `attn_res`        maximum = max_i s_i
+        o = sum_i exp(s_i - maximum) v_i                  total = sum_i exp(s_i - maximum)
 
-    so that o / sum is what `attn_res` gives for a layer, and `attn_res_merge` joins what comes later. Every block is read
+    so that o / total is what `attn_res` gives for a layer, and `attn_res_merge` joins what comes later. Every block is read
     once where one token's rows of all layers fit on chip, twice otherwise; all three results may be differentiated.
 
     Args:
-        queries: [S, D], one w_query for each layer.
-        blocks: as for `attn_res`.
-        w_norm: [D], or [S, D], one for each layer.
-        eps: added to the mean square.
+        queries: [S, D], one query for each layer.
+        residuals: as for `attn_res`.
+        rms_weight: [D], or [S, D], one for each layer.
+        rms_eps: added to the mean square.
+        scale: of the scores.
 
     Returns:
-        o [S, ..., D], max [S, ...] and sum [S, ...], fp32: nothing is rounded before the phases are joined.
+        A Phase1Result of o [S, ..., D], maximum [S, ...] and total [S, ...], fp32: nothing is rounded before the phases are
+        joined.
 
     Raises:
         TypeError, ValueError: as for `attn_res`.
 
     Source: arXiv 2603.15031, the two-phase computation.
     """
-    stacked = isinstance(blocks, Tensor)
-    sources = [blocks] if stacked else blocks
-    first, eps = check_phase1(queries, sources, stacked, w_norm, eps)
-    if is_distributed((queries, sources, w_norm)):
-        return sharding.phase1(functools.partial(attn_res_phase1, eps=eps), queries, blocks, w_norm)
-    o, maximum, total, _, _ = OPERATORS("phase1", queries, sources, stacked, w_norm, eps, False)
+    stacked = isinstance(residuals, Tensor)
+    sources = [residuals] if stacked else residuals
+    first, rms_eps, scale = check_phase1(queries, sources, stacked, rms_weight, rms_eps, scale)
+    if is_distributed((queries, sources, rms_weight)):
+        run = functools.partial(attn_res_phase1, rms_eps=rms_eps, scale=scale)
+        return Phase1Result(*sharding.phase1(run, queries, residuals, rms_weight))
+    queries = scaled_query(queries, scale)
+    o, maximum, total, _, _ = OPERATORS("phase1", queries, sources, stacked, rms_weight, rms_eps, False)
     leading = first.shape[1:-1] if stacked else first.shape[:-1]
     o = o.view(*leading, *o.shape[1:]).movedim(-2, 0)
-    return o, maximum.view(len(queries), *leading), total.view(len(queries), *leading)
+    return Phase1Result(o, maximum.view(len(queries), *leading), total.view(len(queries), *leading))
 
 
 @overload
 def attn_res_merge(
     o: Tensor,
-    max: Tensor,
-    sum: Tensor,
-    partial: Tensor,
-    w_query: Tensor,
-    w_norm: Tensor,
-    eps: float = 1e-6,
+    maximum: Tensor,
+    total: Tensor,
+    prefix: Tensor,
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: None = None,
+    rms_eps: float = 1e-6,
+    scale: float = 1.0,
     *,
     layer_output: None = None,
-    norm_weight: None = None,
-    norm_eps: float = 1e-6,
+    output_rms_eps: float | None = None,
 ) -> Tensor: ...
 
 
 @overload
 def attn_res_merge(
     o: Tensor,
-    max: Tensor,
-    sum: Tensor,
-    partial: Tensor,
-    w_query: Tensor,
-    w_norm: Tensor,
-    eps: float = 1e-6,
+    maximum: Tensor,
+    total: Tensor,
+    prefix: Tensor,
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: Tensor | None = None,
+    rms_eps: float = 1e-6,
+    scale: float = 1.0,
     *,
     layer_output: Tensor | None = None,
-    norm_weight: Tensor | None = None,
-    norm_eps: float = 1e-6,
-) -> Tensor | tuple[Tensor, ...]: ...
+    output_rms_eps: float | None = None,
+) -> Tensor | AttnResResult: ...
 
 
 def attn_res_merge(
     o: Tensor,
-    max: Tensor,
-    sum: Tensor,
-    partial: Tensor,
-    w_query: Tensor,
-    w_norm: Tensor,
-    eps: float = 1e-6,
+    maximum: Tensor,
+    total: Tensor,
+    prefix: Tensor,
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: Tensor | None = None,
+    rms_eps: float = 1e-6,
+    scale: float = 1.0,
     *,
     layer_output: Tensor | None = None,
-    norm_weight: Tensor | None = None,
-    norm_eps: float = 1e-6,
-) -> Tensor | tuple[Tensor, ...]:
-    """The second phase of Block AttnRes: one more block, the running partial sum, joins a layer's first phase.
+    output_rms_eps: float | None = None,
+) -> Tensor | AttnResResult:
+    """The second phase of Block AttnRes: one more block, the prefix, joins a layer's first phase.
 
-        s = <w_query, k(partial)>        m = max(max, s)
-        h = (exp(max - m) o + exp(s - m) partial) / (exp(max - m) sum + exp(s - m))
+        s = scale <query, k(prefix)>        m = max(maximum, s)
+        h = (exp(maximum - m) o + exp(s - m) prefix) / (exp(maximum - m) total + exp(s - m))
 
-    which is what `attn_res` gives over all blocks and `partial`.
+    which is what `attn_res` gives over all blocks and the prefix.
 
     Args:
-        o: [..., D], max: [...], sum: [...]: of one layer, as `attn_res_phase1` returned them.
-        partial: [..., D], fp32, bf16 or fp16 (fp64 too on a CPU).
-        w_query, w_norm: [D], partial's dtype or fp32: the layer's.
-        eps: added to the mean square.
-        layer_output: [..., D] in partial's dtype: added to `partial` first, in the same pass; the sum is rounded to it.
-        norm_weight, norm_eps: as for `attn_res`.
+        o: [..., D], maximum: [...], total: [...]: of one layer, as `attn_res_phase1` returned them.
+        prefix: [..., D], the running sum of a block's layers; fp32, bf16 or fp16 (fp64 too on a CPU).
+        query, rms_weight: [D], the prefix's dtype or fp32: the layer's.
+        output_rms_weight: as for `attn_res`.
+        rms_eps: added to the mean square.
+        scale: of the scores.
+        layer_output: [..., D] in the prefix's dtype: added to it first, in the same pass; the sum is rounded to it.
+        output_rms_eps: as for `attn_res`.
 
     Returns:
-        h [..., D] in partial's dtype. A tuple of h, then y where there is a norm_weight, then the new partial sum where
-        there is a layer_output.
+        h [..., D] in the prefix's dtype. With an output_rms_weight or a layer_output: an AttnResResult.
 
     Raises:
         TypeError, ValueError: as for `attn_res`.
 
     Source: arXiv 2603.15031, the two-phase computation.
     """
-    weights = {"w_query": w_query, "w_norm": w_norm, "norm_weight": norm_weight}
-    state = {"o": o, "max": max, "sum": sum}
-    eps, norm_eps = check_merge(state, partial, layer_output, weights, eps, norm_eps)
-    rows = {**state, "partial": partial, "layer_output": layer_output}
+    weights = {"query": query, "rms_weight": rms_weight, "output_rms_weight": output_rms_weight}
+    state = {"o": o, "maximum": maximum, "total": total}
+    options = {"rms_eps": rms_eps, "scale": scale, "output_rms_eps": output_rms_eps}
+    rms_eps, scale, output_rms_eps = check_merge(state, prefix, layer_output, weights, options)
+    rows = {**state, "prefix": prefix, "layer_output": layer_output}
     if is_distributed((*rows.values(), *weights.values())):
-        return sharding.merge(functools.partial(attn_res_merge, eps=eps, norm_eps=norm_eps), rows, weights, partial)
-    options = (w_query, w_norm, norm_weight, eps, norm_eps, False)
-    h, y, joined, *_ = OPERATORS("merge", o, max, sum, partial, layer_output, *options)
-    results = [h]
-    if norm_weight is not None:
-        results.append(y)
-    if layer_output is not None:
-        results.append(joined)
-    return h if len(results) == 1 else tuple(results)
+        run = functools.partial(attn_res_merge, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
+        return sharding.merge(run, rows, weights)
+    numbers = (rms_eps, output_rms_eps, False)
+    given = (o, maximum, total, prefix, layer_output, scaled_query(query, scale), rms_weight, output_rms_weight)
+    h, y, joined, *_ = OPERATORS("merge", *given, *numbers)
+    if output_rms_weight is None and layer_output is None:
+        found: Tensor = h
+        return found
+    return AttnResResult(h, None if output_rms_weight is None else y, None if layer_output is None else joined)
+
+
+def fused_attnres(
+    query: Tensor,
+    residuals: Tensor | Sequence[Tensor],
+    rms_weight: Tensor,
+    output_rms_weight: Tensor | None = None,
+    rms_eps: float = 1e-6,
+    scale: float = 1.0,
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`attn_res` under the signature of flash-linear-attention's `fused_attnres`.
+
+    Args:
+        query: [D] or [D, 1].
+        residuals, rms_weight, output_rms_weight, rms_eps, scale, return_weights: as for `attn_res`.
+
+    Returns:
+        h [..., D], or RMSNorm(h) alone where there is an output_rms_weight. With `return_weights` a tuple of that and alpha
+        [N, ...].
+
+    Raises:
+        TypeError, ValueError: as `attn_res` does.
+
+    Source: fla.ops.attnres of flash-linear-attention 0.6.0.
+    """
+    if isinstance(query, Tensor) and query.dim() == 2 and query.shape[1] == 1:  # noqa: PLR2004
+        query = query.squeeze(1)
+    given = (residuals, query, rms_weight, output_rms_weight, rms_eps, scale)
+    found = attn_res(*given, return_weights=return_weights)
+    if isinstance(found, Tensor):
+        return found
+    output = found.output if found.normalized is None else found.normalized
+    return output if found.weights is None else (output, found.weights)

@@ -10,17 +10,18 @@ from torch import Tensor, nn
 
 from .checks import check_eps, check_like
 from .functional import attn_res, attn_res_merge, attn_res_phase1
+from .results import AttnResResult
 
 
 class AttnRes(nn.Module):
     """`attn_res` with a learned query and a learned norm of the keys.
 
-    The parameters are `w_query` [hidden_size], zero at first, which makes h the mean of the blocks, and `w_norm`
+    The parameters are `query` [hidden_size], zero at first, which makes h the mean of the blocks, and `rms_weight`
     [hidden_size], one at first.
 
     Args:
         hidden_size: D, the size of the last dimension.
-        eps: added to the mean square.
+        rms_eps: added to the mean square.
         device, dtype: of the parameters.
 
     Raises:
@@ -32,50 +33,48 @@ class AttnRes(nn.Module):
     def __init__(
         self,
         hidden_size: int,
-        eps: float = 1e-6,
+        rms_eps: float = 1e-6,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
-        self.eps = check_eps("eps", eps)
-        self.w_query = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        self.w_norm = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.rms_eps = check_eps("rms_eps", rms_eps)
+        self.query = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.rms_weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Zero queries and unit norms, as in the paper."""
-        nn.init.zeros_(self.w_query)
-        nn.init.ones_(self.w_norm)
+        nn.init.zeros_(self.query)
+        nn.init.ones_(self.rms_weight)
 
     def forward(
         self,
-        blocks: Tensor | Sequence[Tensor],
+        residuals: Tensor | Sequence[Tensor],
+        output_rms_weight: Tensor | None = None,
         *,
+        output_rms_eps: float | None = None,
         return_weights: bool = False,
-        norm_weight: Tensor | None = None,
-        norm_eps: float = 1e-6,
-    ) -> Tensor | tuple[Tensor, ...]:
+    ) -> Tensor | AttnResResult:
         """`attn_res` of the blocks.
 
         Args:
-            blocks: [N, ..., D], or a list or tuple of N tensors [..., D].
-            return_weights, norm_weight, norm_eps: as for `attn_res`.
+            residuals: [N, ..., D], or a list or tuple of N tensors [..., D].
+            output_rms_weight, output_rms_eps, return_weights: as for `attn_res`.
 
         Returns:
-            h [..., D], or a tuple of h, y and alpha, as `attn_res` returns it.
+            h [..., D], or an AttnResResult, as `attn_res` returns it.
 
         Raises:
             TypeError, ValueError: as `attn_res` does.
         """
-        weights = (self.w_query, self.w_norm)
-        return attn_res(
-            blocks, *weights, self.eps, return_weights=return_weights, norm_weight=norm_weight, norm_eps=norm_eps
-        )
+        weights = (self.query, self.rms_weight, output_rms_weight, self.rms_eps)
+        return attn_res(residuals, *weights, output_rms_eps=output_rms_eps, return_weights=return_weights)
 
     def extra_repr(self) -> str:
-        return f"{self.hidden_size}, eps={self.eps}"
+        return f"{self.hidden_size}, rms_eps={self.rms_eps}"
 
 
 class BlockAttnRes(nn.Module):
@@ -91,13 +90,13 @@ class BlockAttnRes(nn.Module):
     the finished ones are read for all of its layers at once (`attn_res_phase1`); each layer then joins the partial sum
     (`attn_res_merge`), to which the output of the layer before is added in the same pass.
 
-    The parameters are `w_query` and `w_norm` [n_inputs, hidden_size], zero and one at first.
+    The parameters are `query` and `rms_weight` [n_inputs, hidden_size], zero and one at first.
 
     Args:
         hidden_size: D, the size of the last dimension.
         n_inputs: how many inputs the model asks for: its layers, and one more for what follows the last.
         block_size: S, layers of a block.
-        eps: added to the mean square.
+        rms_eps: added to the mean square.
         device, dtype: of the parameters.
 
     Raises:
@@ -111,7 +110,7 @@ class BlockAttnRes(nn.Module):
         hidden_size: int,
         n_inputs: int,
         block_size: int,
-        eps: float = 1e-6,
+        rms_eps: float = 1e-6,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -120,15 +119,15 @@ class BlockAttnRes(nn.Module):
         arguments.whole("hidden_size", hidden_size, least=1)
         arguments.whole("n_inputs", n_inputs, least=1)
         self.block_size = arguments.whole("block_size", block_size, least=1)
-        self.eps = check_eps("eps", eps)
-        self.w_query = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
-        self.w_norm = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
+        self.rms_eps = check_eps("rms_eps", rms_eps)
+        self.query = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
+        self.rms_weight = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Zero queries and unit norms, as in the paper."""
-        nn.init.zeros_(self.w_query)
-        nn.init.ones_(self.w_norm)
+        nn.init.zeros_(self.query)
+        nn.init.ones_(self.rms_weight)
 
     def start(self, embedding: Tensor) -> Depth:
         """Begin a forward pass.
@@ -145,8 +144,8 @@ class BlockAttnRes(nn.Module):
         return Depth(self, embedding)
 
     def extra_repr(self) -> str:
-        n_inputs, hidden_size = self.w_query.shape
-        return f"{hidden_size}, n_inputs={n_inputs}, block_size={self.block_size}, eps={self.eps}"
+        n_inputs, hidden_size = self.query.shape
+        return f"{hidden_size}, n_inputs={n_inputs}, block_size={self.block_size}, rms_eps={self.rms_eps}"
 
 
 class Depth:
@@ -154,13 +153,13 @@ class Depth:
 
     Attributes:
         blocks: the finished ones, the embedding first.
-        partial: the sum of the outputs of this block's layers but the last one's; None before the second.
+        prefix: the sum of the outputs of this block's layers but the last one's; None before the second.
     """
 
     def __init__(self, weights: BlockAttnRes, embedding: Tensor) -> None:
         arguments.rows("embedding", embedding)
         self.blocks = [embedding]
-        self.partial: Tensor | None = None
+        self.prefix: Tensor | None = None
         self._weights = weights
         self._output: Tensor | None = None  # of the last layer, not yet in the partial sum
         self._layer = 0
@@ -176,13 +175,15 @@ class Depth:
             ValueError: there are no more layers, or the output of the layer before is missing.
         """
         weights, layer = self._weights, self._layer
-        if layer >= len(weights.w_query):
+        if layer >= len(weights.query):
             raise ValueError(f"input() was called {layer + 1} times and must be called at most n_inputs, {layer}, times.")
         place = layer % weights.block_size
         if place == 0:
             self._finish_block()
             of_block = slice(layer, layer + weights.block_size)
-            self._phase1 = attn_res_phase1(weights.w_query[of_block], self.blocks, weights.w_norm[of_block], weights.eps)
+            self._phase1 = attn_res_phase1(
+                weights.query[of_block], self.blocks, weights.rms_weight[of_block], weights.rms_eps
+            )
         assert self._phase1 is not None
         o, maximum, total = (found[place] for found in self._phase1)
         self._layer += 1
@@ -190,14 +191,14 @@ class Depth:
             return (o / total.unsqueeze(-1)).to(self.blocks[0].dtype)
         if self._output is None:
             raise ValueError(f"the output of layer {layer - 1} is missing and must be given to add() first.")
-        state = (o, maximum, total)
-        own = (weights.w_query[layer], weights.w_norm[layer], weights.eps)
-        if self.partial is None:
-            self.partial, self._output = self._output, None
-            return attn_res_merge(*state, self.partial, *own)
-        h, self.partial = attn_res_merge(*state, self.partial, *own, layer_output=self._output)
-        self._output = None
-        return h
+        state, weight = (o, maximum, total), (weights.query[layer], weights.rms_weight[layer])
+        if self.prefix is None:
+            self.prefix, self._output = self._output, None
+            return attn_res_merge(*state, self.prefix, *weight, rms_eps=weights.rms_eps)
+        found = attn_res_merge(*state, self.prefix, *weight, rms_eps=weights.rms_eps, layer_output=self._output)
+        assert isinstance(found, AttnResResult)
+        self.prefix, self._output = found.prefix, None
+        return found.output
 
     def add(self, output: Tensor) -> None:
         """Take the output of the layer whose input was asked for last.
@@ -219,5 +220,5 @@ class Depth:
             if self._layer:
                 raise ValueError(f"the output of layer {self._layer - 1} is missing and must be given to add() first.")
             return
-        self.blocks.append(self._output if self.partial is None else self.partial + self._output)
-        self.partial = self._output = None
+        self.blocks.append(self._output if self.prefix is None else self.prefix + self._output)
+        self.prefix = self._output = None

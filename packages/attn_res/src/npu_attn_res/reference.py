@@ -1,6 +1,6 @@
 """Attention Residuals in plain PyTorch: the definition, and what runs on a CPU.
 
-    r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = w_query * w_norm
+    r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = query * rms_weight
     alpha = softmax_i(s)                     h = sum_i alpha_i v_i
 
 in fp32 (fp64 for fp64 input), rounded once, to v's dtype. Sources v_i are rows [tokens, D], statistics are [sources, tokens,
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class Weights(NamedTuple):
-    """w_query and w_norm [D], and the weight [D] of the RMSNorm of h, None where there is none."""
+    """query and rms_weight [D], and the weight [D] of the RMSNorm of h, None where there is none."""
 
     query: Tensor
     norm: Tensor
@@ -63,17 +63,22 @@ def _without_autocast(function: Callable[..., R]) -> Callable[..., R]:
     return called
 
 
-def fuse_qk_weight(w_query: Tensor, w_norm: Tensor, dtype: torch.dtype) -> Tensor:
+def scaled_query(query: Tensor, scale: float) -> Tensor:
+    """scale * query, in fp32 where it changes."""
+    return query if scale == 1.0 else query.to(torch.promote_types(query.dtype, torch.float32)) * scale
+
+
+def fuse_qk_weight(query: Tensor, rms_weight: Tensor, dtype: torch.dtype) -> Tensor:
     """g in the arithmetic's dtype."""
-    return w_query.to(dtype) * w_norm.to(dtype)
+    return query.to(dtype) * rms_weight.to(dtype)
 
 
 def fuse_qk_weight_backward(
-    dg: Tensor, w_query: Tensor, w_norm: Tensor, needed: tuple[bool, bool]
+    dg: Tensor, query: Tensor, rms_weight: Tensor, needed: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of w_query [S, D] and w_norm [D] or [S, D] (or of both [D]) from dg [S, D], where needed."""
-    dquery = (dg * w_norm).view(w_query.shape).to(w_query.dtype) if needed[0] else None
-    dnorm = (dg * w_query).sum_to_size(w_norm.shape).to(w_norm.dtype) if needed[1] else None
+    """The gradients of query [S, D] and rms_weight [D] or [S, D] (or of both [D]) from dg [S, D], where needed."""
+    dquery = (dg * rms_weight).view(query.shape).to(query.dtype) if needed[0] else None
+    dnorm = (dg * query).sum_to_size(rms_weight.shape).to(rms_weight.dtype) if needed[1] else None
     return dquery, dnorm
 
 
@@ -98,7 +103,7 @@ def forward(
 def backward(
     v: Passes, dh: Tensor, weights: Weights, statistics: Statistics, needed: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of w_query and w_norm, where needed, from dh [..., D]; those of the sources stay with `v`."""
+    """The gradients of query and rms_weight, where needed, from dh [..., D]; those of the sources stay with `v`."""
     score, rstd, lse, _ = statistics
     assert score is not None and rstd is not None and lse is not None
     g = fuse_qk_weight(weights.query, weights.norm, v.dtype).unsqueeze(0)
@@ -110,9 +115,9 @@ def backward(
 
 
 @_without_autocast
-def phase1(v: Passes, queries: Tensor, w_norm: Tensor, eps: float) -> tuple[State, Tensor, Tensor]:
+def phase1(v: Passes, queries: Tensor, rms_weight: Tensor, eps: float) -> tuple[State, Tensor, Tensor]:
     """o [T, S, D] with max and sum [T, S]; s [N, T, S] and r [N, T]."""
-    score, rstd = v.scores(fuse_qk_weight(queries, w_norm, v.dtype), eps)
+    score, rstd = v.scores(fuse_qk_weight(queries, rms_weight, v.dtype), eps)
     maximum = score.amax(0)
     weights = torch.exp(score - maximum)
     return State(v.weighted_sum(weights, v.dtype), maximum, weights.sum(0)), score, rstd
@@ -123,21 +128,21 @@ def phase1_backward(
     v: Passes,
     gradient: tuple[Tensor | None, Tensor | None, Tensor | None],
     queries: Tensor,
-    w_norm: Tensor,
+    rms_weight: Tensor,
     maximum: Tensor,
     score: Tensor,
     rstd: Tensor,
     needed: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the queries and of w_norm, where needed; `gradient` is that of a State, None where there is none."""
+    """The gradients of the queries and of rms_weight, where needed; `gradient` is that of a State, or None."""
     do, dmaximum, dtotal = gradient
-    g = fuse_qk_weight(queries, w_norm, v.dtype)
+    g = fuse_qk_weight(queries, rms_weight, v.dtype)
     if do is None:
         do = score.new_zeros((*maximum.shape, v.width))
     elif do.stride(-1) != 1:
         do = do.contiguous()
     weights, dscore = exponentials_backward(score, maximum, v.products(do), dmaximum, dtotal)
-    return fuse_qk_weight_backward(_gradients(v, do, g, weights, score, rstd, dscore), queries, w_norm, needed)
+    return fuse_qk_weight_backward(_gradients(v, do, g, weights, score, rstd, dscore), queries, rms_weight, needed)
 
 
 def _gradients(v: Passes, do: Tensor, g: Tensor, weights: Tensor, score: Tensor, rstd: Tensor, dscore: Tensor) -> Tensor:
@@ -198,7 +203,7 @@ def merge_backward(
     statistics: Statistics,
     needed: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """do, dmax, dsum, the gradient of the (new) partial sum with `dpartial` added, and those of w_query and w_norm."""
+    """do, dmax, dsum, the gradient of the (new) partial sum with `dpartial` added, and those of query and rms_weight."""
     score, rstd, lse, _ = statistics
     assert score is not None and rstd is not None and lse is not None
     o, maximum, total = flat(state.o), state.maximum.reshape(-1), state.total.reshape(-1)

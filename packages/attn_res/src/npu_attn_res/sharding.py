@@ -11,28 +11,31 @@ from typing import Any
 from npu_tiling.pytorch.sharding import Shards, moved, summed
 from torch import Tensor
 
-_STATE = ("o", "max", "sum")
+from .results import AttnResResult
 
 
 def attn_res(
-    run: Callable[..., Any], blocks: Tensor | Sequence[Tensor], weights: Mapping[str, Tensor | None], weights_too: bool
-) -> Any:
-    """`run(blocks, **weights)` on each rank's own tokens; its results are h, y and, `weights_too`, alpha, or h alone."""
-    placed = _Blocks(blocks, weights)
+    run: Callable[..., Tensor | AttnResResult], residuals: Tensor | Sequence[Tensor], weights: Mapping[str, Tensor | None]
+) -> Tensor | AttnResResult:
+    """`run(residuals, **weights)` on each rank's own tokens."""
+    placed = _Blocks(residuals, weights)
     found = run(placed.local(), **{name: placed.shards.local(name, placed.gradient) for name in weights})
-    parts = [found] if isinstance(found, Tensor) else list(found)
-    alpha = [parts.pop()] if weights_too else []
-    results = [placed.wrap(part, 0, placed.shape) for part in parts]
-    results += [placed.wrap(part, 1, (placed.count, *placed.shape[:-1])) for part in alpha]
-    return results[0] if isinstance(found, Tensor) else tuple(results)
+    if isinstance(found, Tensor):
+        return placed.wrap(found, 0, placed.shape)
+    output, normalized, _, alpha = found
+    if normalized is not None:
+        normalized = placed.wrap(normalized, 0, placed.shape)
+    if alpha is not None:
+        alpha = placed.wrap(alpha, 1, (placed.count, *placed.shape[:-1]))
+    return AttnResResult(placed.wrap(output, 0, placed.shape), normalized, None, alpha)
 
 
 def phase1(
-    run: Callable[..., tuple[Tensor, ...]], queries: Tensor, blocks: Tensor | Sequence[Tensor], w_norm: Tensor
+    run: Callable[..., tuple[Tensor, ...]], queries: Tensor, residuals: Tensor | Sequence[Tensor], rms_weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`run(queries, blocks, w_norm)` on each rank's own tokens."""
-    placed = _Blocks(blocks, {"queries": queries, "w_norm": w_norm})
-    local_queries, local_norm = (placed.shards.local(name, placed.gradient) for name in ("queries", "w_norm"))
+    """`run(queries, residuals, rms_weight)` on each rank's own tokens."""
+    placed = _Blocks(residuals, {"queries": queries, "rms_weight": rms_weight})
+    local_queries, local_norm = (placed.shards.local(name, placed.gradient) for name in ("queries", "rms_weight"))
     o, maximum, total = run(local_queries, placed.local(), local_norm)
     layers, tokens = len(queries), placed.shape[:-1]
     o = placed.wrap(o, 1, (layers, *placed.shape))
@@ -40,27 +43,30 @@ def phase1(
 
 
 def merge(
-    run: Callable[..., Any], rows: Mapping[str, Tensor | None], weights: Mapping[str, Tensor | None], partial: Tensor
-) -> Any:
-    """`run(**rows, **weights)` on each rank's own tokens; every result is placed as `partial` is."""
-    shards = Shards({"partial": partial, **rows, **weights})
-    placements = shards.rows("partial")
+    run: Callable[..., Tensor | AttnResResult], rows: Mapping[str, Tensor | None], weights: Mapping[str, Tensor | None]
+) -> Tensor | AttnResResult:
+    """`run(**rows, **weights)` on each rank's own tokens; every result is placed as the prefix is."""
+    shards = Shards({**rows, **weights})
+    placements = shards.rows("prefix")
     for name in rows:
-        shards.alike(name, placements, "partial")
+        shards.alike(name, placements, "prefix")
     shards.replicated(*weights)
     parts = {name: shards.local(name, placements) for name in rows}
     found = run(**parts, **{name: shards.local(name, summed(placements)) for name in weights})
+    prefix = rows["prefix"]
+    assert prefix is not None
     if isinstance(found, Tensor):
-        return shards.wrap(found, placements, partial.shape)
-    return tuple([shards.wrap(part, placements, partial.shape) for part in found])
+        return shards.wrap(found, placements, prefix.shape)
+    wrapped = [None if part is None else shards.wrap(part, placements, prefix.shape) for part in found]
+    return AttnResResult(*wrapped)  # type: ignore[arg-type]  # the first is no None
 
 
 def bank(
-    run: Callable[..., Any],
+    run: Callable[..., AttnResResult],
     blocks: Tensor | Sequence[Tensor],
     rows: Mapping[str, Tensor | None],
     weights: Mapping[str, Tensor | None],
-) -> tuple[Any, ...]:
+) -> AttnResResult:
     """`run(bank=blocks, **rows, **weights)` on each rank's own tokens; every result is placed as the prefix is."""
     named = {"bank": blocks} if isinstance(blocks, Tensor) else {f"bank[{i}]": block for i, block in enumerate(blocks)}
     shards = Shards({**rows, **named, **weights})
@@ -75,7 +81,8 @@ def bank(
     prefix = rows["prefix"]
     assert prefix is not None
     leading = prefix.shape[:-1]
-    return tuple(None if part is None else shards.wrap(part, placements, (*leading, part.shape[-1])) for part in found)
+    wrapped = [None if part is None else shards.wrap(part, placements, (*leading, part.shape[-1])) for part in found]
+    return AttnResResult(*wrapped)  # type: ignore[arg-type]  # the first is no None
 
 
 class _Blocks:
@@ -89,7 +96,7 @@ class _Blocks:
 
     def __init__(self, blocks: Tensor | Sequence[Tensor], weights: Mapping[str, Tensor | None]) -> None:
         self._stacked = isinstance(blocks, Tensor)
-        named = {"blocks": blocks} if isinstance(blocks, Tensor) else {f"blocks[{i}]": v for i, v in enumerate(blocks)}
+        named = {"residuals": blocks} if isinstance(blocks, Tensor) else {f"residuals[{i}]": v for i, v in enumerate(blocks)}
         self.shards = Shards({**named, **weights})
         self._names = list(named)
         first = self._names[0]

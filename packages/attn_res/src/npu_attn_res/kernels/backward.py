@@ -173,7 +173,7 @@ def attn_res_weights_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """dg = the sum of the partial sums, in one fixed order; dw_query = dg w_norm, dw_norm = dg w_query."""
+    """dg = the sum of the partial sums, in one fixed order; dquery = dg rms_weight, drms_weight = dg query."""
     # lint: allow short-transfer: the partial sums of all cores are a few KiB, of which every core adds some columns
     EXACT: tl.constexpr = D % BLOCK_D == 0
     for i_block in tl.range(tl.program_id(0), tl.cdiv(D, BLOCK_D), tl.num_programs(0)):

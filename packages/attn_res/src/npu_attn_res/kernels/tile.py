@@ -1,6 +1,6 @@
 """Device code of Attention Residuals: tiles of rows and blocks, their loads and stores.
 
-    r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = w_query * w_norm
+    r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = query * rms_weight
     alpha = softmax_i(s)                     h = sum_i alpha_i v_i
 
 The rows of a tile are BLOCK_M tokens of one layer (BLOCK_S == 1), or BLOCK_S layers of one token (BLOCK_M == 1). Rows are

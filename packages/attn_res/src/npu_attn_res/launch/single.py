@@ -98,7 +98,7 @@ def backward(
     djoined: Tensor | None = None,
     dprefix: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None] | None:
-    """Writes the gradients of the sources and returns those of w_query and w_norm, where needed.
+    """Writes the gradients of the sources and returns those of query and rms_weight, where needed.
 
     None where whole rows do not fit on chip beside a prefix.
 

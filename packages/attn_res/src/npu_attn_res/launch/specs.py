@@ -81,7 +81,7 @@ def run_columns(spec: LaunchSpec, arguments: Callable[[tiling.Launch], tuple[int
 def weights_gradient(
     partials: Tensor | None, weights: Weights, needed: tuple[bool, bool], device: Device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of w_query and w_norm, where needed, from partial sums of dg [n, D]."""
+    """The gradients of query and rms_weight, where needed, from partial sums of dg [n, D]."""
     if partials is None:
         return None, None
     query, norm, _ = weights

@@ -19,7 +19,7 @@ from .split_d import Columns
 
 
 def phase1(
-    v: Sources, queries: Tensor, w_norm: Tensor, eps: float, save: bool, device: Device
+    v: Sources, queries: Tensor, rms_weight: Tensor, eps: float, save: bool, device: Device
 ) -> tuple[State, Tensor | None, Tensor | None]:
     """o [T, S, D] with max and sum [T, S]; s [N, T, S] and r [N, T] where `save`."""
     like, width, n_layers, n_sources, n_tokens = v.like, v.width, len(queries), v.n_sources, v.n_tokens
@@ -30,20 +30,20 @@ def phase1(
     state = State(o, maximum, total)
     if not n_tokens:
         return state, score, rstd
-    queries, w_norm = queries.contiguous(), w_norm.contiguous()
-    s_norm = 0 if w_norm.dim() == 1 and n_layers > 1 else width
+    queries, rms_weight = queries.contiguous(), rms_weight.contiguous()
+    s_norm = 0 if rms_weight.dim() == 1 and n_layers > 1 else width
     kind = Kind.PHASE1 if n_layers == 1 and device.kind == "ascend" else Kind.LAYERS
     base, table, aligned = v.at
     spec = row_spec(kind, width, like.dtype, v.s_token, device, n_layers, aligned=aligned)
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
-        tensors = (base, table, queries, w_norm, None, o, None, score, rstd, maximum, total, None)
+        tensors = (base, table, queries, rms_weight, None, o, None, score, rstd, maximum, total, None)
         numbers = (n_sources, n_tokens, v.s_source, v.s_token, s_norm, eps, eps)
         return (tensors, numbers) if launch.prefetch else ((*tensors, *(None,) * 5), (*numbers, 0, 0, 0, 0))
 
     if run_rows(spec, n_tokens, arguments):
         return state, score, rstd
-    return reference.phase1(Columns(v, device), queries, w_norm, eps)
+    return reference.phase1(Columns(v, device), queries, rms_weight, eps)
 
 
 def merge(
@@ -88,7 +88,7 @@ def merge_backward(
     needed: tuple[bool, bool],
     device: Device,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """do, dmax, dsum, the gradient of the (new) partial sum with `dpartial` added, and those of w_query and w_norm."""
+    """do, dmax, dsum, the gradient of the (new) partial sum with `dpartial` added, and those of query and rms_weight."""
     width, n_tokens = partial.shape[-1], state.maximum.numel()
     do, dv = allocate(dh, state.o.shape, torch.float32), allocate(dh, partial.shape, partial.dtype)
     dmaximum, dtotal = (allocate(dh, state.maximum.shape, torch.float32) for _ in range(2))

@@ -14,7 +14,7 @@ from ..launch import two_phase
 from ..reference import Statistics, Weights
 
 OPERATORS = OperatorLibrary("npu_attn_res")
-WEIGHTS = "Tensor w_query, Tensor w_norm, Tensor? norm_weight"
+WEIGHTS = "Tensor query, Tensor rms_weight, Tensor? output_rms_weight"
 STATISTICS = "Tensor score, Tensor rstd, Tensor lse, Tensor norm_rstd"
 SAVED = "Tensor score, Tensor rstd, Tensor lse, Tensor? norm_rstd"
 

@@ -26,9 +26,9 @@ def attn_res(
     count: Tensor | None,
     prefix: Tensor | None,
     layer_output: Tensor | None,
-    w_query: Tensor,
-    w_norm: Tensor,
-    norm_weight: Tensor | None,
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: Tensor | None,
     eps: float,
     norm_eps: float,
     dtype: torch.dtype | None,
@@ -36,7 +36,7 @@ def attn_res(
 ) -> tuple[Tensor | None, ...]:
     joined = None if prefix is None or layer_output is None else allocate(prefix, prefix.shape, prefix.dtype)
     given = (blocks, stacked, n_blocks, count, prefix, layer_output, joined, False)
-    h, y, statistics = _forward(*given, Weights(w_query, w_norm, norm_weight), eps, norm_eps, dtype, save)
+    h, y, statistics = _forward(*given, Weights(query, rms_weight, output_rms_weight), eps, norm_eps, dtype, save)
     return h, y, joined, *(statistics if save else (None, None, None, None))
 
 
@@ -47,9 +47,9 @@ def attn_res_update(
     count: Tensor | None,
     prefix: Tensor,
     layer_output: Tensor | None,
-    w_query: Tensor,
-    w_norm: Tensor,
-    norm_weight: Tensor | None,
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: Tensor | None,
     eps: float,
     norm_eps: float,
     dtype: torch.dtype | None,
@@ -59,7 +59,7 @@ def attn_res_update(
 ) -> tuple[Tensor | None, ...]:
     joined = None if layer_output is None else prefix if in_place else allocate(prefix, prefix.shape, prefix.dtype)
     given = (blocks, stacked, n_blocks, count, prefix, layer_output, joined, append)
-    h, y, statistics = _forward(*given, Weights(w_query, w_norm, norm_weight), eps, norm_eps, dtype, save)
+    h, y, statistics = _forward(*given, Weights(query, rms_weight, output_rms_weight), eps, norm_eps, dtype, save)
     return h, y, None if in_place else joined, *(statistics if save else (None, None, None, None))
 
 
@@ -120,9 +120,9 @@ def attn_res_backward(
     n_blocks: int,
     count: Tensor | None,
     prefix: Tensor | None,
-    w_query: Tensor,
-    w_norm: Tensor,
-    norm_weight: Tensor | None,
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: Tensor | None,
     score: Tensor,
     rstd: Tensor,
     lse: Tensor,
@@ -131,7 +131,7 @@ def attn_res_backward(
     need_prefix: bool,
     need_weights: Sequence[bool],
 ) -> tuple[list[Tensor | None], Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    weights, statistics = Weights(w_query, w_norm, norm_weight), Statistics(score, rstd, lse, norm_rstd)
+    weights, statistics = Weights(query, rms_weight, output_rms_weight), Statistics(score, rstd, lse, norm_rstd)
     needed = (need_weights[0], need_weights[1])
     device = device_for(score.device)
     dh, dweight = whole_gradient(dh, dy, h, weights, statistics, need_weights[2])
@@ -164,13 +164,13 @@ def reads_h(h: Tensor) -> bool:
 
 
 def _fake(  # type: ignore[no-untyped-def]
-    blocks, stacked, n_blocks, count, prefix, layer_output, w_query, w_norm, norm_weight, eps, norm_eps, dtype, save
+    blocks, stacked, n_blocks, count, prefix, layer_output, query, rms_weight, output_rms_weight, eps, norm_eps, dtype, save
 ):
     like = blocks[0] if prefix is None else prefix
     shape = like.shape[1:] if stacked and prefix is None else like.shape
     n_tokens, n_rows = prod(shape[:-1]), n_blocks + (prefix is not None)
     h = like.new_empty(shape, dtype=dtype or like.dtype)
-    y = None if norm_weight is None else torch.empty_like(h)
+    y = None if output_rms_weight is None else torch.empty_like(h)
     joined = None if prefix is None or layer_output is None else like.new_empty(shape)
     if not save:
         return h, y, joined, None, None, None, None
@@ -188,10 +188,10 @@ def _fake_update(*arguments):  # type: ignore[no-untyped-def]
 
 
 def _fake_backward(  # type: ignore[no-untyped-def]
-    dh, dy, djoined, h, blocks, stacked, n_blocks, count, prefix, w_query, w_norm, norm_weight, *rest
+    dh, dy, djoined, h, blocks, stacked, n_blocks, count, prefix, query, rms_weight, output_rms_weight, *rest
 ):
     need_blocks, need_prefix, need_weights = rest[-3:]
-    weights = (w_query, w_norm, w_query if norm_weight is None else norm_weight)
+    weights = (query, rms_weight, query if output_rms_weight is None else output_rms_weight)
     dprefix = prefix.new_empty(prefix.shape) if need_prefix else None
     return fake_gradients(blocks, need_blocks), dprefix, *fake_gradients(weights, need_weights)
 
@@ -215,7 +215,7 @@ OPERATORS.define(
 OPERATORS.define(
     f"attn_res_backward(Tensor? dh, Tensor? dy, Tensor? djoined, Tensor? h, Tensor[] blocks, {_SOURCES}, Tensor? prefix,"
     f" {WEIGHTS}, {SAVED}, bool[] need_blocks, bool need_prefix, bool[] need_weights) -> (Tensor[] dblocks,"
-    " Tensor dprefix, Tensor dw_query, Tensor dw_norm, Tensor dnorm_weight)",
+    " Tensor dprefix, Tensor dquery, Tensor drms_weight, Tensor doutput_rms_weight)",
     attn_res_backward,
     _fake_backward,
     forward_mode=True,

@@ -21,16 +21,16 @@ from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, 
 
 
 def phase1(
-    queries: Tensor, blocks: Sequence[Tensor], stacked: bool, w_norm: Tensor, eps: float, save: bool
+    queries: Tensor, blocks: Sequence[Tensor], stacked: bool, rms_weight: Tensor, eps: float, save: bool
 ) -> tuple[Tensor | None, ...]:
     device = device_for(queries.device)
     score: Tensor | None
     rstd: Tensor | None
     if device is None:
-        state, score, rstd = reference.phase1(Rows(blocks, stacked), queries, w_norm, eps)
+        state, score, rstd = reference.phase1(Rows(blocks, stacked), queries, rms_weight, eps)
     else:
         sources = follow(blocks, stacked, device)
-        state, score, rstd = two_phase.phase1(sources, queries, w_norm, eps, save, device)
+        state, score, rstd = two_phase.phase1(sources, queries, rms_weight, eps, save, device)
     results = state.o, state.maximum.t().contiguous(), state.total.t().contiguous()
     return *results, *((score, rstd) if save else (None, None))
 
@@ -42,7 +42,7 @@ def phase1_backward(
     queries: Tensor,
     blocks: Sequence[Tensor],
     stacked: bool,
-    w_norm: Tensor,
+    rms_weight: Tensor,
     maximum: Tensor,
     score: Tensor,
     rstd: Tensor,
@@ -51,7 +51,7 @@ def phase1_backward(
 ) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
     needed = (need_weights[0], need_weights[1])
     dstate = (do, None if dmaximum is None else dmaximum.t(), None if dtotal is None else dtotal.t())
-    given = (dstate, queries, w_norm, maximum.t(), score, rstd, needed)
+    given = (dstate, queries, rms_weight, maximum.t(), score, rstd, needed)
     device = device_for(score.device)
     if device is None:
         rows = Rows(blocks, stacked, need_blocks)
@@ -59,7 +59,7 @@ def phase1_backward(
         return rows.dv, *dweights
     gradients = allocate_gradients(blocks, need_blocks)
     if not score.numel():
-        return gradients, torch.zeros_like(queries), torch.zeros_like(w_norm)
+        return gradients, torch.zeros_like(queries), torch.zeros_like(rms_weight)
     columns = Columns(follow(blocks, stacked, device, gradients), device, any(needed))
     return gradients, *reference.phase1_backward(columns, *given)
 
@@ -70,14 +70,14 @@ def merge(
     total: Tensor,
     partial: Tensor,
     x: Tensor | None,
-    w_query: Tensor,
-    w_norm: Tensor,
-    norm_weight: Tensor | None,
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: Tensor | None,
     eps: float,
     norm_eps: float,
     save: bool,
 ) -> tuple[Tensor | None, ...]:
-    state, weights = State(o, maximum, total), Weights(w_query, w_norm, norm_weight)
+    state, weights = State(o, maximum, total), Weights(query, rms_weight, output_rms_weight)
     device = device_for(partial.device)
     if device is not None:
         h, y, joined, statistics = two_phase.merge(state, partial, x, weights, eps, norm_eps, save, device)
@@ -96,16 +96,16 @@ def merge_backward(
     maximum: Tensor,
     total: Tensor,
     partial: Tensor,
-    w_query: Tensor,
-    w_norm: Tensor,
-    norm_weight: Tensor | None,
+    query: Tensor,
+    rms_weight: Tensor,
+    output_rms_weight: Tensor | None,
     score: Tensor,
     rstd: Tensor,
     lse: Tensor,
     norm_rstd: Tensor | None,
     need_weights: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    state, weights = State(o, maximum, total), Weights(w_query, w_norm, norm_weight)
+    state, weights = State(o, maximum, total), Weights(query, rms_weight, output_rms_weight)
     statistics, needed = Statistics(score, rstd, lse, norm_rstd), (need_weights[0], need_weights[1])
     if dh is None and dy is None:
         dh = torch.zeros_like(partial)
@@ -116,7 +116,7 @@ def merge_backward(
     return tuple([library.contiguous(result) for result in (*found, dweight)])
 
 
-def _fake_phase1(queries, blocks, stacked, w_norm, eps, save):  # type: ignore[no-untyped-def]
+def _fake_phase1(queries, blocks, stacked, rms_weight, eps, save):  # type: ignore[no-untyped-def]
     like, dtype = blocks[0], statistics_dtype(blocks[0].dtype)
     shape = like.shape[1:] if stacked else like.shape
     n_blocks, n_tokens = like.shape[0] if stacked else len(blocks), prod(shape[:-1])
@@ -129,29 +129,29 @@ def _fake_phase1(queries, blocks, stacked, w_norm, eps, save):  # type: ignore[n
     return o, maximum, total, score, like.new_empty((n_blocks, n_tokens), dtype=dtype)
 
 
-def _fake_phase1_backward(do, dmaximum, dtotal, queries, blocks, stacked, w_norm, *rest):  # type: ignore[no-untyped-def]
+def _fake_phase1_backward(do, dmaximum, dtotal, queries, blocks, stacked, rms_weight, *rest):  # type: ignore[no-untyped-def]
     need_blocks, need_weights = rest[-2:]
-    return fake_gradients(blocks, need_blocks), *fake_gradients((queries, w_norm), need_weights)
+    return fake_gradients(blocks, need_blocks), *fake_gradients((queries, rms_weight), need_weights)
 
 
-def _fake_merge(o, maximum, total, partial, x, w_query, w_norm, norm_weight, eps, norm_eps, save):  # type: ignore[no-untyped-def]
+def _fake_merge(o, maximum, total, partial, x, query, rms_weight, output_rms_weight, eps, norm_eps, save):  # type: ignore[no-untyped-def]
     rows = lambda there: partial.new_empty(partial.shape) if there else None  # noqa: E731
     tokens = lambda there: maximum.new_empty((maximum.numel(),)) if there else None  # noqa: E731
-    outputs = rows(True), rows(norm_weight is not None), rows(x is not None)
-    return *outputs, *(tokens(save) for _ in range(3)), tokens(save and norm_weight is not None)
+    outputs = rows(True), rows(output_rms_weight is not None), rows(x is not None)
+    return *outputs, *(tokens(save) for _ in range(3)), tokens(save and output_rms_weight is not None)
 
 
 def _fake_merge_backward(  # type: ignore[no-untyped-def]
-    dh, dy, dpartial, h, o, maximum, total, partial, w_query, w_norm, norm_weight, *rest
+    dh, dy, dpartial, h, o, maximum, total, partial, query, rms_weight, output_rms_weight, *rest
 ):
     state = (one.new_empty(one.shape) for one in (o, maximum, total, partial))
-    weights = (w_query, w_norm, w_query if norm_weight is None else norm_weight)
+    weights = (query, rms_weight, query if output_rms_weight is None else output_rms_weight)
     return *state, *fake_gradients(weights, rest[-1])
 
 
 _STATE = "Tensor o, Tensor maximum, Tensor total, Tensor partial"
 OPERATORS.define(
-    "phase1(Tensor queries, Tensor[] blocks, bool stacked, Tensor w_norm, float eps, bool save) -> (Tensor o,"
+    "phase1(Tensor queries, Tensor[] blocks, bool stacked, Tensor rms_weight, float eps, bool save) -> (Tensor o,"
     " Tensor maximum, Tensor total, Tensor score, Tensor rstd)",
     phase1,
     _fake_phase1,
@@ -160,8 +160,8 @@ OPERATORS.define(
 )
 OPERATORS.define(
     "phase1_backward(Tensor? do, Tensor? dmaximum, Tensor? dtotal, Tensor queries, Tensor[] blocks, bool stacked,"
-    " Tensor w_norm, Tensor maximum, Tensor score, Tensor rstd, bool[] need_blocks, bool[] need_weights) -> (Tensor[]"
-    " dblocks, Tensor dqueries, Tensor dw_norm)",
+    " Tensor rms_weight, Tensor maximum, Tensor score, Tensor rstd, bool[] need_blocks, bool[] need_weights) -> (Tensor[]"
+    " dblocks, Tensor dqueries, Tensor drms_weight)",
     phase1_backward,
     _fake_phase1_backward,
     forward_mode=True,
@@ -176,8 +176,8 @@ OPERATORS.define(
 )
 OPERATORS.define(
     f"merge_backward(Tensor? dh, Tensor? dy, Tensor? dpartial, Tensor? h, {_STATE}, {WEIGHTS}, {SAVED},"
-    " bool[] need_weights) -> (Tensor do, Tensor dmaximum, Tensor dtotal, Tensor dpartial_sum, Tensor dw_query,"
-    " Tensor dw_norm, Tensor dnorm_weight)",
+    " bool[] need_weights) -> (Tensor do, Tensor dmaximum, Tensor dtotal, Tensor dpartial_sum, Tensor dquery,"
+    " Tensor drms_weight, Tensor doutput_rms_weight)",
     merge_backward,
     _fake_merge_backward,
     forward_mode=True,

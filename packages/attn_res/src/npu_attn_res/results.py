@@ -1,0 +1,38 @@
+"""What the public functions return where that is more than one tensor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class AttnResResult(NamedTuple):
+    """What `attn_res`, `attn_res_bank` and `attn_res_merge` return; None of what was not asked for.
+
+    Attributes:
+        output: h [..., D].
+        normalized: RMSNorm(h) [..., D].
+        prefix: the prefix [..., D], with the layer's output added.
+        weights: alpha in fp32, one for each block, the prefix's last: [N, ...] from `attn_res`, [..., N + 1] from
+            `attn_res_bank`, where N is the bank's capacity if n_blocks is a tensor.
+    """
+
+    output: Tensor
+    normalized: Tensor | None = None
+    prefix: Tensor | None = None
+    weights: Tensor | None = None
+
+
+class Phase1Result(NamedTuple):
+    """What `attn_res_phase1` returns, in fp32, for each of S layers.
+
+    Attributes:
+        o: the sum of exp(s_i - maximum) v_i, [S, ..., D].
+        maximum: the largest score [S, ...].
+        total: the sum of exp(s_i - maximum) [S, ...].
+    """
+
+    o: Tensor
+    maximum: Tensor
+    total: Tensor
