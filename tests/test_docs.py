@@ -19,7 +19,7 @@ import yaml
 from npu_offline.cli import _parser as offline_parser
 
 from tests.test_readmes import PROGRAMS
-from tools.docs import charts, graphs, reference, sections
+from tools.docs import charts, graphs, lists, reference, sections
 from tools.workspace import ROOT, read_packages
 
 FOLDER = ROOT / "tools" / "docs"
@@ -107,6 +107,8 @@ def test_nothing_is_left_of_what_pages_are_made_from(site):
     for file in site.rglob("*.html"):
         text = file.read_text()
         assert not re.search(r"<!-- (include|api|charts|install)\b|class=\"arithmatex\"|flowchart TD|\$\$", text), file
+        words = re.sub(r"<(pre|code)\b.*?</\1>", "", text, flags=re.S)
+        assert not re.search(r"\| ?-{3}|^\d\. |^- \w|\[[^\]]+\]\([^)]+\)", words, re.M), file  # tables, lists, links
 
 
 def test_reference_reads_the_sources_of_every_package():
@@ -194,6 +196,12 @@ def test_a_quoted_message_is_one_of_ours(message):
         return
     text = re.sub(r"^\w+(Error|Warning): ", "", message)
     assert any(pattern.fullmatch(text) for pattern in _messages()), message
+
+
+def test_what_belongs_to_an_item_is_four_spaces_in():
+    text = "- a\n  b\n\n  | x |\n\n1. c\n\n   ```\n   d\n     e\n   ```\n2. f\n\ng\n  h\n```\n- i\n  j\n```"
+    expected = "- a\n    b\n\n    | x |\n\n1. c\n\n    ```\n    d\n      e\n    ```\n\n2. f\n\ng\n  h\n```\n- i\n  j\n```"
+    assert lists.indent(text) == expected
 
 
 TEXT = "# Title\n\nfirst\n\n## One\n\n```\n# no heading\n## Two\n```\none\n\n### Inner\n\ninner\n\n## Two\n\ntwo\n"

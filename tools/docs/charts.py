@@ -112,7 +112,7 @@ def _short(x: float) -> str:
 def figures(file: Path) -> str:
     """All charts of a history, with what was measured where."""
     records = read(file)
-    drawn, said = [], []
+    drawn, said, recorded = [], [], []
     for sweep, mode in sweeps(records):
         series, run = select(records, sweep, mode)
         drawn.append(draw(series, f"{mode}, over {sweep}", run["x_label"]))
@@ -120,6 +120,7 @@ def figures(file: Path) -> str:
         versions = ", ".join(
             f"{name} {known[name]}" for name in ("torch", "triton", "CUDA", "liger-kernel") if name in known
         )
-        said.append(f"{run['gpu_name']}, {versions}, {run['timestamp'][:10]}, recorded as `{run['version']}`")
-    below = "; ".join(dict.fromkeys(said))
+        said.append(f"{run['gpu_name']}, {versions}, {run['timestamp'][:10]}")
+        recorded.append(f"`{run['version']}`")
+    below = f"{'; '.join(dict.fromkeys(said))}; recorded as {', '.join(dict.fromkeys(recorded))}"
     return f'<div class="charts" markdown="0">{"".join(drawn)}</div>\n\n*Medians of device time, cold cache. {below}.*\n'
