@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -19,12 +20,13 @@ import yaml
 from npu_offline.cli import _parser as offline_parser
 
 from tests.test_readmes import PROGRAMS
-from tools.docs import charts, graphs, lists, reference, sections
+from tools.docs import charts, graphs, lists, losses, reference, sections
 from tools.workspace import ROOT, read_packages
 
 FOLDER = ROOT / "tools" / "docs"
 PAGES = sections.read_pages(FOLDER / "pages")
 PACKAGES = read_packages()
+TRAINING = sorted((ROOT / "tools" / "convergence" / "results").glob("*.json"))
 HISTORIES = sorted(ROOT.glob("packages/*/benchmarks/results/h200.json"))
 
 
@@ -106,7 +108,9 @@ def test_a_page_loads_nothing_from_another_host(site, read):
 def test_nothing_is_left_of_what_pages_are_made_from(site):
     for file in site.rglob("*.html"):
         text = file.read_text()
-        assert not re.search(r"<!-- (include|api|charts|install)\b|class=\"arithmatex\"|flowchart TD|\$\$", text), file
+        assert not re.search(r"<!-- (include|api|charts|losses|install)\b|class=\"arithmatex\"|flowchart TD|\$\$", text), (
+            file
+        )
         words = re.sub(r"<(pre|code)\b.*?</\1>", "", text, flags=re.S)
         assert not re.search(r"\| ?-{3}|^\d\. |^- \w|\[[^\]]+\]\([^)]+\)", words, re.M), file  # tables, lists, links
 
@@ -252,6 +256,18 @@ def test_a_chart_has_every_point_that_was_recorded(file):
         heights = [float(y) for y in re.findall(r'cy="([\d.]+)"', drawn)]
         assert [y for _, y in sorted(zip(measured, heights, strict=True))] == sorted(heights, reverse=True)
         assert all(charts.TOP <= y <= charts.HEIGHT - charts.BOTTOM for y in heights)
+
+
+@pytest.mark.parametrize("file", TRAINING, ids=lambda file: file.stem)
+def test_a_training_run_is_a_line_that_falls(file):
+    run = json.loads(file.read_text())
+    for precision, curves in run["curves"].items():
+        drawn = losses.draw(curves, precision, run["measured_every"])
+        lines = re.findall(r'class="line (\w+)" d="M([^"h]+)"', drawn)
+        assert [name for name, _ in lines] == [losses.RUNS[curve["name"]] for curve in curves]
+        for (_, line), curve in zip(lines, curves, strict=True):
+            heights = [float(point.split()[1]) for point in line.split("L")]
+            assert len(heights) == len(curve["held_out"]) and heights[-1] > heights[0]  # down the page
 
 
 def test_a_box_is_above_what_it_uses():
