@@ -149,7 +149,7 @@ def _failed(error: Exception) -> str:
 def short(text: str) -> str:
     """One line of a message."""
     line = " ".join(re.sub(r"/\S*/", "", text).split())  # names of files without their folders
-    return line if len(line) <= 160 else f"{line[:157]}..."
+    return line if len(line) <= 240 else f"{line[:237]}..."
 
 
 def _wide(tensor: Tensor) -> Tensor:

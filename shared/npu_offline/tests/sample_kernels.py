@@ -143,3 +143,13 @@ def every_second(x_ptr, y_ptr, BM: tl.constexpr, D: tl.constexpr, FIRST: tl.cons
     b_x = tl.load(x_ptr + rows * 2 * D + 2 * columns + FIRST)  # [BM, D]
     tl.compile_hint(b_x, "a_hint_that_changes_nothing")
     tl.store(y_ptr + rows * D + columns, b_x)
+
+
+@triton.jit
+def products_of_sums(a_ptr, b_ptr, c_ptr, N: tl.constexpr, D: tl.constexpr):
+    o = tl.arange(0, D)[:, None] * D + tl.arange(0, D)[None, :]
+    acc = tl.zeros((D, D), tl.float32)
+    for k in tl.static_range(N):
+        b_a = tl.load(a_ptr + k * D * D + o) + 1.0  # on a vector core, which hands it to the cube core
+        acc = tl.dot(b_a, tl.load(b_ptr + k * D * D + o), acc)
+    tl.store(c_ptr + o, acc)

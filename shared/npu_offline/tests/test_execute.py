@@ -40,6 +40,16 @@ def test_every_second_element_of_rows_with_a_hint_to_the_compiler(toolchain, fir
 
 
 @pytest.mark.parametrize("toolchain", TOOLCHAINS)
+def test_vector_cores_may_run_ahead_of_the_cube_core_as_far_as_a_counter_counts(toolchain):
+    a, b, c = torch.randn(16, 16, 16), torch.randn(16, 16, 16), torch.full((16, 16), float("nan"))
+    with emulate(toolchain=toolchain, final=True):
+        sample_kernels.products_of_sums[(1,)](a[:8], b[:8], c, N=8, D=16)
+        assert torch.allclose(c.double(), ((a[:8].double() + 1) @ b[:8].double()).sum(0), atol=1e-4)
+        with pytest.raises(FindingsError, match="a flag was set 16 times before anything waited for it"):
+            sample_kernels.products_of_sums[(1,)](a, b, c, N=16, D=16)
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
 def test_a_sound_module_passes_all_checks_and_its_traffic_is_counted(toolchain):
     with emulate(toolchain=toolchain, checks=True) as emulation:
         y, expected = rms_norm()

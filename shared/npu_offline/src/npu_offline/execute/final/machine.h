@@ -37,6 +37,7 @@ enum { GM, UB, L1, L0A, L0B, L0C, SPACES, NUMBER = SPACES };                    
 enum { S, V, MTE2, MTE3, MTE1, M, FIX, PIPES };                                     // of one core
 enum { PLAIN, CHECKED, SURVEYED };                                                  // how a launch runs
 enum { RANK = 6, CORES = 3, CLOCKS = PIPES * CORES, EVENTS = 16, CROSS_FLAGS = 16, FINDING_BYTES = 1 << 16 };
+enum { CROSS_SETS = 15 };  // the most that a counter between cores counts: the manual of CrossCoreWaitFlag, CANN 8.5
 
 typedef struct {
   char *p;                    // address of the first element; of the byte that contains it, for bits
@@ -73,6 +74,7 @@ typedef struct { uint32_t epoch[CLOCKS]; } clocks;
 typedef struct map map;
 typedef struct queue queue;
 typedef struct { int count; clocks snapshots[4]; } flag;
+typedef struct { int count; clocks snapshots[CROSS_SETS]; } cross_flag;
 
 typedef struct {
   int first;                       // of this core's clocks among all
@@ -84,7 +86,7 @@ typedef struct {
   flag flags[PIPES][PIPES][EVENTS];
   queue *queues[PIPES];            // of pipes that wait for a flag
   int finished, waits;             // for a cross-core flag; -1 for none
-  flag cross[CROSS_FLAGS], cross_sent[CROSS_FLAGS];
+  cross_flag cross[CROSS_FLAGS], cross_sent[CROSS_FLAGS];
   ucontext_t context;
   char *stack;
   uint64_t step;                   // hash of the steps so far, in a survey

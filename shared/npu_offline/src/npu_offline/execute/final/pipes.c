@@ -38,17 +38,20 @@ static flag *flag_of(core *c, int source, int target, int64_t event) {
 
 static const char *const pipe_names[] = {"S", "V", "MTE2", "MTE3", "MTE1", "M", "FIX", "all pipes"};
 
-static void put(flag *f, const clocks *now) {
-  if (f->count == 4) fail_text("a flag was set five times and never waited for");
-  f->snapshots[f->count++] = *now;
+// Snapshots of the clocks at each time that a flag was set and not yet waited for, the oldest first.
+static void put(int *count, clocks *snapshots, int most, const clocks *now) {
+  if (*count == most) fail_text("a flag was set %d times before anything waited for it", most + 1);
+  snapshots[(*count)++] = *now;
 }
 
-static clocks take(flag *f) {
-  clocks first = f->snapshots[0];
-  f->count--;
-  memmove(f->snapshots, f->snapshots + 1, sizeof(clocks) * (size_t)f->count);
+static clocks take(int *count, clocks *snapshots) {
+  clocks first = snapshots[0];
+  memmove(snapshots, snapshots + 1, sizeof(clocks) * (size_t)--*count);
   return first;
 }
+
+#define PUT(f, now) put(&(f)->count, (f)->snapshots, (int)(sizeof (f)->snapshots / sizeof *(f)->snapshots), now)
+#define TAKE(f) take(&(f)->count, (f)->snapshots)
 
 static void run_instruction(core *c, const instruction *i, const view *const *operands, const clocks *known) {
   join(&c->clocks[i->pipe], known);
@@ -66,7 +69,7 @@ static void do_set(core *c, int source, int target, int64_t event, const clocks 
   flag *f = flag_of(c, source, target, event);
   if (f->count) note("flag|flag %ld of %s to %s is set again before anything waited for it", (long)event, pipe_names[source], pipe_names[target]);
   clocks now = snapshot(c, source);
-  put(f, &now);
+  PUT(f, &now);
 }
 
 static void do_barrier(core *c, int pipe) { c->clocks[pipe].epoch[c->first + pipe] = c->epochs[pipe]; }
@@ -83,7 +86,7 @@ static void drain(core *c) {
         if (next->kind == WAIT) {
           flag *f = flag_of(c, next->source, pipe, next->event);
           if (!f->count) break;
-          clocks known = take(f);
+          clocks known = TAKE(f);
           join(&c->clocks[pipe], &known);
         } else if (next->kind == SET) {
           do_set(c, pipe, next->target, next->event, &next->known);
@@ -151,7 +154,7 @@ void wait_flag(int source, int target, int64_t event) {
   core *c = CORE;
   flag *f = flag_of(c, source, target, event);
   if (!blocked(c, target) && f->count) {
-    clocks known = take(f);
+    clocks known = TAKE(f);
     join(&c->clocks[target], &c->clocks[S]);
     join(&c->clocks[target], &known);
   } else if (target == S) {
@@ -190,21 +193,21 @@ static void send_cross(core *c, int pipe, int64_t number) {
     core *other = &machine->cores[k];
     const int from_cube = c == &machine->cores[0], to_cube = k == 0;
     if (from_cube == to_cube) continue;
-    flag *f = &other->cross[number];
+    cross_flag *f = &other->cross[number];
     if (!to_cube) {
-      put(f, &now);
+      PUT(f, &now);
     } else {  // the n-th wait ends when every vector core has signalled n times
-      flag *parts = &c->cross_sent[number];
-      put(parts, &now);
+      cross_flag *parts = &c->cross_sent[number];
+      PUT(parts, &now);
       int whole = 1;
       for (int v = 1; v < machine->count; v++) whole &= machine->cores[v].cross_sent[number].count > 0;
       if (!whole) continue;
       clocks together = {{0}};
       for (int v = 1; v < machine->count; v++) {
-        clocks part = take(&machine->cores[v].cross_sent[number]);
+        clocks part = TAKE(&machine->cores[v].cross_sent[number]);
         join(&together, &part);
       }
-      put(f, &together);
+      PUT(f, &together);
     }
   }
 }
@@ -230,7 +233,7 @@ void wait_cross_flag(int64_t number) {
     swapcontext(&c->context, &machine->main);
   }
   c->waits = -1;
-  clocks known = take(&c->cross[number]);
+  clocks known = TAKE(&c->cross[number]);
   join(&c->clocks[S], &known);
 }
 
@@ -239,8 +242,7 @@ void wait_cross_flag(int64_t number) {
 void start_pipes(core *c) {
   memset(c->clocks, 0, sizeof c->clocks);
   memset(c->epochs, 0, sizeof c->epochs);
-  memset(c->cross, 0, sizeof c->cross);
-  memset(c->cross_sent, 0, sizeof c->cross_sent);
+  for (int e = 0; e < CROSS_FLAGS; e++) c->cross[e].count = c->cross_sent[e].count = 0;
   for (int pipe = 0; pipe < PIPES; pipe++)
     if (c->queues[pipe]) c->queues[pipe]->first = c->queues[pipe]->count = 0;
   if (checking()) memset(c->flags, 0, sizeof c->flags);
