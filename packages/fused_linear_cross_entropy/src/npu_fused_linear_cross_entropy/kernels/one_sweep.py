@@ -38,6 +38,7 @@ def cross_entropy_one_sweep_kernel(
 ):
     # time: rare: that a tile rises above the first one's maximum by e^30
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
+    # lint: allow single-buffer: CANN 9.0 gives the loop over two rows that stores the targets' elements one on an Ascend950
     # lint: allow scalar-reduction: once a row, whether its reference was raised
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
@@ -157,6 +158,7 @@ def cross_entropy_settle_kernel(
     """When the rows' sums are known: puts the targets' elements right and stores the rows' factors."""
     # time: rare: that later columns rise above the first ones by e^30
     # lint: allow scalar-loop: one element a row, the target's, is wherever it is
+    # lint: allow single-buffer: compilers for an Ascend950 give the loop that stores the targets' elements one
     # lint: allow scalar-reduction: once a tile of rows, whether their reference was raised
     # lint: allow short-transfer: numbers of rows; exponentials only where a reference was raised
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip

@@ -11,7 +11,7 @@ from .problem import Problem
 
 _ROW_VALUES = 6  # padded to 32 bytes each
 _WHOLE_TILES = 7  # fp32, of a tile that is a whole row
-_EXPONENTIALS = 3  # fp32, of a tile of exponentials
+_EXPONENTIALS = 4  # fp32, of a tile of exponentials: three on a 910B, four on an Ascend950
 _REFERENCES = 3  # fp32, of each tile of a row
 _SHORT_BLOCK = 1024  # columns of a block of exponentials; shorter ones leave room enough
 
