@@ -24,6 +24,11 @@ from tools.metadata import read_project
 from tools.workspace import ROOT
 
 DIRECTIVE = re.compile(r'^<!-- include (?P<file>\S+?)(?: (?P<how>but|section|text of) (?P<names>"[^>]*"))? -->$', re.M)
+# What a README says where it can link to nothing: its own page on an index has neither the file nor the site.
+_BESIDE = re.compile(r"`(?P<file>\w+\.md)`, beside\s+this\s+file")
+_PAGE = re.compile(
+    r'the page "(?P<title>[^"]+)" of the\s+documentation(?:, `tools/docs/pages/(?P<page>[^`]+)` in the repository)?'
+)
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
 
 
@@ -101,14 +106,25 @@ def relink(text: str, source: str, page: str, found: Mapping[str, str]) -> str:
         if target.startswith("repo:"):
             file = target.removeprefix("repo:")
         if file in found:
-            place = posixpath.relpath(found[file], posixpath.dirname(page) or ".")
-            return f"[{link['text']}]({place}{'#' + anchor if anchor else ''})"
+            return f"[{link['text']}]({_relative(found[file], page)}{'#' + anchor if anchor else ''})"
         if not (ROOT / file).exists():
             raise DocsError(f"{source} links to {target}, which is not there.")
         return to_repository(link["text"], file)
 
+    def to_file(said: re.Match[str]) -> str:
+        file = posixpath.join(posixpath.dirname(source), said["file"])
+        return f"[{said['file']}]({_relative(found[file], page)})" if file in found else said[0]
+
+    def to_page(said: re.Match[str]) -> str:
+        return f"[{said['title']}]({_relative(said['page'], page)})" if said["page"] else said[0]
+
+    text = _PAGE.sub(to_page, _BESIDE.sub(to_file, text))
     blocks = re.split(r"(^ *```.*?^ *```)", text, flags=re.M | re.S)
     return "".join(part if number % 2 else _LINK.sub(follow, part) for number, part in enumerate(blocks))
+
+
+def _relative(target: str, page: str) -> str:
+    return posixpath.relpath(target, posixpath.dirname(page) or ".")
 
 
 def to_repository(text: str, file: str) -> str:
