@@ -27,7 +27,7 @@ DIRECTIVE = re.compile(r'^<!-- include (?P<file>\S+?)(?: (?P<how>but|section|tex
 # What a README says where it can link to nothing: its own page on an index has neither the file nor the site.
 _BESIDE = re.compile(r"`(?P<file>\w+\.md)`, beside\s+this\s+file")
 _PAGE = re.compile(
-    r'the page "(?P<title>[^"]+)" of the\s+documentation(?:, `tools/docs/pages/(?P<page>[^`]+)` in the repository)?'
+    r'the page "(?P<title>[^"]+)" of the\s+documentation, `tools/docs/pages/(?P<page>[^`]+)` in the repository'
 )
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
 
@@ -116,11 +116,12 @@ def relink(text: str, source: str, page: str, found: Mapping[str, str]) -> str:
         return f"[{said['file']}]({_relative(found[file], page)})" if file in found else said[0]
 
     def to_page(said: re.Match[str]) -> str:
-        return f"[{said['title']}]({_relative(said['page'], page)})" if said["page"] else said[0]
+        return f"[{said['title']}]({_relative(said['page'], page)})"
 
-    text = _PAGE.sub(to_page, _BESIDE.sub(to_file, text))
     blocks = re.split(r"(^ *```.*?^ *```)", text, flags=re.M | re.S)
-    return "".join(part if number % 2 else _LINK.sub(follow, part) for number, part in enumerate(blocks))
+    for number in range(0, len(blocks), 2):
+        blocks[number] = _PAGE.sub(to_page, _BESIDE.sub(to_file, _LINK.sub(follow, blocks[number])))
+    return "".join(blocks)
 
 
 def _relative(target: str, page: str) -> str:
