@@ -8,7 +8,7 @@ from __future__ import annotations
 
 OPERATOR = (
     "patching",
-    "causal_lm | log_probs | module",
+    "causal_lm | log_probs | module | pipeline",
     "functional | bank",
     "autograd",
     "operators",

@@ -2,14 +2,17 @@
 
 from .bank import attn_res_bank
 from .functional import attn_res, attn_res_merge, attn_res_phase1, fused_attnres
-from .module import AttnRes, BlockAttnRes
+from .module import AttnRes, AttnResBank, BlockAttnRes
+from .pipeline import PipelineBlocks
 from .results import AttnResResult, Phase1Result
 
 __all__ = [
     "AttnRes",
+    "AttnResBank",
     "AttnResResult",
     "BlockAttnRes",
     "Phase1Result",
+    "PipelineBlocks",
     "attn_res",
     "attn_res_bank",
     "attn_res_merge",

@@ -8,6 +8,7 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
+from .bank import attn_res_bank
 from .checks import check_eps, check_like
 from .functional import attn_res, attn_res_merge, attn_res_phase1
 from .results import AttnResResult
@@ -72,6 +73,86 @@ class AttnRes(nn.Module):
         """
         weights = (self.query, self.rms_weight, output_rms_weight, self.rms_eps)
         return attn_res(residuals, *weights, output_rms_eps=output_rms_eps, return_weights=return_weights)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_size}, rms_eps={self.rms_eps}"
+
+
+class AttnResBank(nn.Module):
+    """`attn_res_bank` with a learned query, a learned norm of the keys and the RMSNorm that follows.
+
+    Two of them make a decoder's layer one of Attention Residuals, one before attention and one before the MLP:
+
+        found = self.before_attention(blocks, prefix, layer_output=output)
+        if self.begins_block:
+            blocks, prefix, output = [*blocks, found.prefix], self.attention(found.normalized), None
+        else:
+            prefix, output = found.prefix, self.attention(found.normalized)
+        found = self.before_mlp(blocks, prefix, layer_output=output)
+        return blocks, found.prefix, self.mlp(found.normalized)
+
+    The parameters are `query` [hidden_size], zero at first, which makes h the mean of the blocks and the prefix, and
+    `rms_weight` and `output_rms_weight` [hidden_size], one at first.
+
+    Args:
+        hidden_size: D, the size of the last dimension.
+        rms_eps: added to the mean squares.
+        device, dtype: of the parameters.
+
+    Raises:
+        TypeError, ValueError: an argument is no number, or out of range.
+
+    Source: "Attention Residuals", arXiv 2603.15031.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        rms_eps: float = 1e-6,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
+        self.rms_eps = check_eps("rms_eps", rms_eps)
+        self.query = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.rms_weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.output_rms_weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Zero queries and unit norms, as in the paper."""
+        nn.init.zeros_(self.query)
+        nn.init.ones_(self.rms_weight)
+        nn.init.ones_(self.output_rms_weight)
+
+    def forward(
+        self,
+        bank: Tensor | Sequence[Tensor],
+        prefix: Tensor,
+        n_blocks: int | Tensor | None = None,
+        *,
+        layer_output: Tensor | None = None,
+        append: bool = False,
+        in_place: bool = False,
+    ) -> AttnResResult:
+        """`attn_res_bank` of the blocks and the prefix.
+
+        Args:
+            bank: [..., capacity, D], or a list or tuple of blocks [..., D], which may be empty.
+            prefix: [..., D].
+            n_blocks, layer_output, append, in_place: as for `attn_res_bank`.
+
+        Returns:
+            An AttnResResult: `normalized` is what a layer takes, `prefix` the new prefix.
+
+        Raises:
+            TypeError, ValueError: as `attn_res_bank` does.
+        """
+        weights = (self.query, self.rms_weight, self.output_rms_weight, self.rms_eps)
+        given = (bank, n_blocks, prefix, *weights)
+        return attn_res_bank(*given, layer_output=layer_output, append=append, in_place=in_place)
 
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, rms_eps={self.rms_eps}"
