@@ -96,6 +96,35 @@ def _() -> Case:
     return Case(inputs, lambda a, b: forward(a, b), lambda a, b: functional.gelu(a, approximate="tanh") * b)
 
 
+@_entry("liger", "rms_norm backward", "2048 x 2048 bf16")
+def _() -> Case:
+    apply = liger("rms_norm").LigerRMSNormFunction.apply
+
+    def gradients(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+        def call(x: Tensor, w: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+            x, w = x.detach().requires_grad_(True), w.detach().requires_grad_(True)
+            return torch.autograd.grad(function(x, w), (x, w), dy)
+
+        return call
+
+    inputs = [_randn(2048, 2048, dtype=_BF16), _randn(2048, dtype=_BF16, seed=1), _randn(2048, 2048, dtype=_BF16, seed=2)]
+    minimum = 2 * (2 * 2048 * 2048 + 2048) + sum(2 * t.numel() for t in inputs)  # with the forward, which runs before it
+    forward = gradients(lambda x, w: apply(x, w, 1e-6, 0.0, "llama", False))
+    return Case(inputs, forward, gradients(_rms), minimum + 2 * 2048 * 2048)
+
+
+@_entry("liger", "embedding forward", "16384 of 32000 x 768 fp32")
+def _() -> Case:
+    forward = liger("embedding").embedding_forward
+    index = torch.randint(32000, (16384,), generator=torch.Generator().manual_seed(0))
+    return Case(
+        [_randn(32000, 768), index],
+        lambda table, index: forward(table, index),
+        lambda table, index: table[index],
+        minimum=4 * 2 * 16384 * 768 + 8 * 16384,
+    )
+
+
 @_entry("liger", "rope forward, q and k", "2 x 16 x 512 x 128 fp32")
 def _() -> Case:
     apply = liger("rope").LigerRopeFunction.apply
@@ -236,6 +265,16 @@ def _() -> Case:
     return Case(inputs, lambda k, beta: forward(k, beta=beta), reference)
 
 
+@_entry("fla", "fused_cross_entropy forward", "512 x 32000 bf16")
+def _() -> Case:
+    forward = fla("modules.fused_cross_entropy.triton_ascend").fused_cross_entropy_forward_npu
+    return Case(
+        [_randn(512, 32000, dtype=_BF16), torch.arange(512) * 61],
+        lambda logits, target: forward(logits, target)[0],
+        lambda logits, target: functional.cross_entropy(logits, target, reduction="none"),
+    )
+
+
 @_entry("tutorials", "01 vector add", "98432 fp32")
 def _() -> Case:
     add = tutorial("01-vector-add").add
@@ -256,6 +295,17 @@ def _() -> Case:
         inputs,
         lambda x, w, b: layer_norm(x, (8192,), w, b, 1e-5),
         _layer_norm,
+    )
+
+
+@_entry("tutorials", "04 fused attention", "1 x 2 x 512 x 64 fp16")
+def _() -> Case:
+    apply = tutorial("04-fused-attention")._attention.apply
+    inputs = [_randn(1, 2, 512, 64, dtype=_F16, seed=i) for i in range(3)]
+    return Case(
+        inputs,
+        lambda q, k, v: apply(q, k, v, False, 0.5, 64, 64),
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, scale=0.5),
     )
 
 
@@ -303,3 +353,42 @@ def _() -> Case:
 def _() -> Case:
     forward = mojo("gelu").gelu_fwd_impl
     return Case([_randn(2048, 4096, dtype=_BF16)], lambda x: forward(x), lambda x: functional.gelu(x, approximate="tanh"))
+
+
+@_entry("mojo", "dynamic quantisation to int8", "2048 x 1024 bf16")
+def _() -> Case:
+    forward = mojo("quant").dynamic_quant_impl
+
+    def reference(x: Tensor, smooth: Tensor) -> Tensor:
+        return (x * smooth).abs().amax(-1, keepdim=True) / 127
+
+    inputs = [_randn(2048, 1024, dtype=_BF16), torch.ones(1024)]
+    minimum = 2 * 2048 * 1024 + 4 * 1024 + 2048 * 1024 + 4 * 2048
+    return Case(inputs, lambda x, smooth: forward(x, smooth)[1], reference, minimum)
+
+
+@_entry("mojo", "sdpa inference, causal", "1 x 2 x 512 x 64 bf16")
+def _() -> Case:
+    forward = mojo("sdpa").sdpa_infer_impl
+    inputs = [*(_randn(1, 2, 512, 64, dtype=_BF16, seed=i) for i in range(3)), torch.ones(512, 512).tril().bool()]
+    return Case(
+        inputs,
+        lambda q, k, v, mask: forward(q, k, v, mask, 0.125),
+        lambda q, k, v, mask: functional.scaled_dot_product_attention(q, k, v, mask, scale=0.125),
+    )
+
+
+@_entry("mojo", "int8 matrix product, dequantised", "256 x 512 x 256 int8")
+def _() -> Case:
+    kernels = mojo("int8_gemm")
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(-128, 128, shape, generator=generator).to(torch.int8) for shape in ((256, 512), (512, 256)))
+    row, column = torch.rand(256, generator=generator), torch.rand(256, generator=generator)
+
+    def call(a: Tensor, b: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        return kernels.int8_gemm_dequant_impl(a, kernels.prepare_b_impl(b), row, column, None, 256, 256, _F32)
+
+    def reference(a: Tensor, b: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        return (a.double() @ b.double()) * row[:, None] * column[None, :]
+
+    return Case([a, b, row, column], call, reference)

@@ -153,3 +153,11 @@ def products_of_sums(a_ptr, b_ptr, c_ptr, N: tl.constexpr, D: tl.constexpr):
         b_a = tl.load(a_ptr + k * D * D + o) + 1.0  # on a vector core, which hands it to the cube core
         acc = tl.dot(b_a, tl.load(b_ptr + k * D * D + o), acc)
     tl.store(c_ptr + o, acc)
+
+
+@triton.jit
+def integer_product(a_ptr, b_ptr, c_ptr, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
+    b_a = tl.load(a_ptr + tl.arange(0, M)[:, None] * K + tl.arange(0, K)[None, :])
+    b_b = tl.load(b_ptr + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :])
+    b_c = tl.dot(b_a, b_b, out_dtype=tl.int32)  # [M, N]
+    tl.store(c_ptr + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :], b_c)

@@ -50,6 +50,15 @@ def test_vector_cores_may_run_ahead_of_the_cube_core_as_far_as_a_counter_counts(
 
 
 @pytest.mark.parametrize("toolchain", TOOLCHAINS)
+def test_products_of_int8_are_exact_in_int32(toolchain):
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 64), (64, 48)))
+    c = torch.full((32, 48), 77, dtype=torch.int32)
+    with emulate(toolchain=toolchain, final=True):
+        sample_kernels.integer_product[(1,)](a, b, c, M=32, K=64, N=48)
+    assert torch.equal(c.long(), a.long() @ b.long())
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
 def test_a_sound_module_passes_all_checks_and_its_traffic_is_counted(toolchain):
     with emulate(toolchain=toolchain, checks=True) as emulation:
         y, expected = rms_norm()

@@ -15,12 +15,17 @@ static int64_t number(const view *v) {
   return *integers(&r, 0, 1, piece);
 }
 
-// A matrix in fractals: [columns / c, rows / r, r, c], or transposed.
-static float fractal(const view *v, int64_t row_, int64_t column) {
+// An element of a matrix in fractals: [columns / c, rows / r, r, c], or transposed.
+static char *element(const view *v, int64_t row_, int64_t column) {
   const int64_t r = v->n[2], c = v->n[3];
   const int64_t at = column / c * v->s[0] + row_ / r * v->s[1] + row_ % r * v->s[2] + column % c * v->s[3];
+  return v->p + at * element_bytes[(int)v->type];
+}
+
+static float fractal(const view *v, int64_t row_, int64_t column) {
+  const row one = {.v = v, .p = element(v, row_, column), .stride = 1};
+  if (v->type == I8) return *(const int8_t *)one.p;
   float piece[1];
-  const row one = {.v = v, .p = v->p + at * element_bytes[(int)v->type], .stride = 1};
   return *floats(&one, 0, 1, piece);
 }
 
@@ -54,27 +59,39 @@ void do_take_b(const instruction *i, const view *const *o) {
   take(i, o[0], operands_of_product.b, (int)i->attributes[1]);
 }
 
+// Rows of a times columns of b into L0C, whose elements have this type; float holds every operand exactly.
+#define MULTIPLY(type)                                                                          \
+  static void multiply_##type(const view *c, const int64_t *sizes, const int64_t *pitches, int overwritten) { \
+    const int64_t m = sizes[0], k = sizes[1], n = sizes[2];                                      \
+    type *sums = malloc(sizeof(type) * (size_t)(n + 1));                                         \
+    for (int64_t r = 0; r < m; r++) {                                                            \
+      const float *a = operands_of_product.a + r * pitches[0];                                   \
+      type *at = (type *)c->p + r / c->n[2] * c->s[1] + r % c->n[2] * c->s[2];                   \
+      for (int64_t q = 0; q < n; q++) sums[q] = overwritten ? 0 : at[q / c->n[3] * c->s[0] + q % c->n[3] * c->s[3]]; \
+      for (int64_t p = 0; p < k; p++) {                                                          \
+        const type x = (type)a[p];                                                               \
+        const float *b = operands_of_product.b + p * pitches[1];                                 \
+        for (int64_t q = 0; q < n; q++) sums[q] += x * (type)b[q];                               \
+      }                                                                                          \
+      for (int64_t q = 0; q < n; q++) at[q / c->n[3] * c->s[0] + q % c->n[3] * c->s[3]] = sums[q]; \
+    }                                                                                            \
+    free(sums);                                                                                  \
+  }
+MULTIPLY(float)
+MULTIPLY(int32_t)
+
 // Operands: a, b, whether the results are overwritten, m, k, n, the results. Attributes 1 and 2: a and b are transposed.
 void do_multiply(const instruction *i, const view *const *o) {
   const view *c = o[i->reads];
-  const int64_t m = number(o[3]), k = number(o[4]), n = number(o[5]);
-  const int64_t pitch_a = i->attributes[1] ? o[0]->n[1] * o[0]->n[2] : o[0]->n[0] * o[0]->n[3];
-  const int64_t pitch_b = i->attributes[2] ? o[1]->n[1] * o[1]->n[2] : o[1]->n[0] * o[1]->n[3];
-  const int overwritten = (int)number(o[2]) & 1;
-  if (c->type != F32) fail_text("%s: results of type %d", i->name, c->type);
-  float *sums = malloc(sizeof(float) * (size_t)(n + 1));
-  for (int64_t r = 0; r < m; r++) {
-    const float *a = operands_of_product.a + r * pitch_a;
-    float *at = (float *)c->p + r / c->n[2] * c->s[1] + r % c->n[2] * c->s[2];
-#define RESULT(column) at[(column) / c->n[3] * c->s[0] + (column) % c->n[3] * c->s[3]]
-    for (int64_t q = 0; q < n; q++) sums[q] = overwritten ? 0.0f : RESULT(q);
-    for (int64_t p = 0; p < k; p++) {
-      const float x = a[p], *b = operands_of_product.b + p * pitch_b;
-      for (int64_t q = 0; q < n; q++) sums[q] += x * b[q];
-    }
-    for (int64_t q = 0; q < n; q++) RESULT(q) = sums[q];
-  }
-  free(sums);
+  const int64_t sizes[] = {number(o[3]), number(o[4]), number(o[5])};
+  const int64_t pitches[] = {
+    i->attributes[1] ? o[0]->n[1] * o[0]->n[2] : o[0]->n[0] * o[0]->n[3],
+    i->attributes[2] ? o[1]->n[1] * o[1]->n[2] : o[1]->n[0] * o[1]->n[3],
+  };
+  const int overwritten = (int)number(o[2]) & 1, of_integers = o[0]->type == I8 && o[1]->type == I8;
+  if (c->type == F32 && !of_integers) multiply_float(c, sizes, pitches, overwritten);
+  else if (c->type == I32 && of_integers) multiply_int32_t(c, sizes, pitches, overwritten);
+  else fail_text("%s: products of these types", i->name);
 }
 
 static void wait_if(int source, int target, int64_t event) { if (event >= 0) wait_flag(source, target, event); }
@@ -116,7 +133,7 @@ void do_nd2nz(const instruction *i, const view *const *o) {
   transfer(from, &tile);
   for (int64_t row_ = 0; row_ < rows; row_++)
     for (int64_t column = 0; column < (columns + c - 1) / c * c; column++) {
-      char *at = to->p + (column / c * to->s[0] + row_ / r * to->s[1] + row_ % r * to->s[2] + column % c * to->s[3]) * (int64_t)bytes;
+      char *at = element(to, row_, column);
       if (column < columns) memcpy(at, tile.p + (row_ * columns + column) * (int64_t)bytes, bytes);
       else memset(at, 0, bytes);
     }
@@ -126,14 +143,18 @@ void do_nd2nz(const instruction *i, const view *const *o) {
 // Results from fractals in L0C to global memory, cast to its type.
 void do_fixpipe(const instruction *i, const view *const *o) {
   const view *from = o[0], *to = o[i->reads];
-  if (from->rank != 4 || to->rank != 2 || from->type != F32 || !is_float(to->type)) fail_text("%s is not known in this form", i->name);
+  const int integers = from->type == I32 && to->type == I32;
+  if (from->rank != 4 || to->rank != 2 || !(integers || (from->type == F32 && is_float(to->type))))
+    fail_text("%s is not known in this form", i->name);
   const int64_t rows = to->n[0], columns = to->n[1];
   view tile = tile_of(to, rows, columns, to->type);
   for (int64_t row_ = 0; row_ < rows; row_++) {
     const row out = {.v = &tile, .p = tile.p, .stride = 1};
     for (int64_t column = 0; column < columns; column++) {
-      const float x = fractal(from, row_, column);
-      put_floats(&out, row_ * columns + column, 1, &x);
+      const int64_t number_ = row_ * columns + column;
+      const float x = integers ? 0 : fractal(from, row_, column);
+      if (integers) memcpy(tile.p + number_ * 4, element(from, row_, column), 4);
+      else put_floats(&out, number_, 1, &x);
     }
   }
   transfer(&tile, to);
