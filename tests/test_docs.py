@@ -73,6 +73,9 @@ def test_every_public_name_is_in_the_reference(site, read, key):
     assert names and set(names) <= page.ids
     module = __import__(PACKAGES[key].module)
     assert {f"{PACKAGES[key].module}.{name}" for name in module.__all__} <= set(names)
+    for name in module.__all__:
+        for field in getattr(getattr(module, name), "_fields", ()):  # of a named tuple
+            assert f"{PACKAGES[key].module}.{name}.{field}" in page.ids
 
 
 def test_every_public_name_has_words_of_its_own():
