@@ -50,6 +50,7 @@ def made_up(tmp_path):
         (["shared/core/LICENSE"], {"core", "tool", "operator"}),
         (["packages/alone/x", "shared/tool/x"], {"alone", "tool", "operator"}),
         (["README.md", "LICENSE", ".github/CONTRIBUTING.md"], set()),
+        (["tools/docs/mkdocs.yml", "tools/docs/pages/index.md", "tools/docs/pages/assets/site.css", "CITATION.cff"], set()),
         (["README.md", "packages/alone/x"], {"alone"}),
         (["hatch.toml"], {"core", "tool", "operator", "alone"}),
         (["packages/gone/src/x.py"], {"core", "tool", "operator", "alone"}),

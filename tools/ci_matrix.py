@@ -1,7 +1,7 @@
 """The CI jobs that a change needs, as the JSON matrix of GitHub Actions: `hatch run ci:matrix origin/main`.
 
 A file belongs to the package whose folder it is in and selects that package and its dependents, transitively. A file that no
-package owns selects every package; prose outside packages selects none.
+package owns selects every package; prose outside packages, and what makes the documentation of it, selects none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def affected(paths: Iterable[str], packages: Mapping[str, Package]) -> list[Pack
 
 
 def _is_prose(path: PurePosixPath) -> bool:
-    return path.suffix == ".md" or path.name == "LICENSE"
+    return path.suffix == ".md" or path.name in ("LICENSE", "CITATION.cff") or path.is_relative_to("tools/docs")
 
 
 def jobs(packages: Iterable[Package], versions: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
