@@ -19,6 +19,7 @@ from torch import Tensor
 EPS = 1e-6
 DTYPE = torch.bfloat16
 RSTD_BYTES = 4
+OPTIONS = (EPS, 0.0, "llama", DTYPE, False)
 
 
 # A case's x has a shape, and lies at the start of the last dimension of its storage.
@@ -190,14 +191,17 @@ def host_stages(device: torch.device) -> Sequence[Stage]:
         raise UnavailableError("a CPU runs plain PyTorch and launches nothing")
     x, weight = inputs(CASES[1], device).values()
     plain_x, plain_weight = x.detach(), weight.detach()
-    forward = partial(launch.forward, plain_x, None, plain_weight, EPS, 0.0, "llama", True, chip)
+    forward = partial(launch.forward, plain_x, None, plain_weight, None, *OPTIONS, True, chip)
     captured = _arguments(forward, (launch, "plan_strided_rows"), (launch.KERNELS, "launch"))
-    implementation = partial(OPERATORS.below_autograd, "rms_norm", plain_x, plain_weight, EPS, 0.0, "llama", False, True)
+    implementation = partial(
+        OPERATORS.below_autograd, "rms_norm", plain_x, plain_weight, *OPTIONS[:3], False, *OPTIONS[3:], True
+    )
     return [
         Stage("public function, with gradients", partial(npu_rms_norm.rms_norm, x, weight, EPS), ["implementation"]),
         Stage("public function, no gradients", partial(npu_rms_norm.rms_norm, plain_x, plain_weight, EPS)),
         Stage(
-            "through the dispatcher", partial(torch.ops.npu_rms_norm.rms_norm, x, weight, EPS, 0.0, "llama", False, False)
+            "through the dispatcher",
+            partial(torch.ops.npu_rms_norm.rms_norm, x, weight, *OPTIONS[:3], False, *OPTIONS[3:], False),
         ),
         Stage("implementation", implementation, ["launch.forward"]),
         Stage("launch.forward", forward, ["allocation of y and rstd", "plan look-up", "kernel launch"]),

@@ -45,6 +45,7 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
             order = "gated" if first else "gated first"
             yield f"bfloat16 {width}, {order}", _gated(width, bf16, norm_before_gate=first)
             yield f"float32 {width}, {order}", _gated(width, fp32, norm_before_gate=first)
+        yield f"bfloat16 {width}, in fp32 too", _two_outputs(width)
     yield "bfloat16 128, gated none", _gated(128, bf16, norm_before_gate=True, mode="none")
     for heads in (4, 32):
         yield f"bfloat16, {heads} heads of 128", _call(128, bf16, bf16, heads=heads)
@@ -93,5 +94,15 @@ def _gated(
         weight = torch.empty(width, dtype=dtype, requires_grad=True)
         y = gated_rms_norm(x, gate, weight, casting_mode=mode, norm_before_gate=norm_before_gate)
         torch.autograd.backward(y, torch.empty_like(y))
+
+    return call
+
+
+def _two_outputs(width: int) -> Callable[[], None]:
+    def call() -> None:
+        x, residual = (torch.empty(ROWS, width, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        weight = torch.empty(width, dtype=torch.bfloat16, requires_grad=True)
+        outputs = add_rms_norm(x, residual, weight, dtype=torch.float32, return_fp32=True)
+        torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
 
     return call

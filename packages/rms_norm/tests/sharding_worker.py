@@ -26,6 +26,10 @@ def add(x, weight):
     return npu_rms_norm.add_rms_norm(x, 0.5 * x, weight)
 
 
+def two(x, weight):
+    return tuple(npu_rms_norm.rms_norm(x, weight, return_fp32=True))
+
+
 def gated(x, weight):
     return (npu_rms_norm.gated_rms_norm(x, 0.5 * x, weight),)
 
@@ -100,7 +104,7 @@ def check_sequence_parallel(mesh):
 def main() -> None:
     with ranks.join(sys.argv[1]):
         mesh = init_device_mesh(torch.get_default_device().type, (2,), mesh_dim_names=("ranks",))
-        for function in (norm, add, gated):
+        for function in (norm, add, two, gated):
             for placement in (Shard(0), Shard(1), Replicate()):
                 check(function, mesh, placement)
         check(norm, mesh, Shard(0), compiled=True)  # of parts of unequal length, PyTorch 2.11 gathers the gradient there

@@ -17,9 +17,10 @@ REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 CALLS = dict(load_calls(Path(__file__).parents[1]))
 GATED = ("bfloat16 128, gated", "bfloat16 128, gated first", "bfloat16 128, gated none", "float32 128, gated first")
+TWO = "bfloat16 128, in fp32 too"
 WIDE_GATED = ("bfloat16 16384, gated", "bfloat16 16384, gated first", "float32 16384, gated first")
 # Calls whose rows are one tile, and whose rows are several.
-ROWS = ("bfloat16 128", "bfloat16 128 none", "bfloat16 128, residual", "float32 123", "float32 128, residual", *GATED)
+ROWS = ("bfloat16 128", "bfloat16 128 none", "bfloat16 128, residual", "float32 123", "float32 128, residual", *GATED, TWO)
 COLUMNS = (
     "bfloat16 16384",
     "bfloat16 16384 none",
@@ -42,7 +43,20 @@ def problem(label, width, backward):
     dtype = torch.float32 if label.startswith("float32") else torch.bfloat16
     gated = "gated" in label
     itemsizes = (dtype.itemsize,) * (1 + backward + ("residual" in label) + gated)
-    return tiling.Problem(1, 4096, width, width, 0, itemsizes, dtype == torch.bfloat16, label.endswith(" none"), gated)
+    if label == TWO:  # x and the residual; or dy in fp32, the gradient of the sum, and x
+        itemsizes = (4, 2, 2) if backward else (2, 2)
+    return tiling.Problem(
+        1,
+        4096,
+        width,
+        width,
+        0,
+        itemsizes,
+        dtype == torch.bfloat16,
+        label.endswith(" none"),
+        gated,
+        label == TWO and not backward,
+    )
 
 
 def cases(labels, *others):

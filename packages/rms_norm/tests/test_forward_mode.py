@@ -30,6 +30,11 @@ CALLS = {
         lambda x, residual, w: torch.cat([formula(x + residual, w), x + residual]),
         [(3, 8), (3, 8), (8,)],
     ),
+    "in fp32 too": (
+        lambda x, w: torch.cat([part.double() for part in rms_norm(x, w, return_fp32=True)]).to(x.dtype),
+        lambda x, w: torch.cat([formula(x, w)] * 2),
+        [(3, 8), (8,)],
+    ),
     "gated": (gated_rms_norm, gated, [(3, 8), (3, 8), (8,)]),
     "gated first": (
         lambda x, gate, w: gated_rms_norm(x, gate, w, activation="sigmoid", norm_before_gate=False),

@@ -14,56 +14,64 @@ from .operators import OPERATORS
 
 class _RMSNorm(Function):
     @staticmethod
-    def forward(ctx, x, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
-        y, rstd = OPERATORS.below_autograd("rms_norm", x, weight, eps, offset, casting_mode, in_place, True)
+    def forward(ctx, x, weight, eps, offset, casting_mode, in_place, dtype, return_fp32):  # type: ignore[no-untyped-def]
+        options = (eps, offset, casting_mode, in_place, dtype, return_fp32, True)
+        y, fp32, rstd = OPERATORS.below_autograd("rms_norm", x, weight, *options)
         ctx.save_for_backward(x, weight, rstd)
-        ctx.options = (offset, casting_mode, in_place)
+        ctx.options = (offset, casting_mode, x.dtype, in_place)
         ctx.mark_non_differentiable(rstd)
         ctx.set_materialize_grads(False)
-        return y, rstd
+        return y, fp32 if return_fp32 else None, rstd
 
     @staticmethod
-    def backward(ctx, dy, _):  # type: ignore[no-untyped-def]
-        if dy is None:
-            return None, None, None, None, None, None
-        need_dx, need_dweight = ctx.needs_input_grad[:2]
-        dx, dweight = _gradients(ctx, dy, None, need_dx, need_dweight)
-        return dx, dweight, None, None, None, None
+    def backward(ctx, dy, dfp32, _):  # type: ignore[no-untyped-def]
+        dy, dx, dweight = _total(dy, dfp32), None, None
+        if dy is not None:
+            need_dx, need_dweight = ctx.needs_input_grad[:2]
+            dx, dweight = _gradients(ctx, dy, None, need_dx, need_dweight)
+        return dx, dweight, None, None, None, None, None, None
 
 
 class _AddRMSNorm(Function):
     @staticmethod
-    def forward(ctx, x, residual, weight, eps, offset, casting_mode, in_place):  # type: ignore[no-untyped-def]
-        options = (eps, offset, casting_mode, in_place, True)
-        y, total, rstd = OPERATORS.below_autograd("add_rms_norm", x, residual, weight, *options)
+    def forward(ctx, x, residual, weight, eps, offset, casting_mode, in_place, dtype, return_fp32):  # type: ignore[no-untyped-def]
+        options = (eps, offset, casting_mode, in_place, dtype, return_fp32, True)
+        y, total, fp32, rstd = OPERATORS.below_autograd("add_rms_norm", x, residual, weight, *options)
         ctx.save_for_backward(total, weight, rstd)
-        ctx.options = (offset, casting_mode, in_place)
-        ctx.dtype = x.dtype
+        ctx.options = (offset, casting_mode, x.dtype, in_place)
         ctx.mark_non_differentiable(rstd)
         ctx.set_materialize_grads(False)
-        return y, total, rstd
+        return y, total, fp32 if return_fp32 else None, rstd
 
     @staticmethod
-    def backward(ctx, dy, dsum, _):  # type: ignore[no-untyped-def]
+    def backward(ctx, dy, dsum, dfp32, _):  # type: ignore[no-untyped-def]
         need_dx, need_dresidual, need_dweight = ctx.needs_input_grad[:3]
-        dtotal, dweight = dsum, None
+        dy, dtotal, dweight = _total(dy, dfp32), dsum, None
         if dy is not None:
             dtotal, dweight = _gradients(ctx, dy, dsum, need_dx or need_dresidual, need_dweight)
-        dx = dtotal.to(ctx.dtype) if need_dx and dtotal is not None else None
-        return dx, dtotal if need_dresidual else None, dweight, None, None, None, None
+        _, _, dtype, _ = ctx.options
+        dx = dtotal.to(dtype) if need_dx and dtotal is not None else None
+        return dx, dtotal if need_dresidual else None, dweight, None, None, None, None, None, None
+
+
+def _total(dy: Tensor | None, dfp32: Tensor | None) -> Tensor | None:
+    """The gradient of the result, of which there are two."""
+    if dy is None or dfp32 is None:
+        return dfp32 if dy is None else dy
+    return dfp32 + dy
 
 
 def _gradients(
     ctx: Any, dy: Tensor, dsum: Tensor | None, need_dx: bool, need_dweight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     x, weight, rstd = ctx.saved_tensors
-    offset, casting_mode, in_place = ctx.options
+    *options, in_place = ctx.options
     tensors = (dy, dsum, x, weight, rstd)
     written = in_place and need_dx and dy.dtype == x.dtype and not may_overlap(dy)
     if written and not torch.is_grad_enabled() and not forward_mode(tensors):
-        dweight = OPERATORS.below_autograd("rms_norm_backward_", *tensors, offset, casting_mode, need_dweight)
+        dweight = OPERATORS.below_autograd("rms_norm_backward_", *tensors, *options, need_dweight)
         return dy, dweight if need_dweight else None
-    dx, dweight = OPERATORS("rms_norm_backward", *tensors, offset, casting_mode, need_dweight, need_dx)
+    dx, dweight = OPERATORS("rms_norm_backward", *tensors, *options, need_dweight, need_dx)
     return dx if need_dx else None, dweight if need_dweight else None
 
 

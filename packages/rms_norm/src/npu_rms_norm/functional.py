@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
+import torch
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
@@ -14,16 +15,70 @@ from .autograd import OPERATORS
 from .reference import ACTIVATIONS, CASTING_MODES
 
 
+class WithFP32(NamedTuple):
+    """What `rms_norm` returns with return_fp32.
+
+    Attributes:
+        y: the result.
+        fp32: the same in fp32.
+    """
+
+    y: Tensor
+    fp32: Tensor
+
+
 class AddedRMSNorm(NamedTuple):
     """What `add_rms_norm` returns.
 
     Attributes:
-        y: the normalised sum, in x's dtype.
-        residual: the sum, in the residual's.
+        y: the normalised sum.
+        residual: the sum, in the residual's dtype.
     """
 
     y: Tensor
     residual: Tensor
+
+
+class AddedWithFP32(NamedTuple):
+    """What `add_rms_norm` returns with return_fp32.
+
+    Attributes:
+        y: the normalised sum.
+        residual: the sum, in the residual's dtype.
+        fp32: y in fp32.
+    """
+
+    y: Tensor
+    residual: Tensor
+    fp32: Tensor
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    casting_mode: str = "llama",
+    in_place: bool = False,
+    dtype: torch.dtype | None = None,
+    return_fp32: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    casting_mode: str = "llama",
+    in_place: bool = False,
+    dtype: torch.dtype | None = None,
+    return_fp32: Literal[True],
+) -> WithFP32: ...
 
 
 def rms_norm(
@@ -34,7 +89,9 @@ def rms_norm(
     offset: float = 0.0,
     casting_mode: str = "llama",
     in_place: bool = False,
-) -> Tensor:
+    dtype: torch.dtype | None = None,
+    return_fp32: bool = False,
+) -> Tensor | WithFP32:
     """Root mean square normalisation over the last dimension.
 
         y = x / sqrt(mean(x^2) + eps) * (offset + weight)
@@ -55,10 +112,14 @@ def rms_norm(
             multiplied by the weight. "gemma": nothing but the result. "none": 1 / rms, offset + weight and both products.
         in_place: the backward writes the gradient of x into the memory of the gradient of y, unless that is expanded. Saves
             one tensor of x's size, and is wrong where something else still reads that gradient: another consumer's backward
-            that was handed the same tensor, a hook that keeps it, `retain_grad` on y.
+            that was handed the same tensor, a hook that keeps it, `retain_grad` on y. No effect
+            where y and x differ in dtype.
+        dtype: of y, torch.float32, torch.bfloat16 or torch.float16; None: x's. On the way the modes
+            round to x's all the same.
+        return_fp32: y in fp32 too, for routers; what would be rounded to y's dtype is not (fp64 for fp64 x).
 
     Returns:
-        y [..., D] in x's dtype, contiguous.
+        y [..., D], contiguous; with return_fp32 a tuple with names, y and fp32 [..., D].
 
     Raises:
         TypeError: an argument has a type or dtype that is not supported.
@@ -67,10 +128,45 @@ def rms_norm(
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
     """
     eps, offset = _check(x, weight, eps, offset, casting_mode, in_place)
+    y_dtype = _output_dtype(dtype, return_fp32, x)
     if is_distributed((x, weight)):
-        run = partial(rms_norm, eps=eps, offset=offset, casting_mode=casting_mode, in_place=in_place)
-        return sharding.rms_norm(run, x, weight)
-    return OPERATORS("rms_norm", x, weight, eps, offset, casting_mode, in_place, False)[0]
+        options = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "in_place": in_place}
+        run = partial(rms_norm, **options, dtype=dtype, return_fp32=return_fp32)
+        parts = sharding.rms_norm(run, x, weight)
+        return WithFP32(*parts) if return_fp32 else parts
+    flags = (eps, offset, casting_mode, in_place, y_dtype, return_fp32, False)
+    y, fp32, _ = OPERATORS("rms_norm", x, weight, *flags)
+    return WithFP32(y, fp32) if return_fp32 else y
+
+
+@overload
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    casting_mode: str = "llama",
+    in_place: bool = False,
+    dtype: torch.dtype | None = None,
+    return_fp32: Literal[False] = False,
+) -> AddedRMSNorm: ...
+
+
+@overload
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    casting_mode: str = "llama",
+    in_place: bool = False,
+    dtype: torch.dtype | None = None,
+    return_fp32: Literal[True],
+) -> AddedWithFP32: ...
 
 
 def add_rms_norm(
@@ -82,7 +178,9 @@ def add_rms_norm(
     offset: float = 0.0,
     casting_mode: str = "llama",
     in_place: bool = False,
-) -> AddedRMSNorm:
+    dtype: torch.dtype | None = None,
+    return_fp32: bool = False,
+) -> AddedRMSNorm | AddedWithFP32:
     """Adds a layer's output to the residual stream and normalises the sum, in one pass.
 
         new_residual = residual + x        y = rms_norm(new_residual, weight)
@@ -95,9 +193,10 @@ def add_rms_norm(
         residual: [..., D], fp32 or x's dtype.
         weight, eps, offset, casting_mode: as for `rms_norm`.
         in_place: as for `rms_norm`, where y and the residual have one dtype; no effect where they differ.
+        dtype, return_fp32: as for `rms_norm`.
 
     Returns:
-        A tuple with names: y [..., D] in x's dtype, and residual, the new one, [..., D] in the residual's dtype.
+        A tuple with names: y [..., D]; residual, the new one, [..., D] in its dtype; with return_fp32 fp32 [..., D].
 
     Raises:
         TypeError, ValueError: as for `rms_norm`.
@@ -106,11 +205,15 @@ def add_rms_norm(
     """
     eps, offset = _check(x, weight, eps, offset, casting_mode, in_place)
     arguments.parameter("residual", residual, (x.shape,), x, "x's")
+    y_dtype = _output_dtype(dtype, return_fp32, x)
     if is_distributed((x, residual, weight)):
-        run = partial(add_rms_norm, eps=eps, offset=offset, casting_mode=casting_mode, in_place=in_place)
-        return AddedRMSNorm(*sharding.add_rms_norm(run, x, residual, weight))
-    y, new_residual, _ = OPERATORS("add_rms_norm", x, residual, weight, eps, offset, casting_mode, in_place, False)
-    return AddedRMSNorm(y, new_residual)
+        options = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "in_place": in_place}
+        run = partial(add_rms_norm, **options, dtype=dtype, return_fp32=return_fp32)
+        parts = sharding.add_rms_norm(run, x, residual, weight)
+        return AddedWithFP32(*parts) if return_fp32 else AddedRMSNorm(*parts)
+    flags = (eps, offset, casting_mode, in_place, y_dtype, return_fp32, False)
+    y, new_residual, fp32, _ = OPERATORS("add_rms_norm", x, residual, weight, *flags)
+    return AddedWithFP32(y, new_residual, fp32) if return_fp32 else AddedRMSNorm(y, new_residual)
 
 
 def gated_rms_norm(
@@ -181,3 +284,12 @@ def _check(
     arguments.one_of("casting_mode", casting_mode, CASTING_MODES)
     arguments.flags(in_place=in_place)
     return arguments.number("eps", eps, least=0, finite=False), arguments.number("offset", offset)
+
+
+def _output_dtype(dtype: torch.dtype | None, return_fp32: bool, x: Tensor) -> torch.dtype:
+    arguments.flags(return_fp32=return_fp32)
+    if dtype is None or dtype is x.dtype:
+        return x.dtype
+    if dtype not in arguments.DTYPES:
+        raise TypeError(f"dtype is {dtype!r} and must be torch.float32, torch.bfloat16, torch.float16, x's dtype or None.")
+    return dtype

@@ -46,20 +46,26 @@ def forward(
     eps: float,
     offset: float,
     casting_mode: str,
+    dtype: torch.dtype,
+    return_fp32: bool,
     save_rstd: bool,
     device: Device,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """y, x + residual (None without a residual) and rstd (None unless `save_rstd`)."""
-    y = allocate(x, x.shape, x.dtype)
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """y in `dtype`, and, None if nobody asks for them, y in fp32, x + residual and rstd."""
+    y = allocate(x, x.shape, dtype)
+    fp32 = allocate(x, x.shape, torch.float32) if return_fp32 else None
     total = None if residual is None else allocate(x, x.shape, residual.dtype)
     rstd = allocate(x, x.shape[:-1], torch.float32) if save_rstd else None
     if not y.numel():
-        return y, total, rstd
+        return y, fp32, total, rstd
     weight = None if weight is None else weight.contiguous()
     values, gating = (None, None) if gate is None else (gate.values, gate[1:])
-    read, options = _dtypes(x, residual, values), (y.dtype, y.dtype, casting_mode, gating, device)
+    read, options = (
+        _dtypes(x, residual, values),
+        (y.dtype, x.dtype, casting_mode, gating, return_fp32 or dtype != x.dtype, device),
+    )
     (p_x, p_residual, p_gate), plan = plan_strided_rows((x, residual, values), tiling.forward_launch, read, *options)
-    tensors = (p_x, p_residual, weight, p_gate, y, total, rstd)
+    tensors = (p_x, p_residual, weight, p_gate, y, fp32, total, rstd)
     scalars = (*plan.rows, *plan.strides, eps, offset)
 
     def run(spec: LaunchSpec) -> None:
@@ -67,7 +73,7 @@ def forward(
         KERNELS.launch(module, kernel, spec, spec.launch.grid, tensors, scalars)
 
     launch_with_fallback("rms_norm forward", plan.spec, run, tiling.smaller)
-    return y, total, rstd
+    return y, fp32, total, rstd
 
 
 def backward(
@@ -79,6 +85,7 @@ def backward(
     rstd: Tensor,
     offset: float,
     casting_mode: str,
+    rounded_to: torch.dtype,
     dx: Tensor | None,
     dgate: Tensor | None,
     need_dweight: bool,
@@ -95,7 +102,7 @@ def backward(
     weight, rstd = None if weight is None else weight.contiguous(), rstd.contiguous()
     values, gating = (None, None) if gate is None else (gate.values, gate[1:])
     read, result = _dtypes(dy, dsum, x, values), None if dx is None else dx.dtype
-    options = (result, dy.dtype, casting_mode, gating, device)
+    options = (result, rounded_to, casting_mode, gating, False, device)
     moved, plan = plan_strided_rows((dy, dsum, x, values, dx), tiling.backward_launch, read, *options)
     p_dy, p_dsum, p_x, p_gate, p_dx = moved
 
@@ -148,13 +155,14 @@ def plan_strided_rows(
     choose: Callable[[tiling.Problem, Device], tiling.Launch],
     read: tuple[torch.dtype | None, ...],
     result: torch.dtype | None,
-    y_dtype: torch.dtype,
+    rounded_to: torch.dtype,
     casting_mode: str,
     gating: tuple[bool, bool] | None,
+    second_output: bool,
     device: Device,
 ) -> tuple[tuple[Tensor | None, ...], Plan]:
     """The tensors of rows, copied only if their rows take more than two levels, and the plan; as `choose_plan`."""
-    options = (read, result, y_dtype, casting_mode, gating, device)
+    options = (read, result, rounded_to, casting_mode, gating, second_output, device)
     plan = choose_plan(choose, *_geometry(tensors), *options)
     if plan is None:
         # A tensor that is written to (dx) is contiguous, or it is dy itself and so among them twice.
@@ -180,12 +188,14 @@ def choose_plan(
     strides: tuple[tuple[int, ...] | None, ...],
     read: tuple[torch.dtype | None, ...],
     result: torch.dtype | None,
-    y_dtype: torch.dtype,
+    rounded_to: torch.dtype,
     casting_mode: str,
     gating: tuple[bool, bool] | None,
+    second_output: bool,
     device: Device,
 ) -> Plan | None:
-    """The plan for tensors of rows with these strides, inputs with dtypes `read`, the result's, and a gate's two options.
+    """The plan for tensors of rows with these strides, inputs with dtypes `read`, the result's, what is rounded on the way,
+    a gate's two options, and whether y has another dtype than x or is wanted in fp32 too.
 
     Returns:
         None where a tensor must be copied first.
@@ -198,13 +208,23 @@ def choose_plan(
     itemsizes = tuple(dtype.itemsize for dtype in read if dtype is not None)
     outer_stride, inner_stride = (max(own) for own in zip(*pairs, strict=True))
     narrow = any(dtype is not None and dtype.itemsize < FP32 for dtype in (*read, result))
-    rounds = y_dtype.itemsize < FP32 and casting_mode != "gemma"
+    rounds = rounded_to.itemsize < FP32 and casting_mode != "gemma"
     factors = rounds and casting_mode == "none"
     problem = tiling.Problem(
-        rows.n_outer, rows.n_inner, shape[-1], inner_stride, outer_stride, itemsizes, narrow, factors, gating is not None
+        rows.n_outer,
+        rows.n_inner,
+        shape[-1],
+        inner_stride,
+        outer_stride,
+        itemsizes,
+        narrow,
+        factors,
+        gating is not None,
+        second_output,
     )
     silu, first = gating or (False, False)
-    flags = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors, "GATE_SILU": silu, "GATE_FIRST": first}
+    rounding = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors, "ROUND_BF16": rounded_to == torch.bfloat16}
+    flags = {**rounding, "GATE_SILU": silu, "GATE_FIRST": first}
     strided = tuple(stride for pair in pairs for stride in pair)
     return Plan(LaunchSpec.of(choose(problem, device), flags), (rows.n_outer, rows.n_inner), strided)
 

@@ -29,20 +29,27 @@ ACTIVATIONS = ("silu", "sigmoid")
 def forward(
     x: Tensor, weight: Tensor | None, eps: float, offset: float, casting_mode: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """y [..., D] and rstd [...] of x [..., D]; y, and what the mode rounds, in `dtype`, which x may be wider than."""
+    """y [..., D], not rounded yet, and rstd [...] of x [..., D]; what the mode rounds, to `dtype`, which x may exceed."""
     wide = x.to(statistics_dtype(x.dtype))
     rstd = torch.rsqrt(_mean(wide.square()) + eps)
     normalised = _normalise(wide, rstd, casting_mode, dtype)
     if weight is None:
-        return normalised.to(dtype), rstd
-    return (normalised * _scale(weight, offset, casting_mode, dtype, wide.dtype)).to(dtype), rstd
+        return normalised, rstd
+    return normalised * _scale(weight, offset, casting_mode, dtype, wide.dtype), rstd
 
 
 def backward(
-    dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, offset: float, casting_mode: str, need_dweight: bool
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    offset: float,
+    casting_mode: str,
+    dtype: torch.dtype,
+    need_dweight: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """dx in the arithmetic's dtype (not rounded yet) and dweight [D] in weight's dtype, None where not needed."""
-    return _backward(dy.to(rstd.dtype), x.to(rstd.dtype), weight, rstd, offset, casting_mode, dy.dtype, need_dweight)
+    return _backward(dy.to(rstd.dtype), x.to(rstd.dtype), weight, rstd, offset, casting_mode, dtype, need_dweight)
 
 
 def _backward(
@@ -80,7 +87,8 @@ def gated_forward(
     act, _ = _activate(gate.to(statistics_dtype(x.dtype)), activation)
     wide = x.to(act.dtype)
     if not norm_before_gate:
-        return forward(wide * act, weight, eps, offset, casting_mode, x.dtype)
+        y, rstd = forward(wide * act, weight, eps, offset, casting_mode, x.dtype)
+        return y.to(x.dtype), rstd
     rstd = torch.rsqrt(_mean(wide.square()) + eps)
     return (_weighted(wide, weight, rstd, offset, casting_mode, x.dtype) * act).to(x.dtype), rstd
 

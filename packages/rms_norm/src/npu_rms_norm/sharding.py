@@ -12,24 +12,25 @@ from npu_tiling.pytorch.sharding import Shards, summed
 from torch import Tensor
 
 
-def rms_norm(run: Callable[..., Tensor], x: Tensor, weight: Tensor | None) -> Tensor:
-    """`run(x, weight)` on each rank's own rows."""
+def rms_norm(run: Callable[..., Any], x: Tensor, weight: Tensor | None) -> Any:
+    """`run(x, weight)` on each rank's own rows: a tensor, or a tuple of them."""
     shards = Shards({"x": x, "weight": weight})
     rows = shards.rows("x")
     shards.replicated("weight")
-    y = run(shards.local("x", rows), shards.local("weight", summed(rows)))
-    return shards.wrap(y, rows, x.shape)
+    parts = run(shards.local("x", rows), shards.local("weight", summed(rows)))
+    if isinstance(parts, Tensor):
+        return shards.wrap(parts, rows, x.shape)
+    return tuple(shards.wrap(part, rows, x.shape) for part in parts)
 
 
-def add_rms_norm(run: Callable[..., Any], x: Tensor, residual: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+def add_rms_norm(run: Callable[..., Any], x: Tensor, residual: Tensor, weight: Tensor | None) -> tuple[Tensor, ...]:
     """`run(x, residual, weight)` on each rank's own rows."""
     shards = Shards({"x": x, "residual": residual, "weight": weight})
     rows = shards.rows("x")
     shards.alike("residual", rows, "x")
     shards.replicated("weight")
     parts = run(shards.local("x", rows), shards.local("residual", rows), shards.local("weight", summed(rows)))
-    y, total = (shards.wrap(part, rows, x.shape) for part in parts)
-    return y, total
+    return tuple(shards.wrap(part, rows, x.shape) for part in parts)
 
 
 def gated_rms_norm(run: Callable[..., Tensor], x: Tensor, gate: Tensor, weight: Tensor | None) -> Tensor:

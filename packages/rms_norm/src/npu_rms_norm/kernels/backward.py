@@ -49,13 +49,14 @@ def backward_kernel(
     BLOCK_N: tl.constexpr,  # >= N
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
+    ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
 ):
     """A tile holds whole rows; the partial sum of dw stays on chip over the whole loop."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
-    DTYPE: tl.constexpr = p_dy.dtype.element_ty
+    DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = BLOCK_N == N
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     o_col = tl.arange(0, BLOCK_N)

@@ -39,13 +39,14 @@ def backward_wide_mean_kernel(
     BLOCK_N: tl.constexpr,  # < N
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
+    ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
 ):
     """First pass over rows that do not fit on chip: mean(g n) of each."""
     # lint: allow short-transfer: on an Ascend950 a row that does not fit beside another comes in equal pieces
     # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
-    DTYPE: tl.constexpr = p_dy.dtype.element_ty
+    DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
@@ -121,12 +122,13 @@ def backward_wide_kernel(
     BLOCK_N: tl.constexpr,  # < N
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
+    ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
 ):
     """Second pass: a program takes one block of columns through every n_splits-th tile of rows, so that dw stays on chip."""
     # lint: allow short-transfer: on an Ascend950 a row that does not fit beside another comes in equal pieces
-    DTYPE: tl.constexpr = p_dy.dtype.element_ty
+    DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)

@@ -24,6 +24,7 @@ def forward_chunks_kernel(
     p_weight,  # None: no weight
     p_gate,  # None: no gate
     p_y,
+    p_fp32,  # y, not rounded; None: nobody asked
     p_sum,
     p_rstd,  # None: no backward will follow
     n_outer,
@@ -43,10 +44,11 @@ def forward_chunks_kernel(
     BLOCK_N: tl.constexpr,  # of a chunk
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
+    ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
 ):
-    DTYPE: tl.constexpr = p_y.dtype.element_ty
+    DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
@@ -111,6 +113,10 @@ def forward_chunks_kernel(
             if p_gate is not None:
                 if not GATE_FIRST:
                     b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * gates[i_chunk]
+            if p_fp32 is not None:
+                store_chunk(
+                    p_fp32, b_y, n_inner * N, N, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
+                )
             store_chunk(p_y, b_y, n_inner * N, N, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N)
 
 
@@ -145,11 +151,12 @@ def backward_chunks_kernel(
     BLOCK_N: tl.constexpr,  # of a chunk
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
+    ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
 ):
     """The partial sum of dw stays in registers over the whole loop."""
-    DTYPE: tl.constexpr = p_dy.dtype.element_ty
+    DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     o_chunk = tl.arange(0, BLOCK_N)
     sums = ()

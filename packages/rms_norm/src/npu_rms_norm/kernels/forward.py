@@ -26,6 +26,7 @@ def forward_kernel(
     p_weight,  # None: no weight
     p_gate,  # None: no gate
     p_y,
+    p_fp32,  # y, not rounded; None: nobody asked
     p_sum,
     p_rstd,  # None: no backward will follow
     n_outer,
@@ -45,12 +46,13 @@ def forward_kernel(
     BLOCK_N: tl.constexpr,  # >= N
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
+    ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
 ):
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
-    DTYPE: tl.constexpr = p_y.dtype.element_ty
+    DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = BLOCK_N == N
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     o_col = tl.arange(0, BLOCK_N)
@@ -106,6 +108,9 @@ def forward_kernel(
         if p_gate is not None:
             if not GATE_FIRST:
                 b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * b_act
+        if p_fp32 is not None:
+            p_tile = tile_at(p_fp32, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+            store_tile(p_tile, b_y, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
         p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
         store_tile(p_tile, b_y, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
 
@@ -117,6 +122,7 @@ def forward_wide_kernel(
     p_weight,
     p_gate,
     p_y,
+    p_fp32,
     p_sum,
     p_rstd,
     n_outer,
@@ -135,11 +141,12 @@ def forward_wide_kernel(
     BLOCK_N: tl.constexpr,  # < N
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
+    ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
 ):
     # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
-    DTYPE: tl.constexpr = p_y.dtype.element_ty
+    DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
@@ -219,5 +226,8 @@ def forward_wide_kernel(
             if p_gate is not None:
                 if not GATE_FIRST:
                     b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * b_act
+            if p_fp32 is not None:
+                p_tile = tile_at(p_fp32, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+                store_tile(p_tile, b_y, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
             p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
             store_tile(p_tile, b_y, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)

@@ -14,8 +14,8 @@ or, GATE_FIRST, x is: x a stands for x above, and of its gradient du
 Rows lie on two levels, `n_outer` groups of `n_inner` rows, and every tensor has a stride for each (in elements), so that a
 slice of a wider tensor is read in place. A tile is BLOCK_M rows of one group, or all rows of BLOCK_G groups, by BLOCK_N
 columns. Programs stride over the tiles; with CONTIGUOUS_SPLIT each program takes one contiguous, equal range of the rows of
-the only group. ROUND_NORMALISED rounds n to y's dtype before it meets the weight, ROUND_FACTORS rounds rstd and offset + w
-as well.
+the only group. ROUND_NORMALISED rounds n, to bf16 or (not ROUND_BF16) fp16, before it meets the weight, ROUND_FACTORS rounds
+rstd and offset + w as well.
 
 Kernels with `wide` in their names serve rows that do not fit on chip: columns in blocks, x read twice.
 """

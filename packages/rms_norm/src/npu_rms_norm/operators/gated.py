@@ -27,7 +27,7 @@ def _gated_rms_norm(
         y, rstd = reference.gated_forward(x, gate, weight, eps, offset, casting_mode, activation, norm_before_gate)
         return y.contiguous(), rstd.contiguous() if save_rstd else nothing(x)
     gating = launch.Gate(gate, activation == "silu", not norm_before_gate)
-    y, _, saved = launch.forward(x, None, weight, gating, eps, offset, casting_mode, save_rstd, device)
+    y, _, _, saved = launch.forward(x, None, weight, gating, eps, offset, casting_mode, x.dtype, False, save_rstd, device)
     return y, nothing(x) if saved is None else saved
 
 
@@ -57,7 +57,7 @@ def _gated_rms_norm_backward(
         dgate = allocate(gate, gate.shape, gate.dtype) if need_dgate else None
         gating = launch.Gate(gate, activation == "silu", not norm_before_gate)
         outputs = (dx, dgate, need_dweight, device)
-        dweight = launch.backward(dy, None, x, weight, gating, rstd, offset, casting_mode, *outputs)
+        dweight = launch.backward(dy, None, x, weight, gating, rstd, offset, casting_mode, x.dtype, *outputs)
     found = (dx if need_dx else None, dgate, dweight)
     dx, dgate, dweight = (nothing(dy) if one is None else one for one in found)
     return dx, dgate, dweight

@@ -22,6 +22,8 @@ def row_tiles(
     tiles.append(Tile("fp32 arithmetic", tile, FP32, 1 if in_place else 2))
     if device.arch == "dav-c310":
         tiles += [Tile("fp32 copy", tile, FP32) for itemsize in problem.itemsizes if itemsize == FP32]
+        if problem.second_output:
+            tiles.append(Tile("result in another dtype", tile, FP32 // 2, 3))
     tiles.append(Tile("row reduction", tile, FP32 // 2))
     tiles.append(Tile("scale", (1, width), FP32))
     tiles.append(Tile("rstd, mean and rounded rstd", ("ROWS", 1), FP32, 3))

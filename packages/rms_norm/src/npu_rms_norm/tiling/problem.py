@@ -20,6 +20,7 @@ class Problem:
         narrow_output: the result is narrower than fp32, so that its fp32 tile is cast before it is stored.
         rounded_factors: rstd and the scale are rounded to a narrower dtype before they are used.
         gated: the last of the tensors of rows that are read is a gate.
+        second_output: the result is stored in another dtype than x's, or in fp32 too.
     """
 
     n_outer: int
@@ -31,6 +32,7 @@ class Problem:
     narrow_output: bool
     rounded_factors: bool = False
     gated: bool = False
+    second_output: bool = False
 
     @property
     def max_rows(self) -> int:
