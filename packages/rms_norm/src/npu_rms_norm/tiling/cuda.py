@@ -25,15 +25,17 @@ def row_launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
 
 def _forward(problem: Problem, device: Device, whole: int) -> Launch:
     if whole <= 1024:
-        block_m = _rows(problem, 4096 // whole)
-        return Launch(problem, device, False, False, True, block_m, whole, warps=4, per_core=ALL_TILES)
+        # A warp alone waits for no other.
+        block_m, warps = (_rows(problem, 2048 // whole), 1) if whole <= 256 else (_rows(problem, 4096 // whole), 4)
+        return Launch(problem, device, False, False, True, block_m, whole, warps=warps, per_core=ALL_TILES)
     chunk, chunks = _chunks(problem.width)
     if chunks > 1 and chunk * chunks <= _HELD_FORWARD:
         return Launch(problem, device, False, False, True, 1, chunk, warps=4, per_core=ALL_TILES)
     # Two column blocks or more: the second read finds the row in a cache, and fewer registers mean more rows at once.
     warps = 4 if whole <= 2048 else 8 if whole <= 8192 else 16 if whole <= 16384 else 32
     per_core = ALL_TILES if whole <= 16384 else 2
-    return Launch(problem, device, False, True, True, 1, min(whole // 2, 256 * max(16, warps)), 1, warps, per_core)
+    block_n = min(whole // 2, 4096) if warps < 32 else min(whole // 4, 16384)
+    return Launch(problem, device, False, True, True, 1, block_n, 1, warps, per_core)
 
 
 def _backward(problem: Problem, device: Device, whole: int) -> Launch:
@@ -41,9 +43,10 @@ def _backward(problem: Problem, device: Device, whole: int) -> Launch:
         return Launch(problem, device, True, True, True, 1, 2048, warps=8, per_core=4)
     chunk, chunks = _chunks(problem.width)
     # As many resident programs as leave each the registers for its partial sum of dw.
-    if whole <= 1024 or chunks == 1:
-        per_core = 3 if whole <= 4096 else 1
-        return Launch(problem, device, True, False, True, _rows(problem, 4096 // whole), whole, warps=8, per_core=per_core)
+    if whole <= 1024 or (chunks == 1 and whole <= 4096):
+        return Launch(problem, device, True, False, True, _rows(problem, 4096 // whole), whole, warps=8, per_core=3)
+    if chunks == 1:
+        chunk, chunks = whole // 4, 4  # no less padding, but fewer registers at once than one block takes
     warps = 4 if chunk * chunks <= 4096 else 8 if chunk * chunks <= 8192 else 16
     per_core = _CORE_REGISTERS // (_registers(chunk * chunks // (warps * _WARP)) * warps * _WARP)
     return Launch(problem, device, True, False, True, 1, chunk, warps=warps, per_core=per_core)
@@ -69,4 +72,7 @@ def _rows(problem: Problem, wanted: int) -> int:
 
 def sum_launch(width: int, device: Device) -> SumLaunch:
     """Blocks of the kernel that adds the partial sums of dw: narrow ones, so that many programs wait for memory at once."""
-    return SumLaunch(width, device, 256, min(8, power_of_two(width)))
+    whole = power_of_two(width)
+    if whole <= 8192:
+        return SumLaunch(width, device, 256, min(8, whole))
+    return SumLaunch(width, device, 128 if whole <= 16384 else 32, 64)  # wider rows have fewer partial sums
