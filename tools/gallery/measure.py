@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from npu_offline import VERSIONS, LaunchRecord, OfflineError, emulate, record
 from npu_offline.check import Job, describe, run
+from npu_offline.check.execution import random_values
 from npu_offline.errors import reason_of
 from npu_offline.execute.final.findings import WEAK
 from npu_offline.lint import lint_kernel
@@ -129,6 +130,7 @@ def _checked(case: Case, version: str) -> str:
     try:
         with (
             on_chip(),
+            random_values(),  # what programs that are not run leave unwritten
             emulate(SOC, toolchain=version, threads=1, checks=True, distinct=True, keep_going=True) as emulation,
         ):
             case.call(*inputs)
