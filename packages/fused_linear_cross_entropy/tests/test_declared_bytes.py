@@ -17,6 +17,7 @@ from npu_offline.declared import FAMILIES, fits_everywhere, widest
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 CALLS = dict(load_calls(Path(__file__).parents[1]))
+PASSES = ("cross_entropy_kernel", "cross_entropy_one_sweep_kernel", "cross_entropy_statistics_kernel")
 PLAIN = tiling.Problem(1000, 4, 2, True)
 # Of each problem: the call that has it, without the vocabulary, and what differs from the plain one.
 PROBLEMS = {
@@ -41,7 +42,7 @@ CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in itertools.produc
 def record_of(label, soc):
     with npu_offline.record(soc) as records:
         CALLS[label]()
-    return next(record for record in records if record.name in ("cross_entropy_kernel", "cross_entropy_one_sweep_kernel"))
+    return next(record for record in records if record.name in PASSES)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MIB = 2**20
-DEFAULT_BUDGET = {"cuda": 600 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
+DEFAULT_BUDGET = {"cuda": 800 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
+_LARGEST_SUMS = 600 * MIB  # fp32 sums that a default budget has room for
 _OVERLAP = 2.75  # at this many times the break-even length, chunking costs no measurable time
 _OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}  # an H200: 790 TFLOP/s, 4.28 TB/s; a 910B4
 _CUBE_OPERATIONS = 2 * 16**3  # that an Ascend cube core does in one cycle
@@ -171,7 +172,8 @@ def plan_sums(
     if len(narrow.tokens) > 1 and 0 < problem.dweight_bytes < FP32:
         sums = problem.vocabulary * problem.width * FP32
         left = None if memory_budget is None else memory_budget - sums
-        if sums < _budget(memory_budget, device):
+        room = _budget(memory_budget, device)
+        if sums < (min(room, _LARGEST_SUMS) if memory_budget is None else room):
             wide = plan(dataclasses.replace(problem, dweight_bytes=FP32), chunk_tokens, left, device)
             if len(wide.columns) == 1 or wide.kept:
                 return wide, True

@@ -208,7 +208,6 @@ class Engine:
         kept = KeptLogits(dweight, self.x.dtype, self.x.shape[0], self.plan)
         largest = statistics.new_empty(len(columns), statistics.shape[1])  # what was subtracted from each chunk's rows
         v = statistics.new_empty(statistics.shape[1]) if self.layout.exponentials else None
-        factors = None if v is None else v.unsqueeze(1)
         held: list[Chunk] = []
         for index, own in enumerate(columns):
             chunk, _ = self.logits(slice(None), own)
@@ -233,5 +232,5 @@ class Engine:
                     torch.sub(lse, largest[index], out=coefficients[row_math.LSE])
                     self.backend.gradient(chunk, chunk.logits, coefficients)
 
-        kept.sum_dx(self.weight, dx, self.buffer, differentiate, factors)
-        kept.finish_dweight(self.x, self.buffer, self.layout.dweight_scale, factors)
+        kept.sum_dx(self.weight, dx, self.buffer, differentiate, v)
+        kept.finish_dweight(self.x, self.buffer, self.layout.dweight_scale, v)

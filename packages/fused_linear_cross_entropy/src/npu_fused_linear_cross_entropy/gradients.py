@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from npu_tiling import device_for
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from . import matmul, parallel
 from .chunks import part
+from .launch.chunk import scale_rows
 from .layout import Layout
 from .options import Needs
 
@@ -74,15 +76,16 @@ class Sums:
             sums: memory [tokens, H] for the sums of dx, None if they are in dx's dtype.
             scaled: memory [tokens, H] for v times x; may be that of `sums`.
         """
-        factors, x = v.unsqueeze(1), part(self._x, tokens)
+        x, device = part(self._x, tokens), device_for(v.device)
+        assert device is not None
         if self.dx is not None:
             dx = part(self.dx, tokens)
             sums = dx if sums is None else sums
             matmul.product(exponentials, self._weight, sums)
-            torch.mul(sums, factors, out=dx)
+            scale_rows(sums, v, dx, device)
         if self.dweight is not None:
             assert scaled is not None
-            torch.mul(x, factors, out=scaled)
+            scale_rows(x, v, scaled, device)
             add = matmul.product if tokens.start == 0 else matmul.add_product
             add(exponentials.t(), scaled, self.dweight, self._layout.dweight_scale)
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from npu_tiling import device_for
 from torch import Tensor
 
 from . import chunks, matmul
+from .launch.chunk import scale_rows
 
 
 class KeptLogits:
@@ -64,7 +66,7 @@ class KeptLogits:
             memory: for the sums, 1-D and contiguous; used if dx is narrower than they are.
             differentiate: turns the logits of a part into their gradient; called before the first product of each part, so
                 that short launches are queued while a long one runs.
-            factors: [N, 1], of what lies there; None for 1.
+            factors: [N], of what lies there; None for 1.
         """
         if dx is None:
             for part in self.parts:
@@ -80,7 +82,7 @@ class KeptLogits:
                     differentiate(part)
                 (matmul.add_product if part.start else matmul.product)(self.part(part)[tokens], weight[part], sums)
             if factors is not None:
-                torch.mul(sums, factors[tokens], out=target)
+                _scale_rows(sums, factors[tokens], target)
             elif wide is not None:
                 target.copy_(sums)
 
@@ -99,5 +101,11 @@ class KeptLogits:
             if factors is None:
                 copy.copy_(gradient)
             else:
-                torch.mul(gradient, factors, out=copy)
+                _scale_rows(gradient, factors, copy)
             matmul.product(copy.t(), x, self._dweight[part], scale)
+
+
+def _scale_rows(values: Tensor, factors: Tensor, out: Tensor) -> None:
+    device = device_for(factors.device)
+    assert device is not None
+    scale_rows(values, factors, out, device)

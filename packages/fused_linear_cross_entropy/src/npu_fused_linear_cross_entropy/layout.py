@@ -92,7 +92,7 @@ def choose_layout(
     if once and not plan.kept:
         once = len(plan.columns) == 1 and (bool(options.group) or _is_swept_twice(vocabulary, logits_dtype, x_dtype, device))
     # Programs on Ascend read whole tiles of rows.
-    rows = ceil(longest / ROWS) * ROWS if once and device is not None and device.kind == "ascend" else longest
+    rows = ceil(longest / ROWS) * ROWS if device is not None and device.kind == "ascend" else longest
     return Layout(plan, exact, logits_dtype, sum_dtype, scale, rows * chunks.pitch(columns), once, room)
 
 

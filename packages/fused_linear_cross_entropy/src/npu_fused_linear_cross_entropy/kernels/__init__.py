@@ -1,5 +1,5 @@
 """Device code of the cross entropy: imports Triton, and no PyTorch."""
 
-from . import chunk, keep, losses, one_sweep, targets
+from . import chunk, keep, losses, one_sweep, scale, targets
 
-__all__ = ["chunk", "keep", "losses", "one_sweep", "targets"]
+__all__ = ["chunk", "keep", "losses", "one_sweep", "scale", "targets"]

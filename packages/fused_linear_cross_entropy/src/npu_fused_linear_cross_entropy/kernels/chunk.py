@@ -20,20 +20,47 @@ from .statistics import row_statistics
 from .tile import load_logits, store_gradient
 
 
+@triton.jit
+def sweep_gradient(
+    p_row, p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, s_logits, s_gradient, n_left, p_bias, p_class_weight,
+    logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr,
+    SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr, PADDED: tl.constexpr,
+    BARRIER: tl.constexpr
+):  # fmt: skip
+    """Stores the gradient of a tile of rows, whose last columns b_tail has, backwards."""
+    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
+    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
+    if TAIL_N > 0:
+        store_gradient(
+            p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, N_FULL, s_gradient, n_left, p_class_weight, logit_scale,
+            softcap, N, BLOCK_M, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
+        )  # fmt: skip
+    if N_FULL > 0:
+        for i_block in tl.range(0, N_FULL, BLOCK_N):
+            i_col = N_FULL - BLOCK_N - i_block
+            b_tile = load_logits(
+                p_row, i_col, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SCALED, SOFTCAP,
+                PADDED
+            )  # fmt: skip
+            store_gradient(
+                p_out, b_tile, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, s_gradient, n_left, p_class_weight, logit_scale,
+                softcap, N, BLOCK_M, BLOCK_N, True, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
+            )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
 def cross_entropy_kernel(
-    p_logits,  # [rows, N]
-    p_gradient,  # [rows, N], over the logits' memory; None: statistics alone
+    p_logits,  # [rows, N], all columns
+    p_gradient,  # [rows, N], over the logits' memory
     p_target,  # int32 [rows], negative: none
     p_bias,  # [N]
     p_class_weight,  # [N]
-    p_factors,  # fp32: of the loss, of the z-loss, the sum of the class weights; with a gradient of these statistics
-    p_coefficients,  # fp32 [5, rows]: L, a, b, c, q; with a gradient that is not of these statistics
+    p_factors,  # fp32: of the loss, of the z-loss, the sum of the class weights
     p_statistics,  # fp32 [6, rows]: maximum, sum of exp, target's z, sum of (weighted) z, sum of exp times z, first maximum
     n_rows,
     s_logits,
     s_gradient,
-    s_statistics,  # of coefficients too
+    s_statistics,
     first,  # the column of the vocabulary that column 0 is
     logit_scale,
     softcap,
@@ -43,18 +70,16 @@ def cross_entropy_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,  # at least the columns that are left over, 0 for none; more only where masks are free (CUDA)
+    PADDED: tl.constexpr,  # the logits' memory has whole tiles of rows
     BARRIER: tl.constexpr,
-    STATISTICS: tl.constexpr,
-    MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
-    GRADIENT: tl.constexpr,
     SMOOTHED: tl.constexpr,
     Z_LOSS: tl.constexpr,
     TOKEN_SCALING: tl.constexpr,
-    ENTROPY: tl.constexpr,
     ARGMAX: tl.constexpr,
     SCALED: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
+    """Statistics of whole rows, and the gradient of the loss that is one number."""
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
@@ -66,73 +91,138 @@ def cross_entropy_kernel(
         n_left = n_rows - i_row
         m_row = o_row < n_left
         p_row = p_logits + i_row.to(tl.int64) * s_logits
-        b_target = tl.load(p_target + i_row + o_row, mask=m_row, other=-1)  # [BLOCK_M]
-        b_column = b_target - first
+        p_out = p_gradient + i_row.to(tl.int64) * s_gradient
+        b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
+        b_tail = 0.0
+        if TAIL_N > 0:
+            b_tail = load_logits(
+                p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, SOFTCAP,
+                PADDED
+            )  # fmt: skip
+        b_max, b_sum, b_z, m_here, b_safe = row_statistics(
+            p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, p_bias, p_class_weight,
+            first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, False, SMOOTHED, False, ARGMAX, SCALED, SOFTCAP, PADDED
+        )  # fmt: skip
+        b_lse = b_max + tl.log(b_sum)
+        b_a, b_b, b_c = loss_factors(
+            p_factors, p_class_weight, b_lse, b_z, m_here, b_safe, smoothing, z_scale, N, SMOOTHED, Z_LOSS, TOKEN_SCALING
+        )  # fmt: skip
+        if TAIL_N > 0 and N_FULL > 0:
+            b_tail = load_logits(
+                p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, SOFTCAP,
+                PADDED
+            )  # fmt: skip
+        sweep_gradient(
+            p_row, p_out, b_tail, b_lse, b_a, b_b, b_c, 0.0, b_column, s_logits, s_gradient, n_left, p_bias,
+            p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SMOOTHED, False, SCALED, SOFTCAP, PADDED,
+            BARRIER
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
+def cross_entropy_statistics_kernel(
+    p_logits,  # [rows, N], some columns
+    p_target,
+    p_bias,
+    p_class_weight,
+    p_statistics,
+    n_rows,
+    s_logits,
+    s_statistics,
+    first,
+    logit_scale,
+    softcap,
+    N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TAIL_N: tl.constexpr,
+    PADDED: tl.constexpr,
+    MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
+    SMOOTHED: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    ARGMAX: tl.constexpr,
+    SCALED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    """Statistics alone; arguments as above."""
+    # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
+    # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
+    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
+    o_row = tl.arange(0, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+        i_row = i_tile * BLOCK_M
+        n_left = n_rows - i_row
+        m_row = o_row < n_left
+        p_row = p_logits + i_row.to(tl.int64) * s_logits
+        b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
+        b_tail = 0.0
+        if TAIL_N > 0:
+            b_tail = load_logits(
+                p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, SOFTCAP,
+                PADDED
+            )  # fmt: skip
+        row_statistics(
+            p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, p_bias, p_class_weight,
+            first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, MERGE, SMOOTHED, ENTROPY, ARGMAX, SCALED, SOFTCAP,
+            PADDED
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n_rows", "s_coefficients", "first"])
+def cross_entropy_gradient_kernel(
+    p_logits,  # [rows, N], some columns
+    p_gradient,  # [rows, N], over the logits' memory
+    p_target,
+    p_bias,
+    p_class_weight,
+    p_coefficients,  # fp32 [5, rows]: L, a, b, c, q
+    n_rows,
+    s_logits,
+    s_gradient,
+    s_coefficients,
+    first,
+    logit_scale,
+    softcap,
+    N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TAIL_N: tl.constexpr,
+    BARRIER: tl.constexpr,
+    SMOOTHED: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    SCALED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    """The gradient alone, of any upstream gradient; arguments as above."""
+    # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
+    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
+    o_row = tl.arange(0, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+        i_row = i_tile * BLOCK_M
+        n_left = n_rows - i_row
+        m_row = o_row < n_left
+        p_row = p_logits + i_row.to(tl.int64) * s_logits
+        p_out = p_gradient + i_row.to(tl.int64) * s_gradient
+        b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
+        p_in = p_coefficients + i_row + o_row
+        b_lse = tl.load(p_in, mask=m_row, other=0.0)
+        b_a = tl.load(p_in + s_coefficients, mask=m_row, other=0.0)
+        b_b = tl.load(p_in + 2 * s_coefficients, mask=m_row, other=0.0)
+        b_c = tl.load(p_in + 3 * s_coefficients, mask=m_row, other=0.0)
+        b_q = 0.0
+        if ENTROPY:
+            b_q = tl.load(p_in + 4 * s_coefficients, mask=m_row, other=0.0)
         b_tail = 0.0
         if TAIL_N > 0:
             b_tail = load_logits(
                 p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, SOFTCAP
             )  # fmt: skip
-        if STATISTICS:
-            b_max, b_sum, b_z, m_here, b_safe = row_statistics(
-                p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, p_bias,
-                p_class_weight, first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, MERGE, SMOOTHED, ENTROPY, ARGMAX,
-                SCALED, SOFTCAP
-            )  # fmt: skip
-        if GRADIENT:
-            b_q = 0.0
-            if STATISTICS:
-                b_lse = b_max + tl.log(b_sum)
-                b_a, b_b, b_c = loss_factors(
-                    p_factors, p_class_weight, b_lse, b_z, m_here, b_safe, smoothing, z_scale, N, SMOOTHED, Z_LOSS,
-                    TOKEN_SCALING
-                )  # fmt: skip
-            else:
-                p_in = p_coefficients + i_row + o_row
-                b_lse = tl.load(p_in, mask=m_row, other=0.0)
-                b_a = tl.load(p_in + s_statistics, mask=m_row, other=0.0)
-                b_b = tl.load(p_in + 2 * s_statistics, mask=m_row, other=0.0)
-                b_c = tl.load(p_in + 3 * s_statistics, mask=m_row, other=0.0)
-                if ENTROPY:
-                    b_q = tl.load(p_in + 4 * s_statistics, mask=m_row, other=0.0)
-            p_out = p_gradient + i_row.to(tl.int64) * s_gradient
-            if TAIL_N > 0:
-                if N_FULL > 0 and STATISTICS:
-                    b_tail = load_logits(
-                        p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED,
-                        SOFTCAP
-                    )  # fmt: skip
-                store_gradient(
-                    p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, N_FULL, s_gradient, n_left, p_class_weight,
-                    logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
-                )  # fmt: skip
-            if N_FULL > 0:
-                for i_block in tl.range(0, N_FULL, BLOCK_N):
-                    i_col = N_FULL - BLOCK_N - i_block
-                    b_tile = load_logits(
-                        p_row, i_col, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SCALED,
-                        SOFTCAP
-                    )  # fmt: skip
-                    store_gradient(
-                        p_out, b_tile, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, s_gradient, n_left, p_class_weight,
-                        logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
-                    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["n"])
-def cross_entropy_scale_kernel(
-    p_values,
-    p_factor,  # one number
-    n,
-    BLOCK_N: tl.constexpr,
-):
-    """values *= factor, in place; where the factor is 1, nothing is read or written."""
-    factor = tl.load(p_factor).to(tl.float32)
-    o_lane = tl.arange(0, BLOCK_N)
-    if factor != 1.0:
-        for i_block in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
-            i_first = i_block.to(tl.int64) * BLOCK_N
-            p_block = p_values + i_first + o_lane
-            m_block = o_lane < n - i_first
-            b_block = tl.load(p_block, mask=m_block, other=0.0).to(tl.float32) * factor
-            tl.store(p_block, b_block.to(p_values.dtype.element_ty), mask=m_block)
+        sweep_gradient(
+            p_row, p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, s_logits, s_gradient, n_left, p_bias,
+            p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SMOOTHED, ENTROPY, SCALED, SOFTCAP, False,
+            BARRIER
+        )  # fmt: skip

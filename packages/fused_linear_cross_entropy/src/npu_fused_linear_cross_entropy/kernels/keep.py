@@ -50,7 +50,8 @@ def cross_entropy_keep_kernel(
             )  # fmt: skip
         b_max, b_sum, b_z, m_here, b_safe = row_statistics(
             p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, None,
-            p_class_weight, first, 1.0, 1.0, N, BLOCK_M, BLOCK_N, TAIL_N, MERGE, SMOOTHED, False, ARGMAX, False, False
+            p_class_weight, first, 1.0, 1.0, N, BLOCK_M, BLOCK_N, TAIL_N, MERGE, SMOOTHED, False, ARGMAX, False, False,
+            False
         )  # fmt: skip
         tl.store(p_largest + i_row + o_row, b_max, mask=m_row)
         p_out = p_kept + i_row.to(tl.int64) * s_kept

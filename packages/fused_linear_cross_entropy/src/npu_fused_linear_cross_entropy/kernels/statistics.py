@@ -61,7 +61,7 @@ def merge(
 def sweep_statistics(
     p_row, i_end, s_row, n_rows, p_bias, p_class_weight, logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr, SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr
+    SOFTCAP: tl.constexpr, PADDED: tl.constexpr
 ):  # fmt: skip
     """Statistics [BLOCK_M] of the columns before i_end, a multiple of BLOCK_N; one exp for each logit."""
     o_lane = tl.arange(0, BLOCK_N)
@@ -76,7 +76,7 @@ def sweep_statistics(
         b_places = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)  # in blocks
     for i_col in tl.range(0, i_end, BLOCK_N):
         b_z = load_logits(
-            p_row, i_col, s_row, n_rows, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SCALED, SOFTCAP
+            p_row, i_col, s_row, n_rows, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SCALED, SOFTCAP, PADDED
         )  # fmt: skip
         if SMOOTHED:
             if p_class_weight is not None:
@@ -112,7 +112,7 @@ def row_statistics(
     p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, p_bias, p_class_weight, first,
     logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr,
     MERGE: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr, SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr
+    SOFTCAP: tl.constexpr, PADDED: tl.constexpr
 ):  # fmt: skip
     """Stores the statistics of a tile of rows, whose last columns b_tail has, and returns a part of them.
 
@@ -131,7 +131,7 @@ def row_statistics(
     if N_FULL > 0:
         b_max1, b_sum1, b_total1, b_dot1, b_index1 = sweep_statistics(
             p_row, N_FULL, s_logits, n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N,
-            SMOOTHED, ENTROPY, ARGMAX, SCALED, SOFTCAP
+            SMOOTHED, ENTROPY, ARGMAX, SCALED, SOFTCAP, PADDED
         )  # fmt: skip
         if TAIL_N > 0:
             b_max, b_sum, b_dot, b_index = merge(

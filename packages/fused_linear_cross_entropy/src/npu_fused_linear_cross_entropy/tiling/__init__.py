@@ -5,10 +5,20 @@ from __future__ import annotations
 from npu_tiling import Device
 
 from . import ascend, cuda
-from .launches import Launch, ScaleLaunch, SettleLaunch
+from .launches import Launch, ScaleLaunch, ScaleRowsLaunch, SettleLaunch
 from .problem import Problem
 
-__all__ = ["Launch", "Problem", "ScaleLaunch", "SettleLaunch", "chunk_launch", "scale_launch", "smaller", "streams"]
+__all__ = [
+    "Launch",
+    "Problem",
+    "ScaleLaunch",
+    "ScaleRowsLaunch",
+    "SettleLaunch",
+    "chunk_launch",
+    "scale_launch",
+    "smaller",
+    "streams",
+]
 
 
 def chunk_launch(problem: Problem, device: Device) -> Launch:

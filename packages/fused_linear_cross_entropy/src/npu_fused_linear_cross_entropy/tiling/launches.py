@@ -12,6 +12,7 @@ from npu_tiling.launching.cuda import row_options
 from .footprint import ub_bytes
 from .problem import ROWS, Problem
 
+_SCALED_COLUMNS = {"cuda": 2048, "ascend": 8192}  # 8 KB of bf16 and more
 _LANES = 8  # fp32 numbers of 32 bytes
 _UNFUSED = {"enable_fp_fusion": False}  # how the target's element is rounded is computed, which a fused product spoils
 _SETTLE_ROWS, _SETTLE_COLUMNS = 32, 128  # 16 KB of fp32
@@ -53,15 +54,26 @@ class Launch:
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        blocks = {"N": self.problem.width, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "TAIL_N": self.tail_n}
+        blocks: dict[str, int | bool] = {
+            "N": self.problem.width,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "TAIL_N": self.tail_n,
+        }
         if self.problem.exponentials:
             on_cuda, tiles = self.device.kind == "cuda", max(1, self.problem.width // self.block_n)
             padded = power_of_two(tiles) if on_cuda else ceil(tiles / _LANES) * _LANES
-            return {**blocks, "TILES": padded, "PADDED": not on_cuda and self.block_m <= ROWS, "BARRIER": on_cuda}
-        if not self.problem.in_place:
-            return blocks
-        narrower = 0 < self.problem.gradient_itemsize < self.problem.itemsize
-        return {**blocks, "BARRIER": self.device.kind == "cuda" and narrower}
+            return {**blocks, "TILES": padded, "PADDED": self._is_padded, "BARRIER": on_cuda}
+        if self.problem.in_place and self.problem.statistics:
+            blocks["PADDED"] = self._is_padded
+        if self.problem.in_place and self.problem.gradient_itemsize:
+            blocks["BARRIER"] = self.device.kind == "cuda" and self.problem.gradient_itemsize < self.problem.itemsize
+        return blocks
+
+    @property
+    def _is_padded(self) -> bool:
+        """Whether the logits' memory has whole tiles of rows."""
+        return self.device.kind == "ascend" and self.block_m <= ROWS
 
     @property
     def options(self) -> dict[str, int]:
@@ -94,6 +106,31 @@ class SettleLaunch:
     def options(self) -> dict[str, int]:
         """Compiler options."""
         return {"num_warps": 4, **_UNFUSED} if self.device.kind == "cuda" else {}
+
+
+@dataclass(frozen=True)
+class ScaleRowsLaunch:
+    """The launch that multiplies rows by a number each: programs stride over rows."""
+
+    width: int
+    device: Device = field(repr=False)
+
+    def grid(self, rows: int) -> int:
+        per_core = ALL_TILES if self.device.kind == "cuda" else 1
+        return persistent_grid(rows, self.device, per_core=per_core)
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        most, unit = _SCALED_COLUMNS[self.device.kind], 16
+        if self.device.kind == "cuda":
+            return {"N": self.width, "BLOCK_N": min(most, power_of_two(self.width))}
+        blocks = ceil(self.width / most)  # of nearly one length
+        return {"N": self.width, "BLOCK_N": ceil(self.width / blocks / unit) * unit}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return {"num_warps": 4} if self.device.kind == "cuda" else {}
 
 
 @dataclass(frozen=True)

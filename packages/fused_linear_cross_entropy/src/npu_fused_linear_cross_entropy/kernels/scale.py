@@ -1,0 +1,52 @@
+"""Device code that multiplies by a number, or by a number of each row."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["n"])
+def cross_entropy_scale_kernel(
+    p_values,
+    p_factor,  # one number
+    n,
+    BLOCK_N: tl.constexpr,
+):
+    """values *= factor, in place; where the factor is 1, nothing is read or written."""
+    factor = tl.load(p_factor).to(tl.float32)
+    o_lane = tl.arange(0, BLOCK_N)
+    if factor != 1.0:
+        for i_block in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
+            i_first = i_block.to(tl.int64) * BLOCK_N
+            p_block = p_values + i_first + o_lane
+            m_block = o_lane < n - i_first
+            b_block = tl.load(p_block, mask=m_block, other=0.0).to(tl.float32) * factor
+            tl.store(p_block, b_block.to(p_values.dtype.element_ty), mask=m_block)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def cross_entropy_scale_rows_kernel(
+    p_values,  # [rows, N]
+    p_factors,  # fp32 [rows]
+    p_out,  # [rows, N], the values' memory or another
+    n_rows,
+    s_values,
+    s_out,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """out = values times their row's factor, in fp32 and rounded once."""
+    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
+    # lint: allow fill-in-loop: the end of a row that is no whole block
+    # lint: allow short-transfer: rows are as wide as the caller's
+    o_lane = tl.arange(0, BLOCK_N)
+    for i_row in tl.range(tl.program_id(0), n_rows, tl.num_programs(0)):
+        factor = tl.load(p_factors + i_row)
+        p_from, p_to = p_values + i_row.to(tl.int64) * s_values, p_out + i_row.to(tl.int64) * s_out
+        for i_col in tl.range(0, N, BLOCK_N):
+            o_col = i_col + o_lane
+            if N % BLOCK_N == 0:
+                b_value = tl.load(p_from + o_col).to(tl.float32) * factor
+                tl.store(p_to + o_col, b_value.to(p_out.dtype.element_ty))
+            else:
+                b_value = tl.load(p_from + o_col, mask=o_col < N, other=0.0).to(tl.float32) * factor
+                tl.store(p_to + o_col, b_value.to(p_out.dtype.element_ty), mask=o_col < N)
