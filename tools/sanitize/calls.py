@@ -179,6 +179,8 @@ def cross_entropy_calls(device: torch.device) -> Iterator[Call]:
             yield f"{_name(dtype)} {vocabulary}, columns", _call(run, vocabulary, dtype, softcap=5.0, **small)
             kept = {"memory_budget": 2**19, "tokens": 200, "width": 256}  # holds the fewest columns that are kept, 512
             yield f"{_name(dtype)} {vocabulary}, kept columns", _call(run, vocabulary, dtype, **kept)
+            kept["label_smoothing"] = 0.1  # logits are kept, not exponentials
+            yield f"{_name(dtype)} {vocabulary}, kept columns, smoothing", _call(run, vocabulary, dtype, **kept)
             yield f"{_name(dtype)} {vocabulary}, everything by columns", _call(run, vocabulary, dtype, **everything, **small)
         yield f"bf16 {vocabulary}, log-probabilities by columns", _call(log_probs, vocabulary, memory_budget=2**14)
     yield "bf16 7, many tokens", _call(run, 7, BF16, tokens=5000)
