@@ -8,7 +8,7 @@ from npu_offline import ranks
 
 from tools.several_gpus import __main__ as program
 
-RESULTS = Path(program.__file__).parents[1] / "results" / "several_gpus_h200.json"
+RESULTS = Path(program.__file__).parent / "results" / "h200.json"
 
 
 def test_kept_tables_are_those_of_the_kept_numbers():

@@ -23,7 +23,7 @@ from . import page, sources
 from .entries import ENTRIES
 from .measure import Row, measure, short
 
-RESULTS = ROOT / "tools" / "results" / "gallery.json"
+RESULTS = Path(__file__).parent / "results" / "gallery.json"
 
 
 def main() -> int:
