@@ -18,7 +18,6 @@ from pathlib import Path
 from npu_offline import OfflineError
 from npu_offline.errors import reason_of
 
-from ..workspace import ROOT
 from . import page, sources
 from .entries import ENTRIES
 from .measure import Row, measure, short
