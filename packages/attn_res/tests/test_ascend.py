@@ -68,7 +68,7 @@ KERNELS = {
     "forward, normalised": ("bfloat16 4096, normalised", "attn_res_forward_prefetch_kernel"),
     "backward": ("bfloat16 4096", "attn_res_backward_kernel"),
     "backward from fp32": ("bfloat16 4096, normalised", "attn_res_backward_kernel"),
-    "forward beside a prefix": ("bfloat16 4096, bank", "attn_res_forward_kernel"),
+    "forward beside a prefix": ("bfloat16 4096, bank", "attn_res_forward_prefetch_kernel"),
     "backward beside a prefix": ("bfloat16 4096, bank", "attn_res_backward_kernel"),
     "merge": ("bfloat16 4096, merge", "attn_res_merge_kernel"),
     "merge backward": ("bfloat16 4096, merge", "attn_res_merge_backward_kernel"),
@@ -162,7 +162,7 @@ def test_a_bank_moves_the_bytes_of_its_blocks_and_its_prefix_once():
     row = tokens * width * 2
     bank = torch.randn(tokens, 6, width).bfloat16()
     prefix, x = torch.randn(2, tokens, width).bfloat16().unbind()
-    weights = [torch.randn(width).bfloat16() for _ in range(3)]
+    weights = [(torch.randn(width) / width**0.5).bfloat16() for _ in range(3)]
     count = torch.tensor(n_blocks, dtype=torch.int32)
     with npu_offline.emulate("Ascend910B4") as emulation:
         attn_res_bank(bank, count, prefix, *weights, layer_output=x, append=True, in_place=True)

@@ -311,3 +311,18 @@ def test_bad_arguments_are_named(device, message):
     change, kind = BAD[message]
     with pytest.raises(kind, match=message):
         attn_res_bank(**change(given))
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])
+def test_a_block_may_score_much_higher_than_the_prefix(device, in_place):
+    """Kernels for Ascend then compute some tiles twice, from a prefix that has the layer's output already."""
+    bank, prefix, x, query, rms_weight, weight = tensors(device, 90, bank=torch.float32, prefix=torch.float32)
+    direction = query * rms_weight
+    bank[5, 1] = direction / direction.norm() * WIDTH**0.5
+    query = query * (200 / (direction.norm() * WIDTH**0.5))
+    h, y = exact(bank, 3, prefix, x, query, rms_weight, weight, upstream_of([prefix] * 3))[0]
+    given = prefix.clone()
+    found = attn_res_bank(bank, 3, given, query, rms_weight, weight, layer_output=x, in_place=in_place)
+    assert torch.equal(found.prefix, prefix + x)
+    depth.near(found.output.cpu(), h, fp32=2e-3)
+    depth.near(found.normalized.cpu(), y, fp32=2e-3)

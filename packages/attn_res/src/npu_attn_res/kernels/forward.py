@@ -63,6 +63,20 @@ def store_output(
 
 # fmt: off
 @triton.jit
+def append_rows(
+    p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token,
+    D: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+):
+    # fmt: on
+    """Stores rows of the prefix behind the blocks, where that is asked for, and where a bank of n_slots blocks has room."""
+    if p_append is not None:
+        p_end = p_append + tl.cast(n_blocks, tl.int64) * s_block + i_token * s_token
+        if p_count is None or n_blocks < n_slots:
+            store_rows(p_end, s_token, b_p, n_left, D, M, C, C == D)
+
+
+# fmt: off
+@triton.jit
 def forward_tiles(
     p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_max, p_sum, p_norm_rstd,
     p_count, p_prefix, p_x, p_joined, p_append,
@@ -87,10 +101,7 @@ def forward_tiles(
             b_o = tl.full([ROWS, BLOCK_D], tl.where(n_left > 0, 0.0, 1.0), tl.float32)
         else:
             b_p = load_prefix(p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D, BLOCK_M, BLOCK_D)
-            if p_append is not None:
-                p_end = p_append + tl.cast(n_blocks, tl.int64) * s_block + i_token * s_token
-                if p_count is None or n_blocks < n_slots:
-                    store_rows(p_end, s_token, b_p, n_left, D, BLOCK_M, BLOCK_D, BLOCK_D == D)
+            append_rows(p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token, D, BLOCK_M, BLOCK_D)
             b_max, b_rstd, _ = score_rows(b_p, b_g, eps, D)
             i_row = tl.cast(n_slots, tl.int64) * n_tokens + i_token
             store_scores(p_score, p_rstd, b_max, b_rstd, i_row, n_rows, n_left, S, ROWS, BLOCK_M)

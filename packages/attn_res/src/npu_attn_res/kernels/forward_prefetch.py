@@ -14,8 +14,8 @@ tiles that a loop carries, so the next block and the tile to be stored are carri
 import triton
 import triton.language as tl
 
-from .forward import forward_tiles, score_rows, store_output, store_scores, store_sums
-from .tile import ALIGNMENT, block_at, fetch_whole_rows, load_query, store_columns
+from .forward import append_rows, forward_tiles, score_rows, store_output, store_scores, store_sums
+from .tile import ALIGNMENT, block_at, fetch_whole_rows, load_prefix, load_query, store_columns
 
 LARGE = tl.constexpr(1e13)  # a sum of exp(s - reference) from which on the reference was too low: e^30
 OVERFLOW = tl.constexpr(3e38)  # a sum of squares from which on it is infinite, or as good as
@@ -32,7 +32,7 @@ def next_block(p_v, p_table, s_block, s_token, i_block, n_blocks, i_token, n_tok
     return p_block, (n_tokens - i_next).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_forward_prefetch_kernel(
     p_v,
     p_table,
@@ -46,6 +46,11 @@ def attn_res_forward_prefetch_kernel(
     p_max,
     p_sum,
     p_norm_rstd,
+    p_count,
+    p_prefix,
+    p_x,
+    p_joined,
+    p_append,
     n_blocks,
     n_tokens,
     s_block,
@@ -53,23 +58,34 @@ def attn_res_forward_prefetch_kernel(
     s_norm,
     eps,
     norm_eps,
+    n_slots,
+    s_prefix,
+    s_x,
+    s_joined,
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     NORMALISE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """The arguments are those of attn_res_forward_kernel, for one layer and no prefix."""
+    """The arguments are those of attn_res_forward_kernel, for one layer. A prefix is the first source."""
     # time: rare: that a score is higher by 30 than the first block's
     # lint: allow scalar-reduction: once a tile, whether its sums are too large; and tiles are sized for the 910B's compilers
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = p_o.dtype.element_ty
-    DEFER_STORE: tl.constexpr = p_weight is None and tl.float32 != DTYPE  # what is stored has a buffer of its own
+    # What is stored has a buffer of its own.
+    DEFER_STORE: tl.constexpr = (p_prefix is None and p_weight is None) and tl.float32 != DTYPE
     PART: tl.constexpr = (BLOCK_D + PARTS * ALIGNMENT - 1) // (PARTS * ALIGNMENT) * ALIGNMENT  # columns
+    if p_count is not None:
+        n_blocks = tl.load(p_count).to(tl.int32)
     b_g = load_query(p_query, p_norm, s_norm, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
-    p_block, n_next = next_block(p_v, p_table, s_block, s_token, 0, n_blocks, i_first, n_tokens, BLOCK_M, ALIGNED)
+    if p_prefix is None:
+        p_block, n_next = next_block(p_v, p_table, s_block, s_token, 0, n_blocks, i_first, n_tokens, BLOCK_M, ALIGNED)
+    else:  # there may be no block
+        p_block = block_at(p_v, p_table, s_block, 0, ALIGNED) + i_first * s_token
+        n_next = tl.where(n_blocks > 0, n_tokens - i_first, 0).to(tl.int32)
     b_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
     n_tiles = tl.cdiv(n_tokens, BLOCK_M)
     i_again = n_tiles
@@ -79,18 +95,26 @@ def attn_res_forward_prefetch_kernel(
     for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
-        p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED)
-        b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
-        b_first, b_first_rstd, _ = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] each
-        b_reference, b_max = b_first, b_first
-        b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
-        # One, computed: with a sum that starts as b_v itself, compilers for Ascend keep it where the next blocks go.
-        b_o = b_v * tl.exp(b_first - b_reference)[:, None]
-        b_v = b_second.to(tl.float32)
+        if p_prefix is None:
+            p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED)
+            b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
+            b_first, b_first_rstd, _ = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] each
+            b_reference, b_max = b_first, b_first
+            b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
+            # One, computed: with a sum that starts as b_v itself, compilers for Ascend keep it where the next blocks go.
+            b_o = b_v * tl.exp(b_first - b_reference)[:, None]
+            b_v = b_second.to(tl.float32)
+        else:
+            b_p = load_prefix(p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D, BLOCK_M, BLOCK_D)
+            append_rows(p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token, D, BLOCK_M, BLOCK_D)
+            b_first, b_first_rstd, _ = score_rows(b_p, b_g, eps, D)
+            b_reference, b_max = b_first, b_first
+            b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
+            b_o = b_p * tl.exp(b_first - b_reference)[:, None]
         if DEFER_STORE:
             if (n_blocks <= PARTS) & (n_stored > 0):
                 store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
-        for i_block in tl.range(1, n_blocks):
+        for i_block in tl.range(1 if p_prefix is None else 0, n_blocks):
             i_next = i_block + 1
             p_block, n_next = next_block(
                 p_v, p_table, s_block, s_token, i_next, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED
@@ -112,7 +136,8 @@ def attn_res_forward_prefetch_kernel(
                     i_col = (i_block - 1) * PART
                     p_out = p_o + i_stored * D
                     store_columns(p_out, D, b_stored, n_stored, i_col, tl.minimum(i_col + PART, D), BLOCK_M, BLOCK_D)
-        store_scores(p_score, p_rstd, b_first, b_first_rstd, i_token, n_left, n_left, 1, BLOCK_M, BLOCK_M)
+        i_row = i_token if p_prefix is None else tl.cast(n_slots, tl.int64) * n_tokens + i_token
+        store_scores(p_score, p_rstd, b_first, b_first_rstd, i_row, n_left, n_left, 1, BLOCK_M, BLOCK_M)
         if tl.max(tl.where(b_sum > LARGE, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
             i_again = tl.minimum(i_again, i_tile)
         b_factor = store_sums(p_max, p_sum, b_reference, b_max, b_sum, i_token, n_left, BLOCK_M, NORMALISE)
@@ -131,11 +156,15 @@ def attn_res_forward_prefetch_kernel(
         b_one = tl.exp(tl.full([1], (i_again - n_tiles).to(tl.float32), tl.float32) * 0.0)
         b_g *= b_one[:, None]
     if i_again < n_tiles:
+        # The prefix as it was stored, which may be where it was.
+        p_whole = p_prefix if p_x is None else p_joined
+        s_whole = s_prefix if p_x is None else s_joined
         # fmt: off
         forward_tiles(
             p_v, p_table, p_weight, p_o, p_y, None, None, p_max, p_sum, p_norm_rstd,
-            None, None, None, None, None,
-            b_g, i_again, n_tiles, tl.num_programs(0), n_blocks, n_tokens, s_block, s_token, eps, norm_eps, 0, 0, 0, 0,
+            None, p_whole, None, None, None,
+            b_g, i_again, n_tiles, tl.num_programs(0),
+            n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_whole, 0, 0,
             D, 1, BLOCK_M, 1, BLOCK_D, NORMALISE, ALIGNED,
         )
         # fmt: on

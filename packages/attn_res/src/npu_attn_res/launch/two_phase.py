@@ -39,7 +39,7 @@ def phase1(
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
         tensors = (base, table, queries, rms_weight, None, o, None, score, rstd, maximum, total, None)
         numbers = (n_sources, n_tokens, v.s_source, v.s_token, s_norm, eps, eps)
-        return (tensors, numbers) if launch.prefetch else ((*tensors, *(None,) * 5), (*numbers, 0, 0, 0, 0))
+        return (*tensors, *(None,) * 5), (*numbers, 0, 0, 0, 0)
 
     if run_rows(spec, n_tokens, arguments):
         return state, score, rstd

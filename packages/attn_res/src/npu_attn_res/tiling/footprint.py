@@ -19,17 +19,17 @@ _BYTES = {
     Kind.LAYERS: ((24, 4), (24, 4), (20, 1), (20, 1)),
     Kind.BACKWARD: ((24, 5), (28, 9), (21, 5), (28, 9)),
     Kind.BACKWARD_FP32: ((28, 5), (28, 9), (21, 5), (30, 15)),  # dh in fp32, whatever the sources are
-    Kind.BANK: ((20, 4), (20, 8), (20, 4), (28, 2)),
+    Kind.BANK: ((20, 4), (20, 8), (22, 2), (24, 2)),
     Kind.BANK_BACKWARD: ((30, 4), (32, 4), (28, 4), (40, 2)),
     Kind.PRODUCTS: ((20, 8), (22, 8), (16, 8), (16, 8)),
     Kind.WEIGHTED_SUM: ((17, 8), (20, 8), (16, 8), (16, 8)),
     Kind.GRADIENT: ((36, 16), (36, 16), (26, 16), (27, 20)),
     Kind.MERGE: ((20, 4), (20, 4), (18, 3), (24, 8)),
     Kind.MERGE_BACKWARD: ((28, 4), (30, 3), (33, 4), (48, 0)),
-    Kind.NORM_BACKWARD: ((20, 6), (26, 4), (23, 10), (26, 15)),
+    Kind.NORM_BACKWARD: ((24, 2), (26, 4), (23, 10), (26, 15)),
 }
 _LAYERS_ONE_BUFFER = ((20, 1), (20, 1), (16, 1), (16, 1))  # of Kind.LAYERS, not double-buffered
-PREFETCHED = (Kind.FORWARD, Kind.FORWARD_NORMALISED, Kind.PHASE1)  # what loads prefetch, with several rows
+PREFETCHED = (Kind.FORWARD, Kind.FORWARD_NORMALISED, Kind.BANK, Kind.PHASE1)  # what loads prefetch, with several rows
 
 
 class RowWay(NamedTuple):
@@ -67,7 +67,10 @@ ROW_WAYS = {
         RowWay(True, False, (28, 28, 26, 24)),
         RowWay(False, False, (26, 22, 24, 24)),
     ),
-    Kind.BANK: (RowWay(False, True, (24, 24, 20, 28)), RowWay(False, False, (20, 20, 16, 20))),
+    Kind.BANK: (
+        RowWay(True, False, (24, 24, 22, 24)),
+        RowWay(False, False, (20, 20, 16, 20)),
+    ),
     Kind.BANK_BACKWARD: (RowWay(False, True, (32, 38, 28, 40)), RowWay(False, False, (26, 26, 22, 24))),
     Kind.MERGE: (RowWay(False, True, (24, 24, 21, 32)), RowWay(False, False, (16, 16, 16, 20))),
     Kind.MERGE_BACKWARD: (RowWay(False, True, (32, 33, 37, 48)), RowWay(False, False, (24, 22, 28, 28))),

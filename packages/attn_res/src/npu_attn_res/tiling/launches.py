@@ -66,7 +66,7 @@ KERNELS = {
     Kind.MERGE_BACKWARD: Kernel("kernels.merge", "attn_res_merge_backward_kernel", _ROWS),
     Kind.NORM_BACKWARD: Kernel("kernels.merge", "attn_res_norm_backward_kernel", _ROWS),
 }
-PREFETCH_KERNELS = KERNELS | dict.fromkeys((Kind.FORWARD, Kind.FORWARD_NORMALISED, Kind.PHASE1), _FORWARD_PREFETCH)
+PREFETCH_KERNELS = KERNELS | dict.fromkeys((*FORWARDS, Kind.PHASE1), _FORWARD_PREFETCH)
 _SOURCES = ("D", "BLOCK_N", "BLOCK_D", "STAGES")
 SOURCES_KERNELS = {  # a tile has several sources
     **dict.fromkeys(FORWARDS, Kernel("kernels.cuda", "attn_res_forward_sources_kernel", _SOURCES)),
