@@ -25,7 +25,10 @@ def test_fp32_is_the_result_before_it_is_rounded(device, mode, width):
     assert torch.equal(found.fp32.to(torch.bfloat16), found.y)
     assert not torch.equal(found.fp32, found.y.float())
     normalised = rms_norm(x, None, case.eps, casting_mode=mode, dtype=torch.float32)
-    assert torch.equal(found.fp32, normalised * weight.float())  # llama rounds what meets the weight, gemma nothing
+    expected = normalised * weight.float()  # llama rounds what meets the weight, gemma nothing
+    # Compiled without a weight, a kernel for CUDA may sum a row in another order.
+    tolerance = {"rtol": 2.0**-22 if device.name == "cuda" and mode == "gemma" else 0, "atol": 0}
+    torch.testing.assert_close(found.fp32, expected, **tolerance)
 
 
 @pytest.mark.parametrize("y_dtype", DTYPES)
@@ -42,7 +45,9 @@ def test_every_dtype_of_the_result(device, dtype, y_dtype):
     expected = torch.autograd.grad(rms_norm(x, weight), (x, weight), dy.to(dtype))
     for found, wanted in zip((dx, dweight), expected, strict=True):
         if dy.to(dtype).to(y_dtype).equal(dy):
-            assert torch.equal(found, wanted)
+            # For CUDA, kernels that read dy in other dtypes lay it out otherwise, and sum in another order.
+            off = float(wanted.abs().max()) * 2.0**-21 if device.name == "cuda" else 0
+            torch.testing.assert_close(found, wanted, rtol=0, atol=off)
         else:
             assert torch.allclose(found.float(), wanted.float(), rtol=0.02, atol=0.02 * float(wanted.abs().max()))
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from npu_offline.check import kernel_file
 from npu_offline.cli import main
 
 KERNELS = """
@@ -211,3 +212,16 @@ def test_what_triton_refuses_is_one_message(file, capsys):
     assert "npu-offline: Triton refuses the kernel" in said
     assert "nothing_of_this_name is not defined" in said
     assert status == 2
+
+
+def test_a_file_loads_without_triton_ascend(monkeypatch, tmp_path):
+    """On a CUDA machine, where operators' tests load calls that only an Ascend compiler is given."""
+    monkeypatch.setattr(kernel_file, "missing_triton_ascend", lambda: "triton-ascend is not installed")
+    path = tmp_path / "calls_of_mine.py"
+    path.write_text("VALUE = 3")
+
+    def refused():
+        raise AssertionError("recording needs triton-ascend")
+
+    monkeypatch.setattr(kernel_file, "record", refused)
+    assert kernel_file.load_file(path).VALUE == 3

@@ -49,17 +49,6 @@ class Rows:
         return {"num_warps": 4}
 
 
-def halved(launch):
-    return Rows(launch.block // 2) if launch.block > 1 else None
-
-
-def test_a_recipe_keeps_its_modes_when_it_shrinks():
-    spec = LaunchSpec.of(Rows(2), {"FLAG": True})
-    smaller = spec.smaller(halved)
-    assert spec.constants == {"BLOCK": 2, "FLAG": True} and smaller.constants == {"BLOCK": 1, "FLAG": True}
-    assert smaller.smaller(halved) is None
-
-
 def test_recipes_share_a_compiled_kernel_only_if_all_is_equal():
     specs = [LaunchSpec.of(Rows(block), {"FLAG": mode}) for block in (1, 2) for mode in (0, 1, True, 1.0)]
     assert len({spec.key for spec in specs}) == len(specs)

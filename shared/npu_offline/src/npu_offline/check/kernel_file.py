@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import OfflineError
 from ..execute.recording import record
+from ..toolchain.triton_ascend import missing_triton_ascend
 
 _DTYPES = {
     "fp64": "float64",
@@ -117,7 +118,8 @@ def load_file(path: Path, *, partly: bool = False) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     problem = None
-    with _no_torch_npu(), record():  # autotuning asks for a driver where it decorates
+    # Autotuning asks for a driver where it decorates. Without triton-ascend, on a CUDA machine, there is Triton's own.
+    with _no_torch_npu(), contextlib.nullcontext() if missing_triton_ascend() else record():
         try:
             spec.loader.exec_module(module)
         except Exception as error:
