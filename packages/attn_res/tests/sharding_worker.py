@@ -42,7 +42,8 @@ def phases(blocks, query, rms_weight, output_rms_weight):
 def banked(blocks, query, rms_weight, output_rms_weight):
     """h, y, the new prefix and alpha of a bank with one block too many."""
     *blocks, prefix = blocks
-    bank = torch.stack(blocks, blocks[0].dim() - 1)  # PyTorch 2.11 places a negative dimension of DTensors wrongly
+    last = blocks[0].dim() - 1
+    bank = torch.cat([block.unsqueeze(last) for block in blocks], last)  # PyTorch 2.11 gathers DTensors that it stacks
     options = {"layer_output": blocks[0], "return_weights": True}
     return npu_attn_res.attn_res_bank(bank, len(blocks) - 1, prefix, query, rms_weight, output_rms_weight, **options)
 

@@ -27,7 +27,7 @@ def test_fp32_is_the_result_before_it_is_rounded(device, mode, width):
     normalised = rms_norm(x, None, case.eps, casting_mode=mode, dtype=torch.float32)
     expected = normalised * weight.float()  # llama rounds what meets the weight, gemma nothing
     # Compiled without a weight, a kernel for CUDA may sum a row in another order.
-    tolerance = {"rtol": 2.0**-22 if device.name == "cuda" and mode == "gemma" else 0, "atol": 0}
+    tolerance = {"rtol": 2.0**-20 if device.name == "cuda" and mode == "gemma" else 0, "atol": 0}
     torch.testing.assert_close(found.fp32, expected, **tolerance)
 
 
