@@ -18,7 +18,7 @@ _WARP = 32
 
 
 def row_launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
-    """Measured on an H200 with the shapes of the README's tables; powers of two, as stock Triton asks for."""
+    """Measured on an H200 with the shapes of the documentation's tables; powers of two, as stock Triton asks for."""
     choose = _backward if backward else _forward
     return choose(problem, device, power_of_two(problem.width))
 
