@@ -9,7 +9,7 @@ from npu_tiling.budget.arithmetic import power_of_two
 
 from .launches import BACKWARDS, COLUMN_KINDS, FORWARDS, Kind, Launch, Problem, WeightsLaunch
 
-# Measured on an H200 with the shapes of the README's table: loads of a few small tiles under way, not one large tile.
+# Measured on an H200 with the shapes of the documentation's table: loads of a few small tiles under way, not one large tile.
 STAGES = 3  # tiles under way in a loop over blocks
 MIN_WARPS = 4
 TILE_ELEMENTS = 8192  # of a tile of several blocks, unless TILE_BLOCKS rows have more
