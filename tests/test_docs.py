@@ -165,10 +165,22 @@ def test_every_python_block_of_the_site_is_run():
     assert {f"tools/docs/pages/{name}" for name in own} <= programs
 
 
+def _texts():
+    """Pages and the files that they include."""
+    files = {ROOT / file for text in PAGES.values() for file, _, _ in sections.included(text)}
+    return sorted(files | set((FOLDER / "pages").rglob("*.md")))
+
+
+def test_no_words_are_read_as_tags():
+    """`<a, b>` outside of code would be missing from the page."""
+    apart = r"^ *```.*?^ *```|`[^`]+`|\$\$.*?\$\$|<!--.*?-->"
+    for file in _texts():
+        assert not re.findall(r"<[A-Za-z]\S*", re.sub(apart, "", file.read_text(), flags=re.M | re.S)), file
+
+
 def _shell_lines():
     """Lines of blocks without a language, of pages and of the files that they include, without comments."""
-    files = {ROOT / file for text in PAGES.values() for file, _, _ in sections.included(text)}
-    for file in sorted(files | set((FOLDER / "pages").rglob("*.md"))):
+    for file in _texts():
         for block in re.findall(r"^ *```\n(.*?)^ *```", file.read_text(), re.M | re.S):
             yield from (re.sub(r"\s#.*", "", line).strip() for line in block.splitlines())
 

@@ -6,7 +6,7 @@ with its launches listed and not made. Then the narrowest and the widest width o
 compared with PyTorch's operators in fp32; after them other widths from a seed, until the time is up. Processes share the
 device and compile beside one another.
 
-Ends with 1 where something failed or a tiling was not reached. The last line is JSON: what ran, for a README.
+Ends with 1 where something failed or a tiling was not reached. The last line is JSON: what ran, for the documentation.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A page names it on a line of its own:
 
     <!-- include packages/rms_norm/README.md -->                      all of it but its title
-    <!-- include packages/rms_norm/README.md but "Errors" -->         without these sections
+    <!-- include packages/rms_norm/README.md but "Use" -->            without these sections
     <!-- include README.md section "Install" -->                      one section, with its heading
     <!-- include README.md text of "Install" -->                      the same without its heading
 
