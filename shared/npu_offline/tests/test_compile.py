@@ -2,6 +2,7 @@
 
 import dataclasses
 import multiprocessing
+import tempfile
 
 import npu_tiling
 import pytest
@@ -12,6 +13,7 @@ from npu_offline.module.mlir import parse
 from npu_offline.module.plan import read_spec
 from npu_offline.reports import Report
 from npu_offline.toolchain import compilation
+from npu_offline.toolchain.cache import cache_dir
 from npu_offline.toolchain.compilers import VERSIONS, is_a5, tool
 from npu_offline.toolchain.opt import opt
 from sample_kernels import rms_norm
@@ -106,6 +108,14 @@ def test_ascend950_has_a_compiler_and_more_room(toolchain):
     tight = _rms_norm(8192, 4, soc=soc, toolchain=toolchain)
     assert not tight.fits
     assert tight.required_ub_bytes > tight.ub.available
+
+
+def test_a_temporary_folder_elsewhere_is_no_hindrance(monkeypatch):
+    """bishengir-compile-a5 1.1.0 refuses to work in one that is not in /tmp."""
+    monkeypatch.setattr(compilation, "_cached", lambda folder, key, build: build())
+    with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        assert _rms_norm(512, 4, soc="Ascend950PR_9589", toolchain="1.1.0").fits
 
 
 def test_a_target_that_a_version_does_not_know_is_unsupported_not_fitting():
