@@ -174,7 +174,7 @@ def _run(program: Path, name: str, stages: dict[str, str], flags: Sequence[str],
         # triton-ascend takes this attribute out before it calls the compiler.
         (folder / "kernel.mlir").write_text(re.sub(r', mix_mode\s*=\s*"[^"]*"', "", stages["linalg"]))
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-        # bishengir-compile-a5 1.1.0 ends with "unexpected temp folder created outside of /tmp" where TMPDIR names another one.
+        # bishengir-compile-a5 1.1.0 ends with "unexpected temp folder created outside of /tmp" where TMPDIR is elsewhere.
         environment = {**os.environ, "PATH": path, "NPU_OFFLINE_FINAL": str(final), "TMPDIR": "/tmp"}
         command = [str(program), str(folder / "kernel.mlir"), f"--target={soc}", *flags, "-o", str(folder / "kernel.bin")]
         done = run(command, env=environment)
