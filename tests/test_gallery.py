@@ -12,7 +12,7 @@ import triton.language as tl
 from tools.compare import peers
 from tools.gallery import page
 from tools.gallery.__main__ import RESULTS
-from tools.gallery.entries import ENTRIES
+from tools.gallery.calls import ENTRIES
 from tools.gallery.measure import Case, Row, measure
 from tools.gallery.sources import TITLES
 

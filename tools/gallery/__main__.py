@@ -19,7 +19,7 @@ from npu_offline import OfflineError
 from npu_offline.errors import reason_of
 
 from . import page, sources
-from .entries import ENTRIES
+from .calls import ENTRIES
 from .measure import Row, measure, short
 
 RESULTS = Path(__file__).parent / "results" / "gallery.json"

@@ -8,7 +8,7 @@ from typing import Any
 from npu_offline import VERSIONS
 
 from ..workspace import ROOT
-from .entries import ENTRIES, Entry
+from .calls import ENTRIES, Entry
 from .sources import TITLES
 
 PAGE = ROOT / "shared" / "npu_offline" / "GALLERY.md"
