@@ -171,6 +171,8 @@ class BlockAttnRes(nn.Module):
     the finished ones are read for all of its layers at once (`attn_res_phase1`); each layer then joins the partial sum
     (`attn_res_merge`), to which the output of the layer before is added in the same pass.
 
+    A layer that takes the depth itself returns its last output, so that FSDP2 gathers its parameters for the backward.
+
     The parameters are `query` and `rms_weight` [n_inputs, hidden_size], zero and one at first.
 
     Args:
