@@ -60,6 +60,7 @@ def test_work_grows_along_every_axis(benchmark):
         ("rms_norm", {"shape": (4, 64), "storage": (4, 64)}),
         ("embedding", {"n": 8, "rows": 16, "width": 32, "dtype": torch.bfloat16, "kind": "zipf"}),
         ("attn_res", {"tokens": 4, "blocks": 3, "width": 64, "listed": True}),
+        ("attn_res", {"tokens": 4, "blocks": 3, "width": 64, "listed": False, "bank": True}),
         ("fused_linear_cross_entropy", {"tokens": 8, "width": 16, "vocabulary": 32}),
     ],
 )

@@ -25,7 +25,7 @@ from .calls import CALLS
 from .output import Findings, read
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-PARTS = {"rms_norm": 4, "embedding": 2, "attn_res": 6, "fused_linear_cross_entropy": 4}
+PARTS = {"rms_norm": 4, "embedding": 2, "attn_res": 9, "fused_linear_cross_entropy": 4}
 SECONDS = 400  # for one part under one tool
 QUICK = 4
 _SHOWN = 10

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
+from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
 from npu_embedding import embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
 from npu_rms_norm import add_rms_norm, gated_rms_norm, rms_norm
@@ -96,7 +96,7 @@ def embedding_calls(device: torch.device) -> Iterator[Call]:
 
 
 def attn_res_calls(device: torch.device) -> Iterator[Call]:
-    """Widths, numbers of blocks, one tensor or a list, blocks without a gradient, layers, the merge, each with a norm."""
+    """Widths, numbers of blocks, one tensor, a list or a bank, frozen blocks, layers, the merge, each with a norm."""
 
     def run(width: int, dtype: torch.dtype, n: int, listed: bool, normed: bool = False, frozen: bool = False) -> None:
         weights = [_leaf((width,), dtype, device) for _ in range(3)]
@@ -115,6 +115,19 @@ def attn_res_calls(device: torch.device) -> Iterator[Call]:
         partial, x = (_leaf((ROWS, width), dtype, device) for _ in range(2))
         more = {"layer_output": x if added else None, "output_rms_weight": weights[2] if normed else None}
         _backward(attn_res_merge(o, maximum, total, partial, *weights[:2], **more))
+
+    def bank(width: int, dtype: torch.dtype, n: int, of: torch.dtype = BF16, counted: bool = False) -> None:
+        blocks, weights = _leaf((ROWS, n + 1, width), of, device), [_leaf((width,), dtype, device) for _ in range(3)]
+        prefix, x = (_leaf((ROWS, width), dtype, device) for _ in range(2))
+        count = torch.tensor(n, device=device) if counted else n
+        _backward(attn_res_bank(blocks, count, prefix, *weights, layer_output=x)[:3])
+
+    def update(width: int, dtype: torch.dtype, n: int, counted: bool = False) -> None:
+        """The prefix in place, and appended to the bank."""
+        blocks, prefix = torch.randn(ROWS, n + 1, width, device=device).to(dtype), torch.randn(ROWS, width, device=device)
+        weights = [torch.randn(width, device=device) for _ in range(3)]
+        count = torch.tensor(n, dtype=torch.int32, device=device) if counted else n
+        attn_res_bank(blocks, count, prefix, *weights, layer_output=prefix.to(dtype), append=True, in_place=True)
 
     def inference(width: int) -> None:
         blocks = torch.randn(4, ROWS, width, device=device)
@@ -137,6 +150,12 @@ def attn_res_calls(device: torch.device) -> Iterator[Call]:
         for n_layers in (1, 2, 5, 9):
             yield f"bf16 {width}, {n_layers} layers", _call(layers, width, BF16, n_layers, n_layers == 5)
         yield f"fp32 {width}, 3 layers", _call(layers, width, FP32, 3, True)
+    for width in (1, 7, 100, 1000, 2048, 4096, 7168, 8192, 16384, 20000):
+        yield f"bf16 {width}, bank", _call(bank, width, BF16, 3)
+        yield f"bf16 {width}, fp32 bank, n_blocks on the device", _call(bank, width, BF16, 4, FP32, True)
+        yield f"fp32 {width}, bank without blocks", _call(bank, width, FP32, 0)
+        yield f"bf16 {width}, bank in place", _call(update, width, BF16, 2)
+        yield f"fp32 {width}, bank in place, n_blocks on the device", _call(update, width, FP32, 5, True)
 
 
 def cross_entropy_calls(device: torch.device) -> Iterator[Call]:

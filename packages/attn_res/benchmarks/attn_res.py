@@ -1,4 +1,4 @@
-"""npu_attn_res.attn_res beside its peers: `npu-bench attn_res`."""
+"""npu_attn_res.attn_res and attn_res_bank beside their peers: `npu-bench attn_res`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ EPS = 1e-6
 DTYPE = torch.bfloat16
 STATISTIC_BYTES = 4
 STACKED_DIMENSIONS = 3  # blocks, tokens, width
-Forward = Callable[..., Tensor]
+Outputs = Tensor | tuple[Tensor, Tensor]
+Forward = Callable[..., Outputs]
 
 
 # Blocks are one stacked tensor or, listed, N tensors of their own, which a provider that needs them stacked has to stack.
@@ -22,8 +23,19 @@ def case(tokens: int, n_blocks: int, width: int, x: float | str | None = None, *
     return Case(name, {"tokens": tokens, "blocks": n_blocks, "width": width, "listed": listed}, x)
 
 
+def bank_case(tokens: int, n_blocks: int, width: int) -> Case:
+    """A layer of a decoder: a bank [tokens, blocks, width], a prefix, a layer's output, and both norms."""
+    sizes = {"tokens": tokens, "blocks": n_blocks, "width": width, "listed": False, "bank": True}
+    return Case(f"T{tokens}_N{n_blocks}_D{width}_bank", sizes)
+
+
+def is_bank(case: Case) -> bool:
+    return bool(case.parameters.get("bank", False))
+
+
 SHAPES = ((1024, 8, 4096), (8192, 8, 4096), (8192, 16, 7168))
 CASES = (*(case(*shape) for shape in SHAPES), *(case(*shape, listed=True) for shape in SHAPES))
+CASES += (bank_case(8192, 8, 4096), bank_case(8192, 8, 7168))
 SWEEPS = {
     "tokens": Sweep("tokens", "tokens, 8 blocks, hidden size 4096", [case(2**i, 8, 4096, 2**i) for i in range(6, 16)]),
     "blocks": Sweep(
@@ -52,13 +64,18 @@ SWEEPS = {
 
 def inputs(case: Case, device: torch.device) -> Mapping[str, Tensor]:
     tokens, n_blocks, width = case["tokens"], case["blocks"], case["width"]
-    if case["listed"]:
-        shape = (tokens, width)
+    shape = (tokens, width)
+    if is_bank(case):
+        tensors = {"bank": torch.randn(tokens, n_blocks, width, dtype=DTYPE, device=device)}
+        tensors |= {name: torch.randn(shape, dtype=DTYPE, device=device) for name in ("prefix", "layer_output")}
+    elif case["listed"]:
         tensors = {f"block_{i}": torch.randn(shape, dtype=DTYPE, device=device) for i in range(n_blocks)}
     else:
         tensors = {"blocks": torch.randn(n_blocks, tokens, width, dtype=DTYPE, device=device)}
     tensors["query"] = (torch.randn(width, device=device) / width**0.5).to(DTYPE)
     tensors["rms_weight"] = (1 + 0.1 * torch.randn(width, device=device)).to(DTYPE)
+    if is_bank(case):
+        tensors["output_rms_weight"] = (1 + 0.1 * torch.randn(width, device=device)).to(DTYPE)
     return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
 
 
@@ -66,25 +83,44 @@ def stacked(blocks: Sequence[Tensor]) -> Tensor:
     return blocks[0] if blocks[0].dim() == STACKED_DIMENSIONS else torch.stack(tuple(blocks))
 
 
-def reference(*tensors: Tensor) -> Tensor:
+def reference(*tensors: Tensor) -> Outputs:
+    """h; of a bank RMSNorm(h) and the prefix with the layer's output."""
+    if len(tensors) > STACKED_DIMENSIONS and tensors[0].dim() == STACKED_DIMENSIONS:
+        bank, prefix, layer_output, query, rms_weight, output_rms_weight = tensors
+        joined = prefix + layer_output
+        h = mixed(torch.stack([*bank.unbind(1), joined]), query, rms_weight)
+        return normalised(h) * output_rms_weight, joined
     *blocks, query, rms_weight = tensors
-    v = stacked(blocks)
-    keys = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + EPS) * rms_weight
-    alpha = torch.softmax((keys * query).sum(-1), 0)
+    return mixed(stacked(blocks), query, rms_weight)
+
+
+def mixed(v: Tensor, query: Tensor, rms_weight: Tensor) -> Tensor:
+    alpha = torch.softmax((normalised(v) * rms_weight * query).sum(-1), 0)
     return (alpha.unsqueeze(-1) * v).sum(0)
 
 
-def formula(*tensors: Tensor) -> Tensor:
+def normalised(v: Tensor) -> Tensor:
+    return v * torch.rsqrt(v.square().mean(-1, keepdim=True) + EPS)
+
+
+def formula(*tensors: Tensor) -> Outputs:
     """The plain formula, fp32 inside."""
-    return reference(*(tensor.float() for tensor in tensors)).to(tensors[0].dtype)
+    found = reference(*(tensor.float() for tensor in tensors))
+    if isinstance(found, Tensor):
+        return found.to(tensors[0].dtype)
+    return found[0].to(tensors[0].dtype), found[1].to(tensors[0].dtype)
 
 
 def ours(case: Case, device: torch.device) -> Forward:
+    def of_bank(bank: Tensor, prefix: Tensor, layer_output: Tensor, *weights: Tensor) -> Outputs:
+        found = npu_attn_res.attn_res_bank(bank, None, prefix, *weights, rms_eps=EPS, layer_output=layer_output)
+        return found.normalized, found.prefix
+
     def forward(*tensors: Tensor) -> Tensor:
         *blocks, query, rms_weight = tensors
         return npu_attn_res.attn_res(blocks if case["listed"] else blocks[0], query, rms_weight, rms_eps=EPS)
 
-    return forward
+    return of_bank if is_bank(case) else forward
 
 
 def eager_formula(case: Case, device: torch.device) -> Forward:
@@ -102,6 +138,8 @@ def compiled_formula(case: Case, device: torch.device) -> Forward:
 def liger(case: Case, device: torch.device) -> Forward:
     if device.type == "cpu":
         raise UnavailableError("liger-kernel has no kernels for a CPU")
+    if is_bank(case):
+        raise UnavailableError("liger-kernel takes no bank")
     try:
         from liger_kernel.ops import LigerAttnResFunction  # type: ignore[import-not-found]
     except ImportError as error:
@@ -117,21 +155,32 @@ def fla(case: Case, device: torch.device) -> Forward:
     except ImportError as error:
         raise UnavailableError(str(error)) from None
 
+    def of_bank(bank: Tensor, prefix: Tensor, layer_output: Tensor, *weights: Tensor) -> Outputs:
+        query, rms_weight, output_rms_weight = weights
+        joined = prefix + layer_output
+        blocks = [block.contiguous() for block in bank.unbind(1)]
+        return fused_attnres(query, [*blocks, joined], rms_weight, output_rms_weight, rms_eps=EPS), joined
+
     def forward(*tensors: Tensor) -> Tensor:
         *blocks, query, rms_weight = tensors
         return fused_attnres(query, blocks if case["listed"] else blocks[0].unbind(), rms_weight, rms_eps=EPS)
 
-    return forward
+    return of_bank if is_bank(case) else forward
 
 
 def traffic(case: Case, mode: str) -> int:
-    """Forward: v read, h written. Backward: v and dh read, dv written. Parameters and statistics once each."""
-    tokens, n_blocks, width = case["tokens"], case["blocks"], case["width"]
-    row, parameters = tokens * width * DTYPE.itemsize, 2 * width * DTYPE.itemsize
-    statistics = (2 * n_blocks + 1) * tokens * STATISTIC_BYTES
+    """Forward: v read, h written. Backward: v and dh read, dv written. Parameters and statistics once each.
+
+    A bank: also the prefix, the layer's output and their sum, which is a source; h, read by the backward, and RMSNorm(h).
+    """
+    tokens, n_sources, width = case["tokens"], case["blocks"] + is_bank(case), case["width"]
+    n_weights = 2 + is_bank(case)
+    row, parameters = tokens * width * DTYPE.itemsize, n_weights * width * DTYPE.itemsize
+    statistics = (2 * n_sources + 1 + is_bank(case)) * tokens * STATISTIC_BYTES
     if mode == "backward":
-        return (2 * n_blocks + 1) * row + 2 * parameters + statistics
-    return (n_blocks + 1) * row + parameters + (statistics if mode == "forward" else 0)
+        return (2 * n_sources + 1 + 2 * is_bank(case)) * row + 2 * parameters + statistics
+    forward_rows = n_sources + 1 + 3 * is_bank(case)
+    return forward_rows * row + parameters + (statistics if mode == "forward" else 0)
 
 
 BENCHMARK = Benchmark(
