@@ -1,8 +1,9 @@
 """Attention Residuals for training on Huawei Ascend NPUs, CUDA and CPUs."""
 
 from .bank import attn_res_bank
+from .block_attn_res import BlockAttnRes
 from .functional import attn_res, attn_res_merge, attn_res_phase1, fused_attnres
-from .module import AttnRes, AttnResBank, BlockAttnRes
+from .module import AttnRes, AttnResBank
 from .pipeline import PipelineBlocks
 from .results import AttnResResult, Phase1Result
 

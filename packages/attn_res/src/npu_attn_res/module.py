@@ -1,4 +1,4 @@
-"""Attention Residuals as modules."""
+"""Attention Residuals as modules: `attn_res` and `attn_res_bank` with their parameters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
 from .bank import attn_res_bank
-from .checks import check_eps, check_like
-from .functional import attn_res, attn_res_merge, attn_res_phase1
+from .checks import check_eps
+from .functional import attn_res
 from .results import AttnResResult
 
 
@@ -156,152 +156,3 @@ class AttnResBank(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, rms_eps={self.rms_eps}"
-
-
-class BlockAttnRes(nn.Module):
-    """Block AttnRes for a whole model: the inputs of its layers, two lines a layer.
-
-        depth = attention.start(embedding)
-        for layer in layers:
-            depth.add(layer(depth.input()))
-        output = depth.input()
-
-    Layers form blocks of `block_size`; a block is the sum of its layers' outputs, and the embedding is a block of its own.
-    The input of a layer is `attn_res` over the finished blocks and the partial sum of its own block. When a block begins,
-    the finished ones are read for all of its layers at once (`attn_res_phase1`); each layer then joins the partial sum
-    (`attn_res_merge`), to which the output of the layer before is added in the same pass.
-
-    A layer that takes the depth itself returns its last output, so that FSDP2 gathers its parameters for the backward.
-
-    The parameters are `query` and `rms_weight` [n_inputs, hidden_size], zero and one at first.
-
-    Args:
-        hidden_size: D, the size of the last dimension.
-        n_inputs: how many inputs the model asks for: its layers, and one more for what follows the last.
-        block_size: S, layers of a block.
-        rms_eps: added to the mean square.
-        device, dtype: of the parameters.
-
-    Raises:
-        TypeError, ValueError: an argument is no number, or out of range.
-
-    Source: "Attention Residuals", arXiv 2603.15031.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        n_inputs: int,
-        block_size: int,
-        rms_eps: float = 1e-6,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        arguments.whole("hidden_size", hidden_size, least=1)
-        arguments.whole("n_inputs", n_inputs, least=1)
-        self.block_size = arguments.whole("block_size", block_size, least=1)
-        self.rms_eps = check_eps("rms_eps", rms_eps)
-        self.query = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
-        self.rms_weight = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Zero queries and unit norms, as in the paper."""
-        nn.init.zeros_(self.query)
-        nn.init.ones_(self.rms_weight)
-
-    def start(self, embedding: Tensor) -> Depth:
-        """Begin a forward pass.
-
-        Args:
-            embedding: [..., D], the first block.
-
-        Returns:
-            The state of this pass.
-
-        Raises:
-            TypeError, ValueError: `embedding` is no floating tensor with rows.
-        """
-        return Depth(self, embedding)
-
-    def extra_repr(self) -> str:
-        n_inputs, hidden_size = self.query.shape
-        return f"{hidden_size}, n_inputs={n_inputs}, block_size={self.block_size}, rms_eps={self.rms_eps}"
-
-
-class Depth:
-    """One forward pass through the layers: the finished blocks, and the partial sum of the one under way.
-
-    Attributes:
-        blocks: the finished ones, the embedding first.
-        prefix: the sum of the outputs of this block's layers but the last one's; None before the second.
-    """
-
-    def __init__(self, weights: BlockAttnRes, embedding: Tensor) -> None:
-        arguments.rows("embedding", embedding)
-        self.blocks = [embedding]
-        self.prefix: Tensor | None = None
-        self._weights = weights
-        self._output: Tensor | None = None  # of the last layer, not yet in the partial sum
-        self._layer = 0
-        self._phase1: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def input(self) -> Tensor:
-        """The input of the next layer.
-
-        Returns:
-            h [..., D] in the embedding's dtype.
-
-        Raises:
-            ValueError: there are no more layers, or the output of the layer before is missing.
-        """
-        weights, layer = self._weights, self._layer
-        if layer >= len(weights.query):
-            raise ValueError(f"input() was called {layer + 1} times and must be called at most n_inputs, {layer}, times.")
-        place = layer % weights.block_size
-        if place == 0:
-            self._finish_block()
-            of_block = slice(layer, layer + weights.block_size)
-            self._phase1 = attn_res_phase1(
-                weights.query[of_block], self.blocks, weights.rms_weight[of_block], weights.rms_eps
-            )
-        assert self._phase1 is not None
-        o, maximum, total = (found[place] for found in self._phase1)
-        self._layer += 1
-        if place == 0:
-            return (o / total.unsqueeze(-1)).to(self.blocks[0].dtype)
-        if self._output is None:
-            raise ValueError(f"the output of layer {layer - 1} is missing and must be given to add() first.")
-        state, weight = (o, maximum, total), (weights.query[layer], weights.rms_weight[layer])
-        if self.prefix is None:
-            self.prefix, self._output = self._output, None
-            return attn_res_merge(*state, self.prefix, *weight, rms_eps=weights.rms_eps)
-        found = attn_res_merge(*state, self.prefix, *weight, rms_eps=weights.rms_eps, layer_output=self._output)
-        assert isinstance(found, AttnResResult)
-        self.prefix, self._output = found.prefix, None
-        return found.output
-
-    def add(self, output: Tensor) -> None:
-        """Take the output of the layer whose input was asked for last.
-
-        Args:
-            output: [..., D], as the embedding.
-
-        Raises:
-            TypeError, ValueError: it is no such tensor, or it was given twice.
-        """
-        if self._output is not None:
-            raise ValueError("the output of a layer was given to add() twice and must be given once for every input().")
-        embedding = self.blocks[0]
-        check_like("output", output, embedding.shape, embedding.dtype, embedding, "the embedding's")
-        self._output = output
-
-    def _finish_block(self) -> None:
-        if self._output is None:
-            if self._layer:
-                raise ValueError(f"the output of layer {self._layer - 1} is missing and must be given to add() first.")
-            return
-        self.blocks.append(self._output if self.prefix is None else self.prefix + self._output)
-        self.prefix = self._output = None

@@ -1,0 +1,93 @@
+"""A bank and a prefix that a call writes to: what is appended, what is added in place, and their gradients."""
+
+import banks
+import depth
+import pytest
+import torch
+from npu_attn_res import attn_res_bank
+
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])
+@pytest.mark.parametrize("x", [False, True], ids=["alone", "with a layer's output"])
+def test_the_prefix_becomes_a_block(device, counted, x):
+    bank, prefix, output, *weights = banks.tensors(device, bank=torch.float32)
+    before, layer_output = bank.clone(), output if x else None
+    n_blocks = torch.tensor(3, device=bank.device, dtype=torch.int32) if counted else 3
+    found = attn_res_bank(bank, n_blocks, prefix, *weights, layer_output=layer_output, append=True)
+    expected = attn_res_bank(before, 3, prefix, *weights, layer_output=layer_output)  # on a CPU, sums in another order
+    depth.near(found.output.cpu(), expected.output.cpu().double())
+    assert torch.equal(bank[:, 3], found.prefix.float())
+    assert torch.equal(bank[:, :3], before[:, :3])
+    assert bank[:, 4].isnan().all()
+
+
+def test_nothing_is_written_where_a_bank_turns_out_to_be_full(device):
+    bank, prefix, _, *weights = banks.tensors(device, n_blocks=5)
+    wide = torch.cat([bank, torch.zeros_like(bank)], 1)
+    attn_res_bank(wide[:, :5], torch.tensor(5, device=bank.device), prefix, *weights, append=True)
+    assert torch.equal(wide[:, :5], bank)
+    assert not wide[:, 5:].any()
+
+
+def test_the_prefix_is_updated_in_place(device):
+    bank, prefix, x, *weights = banks.tensors(device)
+    wide = torch.cat([prefix, prefix], -1)
+    given, before = wide[:, : banks.WIDTH], prefix.clone()
+    version = wide._version
+    found = attn_res_bank(bank, 3, given, *weights, layer_output=x, in_place=True)
+    expected = attn_res_bank(bank, 3, before, *weights, layer_output=x)
+    assert found.prefix is given and torch.equal(given, expected.prefix)
+    assert torch.equal(found.output, expected.output)
+    assert torch.equal(wide[:, banks.WIDTH :], before)
+    assert wide._version > version
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])
+def test_gradients_of_layers_that_fill_one_bank(device, counted):
+    """Each layer's blocks stay where they are while later ones are written behind them."""
+    _, prefix, x, query, rms_weight, _ = banks.tensors(device, 5, bank=torch.float32, prefix=torch.float32)
+    leaves = [one.detach().requires_grad_() for one in (prefix, x, query, rms_weight)]
+    upstream = banks.upstream_of([prefix])[0]
+
+    def number(i):
+        return torch.tensor(i, device=prefix.device) if counted else i
+
+    def banked(prefix, x, query, rms_weight):
+        bank = torch.full((5, 3, banks.WIDTH), float("nan"), device=prefix.device)
+        first = attn_res_bank(bank, number(0), prefix, query, rms_weight, append=True)
+        second = attn_res_bank(bank, number(1), first.output * x, query, rms_weight, layer_output=x)
+        third = attn_res_bank(bank, number(1), second.prefix, query, rms_weight, layer_output=second.output, append=True)
+        return attn_res_bank(bank, number(2), third.output + x, query, rms_weight).output
+
+    def plain(prefix, x, query, rms_weight):
+        mix = lambda *v: depth.formula(torch.stack(v), query, rms_weight, 1e-6)[0]  # noqa: E731
+        first = mix(prefix)
+        joined = first * x + x
+        second = mix(prefix, joined)
+        block = joined + second
+        return mix(prefix, block, mix(prefix, block) + x)
+
+    wide = [leaf.detach().cpu().double().requires_grad_() for leaf in leaves]
+    wanted = plain(*wide)
+    found = banked(*leaves)
+    depth.near(found.detach().cpu(), wanted.detach(), fp32=1e-4)
+    gradients = torch.autograd.grad(wanted, wide, upstream.cpu().double())
+    for one, other in zip(torch.autograd.grad(found, leaves, upstream), gradients, strict=True):
+        depth.near(one.cpu(), other, fp32=1e-3)
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])
+def test_a_block_may_score_much_higher_than_the_prefix(device, in_place):
+    """Kernels for Ascend then compute some tiles twice, from a prefix that has the layer's output already."""
+    bank, prefix, x, query, rms_weight, weight = banks.tensors(device, 90, bank=torch.float32, prefix=torch.float32)
+    direction = query * rms_weight
+    bank[5, 1] = direction / direction.norm() * banks.WIDTH**0.5
+    query = query * (200 / (direction.norm() * banks.WIDTH**0.5))
+    h, y = banks.exact(bank, 3, prefix, x, query, rms_weight, weight, banks.upstream_of([prefix] * 3))[0]
+    given = prefix.clone()
+    found = attn_res_bank(bank, 3, given, query, rms_weight, weight, layer_output=x, in_place=in_place)
+    assert torch.equal(found.prefix, prefix + x)
+    depth.near(found.output.cpu(), h, fp32=2e-3)
+    depth.near(found.normalized.cpu(), y, fp32=2e-3)
