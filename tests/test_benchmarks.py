@@ -92,6 +92,86 @@ def test_vendors_operators_are_providers_on_an_npu(script, sizes, monkeypatch):
             benchmark.providers["torch_npu"](case, CPU)
 
 
+CROSS_ENTROPY = ROOT / "packages" / "fused_linear_cross_entropy" / "benchmarks" / "fused_linear_cross_entropy.py"
+
+
+@pytest.mark.parametrize("logit_bytes", [2**31, 101 * 8 * 5])
+def test_exact_cross_entropy_is_the_definition_whatever_logits_are_in_memory_at_a_time(logit_bytes):
+    load(CROSS_ENTROPY)
+    from linear_cross_entropy_benchmark.exact import ExactLoss
+
+    x, weight = (torch.randn(n, 16, dtype=torch.float64).requires_grad_() for n in (37, 101))
+    target = torch.randint(0, 101, (37,))
+    target[::3] = -100
+    right = 2 * torch.nn.functional.cross_entropy(x @ weight.t(), target)
+    found = 2 * ExactLoss.apply(x, weight, target, logit_bytes)
+    torch.testing.assert_close(found, right)
+    for one, other in zip(*(torch.autograd.grad(loss, (x, weight)) for loss in (found, right)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_cross_entropys_peers_are_called_as_their_signatures_say(monkeypatch):
+    """With stand-ins for the packages, whose functions have the parameters of liger-kernel 0.8.5 and quack-kernels 0.6.5."""
+    asked = []
+
+    def loss(x, weight, target):
+        return torch.nn.functional.cross_entropy(x @ weight.t(), target)
+
+    def liger(
+        x, weight, target, bias=None, ce_weight=None, ignore_index=-100, z=0.0, smoothing=0.0, reduction="mean", *more
+    ):
+        (softcap, return_z, accumulator, scaling, accuracy, predicted, kernels, mode) = more or (None,) * 8
+        asked.append(kernels or "default")
+        assert (bias, ce_weight, ignored, z, smoothing, reduction) == (None, None, -100, 0.0, 0.0, "mean")
+        assert not any((softcap, return_z, accumulator, scaling, accuracy, predicted, mode))
+        return loss(x, weight, target), None, None, None
+
+    def sm90(x, weight, target, ignore_index=-100, reduction="mean"):
+        asked.append("sm90")
+        return loss(x, weight, target)
+
+    def chunked(x, weight, target, chunk_size=4096, ignore_index=-100, reduction="mean"):
+        asked.append(chunk_size)
+        return loss(x, weight, target)
+
+    def whole(x, weight, bias, target, ignore_index=-100, reduction="mean", inplace_backward=False):
+        asked.append("whole")
+        assert bias is None
+        return loss(x, weight, target)
+
+    default, hopper = SimpleNamespace(apply=liger), SimpleNamespace(apply=sm90)
+    modules = {
+        "liger_kernel.ops": {"LigerFusedLinearCrossEntropyFunction": default},
+        "liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90": {"LigerFusedLinearCrossEntropySM90Function": hopper},
+        "liger_kernel.ops.cutile.ops.fused_linear_cross_entropy": {"LigerFusedLinearCrossEntropyFunction": default},
+        "cutlass.cute": {},
+        "quack.linear_cross_entropy": {"chunked_linear_cross_entropy": chunked, "linear_cross_entropy_func": whole},
+    }
+    for name, content in modules.items():
+        module = ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    benchmark, cuda = load(CROSS_ENTROPY), SimpleNamespace(type="cuda")
+    case = npu_bench.Case("tiny", {"tokens": 8, "width": 16, "vocabulary": 32})
+    inputs = make_inputs(benchmark, case, CPU)
+    expected, seeds = expect(benchmark.reference, inputs, torch.float64)
+    peers = [name for name in benchmark.providers if name.startswith(("liger", "quack"))]
+    for name in peers:
+        assert verify(benchmark.providers[name](case, cuda), inputs, seeds, expected, 2**-5).right, name
+        with pytest.raises(npu_bench.UnavailableError):
+            benchmark.providers[name](case, CPU)
+    # Each is called with gradients and without.
+    assert asked[::2] == ["default", "nvidia-cutedsl", "sm90", "default", 4096, 2048, "whole"]
+    odd = npu_bench.Case("odd", {"tokens": 8, "width": 16, "vocabulary": 33})
+    with pytest.raises(npu_bench.UnavailableError, match="multiples of 8"):
+        benchmark.providers["quack"](odd, cuda)
+
+
+def test_heads_of_models_are_cases_from_1024_tokens_to_65536():
+    names = {case.name for case in load(CROSS_ENTROPY).sweeps["heads"].cases}
+    assert {"1024x4096x128256", "16384x2880x201088", "65536x7168x129280", "32768x1024x151936"} <= names
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["small_block", "small_model"])
 def test_block_with_our_operators_is_one_graph_and_right(name):

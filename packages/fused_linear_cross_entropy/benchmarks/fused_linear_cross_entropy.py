@@ -7,10 +7,12 @@ Modes "full" (gradients, time and memory) and "no-grad-forward" (the loss alone)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import npu_fused_linear_cross_entropy
 import torch
+from linear_cross_entropy_benchmark import liger, quack
+from linear_cross_entropy_benchmark.compiled import compiled_chunks
+from linear_cross_entropy_benchmark.exact import ExactLoss
 from npu_bench import Benchmark, Case, Sweep, UnavailableError, over_stand_in
 from torch import Tensor
 
@@ -18,10 +20,20 @@ DTYPE = torch.bfloat16
 FP32_BYTES = 4
 LOSS_GRADIENT_READS = 2 * FP32_BYTES  # one in the scaling of each of two gradients
 FEW_TOKENS = 4096
-CHUNK = 1024  # tokens of a chunk of the compiled loss
 LOW_MEMORY = 32 * 2**20 / 4096  # bytes a token, of which liger-kernel 0.8.5 takes as many above its gradients
 
 VOCABULARIES = (2048, 4096, 8192, 16384, 32000, 50257, 65536, 128256, 256000)
+HEADS = {
+    "GPT-2": (768, 50257),
+    "Qwen3-0.6B": (1024, 151936),
+    "Qwen3-1.7B": (2048, 151936),
+    "Qwen3-4B": (2560, 151936),
+    "gpt-oss": (2880, 201088),
+    "Llama-3.1-8B": (4096, 128256),
+    "Qwen3-32B": (5120, 151936),
+    "DeepSeek-V3": (7168, 129280),
+}
+"""Width and vocabulary of published models."""
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -55,6 +67,18 @@ SWEEPS = {
         "hidden",
         "hidden size, 4096 tokens, 32000 entries",
         [case(4096, d, 32000, x=d) for d in (2**i for i in range(6, 14))],
+    ),
+    "heads": Sweep(
+        "head",
+        "tokens, hidden size and vocabulary of a model",
+        sorted(
+            (
+                case(2**i, *head, name=f"{2**i}x{head[0]}x{head[1]}", x=f"{model}, {2**i}")
+                for model, head in HEADS.items()
+                for i in range(10, 17)
+            ),
+            key=lambda case: (case["tokens"] * case["vocabulary"] * case["width"], case["tokens"] * case["vocabulary"]),
+        ),
     ),
     "ignored": Sweep(
         "ignored",
@@ -93,7 +117,8 @@ def counted(case: Case) -> int:
 
 
 def reference(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(x @ weight.t(), target)
+    loss: Tensor = ExactLoss.apply(x, weight, target)
+    return loss
 
 
 def ours(case: Case, device: torch.device) -> Loss:
@@ -137,53 +162,6 @@ def pytorch_fused(case: Case, device: torch.device) -> Loss:
     if fused is None:
         raise UnavailableError(f"torch {torch.__version__} has no linear_cross_entropy")
     return lambda x, weight, target: fused(x, weight, target)
-
-
-def compiled_chunks(case: Case, device: torch.device) -> Loss:
-    """What one would write with torch.compile: gradients computed ahead, chunk by chunk, what is between products fused."""
-
-    torch._dynamo.reset()
-
-    @torch.compile
-    def chunk_gradient(logits: Tensor, target: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        wide = logits.float()
-        lse = wide.logsumexp(1)
-        nll = lse - wide.gather(1, target.unsqueeze(1)).squeeze(1)
-        gradient = torch.exp(wide - lse.unsqueeze(1))
-        columns = torch.arange(wide.shape[1], device=wide.device)
-        gradient = torch.where(columns == target.unsqueeze(1), gradient - 1, gradient) / count
-        return nll.sum() / count, gradient.to(logits.dtype)
-
-    class Chunked(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-            dx, dweight = torch.empty_like(x), torch.zeros_like(weight)
-            loss = torch.zeros((), device=x.device)
-            for first in range(0, x.shape[0], CHUNK):
-                part, labels = x[first : first + CHUNK], target[first : first + CHUNK]
-                found, gradient = chunk_gradient(part @ weight.t(), labels, x.shape[0])
-                loss += found
-                torch.mm(gradient, weight, out=dx[first : first + CHUNK])
-                torch.addmm(dweight, gradient.t(), part, out=dweight)
-            ctx.save_for_backward(dx, dweight)
-            return loss
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-            dx, dweight = ctx.saved_tensors
-            return dx * gradient.to(dx.dtype), dweight * gradient.to(dx.dtype), None
-
-    return Chunked.apply
-
-
-def liger(case: Case, device: torch.device) -> Loss:
-    if device.type == "cpu":
-        raise UnavailableError("liger-kernel has no kernels for a CPU")
-    try:
-        from liger_kernel.ops import LigerFusedLinearCrossEntropyFunction  # type: ignore[import-not-found]
-    except ImportError as error:
-        raise UnavailableError(str(error)) from None
-    return lambda x, weight, target: LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0]
 
 
 def ascend_vendor(case: Case, device: torch.device) -> Loss:
@@ -242,7 +220,13 @@ BENCHMARK = Benchmark(
         "torch_fp32": pytorch,
         "torch_fused": pytorch_fused,
         "compile": compiled_chunks,
-        "liger": liger,
+        "liger": liger.triton,
+        "liger_cutedsl": liger.cutedsl,
+        "liger_sm90": liger.sm90,
+        "liger_cutile": liger.cutile,
+        "quack": quack.chunks_of(4096),
+        "quack_2048": quack.chunks_of(2048),
+        "quack_whole": quack.whole,
         "cut_cross_entropy": cut_cross_entropy,
         "torch_npu": ascend_vendor,
     },
@@ -251,7 +235,7 @@ BENCHMARK = Benchmark(
     flops=flops,
     sweeps=SWEEPS,
     tolerance=tolerance,
-    peers=("liger-kernel", "cut-cross-entropy"),
+    peers=("liger-kernel", "quack-kernels", "cut-cross-entropy"),
     host_cases=(case(64, 64, 4096),),
     modes=("full", "no-grad-forward", "forward", "backward"),
 )

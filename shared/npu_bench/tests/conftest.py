@@ -181,13 +181,14 @@ def measure(environment):
     """Runs a benchmark on a device and returns the run."""
     from npu_bench import run
 
-    def measured(benchmark, device, modes=("forward", "full"), sweep=None, cases=None):
+    def measured(benchmark, device, modes=("forward", "full"), sweep=None, cases=None, **options):
         return run(
             *(benchmark, device, environment, benchmark.select(sweep, cases)),
             modes=modes,
             providers=list(benchmark.providers),
             budget_s=0.001,
             progress=lambda step: None,
+            **options,
         )
 
     return measured

@@ -138,6 +138,7 @@ def test_exit_code_tells_that_ours_is_wrong(repository):
         (["toy", "--device", "cpu", "--soc", "Ascend910B4"], "--soc is for --device emulated"),
         (["toy", "--device", "emulated", "--plot", "p.png"], "--plot is about times"),
         (["toy", "--device", "emulated", "--json", "h.json"], "--json is about times"),
+        (["toy", "--device", "emulated", "--case-seconds", "3"], "--case-seconds is about times"),
         (["other"], "must be one of toy"),
         (["host", "other"], "must be one of toy"),
         (["host", "--providers", "nobody"], "providers has nobody"),
@@ -252,3 +253,18 @@ def test_the_recorded_command_names_no_files_of_results():
     command = ["toy", "--json", "/a/b.json", "--modes", "full", "--plot=c.png", "--markdown", "d.md", "--label", "x"]
     found = describe("chip", "npu-bench", Path(__file__), [], command, None)
     assert found.command == "npu-bench toy --modes full --label x"
+
+
+def test_script_imports_from_its_own_folder(repository, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = repository / "packages" / "toy" / "benchmarks"
+    (folder / "toy_parts").mkdir()
+    (folder / "toy_parts" / "peers.py").write_text("def peer(case, device):\n    return lambda x: x.sin()\n")
+    script = folder / "toy.py"
+    script.write_text("from toy_parts.peers import peer\n" + script.read_text().replace("lambda c, d: torch.sin", "peer"))
+    assert bench("--cases", "tiny", "--modes", "forward", "--providers", "ours,peer") == 0
+
+
+def test_case_that_there_was_no_time_for_is_no_failure(repository, capsys):
+    assert bench("--cases", "tiny", "--modes", "forward", "--providers", "ours", "--case-seconds", "1e-9") == 0
+    assert "left out: the time for this case was over" in capsys.readouterr().out

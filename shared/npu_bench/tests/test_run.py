@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +46,25 @@ def test_broken_and_missing_providers_leave_the_others_alone(toy, measure, cpu):
         "unavailable: is not installed",
     ]
     assert run.rows[2].right
+
+
+def test_case_begins_with_no_provider_and_no_mode_after_its_time(toy, measure, cpu, monkeypatch):
+    """With a clock that moves when the peer is called: in its check, or not before it is timed."""
+    now = [0.0]
+    monkeypatch.setattr("npu_bench.runner.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def slow(x, weight):
+        now[0] += 1.0
+        return x * weight
+
+    for seconds, right in ((0.5, [False] * 4), (2.5, [True, True, False, False]), (1e9, [True] * 4)):
+        now[0] = 0.0
+        run = measure(toy("product", slow=slow), cpu, case_s=seconds, modes=["forward", "full"], cases=["small"])
+        assert [row.right for row in run.rows] == right
+        assert all(row.right or row.verdict == "left out: the time for this case was over" for row in run.rows)
+    now[0] = 0.0
+    run = measure(toy("product", slow=slow, peer=lambda x, w: w * x), cpu, case_s=0.5, modes=["forward"], cases=["small"])
+    assert run.rows[2].verdict.startswith("left out")
 
 
 def test_case_that_is_too_large_leaves_the_others_alone(toy, measure, cpu):

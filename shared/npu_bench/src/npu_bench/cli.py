@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from .plots import plot, require_matplotlib
 from .progress import progress_bar
 from .records import append, records_of
 from .report import document, header, notes, tables_of
-from .runner import Run, run, steps
+from .runner import LEFT_OUT, Run, run, steps
 from .stages import stage_table
 from .tables import Table, markdown, show
 from .traffic import measure_traffic, small_cases, traffic_table
@@ -50,6 +51,7 @@ def _bench(arguments: Sequence[str]) -> int:
     parser.add_argument("--device", choices=KINDS, help="the accelerator that is here, else cpu, unless given")
     _choices_and_outputs(parser)
     parser.add_argument("--budget", type=_seconds, metavar="S", help=f"seconds a measurement ({_DEFAULT_BUDGET})")
+    parser.add_argument("--case-seconds", type=_seconds, metavar="S", help="begin no provider or mode of a case later")
     parser.add_argument("--soc", help=f"the chip of --device emulated ({_DEFAULT_SOC})")
     _records(parser)
     options = parser.parse_args(arguments)
@@ -73,12 +75,14 @@ def _bench(arguments: Sequence[str]) -> int:
             modes=modes,
             providers=providers,
             budget_s=options.budget or _DEFAULT_BUDGET,
+            case_s=options.case_seconds or math.inf,
             progress=progress,
         )
     if options.json:
         append(options.json, records_of(result))
     _report(result, options)
-    return int(any(row.provider == benchmark.ours and not row.right for row in result.rows))
+    ours = (row for row in result.rows if row.provider == benchmark.ours and row.verdict != LEFT_OUT)
+    return int(any(not row.right for row in ours))
 
 
 def _show(arguments: Sequence[str]) -> int:
@@ -115,9 +119,10 @@ def _choices_and_outputs(parser: argparse.ArgumentParser) -> None:
 
 
 def _emulated(benchmark: Benchmark, script: Path, options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    for option in ("json", "plot", "budget", "label"):
+    for option in ("json", "plot", "budget", "case_seconds", "label"):
         if getattr(options, option) is not None:
-            raise BenchError(f"--{option} is about times and records of times, which an emulation does not give.")
+            name = option.replace("_", "-")
+            raise BenchError(f"--{name} is about times and records of times, which an emulation does not give.")
     soc = options.soc or _DEFAULT_SOC
     sweep = benchmark.select(options.sweep, options.cases)
     left_out: list[str] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +23,7 @@ from .modes import timed_call
 from .timing import Quantiles, device_times, host_times, peak_memory, wall_times
 
 SEED = 20
+LEFT_OUT = "left out: the time for this case was over"
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ def run(
     modes: Sequence[str],
     providers: Sequence[str],
     budget_s: float,
+    case_s: float = math.inf,
     progress: Callable[[str], None],
 ) -> Run:
     """Measure.
@@ -98,6 +102,7 @@ def run(
         sweep: the cases to run, of `benchmark.select`.
         modes, providers: which of those declared.
         budget_s: seconds for each provider, mode and clock; at least ten samples are taken whatever they cost.
+        case_s: seconds after which a case begins with no other provider or mode; what is left is not measured, and says so.
         progress: told before each of `steps` steps what comes.
 
     Raises:
@@ -111,7 +116,7 @@ def run(
     for case in sweep.cases:
         progress(f"{case.name}: results")
         try:
-            rows += _run_case(benchmark, device, ceilings, case, modes, providers, budget_s, progress)
+            rows += _run_case(benchmark, device, ceilings, case, modes, providers, budget_s, case_s, progress)
         except torch.OutOfMemoryError as error:  # of the reference, which is in a wide dtype: other cases may be smaller
             rows += [Row(case, mode, name, _said(error)) for mode in modes for name in providers]
         gc.collect()
@@ -138,13 +143,18 @@ def _run_case(
     modes: Sequence[str],
     providers: Sequence[str],
     budget_s: float,
+    case_s: float,
     progress: Callable[[str], None],
 ) -> list[Row]:
+    ends = time.perf_counter() + case_s
     inputs = make_inputs(benchmark, case, device.torch_device)
-    subject = check_case(benchmark, device, case, inputs, providers)
+    subject = check_case(benchmark, device, case, inputs, providers, ends)
     rows = []
     for mode in modes:
         progress(f"{case.name}: {mode}")
+        if time.perf_counter() > ends:
+            rows += [Row(case, mode, name, LEFT_OUT) for name in providers]
+            continue
         verdicts, measured = (
             _measure_graphs(device, subject, budget_s) if mode == "graph" else _measure(device, mode, subject, budget_s)
         )
@@ -172,14 +182,22 @@ def measured_row(
 
 
 def check_case(
-    benchmark: Benchmark, device: Device, case: Case, inputs: Mapping[str, Tensor], providers: Sequence[str]
+    benchmark: Benchmark,
+    device: Device,
+    case: Case,
+    inputs: Mapping[str, Tensor],
+    providers: Sequence[str],
+    ends: float = math.inf,
 ) -> Subject:
-    """Every provider's forward, checked."""
+    """Every provider's forward, checked; those that `time.perf_counter` leaves no time for are not run."""
     expected, seeds = expect(benchmark.reference, inputs, device.reference_dtype)
     tolerance = benchmark.tolerance(case) or default_tolerance(inputs)
     forwards: dict[str, Forward] = {}
     verdicts: dict[str, str] = {}
     for name in providers:
+        if time.perf_counter() > ends:
+            verdicts[name] = LEFT_OUT
+            continue
         try:
             forward = benchmark.providers[name](case, device.torch_device)
             verdict: Verdict = verify(forward, inputs, seeds, expected, tolerance)

@@ -46,11 +46,14 @@ def names(start: Path) -> list[str]:
 
 
 def load(path: Path) -> Benchmark:
-    """The `BENCHMARK` of a script.
+    """The `BENCHMARK` of a script, which may import from its own folder, as a script that Python runs.
 
     Raises:
         BenchError: it has none.
     """
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(f"npu_bench_script_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
