@@ -117,9 +117,7 @@ def test_cross_entropys_peers_are_called_as_their_signatures_say(monkeypatch):
     def loss(x, weight, target):
         return torch.nn.functional.cross_entropy(x @ weight.t(), target)
 
-    def liger(
-        x, weight, target, bias=None, ce_weight=None, ignore_index=-100, z=0.0, smoothing=0.0, reduction="mean", *more
-    ):
+    def liger(x, weight, target, bias=None, ce_weight=None, ignored=-100, z=0.0, smoothing=0.0, reduction="mean", *more):
         (softcap, return_z, accumulator, scaling, accuracy, predicted, kernels, mode) = more or (None,) * 8
         asked.append(kernels or "default")
         assert (bias, ce_weight, ignored, z, smoothing, reduction) == (None, None, -100, 0.0, 0.0, "mean")
