@@ -106,6 +106,7 @@ def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
     functions = list(parse(opt(program, str(module), *_PASSES, "--mlir-print-op-generic")).body.block.ops)
     kernel = _defined(functions)
     instrument(kernel, [value for value in kernel.regions[0].blocks[0].args if str(value.type) == "!llvm.ptr"])
+    _keep_rolled(kernel)
     _resolve(functions)
     kernel.properties["linkage"] = parse_attribute("#llvm.linkage<internal>")
     return opt(program, _assemble(functions, parameters))
@@ -161,6 +162,15 @@ def _make_atomic(op: Operation) -> None:
 
 def _call(name: str) -> Operation:
     return make("func.call", callee=SymbolRefAttr(name))
+
+
+def _keep_rolled(kernel: Operation) -> None:
+    """Tell LLVM to unroll no loop: loops over tiles have known lengths, and unrolled ones take seconds to compile."""
+    blocks = list(kernel.regions[0].blocks)
+    for place, block in enumerate(blocks):
+        end = block.last_op
+        if end is not None and any(blocks.index(target) <= place for target in end.successors):
+            end.properties["loop_annotation"] = parse_attribute("#llvm.loop_annotation<unroll = <disable = true>>")
 
 
 def _resolve(functions: Sequence[Operation]) -> None:
