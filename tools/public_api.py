@@ -46,9 +46,12 @@ def _describe(name: str, value: Any) -> Iterator[str]:
     if not inspect.isclass(value):
         yield f"{name}{_signature(value)}" if callable(value) else f"{name}: {type(value).__name__}"
         return
-    bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
+    shared = [base for base in value.__bases__ if base.__name__.startswith("_") and base.__module__ == value.__module__]
+    public = [base for one in (value, *shared) for base in one.__bases__ if base not in (object, *shared)]
+    bases = ", ".join(base.__name__ for base in public)
     yield f"{name}{_signature(value)}" + (f" is a {bases}" if bases else "")
-    for attribute, member in sorted(vars(value).items()):
+    members = {attribute: member for one in (*shared, value) for attribute, member in vars(one).items()}
+    for attribute, member in sorted(members.items()):
         if attribute.startswith("_") and attribute not in ("__call__", "__enter__", "__exit__"):
             continue
         member = getattr(member, "__func__", member)  # of a class or static method

@@ -47,6 +47,11 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"float32 {width}, {order}", _gated(width, fp32, norm_before_gate=first)
         yield f"bfloat16 {width}, in fp32 too", _two_outputs(width)
     yield "bfloat16 128, gated none", _gated(128, bf16, norm_before_gate=True, mode="none")
+    for first in (True, False):
+        yield (
+            f"bfloat16 128, 32 weights, {'gated' if first else 'gated first'}",
+            _gated(128, bf16, norm_before_gate=first, heads=32),
+        )
     for heads in (4, 32):
         yield f"bfloat16, {heads} heads of 128", _call(128, bf16, bf16, heads=heads)
 
@@ -87,11 +92,14 @@ def _call(
 
 
 def _gated(
-    width: int, dtype: torch.dtype, *, norm_before_gate: bool, mode: str = "llama", rows: int = ROWS
+    width: int, dtype: torch.dtype, *, norm_before_gate: bool, mode: str = "llama", rows: int = ROWS, heads: int = 0
 ) -> Callable[[], None]:
+    """`heads`: as many weights, one for each."""
+
     def call() -> None:
-        x, gate = (torch.empty(rows, width, dtype=dtype, requires_grad=True) for _ in range(2))
-        weight = torch.empty(width, dtype=dtype, requires_grad=True)
+        shape = (heads, width) if heads else (width,)
+        x, gate = (torch.empty(rows // max(1, heads), *shape, dtype=dtype, requires_grad=True) for _ in range(2))
+        weight = torch.empty(shape, dtype=dtype, requires_grad=True)
         y = gated_rms_norm(x, gate, weight, casting_mode=mode, norm_before_gate=norm_before_gate)
         torch.autograd.backward(y, torch.empty_like(y))
 

@@ -42,11 +42,12 @@ def train(function, x, weight):
     return (*results, x.grad, weight.grad)
 
 
-def check(function, mesh, placement, compiled=False):
+def check(function, mesh, placement, compiled=False, per_head=False):
     torch.manual_seed(0)
-    x, weight = torch.randn(SHAPE), torch.randn(SHAPE[-1])
+    x, weight = torch.randn(SHAPE), torch.randn(SHAPE[-2:] if per_head else SHAPE[-1])
     whole = train(function, x, weight)
-    sharded_x, sharded_weight = distribute_tensor(x, mesh, [placement]), distribute_tensor(weight, mesh, [Replicate()])
+    own = Shard(0) if per_head and placement == Shard(1) else Replicate()
+    sharded_x, sharded_weight = distribute_tensor(x, mesh, [placement]), distribute_tensor(weight, mesh, [own])
     if compiled:  # under the mode that counts nothing compiles
         parts = train(torch.compile(function, fullgraph=True, backend="aot_eager"), sharded_x, sharded_weight)
     else:
@@ -55,7 +56,7 @@ def check(function, mesh, placement, compiled=False):
         assert communication.get_total_counts() == 0, communication.get_comm_counts()
     *rows, dweight = parts
     assert [part.placements for part in rows] == [(placement,)] * len(rows)
-    assert dweight.placements == (Replicate() if placement.is_replicate() else Partial(),)
+    assert dweight.placements == (own if own == Shard(0) or placement.is_replicate() else Partial(),)
     for part, expected in zip(parts, whole, strict=True):
         torch.testing.assert_close(part.full_tensor(), expected, **TOLERANCE)
 
@@ -77,6 +78,8 @@ def check_refusals(mesh):
     refused(ValueError, split, npu_rms_norm.rms_norm, place(x, Shard(2)), whole)
     split = "weight is Shard(dim=0) on mesh dimension 'ranks' and must be Replicate()."
     refused(ValueError, split, npu_rms_norm.rms_norm, rows, place(weight, Shard(0)))
+    split = "weight is Replicate() on mesh dimension 'ranks' and must be Shard(dim=0), as x's heads are."
+    refused(ValueError, split, npu_rms_norm.rms_norm, rows, place(torch.ones(SHAPE[-2:]), Replicate()))
     split = "residual is Shard(dim=0) on mesh dimension 'ranks' and must be Shard(dim=1), as x is."
     refused(ValueError, split, npu_rms_norm.add_rms_norm, rows, place(x, Shard(0)), whole)
     split = "gate is Shard(dim=0) on mesh dimension 'ranks' and must be Shard(dim=1), as x is."
@@ -107,6 +110,7 @@ def main() -> None:
         for function in (norm, add, two, gated):
             for placement in (Shard(0), Shard(1), Replicate()):
                 check(function, mesh, placement)
+                check(function, mesh, placement, per_head=True)
         check(norm, mesh, Shard(0), compiled=True)  # of parts of unequal length, PyTorch 2.11 gathers the gradient there
         check_sequence_parallel(mesh)
         check_refusals(mesh)

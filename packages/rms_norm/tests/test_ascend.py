@@ -204,13 +204,13 @@ def test_final_modules_round_where_the_mode_says(dtype, casting_mode, toolchain)
 
 
 @pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
-@pytest.mark.parametrize("norm_before_gate", [True, False])
-def test_final_modules_gate(norm_before_gate, toolchain):
+@pytest.mark.parametrize(("norm_before_gate", "heads"), [(True, ()), (False, ()), (False, (3,))])
+def test_final_modules_gate(norm_before_gate, heads, toolchain):
     """To 1 % of the largest element, where the definition rounds to bf16."""
     torch.manual_seed(0)
     inputs, dy = (
-        [torch.randn(90, 128).bfloat16() for _ in range(2)] + [torch.rand(128).bfloat16() + 0.5],
-        torch.randn(90, 128),
+        [torch.randn(90, *heads, 128).bfloat16() for _ in range(2)] + [torch.rand(*heads, 128).bfloat16() + 0.5],
+        torch.randn(90, *heads, 128),
     )
     results = []
     for place in (npu_offline.emulate("Ascend910B4", toolchain=toolchain, final=True), contextlib.nullcontext()):

@@ -17,6 +17,12 @@ REFUSED = {
         r"weight has shape \(9,\) and must have .*\(8,\)",
     ),
     "weight has two dimensions": (lambda: rms_norm(X, torch.ones(1, 8)), ValueError, r"weight has shape \(1, 8\)"),
+    "a weight for too many heads": (
+        lambda: rms_norm(X, torch.ones(3, 8)),
+        ValueError,
+        r"weight has shape \(3, 8\) and must have shape \(8,\) or \(2, 8\)",
+    ),
+    "heads of a module": (lambda: RMSNorm(8, heads=0), ValueError, "heads is 0 and must be a whole number of at least 1"),
     "weight is narrower": (lambda: rms_norm(X, torch.ones(8).half()), TypeError, "weight is torch.float16 and must be"),
     "weight is elsewhere": (lambda: rms_norm(X, torch.ones(8, device="meta")), ValueError, "weight is on meta"),
     "eps is negative": (lambda: rms_norm(X, eps=-1e-6), ValueError, "eps is -1e-06 and must be at least 0"),

@@ -1,6 +1,7 @@
 """Tiling is plain arithmetic: no Triton, no device."""
 
 import dataclasses
+import itertools
 import subprocess
 import sys
 
@@ -92,6 +93,19 @@ def test_small_groups_share_a_tile_whole():
         assert choose(heads, H200).block_g == 1
     assert forward_launch(dataclasses.replace(heads, outer_stride=2**30), B4).block_g == 1
     assert forward_launch(dataclasses.replace(heads, n_inner=100), B4).block_g == 1
+
+
+def test_a_program_takes_rows_of_one_head_where_each_has_a_weight():
+    for heads in (1, 3, 32, 100):
+        own = problem(128, n_outer=heads, rows=5000, per_head=True)
+        for choose, chip in itertools.product((forward_launch, backward_launch), (B4, H200)):
+            launch = choose(own, chip)
+            assert launch.grid % heads == 0
+            assert launch.splits % heads == 0
+            assert not launch.constants.get("CONTIGUOUS_SPLIT")
+            assert launch.block_g == 1
+        assert forward_launch(own, B4).grid % 40 == 0  # every core is busy in every round
+    assert backward_launch(problem(65536, n_outer=3, rows=50, per_head=True), B4).splits == 3
 
 
 def test_a_tile_stays_inside_a_group_and_inside_32_bits():

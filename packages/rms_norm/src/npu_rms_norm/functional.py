@@ -105,7 +105,7 @@ def rms_norm(
     Args:
         x: [..., D], fp32, bf16 or fp16 (fp64 too on a CPU). Rows may lie at any stride that takes two levels (a slice of a
             wider tensor, heads of a fused projection); others are copied first.
-        weight: [D], x's dtype or fp32; None leaves it out.
+        weight: [D], or [H, D] for x [..., H, D], a weight for each head; x's dtype or fp32; None leaves it out.
         eps: added to the mean square.
         offset: added to the weight: 1.0 for Gemma's zero-centred weights.
         casting_mode: what is rounded to x's dtype on the way (nothing, where x is fp32). "llama": x / rms, before it is
@@ -280,7 +280,8 @@ def _check(
 ) -> tuple[float, float]:
     """eps and offset, as floats."""
     arguments.rows("x", x)
-    arguments.parameter("weight", weight, (x.shape[-1:],), x, "x's", or_none=True)
+    shapes = (x.shape[-1:],) if x.dim() == 1 else (x.shape[-1:], x.shape[-2:])
+    arguments.parameter("weight", weight, shapes, x, "x's", or_none=True)
     arguments.one_of("casting_mode", casting_mode, CASTING_MODES)
     arguments.flags(in_place=in_place)
     return arguments.number("eps", eps, least=0, finite=False), arguments.number("offset", offset)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from npu_tiling import Device, Kernels, LaunchSpec, launch_with_fallback
 from npu_tiling.budget.arithmetic import FP32
-from npu_tiling.pytorch.rows import layout_of
+from npu_tiling.pytorch.rows import RowLayout, layout_of
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
@@ -55,15 +55,14 @@ def forward(
     y = allocate(x, x.shape, dtype)
     fp32 = allocate(x, x.shape, torch.float32) if return_fp32 else None
     total = None if residual is None else allocate(x, x.shape, residual.dtype)
-    rstd = allocate(x, x.shape[:-1], torch.float32) if save_rstd else None
+    rstd = allocate_rstd(x, weight, torch.float32) if save_rstd else None
     if not y.numel():
         return y, fp32, total, rstd
     weight = None if weight is None else weight.contiguous()
     values, gating = (None, None) if gate is None else (gate.values, gate[1:])
-    read, options = (
-        _dtypes(x, residual, values),
-        (y.dtype, x.dtype, casting_mode, gating, return_fp32 or dtype != x.dtype, device),
-    )
+    second_output, per_head = return_fp32 or dtype != x.dtype, weight is not None and weight.dim() == 2
+    read = _dtypes(x, residual, values)
+    options = (y.dtype, x.dtype, casting_mode, gating, second_output, per_head, device)
     (p_x, p_residual, p_gate), plan = plan_strided_rows((x, residual, values), tiling.forward_launch, read, *options)
     tensors = (p_x, p_residual, weight, p_gate, y, fp32, total, rstd)
     scalars = (*plan.rows, *plan.strides, eps, offset)
@@ -98,19 +97,19 @@ def backward(
     dweight = allocate(weight, weight.shape, weight.dtype) if need_dweight and weight is not None else None
     if not dy.numel():
         return None if dweight is None else dweight.zero_()
-    width = x.shape[-1]
-    weight, rstd = None if weight is None else weight.contiguous(), rstd.contiguous()
+    per_head = weight is not None and weight.dim() == 2
+    weight, rstd = None if weight is None else weight.contiguous(), by_head(rstd, weight)
     values, gating = (None, None) if gate is None else (gate.values, gate[1:])
     read, result = _dtypes(dy, dsum, x, values), None if dx is None else dx.dtype
-    options = (result, rounded_to, casting_mode, gating, False, device)
+    options = (result, rounded_to, casting_mode, gating, False, per_head, device)
     moved, plan = plan_strided_rows((dy, dsum, x, values, dx), tiling.backward_launch, read, *options)
     p_dy, p_dsum, p_x, p_gate, p_dx = moved
 
     def run(spec: LaunchSpec) -> Tensor | None:
         launch = spec.launch
         partials = dweight
-        if dweight is not None and (launch.splits > 1 or device.kind != "cuda"):
-            partials = allocate(dy, (launch.splits, width), torch.float32)
+        if dweight is not None and (launch.splits > launch.heads or device.kind != "cuda"):
+            partials = allocate(dy, (launch.splits // launch.heads, dweight.numel()), torch.float32)
         if not launch.wide:
             tensors = (p_dy, p_dsum, p_x, weight, p_gate, rstd, p_dx, dgate, partials)
             scalars = (*plan.rows, *plan.strides, offset)
@@ -130,10 +129,24 @@ def backward(
 
     partials = launch_with_fallback("rms_norm backward", plan.spec, run, tiling.smaller)
     if dweight is not None and partials is not None and partials is not dweight:
-        spec = _sum_spec(width, device)
+        spec = _sum_spec(dweight.numel(), device)
         tensors = (partials, dweight)
         KERNELS.launch("kernels.backward", "sum_partials_kernel", spec, spec.launch.grid, tensors, (partials.shape[0],))
     return dweight
+
+
+def allocate_rstd(x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[...], which lies head by head where each has a weight: a program stores those of one head."""
+    if weight is None or weight.dim() == 1:
+        return allocate(x, x.shape[:-1], dtype)
+    return allocate(x, (x.shape[-2], *x.shape[:-2]), dtype).movedim(0, -1)
+
+
+def by_head(rstd: Tensor, weight: Tensor | None) -> Tensor:
+    """rstd as `allocate_rstd` has it."""
+    if weight is None or weight.dim() == 1:
+        return rstd.contiguous()
+    return rstd.movedim(-1, 0).contiguous().movedim(0, -1)
 
 
 class Plan(NamedTuple):
@@ -159,10 +172,11 @@ def plan_strided_rows(
     casting_mode: str,
     gating: tuple[bool, bool] | None,
     second_output: bool,
+    per_head: bool,
     device: Device,
 ) -> tuple[tuple[Tensor | None, ...], Plan]:
     """The tensors of rows, copied only if their rows take more than two levels, and the plan; as `choose_plan`."""
-    options = (read, result, rounded_to, casting_mode, gating, second_output, device)
+    options = (read, result, rounded_to, casting_mode, gating, second_output, per_head, device)
     plan = choose_plan(choose, *_geometry(tensors), *options)
     if plan is None:
         # A tensor that is written to (dx) is contiguous, or it is dy itself and so among them twice.
@@ -192,21 +206,24 @@ def choose_plan(
     casting_mode: str,
     gating: tuple[bool, bool] | None,
     second_output: bool,
+    per_head: bool,
     device: Device,
 ) -> Plan | None:
     """The plan for tensors of rows with these strides, inputs with dtypes `read`, the result's, what is rounded on the way,
-    a gate's two options, and whether y has another dtype than x or is wanted in fp32 too.
+    a gate's two options, whether y has another dtype than x or is wanted in fp32 too, and whether each head has a weight.
 
     Returns:
         None where a tensor must be copied first.
     """
-    rows = layout_of(shape, [own for own in strides if own is not None])
+    rows = (_layout_by_head if per_head else layout_of)(shape, [own for own in strides if own is not None])
     if rows is None:
         return None
     found = iter(rows.strides)
     pairs = [(0, 0) if own is None else next(found) for own in strides]
     itemsizes = tuple(dtype.itemsize for dtype in read if dtype is not None)
     outer_stride, inner_stride = (max(own) for own in zip(*pairs, strict=True))
+    if per_head:  # in results, which are contiguous
+        inner_stride = max(inner_stride, rows.n_outer * shape[-1])
     narrow = any(dtype is not None and dtype.itemsize < FP32 for dtype in (*read, result))
     rounds = rounded_to.itemsize < FP32 and casting_mode != "gemma"
     factors = rounds and casting_mode == "none"
@@ -221,12 +238,22 @@ def choose_plan(
         factors,
         gating is not None,
         second_output,
+        per_head,
     )
     silu, first = gating or (False, False)
     rounding = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors, "ROUND_BF16": rounded_to == torch.bfloat16}
-    flags = {**rounding, "GATE_SILU": silu, "GATE_FIRST": first}
+    flags = {**rounding, "GATE_SILU": silu, "GATE_FIRST": first, "PER_HEAD": per_head}
     strided = tuple(stride for pair in pairs for stride in pair)
     return Plan(LaunchSpec.of(choose(problem, device), flags), (rows.n_outer, rows.n_inner), strided)
+
+
+def _layout_by_head(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> RowLayout | None:
+    """The layout of tensors [..., H, D] whose groups are heads; None where other rows take more than one level."""
+    rows = layout_of((*shape[:-2], shape[-1]), [(*own[:-2], own[-1]) for own in strides])
+    if rows is None or rows.n_outer > 1:
+        return None
+    pairs = tuple((own[-2], inner) for own, (_, inner) in zip(strides, rows.strides, strict=True))
+    return RowLayout(shape[-2], rows.n_inner, pairs)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
@@ -9,7 +11,50 @@ from torch import Tensor, nn
 from .functional import AddedRMSNorm, add_rms_norm, gated_rms_norm, rms_norm
 
 
-class RMSNorm(nn.Module):
+class _Norm(nn.Module):
+    """The parameters of both modules, and the options that both have."""
+
+    weight: nn.Parameter | None
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float,
+        offset: float,
+        casting_mode: str,
+        elementwise_affine: bool,
+        heads: int | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
+        self.heads = arguments.whole("heads", heads, least=1, or_none=True)
+        arguments.flags(elementwise_affine=elementwise_affine)
+        self.eps = eps
+        self.offset = offset
+        self.casting_mode = casting_mode
+        shape = (hidden_size,) if heads is None else (heads, hidden_size)
+        self.register_parameter(
+            "weight", nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if elementwise_affine else None
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Makes offset + weight one."""
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1.0 - arguments.number("offset", self.offset))
+
+    def _options(self) -> dict[str, Any]:
+        return {"offset": self.offset, "casting_mode": self.casting_mode}
+
+    def extra_repr(self) -> str:
+        heads = {} if self.heads is None else {"heads": self.heads}
+        options = {"eps": self.eps, **self._options(), **heads, "elementwise_affine": self.weight is not None}
+        return ", ".join([str(self.hidden_size), *(f"{name}={value!r}" for name, value in options.items())])
+
+
+class RMSNorm(_Norm):
     """`rms_norm` over the last dimension, with a learned weight.
 
     The parameter is `weight` [hidden_size], as in torch.nn.RMSNorm and the models of Hugging Face.
@@ -21,6 +66,7 @@ class RMSNorm(nn.Module):
         casting_mode: "llama", "gemma" or "none"; see `rms_norm`.
         in_place: see `rms_norm`.
         elementwise_affine: whether there is a weight.
+        heads: H, for x [..., H, D] and a weight [H, D], one for each head; None: one weight [D].
         device, dtype: of the weight.
     """
 
@@ -33,48 +79,21 @@ class RMSNorm(nn.Module):
         casting_mode: str = "llama",
         in_place: bool = False,
         elementwise_affine: bool = True,
+        heads: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
-        arguments.flags(elementwise_affine=elementwise_affine)
-        self.eps = eps
-        self.offset = offset
-        self.casting_mode = casting_mode
+        super().__init__(hidden_size, eps, offset, casting_mode, elementwise_affine, heads, device, dtype)
         self.in_place = in_place
-        if elementwise_affine:
-            self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        else:
-            self.register_parameter("weight", None)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Makes offset + weight one."""
-        if self.weight is not None:
-            nn.init.constant_(self.weight, 1.0 - arguments.number("offset", self.offset))
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | AddedRMSNorm:
         """y for x [..., D]; with a residual, y and the new residual of `add_rms_norm`."""
         if residual is None:
-            return rms_norm(
-                x, self.weight, self.eps, offset=self.offset, casting_mode=self.casting_mode, in_place=self.in_place
-            )
-        return add_rms_norm(
-            x,
-            residual,
-            self.weight,
-            self.eps,
-            offset=self.offset,
-            casting_mode=self.casting_mode,
-            in_place=self.in_place,
-        )
+            return rms_norm(x, self.weight, self.eps, **self._options())
+        return add_rms_norm(x, residual, self.weight, self.eps, **self._options())
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.hidden_size}, eps={self.eps}, offset={self.offset}, casting_mode={self.casting_mode!r}, "
-            f"in_place={self.in_place}, elementwise_affine={self.weight is not None}"
-        )
+    def _options(self) -> dict[str, Any]:
+        return {**super()._options(), "in_place": self.in_place}
 
 
 class LlamaRMSNorm(RMSNorm):
@@ -123,20 +142,15 @@ class Olmo2RMSNorm(RMSNorm):
         super().__init__(hidden_size, eps, casting_mode="gemma", device=device, dtype=dtype)
 
 
-class GatedRMSNorm(nn.Module):
+class GatedRMSNorm(_Norm):
     """`gated_rms_norm` over the last dimension, with a learned weight.
 
     The parameter is `weight` [hidden_size], as in the models of Hugging Face.
 
     Args:
-        hidden_size: D, the size of the last dimension.
-        eps: added to the mean square.
-        offset: added to the weight; the weight is initialised so that offset + weight is 1.
-        casting_mode: "llama", "gemma" or "none"; see `rms_norm`.
         activation: of the gate, "silu" or "sigmoid".
         norm_before_gate: whether the weighted norm is gated, or x; see `gated_rms_norm`.
-        elementwise_affine: whether there is a weight.
-        device, dtype: of the weight.
+        hidden_size, eps, offset, casting_mode, elementwise_affine, heads, device, dtype: as of `RMSNorm`.
     """
 
     def __init__(
@@ -149,44 +163,17 @@ class GatedRMSNorm(nn.Module):
         activation: str = "silu",
         norm_before_gate: bool = True,
         elementwise_affine: bool = True,
+        heads: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
-        arguments.flags(elementwise_affine=elementwise_affine)
-        self.eps = eps
-        self.offset = offset
-        self.casting_mode = casting_mode
+        super().__init__(hidden_size, eps, offset, casting_mode, elementwise_affine, heads, device, dtype)
         self.activation = activation
         self.norm_before_gate = norm_before_gate
-        if elementwise_affine:
-            self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        else:
-            self.register_parameter("weight", None)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Makes offset + weight one."""
-        if self.weight is not None:
-            nn.init.constant_(self.weight, 1.0 - arguments.number("offset", self.offset))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """y for x and gate [..., D]."""
-        return gated_rms_norm(
-            x,
-            gate,
-            self.weight,
-            self.eps,
-            offset=self.offset,
-            casting_mode=self.casting_mode,
-            activation=self.activation,
-            norm_before_gate=self.norm_before_gate,
-        )
+        return gated_rms_norm(x, gate, self.weight, self.eps, **self._options())
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.hidden_size}, eps={self.eps}, offset={self.offset}, casting_mode={self.casting_mode!r}, "
-            f"activation={self.activation!r}, norm_before_gate={self.norm_before_gate}, "
-            f"elementwise_affine={self.weight is not None}"
-        )
+    def _options(self) -> dict[str, Any]:
+        return {**super()._options(), "activation": self.activation, "norm_before_gate": self.norm_before_gate}

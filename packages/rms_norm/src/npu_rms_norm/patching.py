@@ -184,7 +184,9 @@ class _PatchedGated(Derived):
     def _of_groups(self, x: Tensor, gate: Tensor | None) -> Tensor:
         size = getattr(self, "group_size", x.shape[-1])
         whole, same = size == x.shape[-1], self.weight.dtype == x.dtype
-        weight = self.weight if whole and same else None
+        weight = None
+        if same:
+            weight = self.weight if whole else self.weight.unflatten(-1, (-1, size))  # one for each group
         parts = x.unflatten(-1, (-1, size))
         if gate is None:
             y = rms_norm(parts, weight, self.variance_epsilon)

@@ -2,7 +2,8 @@
 
     rstd = 1 / sqrt(mean(x^2) + eps)        y = x rstd (offset + weight)
 
-over the last dimension, in fp32 (fp64 for fp64 input). Where the result is rounded on the way depends on the casting mode:
+over the last dimension, in fp32 (fp64 for fp64 input). The weight is [D], or, of x [..., H, D], [H, D]: one for each head.
+Where the result is rounded on the way depends on the casting mode:
 
     "llama"   x rstd is rounded to x's dtype before it is multiplied by the weight (Hugging Face's Llama)
     "gemma"   nothing is rounded before the result
@@ -48,7 +49,7 @@ def backward(
     dtype: torch.dtype,
     need_dweight: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """dx in the arithmetic's dtype (not rounded yet) and dweight [D] in weight's dtype, None where not needed."""
+    """dx in the arithmetic's dtype (not rounded yet) and dweight in weight's, None where not needed."""
     return _backward(dy.to(rstd.dtype), x.to(rstd.dtype), weight, rstd, offset, casting_mode, dtype, need_dweight)
 
 
@@ -66,7 +67,7 @@ def _backward(
     dweight = None
     if need_dweight:
         assert weight is not None
-        dweight = (g * normalised).reshape(-1, wide.shape[-1]).sum(0).to(weight.dtype)
+        dweight = (g * normalised).reshape(-1, *weight.shape).sum(0).to(weight.dtype)
     if weight is not None:
         g = g * _scale(weight, offset, casting_mode, dtype, rstd.dtype)
     dx = (g - normalised * (g * normalised).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)
@@ -105,7 +106,7 @@ def gated_backward(
     norm_before_gate: bool,
     need_dweight: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """dx and dgate in the arithmetic's dtype (not rounded yet) and dweight [D] in weight's dtype, None where not needed."""
+    """dx and dgate in the arithmetic's dtype (not rounded yet) and dweight in weight's, None where not needed."""
     act, slope = _activate(gate.to(rstd.dtype), activation)
     wide, g = x.to(rstd.dtype), dy.to(rstd.dtype)
     if norm_before_gate:

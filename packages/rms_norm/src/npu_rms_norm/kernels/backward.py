@@ -9,10 +9,12 @@ from .tile import (
     load_scale,
     load_tile,
     normalise,
+    result_strides,
     round_weighted,
     row_mask,
     store_tile,
     tile_at,
+    tile_range,
     tile_rows,
     tile_rows_of_range,
 )
@@ -52,6 +54,7 @@ def backward_kernel(
     ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
+    PER_HEAD: tl.constexpr,
 ):
     """A tile holds whole rows; the partial sum of dw stays on chip over the whole loop."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
@@ -60,16 +63,21 @@ def backward_kernel(
     EXACT_N: tl.constexpr = BLOCK_N == N
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     o_col = tl.arange(0, BLOCK_N)
-    if p_weight is not None:
-        b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
     if p_dw is not None:
         b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
     if CONTIGUOUS_SPLIT:
         i_first, i_stop = even_row_range(n_inner)
         i_tile_first, i_tile_stop, n_step = 0, tl.cdiv(i_stop - i_first, BLOCK_M), 1
     else:
-        i_tile_first, n_step = tl.program_id(0), tl.num_programs(0)
-        i_tile_stop = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
+        i_tile_first, i_tile_stop, n_step, i_head = tile_range(
+            tl.program_id(0), tl.num_programs(0), n_outer, n_inner, BLOCK_G, BLOCK_M, PER_HEAD
+        )
+    s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, PER_HEAD)
+    if PER_HEAD:
+        if p_weight is not None:
+            p_weight += i_head * N
+    if p_weight is not None:
+        b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
     for i_tile in tl.range(i_tile_first, i_tile_stop, n_step):
         if CONTIGUOUS_SPLIT:
             i_outer, i_inner, n_groups, n_rows = tile_rows_of_range(i_tile, i_tile_stop, i_first, i_stop, BLOCK_M)
@@ -110,7 +118,7 @@ def backward_kernel(
                     if p_weight is not None:
                         b_z *= b_scale[None, :]
                     b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
-                    p_tile = tile_at(p_dgate, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+                    p_tile = tile_at(p_dgate, s_y_outer, s_y_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
                     store_tile(p_tile, b_g * b_z * b_slope, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
                 b_g *= b_act
         if p_dw is not None:
@@ -122,7 +130,7 @@ def backward_kernel(
             b_dx = (b_g - b_n * b_mean[:, None]) * b_rstd[:, None]
             if GATE_FIRST:
                 if p_dgate is not None:
-                    p_tile = tile_at(p_dgate, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+                    p_tile = tile_at(p_dgate, s_y_outer, s_y_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
                     store_tile(p_tile, b_dx * b_x * b_slope, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
                 b_dx *= b_act
             if p_dsum is not None:

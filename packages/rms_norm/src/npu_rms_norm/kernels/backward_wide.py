@@ -8,10 +8,12 @@ from .tile import (
     load_scale,
     load_tile,
     normalise,
+    result_strides,
     round_weighted,
     row_mask,
     store_tile,
     tile_at,
+    tile_range,
     tile_rows,
 )
 
@@ -42,6 +44,7 @@ def backward_wide_mean_kernel(
     ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
+    PER_HEAD: tl.constexpr,
 ):
     """First pass over rows that do not fit on chip: mean(g n) of each."""
     # lint: allow short-transfer: on an Ascend950 a row that does not fit beside another comes in equal pieces
@@ -49,8 +52,13 @@ def backward_wide_mean_kernel(
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
-    n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
-    for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
+    i_first, i_stop, n_step, i_head = tile_range(
+        tl.program_id(0), tl.num_programs(0), n_outer, n_inner, BLOCK_G, BLOCK_M, PER_HEAD
+    )
+    if PER_HEAD:
+        if p_weight is not None:
+            p_weight += i_head * N
+    for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
         i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
@@ -125,22 +133,27 @@ def backward_wide_kernel(
     ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
+    PER_HEAD: tl.constexpr,
 ):
     """Second pass: a program takes one block of columns through every n_splits-th tile of rows, so that dw stays on chip."""
     # lint: allow short-transfer: on an Ascend950 a row that does not fit beside another comes in equal pieces
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
-    n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
+    s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, PER_HEAD)
     for i_task in tl.range(tl.program_id(0), tl.cdiv(N, BLOCK_N) * n_splits, tl.num_programs(0)):
         i_split = i_task % n_splits
+        i_first, i_stop, n_step, i_head = tile_range(i_split, n_splits, n_outer, n_inner, BLOCK_G, BLOCK_M, PER_HEAD)
         i_col = i_task // n_splits * BLOCK_N
         o_col = i_col + tl.arange(0, BLOCK_N)
         if p_weight is not None:
-            b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
+            p_own = p_weight
+            if PER_HEAD:
+                p_own += i_head * N
+            b_scale = load_scale(p_own, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
         if p_dw is not None:
             b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
-        for i_tile in tl.range(i_split, n_tiles, n_splits):
+        for i_tile in tl.range(i_first, i_stop, n_step):
             i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
             i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
             m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
@@ -177,7 +190,7 @@ def backward_wide_kernel(
                         if p_weight is not None:
                             b_z *= b_scale[None, :]
                         b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
-                        p_tile = tile_at(p_dgate, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+                        p_tile = tile_at(p_dgate, s_y_outer, s_y_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
                         store_tile(
                             p_tile, b_g * b_z * b_slope, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N
                         )
@@ -191,7 +204,7 @@ def backward_wide_kernel(
                 b_dx = (b_g - b_n * b_mean[:, None]) * b_rstd[:, None]
                 if GATE_FIRST:
                     if p_dgate is not None:
-                        p_tile = tile_at(p_dgate, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+                        p_tile = tile_at(p_dgate, s_y_outer, s_y_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
                         store_tile(
                             p_tile, b_dx * b_x * b_slope, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N
                         )

@@ -10,8 +10,10 @@ import triton.language as tl
 from .chunk import load_chunk, load_gate_chunk, load_scale_chunk, store_chunk
 from .tile import (
     normalise,
+    result_strides,
     round_weighted,
     row_mask,
+    tile_range,
     tile_rows,
     widen,
 )
@@ -47,11 +49,18 @@ def forward_chunks_kernel(
     ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
+    PER_HEAD: tl.constexpr,
 ):
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
-    n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
-    for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
+    i_first, i_stop, n_step, i_head = tile_range(
+        tl.program_id(0), tl.num_programs(0), n_outer, n_inner, BLOCK_G, BLOCK_M, PER_HEAD
+    )
+    s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, PER_HEAD)
+    if PER_HEAD:
+        if p_weight is not None:
+            p_weight += i_head * N
+    for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
         i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
@@ -78,7 +87,19 @@ def forward_chunks_kernel(
                 )
                 b_sum = b_x.to(p_sum.dtype.element_ty)
                 store_chunk(
-                    p_sum, b_sum, n_inner * N, N, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
+                    p_sum,
+                    b_sum,
+                    s_y_outer,
+                    s_y_inner,
+                    i_outer,
+                    i_inner,
+                    n_groups,
+                    n_rows,
+                    i_chunk,
+                    N,
+                    BLOCK_G,
+                    BLOCK_M,
+                    BLOCK_N,
                 )
                 b_x = widen(b_sum)
             if p_gate is not None:
@@ -115,9 +136,23 @@ def forward_chunks_kernel(
                     b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * gates[i_chunk]
             if p_fp32 is not None:
                 store_chunk(
-                    p_fp32, b_y, n_inner * N, N, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
+                    p_fp32,
+                    b_y,
+                    s_y_outer,
+                    s_y_inner,
+                    i_outer,
+                    i_inner,
+                    n_groups,
+                    n_rows,
+                    i_chunk,
+                    N,
+                    BLOCK_G,
+                    BLOCK_M,
+                    BLOCK_N,
                 )
-            store_chunk(p_y, b_y, n_inner * N, N, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N)
+            store_chunk(
+                p_y, b_y, s_y_outer, s_y_inner, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
+            )
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
@@ -154,6 +189,7 @@ def backward_chunks_kernel(
     ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
+    PER_HEAD: tl.constexpr,
 ):
     """The partial sum of dw stays in registers over the whole loop."""
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
@@ -163,8 +199,14 @@ def backward_chunks_kernel(
     if p_dw is not None:
         for _ in tl.static_range(CHUNKS):
             sums = sums + (tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32),)
-    n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
-    for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
+    i_first, i_stop, n_step, i_head = tile_range(
+        tl.program_id(0), tl.num_programs(0), n_outer, n_inner, BLOCK_G, BLOCK_M, PER_HEAD
+    )
+    s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, PER_HEAD)
+    if PER_HEAD:
+        if p_weight is not None:
+            p_weight += i_head * N
+    for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
         i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
@@ -211,8 +253,8 @@ def backward_chunks_kernel(
                         store_chunk(
                             p_dgate,
                             b_g * b_z * b_slope,
-                            n_inner * N,
-                            N,
+                            s_y_outer,
+                            s_y_inner,
                             i_outer,
                             i_inner,
                             n_groups,
@@ -241,8 +283,8 @@ def backward_chunks_kernel(
                         store_chunk(
                             p_dgate,
                             b_dx * slopes[i_chunk],
-                            n_inner * N,
-                            N,
+                            s_y_outer,
+                            s_y_inner,
                             i_outer,
                             i_inner,
                             n_groups,

@@ -9,10 +9,12 @@ from .tile import (
     load_scale,
     load_tile,
     normalise,
+    result_strides,
     round_weighted,
     row_mask,
     store_tile,
     tile_at,
+    tile_range,
     tile_rows,
     tile_rows_of_range,
     widen,
@@ -49,6 +51,7 @@ def forward_kernel(
     ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
+    PER_HEAD: tl.constexpr,
 ):
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
@@ -56,14 +59,19 @@ def forward_kernel(
     EXACT_N: tl.constexpr = BLOCK_N == N
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     o_col = tl.arange(0, BLOCK_N)
-    if p_weight is not None:
-        b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
     if CONTIGUOUS_SPLIT:
         i_first, i_stop = even_row_range(n_inner)
         i_tile_first, i_tile_stop, n_step = 0, tl.cdiv(i_stop - i_first, BLOCK_M), 1
     else:
-        i_tile_first, n_step = tl.program_id(0), tl.num_programs(0)
-        i_tile_stop = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
+        i_tile_first, i_tile_stop, n_step, i_head = tile_range(
+            tl.program_id(0), tl.num_programs(0), n_outer, n_inner, BLOCK_G, BLOCK_M, PER_HEAD
+        )
+    s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, PER_HEAD)
+    if PER_HEAD:
+        if p_weight is not None:
+            p_weight += i_head * N
+    if p_weight is not None:
+        b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
     for i_tile in tl.range(i_tile_first, i_tile_stop, n_step):
         if CONTIGUOUS_SPLIT:
             i_outer, i_inner, n_groups, n_rows = tile_rows_of_range(i_tile, i_tile_stop, i_first, i_stop, BLOCK_M)
@@ -77,7 +85,7 @@ def forward_kernel(
             p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
             b_x += load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
             b_sum = b_x.to(p_sum.dtype.element_ty)
-            p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+            p_tile = tile_at(p_sum, s_y_outer, s_y_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
             store_tile(p_tile, b_sum, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
             b_x = widen(b_sum)
         if p_gate is not None:
@@ -109,9 +117,9 @@ def forward_kernel(
             if not GATE_FIRST:
                 b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * b_act
         if p_fp32 is not None:
-            p_tile = tile_at(p_fp32, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+            p_tile = tile_at(p_fp32, s_y_outer, s_y_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
             store_tile(p_tile, b_y, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
-        p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+        p_tile = tile_at(p_y, s_y_outer, s_y_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
         store_tile(p_tile, b_y, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
 
 
@@ -144,13 +152,20 @@ def forward_wide_kernel(
     ROUND_BF16: tl.constexpr,
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
+    PER_HEAD: tl.constexpr,
 ):
     # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
-    n_tiles = tl.cdiv(n_outer, BLOCK_G) * tl.cdiv(n_inner, BLOCK_M)
-    for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
+    i_first, i_stop, n_step, i_head = tile_range(
+        tl.program_id(0), tl.num_programs(0), n_outer, n_inner, BLOCK_G, BLOCK_M, PER_HEAD
+    )
+    s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, PER_HEAD)
+    if PER_HEAD:
+        if p_weight is not None:
+            p_weight += i_head * N
+    for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
         i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
@@ -198,7 +213,7 @@ def forward_wide_kernel(
                 )
                 b_x += load_tile(p_tile, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "evict_first")
                 b_sum = b_x.to(p_sum.dtype.element_ty)
-                p_tile = tile_at(p_sum, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+                p_tile = tile_at(p_sum, s_y_outer, s_y_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
                 store_tile(p_tile, b_sum, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
                 b_x = widen(b_sum)
             if p_gate is not None:
@@ -227,7 +242,7 @@ def forward_wide_kernel(
                 if not GATE_FIRST:
                     b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * b_act
             if p_fp32 is not None:
-                p_tile = tile_at(p_fp32, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+                p_tile = tile_at(p_fp32, s_y_outer, s_y_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
                 store_tile(p_tile, b_y, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
-            p_tile = tile_at(p_y, n_inner * N, N, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
+            p_tile = tile_at(p_y, s_y_outer, s_y_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
             store_tile(p_tile, b_y, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)

@@ -14,8 +14,9 @@ or, GATE_FIRST, x is: x a stands for x above, and of its gradient du
 Rows lie on two levels, `n_outer` groups of `n_inner` rows, and every tensor has a stride for each (in elements), so that a
 slice of a wider tensor is read in place. A tile is BLOCK_M rows of one group, or all rows of BLOCK_G groups, by BLOCK_N
 columns. Programs stride over the tiles; with CONTIGUOUS_SPLIT each program takes one contiguous, equal range of the rows of
-the only group. ROUND_NORMALISED rounds n, to bf16 or (not ROUND_BF16) fp16, before it meets the weight, ROUND_FACTORS rounds
-rstd and offset + w as well.
+the only group. PER_HEAD: a group is the rows of one head, which has a weight of its own; a program takes tiles of one head,
+BLOCK_G is 1, and in results, which are contiguous, the heads of a token stand side by side. ROUND_NORMALISED rounds n, to
+bf16 or (not ROUND_BF16) fp16, before it meets the weight, ROUND_FACTORS rounds rstd and offset + w as well.
 
 Kernels with `wide` in their names serve rows that do not fit on chip: columns in blocks, x read twice.
 """
@@ -44,6 +45,26 @@ def even_row_range(n_rows):
     n_share = tl.cdiv(n_rows, tl.num_programs(0))
     i_first = tl.minimum(tl.program_id(0) * n_share, n_rows)
     return i_first, tl.minimum(i_first + n_share, n_rows)
+
+
+@triton.jit
+def tile_range(i_program, n_programs, n_outer, n_inner, G: tl.constexpr, M: tl.constexpr, PER_HEAD: tl.constexpr):
+    """First tile of a program, where they stop, the step, and the program's head (0 without PER_HEAD)."""
+    n_tiles = tl.cdiv(n_inner, M)  # of one group
+    if PER_HEAD:
+        i_head = i_program % n_outer
+        return i_head * n_tiles + i_program // n_outer, (i_head + 1) * n_tiles, n_programs // n_outer, i_head
+    else:
+        return i_program, tl.cdiv(n_outer, G) * n_tiles, n_programs, 0
+
+
+@triton.jit
+def result_strides(n_outer, n_inner, N: tl.constexpr, PER_HEAD: tl.constexpr):
+    """From group to group and from row to row of a result, which is contiguous."""
+    if PER_HEAD:
+        return N, n_outer * N
+    else:
+        return n_inner * N, N
 
 
 @triton.jit

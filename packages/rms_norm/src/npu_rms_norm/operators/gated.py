@@ -25,7 +25,7 @@ def _gated_rms_norm(
     device = device_for(x.device)
     if device is None:
         y, rstd = reference.gated_forward(x, gate, weight, eps, offset, casting_mode, activation, norm_before_gate)
-        return y.contiguous(), rstd.contiguous() if save_rstd else nothing(x)
+        return y.contiguous(), launch.by_head(rstd, weight) if save_rstd else nothing(x)
     gating = launch.Gate(gate, activation == "silu", not norm_before_gate)
     y, _, _, saved = launch.forward(x, None, weight, gating, eps, offset, casting_mode, x.dtype, False, save_rstd, device)
     return y, nothing(x) if saved is None else saved
@@ -66,7 +66,7 @@ def _gated_rms_norm_backward(
 def _fake_gated_rms_norm(  # type: ignore[no-untyped-def]
     x, gate, weight, eps, offset, casting_mode, activation, norm_before_gate, save_rstd
 ):
-    rstd = torch.empty(x.shape[:-1], dtype=statistics_dtype(x.dtype), device=x.device) if save_rstd else nothing(x)
+    rstd = launch.allocate_rstd(x, weight, statistics_dtype(x.dtype)) if save_rstd else nothing(x)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), rstd
 
 

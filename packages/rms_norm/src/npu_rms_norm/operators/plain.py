@@ -31,7 +31,7 @@ def _rms_norm(
     if device is None:
         wide, rstd = reference.forward(x, weight, eps, offset, casting_mode, x.dtype)
         y, fp32 = _outputs(wide, dtype, return_fp32)
-        return y, fp32, rstd.contiguous() if save_rstd else None
+        return y, fp32, launch.by_head(rstd, weight) if save_rstd else None
     options = (eps, offset, casting_mode, dtype, return_fp32, save_rstd, device)
     y, fp32, _, saved = launch.forward(x, None, weight, None, *options)
     return y, fp32, saved
@@ -55,7 +55,7 @@ def _add_rms_norm(
         total = (x.to(wide) + residual.to(wide)).to(residual.dtype).contiguous()
         result, rstd = reference.forward(total, weight, eps, offset, casting_mode, x.dtype)
         y, fp32 = _outputs(result, dtype, return_fp32)
-        return y, total, fp32, rstd if save_rstd else None
+        return y, total, fp32, launch.by_head(rstd, weight) if save_rstd else None
     options = (eps, offset, casting_mode, dtype, return_fp32, save_rstd, device)
     y, fp32, new_residual, saved = launch.forward(x, residual, weight, None, *options)
     assert new_residual is not None
@@ -117,7 +117,7 @@ def _fake_rms_norm(  # type: ignore[no-untyped-def]
     x, weight, eps, offset, casting_mode, in_place, dtype, return_fp32, save_rstd
 ):
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    return y, _fake_fp32(x, x.dtype, return_fp32), _fake_rstd(x, x.dtype, save_rstd)
+    return y, _fake_fp32(x, x.dtype, return_fp32), _fake_rstd(x, weight, x.dtype, save_rstd)
 
 
 def _fake_add_rms_norm(  # type: ignore[no-untyped-def]
@@ -125,7 +125,7 @@ def _fake_add_rms_norm(  # type: ignore[no-untyped-def]
 ):
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
     total = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
-    return y, total, _fake_fp32(x, residual.dtype, return_fp32), _fake_rstd(x, residual.dtype, save_rstd)
+    return y, total, _fake_fp32(x, residual.dtype, return_fp32), _fake_rstd(x, weight, residual.dtype, save_rstd)
 
 
 def _fake_backward(  # type: ignore[no-untyped-def]
@@ -145,10 +145,8 @@ def _fake_fp32(x: Tensor, dtype: torch.dtype, wanted: bool) -> Tensor | None:
     return torch.empty(x.shape, dtype=statistics_dtype(dtype), device=x.device) if wanted else None
 
 
-def _fake_rstd(x: Tensor, dtype: torch.dtype, save_rstd: bool) -> Tensor | None:
-    if not save_rstd:
-        return None
-    return torch.empty(x.shape[:-1], dtype=statistics_dtype(dtype), device=x.device)
+def _fake_rstd(x: Tensor, weight: Tensor | None, dtype: torch.dtype, save_rstd: bool) -> Tensor | None:
+    return launch.allocate_rstd(x, weight, statistics_dtype(dtype)) if save_rstd else None
 
 
 OPERATORS.define(

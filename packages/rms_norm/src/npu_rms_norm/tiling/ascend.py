@@ -55,7 +55,7 @@ def _shared_rows(problem: Problem, wanted: int) -> Block:
     """How many rows a tile may share: rows of one group or, where a group has fewer than wanted, whole groups."""
     rows = min(wanted, problem.max_rows)
     groups = min(wanted // problem.n_inner, problem.max_groups)
-    if problem.n_outer == 1 or rows < problem.n_inner or groups < 2:
+    if problem.per_head or problem.n_outer == 1 or rows < problem.n_inner or groups < 2:
         return Block("ROWS", rows, min(2, rows))
     return Block("ROWS", groups * problem.n_inner, 2 * problem.n_inner, problem.n_inner)
 

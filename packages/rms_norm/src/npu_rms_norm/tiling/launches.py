@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, gcd
 
 from npu_tiling import ALL_TILES, Device, footprint, persistent_grid
 from npu_tiling.launching.cuda import row_options
@@ -52,12 +52,28 @@ class Launch:
     @property
     def contiguous_split(self) -> bool:
         """Whether every program takes as many rows as any other, one after the other, instead of tiles in turn (Ascend)."""
-        return self.device.kind != "cuda" and self.problem.n_outer == 1 and self.block_m > 1 and not self.wide
+        one_group = self.problem.n_outer == 1 and not self.problem.per_head
+        return self.device.kind != "cuda" and one_group and self.block_m > 1 and not self.wide
+
+    @property
+    def heads(self) -> int:
+        """Weights, of which a program sees one."""
+        return self.problem.n_outer if self.problem.per_head else 1
 
     @functools.cached_property
     def grid(self) -> int:
         tiles = self.problem.n_inner if self.contiguous_split else self.row_tiles
-        return persistent_grid(tiles, self.device, per_core=self.per_core)
+        if self.heads == 1:
+            return persistent_grid(tiles, self.device, per_core=self.per_core)
+        return self.heads * max(1, min(tiles // self.heads, self._programs_of_a_head))
+
+    @property
+    def _programs_of_a_head(self) -> int:
+        """As many as make rounds in which every core has a program (Ascend), or as are resident at once."""
+        most = max(1, self.device.max_grid // self.heads)
+        if self.device.kind == "cuda":
+            return min(most, self.device.vector_cores * self.per_core // self.heads)
+        return min(most, self.device.vector_cores // gcd(self.device.vector_cores, self.heads))
 
     @property
     def column_blocks(self) -> int:
@@ -65,10 +81,11 @@ class Launch:
 
     @functools.cached_property
     def splits(self) -> int:
-        """Partial sums of dw: one per program, or, where programs take columns, one per set of rows."""
+        """Partial sums of a row of dw: one per program, or, where programs take columns, one per set of rows."""
         if not self.wide:
             return self.grid
-        return max(1, min(self.row_tiles, self.device.vector_cores * self.per_core // self.column_blocks))
+        wanted = self.device.vector_cores * self.per_core // self.column_blocks // self.heads
+        return self.heads * max(1, min(self.row_tiles // self.heads, wanted))
 
     @functools.cached_property
     def column_grid(self) -> int:

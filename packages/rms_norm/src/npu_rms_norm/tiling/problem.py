@@ -21,6 +21,7 @@ class Problem:
         rounded_factors: rstd and the scale are rounded to a narrower dtype before they are used.
         gated: the last of the tensors of rows that are read is a gate.
         second_output: the result is stored in another dtype than x's, or in fp32 too.
+        per_head: each group is the rows of one head, which has a weight of its own: a program takes rows of one head.
     """
 
     n_outer: int
@@ -33,6 +34,7 @@ class Problem:
     rounded_factors: bool = False
     gated: bool = False
     second_output: bool = False
+    per_head: bool = False
 
     @property
     def max_rows(self) -> int:
