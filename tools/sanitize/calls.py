@@ -122,12 +122,15 @@ def attn_res_calls(device: torch.device) -> Iterator[Call]:
         count = torch.tensor(n, device=device) if counted else n
         _backward(attn_res_bank(blocks, count, prefix, *weights, layer_output=x)[:3])
 
-    def update(width: int, dtype: torch.dtype, n: int, counted: bool = False) -> None:
-        """The prefix in place, and appended to the bank."""
+    def update(width: int, dtype: torch.dtype, n: int, trained: bool) -> None:
+        """The prefix in place, and appended to the bank; with gradients, or with n_blocks on the device."""
         blocks, prefix = torch.randn(ROWS, n + 1, width, device=device).to(dtype), torch.randn(ROWS, width, device=device)
-        weights = [torch.randn(width, device=device) for _ in range(3)]
-        count = torch.tensor(n, dtype=torch.int32, device=device) if counted else n
-        attn_res_bank(blocks, count, prefix, *weights, layer_output=prefix.to(dtype), append=True, in_place=True)
+        weights = [_leaf((width,), FP32, device).requires_grad_(trained) for _ in range(3)]
+        count = n if trained else torch.tensor(n, dtype=torch.int32, device=device)
+        x = prefix.to(dtype)
+        found = attn_res_bank(blocks, count, prefix, *weights, layer_output=x, append=True, in_place=True)
+        if trained:
+            _backward(found[:2])
 
     def inference(width: int) -> None:
         blocks = torch.randn(4, ROWS, width, device=device)
@@ -154,8 +157,8 @@ def attn_res_calls(device: torch.device) -> Iterator[Call]:
         yield f"bf16 {width}, bank", _call(bank, width, BF16, 3)
         yield f"bf16 {width}, fp32 bank, n_blocks on the device", _call(bank, width, BF16, 4, FP32, True)
         yield f"fp32 {width}, bank without blocks", _call(bank, width, FP32, 0)
-        yield f"bf16 {width}, bank in place", _call(update, width, BF16, 2)
-        yield f"fp32 {width}, bank in place, n_blocks on the device", _call(update, width, FP32, 5, True)
+        yield f"bf16 {width}, bank in place", _call(update, width, BF16, 2, True)
+        yield f"fp32 {width}, bank in place, n_blocks on the device", _call(update, width, FP32, 5, False)
 
 
 def cross_entropy_calls(device: torch.device) -> Iterator[Call]:

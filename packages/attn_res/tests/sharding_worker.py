@@ -129,6 +129,9 @@ def check_refusals(mesh):
     queries = place(torch.ones(2, WIDTH), Shard(0))
     refused(ValueError, "queries is Shard(dim=0) on mesh dimension 0 and must be", phase1, queries, [rows], whole)
     state = (place(block, Replicate()), *(place(torch.ones(TOKENS), Shard(1)) for _ in range(2)))
+    bank, trained = place(torch.randn(*TOKENS, 3, WIDTH), Shard(1)), place(weight, Replicate()).requires_grad_()
+    said = "append is True and must be False for DTensors: autograd cannot record what is written there."
+    refused(ValueError, said, npu_attn_res.attn_res_bank, bank, 1, rows, trained, whole, append=True)
     said = "o is Replicate() on mesh dimension 0 and must be Shard(dim=1), as prefix is."
     refused(ValueError, said, merge, *state, rows, whole, whole)
 

@@ -15,7 +15,14 @@ BAD = {
     r"bank\[1\] has shape": (lambda a: a | {"bank": [a["prefix"], a["prefix"][:3]], "n_blocks": None}, ValueError),
     "append is True .* full": (lambda a: a | {"n_blocks": 5, "append": True}, ValueError),
     "append is True .* list": (lambda a: a | {"bank": [], "n_blocks": None, "append": True}, ValueError),
-    "in_place is True": (lambda a: a | {"query": a["query"].requires_grad_(), "in_place": True}, ValueError),
+    "in_place is True and must be False for leaves": (
+        lambda a: a | {"prefix": a["prefix"].requires_grad_()[:, :], "in_place": True},
+        ValueError,
+    ),
+    "append is True and must be False for leaves": (
+        lambda a: a | {"bank": a["bank"].requires_grad_(), "append": True},
+        ValueError,
+    ),
     "prefix has strides": (lambda a: a | {"prefix": a["prefix"].t().contiguous().t(), "in_place": True}, ValueError),
     "layer_output has shape": (lambda a: a | {"layer_output": a["prefix"][:3]}, ValueError),
     "query has shape": (lambda a: a | {"query": a["query"][:3]}, ValueError),

@@ -91,3 +91,71 @@ def test_a_block_may_score_much_higher_than_the_prefix(device, in_place):
     assert torch.equal(found.prefix, prefix + x)
     depth.near(found.output.cpu(), h, fp32=2e-3)
     depth.near(found.normalized.cpu(), y, fp32=2e-3)
+
+
+def leaves_of(device, dtype=torch.float32, **options):
+    return [one.requires_grad_() for one in banks.tensors(device, bank=dtype, prefix=dtype, **options)]
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])
+@pytest.mark.parametrize("layout", ["own", "views"])
+def test_writes_are_differentiated_as_copies_are(device, counted, layout):
+    """A bank and a prefix that were made by other operations, and what reads them after they were written to."""
+    leaves, results = leaves_of(device), []
+    leaves[0].data.nan_to_num_()
+    n_blocks = torch.tensor(3, device=leaves[0].device) if counted else 3
+    for in_place in (True, False):
+        bank, prefix, x, *weights = leaves
+        bank, prefix = bank * 2, prefix + 1
+        if layout == "views":
+            bank = torch.cat([bank, bank], 1)[:, :5]
+            prefix = torch.stack([prefix, prefix])[1]
+        if in_place:
+            given = prefix
+            found = attn_res_bank(bank, n_blocks, prefix, *weights, layer_output=x, append=True, in_place=True)
+            assert found.prefix is given and not found.prefix.is_leaf
+        else:
+            found = attn_res_bank(bank, n_blocks, prefix, *weights, layer_output=x)
+            bank = torch.cat([bank[:, :3], found.prefix.unsqueeze(1), bank[:, 4:]], 1)
+        last = attn_res_bank(bank, 4, found.output, *weights, layer_output=found.prefix)
+        made = [*found[:3], *last[:3], bank]
+        gradients = torch.autograd.grad(made, leaves, banks.upstream_of(made))
+        results.append([*made, *gradients])
+    for one, other in zip(*results, strict=True):
+        depth.near(one.detach().cpu(), other.detach().cpu().double())
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])
+def test_gradcheck_of_writes(counted):
+    torch.manual_seed(0)
+    given = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4, 5), (3, 5), (3, 5), 5, 5, 5)]
+
+    def results(bank, prefix, x, *weights):
+        bank, prefix, count = bank * 1, prefix * 1, torch.tensor(2) if counted else 2
+        found = attn_res_bank(bank, count, prefix, *weights, layer_output=x, append=True, in_place=True)
+        return found.output, found.normalized, prefix, bank
+
+    assert torch.autograd.gradcheck(results, given)
+
+
+def test_a_full_bank_is_not_differentiated_where_nothing_was_written(device):
+    bank, prefix, x, *weights = leaves = leaves_of(device, n_blocks=5)
+    written = bank * 1
+    count = torch.tensor([5], device=bank.device)
+    found = attn_res_bank(written, count, prefix, *weights, layer_output=x, append=True)
+    assert torch.equal(written, bank)
+    made = [written, found.prefix]
+    upstream = banks.upstream_of(made)
+    gradients = torch.autograd.grad(made, leaves, upstream, allow_unused=True)
+    for one, other in zip(gradients[:3], (upstream[0], upstream[1], upstream[1]), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_prefix_that_a_backward_needs_must_stay(device):
+    bank, prefix, x, *weights = leaves_of(device)
+    running = prefix + 1
+    first = attn_res_bank(bank, 3, running, *weights, layer_output=x, in_place=True)
+    second = attn_res_bank(bank, 3, running, *weights, layer_output=x, in_place=True)
+    second.output.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="prefix was written to again after in_place=True and must keep its values"):
+        first.output.sum().backward()

@@ -96,8 +96,9 @@ def test_compiles_to_one_graph(device, what):
     def bank(blocks, query, norm):
         memory = torch.zeros(6, 4, WIDTH, device=blocks.device)
         first = attn_res_bank(memory, 0, blocks[0], query, norm, append=True)
-        found = attn_res_bank(memory, 1, first.output, query, norm, norm, layer_output=blocks[1])
-        return found.normalized + found.prefix * blocks[2]
+        running, count = first.output * 2, torch.tensor(1, device=blocks.device)
+        found = attn_res_bank(memory, count, running, query, norm, norm, layer_output=blocks[1], append=True, in_place=True)
+        return found.normalized + running * blocks[2] + memory[:, 1]
 
     function = {"one": one, "phases": phases, "bank": bank}[what]
     results = []

@@ -3,59 +3,73 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
-from torch import Tensor, dtype
+from torch import Tensor
 
 from .operators import OPERATORS, single, two_phase
 
 # `run` is an operator without its gradient: through the dispatcher, or where that is bypassed the function itself.
 
 
+class _Call(NamedTuple):
+    """What the gradients of `attn_res` do not reach, in its operator's order.
+
+    Attributes:
+        counted: n_blocks on the device, or None.
+        update: nothing, or whether the prefix is appended to the blocks, and whether its sum is written in place.
+    """
+
+    run: Callable[..., Any]
+    stacked: bool
+    n_blocks: int
+    counted: Tensor | None
+    eps: float
+    norm_eps: float
+    dtype: torch.dtype | None
+    save: bool
+    update: Sequence[bool]
+
+
 class _AttnRes(Function):
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx,
-        run,
-        stacked,
-        n_blocks,
-        count,
-        eps,
-        norm_eps,
-        dtype,
-        save,
-        prefix,
-        x,
-        query,
-        rms_weight,
-        output_rms_weight,
-        *blocks,
-    ):
+    def forward(ctx, call, prefix, x, query, rms_weight, output_rms_weight, *blocks):  # type: ignore[no-untyped-def]
         weights = (query, rms_weight, output_rms_weight)
-        given = (blocks, stacked, n_blocks, count, prefix, x, *weights, eps, norm_eps, dtype, True)
-        h, y, joined, *statistics = run(*given)
+        given = (blocks, call.stacked, call.n_blocks, call.counted, prefix, x, *weights)
+        h, y, joined, *statistics = call.run(*given, call.eps, call.norm_eps, call.dtype, True, *call.update)
         joined = None if prefix is None or x is None else joined
+        ctx.overwritten = None
+        if x is not None and call.update and call.update[1]:
+            joined = _of_own_version(prefix)
+            ctx.overwritten = prefix.detach(), prefix._version + 1  # as it will be once `writes.replace` has told autograd
         kept = h if output_rms_weight is not None or single.reads_h(h) else None
         y, norm_rstd = (None, None) if output_rms_weight is None else (y, statistics[3])
-        if stacked and prefix is not None:
+        if call.stacked and prefix is not None:
             blocks = [_of_own_version(block) for block in blocks]
         source = prefix if joined is None else joined
-        ctx.save_for_backward(kept, *weights, *statistics[:3], norm_rstd, count, source, *blocks)
-        ctx.stacked, ctx.n_blocks = stacked, n_blocks
+        ctx.save_for_backward(kept, *weights, *statistics[:3], norm_rstd, call.counted, source, *blocks)
+        ctx.stacked, ctx.n_blocks = call.stacked, call.n_blocks
         ctx.dtype_of_x = None if x is None else x.dtype
         ctx.set_materialize_grads(False)
-        if not save:
+        if not call.save:
             return h, y, joined, None, None, None, None
         ctx.mark_non_differentiable(*[one for one in (*statistics[:3], norm_rstd) if one is not None])
         return h, y, joined, *statistics[:3], norm_rstd
 
     @staticmethod
     def backward(ctx, dh, dy, djoined, *_):  # type: ignore[no-untyped-def]
-        need_prefix, need_x, *need_weights = ctx.needs_input_grad[8:13]
-        need_blocks = list(ctx.needs_input_grad[13:])
+        _, need_prefix, need_x, *need_weights = ctx.needs_input_grad[:6]
+        need_blocks = list(ctx.needs_input_grad[6:])
         if dh is None and dy is None:
-            return (None,) * 8 + _of_both(djoined, need_prefix, need_x, ctx.dtype_of_x) + (None,) * (3 + len(need_blocks))
+            of_prefix = _of_both(djoined, need_prefix, need_x, ctx.dtype_of_x)
+            return None, *of_prefix, *(None,) * (3 + len(need_blocks))
+        if ctx.overwritten is not None and ctx.overwritten[0]._version != ctx.overwritten[1]:
+            raise RuntimeError(
+                "prefix was written to again after in_place=True and must keep its values until the backward."
+            )
         h, query, rms_weight, output_rms_weight, score, rstd, lse, norm_rstd, count, prefix, *blocks = ctx.saved_tensors
         weights, statistics = (query, rms_weight, output_rms_weight), (score, rstd, lse, norm_rstd)
         need_weights[2] = need_weights[2] and dy is not None
@@ -64,7 +78,7 @@ class _AttnRes(Function):
         found = OPERATORS("attn_res_backward", dh, dy, djoined, h, *sources, *weights, *statistics, *needed)
         dblocks, dprefix, *dweights = found
         of_prefix = _of_both(dprefix, need_prefix, need_x, ctx.dtype_of_x)
-        return *(None,) * 8, *of_prefix, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
+        return None, *of_prefix, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
 
 
 def _of_own_version(bank: Tensor) -> Tensor:
@@ -73,7 +87,7 @@ def _of_own_version(bank: Tensor) -> Tensor:
 
 
 def _of_both(
-    gradient: Tensor | None, need_prefix: bool, need_x: bool, of_x: dtype | None
+    gradient: Tensor | None, need_prefix: bool, need_x: bool, of_x: torch.dtype | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of a prefix and of what was added to it, from that of the sum."""
     dx = gradient.to(of_x) if need_x and gradient is not None and of_x is not None else None
@@ -138,13 +152,12 @@ def _only(gradients: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | 
     return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
 
 
-def _attn_res(  # type: ignore[no-untyped-def]
-    run, blocks, stacked, n_blocks, count, prefix, x, query, rms_weight, output_rms_weight, eps, norm_eps, dtype, save
-):
-    tensors = (prefix, x, query, rms_weight, output_rms_weight)
+def _attn_res(run, blocks, stacked, n_blocks, count, *rest):  # type: ignore[no-untyped-def]
+    tensors, (eps, norm_eps, dtype, save, *update) = rest[:5], rest[5:]
     if needs_gradient((*tensors, blocks)):
-        return apply(_AttnRes, run, stacked, n_blocks, count, eps, norm_eps, dtype, save, *tensors, *blocks)
-    return run(blocks, stacked, n_blocks, count, *tensors, eps, norm_eps, dtype, save)
+        call = _Call(run, stacked, n_blocks, count, eps, norm_eps, dtype, save, update)
+        return apply(_AttnRes, call, *tensors, *blocks)
+    return run(blocks, stacked, n_blocks, count, *rest)
 
 
 def _phase1(run, queries, blocks, stacked, rms_weight, eps, save):  # type: ignore[no-untyped-def]
@@ -159,9 +172,11 @@ def _merge(run, *arguments):  # type: ignore[no-untyped-def]
 
 for _name, _record, _run in (
     ("attn_res", _attn_res, single.attn_res),
+    ("attn_res_update", _attn_res, single.attn_res_update),
     ("phase1", _phase1, two_phase.phase1),
     ("merge", _merge, two_phase.merge),
 ):
     _through_dispatcher = functools.partial(OPERATORS.below_autograd, _name)
     OPERATORS.autograd(_name, functools.partial(_record, _through_dispatcher), functools.partial(_record, _run))
+for _name in ("attn_res", "phase1", "merge"):
     OPERATORS.gradient(f"{_name}_backward")

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Sequence
 
 import torch
-from npu_tiling.pytorch.autograd import needs_gradient
+from npu_tiling.pytorch.autograd import can_bypass_dispatcher, needs_gradient
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
-from . import sharding
+from . import sharding, writes
 from .autograd import OPERATORS
-from .checks import check_bank
+from .checks import check_bank, check_written
 from .reference import scaled_query
 from .results import AttnResResult
 
@@ -57,9 +57,9 @@ def attn_res_bank(
         rms_eps: added to the mean square.
         scale: of the scores.
         layer_output: [..., D]: is added to the prefix first.
-        append: also write p into the bank, as block n_blocks. Nothing is written where n_blocks is a tensor and the bank is
-            full. Without gradients that is part of the launch, with them a copy that PyTorch records.
-        in_place: write p where the prefix is, which needs no gradient then.
+        append: also write p into the bank, as block n_blocks, in the same launch. Nothing is written where n_blocks is a
+            tensor and the bank is full.
+        in_place: write p where the prefix is. With gradients nothing else may be written there before the backward.
         output_dtype: of h and normalized; None: the prefix's.
         output_rms_eps: added to the mean square of h; None: rms_eps.
         return_weights: return alpha too, which carries no gradient.
@@ -77,9 +77,13 @@ def attn_res_bank(
     flags = {"append": append, "in_place": in_place, "return_weights": return_weights}
     numbers = {"rms_eps": rms_eps, "scale": scale, "output_rms_eps": output_rms_eps}
     rms_eps, scale, output_rms_eps = check_bank(bank, n_blocks, prefix, layer_output, weights, numbers, flags, output_dtype)
+    replaces = in_place and layer_output is not None  # the prefix, by its sum with the layer's output
     recorded = needs_gradient((bank, prefix, layer_output, query, rms_weight, output_rms_weight))
-    if in_place and recorded:
-        raise ValueError("in_place is True and must be False where a gradient is needed: the backward reads the prefix.")
+    written = [
+        tensor for tensor, writes_it in ((bank, append), (prefix, replaces)) if writes_it and isinstance(tensor, Tensor)
+    ]
+    if recorded and not torch.compiler.is_compiling():
+        check_written(written, "append" if append else "in_place")
     if is_distributed((bank, prefix, layer_output, *weights.values())):
         run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale, output_dtype=output_dtype)
         run = functools.partial(run, output_rms_eps=output_rms_eps, **flags)
@@ -92,31 +96,22 @@ def attn_res_bank(
     used = n_blocks if isinstance(n_blocks, int) else capacity
     given = (blocks, stacked, used, count, prefix, layer_output, query, rms_weight, output_rms_weight)
     options = (rms_eps, output_rms_eps, output_dtype, return_weights)
-    if (append or in_place) and not recorded:
-        h, y, joined, score, _, lse, _ = OPERATORS("attn_res_update", *given, *options, append, in_place)
-        _written([blocks[0]] * append + [prefix] * (in_place and layer_output is not None))
-        joined = prefix if in_place or layer_output is None else joined
+    is_there = bool(written) and (not recorded or can_bypass_dispatcher((bank, *given)))
+    if is_there:
+        h, y, joined, score, _, lse, _ = OPERATORS("attn_res_update", *given, *options, append, replaces)
     else:
         h, y, joined, score, _, lse, _ = OPERATORS("attn_res", *given, *options)
-        joined = prefix if layer_output is None else joined
-        if append and isinstance(bank, Tensor):
-            _append(bank, n_blocks, joined)
+    joined = prefix if layer_output is None or (replaces and not recorded) else joined
+    if not recorded:
+        writes.count_as_written(written)
+    elif written:
+        if isinstance(bank, Tensor) and append:
+            writes.append(bank, used if count is None else count, joined, is_there)
+        if replaces:
+            writes.replace(prefix, joined, is_there)
+            joined = prefix
     alpha = _weights(score, lse, count, prefix.shape[:-1]) if return_weights else None
     return AttnResResult(h, y if output_rms_weight is not None else None, joined, alpha)
-
-
-def _written(tensors: Sequence[Tensor]) -> None:
-    """Tells PyTorch that tensors have changed, so that a backward that needs what they were is an error."""
-    if not torch.compiler.is_compiling():
-        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
-
-
-def _append(bank: Tensor, n_blocks: int | Tensor | None, block: Tensor) -> None:
-    """Writes a block behind those that count, as autograd records it."""
-    if isinstance(n_blocks, Tensor):
-        bank.index_copy_(-2, n_blocks.reshape(1).long(), block.unsqueeze(-2).to(bank.dtype))
-    else:
-        bank.select(-2, n_blocks or 0).copy_(block)
 
 
 @torch.no_grad()

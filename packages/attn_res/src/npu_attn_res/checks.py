@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from npu_tiling import row_layout
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 
@@ -88,6 +89,15 @@ def check_bank(
     if flags["in_place"] and not _followed(prefix):
         raise ValueError(f"prefix has strides {prefix.stride()} and must have rows at one stride to be written in place.")
     return _check_numbers(**numbers)
+
+
+def check_written(written: Sequence[Any], option: str) -> None:
+    """A bank and a prefix that a call is to write to and autograd is to record."""
+    for tensor in written:
+        first = tensor._base if tensor._is_view() else tensor
+        if is_distributed((tensor,)) or (first.is_leaf and first.requires_grad):
+            what = "DTensors" if is_distributed((tensor,)) else "leaves that require a gradient and views of them"
+            raise ValueError(f"{option} is True and must be False for {what}: autograd cannot record what is written there.")
 
 
 def _check_bank_blocks(bank: Any, prefix: Tensor) -> int:

@@ -1,0 +1,60 @@
+"""What a call writes to its arguments, a bank's next block and a prefix, as PyTorch's autograd is to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from npu_tiling.pytorch.autograd import Function, apply
+from torch import Tensor
+
+
+def count_as_written(tensors: Sequence[Tensor]) -> None:
+    """Where nothing is recorded: a backward that needs what these tensors were is an error."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+def replace(memory: Tensor, value: Tensor, is_there: bool) -> None:
+    """Where something is recorded: the memory becomes the value. `is_there`: a kernel has written it already."""
+    if is_there:
+        apply(_Written, memory, value, None)
+    else:
+        memory.copy_(value)
+
+
+def append(bank: Tensor, n_blocks: int | Tensor, block: Tensor, is_there: bool) -> None:
+    """As `replace`, of the block behind the first n_blocks; of none where those fill the bank."""
+    if not isinstance(n_blocks, Tensor):
+        replace(bank.select(-2, n_blocks), block, is_there)
+    elif is_there:
+        apply(_Written, bank, block, n_blocks)
+    elif capacity := bank.shape[-2]:
+        place = n_blocks.reshape(1).long().clamp(max=capacity - 1)
+        rows = torch.where(n_blocks < capacity, block.unsqueeze(-2).to(bank.dtype), bank.index_select(-2, place))
+        bank.index_copy_(-2, place, rows)
+
+
+class _Written(Function):
+    """Tells autograd that memory has become a value: all of it, or block `place` at dimension -2, if there is one."""
+
+    @staticmethod
+    def forward(ctx, memory, value, place):  # type: ignore[no-untyped-def]
+        ctx.mark_dirty(memory)
+        ctx.dtype, ctx.is_view = value.dtype, memory._is_view()
+        ctx.save_for_backward(place)
+        return memory
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        (place,) = ctx.saved_tensors
+        need_memory, need_value, _ = ctx.needs_input_grad
+        if place is None:  # no gradient of a view would be none of all that it is a view of
+            of_memory = torch.zeros_like(gradient) if need_memory and ctx.is_view else None
+            return of_memory, gradient.to(ctx.dtype) if need_value else None, None
+        here = (torch.arange(gradient.shape[-2], device=place.device) == place).unsqueeze(-1)
+        of_memory = torch.where(here, 0.0, gradient) if need_memory else None
+        if not need_value:
+            return of_memory, None, None
+        row = gradient.index_select(-2, place.reshape(1).long().clamp(max=gradient.shape[-2] - 1)).squeeze(-2)
+        return of_memory, torch.where(here.any(), row, 0.0).to(ctx.dtype), None
