@@ -8,9 +8,9 @@ from __future__ import annotations
 
 OPERATOR = (
     "patching",
-    "causal_lm | log_probs | module | pipeline",
+    "block_attn_res | causal_lm | log_probs | module | pipeline",
     "functional | bank",
-    "autograd",
+    "autograd | writes",
     "operators",
     "engine",
     "gradients | kept_logits",
