@@ -35,9 +35,9 @@ CANN 8.5 (1.0.0), 9.0 (1.1.0) and about 9.1 (1.2.0). None of the kernels' code i
   from the Linalg IR's), and what npu-offline could not do.
 
 Two kinds of findings need a word. Results that differ by roundings of bf16: the compilers leave roundings out, CANN 8.5's
-those of casts (COMPILER_FAULTS.md), those of CANN 9.0 and 9.1 that of a product in bf16 which is cast to fp32, in dw of
-Liger's rms_norm backward. There the final modules are closer to fp64 than the Linalg IR: a root mean square error of .106
-instead of .132 in dw. The race in solve_tril: with CANN 9.0, both vector cores of a program compute and store the same
+those of casts, and all three those of arithmetic in bf16 (COMPILER_FAULTS.md), such as the product in dw of Liger's rms_norm
+backward, which is cast to fp32. There the final modules are closer to fp64 than the Linalg IR: a root mean square error of
+.106 instead of .132 in dw. The race in solve_tril: with CANN 9.0, both vector cores of a program compute and store the same
 bytes, and nothing orders the stores; the results are right here.
 """
 

@@ -34,6 +34,20 @@ def dropped_rounding_kernel(p_x, p_y, BLOCK: tl.constexpr, APART: tl.constexpr):
 
 
 @triton.jit
+def unrounded_arithmetic_kernel(p_x, p_w, p_y, BLOCK: tl.constexpr, OPERATION: tl.constexpr):
+    """y, fp32, is the sum, difference or product of x and w, rounded to their dtype."""
+    o_col = tl.arange(0, BLOCK)
+    b_x, b_w = tl.load(p_x + o_col), tl.load(p_w + o_col)
+    if OPERATION == "+":
+        b_y = b_x + b_w
+    elif OPERATION == "-":
+        b_y = b_x - b_w
+    else:
+        b_y = b_x * b_w
+    tl.store(p_y + o_col, b_y.to(tl.float32))
+
+
+@triton.jit
 def unordered_sum_kernel(p_x, p_y, n_blocks, n_rows, n_cols, BLOCK: tl.constexpr):
     """y[j] = the sum of x[i, j] over rows i; x fp32 [n_rows, n_cols], n_cols = n_blocks * BLOCK."""
     o_col = tl.arange(0, BLOCK)

@@ -1,5 +1,7 @@
 """Faults of the compilers that COMPILER_FAULTS.md describes: still there, where it says. One that is gone fails here."""
 
+import operator
+
 import npu_offline
 import pytest
 import torch
@@ -9,6 +11,7 @@ from fault_kernels import (
     reused_flag_kernel,
     shared_buffer_kernel,
     unordered_sum_kernel,
+    unrounded_arithmetic_kernel,
 )
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
@@ -42,6 +45,20 @@ def test_a_cast_that_is_cast_back_is_left_out_on_cann_8_5(toolchain, apart):
     rounded = (x * (1.0 / 3.0)).bfloat16().float() * 3.0
     is_right = torch.allclose(y, rounded, rtol=1e-5, atol=0)
     assert is_right == (apart or toolchain != "1.0.0"), GONE
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("sign", "compute"), [("+", operator.add), ("-", operator.sub), ("*", operator.mul)])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_arithmetic_in_bf16_is_not_rounded(toolchain, sign, compute, dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(1024, generator=generator).to(dtype) for _ in range(2))
+    y = torch.empty(1024)
+    run(unrounded_arithmetic_kernel, (x, w, y), toolchain, final=False, BLOCK=1024, OPERATION=sign)
+    assert torch.equal(y, compute(x, w).float())
+    run(unrounded_arithmetic_kernel, (x, w, y), toolchain, BLOCK=1024, OPERATION=sign)
+    is_unrounded = dtype == torch.bfloat16
+    assert torch.equal(y, compute(x.float(), w.float()) if is_unrounded else compute(x, w).float()), GONE
 
 
 @pytest.mark.parametrize("multibuffer", [True, False])
