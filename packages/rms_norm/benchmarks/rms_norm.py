@@ -191,17 +191,17 @@ def host_stages(device: torch.device) -> Sequence[Stage]:
         raise UnavailableError("a CPU runs plain PyTorch and launches nothing")
     x, weight = inputs(CASES[1], device).values()
     plain_x, plain_weight = x.detach(), weight.detach()
-    forward = partial(launch.forward, plain_x, None, plain_weight, None, *OPTIONS, True, chip)
+    forward = partial(launch.forward, plain_x, None, plain_weight, None, None, *OPTIONS, True, chip)
     captured = _arguments(forward, (launch, "plan_strided_rows"), (launch.KERNELS, "launch"))
     implementation = partial(
-        OPERATORS.below_autograd, "rms_norm", plain_x, plain_weight, *OPTIONS[:3], False, *OPTIONS[3:], True
+        OPERATORS.below_autograd, "rms_norm", plain_x, plain_weight, None, *OPTIONS[:3], False, *OPTIONS[3:], True
     )
     return [
         Stage("public function, with gradients", partial(npu_rms_norm.rms_norm, x, weight, EPS), ["implementation"]),
         Stage("public function, no gradients", partial(npu_rms_norm.rms_norm, plain_x, plain_weight, EPS)),
         Stage(
             "through the dispatcher",
-            partial(torch.ops.npu_rms_norm.rms_norm, x, weight, *OPTIONS[:3], False, *OPTIONS[3:], False),
+            partial(torch.ops.npu_rms_norm.rms_norm, x, weight, None, *OPTIONS[:3], False, *OPTIONS[3:], False),
         ),
         Stage("implementation", implementation, ["launch.forward"]),
         Stage("launch.forward", forward, ["allocation of y and rstd", "plan look-up", "kernel launch"]),

@@ -46,6 +46,7 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"bfloat16 {width}, {order}", _gated(width, bf16, norm_before_gate=first)
             yield f"float32 {width}, {order}", _gated(width, fp32, norm_before_gate=first)
         yield f"bfloat16 {width}, in fp32 too", _two_outputs(width)
+        yield f"bfloat16 {width}, bias", _call(width, bf16, bf16, bias=True)
     yield "bfloat16 128, gated none", _gated(128, bf16, norm_before_gate=True, mode="none")
     for first in (True, False):
         yield (
@@ -75,6 +76,7 @@ def _call(
     residual: torch.dtype | None = None,
     heads: int = 0,
     rows: int = ROWS,
+    bias: bool = False,
 ) -> Callable[[], None]:
     def call() -> None:
         x = torch.empty(rows, width, dtype=dtype)
@@ -83,7 +85,8 @@ def _call(
         x.requires_grad_()
         weight = None if weight_dtype is None else torch.empty(width, dtype=weight_dtype, requires_grad=True)
         if residual is None:
-            outputs: tuple[torch.Tensor, ...] = (rms_norm(x, weight, casting_mode=mode),)
+            added = torch.empty(width, dtype=dtype, requires_grad=True) if bias else None
+            outputs: tuple[torch.Tensor, ...] = (rms_norm(x, weight, bias=added, casting_mode=mode),)
         else:
             outputs = add_rms_norm(x, torch.empty(x.shape, dtype=residual), weight, casting_mode=mode)
         torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])

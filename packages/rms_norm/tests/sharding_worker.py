@@ -19,7 +19,7 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def norm(x, weight):
-    return (npu_rms_norm.rms_norm(x, weight),)
+    return (npu_rms_norm.rms_norm(x, weight, bias=weight),)
 
 
 def add(x, weight):
@@ -27,7 +27,7 @@ def add(x, weight):
 
 
 def two(x, weight):
-    return tuple(npu_rms_norm.rms_norm(x, weight, return_fp32=True))
+    return tuple(npu_rms_norm.gated_rms_norm(x, 0.5 * x, weight, return_fp32=True))
 
 
 def gated(x, weight):

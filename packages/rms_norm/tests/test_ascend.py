@@ -209,14 +209,14 @@ def test_final_modules_gate(norm_before_gate, heads, toolchain):
     """To 1 % of the largest element, where the definition rounds to bf16."""
     torch.manual_seed(0)
     inputs, dy = (
-        [torch.randn(90, *heads, 128).bfloat16() for _ in range(2)] + [torch.rand(*heads, 128).bfloat16() + 0.5],
+        [torch.randn(90, *heads, 128).bfloat16() for _ in range(2)] + [torch.rand(*heads, 128).bfloat16() + 0.5] * 2,
         torch.randn(90, *heads, 128),
     )
     results = []
     for place in (npu_offline.emulate("Ascend910B4", toolchain=toolchain, final=True), contextlib.nullcontext()):
         leaves = [each.clone().requires_grad_() for each in inputs]
         with place:
-            y = gated_rms_norm(*leaves, norm_before_gate=norm_before_gate)
+            y = gated_rms_norm(*leaves[:3], bias=leaves[3], norm_before_gate=norm_before_gate)
             results.append((y, *torch.autograd.grad(y, leaves, dy.bfloat16())))
     for found, expected in zip(*results, strict=True):
         assert (found.float() - expected.float()).abs().max() <= 0.01 * expected.float().abs().max()

@@ -20,13 +20,23 @@ GATED = ("bfloat16 128, gated", "bfloat16 128, gated first", "bfloat16 128, gate
 TWO = "bfloat16 128, in fp32 too"
 WIDE_GATED = ("bfloat16 16384, gated", "bfloat16 16384, gated first", "float32 16384, gated first")
 # Calls whose rows are one tile, and whose rows are several.
-ROWS = ("bfloat16 128", "bfloat16 128 none", "bfloat16 128, residual", "float32 123", "float32 128, residual", *GATED, TWO)
+ROWS = (
+    "bfloat16 128",
+    "bfloat16 128 none",
+    "bfloat16 128, residual",
+    "float32 123",
+    "float32 128, residual",
+    *GATED,
+    TWO,
+    "bfloat16 128, bias",
+)
 COLUMNS = (
     "bfloat16 16384",
     "bfloat16 16384 none",
     "bfloat16 16384, residual",
     "float32 16384",
     "float32 16384, residual",
+    "bfloat16 16384, bias",
     *WIDE_GATED,
 )
 WAYS = ((4, True), (1, True), (1, False))  # rows of a tile, whether it is double-buffered
@@ -56,6 +66,7 @@ def problem(label, width, backward):
         label.endswith(" none"),
         gated,
         label == TWO and not backward,
+        biased="bias" in label,
     )
 
 

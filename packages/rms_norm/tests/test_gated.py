@@ -134,12 +134,14 @@ def test_operators_are_registered_properly(device, dtype, npu_opcheck):
     tensor = lambda *shape: torch.randn(*shape, dtype=dtype, device=device.torch)  # noqa: E731
     x, gate, dy, weight = tensor(3, 5, 64), tensor(3, 5, 64), tensor(3, 5, 64), tensor(64)
     leaf = lambda each: each.clone().requires_grad_()  # noqa: E731
-    npu_opcheck(OPS.gated_rms_norm.default, (leaf(x), leaf(gate), leaf(weight), 1e-6, 0.0, "llama", "silu", True, False))
-    npu_opcheck(OPS.gated_rms_norm.default, (x, gate, None, 1e-6, 0.0, "gemma", "sigmoid", False, True))
+    results = (torch.float32, True)
+    options = (1e-6, 0.0, "llama", "silu", True, *results, False)
+    npu_opcheck(OPS.gated_rms_norm.default, (leaf(x), leaf(gate), leaf(weight), None, *options))
+    npu_opcheck(OPS.gated_rms_norm.default, (x, gate, None, None, 1e-6, 0.0, "gemma", "sigmoid", False, *results, True))
     rstd = torch.rand(3, 5, device=device.torch)
-    for first, needs in ((True, (True, True, True)), (False, (True, False, True))):
+    for first, needs in ((True, (True, False, True, True)), (False, (True, False, False, True))):
         options = (0.0, "llama", "silu", first)
-        npu_opcheck(OPS.gated_rms_norm_backward.default, (dy, x, gate, weight, rstd, *options, *needs))
+        npu_opcheck(OPS.gated_rms_norm_backward.default, (dy, x, gate, weight, None, rstd, *options, *needs))
 
 
 def test_compiles_to_one_graph(device):

@@ -3,7 +3,7 @@
 import formula
 import pytest
 import torch
-from npu_rms_norm import AddedWithFP32, WithFP32, add_rms_norm, rms_norm
+from npu_rms_norm import AddedWithFP32, WithFP32, add_rms_norm, gated_rms_norm, rms_norm
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -69,6 +69,23 @@ def test_gradients_of_both_results_are_added(device, used, added):
     expected = torch.autograd.grad(rms_norm(x, weight), (x, weight), dy * len(outputs))
     for actual, wanted in zip(torch.autograd.grad(outputs, (x, weight), [dy] * len(outputs)), expected, strict=True):
         assert torch.equal(actual, wanted)
+
+
+@pytest.mark.parametrize("norm_before_gate", [True, False])
+def test_a_gated_norm_has_both_results_and_both_gradients(device, norm_before_gate):
+    case = formula.make(37, 512, torch.bfloat16)
+    gate = formula.leaf(case.x.flip(0), device.torch)
+    leaves = (formula.leaf(case.x, device.torch), gate, formula.leaf(case.weight, device.torch))
+    call = lambda **options: gated_rms_norm(*leaves, norm_before_gate=norm_before_gate, **options)  # noqa: E731
+    found = call(dtype=torch.float16, return_fp32=True)
+    assert isinstance(found, WithFP32)
+    assert (found.y.dtype, found.fp32.dtype) == (torch.float16, torch.float32)
+    assert torch.equal(found.fp32.half(), found.y)
+    assert torch.equal(found.fp32.bfloat16(), call())
+    dy = formula.copy(case.dy, device.torch)
+    actual = torch.autograd.grad(found, leaves, [dy.half(), dy.float()])
+    for one, wanted in zip(actual, torch.autograd.grad(call(), leaves, 2 * dy), strict=True):
+        assert torch.allclose(one.float(), wanted.float(), rtol=0.02, atol=0.02 * float(wanted.abs().max()))
 
 
 def test_gradients_are_those_of_the_definition():

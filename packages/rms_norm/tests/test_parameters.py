@@ -1,4 +1,4 @@
-"""A weight for each head, wherever it runs, against fp64."""
+"""A bias, and a weight and a bias for each head, wherever they run, against fp64."""
 
 import formula
 import pytest
@@ -9,28 +9,33 @@ pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 OPS = torch.ops.npu_rms_norm
 NORMS = {
-    "plain": lambda x, other, weight, **options: rms_norm(x, weight, **options),
-    "add": lambda x, other, weight, **options: add_rms_norm(x, other, weight, **options).y,
-    "gated": lambda x, other, weight, **options: gated_rms_norm(x, other, weight, **options),
-    "gated first": lambda x, other, weight, **options: gated_rms_norm(x, other, weight, norm_before_gate=False, **options),
+    "plain": lambda x, other, weight, bias, **options: rms_norm(x, weight, bias=bias, **options),
+    "add": lambda x, other, weight, bias, **options: add_rms_norm(x, other, weight, bias=bias, **options).y,
+    "gated": lambda x, other, weight, bias, **options: gated_rms_norm(x, other, weight, bias=bias, **options),
+    "gated first": lambda x, other, weight, bias, **options: gated_rms_norm(
+        x, other, weight, bias=bias, norm_before_gate=False, **options
+    ),
 }
 LEADING = {"cpu": (5, 7), "emulated": (5, 7), "cuda": (50, 70), "npu": (50, 70)}
 
 
-def exact(name, x, other, weight, offset=0.0):
+def exact(name, x, other, weight, bias=None, offset=0.0):
     act = torch.nn.functional.silu(other)
     x = x + other if name == "add" else x * act if name == "gated first" else x
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (offset + weight)
+    y = y if bias is None else y + bias
     return y * act if name == "gated" else y
 
 
-def make(leading, heads, width, dtype):
-    """x and a second tensor as heads of one fused projection, a weight for each head, and dy."""
+def make(leading, heads, width, dtype, per_head=True):
+    """x and a second tensor as heads of one fused projection, weight and bias, for each head its own or not, and dy."""
     generator = torch.Generator().manual_seed(0)
     fused = torch.randn(*leading, 3 * heads * width, generator=generator).to(dtype)
     x, other, _ = fused.unflatten(-1, (3, heads, width)).unbind(-3)
-    weight = (1 + 0.3 * torch.randn(heads, width, generator=generator)).to(dtype)
-    return [x, other, weight], torch.randn(*leading, heads, width, generator=generator).to(dtype)
+    weight, bias = 0.3 * torch.randn(2, *((heads,) if per_head else ()), width, generator=generator)
+    return [x, other, (1 + weight).to(dtype), bias.to(dtype)], torch.randn(*leading, heads, width, generator=generator).to(
+        dtype
+    )
 
 
 def train(function, inputs, dy):
@@ -66,18 +71,19 @@ def check(device, call, definition, inputs, dy):
         ("gated first", 2, 2560, torch.float16),
     ],
 )
-def test_each_head_has_its_weight(device, name, heads, width, dtype):
-    inputs, dy = make(LEADING[device.name], heads, width, dtype)
+@pytest.mark.parametrize("per_head", [True, False])
+def test_weight_and_bias(device, name, heads, width, dtype, per_head):
+    inputs, dy = make(LEADING[device.name], heads, width, dtype, per_head)
     call = lambda *leaves: NORMS[name](*leaves, offset=0.5)  # noqa: E731
-    check(device, call, lambda *leaves: exact(name, *leaves, 0.5), inputs, dy)
+    check(device, call, lambda *leaves: exact(name, *leaves, offset=0.5), inputs, dy)
 
 
 @pytest.mark.parametrize(
     ("leading", "heads", "width"), [((3,), 2, 20000), ((1,), 4, 64), ((2,), 150, 16), ((), 3, 8), ((4,), 1, 8)]
 )
 def test_heads_of_every_number_and_width(device, leading, heads, width):
-    inputs, dy = make(leading, heads, width, torch.float32)
-    check(device, NORMS["add"], lambda *leaves: exact("add", *leaves), inputs, dy)
+    (*inputs, _), dy = make(leading, heads, width, torch.float32)
+    check(device, lambda *leaves: NORMS["add"](*leaves, None), lambda *leaves: exact("add", *leaves), inputs, dy)
     nothing = rms_norm(torch.empty(0, heads, width, device=device.torch), torch.ones(heads, width, device=device.torch))
     assert nothing.shape == (0, heads, width)
 
@@ -85,7 +91,7 @@ def test_heads_of_every_number_and_width(device, leading, heads, width):
 def test_gradients_are_those_of_the_definition():
     leaf = lambda *shape: torch.randn(*shape, dtype=torch.float64, requires_grad=True)  # noqa: E731
     for name, norm in NORMS.items():
-        inputs = leaf(3, 2, 8), leaf(3, 2, 8), leaf(2, 8)
+        inputs = leaf(3, 2, 8), leaf(3, 2, 8), leaf(2, 8), leaf(2, 8)
         torch.testing.assert_close(norm(*inputs), exact(name, *inputs))
         assert torch.autograd.gradcheck(norm, inputs)
 
@@ -94,22 +100,36 @@ def test_operators_are_registered_properly(device, npu_opcheck):
     tensor = lambda *shape: torch.randn(*shape, device=device.torch)  # noqa: E731
     leaf = lambda *shape: tensor(*shape).requires_grad_()  # noqa: E731
     options = (0.0, "llama", False, torch.float32, False)
-    npu_opcheck(OPS.rms_norm.default, (leaf(3, 2, 64), leaf(2, 64), 1e-6, *options, True))
-    x, dy, weight, rstd = tensor(3, 2, 64), tensor(3, 2, 64), tensor(2, 64), torch.rand(3, 2, device=device.torch)
-    npu_opcheck(OPS.rms_norm_backward.default, (dy, None, x, weight, rstd, 0.0, "llama", torch.float32, True, True))
-    layer = torch.compile(lambda x, weight: rms_norm(x.sin(), weight) * 2, fullgraph=True, backend="aot_eager")
-    found, expected = (train(each, (x, weight), dy) for each in (layer, lambda x, weight: rms_norm(x.sin(), weight) * 2))
+    npu_opcheck(OPS.rms_norm.default, (leaf(3, 2, 64), leaf(2, 64), leaf(2, 64), 1e-6, *options, True))
+    x, dy, weight, bias = tensor(3, 2, 64), tensor(3, 2, 64), tensor(2, 64), tensor(2, 64)
+    rstd, options = torch.rand(3, 2, device=device.torch), (0.0, "llama", torch.float32, True, True, True)
+    npu_opcheck(OPS.rms_norm_backward.default, (dy, None, x, weight, bias, rstd, *options))
+    layer = lambda x, weight, bias: rms_norm(x.sin(), weight, bias=bias) * 2  # noqa: E731
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found, expected = (train(each, (x, weight, bias), dy) for each in (compiled, layer))
     for traced, eager in zip(found, expected, strict=True):
         assert torch.allclose(traced, eager, rtol=1e-5, atol=1e-6)
 
 
 def test_modules(device):
-    (x, other, weight), _ = make((5,), 3, 64, torch.float32)
-    x, other, weight = x.to(device.torch), other.to(device.torch), weight.to(device.torch)
-    plain, gated = RMSNorm(64, heads=3, offset=0.5, device=device.torch), GatedRMSNorm(64, heads=3, device=device.torch)
+    inputs, _ = make((5,), 3, 64, torch.float32)
+    x, other, weight, bias = (each.to(device.torch) for each in inputs)
+    plain = RMSNorm(64, heads=3, bias=True, offset=0.5, device=device.torch)
+    gated = GatedRMSNorm(64, heads=3, bias=True, device=device.torch)
     assert torch.equal(plain(x), rms_norm(x))
     for module in (plain, gated):
-        module.load_state_dict({"weight": weight})
-        assert "heads=3" in repr(module)
-    assert torch.equal(plain(x, other).y, add_rms_norm(x, other, weight, offset=0.5).y)
-    assert torch.equal(gated(x, other), gated_rms_norm(x, other, weight))
+        module.load_state_dict({"weight": weight, "bias": bias})
+        assert "heads=3, elementwise_affine=True, bias=True" in repr(module)
+    assert torch.equal(plain(x, other).y, add_rms_norm(x, other, weight, bias=bias, offset=0.5).y)
+    assert torch.equal(gated(x, other), gated_rms_norm(x, other, weight, bias=bias))
+    assert RMSNorm(64, bias=True, elementwise_affine=False).bias.shape == (64,)
+
+
+@pytest.mark.parametrize("mode", ["llama", "gemma", "none"])
+def test_the_bias_meets_what_the_mode_rounds(device, mode):
+    """To the bit, but where a device's sum of squares differs in its last bit."""
+    (x, _, weight, bias), _ = make((5,), 3, 128, torch.bfloat16, per_head=False)
+    x = x.mul(4).round().clamp(-9, 9)  # sums of squares are exact in any order
+    y = rms_norm(x.to(device.torch), weight.to(device.torch), 0.0, bias=bias.to(device.torch), casting_mode=mode).cpu()
+    product = rms_norm(x, weight, 0.0, casting_mode=mode, dtype=torch.bfloat16 if mode != "gemma" else torch.float32)
+    assert torch.equal(y, (product.float() + bias.float()).bfloat16())

@@ -42,6 +42,7 @@ def forward(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor | None,
+    bias: Tensor | None,
     gate: Gate | None,
     eps: float,
     offset: float,
@@ -55,16 +56,16 @@ def forward(
     y = allocate(x, x.shape, dtype)
     fp32 = allocate(x, x.shape, torch.float32) if return_fp32 else None
     total = None if residual is None else allocate(x, x.shape, residual.dtype)
-    rstd = allocate_rstd(x, weight, torch.float32) if save_rstd else None
+    per_head = has_heads(weight, bias)
+    rstd = allocate_rstd(x, per_head, torch.float32) if save_rstd else None
     if not y.numel():
         return y, fp32, total, rstd
-    weight = None if weight is None else weight.contiguous()
+    weight, bias = _contiguous(weight), _contiguous(bias)
     values, gating = (None, None) if gate is None else (gate.values, gate[1:])
-    second_output, per_head = return_fp32 or dtype != x.dtype, weight is not None and weight.dim() == 2
-    read = _dtypes(x, residual, values)
-    options = (y.dtype, x.dtype, casting_mode, gating, second_output, per_head, device)
+    second_output, read = return_fp32 or dtype != x.dtype, _dtypes(x, residual, values)
+    options = (y.dtype, x.dtype, casting_mode, gating, second_output, per_head, bias is not None, device)
     (p_x, p_residual, p_gate), plan = plan_strided_rows((x, residual, values), tiling.forward_launch, read, *options)
-    tensors = (p_x, p_residual, weight, p_gate, y, fp32, total, rstd)
+    tensors = (p_x, p_residual, weight, bias, p_gate, y, fp32, total, rstd)
     scalars = (*plan.rows, *plan.strides, eps, offset)
 
     def run(spec: LaunchSpec) -> None:
@@ -80,6 +81,7 @@ def backward(
     dsum: Tensor | None,
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     gate: Gate | None,
     rstd: Tensor,
     offset: float,
@@ -88,30 +90,36 @@ def backward(
     dx: Tensor | None,
     dgate: Tensor | None,
     need_dweight: bool,
+    need_dbias: bool,
     device: Device,
-) -> Tensor | None:
-    """Writes the gradients of x, to `dx`, which may be dy itself, and of the gate, to `dgate`; returns that of the weight.
+) -> tuple[Tensor | None, Tensor | None]:
+    """Writes the gradients of x, to `dx`, which may be dy itself, and of the gate, to `dgate`; returns the parameters'.
 
     None stands for one that is not needed; where x is gated, that of the gate takes that of x.
     """
-    dweight = allocate(weight, weight.shape, weight.dtype) if need_dweight and weight is not None else None
+    needed = [one if need else None for one, need in ((weight, need_dweight), (bias, need_dbias))]
+    dweight, dbias = [None if one is None else allocate(one, one.shape, one.dtype) for one in needed]
     if not dy.numel():
-        return None if dweight is None else dweight.zero_()
-    per_head = weight is not None and weight.dim() == 2
-    weight, rstd = None if weight is None else weight.contiguous(), by_head(rstd, weight)
+        for empty in (dweight, dbias):
+            if empty is not None:
+                empty.zero_()
+        return dweight, dbias
+    per_head = has_heads(weight, bias)
+    weight, bias, rstd = _contiguous(weight), _contiguous(bias), by_head(rstd, per_head)
     values, gating = (None, None) if gate is None else (gate.values, gate[1:])
     read, result = _dtypes(dy, dsum, x, values), None if dx is None else dx.dtype
-    options = (result, rounded_to, casting_mode, gating, False, per_head, device)
+    options = (result, rounded_to, casting_mode, gating, False, per_head, bias is not None, device)
     moved, plan = plan_strided_rows((dy, dsum, x, values, dx), tiling.backward_launch, read, *options)
     p_dy, p_dsum, p_x, p_gate, p_dx = moved
 
-    def run(spec: LaunchSpec) -> Tensor | None:
+    def run(spec: LaunchSpec) -> list[Tensor | None]:
         launch = spec.launch
-        partials = dweight
-        if dweight is not None and (launch.splits > launch.heads or device.kind != "cuda"):
-            partials = allocate(dy, (launch.splits // launch.heads, dweight.numel()), torch.float32)
+        partials = [dweight, dbias]
+        if launch.splits > launch.heads or device.kind != "cuda":
+            splits = launch.splits // launch.heads
+            partials = [None if one is None else allocate(dy, (splits, one.numel()), torch.float32) for one in partials]
         if not launch.wide:
-            tensors = (p_dy, p_dsum, p_x, weight, p_gate, rstd, p_dx, dgate, partials)
+            tensors = (p_dy, p_dsum, p_x, weight, bias, p_gate, rstd, p_dx, dgate, *partials)
             scalars = (*plan.rows, *plan.strides, offset)
             module, kernel = _BACKWARD[launch.form]
             KERNELS.launch(module, kernel, spec, launch.grid, tensors, scalars)
@@ -122,31 +130,39 @@ def backward(
             scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:8], offset)  # of dy, x and the gate
             read = (p_dy, p_x, weight, p_gate, rstd, mean)
             KERNELS.launch("kernels.backward_wide", "backward_wide_mean_kernel", spec, launch.grid, read, scalars)
-        every = (p_dy, p_dsum, p_x, weight, p_gate, rstd, mean, p_dx, dgate, partials)
+        every = (p_dy, p_dsum, p_x, weight, bias, p_gate, rstd, mean, p_dx, dgate, *partials)
         scalars = (*plan.rows, launch.splits, *plan.strides, offset)
         KERNELS.launch("kernels.backward_wide", "backward_wide_kernel", spec, launch.column_grid, every, scalars)
         return partials
 
     partials = launch_with_fallback("rms_norm backward", plan.spec, run, tiling.smaller)
-    if dweight is not None and partials is not None and partials is not dweight:
-        spec = _sum_spec(dweight.numel(), device)
-        tensors = (partials, dweight)
-        KERNELS.launch("kernels.backward", "sum_partials_kernel", spec, spec.launch.grid, tensors, (partials.shape[0],))
-    return dweight
+    for gradient, parts in zip((dweight, dbias), partials, strict=True):
+        if gradient is not None and parts is not None and parts is not gradient:
+            spec = _sum_spec(gradient.numel(), device)
+            tensors = (parts, gradient)
+            KERNELS.launch("kernels.backward", "sum_partials_kernel", spec, spec.launch.grid, tensors, (parts.shape[0],))
+    return dweight, dbias
 
 
-def allocate_rstd(x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """[...], which lies head by head where each has a weight: a program stores those of one head."""
-    if weight is None or weight.dim() == 1:
+def has_heads(weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether each head has parameters of its own."""
+    return (weight is not None and weight.dim() == 2) or (bias is not None and bias.dim() == 2)
+
+
+def allocate_rstd(x: Tensor, per_head: bool, dtype: torch.dtype) -> Tensor:
+    """[...], which lies head by head where each has its own parameters: a program stores those of one head."""
+    if not per_head:
         return allocate(x, x.shape[:-1], dtype)
     return allocate(x, (x.shape[-2], *x.shape[:-2]), dtype).movedim(0, -1)
 
 
-def by_head(rstd: Tensor, weight: Tensor | None) -> Tensor:
+def by_head(rstd: Tensor, per_head: bool) -> Tensor:
     """rstd as `allocate_rstd` has it."""
-    if weight is None or weight.dim() == 1:
-        return rstd.contiguous()
-    return rstd.movedim(-1, 0).contiguous().movedim(0, -1)
+    return rstd.movedim(-1, 0).contiguous().movedim(0, -1) if per_head else rstd.contiguous()
+
+
+def _contiguous(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.contiguous()
 
 
 class Plan(NamedTuple):
@@ -173,10 +189,11 @@ def plan_strided_rows(
     gating: tuple[bool, bool] | None,
     second_output: bool,
     per_head: bool,
+    biased: bool,
     device: Device,
 ) -> tuple[tuple[Tensor | None, ...], Plan]:
     """The tensors of rows, copied only if their rows take more than two levels, and the plan; as `choose_plan`."""
-    options = (read, result, rounded_to, casting_mode, gating, second_output, per_head, device)
+    options = (read, result, rounded_to, casting_mode, gating, second_output, per_head, biased, device)
     plan = choose_plan(choose, *_geometry(tensors), *options)
     if plan is None:
         # A tensor that is written to (dx) is contiguous, or it is dy itself and so among them twice.
@@ -207,10 +224,12 @@ def choose_plan(
     gating: tuple[bool, bool] | None,
     second_output: bool,
     per_head: bool,
+    biased: bool,
     device: Device,
 ) -> Plan | None:
     """The plan for tensors of rows with these strides, inputs with dtypes `read`, the result's, what is rounded on the way,
-    a gate's two options, whether y has another dtype than x or is wanted in fp32 too, and whether each head has a weight.
+    a gate's two options, whether y has another dtype than x or is wanted in fp32 too, whether each head has
+    its own parameters, and whether there is a bias.
 
     Returns:
         None where a tensor must be copied first.
@@ -239,6 +258,7 @@ def choose_plan(
         gating is not None,
         second_output,
         per_head,
+        biased,
     )
     silu, first = gating or (False, False)
     rounding = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors, "ROUND_BF16": rounded_to == torch.bfloat16}

@@ -8,13 +8,15 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
-from .functional import AddedRMSNorm, add_rms_norm, gated_rms_norm, rms_norm
+from .functional import add_rms_norm, gated_rms_norm, rms_norm
+from .results import AddedRMSNorm
 
 
 class _Norm(nn.Module):
     """The parameters of both modules, and the options that both have."""
 
     weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -23,6 +25,7 @@ class _Norm(nn.Module):
         offset: float,
         casting_mode: str,
         elementwise_affine: bool,
+        bias: bool,
         heads: int | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
@@ -30,34 +33,40 @@ class _Norm(nn.Module):
         super().__init__()
         self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
         self.heads = arguments.whole("heads", heads, least=1, or_none=True)
-        arguments.flags(elementwise_affine=elementwise_affine)
+        arguments.flags(elementwise_affine=elementwise_affine, bias=bias)
         self.eps = eps
         self.offset = offset
         self.casting_mode = casting_mode
         shape = (hidden_size,) if heads is None else (heads, hidden_size)
-        self.register_parameter(
-            "weight", nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if elementwise_affine else None
-        )
+        for name, wanted in (("weight", elementwise_affine), ("bias", bias)):
+            parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if wanted else None
+            self.register_parameter(name, parameter)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Makes offset + weight one."""
+        """Makes offset + weight one, and the bias zero."""
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
         if self.weight is not None:
             nn.init.constant_(self.weight, 1.0 - arguments.number("offset", self.offset))
 
     def _options(self) -> dict[str, Any]:
-        return {"offset": self.offset, "casting_mode": self.casting_mode}
+        return {"bias": self.bias, "offset": self.offset, "casting_mode": self.casting_mode}
 
     def extra_repr(self) -> str:
-        heads = {} if self.heads is None else {"heads": self.heads}
-        options = {"eps": self.eps, **self._options(), **heads, "elementwise_affine": self.weight is not None}
+        parameters = {} if self.heads is None else {"heads": self.heads}
+        parameters |= {"elementwise_affine": self.weight is not None} | ({} if self.bias is None else {"bias": True})
+        options = {"eps": self.eps, **self._options()}
+        del options["bias"]
+        options |= parameters
         return ", ".join([str(self.hidden_size), *(f"{name}={value!r}" for name, value in options.items())])
 
 
 class RMSNorm(_Norm):
     """`rms_norm` over the last dimension, with a learned weight.
 
-    The parameter is `weight` [hidden_size], as in torch.nn.RMSNorm and the models of Hugging Face.
+    The parameter is `weight` [hidden_size], as in torch.nn.RMSNorm and the models of Hugging Face, and, if there is a bias,
+    `bias`, as in torch.nn.LayerNorm.
 
     Args:
         hidden_size: D, the size of the last dimension.
@@ -66,8 +75,9 @@ class RMSNorm(_Norm):
         casting_mode: "llama", "gemma" or "none"; see `rms_norm`.
         in_place: see `rms_norm`.
         elementwise_affine: whether there is a weight.
-        heads: H, for x [..., H, D] and a weight [H, D], one for each head; None: one weight [D].
-        device, dtype: of the weight.
+        bias: whether there is a bias; it starts at zero.
+        heads: H, for x [..., H, D] and parameters [H, D], for each head its own; None: [D].
+        device, dtype: of the parameters.
     """
 
     def __init__(
@@ -79,11 +89,12 @@ class RMSNorm(_Norm):
         casting_mode: str = "llama",
         in_place: bool = False,
         elementwise_affine: bool = True,
+        bias: bool = False,
         heads: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(hidden_size, eps, offset, casting_mode, elementwise_affine, heads, device, dtype)
+        super().__init__(hidden_size, eps, offset, casting_mode, elementwise_affine, bias, heads, device, dtype)
         self.in_place = in_place
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | AddedRMSNorm:
@@ -150,7 +161,7 @@ class GatedRMSNorm(_Norm):
     Args:
         activation: of the gate, "silu" or "sigmoid".
         norm_before_gate: whether the weighted norm is gated, or x; see `gated_rms_norm`.
-        hidden_size, eps, offset, casting_mode, elementwise_affine, heads, device, dtype: as of `RMSNorm`.
+        hidden_size, eps, offset, casting_mode, elementwise_affine, bias, heads, device, dtype: as of `RMSNorm`.
     """
 
     def __init__(
@@ -163,11 +174,12 @@ class GatedRMSNorm(_Norm):
         activation: str = "silu",
         norm_before_gate: bool = True,
         elementwise_affine: bool = True,
+        bias: bool = False,
         heads: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(hidden_size, eps, offset, casting_mode, elementwise_affine, heads, device, dtype)
+        super().__init__(hidden_size, eps, offset, casting_mode, elementwise_affine, bias, heads, device, dtype)
         self.activation = activation
         self.norm_before_gate = norm_before_gate
 

@@ -1,17 +1,17 @@
 """RMSNorm in plain PyTorch: the definition, and what runs on a CPU.
 
-    rstd = 1 / sqrt(mean(x^2) + eps)        y = x rstd (offset + weight)
+    rstd = 1 / sqrt(mean(x^2) + eps)        y = x rstd (offset + weight) + bias
 
-over the last dimension, in fp32 (fp64 for fp64 input). The weight is [D], or, of x [..., H, D], [H, D]: one for each head.
+over the last dimension, in fp32 (fp64 for fp64 input). Weight and bias are [D], or, of x [..., H, D], [H, D]: for each head.
 Where the result is rounded on the way depends on the casting mode:
 
     "llama"   x rstd is rounded to x's dtype before it is multiplied by the weight (Hugging Face's Llama)
     "gemma"   nothing is rounded before the result
-    "none"    the statistics are fp32; rstd, offset + weight and both products are rounded to x's dtype
+    "none"    the statistics are fp32; rstd, offset + weight, bias and both products are rounded to x's dtype
 
-A gate multiplies either the result, y = x rstd (offset + weight) act(gate), or x before all else, x act(gate) for x. act is
-silu(g) = g sigmoid(g) or the sigmoid. It is not rounded; in the first case the modes but "gemma" round what it multiplies:
-"llama" to the weight's dtype, "none" to x's.
+A gate multiplies either the result, y = (x rstd (offset + weight) + bias) act(gate), or x before all else, x act(gate) for
+x. act is silu(g) = g sigmoid(g) or the sigmoid. It is not rounded. What meets a bias, or a gate of the result, the modes
+but "gemma" round before: "llama" to the weight's dtype, "none" to x's.
 
 The backward takes each rounding as the identity and uses the rounded values where the forward did.
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
@@ -28,70 +28,61 @@ ACTIVATIONS = ("silu", "sigmoid")
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, eps: float, offset: float, casting_mode: str, dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    offset: float,
+    casting_mode: str,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """y [..., D], not rounded yet, and rstd [...] of x [..., D]; what the mode rounds, to `dtype`, which x may exceed."""
     wide = x.to(statistics_dtype(x.dtype))
     rstd = torch.rsqrt(_mean(wide.square()) + eps)
-    normalised = _normalise(wide, rstd, casting_mode, dtype)
-    if weight is None:
-        return normalised, rstd
-    return normalised * _scale(weight, offset, casting_mode, dtype, wide.dtype), rstd
+    return _weighted(wide, weight, bias, rstd, offset, casting_mode, dtype), rstd
 
 
 def backward(
     dy: Tensor,
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     rstd: Tensor,
     offset: float,
     casting_mode: str,
     dtype: torch.dtype,
     need_dweight: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """dx in the arithmetic's dtype (not rounded yet) and dweight in weight's, None where not needed."""
-    return _backward(dy.to(rstd.dtype), x.to(rstd.dtype), weight, rstd, offset, casting_mode, dtype, need_dweight)
-
-
-def _backward(
-    g: Tensor,
-    wide: Tensor,
-    weight: Tensor | None,
-    rstd: Tensor,
-    offset: float,
-    casting_mode: str,
-    dtype: torch.dtype,
-    need_dweight: bool,
-) -> tuple[Tensor, Tensor | None]:
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """dx in the arithmetic's dtype (not rounded yet), dweight and dbias in their own, None where not needed."""
+    g, wide = dy.to(rstd.dtype), x.to(rstd.dtype)
     normalised = _normalise(wide, rstd, casting_mode, dtype)
-    dweight = None
-    if need_dweight:
-        assert weight is not None
-        dweight = (g * normalised).reshape(-1, *weight.shape).sum(0).to(weight.dtype)
+    dweight = _sum_rows(g * normalised, weight) if need_dweight else None
+    dbias = _sum_rows(g, bias) if need_dbias else None
     if weight is not None:
         g = g * _scale(weight, offset, casting_mode, dtype, rstd.dtype)
     dx = (g - normalised * (g * normalised).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)
-    return dx, dweight
+    return dx, dweight, dbias
 
 
 def gated_forward(
     x: Tensor,
     gate: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     eps: float,
     offset: float,
     casting_mode: str,
     activation: str,
     norm_before_gate: bool,
 ) -> tuple[Tensor, Tensor]:
-    """y [..., D] and rstd [...] of x and gate [..., D]."""
+    """y [..., D], not rounded yet, and rstd [...] of x and gate [..., D]."""
     act, _ = _activate(gate.to(statistics_dtype(x.dtype)), activation)
     wide = x.to(act.dtype)
     if not norm_before_gate:
-        y, rstd = forward(wide * act, weight, eps, offset, casting_mode, x.dtype)
-        return y.to(x.dtype), rstd
-    rstd = torch.rsqrt(_mean(wide.square()) + eps)
-    return (_weighted(wide, weight, rstd, offset, casting_mode, x.dtype) * act).to(x.dtype), rstd
+        return forward(wide * act, weight, bias, eps, offset, casting_mode, x.dtype)
+    y, rstd = forward(wide, weight, bias, eps, offset, casting_mode, x.dtype)
+    return _round_weighted(y, weight, casting_mode, x.dtype) * act, rstd
 
 
 def gated_backward(
@@ -99,22 +90,25 @@ def gated_backward(
     x: Tensor,
     gate: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     rstd: Tensor,
     offset: float,
     casting_mode: str,
     activation: str,
     norm_before_gate: bool,
     need_dweight: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """dx and dgate in the arithmetic's dtype (not rounded yet) and dweight in weight's, None where not needed."""
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """dx and dgate in the arithmetic's dtype (not rounded yet), dweight and dbias in their own, None where not needed."""
     act, slope = _activate(gate.to(rstd.dtype), activation)
     wide, g = x.to(rstd.dtype), dy.to(rstd.dtype)
+    options = (weight, bias, rstd, offset, casting_mode, x.dtype)
     if norm_before_gate:
-        dgate = g * _weighted(wide, weight, rstd, offset, casting_mode, dy.dtype) * slope
-        dx, dweight = _backward(g * act, wide, weight, rstd, offset, casting_mode, dy.dtype, need_dweight)
-        return dx, dgate, dweight
-    du, dweight = _backward(g, wide * act, weight, rstd, offset, casting_mode, dy.dtype, need_dweight)
-    return du * act, du * wide * slope, dweight
+        z = _round_weighted(_weighted(wide, *options), weight, casting_mode, x.dtype)
+        dx, dweight, dbias = backward(g * act, wide, *options, need_dweight, need_dbias)
+        return dx, g * z * slope, dweight, dbias
+    du, dweight, dbias = backward(g, wide * act, *options, need_dweight, need_dbias)
+    return du * act, du * wide * slope, dweight, dbias
 
 
 def _activate(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
@@ -126,16 +120,33 @@ def _activate(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
 
 
 def _weighted(
-    wide: Tensor, weight: Tensor | None, rstd: Tensor, offset: float, casting_mode: str, dtype: torch.dtype
+    wide: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rstd: Tensor,
+    offset: float,
+    casting_mode: str,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """What a gate multiplies."""
-    normalised = _normalise(wide, rstd, casting_mode, dtype)
-    if weight is None:
-        return normalised
-    weighted = normalised * _scale(weight, offset, casting_mode, dtype, wide.dtype)
-    if casting_mode == "gemma":
-        return weighted
-    return weighted.to(dtype if casting_mode == "none" else weight.dtype).to(wide.dtype)
+    y = _normalise(wide, rstd, casting_mode, dtype)
+    if weight is not None:
+        y = y * _scale(weight, offset, casting_mode, dtype, wide.dtype)
+    if bias is not None:
+        y = _round_weighted(y, weight, casting_mode, dtype) + _scale(bias, 0.0, casting_mode, dtype, wide.dtype)
+    return y
+
+
+def _round_weighted(y: Tensor, weight: Tensor | None, casting_mode: str, dtype: torch.dtype) -> Tensor:
+    """As a bias or a gate meets it."""
+    if weight is None or casting_mode == "gemma":
+        return y
+    return y.to(dtype if casting_mode == "none" else weight.dtype).to(y.dtype)
+
+
+def _sum_rows(terms: Tensor, parameter: Tensor | None) -> Tensor:
+    """The gradient of a parameter."""
+    assert parameter is not None
+    return terms.reshape(-1, *parameter.shape).sum(0).to(parameter.dtype)
 
 
 def _mean(squares: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The norm of DTensors: tokens may be split in any way, a row may not; the weight is whole on every rank.
+"""The norm of DTensors: tokens may be split in any way, a row may not; weight and bias are whole on every rank.
 
 Nothing is sent. The gradient of the weight is, on each rank, the sum over its own tokens: `Partial`, as from torch's norms.
 Where x [..., H, D] is split along its heads, a weight [H, D] is split as they are, and so is its gradient.
@@ -6,7 +6,7 @@ Where x [..., H, D] is split along its heads, a weight [H, D] is split as they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from npu_tiling.pytorch.sharding import Shards, shard, summed
@@ -14,6 +14,20 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
+
+
+def on_own_rows(run: Callable[..., Any], rows: Mapping[str, Tensor], parameters: Mapping[str, Tensor | None]) -> Any:
+    """`run(*rows, **parameters)` on each rank's part: a tensor, or a tuple of them, of x's rows."""
+    x = rows["x"]
+    shards = Shards({**rows, **parameters})
+    placements = shards.rows("x")
+    for name in rows:
+        shards.alike(name, placements, "x")
+    own = {name: _parameter(shards, name, tensor, placements, x) for name, tensor in parameters.items()}
+    parts = run(*(shards.local(name, placements) for name in rows), **own)
+    if isinstance(parts, Tensor):
+        return shards.wrap(parts, placements, x.shape)
+    return tuple(shards.wrap(part, placements, x.shape[: part.dim()]) for part in parts)
 
 
 def _parameter(shards: Shards, name: str, tensor: Tensor | None, rows: Sequence[Placement], x: Tensor) -> Any:
@@ -30,31 +44,3 @@ def _parameter(shards: Shards, name: str, tensor: Tensor | None, rows: Sequence[
         if own != (Shard(0) if by_head else Replicate()):
             shards.refuse(name, dimension, "Shard(dim=0), as x's heads are" if by_head else "Replicate()")
     return shards.local(name, gradient)
-
-
-def rms_norm(run: Callable[..., Any], x: Tensor, weight: Tensor | None) -> Any:
-    """`run(x, weight)` on each rank's own rows: a tensor, or a tuple of them."""
-    shards = Shards({"x": x, "weight": weight})
-    rows = shards.rows("x")
-    parts = run(shards.local("x", rows), _parameter(shards, "weight", weight, rows, x))
-    if isinstance(parts, Tensor):
-        return shards.wrap(parts, rows, x.shape)
-    return tuple(shards.wrap(part, rows, x.shape) for part in parts)
-
-
-def add_rms_norm(run: Callable[..., Any], x: Tensor, residual: Tensor, weight: Tensor | None) -> tuple[Tensor, ...]:
-    """`run(x, residual, weight)` on each rank's own rows."""
-    shards = Shards({"x": x, "residual": residual, "weight": weight})
-    rows = shards.rows("x")
-    shards.alike("residual", rows, "x")
-    parts = run(shards.local("x", rows), shards.local("residual", rows), _parameter(shards, "weight", weight, rows, x))
-    return tuple(shards.wrap(part, rows, x.shape) for part in parts)
-
-
-def gated_rms_norm(run: Callable[..., Tensor], x: Tensor, gate: Tensor, weight: Tensor | None) -> Tensor:
-    """`run(x, gate, weight)` on each rank's own rows."""
-    shards = Shards({"x": x, "gate": gate, "weight": weight})
-    rows = shards.rows("x")
-    shards.alike("gate", rows, "x")
-    y = run(shards.local("x", rows), shards.local("gate", rows), _parameter(shards, "weight", weight, rows, x))
-    return shards.wrap(y, rows, x.shape)

@@ -12,6 +12,7 @@ from .tile import (
     result_strides,
     round_weighted,
     row_mask,
+    store_partial,
     store_tile,
     tile_at,
     tile_range,
@@ -26,11 +27,13 @@ def backward_kernel(
     p_dsum,  # gradient that reaches x from elsewhere and is added to dx; None: there is none
     p_x,
     p_weight,
+    p_bias,  # None: no bias
     p_gate,  # None: no gate
     p_rstd,
     p_dx,  # None: x needs no gradient
     p_dgate,  # None: the gate needs no gradient; else, GATE_FIRST, p_dx is given
     p_dw,  # fp32 [programs, N], one partial sum per program; None: the weight needs no gradient
+    p_db,  # the same for the bias
     n_outer,
     n_inner,
     s_dy_outer,
@@ -65,6 +68,8 @@ def backward_kernel(
     o_col = tl.arange(0, BLOCK_N)
     if p_dw is not None:
         b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
+    if p_db is not None:
+        b_db = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
     if CONTIGUOUS_SPLIT:
         i_first, i_stop = even_row_range(n_inner)
         i_tile_first, i_tile_stop, n_step = 0, tl.cdiv(i_stop - i_first, BLOCK_M), 1
@@ -76,8 +81,13 @@ def backward_kernel(
     if PER_HEAD:
         if p_weight is not None:
             p_weight += i_head * N
+        if p_bias is not None:
+            p_bias += i_head * N
     if p_weight is not None:
         b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
+    if p_dgate is not None:
+        if p_bias is not None:
+            b_bias = load_scale(p_bias, o_col, N, 0.0, DTYPE, EXACT_N, ROUND_FACTORS)
     for i_tile in tl.range(i_tile_first, i_tile_stop, n_step):
         if CONTIGUOUS_SPLIT:
             i_outer, i_inner, n_groups, n_rows = tile_rows_of_range(i_tile, i_tile_stop, i_first, i_stop, BLOCK_M)
@@ -117,12 +127,16 @@ def backward_kernel(
                     b_z = b_n
                     if p_weight is not None:
                         b_z *= b_scale[None, :]
+                    if p_bias is not None:
+                        b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) + b_bias[None, :]
                     b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
                     p_tile = tile_at(p_dgate, s_y_outer, s_y_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
                     store_tile(p_tile, b_g * b_z * b_slope, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
                 b_g *= b_act
         if p_dw is not None:
             b_dw += b_g * b_n
+        if p_db is not None:
+            b_db += b_g
         if p_dx is not None:
             if p_weight is not None:
                 b_g *= b_scale[None, :]
@@ -139,11 +153,9 @@ def backward_kernel(
             p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
             store_tile(p_tile, b_dx, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
     if p_dw is not None:
-        p_partial = p_dw + tl.program_id(0).to(tl.int64) * N + o_col
-        if EXACT_N:
-            tl.store(p_partial, tl.sum(b_dw, axis=0))
-        else:
-            tl.store(p_partial, tl.sum(b_dw, axis=0), mask=o_col < N)
+        store_partial(p_dw, b_dw, tl.program_id(0), o_col, N, EXACT_N)
+    if p_db is not None:
+        store_partial(p_db, b_db, tl.program_id(0), o_col, N, EXACT_N)
 
 
 @triton.jit(do_not_specialize=["n_partials"])

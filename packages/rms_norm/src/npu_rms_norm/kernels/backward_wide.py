@@ -11,6 +11,7 @@ from .tile import (
     result_strides,
     round_weighted,
     row_mask,
+    store_partial,
     store_tile,
     tile_at,
     tile_range,
@@ -104,12 +105,14 @@ def backward_wide_kernel(
     p_dsum,
     p_x,
     p_weight,
+    p_bias,
     p_gate,
     p_rstd,
     p_mean,
     p_dx,  # None: x needs no gradient, and p_mean is None too
     p_dgate,
     p_dw,  # fp32 [n_splits, N]
+    p_db,
     n_outer,
     n_inner,
     n_splits,
@@ -151,8 +154,16 @@ def backward_wide_kernel(
             if PER_HEAD:
                 p_own += i_head * N
             b_scale = load_scale(p_own, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
+        if p_dgate is not None:
+            if p_bias is not None:
+                p_own_bias = p_bias
+                if PER_HEAD:
+                    p_own_bias += i_head * N
+                b_bias = load_scale(p_own_bias, o_col, N, 0.0, DTYPE, EXACT_N, ROUND_FACTORS)
         if p_dw is not None:
             b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
+        if p_db is not None:
+            b_db = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
         for i_tile in tl.range(i_first, i_stop, n_step):
             i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
             i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
@@ -189,6 +200,8 @@ def backward_wide_kernel(
                         b_z = b_n
                         if p_weight is not None:
                             b_z *= b_scale[None, :]
+                        if p_bias is not None:
+                            b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) + b_bias[None, :]
                         b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
                         p_tile = tile_at(p_dgate, s_y_outer, s_y_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
                         store_tile(
@@ -197,6 +210,8 @@ def backward_wide_kernel(
                     b_g *= b_act
             if p_dw is not None:
                 b_dw += b_g * b_n
+            if p_db is not None:
+                b_db += b_g
             if p_dx is not None:
                 b_mean = tl.load(p_mean + i_row + o_row, mask=m_row, other=0.0)
                 if p_weight is not None:
@@ -215,8 +230,6 @@ def backward_wide_kernel(
                 p_tile = tile_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, i_col, BLOCK_G, BLOCK_M, BLOCK_N)
                 store_tile(p_tile, b_dx, n_groups, n_rows, N - i_col, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
         if p_dw is not None:
-            p_partial = p_dw + i_split.to(tl.int64) * N + o_col
-            if EXACT_N:
-                tl.store(p_partial, tl.sum(b_dw, axis=0))
-            else:
-                tl.store(p_partial, tl.sum(b_dw, axis=0), mask=o_col < N)
+            store_partial(p_dw, b_dw, i_split, o_col, N, EXACT_N)
+        if p_db is not None:
+            store_partial(p_db, b_db, i_split, o_col, N, EXACT_N)

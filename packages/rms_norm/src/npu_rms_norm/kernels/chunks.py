@@ -13,6 +13,7 @@ from .tile import (
     result_strides,
     round_weighted,
     row_mask,
+    store_partial,
     tile_range,
     tile_rows,
     widen,
@@ -24,6 +25,7 @@ def forward_chunks_kernel(
     p_x,
     p_residual,  # None: x is normalised; else x + residual, which is stored to p_sum
     p_weight,  # None: no weight
+    p_bias,  # None: no bias
     p_gate,  # None: no gate
     p_y,
     p_fp32,  # y, not rounded; None: nobody asked
@@ -60,6 +62,8 @@ def forward_chunks_kernel(
     if PER_HEAD:
         if p_weight is not None:
             p_weight += i_head * N
+        if p_bias is not None:
+            p_bias += i_head * N
     for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
         i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
@@ -131,6 +135,9 @@ def forward_chunks_kernel(
             b_y = normalise(row[i_chunk], b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
             if p_weight is not None:
                 b_y *= load_scale_chunk(p_weight, offset, i_chunk, N, BLOCK_N, DTYPE, ROUND_FACTORS)[None, :]
+            if p_bias is not None:
+                b_bias = load_scale_chunk(p_bias, 0.0, i_chunk, N, BLOCK_N, DTYPE, ROUND_FACTORS)
+                b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) + b_bias[None, :]
             if p_gate is not None:
                 if not GATE_FIRST:
                     b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * gates[i_chunk]
@@ -161,11 +168,13 @@ def backward_chunks_kernel(
     p_dsum,  # gradient that reaches x from elsewhere and is added to dx; None: there is none
     p_x,
     p_weight,
+    p_bias,  # None: no bias
     p_gate,  # None: no gate
     p_rstd,
     p_dx,  # None: x needs no gradient
     p_dgate,  # None: the gate needs no gradient; else, GATE_FIRST, p_dx is given
     p_dw,  # fp32 [programs, N], one partial sum per program; None: the weight needs no gradient
+    p_db,  # the same for the bias
     n_outer,
     n_inner,
     s_dy_outer,
@@ -195,10 +204,13 @@ def backward_chunks_kernel(
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     o_chunk = tl.arange(0, BLOCK_N)
-    sums = ()
+    sums, bias_sums = (), ()
     if p_dw is not None:
         for _ in tl.static_range(CHUNKS):
             sums = sums + (tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32),)
+    if p_db is not None:
+        for _ in tl.static_range(CHUNKS):
+            bias_sums = bias_sums + (tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32),)
     i_first, i_stop, n_step, i_head = tile_range(
         tl.program_id(0), tl.num_programs(0), n_outer, n_inner, BLOCK_G, BLOCK_M, PER_HEAD
     )
@@ -206,13 +218,15 @@ def backward_chunks_kernel(
     if PER_HEAD:
         if p_weight is not None:
             p_weight += i_head * N
+        if p_bias is not None:
+            p_bias += i_head * N
     for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
         i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
         b_rstd = tl.load(p_rstd + i_row + o_row, mask=m_row, other=0.0)
         b_product = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
-        normalised, gradient, added, acts, slopes = (), (), (), (), ()
+        normalised, gradient, added, bias_added, acts, slopes = (), (), (), (), (), ()
         for i_chunk in tl.static_range(CHUNKS):
             b_x = load_chunk(
                 p_x, s_x_outer, s_x_inner, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
@@ -249,6 +263,9 @@ def backward_chunks_kernel(
                         b_z = b_n
                         if p_weight is not None:
                             b_z *= b_scale[None, :]
+                        if p_bias is not None:
+                            b_bias = load_scale_chunk(p_bias, 0.0, i_chunk, N, BLOCK_N, DTYPE, ROUND_FACTORS)
+                            b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) + b_bias[None, :]
                         b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
                         store_chunk(
                             p_dgate,
@@ -268,12 +285,14 @@ def backward_chunks_kernel(
                     b_g *= b_act
             if p_dw is not None:
                 added = added + (sums[i_chunk] + b_g * b_n,)
+            if p_db is not None:
+                bias_added = bias_added + (bias_sums[i_chunk] + b_g,)
             if p_dx is not None:
                 if p_weight is not None:
                     b_g *= b_scale[None, :]
                 b_product += b_g * b_n
                 normalised, gradient = normalised + (b_n,), gradient + (b_g,)
-        sums = added
+        sums, bias_sums = added, bias_added
         if p_dx is not None:
             b_mean = tl.sum(b_product, axis=1) * (1.0 / N)  # [BLOCK_M]
             for i_chunk in tl.static_range(CHUNKS):
@@ -328,6 +347,7 @@ def backward_chunks_kernel(
                 )
     if p_dw is not None:
         for i_chunk in tl.static_range(CHUNKS):
-            o_col = i_chunk * BLOCK_N + o_chunk
-            p_partial = p_dw + tl.program_id(0).to(tl.int64) * N + o_col
-            tl.store(p_partial, tl.sum(sums[i_chunk], axis=0), mask=o_col < N)
+            store_partial(p_dw, sums[i_chunk], tl.program_id(0), i_chunk * BLOCK_N + o_chunk, N, False)
+    if p_db is not None:
+        for i_chunk in tl.static_range(CHUNKS):
+            store_partial(p_db, bias_sums[i_chunk], tl.program_id(0), i_chunk * BLOCK_N + o_chunk, N, False)

@@ -26,6 +26,7 @@ def forward_kernel(
     p_x,
     p_residual,  # None: x is normalised; else x + residual, which is stored to p_sum
     p_weight,  # None: no weight
+    p_bias,  # None: no bias
     p_gate,  # None: no gate
     p_y,
     p_fp32,  # y, not rounded; None: nobody asked
@@ -70,8 +71,12 @@ def forward_kernel(
     if PER_HEAD:
         if p_weight is not None:
             p_weight += i_head * N
+        if p_bias is not None:
+            p_bias += i_head * N
     if p_weight is not None:
         b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
+    if p_bias is not None:
+        b_bias = load_scale(p_bias, o_col, N, 0.0, DTYPE, EXACT_N, ROUND_FACTORS)
     for i_tile in tl.range(i_tile_first, i_tile_stop, n_step):
         if CONTIGUOUS_SPLIT:
             i_outer, i_inner, n_groups, n_rows = tile_rows_of_range(i_tile, i_tile_stop, i_first, i_stop, BLOCK_M)
@@ -113,6 +118,8 @@ def forward_kernel(
         b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
         if p_weight is not None:
             b_y *= b_scale[None, :]
+        if p_bias is not None:
+            b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) + b_bias[None, :]
         if p_gate is not None:
             if not GATE_FIRST:
                 b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * b_act
@@ -128,6 +135,7 @@ def forward_wide_kernel(
     p_x,
     p_residual,
     p_weight,
+    p_bias,
     p_gate,
     p_y,
     p_fp32,
@@ -165,6 +173,8 @@ def forward_wide_kernel(
     if PER_HEAD:
         if p_weight is not None:
             p_weight += i_head * N
+        if p_bias is not None:
+            p_bias += i_head * N
     for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
         i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
@@ -238,6 +248,9 @@ def forward_wide_kernel(
             b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
             if p_weight is not None:
                 b_y *= load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
+            if p_bias is not None:
+                b_bias = load_scale(p_bias, o_col, N, 0.0, DTYPE, EXACT_N, ROUND_FACTORS)
+                b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) + b_bias[None, :]
             if p_gate is not None:
                 if not GATE_FIRST:
                     b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * b_act

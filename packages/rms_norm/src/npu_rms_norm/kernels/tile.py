@@ -1,9 +1,9 @@
 """Device code of RMSNorm.
 
-    rstd = 1 / sqrt(mean(x^2) + eps)        n = x rstd        y = n (offset + w)
-    g = dy (offset + w)                     dx = rstd (g - n mean(g n))        dw = sum over rows of dy n
+    rstd = 1 / sqrt(mean(x^2) + eps)        n = x rstd        y = n (offset + w) + b
+    g = dy (offset + w)                     dx = rstd (g - n mean(g n))        dw, db = sums over rows of dy n and of dy
 
-With a gate, a = act(gate) and a' its derivative, either z = n (offset + w) is gated:
+With a gate, a = act(gate) and a' its derivative, either z = n (offset + w) + b is gated:
 
     y = z a            dgate = dy z a'      and dy a stands for dy above
 
@@ -14,9 +14,9 @@ or, GATE_FIRST, x is: x a stands for x above, and of its gradient du
 Rows lie on two levels, `n_outer` groups of `n_inner` rows, and every tensor has a stride for each (in elements), so that a
 slice of a wider tensor is read in place. A tile is BLOCK_M rows of one group, or all rows of BLOCK_G groups, by BLOCK_N
 columns. Programs stride over the tiles; with CONTIGUOUS_SPLIT each program takes one contiguous, equal range of the rows of
-the only group. PER_HEAD: a group is the rows of one head, which has a weight of its own; a program takes tiles of one head,
+the only group. PER_HEAD: a group is the rows of one head, which has its own parameters; a program takes tiles of one head,
 BLOCK_G is 1, and in results, which are contiguous, the heads of a token stand side by side. ROUND_NORMALISED rounds n, to
-bf16 or (not ROUND_BF16) fp16, before it meets the weight, ROUND_FACTORS rounds rstd and offset + w as well.
+bf16 or (not ROUND_BF16) fp16, before it meets the weight, ROUND_FACTORS rounds rstd, offset + w and b as well.
 
 Kernels with `wide` in their names serve rows that do not fit on chip: columns in blocks, x read twice.
 """
@@ -169,6 +169,16 @@ def store_tile(
 
 
 @triton.jit
+def store_partial(p_partials, b_sum, i_partial, o_col, N: tl.constexpr, EXACT_N: tl.constexpr):
+    """Stores one partial sum of a parameter's gradient, of the rows of [G * M, BLOCK_N]."""
+    p_partial = p_partials + i_partial.to(tl.int64) * N + o_col
+    if EXACT_N:
+        tl.store(p_partial, tl.sum(b_sum, axis=0))
+    else:
+        tl.store(p_partial, tl.sum(b_sum, axis=0), mask=o_col < N)
+
+
+@triton.jit
 def load_scale(p_weight, o_col, n_cols, offset, DTYPE: tl.constexpr, EXACT_N: tl.constexpr, ROUND_FACTORS: tl.constexpr):
     """offset + w, fp32 [BLOCK_N]."""
     if EXACT_N:
@@ -221,7 +231,7 @@ def load_gate(
 
 @triton.jit
 def round_weighted(b_z, p_weight, DTYPE: tl.constexpr, ROUND_NORMALISED: tl.constexpr, ROUND_FACTORS: tl.constexpr):
-    """z = n (offset + w) as it meets the gate: in the modes that round n, rounded to the weight's dtype, or all to y's."""
+    """What meets a bias or a gate: in the modes that round n, rounded to the weight's dtype, or all to y's."""
     if p_weight is not None:
         if ROUND_FACTORS:
             b_z = widen(b_z.to(DTYPE))

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.pytorch.tensors import allocate, nothing, statistics_dtype
+from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from .. import launch, reference
-from .library import OPERATORS
+from .library import OPERATORS, fake_fp32, fake_parameters, fake_rstd, outputs
 
 
 def _gated_rms_norm(
     x: Tensor,
     gate: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     eps: float,
     offset: float,
     casting_mode: str,
     activation: str,
     norm_before_gate: bool,
+    dtype: torch.dtype,
+    return_fp32: bool,
     save_rstd: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     device = device_for(x.device)
     if device is None:
-        y, rstd = reference.gated_forward(x, gate, weight, eps, offset, casting_mode, activation, norm_before_gate)
-        return y.contiguous(), launch.by_head(rstd, weight) if save_rstd else nothing(x)
+        options = (eps, offset, casting_mode, activation, norm_before_gate)
+        wide, rstd = reference.gated_forward(x, gate, weight, bias, *options)
+        y, fp32 = outputs(wide, dtype, return_fp32)
+        return y, fp32, launch.by_head(rstd, launch.has_heads(weight, bias)) if save_rstd else None
     gating = launch.Gate(gate, activation == "silu", not norm_before_gate)
-    y, _, _, saved = launch.forward(x, None, weight, gating, eps, offset, casting_mode, x.dtype, False, save_rstd, device)
-    return y, nothing(x) if saved is None else saved
+    results = (dtype, return_fp32, save_rstd, device)
+    y, fp32, _, saved = launch.forward(x, None, weight, bias, gating, eps, offset, casting_mode, *results)
+    return y, fp32, saved
 
 
 def _gated_rms_norm_backward(
@@ -36,61 +42,62 @@ def _gated_rms_norm_backward(
     x: Tensor,
     gate: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     rstd: Tensor,
     offset: float,
     casting_mode: str,
     activation: str,
     norm_before_gate: bool,
     need_dweight: bool,
+    need_dbias: bool,
     need_dx: bool,
     need_dgate: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     device = device_for(dy.device)
     if device is None:
-        options = (offset, casting_mode, activation, norm_before_gate, need_dweight)
-        wide, wide_gate, dweight = reference.gated_backward(dy, x, gate, weight, rstd, *options)
+        options = (rstd, offset, casting_mode, activation, norm_before_gate, need_dweight, need_dbias)
+        wide, wide_gate, dweight, dbias = reference.gated_backward(dy, x, gate, weight, bias, *options)
         dx = wide.to(x.dtype).contiguous() if need_dx else None
         dgate = wide_gate.to(gate.dtype).contiguous() if need_dgate else None
-    else:
-        with_dx = need_dx or (need_dgate and not norm_before_gate)
-        dx = allocate(x, x.shape, x.dtype) if with_dx else None
-        dgate = allocate(gate, gate.shape, gate.dtype) if need_dgate else None
-        gating = launch.Gate(gate, activation == "silu", not norm_before_gate)
-        outputs = (dx, dgate, need_dweight, device)
-        dweight = launch.backward(dy, None, x, weight, gating, rstd, offset, casting_mode, x.dtype, *outputs)
-    found = (dx if need_dx else None, dgate, dweight)
-    dx, dgate, dweight = (nothing(dy) if one is None else one for one in found)
-    return dx, dgate, dweight
+        return dx, dgate, dweight, dbias
+    with_dx = need_dx or (need_dgate and not norm_before_gate)
+    dx = allocate(x, x.shape, x.dtype) if with_dx else None
+    dgate = allocate(gate, gate.shape, gate.dtype) if need_dgate else None
+    gating = launch.Gate(gate, activation == "silu", not norm_before_gate)
+    written = (dx, dgate, need_dweight, need_dbias, device)
+    parameters = launch.backward(dy, None, x, weight, bias, gating, rstd, offset, casting_mode, x.dtype, *written)
+    return dx if need_dx else None, dgate, *parameters
 
 
 def _fake_gated_rms_norm(  # type: ignore[no-untyped-def]
-    x, gate, weight, eps, offset, casting_mode, activation, norm_before_gate, save_rstd
+    x, gate, weight, bias, eps, offset, casting_mode, activation, norm_before_gate, dtype, return_fp32, save_rstd
 ):
-    rstd = launch.allocate_rstd(x, weight, statistics_dtype(x.dtype)) if save_rstd else nothing(x)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device), rstd
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    return y, fake_fp32(x, x.dtype, return_fp32), fake_rstd(x, weight, bias, x.dtype, save_rstd)
 
 
 def _fake_gated_backward(  # type: ignore[no-untyped-def]
-    dy, x, gate, weight, rstd, offset, casting_mode, activation, norm_before_gate, need_dweight, need_dx, need_dgate
+    dy, x, gate, weight, bias, rstd, offset, mode, activation, before, need_dweight, need_dbias, need_dx, need_dgate
 ):
     dx, dgate = (
-        torch.empty(one.shape, dtype=one.dtype, device=one.device) if needed else nothing(dy)
+        torch.empty(one.shape, dtype=one.dtype, device=one.device) if needed else None
         for one, needed in ((x, need_dx), (gate, need_dgate))
     )
-    return dx, dgate, torch.empty_like(weight) if need_dweight else nothing(dy)
+    return dx, dgate, *fake_parameters(weight, bias, need_dweight, need_dbias)
 
 
 _OPTIONS = "float offset, str casting_mode, str activation, bool norm_before_gate"
 OPERATORS.define(
-    f"gated_rms_norm(Tensor x, Tensor gate, Tensor? weight, float eps, {_OPTIONS}, bool save_rstd)"
-    " -> (Tensor y, Tensor rstd)",
+    f"gated_rms_norm(Tensor x, Tensor gate, Tensor? weight, Tensor? bias, float eps, {_OPTIONS}, ScalarType dtype,"
+    " bool return_fp32, bool save_rstd) -> (Tensor y, Tensor fp32, Tensor rstd)",
     _gated_rms_norm,
     _fake_gated_rms_norm,
     forward_mode=True,
 )
 OPERATORS.define(
-    f"gated_rms_norm_backward(Tensor dy, Tensor x, Tensor gate, Tensor? weight, Tensor rstd, {_OPTIONS}, bool need_dweight,"
-    " bool need_dx, bool need_dgate) -> (Tensor dx, Tensor dgate, Tensor dweight)",
+    f"gated_rms_norm_backward(Tensor dy, Tensor x, Tensor gate, Tensor? weight, Tensor? bias, Tensor rstd, {_OPTIONS},"
+    " bool need_dweight, bool need_dbias, bool need_dx, bool need_dgate)"
+    " -> (Tensor dx, Tensor dgate, Tensor dweight, Tensor dbias)",
     _gated_rms_norm_backward,
     _fake_gated_backward,
     forward_mode=True,

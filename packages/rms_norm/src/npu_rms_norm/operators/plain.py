@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import torch
 from npu_tiling import device_for, row_layout
-from npu_tiling.pytorch.tensors import allocate, nothing, statistics_dtype
+from npu_tiling.pytorch.tensors import allocate, statistics_dtype
 from torch import Tensor
 
 from .. import launch, reference
-from .library import OPERATORS
+from .library import OPERATORS, fake_fp32, fake_parameters, fake_rstd, outputs
 
 
 def _rms_norm(
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     eps: float,
     offset: float,
     casting_mode: str,
@@ -29,11 +30,11 @@ def _rms_norm(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     device = device_for(x.device)
     if device is None:
-        wide, rstd = reference.forward(x, weight, eps, offset, casting_mode, x.dtype)
-        y, fp32 = _outputs(wide, dtype, return_fp32)
-        return y, fp32, launch.by_head(rstd, weight) if save_rstd else None
+        wide, rstd = reference.forward(x, weight, bias, eps, offset, casting_mode, x.dtype)
+        y, fp32 = outputs(wide, dtype, return_fp32)
+        return y, fp32, launch.by_head(rstd, launch.has_heads(weight, bias)) if save_rstd else None
     options = (eps, offset, casting_mode, dtype, return_fp32, save_rstd, device)
-    y, fp32, _, saved = launch.forward(x, None, weight, None, *options)
+    y, fp32, _, saved = launch.forward(x, None, weight, bias, None, *options)
     return y, fp32, saved
 
 
@@ -41,6 +42,7 @@ def _add_rms_norm(
     x: Tensor,
     residual: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     eps: float,
     offset: float,
     casting_mode: str,
@@ -53,18 +55,13 @@ def _add_rms_norm(
     if device is None:
         wide = statistics_dtype(residual.dtype)
         total = (x.to(wide) + residual.to(wide)).to(residual.dtype).contiguous()
-        result, rstd = reference.forward(total, weight, eps, offset, casting_mode, x.dtype)
-        y, fp32 = _outputs(result, dtype, return_fp32)
-        return y, total, fp32, launch.by_head(rstd, weight) if save_rstd else None
+        result, rstd = reference.forward(total, weight, bias, eps, offset, casting_mode, x.dtype)
+        y, fp32 = outputs(result, dtype, return_fp32)
+        return y, total, fp32, launch.by_head(rstd, launch.has_heads(weight, bias)) if save_rstd else None
     options = (eps, offset, casting_mode, dtype, return_fp32, save_rstd, device)
-    y, fp32, new_residual, saved = launch.forward(x, residual, weight, None, *options)
+    y, fp32, new_residual, saved = launch.forward(x, residual, weight, bias, None, *options)
     assert new_residual is not None
     return y, new_residual, fp32, saved
-
-
-def _outputs(wide: Tensor, dtype: torch.dtype, return_fp32: bool) -> tuple[Tensor, Tensor | None]:
-    """y and, where it is asked for, y as it is; two tensors, even of one dtype."""
-    return wide.to(dtype).contiguous(), wide.clone(memory_format=torch.contiguous_format) if return_fp32 else None
 
 
 def _rms_norm_backward(
@@ -72,23 +69,24 @@ def _rms_norm_backward(
     dsum: Tensor | None,
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     rstd: Tensor,
     offset: float,
     casting_mode: str,
     rounded_to: torch.dtype,
     need_dweight: bool,
+    need_dbias: bool,
     need_dx: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     device = device_for(dy.device)
     if device is None:
-        wide, dweight = reference.backward(dy, x, weight, rstd, offset, casting_mode, rounded_to, need_dweight)
-        dx = (wide if dsum is None else wide + dsum).to(x.dtype).contiguous() if need_dx else nothing(dy)
-        return dx, nothing(dy) if dweight is None else dweight
+        options = (rstd, offset, casting_mode, rounded_to, need_dweight, need_dbias)
+        wide, dweight, dbias = reference.backward(dy, x, weight, bias, *options)
+        dx = (wide if dsum is None else wide + dsum).to(x.dtype).contiguous() if need_dx else None
+        return dx, dweight, dbias
     result = allocate(x, x.shape, x.dtype) if need_dx else None
-    dweight = launch.backward(
-        dy, dsum, x, weight, None, rstd, offset, casting_mode, rounded_to, result, None, need_dweight, device
-    )
-    return nothing(dy) if result is None else result, nothing(dy) if dweight is None else dweight
+    outputs = (result, None, need_dweight, need_dbias, device)
+    return result, *launch.backward(dy, dsum, x, weight, bias, None, rstd, offset, casting_mode, rounded_to, *outputs)
 
 
 def _rms_norm_backward_(
@@ -96,81 +94,78 @@ def _rms_norm_backward_(
     dsum: Tensor | None,
     x: Tensor,
     weight: Tensor | None,
+    bias: Tensor | None,
     rstd: Tensor,
     offset: float,
     casting_mode: str,
     rounded_to: torch.dtype,
     need_dweight: bool,
-) -> Tensor:
+    need_dbias: bool,
+) -> tuple[Tensor | None, Tensor | None]:
     device = device_for(dy.device)
     if device is None or row_layout(*(tensor for tensor in (dy, dsum, x) if tensor is not None)) is None:
-        dx, computed = _rms_norm_backward(dy, dsum, x, weight, rstd, offset, casting_mode, rounded_to, need_dweight, True)
+        options = (offset, casting_mode, rounded_to, need_dweight, need_dbias)
+        dx, *parameters = _rms_norm_backward(dy, dsum, x, weight, bias, rstd, *options, True)
+        assert dx is not None
         dy.copy_(dx)
-        return computed
-    written = launch.backward(
-        dy, dsum, x, weight, None, rstd, offset, casting_mode, rounded_to, dy, None, need_dweight, device
-    )
-    return nothing(dy) if written is None else written
+        return parameters[0], parameters[1]
+    outputs = (dy, None, need_dweight, need_dbias, device)
+    return launch.backward(dy, dsum, x, weight, bias, None, rstd, offset, casting_mode, rounded_to, *outputs)
 
 
 def _fake_rms_norm(  # type: ignore[no-untyped-def]
-    x, weight, eps, offset, casting_mode, in_place, dtype, return_fp32, save_rstd
+    x, weight, bias, eps, offset, casting_mode, in_place, dtype, return_fp32, save_rstd
 ):
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    return y, _fake_fp32(x, x.dtype, return_fp32), _fake_rstd(x, weight, x.dtype, save_rstd)
+    return y, fake_fp32(x, x.dtype, return_fp32), fake_rstd(x, weight, bias, x.dtype, save_rstd)
 
 
 def _fake_add_rms_norm(  # type: ignore[no-untyped-def]
-    x, residual, weight, eps, offset, casting_mode, in_place, dtype, return_fp32, save_rstd
+    x, residual, weight, bias, eps, offset, casting_mode, in_place, dtype, return_fp32, save_rstd
 ):
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
     total = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
-    return y, total, _fake_fp32(x, residual.dtype, return_fp32), _fake_rstd(x, weight, residual.dtype, save_rstd)
+    return y, total, fake_fp32(x, residual.dtype, return_fp32), fake_rstd(x, weight, bias, residual.dtype, save_rstd)
 
 
 def _fake_backward(  # type: ignore[no-untyped-def]
-    dy, dsum, x, weight, rstd, offset, casting_mode, rounded_to, need_dweight, need_dx
+    dy, dsum, x, weight, bias, rstd, offset, casting_mode, rounded_to, need_dweight, need_dbias, need_dx
 ):
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_dx else nothing(dy)
-    return dx, torch.empty_like(weight) if need_dweight else nothing(dy)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_dx else None
+    return dx, *fake_parameters(weight, bias, need_dweight, need_dbias)
 
 
 def _fake_backward_(  # type: ignore[no-untyped-def]
-    dy, dsum, x, weight, rstd, offset, casting_mode, rounded_to, need_dweight
+    dy, dsum, x, weight, bias, rstd, offset, casting_mode, rounded_to, need_dweight, need_dbias
 ):
-    return torch.empty_like(weight) if need_dweight else nothing(dy)
-
-
-def _fake_fp32(x: Tensor, dtype: torch.dtype, wanted: bool) -> Tensor | None:
-    return torch.empty(x.shape, dtype=statistics_dtype(dtype), device=x.device) if wanted else None
-
-
-def _fake_rstd(x: Tensor, weight: Tensor | None, dtype: torch.dtype, save_rstd: bool) -> Tensor | None:
-    return launch.allocate_rstd(x, weight, statistics_dtype(dtype)) if save_rstd else None
+    return fake_parameters(weight, bias, need_dweight, need_dbias)
 
 
 OPERATORS.define(
-    "rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting_mode, bool in_place,"
+    "rms_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, float offset, str casting_mode, bool in_place,"
     " ScalarType dtype, bool return_fp32, bool save_rstd) -> (Tensor y, Tensor fp32, Tensor rstd)",
     _rms_norm,
     _fake_rms_norm,
     forward_mode=True,
 )
 OPERATORS.define(
-    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset, str casting_mode, bool in_place,"
-    " ScalarType dtype, bool return_fp32, bool save_rstd) -> (Tensor y, Tensor sum, Tensor fp32, Tensor rstd)",
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, float offset, str casting_mode,"
+    " bool in_place, ScalarType dtype, bool return_fp32, bool save_rstd)"
+    " -> (Tensor y, Tensor sum, Tensor fp32, Tensor rstd)",
     _add_rms_norm,
     _fake_add_rms_norm,
     forward_mode=True,
 )
 _BACKWARD = (
-    "Tensor? dsum, Tensor x, Tensor? weight, Tensor rstd, float offset, str casting_mode, ScalarType rounded_to,"
-    " bool need_dweight"
+    "Tensor? dsum, Tensor x, Tensor? weight, Tensor? bias, Tensor rstd, float offset, str casting_mode,"
+    " ScalarType rounded_to, bool need_dweight, bool need_dbias"
 )
 OPERATORS.define(
-    f"rms_norm_backward(Tensor dy, {_BACKWARD}, bool need_dx) -> (Tensor dx, Tensor dweight)",
+    f"rms_norm_backward(Tensor dy, {_BACKWARD}, bool need_dx) -> (Tensor dx, Tensor dweight, Tensor dbias)",
     _rms_norm_backward,
     _fake_backward,
     forward_mode=True,
 )
-OPERATORS.define(f"rms_norm_backward_(Tensor(a!) dy, {_BACKWARD}) -> Tensor dweight", _rms_norm_backward_, _fake_backward_)
+OPERATORS.define(
+    f"rms_norm_backward_(Tensor(a!) dy, {_BACKWARD}) -> (Tensor dweight, Tensor dbias)", _rms_norm_backward_, _fake_backward_
+)

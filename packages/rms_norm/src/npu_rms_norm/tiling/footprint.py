@@ -26,9 +26,11 @@ def row_tiles(
             tiles.append(Tile("result in another dtype", tile, FP32 // 2, 3))
     tiles.append(Tile("row reduction", tile, FP32 // 2))
     tiles.append(Tile("scale", (1, width), FP32))
+    if problem.biased:
+        tiles.append(Tile("bias", (1, width), FP32))
     tiles.append(Tile("rstd, mean and rounded rstd", ("ROWS", 1), FP32, 3))
     if backward:
-        tiles.append(Tile("sum of dw", tile, FP32))
+        tiles.append(Tile("sums of dw and db", tile, FP32, 1 + problem.biased))
         if problem.gated:
             tiles.append(Tile("gate, its derivative and their products", tile, FP32, 6))
         if several_rows:
@@ -46,8 +48,10 @@ def column_tiles(problem: Problem, backward: bool) -> list[Tile]:
     tiles.append(Tile("row reduction", tile, FP32 // 2))
     tiles.append(Tile("weight read", tile, FP32, 2))
     tiles.append(Tile("scale", tile, FP32))
+    if problem.biased:
+        tiles.append(Tile("bias read, and as it is added", tile, FP32, 3))
     tiles.append(Tile("rstd and mean", (1, 1), FP32, 2))
-    tiles.append(Tile("sum over rows or columns", tile, FP32))
+    tiles.append(Tile("sums over rows or columns", tile, FP32, 1 + (problem.biased and backward)))
     if problem.gated and backward:
         tiles.append(Tile("gate, its derivative and their products", tile, FP32, 5))
     return tiles

@@ -22,6 +22,7 @@ class Problem:
         gated: the last of the tensors of rows that are read is a gate.
         second_output: the result is stored in another dtype than x's, or in fp32 too.
         per_head: each group is the rows of one head, which has a weight of its own: a program takes rows of one head.
+        biased: a bias is added.
     """
 
     n_outer: int
@@ -35,6 +36,7 @@ class Problem:
     gated: bool = False
     second_output: bool = False
     per_head: bool = False
+    biased: bool = False
 
     @property
     def max_rows(self) -> int:

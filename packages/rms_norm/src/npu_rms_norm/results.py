@@ -1,0 +1,45 @@
+"""What the functions return: tuples with names."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class WithFP32(NamedTuple):
+    """What `rms_norm` and `gated_rms_norm` return with return_fp32.
+
+    Attributes:
+        y: the result.
+        fp32: the same in fp32.
+    """
+
+    y: Tensor
+    fp32: Tensor
+
+
+class AddedRMSNorm(NamedTuple):
+    """What `add_rms_norm` returns.
+
+    Attributes:
+        y: the normalised sum.
+        residual: the sum, in the residual's dtype.
+    """
+
+    y: Tensor
+    residual: Tensor
+
+
+class AddedWithFP32(NamedTuple):
+    """What `add_rms_norm` returns with return_fp32.
+
+    Attributes:
+        y: the normalised sum.
+        residual: the sum, in the residual's dtype.
+        fp32: y in fp32.
+    """
+
+    y: Tensor
+    residual: Tensor
+    fp32: Tensor
