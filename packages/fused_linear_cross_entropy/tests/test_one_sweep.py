@@ -92,6 +92,17 @@ def test_a_gradient_that_vanishes_but_for_the_targets(device):
     losses.check(case, results)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 85, 171])
+@pytest.mark.parametrize(
+    "options", [{}, {"lse_square_scale": 0.1, "token_scaling": True, "class_weight": True, "ignored": 0.3}]
+)
+def test_rows_that_are_one_tile(device, names, tokens, options):
+    """On Ascend a program finishes a tile of rows while it has the next one: one tile, and several, the last of one row."""
+    case = losses.make(tokens, 32, 4096, torch.bfloat16, **options)
+    losses.check(case, losses.run(case, device.torch), roundings=3)
+    assert ("cross_entropy_one_sweep_kernel" in names) == (device.name != "cuda")  # such rows are two sweeps on CUDA
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("column", [0, 5000, WIDE - 1])
 def test_a_row_with_no_number_spoils_no_other(device, value, column):

@@ -35,35 +35,47 @@ def raise_reference(b_reference, b_top):
 
 
 @triton.jit
-def exponentiate(
-    p_out, b_z, b_reference, b_sum, i_col, s_out, n_left, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    EXACT_N: tl.constexpr, BARRIER: tl.constexpr
-):  # fmt: skip
-    """Stores the exponentials of a tile. Returns the references of rows and their sums of exponentials so far, [BLOCK_M]."""
+def exponentials_of(b_z, b_reference, b_sum, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr):
+    """The exponentials of a tile, the references of its rows, and their sums of exponentials so far, [BLOCK_M]."""
     b_seen = b_z
     if not EXACT_N:
         b_seen = tl.where((tl.arange(0, BLOCK_N) < N - i_col)[None, :], b_z, LOWEST)
     b_raised = raise_reference(b_reference, tl.max(b_seen, axis=1))
     b_e = tl.exp(b_seen - b_raised[:, None])
     b_sum = b_sum * tl.exp(b_reference - b_raised) + tl.sum(b_e, axis=1)
+    return b_e, b_raised, b_sum
+
+
+@triton.jit
+def exponentiate(
+    p_out, b_z, b_reference, b_sum, i_col, s_out, n_left, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EXACT_N: tl.constexpr, BARRIER: tl.constexpr
+):  # fmt: skip
+    """Stores the exponentials of a tile. Returns the references of rows and their sums of exponentials so far, [BLOCK_M]."""
+    b_e, b_raised, b_sum = exponentials_of(b_z, b_reference, b_sum, i_col, N, BLOCK_N, EXACT_N)
     store_tile(p_out, b_e, i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, EXACT_N, BARRIER)
     return b_raised, b_sum
 
 
 @triton.jit
+def place(b_column, N: tl.constexpr):
+    """Whether int32 columns [BLOCK_M] are columns here, and those, or others that are."""
+    b_number = b_column.to(tl.float32)  # compares of integers are loops over elements on Ascend; exact below 2^24
+    return (b_number >= 0.0) & (b_number < N), tl.minimum(tl.maximum(b_column, 0), N - 1)
+
+
+@triton.jit
 def target_logit(
-    p_row, b_column, s_logits, n_left, p_bias, logit_scale, N: tl.constexpr, BLOCK_M: tl.constexpr, SCALED: tl.constexpr
+    p_row, m_here, b_safe, s_logits, n_left, p_bias, logit_scale, BLOCK_M: tl.constexpr, SCALED: tl.constexpr
 ):  # fmt: skip
-    """[BLOCK_M] each: z of the rows' targets, 0 where that is no column here; whether it is; the column, or another."""
-    # One load for each row; a row that has no target here loads its first column and drops it.
-    m_here = (b_column >= 0) & (b_column < N)
-    b_safe = tl.minimum(tl.maximum(b_column, 0), N - 1)
+    """z of the rows' targets, [BLOCK_M], 0 where those are no columns here; the rest as `place` returns it."""
+    # One load for each row; a row that has no target here loads another column and drops it.
     b_z = tl.load(p_row + tl.minimum(tl.arange(0, BLOCK_M), n_left - 1) * s_logits + b_safe).to(tl.float32)
     b_bias = 0.0
     if p_bias is not None:
         b_bias = tl.load(p_bias + b_safe).to(tl.float32)
     b_z = transform(b_z, b_bias, logit_scale, 1.0, p_bias is not None, SCALED, False)
-    return tl.where(m_here, b_z, 0.0), m_here, b_safe
+    return tl.where(m_here, b_z, 0.0)
 
 
 @triton.jit

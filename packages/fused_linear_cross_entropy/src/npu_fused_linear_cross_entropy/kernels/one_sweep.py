@@ -3,9 +3,41 @@
 import triton
 import triton.language as tl
 
-from .exponentials import put_targets_right, rescale, sweep, target_logit
+from .exponentials import exponentials_of, place, put_targets_right, rescale, sweep, target_logit
 from .factors import loss_factors
 from .statistics import LOWEST
+from .tile import load_raw, store_tile, transform_tile
+
+
+@triton.jit
+def store_statistics(p_statistics, s_statistics, i_row, n_left, b_reference, b_sum, b_z, BLOCK_M: tl.constexpr):
+    """Stores three numbers of each row, in one transfer."""
+    o_kind = tl.arange(0, 4)[:, None]
+    o_row = tl.arange(0, BLOCK_M)[None, :]
+    b_kind = o_kind.to(tl.float32)
+    b_all = tl.where(b_kind == 0.0, b_reference[None, :], tl.where(b_kind == 1.0, b_sum[None, :], b_z[None, :]))
+    tl.store(p_statistics + i_row + o_kind * s_statistics + o_row, b_all, mask=(o_kind < 3) & (o_row < n_left))
+
+
+@triton.jit
+def finish(
+    p_exponentials, p_class_weight, p_factors, p_v, i_row, n_left, b_here, b_safe, b_z, b_reference, b_sum, s_exponentials,
+    logit_scale, z_scale, N: tl.constexpr, BLOCK_M: tl.constexpr, BARRIER: tl.constexpr, Z_LOSS: tl.constexpr,
+    TOKEN_SCALING: tl.constexpr, SCALED: tl.constexpr
+):  # fmt: skip
+    """Stores what follows from the sums of rows: their targets' elements and their factors v."""
+    o_row = tl.arange(0, BLOCK_M)
+    p_out = p_exponentials + tl.cast(i_row, tl.int64) * s_exponentials
+    m_here = b_here > 0.0
+    b_lse = b_reference + tl.log(b_sum)
+    b_a, b_b, _ = loss_factors(
+        p_factors, p_class_weight, b_lse, b_z, m_here, b_safe, 0.0, z_scale, N, False, Z_LOSS, TOKEN_SCALING
+    )  # fmt: skip
+    b_v = put_targets_right(
+        p_out, b_z, b_reference, b_lse, b_a, b_b, m_here, b_safe, n_left, s_exponentials, logit_scale, BLOCK_M, SCALED,
+        BARRIER
+    )  # fmt: skip
+    tl.store(p_v + i_row + o_row, b_v, mask=o_row < n_left)
 
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
@@ -42,36 +74,59 @@ def cross_entropy_one_sweep_kernel(
     # lint: allow scalar-reduction: once a row, whether its reference was raised
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    # Rows that are one tile are finished while the next ones are loaded: what follows from their sums waits for numbers.
+    # Before the first rows, those themselves are finished, as if they had no targets: no transfer is of no rows.
+    LATE: tl.constexpr = N < BLOCK_N and not BARRIER
     o_row = tl.arange(0, BLOCK_M)
+    i_late = tl.program_id(0) * BLOCK_M
+    n_late = n_rows - i_late
+    b_late_here, b_late_z = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    b_late_safe = tl.zeros([BLOCK_M], tl.int32)
+    b_late_reference, b_late_sum = tl.zeros([BLOCK_M], tl.float32), tl.full([BLOCK_M], 1.0, tl.float32)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row = i_tile * BLOCK_M
         n_left = n_rows - i_row
-        m_row = o_row < n_left
         p_row = p_logits + i_row.to(tl.int64) * s_logits
         p_out = p_exponentials + i_row.to(tl.int64) * s_exponentials
-        b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
-        b_z, m_here, b_safe = target_logit(p_row, b_column, s_logits, n_left, p_bias, logit_scale, N, BLOCK_M, SCALED)
+        if LATE:
+            b_raw = load_raw(p_row, 0, s_logits, n_left, N, BLOCK_M, N, True, PADDED)
+            finish(
+                p_exponentials, p_class_weight, p_factors, p_v, i_late, n_late, b_late_here, b_late_safe, b_late_z,
+                b_late_reference, b_late_sum, s_exponentials, logit_scale, z_scale, N, BLOCK_M, BARRIER, Z_LOSS,
+                TOKEN_SCALING, SCALED
+            )  # fmt: skip
+        b_column = tl.load(p_target + i_row + tl.minimum(o_row, n_left - 1)) - first  # [BLOCK_M]
+        m_here, b_safe = place(b_column, N)
+        b_here = tl.where(m_here, 1.0, 0.0)
+        b_z = target_logit(p_row, m_here, b_safe, s_logits, n_left, p_bias, logit_scale, BLOCK_M, SCALED)
         if BARRIER:
             tl.debug_barrier()
         b_reference = tl.full([BLOCK_M], LOWEST, tl.float32)
         b_sum = tl.zeros([BLOCK_M], tl.float32)
-        b_reference, b_sum = sweep(
-            p_row, p_out, b_reference, b_sum, s_logits, s_exponentials, n_left, p_bias, logit_scale, N, BLOCK_M, BLOCK_N,
-            TAIL_N, TILES, PADDED, SCALED, BARRIER
+        if LATE:
+            b_tile = transform_tile(b_raw, 0, p_bias, logit_scale, 1.0, N, N, True, SCALED, False)
+            b_e, b_reference, b_sum = exponentials_of(b_tile, b_reference, b_sum, 0, N, N, True)
+            store_statistics(p_statistics, s_statistics, i_row, n_left, b_reference, b_sum, b_z, BLOCK_M)
+            store_tile(p_out, b_e, 0, s_exponentials, n_left, N, BLOCK_M, N, True, BARRIER)
+            i_late, n_late = i_row, n_left
+            b_late_here, b_late_safe, b_late_z = b_here, b_safe, b_z
+            b_late_reference, b_late_sum = b_reference, b_sum
+        else:
+            b_reference, b_sum = sweep(
+                p_row, p_out, b_reference, b_sum, s_logits, s_exponentials, n_left, p_bias, logit_scale, N, BLOCK_M,
+                BLOCK_N, TAIL_N, TILES, PADDED, SCALED, BARRIER
+            )  # fmt: skip
+            store_statistics(p_statistics, s_statistics, i_row, n_left, b_reference, b_sum, b_z, BLOCK_M)
+            finish(
+                p_exponentials, p_class_weight, p_factors, p_v, i_row, n_left, b_here, b_safe, b_z, b_reference, b_sum,
+                s_exponentials, logit_scale, z_scale, N, BLOCK_M, BARRIER, Z_LOSS, TOKEN_SCALING, SCALED
+            )  # fmt: skip
+    if LATE:
+        finish(
+            p_exponentials, p_class_weight, p_factors, p_v, i_late, n_late, b_late_here, b_late_safe, b_late_z,
+            b_late_reference, b_late_sum, s_exponentials, logit_scale, z_scale, N, BLOCK_M, BARRIER, Z_LOSS,
+            TOKEN_SCALING, SCALED
         )  # fmt: skip
-        p_row_statistics = p_statistics + i_row + o_row
-        tl.store(p_row_statistics, b_reference, mask=m_row)
-        tl.store(p_row_statistics + s_statistics, b_sum, mask=m_row)
-        tl.store(p_row_statistics + 2 * s_statistics, b_z, mask=m_row)
-        b_lse = b_reference + tl.log(b_sum)
-        b_a, b_b, _ = loss_factors(
-            p_factors, p_class_weight, b_lse, b_z, m_here, b_safe, 0.0, z_scale, N, False, Z_LOSS, TOKEN_SCALING
-        )  # fmt: skip
-        b_v = put_targets_right(
-            p_out, b_z, b_reference, b_lse, b_a, b_b, m_here, b_safe, n_left, s_exponentials, logit_scale, BLOCK_M,
-            SCALED, BARRIER
-        )  # fmt: skip
-        tl.store(p_v + i_row + o_row, b_v, mask=m_row)
 
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
@@ -112,7 +167,8 @@ def cross_entropy_exponentials_kernel(
         p_row = p_logits + i_row.to(tl.int64) * s_logits
         p_out = p_exponentials + i_row.to(tl.int64) * s_exponentials
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
-        b_z, _, _ = target_logit(p_row, b_column, s_logits, n_left, p_bias, logit_scale, N, BLOCK_M, SCALED)
+        m_here, b_safe = place(b_column, N)
+        b_z = target_logit(p_row, m_here, b_safe, s_logits, n_left, p_bias, logit_scale, BLOCK_M, SCALED)
         p_row_statistics = p_statistics + i_row + o_row
         if MERGE:
             b_reference = tl.load(p_row_statistics, mask=m_row, other=0.0)
@@ -171,8 +227,7 @@ def cross_entropy_settle_kernel(
         m_row = o_row < n_left
         p_out = p_exponentials + i_row.to(tl.int64) * s_exponentials
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
-        m_here = (b_column >= 0) & (b_column < N)
-        b_safe = tl.minimum(tl.maximum(b_column, 0), N - 1)
+        m_here, b_safe = place(b_column, N)
         b_z = tl.load(p_target_logit + i_row + o_row, mask=m_row, other=0.0)
         b_before = tl.load(p_reference + i_row + o_row, mask=m_row, other=0.0)
         b_reference = tl.load(p_last + i_row + o_row, mask=m_row, other=0.0)

@@ -42,26 +42,45 @@ def transform(b_raw, b_bias, logit_scale, softcap, BIASED: tl.constexpr, SCALED:
 
 
 @triton.jit
-def load_logits(
-    p_row, i_col, s_row, n_rows, p_bias, logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr, PADDED: tl.constexpr = False
+def load_raw(
+    p_row, i_col, s_row, n_rows, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr,
+    PADDED: tl.constexpr
 ):  # fmt: skip
-    """z, fp32 [BLOCK_M, BLOCK_N], of the columns from i_col on; what lies outside is some finite number.
+    """Logits as in memory, [BLOCK_M, BLOCK_N], of the columns from i_col on; what lies outside is some finite number.
 
     PADDED: rows after the last one are memory too. Without a mask nothing is filled in before a load, for which CANN 8.5
     makes every load wait, and so for all arithmetic.
     """
-    o_col = i_col + tl.arange(0, BLOCK_N)
-    p_tile = p_row + (tl.arange(0, BLOCK_M)[:, None] * s_row + o_col[None, :])
+    p_tile = p_row + (tl.arange(0, BLOCK_M)[:, None] * s_row + (i_col + tl.arange(0, BLOCK_N))[None, :])
     if EXACT_N and (PADDED or BLOCK_M == 1):
-        b_raw = tl.load(p_tile).to(tl.float32)
+        b_raw = tl.load(p_tile)
     else:
         m_tile = tile_mask(n_rows, N - i_col, BLOCK_M, BLOCK_N, EXACT_N)
-        b_raw = tl.load(p_tile, mask=m_tile, other=0.0).to(tl.float32)
+        b_raw = tl.load(p_tile, mask=m_tile, other=0.0)
+    return b_raw
+
+
+@triton.jit
+def transform_tile(
+    b_raw, i_col, p_bias, logit_scale, softcap, N: tl.constexpr, BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr,
+    SCALED: tl.constexpr, SOFTCAP: tl.constexpr
+):  # fmt: skip
+    """z, fp32, of a tile of `load_raw`."""
+    b_raw = b_raw.to(tl.float32)
     b_bias = 0.0
     if p_bias is not None:
-        b_bias = load_columns(p_bias, o_col, N, EXACT_N)
+        b_bias = load_columns(p_bias, i_col + tl.arange(0, BLOCK_N), N, EXACT_N)
     return transform(b_raw, b_bias, logit_scale, softcap, p_bias is not None, SCALED, SOFTCAP)
+
+
+@triton.jit
+def load_logits(
+    p_row, i_col, s_row, n_rows, p_bias, logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr, PADDED: tl.constexpr = False
+):  # fmt: skip
+    """z, fp32 [BLOCK_M, BLOCK_N], of the columns from i_col on; what lies outside is some finite number."""
+    b_raw = load_raw(p_row, i_col, s_row, n_rows, N, BLOCK_M, BLOCK_N, EXACT_N, PADDED)
+    return transform_tile(b_raw, i_col, p_bias, logit_scale, softcap, N, BLOCK_N, EXACT_N, SCALED, SOFTCAP)
 
 
 @triton.jit

@@ -28,6 +28,8 @@ def tiles(problem: Problem, streams: bool, tail: int) -> list[Tile]:
     """
     found = [Tile("statistics of rows", ("BLOCK_M", 1), FP32, _ROW_VALUES)]
     if problem.exponentials:
+        if not streams:
+            found.append(Tile("statistics of the rows before", ("BLOCK_M", 1), FP32, _ROW_VALUES))
         if tail:
             found.append(Tile("tail of a row", ("BLOCK_M", tail), FP32, _EXPONENTIALS + problem.transformed))
         if streams:
