@@ -153,8 +153,8 @@ def attn_res_phases(width: int, make: Maker) -> Call:
 
     def phases(query: Tensor, norm: Tensor, *blocks: Tensor) -> Any:
         queries = torch.stack([query, query, query])
-        o, maximum, total = attn_res_phase1(queries, list(blocks[:-1]), norm)
-        return attn_res_merge(o[1], maximum[1], total[1], blocks[-1], query, norm)
+        o, lse = attn_res_phase1(queries, list(blocks[:-1]), norm)
+        return attn_res_merge(o[1], lse[1], blocks[-1], query, norm)
 
     return Call(phases, _attention, _attn_inputs(width, make, 3))
 

@@ -128,35 +128,34 @@ def depths(elements: int, device: torch.device) -> Iterator[Result]:
             weight.grad = None
     blocks = _random(2, tokens, width, device=device).requires_grad_()
     queries = (_random(2, width, device=device) * width**-0.5).requires_grad_()
-    o, maximum, total = attn_res_phase1(queries, blocks, weights[1].detach(), EPS)
+    o, lse = attn_res_phase1(queries, blocks, weights[1].detach(), EPS)
     do = _random(*o.shape, dtype=torch.float32, device=device)
     torch.autograd.backward(o, do)
     assert blocks.grad is not None
     v = blocks.detach()[:, chosen].double().requires_grad_()
     score = _scores(v, queries.detach().double().unsqueeze(1), weights[1].detach().double())  # [N, S, T]
-    weight = torch.exp(score - score.amax(0))
-    wanted = torch.einsum("nst,ntd->std", weight, v)
+    wanted = torch.einsum("nst,ntd->std", torch.softmax(score, 0), v)
     (wanted_dv,) = torch.autograd.grad(wanted, v, do[:, chosen].double())
-    found = {"o": _row_error(o[:, chosen], wanted), "sum": _row_error(total[:, chosen], weight.sum(0))}
+    found = {"o": _row_error(o[:, chosen], wanted), "lse": _row_error(lse[:, chosen], torch.logsumexp(score, 0))}
     found["dv"] = _row_error(blocks.grad[:, chosen], wanted_dv)
     yield f"attn_res_phase1, blocks {said(blocks.shape, blocks.dtype)}, o {said(o.shape, o.dtype)}", found
-    del blocks, do, v, weight
-    o, maximum, total = (result[0].detach() for result in (o, maximum, total))
+    del blocks, do, v, score
+    o, lse = (result[0].detach() for result in (o, lse))
     partial, x, dh = (_random(tokens, width, device=device) for _ in range(3))
-    state = [o.requires_grad_(), maximum.clone().requires_grad_(), total.clone().requires_grad_(), partial.requires_grad_()]
+    state = [o.requires_grad_(), lse.clone().requires_grad_(), partial.requires_grad_()]
     h, _, joined, _ = attn_res_merge(*state, *(w.detach() for w in weights), rms_eps=EPS, layer_output=x)
     h.backward(dh)
     wide = [tensor.detach()[chosen].double().requires_grad_() for tensor in state]
-    together = (wide[3] + x[chosen].double()).to(partial.dtype).double()
+    together = (wide[2] + x[chosen].double()).to(partial.dtype).double()
     score = _scores(together.unsqueeze(0), *(w.detach().double() for w in weights))[0]
     top = torch.maximum(wide[1], score).detach()
     before, last = torch.exp(wide[1] - top), torch.exp(score - top)
-    wanted = (before.unsqueeze(-1) * wide[0] + last.unsqueeze(-1) * together) / (before * wide[2] + last).unsqueeze(-1)
-    gradients = torch.autograd.grad(wanted, [wide[0], wide[2]], dh[chosen].double())
+    wanted = (before.unsqueeze(-1) * wide[0] + last.unsqueeze(-1) * together) / (before + last).unsqueeze(-1)
+    gradients = torch.autograd.grad(wanted, wide[:2], dh[chosen].double())
     assert state[0].grad is not None
-    assert state[2].grad is not None
+    assert state[1].grad is not None
     found = {"h": _row_error(h[chosen], wanted), "do": _row_error(state[0].grad[chosen], gradients[0])}
-    found["dsum"] = _row_error(state[2].grad[chosen].unsqueeze(0), gradients[1].unsqueeze(0))
+    found["dlse"] = _row_error(state[1].grad[chosen].unsqueeze(0), gradients[1].unsqueeze(0))
     yield f"attn_res_merge, o {said(o.shape, o.dtype)}, partial {said(partial.shape, partial.dtype)}", found
 
 

@@ -111,10 +111,10 @@ def attn_res_calls(device: torch.device) -> Iterator[Call]:
 
     def merge(width: int, dtype: torch.dtype, added: bool, normed: bool) -> None:
         o, weights = _leaf((ROWS, width), FP32, device), [_leaf((width,), dtype, device) for _ in range(3)]
-        maximum, total = _leaf((ROWS,), FP32, device), torch.ones(ROWS, device=device, requires_grad=True)
+        lse = _leaf((ROWS,), FP32, device)
         partial, x = (_leaf((ROWS, width), dtype, device) for _ in range(2))
         more = {"layer_output": x if added else None, "output_rms_weight": weights[2] if normed else None}
-        _backward(attn_res_merge(o, maximum, total, partial, *weights[:2], **more))
+        _backward(attn_res_merge(o, lse, partial, *weights[:2], **more))
 
     def bank(width: int, dtype: torch.dtype, n: int, of: torch.dtype = BF16, counted: bool = False) -> None:
         blocks, weights = _leaf((ROWS, n + 1, width), of, device), [_leaf((width,), dtype, device) for _ in range(3)]

@@ -110,12 +110,12 @@ def _phase1(width: int, n_layers: int) -> Callable[[], None]:
 def _merge(width: int, dtype: torch.dtype, *, normalised: bool = False) -> Callable[[], None]:
     def call() -> None:
         o = torch.empty(TOKENS, 2, width, requires_grad=True)
-        statistics = [torch.empty(TOKENS, requires_grad=True) for _ in range(2)]
+        lse = torch.empty(TOKENS, requires_grad=True)
         partial = torch.empty(TOKENS, width, dtype=dtype, requires_grad=True)
         weights = [torch.empty(width, dtype=dtype, requires_grad=True) for _ in range(3)]
         output_rms_weight = weights[2] if normalised else None
         results = attn_res_merge(
-            o[:, 0], *statistics, partial, *weights[:2], layer_output=partial.detach(), output_rms_weight=output_rms_weight
+            o[:, 0], lse, partial, *weights[:2], layer_output=partial.detach(), output_rms_weight=output_rms_weight
         )
         _backward(results)
 

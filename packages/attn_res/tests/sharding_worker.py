@@ -33,8 +33,8 @@ def phases(blocks, query, rms_weight, output_rms_weight):
     """h, y and the new partial sum of a layer of Block AttnRes."""
     *blocks, partial, layer_output = blocks
     queries = torch.stack([query, rms_weight])
-    o, largest, total = npu_attn_res.attn_res_phase1(queries, blocks, rms_weight)
-    state = (o[0], largest[0], total[0])
+    o, lse = npu_attn_res.attn_res_phase1(queries, blocks, rms_weight)
+    state = (o[0], lse[0])
     options = {"layer_output": layer_output, "output_rms_weight": output_rms_weight}
     return npu_attn_res.attn_res_merge(*state, partial, query, rms_weight, **options)
 
@@ -128,7 +128,7 @@ def check_refusals(mesh):
     refused(TypeError, "residuals[0] is a plain tensor and must be a DTensor", attn_res, [block], whole, whole)
     queries = place(torch.ones(2, WIDTH), Shard(0))
     refused(ValueError, "queries is Shard(dim=0) on mesh dimension 0 and must be", phase1, queries, [rows], whole)
-    state = (place(block, Replicate()), *(place(torch.ones(TOKENS), Shard(1)) for _ in range(2)))
+    state = (place(block, Replicate()), place(torch.ones(TOKENS), Shard(1)))
     bank, trained = place(torch.randn(*TOKENS, 3, WIDTH), Shard(1)), place(weight, Replicate()).requires_grad_()
     said = "append is True and must be False for DTensors: autograd cannot record what is written there."
     refused(ValueError, said, npu_attn_res.attn_res_bank, bank, 1, rows, trained, whole, append=True)

@@ -45,7 +45,7 @@ def call(kernel, dtype, layers):
     weights = [leaf(width, dtype=dtype) for _ in range(3)]
     blocks = leaf(4, 200, width, dtype=dtype)
     if kernel in ("merge", "merge backward", "norm backward"):
-        state = leaf(200, width), leaf(200), leaf(200)
+        state = leaf(200, width), leaf(200)
         partial = leaf(200, width, dtype=dtype)
         found = attn_res_merge(*state, partial, *weights[:2], layer_output=partial.detach(), output_rms_weight=weights[2])
     elif kernel == "phase 1" or layers > 1:

@@ -18,8 +18,8 @@ def normalised(blocks, query, norm, weight):
 
 
 def phases(blocks, query, norm):
-    o, maximum, total = attn_res_phase1(torch.stack([query, 2 * query]), list(blocks[:-1].unbind()), norm)
-    return attn_res_merge(o[0], maximum[0], total[0], blocks[-1], query, norm)
+    o, lse = attn_res_phase1(torch.stack([query, 2 * query]), list(blocks[:-1].unbind()), norm)
+    return attn_res_merge(o[0], lse[0], blocks[-1], query, norm)
 
 
 WEIGHTS = [(8,), (8,)]

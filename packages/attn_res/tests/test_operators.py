@@ -38,8 +38,7 @@ def test_operators_are_registered_properly(device, dtype, npu_opcheck):
     npu_opcheck(OPS.attn_res_update.default, ([bank], True, 2, None, prefix, prefix + 1, *frozen, *one, True, True))
     queries = torch.randn(2, WIDTH, device=device.torch, requires_grad=True)
     npu_opcheck(OPS.phase1.default, (queries, [a, b], False, norm, 1e-6, False))
-    o, maximum, total = tensors(device, (5, WIDTH), (5,), (5,))
-    state = (o, maximum, total.detach().abs().requires_grad_(), a)
+    state = (*tensors(device, (5, WIDTH), (5,)), a)
     npu_opcheck(OPS.merge.default, (*state, b, query, norm, weight, *options))
     npu_opcheck(OPS.merge.default, (*state, None, query, norm, None, *options))
 
@@ -58,10 +57,10 @@ def test_gradients_are_registered_properly(device, npu_opcheck):
         inputs = (dh, None, dh, h, [bank], True, used, count, dh, query, norm, None, *statistics)
         npu_opcheck(OPS.attn_res_backward.default, (*inputs, [True], True, [True, False, False]))
     queries = torch.randn(2, WIDTH, device=device.torch)
-    o, maximum, total, *saved = OPS.phase1(queries, [a, b], False, norm, 1e-6, True)
-    inputs = (o, None, total.detach(), queries, [a, b], False, norm, maximum, *saved)
+    o, lse, *saved = OPS.phase1(queries, [a, b], False, norm, 1e-6, True)
+    inputs = (o, lse.detach(), queries, [a, b], False, norm, *saved)
     npu_opcheck(OPS.phase1_backward.default, (*inputs, [False, True], [True, True]))
-    state = (o[:, 0], maximum[0], total[0], a)
+    state = (o[:, 0], lse[0], a)
     _, _, _, *statistics = OPS.merge(*state, None, query, norm, None, 1e-6, 1e-6, True)
     inputs = (dh, None, None, None, *state, query, norm, None, *statistics)
     npu_opcheck(OPS.merge_backward.default, (*inputs, [True, True, False]))
@@ -70,13 +69,13 @@ def test_gradients_are_registered_properly(device, npu_opcheck):
 def test_results_lie_as_the_compiler_is_told(device):
     a, b = (torch.randn(WIDTH, 5, device=device.torch).t() for _ in range(2))
     o, query, norm = (torch.randn(shape, device=device.torch) for shape in ((5, WIDTH), (WIDTH,), (WIDTH,)))
-    state, options = (o, o[:, 0], o[:, 1].abs(), a), (1e-6, 1e-6, True)
+    state, options = (o, o[:, 0], a), (1e-6, 1e-6, True)
     check = functools.partial(torch.library.opcheck, test_utils="test_faketensor")
     check(OPS.attn_res.default, ([a, b], False, 2, *NO_PREFIX, query, norm, norm, 1e-6, 1e-6, None, True))
     check(OPS.attn_res.default, ([a], False, 1, None, b, b, query, norm, norm, 1e-6, 1e-6, None, True))
     check(OPS.merge.default, (*state, b, query, norm, norm, *options))
-    *_, score, rstd, lse, norm_rstd = OPS.merge(*state, None, query, norm, None, *options)
-    statistics = (score, rstd, lse, norm_rstd, [True, True, False])
+    *_, score, rstd, norm_rstd = OPS.merge(*state, None, query, norm, None, *options)
+    statistics = (score, rstd, norm_rstd, [True, True, False])
     check(OPS.merge_backward.default, (b, None, None, None, *state, query, norm, None, *statistics))
 
 
@@ -90,8 +89,8 @@ def test_compiles_to_one_graph(device, what):
 
     def phases(blocks, query, norm):
         state = attn_res_phase1(torch.stack((query, query)), blocks, norm)
-        h, _, total, _ = attn_res_merge(*(found[1] for found in state), blocks[0], query, norm, layer_output=blocks[1])
-        return h + torch.sin(total)
+        h, _, joined, _ = attn_res_merge(*(found[1] for found in state), blocks[0], query, norm, layer_output=blocks[1])
+        return h + torch.sin(joined)
 
     def bank(blocks, query, norm):
         memory = torch.zeros(6, 4, WIDTH, device=blocks.device)

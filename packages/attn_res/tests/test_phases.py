@@ -35,7 +35,7 @@ def test_both_phases_are_attention_over_all_blocks(device, n_layers, width, dtyp
     leaves, dh = inputs(3, n_layers, 6, width, dtype, device.torch)
     blocks, partials, queries, norms = leaves
     state = attn_res_phase1(queries, blocks, norms, EPS)
-    assert [found.shape for found in state] == [(n_layers, 6, width), (n_layers, 6), (n_layers, 6)]
+    assert [found.shape for found in state] == [(n_layers, 6, width), (n_layers, 6)]
     h = [
         attn_res_merge(*(found[i] for found in state), partials[i], queries[i], norms[i], rms_eps=EPS)
         for i in range(n_layers)
@@ -48,7 +48,7 @@ def test_both_phases_are_attention_over_all_blocks(device, n_layers, width, dtyp
 @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
 @pytest.mark.parametrize("norms", ["shared", "own"])
 def test_first_phase_alone(device, listed, norms):
-    """Every result by itself has its gradient, that of the maximum included."""
+    """Each result by itself has its gradient."""
     (blocks, _, queries, weight), _ = inputs(4, 3, (2, 5), 256, torch.float32, device.torch)
     weight = weight[0].detach().requires_grad_() if norms == "shared" else weight
     given = [block.detach().requires_grad_() for block in blocks] if listed else blocks
@@ -56,9 +56,7 @@ def test_first_phase_alone(device, listed, norms):
     wide = [tensor.detach().cpu().double().requires_grad_() for tensor in (blocks, queries, weight)]
     keys = wide[0] * torch.rsqrt(wide[0].square().mean(-1, keepdim=True) + EPS)
     score = torch.einsum("sd,nabd->nsab", wide[1] * wide[2], keys)
-    maximum = score.amax(0)
-    weights = torch.exp(score - maximum)
-    expected = torch.einsum("nsab,nabd->sabd", weights, wide[0]), maximum, weights.sum(0)
+    expected = torch.einsum("nsab,nabd->sabd", torch.softmax(score, 0), wide[0]), torch.logsumexp(score, 0)
     for actual, wanted in zip(results, expected, strict=True):
         depth.near(actual.detach().cpu(), wanted.detach())
         direction = torch.randn_like(wanted)
@@ -68,6 +66,23 @@ def test_first_phase_alone(device, listed, norms):
         dblocks = torch.stack(found[:-2]) if listed else found[0]
         for gradient, of in zip((dblocks, *found[-2:]), gradients, strict=True):
             depth.near(gradient.cpu(), of, fp32=3e-4)
+
+
+def test_weights_add_up_to_one_at_large_scores(device):
+    """Blocks and a prefix that are all one row: h is that row, and no gradient reaches the scores, which are about 1000."""
+    row = torch.randn(256, generator=torch.Generator().manual_seed(0)).to(device.torch)
+    norm = torch.ones(256, device=device.torch)
+    query = 1000 * row / row.square().mean().sqrt() / 256
+    leaves = [row.expand(3, 7, 256).clone(), row.expand(7, 256).clone(), query[None].clone()]
+    blocks, partial, queries = [leaf.requires_grad_() for leaf in leaves]
+    o, lse = attn_res_phase1(queries, blocks, norm, EPS)
+    assert lse.min() > 990
+    h = attn_res_merge(o[0], lse[0], partial, queries[0], norm, rms_eps=EPS)
+    assert torch.allclose(h, row, rtol=2e-6, atol=0)
+    dh = torch.randn(7, 256, generator=torch.Generator().manual_seed(1)).to(device.torch)
+    dblocks, dpartial, dqueries = torch.autograd.grad(h, [blocks, partial, queries], dh)
+    assert torch.allclose(dblocks.sum(0) + dpartial, dh, rtol=0, atol=2e-3)
+    assert dqueries.abs().max() < 1e-3
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(256, torch.float32), (4096, torch.bfloat16), (16384, torch.bfloat16)])

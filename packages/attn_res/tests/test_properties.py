@@ -219,9 +219,11 @@ def test_phase1_is_its_share_of_every_layer(device, npu_search):
             score = torch.stack(
                 [scores(v, q, w, example.eps) for q, w in zip(values[n], norms, strict=True)], 1
             )  # [N, S, ...]
-            maximum = score.amax(0)
+            maximum = score.amax(0).detach()
             weight = blurred(torch.exp(blurred(score) - blurred(maximum)))
-            return blurred(weight.unsqueeze(-1) * v.unsqueeze(1)).sum(0), maximum, blurred(weight).sum(0)
+            total = blurred(weight).sum(0)
+            o = blurred(weight.unsqueeze(-1) * v.unsqueeze(1)).sum(0) / total.unsqueeze(-1)
+            return blurred(o), blurred(blurred(maximum) + blurred(total).log())
 
         compare(example, function, exact, [*blocks, queries, rms_weight], device)
 
@@ -235,23 +237,22 @@ def test_merge_joins_one_more_block(device, npu_search):
         o, partial, x = make(example.more[0], shape, wide), make(example.more[1], shape, example.dtype), None
         if example.added:
             x = make(example.more[2], shape, example.dtype)
-        maximum = make(Drawn("normal", example.blocks[0].layout), example.leading, wide)
-        total = 1 + make(Drawn("normal", example.blocks[1].layout), example.leading, wide).abs()
+        lse = make(Drawn("normal", example.blocks[0].layout), example.leading, wide)
         query, rms_weight, output_rms_weight = make.weights()
-        inputs = [o, maximum, total, partial, x, query, rms_weight, output_rms_weight if example.normalised else None]
+        inputs = [o, lse, partial, x, query, rms_weight, output_rms_weight if example.normalised else None]
 
-        def function(o, maximum, total, partial, x, query, rms_weight, output_rms_weight):
+        def function(o, lse, partial, x, query, rms_weight, output_rms_weight):
             options = {"layer_output": x, "output_rms_weight": output_rms_weight, "output_rms_eps": example.output_rms_eps}
-            found = attn_res_merge(o, maximum, total, partial, query, rms_weight, rms_eps=example.eps, **options)
+            found = attn_res_merge(o, lse, partial, query, rms_weight, rms_eps=example.eps, **options)
             return (found,) if isinstance(found, Tensor) else tuple(one for one in found if one is not None)
 
-        def exact(o, maximum, total, partial, x, query, rms_weight, output_rms_weight):
+        def exact(o, lse, partial, x, query, rms_weight, output_rms_weight):
             joined = partial if x is None else through(partial + x, example.dtype)
             score = scores(joined, query, rms_weight, example.eps)
-            top = torch.maximum(maximum, score).detach()
-            before, last = torch.exp(maximum - top), torch.exp(score - top)
+            top = torch.maximum(lse, score).detach()
+            before, last = torch.exp(lse - top), torch.exp(score - top)
             above = blurred(before.unsqueeze(-1) * o) + blurred(last.unsqueeze(-1) * joined)
-            h = blurred(above) / (blurred(before * total) + blurred(last)).unsqueeze(-1)
+            h = blurred(above) / (blurred(before) + blurred(last)).unsqueeze(-1)
             outputs = [h]
             if output_rms_weight is not None:
                 outputs.append(normalise(through(h, example.dtype), output_rms_weight, example.output_rms_eps))

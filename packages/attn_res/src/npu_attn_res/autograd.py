@@ -97,23 +97,23 @@ def _of_both(
 class _Phase1(Function):
     @staticmethod
     def forward(ctx, run, stacked, eps, save, queries, rms_weight, *blocks):  # type: ignore[no-untyped-def]
-        o, maximum, total, score, rstd = run(queries, blocks, stacked, rms_weight, eps, True)
-        ctx.save_for_backward(queries, rms_weight, maximum, score, rstd, *blocks)
+        o, lse, score, rstd = run(queries, blocks, stacked, rms_weight, eps, True)
+        ctx.save_for_backward(queries, rms_weight, score, rstd, *blocks)
         ctx.stacked = stacked
         ctx.set_materialize_grads(False)
         if not save:
-            return o, maximum, total, None, None
+            return o, lse, None, None
         ctx.mark_non_differentiable(score, rstd)
-        return o, maximum, total, score, rstd
+        return o, lse, score, rstd
 
     @staticmethod
-    def backward(ctx, do, dmaximum, dtotal, *_):  # type: ignore[no-untyped-def]
-        if do is None and dmaximum is None and dtotal is None:
+    def backward(ctx, do, dlse, *_):  # type: ignore[no-untyped-def]
+        if do is None and dlse is None:
             return (None,) * len(ctx.needs_input_grad)
-        queries, rms_weight, maximum, score, rstd, *blocks = ctx.saved_tensors
+        queries, rms_weight, score, rstd, *blocks = ctx.saved_tensors
         need_weights, need_blocks = list(ctx.needs_input_grad[4:6]), list(ctx.needs_input_grad[6:])
-        inputs = (queries, blocks, ctx.stacked, rms_weight, maximum, score, rstd)
-        found = OPERATORS("phase1_backward", do, dmaximum, dtotal, *inputs, need_blocks, need_weights)
+        inputs = (queries, blocks, ctx.stacked, rms_weight, score, rstd)
+        found = OPERATORS("phase1_backward", do, dlse, *inputs, need_blocks, need_weights)
         dblocks, *dweights = found
         return None, None, None, None, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
 
@@ -121,30 +121,30 @@ class _Phase1(Function):
 class _Merge(Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, run, o, maximum, total, partial, x, query, rms_weight, output_rms_weight, eps, norm_eps, save
+        ctx, run, o, lse, partial, x, query, rms_weight, output_rms_weight, eps, norm_eps, save
     ):
         weights = (query, rms_weight, output_rms_weight)
-        h, y, joined, *statistics = run(o, maximum, total, partial, x, *weights, eps, norm_eps, True)
-        kept, y, norm_rstd = (None, None, None) if output_rms_weight is None else (h, y, statistics[3])
+        h, y, joined, *statistics = run(o, lse, partial, x, *weights, eps, norm_eps, True)
+        kept, y, norm_rstd = (None, None, None) if output_rms_weight is None else (h, y, statistics[2])
         joined = None if x is None else joined
-        state = (o, maximum, total, partial if x is None else joined)
-        ctx.save_for_backward(kept, *state, *weights, *statistics[:3], norm_rstd)
+        state = (o, lse, partial if x is None else joined)
+        ctx.save_for_backward(kept, *state, *weights, *statistics[:2], norm_rstd)
         ctx.set_materialize_grads(False)
         if not save:
-            return h, y, joined, None, None, None, None
-        ctx.mark_non_differentiable(*[one for one in (*statistics[:3], norm_rstd) if one is not None])
-        return h, y, joined, *statistics[:3], norm_rstd
+            return h, y, joined, None, None, None
+        ctx.mark_non_differentiable(*[one for one in (*statistics[:2], norm_rstd) if one is not None])
+        return h, y, joined, *statistics[:2], norm_rstd
 
     @staticmethod
     def backward(ctx, dh, dy, djoined, *_):  # type: ignore[no-untyped-def]
         _, *need = ctx.needs_input_grad
         if dh is None and dy is None:
-            return None, None, None, None, djoined if need[3] else None, djoined if need[4] else None, *(None,) * 6
+            return None, None, None, djoined if need[2] else None, djoined if need[3] else None, *(None,) * 6
         kept, *inputs = ctx.saved_tensors
-        need_weights = [need[5], need[6], need[7] and dy is not None]
+        need_weights = [need[4], need[5], need[6] and dy is not None]
         found = OPERATORS("merge_backward", dh, dy, djoined, kept, *inputs, need_weights)
-        do, dmaximum, dtotal, dpartial, *dweights = found
-        state = _only((do, dmaximum, dtotal, dpartial, dpartial), need[:5])
+        do, dlse, dpartial, *dweights = found
+        state = _only((do, dlse, dpartial, dpartial), need[:4])
         return None, *state, *_only(dweights, need_weights), None, None, None
 
 
@@ -167,7 +167,7 @@ def _phase1(run, queries, blocks, stacked, rms_weight, eps, save):  # type: igno
 
 
 def _merge(run, *arguments):  # type: ignore[no-untyped-def]
-    return apply(_Merge, run, *arguments) if needs_gradient(arguments[:8]) else run(*arguments)
+    return apply(_Merge, run, *arguments) if needs_gradient(arguments[:7]) else run(*arguments)
 
 
 for _name, _record, _run in (

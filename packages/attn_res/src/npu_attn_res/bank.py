@@ -42,6 +42,7 @@ def attn_res_bank(
         normalized = h / sqrt(mean(h^2) + output_rms_eps) * output_rms_weight
 
     p is rounded to the prefix's dtype before it is used. The bank is not copied, nor is what lies behind its blocks read.
+    Rows that do not fit on chip take PyTorch's operators.
     Arithmetic is fp32, h is rounded once. The bank, the prefix, the layer's output and h may have dtypes of their own. With
     gradients, the blocks that count must keep their values until the backward; those behind them may be written to. The
     gradient of a bank has its shape, zero behind its blocks.

@@ -99,7 +99,7 @@ class Depth:
         self._weights = weights
         self._output: Tensor | None = None  # of the last layer, not yet in the partial sum
         self._layer = 0
-        self._phase1: tuple[Tensor, Tensor, Tensor] | None = None
+        self._phase1: tuple[Tensor, Tensor] | None = None
 
     def input(self) -> Tensor:
         """The input of the next layer.
@@ -121,13 +121,13 @@ class Depth:
                 weights.query[of_block], self.blocks, weights.rms_weight[of_block], weights.rms_eps
             )
         assert self._phase1 is not None
-        o, maximum, total = (found[place] for found in self._phase1)
+        o, lse = (found[place] for found in self._phase1)
         self._layer += 1
         if place == 0:
-            return (o / total.unsqueeze(-1)).to(self.blocks[0].dtype)
+            return o.to(self.blocks[0].dtype)
         if self._output is None:
             raise ValueError(f"the output of layer {layer - 1} is missing and must be given to add() first.")
-        state, weight = (o, maximum, total), (weights.query[layer], weights.rms_weight[layer])
+        state, weight = (o, lse), (weights.query[layer], weights.rms_weight[layer])
         if self.prefix is None:
             self.prefix, self._output = self._output, None
             return attn_res_merge(*state, self.prefix, *weight, rms_eps=weights.rms_eps)

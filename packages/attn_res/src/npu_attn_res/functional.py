@@ -119,11 +119,11 @@ def attn_res_phase1(
 ) -> Phase1Result:
     """The first phase of Block AttnRes: the finished blocks' share of several layers' inputs, for all of them at once.
 
-        s_i = scale <query, k_i>, as in `attn_res`        maximum = max_i s_i
-        o = sum_i exp(s_i - maximum) v_i                  total = sum_i exp(s_i - maximum)
+        s_i = scale <query, k_i>, as in `attn_res`
+        o = sum_i softmax_i(s_i) v_i                      lse = log(sum_i exp(s_i))
 
-    so that o / total is what `attn_res` gives for a layer, and `attn_res_merge` joins what comes later. Every block is read
-    once where one token's rows of all layers fit on chip, twice otherwise; all three results may be differentiated.
+    so that o is what `attn_res` gives for a layer, and `attn_res_merge` joins what comes later. Every block is read once
+    where one token's rows of all layers fit on chip, twice otherwise; both results may be differentiated.
 
     Args:
         queries: [S, D], one query for each layer.
@@ -133,8 +133,7 @@ def attn_res_phase1(
         scale: of the scores.
 
     Returns:
-        A Phase1Result of o [S, ..., D], maximum [S, ...] and total [S, ...], fp32: nothing is rounded before the phases are
-        joined.
+        A Phase1Result of o [S, ..., D] and lse [S, ...], fp32: nothing is rounded before the phases are joined.
 
     Raises:
         TypeError, ValueError: as for `attn_res`.
@@ -148,17 +147,16 @@ def attn_res_phase1(
         run = functools.partial(attn_res_phase1, rms_eps=rms_eps, scale=scale)
         return Phase1Result(*sharding.phase1(run, queries, residuals, rms_weight))
     queries = scaled_query(queries, scale)
-    o, maximum, total, _, _ = OPERATORS("phase1", queries, sources, stacked, rms_weight, rms_eps, False)
+    o, lse, *_ = OPERATORS("phase1", queries, sources, stacked, rms_weight, rms_eps, False)
     leading = first.shape[1:-1] if stacked else first.shape[:-1]
     o = o.view(*leading, *o.shape[1:]).movedim(-2, 0)
-    return Phase1Result(o, maximum.view(len(queries), *leading), total.view(len(queries), *leading))
+    return Phase1Result(o, lse.view(len(queries), *leading))
 
 
 @overload
 def attn_res_merge(
     o: Tensor,
-    maximum: Tensor,
-    total: Tensor,
+    lse: Tensor,
     prefix: Tensor,
     query: Tensor,
     rms_weight: Tensor,
@@ -174,8 +172,7 @@ def attn_res_merge(
 @overload
 def attn_res_merge(
     o: Tensor,
-    maximum: Tensor,
-    total: Tensor,
+    lse: Tensor,
     prefix: Tensor,
     query: Tensor,
     rms_weight: Tensor,
@@ -190,8 +187,7 @@ def attn_res_merge(
 
 def attn_res_merge(
     o: Tensor,
-    maximum: Tensor,
-    total: Tensor,
+    lse: Tensor,
     prefix: Tensor,
     query: Tensor,
     rms_weight: Tensor,
@@ -204,13 +200,12 @@ def attn_res_merge(
 ) -> Tensor | AttnResResult:
     """The second phase of Block AttnRes: one more block, the prefix, joins a layer's first phase.
 
-        s = scale <query, k(prefix)>        m = max(maximum, s)
-        h = (exp(maximum - m) o + exp(s - m) prefix) / (exp(maximum - m) total + exp(s - m))
+        s = scale <query, k(prefix)>        a = exp(s) / (exp(lse) + exp(s))        h = (1 - a) o + a prefix
 
     which is what `attn_res` gives over all blocks and the prefix.
 
     Args:
-        o: [..., D], maximum: [...], total: [...]: of one layer, as `attn_res_phase1` returned them.
+        o: [..., D], lse: [...]: of one layer, as `attn_res_phase1` returned them.
         prefix: [..., D], the running sum of a block's layers; fp32, bf16 or fp16 (fp64 too on a CPU).
         query, rms_weight: [D], the prefix's dtype or fp32: the layer's.
         output_rms_weight: as for `attn_res`.
@@ -228,7 +223,7 @@ def attn_res_merge(
     Source: arXiv 2603.15031, the two-phase computation.
     """
     weights = {"query": query, "rms_weight": rms_weight, "output_rms_weight": output_rms_weight}
-    state = {"o": o, "maximum": maximum, "total": total}
+    state = {"o": o, "lse": lse}
     options = {"rms_eps": rms_eps, "scale": scale, "output_rms_eps": output_rms_eps}
     rms_eps, scale, output_rms_eps = check_merge(state, prefix, layer_output, weights, options)
     rows = {**state, "prefix": prefix, "layer_output": layer_output}
@@ -236,7 +231,7 @@ def attn_res_merge(
         run = functools.partial(attn_res_merge, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
         return sharding.merge(run, rows, weights)
     numbers = (rms_eps, output_rms_eps, False)
-    given = (o, maximum, total, prefix, layer_output, scaled_query(query, scale), rms_weight, output_rms_weight)
+    given = (o, lse, prefix, layer_output, scaled_query(query, scale), rms_weight, output_rms_weight)
     h, y, joined, *_ = OPERATORS("merge", *given, *numbers)
     if output_rms_weight is None and layer_output is None:
         found: Tensor = h

@@ -35,11 +35,10 @@ class Weights(NamedTuple):
 
 
 class State(NamedTuple):
-    """What `phase1` knows of a layer: o [..., D], max and sum [...]."""
+    """What `phase1` knows of a layer: o [..., D] and lse [...]."""
 
     o: Tensor
-    maximum: Tensor
-    total: Tensor
+    lse: Tensor
 
 
 class Statistics(NamedTuple):
@@ -116,33 +115,33 @@ def backward(
 
 @_without_autocast
 def phase1(v: Passes, queries: Tensor, rms_weight: Tensor, eps: float) -> tuple[State, Tensor, Tensor]:
-    """o [T, S, D] with max and sum [T, S]; s [N, T, S] and r [N, T]."""
+    """o [T, S, D] with lse [T, S]; s [N, T, S] and r [N, T]."""
     score, rstd = v.scores(fuse_qk_weight(queries, rms_weight, v.dtype), eps)
-    maximum = score.amax(0)
-    weights = torch.exp(score - maximum)
-    return State(v.weighted_sum(weights, v.dtype), maximum, weights.sum(0)), score, rstd
+    alpha, lse = softmax(score)
+    return State(v.weighted_sum(alpha, v.dtype), lse), score, rstd
 
 
 @_without_autocast
 def phase1_backward(
     v: Passes,
-    gradient: tuple[Tensor | None, Tensor | None, Tensor | None],
+    gradient: tuple[Tensor | None, Tensor | None],
     queries: Tensor,
     rms_weight: Tensor,
-    maximum: Tensor,
     score: Tensor,
     rstd: Tensor,
     needed: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the queries and of rms_weight, where needed; `gradient` is that of a State, or None."""
-    do, dmaximum, dtotal = gradient
+    do, dlse = gradient
     g = fuse_qk_weight(queries, rms_weight, v.dtype)
     if do is None:
-        do = score.new_zeros((*maximum.shape, v.width))
+        do = score.new_zeros((*score.shape[1:], v.width))
     elif do.stride(-1) != 1:
         do = do.contiguous()
-    weights, dscore = exponentials_backward(score, maximum, v.products(do), dmaximum, dtotal)
-    return fuse_qk_weight_backward(_gradients(v, do, g, weights, score, rstd, dscore), queries, rms_weight, needed)
+    alpha, _ = softmax(score)  # of its own sum: exp(score - lse) would be off by the rounding of lse
+    dscore = softmax_backward(alpha, v.products(do))
+    dscore = dscore if dlse is None else dscore + alpha * dlse
+    return fuse_qk_weight_backward(_gradients(v, do, g, alpha, score, rstd, dscore), queries, rms_weight, needed)
 
 
 def _gradients(v: Passes, do: Tensor, g: Tensor, weights: Tensor, score: Tensor, rstd: Tensor, dscore: Tensor) -> Tensor:
@@ -156,18 +155,20 @@ def softmax_backward(weights: Tensor, e: Tensor) -> Tensor:
     return weights * (e - (weights * e).sum(0))
 
 
-def exponentials_backward(
-    score: Tensor, maximum: Tensor, e: Tensor, dmaximum: Tensor | None, dtotal: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The weights exp(s - max) and ds, given e_i = <do, v_i> and the gradients of max = max_i s and sum of the weights.
-
-    Equal largest scores share the gradient of max, as in `torch.amax`.
-    """
+def softmax(score: Tensor) -> tuple[Tensor, Tensor]:
+    """alpha_i = exp(s_i) / sum_i exp(s_i), and the logarithm of that sum."""
+    maximum = score.amax(0)
     weights = torch.exp(score - maximum)
-    dexponent = weights * (e if dtotal is None else e + dtotal)
-    largest = (score == maximum).to(score.dtype)
-    of_maximum = -dexponent.sum(0) if dmaximum is None else dmaximum - dexponent.sum(0)
-    return weights, dexponent + largest / largest.sum(0) * of_maximum
+    total = weights.sum(0)
+    return weights / total, maximum + total.log()
+
+
+def shares(lse: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(lse) and exp(score) over their sum."""
+    largest = torch.maximum(lse, score)
+    first, second = torch.exp(lse - largest), torch.exp(score - largest)
+    whole = first + second
+    return first / whole, second / whole
 
 
 @_without_autocast
@@ -177,19 +178,16 @@ def merge(
     """h, y and partial + x [..., D] in partial's dtype, None of what there is not, and the statistics [T]."""
     joined = None if x is None else (partial.to(state.o.dtype) + x).to(partial.dtype)
     v = partial if joined is None else joined
-    o, maximum, total, wide = flat(state.o), state.maximum.reshape(-1), state.total.reshape(-1), flat(v).to(state.o.dtype)
+    o, wide = flat(state.o), flat(v).to(state.o.dtype)
     rstd = torch.rsqrt(wide.square().mean(-1) + eps)
     score = (wide @ fuse_qk_weight(weights.query, weights.norm, o.dtype)) * rstd
-    largest = torch.maximum(maximum, score)
-    first, second = torch.exp(maximum - largest), torch.exp(score - largest)
-    whole = first * total + second
-    h = (o * first.unsqueeze(-1) + wide * second.unsqueeze(-1)) / whole.unsqueeze(-1)
-    h = h.to(partial.dtype)
+    w, a = shares(state.lse.reshape(-1), score)
+    h = (o * w.unsqueeze(-1) + wide * a.unsqueeze(-1)).to(partial.dtype)
     norm_rstd = y = None
     if weights.output is not None:
         norm_rstd = torch.rsqrt(h.to(o.dtype).square().mean(-1) + norm_eps)
         y = scaled(h, weights.output, norm_rstd).view(partial.shape)
-    statistics = Statistics(score, rstd, largest + whole.log(), norm_rstd)
+    statistics = Statistics(score, rstd, None, norm_rstd)
     return h.view(partial.shape), y, joined, statistics
 
 
@@ -202,28 +200,24 @@ def merge_backward(
     weights: Weights,
     statistics: Statistics,
     needed: tuple[bool, bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """do, dmax, dsum, the gradient of the (new) partial sum with `dpartial` added, and those of query and rms_weight."""
-    score, rstd, lse, _ = statistics
-    assert score is not None and rstd is not None and lse is not None
-    o, maximum, total = flat(state.o), state.maximum.reshape(-1), state.total.reshape(-1)
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """do, dlse, the gradient of the (new) partial sum with `dpartial` added, and those of query and rms_weight."""
+    score, rstd, *_ = statistics
+    assert score is not None and rstd is not None
+    o = flat(state.o)
     dh, wide = flat(dh).to(o.dtype), flat(partial).to(o.dtype)
-    w, a = torch.exp(maximum - lse), torch.exp(score - lse)
-    dot, e = (dh * o).sum(-1), (dh * wide).sum(-1)
-    delta = w * dot + a * e
-    ds_rstd = a * (e - delta) * rstd
+    w, a = shares(state.lse.reshape(-1), score)
+    dscore = a * w * ((dh * wide).sum(-1) - (dh * o).sum(-1))
+    ds_rstd = dscore * rstd
     dv_coef = ds_rstd * score * rstd / partial.shape[-1]
     g = fuse_qk_weight(weights.query, weights.norm, o.dtype)
     dv = dh * a.unsqueeze(-1) + ds_rstd.unsqueeze(-1) * g - dv_coef.unsqueeze(-1) * wide
     if dpartial is not None:
         dv = dv + flat(dpartial)
-    do, dmaximum, dtotal = dh * w.unsqueeze(-1), w * (dot - total * delta), -w * delta
-    like = state.maximum.shape
     dweights = fuse_qk_weight_backward(ds_rstd @ wide, weights.query, weights.norm, needed)
     return (
-        do.view(state.o.shape),
-        dmaximum.view(like),
-        dtotal.view(like),
+        (dh * w.unsqueeze(-1)).view(state.o.shape),
+        -dscore.view(state.lse.shape),
         dv.to(partial.dtype).view(partial.shape),
         *dweights,
     )

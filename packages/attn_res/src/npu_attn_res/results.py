@@ -28,11 +28,9 @@ class Phase1Result(NamedTuple):
     """What `attn_res_phase1` returns, in fp32, for each of S layers.
 
     Attributes:
-        o: the sum of exp(s_i - maximum) v_i, [S, ..., D].
-        maximum: the largest score [S, ...].
-        total: the sum of exp(s_i - maximum) [S, ...].
+        o: the sum of softmax_i(s_i) v_i, [S, ..., D].
+        lse: the logarithm of the sum of exp(s_i), [S, ...].
     """
 
     o: Tensor
-    maximum: Tensor
-    total: Tensor
+    lse: Tensor

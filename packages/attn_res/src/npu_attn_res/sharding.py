@@ -32,14 +32,14 @@ def attn_res(
 
 def phase1(
     run: Callable[..., tuple[Tensor, ...]], queries: Tensor, residuals: Tensor | Sequence[Tensor], rms_weight: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """`run(queries, residuals, rms_weight)` on each rank's own tokens."""
     placed = _Blocks(residuals, {"queries": queries, "rms_weight": rms_weight})
     local_queries, local_norm = (placed.shards.local(name, placed.gradient) for name in ("queries", "rms_weight"))
-    o, maximum, total = run(local_queries, placed.local(), local_norm)
+    o, lse = run(local_queries, placed.local(), local_norm)
     layers, tokens = len(queries), placed.shape[:-1]
     o = placed.wrap(o, 1, (layers, *placed.shape))
-    return o, placed.wrap(maximum, 1, (layers, *tokens)), placed.wrap(total, 1, (layers, *tokens))
+    return o, placed.wrap(lse, 1, (layers, *tokens))
 
 
 def merge(

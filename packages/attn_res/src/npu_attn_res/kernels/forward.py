@@ -37,17 +37,12 @@ def store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_rows, n_left, S: tl.
 
 
 @triton.jit
-def store_sums(p_max, p_sum, b_reference, b_max, b_sum, i_row, n_rows, R: tl.constexpr, NORMALISE: tl.constexpr):
-    """Stores what is kept of the sums of exp(s - reference), and returns the factor of those of exp(s - reference) v."""
-    if NORMALISE:
-        b_factor = 1.0 / b_sum
-        if p_max is not None:
-            # Not + log(b_sum): CANN 8.5 sets a flag twice where the vector unit takes what the scalar unit summed in a loop.
-            store_statistic(p_max + i_row, b_reference - tl.log(b_factor), n_rows, R)
-    else:
-        b_factor = tl.exp(b_reference - b_max)
-        store_statistic(p_max + i_row, b_max, n_rows, R)
-        store_statistic(p_sum + i_row, b_sum * b_factor, n_rows, R)
+def store_lse(p_lse, b_reference, b_sum, i_row, n_rows, R: tl.constexpr):
+    """Stores log(sum(exp(s))), from the sum of exp(s - reference), and returns 1 / that sum, a factor of o."""
+    b_factor = 1.0 / b_sum
+    if p_lse is not None:
+        # Not + log(b_sum): CANN 8.5 sets a flag twice where the vector unit takes what the scalar unit summed in a loop.
+        store_statistic(p_lse + i_row, b_reference - tl.log(b_factor), n_rows, R)
     return b_factor
 
 
@@ -78,11 +73,11 @@ def append_rows(
 # fmt: off
 @triton.jit
 def forward_tiles(
-    p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_max, p_sum, p_norm_rstd,
+    p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
     p_count, p_prefix, p_x, p_joined, p_append,
     b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
     D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
-    NORMALISE: tl.constexpr, ALIGNED: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     # fmt: on
     """Tiles i_first, i_first + n_step, ... before i_end, with the highest score so far as the reference.
@@ -119,10 +114,8 @@ def forward_tiles(
             b_max = b_next
             i_row = i_block.to(tl.int64) * n_tokens + i_token  # last: what is stored has to stay until it has been
             store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_rows, n_left, S, ROWS, BLOCK_M)
-        b_factor = store_sums(p_max, p_sum, b_max, b_max, b_sum, i_token * S, n_rows, ROWS, NORMALISE)
-        if NORMALISE:  # otherwise it is one: the reference is the maximum
-            b_o = b_o * b_factor[:, None]
-        b_stored = b_o.to(p_o.dtype.element_ty)
+        b_factor = store_lse(p_lse, b_max, b_sum, i_token * S, n_rows, ROWS)
+        b_stored = (b_o * b_factor[:, None]).to(p_o.dtype.element_ty)
         store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_token * S, n_rows, norm_eps, D, ROWS, BLOCK_D)
 
 
@@ -137,8 +130,7 @@ def attn_res_forward_kernel(
     p_y,
     p_score,  # fp32 [n_blocks, n_tokens, S]: s; None: no backward will follow
     p_rstd,  # fp32 [n_blocks, n_tokens]: r
-    p_max,  # fp32 [n_tokens, S]: max(s), or log(sum(exp(s))) where NORMALISE
-    p_sum,  # fp32 [n_tokens, S]: sum(exp(s - max)); None where NORMALISE
+    p_lse,  # fp32 [n_tokens, S]: log(sum(exp(s))); None: not asked for
     p_norm_rstd,
     p_count,  # int32 or int64: the number of blocks; None: n_blocks is
     p_prefix,  # the source that comes before the blocks; None: there is none
@@ -161,7 +153,6 @@ def attn_res_forward_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,  # >= D
-    NORMALISE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
@@ -170,10 +161,10 @@ def attn_res_forward_kernel(
         n_blocks = tl.load(p_count).to(tl.int32)
     # fmt: off
     forward_tiles(
-        p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_max, p_sum, p_norm_rstd,
+        p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
         p_count, p_prefix, p_x, p_joined, p_append,
         b_g, tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0),
         n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
-        D, S, BLOCK_M, BLOCK_S, BLOCK_D, NORMALISE, ALIGNED,
+        D, S, BLOCK_M, BLOCK_S, BLOCK_D, ALIGNED,
     )
     # fmt: on

@@ -14,7 +14,7 @@ tiles that a loop carries, so the next block and the tile to be stored are carri
 import triton
 import triton.language as tl
 
-from .forward import append_rows, forward_tiles, score_rows, store_output, store_scores, store_sums
+from .forward import append_rows, forward_tiles, score_rows, store_lse, store_output, store_scores
 from .tile import ALIGNMENT, block_at, fetch_whole_rows, load_prefix, load_query, store_columns
 
 LARGE = tl.constexpr(1e13)  # a sum of exp(s - reference) from which on the reference was too low: e^30
@@ -43,8 +43,7 @@ def attn_res_forward_prefetch_kernel(
     p_y,
     p_score,
     p_rstd,
-    p_max,
-    p_sum,
+    p_lse,
     p_norm_rstd,
     p_count,
     p_prefix,
@@ -65,7 +64,6 @@ def attn_res_forward_prefetch_kernel(
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    NORMALISE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """The arguments are those of attn_res_forward_kernel, for one layer. A prefix is the first source."""
@@ -99,7 +97,7 @@ def attn_res_forward_prefetch_kernel(
             p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED)
             b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
             b_first, b_first_rstd, _ = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] each
-            b_reference, b_max = b_first, b_first
+            b_reference = b_first
             b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
             # One, computed: with a sum that starts as b_v itself, compilers for Ascend keep it where the next blocks go.
             b_o = b_v * tl.exp(b_first - b_reference)[:, None]
@@ -108,7 +106,7 @@ def attn_res_forward_prefetch_kernel(
             b_p = load_prefix(p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D, BLOCK_M, BLOCK_D)
             append_rows(p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token, D, BLOCK_M, BLOCK_D)
             b_first, b_first_rstd, _ = score_rows(b_p, b_g, eps, D)
-            b_reference, b_max = b_first, b_first
+            b_reference = b_first
             b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
             b_o = b_p * tl.exp(b_first - b_reference)[:, None]
         if DEFER_STORE:
@@ -126,8 +124,6 @@ def attn_res_forward_prefetch_kernel(
             b_weight = tl.exp(b_score - b_reference)
             b_o += b_v * b_weight[:, None]
             b_sum += b_weight
-            if not NORMALISE:
-                b_max = tl.where(b_score > b_max, b_score, b_max)
             b_v = b_next.to(tl.float32)
             i_row = i_block.to(tl.int64) * n_tokens + i_token
             store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_left, n_left, 1, BLOCK_M, BLOCK_M)
@@ -140,7 +136,7 @@ def attn_res_forward_prefetch_kernel(
         store_scores(p_score, p_rstd, b_first, b_first_rstd, i_row, n_left, n_left, 1, BLOCK_M, BLOCK_M)
         if tl.max(tl.where(b_sum > LARGE, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
             i_again = tl.minimum(i_again, i_tile)
-        b_factor = store_sums(p_max, p_sum, b_reference, b_max, b_sum, i_token, n_left, BLOCK_M, NORMALISE)
+        b_factor = store_lse(p_lse, b_reference, b_sum, i_token, n_left, BLOCK_M)
         if DEFER_STORE:
             i_stored, n_stored = i_token, n_left
             b_stored = (b_o * b_factor[:, None]).to(DTYPE)
@@ -161,10 +157,10 @@ def attn_res_forward_prefetch_kernel(
         s_whole = s_prefix if p_x is None else s_joined
         # fmt: off
         forward_tiles(
-            p_v, p_table, p_weight, p_o, p_y, None, None, p_max, p_sum, p_norm_rstd,
+            p_v, p_table, p_weight, p_o, p_y, None, None, p_lse, p_norm_rstd,
             None, p_whole, None, None, None,
             b_g, i_again, n_tiles, tl.num_programs(0),
             n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_whole, 0, 0,
-            D, 1, BLOCK_M, 1, BLOCK_D, NORMALISE, ALIGNED,
+            D, 1, BLOCK_M, 1, BLOCK_D, ALIGNED,
         )
         # fmt: on

@@ -1,11 +1,12 @@
-"""Device code of the second phase: one more block, the running partial sum p, joins a layer's (o, max, sum). Whole rows.
+"""Device code of the second phase: one more block, the running partial sum p, joins a layer's (o, lse). Whole rows.
 
-p = partial + x        s = r <g, p>        lse = log(sum exp(max) + exp(s))
-w = exp(max - lse)     a = exp(s - lse)    h = w o + a p
+p = partial + x        s = r <g, p>
+w = 1 / (1 + exp(s - lse))        a = 1 - w        h = w o + a p
 
-e = <dh, p>            delta = w <dh, o> + a e            ds = a (e - delta)
-do = w dh              dmax = w (<dh, o> - sum delta)     dsum = -w delta
-dp = a dh + ds r (g - s r p / D)                          dg = sum over tokens of ds r p
+ds = a w <dh, p - o>              dlse = -ds       do = w dh
+dp = a dh + ds r (g - s r p / D)                   dg = sum over tokens of ds r p
+
+s - lse is exact where it counts: were log(exp(lse) + exp(s)) kept instead, w + a would be off by its rounding.
 """
 
 import triton
@@ -24,11 +25,19 @@ from .tile import (
 )
 
 
+@triton.jit
+def shares(b_lse, b_score):
+    """w and a, which are exp(lse) and exp(score) over their sum."""
+    b_next = tl.maximum(b_lse, b_score)
+    b_first, b_second = tl.exp(b_lse - b_next), tl.exp(b_score - b_next)
+    b_inverse = 1.0 / (b_first + b_second)
+    return b_first * b_inverse, b_second * b_inverse
+
+
 @triton.jit(do_not_specialize=["n_tokens"])
 def attn_res_merge_kernel(
     p_o,
-    p_max,
-    p_sum,
+    p_lse,
     p_partial,
     p_x,  # a layer's output, which joins the partial sum first; None: there is none
     p_query,
@@ -39,7 +48,6 @@ def attn_res_merge_kernel(
     p_total,  # partial + x; None without x
     p_score,  # None: no backward will follow
     p_rstd,
-    p_lse,
     p_norm_rstd,
     n_tokens,
     s_o,
@@ -61,20 +69,14 @@ def attn_res_merge_kernel(
         b_p = load_prefix(p_partial, p_x, p_total, i_token, n_left, s_partial, s_x, D, D, BLOCK_M, BLOCK_D)
         b_rstd = tl.rsqrt(tl.sum(b_p * b_p, axis=1) * (1.0 / D) + eps)  # [BLOCK_M]
         b_score = tl.sum(b_p * b_g, axis=1) * b_rstd
-        b_max = load_statistic(p_max + i_token, n_left, BLOCK_M)
-        b_sum = load_statistic(p_sum + i_token, n_left, BLOCK_M)
-        b_next = tl.maximum(b_max, b_score)
-        b_first, b_second = tl.exp(b_max - b_next), tl.exp(b_score - b_next)
-        b_whole = b_first * b_sum + b_second
-        b_inverse = 1.0 / b_whole
+        b_w, b_a = shares(load_statistic(p_lse + i_token, n_left, BLOCK_M), b_score)
         b_o = load_rows(p_o + i_token * s_o, s_o, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-        b_h = b_o * (b_first * b_inverse)[:, None] + b_p * (b_second * b_inverse)[:, None]
+        b_h = b_o * b_w[:, None] + b_p * b_a[:, None]
         b_stored = b_h.to(p_h.dtype.element_ty)
         store_rows(p_h + i_token * D, D, b_stored, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         if p_score is not None:
             store_statistic(p_score + i_token, b_score, n_left, BLOCK_M)
             store_statistic(p_rstd + i_token, b_rstd, n_left, BLOCK_M)
-            store_statistic(p_lse + i_token, b_next + tl.log(b_whole), n_left, BLOCK_M)
         if p_weight is not None:
             b_h = widen(b_stored)
             normalise_rows(b_h, p_weight, p_y, p_norm_rstd, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
@@ -85,17 +87,14 @@ def attn_res_merge_backward_kernel(
     p_dh,
     p_dtotal,  # gradient that reaches partial + x from elsewhere; None: there is none
     p_o,
-    p_max,
-    p_sum,
+    p_lse,
     p_total,
     p_query,
     p_norm,
     p_score,
     p_rstd,
-    p_lse,
     p_do,  # fp32, contiguous
-    p_dmax,
-    p_dsum,
+    p_dlse,
     p_dp,
     p_dg,  # fp32 [programs, D]; None: neither weight needs a gradient
     n_tokens,
@@ -117,21 +116,17 @@ def attn_res_merge_backward_kernel(
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
         b_dh = load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-        b_lse = load_statistic(p_lse + i_token, n_left, BLOCK_M)
         b_score = load_statistic(p_score + i_token, n_left, BLOCK_M)
         b_rstd = load_statistic(p_rstd + i_token, n_left, BLOCK_M)
-        b_sum = load_statistic(p_sum + i_token, n_left, BLOCK_M)
-        b_w = tl.exp(load_statistic(p_max + i_token, n_left, BLOCK_M) - b_lse)
-        b_a = tl.exp(b_score - b_lse)
+        b_w, b_a = shares(load_statistic(p_lse + i_token, n_left, BLOCK_M), b_score)
         b_o = load_rows(p_o + i_token * s_o, s_o, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         b_dot = tl.sum(b_dh * b_o, axis=1)  # [BLOCK_M]
         b_p = load_rows(p_total + i_token * s_total, s_total, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         b_e = tl.sum(b_dh * b_p, axis=1)
-        b_delta = b_w * b_dot + b_a * b_e
-        b_c = b_a * (b_e - b_delta) * b_rstd
+        b_ds = b_a * b_w * (b_e - b_dot)
+        b_c = b_ds * b_rstd
         store_rows(p_do + i_token * D, D, b_dh * b_w[:, None], n_left, D, BLOCK_M, BLOCK_D, EXACT)
-        store_statistic(p_dmax + i_token, b_w * (b_dot - b_sum * b_delta), n_left, BLOCK_M)
-        store_statistic(p_dsum + i_token, -b_w * b_delta, n_left, BLOCK_M)
+        store_statistic(p_dlse + i_token, -b_ds, n_left, BLOCK_M)
         if p_dg is not None:
             b_dg += b_p * b_c[:, None]
         b_dv_coef = b_score * b_rstd * (1.0 / D)

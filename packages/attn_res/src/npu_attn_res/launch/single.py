@@ -76,7 +76,7 @@ def forward(
         numbers = (v.n_sources, n_tokens, v.s_source, v.s_token)
         if launch.block_n:
             return (*tensors, norm_rstd, *beside[0]), (*numbers, eps, norm_eps, *beside[1])
-        return (*tensors, None, norm_rstd, *beside[0]), (*numbers, width, eps, norm_eps, *beside[1])
+        return (*tensors, norm_rstd, *beside[0]), (*numbers, width, eps, norm_eps, *beside[1])
 
     if run_rows(spec, n_tokens, arguments):
         return h, y, statistics

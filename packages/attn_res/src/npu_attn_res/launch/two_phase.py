@@ -21,13 +21,13 @@ from .split_d import Columns
 def phase1(
     v: Sources, queries: Tensor, rms_weight: Tensor, eps: float, save: bool, device: Device
 ) -> tuple[State, Tensor | None, Tensor | None]:
-    """o [T, S, D] with max and sum [T, S]; s [N, T, S] and r [N, T] where `save`."""
+    """o [T, S, D] with lse [T, S]; s [N, T, S] and r [N, T] where `save`."""
     like, width, n_layers, n_sources, n_tokens = v.like, v.width, len(queries), v.n_sources, v.n_tokens
     o = allocate(like, (n_tokens, n_layers, width), torch.float32)
-    maximum, total = (allocate(like, (n_tokens, n_layers), torch.float32) for _ in range(2))
+    lse = allocate(like, (n_tokens, n_layers), torch.float32)
     score = allocate(like, (n_sources, n_tokens, n_layers), torch.float32) if save else None
     rstd = allocate(like, (n_sources, n_tokens), torch.float32) if save else None
-    state = State(o, maximum, total)
+    state = State(o, lse)
     if not n_tokens:
         return state, score, rstd
     queries, rms_weight = queries.contiguous(), rms_weight.contiguous()
@@ -37,7 +37,7 @@ def phase1(
     spec = row_spec(kind, width, like.dtype, v.s_token, device, n_layers, aligned=aligned)
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
-        tensors = (base, table, queries, rms_weight, None, o, None, score, rstd, maximum, total, None)
+        tensors = (base, table, queries, rms_weight, None, o, None, score, rstd, lse, None)
         numbers = (n_sources, n_tokens, v.s_source, v.s_token, s_norm, eps, eps)
         return (*tensors, *(None,) * 5), (*numbers, 0, 0, 0, 0)
 
@@ -57,19 +57,20 @@ def merge(
     device: Device,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Statistics]:
     """h, y and partial + x [..., D], None of what there is not, and the statistics [T] where `save`."""
-    n_tokens = state.maximum.numel()
+    n_tokens = state.lse.numel()
     h = allocate(partial, partial.shape, partial.dtype)
     y = None if weights.output is None else allocate(h, h.shape, h.dtype)
     joined = None if x is None else allocate(h, h.shape, h.dtype)
-    wanted = (save, save, save, save and y is not None)
+    wanted = (save, save, False, save and y is not None)
     statistics = Statistics(*(allocate(h, (n_tokens,), torch.float32) if want else None for want in wanted))
     if not n_tokens:
         return h, y, joined, statistics
     (o, s_o), (p, s_p), (added, s_added) = rows_of(state.o), rows_of(partial), (None, 0) if x is None else rows_of(x)
-    weights, maximum, total = contiguous_weights(weights), state.maximum.contiguous(), state.total.contiguous()
+    weights, lse = contiguous_weights(weights), state.lse.contiguous()
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
-        tensors = (o, maximum, total, p, added, *weights, h, y, joined, *statistics)
+        score, rstd, _, norm_rstd = statistics
+        tensors = (o, lse, p, added, *weights, h, y, joined, score, rstd, norm_rstd)
         return tensors, (n_tokens, s_o, s_p, s_added, eps, norm_eps)
 
     spec = row_spec(Kind.MERGE, partial.shape[-1], partial.dtype, max(s_o, s_p, s_added), device)
@@ -87,27 +88,27 @@ def merge_backward(
     statistics: Statistics,
     needed: tuple[bool, bool],
     device: Device,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """do, dmax, dsum, the gradient of the (new) partial sum with `dpartial` added, and those of query and rms_weight."""
-    width, n_tokens = partial.shape[-1], state.maximum.numel()
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """do, dlse, the gradient of the (new) partial sum with `dpartial` added, and those of query and rms_weight."""
+    width, n_tokens = partial.shape[-1], state.lse.numel()
     do, dv = allocate(dh, state.o.shape, torch.float32), allocate(dh, partial.shape, partial.dtype)
-    dmaximum, dtotal = (allocate(dh, state.maximum.shape, torch.float32) for _ in range(2))
+    dlse = allocate(dh, state.lse.shape, torch.float32)
     if not n_tokens:
-        return do, dmaximum, dtotal, dv, torch.zeros_like(weights.query), torch.zeros_like(weights.norm)
+        return do, dlse, dv, torch.zeros_like(weights.query), torch.zeros_like(weights.norm)
     (rows, s_dh), (o, s_o), (p, s_p) = rows_of(dh), rows_of(state.o), rows_of(partial)
     added, s_added = (None, 0) if dpartial is None else rows_of(dpartial)
-    weights, maximum, total = contiguous_weights(weights), state.maximum.contiguous(), state.total.contiguous()
+    weights, lse = contiguous_weights(weights), state.lse.contiguous()
     dg = None
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
         nonlocal dg
         dg = allocate(dh, (grid, width), torch.float32) if any(needed) else None
-        read = (rows, added, o, maximum, total, p, weights.query, weights.norm, *statistics[:3])
-        return (*read, do, dmaximum, dtotal, dv, dg), (n_tokens, s_dh, s_added, s_o, s_p)
+        read = (rows, added, o, lse, p, weights.query, weights.norm, *statistics[:2])
+        return (*read, do, dlse, dv, dg), (n_tokens, s_dh, s_added, s_o, s_p)
 
     spec = row_spec(Kind.MERGE_BACKWARD, width, partial.dtype, max(s_dh, s_added, s_o, s_p), device)
     if run_rows(spec, n_tokens, arguments):
-        return do, dmaximum, dtotal, dv, *weights_gradient(dg, weights, needed, device)
+        return do, dlse, dv, *weights_gradient(dg, weights, needed, device)
     return reference.merge_backward(dh, dpartial, state, partial, weights, statistics, needed)
 
 

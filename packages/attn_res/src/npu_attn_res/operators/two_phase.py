@@ -17,7 +17,7 @@ from ..launch.split_d import Columns
 from ..passes import Rows
 from ..reference import State, Statistics, Weights
 from . import library
-from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, fake_gradients
+from .library import OPERATORS, WEIGHTS, allocate_gradients, fake_gradients
 
 
 def phase1(
@@ -31,27 +31,23 @@ def phase1(
     else:
         sources = follow(blocks, stacked, device)
         state, score, rstd = two_phase.phase1(sources, queries, rms_weight, eps, save, device)
-    results = state.o, state.maximum.t().contiguous(), state.total.t().contiguous()
-    return *results, *((score, rstd) if save else (None, None))
+    return state.o, state.lse.t().contiguous(), *((score, rstd) if save else (None, None))
 
 
 def phase1_backward(
     do: Tensor | None,
-    dmaximum: Tensor | None,
-    dtotal: Tensor | None,
+    dlse: Tensor | None,
     queries: Tensor,
     blocks: Sequence[Tensor],
     stacked: bool,
     rms_weight: Tensor,
-    maximum: Tensor,
     score: Tensor,
     rstd: Tensor,
     need_blocks: Sequence[bool],
     need_weights: Sequence[bool],
 ) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
     needed = (need_weights[0], need_weights[1])
-    dstate = (do, None if dmaximum is None else dmaximum.t(), None if dtotal is None else dtotal.t())
-    given = (dstate, queries, rms_weight, maximum.t(), score, rstd, needed)
+    given = ((do, None if dlse is None else dlse.t()), queries, rms_weight, score, rstd, needed)
     device = device_for(score.device)
     if device is None:
         rows = Rows(blocks, stacked, need_blocks)
@@ -66,8 +62,7 @@ def phase1_backward(
 
 def merge(
     o: Tensor,
-    maximum: Tensor,
-    total: Tensor,
+    lse: Tensor,
     partial: Tensor,
     x: Tensor | None,
     query: Tensor,
@@ -77,13 +72,14 @@ def merge(
     norm_eps: float,
     save: bool,
 ) -> tuple[Tensor | None, ...]:
-    state, weights = State(o, maximum, total), Weights(query, rms_weight, output_rms_weight)
+    state, weights = State(o, lse), Weights(query, rms_weight, output_rms_weight)
     device = device_for(partial.device)
     if device is not None:
         h, y, joined, statistics = two_phase.merge(state, partial, x, weights, eps, norm_eps, save, device)
     else:
         h, y, joined, statistics = reference.merge(state, partial, x, weights, eps, norm_eps)
-    kept = statistics if save else (None, None, None, None)
+    score, rstd, _, norm_rstd = statistics
+    kept = (score, rstd, norm_rstd) if save else (None, None, None)
     return tuple([library.contiguous(result) for result in (h, y, joined, *kept)])
 
 
@@ -93,20 +89,18 @@ def merge_backward(
     dpartial: Tensor | None,
     h: Tensor | None,
     o: Tensor,
-    maximum: Tensor,
-    total: Tensor,
+    lse: Tensor,
     partial: Tensor,
     query: Tensor,
     rms_weight: Tensor,
     output_rms_weight: Tensor | None,
     score: Tensor,
     rstd: Tensor,
-    lse: Tensor,
     norm_rstd: Tensor | None,
     need_weights: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    state, weights = State(o, maximum, total), Weights(query, rms_weight, output_rms_weight)
-    statistics, needed = Statistics(score, rstd, lse, norm_rstd), (need_weights[0], need_weights[1])
+    state, weights = State(o, lse), Weights(query, rms_weight, output_rms_weight)
+    statistics, needed = Statistics(score, rstd, None, norm_rstd), (need_weights[0], need_weights[1])
     if dh is None and dy is None:
         dh = torch.zeros_like(partial)
     dh, dweight = library.whole_gradient(dh, dy, h, weights, statistics, need_weights[2])
@@ -122,45 +116,45 @@ def _fake_phase1(queries, blocks, stacked, rms_weight, eps, save):  # type: igno
     n_blocks, n_tokens = like.shape[0] if stacked else len(blocks), prod(shape[:-1])
     n_layers = queries.shape[0]
     o = like.new_empty((n_tokens, n_layers, shape[-1]), dtype=dtype)
-    maximum, total = (like.new_empty((n_layers, n_tokens), dtype=dtype) for _ in range(2))
+    lse = like.new_empty((n_layers, n_tokens), dtype=dtype)
     if not save:
-        return o, maximum, total, None, None
+        return o, lse, None, None
     score = like.new_empty((n_blocks, n_tokens, n_layers), dtype=dtype)
-    return o, maximum, total, score, like.new_empty((n_blocks, n_tokens), dtype=dtype)
+    return o, lse, score, like.new_empty((n_blocks, n_tokens), dtype=dtype)
 
 
-def _fake_phase1_backward(do, dmaximum, dtotal, queries, blocks, stacked, rms_weight, *rest):  # type: ignore[no-untyped-def]
+def _fake_phase1_backward(do, dlse, queries, blocks, stacked, rms_weight, *rest):  # type: ignore[no-untyped-def]
     need_blocks, need_weights = rest[-2:]
     return fake_gradients(blocks, need_blocks), *fake_gradients((queries, rms_weight), need_weights)
 
 
-def _fake_merge(o, maximum, total, partial, x, query, rms_weight, output_rms_weight, eps, norm_eps, save):  # type: ignore[no-untyped-def]
+def _fake_merge(o, lse, partial, x, query, rms_weight, output_rms_weight, eps, norm_eps, save):  # type: ignore[no-untyped-def]
     rows = lambda there: partial.new_empty(partial.shape) if there else None  # noqa: E731
-    tokens = lambda there: maximum.new_empty((maximum.numel(),)) if there else None  # noqa: E731
+    tokens = lambda there: lse.new_empty((lse.numel(),)) if there else None  # noqa: E731
     outputs = rows(True), rows(output_rms_weight is not None), rows(x is not None)
-    return *outputs, *(tokens(save) for _ in range(3)), tokens(save and output_rms_weight is not None)
+    return *outputs, *(tokens(save) for _ in range(2)), tokens(save and output_rms_weight is not None)
 
 
 def _fake_merge_backward(  # type: ignore[no-untyped-def]
-    dh, dy, dpartial, h, o, maximum, total, partial, query, rms_weight, output_rms_weight, *rest
+    dh, dy, dpartial, h, o, lse, partial, query, rms_weight, output_rms_weight, *rest
 ):
-    state = (one.new_empty(one.shape) for one in (o, maximum, total, partial))
+    state = (one.new_empty(one.shape) for one in (o, lse, partial))
     weights = (query, rms_weight, query if output_rms_weight is None else output_rms_weight)
     return *state, *fake_gradients(weights, rest[-1])
 
 
-_STATE = "Tensor o, Tensor maximum, Tensor total, Tensor partial"
+_STATE = "Tensor o, Tensor lse, Tensor partial"
 OPERATORS.define(
     "phase1(Tensor queries, Tensor[] blocks, bool stacked, Tensor rms_weight, float eps, bool save) -> (Tensor o,"
-    " Tensor maximum, Tensor total, Tensor score, Tensor rstd)",
+    " Tensor lse, Tensor score, Tensor rstd)",
     phase1,
     _fake_phase1,
     forward_mode=True,
     batched=phase1,
 )
 OPERATORS.define(
-    "phase1_backward(Tensor? do, Tensor? dmaximum, Tensor? dtotal, Tensor queries, Tensor[] blocks, bool stacked,"
-    " Tensor rms_weight, Tensor maximum, Tensor score, Tensor rstd, bool[] need_blocks, bool[] need_weights) -> (Tensor[]"
+    "phase1_backward(Tensor? do, Tensor? dlse, Tensor queries, Tensor[] blocks, bool stacked,"
+    " Tensor rms_weight, Tensor score, Tensor rstd, bool[] need_blocks, bool[] need_weights) -> (Tensor[]"
     " dblocks, Tensor dqueries, Tensor drms_weight)",
     phase1_backward,
     _fake_phase1_backward,
@@ -169,14 +163,14 @@ OPERATORS.define(
 )
 OPERATORS.define(
     f"merge({_STATE}, Tensor? x, {WEIGHTS}, float eps, float norm_eps, bool save) -> (Tensor h, Tensor y, Tensor joined,"
-    f" {STATISTICS})",
+    " Tensor score, Tensor rstd, Tensor norm_rstd)",
     merge,
     _fake_merge,
     forward_mode=True,
 )
 OPERATORS.define(
-    f"merge_backward(Tensor? dh, Tensor? dy, Tensor? dpartial, Tensor? h, {_STATE}, {WEIGHTS}, {SAVED},"
-    " bool[] need_weights) -> (Tensor do, Tensor dmaximum, Tensor dtotal, Tensor dpartial_sum, Tensor dquery,"
+    f"merge_backward(Tensor? dh, Tensor? dy, Tensor? dpartial, Tensor? h, {_STATE}, {WEIGHTS}, Tensor score, Tensor rstd,"
+    " Tensor? norm_rstd, bool[] need_weights) -> (Tensor do, Tensor dlse, Tensor dpartial_sum, Tensor dquery,"
     " Tensor drms_weight, Tensor doutput_rms_weight)",
     merge_backward,
     _fake_merge_backward,

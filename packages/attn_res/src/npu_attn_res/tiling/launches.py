@@ -47,8 +47,8 @@ class Kernel(NamedTuple):
 
 _ROWS = ("D", "BLOCK_M", "BLOCK_D")
 _LAYERS = ("D", "S", "BLOCK_M", "BLOCK_S", "BLOCK_D")
-_FORWARD = Kernel("kernels.forward", "attn_res_forward_kernel", (*_LAYERS, "NORMALISE"))
-_FORWARD_PREFETCH = Kernel("kernels.forward_prefetch", "attn_res_forward_prefetch_kernel", (*_ROWS, "NORMALISE"))
+_FORWARD = Kernel("kernels.forward", "attn_res_forward_kernel", _LAYERS)
+_FORWARD_PREFETCH = Kernel("kernels.forward_prefetch", "attn_res_forward_prefetch_kernel", _ROWS)
 _BACKWARD = Kernel("kernels.backward", "attn_res_backward_kernel", (*_ROWS, "PREFETCH"))
 KERNELS = {
     Kind.FORWARD: _FORWARD,
@@ -159,7 +159,6 @@ class Launch:
             "BLOCK_S": self.block_s,
             "BLOCK_D": self.block_d,
             "STAGES": self.stages,
-            "NORMALISE": problem.kind in FORWARDS,
             "PREFETCH": self.prefetch,
             "SINGLE_PASS": problem.n_sources <= self.block_n,
         }
