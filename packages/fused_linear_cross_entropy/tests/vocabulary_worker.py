@@ -6,6 +6,7 @@ import losses
 import torch
 import torch.distributed as dist
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
+from npu_fused_linear_cross_entropy.tiling import product
 from npu_offline import ranks
 
 FLAGS = ("return_z_loss", "return_token_accuracy", "return_predicted_tokens", "return_lse")
@@ -105,6 +106,25 @@ def only_tokens_are_exchanged():
     assert sizes == [6 * 13, x.numel()]
 
 
+def exponentials_of_the_product_itself(rank):
+    """bf16, where kernels multiply (test_product.py), and rows that rise above what this rank knows of them."""
+    product._FEWEST_OPERATIONS = 0.0
+    case = losses.make(150, 160, 1000, ignored=0.2)
+    weight = case.weight.clone()
+    weight[700:] *= 20  # and not those of the first rank
+    case = losses.dataclasses.replace(case, weight=weight)
+    own = slice(500 * rank, 500 * rank + 500)
+    found = losses.run(
+        losses.dataclasses.replace(case, weight=weight[own]).with_options(process_group=dist.group.WORLD), "cuda"
+    )
+    whole = losses.run(case, "cuda")
+    losses.check(case, whole)
+    assert torch.allclose(found.outputs["loss"], whole.outputs["loss"], rtol=1e-5)
+    for name, expected in whole.gradients.items():
+        mine = (expected if name == "x" else expected[own]).float()
+        assert (found.gradients[name].float() - mine).norm() <= 0.01 * mine.norm(), name
+
+
 def a_row_of_nan_predicts_a_token(rank):
     x, weight = torch.randn(3, 8), torch.randn(120, 8)
     x[1] = torch.nan
@@ -125,6 +145,8 @@ def main() -> None:
             unequal_parts_cut_tokens_alike(rank)
         only_tokens_are_exchanged()
         a_row_of_nan_predicts_a_token(rank)
+        if place == "cuda":
+            exponentials_of_the_product_itself(rank)
         torch.manual_seed(0)
         x, weight, target = torch.randn(5, 8), torch.randn(120, 8), torch.randint(0, 120, (5,))
         part = linear_log_probs(x, weight[60 * rank : 60 * rank + 60], target, process_group=dist.group.WORLD)

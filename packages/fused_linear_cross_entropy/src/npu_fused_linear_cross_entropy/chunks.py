@@ -46,11 +46,12 @@ class Problem:
 
     Attributes:
         tokens, width, vocabulary: N, H and V.
-        logit_bytes: bytes of a logit.
+        logit_bytes: bytes of a logit; 0 if none is in memory.
         dweight_bytes: bytes of an element of the sums that become the weight's gradient; 0 if it is not wanted.
         dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
         kept_bytes: bytes of a logit that is kept for the gradient; 0 if none may be.
         scaled_bytes: bytes beside a token's logits, for its row of x times a factor.
+        longer: how many times the tokens that hide the weight's traffic are worth their memory.
     """
 
     tokens: int
@@ -61,6 +62,7 @@ class Problem:
     dx: bool
     kept_bytes: int
     scaled_bytes: int = 0
+    longer: int = 1
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def plan(problem: Problem, chunk_tokens: int | None, memory_budget: int | None, 
         if memory_budget is None or min(chunk_tokens, tokens) * row <= budget:
             return Plan(_exactly(tokens, chunk_tokens), everything)
         return _columns(problem, min(chunk_tokens, tokens), budget, chunk_tokens)
-    wanted = wanted_tokens(problem.dweight_bytes, device)
+    wanted = wanted_tokens(problem.dweight_bytes, device) * problem.longer if problem.logit_bytes else tokens
     affordable = budget // row
     if tokens <= min(affordable, wanted):
         return Plan(_exactly(tokens, tokens or 1), everything)

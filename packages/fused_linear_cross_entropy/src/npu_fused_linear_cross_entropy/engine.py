@@ -3,6 +3,7 @@ products that turn that gradient into those of x and of the weight.
 
     whole rows      logits -> statistics and gradient -> dx = g W, dW += g^T x       three products, nothing computed twice
     one sweep       logits -> statistics and exponentials E -> dx = v (E W), dW += E^T (v x)        v: a factor of each row
+    fused           the same, with E out of the product itself: there are no logits (launch/product.py)
     kept columns    logits -> statistics, over all chunks; gradient of what was kept of them -> dx = g W; dW = g^T x
     columns         logits -> statistics, over all chunks; then logits -> gradient -> dx += g W, dW = g^T x
     split rows      (a vocabulary over several processes) logits -> statistics -> exchanged -> gradient -> dx, dW
@@ -24,6 +25,7 @@ from .chunks import Chunk, part
 from .gradients import Gradients, Sums
 from .kept_logits import KeptLogits
 from .launch.chunk import KernelBackend
+from .launch.product import ExponentialProduct, is_possible
 from .launch.rows import RowKernels
 from .layout import choose_layout
 from .options import Needs, Options
@@ -64,8 +66,9 @@ class Engine:
         x, weight, target, bias, class_weight, divisor = inputs
         dtypes = weight.dtype, None if bias is None else bias.dtype
         wide = matmul.writes_fp32(x.device, x.dtype)
-        layout = choose_layout(x.shape, weight.shape[0], x.dtype, *dtypes, options, needs, deferred, wide, device)
         self.x, self.weight = x, weight if weight.dtype == x.dtype else weight.to(x.dtype)
+        how = needs, deferred, wide, is_possible(x, self.weight), device
+        layout = choose_layout(x.shape, weight.shape[0], x.dtype, *dtypes, options, *how)
         self.options, self.layout, self.plan = options, layout, layout.plan
         self.arithmetic = row_math.RowMath() if device is None else RowKernels(device)
         scale = layout.dweight_scale if deferred else None
@@ -78,6 +81,7 @@ class Engine:
             self.backend = KernelBackend(bias, class_weight, options, device)
         self.gradients = Sums(x, self.weight, layout, needs, options.group, dtypes)
         self.buffer = allocate(x, (layout.buffer,), layout.logits_dtype)
+        self.product = ExponentialProduct(self.weight, options, device) if layout.fused and device is not None else None
         self._beside: tuple[Tensor | None, Tensor | None] | None = None
 
     def statistics(self) -> Tensor:
@@ -117,6 +121,7 @@ class Engine:
             for tokens in self.plan.tokens:
                 last = self._statistics(tokens, statistics)
                 self._gradient(tokens, statistics, 1.0, None, last if whole else None)
+        self.buffer, self._beside, self.product = self.buffer.new_empty(0), None, None  # before the sums are cast
         return statistics, self.gradients.finished(self.rows.left)
 
     def gradients_of(self, statistics: Tensor, dloss: Tensor | None, dentropy: Tensor | None) -> Gradients:
@@ -139,12 +144,16 @@ class Engine:
         narrow = self.buffer.view(x.dtype)
         return chunk, narrow.as_strided(size, (2 * pitch, 1), narrow.storage_offset() + pitch)
 
-    def _statistics(self, tokens: slice, statistics: Tensor) -> tuple[Chunk, Tensor]:
-        """Writes the statistics of a chunk of tokens; returns the last chunk of logits, which is still in memory."""
-        result = part(statistics, tokens, 1)
-        for columns in self.plan.columns:
-            last = self.logits(tokens, columns)
-            self.backend.statistics(last[0], result, columns.start > 0)
+    def _statistics(self, tokens: slice, statistics: Tensor) -> tuple[Chunk, Tensor] | None:
+        """Writes the statistics of a chunk of tokens; returns the last chunk of logits, if there are any."""
+        result, last = part(statistics, tokens, 1), None
+        if self.product is not None:
+            everything = slice(0, self.weight.shape[0])
+            self.product.statistics(part(self.x, tokens), part(self.rows.columns, tokens), result, ((everything, None),))
+        else:
+            for columns in self.plan.columns:
+                last = self.logits(tokens, columns)
+                self.backend.statistics(last[0], result, columns.start > 0)
         if self.options.group:
             parallel.combine_(result, self.options.group, argmax=self.options.argmax)
         return last
@@ -163,6 +172,11 @@ class Engine:
         if dentropy is not None and dentropy.dim():
             dentropy = part(dentropy, tokens)
         coefficients = self.coefficients(self.rows.part(tokens), part(statistics, tokens, 1), dloss, dentropy)
+        if self.product is not None:
+            lse, exponentials = coefficients[row_math.LSE], self._exponentials(tokens)
+            self.product.probabilities(part(self.x, tokens), lse, exponentials)
+            self._add_settled(tokens, exponentials, lse, statistics, coefficients)
+            return
         for columns in self.plan.columns:
             chunk, gradient = held if held is not None else self.logits(tokens, columns)
             self.backend.gradient(chunk, gradient, coefficients)
@@ -172,24 +186,44 @@ class Engine:
         """Statistics [6, N], and the gradients of whole rows whose logits become exponentials."""
         backend, (columns,) = self.backend, self.plan.columns
         assert isinstance(backend, KernelBackend)
-        v = allocate(self.x, (self.plan.longest[0],), self.layout.exact)
         for tokens in self.plan.tokens:
-            chunk, exponentials = self.logits(tokens, columns)
-            result, own = part(statistics, tokens, 1), v[: exponentials.shape[0]]
-            if self.options.group:
-                reference = torch.empty_like(own)
-                backend.exponentials(chunk, exponentials, result, reference, False)
-                parallel.combine_(result, self.options.group, argmax=False)
-                coefficients = self.coefficients(self.rows.part(tokens), result, 1.0, None)
-                chunk = chunk._replace(logits=exponentials)
-                backend.settle(chunk, reference, reference, result[row_math.TARGET], coefficients, own)
+            result, group = part(statistics, tokens, 1), self.options.group
+            if self.product is not None:
+                exponentials, targets = self._exponentials(tokens), part(self.rows.columns, tokens)
+                reference = self.product.statistics(part(self.x, tokens), targets, result, ((columns, exponentials),))
             else:
-                backend.both_in_one_sweep(chunk, exponentials, self.rows.gradient_factors, result, own)
-            self.gradients.add_scaled(tokens, exponentials, own, *self._room(exponentials.shape[0]))
+                chunk, exponentials = self.logits(tokens, columns)
+                reference = allocate(self.x, (exponentials.shape[0],), self.layout.exact)
+                if not group:  # v, which is known at once
+                    backend.both_in_one_sweep(chunk, exponentials, self.rows.gradient_factors, result, reference)
+                    self.gradients.add_scaled(tokens, exponentials, reference, *self._room(exponentials.shape[0]))
+                    continue
+                backend.exponentials(chunk, exponentials, result, reference, False)
+            if group:
+                parallel.combine_(result, group, argmax=False)
+            coefficients = self.coefficients(self.rows.part(tokens), result, 1.0, None)
+            self._add_settled(tokens, exponentials, reference, statistics, coefficients)
+
+    def _exponentials(self, tokens: slice) -> Tensor:
+        """Memory [tokens, V]."""
+        size = part(self.x, tokens).shape[0], self.weight.shape[0]
+        return self.buffer.as_strided(size, (chunks.pitch(size[1]), 1))
+
+    def _add_settled(
+        self, tokens: slice, exponentials: Tensor, reference: Tensor, statistics: Tensor, coefficients: Tensor
+    ) -> None:
+        """Adds the gradients of exponentials [tokens, V] of logits less a reference [tokens], given [5, tokens]."""
+        backend, (columns,) = self.backend, self.plan.columns
+        assert isinstance(backend, KernelBackend)
+        chunk = Chunk(exponentials, columns, part(self.rows.columns, tokens), self.options.vocab_first)
+        v = torch.empty_like(reference)
+        target_logit = part(statistics, tokens, 1)[row_math.TARGET]
+        backend.settle(chunk, reference, reference, target_logit, coefficients, v)
+        self.gradients.add_scaled(tokens, exponentials, v, *self._room(exponentials.shape[0]))
 
     def _room(self, rows: int) -> tuple[Tensor | None, Tensor | None]:
         """Memory [rows, H] for sums of dx in fp32, None if dx is, and for rows of x times a number."""
-        dtype, exact, width = self.x.dtype, self.layout.logits_dtype, self.x.shape[1]
+        dtype, exact, width = self.x.dtype, self.layout.product_dtype, self.x.shape[1]
         if self.layout.room:  # exponentials lie in the upper half of each row
             pitch, narrow = chunks.pitch(self.weight.shape[0]), self.buffer.view(dtype)
             sums = self.buffer.as_strided((rows, width), (pitch, 1))
@@ -209,7 +243,11 @@ class Engine:
         largest = statistics.new_empty(len(columns), statistics.shape[1])  # what was subtracted from each chunk's rows
         v = statistics.new_empty(statistics.shape[1]) if self.layout.exponentials else None
         held: list[Chunk] = []
-        for index, own in enumerate(columns):
+        if self.product is not None:
+            first, targets = self.options.vocab_first, self.rows.columns
+            held = [Chunk(kept.chunk(own), own, targets, first + own.start) for own in columns]
+            largest[:] = self.product.statistics(self.x, targets, statistics, [(one.columns, one.logits) for one in held])
+        for index, own in enumerate(columns if self.product is None else ()):
             chunk, _ = self.logits(slice(None), own)
             held.append(chunk._replace(logits=kept.chunk(own)))
             keep = (

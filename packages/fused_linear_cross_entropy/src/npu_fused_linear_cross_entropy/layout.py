@@ -14,6 +14,7 @@ from torch import Tensor
 from . import chunks, tiling
 from .options import Needs, Options
 from .tiling.problem import ROWS
+from .tiling.product import ProductLaunch, is_worth_it
 
 # fp16 sums over tokens are scaled to at most this many times their mean. A mean is at most as large as x, and in a
 # vocabulary of 2^15 as small as x / 2^15 / sqrt(tokens): both are within fp16's range if elements of x are at most 255.
@@ -32,22 +33,26 @@ class Layout(NamedTuple):
     Attributes:
         plan: where chunks end.
         exact: the dtype of statistics and arithmetic.
-        logits_dtype: of logits in memory.
+        product_dtype: of matrix products.
+        logits_dtype: of logits in memory, or of exponentials where there are never logits.
         sum_dtype: of the sums that become the weight's gradient.
         dweight_scale: factor of those sums.
         buffer: elements of the memory for logits.
         exponentials: whether kernels write exponentials, which factors of rows make the gradient of the logits.
         room: whether a chunk's exponentials leave room in its logits' memory for sums of dx.
+        fused: whether the product of x and the weight itself makes exponentials, and no logits.
     """
 
     plan: chunks.Plan
     exact: torch.dtype
+    product_dtype: torch.dtype
     logits_dtype: torch.dtype
     sum_dtype: torch.dtype
     dweight_scale: float
     buffer: int
     exponentials: bool
     room: bool
+    fused: bool
 
 
 @functools.lru_cache(maxsize=1024)
@@ -61,9 +66,22 @@ def choose_layout(
     needs: Needs,
     deferred: bool,
     writes_fp32: bool,
+    readable: bool,
     device: Device | None,
 ) -> Layout:
-    """The layout for x of a shape [N, H]; `writes_fp32`: whether products of its dtype can be fp32."""
+    """The layout for x of a shape [N, H].
+
+    Args:
+        writes_fp32: whether products of x's dtype can be fp32.
+        readable: whether kernels can multiply these tensors (see launch/product.py).
+    """
+    in_bf16 = x_dtype == torch.bfloat16 and bias_dtype is None
+    if readable and in_bf16 and device is not None and _in_one_sweep(x_dtype, options, needs):
+        rows = shape[0] if options.chunk_tokens is None else options.chunk_tokens
+        if is_worth_it(rows, shape[1], vocabulary, device):
+            layout = _fused(shape, vocabulary, x_dtype, weight_dtype, options, needs, writes_fp32, device)
+            if len(layout.plan.columns) <= 1 or layout.plan.kept:
+                return layout
     tokens, width = shape
     exact = statistics_dtype(x_dtype)
     logits_dtype = exact if writes_fp32 else x_dtype
@@ -93,7 +111,45 @@ def choose_layout(
         once = len(plan.columns) == 1 and (bool(options.group) or _is_swept_twice(vocabulary, logits_dtype, x_dtype, device))
     # Programs on Ascend read whole tiles of rows.
     rows = ceil(longest / ROWS) * ROWS if device is not None and device.kind == "ascend" else longest
-    return Layout(plan, exact, logits_dtype, sum_dtype, scale, rows * chunks.pitch(columns), once, room)
+    memory = rows * chunks.pitch(columns)
+    return Layout(plan, exact, logits_dtype, logits_dtype, sum_dtype, scale, memory, once, room, False)
+
+
+def _fused(
+    shape: tuple[int, int],
+    vocabulary: int,
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    options: Options,
+    needs: Needs,
+    writes_fp32: bool,
+    device: Device,
+) -> Layout:
+    """The layout where the product makes exponentials; several columns of the plan: there is no memory for whole rows."""
+    (tokens, width), exact = shape, statistics_dtype(dtype)
+    product_dtype = exact if writes_fp32 else dtype
+    stored, tiles = needs.dx or needs.dweight, ProductLaunch(width, device).column_tiles(vocabulary)
+    sums = exact.itemsize if needs.dx and product_dtype != dtype else 0
+    problem = chunks.Problem(
+        tokens,
+        width,
+        vocabulary,
+        dtype.itemsize if stored else 0,
+        (options.accum_dtype or weight_dtype).itemsize if needs.dweight else 0,
+        needs.dx,
+        dtype.itemsize if needs.dweight and options.shift_invariant else 0,
+        (width * (dtype.itemsize + sums) if stored else 0) + tiles * exact.itemsize,
+        longer=2,
+    )
+    limits = (options.chunk_tokens, options.memory_budget, device)
+    if options.accum_dtype is None:
+        plan, wide = chunks.plan_sums(problem, *limits)
+        sum_dtype = exact if wide else weight_dtype
+    else:
+        plan, sum_dtype = chunks.plan(problem, *limits), options.accum_dtype
+    longest, columns = plan.longest
+    memory = longest * chunks.pitch(columns) if stored else 0
+    return Layout(plan, exact, product_dtype, dtype, sum_dtype, 1.0, memory, True, False, True)
 
 
 def _in_one_sweep(dtype: torch.dtype, options: Options, needs: Needs) -> bool:

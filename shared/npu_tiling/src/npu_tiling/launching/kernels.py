@@ -109,6 +109,10 @@ class Kernels:
         self._package, self._distribution = package, distribution
         self._launchers: dict[tuple[str, str], Launcher] = {}
 
+    def function(self, module: str, kernel: str) -> Any:
+        """A `@triton.jit` function, to be launched by Triton's JIT: with arguments that are no tensors or numbers."""
+        return getattr(import_kernels(f"{self._package}.{module}", self._distribution), kernel)
+
     def launch(
         self,
         module: str,
@@ -121,6 +125,5 @@ class Kernels:
         """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher`)."""
         launcher = self._launchers.get((module, kernel))
         if launcher is None:
-            loaded = import_kernels(f"{self._package}.{module}", self._distribution)
-            launcher = self._launchers[module, kernel] = Launcher(getattr(loaded, kernel))
+            launcher = self._launchers[module, kernel] = Launcher(self.function(module, kernel))
         launcher(grid, tensors, scalars, spec.constants, spec.options, spec.key)

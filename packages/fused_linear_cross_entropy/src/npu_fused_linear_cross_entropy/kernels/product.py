@@ -1,0 +1,209 @@
+"""Kernels of the product whose epilogue stores exponentials instead of logits. CUDA, for GPUs that have TMA and wgmma.
+
+    z = logit_scale x w^T      E = exp(z - k)      sums of E over each tile's columns      k: a reference of the row
+
+A tile of logits stays in registers: exponentials are written once, in bf16, and logits never. The reference of a row has to
+be known before: it is the logit of the row's target, or of the first column. Rows that rise above it by more than LIMIT note
+their maximum, and `cross_entropy_product_again_kernel` computes their tiles again, with the maximum as the reference.
+
+Tiles are taken column by column, so that programs that run together read the same rows of the weight. x is read through a
+descriptor too: what lies outside of a tensor is read as zero, and not written.
+"""
+
+import triton
+import triton.language as tl
+
+from .exponentials import LOG2E
+
+LIMIT: tl.constexpr = tl.constexpr(60.0)  # e^60 times a vocabulary is far from the end of fp32 and bf16, and so is e^-60
+LARGEST: tl.constexpr = tl.constexpr(1e30)  # a reference is finite, or every exponential of its row would be no number
+
+
+@triton.jit(do_not_specialize=["n_rows", "first"])
+def cross_entropy_references_kernel(
+    p_x,  # [rows, H]
+    p_weight,  # [N, H]
+    p_target,  # int32 [rows], negative: none
+    p_reference,  # fp32 [rows]: the target's z, the first column's where that is none here
+    p_top,  # fp32 [rows]: the same
+    p_target_logit,  # fp32 [rows]: the target's z, 0 where that is none here
+    n_rows,
+    s_x,
+    s_weight,
+    first,  # the column of the vocabulary that column 0 is
+    logit_scale,
+    N: tl.constexpr,
+    H: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """One row a program."""
+    i_row = tl.program_id(0).to(tl.int64)
+    column = tl.load(p_target + i_row) - first
+    here = (column >= 0) & (column < N)
+    p_row = p_weight + tl.where(here, column, 0).to(tl.int64) * s_weight
+    o_h = tl.arange(0, BLOCK_H)
+    b_sum = tl.zeros([BLOCK_H], tl.float32)
+    for i_h in tl.range(0, H, BLOCK_H):
+        m_h = i_h + o_h < H
+        b_x = tl.load(p_x + i_row * s_x + i_h + o_h, mask=m_h, other=0.0).to(tl.float32)
+        b_sum += b_x * tl.load(p_row + i_h + o_h, mask=m_h, other=0.0).to(tl.float32)
+    z = tl.sum(b_sum, axis=0) * logit_scale
+    reference = tl.minimum(tl.maximum(z, -LARGEST), LARGEST)
+    tl.store(p_reference + i_row, reference)
+    tl.store(p_top + i_row, reference)
+    tl.store(p_target_logit + i_row, tl.where(here, z, 0.0))
+
+
+@triton.jit
+def place_of_tile(i_tile, n_row_tiles, n_column_tiles, GROUP: tl.constexpr):
+    """The tile of rows and of columns: GROUP tiles of rows, then the next tile of columns."""
+    of_group = GROUP * n_column_tiles
+    i_first = i_tile // of_group * GROUP
+    n_here = tl.minimum(n_row_tiles - i_first, GROUP)
+    return i_first + i_tile % of_group % n_here, i_tile % of_group // n_here
+
+
+@triton.jit
+def multiply(
+    d_x, d_weight, i_row, i_column, H: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr
+):  # fmt: skip
+    """A tile of x w^T, fp32 [BLOCK_M, BLOCK_N]."""
+    b_z = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for i_h in tl.range(0, H, BLOCK_H):
+        b_z = tl.dot(d_x.load([i_row, i_h]), d_weight.load([i_column, i_h]).T, b_z)
+    return b_z
+
+
+@triton.jit
+def exponentiate_half(
+    b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, COLUMNS: tl.constexpr,
+    SCALED: tl.constexpr, STORE: tl.constexpr
+):  # fmt: skip
+    """Stores exponentials of [BLOCK_M, COLUMNS] raw logits; returns their sums and the logits' maxima, [BLOCK_M]."""
+    if SCALED:
+        b_z *= logit_scale
+    m_column = (tl.arange(0, COLUMNS) < N - i_column)[None, :]
+    b_e = tl.where(m_column, tl.exp2((b_z - b_reference[:, None]) * LOG2E), 0.0)
+    if STORE:
+        d_exponentials.store([i_row, i_column], b_e.to(tl.bfloat16))
+    return tl.sum(b_e, axis=1), tl.max(tl.where(m_column, b_z, -float("inf")), axis=1)
+
+
+@triton.jit
+def exponentiate_tile(
+    b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, SCALED: tl.constexpr, STORE: tl.constexpr
+):  # fmt: skip
+    """The same of a whole tile, whose halves are stored one after the other: that takes less shared memory."""
+    HALF: tl.constexpr = BLOCK_N // 2
+    b_left, b_right = tl.split(tl.permute(tl.reshape(b_z, (BLOCK_M, 2, HALF)), (0, 2, 1)))
+    b_sum, b_top = exponentiate_half(
+        b_left, b_reference, d_exponentials, i_row, i_column, N, logit_scale, HALF, SCALED, STORE
+    )  # fmt: skip
+    b_more, b_next = exponentiate_half(
+        b_right, b_reference, d_exponentials, i_row, i_column + HALF, N, logit_scale, HALF, SCALED, STORE
+    )  # fmt: skip
+    return b_sum + b_more, tl.maximum(b_top, b_next)
+
+
+@triton.jit(do_not_specialize=["n_rows", "N"])
+def cross_entropy_product_kernel(
+    d_x,  # [rows, H], tiles of [BLOCK_M, BLOCK_H]
+    d_weight,  # [N, H], some rows of the weight, tiles of [BLOCK_N, BLOCK_H]
+    d_exponentials,  # [rows, N], tiles of [BLOCK_M, BLOCK_N / 2]
+    p_reference,  # fp32 [rows]
+    p_top,  # fp32 [rows]: raised to the maximum of rows that rise above the reference by LIMIT
+    p_sums,  # fp32 [tiles of columns, rows]
+    n_rows,
+    N,
+    logit_scale,
+    H: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALED: tl.constexpr,
+    STORE: tl.constexpr,  # exponentials, and not their sums alone
+):
+    n_row_tiles, n_column_tiles = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    # One loop over tiles and terms: the next tile's operands are loaded while this one's exponentials are computed.
+    for i_tile in tl.range(tl.program_id(0), n_row_tiles * n_column_tiles, tl.num_programs(0), flatten=True):
+        i_row_tile, i_column_tile = place_of_tile(i_tile, n_row_tiles, n_column_tiles, GROUP)
+        i_row, i_column = i_row_tile * BLOCK_M, i_column_tile * BLOCK_N
+        b_z = multiply(d_x, d_weight, i_row, i_column, H, BLOCK_M, BLOCK_N, BLOCK_H)
+        o_row = i_row + tl.arange(0, BLOCK_M)
+        m_row = o_row < n_rows
+        b_reference = tl.load(p_reference + o_row, mask=m_row, other=0.0)
+        b_sum, b_top = exponentiate_tile(
+            b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M, BLOCK_N, SCALED, STORE
+        )  # fmt: skip
+        tl.store(p_sums + i_column_tile.to(tl.int64) * n_rows + o_row, b_sum, mask=m_row)
+        tl.atomic_max(p_top + o_row, b_top, mask=m_row & (b_top > b_reference + LIMIT), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["n_rows", "N"])
+def cross_entropy_product_again_kernel(
+    d_x,  # these as above
+    d_weight,
+    d_exponentials,
+    p_reference,
+    p_top,
+    p_sums,
+    n_rows,
+    N,
+    logit_scale,
+    H: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALED: tl.constexpr,
+    STORE: tl.constexpr,
+):
+    """Tiles of rows that have a maximum above their reference, with that maximum as the reference; mostly there is none."""
+    o_all = tl.arange(0, 1024)
+    b_raised = tl.zeros([1024], tl.float32)
+    for i_row in tl.range(0, n_rows, 1024):
+        m_row = i_row + o_all < n_rows
+        b_reference = tl.load(p_reference + i_row + o_all, mask=m_row, other=0.0)
+        b_raised += tl.where(tl.load(p_top + i_row + o_all, mask=m_row, other=0.0) > b_reference, 1.0, 0.0)
+    if tl.max(b_raised, axis=0) > 0.0:
+        n_row_tiles, n_column_tiles = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(N, BLOCK_N)
+        for i_tile in tl.range(tl.program_id(0), n_row_tiles * n_column_tiles, tl.num_programs(0)):
+            i_row_tile, i_column_tile = place_of_tile(i_tile, n_row_tiles, n_column_tiles, GROUP)
+            i_row, i_column = i_row_tile * BLOCK_M, i_column_tile * BLOCK_N
+            o_row = i_row + tl.arange(0, BLOCK_M)
+            m_row = o_row < n_rows
+            b_reference = tl.load(p_top + o_row, mask=m_row, other=0.0)
+            b_before = tl.load(p_reference + o_row, mask=m_row, other=0.0)
+            if tl.max(tl.where(b_reference > b_before, 1.0, 0.0), axis=0) > 0.0:
+                b_z = multiply(d_x, d_weight, i_row, i_column, H, BLOCK_M, BLOCK_N, BLOCK_H)
+                b_sum, _ = exponentiate_tile(
+                    b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M, BLOCK_N, SCALED, STORE
+                )  # fmt: skip
+                tl.store(p_sums + i_column_tile.to(tl.int64) * n_rows + o_row, b_sum, mask=m_row)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_tiles", "s_statistics"])
+def cross_entropy_product_sums_kernel(
+    p_sums,  # fp32 [tiles of columns, rows]
+    p_top,  # fp32 [rows]: k
+    p_target_logit,  # fp32 [rows]
+    p_statistics,  # fp32 [6, rows]: k, sum of exp(z - k), the target's z
+    n_rows,
+    n_tiles,
+    s_statistics,
+    BLOCK_M: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """One tile of rows a program."""
+    o_row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_row = o_row < n_rows
+    b_sum = tl.zeros([BLOCK_T, BLOCK_M], tl.float32)
+    for i_tile in tl.range(0, n_tiles, BLOCK_T):
+        o_tile = i_tile + tl.arange(0, BLOCK_T)
+        m_tile = (o_tile < n_tiles)[:, None] & m_row[None, :]
+        b_sum += tl.load(p_sums + o_tile.to(tl.int64)[:, None] * n_rows + o_row[None, :], mask=m_tile, other=0.0)
+    tl.store(p_statistics + o_row, tl.load(p_top + o_row, mask=m_row), mask=m_row)
+    tl.store(p_statistics + s_statistics + o_row, tl.sum(b_sum, axis=0), mask=m_row)
+    tl.store(p_statistics + 2 * s_statistics + o_row, tl.load(p_target_logit + o_row, mask=m_row), mask=m_row)

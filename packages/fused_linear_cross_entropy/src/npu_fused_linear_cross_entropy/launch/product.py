@@ -1,0 +1,136 @@
+"""Exponentials of logits that are never in memory: the product whose epilogue stores them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from npu_tiling import Device, LaunchSpec
+from npu_tiling.pytorch.tensors import allocate
+from torch import Tensor
+
+from ..chunks import part
+from ..options import Options
+from ..tiling.product import ProductLaunch, ReferencesLaunch, SumsLaunch
+from .chunk import KERNELS
+
+_MODULE = "kernels.product"
+_ALIGNMENT = 16  # bytes, of addresses and strides that TMA takes
+
+
+def is_possible(x: Tensor, weight: Tensor) -> bool:
+    """Whether TMA can read both, and the installed Triton (3.4 and later) takes descriptors from the host."""
+    return x.is_cuda and all(map(_is_readable, (x, weight))) and _descriptor() is not None
+
+
+def _is_readable(matrix: Tensor) -> bool:
+    rows, columns = matrix.stride()
+    return columns == 1 and (rows * matrix.itemsize) % _ALIGNMENT == 0 and matrix.data_ptr() % _ALIGNMENT == 0
+
+
+@functools.cache
+def _descriptor() -> Any:
+    """Triton's class of descriptors that are made on the host; None where it has none."""
+    try:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+    except ImportError:
+        return None
+    return TensorDescriptor
+
+
+class ExponentialProduct:
+    """E = exp(z - k) [rows, V] of z = logit_scale x w^T, and sums of E.
+
+    Args:
+        weight: [V, H].
+        options: of the loss.
+        device: whose kernels run.
+    """
+
+    def __init__(self, weight: Tensor, options: Options, device: Device) -> None:
+        self._weight, self._options = weight, options
+        self._launch = ProductLaunch(weight.shape[1], device)
+        self._sums: Tensor | None = None
+
+    def statistics(self, x: Tensor, target: Tensor, result: Tensor, parts: Sequence[tuple[slice, Tensor | None]]) -> Tensor:
+        """Writes statistics [6, rows] and, given memory, exponentials.
+
+        Args:
+            x: [rows, H].
+            target: int32 [rows], columns of the whole vocabulary.
+            parts: which of the weight's rows, all of them together, and memory [rows, columns] for their exponentials.
+
+        Returns:
+            The references k [rows]: each the target's logit, or the row's maximum where that is much larger.
+        """
+        rows = x.shape[0]
+        reference, top = allocate(x, (2, rows), torch.float32)
+        target_logit, sums = allocate(x, (rows,), torch.float32), self._sums_of(x, parts)
+        vocabulary, width = self._weight.shape
+        tensors = (x, self._weight, target, reference, top, target_logit)
+        sizes = (rows, x.stride(0), self._weight.stride(0), self._options.vocab_first, self._options.logit_scale)
+        KERNELS.launch(_MODULE, "cross_entropy_references_kernel", _references(vocabulary, width), rows, tensors, sizes)
+        for kernel in ("cross_entropy_product_kernel", "cross_entropy_product_again_kernel"):
+            for (columns, exponentials), own in zip(parts, sums, strict=True):
+                self._multiply(kernel, x, columns, exponentials, reference, top, own)
+        spec, grid = _sums(), _sums().launch.grid(rows)
+        assert self._sums is not None
+        to_add, counts = (self._sums, top, target_logit, result), (rows, sum(map(len, sums)), result.stride(0))
+        KERNELS.launch(_MODULE, "cross_entropy_product_sums_kernel", spec, grid, to_add, counts)
+        return top
+
+    def probabilities(self, x: Tensor, lse: Tensor, result: Tensor) -> None:
+        """Writes exp(z - lse) [rows, V], for an lse [rows] that is known."""
+        everything = slice(0, self._weight.shape[0])
+        (sums,) = self._sums_of(x, ((everything, result),))
+        self._multiply("cross_entropy_product_kernel", x, everything, result, lse, lse.clone(), sums)
+
+    def _multiply(
+        self,
+        kernel: str,
+        x: Tensor,
+        columns: slice,
+        exponentials: Tensor | None,
+        reference: Tensor,
+        top: Tensor,
+        sums: Tensor,
+    ) -> None:
+        """Descriptors go through Triton's JIT: such launches are few and long."""
+        described, launch = _descriptor().from_tensor, self._launch
+        weight = part(self._weight, columns)
+        block_m, block_n, block_h = launch.blocks
+        with torch.cuda.device(x.device):
+            KERNELS.function(_MODULE, kernel)[(launch.grid(x.shape[0], weight.shape[0]),)](
+                described(x, [block_m, block_h]),
+                described(weight, [block_n, block_h]),
+                None if exponentials is None else described(exponentials, [block_m, block_n // 2]),
+                reference,
+                top,
+                sums,
+                x.shape[0],
+                weight.shape[0],
+                self._options.logit_scale,
+                SCALED=self._options.logit_scale != 1.0,
+                STORE=exponentials is not None,
+                **launch.constants,
+                **launch.options,
+            )
+
+    def _sums_of(self, x: Tensor, parts: Sequence[tuple[slice, Tensor | None]]) -> tuple[Tensor, ...]:
+        """Memory [tiles of columns, rows] for sums of each part."""
+        tiles = [self._launch.column_tiles(columns.stop - columns.start) for columns, _ in parts]
+        if self._sums is None or self._sums.shape != (sum(tiles), x.shape[0]):
+            self._sums = allocate(x, (sum(tiles), x.shape[0]), torch.float32)
+        return self._sums.split(tiles)
+
+
+@functools.lru_cache(maxsize=64)
+def _references(vocabulary: int, width: int) -> LaunchSpec:
+    return LaunchSpec.of(ReferencesLaunch(vocabulary, width), {})
+
+
+@functools.cache
+def _sums() -> LaunchSpec:
+    return LaunchSpec.of(SumsLaunch(), {})

@@ -1,0 +1,206 @@
+"""Exponentials that the product itself makes (CUDA): against fp64, and which calls take it."""
+
+import contextlib
+
+import losses
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, layout, linear_log_probs
+from npu_fused_linear_cross_entropy.launch import product
+from npu_fused_linear_cross_entropy.options import Needs, Options
+from npu_fused_linear_cross_entropy.tiling.product import ProductLaunch
+from npu_tiling import Device
+
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
+
+H200 = Device("NVIDIA H200", "cuda", "sm_90", 132, 132, 232448, ub_align=16, max_grid=2**31 - 1)
+ALL = Needs(True, True, False)
+WIDE = 809  # columns: tiles of 256 or 128, and a tail
+
+
+def chosen(tokens=8192, width=2048, vocabulary=151936, dtype=torch.bfloat16, bias=None, needs=ALL, device=H200, **options):
+    """The layout for tensors that TMA can read."""
+    every = Options(**options, vocab_size=vocabulary)
+    return layout.choose_layout((tokens, width), vocabulary, dtype, dtype, bias, every, needs, False, True, True, device)
+
+
+@pytest.mark.parametrize(
+    ("what", "fused"),
+    [
+        ({}, True),
+        ({"needs": Needs(False, False, False)}, True),
+        ({"reduction": "none", "lse_square_scale": 0.1, "logit_scale": 2.0}, True),
+        ({"tokens": 32, "width": 512}, False),
+        ({"chunk_tokens": 16, "width": 512}, False),
+        ({"width": 2044}, False),
+        ({"dtype": torch.float32}, False),
+        ({"bias": torch.bfloat16}, False),
+        ({"softcap": 30.0}, False),
+        ({"label_smoothing": 0.1}, False),
+        ({"return_entropy": True}, False),
+        ({"return_predicted_tokens": True}, False),
+        ({"memory_budget": 2**20}, False),
+        ({"device": Device("A100", "cuda", "sm_80", 108, 108, 166912, ub_align=16, max_grid=2**31 - 1)}, False),
+    ],
+)
+def test_which_calls_take_it(what, fused):
+    assert chosen(**what).fused == fused
+
+
+def test_no_more_memory_than_the_budget():
+    """Exponentials, a sum for each tile of columns, and rows of x and dx."""
+    for tokens, width, vocabulary in ((16384, 2880, 201088), (32768, 1024, 151936), (65536, 768, 50257)):
+        found = chosen(tokens, width, vocabulary, memory_budget=700 * 2**20, accum_dtype=torch.bfloat16)
+        longest, _ = found.plan.longest
+        assert found.fused
+        used = 2 * found.buffer + longest * (4 * ProductLaunch(width, H200).column_tiles(vocabulary) + 6 * width)
+        assert used <= 700 * 2**20
+
+
+def test_no_exponentials_in_memory_for_the_loss_alone():
+    assert chosen(needs=Needs(False, False, False)).buffer == 0
+
+
+@pytest.fixture
+def fused(device, monkeypatch):
+    """Takes it for problems of any size; the kernels that are launched."""
+    if device.name != "cuda" or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of sm_90, whose TMA and wgmma the kernel is for")
+    if product._descriptor() is None:
+        pytest.skip("Triton before 3.4 takes no descriptors")
+    monkeypatch.setattr("npu_fused_linear_cross_entropy.tiling.product._FEWEST_OPERATIONS", 0.0)
+    layout.choose_layout.cache_clear()
+    launched, real = [], product.ExponentialProduct._multiply
+
+    def multiply(self, kernel, *others):
+        launched.append(kernel)
+        return real(self, kernel, *others)
+
+    monkeypatch.setattr(product.ExponentialProduct, "_multiply", multiply)
+    yield launched
+    layout.choose_layout.cache_clear()
+
+
+@pytest.mark.parametrize("vocabulary", [7, 256, WIDE])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduction": "sum", "tokens": 1},
+        {"lse_square_scale": 0.1, "token_scaling": True, "class_weight": True, "ignored": 0.3},
+        {"logit_scale": 0.5, "chunk_tokens": 128},
+        {"reduction": "none", "return_z_loss": True, "lse_square_scale": 0.1, "return_lse": True, "ignored": 0.5},
+    ],
+)
+def test_options(device, fused, vocabulary, options):
+    case = losses.make(**{"tokens": 300, "width": 200, "vocabulary": vocabulary, **options})
+    losses.check(case, losses.run(case, device.torch), roundings=3)
+    assert fused
+
+
+RISES = {
+    "up": torch.linspace(0, 200, WIDE),
+    "down": torch.linspace(0, -200, WIDE),
+    "a step": torch.where(torch.arange(WIDE) >= WIDE - 20, 80.0, -80.0),
+    "just below the limit": torch.where(torch.arange(WIDE) < 300, 58.0, 0.0),
+    "ten thousand": torch.where(torch.arange(WIDE) == 400, 1e4, -1e4),
+    "all equal": torch.full((WIDE,), 80.0),
+}
+
+
+KEPT = {"memory_budget": 150 * 2 * 300}  # exponentials of 256 columns at a time, which lie in the weight's gradient
+
+
+@pytest.mark.parametrize("what", RISES)
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, KEPT], ids=["mean", "none", "kept"])
+def test_rows_that_rise_above_their_target(device, fused, what, options):
+    case = losses.make(150, 160, WIDE, **options)
+    x, weight = case.x.clone(), case.weight.clone()
+    x[:, 0] = (torch.arange(150) % 2).to(x.dtype)
+    weight[:, 0] = RISES[what].to(x.dtype)
+    case = losses.dataclasses.replace(case, x=x, weight=weight)
+    losses.check(case, losses.run(case, device.torch))
+    products = fused.count("cross_entropy_product_kernel")
+    assert products == {"mean": 1, "none": 2, "kept": 4}["kept" if options is KEPT else options.get("reduction", "mean")]
+
+
+def test_a_row_with_no_number_spoils_no_other(device, fused):
+    case = losses.make(150, 32, WIDE, reduction="none")
+    x = case.x.clone()
+    x[17] = torch.nan
+    x, weight = x.to(device.torch).requires_grad_(), case.weight.to(device.torch)
+    loss = fused_linear_cross_entropy(x, weight, case.target.to(device.torch), reduction="none")
+    (dx,) = torch.autograd.grad(loss.sum(), x)
+    others = torch.arange(150) != 17
+    assert torch.isnan(loss[17])
+    assert torch.isfinite(loss[others]).all()
+    assert torch.isfinite(dx[others]).all()
+
+
+def test_targets_outside_of_the_vocabulary(device, fused):
+    """NaN for such a token, 0 for an ignored one; neither has a gradient."""
+    case = losses.make(150, 32, WIDE, reduction="none")
+    target = case.target.clone()
+    target[3], target[4] = WIDE, -100
+    x, weight = case.x.to(device.torch).requires_grad_(), case.weight.to(device.torch)
+    loss = fused_linear_cross_entropy(x, weight, target.to(device.torch), reduction="none")
+    (dx,) = torch.autograd.grad(loss.sum(), x)
+    assert torch.isnan(loss[3])
+    assert loss[4] == 0
+    assert (dx[3:5] == 0).all()
+
+
+def test_equal_calls_give_equal_bits_and_a_token_the_same_ones_among_others(device, fused):
+    case = losses.make(700, 256, WIDE)
+    x, weight, target = (one.to(device.torch) for one in (case.x, case.weight, case.target))
+    first, again = (linear_log_probs(x, weight, target) for _ in range(2))
+    assert torch.equal(first, again)
+    some = linear_log_probs(x[133:300], weight, target[133:300])
+    assert torch.equal(some, first[133:300])
+    assert "cross_entropy_product_kernel" in fused
+
+
+def test_strided_rows_and_those_that_tma_cannot_read(device, fused):
+    """Views of wider memory; rows that begin at addresses which are no multiple of 16 bytes take PyTorch's product."""
+    case = losses.make(140, 64, WIDE)
+    wide = torch.full((140, 83), torch.nan, dtype=torch.bfloat16)
+    for pitch, expected in ((80, True), (83, False)):
+        memory = wide[:, :pitch].to(device.torch).contiguous()
+        x = memory[:, :64]
+        x.copy_(case.x)
+        weight, target = case.weight.to(device.torch).requires_grad_(), case.target.to(device.torch)
+        fused.clear()
+        loss = fused_linear_cross_entropy(x, weight, target)
+        loss.backward()
+        assert bool(fused) == expected
+        exact = losses.exact(case.with_options())
+        assert abs(float(loss) - float(exact.outputs["loss"])) < 1e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"memory_budget": 150 * 2 * 300}])
+def test_graph_capture(device, fused, npu_capture, options):
+    case = losses.make(150, 160, WIDE)
+    x, weight, target = (one.to(device.torch) for one in (case.x, case.weight, case.target))
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+
+    def step():
+        loss = fused_linear_cross_entropy(*leaves, target, **options)
+        return loss, *torch.autograd.grad(loss.sum() * 3, leaves)
+
+    captured, replay = npu_capture(step)
+    with torch.no_grad():
+        x.normal_()
+    replay()
+    for replayed, eager in zip(captured, step(), strict=True):
+        assert torch.equal(replayed, eager)
+
+
+def test_nothing_waits_for_the_device(device, fused, npu_no_waits):
+    case = losses.make(150, 160, WIDE)
+    leaves = [losses.leaf(case.x, device.torch), losses.leaf(case.weight, device.torch)]
+    target = case.target.to(device.torch)
+    for context in (contextlib.nullcontext, npu_no_waits):  # the first round compiles
+        with context():
+            for options in ({}, {"reduction": "none"}, {"memory_budget": 150 * 2 * 300}):
+                loss = fused_linear_cross_entropy(*leaves, target, **options)
+                torch.autograd.grad(loss.sum() * 3, leaves)
