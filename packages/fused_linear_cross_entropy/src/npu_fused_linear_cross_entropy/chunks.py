@@ -51,6 +51,7 @@ class Problem:
         dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
         kept_bytes: bytes of a logit that is kept for the gradient; 0 if none may be.
         scaled_bytes: bytes beside a token's logits, for its row of x times a factor.
+        sum_bytes: bytes beside a token's logits, for sums of parts of a row, wherever logits are.
         longer: how many times the tokens that hide the weight's traffic are worth their memory.
     """
 
@@ -62,6 +63,7 @@ class Problem:
     dx: bool
     kept_bytes: int
     scaled_bytes: int = 0
+    sum_bytes: int = 0
     longer: int = 1
 
 
@@ -129,7 +131,7 @@ def plan(problem: Problem, chunk_tokens: int | None, memory_budget: int | None, 
     """Chunks for a problem; `memory_budget`: bytes for logits and sums, beside inputs and gradients."""
     tokens, vocabulary = problem.tokens, problem.vocabulary
     budget = _budget(memory_budget, device)
-    row = pitch(vocabulary) * problem.logit_bytes + problem.scaled_bytes
+    row = pitch(vocabulary) * problem.logit_bytes + problem.scaled_bytes + problem.sum_bytes
     everything = (slice(0, vocabulary),)
     if chunk_tokens is not None:
         if memory_budget is None or min(chunk_tokens, tokens) * row <= budget:
@@ -189,6 +191,7 @@ def _budget(memory_budget: int | None, device: Device | None) -> int:
 def _kept(problem: Problem, budget: int) -> Plan | None:
     """Chunks of columns of all tokens, whose logits are kept; None if they, or the sums of dx, have no memory."""
     tokens, vocabulary = problem.tokens, problem.vocabulary
+    budget -= tokens * problem.sum_bytes
     most = budget // (tokens * problem.logit_bytes) // _UNIT * _UNIT
     while most >= _UNIT and tokens * (most * problem.logit_bytes + ceil(vocabulary / most) * FP32) > budget:
         most -= _UNIT  # room for the row maximum subtracted from each chunk

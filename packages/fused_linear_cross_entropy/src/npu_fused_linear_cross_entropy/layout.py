@@ -138,7 +138,8 @@ def _fused(
         (options.accum_dtype or weight_dtype).itemsize if needs.dweight else 0,
         needs.dx,
         dtype.itemsize if needs.dweight and options.shift_invariant else 0,
-        (width * (dtype.itemsize + sums) if stored else 0) + tiles * exact.itemsize,
+        width * (dtype.itemsize + sums) if stored else 0,
+        tiles * exact.itemsize,
         longer=2,
     )
     limits = (options.chunk_tokens, options.memory_budget, device)
