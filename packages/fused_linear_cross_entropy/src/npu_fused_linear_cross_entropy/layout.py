@@ -19,6 +19,7 @@ from .tiling.product import ProductLaunch, is_worth_it
 # fp16 sums over tokens are scaled to at most this many times their mean. A mean is at most as large as x, and in a
 # vocabulary of 2^15 as small as x / 2^15 / sqrt(tokens): both are within fp16's range if elements of x are at most 255.
 _LARGEST_SUM = 256.0
+_ROW_NUMBERS = 16  # of each row: statistics, coefficients, references, v
 _WIDEST = 2**20  # columns: one sweep notes a number for each tile of a row
 
 
@@ -139,7 +140,7 @@ def _fused(
         needs.dx,
         dtype.itemsize if needs.dweight and options.shift_invariant else 0,
         width * (dtype.itemsize + sums) if stored else 0,
-        tiles * exact.itemsize,
+        (tiles + _ROW_NUMBERS) * exact.itemsize,
         longer=2,
     )
     limits = (options.chunk_tokens, options.memory_budget, device)
