@@ -9,7 +9,7 @@ from __future__ import annotations
 OPERATOR = (
     "patching",
     "block_attn_res | causal_lm | log_probs | module | pipeline",
-    "functional | bank",
+    "functional | bank | two_phase",
     "autograd | writes",
     "operators",
     "engine",

@@ -2,10 +2,11 @@
 
 from .bank import attn_res_bank
 from .block_attn_res import BlockAttnRes
-from .functional import attn_res, attn_res_merge, attn_res_phase1, fused_attnres
+from .functional import attn_res, fused_attnres
 from .module import AttnRes, AttnResBank
 from .pipeline import PipelineBlocks
 from .results import AttnResResult, Phase1Result
+from .two_phase import attn_res_merge, attn_res_phase1
 
 __all__ = [
     "AttnRes",

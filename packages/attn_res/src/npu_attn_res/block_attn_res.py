@@ -7,8 +7,8 @@ from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
 from .checks import check_eps, check_like
-from .functional import attn_res_merge, attn_res_phase1
 from .results import AttnResResult
+from .two_phase import attn_res_merge, attn_res_phase1
 
 
 class BlockAttnRes(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import device_for
@@ -19,6 +20,32 @@ from ..reference import Statistics, Weights
 from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, fake_gradients, whole_gradient
 
 
+class Given(NamedTuple):
+    """The sources that an operator is given.
+
+    Attributes:
+        blocks: N of them, or `stacked`, one tensor of N.
+        n_blocks: how many of those count.
+        counted: the same on the device, or None.
+        prefix: one more source, or None.
+    """
+
+    blocks: Sequence[Tensor]
+    stacked: bool
+    n_blocks: int
+    counted: Tensor | None
+    prefix: Tensor | None
+
+
+class Options(NamedTuple):
+    """How to compute; `dtype` is that of h, the sources' for None; `save`: a backward will follow."""
+
+    eps: float
+    norm_eps: float
+    dtype: torch.dtype | None
+    save: bool
+
+
 def attn_res(
     blocks: Sequence[Tensor],
     stacked: bool,
@@ -29,15 +56,11 @@ def attn_res(
     query: Tensor,
     rms_weight: Tensor,
     output_rms_weight: Tensor | None,
-    eps: float,
-    norm_eps: float,
-    dtype: torch.dtype | None,
-    save: bool,
+    *options: Any,
 ) -> tuple[Tensor | None, ...]:
     joined = None if prefix is None or layer_output is None else allocate(prefix, prefix.shape, prefix.dtype)
-    given = (blocks, stacked, n_blocks, count, prefix, layer_output, joined, False)
-    h, y, statistics = _forward(*given, Weights(query, rms_weight, output_rms_weight), eps, norm_eps, dtype, save)
-    return h, y, joined, *(statistics if save else (None, None, None, None))
+    given, weights = Given(blocks, stacked, n_blocks, count, prefix), Weights(query, rms_weight, output_rms_weight)
+    return _forward(given, single.Update(layer_output, joined, False), weights, Options(*options))
 
 
 def attn_res_update(
@@ -50,55 +73,45 @@ def attn_res_update(
     query: Tensor,
     rms_weight: Tensor,
     output_rms_weight: Tensor | None,
-    eps: float,
-    norm_eps: float,
-    dtype: torch.dtype | None,
-    save: bool,
-    append: bool,
-    in_place: bool,
+    *options: Any,
 ) -> tuple[Tensor | None, ...]:
+    *numbers, append, in_place = options
     joined = None if layer_output is None else prefix if in_place else allocate(prefix, prefix.shape, prefix.dtype)
-    given = (blocks, stacked, n_blocks, count, prefix, layer_output, joined, append)
-    h, y, statistics = _forward(*given, Weights(query, rms_weight, output_rms_weight), eps, norm_eps, dtype, save)
-    return h, y, None if in_place else joined, *(statistics if save else (None, None, None, None))
+    given, weights = Given(blocks, stacked, n_blocks, count, prefix), Weights(query, rms_weight, output_rms_weight)
+    h, y, joined, *statistics = _forward(given, single.Update(layer_output, joined, append), weights, Options(*numbers))
+    return h, y, None if in_place else joined, *statistics
 
 
-def _forward(
-    blocks: Sequence[Tensor],
-    stacked: bool,
-    n_blocks: int,
-    count: Tensor | None,
-    prefix: Tensor | None,
-    x: Tensor | None,
-    joined: Tensor | None,
-    append: bool,
-    weights: Weights,
-    eps: float,
-    norm_eps: float,
-    dtype: torch.dtype | None,
-    save: bool,
-) -> tuple[Tensor, Tensor | None, Statistics]:
-    """h and y [..., D] and the statistics. `joined` becomes prefix + x; with `append` it is written behind the blocks."""
-    like = blocks[0] if prefix is None else prefix
-    dtype, shape = dtype or like.dtype, like.shape[1:] if stacked and prefix is None else like.shape
-    device = device_for(like.device)
+def _forward(given: Given, update: single.Update, weights: Weights, options: Options) -> tuple[Tensor | None, ...]:
+    """h and y [..., D], the new prefix, and the statistics, None of what there is not."""
+    like = given.blocks[0] if given.prefix is None else given.prefix
+    shape = like.shape[1:] if given.stacked and given.prefix is None else like.shape
+    eps, norm_eps, dtype, save = options
+    dtype = dtype or like.dtype
+    device, found = device_for(like.device), None
     if device is not None:
-        sources = follow_beside(blocks, stacked, n_blocks, count, prefix, device)
-        update = single.Update(x, joined, append)
-        found = single.forward(sources, weights, eps, norm_eps, dtype, save, device, update)
-        if found is not None:
-            return found
-    if prefix is not None and x is not None:
-        assert joined is not None
-        wide = statistics_dtype(torch.promote_types(prefix.dtype, x.dtype))
-        joined.copy_(prefix.to(wide) + x.to(wide))
-        prefix = joined
-    if append:
+        found = single.forward(follow_beside(*given, device), weights, eps, norm_eps, dtype, save, device, update)
+    if found is None:
+        prefix = _updated(given, update)
+        used = given.n_blocks if given.counted is None else None
+        rows = Rows(given.blocks, given.stacked, n_blocks=used, count=given.counted, prefix=prefix)
+        found = reference.forward(rows, weights, eps, norm_eps, dtype)
+    h, y, statistics = found
+    y = None if y is None else y.view(shape)
+    return h.view(shape), y, update.joined, *(statistics if save else (None, None, None, None))
+
+
+def _updated(given: Given, update: single.Update) -> Tensor | None:
+    """The prefix with the layer's output, after it was appended where that is asked for."""
+    prefix = given.prefix
+    if prefix is not None and update.x is not None:
+        assert update.joined is not None
+        wide = statistics_dtype(torch.promote_types(prefix.dtype, update.x.dtype))
+        prefix = update.joined.copy_(prefix.to(wide) + update.x.to(wide))
+    if update.append:
         assert prefix is not None
-        append_block(blocks[0], n_blocks, count, prefix)
-    v = Rows(blocks, stacked, n_blocks=n_blocks if count is None else None, count=count, prefix=prefix)
-    h, y, statistics = reference.forward(v, weights, eps, norm_eps, dtype)
-    return h.view(shape), None if y is None else y.view(shape), statistics
+        append_block(given.blocks[0], given.n_blocks, given.counted, prefix)
+    return prefix
 
 
 def append_block(blocks: Tensor, n_blocks: int, count: Tensor | None, block: Tensor) -> None:
