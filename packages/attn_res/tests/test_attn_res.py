@@ -10,7 +10,7 @@ from npu_attn_res import attn_res
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 
-@pytest.mark.parametrize("n_blocks", [1, 2, 3, 8, 33, 128])
+@pytest.mark.parametrize("n_blocks", [1, 2, 3, 8, 32, 33, 128])
 @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
 def test_any_number_of_blocks(device, n_blocks, listed):
     case = depth.make(n_blocks, 5, 256, torch.bfloat16)
@@ -21,6 +21,13 @@ def test_any_number_of_blocks(device, n_blocks, listed):
 def test_every_width(device, width):
     case = depth.make(3, 7, width, torch.bfloat16)
     depth.check(case, depth.run(case, device.torch))
+
+
+@pytest.mark.parametrize(("n_blocks", "width"), [(8, 2048), (8, 7168), (16, 7168), (32, 2048)])
+def test_many_wide_blocks(device, n_blocks, width):
+    """More than registers hold at once, or nearly so."""
+    case = depth.make(n_blocks, 3, width, torch.bfloat16)
+    depth.check(case, depth.run(case, device.torch, listed=True))
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(123, torch.float32), (8192, torch.float32), (4096, torch.float16)])

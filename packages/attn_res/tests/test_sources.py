@@ -29,3 +29,49 @@ def test_every_source_lives_until_the_launch_that_reads_it(place, block, monkeyp
     assert len(read) == len(blocks) and read <= {tensor.data_ptr() for tensor in found.held}
     for tensor, copy in zip(blocks, found.held, strict=True):
         assert torch.equal(tensor, copy)
+
+
+@pytest.mark.parametrize("n_blocks", [2, 5, 32])
+@pytest.mark.parametrize("missing", [(), (0, 1)])
+def test_a_kernel_for_cuda_gets_each_of_a_few_blocks_as_an_argument(n_blocks, missing):
+    blocks = [torch.randn(3, 16) for _ in range(n_blocks)]
+    gradients = [None if i in missing else torch.empty(3, 16) for i in range(n_blocks)]
+    found = sources.follow(blocks, False, DEVICES["cuda"], gradients, in_arguments=True)
+    assert found.at.table is None
+    for at, wanted in ((found.at, blocks), (found.gradients, gradients)):
+        if all(one is None for one in wanted):
+            assert (at.base, at.listed, at.needed) == (None, 0, 0)
+            continue
+        given = (at.base, *at.others)
+        assert len(given) == 32
+        for i, one in enumerate(wanted):
+            assert bool(at.needed >> i & 1) == (one is not None)
+            assert one is None or given[i] is one
+        assert at.needed < 2**n_blocks <= 2**at.listed
+        assert all(one is not None for one in given[: at.listed])
+        assert all(one is None for one in given[at.listed :])
+
+
+@pytest.mark.parametrize(("place", "n_blocks"), [("cuda", 33), ("npu", 5)])
+def test_other_blocks_are_found_through_a_table(place, n_blocks, monkeypatch):
+    entries = []
+    monkeypatch.setattr(sources, "Neighbours", lambda tensors: tensors[0])
+    monkeypatch.setattr(sources.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
+    blocks = [torch.randn(3, 16) for _ in range(n_blocks)]
+    found = sources.follow(blocks, False, DEVICES[place], in_arguments=True)
+    assert found.at.listed == 0
+    assert [blocks[0].data_ptr() + 4 * entry for entry in entries[:n_blocks]] == [block.data_ptr() for block in blocks]
+
+
+def test_blocks_that_were_arguments_are_put_into_a_table_for_kernels_that_take_columns(monkeypatch):
+    entries = []
+    monkeypatch.setattr(sources, "Neighbours", lambda tensors: tensors[0])
+    monkeypatch.setattr(sources.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
+    blocks, gradients = [torch.randn(3, 16) for _ in range(3)], [torch.empty(3, 16), None, torch.empty(3, 16)]
+    found = sources.follow(blocks, False, DEVICES["cuda"], gradients, in_arguments=True)
+    assert not entries
+    tabled = sources.in_tables(found, DEVICES["cuda"])
+    assert tabled.at.listed == tabled.gradients.listed == 0
+    assert [blocks[0].data_ptr() + 4 * entry for entry in entries[:3]] == [block.data_ptr() for block in blocks]
+    assert entries[5] == sources._NO_GRADIENT
+    assert [gradients[0].data_ptr() + 4 * entries[i] for i in (4, 6)] == [gradients[i].data_ptr() for i in (0, 2)]

@@ -74,8 +74,10 @@ def test_layers_share_a_tile_as_long_as_they_fit():
 
 
 def test_blocks_of_one_token_are_held_where_they_fit():
-    assert row_launch(Problem("backward", 1024, 2, n_sources=8), H200).block_n == 8
-    assert row_launch(Problem("backward", 7168, 2, n_sources=16), H200).block_n == 2
+    held = {(1024, 8): True, (4096, 8): True, (4096, 16): False, (7168, 16): False, (16384, 1): False}
+    for (width, n_blocks), wanted in held.items():
+        launch = row_launch(Problem("backward", width, 2, n_sources=n_blocks), H200)
+        assert launch.held == wanted == (launch.block_n == n_blocks and width <= 8192)
 
 
 def test_ascend_tiles_are_whole_aligned_pieces():
@@ -120,13 +122,12 @@ def test_tiles_under_way_fit_in_the_shared_memory_of_a_program(shared):
         for width in (1, 123, 4096, 8193, 12288, 16384):
             for size in (2, 4):
                 for n_blocks in (1, 2, 4, 16, 64):
-                    for listed in (False, True):
-                        launch = row_launch(Problem(kernel, width, size, 1, width, n_blocks, listed), device)
-                        under_way = (launch.stages - 1) * launch.block_n * launch.block_d * size
-                        assert under_way <= shared
-                        assert launch.whole_rows
+                    launch = row_launch(Problem(kernel, width, size, 1, width, n_blocks), device)
+                    under_way = (launch.stages - 1) * launch.block_n * launch.block_d * size
+                    assert under_way <= shared
+                    assert launch.whole_rows
     widest = cuda.row_launch(Problem("forward", 16384, 4, n_sources=2), H200)
-    assert (widest.block_n, widest.stages) == (1, 3)
+    assert (widest.block_n, widest.stages) == (1, 4)
 
 
 def test_on_cuda_a_smaller_launch_ends_in_kernels_that_take_columns():
@@ -134,7 +135,7 @@ def test_on_cuda_a_smaller_launch_ends_in_kernels_that_take_columns():
     seen = []
     while launch is not None:
         seen.append(launch)
-        assert not launch.block_n or launch.constants["SINGLE_PASS"] == (launch.block_n >= 16)
+        assert not launch.block_n or launch.held == (launch.block_n >= 16)
         launch = smaller(launch)
     assert [one.block_n for one in seen] == sorted((one.block_n for one in seen), reverse=True)
     assert not seen[-1].whole_rows

@@ -1,96 +1,77 @@
 """Device code for CUDA, where many warps share a tile: one token, several of its blocks at once. Formulas: tile.py.
 
-A tile has BLOCK_N blocks by whole rows of BLOCK_D >= D columns, and all its loads are in flight together. Where a token's
-blocks fit in one tile (SINGLE_PASS), the backward reads them once and holds them in registers. Otherwise it sweeps over them
-twice, as backward.py does, and finds them in the L2 cache the second time. Its tiles are [BLOCK_N, BLOCK_D] and its rows
-[BLOCK_D], so it does not share the loads and stores of tile.py, whose tiles have rows of one block.
+A tile has BLOCK_N blocks by whole rows of BLOCK_D >= D columns. HELD: that is all blocks of a token, which stay in registers
+while the next token's are on their way. Otherwise a token's blocks come a few at a time, with all loads of a few tiles under
+way together. Then the backward sweeps over them twice, as backward.py does, and finds them in the L2 cache the second time.
 """
 
 import triton
 import triton.language as tl
 
-from .backward import NO_GRADIENT
-from .tile import ALIGNMENT
+from .cuda_tile import block_rows, load_row, widen_tile
 
 
 @triton.jit
-def load_row(p_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """fp32 [BLOCK_D], zero outside."""
-    o_col = tl.arange(0, BLOCK_D)
-    return tl.load(p_row + o_col, mask=o_col < D, other=0.0).to(tl.float32)
+def add_pairs(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
-def block_offsets(p_table, s_block, o_block, m_block, EXCEPT: tl.constexpr, ALIGNED: tl.constexpr):
-    """64-bit [BLOCK_N]; EXCEPT for blocks past the end."""
-    if p_table is None:
-        return o_block.to(tl.int64) * s_block
-    else:
-        o_offset = tl.load(p_table + o_block, mask=m_block, other=EXCEPT)
-        if ALIGNED:
-            o_offset = tl.multiple_of(o_offset, ALIGNMENT)
-        return o_offset
+def add_tile(b_v, m_block, b_g, b_max, b_sum, b_o, eps, D: tl.constexpr):
+    """The online softmax and its sum, with a tile [BLOCK_N, BLOCK_D] more. Returns its scores and 1 / rms, too."""
+    b_x = widen_tile(b_v)
+    b_square, b_dot = tl.reduce((b_x * b_x, b_x * b_g[None, :]), 1, add_pairs)  # both [BLOCK_N], by one exchange of warps
+    b_rstd = tl.rsqrt(b_square * (1.0 / D) + eps)
+    b_score = b_dot * b_rstd
+    b_seen = tl.where(m_block, b_score, float("-inf"))
+    b_next = tl.maximum(b_max, tl.max(b_seen, axis=0))
+    b_shrink, b_weight = tl.exp(b_max - b_next), tl.exp(b_seen - b_next)
+    b_o = b_o * b_shrink + tl.sum(b_x * b_weight[:, None], axis=0)
+    return b_score, b_rstd, b_next, b_sum * b_shrink + tl.sum(b_weight, axis=0), b_o
 
 
 @triton.jit
-def load_blocks(
-    p_token,
-    p_table,
-    s_block,
-    o_block,
-    m_block,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    KEEP: tl.constexpr,  # the cache's policy
-):
-    """The rows of one token in several blocks, [BLOCK_N, BLOCK_D] in their dtype, zero outside."""
-    o_col = tl.arange(0, BLOCK_D)
-    o_offset = block_offsets(p_table, s_block, o_block, m_block, 0, ALIGNED)
-    m_tile = m_block[:, None] & (o_col < D)[None, :]
-    return tl.load(p_token + o_offset[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy=KEEP)
+def store_statistics(p_score, p_rstd, b_score, b_rstd, o_row, m_block):
+    if p_score is not None:
+        tl.store(p_score + o_row, b_score, mask=m_block)
+        tl.store(p_rstd + o_row, b_rstd, mask=m_block)
 
 
+# fmt: off
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_forward_sources_kernel(
-    p_v,
-    p_table,
-    p_query,
-    p_norm,
-    p_weight,
-    p_o,
-    p_y,
+    p_v, p_table, p_query, p_norm, p_weight, p_o, p_y,
     p_score,  # fp32 [n_blocks, n_tokens]
-    p_rstd,
-    p_lse,
-    p_norm_rstd,
-    p_count,  # these, and the numbers that go with them, as in attn_res_forward_kernel
-    p_prefix,
-    p_x,
-    p_joined,
-    p_append,
-    n_blocks,
-    n_tokens,
-    s_block,
-    s_token,
-    eps,
-    norm_eps,
-    n_slots,
-    s_prefix,
-    s_x,
-    s_joined,
-    D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr,
+    p_rstd, p_lse, p_norm_rstd, p_count,
+    p_prefix, p_x, p_joined, p_append,  # these, and the numbers that go with them, as in attn_res_forward_kernel
+    # The blocks that follow p_v, of a list of up to 32; None for all that are behind the last.
+    p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
+    p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
+    n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, HELD: tl.constexpr,
     ALIGNED: tl.constexpr,
+    LISTED: tl.constexpr,  # how many blocks are arguments; 0: none are
 ):
+    others = None
+    if LISTED:
+        every = (
+            p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
+            p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
+        )
+        others = every[: LISTED - 1]
+# fmt: on
     o_col = tl.arange(0, BLOCK_D)
     b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
     if p_count is not None:
         n_blocks = tl.load(p_count).to(tl.int32)
-    for i_tile in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0)):
-        i_token = i_tile.to(tl.int64)
+    for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0), num_stages=STAGES if HELD else 1):
+        i_token = i_turn.to(tl.int64)
+        i_first = i_token * s_token
+        if HELD:
+            o_block = tl.arange(0, BLOCK_N)
+            m_block = o_block < n_blocks
+            p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, 0, m_block, BLOCK_N, ALIGNED)
+            b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & (o_col < D)[None, :], other=0.0)
         if p_prefix is None:
             b_max = tl.full([], float("-inf"), tl.float32)
             b_sum = tl.zeros([], tl.float32)
@@ -108,30 +89,25 @@ def attn_res_forward_sources_kernel(
                 if p_count is not None:
                     m_end &= n_blocks < n_slots
                 tl.store(p_end + o_col, b_o.to(p_end.dtype.element_ty), mask=m_end)
-            b_prefix_rstd = tl.rsqrt(tl.sum(b_o * b_o, axis=0) * (1.0 / D) + eps)
-            b_max = tl.sum(b_o * b_g, axis=0) * b_prefix_rstd
+            b_square, b_dot = tl.reduce((b_o * b_o, b_o * b_g), 0, add_pairs)
+            b_prefix_rstd = tl.rsqrt(b_square * (1.0 / D) + eps)
+            b_max = b_dot * b_prefix_rstd
             b_sum = tl.full([], 1.0, tl.float32)
             if p_score is not None:
                 i_row = tl.cast(n_slots, tl.int64) * n_tokens + i_token
                 tl.store(p_score + i_row, b_max)
                 tl.store(p_rstd + i_row, b_prefix_rstd)
-        for i_first in tl.range(0, n_blocks, BLOCK_N, num_stages=STAGES):
-            o_block = i_first + tl.arange(0, BLOCK_N)
-            m_block = o_block < n_blocks
-            b_v = load_blocks(p_v + i_token * s_token, p_table, s_block, o_block, m_block, D, BLOCK_D, ALIGNED, "")
-            b_x = b_v.to(tl.float32)  # [BLOCK_N, BLOCK_D]
-            b_rstd = tl.rsqrt(tl.sum(b_x * b_x, axis=1) * (1.0 / D) + eps)  # [BLOCK_N]
-            b_score = tl.sum(b_x * b_g[None, :], axis=1) * b_rstd
-            if p_score is not None:
-                o_row = o_block.to(tl.int64) * n_tokens + i_token
-                tl.store(p_score + o_row, b_score, mask=m_block)
-                tl.store(p_rstd + o_row, b_rstd, mask=m_block)
-            b_score = tl.where(m_block, b_score, float("-inf"))
-            b_next = tl.maximum(b_max, tl.max(b_score, axis=0))
-            b_shrink, b_weight = tl.exp(b_max - b_next), tl.exp(b_score - b_next)
-            b_o = b_o * b_shrink + tl.sum(b_x * b_weight[:, None], axis=0)
-            b_sum = b_sum * b_shrink + tl.sum(b_weight, axis=0)
-            b_max = b_next
+        if HELD:
+            b_score, b_rstd, b_max, b_sum, b_o = add_tile(b_v, m_block, b_g, b_max, b_sum, b_o, eps, D)
+            store_statistics(p_score, p_rstd, b_score, b_rstd, o_block.to(tl.int64) * n_tokens + i_token, m_block)
+        else:
+            for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
+                o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+                m_block = o_block < n_blocks
+                p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
+                b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & (o_col < D)[None, :], other=0.0)
+                b_score, b_rstd, b_max, b_sum, b_o = add_tile(b_v, m_block, b_g, b_max, b_sum, b_o, eps, D)
+                store_statistics(p_score, p_rstd, b_score, b_rstd, o_block.to(tl.int64) * n_tokens + i_token, m_block)
         b_stored = (b_o * (1.0 / b_sum)).to(p_o.dtype.element_ty)
         tl.store(p_o + i_token * D + o_col, b_stored, mask=o_col < D)
         if p_lse is not None:
@@ -143,124 +119,3 @@ def attn_res_forward_sources_kernel(
             tl.store(p_y + i_token * D + o_col, b_y.to(p_y.dtype.element_ty), mask=o_col < D)
             if p_norm_rstd is not None:
                 tl.store(p_norm_rstd + i_token, b_norm_rstd)
-
-
-@triton.jit
-def load_weights(p_score, b_lse, o_row, m_block):
-    """s and alpha, [BLOCK_N], zero past the end."""
-    b_score = tl.load(p_score + o_row, mask=m_block, other=0.0)
-    return b_score, tl.where(m_block, tl.exp(b_score - b_lse), 0.0)
-
-
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
-def attn_res_backward_sources_kernel(
-    p_dh,
-    p_v,
-    p_table,
-    p_query,
-    p_norm,
-    p_score,
-    p_rstd,
-    p_lse,
-    p_dv,
-    p_dv_table,
-    p_dg,
-    p_count,  # these, and the numbers that go with them, as in attn_res_backward_kernel
-    p_prefix,
-    p_djoined,
-    p_dprefix,
-    n_blocks,
-    n_tokens,
-    s_block,
-    s_token,
-    s_dh,
-    n_slots,
-    s_prefix,
-    s_djoined,
-    D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr,
-    SINGLE_PASS: tl.constexpr,  # n_blocks <= BLOCK_N
-    ALIGNED: tl.constexpr,
-):
-    o_col = tl.arange(0, BLOCK_D)
-    b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
-    if p_count is not None:
-        n_blocks = tl.load(p_count).to(tl.int32)
-    if p_dg is not None:
-        b_dg = tl.zeros([BLOCK_D], tl.float32)
-    for i_tile in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0)):
-        i_token = i_tile.to(tl.int64)
-        p_token = p_v + i_token * s_token
-        if SINGLE_PASS:
-            o_block = tl.arange(0, BLOCK_N)
-            b_held = load_blocks(p_token, p_table, s_block, o_block, o_block < n_blocks, D, BLOCK_D, ALIGNED, "")
-        b_dh = load_row(p_dh + i_token * s_dh, D, BLOCK_D)
-        b_lse = tl.load(p_lse + i_token)
-        if p_prefix is not None:
-            b_p = load_row(p_prefix + i_token * s_prefix, D, BLOCK_D)
-            i_row = tl.cast(n_slots, tl.int64) * n_tokens + i_token
-            b_p_score, b_p_rstd = tl.load(p_score + i_row), tl.load(p_rstd + i_row)
-            b_p_alpha = tl.exp(b_p_score - b_lse)
-            b_p_e = tl.sum(b_p * b_dh, axis=0)
-            b_delta = b_p_alpha * b_p_e
-            if SINGLE_PASS:
-                o_row = o_block.to(tl.int64) * n_tokens + i_token
-                _, b_alpha = load_weights(p_score, b_lse, o_row, o_block < n_blocks)
-                b_delta += tl.sum(b_alpha * tl.sum(b_held.to(tl.float32) * b_dh[None, :], axis=1), axis=0)
-        if not SINGLE_PASS:
-            b_products = tl.zeros([BLOCK_N], tl.float32)
-            for i_first in tl.range(0, n_blocks, BLOCK_N, num_stages=STAGES):
-                o_block = i_first + tl.arange(0, BLOCK_N)
-                m_block = o_block < n_blocks
-                b_v = load_blocks(p_token, p_table, s_block, o_block, m_block, D, BLOCK_D, ALIGNED, "evict_last")
-                _, b_alpha = load_weights(p_score, b_lse, o_block.to(tl.int64) * n_tokens + i_token, m_block)
-                b_products += b_alpha * tl.sum(b_v.to(tl.float32) * b_dh[None, :], axis=1)
-            if p_prefix is None:
-                b_delta = tl.sum(b_products, axis=0)
-            else:
-                b_delta += tl.sum(b_products, axis=0)
-        for i_first in tl.range(0, n_blocks, BLOCK_N, num_stages=STAGES):
-            o_block = i_first + tl.arange(0, BLOCK_N)
-            m_block = o_block < n_blocks
-            if SINGLE_PASS:
-                b_x = b_held.to(tl.float32)
-            else:
-                b_v = load_blocks(p_token, p_table, s_block, o_block, m_block, D, BLOCK_D, ALIGNED, "evict_first")
-                b_x = b_v.to(tl.float32)
-            o_row = o_block.to(tl.int64) * n_tokens + i_token
-            b_score, b_alpha = load_weights(p_score, b_lse, o_row, m_block)
-            b_rstd = tl.load(p_rstd + o_row, mask=m_block, other=0.0)
-            b_e = tl.sum(b_x * b_dh[None, :], axis=1)
-            if SINGLE_PASS and p_prefix is None:
-                b_delta = tl.sum(b_alpha * b_e, axis=0)
-            b_c = b_alpha * (b_e - b_delta) * b_rstd  # ds r, [BLOCK_N]
-            if p_dg is not None:
-                b_dg += tl.sum(b_x * b_c[:, None], axis=0)
-            if p_dv is not None:
-                b_dv_coef = b_score * b_rstd * (1.0 / D)
-                b_dv = b_dh[None, :] * b_alpha[:, None] + (b_g[None, :] - b_x * b_dv_coef[:, None]) * b_c[:, None]
-                if p_dv_table is None:
-                    o_offset = o_row * D
-                    m_out = m_block
-                else:
-                    o_offset = block_offsets(p_dv_table, 0, o_block, m_block, NO_GRADIENT, ALIGNED)
-                    m_out = m_block & (o_offset != NO_GRADIENT)
-                    o_offset += i_token * D
-                    if ALIGNED and D % ALIGNMENT == 0:
-                        o_offset = tl.multiple_of(o_offset, ALIGNMENT)  # said again: a load that is pipelined loses it
-                m_tile = m_out[:, None] & (o_col < D)[None, :]
-                b_dv = b_dv.to(p_dv.dtype.element_ty)
-                tl.store(p_dv + o_offset[:, None] + o_col[None, :], b_dv, mask=m_tile, eviction_policy="evict_first")
-        if p_prefix is not None:
-            b_p_c = b_p_alpha * (b_p_e - b_delta) * b_p_rstd
-            if p_dg is not None:
-                b_dg += b_p * b_p_c
-            if p_dprefix is not None:
-                b_dp = b_dh * b_p_alpha + (b_g - b_p * (b_p_score * b_p_rstd * (1.0 / D))) * b_p_c
-                if p_djoined is not None:
-                    b_dp += load_row(p_djoined + i_token * s_djoined, D, BLOCK_D)
-                tl.store(p_dprefix + i_token * D + o_col, b_dp.to(p_dprefix.dtype.element_ty), mask=o_col < D)
-    if p_dg is not None:
-        tl.store(p_dg + tl.program_id(0).to(tl.int64) * D + o_col, b_dg, mask=o_col < D)

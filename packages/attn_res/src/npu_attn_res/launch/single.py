@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import reference, tiling
 from ..reference import Statistics, Weights
 from ..tiling import Kind
-from .sources import Sources, rows_of
+from .sources import Sources, in_tables, rows_of
 from .specs import Arguments, contiguous_weights, row_spec, run_rows, sources_on_chip, weights_gradient, widest
 from .split_d import Columns
 
@@ -60,29 +60,29 @@ def forward(
     statistics = Statistics(score, rstd, lse, norm_rstd)
     if not n_tokens:
         return h, y, statistics
-    (base, table, aligned), width, prefix = v.at, v.width, v.prefix
+    (base, table, aligned, others, *_), width, prefix = v.at, v.width, v.prefix
     x, s_x = (None, 0) if update.x is None else rows_of(update.x)
     joined, s_joined = (None, 0) if update.joined is None else rows_of(update.joined)
     kind = Kind.FORWARD if y is None else Kind.FORWARD_NORMALISED
     if prefix.rows is not None:
         kind = Kind.BANK
-    tiled, listed = sources_on_chip(v.n_sources, device), device.kind == "cuda" and table is not None
+    tiled, listed = sources_on_chip(v.n_sources, device), (v.at.listed,) if device.kind == "cuda" else ()
     stride = max(v.s_token, prefix.stride, s_x, s_joined)
-    spec = row_spec(kind, width, widest(h, like, prefix.rows, x), stride, device, 1, tiled, listed, aligned)
+    spec = row_spec(kind, width, widest(h, like, prefix.rows, x), stride, device, 1, tiled, aligned, listed)
     beside = (*prefix[:2], x, joined, base if update.append else None), (v.n_sources, prefix.stride, s_x, s_joined)
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
         tensors = (base, table, *contiguous_weights(weights), h, y, score, rstd, lse)
         numbers = (v.n_sources, n_tokens, v.s_source, v.s_token)
         if launch.block_n:
-            return (*tensors, norm_rstd, *beside[0]), (*numbers, eps, norm_eps, *beside[1])
+            return (*tensors, norm_rstd, *beside[0], *others), (*numbers, eps, norm_eps, *beside[1])
         return (*tensors, norm_rstd, *beside[0]), (*numbers, width, eps, norm_eps, *beside[1])
 
     if run_rows(spec, n_tokens, arguments):
         return h, y, statistics
     if prefix.rows is not None:
         return None
-    h, y, statistics = reference.forward(Columns(v, device), weights, eps, norm_eps, h.dtype)
+    h, y, statistics = reference.forward(Columns(in_tables(v, device), device), weights, eps, norm_eps, h.dtype)
     return h.view(v.shape), None if y is None else y.view(v.shape), statistics
 
 
@@ -111,16 +111,17 @@ def backward(
     dh, s_dh = rows_of(dh)
     weights = contiguous_weights(weights)
     score, rstd, lse, _ = statistics
-    (base, table, aligned), (dv, dv_table, also_aligned), width = v.at, v.gradients, v.width
+    (base, table, aligned, *_), (dv, dv_table, also_aligned, *_), width = v.at, v.gradients, v.width
     prefix = v.prefix
     added, s_added = (None, 0) if djoined is None else rows_of(djoined)
     kind = Kind.BACKWARD_FP32 if dh.dtype == torch.float32 else Kind.BACKWARD
     if prefix.rows is not None:
         kind = Kind.BANK_BACKWARD
-    tiled, listed = sources_on_chip(v.n_sources, device), device.kind == "cuda" and table is not None
+    tiled = sources_on_chip(v.n_sources, device)
+    listed = (v.at.listed, v.gradients.listed) if device.kind == "cuda" else ()
     stride = max(v.s_token, s_dh, prefix.stride, s_added)
     dtype = v.like.dtype if prefix.rows is None else widest(dh, v.like, prefix.rows)
-    spec = row_spec(kind, width, dtype, stride, device, 1, tiled, listed, aligned and also_aligned)
+    spec = row_spec(kind, width, dtype, stride, device, 1, tiled, aligned and also_aligned, listed)
     dg = None
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
@@ -128,11 +129,14 @@ def backward(
         dg = allocate(dh, (grid, width), torch.float32) if needed[0] or needed[1] else None
         given = (dh,) if launch.block_n else (dh, h)
         tensors = (*given, base, table, weights.query, weights.norm, score, rstd, lse, dv, dv_table, dg)
+        tensors += (*prefix[:2], added, dprefix)
         numbers = (v.n_sources, v.n_tokens, v.s_source, v.s_token, s_dh, v.n_sources, prefix.stride, s_added)
-        return (*tensors, *prefix[:2], added, dprefix), numbers
+        if launch.block_n:
+            return (*tensors, *v.at.others, *v.gradients.others), (*numbers, v.gradients.needed)
+        return tensors, numbers
 
     if run_rows(spec, v.n_tokens, arguments):
         return weights_gradient(dg, weights, needed, device)
     if prefix.rows is not None:
         return None
-    return reference.backward(Columns(v, device, needed[0] or needed[1]), dh, weights, statistics, needed)
+    return reference.backward(Columns(in_tables(v, device), device, needed[0] or needed[1]), dh, weights, statistics, needed)

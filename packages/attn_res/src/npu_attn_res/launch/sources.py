@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import Device, LaunchSpec, row_layout
+from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.pytorch.tensors import Neighbours, allocate
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from .specs import KERNELS
 _NO_GRADIENT = -(2**63)  # as in kernels/backward.py
 _ENTRIES, _MORE_ENTRIES = 16, 64  # that one launch writes to a table: of the kernel for short tables, and for long ones
 _ALIGNMENT = 16  # elements, as in kernels/tile.py
+MOST_ARGUMENTS = 32  # blocks that the kernels of cuda.py have parameters for
+NOT_IN_ARGUMENTS = (None,) * (MOST_ARGUMENTS - 1)
 
 
 class Pointers(NamedTuple):
@@ -26,13 +29,20 @@ class Pointers(NamedTuple):
 
     Attributes:
         base: the first that there is; None where there is none.
-        table: int64, elements from there to each tensor; None where there is one tensor.
+        table: int64, elements from there to each tensor; None where there is one tensor, or `others` are given.
         aligned: every entry of the table is a multiple of 16.
+        others: the tensors that follow the first, as arguments of a kernel for CUDA: the first again up to a power of two of
+            tensors, so that few numbers of them need a kernel of their own, then None.
+        listed: how many arguments that are, the first among them; 0: there are none.
+        needed: bit i says whether tensor i is one; where it is not, `others` has another in its place.
     """
 
     base: Any
     table: Tensor | None
     aligned: bool
+    others: tuple[Tensor | None, ...] = NOT_IN_ARGUMENTS
+    listed: int = 0
+    needed: int = 0
 
 
 _NOWHERE = Pointers(None, None, True)
@@ -66,6 +76,7 @@ class Sources(NamedTuple):
         like: a tensor of their dtype, on their device.
         gradients: where their gradients are to be written.
         held: what a table points to, copies among it: their memory must not be another tensor's before the launch.
+        written: the gradients that `gradients` points to, None among them.
         prefix: the source that comes before the N; its statistics are the last row.
     """
 
@@ -78,6 +89,7 @@ class Sources(NamedTuple):
     like: Tensor
     gradients: Pointers
     held: Sequence[Tensor]
+    written: Sequence[Tensor | None] = ()
     prefix: Prefix = NO_PREFIX
 
     @property
@@ -108,22 +120,32 @@ def follow_beside(
     device: Device,
     gradients: Sequence[Tensor | None] = (),
 ) -> Sources:
-    """As `follow`, of the first n_blocks sources, beside a prefix. There may be no other source."""
+    """As `follow`, of the first n_blocks sources, beside a prefix, for a kernel that takes a few as arguments on CUDA.
+
+    There may be no source but the prefix.
+    """
     if prefix is None:
-        return follow(tensors, stacked, device, gradients)
+        return follow(tensors, stacked, device, gradients, in_arguments=True)
     rows, stride = rows_of(prefix)
     beside = Prefix(count, rows, stride)
     if tensors and tensors[0].numel():
-        sources = follow(tensors, stacked, device, gradients)
+        sources = follow(tensors, stacked, device, gradients, in_arguments=True)
         return sources._replace(n_sources=n_blocks, prefix=beside)
     at, n_tokens = Pointers(rows, None, False), prod(prefix.shape[:-1])  # never read
-    return Sources(at, n_blocks, n_tokens, prefix.shape, 0, prefix.shape[-1], rows, _NOWHERE, (), beside)
+    return Sources(at, n_blocks, n_tokens, prefix.shape, 0, prefix.shape[-1], rows, _NOWHERE, (), prefix=beside)
 
 
-def follow(tensors: Sequence[Tensor], stacked: bool, device: Device, gradients: Sequence[Tensor | None] = ()) -> Sources:
+def follow(
+    tensors: Sequence[Tensor],
+    stacked: bool,
+    device: Device,
+    gradients: Sequence[Tensor | None] = (),
+    in_arguments: bool = False,
+) -> Sources:
     """The sources of one tensor [N, ..., D], or of N tensors [..., D], and where to write their gradients.
 
     A source is copied only where its rows do not follow one another at one stride, the same for all sources.
+    `in_arguments`: on CUDA up to 32 of N tensors are arguments of the kernel that they are for, and there is no table.
     """
     first = tensors[0]
     shape = first.shape[1:] if stacked else first.shape
@@ -140,8 +162,34 @@ def follow(tensors: Sequence[Tensor], stacked: bool, device: Device, gradients: 
         tensors, s_token = [tensor for tensor, _ in followed], followed[0][1]
         if any(stride != s_token for _, stride in followed):
             tensors, s_token = [tensor.contiguous() for tensor in tensors], shape[-1]
-    at, where = point_to(tensors, gradients, device)
-    return Sources(at, len(tensors), n_tokens, shape, 0, s_token, tensors[0], where, tensors)
+    if in_arguments and device.kind == "cuda" and 1 < len(tensors) <= MOST_ARGUMENTS:
+        at, where = _as_arguments(tensors), _as_arguments(gradients)
+    else:
+        at, where = point_to(tensors, gradients, device)
+    return Sources(at, len(tensors), n_tokens, shape, 0, s_token, tensors[0], where, tensors, gradients)
+
+
+def _as_arguments(tensors: Sequence[Tensor | None]) -> Pointers:
+    needed = (1 << len(tensors)) - 1
+    present = [one for one in tensors if one is not None]
+    if not present:
+        return _NOWHERE
+    first = present[0]
+    if len(present) < len(tensors):
+        needed = sum(1 << i for i, one in enumerate(tensors) if one is not None)
+        present = [first if one is None else one for one in tensors]
+    listed = power_of_two(len(tensors))
+    padding = (first,) * (listed - len(tensors))
+    others = (*present[1:], *padding, *NOT_IN_ARGUMENTS[listed - 1 :])
+    return Pointers(present[0], None, True, others, listed, needed)
+
+
+def in_tables(sources: Sources, device: Device) -> Sources:
+    """The same sources for kernels that have no parameters for many."""
+    if not sources.at.listed:
+        return sources
+    at, where = point_to(sources.held, sources.written, device)
+    return sources._replace(at=at, gradients=where)
 
 
 def point_to(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], device: Device) -> tuple[Pointers, Pointers]:

@@ -30,13 +30,20 @@ def row_spec(
     device: Device,
     layers: int = 1,
     n_sources: int = 0,
-    listed: bool = False,
     aligned: bool | None = None,
+    listed: tuple[int, ...] = (),
 ) -> LaunchSpec | None:
-    """The launch of a kernel for whole rows, see `tiling.Problem`; None where none fit. `aligned`: None for no sources."""
-    problem = tiling.Problem(kind, width, dtype.itemsize, layers, row_stride, n_sources, listed)
+    """The launch of a kernel for whole rows, see `tiling.Problem`; None where none fit.
+
+    Args:
+        aligned: None for no sources.
+        listed: on CUDA, of the sources, and of their gradients, how many are arguments of the kernel.
+    """
+    problem = tiling.Problem(kind, width, dtype.itemsize, layers, row_stride, n_sources)
     launch = tiling.row_launch(problem, device)
-    return None if launch is None else LaunchSpec.of(launch, {} if aligned is None else {"ALIGNED": aligned})
+    flags: dict[str, int] = {} if aligned is None else {"ALIGNED": aligned}
+    flags |= zip(("LISTED", "LISTED_GRADIENTS"), listed, strict=False)
+    return None if launch is None else LaunchSpec.of(launch, flags)
 
 
 @functools.lru_cache(maxsize=4096)

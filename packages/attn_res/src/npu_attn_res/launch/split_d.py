@@ -52,7 +52,7 @@ class Columns:
     def gradients(self, do: Tensor, g: Tensor, weights: Tensor, ds_rstd: Tensor, dv_coef: Tensor) -> Tensor:
         """Nothing is returned unless the caller needs dg."""
         n_layers, n_tokens = len(g), self._sources.n_tokens
-        dv, dv_table, aligned = self._sources.gradients
+        dv, dv_table, aligned = self._sources.gradients[:3]
         rows = (g.contiguous(), weights.contiguous(), ds_rstd.contiguous(), dv_coef.contiguous())
         partials = None
 

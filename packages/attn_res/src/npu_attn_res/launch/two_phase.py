@@ -33,7 +33,7 @@ def phase1(
     queries, rms_weight = queries.contiguous(), rms_weight.contiguous()
     s_norm = 0 if rms_weight.dim() == 1 and n_layers > 1 else width
     kind = Kind.PHASE1 if n_layers == 1 and device.kind == "ascend" else Kind.LAYERS
-    base, table, aligned = v.at
+    base, table, aligned = v.at[:3]
     spec = row_spec(kind, width, like.dtype, v.s_token, device, n_layers, aligned=aligned)
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:

@@ -67,10 +67,10 @@ KERNELS = {
     Kind.NORM_BACKWARD: Kernel("kernels.merge", "attn_res_norm_backward_kernel", _ROWS),
 }
 PREFETCH_KERNELS = KERNELS | dict.fromkeys((*FORWARDS, Kind.PHASE1), _FORWARD_PREFETCH)
-_SOURCES = ("D", "BLOCK_N", "BLOCK_D", "STAGES")
+_SOURCES = ("D", "BLOCK_N", "BLOCK_D", "STAGES", "HELD")
 SOURCES_KERNELS = {  # a tile has several sources
     **dict.fromkeys(FORWARDS, Kernel("kernels.cuda", "attn_res_forward_sources_kernel", _SOURCES)),
-    **dict.fromkeys(BACKWARDS, Kernel("kernels.cuda", "attn_res_backward_sources_kernel", (*_SOURCES, "SINGLE_PASS"))),
+    **dict.fromkeys(BACKWARDS, Kernel("kernels.cuda_backward", "attn_res_backward_sources_kernel", _SOURCES)),
 }
 
 
@@ -85,7 +85,6 @@ class Problem:
         layers: how many layers' rows there are for one token.
         row_stride: the largest distance, in elements, between two rows of a tile in any tensor.
         n_sources: how many there are, rounded up to a power of two; 0 where the tiling does not depend on it (Ascend).
-        listed: they are tensors of their own; False where the tiling does not depend on it.
     """
 
     kind: Kind
@@ -94,7 +93,6 @@ class Problem:
     layers: int = 1
     row_stride: int = 0
     n_sources: int = 0
-    listed: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +109,7 @@ class Launch:
         warps: warps of a program (CUDA).
         stages: tiles under way in a loop (CUDA).
         per_core: programs resident on a core (CUDA).
+        held: a tile has all sources of a token, which stay in registers (CUDA).
     """
 
     problem: Problem
@@ -124,6 +123,7 @@ class Launch:
     warps: int = 4
     stages: int = 1
     per_core: int = 1
+    held: bool = False
 
     @functools.cached_property
     def kernel(self) -> Kernel:
@@ -160,7 +160,7 @@ class Launch:
             "BLOCK_D": self.block_d,
             "STAGES": self.stages,
             "PREFETCH": self.prefetch,
-            "SINGLE_PASS": problem.n_sources <= self.block_n,
+            "HELD": self.held,
         }
         return {name: chosen[name] for name in self.kernel.constants}
 

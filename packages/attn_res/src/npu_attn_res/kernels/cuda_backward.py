@@ -1,0 +1,168 @@
+"""Device code for CUDA: the gradient of several blocks of a token at once. Formulas: backward.py; tiles: cuda.py."""
+
+import triton
+import triton.language as tl
+
+from .cuda_tile import block_rows, load_row, widen_again, widen_tile
+
+
+@triton.jit
+def load_weights(p_score, p_rstd, b_lse, o_row, m_block):
+    """s, alpha and r, [BLOCK_N], zero past the end."""
+    b_score = tl.load(p_score + o_row, mask=m_block, other=0.0)
+    b_rstd = tl.load(p_rstd + o_row, mask=m_block, other=0.0)
+    return b_score, tl.where(m_block, tl.exp(b_score - b_lse), 0.0), b_rstd
+
+
+@triton.jit
+def add_gradients(
+    b_v,
+    b_dh,
+    b_g,
+    b_score,
+    b_alpha,
+    b_rstd,
+    b_c,
+    b_dg,
+    p_dv,
+    gradients,
+    p_dv_table,
+    i_token,
+    n_tokens,
+    i_tile,
+    m_block,
+    needed,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Stores dv of a tile, where it is asked for, and returns dg with what the tile adds; c = ds r."""
+    o_col = tl.arange(0, BLOCK_D)
+    b_x = widen_again(b_v)
+    if b_dg is not None:
+        b_dg += tl.sum(b_x * b_c[:, None], axis=0)
+    if p_dv is not None:
+        b_coef = b_score * b_rstd * (1.0 / D)
+        b_dv = b_dh[None, :] * b_alpha[:, None] + (b_g[None, :] - b_x * b_coef[:, None]) * b_c[:, None]
+        if gradients is not None:
+            m_block &= ((needed >> (i_tile * BLOCK_N + tl.arange(0, BLOCK_N))) & 1) != 0
+        s_block = tl.cast(n_tokens, tl.int64) * D
+        p_out, m_out = block_rows(p_dv, gradients, p_dv_table, i_token * D, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
+        m_tile = m_out[:, None] & (o_col < D)[None, :]
+        b_dv = b_dv.to(p_dv.dtype.element_ty)
+        tl.store(p_out[:, None] + o_col[None, :], b_dv, mask=m_tile, eviction_policy="evict_first")
+    return b_dg
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots", "needed"])
+def attn_res_backward_sources_kernel(
+    p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg, p_count,
+    p_prefix, p_djoined, p_dprefix,  # these, and the numbers that go with them, as in attn_res_backward_kernel
+    # The blocks that follow p_v, of a list of up to 32, then their gradients; None for all that are behind the last.
+    p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
+    p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
+    p_d1, p_d2, p_d3, p_d4, p_d5, p_d6, p_d7, p_d8, p_d9, p_d10, p_d11, p_d12, p_d13, p_d14, p_d15, p_d16,
+    p_d17, p_d18, p_d19, p_d20, p_d21, p_d22, p_d23, p_d24, p_d25, p_d26, p_d27, p_d28, p_d29, p_d30, p_d31,
+    n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
+    needed: tl.int64,  # bit i: block i of a list needs a gradient
+    D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
+    HELD: tl.constexpr,  # n_blocks <= BLOCK_N
+    ALIGNED: tl.constexpr,
+    LISTED: tl.constexpr, LISTED_GRADIENTS: tl.constexpr,  # how many blocks, and gradients, are arguments; 0: none are
+):
+    SUM_H: tl.constexpr = BLOCK_D <= 8192
+    others = None
+    gradients = None
+    if LISTED:
+        every = (
+            p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
+            p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
+        )
+        others = every[: LISTED - 1]
+    if LISTED_GRADIENTS:
+        every_gradient = (
+            p_d1, p_d2, p_d3, p_d4, p_d5, p_d6, p_d7, p_d8, p_d9, p_d10, p_d11, p_d12, p_d13, p_d14, p_d15, p_d16,
+            p_d17, p_d18, p_d19, p_d20, p_d21, p_d22, p_d23, p_d24, p_d25, p_d26, p_d27, p_d28, p_d29, p_d30, p_d31,
+        )
+        gradients = every_gradient[: LISTED_GRADIENTS - 1]
+# fmt: on
+    o_col = tl.arange(0, BLOCK_D)
+    b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
+    if p_count is not None:
+        n_blocks = tl.load(p_count).to(tl.int32)
+    b_dg = None
+    if p_dg is not None:
+        b_dg = tl.zeros([BLOCK_D], tl.float32)
+    for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0), num_stages=STAGES if HELD else 1):
+        i_token = i_turn.to(tl.int64)
+        i_row = i_token * s_token
+        b_dh = load_row(p_dh + i_token * s_dh, D, BLOCK_D)
+        b_lse = tl.load(p_lse + i_token + tl.arange(0, 1))  # [1]: a load of one number would not be under way ahead
+        if p_prefix is not None:
+            b_p = load_row(p_prefix + i_token * s_prefix, D, BLOCK_D)
+            o_prefix = tl.cast(n_slots, tl.int64) * n_tokens + i_token + tl.arange(0, 1)
+            b_p_score, b_p_rstd = tl.load(p_score + o_prefix), tl.load(p_rstd + o_prefix)
+            b_p_alpha = tl.exp(b_p_score - b_lse)
+            b_p_e = tl.sum(b_p * b_dh, axis=0)
+            b_delta = b_p_alpha * b_p_e
+        else:
+            b_delta = tl.zeros([1], tl.float32)
+        if HELD:
+            o_block = tl.arange(0, BLOCK_N)
+            m_block = o_block < n_blocks
+            p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, 0, m_block, BLOCK_N, ALIGNED)
+            b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & (o_col < D)[None, :], other=0.0)
+            o_statistic = o_block.to(tl.int64) * n_tokens + i_token
+            b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
+            b_e = tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1)
+            b_delta += tl.sum(b_alpha * b_e, axis=0)
+            b_c = b_alpha * (b_e - b_delta) * b_rstd  # ds r, [BLOCK_N]
+            b_dg = add_gradients(
+                b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dv, gradients, p_dv_table, i_token, n_tokens, 0,
+                m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED
+            )
+        else:
+            # delta = <dh, h>, of an h that is not rounded: no sum over warps for each tile. Where registers are short, the
+            # sum of alpha_i <dh, v_i>, which holds no row.
+            if SUM_H:
+                b_h = tl.zeros([BLOCK_D], tl.float32)
+            for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
+                o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+                m_block = o_block < n_blocks
+                p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
+                m_tile = m_row[:, None] & (o_col < D)[None, :]
+                b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy="evict_last")
+                o_statistic = o_block.to(tl.int64) * n_tokens + i_token
+                _, b_alpha, _ = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
+                if SUM_H:
+                    b_h += tl.sum(widen_tile(b_v) * b_alpha[:, None], axis=0)
+                else:
+                    b_delta += tl.sum(b_alpha * tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), axis=0)
+            if SUM_H:
+                b_delta += tl.sum(b_h * b_dh, axis=0)
+            for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
+                o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+                m_block = o_block < n_blocks
+                p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
+                m_tile = m_row[:, None] & (o_col < D)[None, :]
+                b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy="evict_first")
+                o_statistic = o_block.to(tl.int64) * n_tokens + i_token
+                b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
+                b_c = b_alpha * (tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1) - b_delta) * b_rstd
+                b_dg = add_gradients(
+                    b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dv, gradients, p_dv_table, i_token, n_tokens,
+                    i_tile, m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED
+                )
+        if p_prefix is not None:
+            b_p_c = b_p_alpha * (b_p_e - b_delta) * b_p_rstd
+            if p_dg is not None:
+                b_dg += b_p * b_p_c
+            if p_dprefix is not None:
+                b_dp = b_dh * b_p_alpha + (b_g - b_p * (b_p_score * b_p_rstd * (1.0 / D))) * b_p_c
+                if p_djoined is not None:
+                    b_dp += load_row(p_djoined + i_token * s_djoined, D, BLOCK_D)
+                tl.store(p_dprefix + i_token * D + o_col, b_dp.to(p_dprefix.dtype.element_ty), mask=o_col < D)
+    if p_dg is not None:
+        tl.store(p_dg + tl.program_id(0).to(tl.int64) * D + o_col, b_dg, mask=o_col < D)

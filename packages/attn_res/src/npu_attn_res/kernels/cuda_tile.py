@@ -1,0 +1,69 @@
+"""Device code for CUDA: rows of several blocks of one token, which are reached through a table, or through arguments."""
+
+import os
+
+import triton
+import triton.language as tl
+
+from .backward import NO_GRADIENT
+from .tile import ALIGNMENT
+
+_ASSEMBLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # which Triton's interpreter does not know
+
+
+@triton.jit
+def widen_tile(b_v):
+    """fp32. Of bf16 an instruction an element, where Triton's cast takes three for two."""
+    if _ASSEMBLY and b_v.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [b_v], tl.float32, is_pure=True, pack=2
+        )
+    else:
+        return b_v.to(tl.float32)
+
+
+@triton.jit
+def widen_again(b_v):
+    """As `widen_tile`, for a tile's second use: were it the same, results of the first would stay in registers meanwhile."""
+    if _ASSEMBLY and b_v.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;", "=r,=r,r", [b_v], tl.float32, is_pure=True, pack=2
+        )
+    else:
+        return b_v.to(tl.float32)
+
+
+@triton.jit
+def load_row(p_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """fp32 [BLOCK_D], zero outside."""
+    o_col = tl.arange(0, BLOCK_D)
+    return tl.load(p_row + o_col, mask=o_col < D, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr):
+    """Where a row of the blocks of a tile begins, and whether there is one, both [BLOCK_N].
+
+    Args:
+        p_v: the first block.
+        others: pointers to the blocks that follow it; None: they are reached otherwise.
+        p_table: the distance from p_v to each, or NO_GRADIENT; None: block i is i * s_block away.
+        i_row: from a block's begin to the row, in elements.
+        m_block: which blocks there are.
+    """
+    o_block = tl.arange(0, BLOCK_N)
+    if others is not None:
+        p_row = p_v + o_block * 0
+        for i in tl.static_range(len(others)):
+            # The place in the tile is known when this is compiled, so that a row is chosen among those of its place alone.
+            is_here = (o_block == (i + 1) % BLOCK_N) & (i_tile == (i + 1) // BLOCK_N)
+            p_row = tl.where(is_here, others[i], p_row)
+        return p_row + i_row, m_block
+    elif p_table is None:
+        return p_v + ((o_block + i_tile * BLOCK_N).to(tl.int64) * s_block + i_row), m_block
+    else:
+        o_offset = tl.load(p_table + i_tile * BLOCK_N + o_block, mask=m_block, other=NO_GRADIENT)
+        m_block &= o_offset != NO_GRADIENT
+        if ALIGNED:
+            o_offset = tl.multiple_of(o_offset, ALIGNMENT)
+        return p_v + (o_offset + i_row), m_block
