@@ -101,7 +101,7 @@ class ExponentialProduct:
         described, launch = _descriptor().from_tensor, self._launch
         weight = part(self._weight, columns)
         block_m, block_n, block_h = launch.blocks
-        with torch.cuda.device(x.device):
+        with torch.cuda.device_of(x):
             KERNELS.function(_MODULE, kernel)[(launch.grid(x.shape[0], weight.shape[0]),)](
                 described(x, [block_m, block_h]),
                 described(weight, [block_n, block_h]),
