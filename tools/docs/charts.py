@@ -34,7 +34,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 def sweeps(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Sweep and mode of every chart that there is to draw."""
     pairs = [(r["x_name"], r["kernel_operation_mode"]) for r in records if r["metric_name"] == "speed"]
-    return [pair for pair in dict.fromkeys(pairs) if pair[0] not in ("case", "model")]
+    return [pair for pair in dict.fromkeys(pairs) if pair[0] not in ("case", "model", "head")]
 
 
 def select(records: Sequence[dict[str, Any]], sweep: str, mode: str) -> tuple[list[Series], dict[str, Any]]:
