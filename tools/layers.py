@@ -8,7 +8,7 @@ from __future__ import annotations
 
 OPERATOR = (
     "patching",
-    "block_attn_res | causal_lm | log_probs | module | pipeline",
+    "block_attn_res | causal_lm | log_probs | module | pipeline | quantised",
     "functional | bank | two_phase",
     "autograd | writes",
     "operators",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from npu_rms_norm import add_rms_norm, gated_rms_norm, rms_norm
+from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, rms_norm, rms_norm_dynamic_quant
 
 ROWS = 4096  # the tile does not depend on it
 WIDE, FEW_ROWS = 65536, 512  # enough for every core, in an eighth of the time
@@ -46,6 +46,8 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"bfloat16 {width}, {order}", _gated(width, bf16, norm_before_gate=first)
             yield f"float32 {width}, {order}", _gated(width, fp32, norm_before_gate=first)
         yield f"bfloat16 {width}, in fp32 too", _two_outputs(width)
+        yield f"bfloat16 {width}, int8", _int8(width, residual=False)
+        yield f"bfloat16 {width}, residual, int8", _int8(width, residual=True)
         yield f"bfloat16 {width}, bias", _call(width, bf16, bf16, bias=True)
     yield "bfloat16 128, gated none", _gated(128, bf16, norm_before_gate=True, mode="none")
     for first in (True, False):
@@ -105,6 +107,17 @@ def _gated(
         weight = torch.empty(shape, dtype=dtype, requires_grad=True)
         y = gated_rms_norm(x, gate, weight, casting_mode=mode, norm_before_gate=norm_before_gate)
         torch.autograd.backward(y, torch.empty_like(y))
+
+    return call
+
+
+def _int8(width: int, *, residual: bool) -> Callable[[], None]:
+    def call() -> None:
+        x, weight = torch.empty(ROWS, width, dtype=torch.bfloat16), torch.empty(width, dtype=torch.bfloat16)
+        if residual:
+            add_rms_norm_dynamic_quant(x, torch.empty_like(x), weight)
+        else:
+            rms_norm_dynamic_quant(x, weight)
 
     return call
 

@@ -10,7 +10,15 @@ import pytest
 import torch
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
-from npu_rms_norm import add_rms_norm, gated_rms_norm, launch, operators, rms_norm, tiling
+from npu_rms_norm import (
+    add_rms_norm,
+    add_rms_norm_dynamic_quant,
+    gated_rms_norm,
+    launch,
+    operators,
+    rms_norm,
+    tiling,
+)
 from npu_rms_norm.kernels.backward import sum_partials_kernel
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
@@ -220,6 +228,20 @@ def test_final_modules_gate(norm_before_gate, heads, toolchain):
             results.append((y, *torch.autograd.grad(y, leaves, dy.bfloat16())))
     for found, expected in zip(*results, strict=True):
         assert (found.float() - expected.float()).abs().max() <= 0.01 * expected.float().abs().max()
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+@pytest.mark.parametrize("width", [128, 20000])
+def test_final_modules_quantise(width, toolchain):
+    torch.manual_seed(0)
+    x, residual, weight = torch.randn(41, width), torch.randn(41, width), torch.rand(width) + 0.5
+    with npu_offline.emulate("Ascend910B4", toolchain=toolchain, final=True):
+        found = add_rms_norm_dynamic_quant(x, residual, weight)
+    expected = add_rms_norm_dynamic_quant(x, residual, weight)
+    assert torch.equal(found.residual, expected.residual)
+    assert torch.allclose(found.scale, expected.scale, rtol=1e-6)
+    assert (found.y.int() - expected.y.int()).abs().max() <= 1  # a half may fall either way
+    assert (found.y != expected.y).float().mean() < 1e-3
 
 
 @pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])

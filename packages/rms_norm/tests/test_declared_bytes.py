@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installe
 CALLS = dict(load_calls(Path(__file__).parents[1]))
 GATED = ("bfloat16 128, gated", "bfloat16 128, gated first", "bfloat16 128, gated none", "float32 128, gated first")
 TWO = "bfloat16 128, in fp32 too"
+INT8 = ("bfloat16 128, int8", "bfloat16 128, residual, int8")
 WIDE_GATED = ("bfloat16 16384, gated", "bfloat16 16384, gated first", "float32 16384, gated first")
 # Calls whose rows are one tile, and whose rows are several.
 ROWS = (
@@ -29,6 +30,7 @@ ROWS = (
     *GATED,
     TWO,
     "bfloat16 128, bias",
+    *INT8,
 )
 COLUMNS = (
     "bfloat16 16384",
@@ -37,6 +39,7 @@ COLUMNS = (
     "float32 16384",
     "float32 16384, residual",
     "bfloat16 16384, bias",
+    "bfloat16 16384, residual, int8",
     *WIDE_GATED,
 )
 WAYS = ((4, True), (1, True), (1, False))  # rows of a tile, whether it is double-buffered
@@ -65,8 +68,9 @@ def problem(label, width, backward):
         dtype == torch.bfloat16,
         label.endswith(" none"),
         gated,
-        label == TWO and not backward,
+        (label == TWO and not backward) or "int8" in label,
         biased="bias" in label,
+        quantised="int8" in label,
     )
 
 
@@ -79,6 +83,8 @@ def cases(labels, *others):
 @pytest.mark.parametrize(("soc", "label", "backward", "way"), cases(ROWS, (False, True), WAYS))
 def test_the_widest_rows_that_are_declared_to_fit_do(soc, label, backward, way):
     rows, double_buffered = way
+    if backward and "int8" in label:
+        pytest.skip("what is quantised has no backward")
     if npu_tiling.soc(soc).arch == "dav-c310" and backward and rows == 1:
         pytest.skip("a backward on an Ascend950 takes no row alone")
 
@@ -93,6 +99,9 @@ def test_the_widest_rows_that_are_declared_to_fit_do(soc, label, backward, way):
 
 @pytest.mark.parametrize(("soc", "label", "backward"), cases(COLUMNS, (False, True)))
 def test_the_widest_blocks_that_are_declared_to_fit_do(soc, label, backward):
+    if backward and "int8" in label:
+        pytest.skip("what is quantised has no backward")
+
     def launch(columns):
         chip = npu_tiling.soc(soc)
         return tiling.Launch(problem(label, 4 * columns, backward), chip, backward, True, True, 1, columns)

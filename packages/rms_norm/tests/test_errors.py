@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from npu_rms_norm import GatedRMSNorm, RMSNorm, add_rms_norm, gated_rms_norm, rms_norm
+from npu_rms_norm import GatedRMSNorm, RMSNorm, add_rms_norm, gated_rms_norm, rms_norm, rms_norm_dynamic_quant
 
 X = torch.ones(2, 8)
 REFUSED = {
@@ -48,6 +48,11 @@ REFUSED = {
         "dtype is 'bf16' and must be torch.float32, .* or None",
     ),
     "dtype is int8": (lambda: add_rms_norm(X, X, dtype=torch.int8), TypeError, "dtype is torch.int8 and must be"),
+    "dtype of a quantised norm": (
+        lambda: rms_norm_dynamic_quant(X, dtype=torch.uint8),
+        TypeError,
+        "dtype is torch.uint8 and must be torch.int8 or torch.float8_e4m3fn",
+    ),
     "dtype is wider": (lambda: rms_norm(X, dtype=torch.float64), TypeError, "dtype is torch.float64 and must be"),
     "return_fp32": (lambda: rms_norm(X, return_fp32=1), TypeError, "return_fp32 is 1 and must be True or False"),
     "gate is no tensor": (lambda: gated_rms_norm(X, None), TypeError, "gate is a NoneType and must be a tensor"),

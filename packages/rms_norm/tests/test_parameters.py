@@ -3,6 +3,7 @@
 import formula
 import pytest
 import torch
+from npu_offline import properties
 from npu_rms_norm import GatedRMSNorm, RMSNorm, add_rms_norm, gated_rms_norm, rms_norm
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
@@ -47,7 +48,7 @@ def train(function, inputs, dy):
 
 def check(device, call, definition, inputs, dy):
     """Every element within some roundings of the largest terms of its row, or of what its column adds."""
-    placed = [each.to(device.torch) for each in inputs]
+    placed = [properties.ways.place(each, device.torch) for each in inputs]
     assert [each.stride() for each in placed] == [each.stride() for each in inputs]
     actual = train(call, placed, dy.to(device.torch))
     expected = train(definition, [each.double() for each in inputs], dy.double())

@@ -3,11 +3,14 @@
 from .functional import add_rms_norm, gated_rms_norm, rms_norm
 from .module import GatedRMSNorm, GemmaRMSNorm, LlamaRMSNorm, Olmo2RMSNorm, Qwen3RMSNorm, RMSNorm
 from .patching import patch
-from .results import AddedRMSNorm, AddedWithFP32, WithFP32
+from .quantised import add_rms_norm_dynamic_quant, rms_norm_dynamic_quant
+from .results import AddedDynamicQuant, AddedRMSNorm, AddedWithFP32, DynamicQuant, WithFP32
 
 __all__ = [
+    "AddedDynamicQuant",
     "AddedRMSNorm",
     "AddedWithFP32",
+    "DynamicQuant",
     "GatedRMSNorm",
     "GemmaRMSNorm",
     "LlamaRMSNorm",
@@ -16,7 +19,9 @@ __all__ = [
     "RMSNorm",
     "WithFP32",
     "add_rms_norm",
+    "add_rms_norm_dynamic_quant",
     "gated_rms_norm",
     "patch",
     "rms_norm",
+    "rms_norm_dynamic_quant",
 ]

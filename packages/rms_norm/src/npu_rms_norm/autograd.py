@@ -108,6 +108,37 @@ def _recorded(name: str, function: type[Any], tensors: int) -> None:
     OPERATORS.autograd(name, run)
 
 
+class _AddDynamicQuant(Function):
+    """The sum has its gradient; what is quantised has none."""
+
+    @staticmethod
+    def forward(ctx, x, residual, *options):  # type: ignore[no-untyped-def]
+        y, total, scale = OPERATORS.below_autograd("add_rms_norm_dynamic_quant", x, residual, *options)
+        ctx.mark_non_differentiable(y, scale)
+        ctx.set_materialize_grads(False)
+        ctx.dtype, ctx.others = x.dtype, len(options)
+        return y, total, scale
+
+    @staticmethod
+    def backward(ctx, _, dsum, __):  # type: ignore[no-untyped-def]
+        need_dx, need_dresidual = ctx.needs_input_grad[:2]
+        dx = dsum.to(ctx.dtype) if need_dx and dsum is not None else None
+        return dx, dsum if need_dresidual else None, *(None,) * ctx.others
+
+
+def _add_dynamic_quant(*arguments: Any) -> Any:
+    if needs_gradient(arguments[:4]):
+        return apply(_AddDynamicQuant, *arguments)
+    return OPERATORS.below_autograd("add_rms_norm_dynamic_quant", *arguments)
+
+
+def _dynamic_quant(*arguments: Any) -> Any:
+    with torch.no_grad():
+        return OPERATORS.below_autograd("rms_norm_dynamic_quant", *arguments)
+
+
+OPERATORS.autograd("rms_norm_dynamic_quant", _dynamic_quant)
+OPERATORS.autograd("add_rms_norm_dynamic_quant", _add_dynamic_quant)
 _recorded("rms_norm", _RMSNorm, 3)
 _recorded("add_rms_norm", _AddRMSNorm, 4)
 _recorded("gated_rms_norm", _GatedRMSNorm, 4)

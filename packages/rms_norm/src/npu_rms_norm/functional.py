@@ -106,7 +106,7 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
     """
-    eps, offset = _check(x, weight, bias, eps, offset, casting_mode, in_place)
+    eps, offset = check(x, weight, bias, eps, offset, casting_mode, in_place)
     y_dtype = _output_dtype(dtype, return_fp32, x)
     if is_distributed((x, weight, bias)):
         options = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "in_place": in_place}
@@ -177,7 +177,7 @@ def add_rms_norm(
 
     Source: arXiv 1910.07467.
     """
-    eps, offset = _check(x, weight, bias, eps, offset, casting_mode, in_place)
+    eps, offset = check(x, weight, bias, eps, offset, casting_mode, in_place)
     arguments.parameter("residual", residual, (x.shape,), x, "x's")
     y_dtype = _output_dtype(dtype, return_fp32, x)
     if is_distributed((x, residual, weight, bias)):
@@ -259,7 +259,7 @@ def gated_rms_norm(
 
     Source: Dao and Gu, "Transformers are SSMs", arXiv 2405.21060; mamba_ssm's RMSNormGated.
     """
-    eps, offset = _check(x, weight, bias, eps, offset, casting_mode, False)
+    eps, offset = check(x, weight, bias, eps, offset, casting_mode, False)
     arguments.parameter("gate", gate, (x.shape,), x, "x's")
     arguments.one_of("activation", activation, ACTIVATIONS)
     arguments.flags(norm_before_gate=norm_before_gate)
@@ -274,7 +274,7 @@ def gated_rms_norm(
     return WithFP32(y, fp32) if return_fp32 else y
 
 
-def _check(
+def check(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -283,7 +283,7 @@ def _check(
     casting_mode: str,
     in_place: bool,
 ) -> tuple[float, float]:
-    """eps and offset, as floats."""
+    """The arguments that every function has; eps and offset, as floats."""
     arguments.rows("x", x)
     shapes = (x.shape[-1:],) if x.dim() == 1 else (x.shape[-1:], x.shape[-2:])
     arguments.parameter("weight", weight, shapes, x, "x's", or_none=True)

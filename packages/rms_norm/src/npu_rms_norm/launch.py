@@ -51,21 +51,23 @@ def forward(
     return_fp32: bool,
     save_rstd: bool,
     device: Device,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """y in `dtype`, and, None if nobody asks for them, y in fp32, x + residual and rstd."""
+) -> Results:
+    """y in `dtype`, of one byte quantised, and what else is asked for."""
     y = allocate(x, x.shape, dtype)
     fp32 = allocate(x, x.shape, torch.float32) if return_fp32 else None
     total = None if residual is None else allocate(x, x.shape, residual.dtype)
     per_head = has_heads(weight, bias)
     rstd = allocate_rstd(x, per_head, torch.float32) if save_rstd else None
+    scale = allocate_rstd(x, per_head, torch.float32) if dtype.itemsize == 1 else None
+    results = Results(y, fp32, total, rstd, scale)
     if not y.numel():
-        return y, fp32, total, rstd
+        return results
     weight, bias = _contiguous(weight), _contiguous(bias)
     values, gating = (None, None) if gate is None else (gate.values, gate[1:])
     second_output, read = return_fp32 or dtype != x.dtype, _dtypes(x, residual, values)
     options = (y.dtype, x.dtype, casting_mode, gating, second_output, per_head, bias is not None, device)
     (p_x, p_residual, p_gate), plan = plan_strided_rows((x, residual, values), tiling.forward_launch, read, *options)
-    tensors = (p_x, p_residual, weight, bias, p_gate, y, fp32, total, rstd)
+    tensors = (p_x, p_residual, weight, bias, p_gate, *results)
     scalars = (*plan.rows, *plan.strides, eps, offset)
 
     def run(spec: LaunchSpec) -> None:
@@ -73,7 +75,7 @@ def forward(
         KERNELS.launch(module, kernel, spec, spec.launch.grid, tensors, scalars)
 
     launch_with_fallback("rms_norm forward", plan.spec, run, tiling.smaller)
-    return y, fp32, total, rstd
+    return results
 
 
 def backward(
@@ -163,6 +165,24 @@ def by_head(rstd: Tensor, per_head: bool) -> Tensor:
 
 def _contiguous(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else parameter.contiguous()
+
+
+class Results(NamedTuple):
+    """What the forward writes; None: nobody asked for it.
+
+    Attributes:
+        y: [..., D].
+        fp32: y, not rounded.
+        total: x + residual.
+        rstd: [...].
+        scale: fp32 [...], of y that is int8 or fp8.
+    """
+
+    y: Tensor
+    fp32: Tensor | None
+    total: Tensor | None
+    rstd: Tensor | None
+    scale: Tensor | None
 
 
 class Plan(NamedTuple):
@@ -259,6 +279,7 @@ def choose_plan(
         second_output,
         per_head,
         biased,
+        result is not None and result.itemsize == 1,
     )
     silu, first = gating or (False, False)
     rounding = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors, "ROUND_BF16": rounded_to == torch.bfloat16}

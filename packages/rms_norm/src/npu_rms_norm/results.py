@@ -43,3 +43,29 @@ class AddedWithFP32(NamedTuple):
     y: Tensor
     residual: Tensor
     fp32: Tensor
+
+
+class DynamicQuant(NamedTuple):
+    """What `rms_norm_dynamic_quant` returns.
+
+    Attributes:
+        y: the result in steps of its row's scale.
+        scale: of each row.
+    """
+
+    y: Tensor
+    scale: Tensor
+
+
+class AddedDynamicQuant(NamedTuple):
+    """What `add_rms_norm_dynamic_quant` returns.
+
+    Attributes:
+        y: the normalised sum in steps of its row's scale.
+        residual: the sum, in the residual's dtype.
+        scale: of each row.
+    """
+
+    y: Tensor
+    residual: Tensor
+    scale: Tensor

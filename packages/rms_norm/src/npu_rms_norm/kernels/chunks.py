@@ -10,6 +10,7 @@ import triton.language as tl
 from .chunk import load_chunk, load_gate_chunk, load_scale_chunk, store_chunk
 from .tile import (
     normalise,
+    quantise,
     result_strides,
     round_weighted,
     row_mask,
@@ -31,6 +32,7 @@ def forward_chunks_kernel(
     p_fp32,  # y, not rounded; None: nobody asked
     p_sum,
     p_rstd,  # None: no backward will follow
+    p_scale,  # fp32 [rows], of y that is int8 or fp8; None: y is as it is
     n_outer,
     n_inner,
     s_x_outer,
@@ -131,6 +133,9 @@ def forward_chunks_kernel(
         b_rstd = tl.rsqrt(tl.sum(b_square, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
         if p_rstd is not None:
             tl.store(p_rstd + i_row + o_row, b_rstd, mask=m_row)
+        results = ()
+        if p_scale is not None:
+            b_most = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
         for i_chunk in tl.static_range(CHUNKS):
             b_y = normalise(row[i_chunk], b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
             if p_weight is not None:
@@ -157,9 +162,21 @@ def forward_chunks_kernel(
                     BLOCK_M,
                     BLOCK_N,
                 )
-            store_chunk(
-                p_y, b_y, s_y_outer, s_y_inner, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
-            )
+            if p_scale is not None:
+                b_most = tl.maximum(b_most, tl.abs(b_y))
+                results = results + (b_y,)
+            else:
+                store_chunk(
+                    p_y, b_y, s_y_outer, s_y_inner, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
+                )
+        if p_scale is not None:
+            b_largest = tl.max(b_most, axis=1)  # [BLOCK_M]
+            for i_chunk in tl.static_range(CHUNKS):
+                b_y, b_steps = quantise(results[i_chunk], b_largest, p_y.dtype.element_ty == tl.int8)
+                store_chunk(
+                    p_y, b_y, s_y_outer, s_y_inner, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
+                )
+            tl.store(p_scale + i_row + o_row, b_steps, mask=m_row)
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])

@@ -30,6 +30,10 @@ import triton.language as tl
 _ASCEND = tl.constexpr("ascend" in triton.backends.backends)
 
 
+TO_WHOLE = tl.constexpr(1.5 * 2.0**23)  # added and taken away: rounds fp32 to the nearest whole number, half to even
+SMALLEST_LARGEST = tl.constexpr(1e-30)  # counts as the largest element of a row of zeros
+
+
 @triton.jit
 def widen(b_value):
     """fp32, of what was computed, and rounded, in this kernel."""
@@ -166,6 +170,21 @@ def store_tile(
         tl.store(p_tile, b_tile)
     else:
         tl.store(p_tile, b_tile, mask=tile_mask(n_outer, n_inner, n_cols, G, M, N, EXACT_N))
+
+
+@triton.jit
+def quantise(b_y, b_largest, INT8: tl.constexpr):
+    """y in steps of its row's scale, whole for int8, and the scales; b_largest: the largest |y| of each row."""
+    MOST: tl.constexpr = 127.0 if INT8 else 448.0
+    b_largest = tl.maximum(b_largest, SMALLEST_LARGEST)
+    b_y *= (MOST / b_largest)[:, None]
+    if INT8:
+        b_y = (b_y + TO_WHOLE) - TO_WHOLE
+        if _ASCEND:  # otherwise its compilers take the low byte of an int32, through transposed tiles of 32 x 32
+            b_y = tl.cast(b_y, tl.int8, overflow_mode="saturate")
+        else:
+            b_y = b_y.to(tl.int8)
+    return b_y, b_largest / MOST
 
 
 @triton.jit

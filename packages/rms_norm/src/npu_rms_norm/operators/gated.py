@@ -33,8 +33,8 @@ def _gated_rms_norm(
         return y, fp32, launch.by_head(rstd, launch.has_heads(weight, bias)) if save_rstd else None
     gating = launch.Gate(gate, activation == "silu", not norm_before_gate)
     results = (dtype, return_fp32, save_rstd, device)
-    y, fp32, _, saved = launch.forward(x, None, weight, bias, gating, eps, offset, casting_mode, *results)
-    return y, fp32, saved
+    found = launch.forward(x, None, weight, bias, gating, eps, offset, casting_mode, *results)
+    return found.y, found.fp32, found.rstd
 
 
 def _gated_rms_norm_backward(

@@ -34,8 +34,8 @@ def _rms_norm(
         y, fp32 = outputs(wide, dtype, return_fp32)
         return y, fp32, launch.by_head(rstd, launch.has_heads(weight, bias)) if save_rstd else None
     options = (eps, offset, casting_mode, dtype, return_fp32, save_rstd, device)
-    y, fp32, _, saved = launch.forward(x, None, weight, bias, None, *options)
-    return y, fp32, saved
+    found = launch.forward(x, None, weight, bias, None, *options)
+    return found.y, found.fp32, found.rstd
 
 
 def _add_rms_norm(
@@ -59,9 +59,9 @@ def _add_rms_norm(
         y, fp32 = outputs(result, dtype, return_fp32)
         return y, total, fp32, launch.by_head(rstd, launch.has_heads(weight, bias)) if save_rstd else None
     options = (eps, offset, casting_mode, dtype, return_fp32, save_rstd, device)
-    y, fp32, new_residual, saved = launch.forward(x, residual, weight, bias, None, *options)
-    assert new_residual is not None
-    return y, new_residual, fp32, saved
+    found = launch.forward(x, residual, weight, bias, None, *options)
+    assert found.total is not None
+    return found.y, found.total, found.fp32, found.rstd
 
 
 def _rms_norm_backward(

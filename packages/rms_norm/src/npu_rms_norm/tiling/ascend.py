@@ -48,7 +48,7 @@ def row_launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
 
 def _unit(problem: Problem, device: Device) -> int:
     """Columns that make up one aligned piece of a row in every tensor."""
-    return device.ub_align // min(problem.itemsizes)
+    return device.ub_align // (1 if problem.quantised else min(problem.itemsizes))
 
 
 def _shared_rows(problem: Problem, wanted: int) -> Block:

@@ -121,7 +121,9 @@ class Launch:
     def options(self) -> dict[str, int]:
         """Compiler options."""
         if self.device.kind == "cuda":
-            return row_options(self.block_n, self.warps)
+            # A product and a bias that are both bf16 would be fused, and the product not rounded before the sum.
+            unfused = {"enable_fp_fusion": False} if self.problem.biased and self.problem.rounded_factors else {}
+            return row_options(self.block_n, self.warps) | unfused
         return {"multibuffer": self.double_buffered}
 
 

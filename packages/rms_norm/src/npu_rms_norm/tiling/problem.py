@@ -23,6 +23,7 @@ class Problem:
         second_output: the result is stored in another dtype than x's, or in fp32 too.
         per_head: each group is the rows of one head, which has a weight of its own: a program takes rows of one head.
         biased: a bias is added.
+        quantised: the result has one byte an element, and a scale a row.
     """
 
     n_outer: int
@@ -37,6 +38,7 @@ class Problem:
     second_output: bool = False
     per_head: bool = False
     biased: bool = False
+    quantised: bool = False
 
     @property
     def max_rows(self) -> int:
