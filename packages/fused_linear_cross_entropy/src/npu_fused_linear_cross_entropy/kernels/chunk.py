@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from .factors import loss_factors
+from .rows import load_tail, tile_of_rows
 from .statistics import row_statistics
 from .tile import load_logits, store_gradient
 
@@ -83,22 +84,14 @@ def cross_entropy_kernel(
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
-    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
-    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
-        i_row = i_tile * BLOCK_M
-        n_left = n_rows - i_row
-        m_row = o_row < n_left
-        p_row = p_logits + i_row.to(tl.int64) * s_logits
+        i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
         p_out = p_gradient + i_row.to(tl.int64) * s_gradient
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
-        b_tail = 0.0
-        if TAIL_N > 0:
-            b_tail = load_logits(
-                p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, SOFTCAP,
-                PADDED
-            )  # fmt: skip
+        b_tail = load_tail(
+            p_row, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SCALED, SOFTCAP, PADDED
+        )  # fmt: skip
         b_max, b_sum, b_z, m_here, b_safe = row_statistics(
             p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, p_bias, p_class_weight,
             first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, False, SMOOTHED, False, ARGMAX, SCALED, SOFTCAP, PADDED
@@ -107,10 +100,9 @@ def cross_entropy_kernel(
         b_a, b_b, b_c = loss_factors(
             p_factors, p_class_weight, b_lse, b_z, m_here, b_safe, smoothing, z_scale, N, SMOOTHED, Z_LOSS, TOKEN_SCALING
         )  # fmt: skip
-        if TAIL_N > 0 and N_FULL > 0:
-            b_tail = load_logits(
-                p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, SOFTCAP,
-                PADDED
+        if TAIL_N > 0 and N >= BLOCK_N:  # not kept while the other columns are swept
+            b_tail = load_tail(
+                p_row, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SCALED, SOFTCAP, PADDED
             )  # fmt: skip
         sweep_gradient(
             p_row, p_out, b_tail, b_lse, b_a, b_b, b_c, 0.0, b_column, s_logits, s_gradient, n_left, p_bias,
@@ -148,21 +140,13 @@ def cross_entropy_statistics_kernel(
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
-    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
-    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
-        i_row = i_tile * BLOCK_M
-        n_left = n_rows - i_row
-        m_row = o_row < n_left
-        p_row = p_logits + i_row.to(tl.int64) * s_logits
+        i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
-        b_tail = 0.0
-        if TAIL_N > 0:
-            b_tail = load_logits(
-                p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, SOFTCAP,
-                PADDED
-            )  # fmt: skip
+        b_tail = load_tail(
+            p_row, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SCALED, SOFTCAP, PADDED
+        )  # fmt: skip
         row_statistics(
             p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, p_bias, p_class_weight,
             first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, MERGE, SMOOTHED, ENTROPY, ARGMAX, SCALED, SOFTCAP,
@@ -198,14 +182,9 @@ def cross_entropy_gradient_kernel(
     """The gradient alone, of any upstream gradient; arguments as above."""
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
-    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
-    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
-        i_row = i_tile * BLOCK_M
-        n_left = n_rows - i_row
-        m_row = o_row < n_left
-        p_row = p_logits + i_row.to(tl.int64) * s_logits
+        i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
         p_out = p_gradient + i_row.to(tl.int64) * s_gradient
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
         p_in = p_coefficients + i_row + o_row
@@ -216,11 +195,9 @@ def cross_entropy_gradient_kernel(
         b_q = 0.0
         if ENTROPY:
             b_q = tl.load(p_in + 4 * s_coefficients, mask=m_row, other=0.0)
-        b_tail = 0.0
-        if TAIL_N > 0:
-            b_tail = load_logits(
-                p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, SOFTCAP
-            )  # fmt: skip
+        b_tail = load_tail(
+            p_row, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SCALED, SOFTCAP, False
+        )  # fmt: skip
         sweep_gradient(
             p_row, p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, s_logits, s_gradient, n_left, p_bias,
             p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SMOOTHED, ENTROPY, SCALED, SOFTCAP, False,

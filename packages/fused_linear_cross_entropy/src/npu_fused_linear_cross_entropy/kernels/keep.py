@@ -6,6 +6,7 @@ The row maximum so far is subtracted from each logit that is kept: in a narrow d
 import triton
 import triton.language as tl
 
+from .rows import load_tail, tile_of_rows
 from .statistics import row_statistics
 from .tile import load_logits, store_tile
 
@@ -38,16 +39,9 @@ def cross_entropy_keep_kernel(
     EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
-        i_row = i_tile * BLOCK_M
-        n_left = n_rows - i_row
-        m_row = o_row < n_left
-        p_row = p_logits + i_row.to(tl.int64) * s_logits
+        i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
-        b_tail = 0.0
-        if TAIL_N > 0:
-            b_tail = load_logits(
-                p_row, N_FULL, s_logits, n_left, None, 1.0, 1.0, N, BLOCK_M, TAIL_N, EXACT_N, False, False
-            )  # fmt: skip
+        b_tail = load_tail(p_row, s_logits, n_left, None, 1.0, 1.0, N, BLOCK_M, BLOCK_N, TAIL_N, False, False, False)
         b_max, b_sum, b_z, m_here, b_safe = row_statistics(
             p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, None,
             p_class_weight, first, 1.0, 1.0, N, BLOCK_M, BLOCK_N, TAIL_N, MERGE, SMOOTHED, False, ARGMAX, False, False,
@@ -57,9 +51,7 @@ def cross_entropy_keep_kernel(
         p_out = p_kept + i_row.to(tl.int64) * s_kept
         if TAIL_N > 0:
             if N_FULL > 0:
-                b_tail = load_logits(
-                    p_row, N_FULL, s_logits, n_left, None, 1.0, 1.0, N, BLOCK_M, TAIL_N, EXACT_N, False, False
-                )  # fmt: skip
+                b_tail = load_tail(p_row, s_logits, n_left, None, 1.0, 1.0, N, BLOCK_M, BLOCK_N, TAIL_N, False, False, False)
             store_tile(p_out, b_tail - b_max[:, None], N_FULL, s_kept, n_left, N, BLOCK_M, TAIL_N, EXACT_N, False)
         if N_FULL > 0:
             for i_block in tl.range(0, N_FULL, BLOCK_N):

@@ -166,10 +166,10 @@ def _call(name: str) -> Operation:
 
 def _keep_rolled(kernel: Operation) -> None:
     """Tell LLVM to unroll no loop: loops over tiles have known lengths, and unrolled ones take seconds to compile."""
-    blocks = list(kernel.regions[0].blocks)
-    for place, block in enumerate(blocks):
+    places = {block: place for place, block in enumerate(kernel.regions[0].blocks)}
+    for block, place in places.items():
         end = block.last_op
-        if end is not None and any(blocks.index(target) <= place for target in end.successors):
+        if end is not None and any(places[target] <= place for target in end.successors):
             end.properties["loop_annotation"] = parse_attribute("#llvm.loop_annotation<unroll = <disable = true>>")
 
 
