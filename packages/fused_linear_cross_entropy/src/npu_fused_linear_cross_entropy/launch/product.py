@@ -26,8 +26,9 @@ def is_possible(x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_readable(matrix: Tensor) -> bool:
-    rows, columns = matrix.stride()
-    return columns == 1 and (rows * matrix.itemsize) % _ALIGNMENT == 0 and matrix.data_ptr() % _ALIGNMENT == 0
+    pitch, step = matrix.stride()
+    apart = step == 1 and pitch >= matrix.shape[1]  # rows that overlap, as expanded ones do, are no rows to TMA
+    return apart and pitch * matrix.itemsize % _ALIGNMENT == 0 and matrix.data_ptr() % _ALIGNMENT == 0
 
 
 @functools.cache
