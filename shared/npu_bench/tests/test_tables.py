@@ -24,6 +24,10 @@ def test_plain_table_is_aligned():
     assert plain(TABLE).splitlines() == ["title", "case    ms", "a|b    1.0", "c     20.5"]
 
 
+def test_what_a_provider_failed_with_is_no_tag_in_markdown():
+    assert "| a \\| &lt;b c> |" in markdown(Table("title", ("provider",), [("a | <b c>",)]))
+
+
 def test_tables_need_no_rich(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     show(TABLE)
