@@ -1,10 +1,13 @@
 """A bank and a prefix that a call writes to: what is appended, what is added in place, and their gradients."""
 
+import functools
+
 import banks
 import depth
 import pytest
 import torch
 from npu_attn_res import attn_res_bank
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -159,3 +162,23 @@ def test_a_prefix_that_a_backward_needs_must_stay(device):
     second.output.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="prefix was written to again after in_place=True and must keep its values"):
         first.output.sum().backward()
+
+
+def test_checkpointed_layers_may_append_to_a_bank_that_is_no_argument(device):
+    """PyTorch keeps a checkpoint's arguments and refuses those that were written to since."""
+    bank, prefix, x, *weights = leaves_of(device)
+    results = []
+    for around in (lambda layer, *given: layer(*given), functools.partial(checkpoint, use_reentrant=False)):
+        memory = torch.zeros_like(bank)
+
+        def layer(i, prefix, x, memory=memory):
+            found = attn_res_bank(memory, i, prefix, *weights, layer_output=x, append=True)
+            return found.normalized, found.prefix
+
+        normalized, running = around(layer, 0, prefix, x)
+        normalized, running = around(layer, 1, torch.tanh(normalized), running)
+        normalized, running = around(layer, 2, torch.tanh(normalized), running)
+        made = [normalized, running]
+        results.append(torch.autograd.grad(made, [prefix, x, *weights], banks.upstream_of(made)))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
