@@ -31,9 +31,18 @@ def test_every_source_lives_until_the_launch_that_reads_it(place, block, monkeyp
         assert torch.equal(tensor, copy)
 
 
+@pytest.fixture(params=["3.6.0"])
+def triton(request, monkeypatch):
+    monkeypatch.setattr(sources, "version", lambda name: request.param)
+    sources._has_tuples.cache_clear()
+    yield request.param
+    sources._has_tuples.cache_clear()
+
+
+@pytest.mark.parametrize("triton", ["3.4.0", "3.10.1", None], indirect=True)
 @pytest.mark.parametrize("n_blocks", [2, 5, 32])
 @pytest.mark.parametrize("missing", [(), (0, 1)])
-def test_a_kernel_for_cuda_gets_each_of_a_few_blocks_as_an_argument(n_blocks, missing):
+def test_a_kernel_for_cuda_gets_each_of_a_few_blocks_as_an_argument(n_blocks, missing, triton):
     blocks = [torch.randn(3, 16) for _ in range(n_blocks)]
     gradients = [None if i in missing else torch.empty(3, 16) for i in range(n_blocks)]
     found = sources.follow(blocks, False, DEVICES["cuda"], gradients, in_arguments=True)
@@ -52,8 +61,10 @@ def test_a_kernel_for_cuda_gets_each_of_a_few_blocks_as_an_argument(n_blocks, mi
         assert all(one is None for one in given[at.listed :])
 
 
-@pytest.mark.parametrize(("place", "n_blocks"), [("cuda", 33), ("npu", 5)])
-def test_other_blocks_are_found_through_a_table(place, n_blocks, monkeypatch):
+@pytest.mark.parametrize(
+    ("place", "n_blocks", "triton"), [("cuda", 33, "3.6.0"), ("npu", 5, "3.6.0"), ("cuda", 5, "3.3.1")], indirect=["triton"]
+)
+def test_other_blocks_are_found_through_a_table(place, n_blocks, triton, monkeypatch):
     entries = []
     monkeypatch.setattr(sources, "Neighbours", lambda tensors: tensors[0])
     monkeypatch.setattr(sources.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
@@ -63,7 +74,7 @@ def test_other_blocks_are_found_through_a_table(place, n_blocks, monkeypatch):
     assert [blocks[0].data_ptr() + 4 * entry for entry in entries[:n_blocks]] == [block.data_ptr() for block in blocks]
 
 
-def test_blocks_that_were_arguments_are_put_into_a_table_for_kernels_that_take_columns(monkeypatch):
+def test_blocks_that_were_arguments_are_put_into_a_table_for_kernels_that_take_columns(triton, monkeypatch):
     entries = []
     monkeypatch.setattr(sources, "Neighbours", lambda tensors: tensors[0])
     monkeypatch.setattr(sources.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))

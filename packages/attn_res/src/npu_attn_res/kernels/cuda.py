@@ -54,11 +54,10 @@ def attn_res_forward_sources_kernel(
 ):
     others = None
     if LISTED:
-        every = (
+        others = (
             p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
             p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
         )
-        others = every[: LISTED - 1]
 # fmt: on
     o_col = tl.arange(0, BLOCK_D)
     b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
@@ -70,7 +69,7 @@ def attn_res_forward_sources_kernel(
         if HELD:
             o_block = tl.arange(0, BLOCK_N)
             m_block = o_block < n_blocks
-            p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, 0, m_block, BLOCK_N, ALIGNED)
+            p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, 0, m_block, BLOCK_N, ALIGNED, LISTED)
             b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & (o_col < D)[None, :], other=0.0)
         if p_prefix is None:
             b_max = tl.full([], float("-inf"), tl.float32)
@@ -104,7 +103,7 @@ def attn_res_forward_sources_kernel(
             for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
                 o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 m_block = o_block < n_blocks
-                p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
+                p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, i_tile, m_block, BLOCK_N, ALIGNED, LISTED)
                 b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & (o_col < D)[None, :], other=0.0)
                 b_score, b_rstd, b_max, b_sum, b_o = add_tile(b_v, m_block, b_g, b_max, b_sum, b_o, eps, D)
                 store_statistics(p_score, p_rstd, b_score, b_rstd, o_block.to(tl.int64) * n_tokens + i_token, m_block)

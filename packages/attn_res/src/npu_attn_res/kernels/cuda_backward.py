@@ -36,6 +36,7 @@ def add_gradients(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
+    LISTED_GRADIENTS: tl.constexpr,
 ):
     """Stores dv of a tile, where it is asked for, and returns dg with what the tile adds; c = ds r."""
     o_col = tl.arange(0, BLOCK_D)
@@ -45,10 +46,12 @@ def add_gradients(
     if p_dv is not None:
         b_coef = b_score * b_rstd * (1.0 / D)
         b_dv = b_dh[None, :] * b_alpha[:, None] + (b_g[None, :] - b_x * b_coef[:, None]) * b_c[:, None]
-        if gradients is not None:
+        if LISTED_GRADIENTS:
             m_block &= ((needed >> (i_tile * BLOCK_N + tl.arange(0, BLOCK_N))) & 1) != 0
         s_block = tl.cast(n_tokens, tl.int64) * D
-        p_out, m_out = block_rows(p_dv, gradients, p_dv_table, i_token * D, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
+        p_out, m_out = block_rows(
+            p_dv, gradients, p_dv_table, i_token * D, s_block, i_tile, m_block, BLOCK_N, ALIGNED, LISTED_GRADIENTS
+        )
         m_tile = m_out[:, None] & (o_col < D)[None, :]
         b_dv = b_dv.to(p_dv.dtype.element_ty)
         tl.store(p_out[:, None] + o_col[None, :], b_dv, mask=m_tile, eviction_policy="evict_first")
@@ -76,17 +79,15 @@ def attn_res_backward_sources_kernel(
     others = None
     gradients = None
     if LISTED:
-        every = (
+        others = (
             p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
             p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
         )
-        others = every[: LISTED - 1]
     if LISTED_GRADIENTS:
-        every_gradient = (
+        gradients = (
             p_d1, p_d2, p_d3, p_d4, p_d5, p_d6, p_d7, p_d8, p_d9, p_d10, p_d11, p_d12, p_d13, p_d14, p_d15, p_d16,
             p_d17, p_d18, p_d19, p_d20, p_d21, p_d22, p_d23, p_d24, p_d25, p_d26, p_d27, p_d28, p_d29, p_d30, p_d31,
         )
-        gradients = every_gradient[: LISTED_GRADIENTS - 1]
 # fmt: on
     o_col = tl.arange(0, BLOCK_D)
     b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
@@ -112,7 +113,7 @@ def attn_res_backward_sources_kernel(
         if HELD:
             o_block = tl.arange(0, BLOCK_N)
             m_block = o_block < n_blocks
-            p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, 0, m_block, BLOCK_N, ALIGNED)
+            p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, 0, m_block, BLOCK_N, ALIGNED, LISTED)
             b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & (o_col < D)[None, :], other=0.0)
             o_statistic = o_block.to(tl.int64) * n_tokens + i_token
             b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
@@ -121,7 +122,7 @@ def attn_res_backward_sources_kernel(
             b_c = b_alpha * (b_e - b_delta) * b_rstd  # ds r, [BLOCK_N]
             b_dg = add_gradients(
                 b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dv, gradients, p_dv_table, i_token, n_tokens, 0,
-                m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED
+                m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED, LISTED_GRADIENTS
             )
         else:
             # delta = <dh, h>, of an h that is not rounded: no sum over warps for each tile. Where registers are short, the
@@ -131,7 +132,7 @@ def attn_res_backward_sources_kernel(
             for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
                 o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 m_block = o_block < n_blocks
-                p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
+                p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N, ALIGNED, LISTED)
                 m_tile = m_row[:, None] & (o_col < D)[None, :]
                 b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy="evict_last")
                 o_statistic = o_block.to(tl.int64) * n_tokens + i_token
@@ -145,7 +146,7 @@ def attn_res_backward_sources_kernel(
             for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
                 o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 m_block = o_block < n_blocks
-                p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
+                p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N, ALIGNED, LISTED)
                 m_tile = m_row[:, None] & (o_col < D)[None, :]
                 b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy="evict_first")
                 o_statistic = o_block.to(tl.int64) * n_tokens + i_token
@@ -153,7 +154,7 @@ def attn_res_backward_sources_kernel(
                 b_c = b_alpha * (tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1) - b_delta) * b_rstd
                 b_dg = add_gradients(
                     b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dv, gradients, p_dv_table, i_token, n_tokens,
-                    i_tile, m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED
+                    i_tile, m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED, LISTED_GRADIENTS
                 )
         if p_prefix is not None:
             b_p_c = b_p_alpha * (b_p_e - b_delta) * b_p_rstd

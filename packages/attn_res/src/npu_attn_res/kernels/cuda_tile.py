@@ -41,20 +41,31 @@ def load_row(p_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr):
+def block_rows(
+    p_v,
+    others,
+    p_table,
+    i_row,
+    s_block,
+    i_tile,
+    m_block,
+    BLOCK_N: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    LISTED: tl.constexpr,
+):
     """Where a row of the blocks of a tile begins, and whether there is one, both [BLOCK_N].
 
     Args:
         p_v: the first block.
-        others: pointers to the blocks that follow it; None: they are reached otherwise.
+        others: pointers to the blocks that follow it, a tuple, where LISTED of them are arguments.
         p_table: the distance from p_v to each, or NO_GRADIENT; None: block i is i * s_block away.
         i_row: from a block's begin to the row, in elements.
         m_block: which blocks there are.
     """
     o_block = tl.arange(0, BLOCK_N)
-    if others is not None:
+    if LISTED:
         p_row = p_v + o_block * 0
-        for i in tl.static_range(len(others)):
+        for i in tl.static_range(LISTED - 1):
             # The place in the tile is known when this is compiled, so that a row is chosen among those of its place alone.
             is_here = (o_block == (i + 1) % BLOCK_N) & (i_tile == (i + 1) // BLOCK_N)
             p_row = tl.where(is_here, others[i], p_row)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling import Device, LaunchSpec, row_layout
 from npu_tiling.budget.arithmetic import power_of_two
+from npu_tiling.installation.triton import version
 from npu_tiling.pytorch.tensors import Neighbours, allocate
 from torch import Tensor
 
@@ -162,11 +163,18 @@ def follow(
         tensors, s_token = [tensor for tensor, _ in followed], followed[0][1]
         if any(stride != s_token for _, stride in followed):
             tensors, s_token = [tensor.contiguous() for tensor in tensors], shape[-1]
-    if in_arguments and device.kind == "cuda" and 1 < len(tensors) <= MOST_ARGUMENTS:
+    if in_arguments and device.kind == "cuda" and 1 < len(tensors) <= MOST_ARGUMENTS and _has_tuples():
         at, where = _as_arguments(tensors), _as_arguments(gradients)
     else:
         at, where = point_to(tensors, gradients, device)
     return Sources(at, len(tensors), n_tokens, shape, 0, s_token, tensors[0], where, tensors, gradients)
+
+
+@functools.lru_cache(maxsize=1)
+def _has_tuples() -> bool:
+    """Whether a kernel can choose among its arguments: from Triton 3.4 on, if it is installed under that name."""
+    found = version("triton")
+    return found is None or tuple(map(int, found.split(".")[:2])) >= (3, 4)
 
 
 def _as_arguments(tensors: Sequence[Tensor | None]) -> Pointers:
