@@ -52,7 +52,7 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     for vocabulary in (1000, 50257, 128256):
         for what, options in OPTIONS.items():
             yield f"bfloat16 {vocabulary}, {what}", call(vocabulary, **options)
-    yield "bfloat16 4096, many rows", call(4096, tokens=171, narrow=True)  # several tiles of whole rows a program
+    yield "bfloat16 4096, many rows", call(4096, tokens=1024, narrow=True)  # several tiles of whole rows a program
     # The arithmetic on rows: every option of each row, and more rows than one program takes.
     yield "bfloat16 1000, everything, each row", call(1000, **OPTIONS["everything, entropy"], **EACH_ROW)
     for what in ("class weights", "everything"):
