@@ -24,6 +24,7 @@ def add_gradients(
     b_rstd,
     b_c,
     b_dg,
+    p_dg,
     p_dv,
     gradients,
     p_dv_table,
@@ -41,7 +42,7 @@ def add_gradients(
     """Stores dv of a tile, where it is asked for, and returns dg with what the tile adds; c = ds r."""
     o_col = tl.arange(0, BLOCK_D)
     b_x = widen_again(b_v)
-    if b_dg is not None:
+    if p_dg is not None:
         b_dg += tl.sum(b_x * b_c[:, None], axis=0)
     if p_dv is not None:
         b_coef = b_score * b_rstd * (1.0 / D)
@@ -93,9 +94,7 @@ def attn_res_backward_sources_kernel(
     b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
     if p_count is not None:
         n_blocks = tl.load(p_count).to(tl.int32)
-    b_dg = None
-    if p_dg is not None:
-        b_dg = tl.zeros([BLOCK_D], tl.float32)
+    b_dg = tl.zeros([BLOCK_D], tl.float32)
     for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0), num_stages=STAGES if HELD else 1):
         i_token = i_turn.to(tl.int64)
         i_row = i_token * s_token
@@ -121,7 +120,7 @@ def attn_res_backward_sources_kernel(
             b_delta += tl.sum(b_alpha * b_e, axis=0)
             b_c = b_alpha * (b_e - b_delta) * b_rstd  # ds r, [BLOCK_N]
             b_dg = add_gradients(
-                b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dv, gradients, p_dv_table, i_token, n_tokens, 0,
+                b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dg, p_dv, gradients, p_dv_table, i_token, n_tokens, 0,
                 m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED, LISTED_GRADIENTS
             )
         else:
@@ -153,7 +152,7 @@ def attn_res_backward_sources_kernel(
                 b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
                 b_c = b_alpha * (tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1) - b_delta) * b_rstd
                 b_dg = add_gradients(
-                    b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dv, gradients, p_dv_table, i_token, n_tokens,
+                    b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dg, p_dv, gradients, p_dv_table, i_token, n_tokens,
                     i_tile, m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED, LISTED_GRADIENTS
                 )
         if p_prefix is not None:
