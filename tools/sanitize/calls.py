@@ -13,7 +13,7 @@ from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase
 from npu_embedding import embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
 from npu_fused_linear_cross_entropy.tiling import product as tiling_product
-from npu_rms_norm import add_rms_norm, gated_rms_norm, rms_norm
+from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, rms_norm
 from torch import Tensor
 
 Call = tuple[str, Callable[[], None]]
@@ -23,7 +23,7 @@ ROWS, MANY_ROWS = 37, 1500  # fewer, and more tiles than a persistent grid has p
 
 
 def rms_norm_calls(device: torch.device) -> Iterator[Call]:
-    """Widths on both sides of every step of the tables, casting modes, residuals, rows at strides, in place."""
+    """Widths on both sides of every step of the tables, casting modes, residuals, rows at strides, in place, heads, int8."""
 
     def run(shape: tuple[int, ...], dtype: torch.dtype, weight: torch.dtype | None, view: str = "", **options: Any) -> None:
         x = _rows(shape, dtype, device, view)
@@ -39,7 +39,18 @@ def rms_norm_calls(device: torch.device) -> Iterator[Call]:
         x, values, weight = (_leaf(shape, dtype, device) for shape in ((ROWS, width), (ROWS, width), (width,)))
         _backward(gated_rms_norm(x, values, weight, **options))
 
+    def heads(width: int, dtype: torch.dtype, n_heads: int, **options: Any) -> None:
+        x, values = (_leaf((ROWS, n_heads, width), dtype, device) for _ in range(2))
+        weight, bias = (_leaf((n_heads, width), dtype, device) for _ in range(2))
+        _backward(gated_rms_norm(x, values, weight, bias=bias, **options))
+
+    def quantise(width: int, dtype: torch.dtype) -> None:
+        x, stream, weight = (_leaf(shape, BF16, device) for shape in ((ROWS, width), (ROWS, width), (width,)))
+        add_rms_norm_dynamic_quant(x, stream, weight, dtype=dtype)
+
     for width in (7, 128, 2560, 20000):
+        yield f"bf16 {width}, 3 heads, bias", _call(heads, width, BF16, 3)
+        yield f"bf16 {width}, added, int8", _call(quantise, width, torch.int8)
         for first in (True, False):
             yield f"bf16 {width}, gated, norm first {first}", _call(gate, width, BF16, norm_before_gate=first)
     for width in (1, 7, 100, 512, 1000, 1024, 1500, 2048, 2560, 4096, 5000, 8192, 12000, 16384, 20000, 40000):

@@ -61,6 +61,22 @@ def check(function, mesh, placement, compiled=False, per_head=False):
         torch.testing.assert_close(part.full_tensor(), expected, **TOLERANCE)
 
 
+def check_quantised(mesh):
+    """Scales have a dimension less, and the gradient of the sum alone."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(SHAPE).requires_grad_(), torch.randn(SHAPE[-1])
+    whole = npu_rms_norm.add_rms_norm_dynamic_quant(x, x.detach(), weight)
+    for placement in (Shard(0), Shard(1), Replicate()):
+        place = lambda tensor, own: distribute_tensor(tensor.detach(), mesh, [own])  # noqa: E731
+        sharded = place(x, placement).requires_grad_()
+        parts = npu_rms_norm.add_rms_norm_dynamic_quant(sharded, place(x, placement), place(weight, Replicate()))
+        for part, expected in zip(parts, whole, strict=True):
+            assert part.placements == (placement,)
+            torch.testing.assert_close(part.full_tensor(), expected)
+        parts.residual.sum().backward()
+        torch.testing.assert_close(sharded.grad.full_tensor(), torch.ones(SHAPE))
+
+
 def refused(error, message, function, *arguments):
     try:
         function(*arguments)
@@ -112,6 +128,7 @@ def main() -> None:
                 check(function, mesh, placement)
                 check(function, mesh, placement, per_head=True)
         check(norm, mesh, Shard(0), compiled=True)  # of parts of unequal length, PyTorch 2.11 gathers the gradient there
+        check_quantised(mesh)
         check_sequence_parallel(mesh)
         check_refusals(mesh)
 
