@@ -152,8 +152,8 @@ def attn_res_backward_sources_kernel(
                 b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
                 b_c = b_alpha * (tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1) - b_delta) * b_rstd
                 b_dg = add_gradients(
-                    b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dg, p_dv, gradients, p_dv_table, i_token, n_tokens,
-                    i_tile, m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED, LISTED_GRADIENTS
+                    b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dg, p_dv, gradients, p_dv_table, i_token,
+                    n_tokens, i_tile, m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED, LISTED_GRADIENTS
                 )
         if p_prefix is not None:
             b_p_c = b_p_alpha * (b_p_e - b_delta) * b_p_rstd
