@@ -33,7 +33,7 @@ def test_every_launch_covers_the_rows_within_the_grid(choose, chip):
             assert launch.block_g * launch.block_m * launch.row_tiles >= 2048
             assert launch.column_blocks * launch.block_n >= width
             assert (launch.form == "rows") == (launch.column_blocks == 1)
-            assert chip.kind == "cuda" or launch.form != "chunks"
+            assert chip.kind == "cuda" or launch.form in ("rows", "wide")
             assert 1 <= launch.grid <= chip.max_grid
             if chip.kind == "ascend":
                 assert launch.grid <= chip.vector_cores
@@ -128,6 +128,29 @@ def test_smaller_launches_shrink_to_an_end(choose):
     assert seen[-1].block_n == 16
     assert any(not launch.wide and not launch.double_buffered for launch in seen)
     assert smaller(choose(problem(4096), H200)) is None
+
+
+def test_programs_that_share_a_row_are_resident_at_once():
+    for width in (16385, 20000, 65536, 131072):
+        launch = backward_launch(problem(width), H200)
+        assert launch.form == "shared"
+        assert launch.grid == launch.splits * launch.share <= H200.vector_cores * launch.per_core
+        assert width <= launch.share * launch.block_n < width + launch.block_n
+        assert launch.options["maxnreg"] * 32 * launch.warps * launch.per_core <= 65536
+        assert launch.options["launch_cooperative_grid"]
+        assert backward_launch(problem(width, rows=3), H200).splits == 3
+        assert smaller(launch).form == "wide"
+        assert smaller(smaller(launch)) is None
+    few_cores = dataclasses.replace(H200, vector_cores=7)
+    for other, chip in (
+        (problem(131073), H200),
+        (problem(65536), few_cores),
+        (problem(65536, gated=True), H200),
+        (problem(65536, per_head=True), H200),
+        (problem(65536, biased=True), H200),
+        (problem(65536, with_rows=False), H200),
+    ):
+        assert backward_launch(other, chip).form == "wide"
 
 
 def test_chunks_pad_a_row_by_a_quarter_at_most_and_are_held_in_registers():

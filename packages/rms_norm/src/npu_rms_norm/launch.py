@@ -68,7 +68,7 @@ def forward(
     options = (y.dtype, x.dtype, casting_mode, gating, second_output, per_head, bias is not None, device)
     (p_x, p_residual, p_gate), plan = plan_strided_rows((x, residual, values), tiling.forward_launch, read, *options)
     tensors = (p_x, p_residual, weight, bias, p_gate, *results)
-    scalars = (*plan.rows, *plan.strides, eps, offset)
+    scalars = (*plan.rows, *plan.strides, eps, _scalar(offset, weight, bias, device))
 
     def run(spec: LaunchSpec) -> None:
         module, kernel = _FORWARD[spec.launch.form]
@@ -108,6 +108,7 @@ def backward(
         return dweight, dbias
     per_head = has_heads(weight, bias)
     weight, bias, rstd = _contiguous(weight), _contiguous(bias), by_head(rstd, per_head)
+    added = _scalar(offset, weight, bias, device)
     values, gating = (None, None) if gate is None else (gate.values, gate[1:])
     read, result = _dtypes(dy, dsum, x, values), None if dx is None else dx.dtype
     options = (result, rounded_to, casting_mode, gating, False, per_head, bias is not None, device)
@@ -120,20 +121,26 @@ def backward(
         if launch.splits > launch.heads or device.kind != "cuda":
             splits = launch.splits // launch.heads
             partials = [None if one is None else allocate(dy, (splits, one.numel()), torch.float32) for one in partials]
+        if launch.share:  # neither gate nor bias
+            slots = allocate(dy, (rstd.numel(), launch.share), torch.int64).zero_()
+            shared = (p_dy, p_dsum, p_x, weight, rstd, p_dx, partials[0], slots)
+            scalars = (*plan.rows, *plan.strides[0:6], *plan.strides[8:10], added)
+            KERNELS.launch("kernels.shared", "backward_shared_kernel", spec, launch.grid, shared, scalars)
+            return partials
         if not launch.wide:
             tensors = (p_dy, p_dsum, p_x, weight, bias, p_gate, rstd, p_dx, dgate, *partials)
-            scalars = (*plan.rows, *plan.strides, offset)
+            scalars = (*plan.rows, *plan.strides, added)
             module, kernel = _BACKWARD[launch.form]
             KERNELS.launch(module, kernel, spec, launch.grid, tensors, scalars)
             return partials
         mean = None
         if dx is not None:
             mean = allocate(dy, rstd.shape, torch.float32)
-            scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:8], offset)  # of dy, x and the gate
+            scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:8], added)  # of dy, x and the gate
             read = (p_dy, p_x, weight, p_gate, rstd, mean)
             KERNELS.launch("kernels.backward_wide", "backward_wide_mean_kernel", spec, launch.grid, read, scalars)
         every = (p_dy, p_dsum, p_x, weight, bias, p_gate, rstd, mean, p_dx, dgate, *partials)
-        scalars = (*plan.rows, launch.splits, *plan.strides, offset)
+        scalars = (*plan.rows, launch.splits, *plan.strides, added)
         KERNELS.launch("kernels.backward_wide", "backward_wide_kernel", spec, launch.column_grid, every, scalars)
         return partials
 
@@ -185,18 +192,27 @@ class Results(NamedTuple):
     scale: Tensor | None
 
 
+def _scalar(offset: float, weight: Tensor | None, bias: Tensor | None, device: Device) -> float | None:
+    """The offset as kernels take it: none on CUDA where it is 0, so that products with a weight of 16 bits stay such.
+
+    Not with a bias: such a product would be added to it without being rounded.
+    """
+    narrow = weight is None or weight.itemsize < FP32
+    return None if device.kind == "cuda" and offset == 0.0 and narrow and bias is None else offset
+
+
 class Plan(NamedTuple):
     """All of a launch that follows from shapes, strides and dtypes: looked up at once in every call but the first.
 
     Attributes:
         spec: the tiling and what is compiled for it.
         rows: groups of rows, and rows of a group.
-        strides: two for each tensor of rows, 0 for each None.
+        strides: two for each tensor of rows, 0 for each None; on CUDA None where rows lie side by side.
     """
 
     spec: LaunchSpec
     rows: tuple[int, int]
-    strides: tuple[int, ...]
+    strides: tuple[int | None, ...]
 
 
 def plan_strided_rows(
@@ -280,12 +296,15 @@ def choose_plan(
         per_head,
         biased,
         result is not None and result.itemsize == 1,
+        result is not None,
     )
     silu, first = gating or (False, False)
     rounding = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors, "ROUND_BF16": rounded_to == torch.bfloat16}
-    flags = {**rounding, "GATE_SILU": silu, "GATE_FIRST": first, "PER_HEAD": per_head}
-    strided = tuple(stride for pair in pairs for stride in pair)
-    return Plan(LaunchSpec.of(choose(problem, device), flags), (rows.n_outer, rows.n_inner), strided)
+    launch = choose(problem, device)
+    flags = rounding if launch.share else {**rounding, "GATE_SILU": silu, "GATE_FIRST": first, "PER_HEAD": per_head}
+    side_by_side = shape[-1] if device.kind == "cuda" and launch.form in ("rows", "chunks") else None
+    strided = tuple(stride for outer, inner in pairs for stride in (outer, None if inner == side_by_side else inner))
+    return Plan(LaunchSpec.of(launch, flags), (rows.n_outer, rows.n_inner), strided)
 
 
 def _layout_by_head(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> RowLayout | None:

@@ -56,8 +56,13 @@ def gather_rows_kernel(
         b_nan = tl.full([BLOCK_N], NAN, DTYPE)
     n_tiles = tl.cdiv(n, BLOCK_M)
     for i_task in tl.range(tl.program_id(0), n_tiles * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
-        i_block = i_task // n_tiles
-        i_row = (i_task - i_block * n_tiles).to(tl.int64) * BLOCK_M
+        if MASK_ROWS:  # what lies side by side in memory is read side by side
+            i_tile = i_task // tl.cdiv(N, BLOCK_N)
+            i_block = i_task - i_tile * tl.cdiv(N, BLOCK_N)
+            i_row = i_tile.to(tl.int64) * BLOCK_M
+        else:
+            i_block = i_task // n_tiles
+            i_row = (i_task - i_block * n_tiles).to(tl.int64) * BLOCK_M
         n_left = tl.minimum(n - i_row, BLOCK_M)
         o_col = block_columns(i_block, N, BLOCK_N, MASK_COLUMNS)
         o_out = i_row * N + (o_row[:, None] * N + o_col[None, :])

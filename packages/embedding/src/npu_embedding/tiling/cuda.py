@@ -16,8 +16,8 @@ _WARP_BYTES_FORWARD = 4096
 
 def forward_launch(width: int, itemsize: int, device: Device) -> ForwardLaunch:
     """Blocks of the forward."""
-    block_n = _columns(width, 512)
-    block_m = max(1, min(_MAX_ROWS, _WARP_BYTES_FORWARD // (block_n * itemsize)))
+    block_n = _columns(width, 1024)
+    block_m = 1 if block_n > 512 else max(1, min(_MAX_ROWS, _WARP_BYTES_FORWARD // (block_n * itemsize)))
     return ForwardLaunch(device, width, itemsize, block_n, block_m, warps=1)
 
 

@@ -12,6 +12,7 @@ from .tile import (
     result_strides,
     round_weighted,
     row_mask,
+    row_stride,
     store_partial,
     store_tile,
     tile_at,
@@ -37,7 +38,7 @@ def backward_kernel(
     n_outer,
     n_inner,
     s_dy_outer,
-    s_dy_inner,
+    s_dy_inner,  # of this and the others, None (CUDA): rows lie side by side
     s_dsum_outer,
     s_dsum_inner,
     s_x_outer,
@@ -64,6 +65,9 @@ def backward_kernel(
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = BLOCK_N == N
+    s_dy_inner, s_dsum_inner = row_stride(s_dy_inner, N), row_stride(s_dsum_inner, N)
+    s_x_inner, s_gate_inner = row_stride(s_x_inner, N), row_stride(s_gate_inner, N)
+    s_dx_inner = row_stride(s_dx_inner, N)
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     o_col = tl.arange(0, BLOCK_N)
     if p_dw is not None:
@@ -118,9 +122,9 @@ def backward_kernel(
                 GATE_SILU,
             )
         if GATE_FIRST:
-            b_n = normalise(b_x * b_act, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+            b_n = normalise(b_x * b_act, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, True)
         else:
-            b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+            b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, True)
         if p_gate is not None:
             if not GATE_FIRST:
                 if p_dgate is not None:
@@ -128,8 +132,8 @@ def backward_kernel(
                     if p_weight is not None:
                         b_z *= b_scale[None, :]
                     if p_bias is not None:
-                        b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) + b_bias[None, :]
-                    b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+                        b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, True) + b_bias[None, :]
+                    b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, True)
                     p_tile = tile_at(p_dgate, s_y_outer, s_y_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
                     store_tile(p_tile, b_g * b_z * b_slope, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
                 b_g *= b_act

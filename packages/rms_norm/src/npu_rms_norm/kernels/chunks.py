@@ -14,6 +14,7 @@ from .tile import (
     result_strides,
     round_weighted,
     row_mask,
+    row_stride,
     store_partial,
     tile_range,
     tile_rows,
@@ -36,7 +37,7 @@ def forward_chunks_kernel(
     n_outer,
     n_inner,
     s_x_outer,
-    s_x_inner,
+    s_x_inner,  # of this and the others, None: rows lie side by side
     s_residual_outer,
     s_residual_inner,
     s_gate_outer,
@@ -56,6 +57,9 @@ def forward_chunks_kernel(
     PER_HEAD: tl.constexpr,
 ):
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
+    IN_PAIRS: tl.constexpr = offset is not None  # else products of two bf16 are computed in pairs
+    s_x_inner, s_residual_inner = row_stride(s_x_inner, N), row_stride(s_residual_inner, N)
+    s_gate_inner = row_stride(s_gate_inner, N)
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     i_first, i_stop, n_step, i_head = tile_range(
         tl.program_id(0), tl.num_programs(0), n_outer, n_inner, BLOCK_G, BLOCK_M, PER_HEAD
@@ -71,7 +75,7 @@ def forward_chunks_kernel(
         i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
         b_square = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
-        row, gates = (), ()
+        row, gates, scales = (), (), ()
         for i_chunk in tl.static_range(CHUNKS):
             b_x = load_chunk(
                 p_x, s_x_outer, s_x_inner, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
@@ -128,6 +132,8 @@ def forward_chunks_kernel(
                     b_x *= b_act
                 else:
                     gates = gates + (b_act,)
+            if p_weight is not None:  # before the sum over the row, which everything after it waits for
+                scales = scales + (load_scale_chunk(p_weight, offset, i_chunk, N, BLOCK_N, DTYPE, ROUND_FACTORS),)
             b_square += b_x * b_x
             row = row + (b_x,)
         b_rstd = tl.rsqrt(tl.sum(b_square, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
@@ -137,15 +143,16 @@ def forward_chunks_kernel(
         if p_scale is not None:
             b_most = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
         for i_chunk in tl.static_range(CHUNKS):
-            b_y = normalise(row[i_chunk], b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+            b_y = normalise(row[i_chunk], b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS)
             if p_weight is not None:
-                b_y *= load_scale_chunk(p_weight, offset, i_chunk, N, BLOCK_N, DTYPE, ROUND_FACTORS)[None, :]
+                b_y *= scales[i_chunk][None, :]
             if p_bias is not None:
                 b_bias = load_scale_chunk(p_bias, 0.0, i_chunk, N, BLOCK_N, DTYPE, ROUND_FACTORS)
-                b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) + b_bias[None, :]
+                b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS) + b_bias[None, :]
             if p_gate is not None:
                 if not GATE_FIRST:
-                    b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * gates[i_chunk]
+                    b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS)
+                    b_y *= gates[i_chunk]
             if p_fp32 is not None:
                 store_chunk(
                     p_fp32,
@@ -195,7 +202,7 @@ def backward_chunks_kernel(
     n_outer,
     n_inner,
     s_dy_outer,
-    s_dy_inner,
+    s_dy_inner,  # of this and the others, None: rows lie side by side
     s_dsum_outer,
     s_dsum_inner,
     s_x_outer,
@@ -219,6 +226,9 @@ def backward_chunks_kernel(
 ):
     """The partial sum of dw stays in registers over the whole loop."""
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
+    s_dy_inner, s_dsum_inner = row_stride(s_dy_inner, N), row_stride(s_dsum_inner, N)
+    s_x_inner, s_gate_inner = row_stride(s_x_inner, N), row_stride(s_gate_inner, N)
+    s_dx_inner = row_stride(s_dx_inner, N)
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     o_chunk = tl.arange(0, BLOCK_N)
     sums, bias_sums = (), ()
@@ -270,10 +280,10 @@ def backward_chunks_kernel(
                     GATE_SILU,
                 )
             if GATE_FIRST:
-                b_n = normalise(b_x * b_act, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+                b_n = normalise(b_x * b_act, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, False)
                 acts, slopes = acts + (b_act,), slopes + (b_x * b_slope,)
             else:
-                b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+                b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, False)
             if p_gate is not None:
                 if not GATE_FIRST:
                     if p_dgate is not None:
@@ -282,8 +292,11 @@ def backward_chunks_kernel(
                             b_z *= b_scale[None, :]
                         if p_bias is not None:
                             b_bias = load_scale_chunk(p_bias, 0.0, i_chunk, N, BLOCK_N, DTYPE, ROUND_FACTORS)
-                            b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) + b_bias[None, :]
-                        b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+                            b_z = (
+                                round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, False)
+                                + b_bias[None, :]
+                            )
+                        b_z = round_weighted(b_z, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, False)
                         store_chunk(
                             p_dgate,
                             b_g * b_z * b_slope,

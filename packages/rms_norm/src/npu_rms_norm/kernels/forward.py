@@ -13,6 +13,7 @@ from .tile import (
     result_strides,
     round_weighted,
     row_mask,
+    row_stride,
     store_tile,
     tile_at,
     tile_range,
@@ -37,7 +38,7 @@ def forward_kernel(
     n_outer,
     n_inner,
     s_x_outer,
-    s_x_inner,
+    s_x_inner,  # of this and the others, None (CUDA): rows lie side by side
     s_residual_outer,
     s_residual_inner,
     s_gate_outer,
@@ -60,6 +61,9 @@ def forward_kernel(
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = BLOCK_N == N
+    IN_PAIRS: tl.constexpr = offset is not None  # else products of two bf16 are computed in pairs
+    s_x_inner, s_residual_inner = row_stride(s_x_inner, N), row_stride(s_residual_inner, N)
+    s_gate_inner = row_stride(s_gate_inner, N)
     o_row = tl.arange(0, BLOCK_G * BLOCK_M)
     o_col = tl.arange(0, BLOCK_N)
     if CONTIGUOUS_SPLIT:
@@ -117,14 +121,14 @@ def forward_kernel(
         b_rstd = tl.rsqrt(tl.sum(b_x * b_x, axis=1) * (1.0 / N) + eps)  # [BLOCK_M]
         if p_rstd is not None:
             tl.store(p_rstd + i_row + o_row, b_rstd, mask=m_row)
-        b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+        b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS)
         if p_weight is not None:
             b_y *= b_scale[None, :]
         if p_bias is not None:
-            b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) + b_bias[None, :]
+            b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS) + b_bias[None, :]
         if p_gate is not None:
             if not GATE_FIRST:
-                b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS) * b_act
+                b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS) * b_act
         if p_fp32 is not None:
             p_tile = tile_at(p_fp32, s_y_outer, s_y_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
             store_tile(p_tile, b_y, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
@@ -213,7 +217,7 @@ def weigh(
     """y of one block of columns, fp32 [BLOCK_G * BLOCK_M, BLOCK_N]."""
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_col = i_col + tl.arange(0, BLOCK_N)
-    b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS)
+    b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, N > 16384)
     if p_weight is not None:
         b_y *= load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
     if p_bias is not None:

@@ -22,25 +22,12 @@ Kernels with `wide` in their names serve rows that do not fit on chip: columns i
 """
 
 import triton
-import triton.backends
 import triton.language as tl
 
-# CANN 8.5's compiler leaves out a cast to 16 bits that is cast back at once. A change of shape in between costs nothing and
-# keeps it. Elsewhere such a change may cost something, and nothing is left out.
-_ASCEND = tl.constexpr("ascend" in triton.backends.backends)
-
+from .rounding import ASCEND, logistic, rounded, widen
 
 TO_WHOLE = tl.constexpr(1.5 * 2.0**23)  # added and taken away: rounds fp32 to the nearest whole number, half to even
 SMALLEST_LARGEST = tl.constexpr(1e-30)  # counts as the largest element of a row of zeros
-
-
-@triton.jit
-def widen(b_value):
-    """fp32, of what was computed, and rounded, in this kernel."""
-    if _ASCEND and b_value.dtype != tl.float32:
-        return tl.reshape(tl.expand_dims(b_value, 0).to(tl.float32), b_value.shape)
-    else:
-        return b_value.to(tl.float32)
 
 
 @triton.jit
@@ -86,6 +73,15 @@ def tile_rows_of_range(i_tile, n_tiles, i_first, i_stop, M: tl.constexpr):
     i_tile_stop = i_stop - (n_tiles - 1 - i_tile) * M
     i_inner = tl.maximum(i_tile_stop - M, i_first)
     return 0, i_inner, 1, i_tile_stop - i_inner
+
+
+@triton.jit
+def row_stride(s_inner, N: tl.constexpr):
+    """From row to row: None where rows of N lie side by side, whose distances in a tile are then known to the compiler."""
+    if s_inner is None:
+        return N
+    else:
+        return s_inner
 
 
 @triton.jit
@@ -180,7 +176,7 @@ def quantise(b_y, b_largest, INT8: tl.constexpr):
     b_y *= (MOST / b_largest)[:, None]
     if INT8:
         b_y = (b_y + TO_WHOLE) - TO_WHOLE
-        if _ASCEND:  # otherwise its compilers take the low byte of an int32, through transposed tiles of 32 x 32
+        if ASCEND:  # otherwise its compilers take the low byte of an int32, through transposed tiles of 32 x 32
             b_y = tl.cast(b_y, tl.int8, overflow_mode="saturate")
         else:
             b_y = b_y.to(tl.int8)
@@ -199,24 +195,33 @@ def store_partial(p_partials, b_sum, i_partial, o_col, N: tl.constexpr, EXACT_N:
 
 @triton.jit
 def load_scale(p_weight, o_col, n_cols, offset, DTYPE: tl.constexpr, EXACT_N: tl.constexpr, ROUND_FACTORS: tl.constexpr):
-    """offset + w, fp32 [BLOCK_N]."""
+    """offset + w, fp32 [BLOCK_N]; an offset of None is 0, and leaves what was loaded in 16 bits a product of 16 bits."""
     if EXACT_N:
-        b_scale = tl.load(p_weight + o_col).to(tl.float32) + offset
+        b_scale = tl.load(p_weight + o_col).to(tl.float32)
     else:
-        b_scale = tl.load(p_weight + o_col, mask=o_col < n_cols, other=0.0).to(tl.float32) + offset
+        b_scale = tl.load(p_weight + o_col, mask=o_col < n_cols, other=0.0).to(tl.float32)
+    if offset is not None:
+        b_scale += offset
     if ROUND_FACTORS:
         b_scale = widen(b_scale.to(DTYPE))
     return b_scale
 
 
 @triton.jit
-def normalise(b_x, b_rstd, DTYPE: tl.constexpr, ROUND_NORMALISED: tl.constexpr, ROUND_FACTORS: tl.constexpr):
+def normalise(
+    b_x,
+    b_rstd,
+    DTYPE: tl.constexpr,
+    ROUND_NORMALISED: tl.constexpr,
+    ROUND_FACTORS: tl.constexpr,
+    IN_PAIRS: tl.constexpr = True,
+):
     """n = x rstd, fp32 [BLOCK_M, BLOCK_N], rounded as the mode says."""
     if ROUND_FACTORS:
         b_rstd = widen(b_rstd.to(DTYPE))
     b_n = b_x * b_rstd[:, None]
     if ROUND_NORMALISED:
-        b_n = widen(b_n.to(DTYPE))
+        b_n = rounded(b_n, DTYPE, IN_PAIRS)
     return b_n
 
 
@@ -240,7 +245,7 @@ def load_gate(
     """a = act(gate) and its derivative, fp32 [G * M, N]: of silu, or of the sigmoid."""
     p_tile = tile_at(p_gate, s_outer, s_inner, i_outer, i_inner, i_col, G, M, N)
     b_gate = load_tile(p_tile, n_outer, n_inner, n_cols, G, M, N, EXACT_N, "")
-    b_sigmoid = tl.sigmoid(b_gate)
+    b_sigmoid = logistic(b_gate)
     if GATE_SILU:
         b_act = b_gate * b_sigmoid
         return b_act, b_sigmoid + b_act * (1.0 - b_sigmoid)
@@ -249,11 +254,18 @@ def load_gate(
 
 
 @triton.jit
-def round_weighted(b_z, p_weight, DTYPE: tl.constexpr, ROUND_NORMALISED: tl.constexpr, ROUND_FACTORS: tl.constexpr):
+def round_weighted(
+    b_z,
+    p_weight,
+    DTYPE: tl.constexpr,
+    ROUND_NORMALISED: tl.constexpr,
+    ROUND_FACTORS: tl.constexpr,
+    IN_PAIRS: tl.constexpr = True,
+):
     """What meets a bias or a gate: in the modes that round n, rounded to the weight's dtype, or all to y's."""
     if p_weight is not None:
         if ROUND_FACTORS:
-            b_z = widen(b_z.to(DTYPE))
+            b_z = rounded(b_z, DTYPE, IN_PAIRS)
         elif ROUND_NORMALISED:
-            b_z = widen(b_z.to(p_weight.dtype.element_ty))
+            b_z = rounded(b_z, p_weight.dtype.element_ty, IN_PAIRS)
     return b_z

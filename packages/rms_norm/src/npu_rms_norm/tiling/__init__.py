@@ -31,4 +31,4 @@ def sum_launch(width: int, device: Device) -> SumLaunch:
 
 def smaller(launch: Launch) -> Launch | None:
     """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
-    return None if launch.device.kind == "cuda" else ascend.smaller(launch)
+    return (cuda if launch.device.kind == "cuda" else ascend).smaller(launch)

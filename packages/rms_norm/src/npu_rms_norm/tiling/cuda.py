@@ -12,7 +12,10 @@ from .problem import Problem
 
 _MOST_CHUNKS = 8  # a fifth of a row is padding at most, and the code of each chunk stands for itself
 _LEAST_CHUNK = 256
-_HELD_FORWARD = 5120  # columns; wider rows are read a second time, from a cache
+_HELD_FORWARD = 6144  # columns; wider rows are read a second time, from a cache
+_SHARED_COLUMNS = 2048  # of a program that shares a row wider than 16384 with others
+_SHARED_PER_CORE = 4
+_MOST_SHARE = 64
 _CORE_REGISTERS = 65536
 _WARP = 32
 
@@ -25,12 +28,12 @@ def row_launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
 
 def _forward(problem: Problem, device: Device, whole: int) -> Launch:
     if whole <= 1024:
-        # A warp alone waits for no other.
-        block_m, warps = (_rows(problem, 2048 // whole), 1) if whole <= 256 else (_rows(problem, 4096 // whole), 4)
+        elements, warps = (1024, 4) if problem.gated else (2048, 4) if whole <= 256 else (4096, 4)
+        block_m = _rows(problem, elements // whole)
         return Launch(problem, device, False, False, True, block_m, whole, warps=warps, per_core=ALL_TILES)
     chunk, chunks = _chunks(problem.width)
     if chunks > 1 and chunk * chunks <= _HELD_FORWARD:
-        return Launch(problem, device, False, False, True, 1, chunk, warps=4, per_core=ALL_TILES)
+        return Launch(problem, device, False, False, True, 1, chunk, warps=4 if chunk <= 512 else 8, per_core=ALL_TILES)
     # Two column blocks or more: the second read finds the row in a cache, and fewer registers mean more rows at once.
     warps = 4 if whole <= 2048 else 8 if whole <= 8192 else 16 if whole <= 16384 else 32
     per_core = ALL_TILES if whole <= 16384 else 2
@@ -40,16 +43,43 @@ def _forward(problem: Problem, device: Device, whole: int) -> Launch:
 
 def _backward(problem: Problem, device: Device, whole: int) -> Launch:
     if whole > 16384:
-        return Launch(problem, device, True, True, True, 1, 2048, warps=8, per_core=4)
+        share = ceil(problem.width / _SHARED_COLUMNS)
+        alone = problem.gated or problem.biased or problem.per_head or not problem.with_rows
+        if alone or share > min(_MOST_SHARE, device.vector_cores * _SHARED_PER_CORE):
+            return _wide_backward(problem, device)
+        return Launch(
+            problem,
+            device,
+            True,
+            False,
+            True,
+            1,
+            _SHARED_COLUMNS,
+            warps=4,
+            per_core=_SHARED_PER_CORE,
+            share=share,
+            held=True,
+        )
     chunk, chunks = _chunks(problem.width)
     # As many resident programs as leave each the registers for its partial sum of dw.
     if whole <= 1024 or (chunks == 1 and whole <= 4096):
-        return Launch(problem, device, True, False, True, _rows(problem, 4096 // whole), whole, warps=8, per_core=3)
+        per_core = 4 if 64 <= whole <= 256 and len(problem.itemsizes) == 2 else 3
+        block_m = _rows(problem, 4096 // whole)
+        return Launch(problem, device, True, False, True, block_m, whole, warps=8, per_core=per_core, held=whole >= 64)
     if chunks == 1:
         chunk, chunks = whole // 4, 4  # no less padding, but fewer registers at once than one block takes
     warps = 4 if chunk * chunks <= 4096 else 8 if chunk * chunks <= 8192 else 16
     per_core = _CORE_REGISTERS // (_registers(chunk * chunks // (warps * _WARP)) * warps * _WARP)
-    return Launch(problem, device, True, False, True, 1, chunk, warps=warps, per_core=per_core)
+    return Launch(problem, device, True, False, True, 1, chunk, warps=warps, per_core=per_core, held=True)
+
+
+def _wide_backward(problem: Problem, device: Device) -> Launch:
+    return Launch(problem, device, True, True, True, 1, 2048, warps=8, per_core=4)
+
+
+def smaller(launch: Launch) -> Launch | None:
+    """Another launch where the driver, or an older Triton, refuses programs that wait for one another."""
+    return _wide_backward(launch.problem, launch.device) if launch.share else None
 
 
 def _registers(elements: int) -> int:

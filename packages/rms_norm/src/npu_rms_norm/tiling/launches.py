@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from math import ceil, gcd
 
 from npu_tiling import ALL_TILES, Device, footprint, persistent_grid
+from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import row_options
 
 from .footprint import column_tiles, row_tiles
 from .problem import Problem
+
+_REGISTERS, _WARP = 65536, 32  # of a core of CUDA, and threads of a warp
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Launch:
         block_g: groups of a tile; more than one only where block_m is all rows of a group.
         warps: warps of a program (CUDA).
         per_core: programs resident on a core (CUDA).
+        share: programs that share a row, block_n columns each, and are all resident; 0 where none do (CUDA).
+        held: the compiler is held to the registers that leave room for them (CUDA).
     """
 
     problem: Problem
@@ -39,10 +44,14 @@ class Launch:
     block_g: int = 1
     warps: int = 4
     per_core: int = 1
+    share: int = 0
+    held: bool = False
 
     @property
     def form(self) -> str:
-        """Which kernels: of rows whole, in chunks of block_n columns that are held at once, or wide."""
+        """Which kernels: of rows whole, in chunks of block_n columns that are held at once or shared, or wide."""
+        if self.share:
+            return "shared"
         return "wide" if self.wide else "chunks" if self.column_blocks > 1 else "rows"
 
     @property
@@ -62,6 +71,8 @@ class Launch:
 
     @functools.cached_property
     def grid(self) -> int:
+        if self.share:
+            return self.splits * self.share
         tiles = self.problem.n_inner if self.contiguous_split else self.row_tiles
         if self.heads == 1:
             return persistent_grid(tiles, self.device, per_core=self.per_core)
@@ -82,6 +93,8 @@ class Launch:
     @functools.cached_property
     def splits(self) -> int:
         """Partial sums of a row of dw: one per program, or, where programs take columns, one per set of rows."""
+        if self.share:
+            return min(self.row_tiles, self.device.vector_cores * self.per_core // self.share)
         if not self.wide:
             return self.grid
         wanted = self.device.vector_cores * self.per_core // self.column_blocks // self.heads
@@ -105,6 +118,9 @@ class Launch:
     @property
     def constants(self) -> dict[str, int]:
         own: dict[str, int] = {}
+        if self.form == "shared":
+            slots = power_of_two(self.share)
+            return {"N": self.problem.width, "SHARE": self.share, "SLOTS": slots, "BLOCK_N": self.block_n, "STAGES": 2}
         if self.form == "rows":
             own = {"CONTIGUOUS_SPLIT": self.contiguous_split}
         elif self.form == "chunks":
@@ -121,9 +137,15 @@ class Launch:
     def options(self) -> dict[str, int]:
         """Compiler options."""
         if self.device.kind == "cuda":
-            # A product and a bias that are both bf16 would be fused, and the product not rounded before the sum.
-            unfused = {"enable_fp_fusion": False} if self.problem.biased and self.problem.rounded_factors else {}
-            return row_options(self.block_n, self.warps) | unfused
+            own = row_options(self.block_n, self.warps)
+            if self.problem.biased and self.problem.rounded_factors:
+                # A product and a bias that are both bf16 would be fused, and the product not rounded before the sum.
+                own["enable_fp_fusion"] = False
+            if self.held:
+                own["maxnreg"] = _REGISTERS // (self.per_core * self.warps * _WARP) // 8 * 8
+            if self.share:  # programs wait for one another: the driver refuses a launch that is not resident whole
+                own["launch_cooperative_grid"] = True
+            return own
         return {"multibuffer": self.double_buffered}
 
 

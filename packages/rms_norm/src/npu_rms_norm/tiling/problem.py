@@ -24,6 +24,7 @@ class Problem:
         per_head: each group is the rows of one head, which has a weight of its own: a program takes rows of one head.
         biased: a bias is added.
         quantised: the result has one byte an element, and a scale a row.
+        with_rows: rows are written, and not the gradient of the weight alone.
     """
 
     n_outer: int
@@ -39,6 +40,7 @@ class Problem:
     per_head: bool = False
     biased: bool = False
     quantised: bool = False
+    with_rows: bool = True
 
     @property
     def max_rows(self) -> int:

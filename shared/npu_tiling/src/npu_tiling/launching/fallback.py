@@ -39,10 +39,18 @@ def is_out_of_resources(error: BaseException | None) -> bool:
     return False
 
 
+def is_no_cooperation(error: BaseException | None) -> bool:
+    """Whether `error` says that programs which wait for one another cannot be launched: too many, or an older Triton."""
+    return error is not None and "cooperative" in str(error).lower()
+
+
 def launch_with_fallback(
     name: str, spec: LaunchSpec, run: Callable[[LaunchSpec], ResultT], smaller: Callable[[Any], Tiled | None]
 ) -> ResultT:
     """Run a launch; where it overflows the Unified Buffer or is out of a CUDA device's resources, run the next smaller one.
+
+    So where programs that wait for one another are refused (`launch_cooperative_grid`: Triton before 3.3, or a device that
+    does not hold all of them at once).
 
     The spec that worked is remembered for the process, so the failed compilation happens once, and so does the warning.
 
@@ -64,6 +72,8 @@ def launch_with_fallback(
                 what = "overflows the Unified Buffer with the installed compiler"
             elif is_out_of_resources(error):
                 what = f"needs more than this device has ({error})"
+            elif is_no_cooperation(error):
+                what = f"cannot be launched with programs that wait for one another ({error})"
             else:
                 raise
             tiling = chosen.launch

@@ -120,7 +120,7 @@ class Kernels:
         spec: LaunchSpec,
         grid: int,
         tensors: Sequence[torch.Tensor | None],
-        scalars: tuple[int | float, ...],
+        scalars: tuple[int | float | None, ...],
     ) -> None:
         """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher`)."""
         launcher = self._launchers.get((module, kernel))

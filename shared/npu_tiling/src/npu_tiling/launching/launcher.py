@@ -42,7 +42,7 @@ class Launcher:
         self,
         grid: int,
         tensors: Sequence[torch.Tensor | None],
-        scalars: tuple[int | float, ...],
+        scalars: tuple[int | float | None, ...],
         constants: Mapping[str, Any],
         options: Mapping[str, Any],
         key: Hashable,
@@ -52,7 +52,7 @@ class Launcher:
         Args:
             grid: number of programs.
             tensors: the kernel's first parameters; the first is a tensor, whose device runs the kernel.
-            scalars: the parameters that follow, numbers.
+            scalars: the parameters that follow, numbers; None is one that the kernel asks for, as of tensors.
             constants: the parameters that follow those, `tl.constexpr`, by name.
             options: compiler options (`num_warps` on CUDA, `multibuffer` on Ascend).
             key: equal for two launches only if constants and options are.
