@@ -70,7 +70,8 @@ def _backward(problem: Problem, device: Device, whole: int) -> Launch:
         chunk, chunks = whole // 4, 4  # no less padding, but fewer registers at once than one block takes
     warps = 4 if chunk * chunks <= 4096 else 8 if chunk * chunks <= 8192 else 16
     per_core = _CORE_REGISTERS // (_registers(chunk * chunks // (warps * _WARP)) * warps * _WARP)
-    return Launch(problem, device, True, False, True, 1, chunk, warps=warps, per_core=per_core, held=True)
+    held = not problem.gated  # a gate takes registers of its own
+    return Launch(problem, device, True, False, True, 1, chunk, warps=warps, per_core=per_core, held=held)
 
 
 def _wide_backward(problem: Problem, device: Device) -> Launch:
