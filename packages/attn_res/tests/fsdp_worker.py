@@ -13,6 +13,7 @@ import torch.distributed as dist
 from npu_attn_res import BlockAttnRes, PipelineBlocks
 from npu_offline import ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
@@ -75,13 +76,13 @@ def same_parameters(sharded, whole):
         torch.testing.assert_close(part.full_tensor(), expected.detach(), msg=lambda said, name=name: f"{name}: {said}")
 
 
-def check_training(make, rank):
+def check_training(make, rank, mesh):
     """Each rank's half of a batch, averaged, is the whole batch: losses, and parameters at the end."""
     tokens = torch.randint(50, (BATCH, 9), generator=torch.Generator().manual_seed(0))
     whole, sharded = make(), make()
     for layer in sharded.layers:
-        fully_shard(layer)
-    fully_shard(sharded)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
     losses, own = train(whole, tokens), train(sharded, tokens.chunk(2)[rank])
     dist.all_reduce(own)
     torch.testing.assert_close(own / 2, losses)
@@ -89,13 +90,13 @@ def check_training(make, rank):
     same_parameters(sharded, whole)
 
 
-def check_pipeline_blocks(rank):
+def check_pipeline_blocks(rank, mesh):
     """Stages that share a `PipelineBlocks`, each sharded, forward and backward as a schedule of one rank has them."""
     stages, expected = pipeline_stages.stages(), pipeline_stages.whole()
     blocks = PipelineBlocks(pipeline_stages.MADE, 1)
     for stage in stages:
         stage.blocks = blocks
-        fully_shard(stage)
+        fully_shard(stage, mesh=mesh)
     for x in pipeline_stages.microbatches():
         runs, prefix = [], x.chunk(2)[rank]
         for stage in stages:
@@ -114,9 +115,10 @@ def check_pipeline_blocks(rank):
 
 def main():
     with ranks.join() as rank:
+        mesh = init_device_mesh("cpu", (2,))  # where there is a GPU, FSDP2 would take it
         for make in (decoder.Decoder, Checkpointed, DepthModel):
-            check_training(make, rank)
-        check_pipeline_blocks(rank)
+            check_training(make, rank, mesh)
+        check_pipeline_blocks(rank, mesh)
 
 
 main()

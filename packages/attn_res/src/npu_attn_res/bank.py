@@ -97,7 +97,7 @@ def attn_res_bank(
     used = n_blocks if isinstance(n_blocks, int) else capacity
     given = (blocks, stacked, used, count, prefix, layer_output, query, rms_weight, output_rms_weight)
     options = (rms_eps, output_rms_eps, output_dtype, return_weights)
-    is_there = bool(written) and (not recorded or can_bypass_dispatcher((bank, *given)))
+    is_there = len(written) > 0 and (not recorded or can_bypass_dispatcher((bank, *given)))
     if is_there:
         h, y, joined, score, _, lse, _ = OPERATORS("attn_res_update", *given, *options, append, replaces)
     else:
