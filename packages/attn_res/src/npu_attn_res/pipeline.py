@@ -22,7 +22,8 @@ class PipelineBlocks:
 
     One object serves all stages of a rank. Each stage must see its microbatches in the same order, each with one forward and
     at most one backward, and a later stage's backward must come first: schedules keep to that. A kept block's gradient from
-    later stages is added when an earlier stage's backward reaches it. Blocks are not copied.
+    later stages is added when an earlier stage's backward reaches it: a stage must read every block, or send it on, as
+    layers of Attention Residuals do. Blocks are not copied.
 
     Args:
         made: how many blocks each stage of the pipeline makes, all stages in order.
