@@ -13,6 +13,7 @@ One buffer holds the logits of every chunk, and their gradient.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -240,20 +241,22 @@ class Engine:
         dx, dweight, columns = self.gradients.dx, self.gradients.dweight, self.plan.columns
         assert dweight is not None
         kept = KeptLogits(dweight, self.x.dtype, self.x.shape[0], self.plan)
-        largest = statistics.new_empty(len(columns), statistics.shape[1])  # what was subtracted from each chunk's rows
         v = statistics.new_empty(statistics.shape[1]) if self.layout.exponentials else None
         held: list[Chunk] = []
+        largest: Sequence[Tensor]  # what was subtracted from each chunk's rows
         if self.product is not None:
             first, targets = self.options.vocab_first, self.rows.columns
             held = [Chunk(kept.chunk(own), own, targets, first + own.start) for own in columns]
-            largest[:] = self.product.statistics(self.x, targets, statistics, [(one.columns, one.logits) for one in held])
-        for index, own in enumerate(columns if self.product is None else ()):
-            chunk, _ = self.logits(slice(None), own)
-            held.append(chunk._replace(logits=kept.chunk(own)))
-            keep = (
-                self.backend.exponentials if isinstance(self.backend, KernelBackend) and v is not None else self.backend.keep
-            )
-            keep(chunk, held[index].logits, statistics, largest[index], index > 0)
+            parts = [(one.columns, one.logits) for one in held]
+            largest = [self.product.statistics(self.x, targets, statistics, parts)] * len(columns)
+        else:
+            largest = statistics.new_empty(len(columns), statistics.shape[1]).unbind()
+            exponentials = isinstance(self.backend, KernelBackend) and v is not None
+            for index, own in enumerate(columns):
+                chunk, _ = self.logits(slice(None), own)
+                held.append(chunk._replace(logits=kept.chunk(own)))
+                keep = self.backend.exponentials if exponentials else self.backend.keep  # type: ignore[union-attr]
+                keep(chunk, held[index].logits, statistics, largest[index], index > 0)
         if self.options.group:
             parallel.combine_(statistics, self.options.group, argmax=self.options.argmax)
         coefficients = self.coefficients(self.rows, statistics, 1.0, None)
