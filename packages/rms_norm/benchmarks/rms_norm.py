@@ -191,8 +191,8 @@ def host_stages(device: torch.device) -> Sequence[Stage]:
         raise UnavailableError("a CPU runs plain PyTorch and launches nothing")
     x, weight = inputs(CASES[1], device).values()
     plain_x, plain_weight = x.detach(), weight.detach()
-    forward = partial(launch.forward, plain_x, None, plain_weight, None, None, *OPTIONS, True, chip)
-    captured = _arguments(forward, (launch, "plan_strided_rows"), (launch.KERNELS, "launch"))
+    forward = partial(launch.forward.launch_forward, plain_x, None, plain_weight, None, None, *OPTIONS, True, chip)
+    captured = _arguments(forward, (launch.forward, "plan_strided_rows"), (launch.arguments.KERNELS, "launch"))
     implementation = partial(
         OPERATORS.below_autograd, "rms_norm", plain_x, plain_weight, None, *OPTIONS[:3], False, *OPTIONS[3:], True
     )

@@ -20,6 +20,7 @@ from npu_rms_norm import (
     tiling,
 )
 from npu_rms_norm.kernels.backward import sum_partials_kernel
+from npu_rms_norm.launch.arguments import KERNELS
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
@@ -160,7 +161,7 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         checks.append(check)
         return tensor
 
-    for module in (launch, operators.plain, operators.gated):
+    for module in (launch.forward, launch.backward, launch.rstd, operators.plain, operators.gated):
         monkeypatch.setattr(module, "allocate", guarding)
     case = formula.make(37, width, torch.float32)
     residual = torch.randn(37, width)
@@ -176,7 +177,7 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
 
 def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     """The launch as a user's compiler would refuse it: everything above 2 rows overflows."""
-    real, refused = launch.KERNELS.launch, []
+    real, refused = KERNELS.launch, []
 
     def refusing(module, kernel, spec, grid, tensors, scalars):
         if kernel == "forward_kernel" and spec.constants["BLOCK_M"] > 2:
@@ -184,7 +185,7 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
         real(module, kernel, spec, grid, tensors, scalars)
 
-    monkeypatch.setattr(launch.KERNELS, "launch", refusing)
+    monkeypatch.setattr(KERNELS, "launch", refusing)
     case = formula.make(64, 2048, torch.bfloat16, seed=3)
     with npu_offline.emulate("Ascend910B4"), pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
         y, *_ = formula.run(case, rms_norm, "cpu")

@@ -8,7 +8,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_rms_norm import rms_norm
-from npu_rms_norm.launch import KERNELS
+from npu_rms_norm.launch.arguments import KERNELS
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 

@@ -1,6 +1,7 @@
 """RMSNorm for training on Huawei Ascend NPUs, CUDA and CPUs."""
 
-from .functional import add_rms_norm, gated_rms_norm, rms_norm
+from .functional import add_rms_norm, rms_norm
+from .gated import gated_rms_norm
 from .module import GatedRMSNorm, GemmaRMSNorm, LlamaRMSNorm, Olmo2RMSNorm, Qwen3RMSNorm, RMSNorm
 from .patching import patch
 from .quantised import add_rms_norm_dynamic_quant, rms_norm_dynamic_quant

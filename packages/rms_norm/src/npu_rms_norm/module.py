@@ -8,7 +8,8 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
-from .functional import add_rms_norm, gated_rms_norm, rms_norm
+from .functional import add_rms_norm, rms_norm
+from .gated import gated_rms_norm
 from .results import AddedRMSNorm
 
 

@@ -13,7 +13,8 @@ from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, sw
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor, nn
 
-from .functional import gated_rms_norm, rms_norm
+from .functional import rms_norm
+from .gated import gated_rms_norm
 from .reference import ACTIVATIONS
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import sharding
 from .autograd import OPERATORS
-from .functional import check
+from .checks import check
 from .results import AddedDynamicQuant, DynamicQuant
 
 FP8 = torch.float8_e4m3fn

@@ -1,4 +1,4 @@
-"""Device helpers for one chunk, a power of two columns, of a tile of rows: for stock Triton, see chunks.py."""
+"""Device helpers for one chunk, a power of two columns, of a tile of rows: for stock Triton, see forward_chunks.py."""
 
 import triton
 import triton.language as tl

@@ -7,7 +7,11 @@ from npu_tiling import device_for
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from .. import launch, reference
+from .. import reference
+from ..launch.arguments import Gate
+from ..launch.backward import launch_backward
+from ..launch.forward import launch_forward
+from ..launch.rstd import by_head, has_heads
 from .library import OPERATORS, fake_fp32, fake_parameters, fake_rstd, outputs
 
 
@@ -30,10 +34,10 @@ def _gated_rms_norm(
         options = (eps, offset, casting_mode, activation, norm_before_gate)
         wide, rstd = reference.gated_forward(x, gate, weight, bias, *options)
         y, fp32 = outputs(wide, dtype, return_fp32)
-        return y, fp32, launch.by_head(rstd, launch.has_heads(weight, bias)) if save_rstd else None
-    gating = launch.Gate(gate, activation == "silu", not norm_before_gate)
+        return y, fp32, by_head(rstd, has_heads(weight, bias)) if save_rstd else None
+    gating = Gate(gate, activation == "silu", not norm_before_gate)
     results = (dtype, return_fp32, save_rstd, device)
-    found = launch.forward(x, None, weight, bias, gating, eps, offset, casting_mode, *results)
+    found = launch_forward(x, None, weight, bias, gating, eps, offset, casting_mode, *results)
     return found.y, found.fp32, found.rstd
 
 
@@ -63,9 +67,9 @@ def _gated_rms_norm_backward(
     with_dx = need_dx or (need_dgate and not norm_before_gate)
     dx = allocate(x, x.shape, x.dtype) if with_dx else None
     dgate = allocate(gate, gate.shape, gate.dtype) if need_dgate else None
-    gating = launch.Gate(gate, activation == "silu", not norm_before_gate)
+    gating = Gate(gate, activation == "silu", not norm_before_gate)
     written = (dx, dgate, need_dweight, need_dbias, device)
-    parameters = launch.backward(dy, None, x, weight, bias, gating, rstd, offset, casting_mode, x.dtype, *written)
+    parameters = launch_backward(dy, None, x, weight, bias, gating, rstd, offset, casting_mode, x.dtype, *written)
     return dx if need_dx else None, dgate, *parameters
 
 

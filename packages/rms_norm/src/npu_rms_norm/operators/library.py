@@ -7,7 +7,7 @@ from npu_tiling.pytorch.autograd import OperatorLibrary
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
-from .. import launch
+from ..launch.rstd import allocate_rstd, has_heads
 
 OPERATORS = OperatorLibrary("npu_rms_norm")
 
@@ -24,7 +24,7 @@ def fake_fp32(x: Tensor, dtype: torch.dtype, wanted: bool) -> Tensor | None:
 
 def fake_rstd(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype, save_rstd: bool) -> Tensor | None:
     """The shape and the strides of rstd."""
-    return launch.allocate_rstd(x, launch.has_heads(weight, bias), statistics_dtype(dtype)) if save_rstd else None
+    return allocate_rstd(x, has_heads(weight, bias), statistics_dtype(dtype)) if save_rstd else None
 
 
 def fake_parameters(

@@ -12,7 +12,10 @@ from npu_tiling import device_for, row_layout
 from npu_tiling.pytorch.tensors import allocate, statistics_dtype
 from torch import Tensor
 
-from .. import launch, reference
+from .. import reference
+from ..launch.backward import launch_backward
+from ..launch.forward import launch_forward
+from ..launch.rstd import by_head, has_heads
 from .library import OPERATORS, fake_fp32, fake_parameters, fake_rstd, outputs
 
 
@@ -32,9 +35,9 @@ def _rms_norm(
     if device is None:
         wide, rstd = reference.forward(x, weight, bias, eps, offset, casting_mode, x.dtype)
         y, fp32 = outputs(wide, dtype, return_fp32)
-        return y, fp32, launch.by_head(rstd, launch.has_heads(weight, bias)) if save_rstd else None
+        return y, fp32, by_head(rstd, has_heads(weight, bias)) if save_rstd else None
     options = (eps, offset, casting_mode, dtype, return_fp32, save_rstd, device)
-    found = launch.forward(x, None, weight, bias, None, *options)
+    found = launch_forward(x, None, weight, bias, None, *options)
     return found.y, found.fp32, found.rstd
 
 
@@ -57,9 +60,9 @@ def _add_rms_norm(
         total = (x.to(wide) + residual.to(wide)).to(residual.dtype).contiguous()
         result, rstd = reference.forward(total, weight, bias, eps, offset, casting_mode, x.dtype)
         y, fp32 = outputs(result, dtype, return_fp32)
-        return y, total, fp32, launch.by_head(rstd, launch.has_heads(weight, bias)) if save_rstd else None
+        return y, total, fp32, by_head(rstd, has_heads(weight, bias)) if save_rstd else None
     options = (eps, offset, casting_mode, dtype, return_fp32, save_rstd, device)
-    found = launch.forward(x, residual, weight, bias, None, *options)
+    found = launch_forward(x, residual, weight, bias, None, *options)
     assert found.total is not None
     return found.y, found.total, found.fp32, found.rstd
 
@@ -86,7 +89,7 @@ def _rms_norm_backward(
         return dx, dweight, dbias
     result = allocate(x, x.shape, x.dtype) if need_dx else None
     outputs = (result, None, need_dweight, need_dbias, device)
-    return result, *launch.backward(dy, dsum, x, weight, bias, None, rstd, offset, casting_mode, rounded_to, *outputs)
+    return result, *launch_backward(dy, dsum, x, weight, bias, None, rstd, offset, casting_mode, rounded_to, *outputs)
 
 
 def _rms_norm_backward_(
@@ -110,7 +113,7 @@ def _rms_norm_backward_(
         dy.copy_(dx)
         return parameters[0], parameters[1]
     outputs = (dy, None, need_dweight, need_dbias, device)
-    return launch.backward(dy, dsum, x, weight, bias, None, rstd, offset, casting_mode, rounded_to, *outputs)
+    return launch_backward(dy, dsum, x, weight, bias, None, rstd, offset, casting_mode, rounded_to, *outputs)
 
 
 def _fake_rms_norm(  # type: ignore[no-untyped-def]

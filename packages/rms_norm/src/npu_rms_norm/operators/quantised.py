@@ -7,7 +7,8 @@ from npu_tiling import device_for
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
-from .. import launch, reference
+from .. import reference
+from ..launch.forward import launch_forward
 from .library import OPERATORS
 
 
@@ -24,7 +25,7 @@ def _dynamic_quant(
     if device is None:
         wide, _ = reference.forward(x, weight, bias, eps, offset, casting_mode, x.dtype)
         return reference.quantise(wide, dtype)
-    found = launch.forward(x, None, weight, bias, None, eps, offset, casting_mode, dtype, False, False, device)
+    found = launch_forward(x, None, weight, bias, None, eps, offset, casting_mode, dtype, False, False, device)
     assert found.scale is not None
     return found.y, found.scale.contiguous()
 
@@ -46,7 +47,7 @@ def _add_dynamic_quant(
         wide, _ = reference.forward(total, weight, bias, eps, offset, casting_mode, x.dtype)
         y, scale = reference.quantise(wide, dtype)
         return y, total, scale
-    found = launch.forward(x, residual, weight, bias, None, eps, offset, casting_mode, dtype, False, False, device)
+    found = launch_forward(x, residual, weight, bias, None, eps, offset, casting_mode, dtype, False, False, device)
     assert found.total is not None
     assert found.scale is not None
     return found.y, found.total, found.scale.contiguous()

@@ -1,0 +1,1 @@
+"""From tensors to kernel launches: how the rows lie, tiling, allocation."""
