@@ -93,6 +93,7 @@ def test_vendors_operators_are_providers_on_an_npu(script, sizes, monkeypatch):
 
 
 CROSS_ENTROPY = ROOT / "packages" / "fused_linear_cross_entropy" / "benchmarks" / "fused_linear_cross_entropy.py"
+RMS_NORM = ROOT / "packages" / "rms_norm" / "benchmarks" / "rms_norm.py"
 
 
 @pytest.mark.parametrize("logit_bytes", [2**31, 101 * 8 * 5])
@@ -163,6 +164,28 @@ def test_cross_entropys_peers_are_called_as_their_signatures_say(monkeypatch):
     odd = npu_bench.Case("odd", {"tokens": 8, "width": 16, "vocabulary": 33})
     with pytest.raises(npu_bench.UnavailableError, match="multiples of 8"):
         benchmark.providers["quack"](odd, cuda)
+
+
+def test_rms_norms_peer_is_called_as_its_signature_says(monkeypatch):
+    """With a stand-in for quack-kernels 0.6.5."""
+
+    def rmsnorm(x, weight=None, bias=None, residual=None, out_dtype=None, residual_dtype=None, eps=1e-6, prenorm=False):
+        assert (bias, residual, out_dtype, residual_dtype, prenorm) == (None, None, None, None, False)
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+    module = ModuleType("quack")
+    module.rmsnorm = rmsnorm
+    monkeypatch.setitem(sys.modules, "quack", module)
+    benchmark, cuda = load(RMS_NORM), SimpleNamespace(type="cuda")
+    case = npu_bench.Case("tiny", {"shape": (8, 64), "storage": (8, 64)})
+    inputs = make_inputs(benchmark, case, CPU)
+    expected, seeds = expect(benchmark.reference, inputs, torch.float64)
+    assert verify(benchmark.providers["quack"](case, cuda), inputs, seeds, expected, 2**-5).right
+    with pytest.raises(npu_bench.UnavailableError):
+        benchmark.providers["quack"](case, CPU)
+    gated = npu_bench.Case("gated", {"shape": (8, 2, 64), "storage": (8, 2, 64), "gated": True})
+    with pytest.raises(npu_bench.UnavailableError, match="no gate"):
+        benchmark.providers["quack"](gated, cuda)
 
 
 def test_heads_of_models_are_cases_from_1024_tokens_to_65536():

@@ -47,10 +47,16 @@ CASES = (
     case(32768, 4096),
     case(8192, 16384),
     case(4096, 65536),
+    case(262144, 128),
     heads_case(4, 2048, 32, 8, 128),
     gated_case(8192, 32, 128),
 )
 SWEEPS = {
+    "between": Sweep(
+        "hidden",
+        "hidden size between powers of two, 16384 tokens",
+        [case(16384, d, x=d) for d in (2560, 2880, 3072, 3584, 5120, 6144, 7168)],
+    ),
     "tokens": Sweep("tokens", "tokens, hidden size 4096", [case(n, 4096, x=n) for n in (2**i for i in range(8, 19))]),
     "hidden": Sweep("hidden", "hidden size, 4096 tokens", [case(4096, d, x=d) for d in (2**i for i in range(7, 17))]),
     "short": Sweep("hidden", "hidden size, 2048 tokens", [case(2048, d, x=d) for d in (512, 1024, 2048)]),
@@ -160,6 +166,17 @@ def liger(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor
     return lambda x, weight: LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False)
 
 
+def quack(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    without_gate(case)
+    if device.type != "cuda":
+        raise UnavailableError("quack-kernels runs on CUDA")
+    try:
+        from quack import rmsnorm  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise UnavailableError(str(error)) from None
+    return lambda x, weight: rmsnorm(x, weight, eps=EPS)
+
+
 def ascend_vendor(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
     without_gate(case)
     if device.type != "npu":
@@ -237,13 +254,14 @@ BENCHMARK = Benchmark(
         "hf": eager_formula,
         "compile": compiled_formula,
         "liger": liger,
+        "quack": quack,
         "fla": flash_linear_attention,
         "torch_npu": ascend_vendor,
     },
     reference=reference,
     traffic=traffic,
     sweeps=SWEEPS,
-    peers=("liger-kernel",),
+    peers=("liger-kernel", "quack-kernels", "fla-core"),
     host_cases=(case(16, 256),),
     host_stages=host_stages,
 )

@@ -1,6 +1,6 @@
 """quack-kernels' loss, for Hopper and later. Its module takes chunks where it can, and else all logits at once.
 
-Version 0.6.5 runs with nvidia-cutlass-dsl 4.7.1; with 4.8.1 it raises a TypeError.
+Version 0.6.5 was run with nvidia-cutlass-dsl 4.7.1. Outside of a folder named site-packages it raises a TypeError.
 """
 
 from __future__ import annotations
