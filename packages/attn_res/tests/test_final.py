@@ -2,10 +2,10 @@
 
 from types import SimpleNamespace
 
+import banks
 import depth
 import npu_offline
 import pytest
-import test_bank
 import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
 from npu_attn_res.tiling import launches
@@ -46,8 +46,8 @@ def test_results_are_those_of_the_formula(name):
 @pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])
 def test_a_bank_gives_the_results_of_the_formula(tokens, width, bank, counted):
     n_blocks = 2
-    given = test_bank.tensors(PLACE, tokens, 4, n_blocks, width, bank)
-    test_bank.check(given, n_blocks, counted=counted)
+    given = banks.tensors(PLACE, tokens, 4, n_blocks, width, bank)
+    banks.check(given, n_blocks, counted=counted)
     memory, prefix, x, *weights = given
     count = torch.tensor(n_blocks) if counted else n_blocks
     found = attn_res_bank(memory, count, prefix, *weights, layer_output=x, append=True)
