@@ -93,6 +93,7 @@ def test_vendors_operators_are_providers_on_an_npu(script, sizes, monkeypatch):
 
 
 CROSS_ENTROPY = ROOT / "packages" / "fused_linear_cross_entropy" / "benchmarks" / "fused_linear_cross_entropy.py"
+ATTN_RES = ROOT / "packages" / "attn_res" / "benchmarks" / "attn_res.py"
 RMS_NORM = ROOT / "packages" / "rms_norm" / "benchmarks" / "rms_norm.py"
 
 
@@ -186,6 +187,68 @@ def test_rms_norms_peer_is_called_as_its_signature_says(monkeypatch):
     gated = npu_bench.Case("gated", {"shape": (8, 2, 64), "storage": (8, 2, 64), "gated": True})
     with pytest.raises(npu_bench.UnavailableError, match="no gate"):
         benchmark.providers["quack"](gated, cuda)
+
+
+def test_attention_residuals_peers_are_called_as_their_signatures_say(monkeypatch):
+    """With stand-ins for liger-kernel 0.8.5 and fla-core 0.6.0: blocks listed, stacked, and of a bank."""
+    asked = []
+
+    def mixed(v, query, weight, eps):
+        return load(ATTN_RES).reference(v.double(), query.double(), weight.double()).to(v.dtype)
+
+    def liger(stacked, query, weight, eps):
+        assert eps == 1e-6
+        return mixed(stacked, query, weight, eps)
+
+    def fla(name):
+        def fused(query, residuals, rms_weight, output_rms_weight=None, rms_eps=1e-5, scale=1.0, return_weights=False):
+            asked.append(name)
+            assert (rms_eps, scale, return_weights) == (1e-6, 1.0, False)
+            h = mixed(torch.stack(tuple(residuals)), query, rms_weight, rms_eps)
+            if output_rms_weight is None:
+                return h
+            return torch.nn.functional.rms_norm(h.double(), h.shape[-1:], output_rms_weight.double(), rms_eps).to(h.dtype)
+
+        return fused
+
+    class Gluon:
+        fused_attnres = staticmethod(fla("gluon"))
+
+        def fused_attnres_verifier(self, query, residuals, rms_weight, output_rms_weight=None):
+            assert query.shape == rms_weight.shape == residuals[0].shape[-1:]
+            return (True, None) if query.numel() >= 64 else (False, "rows must have 128 bytes")
+
+    modules = {
+        "liger_kernel.ops": {"LigerAttnResFunction": SimpleNamespace(apply=liger)},
+        "fla.ops.attnres": {"fused_attnres": fla("triton")},
+        "fla.ops.attnres.backends.gluon": {"AttnResGluonBackend": Gluon},
+    }
+    for name, content in modules.items():
+        module = ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    benchmark = load(ATTN_RES)
+    monkeypatch.setattr(torch, "empty", lambda *sizes, device, **more: torch.zeros(*sizes, **more))
+    cuda = SimpleNamespace(type="cuda")
+    sizes = {"tokens": 4, "blocks": 3, "width": 64, "listed": False}
+    for more in ({}, {"listed": True}, {"bank": True}):
+        case = npu_bench.Case("tiny", {**sizes, **more})
+        inputs = make_inputs(benchmark, case, CPU)
+        expected, seeds = expect(benchmark.reference, inputs, torch.float64)
+        for name in ("liger", "fla", "fla_gluon"):
+            with pytest.raises(npu_bench.UnavailableError):
+                benchmark.providers[name](case, CPU)
+            if name == "liger" and "bank" in more:
+                continue
+            verdict = verify(benchmark.providers[name](case, cuda), inputs, seeds, expected, 2**-5)
+            assert verdict.right, (name, more, verdict.reason)
+    assert asked == ["triton", "triton", "gluon", "gluon"] * 3  # each with gradients and without
+    narrow = npu_bench.Case("narrow", {**sizes, "width": 32})
+    with pytest.raises(npu_bench.UnavailableError, match="128 bytes"):
+        benchmark.providers["fla_gluon"](narrow, cuda)
+    monkeypatch.setenv("FLA_GLUON", "1")
+    with pytest.raises(npu_bench.UnavailableError, match="FLA_GLUON"):
+        benchmark.providers["fla"](narrow, cuda)
 
 
 def test_heads_of_models_are_cases_from_1024_tokens_to_65536():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 import npu_attn_res
@@ -33,7 +34,10 @@ def is_bank(case: Case) -> bool:
     return bool(case.parameters.get("bank", False))
 
 
-SHAPES = ((1024, 8, 4096), (8192, 8, 4096), (8192, 16, 7168))
+SHAPES = (
+    *((1024, 8, 4096), (8192, 8, 4096), (8192, 16, 7168), (4096, 4, 2048), (4096, 32, 2048)),
+    *((4096, 8, 2560), (4096, 12, 5120), (4096, 8, 7168), (2048, 8, 16384)),
+)
 CASES = (*(case(*shape) for shape in SHAPES), *(case(*shape, listed=True) for shape in SHAPES))
 CASES += (bank_case(8192, 8, 4096), bank_case(8192, 8, 7168))
 SWEEPS = {
@@ -148,13 +152,36 @@ def liger(case: Case, device: torch.device) -> Forward:
 
 
 def fla(case: Case, device: torch.device) -> Forward:
+    """Its Triton kernels, which it chooses by itself unless told otherwise."""
     if device.type == "cpu":
         raise UnavailableError("fla has no kernels for a CPU")
+    for name in ("FLA_GLUON", "FLA_ATTNRES_GLUON"):
+        if os.environ.get(name, "0") != "0":
+            raise UnavailableError(f"{name} makes fla choose its Gluon kernels: unset it")
     try:
         from fla.ops.attnres import fused_attnres  # type: ignore[import-not-found]
     except ImportError as error:
         raise UnavailableError(str(error)) from None
+    return _fla_forward(case, fused_attnres)
 
+
+def fla_gluon(case: Case, device: torch.device) -> Forward:
+    """Its Gluon kernels, as it calls them where FLA_GLUON or FLA_ATTNRES_GLUON is 1 and they take the call."""
+    if device.type != "cuda":
+        raise UnavailableError("fla's Gluon kernels are for CUDA")
+    try:
+        from fla.ops.attnres.backends.gluon import AttnResGluonBackend  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise UnavailableError(str(error)) from None
+    backend = AttnResGluonBackend()
+    row = torch.empty(1, case["width"], dtype=DTYPE, device=device)
+    taken, reason = backend.fused_attnres_verifier(row[0], [row], row[0])
+    if not taken:
+        raise UnavailableError(reason)
+    return _fla_forward(case, backend.fused_attnres)
+
+
+def _fla_forward(case: Case, fused_attnres: Callable[..., Tensor]) -> Forward:
     def of_bank(bank: Tensor, prefix: Tensor, layer_output: Tensor, *weights: Tensor) -> Outputs:
         query, rms_weight, output_rms_weight = weights
         joined = prefix + layer_output
@@ -194,6 +221,7 @@ BENCHMARK = Benchmark(
         "compile": compiled_formula,
         "liger": liger,
         "fla": fla,
+        "fla_gluon": fla_gluon,
     },
     reference=reference,
     traffic=traffic,

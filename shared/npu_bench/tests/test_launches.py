@@ -4,8 +4,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from npu_bench import open_device, over_stand_in
+from npu_bench import BenchError, open_device, over_stand_in, runner
 from npu_bench.launches import count_launches, empty_function, one_operator, returning_at_once
+from npu_bench.report import document, tables_of
 
 
 @pytest.fixture
@@ -83,3 +84,28 @@ def test_kernels_copies_and_fills_of_cuda_are_counted():
 def test_the_empty_function_is_differentiated():
     dx, dweight = empty_function(torch.device("cpu"))()
     assert torch.equal(dx, torch.ones(16, 16)) and torch.equal(dweight, torch.ones(16, 16))
+
+
+def test_launches_of_a_run_are_counted_after_all_times_and_are_a_column(stand_in, npu, toy, measure, monkeypatch):
+    order = []
+    timed, counted = runner.wall_times, runner.count_launches
+    monkeypatch.setattr(runner, "wall_times", lambda *a: (order.append("time"), timed(*a))[1])
+    monkeypatch.setattr(runner, "count_launches", lambda *a: (order.append("count"), counted(*a))[1])
+
+    def one_launch(x, weight):
+        stand_in.count += 1
+        return x * weight
+
+    modes = ["forward", "no-grad-forward"]
+    run = measure(toy("one_wrong_row", ours=one_launch), npu, modes=modes, launches=True)
+    assert order == ["time"] * 4 + ["count"] * 4
+    assert [row.launches and row.launches.p50 for row in run.rows] == [None, 1] * 4
+    table, _ = tables_of(run)
+    assert [row[table.headers.index("launches")] for row in table.rows] == ["-", "1"] * 2
+    assert "- launches: " in document(run)
+    assert "launches" not in document(measure(toy("product"), npu, modes=modes))
+
+
+def test_launches_are_refused_where_nobody_counts_them(toy, measure, cpu):
+    with pytest.raises(BenchError, match="nobody counts"):
+        measure(toy("product"), cpu, launches=True)

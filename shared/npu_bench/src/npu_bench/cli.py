@@ -52,6 +52,9 @@ def _bench(arguments: Sequence[str]) -> int:
     _choices_and_outputs(parser)
     parser.add_argument("--budget", type=_seconds, metavar="S", help=f"seconds a measurement ({_DEFAULT_BUDGET})")
     parser.add_argument("--case-seconds", type=_seconds, metavar="S", help="begin no provider or mode of a case later")
+    parser.add_argument(
+        "--launches", action="store_const", const=True, help="count what a call puts into the device's queue"
+    )
     parser.add_argument("--soc", help=f"the chip of --device emulated ({_DEFAULT_SOC})")
     _records(parser)
     options = parser.parse_args(arguments)
@@ -69,13 +72,14 @@ def _bench(arguments: Sequence[str]) -> int:
     providers = choose("providers", options.providers, list(benchmark.providers))
     device = open_device(options.device or default_kind())
     environment = describe(device.name, benchmark.distribution, script, benchmark.peers, arguments, options.label)
-    with progress_bar(steps(sweep, modes)) as progress:
+    with progress_bar(steps(sweep, modes, launches=bool(options.launches))) as progress:
         result = run(
             *(benchmark, device, environment, sweep),
             modes=modes,
             providers=providers,
             budget_s=options.budget or _DEFAULT_BUDGET,
             case_s=options.case_seconds or math.inf,
+            launches=bool(options.launches),
             progress=progress,
         )
     if options.json:
@@ -119,7 +123,7 @@ def _choices_and_outputs(parser: argparse.ArgumentParser) -> None:
 
 
 def _emulated(benchmark: Benchmark, script: Path, options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    for option in ("json", "plot", "budget", "case_seconds", "label"):
+    for option in ("json", "plot", "budget", "case_seconds", "label", "launches"):
         if getattr(options, option) is not None:
             name = option.replace("_", "-")
             raise BenchError(f"--{name} is about times and records of times, which an emulation does not give.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .ceilings import Ceilings
@@ -67,10 +68,11 @@ def _rows(benchmark: Benchmark, sweep: Sweep, ceilings: Ceilings, records: Seque
                 p50, p20, p80 = found.get(key, (None, None, None))
                 known = p50 is not None and p20 is not None and p80 is not None
                 measured.append(Quantiles(p50, p20, p80, 0) if known else None)  # type: ignore[arg-type]
-            device_ms, wall_ms, host_us, memory = measured
+            device_ms, wall_ms, host_us, memory, launches = measured
             if device_ms is None or wall_ms is None or host_us is None:
                 rows.append(Row(case, mode, provider, "no right result"))
             else:
                 one: Measured = (device_ms, wall_ms, host_us, memory)
-                rows.append(measured_row(benchmark, ceilings, case, mode, provider, "recorded", one))
+                row = measured_row(benchmark, ceilings, case, mode, provider, "recorded", one)
+                rows.append(replace(row, launches=launches))
     return rows

@@ -16,6 +16,11 @@ from .timing import Quantiles
 _CALLS = 2
 
 
+def counts_launches(device: Device) -> bool:
+    """Whether somebody counts a device's launches."""
+    return device.kind == "cuda" or (device.kind == "npu" and over_stand_in())
+
+
 def count_launches(call: Callable[[], Any], device: Device) -> Quantiles | None:
     """Kernels, copies and fills of one call, over a few calls.
 
@@ -23,7 +28,7 @@ def count_launches(call: Callable[[], Any], device: Device) -> Quantiles | None:
     """
     if device.kind == "cuda":
         return Quantiles.of([_profiled(call, device) for _ in range(_CALLS)])
-    if device.kind == "npu" and over_stand_in():
+    if counts_launches(device):
         return Quantiles.of([_counted(call, device) for _ in range(_CALLS)])
     return None
 

@@ -19,14 +19,15 @@ from .host import HostRun
 from .runner import Row, Run
 from .timing import Quantiles
 
-# metric: unit, attribute of a row; in the order of `runner.Measured`
+# metric: unit, attribute of a row; those of `runner.Measured` first, in its order
 METRICS = {
     "speed": ("ms", "device_ms"),
     "wall": ("ms", "wall_ms"),
     "host": ("us", "host_us"),
     "memory": ("MB", "memory_mib"),
+    "launches": ("launches", "launches"),
 }
-HOST_METRICS = {"host": METRICS["host"], "launches": ("launches", "launches")}
+HOST_METRICS = {name: METRICS[name] for name in ("host", "launches")}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ _HEADERS = (
 )
 _LABELS = 3
 _GROWTH_COLUMN = _HEADERS.index("rate")  # of sweeps alone
+_LAUNCHES = "launches"  # the last column, of runs that counted them
 
 _NOTES = """\
 - result: largest error against the reference; WRONG results are not timed.
@@ -40,6 +41,10 @@ _NOTES = """\
 _GROWTH_NOTE = f"""\
 - growth: device time over that of the size before, over the same ratio of floors: 1 is a straight line. CLIFF: above
   {TOLERANCE}, and not within the spread of the two times.
+"""
+
+_LAUNCHES_NOTE = """\
+- launches: kernels, copies and fills that one call puts into the device's queue.
 """
 
 _GRAPH_NOTE = """\
@@ -66,7 +71,8 @@ def notes(run: Run) -> str:
     growth = _GROWTH_NOTE + _cliffs(found) if found else ""
     graph = _GRAPH_NOTE if any(row.mode == "graph" for row in run.rows) else ""
     absent = [f"- not run: {provider}, {verdict}.\n" for provider, verdict in _absent(run).items()]
-    return _NOTES.format(growth=growth) + graph + "".join(absent)
+    launches = _LAUNCHES_NOTE if _counted(run) else ""
+    return _NOTES.format(growth=growth) + launches + graph + "".join(absent)
 
 
 def document(run: Run) -> str:
@@ -95,6 +101,10 @@ def _absent(run: Run) -> dict[str, str]:
     }
 
 
+def _counted(run: Run) -> bool:
+    return any(row.launches is not None for row in run.rows)
+
+
 def _table(run: Run, mode: str) -> Table:
     rows, absent, found = [], _absent(run), growths(run)
     for case in run.sweep.cases:
@@ -104,8 +114,11 @@ def _table(run: Run, mode: str) -> Table:
             if found:
                 growth = found.get((case.name, mode, row.provider))
                 cells.insert(_GROWTH_COLUMN, "-" if growth is None else str(growth))
+            if _counted(run):
+                cells.append("-" if row.launches is None else f"{row.launches.p50:g}")
             rows.append(cells)
-    headers = [*_HEADERS[:_GROWTH_COLUMN], "growth", *_HEADERS[_GROWTH_COLUMN:]] if found else _HEADERS
+    headers = [*_HEADERS[:_GROWTH_COLUMN], "growth", *_HEADERS[_GROWTH_COLUMN:]] if found else [*_HEADERS]
+    headers += [_LAUNCHES] * _counted(run)
     return Table(f"{run.benchmark}, {mode}", headers, rows, _LABELS)
 
 

@@ -6,7 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -19,7 +19,8 @@ from .devices import Device
 from .environment import Environment
 from .errors import BenchError, UnavailableError
 from .graphs import capture
-from .modes import timed_call
+from .launches import count_launches, counts_launches
+from .modes import as_tuple, timed_call
 from .timing import Quantiles, device_times, host_times, peak_memory, wall_times
 
 SEED = 20
@@ -36,7 +37,7 @@ class Row:
         device_ms, wall_ms, host_us, memory_mib: the measurements; memory is None where the device does not count.
         floor_ms: the time of the declared bytes or operations at the measured ceiling.
         rate, rate_unit: declared bytes or operations over the device time, whichever bounds the case.
-        launches: what one call puts into the device's queue, in a run of `npu-bench host`.
+        launches: what one call puts into the device's queue, where it was counted.
     """
 
     case: Case
@@ -91,6 +92,7 @@ def run(
     providers: Sequence[str],
     budget_s: float,
     case_s: float = math.inf,
+    launches: bool = False,
     progress: Callable[[str], None],
 ) -> Run:
     """Measure.
@@ -103,11 +105,14 @@ def run(
         modes, providers: which of those declared.
         budget_s: seconds for each provider, mode and clock; at least ten samples are taken whatever they cost.
         case_s: seconds after which a case begins with no other provider or mode; what is left is not measured, and says so.
+        launches: whether to count what a call puts into the device's queue.
         progress: told before each of `steps` steps what comes.
 
     Raises:
-        BenchError: mode "graph" is asked for where there are no graphs.
+        BenchError: mode "graph" is asked for where there are no graphs, or launches where nobody counts them.
     """
+    if launches and not counts_launches(device):
+        raise BenchError(f"launches are asked for, and nobody counts them on {device.name}.")
     if "graph" in modes and not device.asynchronous:
         raise BenchError(f"modes has graph, which replays the queue of an accelerator, and the device is {device.name}.")
     progress("ceilings")
@@ -121,12 +126,28 @@ def run(
             rows += [Row(case, mode, name, _said(error)) for mode in modes for name in providers]
         gc.collect()
         device.release()
+    if launches:
+        progress("launches")
+        rows = [_with_launches(benchmark, device, row) for row in rows]
     return Run(benchmark.name, benchmark.ours, sweep, environment, ceilings, rows)
 
 
-def steps(sweep: Sweep, modes: Sequence[str]) -> int:
+def _with_launches(benchmark: Benchmark, device: Device, row: Row) -> Row:
+    """The row with its launches, counted when no clock runs any more: the host is slower once a profiler has run."""
+    if not row.right or row.mode == "graph":
+        return row
+    inputs = make_inputs(benchmark, row.case, device.torch_device)
+    forward = benchmark.providers[row.provider](row.case, device.torch_device)
+    with torch.set_grad_enabled(row.mode != "no-grad-forward"):
+        seeds = tuple(torch.ones_like(output) for output in as_tuple(forward(*inputs.values())))
+        call = timed_call(row.mode, forward, inputs, seeds)
+        call()
+        return replace(row, launches=count_launches(call, device))
+
+
+def steps(sweep: Sweep, modes: Sequence[str], *, launches: bool = False) -> int:
     """How often `run` reports progress."""
-    return 1 + len(sweep.cases) * (1 + len(modes))
+    return 1 + len(sweep.cases) * (1 + len(modes)) + launches
 
 
 def make_inputs(benchmark: Benchmark, case: Case, device: torch.device) -> Mapping[str, Tensor]:
