@@ -91,6 +91,25 @@ def test_a_list_and_a_bank_are_the_same(device, n_blocks):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("append", [False, True], ids=["", "appended"])
+@pytest.mark.parametrize(("count", "meant"), [(-1, 0), (2**31 - 1, 5), (6, 5)])
+def test_a_number_on_the_device_that_is_none_of_the_banks_reads_and_writes_nothing_outside(device, count, meant, append):
+    bank, prefix, x, *weights = banks.tensors(device, n_blocks=5, bank=torch.float32, prefix=torch.float32)
+    outside = float("nan")
+    results = []
+    for number in (count, meant):
+        memory = torch.full((7, 9, banks.WIDTH), outside, device=bank.device)
+        memory[:, 2:7] = bank
+        leaves = [one.detach().requires_grad_() for one in (prefix, x, *weights)]
+        given = torch.tensor(number, device=bank.device)
+        found = attn_res_bank(memory[:, 2:7], given, *leaves[:1], *leaves[2:], layer_output=leaves[1], append=append)
+        gradients = torch.autograd.grad(found[:3], leaves, banks.upstream_of(found[:3]))
+        assert memory[:, :2].isnan().all() and memory[:, 7:].isnan().all()
+        results.append([memory[:, 2:7].detach(), *found[:3], *gradients])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_it_is_attn_res_of_the_blocks_and_the_prefix(device):
     bank, prefix, _, query, rms_weight, _ = banks.tensors(device, bank=torch.float32, prefix=torch.float32)
     found = attn_res_bank(bank, 3, prefix, query, rms_weight, return_weights=True)

@@ -24,6 +24,14 @@ BAD = {
         ValueError,
     ),
     "prefix has strides": (lambda a: a | {"prefix": a["prefix"].t().contiguous().t(), "in_place": True}, ValueError),
+    "prefix has strides .* of their own": (
+        lambda a: a | {"prefix": a["prefix"][:1].expand(a["prefix"].shape), "in_place": True},
+        ValueError,
+    ),
+    "bank has strides .* of their own": (
+        lambda a: a | {"bank": a["bank"][:1].expand(a["bank"].shape), "append": True},
+        ValueError,
+    ),
     "layer_output has shape": (lambda a: a | {"layer_output": a["prefix"][:3]}, ValueError),
     "query has shape": (lambda a: a | {"query": a["query"][:3]}, ValueError),
     "output_dtype is torch.int8": (lambda a: a | {"output_dtype": torch.int8}, TypeError),

@@ -45,6 +45,14 @@ def test_it_is_the_formula(device, normalised, column):
     assert torch.equal(fused_attnres(*given), found)
 
 
+def test_its_levels_of_checkpointing_are_the_same_here():
+    query, blocks, rms_weight, _ = inputs("cpu")
+    found = fused_attnres(query, blocks, rms_weight)
+    assert all(torch.equal(fused_attnres(query, blocks, rms_weight, checkpoint_level=level), found) for level in (0, 1))
+    with pytest.raises(ValueError, match="checkpoint_level is 2 and must be 0 or 1"):
+        fused_attnres(query, blocks, rms_weight, checkpoint_level=2)
+
+
 def test_scores_are_scaled_in_every_form(device):
     query, blocks, rms_weight, _ = inputs(device.torch)
     expected, _ = depth.formula(blocks.cpu().double(), SCALE * query.cpu().double(), rms_weight.cpu().double(), EPS)

@@ -51,7 +51,7 @@ def attn_res_bank(
         bank: [..., capacity, D], fp32, bf16 or fp16 (fp64 too on a CPU), rows at any one stride; or a list or tuple of
             blocks [..., D], which may be empty.
         n_blocks: how many blocks of the bank count, from 0; an int, or a tensor with one int32 or int64 on the bank's
-            device, which nothing waits for. None: all.
+            device, which nothing waits for: below 0 it counts as 0, above the capacity as that. None: all.
         prefix: [..., D]: the sum of the outputs of the layers since the last block.
         query, rms_weight: [D], the prefix's dtype or fp32.
         output_rms_weight: [D], the prefix's dtype or fp32: of an RMSNorm of h in the same pass.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from npu_tiling import row_layout
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.rows import may_overlap
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
@@ -86,8 +87,10 @@ def check_bank(
         raise TypeError(f"output_dtype is {output_dtype} and must be {allowed}.")
     if flags["append"]:
         _check_append(bank, n_blocks, n_all)
-    if flags["in_place"] and not _followed(prefix):
-        raise ValueError(f"prefix has strides {prefix.stride()} and must have rows at one stride to be written in place.")
+    if flags["in_place"] and (not _followed(prefix) or may_overlap(prefix)):
+        raise ValueError(
+            f"prefix has strides {prefix.stride()} and must have rows of their own, at one stride, to be written in place."
+        )
     return _check_numbers(**numbers)
 
 
@@ -132,8 +135,10 @@ def _check_append(bank: Any, n_blocks: Any, n_all: int) -> None:
         raise ValueError("append is True and must be False for a list of blocks, which the caller appends to.")
     if not isinstance(n_blocks, Tensor) and (n_blocks is None or n_blocks >= n_all):
         raise ValueError(f"append is True and must be False for a bank that is full: it has {n_all} blocks.")
-    if not _followed(bank.movedim(-2, 0)[0]):
-        raise ValueError(f"bank has strides {bank.stride()} and must have rows at one stride to be appended to.")
+    if not _followed(bank.movedim(-2, 0)[0]) or may_overlap(bank):
+        raise ValueError(
+            f"bank has strides {bank.stride()} and must have rows of their own, at one stride, to be appended to."
+        )
 
 
 def _followed(rows: Tensor) -> bool:

@@ -122,12 +122,14 @@ def fused_attnres(
     rms_eps: float = 1e-6,
     scale: float = 1.0,
     return_weights: bool = False,
+    checkpoint_level: int = 1,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attn_res` under the signature of flash-linear-attention's `fused_attnres`.
 
     Args:
         query: [D] or [D, 1].
         residuals, rms_weight, output_rms_weight, rms_eps, scale, return_weights: as for `attn_res`.
+        checkpoint_level: 0 or 1; changes nothing here.
 
     Returns:
         h [..., D], or RMSNorm(h) alone where there is an output_rms_weight. With `return_weights` a tuple of that and alpha
@@ -138,6 +140,8 @@ def fused_attnres(
 
     Source: fla.ops.attnres of flash-linear-attention 0.6.0.
     """
+    if checkpoint_level not in (0, 1):
+        raise ValueError(f"checkpoint_level is {checkpoint_level} and must be 0 or 1.")
     if isinstance(query, Tensor) and query.dim() == 2 and query.shape[1] == 1:  # noqa: PLR2004
         query = query.squeeze(1)
     given = (residuals, query, rms_weight, output_rms_weight, rms_eps, scale)

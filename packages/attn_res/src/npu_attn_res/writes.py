@@ -30,7 +30,7 @@ def append(bank: Tensor, n_blocks: int | Tensor, block: Tensor, is_there: bool) 
     elif is_there:
         apply(_Written, bank, block, n_blocks)
     elif capacity := bank.shape[-2]:
-        place = n_blocks.reshape(1).long().clamp(max=capacity - 1)
+        place = n_blocks.reshape(1).long().clamp(0, capacity - 1)
         rows = torch.where(n_blocks < capacity, block.unsqueeze(-2).to(bank.dtype), bank.index_select(-2, place))
         bank.index_copy_(-2, place, rows)
 
@@ -52,6 +52,7 @@ class _Written(Function):
         if place is None:  # no gradient of a view would be none of all that it is a view of
             of_memory = torch.zeros_like(gradient) if need_memory and ctx.is_view else None
             return of_memory, gradient.to(ctx.dtype) if need_value else None, None
+        place = place.clamp(min=0)
         here = (torch.arange(gradient.shape[-2], device=place.device) == place).unsqueeze(-1)
         of_memory = torch.where(here, 0.0, gradient) if need_memory else None
         if not need_value:

@@ -68,7 +68,7 @@ def attn_res_backward_kernel(
     EXACT: tl.constexpr = BLOCK_D == D
     PREFETCH_FIRST: tl.constexpr = PREFETCH or (p_h is None and BLOCK_M == 1)
     if p_count is not None:
-        n_blocks = tl.load(p_count).to(tl.int32)
+        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     if p_dg is not None:
         b_dg = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)

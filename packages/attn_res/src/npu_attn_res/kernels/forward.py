@@ -158,7 +158,7 @@ def attn_res_forward_kernel(
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
     b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
     if p_count is not None:
-        n_blocks = tl.load(p_count).to(tl.int32)
+        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
     # fmt: off
     forward_tiles(
         p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,

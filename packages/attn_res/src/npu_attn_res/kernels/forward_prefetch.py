@@ -76,7 +76,7 @@ def attn_res_forward_prefetch_kernel(
     DEFER_STORE: tl.constexpr = (p_prefix is None and p_weight is None) and tl.float32 != DTYPE
     PART: tl.constexpr = (BLOCK_D + PARTS * ALIGNMENT - 1) // (PARTS * ALIGNMENT) * ALIGNMENT  # columns
     if p_count is not None:
-        n_blocks = tl.load(p_count).to(tl.int32)
+        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
     b_g = load_query(p_query, p_norm, s_norm, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     if p_prefix is None:

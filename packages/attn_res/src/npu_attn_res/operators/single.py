@@ -119,7 +119,7 @@ def append_block(blocks: Tensor, n_blocks: int, count: Tensor | None, block: Ten
     if count is None:
         blocks[n_blocks].copy_(block)
         return
-    here = torch.arange(len(blocks), device=count.device).view(-1, *(1,) * block.dim()) == count
+    here = torch.arange(len(blocks), device=count.device).view(-1, *(1,) * block.dim()) == count.clamp(min=0)
     blocks.copy_(torch.where(here, block.to(blocks.dtype), blocks))
 
 
