@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -110,8 +111,9 @@ class Maker:
     def upstream(self, outputs: list[Tensor]) -> list[Tensor | None]:
         """A gradient for each output, or none."""
         given = self._example.upstream
+        specs = itertools.cycle(given)
         return [
-            None if spec is None else self(spec, tuple(o.shape), o.dtype) for o, spec in zip(outputs, given, strict=False)
+            None if spec is None else self(spec, tuple(o.shape), o.dtype) for o, spec in zip(outputs, specs, strict=False)
         ]
 
 
@@ -132,7 +134,15 @@ def unit_rows(rows: Tensor, eps: float) -> Tensor:
     return blurred(blurred(rows) * blurred(torch.rsqrt(blurred(rows).square().mean(-1, keepdim=True) + eps)))
 
 
-def compare(example: Example, function, exact, inputs: list[Tensor | None], device, constant: int = 0) -> None:
+def compare(
+    example: Example,
+    function,
+    exact,
+    inputs: list[Tensor | None],
+    device,
+    constant: int = 0,
+    row_roundings: int | None = None,
+) -> None:
     """`function` called as the example says against `exact`; its last `constant` outputs have no gradients."""
     trains = [train and tensor is not None for tensor, train in zip(inputs, example.trains, strict=False)]
     held: list[list[Tensor | None]] = []
@@ -157,7 +167,7 @@ def compare(example: Example, function, exact, inputs: list[Tensor | None], devi
                    for got, want in zip(found.gradients or expected.gradients, expected.gradients, strict=True)],
     )  # fmt: skip
     tokens = max(1, torch.Size(example.leading).numel())
-    rounds = 2 if example.normalised or example.added else 0
+    rounds = row_roundings if row_roundings is not None else 2 if example.normalised or example.added else 0
     properties.check(expected, found, length=example.width + tokens * example.n_blocks, row_roundings=rounds)
 
 
