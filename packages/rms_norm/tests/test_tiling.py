@@ -90,9 +90,21 @@ def test_small_groups_share_a_tile_whole():
         launch = choose(heads, B4)
         assert (launch.block_g, launch.block_m) == (6, 8)
         assert launch.row_tiles == -(-4096 // 6)
-        assert choose(heads, H200).block_g == 1
     assert forward_launch(dataclasses.replace(heads, outer_stride=2**30), B4).block_g == 1
     assert forward_launch(dataclasses.replace(heads, n_inner=100), B4).block_g == 1
+
+
+def test_on_cuda_a_tile_takes_rows_of_any_heads():
+    for choose in (forward_launch, backward_launch):
+        for heads in (3, 8, 28, 32):
+            launch = choose(Problem(4096, heads, 128, 128, 3 * heads * 128, (2, 2), True), H200)
+            plain = choose(problem(128), H200)
+            assert launch.block_g == -heads
+            assert (launch.block_m, launch.block_n, launch.warps) == (plain.block_m, plain.block_n, plain.warps)
+            assert launch.row_tiles == -(-4096 * heads // launch.block_m)
+        tokens = Problem(8, 4096, 128, 128, 2**20, (2, 2), True)  # a kernel for each length of a sequence would be many
+        assert choose(tokens, H200).block_g == 1
+        assert choose(dataclasses.replace(tokens, n_inner=8, per_head=True), H200).block_g == 1
 
 
 def test_a_program_takes_rows_of_one_head_where_each_has_a_weight():
@@ -111,7 +123,7 @@ def test_a_program_takes_rows_of_one_head_where_each_has_a_weight():
 def test_a_tile_stays_inside_a_group_and_inside_32_bits():
     grouped = problem(64, n_outer=100, rows=100)
     assert forward_launch(grouped, B4).block_m <= 100
-    assert forward_launch(problem(64, n_outer=100, rows=4), H200).block_m <= 4
+    assert forward_launch(problem(64, n_outer=100, rows=4, per_head=True), H200).block_m <= 4
     far = problem(64, inner_stride=2**30)
     assert (forward_launch(far, B4).block_m - 1) * 2**30 + 64 < 2**31
     assert forward_launch(problem(64, inner_stride=2**31 + 5), H200).block_m == 1

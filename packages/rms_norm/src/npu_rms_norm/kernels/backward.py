@@ -5,6 +5,7 @@ import triton.language as tl
 
 from .tile import (
     even_row_range,
+    first_row,
     load_gate,
     load_scale,
     load_tile,
@@ -65,15 +66,16 @@ def backward_kernel(
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = BLOCK_N == N
+    ROWS: tl.constexpr = BLOCK_M if BLOCK_G < 0 else BLOCK_G * BLOCK_M
     s_dy_inner, s_dsum_inner = row_stride(s_dy_inner, N), row_stride(s_dsum_inner, N)
     s_x_inner, s_gate_inner = row_stride(s_x_inner, N), row_stride(s_gate_inner, N)
     s_dx_inner = row_stride(s_dx_inner, N)
-    o_row = tl.arange(0, BLOCK_G * BLOCK_M)
+    o_row = tl.arange(0, ROWS)
     o_col = tl.arange(0, BLOCK_N)
     if p_dw is not None:
-        b_dw = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
+        b_dw = tl.zeros([ROWS, BLOCK_N], tl.float32)
     if p_db is not None:
-        b_db = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
+        b_db = tl.zeros([ROWS, BLOCK_N], tl.float32)
     if CONTIGUOUS_SPLIT:
         i_first, i_stop = even_row_range(n_inner)
         i_tile_first, i_tile_stop, n_step = 0, tl.cdiv(i_stop - i_first, BLOCK_M), 1
@@ -97,7 +99,7 @@ def backward_kernel(
             i_outer, i_inner, n_groups, n_rows = tile_rows_of_range(i_tile, i_tile_stop, i_first, i_stop, BLOCK_M)
         else:
             i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
-        i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
+        i_row = first_row(i_tile, i_outer, i_inner, n_inner, BLOCK_G, BLOCK_M)
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
         p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
         b_x = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")

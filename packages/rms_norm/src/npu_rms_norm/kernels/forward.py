@@ -3,10 +3,13 @@
 import triton
 import triton.language as tl
 
+from .rounding import ASCEND
 from .tile import (
     even_row_range,
+    first_row,
     load_gate,
     load_scale,
+    load_scale_rows,
     load_tile,
     normalise,
     quantise,
@@ -61,10 +64,11 @@ def forward_kernel(
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = BLOCK_N == N
+    ROWS: tl.constexpr = BLOCK_M if BLOCK_G < 0 else BLOCK_G * BLOCK_M
     IN_PAIRS: tl.constexpr = offset is not None  # else products of two bf16 are computed in pairs
     s_x_inner, s_residual_inner = row_stride(s_x_inner, N), row_stride(s_residual_inner, N)
     s_gate_inner = row_stride(s_gate_inner, N)
-    o_row = tl.arange(0, BLOCK_G * BLOCK_M)
+    o_row = tl.arange(0, ROWS)
     o_col = tl.arange(0, BLOCK_N)
     if CONTIGUOUS_SPLIT:
         i_first, i_stop = even_row_range(n_inner)
@@ -79,19 +83,27 @@ def forward_kernel(
             p_weight += i_head * N
         if p_bias is not None:
             p_bias += i_head * N
-    if p_weight is not None:
-        b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)  # [BLOCK_N]
-    if p_bias is not None:
-        b_bias = load_scale(p_bias, o_col, N, 0.0, DTYPE, EXACT_N, ROUND_FACTORS)
+    if ASCEND:  # elsewhere a program takes one tile
+        if p_weight is not None:
+            b_scale = load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
+        if p_bias is not None:
+            b_bias = load_scale(p_bias, o_col, N, 0.0, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
     for i_tile in tl.range(i_tile_first, i_tile_stop, n_step):
         if CONTIGUOUS_SPLIT:
             i_outer, i_inner, n_groups, n_rows = tile_rows_of_range(i_tile, i_tile_stop, i_first, i_stop, BLOCK_M)
         else:
             i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
-        i_row = tl.cast(i_outer, tl.int64) * n_inner + i_inner
+        i_row = first_row(i_tile, i_outer, i_inner, n_inner, BLOCK_G, BLOCK_M)
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
         p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
         b_x = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+        if not ASCEND:
+            if p_weight is not None:
+                b_scale = load_scale_rows(
+                    p_weight, N, offset, ROWS, BLOCK_N, DTYPE, EXACT_N, ROUND_FACTORS
+                )  # fmt: skip
+            if p_bias is not None:
+                b_bias = load_scale_rows(p_bias, N, 0.0, ROWS, BLOCK_N, DTYPE, EXACT_N, ROUND_FACTORS)
         if p_residual is not None:
             p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
             b_x += load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
@@ -111,9 +123,9 @@ def forward_kernel(
             tl.store(p_rstd + i_row + o_row, b_rstd, mask=m_row)
         b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS)
         if p_weight is not None:
-            b_y *= b_scale[None, :]
+            b_y *= b_scale
         if p_bias is not None:
-            b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS) + b_bias[None, :]
+            b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS) + b_bias
         if p_gate is not None:
             if not GATE_FIRST:
                 b_y = round_weighted(b_y, p_weight, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS) * b_act

@@ -8,7 +8,7 @@ row layout and rounding modes: tile.py.
 import triton
 import triton.language as tl
 
-from .tile import load_scale, load_tile, normalise, store_tile, tile_at
+from .tile import load_scale, load_tile, normalise, store_tile, tile_at, tile_rows
 
 
 @triton.jit
@@ -39,8 +39,9 @@ def finish_row(
     p_slots,
     b_n,
     b_g,
-    b_rstd,
+    rstd,
     i_row,
+    n_outer,
     n_inner,
     s_dx_outer,
     s_dx_inner,
@@ -57,9 +58,8 @@ def finish_row(
     o_slot = tl.arange(0, SLOTS)
     b_part = collect(p_slots + tl.cast(i_row, tl.int64) * SHARE + tl.minimum(o_slot, SHARE - 1))  # [SLOTS]
     mean = tl.sum(tl.where(o_slot < SHARE, b_part, 0.0), axis=0) * (1.0 / N)
-    i_outer = i_row // n_inner
-    i_inner = i_row - i_outer * n_inner
-    b_dx = (b_g - b_n * mean) * b_rstd[:, None]
+    i_outer, i_inner, _, _ = tile_rows(i_row, n_outer, n_inner, 1, 1)
+    b_dx = (b_g - b_n * mean) * rstd
     if p_dsum is not None:
         p_tile = tile_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, i_col, 1, 1, BLOCK_N)
         b_dx += load_tile(p_tile, 1, 1, N - i_col, 1, 1, BLOCK_N, EXACT_N, "")
@@ -102,24 +102,22 @@ def backward_shared_kernel(
     i_group = tl.program_id(0) // SHARE
     i_part = tl.program_id(0) - i_group * SHARE
     n_groups = tl.num_programs(0) // SHARE
-    n_rows = n_outer * n_inner
+    n_rows = n_inner if n_outer is None else n_outer * n_inner
     i_col = i_part * BLOCK_N
     o_col = i_col + tl.arange(0, BLOCK_N)
-    o_row = tl.arange(0, 1)
     b_dw = tl.zeros([1, BLOCK_N], tl.float32)
     # What is left to do of the row before.
     b_held_n = tl.zeros([1, BLOCK_N], tl.float32)
     b_held_g = tl.zeros([1, BLOCK_N], tl.float32)
-    b_held_rstd = tl.zeros([1], tl.float32)
+    held_rstd = 0.0
     for i_row in tl.range(i_group, n_rows, n_groups, num_stages=STAGES):
-        i_outer = i_row // n_inner
-        i_inner = i_row - i_outer * n_inner
+        i_outer, i_inner, _, _ = tile_rows(i_row, n_outer, n_inner, 1, 1)
         p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, i_col, 1, 1, BLOCK_N)
         b_x = load_tile(p_tile, 1, 1, N - i_col, 1, 1, BLOCK_N, EXACT_N, "")
         p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, i_col, 1, 1, BLOCK_N)
         b_g = load_tile(p_tile, 1, 1, N - i_col, 1, 1, BLOCK_N, EXACT_N, "")
-        b_rstd = tl.load(p_rstd + i_row + o_row)
-        b_n = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, True)
+        rstd = tl.load(p_rstd + i_row)  # a number: as a block it would be loaded twice, once of them late
+        b_n = normalise(b_x, tl.full([1], rstd, tl.float32), DTYPE, ROUND_NORMALISED, ROUND_FACTORS, True)
         if p_dw is not None:
             b_dw += b_g * b_n
         if p_weight is not None:
@@ -132,8 +130,9 @@ def backward_shared_kernel(
                 p_slots,
                 b_held_n,
                 b_held_g,
-                b_held_rstd,
+                held_rstd,
                 i_row - n_groups,
+                n_outer,
                 n_inner,
                 s_dx_outer,
                 s_dx_inner,
@@ -145,15 +144,16 @@ def backward_shared_kernel(
                 SLOTS,
                 BLOCK_N,
             )
-        b_held_n, b_held_g, b_held_rstd = b_n, b_g, b_rstd
+        b_held_n, b_held_g, held_rstd = b_n, b_g, rstd
     finish_row(  # there are no more groups than rows
         p_dx,
         p_dsum,
         p_slots,
         b_held_n,
         b_held_g,
-        b_held_rstd,
+        held_rstd,
         i_group + (n_rows - 1 - i_group) // n_groups * n_groups,
+        n_outer,
         n_inner,
         s_dx_outer,
         s_dx_inner,

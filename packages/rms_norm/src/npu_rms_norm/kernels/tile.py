@@ -11,12 +11,13 @@ or, GATE_FIRST, x is: x a stands for x above, and of its gradient du
 
     dx = du a          dgate = du x a'
 
-Rows lie on two levels, `n_outer` groups of `n_inner` rows, and every tensor has a stride for each (in elements), so that a
-slice of a wider tensor is read in place. A tile is BLOCK_M rows of one group, or all rows of BLOCK_G groups, by BLOCK_N
-columns. Programs stride over the tiles; with CONTIGUOUS_SPLIT each program takes one contiguous, equal range of the rows of
-the only group. PER_HEAD: a group is the rows of one head, which has its own parameters; a program takes tiles of one head,
-BLOCK_G is 1, and in results, which are contiguous, the heads of a token stand side by side. ROUND_NORMALISED rounds n, to
-bf16 or (not ROUND_BF16) fp16, before it meets the weight, ROUND_FACTORS rounds rstd, offset + w and b as well.
+Rows lie on two levels, `n_outer` groups of `n_inner` rows (None, on CUDA: one), and every tensor has a stride for each (in
+elements), so that a slice of a wider tensor is read in place. A tile is BLOCK_M rows of one group, or all rows of BLOCK_G
+groups, by BLOCK_N columns; or, BLOCK_G < 0 (CUDA), BLOCK_M rows of whatever groups, which have -BLOCK_G rows each. Programs
+stride over the tiles; with CONTIGUOUS_SPLIT each program takes one contiguous, equal range of the rows of the only group.
+PER_HEAD: a group is the rows of one head, which has its own parameters; a program takes tiles of one head, BLOCK_G is 1, and
+in results, which are contiguous, the heads of a token stand side by side. ROUND_NORMALISED rounds n, to bf16 or (not
+ROUND_BF16) fp16, before it meets the weight, ROUND_FACTORS rounds rstd, offset + w and b as well.
 
 Kernels with `wide` in their names serve rows that do not fit on chip: columns in blocks, x read twice.
 """
@@ -42,7 +43,11 @@ def even_row_range(n_rows):
 def tile_range(i_program, n_programs, n_outer, n_inner, G: tl.constexpr, M: tl.constexpr, PER_HEAD: tl.constexpr):
     """First tile of a program, where they stop, the step, and the program's head (0 without PER_HEAD)."""
     n_tiles = tl.cdiv(n_inner, M)  # of one group
-    if PER_HEAD:
+    if n_outer is None:
+        return i_program, n_tiles, n_programs, 0
+    elif G < 0:
+        return i_program, tl.cdiv(n_outer * n_inner, M), n_programs, 0
+    elif PER_HEAD:
         i_head = i_program % n_outer
         return i_head * n_tiles + i_program // n_outer, (i_head + 1) * n_tiles, n_programs // n_outer, i_head
     else:
@@ -60,11 +65,30 @@ def result_strides(n_outer, n_inner, N: tl.constexpr, PER_HEAD: tl.constexpr):
 
 @triton.jit
 def tile_rows(i_tile, n_outer, n_inner, G: tl.constexpr, M: tl.constexpr):
-    """First group and row of a tile, and how many groups, and rows of the first one, are left from there on."""
-    n_tiles = tl.cdiv(n_inner, M)  # of one group
-    i_group = i_tile // n_tiles
-    i_outer, i_inner = i_group * G, (i_tile - i_group * n_tiles) * M
-    return i_outer, i_inner, n_outer - i_outer, n_inner - i_inner
+    """First group and row of a tile, and how many groups, and rows of the first one, are left from there on.
+
+    G < 0: group and row of each of its rows, [M], 1, and how many rows are left in all.
+    """
+    if n_outer is None:
+        return 0, i_tile * M, 1, n_inner - i_tile * M
+    elif G < 0:
+        o_row = i_tile * M + tl.arange(0, M)
+        i_outer = o_row // -G
+        return i_outer, o_row - i_outer * -G, 1, n_outer * n_inner - i_tile * M
+    else:
+        n_tiles = tl.cdiv(n_inner, M)  # of one group
+        i_group = i_tile // n_tiles
+        i_outer, i_inner = i_group * G, (i_tile - i_group * n_tiles) * M
+        return i_outer, i_inner, n_outer - i_outer, n_inner - i_inner
+
+
+@triton.jit
+def first_row(i_tile, i_outer, i_inner, n_inner, G: tl.constexpr, M: tl.constexpr):
+    """The first row of a tile, counted through all groups."""
+    if G < 0:
+        return tl.cast(i_tile, tl.int64) * M
+    else:
+        return tl.cast(i_outer, tl.int64) * n_inner + i_inner
 
 
 @triton.jit
@@ -89,7 +113,9 @@ def tile_at(p_base, s_outer, s_inner, i_outer, i_inner, i_col, G: tl.constexpr, 
     """Pointers [M, N], or [G, M, N] of several groups, to a tile; 64-bit offsets on scalars alone."""
     p_tile = p_base + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_inner + i_col
     o_row, o_col = tl.arange(0, M), tl.arange(0, N)
-    if G > 1:
+    if G < 0:
+        return p_tile[:, None] + o_col[None, :]
+    elif G > 1:
         return p_tile + (tl.arange(0, G)[:, None, None] * s_outer + o_row[None, :, None] * s_inner + o_col[None, None, :])
     elif M > 1:
         return p_tile + (o_row[:, None] * s_inner + o_col[None, :])
@@ -200,6 +226,25 @@ def load_scale(p_weight, o_col, n_cols, offset, DTYPE: tl.constexpr, EXACT_N: tl
         b_scale = tl.load(p_weight + o_col).to(tl.float32)
     else:
         b_scale = tl.load(p_weight + o_col, mask=o_col < n_cols, other=0.0).to(tl.float32)
+    if offset is not None:
+        b_scale += offset
+    if ROUND_FACTORS:
+        b_scale = widen(b_scale.to(DTYPE))
+    return b_scale
+
+
+@triton.jit
+def load_scale_rows(
+    p_weight, n_cols, offset, M: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, EXACT_N: tl.constexpr,
+    ROUND_FACTORS: tl.constexpr
+):  # fmt: skip
+    """As `load_scale`, fp32 [M, N] of M equal rows, for CUDA: threads that have a tile's elements load theirs, from a cache,
+    where those of one row would be exchanged through shared memory."""
+    o_tile = tl.zeros([M, 1], tl.int32) + tl.arange(0, N)[None, :]
+    if EXACT_N:
+        b_scale = tl.load(p_weight + o_tile).to(tl.float32)
+    else:
+        b_scale = tl.load(p_weight + o_tile, mask=(tl.arange(0, N) < n_cols)[None, :], other=0.0).to(tl.float32)
     if offset is not None:
         b_scale += offset
     if ROUND_FACTORS:

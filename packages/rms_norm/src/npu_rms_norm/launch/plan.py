@@ -20,12 +20,12 @@ class Plan(NamedTuple):
 
     Attributes:
         spec: the tiling and what is compiled for it.
-        rows: groups of rows, and rows of a group.
+        rows: groups of rows, on CUDA None for one, and rows of a group.
         strides: two for each tensor of rows, 0 for each None; on CUDA None where rows lie side by side.
     """
 
     spec: LaunchSpec
-    rows: tuple[int, int]
+    rows: tuple[int | None, int]
     strides: tuple[int | None, ...]
 
 
@@ -114,7 +114,8 @@ def choose_plan(
     flags = rounding if launch.share else {**rounding, "GATE_SILU": silu, "GATE_FIRST": first, "PER_HEAD": per_head}
     side_by_side = shape[-1] if device.kind == "cuda" and launch.form in ("rows", "chunks") else None
     strided = tuple(stride for outer, inner in pairs for stride in (outer, None if inner == side_by_side else inner))
-    return Plan(LaunchSpec.of(launch, flags), (rows.n_outer, rows.n_inner), strided)
+    one_group = device.kind == "cuda" and rows.n_outer == 1 and not per_head
+    return Plan(LaunchSpec.of(launch, flags), (None if one_group else rows.n_outer, rows.n_inner), strided)
 
 
 def _layout_by_head(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> RowLayout | None:

@@ -12,6 +12,7 @@ from .problem import Problem
 
 _MOST_CHUNKS = 8  # a fifth of a row is padding at most, and the code of each chunk stands for itself
 _LEAST_CHUNK = 256
+_MOST_HEADS = 1024  # rows of a group that a kernel is compiled for: heads of a token, not tokens of a sequence
 _HELD_FORWARD = 6144  # columns; wider rows are read a second time, from a cache
 _SHARED_COLUMNS = 2048  # of a program that shares a row wider than 16384 with others
 _SHARED_PER_CORE = 4
@@ -29,8 +30,8 @@ def row_launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
 def _forward(problem: Problem, device: Device, whole: int) -> Launch:
     if whole <= 1024:
         elements, warps = (1024, 4) if problem.gated else (2048, 4) if whole <= 256 else (4096, 4)
-        block_m = _rows(problem, elements // whole)
-        return Launch(problem, device, False, False, True, block_m, whole, warps=warps, per_core=ALL_TILES)
+        block_m, block_g = _rows(problem, elements // whole)
+        return Launch(problem, device, False, False, True, block_m, whole, block_g, warps, per_core=ALL_TILES)
     chunk, chunks = _chunks(problem.width)
     if chunks > 1 and chunk * chunks <= _HELD_FORWARD:
         return Launch(problem, device, False, False, True, 1, chunk, warps=4 if chunk <= 512 else 8, per_core=ALL_TILES)
@@ -64,8 +65,8 @@ def _backward(problem: Problem, device: Device, whole: int) -> Launch:
     # As many resident programs as leave each the registers for its partial sum of dw.
     if whole <= 1024 or (chunks == 1 and whole <= 4096):
         per_core = 4 if 64 <= whole <= 256 and len(problem.itemsizes) == 2 else 3
-        block_m = _rows(problem, 4096 // whole)
-        return Launch(problem, device, True, False, True, block_m, whole, warps=8, per_core=per_core, held=whole >= 64)
+        block_m, block_g = _rows(problem, 4096 // whole)
+        return Launch(problem, device, True, False, True, block_m, whole, block_g, 8, per_core, held=whole >= 64)
     if chunks == 1:
         chunk, chunks = whole // 4, 4  # no less padding, but fewer registers at once than one block takes
     warps = 4 if chunk * chunks <= 4096 else 8 if chunk * chunks <= 8192 else 16
@@ -96,9 +97,16 @@ def _chunks(width: int) -> tuple[int, int]:
     return chunk, padded // chunk
 
 
-def _rows(problem: Problem, wanted: int) -> int:
-    """A power of two up to `wanted` that the problem allows."""
-    return 1 << (max(1, min(problem.max_rows, wanted)).bit_length() - 1)
+def _rows(problem: Problem, wanted: int) -> tuple[int, int]:
+    """Rows of a tile, a power of two up to `wanted`, and the groups that they are of, as `Launch.block_g` has it."""
+    if problem.n_outer > 1 and not problem.per_head and problem.n_inner <= _MOST_HEADS:
+        return _power(wanted), -problem.n_inner
+    return _power(min(problem.max_rows, wanted)), 1
+
+
+def _power(most: int) -> int:
+    """The largest power of two up to `most`."""
+    return 1 << (max(1, most).bit_length() - 1)
 
 
 def sum_launch(width: int, device: Device) -> SumLaunch:

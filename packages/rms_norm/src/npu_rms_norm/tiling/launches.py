@@ -27,7 +27,8 @@ class Launch:
         wide: rows are split in column blocks and read twice.
         double_buffered: the next tile is loaded while this one is computed (Ascend).
         block_m, block_n: rows and columns of a tile.
-        block_g: groups of a tile; more than one only where block_m is all rows of a group.
+        block_g: groups of a tile; more than one only where block_m is all rows of a group. Below 0 (CUDA): a tile's rows are
+            of whatever groups, of -block_g rows each.
         warps: warps of a program (CUDA).
         per_core: programs resident on a core (CUDA).
         share: programs that share a row, block_n columns each, and are all resident; 0 where none do (CUDA).
@@ -56,6 +57,8 @@ class Launch:
 
     @property
     def row_tiles(self) -> int:
+        if self.block_g < 0:
+            return ceil(self.problem.n_outer * self.problem.n_inner / self.block_m)
         return ceil(self.problem.n_outer / self.block_g) * ceil(self.problem.n_inner / self.block_m)
 
     @property
