@@ -86,12 +86,32 @@ def test_rows_are_shared_out_evenly_where_they_lie_on_one_level():
 def test_small_groups_share_a_tile_whole():
     """Heads of a fused projection: a few rows side by side, then a long way to the next ones."""
     heads = Problem(4096, 8, 128, 128, 3 * 8 * 128, (2, 2), True)
-    for choose in (forward_launch, backward_launch):
+    for choose, groups in ((forward_launch, 6), (backward_launch, 5)):
         launch = choose(heads, B4)
-        assert (launch.block_g, launch.block_m) == (6, 8)
-        assert launch.row_tiles == -(-4096 // 6)
+        assert (launch.block_g, launch.block_m) == (groups, 8)
+        assert launch.row_tiles == -(-4096 // groups)
     assert forward_launch(dataclasses.replace(heads, outer_stride=2**30), B4).block_g == 1
     assert forward_launch(dataclasses.replace(heads, n_inner=100), B4).block_g == 1
+
+
+def test_rows_of_a_group_are_shared_out_evenly_over_its_tiles():
+    gated = Problem(4096, 32, 128, 128, 2 * 32 * 128, (2, 2, 2), True, gated=True)
+    assert backward_launch(gated, B4).block_m == 16  # 29 would fit, and leave a tile of three rows to every group
+    assert forward_launch(gated, B4).block_m == 32
+
+
+def test_a_tile_of_several_rows_leaves_room_to_spare():
+    """A tile that fills the Unified Buffer is predicted to take up to twice the time: its transfers wait for arithmetic."""
+    for options in ({}, {"biased": True}, {"gated": True, "itemsizes": (2, 2, 2)}):
+        for width in (64, 128, 256, 512):
+            launch = backward_launch(problem(width, **{"itemsizes": (2, 2), **options}), B4)
+            assert launch.block_m > 2
+            assert launch.ub_bytes <= B4.ub_bytes * 7 // 8
+    added = {"itemsizes": (2, 2)}
+    assert forward_launch(problem(2048, **added), B4).block_m == 3
+    assert forward_launch(problem(4096, **added), B4).block_m == 1  # a residual's sum is one more tile
+    assert forward_launch(problem(4096), B4).block_m == 2
+    assert forward_launch(problem(4096, biased=True, rounded=True), B4).block_m == 1
 
 
 def test_on_cuda_a_tile_takes_rows_of_any_heads():

@@ -106,6 +106,7 @@ def choose_plan(
         per_head,
         biased,
         result is not None and result.itemsize == 1,
+        rounds,
         result is not None,
     )
     silu, first = gating or (False, False)

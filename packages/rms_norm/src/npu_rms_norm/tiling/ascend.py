@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from math import ceil
 
 from npu_tiling import Block, Device, Tile, Way, first_fit, fit
@@ -17,6 +18,9 @@ from .problem import Problem
 _TRANSFER_BYTES = 12 * 1024
 _WIDE_TRANSFER_BYTES = 8 * 1024  # more is alive at once in the passes over column blocks
 _SUM_BYTES = 12 * 1024  # of a tile of partial sums: the next one is on its way while one is added
+# Where buffers have no place of their own, compilers let transfers wait for arithmetic: a tile of several rows takes fewer
+# instead, and leaves this part of the Unified Buffer.
+_SPARE = 8
 _MAX_SUM_ROWS = 64  # there are as many partial sums as vector cores, 72 at most
 
 
@@ -29,20 +33,27 @@ def row_launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
     # Two rows or more keep row reductions in the vector unit. One pass over memory with the next tile under way is best; one
     # pass without it still moves a third less than two passes.
     rows = _shared_rows(problem, shared)
-    one_row = Block("ROWS", 1)
-    ways = [
-        Way(double_buffered, row_tiles(problem, device, padded, backward, double_buffered, block.largest > 1), (block,))
-        for block, double_buffered in ((rows, True), (one_row, True), (one_row, False))
-    ]
-    if backward and device.arch == "dav-c310":
-        # Compilers for it sum a single row up anew for every 64 columns that use the sum: two passes are faster by far.
-        ways = ways[:1]
+    tiles = functools.partial(row_tiles, problem, device, padded, backward)
+    several = tiles(True, rows.largest > 1)
+    spare = [Tile("room to spare", (1, device.ub_bytes // _SPARE), 1)]
+    if rows.multiple_of > 1:
+        spare.append(Tile("rows of groups", ("ROWS", padded), FP32))
+    ways = [Way(True, [*several, *spare], (rows,))]
+    if backward:  # two rows that crowd each other are still no slower than one
+        ways.append(Way(True, several, (rows,)))
+    if not backward or device.arch != "dav-c310":
+        # On an Ascend950 a single row of a backward is summed up anew for every 64 columns that use the sum: two passes are
+        # faster by far.
+        one_row = (Block("ROWS", 1),)
+        ways += [Way(True, tiles(True, False), one_row), Way(False, tiles(False, False), one_row)]
     columns = Block("BLOCK_N", min(padded, _WIDE_TRANSFER_BYTES // itemsize), unit, unit)
     double_buffered, blocks = first_fit([*ways, Way(True, column_tiles(problem, backward), (columns,))], device)
     if "BLOCK_N" in blocks:
         return Launch(problem, device, backward, True, True, 1, equal_blocks(padded, blocks["BLOCK_N"], unit))
     shared = blocks["ROWS"]
     groups = shared // problem.n_inner if shared > 1 and rows.multiple_of > 1 else 1
+    if groups == 1 and problem.n_outer > 1:  # no short tile at the end of every group
+        shared = ceil(problem.n_inner / ceil(problem.n_inner / shared))
     return Launch(problem, device, backward, False, double_buffered, shared // groups, padded, groups)
 
 

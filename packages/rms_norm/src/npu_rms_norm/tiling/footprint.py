@@ -25,6 +25,11 @@ def row_tiles(
         if problem.second_output:
             tiles.append(Tile("result in another dtype", tile, FP32 // 2, 3))
     tiles.append(Tile("row reduction", tile, FP32 // 2))
+    if several_rows and not backward:
+        if problem.added:
+            tiles.append(Tile("sum stored", tile, problem.itemsizes[1], buffers))
+        if problem.biased and problem.rounded:
+            tiles.append(Tile("rounded product", tile, FP32))
     tiles.append(Tile("scale", (1, width), FP32))
     if problem.biased:
         tiles.append(Tile("bias", (1, width), FP32))

@@ -24,6 +24,7 @@ class Problem:
         per_head: each group is the rows of one head, which has a weight of its own: a program takes rows of one head.
         biased: a bias is added.
         quantised: the result has one byte an element, and a scale a row.
+        rounded: what a bias meets is rounded to a narrower dtype.
         with_rows: rows are written, and not the gradient of the weight alone.
     """
 
@@ -40,7 +41,13 @@ class Problem:
     per_head: bool = False
     biased: bool = False
     quantised: bool = False
+    rounded: bool = False
     with_rows: bool = True
+
+    @property
+    def added(self) -> bool:
+        """Whether a forward reads a residual."""
+        return len(self.itemsizes) - self.gated > 1
 
     @property
     def max_rows(self) -> int:
