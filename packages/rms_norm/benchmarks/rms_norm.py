@@ -18,6 +18,8 @@ from torch import Tensor
 
 EPS = 1e-6
 DTYPE = torch.bfloat16
+FP8 = torch.float8_e4m3fn
+MOST = {torch.int8: 127.0, FP8: 448.0}
 RSTD_BYTES = 4
 OPTIONS = (EPS, 0.0, "llama", DTYPE, False)
 
@@ -28,17 +30,31 @@ def case(rows: int, width: int, name: str | None = None, x: float | str | None =
     return Case(name or f"{rows}x{width}", {"shape": shape, "storage": shape}, x)
 
 
-def heads_case(batch: int, tokens: int, heads: int, kv_heads: int, width: int) -> Case:
+def heads_case(batch: int, tokens: int, heads: int, kv_heads: int, width: int, *, per_head: bool = False) -> Case:
     """q of a fused q, k, v projection, normalised over each head: rows that lie in a wider tensor."""
     shape = (batch, tokens, heads, width)
     storage = (batch, tokens, (heads + 2 * kv_heads) * width)
-    return Case(f"q_{batch}x{tokens}x{heads}x{width}", {"shape": shape, "storage": storage})
+    name = f"q_{batch}x{tokens}x{heads}x{width}" + "_weights" * per_head
+    return Case(name, {"shape": shape, "storage": storage, "per_head": per_head})
 
 
-def gated_case(tokens: int, heads: int, width: int) -> Case:
-    """The norm of each head's output, gated by a part of a fused projection (Qwen3-Next)."""
+def gated_case(tokens: int, heads: int, width: int, *, per_head: bool = False) -> Case:
+    """The norm of each head's output, gated by a part of a fused projection (Qwen3-Next; Mamba 2 with groups)."""
     shape = (tokens, heads, width)
-    return Case(f"gated_{tokens}x{heads}x{width}", {"shape": shape, "storage": shape, "gated": True})
+    name = f"gated_{tokens}x{heads}x{width}" + "_weights" * per_head
+    return Case(name, {"shape": shape, "storage": shape, "gated": True, "per_head": per_head})
+
+
+def bias_case(rows: int, width: int) -> Case:
+    shape = (rows, width)
+    return Case(f"bias_{rows}x{width}", {"shape": shape, "storage": shape, "bias": True})
+
+
+def quantised_case(rows: int, width: int, dtype: torch.dtype, *, added: bool = False) -> Case:
+    """In 8 bits with a scale for each row, of x or of x + residual."""
+    shape = (rows, width)
+    name = "add_" * added + {torch.int8: "int8", FP8: "fp8"}[dtype] + f"_{rows}x{width}"
+    return Case(name, {"shape": shape, "storage": shape, "quantised": dtype, "added": added})
 
 
 CASES = (
@@ -49,7 +65,13 @@ CASES = (
     case(4096, 65536),
     case(262144, 128),
     heads_case(4, 2048, 32, 8, 128),
+    heads_case(4, 2048, 32, 8, 128, per_head=True),
     gated_case(8192, 32, 128),
+    gated_case(8192, 32, 128, per_head=True),
+    bias_case(8192, 4096),
+    quantised_case(8192, 4096, torch.int8),
+    quantised_case(8192, 4096, torch.int8, added=True),
+    quantised_case(8192, 4096, FP8),
 )
 SWEEPS = {
     "between": Sweep(
@@ -80,37 +102,55 @@ SWEEPS = {
 
 
 def inputs(case: Case, device: torch.device) -> Mapping[str, Tensor]:
+    """x, weight, and what else the case has; what is quantised has no gradient."""
     shape, width = case["shape"], case["shape"][-1]
     x = torch.randn(case["storage"], dtype=DTYPE, device=device)
     used = torch.Size(shape[len(case["storage"]) - 1 :]).numel()
     x = x[..., :used].view(shape)
-    weight = 1 + 0.1 * torch.randn(width, dtype=torch.float32, device=device)
-    found = {"x": x.detach().requires_grad_(), "weight": weight.to(DTYPE).requires_grad_()}
-    if is_gated(case):
+    parameter = shape[-2:] if has(case, "per_head") else width
+    weight = 1 + 0.1 * torch.randn(parameter, dtype=torch.float32, device=device)
+    found = {"x": x.detach(), "weight": weight.to(DTYPE)}
+    if has(case, "gated"):
         fused = torch.randn(shape[0], 2 * shape[1] * width, dtype=DTYPE, device=device)
-        found["gate"] = fused[:, : shape[1] * width].unflatten(1, shape[1:]).detach().requires_grad_()
-    return found
+        found["gate"] = fused[:, : shape[1] * width].unflatten(1, shape[1:]).detach()
+    if has(case, "bias"):
+        found["bias"] = 0.1 * torch.randn(width, dtype=DTYPE, device=device)
+    if has(case, "quantised"):
+        found["most"] = torch.tensor(MOST[case["quantised"]], device=device)
+    if has(case, "added"):
+        found["residual"] = torch.randn_like(found["x"])
+    return {name: tensor.requires_grad_(not has(case, "quantised")) for name, tensor in found.items()}
 
 
-def is_gated(case: Case) -> bool:
-    return bool(case.parameters.get("gated", False))
+def has(case: Case, option: str) -> bool:
+    return bool(case.parameters.get(option, False))
 
 
-def without_gate(case: Case) -> None:
-    if is_gated(case):
-        raise UnavailableError("it has no gate")
+def without(case: Case, *options: str) -> None:
+    """Raises UnavailableError for a provider that has none of these."""
+    names = {"gated": "gate", "bias": "bias", "per_head": "weight for each head", "quantised": "quantised result"}
+    for option in options:
+        if has(case, option):
+            raise UnavailableError(f"it has no {names[option]}")
 
 
-def reference(x: Tensor, weight: Tensor, gate: Tensor | None = None) -> Tensor:
+def reference(x: Tensor, weight: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """y, with a gate or a bias, told apart by their dimensions; where nothing has a gradient, steps, the sum and scales."""
+    if not x.requires_grad:
+        most, *added = others
+        return quantised_formula(None, x, weight, most, *added)
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
-    return y if gate is None else y * torch.nn.functional.silu(gate)
+    if not others:
+        return y
+    return y + others[0] if others[0].dim() == 1 else y * torch.nn.functional.silu(others[0])
 
 
-def hugging_face(x: Tensor, weight: Tensor) -> Tensor:
+def hugging_face(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The forward of transformers' LlamaRMSNorm."""
     wide = x.to(torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
-    return weight * wide.to(x.dtype)
+    y = weight * wide.to(x.dtype)
+    return y if bias is None else y + bias
 
 
 def hugging_face_gated(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
@@ -118,26 +158,51 @@ def hugging_face_gated(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
     return (hugging_face(x, weight) * torch.nn.functional.silu(gate.to(torch.float32))).to(x.dtype)
 
 
-def ours(case: Case, device: torch.device) -> Callable[..., Tensor]:
-    if is_gated(case):
+def quantised_formula(
+    dtype: torch.dtype | None, x: Tensor, weight: Tensor, most: Tensor, residual: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """As vLLM defines rms_norm_dynamic_per_token_quant, but that n is not rounded before; `dtype` None rounds nothing."""
+    total = x if residual is None else x + residual
+    wide = total.to(torch.promote_types(x.dtype, torch.float32))
+    y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.to(wide.dtype)
+    scale = y.abs().amax(-1, keepdim=True) / most
+    steps = y / scale
+    if dtype is not None:
+        steps = (steps.round() if dtype == torch.int8 else steps).to(dtype)
+    return (steps, *([] if residual is None else [total]), scale.squeeze(-1))
+
+
+def ours(case: Case, device: torch.device) -> Callable[..., Any]:
+    if has(case, "gated"):
         return lambda x, weight, gate: npu_rms_norm.gated_rms_norm(x, gate, weight, EPS)
-    return lambda x, weight: npu_rms_norm.rms_norm(x, weight, EPS)
+    if has(case, "quantised"):
+        options = {"eps": EPS, "casting_mode": "gemma", "dtype": case["quantised"]}
+        if has(case, "added"):
+            return lambda x, weight, most, residual: npu_rms_norm.add_rms_norm_dynamic_quant(x, residual, weight, **options)
+        return lambda x, weight, most: npu_rms_norm.rms_norm_dynamic_quant(x, weight, **options)
+    return lambda x, weight, bias=None: npu_rms_norm.rms_norm(x, weight, EPS, bias=bias)
 
 
 def pytorch(case: Case, device: torch.device) -> Callable[..., Tensor]:
+    without(case, "quantised")
     plain = lambda x, weight: torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)  # noqa: E731
-    if is_gated(case):
+    if has(case, "per_head"):
+        plain = lambda x, weight: torch.nn.functional.rms_norm(x, weight.shape[-1:], None, EPS) * weight  # noqa: E731
+    if has(case, "gated"):
         return lambda x, weight, gate: plain(x, weight) * torch.nn.functional.silu(gate)
-    return plain
+    return lambda x, weight, bias=None: plain(x, weight) if bias is None else plain(x, weight) + bias
 
 
-def eager_formula(case: Case, device: torch.device) -> Callable[..., Tensor]:
-    return hugging_face_gated if is_gated(case) else hugging_face
+def eager_formula(case: Case, device: torch.device) -> Callable[..., Any]:
+    if has(case, "quantised"):
+        return partial(quantised_formula, case["quantised"])
+    return hugging_face_gated if has(case, "gated") else hugging_face
 
 
 def flash_linear_attention(case: Case, device: torch.device) -> Callable[..., Tensor]:
-    if not is_gated(case):
+    if not has(case, "gated"):
         raise UnavailableError("it is timed for gates alone")
+    without(case, "per_head")
     if device.type == "cpu":
         raise UnavailableError("fla has no kernels for a CPU")
     try:
@@ -156,7 +221,7 @@ def compiled_formula(case: Case, device: torch.device) -> Callable[..., Tensor]:
 
 
 def liger(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    without_gate(case)
+    without(case, "gated", "bias", "per_head", "quantised")
     if device.type == "cpu":
         raise UnavailableError("liger-kernel has no kernels for a CPU")
     try:
@@ -166,19 +231,19 @@ def liger(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor
     return lambda x, weight: LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False)
 
 
-def quack(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    without_gate(case)
+def quack(case: Case, device: torch.device) -> Callable[..., Tensor]:
+    without(case, "gated", "quantised")
     if device.type != "cuda":
         raise UnavailableError("quack-kernels runs on CUDA")
     try:
         from quack import rmsnorm  # type: ignore[import-not-found]
     except ImportError as error:
         raise UnavailableError(str(error)) from None
-    return lambda x, weight: rmsnorm(x, weight, eps=EPS)
+    return lambda x, weight, bias=None: rmsnorm(x, weight, bias, eps=EPS)
 
 
 def ascend_vendor(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    without_gate(case)
+    without(case, "gated", "bias", "per_head", "quantised")
     if device.type != "npu":
         raise UnavailableError("torch_npu's operators run on an NPU")
     if over_stand_in():
@@ -191,14 +256,23 @@ def ascend_vendor(case: Case, device: torch.device) -> Callable[[Tensor, Tensor]
 
 
 def traffic(case: Case, mode: str) -> int:
-    """Forward: x read, y written. Backward: x and dy read, dx written. Gates; parameters and statistics once each."""
+    """Forward: x read, y written. Backward: x and dy read, dx written. Gates and residuals; parameters, statistics once."""
     *leading, width = case["shape"]
     rows = torch.Size(leading).numel()
-    tensor, parameter, rstd = rows * width * DTYPE.itemsize, width * DTYPE.itemsize, rows * RSTD_BYTES
-    gate = tensor if is_gated(case) else 0
+    tensor, rstd = rows * width * DTYPE.itemsize, rows * RSTD_BYTES
+    parameter = width * DTYPE.itemsize * (leading[-1] if has(case, "per_head") else 1) * (1 + has(case, "bias"))
+    if has(case, "quantised"):
+        result = tensor // DTYPE.itemsize
+        return tensor * (3 if has(case, "added") else 1) + result + parameter + rstd  # as many scales
+    gate = tensor if has(case, "gated") else 0
     if mode == "backward":
         return 3 * tensor + 2 * gate + 2 * parameter + rstd
     return 2 * tensor + gate + parameter + (rstd if mode == "forward" else 0)
+
+
+def tolerance(case: Case) -> float | None:
+    """Of what is quantised, a step and what its own neighbour rounds to: 8 bits are coarser than the inputs."""
+    return 2.0**-4 if has(case, "quantised") else None
 
 
 def host_stages(device: torch.device) -> Sequence[Stage]:
@@ -261,6 +335,7 @@ BENCHMARK = Benchmark(
     reference=reference,
     traffic=traffic,
     sweeps=SWEEPS,
+    tolerance=tolerance,
     peers=("liger-kernel", "quack-kernels", "fla-core"),
     host_cases=(case(16, 256),),
     host_stages=host_stages,

@@ -115,3 +115,18 @@ def check(case: Case, results: tuple[Tensor, Tensor | None, Tensor | None], dsum
     if dweight is not None and results[2] is not None:
         added = (case.dy.double() * normalised).square().reshape(-1, width).sum(0).sqrt()
         assert_close(results[2], dweight, roundings=rounds + 1, length=rows + width, scale=added, rounded_to=case.dy.dtype)
+
+
+def check_quantised(found, scale, exact, dtype):
+    """Each element within half a step, a scale within some roundings, and the largest of a row at the end of the range."""
+    most = 127 if dtype == torch.int8 else 448
+    assert (found.dtype, scale.dtype) == (dtype, torch.float32)
+    assert (found.shape, scale.shape) == (exact.shape, exact.shape[:-1])
+    assert found.is_contiguous()
+    assert scale.is_contiguous()
+    largest = exact.abs().amax(-1)
+    torch.testing.assert_close(scale.double(), largest.clamp_min(1e-30) / most, rtol=1e-5, atol=0)
+    values, steps = found.double(), exact / scale.double().unsqueeze(-1)
+    assert (values.abs().amax(-1) == most * (largest > 0)).all()
+    half = 0.5 if dtype == torch.int8 else torch.maximum(steps.abs() * 2.0**-4, torch.tensor(2.0**-10))
+    assert ((values - steps).abs() <= half + 2e-5 * steps.abs() + 1e-6).all()

@@ -1,5 +1,6 @@
 """The norm in int8 and fp8 with a scale for each row, wherever it runs, against fp64."""
 
+import formula
 import pytest
 import torch
 from npu_offline import emulate
@@ -9,7 +10,6 @@ pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 OPS = torch.ops.npu_rms_norm
 FP8 = torch.float8_e4m3fn
-MOST = {torch.int8: 127, FP8: 448}
 
 
 def available(device, dtype):
@@ -17,20 +17,6 @@ def available(device, dtype):
         pytest.skip("there is no fp8 on an Ascend910B")
     if dtype == FP8 and device.name == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("fp8 needs compute capability 8.9")
-
-
-def check(found, scale, exact, dtype):
-    """Each element within half a step, a scale within some roundings, and the largest of a row at the end of the range."""
-    assert (found.dtype, scale.dtype) == (dtype, torch.float32)
-    assert (found.shape, scale.shape) == (exact.shape, exact.shape[:-1])
-    assert found.is_contiguous()
-    assert scale.is_contiguous()
-    largest = exact.abs().amax(-1)
-    torch.testing.assert_close(scale.double(), largest.clamp_min(1e-30) / MOST[dtype], rtol=2e-6, atol=0)
-    values, steps = found.double(), exact / scale.double().unsqueeze(-1)
-    assert (values.abs().amax(-1) == MOST[dtype] * (largest > 0)).all()
-    half = 0.5 if dtype == torch.int8 else torch.maximum(steps.abs() * 2.0**-4, torch.tensor(2.0**-10))
-    assert ((values - steps).abs() <= half + 2e-5 * steps.abs() + 1e-6).all()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +51,7 @@ def test_every_row_is_in_steps_of_its_scale(device, shape, x_dtype, dtype, mode,
     assert isinstance(found, AddedDynamicQuant if added else DynamicQuant)
     if added:
         assert torch.equal(found.residual.cpu(), total)
-    check(found.y.cpu(), found.scale.cpu(), exact, dtype)
+    formula.check_quantised(found.y.cpu(), found.scale.cpu(), exact, dtype)
 
 
 def test_halves_are_rounded_to_even(device):

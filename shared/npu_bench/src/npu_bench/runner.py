@@ -20,10 +20,11 @@ from .environment import Environment
 from .errors import BenchError, UnavailableError
 from .graphs import capture
 from .launches import count_launches, counts_launches
-from .modes import as_tuple, timed_call
+from .modes import as_tuple, differentiated, timed_call
 from .timing import Quantiles, device_times, host_times, peak_memory, wall_times
 
 SEED = 20
+_WITH_GRADIENTS = ("backward", "full", "graph")
 LEFT_OUT = "left out: the time for this case was over"
 
 
@@ -175,6 +176,9 @@ def _run_case(
         progress(f"{case.name}: {mode}")
         if time.perf_counter() > ends:
             rows += [Row(case, mode, name, LEFT_OUT) for name in providers]
+            continue
+        if mode in _WITH_GRADIENTS and not differentiated(inputs):
+            rows += [Row(case, mode, name, "unavailable: nothing in this case has a gradient") for name in providers]
             continue
         verdicts, measured = (
             _measure_graphs(device, subject, budget_s) if mode == "graph" else _measure(device, mode, subject, budget_s)

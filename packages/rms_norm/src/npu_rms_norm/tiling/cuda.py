@@ -37,7 +37,7 @@ def _forward(problem: Problem, device: Device, whole: int) -> Launch:
         return Launch(problem, device, False, False, True, 1, chunk, warps=4 if chunk <= 512 else 8, per_core=ALL_TILES)
     # Two column blocks or more: the second read finds the row in a cache, and fewer registers mean more rows at once.
     warps = 4 if whole <= 2048 else 8 if whole <= 8192 else 16 if whole <= 16384 else 32
-    per_core = ALL_TILES if whole <= 16384 else 2
+    per_core = ALL_TILES if whole <= 16384 else 1  # a second row would push the first out of the nearest cache
     block_n = min(whole // 2, 4096) if warps < 32 else min(whole // 4, 16384)
     return Launch(problem, device, False, True, True, 1, block_n, 1, warps, per_core)
 
