@@ -5,7 +5,7 @@ import math
 import depth
 import pytest
 import torch
-from npu_attn_res import attn_res
+from npu_attn_res import attn_res, attn_res_bank
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -51,6 +51,28 @@ def test_gradients_are_exact_where_weights_are_sharp(device, sharp, n_blocks, wi
     case = depth.make(n_blocks, 20, width, torch.bfloat16, sharp=sharp)
     results = depth.run(case, device.torch)
     depth.check(case, results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n_blocks", "width"), [(3, 256), (11, 1000), (5, 4096), (3, 20000)])
+@pytest.mark.parametrize("beside", [False, True], ids=["", "beside a prefix"])
+def test_gradients_do_not_feel_that_the_log_sum_is_rounded(device, n_blocks, width, dtype, beside):
+    """Equal blocks: none of their scores has a gradient, and exp(s - lse) does not sum to 1 where scores are near 1000."""
+    torch.manual_seed(0)
+    direction = torch.where(torch.rand(width) < 0.5, -1.0, 1.0)
+    row = (direction + 0.25 * torch.randn(9, width)).to(dtype)
+    query = (1000 / width * direction).to(dtype).to(device.torch).requires_grad_()
+    blocks = row.repeat(n_blocks, 1, 1).to(device.torch).requires_grad_()
+    weight, dh = torch.ones(width, dtype=dtype, device=device.torch), row.to(device.torch)
+    prefix = row.to(device.torch).requires_grad_()
+    if beside:
+        h = attn_res_bank(blocks.movedim(0, -2), None, prefix, query, weight).output
+    else:
+        h = attn_res(blocks, query, weight)
+    h.backward(dh)
+    wanted = row.double() / (n_blocks + beside)
+    for gradient in (*blocks.grad, *([prefix.grad] if beside else [])):
+        torch.testing.assert_close(gradient.cpu().double(), wanted, rtol=2**-8, atol=1e-3)
 
 
 @pytest.mark.parametrize("by", [25.0, 60.0, 200.0])

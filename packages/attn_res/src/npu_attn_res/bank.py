@@ -13,7 +13,7 @@ from torch import Tensor
 from . import sharding, writes
 from .autograd import OPERATORS
 from .checks import check_bank, check_written
-from .reference import scaled_query
+from .reference import scaled_query, softmax
 from .results import AttnResResult
 
 
@@ -99,9 +99,9 @@ def attn_res_bank(
     options = (rms_eps, output_rms_eps, output_dtype, return_weights)
     is_there = len(written) > 0 and (not recorded or can_bypass_dispatcher((bank, *given)))
     if is_there:
-        h, y, joined, score, _, lse, _ = OPERATORS("attn_res_update", *given, *options, append, replaces)
+        h, y, joined, score, *_ = OPERATORS("attn_res_update", *given, *options, append, replaces)
     else:
-        h, y, joined, score, _, lse, _ = OPERATORS("attn_res", *given, *options)
+        h, y, joined, score, *_ = OPERATORS("attn_res", *given, *options)
     joined = prefix if layer_output is None or (replaces and not recorded) else joined
     if not recorded:
         writes.count_as_written(written)
@@ -111,15 +111,14 @@ def attn_res_bank(
         if replaces:
             writes.replace(prefix, joined, is_there)
             joined = prefix
-    alpha = _weights(score, lse, count, prefix.shape[:-1]) if return_weights else None
+    alpha = _weights(score, count, prefix.shape[:-1]) if return_weights else None
     return AttnResResult(h, y if output_rms_weight is not None else None, joined, alpha)
 
 
 @torch.no_grad()
-def _weights(score: Tensor, lse: Tensor, count: Tensor | None, leading: Sequence[int]) -> Tensor:
+def _weights(score: Tensor, count: Tensor | None, leading: Sequence[int]) -> Tensor:
     """alpha [..., N + 1] from scores [N + 1, T]."""
-    alpha = torch.exp(score - lse)
     if count is not None:
         slots = torch.arange(len(score), device=score.device)
-        alpha = torch.where(((slots < count) | (slots == len(score) - 1)).unsqueeze(-1), alpha, 0.0)
-    return alpha.t().reshape(*leading, len(score))
+        score = torch.where(((slots < count) | (slots == len(score) - 1)).unsqueeze(-1), score, float("-inf"))
+    return softmax(score)[0].t().reshape(*leading, len(score))

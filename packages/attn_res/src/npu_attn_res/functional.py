@@ -14,7 +14,7 @@ from torch import Tensor
 from . import sharding
 from .autograd import OPERATORS
 from .checks import check_sources
-from .reference import scaled_query
+from .reference import scaled_query, softmax
 from .results import AttnResResult
 
 
@@ -103,14 +103,14 @@ def attn_res(
     query = scaled_query(query, scale)
     of_prefix, numbers = (None, None, None), (rms_eps, output_rms_eps, None, return_weights)
     given = (sources, stacked, len(residuals), *of_prefix, query, rms_weight, output_rms_weight)
-    h, y, _, score, _, lse, _ = OPERATORS("attn_res", *given, *numbers)
+    h, y, _, score, *_ = OPERATORS("attn_res", *given, *numbers)
     if output_rms_weight is None and not return_weights:
         found: Tensor = h
         return found
     alpha = None
     if return_weights:
         with torch.no_grad():
-            alpha = torch.exp(score - lse).view(len(score), *h.shape[:-1])
+            alpha = softmax(score)[0].view(len(score), *h.shape[:-1])
     return AttnResResult(h, None if output_rms_weight is None else y, None, alpha)
 
 

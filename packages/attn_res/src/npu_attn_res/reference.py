@@ -88,9 +88,8 @@ def forward(
     """h [T, D] in `dtype`, its RMSNorm where there is a weight, and the statistics."""
     g = fuse_qk_weight(weights.query, weights.norm, v.dtype).unsqueeze(0)
     score, rstd = v.scores(g, eps)
-    # One token's at a time: PyTorch adds in an order that is the same for any number of tokens.
-    lse = torch.logsumexp(score.movedim(0, -1).contiguous(), -1)
-    h = v.weighted_sum(torch.exp(score - lse), dtype).squeeze(1)
+    alpha, lse = softmax(score)
+    h = v.weighted_sum(alpha, dtype).squeeze(1)
     norm_rstd = y = None
     if weights.output is not None:
         norm_rstd = v.rstd(h, norm_eps)
@@ -103,13 +102,11 @@ def backward(
     v: Passes, dh: Tensor, weights: Weights, statistics: Statistics, needed: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of query and rms_weight, where needed, from dh [..., D]; those of the sources stay with `v`."""
-    score, rstd, lse, _ = statistics
-    assert score is not None and rstd is not None and lse is not None
+    assert statistics.score is not None and statistics.rstd is not None
     g = fuse_qk_weight(weights.query, weights.norm, v.dtype).unsqueeze(0)
-    do = dh.reshape(-1, 1, v.width)
-    alpha = torch.exp(score - lse).unsqueeze(-1)
-    dscore = softmax_backward(alpha, v.products(do))
-    dg = _gradients(v, do, g, alpha, score.unsqueeze(-1), rstd, dscore)
+    do, score = dh.reshape(-1, 1, v.width), statistics.score.unsqueeze(-1)
+    alpha, _ = softmax(score)
+    dg = _gradients(v, do, g, alpha, score, statistics.rstd, softmax_backward(alpha, v.products(do)))
     return fuse_qk_weight_backward(dg, weights.query, weights.norm, needed)
 
 
@@ -138,7 +135,7 @@ def phase1_backward(
         do = score.new_zeros((*score.shape[1:], v.width))
     elif do.stride(-1) != 1:
         do = do.contiguous()
-    alpha, _ = softmax(score)  # of its own sum: exp(score - lse) would be off by the rounding of lse
+    alpha, _ = softmax(score)
     dscore = softmax_backward(alpha, v.products(do))
     dscore = dscore if dlse is None else dscore + alpha * dlse
     return fuse_qk_weight_backward(_gradients(v, do, g, alpha, score, rstd, dscore), queries, rms_weight, needed)
@@ -156,10 +153,11 @@ def softmax_backward(weights: Tensor, e: Tensor) -> Tensor:
 
 
 def softmax(score: Tensor) -> tuple[Tensor, Tensor]:
-    """alpha_i = exp(s_i) / sum_i exp(s_i), and the logarithm of that sum."""
+    """alpha_i = exp(s_i) / sum_i exp(s_i), and the logarithm of that sum, whose rounding exp(s_i - lse) would feel."""
     maximum = score.amax(0)
     weights = torch.exp(score - maximum)
-    total = weights.sum(0)
+    # One token's at a time: PyTorch adds in an order that is the same for any number of tokens.
+    total = weights.movedim(0, -1).contiguous().sum(-1)
     return weights / total, maximum + total.log()
 
 

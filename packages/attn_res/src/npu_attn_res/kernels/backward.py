@@ -8,6 +8,9 @@ bf16 it would be off by about 2^-9 |dh| |h|, which dv_i multiplies by |g|. So a 
 in fp32, and a second sweep, which finds the blocks in the cache (L2), computes the gradients. The forward keeps nothing but
 the scores. Where h was not rounded (fp32), delta is <dh, h> and there is one sweep.
 
+lse is rounded: of scores in the hundreds exp(s - lse) sums to 1 + 1e-5. As a factor of all alpha_i that is as small as the
+scores' own rounding, in delta alone it would not cancel against e_i. So delta is divided by the sum of its weights.
+
 PREFETCH: the kernel loads the next block at the top of the loop, computes with the current one, and casts the next one at
 the end. The first sweep over single rows always does so, because it keeps less on chip than the second. The order of the
 reductions and the expression for dv decide where compilers for Ascend wait: change neither without looking at timings.
@@ -93,8 +96,10 @@ def attn_res_backward_kernel(
         else:
             if p_prefix is None:
                 b_delta = tl.zeros([BLOCK_M], tl.float32)
+                b_sum = tl.zeros([BLOCK_M], tl.float32)
             else:
                 b_delta = b_p_alpha * b_p_e
+                b_sum = b_p_alpha
             for i_block in tl.range(0, n_blocks):
                 i_row = i_block.to(tl.int64) * n_tokens + i_token
                 b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
@@ -109,10 +114,13 @@ def attn_res_backward_kernel(
                 else:
                     p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
                     b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+                b_alpha = tl.exp(b_score - b_lse)
                 b_e = tl.sum(b_dh * b_v, axis=1)
-                b_delta += tl.exp(b_score - b_lse) * b_e
+                b_sum += b_alpha
+                b_delta += b_alpha * b_e
                 if PREFETCH_FIRST:
                     b_v = b_next.to(tl.float32)
+            b_delta = b_delta / b_sum
         for i_block in tl.range(0, n_blocks):
             i_row = i_block.to(tl.int64) * n_tokens + i_token
             if PREFETCH:

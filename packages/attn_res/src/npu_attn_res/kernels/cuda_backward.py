@@ -107,8 +107,10 @@ def attn_res_backward_sources_kernel(
             b_p_alpha = tl.exp(b_p_score - b_lse)
             b_p_e = tl.sum(b_p * b_dh, axis=0)
             b_delta = b_p_alpha * b_p_e
+            b_sum = b_p_alpha
         else:
             b_delta = tl.zeros([1], tl.float32)
+            b_sum = tl.zeros([1], tl.float32)
         if HELD:
             o_block = tl.arange(0, BLOCK_N)
             m_block = o_block < n_blocks
@@ -117,7 +119,7 @@ def attn_res_backward_sources_kernel(
             o_statistic = o_block.to(tl.int64) * n_tokens + i_token
             b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
             b_e = tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1)
-            b_delta += tl.sum(b_alpha * b_e, axis=0)
+            b_delta = (b_delta + tl.sum(b_alpha * b_e, axis=0)) / (b_sum + tl.sum(b_alpha, axis=0))
             b_c = b_alpha * (b_e - b_delta) * b_rstd  # ds r, [BLOCK_N]
             b_dg = add_gradients(
                 b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dg, p_dv, gradients, p_dv_table, i_token, n_tokens, 0,
@@ -136,12 +138,14 @@ def attn_res_backward_sources_kernel(
                 b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy="evict_last")
                 o_statistic = o_block.to(tl.int64) * n_tokens + i_token
                 _, b_alpha, _ = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
+                b_sum += tl.sum(b_alpha, axis=0)
                 if SUM_H:
                     b_h += tl.sum(widen_tile(b_v) * b_alpha[:, None], axis=0)
                 else:
                     b_delta += tl.sum(b_alpha * tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), axis=0)
             if SUM_H:
                 b_delta += tl.sum(b_h * b_dh, axis=0)
+            b_delta = b_delta / b_sum
             for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
                 o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 m_block = o_block < n_blocks
