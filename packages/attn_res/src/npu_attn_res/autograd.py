@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import torch
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
@@ -15,34 +14,15 @@ from .operators import OPERATORS, single, two_phase
 # `run` is an operator without its gradient: through the dispatcher, or where that is bypassed the function itself.
 
 
-class _Call(NamedTuple):
-    """What the gradients of `attn_res` do not reach, in its operator's order.
-
-    Attributes:
-        counted: n_blocks on the device, or None.
-        update: nothing, or whether the prefix is appended to the blocks, and whether its sum is written in place.
-    """
-
-    run: Callable[..., Any]
-    stacked: bool
-    n_blocks: int
-    counted: Tensor | None
-    eps: float
-    norm_eps: float
-    dtype: torch.dtype | None
-    save: bool
-    update: Sequence[bool]
-
-
 class _AttnRes(Function):
     @staticmethod
-    def forward(ctx, call, prefix, x, query, rms_weight, output_rms_weight, *blocks):  # type: ignore[no-untyped-def]
-        weights = (query, rms_weight, output_rms_weight)
-        given = (blocks, call.stacked, call.n_blocks, call.counted, prefix, x, *weights)
-        h, y, joined, *statistics = call.run(*given, call.eps, call.norm_eps, call.dtype, True, *call.update)
+    def forward(ctx, run, update, call, prefix, x, query, rms_weight, output_rms_weight, *blocks):  # type: ignore[no-untyped-def]
+        weights, save = (query, rms_weight, output_rms_weight), call.save
+        call = single.Call(blocks, call.stacked, call.n_blocks, call.counted, prefix, x, *weights, *call[9:-1], save=True)
+        h, y, joined, *statistics = run(*call, *update)
         joined = None if prefix is None or x is None else joined
         ctx.overwritten = None
-        if x is not None and call.update and call.update[1]:
+        if x is not None and update and update[1]:
             joined = _of_own_version(prefix)
             ctx.overwritten = prefix.detach(), prefix._version + 1  # as it will be once `writes.replace` has told autograd
         kept = h if output_rms_weight is not None or single.reads_h(h) else None
@@ -54,18 +34,18 @@ class _AttnRes(Function):
         ctx.stacked, ctx.n_blocks = call.stacked, call.n_blocks
         ctx.dtype_of_x = None if x is None else x.dtype
         ctx.set_materialize_grads(False)
-        if not call.save:
+        if not save:
             return h, y, joined, None, None, None, None
         ctx.mark_non_differentiable(*[one for one in (*statistics[:3], norm_rstd) if one is not None])
         return h, y, joined, *statistics[:3], norm_rstd
 
     @staticmethod
     def backward(ctx, dh, dy, djoined, *_):  # type: ignore[no-untyped-def]
-        _, need_prefix, need_x, *need_weights = ctx.needs_input_grad[:6]
-        need_blocks = list(ctx.needs_input_grad[6:])
+        need_prefix, need_x, *need_weights = ctx.needs_input_grad[3:8]
+        need_blocks = list(ctx.needs_input_grad[8:])
         if dh is None and dy is None:
             of_prefix = _of_both(djoined, need_prefix, need_x, ctx.dtype_of_x)
-            return None, *of_prefix, *(None,) * (3 + len(need_blocks))
+            return None, None, None, *of_prefix, *(None,) * (3 + len(need_blocks))
         if ctx.overwritten is not None and ctx.overwritten[0]._version != ctx.overwritten[1]:
             raise RuntimeError(
                 "prefix was written to again after in_place=True and must keep its values until the backward."
@@ -78,7 +58,7 @@ class _AttnRes(Function):
         found = OPERATORS("attn_res_backward", dh, dy, djoined, h, *sources, *weights, *statistics, *needed)
         dblocks, dprefix, *dweights = found
         of_prefix = _of_both(dprefix, need_prefix, need_x, ctx.dtype_of_x)
-        return None, *of_prefix, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
+        return None, None, None, *of_prefix, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
 
 
 def _of_own_version(bank: Tensor) -> Tensor:
@@ -152,12 +132,11 @@ def _only(gradients: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | 
     return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
 
 
-def _attn_res(run, blocks, stacked, n_blocks, count, *rest):  # type: ignore[no-untyped-def]
-    tensors, (eps, norm_eps, dtype, save, *update) = rest[:5], rest[5:]
-    if needs_gradient((*tensors, blocks)):
-        call = _Call(run, stacked, n_blocks, count, eps, norm_eps, dtype, save, update)
-        return apply(_AttnRes, call, *tensors, *blocks)
-    return run(blocks, stacked, n_blocks, count, *rest)
+def _attn_res(run, *arguments):  # type: ignore[no-untyped-def]
+    call, update = single.Call(*arguments[:13]), arguments[13:]  # update: append and in_place, or nothing
+    if needs_gradient((*call[4:9], call.blocks)):
+        return apply(_AttnRes, run, update, call, *call[4:9], *call.blocks)
+    return run(*arguments)
 
 
 def _phase1(run, queries, blocks, stacked, rms_weight, eps, save):  # type: ignore[no-untyped-def]

@@ -13,6 +13,7 @@ from torch import Tensor
 from . import sharding, writes
 from .autograd import OPERATORS
 from .checks import check_bank, check_written
+from .operators.single import Call
 from .reference import scaled_query, softmax
 from .results import AttnResResult
 
@@ -96,12 +97,12 @@ def attn_res_bank(
     capacity = len(blocks[0]) if stacked else len(blocks)
     used = n_blocks if isinstance(n_blocks, int) else capacity
     given = (blocks, stacked, used, count, prefix, layer_output, query, rms_weight, output_rms_weight)
-    options = (rms_eps, output_rms_eps, output_dtype, return_weights)
+    call = Call(*given, rms_eps, output_rms_eps, output_dtype, save=return_weights)
     is_there = len(written) > 0 and (not recorded or can_bypass_dispatcher((bank, *given)))
     if is_there:
-        h, y, joined, score, *_ = OPERATORS("attn_res_update", *given, *options, append, replaces)
+        h, y, joined, score, *_ = OPERATORS("attn_res_update", *call, append, replaces)
     else:
-        h, y, joined, score, *_ = OPERATORS("attn_res", *given, *options)
+        h, y, joined, score, *_ = OPERATORS("attn_res", *call)
     joined = prefix if layer_output is None or (replaces and not recorded) else joined
     if not recorded:
         writes.count_as_written(written)

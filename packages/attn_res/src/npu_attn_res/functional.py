@@ -14,6 +14,7 @@ from torch import Tensor
 from . import sharding
 from .autograd import OPERATORS
 from .checks import check_sources
+from .operators.single import Call
 from .reference import scaled_query, softmax
 from .results import AttnResResult
 
@@ -92,7 +93,7 @@ def attn_res(
     Source: "Attention Residuals", arXiv 2603.15031.
     """
     stacked = isinstance(residuals, Tensor)
-    sources = [residuals] if stacked else residuals
+    sources = [residuals] if isinstance(residuals, Tensor) else residuals
     weights = {"query": query, "rms_weight": rms_weight, "output_rms_weight": output_rms_weight}
     options = {"rms_eps": rms_eps, "scale": scale, "output_rms_eps": output_rms_eps}
     rms_eps, scale, output_rms_eps = check_sources(sources, stacked, weights, options)
@@ -101,9 +102,8 @@ def attn_res(
         run = functools.partial(attn_res, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
         return sharding.attn_res(functools.partial(run, return_weights=return_weights), residuals, weights)
     query = scaled_query(query, scale)
-    of_prefix, numbers = (None, None, None), (rms_eps, output_rms_eps, None, return_weights)
-    given = (sources, stacked, len(residuals), *of_prefix, query, rms_weight, output_rms_weight)
-    h, y, _, score, *_ = OPERATORS("attn_res", *given, *numbers)
+    given = (sources, stacked, len(residuals), None, None, None, query, rms_weight, output_rms_weight)
+    h, y, _, score, *_ = OPERATORS("attn_res", *Call(*given, rms_eps, output_rms_eps, dtype=None, save=return_weights))
     if output_rms_weight is None and not return_weights:
         found: Tensor = h
         return found

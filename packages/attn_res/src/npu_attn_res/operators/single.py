@@ -20,14 +20,17 @@ from ..reference import Statistics, Weights
 from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, fake_gradients, whole_gradient
 
 
-class Given(NamedTuple):
-    """The sources that an operator is given.
+class Call(NamedTuple):
+    """The arguments of `attn_res`, in the operator's order.
 
     Attributes:
-        blocks: N of them, or `stacked`, one tensor of N.
+        blocks: N sources, or `stacked`, one tensor of N.
         n_blocks: how many of those count.
         counted: the same on the device, or None.
         prefix: one more source, or None.
+        layer_output: what is added to the prefix, or None.
+        dtype: of h; None: the sources'.
+        save: whether a backward will follow.
     """
 
     blocks: Sequence[Tensor]
@@ -35,82 +38,77 @@ class Given(NamedTuple):
     n_blocks: int
     counted: Tensor | None
     prefix: Tensor | None
-
-
-class Options(NamedTuple):
-    """How to compute; `dtype` is that of h, the sources' for None; `save`: a backward will follow."""
-
+    layer_output: Tensor | None
+    query: Tensor
+    rms_weight: Tensor
+    output_rms_weight: Tensor | None
     eps: float
     norm_eps: float
     dtype: torch.dtype | None
     save: bool
 
+    @property
+    def weights(self) -> Weights:
+        return Weights(self.query, self.rms_weight, self.output_rms_weight)
 
-def attn_res(
-    blocks: Sequence[Tensor],
-    stacked: bool,
-    n_blocks: int,
-    count: Tensor | None,
-    prefix: Tensor | None,
-    layer_output: Tensor | None,
-    query: Tensor,
-    rms_weight: Tensor,
-    output_rms_weight: Tensor | None,
-    *options: Any,
-) -> tuple[Tensor | None, ...]:
-    joined = None if prefix is None or layer_output is None else allocate(prefix, prefix.shape, prefix.dtype)
-    given, weights = Given(blocks, stacked, n_blocks, count, prefix), Weights(query, rms_weight, output_rms_weight)
-    return _forward(given, single.Update(layer_output, joined, False), weights, Options(*options))
+    @property
+    def like(self) -> Tensor:
+        """A tensor of h's dtype, where that is the sources'."""
+        return self.blocks[0] if self.prefix is None else self.prefix
+
+    @property
+    def shape(self) -> torch.Size:
+        """h's."""
+        return self.like.shape[1:] if self.stacked and self.prefix is None else self.like.shape
 
 
-def attn_res_update(
-    blocks: Sequence[Tensor],
-    stacked: bool,
-    n_blocks: int,
-    count: Tensor | None,
-    prefix: Tensor,
-    layer_output: Tensor | None,
-    query: Tensor,
-    rms_weight: Tensor,
-    output_rms_weight: Tensor | None,
-    *options: Any,
-) -> tuple[Tensor | None, ...]:
-    *numbers, append, in_place = options
-    joined = None if layer_output is None else prefix if in_place else allocate(prefix, prefix.shape, prefix.dtype)
-    given, weights = Given(blocks, stacked, n_blocks, count, prefix), Weights(query, rms_weight, output_rms_weight)
-    h, y, joined, *statistics = _forward(given, single.Update(layer_output, joined, append), weights, Options(*numbers))
+def attn_res(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = Call(*arguments)
+    return _forward(call, single.Update(call.layer_output, _allocate_joined(call), False))
+
+
+def attn_res_update(*arguments: Any) -> tuple[Tensor | None, ...]:
+    *given, append, in_place = arguments
+    call = Call(*given)
+    joined = call.prefix if in_place and call.layer_output is not None else _allocate_joined(call)
+    h, y, joined, *statistics = _forward(call, single.Update(call.layer_output, joined, append))
     return h, y, None if in_place else joined, *statistics
 
 
-def _forward(given: Given, update: single.Update, weights: Weights, options: Options) -> tuple[Tensor | None, ...]:
+def _allocate_joined(call: Call) -> Tensor | None:
+    """Memory for the prefix with the layer's output."""
+    if call.prefix is None or call.layer_output is None:
+        return None
+    return allocate(call.prefix, call.prefix.shape, call.prefix.dtype)
+
+
+def _forward(call: Call, update: single.Update) -> tuple[Tensor | None, ...]:
     """h and y [..., D], the new prefix, and the statistics, None of what there is not."""
-    like = given.blocks[0] if given.prefix is None else given.prefix
-    shape = like.shape[1:] if given.stacked and given.prefix is None else like.shape
-    eps, norm_eps, dtype, save = options
-    dtype = dtype or like.dtype
-    device, found = device_for(like.device), None
+    shape, weights, dtype = call.shape, call.weights, call.dtype or call.like.dtype
+    device, found = device_for(call.like.device), None
     if device is not None:
-        found = single.forward(follow_beside(*given, device), weights, eps, norm_eps, dtype, save, device, update)
+        sources = follow_beside(*call[:5], device)
+        found = single.forward(sources, weights, call.eps, call.norm_eps, dtype, call.save, device, update)
     if found is None:
-        prefix = _updated(given, update)
-        used = given.n_blocks if given.counted is None else None
-        rows = Rows(given.blocks, given.stacked, n_blocks=used, count=given.counted, prefix=prefix)
-        found = reference.forward(rows, weights, eps, norm_eps, dtype)
+        prefix = _updated(call, update)
+        used = call.n_blocks if call.counted is None else None
+        rows = Rows(call.blocks, call.stacked, n_blocks=used, count=call.counted, prefix=prefix)
+        found = reference.forward(rows, weights, call.eps, call.norm_eps, dtype)
     h, y, statistics = found
     y = None if y is None else y.view(shape)
-    return h.view(shape), y, update.joined, *(statistics if save else (None, None, None, None))
+    return h.view(shape), y, update.joined, *(statistics if call.save else (None, None, None, None))
 
 
-def _updated(given: Given, update: single.Update) -> Tensor | None:
+def _updated(call: Call, update: single.Update) -> Tensor | None:
     """The prefix with the layer's output, after it was appended where that is asked for."""
-    prefix = given.prefix
+    prefix = call.prefix
     if prefix is not None and update.x is not None:
         assert update.joined is not None
         wide = statistics_dtype(torch.promote_types(prefix.dtype, update.x.dtype))
         prefix = update.joined.copy_(prefix.to(wide) + update.x.to(wide))
     if update.append:
         assert prefix is not None
-        append_block(given.blocks[0], given.n_blocks, given.counted, prefix)
+        append_block(call.blocks[0], call.n_blocks, call.counted, prefix)
     return prefix
 
 
@@ -176,25 +174,23 @@ def reads_h(h: Tensor) -> bool:
     return device is not None and device.kind == "ascend"
 
 
-def _fake(  # type: ignore[no-untyped-def]
-    blocks, stacked, n_blocks, count, prefix, layer_output, query, rms_weight, output_rms_weight, eps, norm_eps, dtype, save
-):
-    like = blocks[0] if prefix is None else prefix
-    shape = like.shape[1:] if stacked and prefix is None else like.shape
-    n_tokens, n_rows = prod(shape[:-1]), n_blocks + (prefix is not None)
-    h = like.new_empty(shape, dtype=dtype or like.dtype)
-    y = None if output_rms_weight is None else torch.empty_like(h)
-    joined = None if prefix is None or layer_output is None else like.new_empty(shape)
-    if not save:
+def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = Call(*arguments)
+    like, shape = call.like, call.shape
+    n_tokens, n_rows = prod(shape[:-1]), call.n_blocks + (call.prefix is not None)
+    h = like.new_empty(shape, dtype=call.dtype or like.dtype)
+    y = None if call.output_rms_weight is None else torch.empty_like(h)
+    joined = _allocate_joined(call)
+    if not call.save:
         return h, y, joined, None, None, None, None
-    dtypes = [one.dtype for one in (*blocks, prefix) if one is not None]
+    dtypes = [one.dtype for one in (*call.blocks, call.prefix) if one is not None]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     shapes = ((n_rows, n_tokens), (n_rows, n_tokens), (n_tokens,))
     norm_rstd = None if y is None else like.new_empty((n_tokens,), dtype=dtype)
     return h, y, joined, *(like.new_empty(shape, dtype=dtype) for shape in shapes), norm_rstd
 
 
-def _fake_update(*arguments):  # type: ignore[no-untyped-def]
+def _fake_update(*arguments: Any) -> tuple[Tensor | None, ...]:
     *given, _, in_place = arguments
     h, y, joined, *statistics = _fake(*given)
     return h, y, None if in_place else joined, *statistics
