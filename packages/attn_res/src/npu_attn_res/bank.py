@@ -89,7 +89,9 @@ def attn_res_bank(
     if is_distributed((bank, prefix, layer_output, *weights.values())):
         run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale, output_dtype=output_dtype)
         run = functools.partial(run, output_rms_eps=output_rms_eps, **flags)
-        return sharding.bank(run, bank, {"prefix": prefix, "layer_output": layer_output}, weights)
+        found = sharding.beside_prefix(run, {"prefix": prefix, "layer_output": layer_output}, weights, bank)
+        assert isinstance(found, AttnResResult)
+        return found
     query = scaled_query(query, scale)
     stacked = isinstance(bank, Tensor)
     blocks = [bank.movedim(-2, 0)] if isinstance(bank, Tensor) else list(bank)

@@ -42,44 +42,29 @@ def phase1(
     return o, placed.wrap(lse, 1, (layers, *tokens))
 
 
-def merge(
-    run: Callable[..., Tensor | AttnResResult], rows: Mapping[str, Tensor | None], weights: Mapping[str, Tensor | None]
+def beside_prefix(
+    run: Callable[..., Tensor | AttnResResult],
+    rows: Mapping[str, Tensor | None],
+    weights: Mapping[str, Tensor | None],
+    bank: Tensor | Sequence[Tensor] | None = None,
 ) -> Tensor | AttnResResult:
-    """`run(**rows, **weights)` on each rank's own tokens; every result is placed as the prefix is."""
-    shards = Shards({**rows, **weights})
+    """`run(**rows, **weights)`, with a bank if there is one, on each rank's own tokens; results are placed as the prefix is."""
+    blocks = {"bank": bank} if isinstance(bank, Tensor) else {f"bank[{i}]": block for i, block in enumerate(bank or ())}
+    shards = Shards({**rows, **blocks, **weights})
     placements = shards.rows("prefix")
-    for name in rows:
+    for name in (*rows, *blocks):
         shards.alike(name, placements, "prefix")
     shards.replicated(*weights)
-    parts = {name: shards.local(name, placements) for name in rows}
-    found = run(**parts, **{name: shards.local(name, summed(placements)) for name in weights})
+    given = {name: shards.local(name, placements) for name in rows}
+    given |= {name: shards.local(name, summed(placements)) for name in weights}
+    if bank is not None:
+        parts = [shards.local(name, placements) for name in blocks]
+        given["bank"] = parts[0] if isinstance(bank, Tensor) else parts
+    found = run(**given)
     prefix = rows["prefix"]
     assert prefix is not None
     if isinstance(found, Tensor):
         return shards.wrap(found, placements, prefix.shape)
-    wrapped = [None if part is None else shards.wrap(part, placements, prefix.shape) for part in found]
-    return AttnResResult(*wrapped)  # type: ignore[arg-type]  # the first is no None
-
-
-def bank(
-    run: Callable[..., AttnResResult],
-    blocks: Tensor | Sequence[Tensor],
-    rows: Mapping[str, Tensor | None],
-    weights: Mapping[str, Tensor | None],
-) -> AttnResResult:
-    """`run(bank=blocks, **rows, **weights)` on each rank's own tokens; every result is placed as the prefix is."""
-    named = {"bank": blocks} if isinstance(blocks, Tensor) else {f"bank[{i}]": block for i, block in enumerate(blocks)}
-    shards = Shards({**rows, **named, **weights})
-    placements = shards.rows("prefix")
-    for name in ("layer_output", *named):
-        shards.alike(name, placements, "prefix")
-    shards.replicated(*weights)
-    parts = [shards.local(name, placements) for name in named]
-    given = {name: shards.local(name, placements) for name in rows}
-    given |= {name: shards.local(name, summed(placements)) for name in weights}
-    found = run(bank=parts[0] if isinstance(blocks, Tensor) else parts, **given)
-    prefix = rows["prefix"]
-    assert prefix is not None
     leading = prefix.shape[:-1]
     wrapped = [None if part is None else shards.wrap(part, placements, (*leading, part.shape[-1])) for part in found]
     return AttnResResult(*wrapped)  # type: ignore[arg-type]  # the first is no None

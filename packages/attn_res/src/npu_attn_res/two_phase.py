@@ -131,7 +131,7 @@ def attn_res_merge(
     rows = {**state, "prefix": prefix, "layer_output": layer_output}
     if is_distributed((*rows.values(), *weights.values())):
         run = functools.partial(attn_res_merge, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
-        return sharding.merge(run, rows, weights)
+        return sharding.beside_prefix(run, rows, weights)
     numbers = (rms_eps, output_rms_eps, False)
     given = (o, lse, prefix, layer_output, scaled_query(query, scale), rms_weight, output_rms_weight)
     h, y, joined, *_ = OPERATORS("merge", *given, *numbers)
