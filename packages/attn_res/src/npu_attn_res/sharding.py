@@ -48,7 +48,7 @@ def beside_prefix(
     weights: Mapping[str, Tensor | None],
     bank: Tensor | Sequence[Tensor] | None = None,
 ) -> Tensor | AttnResResult:
-    """`run(**rows, **weights)`, with a bank if there is one, on each rank's own tokens; results are placed as the prefix is."""
+    """`run(**rows, **weights)`, with a bank if there is one, on each rank's own tokens; results lie as the prefix does."""
     blocks = {"bank": bank} if isinstance(bank, Tensor) else {f"bank[{i}]": block for i, block in enumerate(bank or ())}
     shards = Shards({**rows, **blocks, **weights})
     placements = shards.rows("prefix")
