@@ -145,6 +145,18 @@ def test_blocks_that_need_no_gradient_get_none(device, needed):
         assert torch.equal(weight.grad.cpu(), wanted)
 
 
+def test_gradients_of_a_list_have_memory_of_their_own(device):
+    """One memory for all would be held until the last of them is free, and PyTorch would not add to them in place."""
+    case = depth.make(4, 6, 256, torch.bfloat16)
+    blocks = [block.to(device.torch).requires_grad_() for block in case.blocks]
+    wide = torch.randn(6, 512).to(device.torch, torch.bfloat16).requires_grad_()
+    found = attn_res([*blocks, wide[:, :256]], case.query.to(device.torch), case.rms_weight.to(device.torch))
+    gradients = torch.autograd.grad(found, [*blocks, wide], torch.ones_like(found))
+    assert len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == 5
+    for gradient in gradients[:4]:
+        assert gradient.is_contiguous() and gradient.untyped_storage().nbytes() < 2 * gradient.numel() * gradient.itemsize
+
+
 @pytest.mark.parametrize("frozen", ["both", "query", "rms_weight"])
 def test_frozen_weights(device, frozen):
     case = depth.make(3, 7, 256, torch.float32)
