@@ -40,12 +40,22 @@ def shard(case, first, last):
 def compare(what, place, ranges, rank):
     """The loss, extras and gradients of a vocabulary in parts and whole, side by side, from inputs on the CPU."""
     with torch.device("cpu"):
-        _compare(what, place, ranges, rank)
+        _compare(losses.make(13, 24, ranges[-1][1], torch.float32, ignored=0.2, **OPTIONS[what]), what, place, ranges, rank)
 
 
-def _compare(what, place, ranges, rank):
+def compare_logits_far_apart(place, rank):
+    """The other rank's logits are higher than those of the targets' rank by 200, for which fp32 has no exponential."""
+    with torch.device("cpu"):
+        for tokens in ({}, {"memory_budget": 1}):
+            case = losses.make(13, 24, 120, torch.float32, **tokens)
+            case.x[:, 0] = 1.0
+            case.weight[:, 0] = torch.where(torch.arange(120) < 60, -100.0, 100.0)
+            case = losses.dataclasses.replace(case, target=case.target % 60)
+            _compare(case, "far apart", place, [(0, 60), (60, 120)], rank)
+
+
+def _compare(case, what, place, ranges, rank):
     vocabulary = ranges[-1][1]
-    case = losses.make(13, 24, vocabulary, torch.float32, ignored=0.2, **OPTIONS[what])
     first, last = ranges[rank]
     parts = shard(case, first, last)
     even = len({end - start for start, end in ranges}) == 1
@@ -143,6 +153,7 @@ def main() -> None:
         if place != "emulated":
             compare("every option", place, [(0, 100), (100, 123)], rank)
             unequal_parts_cut_tokens_alike(rank)
+        compare_logits_far_apart(place, rank)
         only_tokens_are_exchanged()
         a_row_of_nan_predicts_a_token(rank)
         if place == "cuda":

@@ -32,6 +32,8 @@ from .layout import choose_layout
 from .options import Needs, Options
 from .reference import Reference
 
+_FARTHEST = 64.0  # e^64 times 2^24, which the target's element may have beside it, is far from the end of fp32 and bf16
+
 
 class Inputs(NamedTuple):
     """The tensors of a loss, in the order of the registered operators.
@@ -219,8 +221,12 @@ class Engine:
         chunk = Chunk(exponentials, columns, part(self.rows.columns, tokens), self.options.vocab_first)
         v = torch.empty_like(reference)
         target_logit = part(statistics, tokens, 1)[row_math.TARGET]
-        backend.settle(chunk, reference, reference, target_logit, coefficients, v)
+        backend.settle(chunk, reference, self._near(reference, coefficients), target_logit, coefficients, v)
         self.gradients.add_scaled(tokens, exponentials, v, *self._room(exponentials.shape[0]))
+
+    def _near(self, reference: Tensor, coefficients: Tensor) -> Tensor:
+        """References that exp(L - k) is finite for: logits of other ranks may be far above all that one rank has."""
+        return torch.maximum(reference, coefficients[row_math.LSE] - _FARTHEST) if self.options.group else reference
 
     def _room(self, rows: int) -> tuple[Tensor | None, Tensor | None]:
         """Memory [rows, H] for sums of dx in fp32, None if dx is, and for rows of x times a number."""
@@ -260,7 +266,7 @@ class Engine:
         if self.options.group:
             parallel.combine_(statistics, self.options.group, argmax=self.options.argmax)
         coefficients = self.coefficients(self.rows, statistics, 1.0, None)
-        lse = coefficients[row_math.LSE].clone()
+        lse, last = coefficients[row_math.LSE].clone(), self._near(largest[-1], coefficients)
 
         def differentiate(which: slice) -> None:
             for index, chunk in enumerate(held):
@@ -268,7 +274,7 @@ class Engine:
                     continue
                 if isinstance(self.backend, KernelBackend) and v is not None:
                     target_logit = statistics[row_math.TARGET]
-                    self.backend.settle(chunk, largest[index], largest[-1], target_logit, coefficients, v)
+                    self.backend.settle(chunk, largest[index], last, target_logit, coefficients, v)
                 else:
                     torch.sub(lse, largest[index], out=coefficients[row_math.LSE])
                     self.backend.gradient(chunk, chunk.logits, coefficients)
