@@ -5,14 +5,15 @@ import triton.language as tl
 
 from .tile import (
     even_row_range,
-    first_row,
     load_gate,
+    load_raw,
     load_scale,
     load_tile,
     normalise,
     result_strides,
     round_weighted,
     row_mask,
+    row_numbers,
     row_stride,
     store_partial,
     store_tile,
@@ -21,6 +22,22 @@ from .tile import (
     tile_rows,
     tile_rows_of_range,
 )
+
+
+@triton.jit
+def load_ahead(
+    p_dy, p_x, p_rstd, i_tile, i_stop, n_outer, n_inner, s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, N: tl.constexpr,
+    G: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """dy and x of a tile as they lie in memory, and rstd, before they are needed (CUDA); zeros after the last tile."""
+    i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, G, M)
+    n_rows = tl.where(i_tile < i_stop, n_rows, 0)
+    i_row, o_row = row_numbers(i_tile, i_outer, i_inner, n_inner, G, M, False)
+    p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, G, M, BLOCK_N)
+    b_x = load_raw(p_tile, n_groups, n_rows, N, G, M, BLOCK_N, BLOCK_N == N, "")
+    p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, 0, G, M, BLOCK_N)
+    b_g = load_raw(p_tile, n_groups, n_rows, N, G, M, BLOCK_N, BLOCK_N == N, "")
+    return b_x, b_g, tl.load(p_rstd + i_row + o_row, mask=tl.arange(0, M) < n_rows, other=0.0)
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
@@ -60,6 +77,7 @@ def backward_kernel(
     GATE_SILU: tl.constexpr,
     GATE_FIRST: tl.constexpr,
     PER_HEAD: tl.constexpr,
+    AHEAD: tl.constexpr = False,  # CUDA, BLOCK_M > 1: the next tile is loaded before this one is computed
 ):
     """A tile holds whole rows; the partial sum of dw stays on chip over the whole loop."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
@@ -70,7 +88,6 @@ def backward_kernel(
     s_dy_inner, s_dsum_inner = row_stride(s_dy_inner, N), row_stride(s_dsum_inner, N)
     s_x_inner, s_gate_inner = row_stride(s_x_inner, N), row_stride(s_gate_inner, N)
     s_dx_inner = row_stride(s_dx_inner, N)
-    o_row = tl.arange(0, ROWS)
     o_col = tl.arange(0, BLOCK_N)
     if p_dw is not None:
         b_dw = tl.zeros([ROWS, BLOCK_N], tl.float32)
@@ -94,18 +111,30 @@ def backward_kernel(
     if p_dgate is not None:
         if p_bias is not None:
             b_bias = load_scale(p_bias, o_col, N, 0.0, DTYPE, EXACT_N, ROUND_FACTORS)
+    if AHEAD:
+        b_next_x, b_next_g, b_next_rstd = load_ahead(
+            p_dy, p_x, p_rstd, i_tile_first, i_tile_stop, n_outer, n_inner, s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, N,
+            BLOCK_G, BLOCK_M, BLOCK_N
+        )  # fmt: skip
     for i_tile in tl.range(i_tile_first, i_tile_stop, n_step):
         if CONTIGUOUS_SPLIT:
             i_outer, i_inner, n_groups, n_rows = tile_rows_of_range(i_tile, i_tile_stop, i_first, i_stop, BLOCK_M)
         else:
             i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
-        i_row = first_row(i_tile, i_outer, i_inner, n_inner, BLOCK_G, BLOCK_M)
+        i_row, o_row = row_numbers(i_tile, i_outer, i_inner, n_inner, BLOCK_G, BLOCK_M, PER_HEAD)
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
-        p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
-        b_x = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
-        p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
-        b_g = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
-        b_rstd = tl.load(p_rstd + i_row + o_row, mask=m_row, other=0.0)
+        if AHEAD:
+            b_x, b_g, b_rstd = b_next_x.to(tl.float32), b_next_g.to(tl.float32), b_next_rstd
+            b_next_x, b_next_g, b_next_rstd = load_ahead(
+                p_dy, p_x, p_rstd, i_tile + n_step, i_tile_stop, n_outer, n_inner, s_dy_outer, s_dy_inner, s_x_outer,
+                s_x_inner, N, BLOCK_G, BLOCK_M, BLOCK_N
+            )  # fmt: skip
+        else:
+            p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_x = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+            p_tile = tile_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
+            b_g = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
+            b_rstd = tl.load(p_rstd + i_row + o_row, mask=m_row, other=0.0)
         if p_gate is not None:
             b_act, b_slope = load_gate(
                 p_gate,

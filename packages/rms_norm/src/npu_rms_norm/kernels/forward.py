@@ -6,7 +6,6 @@ import triton.language as tl
 from .rounding import ASCEND
 from .tile import (
     even_row_range,
-    first_row,
     load_gate,
     load_scale,
     load_scale_rows,
@@ -16,6 +15,7 @@ from .tile import (
     result_strides,
     round_weighted,
     row_mask,
+    row_numbers,
     row_stride,
     store_tile,
     tile_at,
@@ -68,7 +68,6 @@ def forward_kernel(
     IN_PAIRS: tl.constexpr = offset is not None  # else products of two bf16 are computed in pairs
     s_x_inner, s_residual_inner = row_stride(s_x_inner, N), row_stride(s_residual_inner, N)
     s_gate_inner = row_stride(s_gate_inner, N)
-    o_row = tl.arange(0, ROWS)
     o_col = tl.arange(0, BLOCK_N)
     if CONTIGUOUS_SPLIT:
         i_first, i_stop = even_row_range(n_inner)
@@ -78,7 +77,8 @@ def forward_kernel(
             tl.program_id(0), tl.num_programs(0), n_outer, n_inner, BLOCK_G, BLOCK_M, PER_HEAD
         )
     s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, PER_HEAD)
-    if PER_HEAD:
+    HEADS: tl.constexpr = PER_HEAD and BLOCK_G < 0  # a tile's rows are of several
+    if PER_HEAD and not HEADS:
         if p_weight is not None:
             p_weight += i_head * N
         if p_bias is not None:
@@ -92,18 +92,20 @@ def forward_kernel(
         if CONTIGUOUS_SPLIT:
             i_outer, i_inner, n_groups, n_rows = tile_rows_of_range(i_tile, i_tile_stop, i_first, i_stop, BLOCK_M)
         else:
-            i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M)
-        i_row = first_row(i_tile, i_outer, i_inner, n_inner, BLOCK_G, BLOCK_M)
+            i_outer, i_inner, n_groups, n_rows = tile_rows(i_tile, n_outer, n_inner, BLOCK_G, BLOCK_M, PER_HEAD)
+        i_row, o_row = row_numbers(i_tile, i_outer, i_inner, n_inner, BLOCK_G, BLOCK_M, PER_HEAD)
         m_row = row_mask(n_groups, n_rows, BLOCK_G, BLOCK_M)
         p_tile = tile_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
         b_x = load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")
         if not ASCEND:
             if p_weight is not None:
                 b_scale = load_scale_rows(
-                    p_weight, N, offset, ROWS, BLOCK_N, DTYPE, EXACT_N, ROUND_FACTORS
+                    p_weight, i_outer if HEADS else None, N, offset, ROWS, BLOCK_N, DTYPE, EXACT_N, ROUND_FACTORS
                 )  # fmt: skip
             if p_bias is not None:
-                b_bias = load_scale_rows(p_bias, N, 0.0, ROWS, BLOCK_N, DTYPE, EXACT_N, ROUND_FACTORS)
+                b_bias = load_scale_rows(
+                    p_bias, i_outer if HEADS else None, N, 0.0, ROWS, BLOCK_N, DTYPE, EXACT_N, ROUND_FACTORS
+                )  # fmt: skip
         if p_residual is not None:
             p_tile = tile_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
             b_x += load_tile(p_tile, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N, "")

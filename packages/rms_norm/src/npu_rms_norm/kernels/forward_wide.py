@@ -66,7 +66,8 @@ def weigh(
     """y of one block of columns, fp32 [BLOCK_G * BLOCK_M, BLOCK_N]."""
     EXACT_N: tl.constexpr = N % BLOCK_N == 0
     o_col = i_col + tl.arange(0, BLOCK_N)
-    b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, N > 16384)
+    IN_PAIRS: tl.constexpr = N > 16384 or p_bias is not None
+    b_y = normalise(b_x, b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS)
     if p_weight is not None:
         b_y *= load_scale(p_weight, o_col, N, offset, DTYPE, EXACT_N, ROUND_FACTORS)[None, :]
     if p_bias is not None:

@@ -64,17 +64,22 @@ def result_strides(n_outer, n_inner, N: tl.constexpr, PER_HEAD: tl.constexpr):
 
 
 @triton.jit
-def tile_rows(i_tile, n_outer, n_inner, G: tl.constexpr, M: tl.constexpr):
+def tile_rows(i_tile, n_outer, n_inner, G: tl.constexpr, M: tl.constexpr, PER_HEAD: tl.constexpr = False):
     """First group and row of a tile, and how many groups, and rows of the first one, are left from there on.
 
-    G < 0: group and row of each of its rows, [M], 1, and how many rows are left in all.
+    G < 0: group and row of each of its rows, [M], 1, and how many rows are left in all; PER_HEAD: in the order of tokens.
     """
     if n_outer is None:
         return 0, i_tile * M, 1, n_inner - i_tile * M
     elif G < 0:
         o_row = i_tile * M + tl.arange(0, M)
-        i_outer = o_row // -G
-        return i_outer, o_row - i_outer * -G, 1, n_outer * n_inner - i_tile * M
+        i_first = o_row // -G
+        i_second = o_row - i_first * -G
+        n_left = n_outer * n_inner - i_tile * M
+        if PER_HEAD:
+            return i_second, i_first, 1, n_left
+        else:
+            return i_first, i_second, 1, n_left
     else:
         n_tiles = tl.cdiv(n_inner, M)  # of one group
         i_group = i_tile // n_tiles
@@ -83,12 +88,14 @@ def tile_rows(i_tile, n_outer, n_inner, G: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
-def first_row(i_tile, i_outer, i_inner, n_inner, G: tl.constexpr, M: tl.constexpr):
-    """The first row of a tile, counted through all groups."""
-    if G < 0:
-        return tl.cast(i_tile, tl.int64) * M
+def row_numbers(i_tile, i_outer, i_inner, n_inner, G: tl.constexpr, M: tl.constexpr, PER_HEAD: tl.constexpr):
+    """Of a tile's rows, counted through all groups: the first one and what is added for each, [ROWS]."""
+    if G >= 0:
+        return tl.cast(i_outer, tl.int64) * n_inner + i_inner, tl.arange(0, G * M)
+    elif PER_HEAD:
+        return 0, tl.cast(i_outer, tl.int64) * n_inner + i_inner
     else:
-        return tl.cast(i_outer, tl.int64) * n_inner + i_inner
+        return tl.cast(i_tile, tl.int64) * M, tl.arange(0, M)
 
 
 @triton.jit
@@ -149,6 +156,26 @@ def row_mask(n_outer, n_inner, G: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
+def load_raw(
+    p_tile,
+    n_outer,
+    n_inner,
+    n_cols,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    EXACT_N: tl.constexpr,
+    EVICTION: tl.constexpr,
+):
+    """[M, N], or [G, M, N] of several groups, as it lies in memory, zero outside."""
+    if G * M == 1 and EXACT_N:
+        return tl.load(p_tile, eviction_policy=EVICTION)
+    else:
+        m_tile = tile_mask(n_outer, n_inner, n_cols, G, M, N, EXACT_N)
+        return tl.load(p_tile, mask=m_tile, other=0.0, eviction_policy=EVICTION)
+
+
+@triton.jit
 def load_tile(
     p_tile,
     n_outer,
@@ -161,12 +188,7 @@ def load_tile(
     EVICTION: tl.constexpr,
 ):
     """fp32 [G * M, N], zero outside."""
-    if G * M == 1 and EXACT_N:
-        b_tile = tl.load(p_tile, eviction_policy=EVICTION)
-    else:
-        m_tile = tile_mask(n_outer, n_inner, n_cols, G, M, N, EXACT_N)
-        b_tile = tl.load(p_tile, mask=m_tile, other=0.0, eviction_policy=EVICTION)
-    b_tile = b_tile.to(tl.float32)
+    b_tile = load_raw(p_tile, n_outer, n_inner, n_cols, G, M, N, EXACT_N, EVICTION).to(tl.float32)
     if G > 1:
         b_tile = tl.reshape(b_tile, (G * M, N))
     return b_tile
@@ -235,12 +257,16 @@ def load_scale(p_weight, o_col, n_cols, offset, DTYPE: tl.constexpr, EXACT_N: tl
 
 @triton.jit
 def load_scale_rows(
-    p_weight, n_cols, offset, M: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, EXACT_N: tl.constexpr,
+    p_weight, i_head, n_cols, offset, M: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, EXACT_N: tl.constexpr,
     ROUND_FACTORS: tl.constexpr
 ):  # fmt: skip
-    """As `load_scale`, fp32 [M, N] of M equal rows, for CUDA: threads that have a tile's elements load theirs, from a cache,
-    where those of one row would be exchanged through shared memory."""
-    o_tile = tl.zeros([M, 1], tl.int32) + tl.arange(0, N)[None, :]
+    """As `load_scale`, fp32 [M, N]: M equal rows, or those of the heads i_head [M].
+
+    For CUDA: threads that have a tile's elements load theirs, from a cache, where those of one row would be exchanged
+    through shared memory.
+    """
+    o_head = tl.zeros([M], tl.int32) if i_head is None else i_head * n_cols
+    o_tile = o_head[:, None] + tl.arange(0, N)[None, :]
     if EXACT_N:
         b_scale = tl.load(p_weight + o_tile).to(tl.float32)
     else:

@@ -30,9 +30,12 @@ def row_launch(problem: Problem, device: Device, *, backward: bool) -> Launch:
 def _forward(problem: Problem, device: Device, whole: int) -> Launch:
     if whole <= 1024:
         elements, warps = (1024, 4) if problem.gated else (2048, 4) if whole <= 256 else (4096, 4)
-        block_m, block_g = _rows(problem, elements // whole)
+        block_m, block_g = _rows(problem, elements // whole, of_heads=True)
         return Launch(problem, device, False, False, True, block_m, whole, block_g, warps, per_core=ALL_TILES)
     chunk, chunks = _chunks(problem.width)
+    if problem.quantised and whole <= 16384:  # the largest result of a row and then its steps: it would be read three times
+        warps = (4 if whole <= 2048 else 8 if whole <= 4096 else 16) if chunks == 1 else 8 if whole <= 8192 else 16
+        return Launch(problem, device, False, False, True, 1, chunk, warps=warps, per_core=ALL_TILES)
     if chunks > 1 and chunk * chunks <= _HELD_FORWARD:
         return Launch(problem, device, False, False, True, 1, chunk, warps=4 if chunk <= 512 else 8, per_core=ALL_TILES)
     # Two column blocks or more: the second read finds the row in a cache, and fewer registers mean more rows at once.
@@ -62,17 +65,23 @@ def _backward(problem: Problem, device: Device, whole: int) -> Launch:
             held=True,
         )
     chunk, chunks = _chunks(problem.width)
-    # As many resident programs as leave each the registers for its partial sum of dw.
+    # As many resident programs as leave each the registers for its partial sum of dw; a gate, and a bias, take more.
+    more = problem.gated or problem.biased
     if whole <= 1024 or (chunks == 1 and whole <= 4096):
-        per_core = 4 if 64 <= whole <= 256 and len(problem.itemsizes) == 2 else 3
         block_m, block_g = _rows(problem, 4096 // whole)
-        return Launch(problem, device, True, False, True, block_m, whole, block_g, 8, per_core, held=whole >= 64)
+        ahead = 64 <= whole <= 256 and block_m > 1 and not more and problem.itemsizes == (2, 2)
+        per_core = 2 if more or ahead else 3
+        held = whole >= 64
+        return Launch(problem, device, True, False, True, block_m, whole, block_g, 8, per_core, 0, held, ahead)
     if chunks == 1:
         chunk, chunks = whole // 4, 4  # no less padding, but fewer registers at once than one block takes
     warps = 4 if chunk * chunks <= 4096 else 8 if chunk * chunks <= 8192 else 16
-    per_core = _CORE_REGISTERS // (_registers(chunk * chunks // (warps * _WARP)) * warps * _WARP)
-    held = not problem.gated  # a gate takes registers of its own
-    return Launch(problem, device, True, False, True, 1, chunk, warps=warps, per_core=per_core, held=held)
+    if more:
+        warps = min(2 * warps, 16)
+    elements = chunk * chunks // (warps * _WARP)
+    registers = _registers(elements) if not more else 128 if elements > 12 else 96 if problem.gated else 80
+    per_core = _CORE_REGISTERS // (registers * warps * _WARP)
+    return Launch(problem, device, True, False, True, 1, chunk, warps=warps, per_core=per_core, held=True)
 
 
 def _wide_backward(problem: Problem, device: Device) -> Launch:
@@ -97,10 +106,14 @@ def _chunks(width: int) -> tuple[int, int]:
     return chunk, padded // chunk
 
 
-def _rows(problem: Problem, wanted: int) -> tuple[int, int]:
-    """Rows of a tile, a power of two up to `wanted`, and the groups that they are of, as `Launch.block_g` has it."""
-    if problem.n_outer > 1 and not problem.per_head and problem.n_inner <= _MOST_HEADS:
-        return _power(wanted), -problem.n_inner
+def _rows(problem: Problem, wanted: int, *, of_heads: bool = False) -> tuple[int, int]:
+    """Rows of a tile, a power of two up to `wanted`, and the groups that they are of, as `Launch.block_g` has it.
+
+    `of_heads`: they may be of several heads that have each its own weight.
+    """
+    heads = problem.n_outer if problem.per_head else problem.n_inner
+    if problem.n_outer > 1 and heads <= _MOST_HEADS and (of_heads or not problem.per_head):
+        return _power(wanted), -heads
     return _power(min(problem.max_rows, wanted)), 1
 
 

@@ -28,10 +28,11 @@ class Launch:
         double_buffered: the next tile is loaded while this one is computed (Ascend).
         block_m, block_n: rows and columns of a tile.
         block_g: groups of a tile; more than one only where block_m is all rows of a group. Below 0 (CUDA): a tile's rows are
-            of whatever groups, of -block_g rows each.
+            of whatever groups, of -block_g rows each, or, in the order of tokens, of the -block_g heads.
         warps: warps of a program (CUDA).
         per_core: programs resident on a core (CUDA).
         share: programs that share a row, block_n columns each, and are all resident; 0 where none do (CUDA).
+        ahead: the next tile is loaded before this one is computed (CUDA, of several rows).
         held: the compiler is held to the registers that leave room for them (CUDA).
     """
 
@@ -47,6 +48,7 @@ class Launch:
     per_core: int = 1
     share: int = 0
     held: bool = False
+    ahead: bool = False
 
     @property
     def form(self) -> str:
@@ -69,8 +71,8 @@ class Launch:
 
     @property
     def heads(self) -> int:
-        """Weights, of which a program sees one."""
-        return self.problem.n_outer if self.problem.per_head else 1
+        """Weights, of which a program sees one; 1 too where a tile's rows are of several."""
+        return self.problem.n_outer if self.problem.per_head and self.block_g > 0 else 1
 
     @functools.cached_property
     def grid(self) -> int:
@@ -125,7 +127,7 @@ class Launch:
             slots = power_of_two(self.share)
             return {"N": self.problem.width, "SHARE": self.share, "SLOTS": slots, "BLOCK_N": self.block_n, "STAGES": 2}
         if self.form == "rows":
-            own = {"CONTIGUOUS_SPLIT": self.contiguous_split}
+            own = {"CONTIGUOUS_SPLIT": self.contiguous_split, **({"AHEAD": True} if self.ahead else {})}
         elif self.form == "chunks":
             own = {"CHUNKS": self.column_blocks}
         return {
