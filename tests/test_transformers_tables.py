@@ -57,7 +57,10 @@ ESSENCE = {
 @pytest.mark.parametrize("name", FORMULAS)
 def test_norms_have_the_formula_of_their_model(source, name):
     named = NAMED[id(FORMULAS[name])]
-    found, expected = source(name), source(named)
+    try:
+        found, expected = source(name), source(named)
+    except KeyError:
+        pytest.skip(f"this release of transformers has no {name}")
     assert found["forward"] == expected["forward"]
     assert found.get("_norm") == expected.get("_norm")
     assert found["forward"].endswith(ESSENCE[named])

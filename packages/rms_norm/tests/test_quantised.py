@@ -85,6 +85,10 @@ def test_operators_are_registered_properly(device, npu_opcheck):
     compiled = torch.compile(lambda x, weight: rms_norm_dynamic_quant(x.sin(), weight), fullgraph=True, backend="aot_eager")
     for traced, eager in zip(compiled(x, weight), rms_norm_dynamic_quant(x.sin(), weight), strict=True):
         assert torch.equal(traced, eager)
+    added = lambda x, residual, weight: add_rms_norm_dynamic_quant(x.sin(), residual, weight)  # noqa: E731
+    compiled = torch.compile(added, fullgraph=True, backend="aot_eager")
+    for traced, eager in zip(compiled(x, residual, weight), added(x, residual, weight), strict=True):
+        assert torch.equal(traced, eager)
 
 
 @pytest.mark.compilers

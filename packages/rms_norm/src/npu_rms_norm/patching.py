@@ -40,11 +40,11 @@ GEMMA = Formula("gemma", 1.0, "eps")
 TORCH = Formula("gemma", 0.0, "eps")
 
 _LLAMA = (
-    "Apertus Arcee BitNet Cwm DeepseekV2 DeepseekV3 DiffLlama Dots1 Ernie4_5 Exaone4 Glm Glm4 Glm4Moe Granite GraniteMoe "
-    "HunYuanDenseV1 Lfm2 Llama Ministral Ministral3 Mistral Mixtral Olmoe Phi3 Qwen2 Qwen2Moe Qwen2VL Qwen2_5_VL Qwen3 "
-    "Qwen3Moe Qwen3VLText SeedOss SmolLM3 Youtu"
+    "Apertus Arcee Bamba BitNet Cwm DeepseekV2 DeepseekV3 DiffLlama Dots1 Ernie4_5 Exaone4 FalconH1 Glm Glm4 Glm4Moe "
+    "Granite GraniteMoe GraniteMoeHybrid HunYuanDenseV1 KimiLinear Lfm2 Llama Mamba Mamba2 Ministral Ministral3 Mistral "
+    "Mixtral Olmoe Phi3 Qwen2 Qwen2Moe Qwen2VL Qwen2_5_VL Qwen3 Qwen3Moe Qwen3VLText SeedOss SmolLM3 Youtu Zamba2"
 )
-_OLMO2 = "FlexOlmo GptOss Olmo2 Olmo3"
+_OLMO2 = "FlexOlmo GptOss Olmo2 Olmo3 OlmoHybrid"
 _GEMMA = "Gemma Gemma2 Gemma3 Qwen3Next Qwen3_5 Qwen3_5Moe RecurrentGemma T5Gemma VaultGemma"
 
 #: What the classes of transformers compute, by their names.
