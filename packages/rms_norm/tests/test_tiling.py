@@ -201,6 +201,24 @@ def test_chunks_pad_a_row_by_a_quarter_at_most_and_are_held_in_registers():
         assert (launch.form, launch.column_blocks * launch.block_n) == ("chunks", width)
 
 
+def test_launches_that_are_held_to_registers_leave_room_for_the_others():
+    for width in (64, 128, 512, 2560, 4096, 7168, 16384):
+        for options in ({}, {"biased": True}, {"gated": True, "itemsizes": (2, 2, 2)}, {"rows": 3}):
+            for choose in (forward_launch, backward_launch):
+                launch = choose(problem(width, **options), H200)
+                resident = min(launch.per_core, 64 // launch.warps)
+                assert launch.options.get("maxnreg", 0) * 32 * launch.warps * resident <= 65536
+                assert 32 <= launch.options.get("maxnreg", 32) <= 255
+                assert choose is forward_launch or launch.held
+
+
+def test_quantised_rows_are_read_once_up_to_16384_columns():
+    for width in (100, 2048, 2880, 4096, 7168, 8192, 16384):
+        assert not forward_launch(problem(width, quantised=True), H200).wide
+    assert forward_launch(problem(16385, quantised=True), H200).wide
+    assert forward_launch(problem(4096), H200).wide  # two reads, the second from a cache, take less
+
+
 def test_partial_sums_are_spread_over_the_cores():
     assert sum_launch(4096, B4).grid == 40
     assert sum_launch(1, B4).grid == 1

@@ -31,7 +31,10 @@ def _forward(problem: Problem, device: Device, whole: int) -> Launch:
     if whole <= 1024:
         elements, warps = (1024, 4) if problem.gated else (2048, 4) if whole <= 256 else (4096, 4)
         block_m, block_g = _rows(problem, elements // whole, of_heads=True)
-        return Launch(problem, device, False, False, True, block_m, whole, block_g, warps, per_core=ALL_TILES)
+        plain = problem.itemsizes == (2,) and not (problem.biased or problem.second_output or problem.quantised)
+        # The compiler would take some registers more, and fewer programs were resident.
+        held = plain and block_g == 1 and problem.width in (64, 128, 256)
+        return Launch(problem, device, False, False, True, block_m, whole, block_g, warps, ALL_TILES, 0, held)
     chunk, chunks = _chunks(problem.width)
     if problem.quantised and whole <= 16384:  # the largest result of a row and then its steps: it would be read three times
         warps = (4 if whole <= 2048 else 8 if whole <= 4096 else 16) if chunks == 1 else 8 if whole <= 8192 else 16
@@ -68,18 +71,20 @@ def _backward(problem: Problem, device: Device, whole: int) -> Launch:
     # As many resident programs as leave each the registers for its partial sum of dw; a gate, and a bias, take more.
     more = problem.gated or problem.biased
     if whole <= 1024 or (chunks == 1 and whole <= 4096):
-        block_m, block_g = _rows(problem, 4096 // whole)
+        block_m, block_g = _rows(problem, (2048 if problem.gated else 4096) // whole)
         ahead = 64 <= whole <= 256 and block_m > 1 and not more and problem.itemsizes == (2, 2)
-        per_core = 2 if more or ahead else 3
+        per_core = 3 if not (more or ahead) or (problem.gated and block_m > 1) else 2
         held = whole >= 64
         return Launch(problem, device, True, False, True, block_m, whole, block_g, 8, per_core, 0, held, ahead)
     if chunks == 1:
         chunk, chunks = whole // 4, 4  # no less padding, but fewer registers at once than one block takes
-    warps = 4 if chunk * chunks <= 4096 else 8 if chunk * chunks <= 8192 else 16
-    if more:
+    padded = chunk * chunks
+    warps = 4 if padded <= 4096 else 8 if padded <= 8192 else 16
+    registers = _registers(padded // (warps * _WARP))
+    if problem.gated or (problem.biased and padded > 2560):
         warps = min(2 * warps, 16)
-    elements = chunk * chunks // (warps * _WARP)
-    registers = _registers(elements) if not more else 128 if elements > 12 else 96 if problem.gated else 80
+    if more:
+        registers = 96 if padded // (warps * _WARP) <= 12 else 128
     per_core = _CORE_REGISTERS // (registers * warps * _WARP)
     return Launch(problem, device, True, False, True, 1, chunk, warps=warps, per_core=per_core, held=True)
 

@@ -13,7 +13,7 @@ from npu_tiling.launching.cuda import row_options
 from .footprint import column_tiles, row_tiles
 from .problem import Problem
 
-_REGISTERS, _WARP = 65536, 32  # of a core of CUDA, and threads of a warp
+_REGISTERS, _WARP, _WARPS = 65536, 32, 64  # of a core of CUDA, threads of a warp, and most warps of a core
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ class Launch:
                 # A product and a bias that are both bf16 would be fused, and the product not rounded before the sum.
                 own["enable_fp_fusion"] = False
             if self.held:
-                own["maxnreg"] = _REGISTERS // (self.per_core * self.warps * _WARP) // 8 * 8
+                resident = min(self.per_core, _WARPS // self.warps)
+                own["maxnreg"] = _REGISTERS // (resident * self.warps * _WARP) // 8 * 8
             if self.share:  # programs wait for one another: the driver refuses a launch that is not resident whole
                 own["launch_cooperative_grid"] = True
             return own
