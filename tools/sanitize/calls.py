@@ -104,7 +104,8 @@ def embedding_calls(device: torch.device) -> Iterator[Call]:
         yield f"fp32 {width}, norms", _call(run, width, FP32, max_norm=1.0)
         yield f"bf16 {width}, one index", _call(run, width, BF16, n=1)
         yield f"bf16 {width}, one row", _call(run, width, BF16, rows=1)
-    yield "bf16 1024, a table whose zeros are stored beside the sort", _call(run, 1024, BF16, rows=40000)
+    yield "bf16 1024, more indices than launches of ours sort", _call(run, 1024, BF16, n=70000, rows=40000)
+    yield "bf16 64, many groups", _call(run, 64, BF16, n=20000, rows=40000)
 
 
 def attn_res_calls(device: torch.device) -> Iterator[Call]:

@@ -42,6 +42,11 @@ SWEEPS = {
         "hidden size, 16384 tokens of 32000",
         [case(16384, d, 32000, bf16, "zipf", d) for d in (2**i for i in range(6, 15))],
     ),
+    "widths": Sweep(
+        "widths",
+        "widths of models, 16384 tokens of 65536",
+        [case(16384, d, 65536, bf16, x=d) for d in (2560, 2880, 3072, 3584, 5120, 6144, 7168)],
+    ),
     "model": Sweep(
         "model",
         "table of a model, 8192 tokens",

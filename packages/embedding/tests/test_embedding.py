@@ -37,7 +37,8 @@ def test_every_dtype(device, dtype, index_dtype):
 
 
 # CUDA tiles its launches otherwise, in powers of two with masks. Their logic is the kernel's own, so an emulated chip that
-# is told to be one runs it too. Rows of more than 512 columns are tiles of their own, which triton-ascend cannot convert.
+# is told to be one runs it too, but for gradients of more than 256 indices: test_ranks.py. Rows of more than 512 columns are
+# tiles of their own, which triton-ascend cannot convert.
 @pytest.mark.parametrize("width", [7, 256, 500])
 def test_the_tiles_of_cuda_on_the_emulated_chip(device, width):
     if device.name != "emulated":
@@ -49,10 +50,7 @@ def test_the_tiles_of_cuda_on_the_emulated_chip(device, width):
 
     with npu_tiling.use_device(gpu, emulated=True):
         for case in (
-            lookup.make(300, 90, width, torch.float16, "zipf"),
-            lookup.make(300, 9, width, kind="equal", scale_grad_by_freq=True),
-            lookup.make(300, 50, width, vocab_range=(30, 80)),
-            lookup.make(256, 90, width, torch.float16, "zipf", padding_idx=3),  # so few that they are not sorted
+            lookup.make(256, 90, width, torch.float16, "zipf", padding_idx=3),
             lookup.make(100, 9, width, kind="equal", scale_grad_by_freq=True),
             lookup.make(200, 50, width, vocab_range=(30, 80)),
         ):

@@ -4,7 +4,8 @@ import lookup
 import pytest
 import torch
 import torch._dynamo.testing
-from npu_embedding import Embedding, embedding, launch
+from npu_embedding import Embedding, embedding
+from npu_embedding.launch import cuda
 
 OPS = torch.ops.npu_embedding
 
@@ -135,12 +136,13 @@ def test_nothing_waits_for_the_device(device, npu_no_waits):
         weight.grad = None
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("ranked", [True, False])
 @pytest.mark.parametrize("width", [64, 100, 4096])
-def test_graph_capture(device, width, beside, monkeypatch, npu_capture):
-    if beside and device.name != "cuda":
-        pytest.skip("the other places have one stream")
-    monkeypatch.setattr(launch, "_BESIDE_BYTES", 0 if beside else 2**62)
+def test_graph_capture(device, width, ranked, monkeypatch, npu_capture):
+    if not ranked:
+        if device.name != "cuda":
+            pytest.skip("the other places sort in one way")
+        monkeypatch.setattr(cuda, "MOST_RANKED", 0)
     indices, other = torch.randint(0, 500, (2, 300), device=device.torch)
     weight = torch.randn(500, width, device=device.torch, requires_grad=True)
     dy = torch.randn(300, width, device=device.torch)
@@ -153,14 +155,12 @@ def test_graph_capture(device, width, beside, monkeypatch, npu_capture):
 
 
 @pytest.mark.parametrize("kind", lookup.KINDS)
-def test_zeros_stored_beside_the_sums_end_in_the_same_gradient(device, kind, monkeypatch):
-    """On CUDA large tables get their zeros from one stream and their sums from another: here all tables do."""
+def test_both_sorts_end_in_the_same_gradient(device, kind, monkeypatch):
+    """On CUDA a few thousand indices are sorted by launches of ours, more of them by torch.sort."""
     if device.name != "cuda":
-        pytest.skip("the other places have one stream")
-    case = lookup.make(2000, 2000, 768, torch.bfloat16, kind, padding_idx=3)
-    monkeypatch.setattr(launch, "_BESIDE_BYTES", 2**62)
-    _, expected = lookup.run(case, device.torch)
-    lookup.check(case, lookup.run(case, device.torch))
-    monkeypatch.setattr(launch, "_BESIDE_BYTES", 0)
-    for _ in range(20):
-        assert torch.equal(lookup.run(case, device.torch)[1], expected)
+        pytest.skip("the other places sort in one way")
+    case = lookup.make(5000, 5000, 768, torch.bfloat16, kind, padding_idx=3)
+    ranked = lookup.run(case, device.torch)
+    lookup.check(case, ranked)
+    monkeypatch.setattr(cuda, "MOST_RANKED", 0)
+    assert torch.equal(lookup.run(case, device.torch)[1], ranked[1])

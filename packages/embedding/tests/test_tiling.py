@@ -9,7 +9,7 @@ from npu_tiling import SOCS, footprint
 
 WIDTHS = [*range(1, 200), 256, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 9000, 12288, 16384, 16411, 65536, 100003]
 CHOOSE = [tiling.forward_launch, tiling.runs_launch, tiling.finish_launch]
-CHOOSE_ON_CUDA = [tiling.forward_launch, tiling.runs_launch, tiling.partials_launch, tiling.zeros_launch]
+CHOOSE_ON_CUDA = [tiling.forward_launch, tiling.runs_launch, tiling.partials_launch, tiling.sums_launch]
 CHIPS = {(soc.ub_bytes, soc.vector_cores): soc for soc in SOCS.values()}.values()
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=132, cube_cores=132, ub_bytes=232448, ub_align=16)
 
@@ -44,7 +44,6 @@ def test_grids_are_persistent():
     forward, finish = tiling.forward_launch(768, 4, chip), tiling.finish_launch(768, 4, chip)
     assert forward.grid(1) == finish.grid(1) == 1
     assert forward.grid(16384) == finish.grid(131072) == chip.vector_cores
-    assert tiling.partials_launch(768, 4, GPU).grid(40) == 39 * 3
     for launch in (tiling.keys_launch(chip), tiling.offsets_launch(chip)):
         assert launch.grid(1) == 1 and launch.grid(10**6) == chip.vector_cores
     wide = tiling.runs_launch(16384, 4, chip)
@@ -63,8 +62,29 @@ def test_cuda_blocks_are_powers_of_two_and_masked_only_where_they_must_be():
                 assert launch.masks_columns == (width % launch.block_n != 0)
                 assert launch.options == {"num_warps": launch.warps}
     assert tiling.forward_launch(768, 4, GPU).block_n == 256
-    assert tiling.runs_launch(768, 4, GPU).chunks(10**6) * 3 <= 132 * 32
+    assert tiling.sums_launch(768, 4, GPU).chunks(10**6) * 3 <= 4 * 132 * 32
     assert tiling.smaller(tiling.forward_launch(768, 4, GPU)) is None
+
+
+def test_a_group_of_sorted_indices_is_a_power_of_two_of_programs():
+    sort, rank = tiling.sort_launch(GPU), tiling.rank_launch(GPU)
+    assert sort.group == rank.group == 2 ** rank.constants["STEPS"]
+    for launch in (sort, rank):
+        assert launch.constants["GROUP"] == launch.group
+        assert launch.constants["BLOCK_M"] == launch.block_m
+        assert launch.group % launch.block_m == 0
+        assert launch.grid(5) * launch.block_m == 5 * launch.group
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_programs_that_sum_and_store_zeros_reach_all_rows(width):
+    launch = tiling.sums_launch(width, 2, GPU)
+    assert launch.zero_n & (launch.zero_n - 1) == 0
+    for rows in (1, 3, 1000, 151936):
+        sums = launch.chunks(5000) * launch.column_blocks
+        assert launch.zeros(rows, sums) * sums * launch.block_m >= rows
+        assert (launch.zeros(rows, sums) - 1) * sums * launch.block_m < rows
+    assert tiling.partials_launch(width, 2, GPU).grid(18) == 2 * tiling.partials_launch(width, 2, GPU).column_blocks
 
 
 @pytest.mark.parametrize("choose", CHOOSE)

@@ -1,4 +1,4 @@
-"""Device code of the embedding's backward: rows of dy, summed by index.
+"""Device code of the embedding's backward on Ascend: rows of dy, summed by index.
 
     dweight[r] = sum of dy[order[i]] for offsets[r] <= i < offsets[r + 1]
 
@@ -7,9 +7,8 @@ lies between two offsets. What lies before the first offset or after the last na
 
 The sorted positions are cut in `n_chunks` pieces of equal length, one for each program, so that the work is even however
 long the runs are. A run inside one chunk is stored by `sum_runs_kernel`. One that crosses a border leaves partial sums: a
-head in a chunk that it enters from before, a tail in the chunk where it starts. `add_partials_kernel` adds those, in their
-order. `store_zeros_kernel` stores the rows without a run; `finish_rows_kernel` does both. Every row of dweight is stored
-once.
+head in a chunk that it enters from before, a tail in the chunk where it starts. `finish_rows_kernel` adds those, in their
+order, and stores the rows without a run. Every row of dweight is stored once.
 
 Sums are fp32, rounded once. Columns come in blocks, as in tile.py.
 """
@@ -100,8 +99,8 @@ def sum_runs_kernel(
                 b_sum = tl.zeros([BLOCK_N], tl.float32)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_chunks", "first", "i_padding"])
-def add_partials_kernel(
+@triton.jit
+def add_partials(
     p_partials,
     p_sorted,
     p_offsets,
@@ -111,14 +110,11 @@ def add_partials_kernel(
     first,
     i_padding,
     N: tl.constexpr,
-    BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASK_COLUMNS: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
 ):
-    """Every border between two chunks, BLOCK_P partial sums of BLOCK_N columns at a time."""
-    # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
-    o_p = tl.arange(0, BLOCK_P)
+    """Every border between two chunks, BLOCK_N columns at a time."""
     i_begin = tl.load(p_offsets).to(tl.int64)
     i_end = tl.load(p_offsets + n_rows).to(tl.int64)
     n_each = tl.maximum(tl.cdiv(i_end - i_begin, n_chunks), 1)
@@ -134,40 +130,27 @@ def add_partials_kernel(
             # The first border that a run crosses adds up the whole run.
             if (i_start < i) & (i_start >= i - n_each) & (i_row != i_padding):
                 i_last_chunk = (i_stop - 1 - i_begin) // n_each
-                if BLOCK_P == 1:
-                    b_row = tl.zeros([BLOCK_N], tl.float32)
-                    for i_head in tl.range(i_border.to(tl.int64), i_last_chunk + 1):
-                        # Always 1. Without a product before the sum, the compilers order no sum after the last one.
-                        one = tl.minimum(i_last_chunk + 1 - i_head, 1).to(tl.float32)
-                        b_row += load_row(p_partials + i_head * N, o_col, N, MASK_COLUMNS) * one
-                else:
-                    b_sum = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
-                    for i_head in tl.range(i_border.to(tl.int64), i_last_chunk + 1, BLOCK_P):
-                        m_heads = (o_p < i_last_chunk + 1 - i_head)[:, None]
-                        if MASK_COLUMNS:
-                            m_heads = m_heads & (o_col < N)[None, :]
-                        p_heads = p_partials + i_head * N + (o_p[:, None] * N + o_col[None, :])
-                        b_sum += tl.load(p_heads, mask=m_heads, other=0.0)  # [BLOCK_P, BLOCK_N]
-                    b_row = tl.sum(b_sum, axis=0)
+                b_row = tl.zeros([BLOCK_N], tl.float32)
+                for i_head in tl.range(i_border.to(tl.int64), i_last_chunk + 1):
+                    # Always 1. Without a product before the sum, the compilers order no sum after the last one.
+                    one = tl.minimum(i_last_chunk + 1 - i_head, 1).to(tl.float32)
+                    b_row += load_row(p_partials + i_head * N, o_col, N, MASK_COLUMNS) * one
                 b_row += load_row(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N, o_col, N, MASK_COLUMNS)
                 store_gradient(p_dweight + i_row * N, b_row, p_offsets, i_row, o_col, N, MASK_COLUMNS, SCALE_BY_COUNT)
 
 
-@triton.jit(do_not_specialize=["n_rows", "i_padding"])
-def store_zeros_kernel(
+@triton.jit
+def store_zeros(
     p_dweight,
-    p_rows,  # MARKED: [n_rows] marks of the rows that have a run; else [n_rows + 1] offsets
+    p_offsets,
     n_rows,
     i_padding,
     N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASK_COLUMNS: tl.constexpr,
-    MARKED: tl.constexpr,
 ):
     """Every tile of dweight: zeros in the rows that have no run, and in the padding row."""
-    # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
-    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     o_m = tl.arange(0, BLOCK_M)
     b_zeros = tl.zeros([BLOCK_M, BLOCK_N], p_dweight.dtype.element_ty)
     b_zero = tl.zeros([BLOCK_N], p_dweight.dtype.element_ty)
@@ -177,16 +160,12 @@ def store_zeros_kernel(
         o_col = block_columns(i_block, N, BLOCK_N, MASK_COLUMNS)
         i_row = (i_task - i_block * n_tiles).to(tl.int64) * BLOCK_M
         n_left = tl.minimum(n_rows - i_row, BLOCK_M)
-        if MARKED:
-            for i in tl.range(i_row, i_row + n_left):
-                if tl.load(p_rows + i) == 0:
-                    store_row(p_dweight + i * N, b_zero, o_col, N, MASK_COLUMNS)
-        elif tl.load(p_rows + i_row) == tl.load(p_rows + i_row + n_left):
+        if tl.load(p_offsets + i_row) == tl.load(p_offsets + i_row + n_left):
             p_tile = p_dweight + i_row * N + (o_m[:, None] * N + o_col[None, :])
             tl.store(p_tile, b_zeros, mask=(o_m < n_left)[:, None])
         else:
             for i in tl.range(i_row, i_row + n_left):
-                if (tl.load(p_rows + i) == tl.load(p_rows + i + 1)) | (i == i_padding):
+                if (tl.load(p_offsets + i) == tl.load(p_offsets + i + 1)) | (i == i_padding):
                     store_row(p_dweight + i * N, b_zero, o_col, N, MASK_COLUMNS)
 
 
@@ -201,19 +180,18 @@ def finish_rows_kernel(
     first,
     i_padding,
     N: tl.constexpr,
-    BLOCK_P: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASK_COLUMNS: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
 ):
-    """Ascend, where a launch costs the host more than it spares the device: zeros, then partial sums."""
+    """Zeros, then partial sums: a launch for each would cost the host more than it spares the device."""
     # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
-    store_zeros_kernel(p_dweight, p_offsets, n_rows, i_padding, N, BLOCK_M, BLOCK_N, MASK_COLUMNS, False)
+    store_zeros(p_dweight, p_offsets, n_rows, i_padding, N, BLOCK_M, BLOCK_N, MASK_COLUMNS)
     # fmt: off
-    add_partials_kernel(
+    add_partials(
         p_partials, p_sorted, p_offsets, p_dweight, n_rows, n_chunks, first, i_padding,
-        N, BLOCK_P, BLOCK_N, MASK_COLUMNS, SCALE_BY_COUNT,
+        N, BLOCK_N, MASK_COLUMNS, SCALE_BY_COUNT,
     )
     # fmt: on

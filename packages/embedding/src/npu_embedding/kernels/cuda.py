@@ -1,4 +1,10 @@
-"""Device code of the embedding's backward on CUDA alone: which rows have a run, and few indices without a sort."""
+"""Device code of the embedding's backward on CUDA: rows of dy summed by sorted index, zeros, few indices without a sort.
+
+The sorted positions that lie in the table are cut in `n_chunks` pieces of equal length, one for each program, so that the
+work is even however long the runs of equal indices are. A run inside one chunk is stored at once. One that crosses a border
+leaves partial sums: a head in a chunk that it enters from before, a tail in the chunk where it starts; a second launch adds
+those, in their order. Sums are fp32, rounded once. Every row of dweight is stored once.
+"""
 
 import triton
 import triton.language as tl
@@ -6,27 +12,168 @@ import triton.language as tl
 from .tile import block_columns, load_row, store_row
 
 
-@triton.jit(do_not_specialize=["n", "n_rows", "first", "i_padding"])
-def mark_rows_kernel(
-    p_index,
-    p_key,
-    p_marks,  # [n_rows], zeros beforehand
-    n,
-    n_rows,
-    first,
-    i_padding,
-    BLOCK_M: tl.constexpr,
-    KEYS: tl.constexpr,
+@triton.jit
+def sum_chunk(
+    p_dy,
+    p_order,
+    p_sorted,
+    p_dweight,
+    p_partials,
+    i_end,
+    i_chunk,
+    n_chunks,
+    s_dy,
+    o_col,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASK_COLUMNS: tl.constexpr,
+    SCALE_BY_COUNT: tl.constexpr,
 ):
-    """Marks the rows that have a run and, with KEYS, stores what to sort by: what lies outside stays outside."""
-    o_index = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    m_index = o_index < n
-    b_index = tl.load(p_index + o_index, mask=m_index, other=0).to(tl.int64)  # [BLOCK_M]
-    b_row = b_index - first
-    tl.store(p_marks + b_row, 1, mask=m_index & (b_row >= 0) & (b_row < n_rows) & (b_row != i_padding))
-    if KEYS:
-        b_key = tl.minimum(tl.maximum(b_index, first.to(tl.int64) - 1), first.to(tl.int64) + n_rows)
-        tl.store(p_key + o_index, b_key.to(p_key.dtype.element_ty), mask=m_index)
+    """The runs of one chunk, through one block of columns."""
+    n_each = tl.cdiv(i_end, n_chunks)
+    i_first = i_chunk * n_each
+    i_stop = tl.minimum(i_first + n_each, i_end)
+    if i_first < i_stop:
+        i_row = tl.load(p_sorted + i_first).to(tl.int64)
+        entered = tl.load(p_sorted + i_first - 1, mask=i_first > 0, other=-1).to(tl.int64) == i_row
+        n_equal = 0
+        b_sum = tl.zeros([BLOCK_N], tl.float32)
+        for i in tl.range(i_first, i_stop):
+            i_dy = tl.load(p_order + i).to(tl.int64)
+            i_next = tl.load(p_sorted + i + 1, mask=i + 1 < i_end, other=-1).to(tl.int64)
+            b_sum += load_row(p_dy + i_dy * s_dy, o_col, N, MASK_COLUMNS).to(tl.float32)
+            n_equal += 1
+            if i_next != i_row:
+                if entered:
+                    store_row(p_partials + i_chunk * N, b_sum, o_col, N, MASK_COLUMNS)
+                else:
+                    b_row = b_sum / n_equal if SCALE_BY_COUNT else b_sum
+                    store_row(p_dweight + i_row * N, b_row, o_col, N, MASK_COLUMNS)
+                entered = False
+                n_equal = 0
+                b_sum = tl.zeros([BLOCK_N], tl.float32)
+            i_row = i_next
+        if n_equal > 0:  # the run goes on in the next chunk
+            i_partial = tl.where(entered, i_chunk, n_chunks + i_chunk)
+            store_row(p_partials + i_partial * N, b_sum, o_col, N, MASK_COLUMNS)
+
+
+@triton.jit(do_not_specialize=["n_chunks", "n_rows", "n_zeros"])
+def sum_sorted_kernel(
+    p_dy,
+    p_order,
+    p_sorted,
+    p_inside,  # how many of them lie in the table
+    p_marks,  # int8 [n_rows]: which rows have a run
+    p_dweight,
+    p_partials,  # fp32 [2, n_chunks, N]: heads, tails
+    n_chunks,
+    n_rows,
+    n_zeros,  # programs that store zeros, for each that sums
+    s_dy,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASK_COLUMNS: tl.constexpr,
+    SCALE_BY_COUNT: tl.constexpr,
+    ZERO_M: tl.constexpr,
+    ZERO_N: tl.constexpr,
+):
+    """A program takes one chunk through one block of columns, or stores zeros in those of ZERO_M rows that have no run.
+
+    Sums and zeros take turns: zeros alone, without a read beside them, leave the memory waiting.
+    """
+    i_turn = tl.program_id(0) // (n_zeros + 1)
+    i_zero = tl.program_id(0) % (n_zeros + 1)
+    if i_zero == n_zeros:
+        n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+        o_col = block_columns(i_turn % n_blocks, N, BLOCK_N, MASK_COLUMNS)
+        i_chunk = (i_turn // n_blocks).to(tl.int64)
+        i_end = tl.load(p_inside).to(tl.int64)
+        # fmt: off
+        sum_chunk(
+            p_dy, p_order, p_sorted, p_dweight, p_partials, i_end, i_chunk, n_chunks, s_dy, o_col,
+            N, BLOCK_N, MASK_COLUMNS, SCALE_BY_COUNT,
+        )
+        # fmt: on
+    else:
+        i_row = (i_turn.to(tl.int64) * n_zeros + i_zero) * ZERO_M
+        o_m = tl.arange(0, ZERO_M)
+        m_zero = tl.load(p_marks + i_row + o_m, mask=o_m < n_rows - i_row, other=1) == 0
+        b_zeros = tl.zeros([ZERO_M, ZERO_N], p_dweight.dtype.element_ty)
+        for i_col in tl.static_range(0, N, ZERO_N):
+            o_n = i_col + tl.arange(0, ZERO_N)
+            m_tile = m_zero[:, None]
+            if N % ZERO_N != 0:
+                m_tile = m_tile & (o_n < N)[None, :]
+            tl.store(p_dweight + i_row * N + (o_m[:, None] * N + o_n[None, :]), b_zeros, mask=m_tile)
+
+
+@triton.jit
+def count_equal(p_sorted, i_first, i_end, step, i_row, BLOCK: tl.constexpr):
+    """How many of the sorted positions i_first, i_first + step, ... are `i_row`, up to the first one that is not."""
+    o_i = i_first + tl.arange(0, BLOCK) * step
+    n_equal = tl.sum((tl.load(p_sorted + o_i, mask=(o_i >= 0) & (o_i < i_end), other=-1) == i_row).to(tl.int32), axis=0)
+    n_found = n_equal
+    while n_found == BLOCK:
+        o_i += BLOCK * step
+        n_found = tl.sum((tl.load(p_sorted + o_i, mask=(o_i >= 0) & (o_i < i_end), other=-1) == i_row).to(tl.int32), axis=0)
+        n_equal += n_found
+    return n_equal
+
+
+@triton.jit(do_not_specialize=["n_chunks"])
+def add_partials_kernel(
+    p_partials,
+    p_sorted,
+    p_inside,
+    p_dweight,
+    n_chunks,
+    N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASK_COLUMNS: tl.constexpr,
+    SCALE_BY_COUNT: tl.constexpr,
+):
+    """A program for BLOCK_C borders between chunks and a block of columns, which adds BLOCK_P partial sums at a time."""
+    n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    o_col = block_columns(tl.program_id(0) % n_blocks, N, BLOCK_N, MASK_COLUMNS)
+    i_end = tl.load(p_inside).to(tl.int64)
+    n_each = tl.maximum(tl.cdiv(i_end, n_chunks), 1)
+    o_c = tl.arange(0, BLOCK_C)
+    # Border b lies between the chunks b - 1 and b.
+    o_border = (tl.program_id(0) // n_blocks).to(tl.int64) * BLOCK_C + 1 + o_c
+    o_first = o_border * n_each
+    m_inside = o_first < i_end
+    b_row = tl.load(p_sorted + o_first, mask=m_inside, other=-1)
+    b_same = tl.load(p_sorted + o_first - 1, mask=m_inside, other=-2)
+    o_before = o_first - n_each - 1  # the last position before the chunk that ends at this border
+    b_before = tl.load(p_sorted + o_before, mask=m_inside & (o_before >= 0), other=-1)
+    # The first border that a run crosses adds up the whole run.
+    m_starts = m_inside & (b_row == b_same) & (b_row != b_before)
+    o_p = tl.arange(0, BLOCK_P)
+    for _ in tl.range(0, tl.sum(m_starts.to(tl.int32), axis=0)):
+        i_c = tl.min(tl.where(m_starts, o_c, BLOCK_C), axis=0)
+        m_starts = m_starts & (o_c != i_c)
+        i_border = (tl.program_id(0) // n_blocks).to(tl.int64) * BLOCK_C + 1 + i_c
+        i = i_border * n_each
+        i_row = tl.load(p_sorted + i).to(tl.int64)
+        n_heads = count_equal(p_sorted, i, i_end, n_each, i_row, 512)
+        b_sum = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
+        for i_head in tl.range(0, n_heads, BLOCK_P):
+            m_heads = (o_p < n_heads - i_head)[:, None]
+            if MASK_COLUMNS:
+                m_heads = m_heads & (o_col < N)[None, :]
+            p_heads = p_partials + (i_border + i_head) * N + (o_p[:, None] * N + o_col[None, :])
+            b_sum += tl.load(p_heads, mask=m_heads, other=0.0)  # [BLOCK_P, BLOCK_N]
+        b_total = tl.sum(b_sum, axis=0)
+        b_total += load_row(p_partials + (n_chunks + i_border - 1) * N, o_col, N, MASK_COLUMNS)
+        if SCALE_BY_COUNT:
+            i_last = i + (n_heads - 1) * n_each
+            n_equal = count_equal(p_sorted, i - 1, i_end, -1, i_row, 512) + (n_heads - 1) * n_each
+            n_equal += count_equal(p_sorted, i_last, i_end, 1, i_row, 512)
+            b_total = b_total / n_equal
+        store_row(p_dweight + i_row * N, b_total, o_col, N, MASK_COLUMNS)
 
 
 @triton.jit(do_not_specialize=["n", "n_rows", "first", "i_padding"])

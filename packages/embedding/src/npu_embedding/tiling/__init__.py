@@ -6,8 +6,8 @@ from npu_tiling import Device
 
 from . import ascend, cuda
 from .ascend import finish_launch
-from .cuda import partials_launch, zeros_launch
-from .indices import IndexLaunch, keys_launch, mark_launch, offsets_launch
+from .cuda import partials_launch, sums_launch
+from .indices import IndexLaunch, keys_launch, mark_launch, offsets_launch, rank_launch, sort_launch
 from .launches import FinishLaunch, ForwardLaunch, Launch, RunsLaunch
 
 __all__ = [
@@ -22,9 +22,11 @@ __all__ = [
     "mark_launch",
     "offsets_launch",
     "partials_launch",
+    "rank_launch",
     "runs_launch",
     "smaller",
-    "zeros_launch",
+    "sort_launch",
+    "sums_launch",
 ]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from npu_tiling import Device
 from npu_tiling.budget.arithmetic import power_of_two
 
-from .launches import ForwardLaunch, PartialsLaunch, RunsLaunch, ZerosLaunch
+from .launches import ForwardLaunch, PartialsLaunch, RunsLaunch, SumsLaunch
 
 _MAX_ROWS = 32  # of a tile
-_ZEROS_COLUMNS = 4096  # of a tile
+_ZEROS_COLUMNS = 512  # stored at once by a warp
+_ZEROS_BYTES = 16384  # of a program
 # Bytes of a tile for each warp, from 16-byte vectors for each thread: what was fastest on an H200.
 _WARP_BYTES_BACKWARD = 1024
 _WARP_BYTES_FORWARD = 4096
@@ -31,17 +32,16 @@ def runs_launch(width: int, itemsize: int, device: Device) -> RunsLaunch:
 def partials_launch(width: int, itemsize: int, device: Device) -> PartialsLaunch:
     """Blocks of the backward's partial sums."""
     # Many partial sums of a few columns, so that a run of thousands of them is added by several programs.
-    block_n = _columns(width, 1024)
-    return PartialsLaunch(device, width, itemsize, block_n, block_p=max(1, min(16, 8192 // block_n)), warps=8)
+    block_n = _columns(width, 256)
+    return PartialsLaunch(device, width, itemsize, block_n, block_p=max(1, min(32, 8192 // block_n)), warps=8)
 
 
-def zeros_launch(width: int, itemsize: int, device: Device) -> ZerosLaunch:
-    """Blocks of the backward's zeros."""
-    # Small tiles, which soon leave room for the sort and the sums beside them; of whole rows:
-    # blocks as narrow as the largest power of two in 896 took 3.7 times as long. Warps: what was faster, masked or not.
-    block_n = min(power_of_two(width), _ZEROS_COLUMNS)
-    warps = 4 if width % block_n else 8
-    return ZerosLaunch(device, width, itemsize, block_n, max(2, min(8, 2048 // block_n)), warps=warps)
+def sums_launch(width: int, itemsize: int, device: Device) -> SumsLaunch:
+    """Blocks of the backward's sums and zeros."""
+    runs = runs_launch(width, itemsize, device)
+    zero_n = min(power_of_two(width), _ZEROS_COLUMNS * runs.warps)
+    rows = max(1, min(64, _ZEROS_BYTES // (width * itemsize)))
+    return SumsLaunch(device, width, itemsize, runs.block_n, power_of_two(rows), warps=runs.warps, zero_n=zero_n)
 
 
 def _columns(width: int, most: int) -> int:

@@ -46,6 +46,42 @@ def offsets_launch(device: Device) -> IndexLaunch:
     return IndexLaunch(device, (("BLOCK_R", 256), ("BLOCK_I", 32)))  # a search for each tile is little of the work
 
 
+@dataclass(frozen=True)
+class SortLaunch(IndexLaunch):
+    """A launch of those that sort (CUDA): groups, then all.
+
+    Attributes:
+        group: indices of a group.
+        block_m: indices that a program takes.
+        warps: warps of a program.
+    """
+
+    group: int = 1024
+    block_m: int = 32
+    warps: int = 8
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": self.warps}
+
+    def grid(self, count: int) -> int:
+        """Programs for that many groups."""
+        return count * self.group // self.block_m
+
+
+def sort_launch(device: Device) -> SortLaunch:
+    """The launch that sorts groups of indices (CUDA)."""
+    blocks = (("GROUP", SortLaunch.group), ("BLOCK_M", SortLaunch.block_m), ("BLOCK_Z", 4096))
+    return SortLaunch(device, blocks, warps=8)
+
+
+def rank_launch(device: Device) -> SortLaunch:
+    """The launch that looks up the keys of each sorted group in the others (CUDA)."""
+    steps = SortLaunch.group.bit_length() - 1
+    blocks = (("GROUP", SortLaunch.group), ("STEPS", steps), ("BLOCK_M", SortLaunch.block_m), ("BLOCK_G", 16))
+    return SortLaunch(device, blocks, warps=4)
+
+
 def mark_launch(device: Device) -> IndexLaunch:
     """The launch that marks rows (CUDA)."""
     return IndexLaunch(device, (("BLOCK_M", 512),))

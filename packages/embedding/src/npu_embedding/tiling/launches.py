@@ -12,6 +12,7 @@ from .footprint import finish_tiles, forward_tiles, runs_tiles
 # A chunk shorter than this costs more in partial sums than it spreads work.
 _MIN_CHUNK = 8
 _CUDA_WARPS = 32  # resident on a multiprocessor
+_WAVES = 4  # of programs that sum, so that the last ones end together
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,8 @@ class RunsLaunch(Launch):
     """The launch that sums runs of equal indices, one chunk of sorted positions for a program."""
 
     def chunks(self, n: int) -> int:
-        """Pieces that n sorted positions are cut in: as many as run at once, each through one block of columns."""
-        resident = self.device.vector_cores
-        if self.device.kind == "cuda":
-            resident *= _CUDA_WARPS // self.warps
-        return max(1, min(resident // self.column_blocks, ceil(n / _MIN_CHUNK)))
+        """Pieces that n sorted positions are cut in: as many as run at once, each through one block of columns (Ascend)."""
+        return max(1, min(self.device.vector_cores // self.column_blocks, ceil(n / _MIN_CHUNK)))
 
     @property
     def tiles(self) -> list[Tile]:
@@ -104,32 +102,47 @@ class RunsLaunch(Launch):
 
 
 @dataclass(frozen=True)
-class PartialsLaunch(Launch):
-    """The launch that adds partial sums (CUDA)."""
+class SumsLaunch(RunsLaunch):
+    """The launch that sums runs and stores zeros (CUDA).
+
+    Attributes:
+        zero_n: columns of a tile of zeros, which has `block_m` rows.
+    """
+
+    zero_n: int = 0
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        columns = {"BLOCK_N": self.block_n, "MASK_COLUMNS": self.masks_columns}
-        return {"N": self.width, "BLOCK_P": self.block_p, **columns}
+        return {**super().constants, "ZERO_M": self.block_m, "ZERO_N": self.zero_n}
 
-    def grid(self, chunks: int) -> int:
-        """Programs for the borders of `chunks` chunks."""
-        return persistent_grid(max(1, chunks - 1) * self.column_blocks, self.device, per_core=_per_core(self.device))
+    def chunks(self, n: int) -> int:
+        """Pieces that n sorted positions are cut in, each through one block of columns."""
+        resident = self.device.vector_cores * _CUDA_WARPS // self.warps // self.column_blocks
+        return max(1, min(_WAVES * resident, ceil(n / _MIN_CHUNK)))
+
+    def zeros(self, rows: int, sums: int) -> int:
+        """Programs that store zeros in a table of `rows` rows, for each of `sums` programs that sum."""
+        return ceil(rows / self.block_m / sums)
 
 
 @dataclass(frozen=True)
-class ZerosLaunch(Launch):
-    """The launch that stores zeros (CUDA)."""
+class PartialsLaunch(Launch):
+    """The launch that adds partial sums (CUDA).
+
+    Attributes:
+        borders: borders between chunks that a program looks at.
+    """
+
+    borders: int = 16
 
     @property
     def constants(self) -> dict[str, int | bool]:
         columns = {"BLOCK_N": self.block_n, "MASK_COLUMNS": self.masks_columns}
-        return {"N": self.width, "BLOCK_M": self.block_m, **columns, "MARKED": True}
+        return {"N": self.width, "BLOCK_C": self.borders, "BLOCK_P": self.block_p, **columns}
 
-    def grid(self, rows: int) -> int:
-        """Programs for a table of `rows` rows."""
-        tiles = ceil(rows / self.block_m) * self.column_blocks
-        return persistent_grid(tiles, self.device, per_core=_per_core(self.device))
+    def grid(self, chunks: int) -> int:
+        """Programs for `chunks` chunks."""
+        return ceil((chunks - 1) / self.borders) * self.column_blocks
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,7 @@ class FinishLaunch(Launch):
     @property
     def constants(self) -> dict[str, int | bool]:
         columns = {"BLOCK_N": self.block_n, "MASK_COLUMNS": self.masks_columns}
-        return {"N": self.width, "BLOCK_P": self.block_p, "BLOCK_M": self.block_m, **columns}
+        return {"N": self.width, "BLOCK_M": self.block_m, **columns}
 
     def grid(self, rows: int) -> int:
         """Programs for a table of `rows` rows, which are more than a program for each partial sum."""

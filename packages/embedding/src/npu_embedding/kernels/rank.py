@@ -1,0 +1,135 @@
+"""Device code of the embedding's backward on CUDA before the sums: which rows have a run, and the order of indices.
+
+A key is the row of the table that an index names; what lies outside the table, and the padding row, is the key `n_rows`,
+after all others. `sorted` [n] are the keys in ascending order, `order` [n] where each stood; equal ones stay in their order.
+
+Two launches sort. The first sorts groups of GROUP indices, each index by a comparison with all of its group. The second
+looks up each key in every other group: its place is the sum of the places it would have in each.
+"""
+
+import triton
+import triton.language as tl
+
+_LAST = tl.constexpr(2**31 - 1)  # after all keys
+
+
+@triton.jit
+def load_keys(p_index, o_index, n, n_rows, first, i_padding):
+    """Keys, int64, of the indices at `o_index`; those past the last are outside the table."""
+    b_row = tl.load(p_index + o_index, mask=o_index < n, other=-1).to(tl.int64) - first
+    m_inside = (b_row >= 0) & (b_row < n_rows) & (b_row != i_padding) & (o_index < n)
+    return tl.where(m_inside, b_row, n_rows)
+
+
+@triton.jit(do_not_specialize=["n", "n_rows", "first", "i_padding"])
+def mark_rows_kernel(
+    p_index,
+    p_key,
+    p_marks,  # int8 [n_rows], zeros beforehand
+    p_inside,  # int32 [1], zero beforehand
+    n,
+    n_rows,
+    first,
+    i_padding,
+    BLOCK_M: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Marks the rows that have a run, counts the indices that name one and, with KEYS, stores the keys."""
+    o_index = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    b_row = load_keys(p_index, o_index, n, n_rows, first, i_padding)  # [BLOCK_M]
+    m_inside = b_row < n_rows
+    tl.store(p_marks + b_row, 1, mask=m_inside)
+    tl.atomic_add(p_inside, tl.sum(m_inside.to(tl.int32), axis=0))
+    if KEYS:
+        tl.store(p_key + o_index, b_row.to(p_key.dtype.element_ty), mask=o_index < n)
+
+
+@triton.jit(do_not_specialize=["n", "n_rows", "first", "i_padding"])
+def sort_groups_kernel(
+    p_index,
+    p_groups,  # int32 [2, n_groups * GROUP]: keys, where each stood
+    p_marks,  # int8 [n_rows], which this launch sets to zero
+    n,
+    n_rows,
+    first,
+    i_padding,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_Z: tl.constexpr,
+):
+    """BLOCK_M indices, compared with all of their group at once: one wait for memory."""
+    o_i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    i_group = tl.program_id(0) * BLOCK_M // GROUP * GROUP
+    o_k = i_group + tl.arange(0, GROUP)
+    n_padded = tl.num_programs(0) * BLOCK_M
+    b_key = load_keys(p_index, o_i, n, n_rows, first, i_padding)  # [BLOCK_M]
+    b_key = tl.where(o_i < n, b_key, _LAST)
+    b_other = load_keys(p_index, o_k, n, n_rows, first, i_padding)  # [GROUP]
+    b_other = tl.where(o_k < n, b_other, _LAST)
+    # No two of these are equal.
+    b_packed = b_key * GROUP + (o_i - i_group)
+    b_before = (b_other * GROUP + (o_k - i_group))[None, :] < b_packed[:, None]  # [BLOCK_M, GROUP]
+    b_place = i_group + tl.sum(b_before.to(tl.int32), axis=1)
+    tl.store(p_groups + b_place, b_key.to(tl.int32))
+    tl.store(p_groups + n_padded + b_place, o_i)
+    o_z = tl.arange(0, BLOCK_Z)
+    b_zero = tl.zeros([BLOCK_Z], tl.int8)
+    for i in tl.range(tl.program_id(0) * BLOCK_Z, n_rows, tl.num_programs(0) * BLOCK_Z):
+        tl.store(p_marks + i + o_z, b_zero, mask=o_z < n_rows - i)
+
+
+@triton.jit
+def count_below(p_keys, b_group, b_key, GROUP: tl.constexpr, STEPS: tl.constexpr):
+    """How many keys of a sorted group, which begins at `b_group`, are below `b_key`: a search in powers of two."""
+    p_group = p_keys + b_group
+    b_below = tl.zeros_like(b_key)
+    step: tl.constexpr = GROUP
+    for s in tl.static_range(STEPS):
+        step = GROUP >> (s + 1)
+        b_below += tl.where(tl.load(p_group + b_below + (step - 1)) < b_key, step, 0)
+    return b_below + (tl.load(p_group + b_below) < b_key).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["n_groups", "n_rows"])
+def rank_groups_kernel(
+    p_groups,
+    p_sorted,
+    p_order,
+    p_marks,
+    p_inside,  # int32 [1]
+    n_groups,
+    n_rows,
+    GROUP: tl.constexpr,
+    STEPS: tl.constexpr,  # GROUP is 2 ** STEPS
+    BLOCK_M: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
+    """BLOCK_M places of a sorted group, looked up in BLOCK_G of the others at a time; marks the rows that have a run.
+
+    In groups before its own, all keys that are not above its key come before it; in those after, all keys below.
+    """
+    i_first = tl.program_id(0) * BLOCK_M
+    i_own = i_first // GROUP
+    n_padded = n_groups * GROUP
+    o_i = i_first + tl.arange(0, BLOCK_M)
+    b_key = tl.load(p_groups + o_i)  # [BLOCK_M]
+    b_order = tl.load(p_groups + n_padded + o_i)
+    b_rank = o_i - i_own * GROUP
+    for g in tl.range(0, n_groups, BLOCK_G):
+        o_g = g + tl.arange(0, BLOCK_G)
+        b_group = tl.minimum(o_g, n_groups - 1) * GROUP
+        b_limit = b_key[:, None] + (o_g < i_own).to(tl.int32)[None, :]  # [BLOCK_M, BLOCK_G]
+        b_below = count_below(p_groups, b_group[None, :], b_limit, GROUP, STEPS)
+        b_rank += tl.sum(tl.where(((o_g != i_own) & (o_g < n_groups))[None, :], b_below, 0), axis=1)
+    m_index = b_key != _LAST
+    tl.store(p_sorted + b_rank, b_key, mask=m_index)
+    tl.store(p_order + b_rank, b_order, mask=m_index)
+    tl.store(p_marks + b_key, 1, mask=b_key < n_rows)
+    if i_first == 0:
+        n_inside = 0
+        for g in tl.range(0, n_groups, BLOCK_G):
+            o_g = g + tl.arange(0, BLOCK_G)
+            b_group = tl.minimum(o_g, n_groups - 1) * GROUP
+            b_below = count_below(p_groups, b_group, tl.full([BLOCK_G], 0, tl.int32) + n_rows, GROUP, STEPS)
+            n_inside += tl.sum(tl.where(o_g < n_groups, b_below, 0), axis=0)
+        tl.store(p_inside, n_inside)
