@@ -48,14 +48,13 @@ def rank_rows(
     n = indices.numel()
     sort, rank = index_spec(tiling.sort_launch, device), index_spec(tiling.rank_launch, device)
     groups = ceil(n / sort.launch.group)
-    grid = sort.launch.grid(groups)
     scratch = allocate(indices, (groups * 2 * sort.launch.group,), torch.int32)
     ordered, order = allocate(indices, (2, ceil(n / 4) * 4), torch.int32).unbind()
     marks, inside = _marks(allocate(indices, (4 + ceil(n_rows / 4),), torch.int32))
     scalars = (n, n_rows, first, padding)
-    KERNELS.launch("kernels.rank", "sort_groups_kernel", sort, grid, (indices, scratch, marks), scalars)
+    KERNELS.launch("kernels.rank", "sort_groups_kernel", sort, sort.launch.grid(groups), (indices, scratch, marks), scalars)
     tensors = (scratch, ordered, order, marks, inside)
-    KERNELS.launch("kernels.rank", "rank_groups_kernel", rank, grid, tensors, (groups, n_rows))
+    KERNELS.launch("kernels.rank", "rank_groups_kernel", rank, rank.launch.grid(groups), tensors, (groups, n_rows))
     return ordered[:n], order, marks, inside
 
 
