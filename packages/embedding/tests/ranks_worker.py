@@ -38,10 +38,10 @@ def mend_interpreter() -> None:
     interpreter._patch_lang_tensor = patched
 
 
-def gradient(case: lookup.Case) -> torch.Tensor:
+def gradient(case: lookup.Case, **options: bool) -> torch.Tensor:
     weight = case.weight.clone().requires_grad_()
     with npu_tiling.use_device(GPU, emulated=True):
-        out = embedding(case.indices, weight, **case.options)
+        out = embedding(case.indices, weight, **case.options, **options)
         return torch.autograd.grad(out, weight, case.dy)[0]
 
 
@@ -72,6 +72,7 @@ def main() -> None:
             lookup.check_gradient(gradients[-1], dweight, added, case.indices.numel())
             assert calls[way] == [1], (name, way)
         assert torch.equal(*gradients), name
+        lookup.check_gradient(gradient(case, sparse=True).to_dense(), dweight, added, case.indices.numel())
         print("right:", name, flush=True)
 
 

@@ -30,14 +30,16 @@ def backward(
     else:
         # 32 bits are half the passes of a radix sort.
         keys = allocate(indices, indices.shape, torch.int32 if n_rows < INT32_END else torch.int64)
-        marks, inside = mark_rows(indices, keys, n_rows, padding, first, device)
+        marks = mark_rows(indices, keys, n_rows, padding, first, device)
+        inside = (keys < n_rows).sum(dtype=torch.int32)
         ordered, order = torch.sort(keys, stable=True)
         sum_sorted(dweight, dy, ordered, order, marks, inside, scale_by_count, device)
 
 
 def sum_slots(out: Tensor, dy: Tensor, ordered: Tensor, order: Tensor, scale_by_count: bool, device: Device) -> None:
     """Writes out [n, D]: row r is the sum of dy's rows at `order`, where `ordered` [n] is r; zeros where it never is."""
-    marks, inside = mark_rows(ordered, None, out.shape[0], -1, 0, device)
+    marks = mark_rows(ordered, None, out.shape[0], -1, 0, device)
+    inside = (ordered < out.shape[0]).sum(dtype=torch.int32)
     sum_sorted(out, dy, ordered, order, marks, inside, scale_by_count, device)
 
 
@@ -50,7 +52,8 @@ def rank_rows(
     groups = ceil(n / sort.launch.group)
     scratch = allocate(indices, (groups * 2 * sort.launch.group,), torch.int32)
     ordered, order = allocate(indices, (2, ceil(n / 4) * 4), torch.int32).unbind()
-    marks, inside = _marks(allocate(indices, (4 + ceil(n_rows / 4),), torch.int32))
+    marks = allocate(indices, (n_rows,), torch.int8)
+    inside = allocate(indices, (1,), torch.int32)
     scalars = (n, n_rows, first, padding)
     KERNELS.launch("kernels.rank", "sort_groups_kernel", sort, sort.launch.grid(groups), (indices, scratch, marks), scalars)
     tensors = (scratch, ordered, order, marks, inside)
@@ -99,18 +102,12 @@ def sum_few(
     KERNELS.launch("kernels.cuda", "sum_few_kernel", spec, grid, (rows, indices, dweight), scalars)
 
 
-def mark_rows(
-    indices: Tensor, keys: Tensor | None, n_rows: int, padding: int, first: int, device: Device
-) -> tuple[Tensor, Tensor]:
-    """Marks [n_rows] of the rows that `indices` name, and how many of them name one; `keys` to sort by."""
-    marks, inside = _marks(torch.zeros(4 + ceil(n_rows / 4), dtype=torch.int32, device=indices.device))
+def mark_rows(indices: Tensor, keys: Tensor | None, n_rows: int, padding: int, first: int, device: Device) -> Tensor:
+    """Marks [n_rows] of the rows that `indices` name; `keys` to sort by."""
+    marks = torch.zeros(n_rows, dtype=torch.int8, device=indices.device)
     n = indices.numel()
     spec = index_spec(tiling.mark_launch, device, (("KEYS", keys is not None),))
-    tensors = (indices, keys, marks, inside)
-    KERNELS.launch("kernels.rank", "mark_rows_kernel", spec, spec.launch.grid(n), tensors, (n, n_rows, first, padding))
-    return marks, inside
-
-
-def _marks(memory: Tensor) -> tuple[Tensor, Tensor]:
-    """A byte for each row, and a number before them."""
-    return memory[4:].view(torch.int8), memory[:1]
+    KERNELS.launch(
+        "kernels.rank", "mark_rows_kernel", spec, spec.launch.grid(n), (indices, keys, marks), (n, n_rows, first, padding)
+    )
+    return marks
