@@ -67,6 +67,17 @@ def test_case_begins_with_no_provider_and_no_mode_after_its_time(toy, measure, c
     assert run.rows[2].verdict.startswith("left out")
 
 
+def test_modes_with_gradients_are_left_out_of_a_case_without_any(toy, measure, cpu):
+    benchmark = toy("product")
+    inputs = benchmark.inputs
+    benchmark = dataclasses.replace(
+        benchmark, inputs=lambda *case: {name: tensor.detach() for name, tensor in inputs(*case).items()}
+    )
+    run = measure(benchmark, cpu, modes=["forward", "backward", "full"], cases=["small"])
+    assert [row.right for row in run.rows] == [True, False, False]
+    assert {row.verdict for row in run.rows[1:]} == {"unavailable: nothing in this case has a gradient"}
+
+
 def test_case_that_is_too_large_leaves_the_others_alone(toy, measure, cpu):
     def reference(x, weight):
         if x.shape[0] > 4:
