@@ -15,6 +15,7 @@ from .specs import KERNELS, index_spec, rows_side_by_side, spec_of
 
 FEW = 256  # indices that each program of a launch looks through, instead of a sort
 MOST_RANKED = 65536  # indices that two launches of ours sort; past that torch.sort is faster
+MOST_ROWS = 2**30  # of a table whose rows those launches count in 32 bits
 
 
 def backward(
@@ -24,7 +25,7 @@ def backward(
     n_rows, n = dweight.shape[0], indices.numel()
     if n <= FEW:
         sum_few(dweight.zero_(), dy, indices, padding, scale_by_count, first, device)
-    elif n <= MOST_RANKED and n_rows < INT32_END - 1:
+    elif n <= MOST_RANKED and n_rows <= MOST_ROWS:
         ordered, order, marks, inside = rank_rows(indices, n_rows, padding, first, device)
         sum_sorted(dweight, dy, ordered, order, marks, inside, scale_by_count, device)
     else:
