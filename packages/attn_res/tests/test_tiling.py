@@ -80,6 +80,36 @@ def test_blocks_of_one_token_are_held_where_they_fit():
         assert launch.held == wanted == (launch.block_n == n_blocks and width <= 8192)
 
 
+@pytest.mark.parametrize("n_blocks", [5, 8, 12, 16, 32])
+@pytest.mark.parametrize("width", [2048, 5120, 7168, 16384])
+@pytest.mark.parametrize("kernel", ["backward", "backward from fp32", "backward beside a prefix"])
+def test_programs_that_share_a_token_are_resident_at_once_and_have_all_of_it(kernel, width, n_blocks):
+    for size in (2, 4):
+        launch = row_launch(Problem(kernel, width, size, n_sources=n_blocks), H200)
+        assert launch.share or (width, n_blocks, size) != (7168, 8, 2)
+        if not launch.share:
+            continue
+        constants = launch.constants
+        assert constants["PER_TILE"] * constants["TILES"] >= n_blocks
+        assert constants["PER_TILE"] <= constants["BLOCK_N"]
+        assert constants["BLOCK_D"] * constants["SHARE"] // constants["TILES"] >= width
+        assert constants["BLOCK_D"] >= constants["VECTOR"] * launch.warps * 32  # all warps side by side
+        for n_tokens in (1, 7, 10**6):
+            grid = launch.grid(n_tokens)
+            assert grid % launch.share == 0
+            assert launch.share <= grid <= H200.vector_cores * launch.per_core
+            assert launch.partials(n_tokens) == grid // launch.share * launch.tiles
+        assert launch.per_core * cuda.shared_bytes(launch) <= H200.ub_bytes
+        assert not smaller(launch).share  # where the driver refuses programs that wait for one another
+
+
+def test_rows_between_powers_of_two_come_in_chunks_with_little_padding():
+    for width in (2304, 2560, 2880, 3072, 3584, 5120, 6144, 7168, 10240):
+        launch = row_launch(Problem("forward", width, 2, n_sources=8), H200)
+        assert width <= launch.chunks * launch.block_d <= 1.2 * width
+        assert launch.chunks == 1 or launch.block_d == 256 * launch.warps  # all warps side by side
+
+
 def test_ascend_tiles_are_whole_aligned_pieces():
     assert row_launch(Problem("forward", 123, 2), B4).block_d == 128
     assert row_launch(Problem("forward", 1000, 2), B4).block_d == 1008
@@ -123,7 +153,7 @@ def test_tiles_under_way_fit_in_the_shared_memory_of_a_program(shared):
             for size in (2, 4):
                 for n_blocks in (1, 2, 4, 16, 64):
                     launch = row_launch(Problem(kernel, width, size, 1, width, n_blocks), device)
-                    under_way = (launch.stages - 1) * launch.block_n * launch.block_d * size
+                    under_way = (launch.stages - 1) * launch.block_n * launch.block_d * launch.chunks * size
                     assert under_way <= shared
                     assert launch.whole_rows
     widest = cuda.row_launch(Problem("forward", 16384, 4, n_sources=2), H200)

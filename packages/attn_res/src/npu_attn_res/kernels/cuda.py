@@ -1,14 +1,14 @@
 """Device code for CUDA, where many warps share a tile: one token, several of its blocks at once. Formulas: tile.py.
 
-A tile has BLOCK_N blocks by whole rows of BLOCK_D >= D columns. HELD: that is all blocks of a token, which stay in registers
-while the next token's are on their way. Otherwise a token's blocks come a few at a time, with all loads of a few tiles under
-way together. Then the backward sweeps over them twice, as backward.py does, and finds them in the L2 cache the second time.
+A tile has BLOCK_N blocks by whole rows, in CHUNKS pieces of BLOCK_D columns: a row of 2560 is five pieces of 512, and not
+one of 4096 of which a third is padding. HELD: that is all blocks of a token, which stay in registers while the next token's
+are on their way. Otherwise a token's blocks come a few at a time, with all loads of a few tiles under way together.
 """
 
 import triton
 import triton.language as tl
 
-from .cuda_tile import block_rows, load_row, widen_tile
+from .cuda_tile import block_rows, columns, load_chunk, load_tiles, store_chunk, widen_tile
 
 
 @triton.jit
@@ -17,17 +17,25 @@ def add_pairs(a, b, c, d):
 
 
 @triton.jit
-def add_tile(b_v, m_block, b_g, b_max, b_sum, b_o, eps, D: tl.constexpr):
-    """The online softmax and its sum, with a tile [BLOCK_N, BLOCK_D] more. Returns its scores and 1 / rms, too."""
-    b_x = widen_tile(b_v)
-    b_square, b_dot = tl.reduce((b_x * b_x, b_x * b_g[None, :]), 1, add_pairs)  # both [BLOCK_N], by one exchange of warps
+def add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D: tl.constexpr, CHUNKS: tl.constexpr):
+    """The online softmax and its sum, with a tile more. Returns its scores and 1 / rms, too."""
+    b_x = widen_tile(tiles[0])
+    b_square, b_dot = b_x * b_x, b_x * g[0][None, :]
+    widened = (b_x,)
+    for i in tl.static_range(1, CHUNKS):
+        b_x = widen_tile(tiles[i])
+        b_square, b_dot = b_square + b_x * b_x, b_dot + b_x * g[i][None, :]
+        widened = widened + (b_x,)
+    b_square, b_dot = tl.reduce((b_square, b_dot), 1, add_pairs)  # both [BLOCK_N], by one exchange of warps
     b_rstd = tl.rsqrt(b_square * (1.0 / D) + eps)
     b_score = b_dot * b_rstd
     b_seen = tl.where(m_block, b_score, float("-inf"))
     b_next = tl.maximum(b_max, tl.max(b_seen, axis=0))
     b_shrink, b_weight = tl.exp(b_max - b_next), tl.exp(b_seen - b_next)
-    b_o = b_o * b_shrink + tl.sum(b_x * b_weight[:, None], axis=0)
-    return b_score, b_rstd, b_next, b_sum * b_shrink + tl.sum(b_weight, axis=0), b_o
+    sums = ()
+    for i in tl.static_range(CHUNKS):
+        sums = sums + (o[i] * b_shrink + tl.sum(widened[i] * b_weight[:, None], axis=0),)
+    return b_score, b_rstd, b_next, b_sum * b_shrink + tl.sum(b_weight, axis=0), sums
 
 
 @triton.jit
@@ -48,7 +56,9 @@ def attn_res_forward_sources_kernel(
     p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
     p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
     n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
-    D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, HELD: tl.constexpr,
+    D: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, CHUNKS: tl.constexpr,  # BLOCK_D * CHUNKS >= D
+    STAGES: tl.constexpr, HELD: tl.constexpr,
     ALIGNED: tl.constexpr,
     LISTED: tl.constexpr,  # how many blocks are arguments; 0: none are
 ):
@@ -59,8 +69,9 @@ def attn_res_forward_sources_kernel(
             p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
         )
 # fmt: on
-    o_col = tl.arange(0, BLOCK_D)
-    b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
+    g = ()
+    for i in tl.static_range(CHUNKS):
+        g = g + (load_chunk(p_query, i, D, BLOCK_D) * load_chunk(p_norm, i, D, BLOCK_D),)
     if p_count is not None:
         n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
     for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0), num_stages=STAGES if HELD else 1):
@@ -70,25 +81,31 @@ def attn_res_forward_sources_kernel(
             o_block = tl.arange(0, BLOCK_N)
             m_block = o_block < n_blocks
             p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, 0, m_block, BLOCK_N, ALIGNED, LISTED)
-            b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & (o_col < D)[None, :], other=0.0)
+            tiles = load_tiles(p_row, m_row, "", D, BLOCK_D, CHUNKS)
+        o = ()
         if p_prefix is None:
             b_max = tl.full([], float("-inf"), tl.float32)
             b_sum = tl.zeros([], tl.float32)
-            b_o = tl.zeros([BLOCK_D], tl.float32)
+            for _ in tl.static_range(CHUNKS):
+                o = o + (tl.zeros([BLOCK_D], tl.float32),)
         else:
-            b_o = load_row(p_prefix + i_token * s_prefix, D, BLOCK_D)
-            if p_x is not None:
-                b_o += load_row(p_x + i_token * s_x, D, BLOCK_D)
-                b_joined = b_o.to(p_joined.dtype.element_ty)
-                tl.store(p_joined + i_token * s_joined + o_col, b_joined, mask=o_col < D)
-                b_o = b_joined.to(tl.float32)
-            if p_append is not None:
-                p_end = p_append + tl.cast(n_blocks, tl.int64) * s_block + i_token * s_token
-                m_end = o_col < D
-                if p_count is not None:
-                    m_end &= n_blocks < n_slots
-                tl.store(p_end + o_col, b_o.to(p_end.dtype.element_ty), mask=m_end)
-            b_square, b_dot = tl.reduce((b_o * b_o, b_o * b_g), 0, add_pairs)
+            b_square, b_dot = tl.zeros([BLOCK_D], tl.float32), tl.zeros([BLOCK_D], tl.float32)
+            for i in tl.static_range(CHUNKS):
+                b_o = load_chunk(p_prefix + i_token * s_prefix, i, D, BLOCK_D)
+                if p_x is not None:
+                    b_o += load_chunk(p_x + i_token * s_x, i, D, BLOCK_D)
+                    b_joined = b_o.to(p_joined.dtype.element_ty)
+                    store_chunk(p_joined + i_token * s_joined, b_joined, i, D, BLOCK_D)
+                    b_o = b_joined.to(tl.float32)
+                if p_append is not None:
+                    p_end = p_append + tl.cast(n_blocks, tl.int64) * s_block + i_token * s_token
+                    o_col, m_col = columns(i, D, BLOCK_D)
+                    if p_count is not None:
+                        m_col &= n_blocks < n_slots
+                    tl.store(p_end + o_col, b_o.to(p_end.dtype.element_ty), mask=m_col)
+                b_square, b_dot = b_square + b_o * b_o, b_dot + b_o * g[i]
+                o = o + (b_o,)
+            b_square, b_dot = tl.reduce((b_square, b_dot), 0, add_pairs)
             b_prefix_rstd = tl.rsqrt(b_square * (1.0 / D) + eps)
             b_max = b_dot * b_prefix_rstd
             b_sum = tl.full([], 1.0, tl.float32)
@@ -97,24 +114,31 @@ def attn_res_forward_sources_kernel(
                 tl.store(p_score + i_row, b_max)
                 tl.store(p_rstd + i_row, b_prefix_rstd)
         if HELD:
-            b_score, b_rstd, b_max, b_sum, b_o = add_tile(b_v, m_block, b_g, b_max, b_sum, b_o, eps, D)
+            b_score, b_rstd, b_max, b_sum, o = add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D, CHUNKS)
             store_statistics(p_score, p_rstd, b_score, b_rstd, o_block.to(tl.int64) * n_tokens + i_token, m_block)
         else:
             for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
                 o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 m_block = o_block < n_blocks
                 p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, i_tile, m_block, BLOCK_N, ALIGNED, LISTED)
-                b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & (o_col < D)[None, :], other=0.0)
-                b_score, b_rstd, b_max, b_sum, b_o = add_tile(b_v, m_block, b_g, b_max, b_sum, b_o, eps, D)
+                tiles = load_tiles(p_row, m_row, "", D, BLOCK_D, CHUNKS)
+                b_score, b_rstd, b_max, b_sum, o = add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D, CHUNKS)
                 store_statistics(p_score, p_rstd, b_score, b_rstd, o_block.to(tl.int64) * n_tokens + i_token, m_block)
-        b_stored = (b_o * (1.0 / b_sum)).to(p_o.dtype.element_ty)
-        tl.store(p_o + i_token * D + o_col, b_stored, mask=o_col < D)
+        b_square = tl.zeros([BLOCK_D], tl.float32)
+        h = ()
+        for i in tl.static_range(CHUNKS):
+            b_stored = (o[i] * (1.0 / b_sum)).to(p_o.dtype.element_ty)
+            store_chunk(p_o + i_token * D, b_stored, i, D, BLOCK_D)
+            if p_weight is not None:
+                b_h = b_stored.to(tl.float32)
+                b_square += b_h * b_h
+                h = h + (b_h,)
         if p_lse is not None:
             tl.store(p_lse + i_token, b_max + tl.log(b_sum))
         if p_weight is not None:
-            b_h = b_stored.to(tl.float32)
-            b_norm_rstd = tl.rsqrt(tl.sum(b_h * b_h, axis=0) * (1.0 / D) + norm_eps)
-            b_y = b_h * b_norm_rstd * load_row(p_weight, D, BLOCK_D)
-            tl.store(p_y + i_token * D + o_col, b_y.to(p_y.dtype.element_ty), mask=o_col < D)
+            b_norm_rstd = tl.rsqrt(tl.sum(b_square, axis=0) * (1.0 / D) + norm_eps)
+            for i in tl.static_range(CHUNKS):
+                b_y = h[i] * b_norm_rstd * load_chunk(p_weight, i, D, BLOCK_D)
+                store_chunk(p_y + i_token * D, b_y.to(p_y.dtype.element_ty), i, D, BLOCK_D)
             if p_norm_rstd is not None:
                 tl.store(p_norm_rstd + i_token, b_norm_rstd)

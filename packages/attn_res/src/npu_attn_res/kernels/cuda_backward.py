@@ -1,4 +1,9 @@
-"""Device code for CUDA: the gradient of several blocks of a token at once. Formulas: backward.py; tiles: cuda.py."""
+"""Device code for CUDA: the gradient of several blocks of a token at once. Formulas: backward.py.
+
+HELD: all blocks of a token stay in registers while the next token's are on their way. Otherwise they come a few at a time,
+in two sweeps, as in backward.py: the second one finds them in the L2 cache. Tokens that several programs share:
+cuda_shared.py.
+"""
 
 import triton
 import triton.language as tl

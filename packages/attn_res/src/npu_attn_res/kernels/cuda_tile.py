@@ -41,6 +41,38 @@ def load_row(p_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
+def columns(I_CHUNK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Which columns a chunk of a row has, and which of them there are."""
+    o_col = I_CHUNK * BLOCK_D + tl.arange(0, BLOCK_D)
+    return o_col, (o_col < D) | ((I_CHUNK + 1) * BLOCK_D <= D)
+
+
+@triton.jit
+def load_chunk(p_row, I_CHUNK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """fp32 [BLOCK_D], zero outside."""
+    o_col, m_col = columns(I_CHUNK, D, BLOCK_D)
+    return tl.load(p_row + o_col, mask=m_col, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_chunk(p_row, b_chunk, I_CHUNK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    o_col, m_col = columns(I_CHUNK, D, BLOCK_D)
+    tl.store(p_row + o_col, b_chunk, mask=m_col)
+
+
+@triton.jit
+def load_tiles(p_row, m_row, EVICTION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CHUNKS: tl.constexpr):
+    """CHUNKS times [BLOCK_N, BLOCK_D], zero outside, of rows that begin at p_row [BLOCK_N]."""
+    tiles = ()
+    for i in tl.static_range(CHUNKS):
+        o_col, m_col = columns(i, D, BLOCK_D)
+        m_tile = m_row[:, None] & m_col[None, :]
+        b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy=EVICTION)
+        tiles = tiles + (b_v,)
+    return tiles
+
+
+@triton.jit
 def block_rows(
     p_v,
     others,
@@ -52,6 +84,7 @@ def block_rows(
     BLOCK_N: tl.constexpr,
     ALIGNED: tl.constexpr,
     LISTED: tl.constexpr,
+    PER_TILE: tl.constexpr = None,
 ):
     """Where a row of the blocks of a tile begins, and whether there is one, both [BLOCK_N].
 
@@ -61,19 +94,21 @@ def block_rows(
         p_table: the distance from p_v to each, or NO_GRADIENT; None: block i is i * s_block away.
         i_row: from a block's begin to the row, in elements.
         m_block: which blocks there are.
+        PER_TILE: how many blocks a tile has, at most BLOCK_N; None: BLOCK_N.
     """
     o_block = tl.arange(0, BLOCK_N)
+    N_TILE: tl.constexpr = BLOCK_N if PER_TILE is None else PER_TILE
     if LISTED:
         p_row = p_v + o_block * 0
         for i in tl.static_range(LISTED - 1):
             # The place in the tile is known when this is compiled, so that a row is chosen among those of its place alone.
-            is_here = (o_block == (i + 1) % BLOCK_N) & (i_tile == (i + 1) // BLOCK_N)
+            is_here = (o_block == (i + 1) % N_TILE) & (i_tile == (i + 1) // N_TILE)
             p_row = tl.where(is_here, others[i], p_row)
         return p_row + i_row, m_block
     elif p_table is None:
-        return p_v + ((o_block + i_tile * BLOCK_N).to(tl.int64) * s_block + i_row), m_block
+        return p_v + ((o_block + i_tile * N_TILE).to(tl.int64) * s_block + i_row), m_block
     else:
-        o_offset = tl.load(p_table + i_tile * BLOCK_N + o_block, mask=m_block, other=NO_GRADIENT)
+        o_offset = tl.load(p_table + i_tile * N_TILE + o_block, mask=m_block, other=NO_GRADIENT)
         m_block &= o_offset != NO_GRADIENT
         if ALIGNED:
             o_offset = tl.multiple_of(o_offset, ALIGNMENT)

@@ -126,10 +126,12 @@ def backward(
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
         nonlocal dg
-        dg = allocate(dh, (grid, width), torch.float32) if needed[0] or needed[1] else None
+        dg = allocate(dh, (launch.partials(v.n_tokens), width), torch.float32) if needed[0] or needed[1] else None
         given = (dh,) if launch.block_n else (dh, h)
         tensors = (*given, base, table, weights.query, weights.norm, score, rstd, lse, dv, dv_table, dg)
         tensors += (*prefix[:2], added, dprefix)
+        if launch.share:
+            tensors += (allocate(dh, (launch.words(v.n_tokens),), torch.int64).zero_(),)
         numbers = (v.n_sources, v.n_tokens, v.s_source, v.s_token, s_dh, v.n_sources, prefix.stride, s_added)
         if launch.block_n:
             return (*tensors, *v.at.others, *v.gradients.others), (*numbers, v.gradients.needed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any
 
 import torch
@@ -102,8 +103,11 @@ def weights_gradient(
 
 
 def sources_on_chip(n_sources: int, device: Device) -> int:
-    """`n_sources` of a `row_spec`: tilings for CUDA depend on it, up to a power of two."""
-    return power_of_two(max(1, n_sources)) if device.kind == "cuda" else 0
+    """`n_sources` of a `row_spec`: tilings for CUDA depend on it, up to a power of two, or an eighth of one."""
+    if device.kind != "cuda":
+        return 0
+    step = max(1, power_of_two(max(1, n_sources)) // 8)
+    return ceil(n_sources / step) * step if n_sources > 8 else power_of_two(max(1, n_sources))
 
 
 def widest(*tensors: Tensor | None) -> torch.dtype:

@@ -9,6 +9,7 @@ from math import ceil
 from typing import NamedTuple
 
 from npu_tiling import Device, persistent_grid
+from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import row_options
 
 
@@ -67,11 +68,16 @@ KERNELS = {
     Kind.NORM_BACKWARD: Kernel("kernels.merge", "attn_res_norm_backward_kernel", _ROWS),
 }
 PREFETCH_KERNELS = KERNELS | dict.fromkeys((*FORWARDS, Kind.PHASE1), _FORWARD_PREFETCH)
+_CHUNKS = ("D", "BLOCK_N", "BLOCK_D", "CHUNKS", "STAGES", "HELD")
 _SOURCES = ("D", "BLOCK_N", "BLOCK_D", "STAGES", "HELD")
 SOURCES_KERNELS = {  # a tile has several sources
-    **dict.fromkeys(FORWARDS, Kernel("kernels.cuda", "attn_res_forward_sources_kernel", _SOURCES)),
+    **dict.fromkeys(FORWARDS, Kernel("kernels.cuda", "attn_res_forward_sources_kernel", _CHUNKS)),
     **dict.fromkeys(BACKWARDS, Kernel("kernels.cuda_backward", "attn_res_backward_sources_kernel", _SOURCES)),
 }
+_SHARED = ("D", "PER_TILE", "TILES", "BLOCK_N", "BLOCK_D", "VECTOR", "STAGES", "SHARE", "SLOTS")
+SHARED_KERNEL = Kernel("kernels.cuda_shared", "attn_res_backward_shared_kernel", _SHARED)  # of BACKWARDS
+TURNS = 2  # as in kernels/cuda_shared.py
+_WARP, _REGISTERS = 32, 65536  # threads; registers of a core
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class Problem:
         itemsize: bytes of an element of the sources.
         layers: how many layers' rows there are for one token.
         row_stride: the largest distance, in elements, between two rows of a tile in any tensor.
-        n_sources: how many there are, rounded up to a power of two; 0 where the tiling does not depend on it (Ascend).
+        n_sources: how many there are, rounded up a little; 0 where the tiling does not depend on it (Ascend).
     """
 
     kind: Kind
@@ -110,6 +116,9 @@ class Launch:
         stages: tiles under way in a loop (CUDA).
         per_core: programs resident on a core (CUDA).
         held: a tile has all sources of a token, which stay in registers (CUDA).
+        chunks: pieces of block_d columns that a row of a tile comes in (CUDA).
+        share: programs that share a token, and are all resident; 0: none do (CUDA).
+        tiles: sets of sources, each of which some programs of a token have, block_d columns of it each.
     """
 
     problem: Problem
@@ -124,16 +133,21 @@ class Launch:
     stages: int = 1
     per_core: int = 1
     held: bool = False
+    chunks: int = 1
+    share: int = 0
+    tiles: int = 1
 
     @functools.cached_property
     def kernel(self) -> Kernel:
         """The kernel that runs it."""
+        if self.share:
+            return SHARED_KERNEL
         table = SOURCES_KERNELS if self.block_n else PREFETCH_KERNELS if self.prefetch else KERNELS
         return table[self.problem.kind]
 
     @functools.cached_property
     def whole_rows(self) -> bool:
-        return self.block_d >= self.problem.width
+        return self.block_d * self.chunks * max(1, self.share // self.tiles) >= self.problem.width
 
     @functools.cached_property
     def column_blocks(self) -> int:
@@ -141,7 +155,22 @@ class Launch:
 
     def grid(self, n_tokens: int) -> int:
         """Programs, for so many tokens."""
+        if self.share:
+            return self.groups(n_tokens) * self.share
         return persistent_grid(ceil(n_tokens / self.block_m) * self.column_blocks, self.device, per_core=self.per_core)
+
+    def groups(self, n_tokens: int) -> int:
+        """Tokens that are shared at once."""
+        return max(1, min(n_tokens, self.device.vector_cores * self.per_core // self.share))
+
+    def partials(self, n_tokens: int) -> int:
+        """Partial sums of dg of a kernel for whole rows."""
+        return self.groups(n_tokens) * self.tiles if self.share else self.grid(n_tokens)
+
+    def words(self, n_tokens: int) -> int:
+        """Numbers of 8 bytes through which programs that share a token exchange their parts."""
+        beside = self.problem.kind in BESIDE_PREFIX
+        return self.groups(n_tokens) * TURNS * self.share * (self.block_n + beside)
 
     def splits(self, n_tokens: int) -> int:
         """Partial sums of dg of a kernel whose programs keep to a block of columns: one per set of tokens."""
@@ -161,15 +190,25 @@ class Launch:
             "STAGES": self.stages,
             "PREFETCH": self.prefetch,
             "HELD": self.held,
+            "CHUNKS": self.chunks,
+            "SHARE": self.share,
+            "SLOTS": power_of_two(max(1, self.share)),
+            "TILES": self.tiles,
+            "PER_TILE": ceil(self.problem.n_sources / self.tiles),
+            "VECTOR": min(16 // self.problem.itemsize, max(1, self.block_d // (self.warps * _WARP))),
         }
         return {name: chosen[name] for name in self.kernel.constants}
 
     @property
     def options(self) -> dict[str, int]:
         """Compiler options."""
-        if self.device.kind == "cuda":
-            return row_options(self.block_d, self.warps)
-        return {"multibuffer": self.double_buffered}
+        if self.device.kind != "cuda":
+            return {"multibuffer": self.double_buffered}
+        own = row_options(self.block_d, self.warps)
+        if self.share:  # programs wait for one another: the driver refuses a launch that is not resident whole
+            registers = _REGISTERS // (self.per_core * self.warps * _WARP) // 8 * 8
+            own |= {"maxnreg": min(255, registers), "launch_cooperative_grid": True}
+        return own
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,180 @@
+"""Device code for CUDA: the gradient of a token whose blocks no program holds: several programs share it.
+
+Each holds some columns of some blocks of a token in registers, so that every block is read once, and exchanges its parts of
+<dh, v_i> with the others in memory: a word for each, with a tag that says of which token it is. Everybody waits for the
+others' parts, so that all programs are resident at once; meanwhile its next tokens are on the way. Formulas: backward.py.
+"""
+
+import triton
+import triton.language as tl
+
+from .cuda_tile import block_rows, widen_again, widen_tile
+
+# Tokens whose parts are kept. Who publishes parts of one has parts of the token before from everybody, and nobody publishes
+# those who has not read all that he needs of earlier ones.
+TURNS = tl.constexpr(2)
+
+
+@triton.jit
+def publish(p_word, b_value, tag):
+    """Stores numbers and, in the same words, a tag."""
+    b_bits = b_value.to(tl.uint32, bitcast=True).to(tl.int64) | (tl.cast(tag, tl.int64) << 32)
+    tl.atomic_xchg(p_word, b_bits, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def collect(p_word, tag):
+    """fp32, as the words' addresses: each number, as soon as it is there with its tag."""
+    return tl.inline_asm_elementwise(
+        "{.reg .pred there; .reg .b64 word; .reg .b32 value, seen; AGAIN: ld.relaxed.gpu.global.b64 word, [$1];"
+        " mov.b64 {value, seen}, word; setp.eq.b32 there, seen, $2; @!there bra AGAIN; mov.b32 $0, value;}",
+        "=r,l,r",
+        [p_word.to(tl.int64, bitcast=True), tag],
+        dtype=tl.float32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def add_six(a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots", "needed"])
+def attn_res_backward_shared_kernel(
+    p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table,
+    p_dg,  # fp32 [programs / SHARE * TILES, D]
+    p_count, p_prefix, p_djoined, p_dprefix,  # these, and the numbers that go with them, as in attn_res_backward_kernel
+    p_words,  # [programs / SHARE, TURNS, SHARE, words], zeros beforehand; words: BLOCK_N, and one for the prefix
+    # The blocks that follow p_v, of a list of up to 32, then their gradients; None for all that are behind the last.
+    p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
+    p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
+    p_d1, p_d2, p_d3, p_d4, p_d5, p_d6, p_d7, p_d8, p_d9, p_d10, p_d11, p_d12, p_d13, p_d14, p_d15, p_d16,
+    p_d17, p_d18, p_d19, p_d20, p_d21, p_d22, p_d23, p_d24, p_d25, p_d26, p_d27, p_d28, p_d29, p_d30, p_d31,
+    n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
+    needed: tl.int64,  # bit i: block i of a list needs a gradient
+    D: tl.constexpr,
+    PER_TILE: tl.constexpr, TILES: tl.constexpr,  # n_blocks <= PER_TILE * TILES
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,  # a program's tile: BLOCK_N >= PER_TILE, SHARE * BLOCK_D >= D * TILES
+    VECTOR: tl.constexpr,  # columns of a thread side by side: few enough for all warps, so that a thread has all blocks
+    STAGES: tl.constexpr, SHARE: tl.constexpr,
+    SLOTS: tl.constexpr,  # a power of two, >= SHARE
+    ALIGNED: tl.constexpr,
+    LISTED: tl.constexpr, LISTED_GRADIENTS: tl.constexpr,  # how many blocks, and gradients, are arguments; 0: none are
+):
+    others = None
+    gradients = None
+    if LISTED:
+        others = (
+            p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
+            p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
+        )
+    if LISTED_GRADIENTS:
+        gradients = (
+            p_d1, p_d2, p_d3, p_d4, p_d5, p_d6, p_d7, p_d8, p_d9, p_d10, p_d11, p_d12, p_d13, p_d14, p_d15, p_d16,
+            p_d17, p_d18, p_d19, p_d20, p_d21, p_d22, p_d23, p_d24, p_d25, p_d26, p_d27, p_d28, p_d29, p_d30, p_d31,
+        )
+# fmt: on
+    PROGRAMS: tl.constexpr = SHARE // TILES  # of a tile
+    N_WORDS: tl.constexpr = BLOCK_N + (p_prefix is not None)
+    n_groups = tl.num_programs(0) // SHARE
+    i_group = tl.program_id(0) // SHARE
+    i_part = tl.program_id(0) - i_group * SHARE
+    i_tile = i_part // PROGRAMS if TILES > 1 else 0
+    o_col = tl.max_contiguous((i_part - i_tile * PROGRAMS) * BLOCK_D + tl.arange(0, BLOCK_D), VECTOR)
+    m_col = (o_col < D) | (D % BLOCK_D == 0)
+    m_first = m_col & (i_tile == 0)  # the prefix comes with the first tile
+    o_block = tl.arange(0, BLOCK_N)
+    if p_count is not None:
+        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
+    n_own = tl.minimum(n_blocks - i_tile * PER_TILE, PER_TILE)
+    m_block = o_block < n_own
+    bits = ((needed >> (i_tile * PER_TILE)) & ((1 << PER_TILE) - 1)).to(tl.int32)  # as `needed`, of the program's blocks
+    # All programs' words, [SLOTS * BLOCK_N]. In one dimension: in two, Triton gives loads and `collect` different layouts,
+    # and waits in both.
+    o_slot = tl.arange(0, SLOTS * BLOCK_N) // BLOCK_N
+    o_in_tile = tl.arange(0, SLOTS * BLOCK_N) % BLOCK_N
+    o_all = o_slot // PROGRAMS * PER_TILE + o_in_tile
+    m_all = (o_slot < SHARE) & (o_in_tile < PER_TILE) & (o_all < n_blocks)
+    m_own = o_slot // PROGRAMS == i_tile
+    m_one = o_slot == i_tile * PROGRAMS
+    o_word = tl.minimum(o_slot, SHARE - 1) * N_WORDS + o_in_tile
+    b_g = tl.load(p_query + o_col, mask=m_col, other=0.0).to(tl.float32)
+    b_g *= tl.load(p_norm + o_col, mask=m_col, other=0.0).to(tl.float32)
+    b_dg = tl.zeros([BLOCK_D], tl.float32)
+    p_words += tl.cast(i_group, tl.int64) * (TURNS * SHARE * N_WORDS)
+    turn = 1
+    for i_turn in tl.range(i_group, n_tokens, n_groups, num_stages=STAGES):
+        i_token = i_turn.to(tl.int64)
+        p_row, m_row = block_rows(
+            p_v, others, p_table, i_token * s_token, s_block, i_tile, m_block, BLOCK_N, ALIGNED, LISTED, PER_TILE
+        )
+        b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & m_col[None, :], other=0.0)
+        b_dh = tl.load(p_dh + i_token * s_dh + o_col, mask=m_col, other=0.0).to(tl.float32)
+        b_lse = tl.load(p_lse + i_token + tl.arange(0, 1))  # [1]: as in cuda_backward.py
+        o_statistic = o_all.to(tl.int64) * n_tokens + i_token
+        b_score = tl.load(p_score + o_statistic, mask=m_all, other=0.0)  # these [SLOTS * BLOCK_N]
+        b_rstd = tl.load(p_rstd + o_statistic, mask=m_all, other=0.0)
+        b_alpha = tl.where(m_all, tl.exp(b_score - b_lse), 0.0)
+        p_part = p_words + (turn % TURNS) * (SHARE * N_WORDS)
+        p_own = p_part + i_part * N_WORDS
+        if p_prefix is not None:
+            b_p = tl.load(p_prefix + i_token * s_prefix + o_col, mask=m_first, other=0.0).to(tl.float32)
+            o_prefix = tl.cast(n_slots, tl.int64) * n_tokens + i_token + tl.arange(0, 1)
+            b_p_score, b_p_rstd = tl.load(p_score + o_prefix), tl.load(p_rstd + o_prefix)
+            publish(p_own + BLOCK_N, tl.sum(b_p * b_dh, axis=0), turn)
+        publish(p_own + o_block, tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), turn)
+        b_part = tl.where(m_all, collect(p_part + o_word, turn), 0.0)
+        b_e, b_alpha, b_rstd, b_coef, b_delta, b_sum = tl.reduce(
+            (
+                tl.reshape(tl.where(m_own, b_part, 0.0), [SLOTS, BLOCK_N]),
+                tl.reshape(tl.where(m_one, b_alpha, 0.0), [SLOTS, BLOCK_N]),
+                tl.reshape(tl.where(m_one, b_rstd, 0.0), [SLOTS, BLOCK_N]),
+                tl.reshape(tl.where(m_one, b_score * b_rstd, 0.0), [SLOTS, BLOCK_N]),
+                tl.reshape(b_alpha * b_part, [SLOTS, BLOCK_N]),
+                tl.reshape(b_alpha, [SLOTS, BLOCK_N]),
+            ),
+            0,
+            add_six,
+        )  # all [BLOCK_N]
+        b_delta = tl.zeros([1], tl.float32) + tl.sum(b_delta, axis=0)
+        b_sum = tl.sum(b_sum, axis=0) * (1.0 / PROGRAMS)
+        if p_prefix is not None:
+            o_program = tl.arange(0, SLOTS)
+            b_p_e = collect(p_part + tl.minimum(o_program, PROGRAMS - 1) * N_WORDS + BLOCK_N, turn)
+            b_p_e = tl.sum(tl.where(o_program < PROGRAMS, b_p_e, 0.0), axis=0)
+            b_p_alpha = tl.exp(b_p_score - b_lse)
+            b_delta, b_sum = b_delta + b_p_alpha * b_p_e, b_sum + b_p_alpha
+        b_delta = b_delta / b_sum  # as in backward.py: lse is rounded
+        if p_prefix is not None:
+            b_p_c = b_p_alpha * (b_p_e - b_delta) * b_p_rstd
+            if p_dg is not None:
+                b_dg += b_p * b_p_c
+            if p_dprefix is not None:
+                b_dp = b_dh * b_p_alpha + (b_g - b_p * (b_p_score * b_p_rstd * (1.0 / D))) * b_p_c
+                if p_djoined is not None:
+                    b_dp += tl.load(p_djoined + i_token * s_djoined + o_col, mask=m_first, other=0.0).to(tl.float32)
+                tl.store(p_dprefix + i_token * D + o_col, b_dp.to(p_dprefix.dtype.element_ty), mask=m_first)
+        b_c = b_alpha * (b_e - b_delta) * b_rstd  # ds r, [BLOCK_N]
+        b_coef *= b_c * (1.0 / D)
+        b_x = widen_again(b_v)
+        if p_dg is not None:
+            b_dg += tl.sum(b_x * b_c[:, None], axis=0)
+        if p_dv is not None:
+            b_dv = b_dh[None, :] * b_alpha[:, None] + (b_g[None, :] * b_c[:, None] - b_x * b_coef[:, None])
+            m_needed = m_block
+            if LISTED_GRADIENTS:
+                m_needed &= ((bits >> o_block) & 1) != 0
+            s_gradient = tl.cast(n_tokens, tl.int64) * D
+            p_out, m_out = block_rows(
+                p_dv, gradients, p_dv_table, i_token * D, s_gradient, i_tile, m_needed, BLOCK_N, ALIGNED, LISTED_GRADIENTS,
+                PER_TILE
+            )  # fmt: skip
+            b_dv = b_dv.to(p_dv.dtype.element_ty)
+            m_tile = m_out[:, None] & m_col[None, :]
+            tl.store(p_out[:, None] + o_col[None, :], b_dv, mask=m_tile, eviction_policy="evict_first")
+        turn += 1
+    if p_dg is not None:
+        tl.store(p_dg + tl.cast(i_group * TILES + i_tile, tl.int64) * D + o_col, b_dg, mask=m_col)
