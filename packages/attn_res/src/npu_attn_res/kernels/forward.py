@@ -28,12 +28,23 @@ def score_rows(b_v, b_g, eps, D: tl.constexpr):
     return b_product * b_rstd, b_rstd, b_square
 
 
+# fmt: off
 @triton.jit
-def store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_rows, n_left, S: tl.constexpr, R: tl.constexpr, M: tl.constexpr):
-    """s and r of one block, from row i_row of the blocks' tokens on; nothing where no backward will follow."""
+def store_scores(
+    p_score, p_rstd, b_score, b_rstd, i_source, i_token, n_sources, n_tokens, n_rows, n_left,
+    S: tl.constexpr, R: tl.constexpr, M: tl.constexpr, BY_TOKEN: tl.constexpr,
+):
+    # fmt: on
+    """s and r of one source, from token i_token on; nothing where no backward will follow."""
     if p_score is not None:
-        store_statistic(p_score + i_row * S, b_score, n_rows, R)
-        store_statistic(p_rstd + i_row, b_rstd, n_left, M)
+        if BY_TOKEN:
+            i_row = i_token * n_sources + i_source
+            store_statistic(p_score + i_row, b_score, n_rows, R, n_sources)
+            store_statistic(p_rstd + i_row, b_rstd, n_left, M, n_sources)
+        else:
+            i_row = tl.cast(i_source, tl.int64) * n_tokens + i_token
+            store_statistic(p_score + i_row * S, b_score, n_rows, R)
+            store_statistic(p_rstd + i_row, b_rstd, n_left, M)
 
 
 @triton.jit
@@ -77,7 +88,7 @@ def forward_tiles(
     p_count, p_prefix, p_x, p_joined, p_append,
     b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
     D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    ALIGNED: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):
     # fmt: on
     """Tiles i_first, i_first + n_step, ... before i_end, with the highest score so far as the reference.
@@ -85,6 +96,7 @@ def forward_tiles(
     The prefix, where there is one, comes first. Its statistics are row n_slots.
     """
     ROWS: tl.constexpr = BLOCK_M * BLOCK_S
+    n_sources = n_slots if p_prefix is None else n_slots + 1
     for i_tile in tl.range(i_first, i_end, n_step):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
@@ -98,8 +110,12 @@ def forward_tiles(
             b_p = load_prefix(p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D, BLOCK_M, BLOCK_D)
             append_rows(p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token, D, BLOCK_M, BLOCK_D)
             b_max, b_rstd, _ = score_rows(b_p, b_g, eps, D)
-            i_row = tl.cast(n_slots, tl.int64) * n_tokens + i_token
-            store_scores(p_score, p_rstd, b_max, b_rstd, i_row, n_rows, n_left, S, ROWS, BLOCK_M)
+            # fmt: off
+            store_scores(
+                p_score, p_rstd, b_max, b_rstd, n_slots, i_token, n_sources, n_tokens, n_rows, n_left,
+                S, ROWS, BLOCK_M, BY_TOKEN,
+            )
+            # fmt: on
             b_sum = tl.full([ROWS], 1.0, tl.float32)
             # One, computed: with a sum that starts as b_p itself, compilers for Ascend keep it where the next blocks go.
             b_o = b_p * tl.exp(b_max - b_max)[:, None]
@@ -112,8 +128,13 @@ def forward_tiles(
             b_o = b_o * b_shrink[:, None] + b_v * b_weight[:, None]
             b_sum = b_sum * b_shrink + b_weight
             b_max = b_next
-            i_row = i_block.to(tl.int64) * n_tokens + i_token  # last: what is stored has to stay until it has been
-            store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_rows, n_left, S, ROWS, BLOCK_M)
+            # Last: what is stored has to stay until it has been.
+            # fmt: off
+            store_scores(
+                p_score, p_rstd, b_score, b_rstd, i_block, i_token, n_sources, n_tokens, n_rows, n_left,
+                S, ROWS, BLOCK_M, BY_TOKEN,
+            )
+            # fmt: on
         b_factor = store_lse(p_lse, b_max, b_sum, i_token * S, n_rows, ROWS)
         b_stored = (b_o * b_factor[:, None]).to(p_o.dtype.element_ty)
         store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_token * S, n_rows, norm_eps, D, ROWS, BLOCK_D)
@@ -128,8 +149,8 @@ def attn_res_forward_kernel(
     p_weight,  # of the RMSNorm of h; None: there is none
     p_o,
     p_y,
-    p_score,  # fp32 [n_blocks, n_tokens, S]: s; None: no backward will follow
-    p_rstd,  # fp32 [n_blocks, n_tokens]: r
+    p_score,  # fp32 [n_blocks, n_tokens, S], or BY_TOKEN [n_tokens, n_blocks]: s; None: no backward will follow
+    p_rstd,  # fp32 [n_blocks, n_tokens], or BY_TOKEN [n_tokens, n_blocks]: r
     p_lse,  # fp32 [n_tokens, S]: log(sum(exp(s))); None: not asked for
     p_norm_rstd,
     p_count,  # int32 or int64: the number of blocks; None: n_blocks is
@@ -154,6 +175,7 @@ def attn_res_forward_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,  # >= D
     ALIGNED: tl.constexpr,
+    BY_TOKEN: tl.constexpr = False,
 ):
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
     b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
@@ -165,6 +187,6 @@ def attn_res_forward_kernel(
         p_count, p_prefix, p_x, p_joined, p_append,
         b_g, tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0),
         n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
-        D, S, BLOCK_M, BLOCK_S, BLOCK_D, ALIGNED,
+        D, S, BLOCK_M, BLOCK_S, BLOCK_D, ALIGNED, BY_TOKEN,
     )
     # fmt: on

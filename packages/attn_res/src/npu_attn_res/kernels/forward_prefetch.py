@@ -65,6 +65,7 @@ def attn_res_forward_prefetch_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
+    BY_TOKEN: tl.constexpr = False,
 ):
     """The arguments are those of attn_res_forward_kernel, for one layer. A prefix is the first source."""
     # time: rare: that a score is higher by 30 than the first block's
@@ -86,6 +87,7 @@ def attn_res_forward_prefetch_kernel(
         n_next = tl.where(n_blocks > 0, n_tokens - i_first, 0).to(tl.int32)
     b_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
     n_tiles = tl.cdiv(n_tokens, BLOCK_M)
+    n_sources = n_slots if p_prefix is None else n_slots + 1
     i_again = n_tiles
     if DEFER_STORE:
         i_stored, n_stored = i_first, 0
@@ -125,15 +127,24 @@ def attn_res_forward_prefetch_kernel(
             b_o += b_v * b_weight[:, None]
             b_sum += b_weight
             b_v = b_next.to(tl.float32)
-            i_row = i_block.to(tl.int64) * n_tokens + i_token
-            store_scores(p_score, p_rstd, b_score, b_rstd, i_row, n_left, n_left, 1, BLOCK_M, BLOCK_M)
+            # fmt: off
+            store_scores(
+                p_score, p_rstd, b_score, b_rstd, i_block, i_token, n_sources, n_tokens, n_left, n_left,
+                1, BLOCK_M, BLOCK_M, BY_TOKEN,
+            )
+            # fmt: on
             if DEFER_STORE:
                 if (n_blocks > PARTS) & (i_block <= PARTS) & (n_stored > 0):
                     i_col = (i_block - 1) * PART
                     p_out = p_o + i_stored * D
                     store_columns(p_out, D, b_stored, n_stored, i_col, tl.minimum(i_col + PART, D), BLOCK_M, BLOCK_D)
-        i_row = i_token if p_prefix is None else tl.cast(n_slots, tl.int64) * n_tokens + i_token
-        store_scores(p_score, p_rstd, b_first, b_first_rstd, i_row, n_left, n_left, 1, BLOCK_M, BLOCK_M)
+        i_source = 0 if p_prefix is None else n_slots
+        # fmt: off
+        store_scores(
+            p_score, p_rstd, b_first, b_first_rstd, i_source, i_token, n_sources, n_tokens, n_left, n_left,
+            1, BLOCK_M, BLOCK_M, BY_TOKEN,
+        )
+        # fmt: on
         if tl.max(tl.where(b_sum > LARGE, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
             i_again = tl.minimum(i_again, i_tile)
         b_factor = store_lse(p_lse, b_reference, b_sum, i_token, n_left, BLOCK_M)
@@ -161,6 +172,6 @@ def attn_res_forward_prefetch_kernel(
             None, p_whole, None, None, None,
             b_g, i_again, n_tiles, tl.num_programs(0),
             n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_whole, 0, 0,
-            D, 1, BLOCK_M, 1, BLOCK_D, ALIGNED,
+            D, 1, BLOCK_M, 1, BLOCK_D, ALIGNED, BY_TOKEN,
         )
         # fmt: on

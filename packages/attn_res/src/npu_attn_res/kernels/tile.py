@@ -7,7 +7,7 @@ The rows of a tile are BLOCK_M tokens of one layer (BLOCK_S == 1), or BLOCK_S la
 whole, of BLOCK_D >= D columns. A kernel loops over the blocks v_i.
 
 Block i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits: the blocks of a
-list lie anywhere. Statistics are [blocks, tokens, layers].
+list lie anywhere. Statistics are [blocks, tokens, layers] or, for backward_row.py, [tokens, blocks]: BY_TOKEN.
 """
 
 import triton
@@ -123,10 +123,10 @@ def load_statistic(p_value, n_rows, R: tl.constexpr):
 
 
 @triton.jit
-def store_statistic(p_value, b_value, n_rows, R: tl.constexpr):
+def store_statistic(p_value, b_value, n_rows, R: tl.constexpr, s_row=1):
     o_row = tl.arange(0, R)
     if R > 1:
-        tl.store(p_value + o_row, b_value, mask=o_row < n_rows)
+        tl.store(p_value + o_row * s_row, b_value, mask=o_row < n_rows)
     else:
         tl.store(p_value + o_row, b_value)
 

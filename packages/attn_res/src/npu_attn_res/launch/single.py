@@ -52,9 +52,9 @@ def forward(
     h = allocate(like, v.shape, dtype)
     y = None if weights.output is None else allocate(h, v.shape, h.dtype)
     score = rstd = lse = norm_rstd = None
+    by_token = save and keeps_by_token(v.like, h.dtype, v.width, v.n_rows, device)
     if save:
-        score = allocate(h, (v.n_rows, n_tokens), torch.float32)
-        rstd = allocate(h, (v.n_rows, n_tokens), torch.float32)
+        score, rstd = (_allocate_statistic(h, v.n_rows, n_tokens, by_token) for _ in range(2))
         lse = allocate(h, (n_tokens,), torch.float32)
         norm_rstd = None if y is None else allocate(h, (n_tokens,), torch.float32)
     statistics = Statistics(score, rstd, lse, norm_rstd)
@@ -68,7 +68,7 @@ def forward(
         kind = Kind.BANK
     tiled, listed = sources_on_chip(v.n_sources, device), (v.at.listed,) if device.kind == "cuda" else ()
     stride = max(v.s_token, prefix.stride, s_x, s_joined)
-    spec = row_spec(kind, width, widest(h, like, prefix.rows, x), stride, device, 1, tiled, aligned, listed)
+    spec = row_spec(kind, width, widest(h, like, prefix.rows, x), stride, device, 1, tiled, aligned, listed, by_token)
     beside = (*prefix[:2], x, joined, base if update.append else None), (v.n_sources, prefix.stride, s_x, s_joined)
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
@@ -84,6 +84,19 @@ def forward(
         return None
     h, y, statistics = reference.forward(Columns(in_tables(v, device), device), weights, eps, norm_eps, h.dtype)
     return h.view(v.shape), None if y is None else y.view(v.shape), statistics
+
+
+def keeps_by_token(like: Tensor, dtype: torch.dtype, width: int, n_sources: int, device: Device) -> bool:
+    """Whether a forward from sources of `like`'s dtype to h of `dtype` keeps statistics [tokens, sources]."""
+    itemsize = max(like.dtype.itemsize, dtype.itemsize)
+    return tiling.statistics_by_token(width, itemsize, n_sources, device)
+
+
+def _allocate_statistic(like: Tensor, n_sources: int, n_tokens: int, by_token: bool) -> Tensor:
+    """[n_sources, n_tokens]"""
+    if by_token:
+        return allocate(like, (n_tokens, n_sources), torch.float32).t()
+    return allocate(like, (n_sources, n_tokens), torch.float32)
 
 
 def backward(
@@ -111,6 +124,7 @@ def backward(
     dh, s_dh = rows_of(dh)
     weights = contiguous_weights(weights)
     score, rstd, lse, _ = statistics
+    assert score is not None and rstd is not None
     (base, table, aligned, *_), (dv, dv_table, also_aligned, *_), width = v.at, v.gradients, v.width
     prefix = v.prefix
     added, s_added = (None, 0) if djoined is None else rows_of(djoined)
@@ -121,14 +135,16 @@ def backward(
     listed = (v.at.listed, v.gradients.listed) if device.kind == "cuda" else ()
     stride = max(v.s_token, s_dh, prefix.stride, s_added)
     dtype = v.like.dtype if prefix.rows is None else widest(dh, v.like, prefix.rows)
-    spec = row_spec(kind, width, dtype, stride, device, 1, tiled, aligned and also_aligned, listed)
+    aligned = aligned and also_aligned
     dg = None
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
         nonlocal dg
         dg = allocate(dh, (launch.partials(v.n_tokens), width), torch.float32) if needed[0] or needed[1] else None
         given = (dh,) if launch.block_n else (dh, h)
-        tensors = (*given, base, table, weights.query, weights.norm, score, rstd, lse, dv, dv_table, dg)
+        ordered = (score.t(), rstd.t()) if launch.problem.kind in tiling.ROW_BACKWARDS else (score, rstd)
+        kept = (*(one.contiguous() for one in ordered), lse)  # copied where another kernel runs than the forward expected
+        tensors = (*given, base, table, weights.query, weights.norm, *kept, dv, dv_table, dg)
         tensors += (*prefix[:2], added, dprefix)
         if launch.share:
             tensors += (allocate(dh, (launch.words(v.n_tokens),), torch.int64).zero_(),)
@@ -137,8 +153,13 @@ def backward(
             return (*tensors, *v.at.others, *v.gradients.others), (*numbers, v.gradients.needed)
         return tensors, numbers
 
-    if run_rows(spec, v.n_tokens, arguments):
-        return weights_gradient(dg, weights, needed, device)
+    kinds = [kind]
+    if h is None and score.stride(0) == 1 and keeps_by_token(v.like, v.like.dtype, width, v.n_rows, device):
+        kinds.insert(0, Kind.ROW_BACKWARD if prefix.rows is None else Kind.BANK_ROW_BACKWARD)
+    for kind in kinds:
+        itemtype = v.like.dtype if kind == Kind.ROW_BACKWARD else dh.dtype if kind == Kind.BANK_ROW_BACKWARD else dtype
+        if run_rows(row_spec(kind, width, itemtype, stride, device, 1, tiled, aligned, listed), v.n_tokens, arguments):
+            return weights_gradient(dg, weights, needed, device)
     if prefix.rows is not None:
         return None
     return reference.backward(Columns(in_tables(v, device), device, needed[0] or needed[1]), dh, weights, statistics, needed)

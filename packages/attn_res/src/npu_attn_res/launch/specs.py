@@ -33,17 +33,21 @@ def row_spec(
     n_sources: int = 0,
     aligned: bool | None = None,
     listed: tuple[int, ...] = (),
+    by_token: bool = False,
 ) -> LaunchSpec | None:
     """The launch of a kernel for whole rows, see `tiling.Problem`; None where none fit.
 
     Args:
         aligned: None for no sources.
         listed: on CUDA, of the sources, and of their gradients, how many are arguments of the kernel.
+        by_token: of a forward, whether it stores statistics [tokens, sources].
     """
     problem = tiling.Problem(kind, width, dtype.itemsize, layers, row_stride, n_sources)
     launch = tiling.row_launch(problem, device)
     flags: dict[str, int] = {} if aligned is None else {"ALIGNED": aligned}
     flags |= zip(("LISTED", "LISTED_GRADIENTS"), listed, strict=False)
+    if by_token:
+        flags["BY_TOKEN"] = True
     return None if launch is None else LaunchSpec.of(launch, flags)
 
 

@@ -6,10 +6,10 @@ from npu_tiling import Device
 
 from . import ascend, cuda
 from .footprint import ub_bytes
-from .launches import COLUMN_KINDS, Kind, Launch, Problem, TableLaunch, WeightsLaunch
+from .launches import COLUMN_KINDS, ROW_BACKWARDS, Kind, Launch, Problem, TableLaunch, WeightsLaunch
 
 __all__ = ["COLUMN_KINDS", "Kind", "Launch", "Problem", "TableLaunch", "WeightsLaunch", "columns_launch", "row_launch"]
-__all__ += ["smaller", "ub_bytes", "weights_launch"]
+__all__ += ["ROW_BACKWARDS", "smaller", "statistics_by_token", "ub_bytes", "weights_launch"]
 
 
 def row_launch(problem: Problem, device: Device) -> Launch | None:
@@ -20,6 +20,11 @@ def row_launch(problem: Problem, device: Device) -> Launch | None:
 def columns_launch(problem: Problem, device: Device) -> Launch:
     """The launch of a kernel that takes one block of columns. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return (cuda if device.kind == "cuda" else ascend).columns_launch(problem, device)
+
+
+def statistics_by_token(width: int, itemsize: int, n_sources: int, device: Device) -> bool:
+    """Whether the statistics that a forward keeps are [tokens, sources] instead of [sources, tokens]."""
+    return device.kind == "ascend" and ascend.statistics_by_token(width, itemsize, n_sources, device)
 
 
 def weights_launch(width: int, device: Device) -> WeightsLaunch:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from math import ceil
 
 from npu_tiling import Block, Device, Tile, UnifiedBufferError, Way, first_fit, fit
 from npu_tiling.budget.arithmetic import FP32, INT32_END, equal_blocks, round_up
 
 from .footprint import PREFETCHED, ROW_WAYS, RowWay, launch_tiles, row_tiles, row_way
-from .launches import BESIDE_PREFIX, COLUMN_KINDS, Launch, Problem, WeightsLaunch
+from .launches import BESIDE_PREFIX, COLUMN_KINDS, ROW_BACKWARDS, Kind, Launch, Problem, WeightsLaunch
 
 # Rows share a tile until one transfer has this many bytes: 8 KB reach 76 % of the bandwidth. 16 KB would reach 94 %, but
 # when tiles fill the Unified Buffer the compilers reuse the idle half of a double buffer, and each load then waits for the
@@ -19,6 +20,8 @@ _TRANSFER_BYTES = 8 * 1024
 _PREFETCH_BYTES = 14 * 1024
 _PREFETCH_ROWS = 9
 _COLUMN_BYTES = 8 * 1024  # of a transfer in the kernels that take columns
+_LEAST_ROW = 2048  # columns from which on a backward of one row a tile is predicted to take less than one of several
+_MOST_SOURCES = 64  # of a token, as in kernels/backward_row.py
 _MAX_SUM_ROWS = 64  # there are as many partial sums as vector cores, 72 at most
 
 
@@ -37,6 +40,21 @@ def row_launch(problem: Problem, device: Device) -> Launch | None:
     return dataclasses.replace(launch, block_m=blocks.get("ROWS", 1))
 
 
+def statistics_by_token(width: int, itemsize: int, n_sources: int, device: Device) -> bool:
+    """Whether statistics of the forward are [tokens, sources], for a backward of `ROW_BACKWARDS`.
+
+    On the Ascend950 such a backward was not tried. Blocks in fp32 have h, and one sweep.
+    """
+    if device.arch != "dav-c220" or itemsize > 2 or width < _LEAST_ROW or n_sources > _MOST_SOURCES:
+        return False
+    return _takes_rows(width, itemsize, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _takes_rows(width: int, itemsize: int, device: Device) -> bool:
+    return row_launch(Problem(Kind.ROW_BACKWARD, width, itemsize), device) is not None
+
+
 def _ways(problem: Problem, device: Device, padded: int) -> list[Way[Launch]]:
     """Several rows a tile, then one row, from the fastest way to the one that takes least."""
     prefetch = problem.kind in PREFETCHED  # with a buffer of the kernel's own: another of the compiler's would take too much
@@ -45,7 +63,9 @@ def _ways(problem: Problem, device: Device, padded: int) -> list[Way[Launch]]:
     # Two rows or more keep row reductions in the vector unit; the next tile under way is worth more than they are.
     shared = min(shared, _addressable(problem))
     launch = Launch(problem, device, block_d=padded, prefetch=prefetch, double_buffered=not prefetch)
-    several = [Way(launch, row_tiles(problem, device, padded), (Block("ROWS", shared, 2),))] if shared > 1 else []
+    several = []
+    if shared > 1 and problem.kind not in ROW_BACKWARDS:
+        several = [Way(launch, row_tiles(problem, device, padded), (Block("ROWS", shared, 2),))]
     one = [_row_launch(launch, way) for way in ROW_WAYS.get(problem.kind, ())]
     return [*several, *(Way(launch, launch_tiles(launch)) for launch in one)]
 

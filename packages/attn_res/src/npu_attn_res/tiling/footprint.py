@@ -40,7 +40,9 @@ class RowWay(NamedTuple):
     bytes: tuple[int, int, int, int]
 
 
-# For each kernel the fastest way first.
+# For each kernel the fastest way first. A backward of a row takes a row as two halves where compilers do not double buffers;
+# its bytes are what it needs for loads that do not wait, more than it needs to fit: with less, compilers put a product where
+# the next row is to go.
 ROW_WAYS = {
     Kind.FORWARD: (
         RowWay(True, True, (28, 36, 28, 40)),  # CANN 9.1 wants 4 more than the others to keep both buffers
@@ -74,6 +76,8 @@ ROW_WAYS = {
     Kind.BANK_BACKWARD: (RowWay(False, True, (32, 38, 28, 40)), RowWay(False, False, (26, 26, 22, 24))),
     Kind.MERGE: (RowWay(False, True, (24, 24, 21, 32)), RowWay(False, False, (16, 16, 16, 20))),
     Kind.MERGE_BACKWARD: (RowWay(False, True, (32, 33, 37, 48)), RowWay(False, False, (24, 22, 28, 28))),
+    Kind.ROW_BACKWARD: (RowWay(True, True, (46,) * 4), RowWay(True, False, (27,) * 4)),
+    Kind.BANK_ROW_BACKWARD: (RowWay(True, True, (46, 48, 46, 48)), RowWay(True, False, (27,) * 4)),  # dh in fp32: 48
     Kind.NORM_BACKWARD: (RowWay(False, True, (26, 30, 33, 41)), RowWay(False, False, (22, 22, 28, 28))),
 }
 

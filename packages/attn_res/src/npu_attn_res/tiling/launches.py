@@ -30,11 +30,14 @@ class Kind(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11's)
     MERGE = "merge"
     MERGE_BACKWARD = "merge backward"
     NORM_BACKWARD = "norm backward"
+    ROW_BACKWARD = "backward of a row"
+    BANK_ROW_BACKWARD = "backward of a row beside a prefix"
 
 
 FORWARDS = (Kind.FORWARD, Kind.FORWARD_NORMALISED, Kind.BANK)
 BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_FP32, Kind.BANK_BACKWARD)
-BESIDE_PREFIX = (Kind.BANK, Kind.BANK_BACKWARD)  # tensors of several dtypes
+ROW_BACKWARDS = (Kind.ROW_BACKWARD, Kind.BANK_ROW_BACKWARD)  # of statistics by token
+BESIDE_PREFIX = (Kind.BANK, Kind.BANK_BACKWARD, Kind.BANK_ROW_BACKWARD)  # tensors of several dtypes
 COLUMN_KINDS = (Kind.PRODUCTS, Kind.WEIGHTED_SUM, Kind.GRADIENT)  # the others take whole rows
 
 
@@ -51,6 +54,7 @@ _LAYERS = ("D", "S", "BLOCK_M", "BLOCK_S", "BLOCK_D")
 _FORWARD = Kernel("kernels.forward", "attn_res_forward_kernel", _LAYERS)
 _FORWARD_PREFETCH = Kernel("kernels.forward_prefetch", "attn_res_forward_prefetch_kernel", _ROWS)
 _BACKWARD = Kernel("kernels.backward", "attn_res_backward_kernel", (*_ROWS, "PREFETCH"))
+_ROW_BACKWARD = Kernel("kernels.backward_row", "attn_res_backward_row_kernel", ("D", "BLOCK_D", "HALVES"))
 KERNELS = {
     Kind.FORWARD: _FORWARD,
     Kind.FORWARD_NORMALISED: _FORWARD,
@@ -65,6 +69,7 @@ KERNELS = {
     Kind.GRADIENT: Kernel("kernels.split_d", "attn_res_gradient_kernel", _LAYERS),
     Kind.MERGE: Kernel("kernels.merge", "attn_res_merge_kernel", _ROWS),
     Kind.MERGE_BACKWARD: Kernel("kernels.merge", "attn_res_merge_backward_kernel", _ROWS),
+    **dict.fromkeys(ROW_BACKWARDS, _ROW_BACKWARD),
     Kind.NORM_BACKWARD: Kernel("kernels.merge", "attn_res_norm_backward_kernel", _ROWS),
 }
 PREFETCH_KERNELS = KERNELS | dict.fromkeys((*FORWARDS, Kind.PHASE1), _FORWARD_PREFETCH)
@@ -189,6 +194,7 @@ class Launch:
             "BLOCK_D": self.block_d,
             "STAGES": self.stages,
             "PREFETCH": self.prefetch,
+            "HALVES": not self.double_buffered,
             "HELD": self.held,
             "CHUNKS": self.chunks,
             "SHARE": self.share,
