@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import re
+import sys
 
 import pytest
 from npu_offline import installed
 from npu_offline.timing import Timing
 
-from tools.compare import peers
+from tools.compare import depth, fla, peers
 from tools.compare.__main__ import main, missed
 from tools.compare.published import PUBLISHED, SOURCES
 from tools.compare.results import GOALS, results
@@ -91,3 +92,37 @@ def test_command_writes_the_table(tmp_path, capsys):
     assert {line["operator"] for line in lines} == {"embedding"}
     assert {line["size"] for line in lines} == {1024, 131072}
     assert "predicted" in capsys.readouterr().out.lower()
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """attn_res of both widths and forms, and few tokens."""
+    return list(depth.depths("1.2.0", tokens=256))
+
+
+def test_depths_are_predicted_stacked_and_as_lists_at_both_widths(deep):
+    ours = [one for one in deep if one.whose == "ours"]
+    assert {(one.width, one.listed, one.direction) for one in ours} == {
+        (width, listed, direction)
+        for width in depth.WIDTHS
+        for listed in (False, True)
+        for direction in ("forward", "backward")
+    }
+    assert all(one.floor < one.kernels and not one.problem for one in ours)
+
+
+@pytest.mark.skipif(fla.missing() is not None, reason=f"fla-core is not installed: {fla.missing()}")
+def test_ours_is_predicted_faster_than_fla(deep):
+    by_whose = {(one.whose, one.width, one.listed, one.direction): one for one in deep}
+    theirs = [one for one in deep if one.whose == "fla"]
+    assert len(theirs) == 8 and not [one.problem for one in theirs if one.problem]
+    assert all(by_whose["ours", one.width, one.listed, one.direction].kernels < one.kernels / 2 for one in theirs)
+    assert "fla" not in sys.modules  # the stand-ins of its packages are gone
+
+
+def test_depths_are_a_command(tmp_path, capsys, monkeypatch, deep):
+    monkeypatch.setattr(depth, "depths", lambda toolchain: iter(deep))
+    path = tmp_path / "table.json"
+    assert main(["--depths", "--json", str(path)]) == 0
+    assert len(json.loads(path.read_text())) == len(deep)
+    assert "7168" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from . import peers
+from . import depth, fla, peers
 from .published import SOC, Operator
 from .results import GOALS, Result, results
 
@@ -26,8 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     version = "compiler version (%(default)s)"
     parser.add_argument("--toolchain", default=toolchains.DEFAULT, choices=toolchains.VERSIONS, help=version)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
+    about = "attn_res of 4096 and 7168 columns, stacked and as a list, beside liger's and fla's kernels, and nothing else"
+    parser.add_argument("--depths", action="store_true", help=about)
     options = parser.parse_args(arguments)
     console = Console() if Console().is_terminal else Console(width=180)
+    if options.depths:
+        return _depths(console, options.toolchain, options.json)
     found = list(track(results(options.operator, options.toolchain), "predicting", console=console, transient=True))
     console.print(table(found))
     console.print(f"Predicted for {SOC} with toolchain {options.toolchain}, not measured. Published times include the host.")
@@ -44,6 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(text, markup=False)
     if options.json:
         options.json.write_text(json.dumps([as_json(result) for result in found], indent=1))
+    return 0
+
+
+def _depths(console: Console, toolchain: str, path: Path | None) -> int:
+    found = list(track(depth.depths(toolchain), "predicting", console=console, transient=True))
+    console.print(depth.table(found))
+    console.print(
+        f"Predicted for {SOC} with toolchain {toolchain}, not measured; peers' copies of a list into one tensor not counted."
+    )
+    for peer, hint in (("liger's", peers.missing()), ("fla's", fla.missing())):
+        if hint:
+            console.print(f"Without {peer} kernels: {hint}", markup=False)
+    for one in found:
+        if one.problem:
+            console.print(f"{one.width} {one.direction}, {one.whose}: {one.problem}", markup=False)
+    if path:
+        path.write_text(json.dumps([dataclasses.asdict(one) for one in found], indent=1))
     return 0
 
 

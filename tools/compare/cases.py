@@ -27,7 +27,7 @@ def ours(row: Published) -> list[LaunchRecord]:
     Raises:
         OfflineError: the operator's package is not installed.
     """
-    function = _operator(row.operator)
+    function = operator(row.operator)
     if row.operator == "fused_linear_cross_entropy":
         return _logits_launches(function)
     return _launches(lambda: function(*_arguments(row)), row)
@@ -57,7 +57,8 @@ def rows(operators: list[str] | None = None) -> Iterator[Published]:
     return (row for row in PUBLISHED if not operators or row.operator in operators)
 
 
-def _operator(name: str) -> Callable[..., Tensor]:
+def operator(name: str) -> Callable[..., Tensor]:
+    """An operator of ours by its name."""
     try:
         function: Callable[..., Tensor] = getattr(importlib.import_module(f"npu_{name}"), name)
     except ModuleNotFoundError:

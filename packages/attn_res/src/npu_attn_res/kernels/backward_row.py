@@ -144,6 +144,7 @@ def attn_res_backward_row_kernel(
     ALIGNED: tl.constexpr,
 ):
     """The arguments are those of attn_res_backward_kernel."""
+    # lint: allow short-transfer: halves are rows of more than 4 KB; whole rows would fill the chip
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     # Columns of a piece, those of the first one and those of the second one that are no padding.
@@ -153,7 +154,7 @@ def attn_res_backward_row_kernel(
     HAS_DG: tl.constexpr = p_dg is not None
     n_rows = n_slots if p_prefix is None else n_slots + 1
     if p_count is not None:
-        n_blocks = tl.load(p_count).to(tl.int32)
+        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
     b_g = fetch_piece(p_query, N, C).to(tl.float32) * fetch_piece(p_norm, N, C).to(tl.float32)  # [1, C]
     b_dg = tl.zeros([1, C], tl.float32)
     if HALVES:
@@ -208,7 +209,7 @@ def attn_res_backward_row_kernel(
             b_e = tl.where(o_slot == i_block.to(tl.float32), b_dot, b_e)
         if not HALVES:
             b_alphas, b_ratio, b_coefs = factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D)
-        b_e -= tl.sum(b_alphas * b_e, axis=0)  # e - delta
+        b_e -= tl.sum(b_alphas * b_e, axis=0) / tl.sum(b_alphas, axis=0)  # e - delta
         b_cs, b_coefs = b_e * b_ratio, b_e * b_coefs  # ds r
         b_alpha, b_c, b_coef = pick(b_alphas, b_cs, b_coefs, 0)
         if HALVES:

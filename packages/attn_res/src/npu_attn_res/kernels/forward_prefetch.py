@@ -70,6 +70,7 @@ def attn_res_forward_prefetch_kernel(
     """The arguments are those of attn_res_forward_kernel, for one layer. A prefix is the first source."""
     # time: rare: that a score is higher by 30 than the first block's
     # lint: allow scalar-reduction: once a tile, whether its sums are too large; and tiles are sized for the 910B's compilers
+    # lint: allow strided-transfer: statistics by token, of two or three rows a tile; a backward loads them at once
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = p_o.dtype.element_ty
