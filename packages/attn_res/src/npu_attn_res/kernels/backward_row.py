@@ -209,7 +209,7 @@ def attn_res_backward_row_kernel(
             b_e = tl.where(o_slot == i_block.to(tl.float32), b_dot, b_e)
         if not HALVES:
             b_alphas, b_ratio, b_coefs = factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D)
-        b_e -= tl.sum(b_alphas * b_e, axis=0) / tl.sum(b_alphas, axis=0)  # e - delta
+        b_e -= tl.sum((b_alphas * b_e)[None, :], axis=1) / tl.sum(b_alphas[None, :], axis=1)  # e - delta
         b_cs, b_coefs = b_e * b_ratio, b_e * b_coefs  # ds r
         b_alpha, b_c, b_coef = pick(b_alphas, b_cs, b_coefs, 0)
         if HALVES:

@@ -189,7 +189,7 @@ def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
     norm_rstd = None if y is None else like.new_empty((n_tokens,), dtype=dtype)
     score, rstd, lse = (like.new_empty(shape, dtype=dtype) for shape in shapes)
     device = device_for(like.device)
-    sources = blocks[0] if len(blocks) else like
+    sources = call.blocks[0] if len(call.blocks) else like
     if device is not None and single.keeps_by_token(sources, h.dtype, int(shape[-1]), n_rows, device):
         score, rstd = (like.new_empty(shapes[0][::-1], dtype=dtype).t() for _ in range(2))
     return h, y, joined, score, rstd, lse, norm_rstd
