@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import npu_rms_norm
 import torch
-from npu_bench import Benchmark, Case, Stage, Sweep, UnavailableError, over_stand_in
-from npu_rms_norm import launch
-from npu_rms_norm.operators import OPERATORS
-from npu_tiling import device_for
-from npu_tiling.pytorch.tensors import allocate
+from npu_bench import Benchmark, Case, Sweep, UnavailableError, over_stand_in
+from rms_norm_benchmark.formulas import EPS, hugging_face, hugging_face_gated, quantised_formula, reference
+from rms_norm_benchmark.stages import host_stages
 from torch import Tensor
 
-EPS = 1e-6
 DTYPE = torch.bfloat16
 FP8 = torch.float8_e4m3fn
 MOST = {torch.int8: 127.0, FP8: 448.0}
 RSTD_BYTES = 4
-OPTIONS = (EPS, 0.0, "llama", DTYPE, False)
 
 
 # A case's x has a shape, and lies at the start of the last dimension of its storage.
@@ -134,44 +129,6 @@ def without(case: Case, *options: str) -> None:
             raise UnavailableError(f"it has no {names[option]}")
 
 
-def reference(x: Tensor, weight: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
-    """y, with a gate or a bias, told apart by their dimensions; where nothing has a gradient, steps, the sum and scales."""
-    if not x.requires_grad:
-        most, *added = others
-        return quantised_formula(None, x, weight, most, *added)
-    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
-    if not others:
-        return y
-    return y + others[0] if others[0].dim() == 1 else y * torch.nn.functional.silu(others[0])
-
-
-def hugging_face(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The forward of transformers' LlamaRMSNorm."""
-    wide = x.to(torch.float32)
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
-    y = weight * wide.to(x.dtype)
-    return y if bias is None else y + bias
-
-
-def hugging_face_gated(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
-    """The forward of transformers' Qwen3NextRMSNormGated."""
-    return (hugging_face(x, weight) * torch.nn.functional.silu(gate.to(torch.float32))).to(x.dtype)
-
-
-def quantised_formula(
-    dtype: torch.dtype | None, x: Tensor, weight: Tensor, most: Tensor, residual: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """As vLLM defines rms_norm_dynamic_per_token_quant, but that n is not rounded before; `dtype` None rounds nothing."""
-    total = x if residual is None else x + residual
-    wide = total.to(torch.promote_types(x.dtype, torch.float32))
-    y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.to(wide.dtype)
-    scale = y.abs().amax(-1, keepdim=True) / most
-    steps = y / scale
-    if dtype is not None:
-        steps = (steps.round() if dtype == torch.int8 else steps).to(dtype)
-    return (steps, *([] if residual is None else [total]), scale.squeeze(-1))
-
-
 def ours(case: Case, device: torch.device) -> Callable[..., Any]:
     if has(case, "gated"):
         return lambda x, weight, gate: npu_rms_norm.gated_rms_norm(x, gate, weight, EPS)
@@ -275,48 +232,6 @@ def tolerance(case: Case) -> float | None:
     return 2.0**-4 if has(case, "quantised") else None
 
 
-def host_stages(device: torch.device) -> Sequence[Stage]:
-    """From the Python call to the launch, at 2048x512: each stage called by itself, with the arguments that it gets."""
-    chip = device_for(device)
-    if chip is None:
-        raise UnavailableError("a CPU runs plain PyTorch and launches nothing")
-    x, weight = inputs(CASES[1], device).values()
-    plain_x, plain_weight = x.detach(), weight.detach()
-    forward = partial(launch.forward.launch_forward, plain_x, None, plain_weight, None, None, *OPTIONS, True, chip)
-    captured = _arguments(forward, (launch.forward, "plan_strided_rows"), (launch.arguments.KERNELS, "launch"))
-    implementation = partial(
-        OPERATORS.below_autograd, "rms_norm", plain_x, plain_weight, None, *OPTIONS[:3], False, *OPTIONS[3:], True
-    )
-    return [
-        Stage("public function, with gradients", partial(npu_rms_norm.rms_norm, x, weight, EPS), ["implementation"]),
-        Stage("public function, no gradients", partial(npu_rms_norm.rms_norm, plain_x, plain_weight, EPS)),
-        Stage(
-            "through the dispatcher",
-            partial(torch.ops.npu_rms_norm.rms_norm, x, weight, None, *OPTIONS[:3], False, *OPTIONS[3:], False),
-        ),
-        Stage("implementation", implementation, ["launch.forward"]),
-        Stage("launch.forward", forward, ["allocation of y and rstd", "plan look-up", "kernel launch"]),
-        Stage("allocation of y and rstd", partial(_allocate, plain_x)),
-        Stage("plan look-up", captured["plan_strided_rows"]),
-        Stage("kernel launch", captured["launch"]),
-    ]
-
-
-def _allocate(x: Tensor) -> tuple[Tensor, Tensor]:
-    return allocate(x, x.shape, x.dtype), allocate(x, x.shape[:-1], torch.float32)
-
-
-def _arguments(call: Callable[[], Any], *functions: tuple[Any, str]) -> dict[str, Callable[[], Any]]:
-    """The calls that `call` makes of these functions, ready to be made again; each is given by its owner and name."""
-    captured: dict[str, Callable[[], Any]] = {}
-    for owner, name in functions:
-        function = getattr(owner, name)
-        with mock.patch.object(owner, name, wraps=function) as spy:
-            call()
-        captured[name] = partial(function, *spy.call_args.args, **spy.call_args.kwargs)
-    return captured
-
-
 BENCHMARK = Benchmark(
     name="rms_norm",
     distribution="npu-rms-norm",
@@ -338,5 +253,5 @@ BENCHMARK = Benchmark(
     tolerance=tolerance,
     peers=("liger-kernel", "quack-kernels", "fla-core"),
     host_cases=(case(16, 256),),
-    host_stages=host_stages,
+    host_stages=lambda device: host_stages(device, *inputs(CASES[1], device).values()),
 )

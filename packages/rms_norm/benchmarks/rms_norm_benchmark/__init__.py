@@ -1,0 +1,1 @@
+"""What the benchmark of rms_norm is made of."""
