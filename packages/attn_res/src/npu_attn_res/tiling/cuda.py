@@ -21,10 +21,11 @@ TWO_PASS_NARROW = 4096  # columns; wider rows take WIDE_PER_CORE
 HELD_FORWARD, HELD_PER_CORE = 8192, 3  # elements of a token's blocks, programs of a core
 HELD_BACKWARD = ((8192, 2048, 3), (16384, 2048, 2), (32768, 4096, 1))  # elements, of them a warp's, programs
 MOST_CHUNKS, LEAST_CHUNK, LEAST_PADDING = 8, 512, 1.2  # of a row forward, columns, and what is worth it
+NARROW_PER_CORE = 4  # programs of two warps
 WARP_COLUMNS = 256  # side by side: a chunk has all warps beside one another, so that sums over blocks need no exchange
 SHARED_BLOCKS, SHARED_BYTES, SHARED_COLUMNS = 8, 16384, 4096  # of a tile of a program that shares a token, at most
 SHARED_WARPS, SHARED_PER_CORE = 4, 3
-SHARED_WORDS = 64  # that a program reads for each token, at most
+SHARED_WORDS, SHARED_MOST = 128, 14  # that a program reads for each token, and programs that share one, at most
 HELD_COLUMNS, HELD_WIDTH, HELD_WARPS = 512, 8192, 16  # columns of a warp, and of a row, and warps of a core, at most
 WIDEST_ROW = 16384  # wider rows are split into blocks of columns
 LAYER_ELEMENTS, LAYER_WARPS, LAYER_PER_CORE = 32768, 16, 1  # rows of layers times columns
@@ -79,6 +80,7 @@ def _looped_launch(problem: Problem, device: Device, block_d: int) -> Launch:
     warps = max(MIN_WARPS, block_n * row // per_warp)
     if chunks > 1:
         warps, stages = max(1, chunk // WARP_COLUMNS), stages + (4096 < row <= 8192)
+        per_core = NARROW_PER_CORE if warps <= 2 else per_core
     launch = Launch(
         problem, device, 1, 1, chunk, block_n=block_n, warps=warps, stages=stages, per_core=per_core, chunks=chunks
     )
@@ -104,7 +106,7 @@ def _shared_launch(problem: Problem, device: Device) -> Launch | None:
     block_n = power_of_two(ceil(problem.n_sources / tiles))
     block_d = min(SHARED_BYTES // problem.itemsize // block_n, SHARED_COLUMNS, power_of_two(problem.width))
     share = ceil(problem.width / block_d) * tiles
-    if share == 1 or block_n * power_of_two(share) > SHARED_WORDS:
+    if share == 1 or share > SHARED_MOST or block_n * power_of_two(share) > SHARED_WORDS:
         return None
     launch = Launch(
         problem, device, 1, 1, block_d, block_n=block_n, warps=SHARED_WARPS, stages=STAGES, per_core=SHARED_PER_CORE,

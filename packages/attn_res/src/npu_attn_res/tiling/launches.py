@@ -211,9 +211,11 @@ class Launch:
         if self.device.kind != "cuda":
             return {"multibuffer": self.double_buffered}
         own = row_options(self.block_d, self.warps)
-        if self.share:  # programs wait for one another: the driver refuses a launch that is not resident whole
+        if self.share or (self.held and self.problem.kind in BACKWARDS and self.per_core > 2):
             registers = _REGISTERS // (self.per_core * self.warps * _WARP) // 8 * 8
-            own |= {"maxnreg": min(255, registers), "launch_cooperative_grid": True}
+            own["maxnreg"] = min(255, registers)  # that leave room for as many programs
+        if self.share:  # programs wait for one another: the driver refuses a launch that is not resident whole
+            own["launch_cooperative_grid"] = True
         return own
 
 
