@@ -31,6 +31,8 @@ class Update(NamedTuple):
     append: bool
 
 
+# Columns from which on a forward beside a prefix takes one row a tile: of several CANN 8.5 sets a flag twice, by token.
+_LEAST_BESIDE = 4448
 NO_UPDATE = Update(None, None, False)
 
 
@@ -52,7 +54,7 @@ def forward(
     h = allocate(like, v.shape, dtype)
     y = None if weights.output is None else allocate(h, v.shape, h.dtype)
     score = rstd = lse = norm_rstd = None
-    by_token = save and keeps_by_token(v.like, h.dtype, v.width, v.n_rows, device)
+    by_token = save and keeps_by_token(v.like, h.dtype, v.width, v.n_rows, device, v.prefix.rows is not None)
     if save:
         score, rstd = (_allocate_statistic(h, v.n_rows, n_tokens, by_token) for _ in range(2))
         lse = allocate(h, (n_tokens,), torch.float32)
@@ -86,8 +88,10 @@ def forward(
     return h.view(v.shape), None if y is None else y.view(v.shape), statistics
 
 
-def keeps_by_token(like: Tensor, dtype: torch.dtype, width: int, n_sources: int, device: Device) -> bool:
+def keeps_by_token(like: Tensor, dtype: torch.dtype, width: int, n_sources: int, device: Device, beside: bool) -> bool:
     """Whether a forward from sources of `like`'s dtype to h of `dtype` keeps statistics [tokens, sources]."""
+    if beside and width < _LEAST_BESIDE:
+        return False
     itemsize = max(like.dtype.itemsize, dtype.itemsize)
     return tiling.statistics_by_token(width, itemsize, n_sources, device)
 
@@ -154,7 +158,11 @@ def backward(
         return tensors, numbers
 
     kinds = [kind]
-    if h is None and score.stride(0) == 1 and keeps_by_token(v.like, v.like.dtype, width, v.n_rows, device):
+    if (
+        h is None
+        and score.stride(0) == 1
+        and keeps_by_token(v.like, v.like.dtype, width, v.n_rows, device, prefix.rows is not None)
+    ):
         kinds.insert(0, Kind.ROW_BACKWARD if prefix.rows is None else Kind.BANK_ROW_BACKWARD)
     for kind in kinds:
         itemtype = v.like.dtype if kind == Kind.ROW_BACKWARD else dh.dtype if kind == Kind.BANK_ROW_BACKWARD else dtype

@@ -190,7 +190,9 @@ def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
     score, rstd, lse = (like.new_empty(shape, dtype=dtype) for shape in shapes)
     device = device_for(like.device)
     sources = call.blocks[0] if len(call.blocks) else like
-    if device is not None and single.keeps_by_token(sources, h.dtype, int(shape[-1]), n_rows, device):
+    if device is not None and single.keeps_by_token(
+        sources, h.dtype, int(shape[-1]), n_rows, device, call.prefix is not None
+    ):
         score, rstd = (like.new_empty(shapes[0][::-1], dtype=dtype).t() for _ in range(2))
     return h, y, joined, score, rstd, lse, norm_rstd
 
