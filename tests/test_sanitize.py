@@ -20,6 +20,7 @@ H200 = npu_tiling.Device("NVIDIA H200", "cuda", "sm_90", 132, 132, 232448, ub_al
 ASCEND_ALONE = {
     "attn_res_forward_prefetch_kernel",
     "attn_res_backward_kernel",
+    "attn_res_backward_row_kernel",
     "sum_runs_kernel",
     "sort_keys_kernel",
     "find_runs_kernel",

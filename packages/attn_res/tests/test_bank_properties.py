@@ -4,11 +4,12 @@ import pytest
 import test_properties as attention
 import torch
 from npu_attn_res import attn_res_bank
+from npu_offline.properties import Search
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 
-def test_a_bank_is_attention_over_its_blocks_and_the_prefix(device, npu_search):
+def test_a_bank_is_attention_over_its_blocks_and_the_prefix(device, npu_search: Search):
     """An example's `n_blocks` is the capacity; the prefix has the weights' dtype, the layer's output the bank's."""
 
     def holds(example: attention.Example) -> None:
