@@ -3,15 +3,12 @@
 import triton
 import triton.language as tl
 
+from .elements import load_gate, load_scale, normalise, round_weighted
 from .tile import (
     even_row_range,
-    load_gate,
     load_raw,
-    load_scale,
     load_tile,
-    normalise,
     result_strides,
-    round_weighted,
     row_mask,
     row_numbers,
     row_stride,

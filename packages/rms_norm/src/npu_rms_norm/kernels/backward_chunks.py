@@ -4,7 +4,8 @@ import triton
 import triton.language as tl
 
 from .chunk import load_chunk, load_gate_chunk, load_scale_chunk, store_chunk
-from .tile import normalise, result_strides, round_weighted, row_mask, row_stride, store_partial, tile_range, tile_rows
+from .elements import normalise, round_weighted
+from .tile import result_strides, row_mask, row_stride, store_partial, tile_range, tile_rows
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])

@@ -3,20 +3,8 @@
 import triton
 import triton.language as tl
 
-from .tile import (
-    load_gate,
-    load_scale,
-    load_tile,
-    normalise,
-    result_strides,
-    round_weighted,
-    row_mask,
-    store_partial,
-    store_tile,
-    tile_at,
-    tile_range,
-    tile_rows,
-)
+from .elements import load_gate, load_scale, normalise, round_weighted
+from .tile import load_tile, result_strides, row_mask, store_partial, store_tile, tile_at, tile_range, tile_rows
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])

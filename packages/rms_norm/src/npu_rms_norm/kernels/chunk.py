@@ -3,13 +3,8 @@
 import triton
 import triton.language as tl
 
-from .tile import (
-    load_gate,
-    load_scale,
-    load_tile,
-    store_tile,
-    tile_at,
-)
+from .elements import load_gate, load_scale
+from .tile import load_tile, store_tile, tile_at
 
 
 @triton.jit

@@ -3,17 +3,12 @@
 import triton
 import triton.language as tl
 
-from .rounding import ASCEND
+from .elements import load_gate, load_scale, load_scale_rows, normalise, quantise, round_weighted
+from .rounding import ASCEND, widen
 from .tile import (
     even_row_range,
-    load_gate,
-    load_scale,
-    load_scale_rows,
     load_tile,
-    normalise,
-    quantise,
     result_strides,
-    round_weighted,
     row_mask,
     row_numbers,
     row_stride,
@@ -22,7 +17,6 @@ from .tile import (
     tile_range,
     tile_rows,
     tile_rows_of_range,
-    widen,
 )
 
 

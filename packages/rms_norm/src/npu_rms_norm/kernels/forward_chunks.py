@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 
 from .chunk import load_chunk, load_gate_chunk, load_scale_chunk, store_chunk
-from .tile import normalise, quantise, result_strides, round_weighted, row_mask, row_stride, tile_range, tile_rows, widen
+from .elements import normalise, quantise, round_weighted
+from .rounding import widen
+from .tile import result_strides, row_mask, row_stride, tile_range, tile_rows
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])

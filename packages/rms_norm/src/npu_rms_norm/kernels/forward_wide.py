@@ -3,21 +3,9 @@
 import triton
 import triton.language as tl
 
-from .tile import (
-    load_gate,
-    load_scale,
-    load_tile,
-    normalise,
-    quantise,
-    result_strides,
-    round_weighted,
-    row_mask,
-    store_tile,
-    tile_at,
-    tile_range,
-    tile_rows,
-    widen,
-)
+from .elements import load_gate, load_scale, normalise, quantise, round_weighted
+from .rounding import widen
+from .tile import load_tile, result_strides, row_mask, store_tile, tile_at, tile_range, tile_rows
 
 
 @triton.jit

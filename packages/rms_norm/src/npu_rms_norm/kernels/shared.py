@@ -8,7 +8,8 @@ row layout and rounding modes: tile.py.
 import triton
 import triton.language as tl
 
-from .tile import load_scale, load_tile, normalise, store_tile, tile_at, tile_rows
+from .elements import load_scale, normalise
+from .tile import load_tile, store_tile, tile_at, tile_rows
 
 
 @triton.jit
