@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import tiling
 from .arguments import KERNELS, Gate, contiguous_or_none, dtypes_of, offset_argument
-from .plan import plan_strided_rows
+from .plan import Call, plan_strided_rows
 from .rstd import by_head, has_heads
 
 _KERNELS = {
@@ -53,8 +53,8 @@ def launch_backward(
     added = offset_argument(offset, weight, bias, device)
     values, gating = (None, None) if gate is None else (gate.values, gate[1:])
     read, result = dtypes_of(dy, dsum, x, values), None if dx is None else dx.dtype
-    options = (result, rounded_to, casting_mode, gating, False, per_head, bias is not None, device)
-    moved, plan = plan_strided_rows((dy, dsum, x, values, dx), tiling.backward_launch, read, *options)
+    call = Call(read, result, rounded_to, casting_mode, gating, False, per_head, bias is not None)
+    moved, plan = plan_strided_rows((dy, dsum, x, values, dx), tiling.backward_launch, call, device)
     p_dy, p_dsum, p_x, p_gate, p_dx = moved
 
     def run(spec: LaunchSpec) -> list[Tensor | None]:

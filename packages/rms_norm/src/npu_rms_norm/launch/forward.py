@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import tiling
 from .arguments import KERNELS, Gate, contiguous_or_none, dtypes_of, offset_argument
-from .plan import plan_strided_rows
+from .plan import Call, plan_strided_rows
 from .rstd import allocate_rstd, has_heads
 
 _KERNELS = {
@@ -66,8 +66,8 @@ def launch_forward(
     weight, bias = contiguous_or_none(weight), contiguous_or_none(bias)
     values, gating = (None, None) if gate is None else (gate.values, gate[1:])
     second_output, read = return_fp32 or dtype != x.dtype, dtypes_of(x, residual, values)
-    options = (y.dtype, x.dtype, casting_mode, gating, second_output, per_head, bias is not None, device)
-    (p_x, p_residual, p_gate), plan = plan_strided_rows((x, residual, values), tiling.forward_launch, read, *options)
+    call = Call(read, y.dtype, x.dtype, casting_mode, gating, second_output, per_head, bias is not None)
+    (p_x, p_residual, p_gate), plan = plan_strided_rows((x, residual, values), tiling.forward_launch, call, device)
     tensors = (p_x, p_residual, weight, bias, p_gate, *results)
     scalars = (*plan.rows, *plan.strides, eps, offset_argument(offset, weight, bias, device))
 

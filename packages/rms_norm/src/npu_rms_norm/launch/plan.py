@@ -29,26 +29,39 @@ class Plan(NamedTuple):
     strides: tuple[int | None, ...]
 
 
+class Call(NamedTuple):
+    """What a plan depends on beside the tensors of rows.
+
+    Attributes:
+        read: dtypes of the inputs.
+        result: y's dtype, or dx's; None: not wanted.
+        rounded_to: what is rounded on the way.
+        casting_mode: of the public functions.
+        gating: a gate's two options.
+        second_output: whether y has another dtype than x, or is wanted in fp32 too.
+        per_head: whether each head has its own parameters.
+        biased: whether there is a bias.
+    """
+
+    read: tuple[torch.dtype | None, ...]
+    result: torch.dtype | None
+    rounded_to: torch.dtype
+    casting_mode: str
+    gating: tuple[bool, bool] | None
+    second_output: bool
+    per_head: bool
+    biased: bool
+
+
 def plan_strided_rows(
-    tensors: tuple[Tensor | None, ...],
-    choose: Callable[[tiling.Problem, Device], tiling.Launch],
-    read: tuple[torch.dtype | None, ...],
-    result: torch.dtype | None,
-    rounded_to: torch.dtype,
-    casting_mode: str,
-    gating: tuple[bool, bool] | None,
-    second_output: bool,
-    per_head: bool,
-    biased: bool,
-    device: Device,
+    tensors: tuple[Tensor | None, ...], choose: Callable[[tiling.Problem, Device], tiling.Launch], call: Call, device: Device
 ) -> tuple[tuple[Tensor | None, ...], Plan]:
     """The tensors of rows, copied only if their rows take more than two levels, and the plan; as `choose_plan`."""
-    options = (read, result, rounded_to, casting_mode, gating, second_output, per_head, biased, device)
-    plan = choose_plan(choose, *_geometry(tensors), *options)
+    plan = choose_plan(choose, *_geometry(tensors), call, device)
     if plan is None:
         # A tensor that is written to (dx) is contiguous, or it is dy itself and so among them twice.
         tensors = tuple([None if tensor is None else tensor.contiguous() for tensor in tensors])
-        plan = choose_plan(choose, *_geometry(tensors), *options)
+        plan = choose_plan(choose, *_geometry(tensors), call, device)
         assert plan is not None
     return tensors, plan
 
@@ -63,23 +76,15 @@ def choose_plan(
     choose: Callable[[tiling.Problem, Device], tiling.Launch],
     shape: tuple[int, ...],
     strides: tuple[tuple[int, ...] | None, ...],
-    read: tuple[torch.dtype | None, ...],
-    result: torch.dtype | None,
-    rounded_to: torch.dtype,
-    casting_mode: str,
-    gating: tuple[bool, bool] | None,
-    second_output: bool,
-    per_head: bool,
-    biased: bool,
+    call: Call,
     device: Device,
 ) -> Plan | None:
-    """The plan for tensors of rows with these strides, inputs with dtypes `read`, the result's, what is rounded on the way,
-    a gate's two options, whether y has another dtype than x or is wanted in fp32 too, whether each head has
-    its own parameters, and whether there is a bias.
+    """The plan for tensors of rows with these strides.
 
     Returns:
         None where a tensor must be copied first.
     """
+    read, result, rounded_to, casting_mode, gating, second_output, per_head, biased = call
     rows = (_layout_by_head if per_head else layout_of)(shape, [own for own in strides if own is not None])
     if rows is None:
         return None
