@@ -35,6 +35,15 @@ def test_compiles_once_for_any_number_of_tokens(family):
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_compiles_where_pytorch_chooses_what_varies(dynamic):
+    model = make("Llama")
+    patch_all(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for tokens in (12, 9):
+        assert_same(step(model, batch(tokens), compiled), step(model, batch(tokens)))
+
+
 def test_inductor_trains_the_same():
     model, inputs = make("Llama"), batch()
     patch_all(model)

@@ -95,7 +95,9 @@ def number(
         raise TypeError(f"{name} is a {type(value).__name__} and must be a number{_or_none(or_none)}.")
     found = float(value)
     within = (least is None or found >= least) and (most is None or found <= most) and (above is None or found > above)
-    if not within or math.isnan(found) or (finite and math.isinf(found)):
+    # torch.compile cannot trace math.isnan and math.isinf of a float that it keeps as a variable; it traces comparisons.
+    is_nan, is_infinite = found != found, found in (math.inf, -math.inf)
+    if not within or is_nan or (finite and is_infinite):
         limits = [f"from {least:g} to {most:g}"] if least is not None and most is not None else []
         limits += [f"at least {least:g}"] if least is not None and most is None else []
         limits += [f"above {above:g}"] if above is not None else []
