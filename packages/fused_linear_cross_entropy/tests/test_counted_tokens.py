@@ -19,10 +19,15 @@ EXTRAS = dict.fromkeys(("return_z_loss", "return_token_accuracy", "return_predic
 def counting(case, how):
     """What is passed for counted_tokens."""
     places = (case.target.reshape(-1) != case.options.get("ignore_index", -100)).nonzero().squeeze(1)
-    return {"count": len(places), "more": len(places) + 5, "places": places, "places, reversed": places.flip(0)}[how]
+    twice = torch.cat((places.flip(0), places[:5]))
+    mask = case.target != case.options.get("ignore_index", -100)
+    return {"count": len(places), "more": len(places) + 5, "places": places, "places, twice": twice, "mask": mask}[how]
 
 
-@pytest.mark.parametrize("how", ["count", "more", "places", "places, reversed"])
+HOW = ("count", "more", "places", "places, twice", "mask")
+
+
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("ignored", [0.0, 0.1, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("options", [{}, {"reduction": "none", **EXTRAS}, {"class_weight": True, **EXTRAS}])
 def test_results_are_those_of_all_tokens(device, how, ignored, options):
@@ -34,6 +39,55 @@ def test_results_are_those_of_all_tokens(device, how, ignored, options):
     found = losses.run(case, device.torch, functools.partial(fused_linear_cross_entropy, counted_tokens=counted))
     losses.check(case, found)
     assert not found.gradients["x"][case.target == -100].any()
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("ignored", [0.5, 1.0])
+def test_tokens_that_do_not_count_may_hold_nan(device, how, ignored):
+    """The first one too, which stands in for tokens that there are not."""
+    if device.name == "emulated" and how not in ("count", "mask"):
+        pytest.skip("the same kernels")
+    case = losses.make((3, 13), 32, 1000, ignored=ignored)
+    case.target[0, 0] = -100
+    wanted = losses.run(case, device.torch)
+    counted = counting(case, how)
+    counted = counted.to(device.torch) if isinstance(counted, torch.Tensor) else counted
+    x = torch.where((case.target == -100).unsqueeze(-1), torch.nan, case.x)
+    function = functools.partial(fused_linear_cross_entropy, counted_tokens=counted)
+    found = losses.run(losses.dataclasses.replace(case, x=x), device.torch, function)
+    assert torch.allclose(found.outputs["loss"], wanted.outputs["loss"], rtol=1e-6)
+    for name, gradient in wanted.gradients.items():
+        assert torch.allclose(found.gradients[name].float(), gradient.float(), rtol=2**-6, atol=1e-5), name
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_mask_and_places_leave_tokens_out_whose_target_counts(device, reduction):
+    if device.name == "emulated" and reduction != "mean":
+        pytest.skip("the same kernels")
+    case = losses.make((3, 13), 32, 123, ignored=0.2, reduction=reduction)
+    mask = torch.arange(39).view(3, 13) % 3 != 0
+    wanted = losses.run(losses.dataclasses.replace(case, target=torch.where(mask, case.target, -100)), device.torch)
+    for counted in (mask, mask.flatten().nonzero().squeeze(1)):
+        function = functools.partial(fused_linear_cross_entropy, counted_tokens=counted.to(device.torch))
+        found = losses.run(case, device.torch, function)
+        assert torch.allclose(found.outputs["loss"], wanted.outputs["loss"], rtol=1e-5)
+        for name, gradient in wanted.gradients.items():
+            assert torch.allclose(found.gradients[name].float(), gradient.float(), rtol=2**-6, atol=1e-3), name
+
+
+@pytest.mark.parametrize("places", [[0, 5, 19], [-1, 3], [2**40]])
+def test_a_place_outside_of_the_tokens(device, places):
+    case = losses.make(19, 32, 123)
+    arguments = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target, torch.tensor(places))]
+    if device.name == "cpu":
+        with pytest.raises(IndexError, match=r"counted_tokens\[\d\] is -?\d+ and must be from 0 to 18"):
+            fused_linear_cross_entropy(*arguments[:3], counted_tokens=arguments[3])
+    else:
+        assert torch.isnan(fused_linear_cross_entropy(*arguments[:3], counted_tokens=arguments[3]))
+        each = fused_linear_cross_entropy(*arguments[:3], counted_tokens=arguments[3], reduction="none")
+        inside = sorted(place for place in places if 0 <= place < 19)
+        assert torch.isnan(each[inside[0]]) if inside else not each.any()
+        assert torch.isfinite(each[inside[1:]]).all()
 
 
 @pytest.mark.parametrize("ignored", [0.3, 1.0])
@@ -64,14 +118,15 @@ def test_only_tokens_that_count_are_multiplied(device):
     assert flops[1] * 100 == flops[0] * count
 
 
-def test_fewer_than_count_are_an_error(device):
+@pytest.mark.parametrize("count", [18, 0])
+def test_fewer_than_count_are_an_error(device, count):
     case = losses.make(19, 32, 123)
     arguments = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
     if device.name == "cpu":
-        with pytest.raises(ValueError, match="counted_tokens is 18 and must be at least 19"):
-            fused_linear_cross_entropy(*arguments, counted_tokens=18)
+        with pytest.raises(ValueError, match=f"counted_tokens is {count} and must be at least 19"):
+            fused_linear_cross_entropy(*arguments, counted_tokens=count)
     else:
-        assert torch.isnan(fused_linear_cross_entropy(*arguments, counted_tokens=18))
+        assert torch.isnan(fused_linear_cross_entropy(*arguments, counted_tokens=count))
 
 
 def test_every_way_to_call_takes_it(device):
@@ -85,7 +140,9 @@ def test_every_way_to_call_takes_it(device):
     assert torch.allclose(causal, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("bad", [-1, 1.5, True, "all", torch.zeros(2), torch.zeros(1, 2, dtype=torch.int64)])
+@pytest.mark.parametrize(
+    "bad", [-1, 1.5, True, "all", torch.zeros(2), torch.zeros(1, 2, dtype=torch.int64), torch.ones(18) > 0]
+)
 def test_what_is_no_count_and_no_place_is_refused(bad):
     case = losses.make(19, 32, 123)
     with pytest.raises((TypeError, ValueError), match="counted_tokens"):
@@ -98,10 +155,36 @@ def test_nothing_waits_for_the_device(device):
     case = losses.make(64, 64, 1000, ignored=0.5)
     x, weight, target = (tensor.to(device.torch) for tensor in (case.x, case.weight, case.target))
     x.requires_grad_()
-    count = counting(case, "count")
-    fused_linear_cross_entropy(x, weight, target, counted_tokens=count).backward()
+    ways = [counting(case, how) for how in HOW]
+    ways = [way.to(device.torch) if isinstance(way, torch.Tensor) else way for way in ways]
+    for counted in ways:
+        fused_linear_cross_entropy(x, weight, target, counted_tokens=counted).backward()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        fused_linear_cross_entropy(x, weight, target, counted_tokens=count).backward()
+        for counted in ways:
+            fused_linear_cross_entropy(x, weight, target, counted_tokens=counted).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+META = {
+    "mean": {},
+    "class weights": {"class_weight": torch.ones(123, device="meta"), "label_smoothing": 0.1},
+    "none, entropy": {"reduction": "none", "return_entropy": True},
+    "a count": {"counted_tokens": 3},
+    "places": {"counted_tokens": torch.zeros(3, dtype=torch.int64, device="meta")},
+    "a mask": {"counted_tokens": torch.zeros(2, 9, dtype=torch.bool, device="meta")},
+}
+
+
+@pytest.mark.parametrize("what", META)
+def test_meta_tensors_have_shapes_alone(what):
+    case = losses.make((2, 9), 32, 123)
+    x, weight = (losses.leaf(tensor, "meta") for tensor in (case.x, case.weight))
+    found = fused_linear_cross_entropy(x, weight, case.target.to("meta"), **META[what])
+    loss, *_ = found if isinstance(found, tuple) else (found,)
+    assert loss.shape == (case.target.shape if "none" in what else ())
+    loss.sum().backward()
+    assert (x.grad.shape, weight.grad.shape) == (x.shape, weight.shape)
+    assert linear_log_probs(x, weight, case.target.to("meta")).is_meta
+    assert causal_lm_loss(x, weight, case.target.to("meta"), 5).is_meta

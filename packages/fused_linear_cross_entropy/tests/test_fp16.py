@@ -121,3 +121,49 @@ def test_what_is_left_to_multiply_by_is_multiplied_twice_through_one_graph(devic
     first = torch.autograd.grad(loss, (x, weight), retain_graph=True)
     again = torch.autograd.grad(loss, (x, weight))
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+WEIGHTS = {"large": 1e5, "small": 1e-6}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("what", WEIGHTS)
+def test_the_scale_of_class_weights_costs_nothing(device, what, reduction):
+    """Of a sum that is divided by the weights afterwards, and of losses that are, too."""
+    if device.name == "emulated" and (what, reduction) not in (("large", "mean"), ("small", "sum")):
+        pytest.skip("the other reductions and scales take the same kernels")
+    case = losses.make(37, 32, 1000, torch.float16, class_weight=True, ignored=0.2, reduction=reduction)
+    weights = (0.5 + case.class_weight) * WEIGHTS[what]
+    weights[weights.argmax()] *= 1000  # of a class that no token has
+    case.target[case.target == weights.argmax()] = 0
+    divisor = 1.0 if reduction == "mean" else float(weights[case.target.clamp_min(0)][case.target >= 0].sum())
+    leaves = {name: losses.leaf(getattr(case, name), device.torch) for name in ("x", "weight")}
+    loss = fused_linear_cross_entropy(
+        *leaves.values(), case.target.to(device.torch), class_weight=weights.to(device.torch), reduction=reduction
+    )
+    ours = torch.autograd.grad(loss.sum() / divisor * SCALE * 37, list(leaves.values()))
+    x, weight = (getattr(case, name).double().requires_grad_() for name in ("x", "weight"))
+    wanted = torch.nn.functional.cross_entropy(x @ weight.t(), case.target, weights.double())
+    for own, exact in zip(ours, torch.autograd.grad(wanted * SCALE * 37, (x, weight)), strict=True):
+        assert (own.double().cpu() - exact).norm() <= 1e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_one_token_has_nearly_all_the_weight(device, weighted):
+    """Its gradient of the logits is the number of tokens times as large as the mean's."""
+    if device.name == "emulated":
+        pytest.skip("a hundred thousand tokens")
+    tokens = 100_000
+    x, weight = torch.randn(tokens, 8).half(), torch.randn(4, 8).half()
+    target = torch.zeros(tokens, dtype=torch.int64)
+    target[5] = 3
+    class_weight = torch.tensor([1e-9, 1.0, 1.0, 1.0]) if weighted else None
+    leaves = [losses.leaf(tensor, device.torch) for tensor in (x, weight)]
+    given = None if class_weight is None else class_weight.to(device.torch)
+    loss = fused_linear_cross_entropy(*leaves, target.to(device.torch), class_weight=given)
+    ours = torch.autograd.grad(loss, leaves)
+    exact = [tensor.double().requires_grad_() for tensor in (x, weight)]
+    wide = None if class_weight is None else class_weight.double()
+    wanted = torch.nn.functional.cross_entropy(exact[0] @ exact[1].t(), target, wide)
+    for own, other in zip(ours[1:], torch.autograd.grad(wanted, exact)[1:], strict=True):
+        assert (own.double().cpu() - other).norm() <= 2e-3 * other.norm()

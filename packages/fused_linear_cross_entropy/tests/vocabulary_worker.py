@@ -145,6 +145,24 @@ def a_row_of_nan_predicts_a_token(rank):
     assert found.max() < 120
 
 
+def the_scale_of_class_weights_costs_nothing(place, rank):
+    """fp16, whose gradients of logits are divided by the mean of the weights, over all ranks."""
+    with torch.device("cpu"):
+        case = losses.make(29, 24, 120, torch.float16, class_weight=True, ignored=0.2)
+        wanted = losses.exact(case).gradients
+        upstream = losses.upstream(case, {"loss": torch.zeros(()), "entropy": None})["loss"]
+        for scale in (1e5, 1e-6):
+            parts = shard(case, 60 * rank, 60 * rank + 60)
+            part = losses.dataclasses.replace(case, weight=parts["weight"], class_weight=parts["class_weight"] * scale)
+            part = losses.dataclasses.replace(
+                part.with_options(process_group=dist.group.WORLD), seeds={"loss": upstream * 32}
+            )
+            found = losses.run(part, "cuda" if place == "cuda" else "cpu").gradients
+            for name, exact in wanted.items():
+                mine = (exact if name == "x" else exact[60 * rank : 60 * rank + 60]) * 32
+                assert (found[name].double() - mine).norm() <= 2e-3 * mine.norm(), (scale, name)
+
+
 def main() -> None:
     place = sys.argv[1]
     with ranks.join(place) as rank:
@@ -155,6 +173,7 @@ def main() -> None:
             unequal_parts_cut_tokens_alike(rank)
         compare_logits_far_apart(place, rank)
         only_tokens_are_exchanged()
+        the_scale_of_class_weights_costs_nothing(place, rank)
         a_row_of_nan_predicts_a_token(rank)
         if place == "cuda":
             with torch.device("cpu"):  # where cases are made and fp64 is computed

@@ -82,7 +82,8 @@ def fused_linear_cross_entropy(
         bias: [V], x's dtype or fp32.
         class_weight: [V], floating point; gets no gradient.
         ignore_index: rows with this target have loss 0 and gradient 0, and "mean" does not count them. If all rows have it,
-            the loss is 0.
+            the loss is 0. They take part in the products: where such a row of x holds NaN or inf, its gradient and the
+            weight's are NaN, unless `counted_tokens` leaves it out.
         reduction: "mean", "sum" or "none".
         label_smoothing: from 0 to 1.
         lse_square_scale: factor of the z-loss, lse_square_scale L^2, which is added to the loss.
@@ -105,8 +106,11 @@ def fused_linear_cross_entropy(
         vocab_range: (start, stop), the rows that this rank has; None if all ranks have equally many.
         vocab_size: rows of all ranks; needed with `vocab_range`.
         counted_tokens: how many targets are not `ignore_index`, or more than that; or int64 [n], where they are in the
-            flattened target. Other tokens then take part in no product, and nothing waits for the device. If more count than
-            that number, the loss is NaN (on a CPU a ValueError). Tokens that are not listed are ignored.
+            flattened target; or a mask of the target's shape. Other tokens are ignored and take part in no product: what
+            they hold, NaN too, changes nothing. A place that is listed twice counts once. Nothing waits for the device; so
+            on an accelerator a mask, whose count is not known, saves no time: tokens of zeros take the others' place. If
+            more count than that number, or a place is outside of the target, the loss ("none": that of the first token
+            that counts) is NaN, and on a CPU it is an error.
 
     Returns:
         The loss, fp32 (fp64 for fp64 input): a number, or [...] for "none". If one of the `return_` options is set, a
@@ -115,7 +119,7 @@ def fused_linear_cross_entropy(
     Raises:
         TypeError: an argument has a type or dtype that is not supported.
         ValueError: shapes or devices do not match, or an option is out of range.
-        IndexError: a target is outside the vocabulary (CPU).
+        IndexError: a target is outside the vocabulary, or a place of counted_tokens outside of the target (CPU).
 
     Source: torch.nn.functional.cross_entropy; z-loss: Chowdhery et al., "PaLM", arXiv 2204.02311; chunks: Hsu et al., "Liger
     Kernel", arXiv 2410.10989; softcap: "Gemma 2", arXiv 2408.00118.
@@ -197,7 +201,7 @@ class _LinearCrossEntropy(Function):
                 "linear_cross_entropy_with_gradients", *tensors, *options, *needs
             )
             gradients = [own if needed else None for own, needed in zip((dx, dweight, dbias), needs, strict=True)]
-            ctx.save_for_backward(*gradients, factors if defers(x, options) else None)
+            ctx.save_for_backward(*gradients, factors if defers(x, class_weight, options) else None)
             outputs.append(None)
         else:
             outputs = OPERATORS.below_autograd("linear_cross_entropy", *tensors, *options, True)

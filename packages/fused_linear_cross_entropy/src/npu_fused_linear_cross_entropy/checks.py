@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from . import parallel
-from .options import NAMES, REDUCTIONS, Options
+from .options import NAMES, REDUCTIONS, Options, is_autocast
 
 _PLACES = 2**24  # columns up to which fp32 counts
 
@@ -116,7 +116,7 @@ def autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Te
     """The operands of a linear layer as autocast casts them; all as they are where x is fp64, which it leaves."""
     arguments.tensor("x", x)
     arguments.tensor("bias", bias, or_none=True)
-    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+    if not is_autocast(x) or x.dtype == torch.float64:
         return x, weight, bias
     dtype = torch.get_autocast_dtype(x.device.type)
     x, weight = (t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (x, weight))

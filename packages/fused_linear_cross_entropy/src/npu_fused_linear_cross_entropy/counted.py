@@ -8,33 +8,38 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from torch import Tensor
 
 from .options import Options
 
 
 class Counted(NamedTuple):
-    """Tokens that count.
+    """The tokens that count, then tokens of zeros up to the length that was given.
 
     Attributes:
         rows: int64 [n], where they are among all tokens.
-        target: [n]; ignored where there are fewer.
+        target: [n]; ignored for zeros.
+        zeros: bool [n], which are no tokens.
         place: int64 [tokens], each token's among those; n where it does not count.
     """
 
     rows: Tensor
     target: Tensor
+    zeros: Tensor
     place: Tensor
 
 
 def check_counted(counted: int | Tensor | None, target: Tensor) -> None:
-    """Raises TypeError or ValueError where this is neither a number of tokens nor their places."""
+    """Raises TypeError or ValueError where this is no number of tokens, no places of them and no mask."""
     if counted is None:
         return
     if isinstance(counted, Tensor):
-        arguments.dtype("counted_tokens", counted, torch.int64)
+        arguments.dtype("counted_tokens", counted, torch.int64, torch.bool)
         arguments.device("counted_tokens", counted, target, "target's")
-        if counted.dim() != 1:
+        if counted.dtype == torch.bool:
+            arguments.shape("counted_tokens", counted, target.shape)
+        elif counted.dim() != 1:
             raise ValueError(f"counted_tokens has shape {tuple(counted.shape)} and must have one dimension.")
     else:
         arguments.whole("counted_tokens", counted, least=0)
@@ -45,45 +50,57 @@ def of_counted_tokens(
 ) -> Any:
     """The outputs, a NamedTuple, of `loss` for x [..., H] and target [...]; it is called with the tokens that count.
 
+    On a CPU what is wrong with `counted` is an error. On an accelerator, where that would wait, the first token's target is
+    then outside the vocabulary, which makes its loss NaN, and so the mean and the sum.
+
     Raises:
         ValueError: more tokens count than were said (CPU).
+        IndexError: a place is outside of the tokens (CPU).
     """
-    flat = target.reshape(-1)
-    chosen = _chosen(flat, counted) if isinstance(counted, Tensor) else _first(flat, counted, options)
-    outputs = loss(x.reshape(-1, x.shape[-1]).index_select(0, chosen.rows), chosen.target)
+    chosen = _choose(target.reshape(-1).long(), counted, options)
+    rows = x.reshape(-1, x.shape[-1]).index_select(0, chosen.rows).masked_fill_(chosen.zeros.unsqueeze(1), 0.0)
+    outputs = loss(rows, chosen.target)
 
     def put_back(output: Tensor | None, nothing: int) -> Tensor | None:
         if output is None or output.dim() == 0:
             return output
-        found = torch.cat((output, output.new_full((1,), nothing)))
-        return found.index_select(0, chosen.place).view(target.shape)
+        extended = torch.cat((output, output.new_full((1,), nothing)))
+        return extended.index_select(0, chosen.place).view(target.shape)
 
     nothings = {"predicted_tokens": -1}
-    changed = {name: put_back(own, nothings.get(name, 0)) for name, own in outputs._asdict().items()}
+    changed = {name: put_back(output, nothings.get(name, 0)) for name, output in outputs._asdict().items()}
     return outputs._replace(**changed)
 
 
-def _chosen(target: Tensor, rows: Tensor) -> Counted:
-    """The tokens at given places."""
-    order = torch.arange(rows.shape[0], device=target.device)
-    place = torch.full_like(target, rows.shape[0], dtype=torch.int64).index_copy(0, rows, order)
-    return Counted(rows, target.index_select(0, rows), place)
-
-
-def _first(target: Tensor, most: int, options: Options) -> Counted:
-    """The first `most` tokens that are not ignored; nothing waits for the device."""
-    most = min(most, target.shape[0])
-    counted = target != options.ignore_index
-    place = counted.cumsum(0) - 1
-    if device_for(target.device) is None and not torch.compiler.is_compiling() and target.numel() and place[-1] >= most:
-        raise ValueError(f"counted_tokens is {most} and must be at least {int(place[-1]) + 1}, the tokens not ignored.")
-    # Tokens that are ignored, or beyond, are written to a last place that is dropped.
-    rows = target.new_zeros(most + 1, dtype=torch.int64)
-    place = torch.where(counted, place, most).clamp(max=most)
-    rows = rows.scatter(0, place, torch.arange(target.shape[0], device=target.device))[:most]
-    count, order = counted.sum(), torch.arange(most, device=target.device)
-    own = torch.where(order < count, target.index_select(0, rows), options.ignore_index)
-    # More than were said: a target outside the vocabulary makes the loss NaN.
-    outside = options.vocab_size + (options.ignore_index == options.vocab_size)
-    own = torch.where((order == 0) & (count > most), outside, own)
-    return Counted(rows, own, place)
+def _choose(target: Tensor, counted: int | Tensor, options: Options) -> Counted:
+    """The tokens of a target [tokens] that count, in their order; a place that is listed twice counts once."""
+    tokens, ignored = target.shape[0], options.ignore_index
+    can_ask = can_bypass_dispatcher((target, counted)) and device_for(target.device) is None
+    is_wrong: Tensor | None = None
+    if not isinstance(counted, Tensor):
+        limit = counted
+    elif counted.dtype == torch.bool:
+        target = torch.where(counted.reshape(-1), target, ignored)
+        limit = int(counted.sum()) if can_ask else tokens
+    else:
+        outside = (counted < 0) | (counted >= tokens)
+        if can_ask and outside.any():
+            first = int(outside.nonzero()[0])
+            raise IndexError(f"counted_tokens[{first}] is {int(counted[first])} and must be from 0 to {tokens - 1}.")
+        is_wrong, limit = outside.any(), counted.shape[0]
+        listed = target.new_zeros(tokens + 1, dtype=torch.bool).index_fill(0, torch.where(outside, tokens, counted), True)
+        target = torch.where(listed[:tokens], target, ignored)
+    counts = target != ignored
+    count = counts.sum()
+    if can_ask and count > limit:
+        raise ValueError(f"counted_tokens is {limit} and must be at least {int(count)}, the tokens not ignored.")
+    is_wrong = count > limit if is_wrong is None else is_wrong | (count > limit)
+    length = min(max(limit, 1), tokens)  # at least one, where there are any: its loss is NaN where something is wrong
+    place = torch.where(counts, counts.cumsum(0) - 1, length).clamp(max=length)
+    # Tokens that do not count are written to a last place, which is dropped.
+    rows = target.new_zeros(length + 1).scatter(0, place, torch.arange(tokens, device=target.device))[:length]
+    order = torch.arange(length, device=target.device)
+    zeros = order >= count
+    chosen = torch.where(zeros, ignored, target.index_select(0, rows))
+    outside_vocabulary = options.vocab_size + (ignored == options.vocab_size)
+    return Counted(rows, torch.where((order == 0) & is_wrong, outside_vocabulary, chosen), zeros, place)

@@ -23,9 +23,9 @@ _ROW_NUMBERS = 16  # of each row: statistics, coefficients, references, v
 _WIDEST = 2**20  # columns: one sweep notes a number for each tile of a row
 
 
-def defers(x: Tensor, options: Options) -> bool:
+def defers(x: Tensor, class_weight: Tensor | None, options: Options) -> bool:
     """Whether the forward leaves factors of the gradients to the backward (see `row_math.prepare`)."""
-    return x.dtype == torch.float16 and options.reduction == "mean"
+    return x.dtype == torch.float16 and (options.reduction == "mean" or class_weight is not None)
 
 
 class Layout(NamedTuple):

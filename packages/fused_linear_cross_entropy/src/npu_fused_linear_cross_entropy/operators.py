@@ -23,7 +23,7 @@ from .engine import Engine, Inputs
 from .gradients import Gradients
 from .launch import chunk as launch
 from .layout import defers
-from .options import SCHEMA, Needs, Options
+from .options import SCHEMA, Needs, Options, is_autocast
 
 OPERATORS = OperatorLibrary("npu_fused_linear_cross_entropy")
 _TENSORS = "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? divisor"
@@ -42,10 +42,10 @@ def _as_given(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def called(*arguments: P.args, **options: P.kwargs) -> R:
-        kind = next(argument.device.type for argument in arguments if isinstance(argument, Tensor))
-        if not torch.is_autocast_enabled(kind):
+        tensor = next(argument for argument in arguments if isinstance(argument, Tensor))
+        if not is_autocast(tensor):
             return function(*arguments, **options)
-        with torch.autocast(kind, enabled=False):
+        with torch.autocast(tensor.device.type, enabled=False):
             return function(*arguments, **options)
 
     return called
@@ -65,7 +65,7 @@ def linear_cross_entropy(*arguments: Any) -> tuple[Tensor | None, ...]:
 def with_gradients(*arguments: Any) -> tuple[Tensor | None, ...]:
     """The six outputs, three gradients, and their factors (see `gradients.Gradients`)."""
     inputs, options, needs = _split(arguments)
-    engine = _engine(inputs, options, Needs(*needs), defers(inputs.x, options))
+    engine = _engine(inputs, options, Needs(*needs), defers(inputs.x, inputs.class_weight, options))
     statistics, gradients = engine.loss_and_gradients()
     return *engine.losses(statistics, inputs.target.shape), *_shaped(gradients, inputs.x), gradients.factors
 
@@ -164,8 +164,8 @@ def _fake_linear_cross_entropy(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _fake_with_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     inputs, options, needs = _split(arguments)
-    x = inputs.x
-    factors = x.new_empty(3, dtype=statistics_dtype(x.dtype)) if defers(x, options) else nothing(x)
+    x, deferred = inputs.x, defers(inputs.x, inputs.class_weight, options)
+    factors = x.new_empty(3, dtype=statistics_dtype(x.dtype)) if deferred else nothing(x)
     return *_fake_outputs(x, inputs.target, options), *_fake_gradients(inputs, needs), factors
 
 

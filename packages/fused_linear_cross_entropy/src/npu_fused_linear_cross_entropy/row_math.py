@@ -31,6 +31,9 @@ STATISTICS = 6
 SAVED, SAVED_ENTROPY = 3, 5  # of these, what `coefficients` reads: the first ones, without and with an entropy
 # Rows of the tensor of coefficients [5, tokens].
 LSE, A, B, C, Q = range(5)
+# Class weights are divided by their mean over the counted rows where fp16 gradients are left unfinished, or by more where
+# there are many rows: none is then above this, and dx = g W is within fp16's range if elements of W are at most 8.
+MAX_RELATIVE_WEIGHT = 4096.0
 # What stands for a column where there is none: the target is outside the vocabulary, or ignored.
 NO_COLUMN, IGNORED = -1, -2
 
@@ -84,9 +87,9 @@ def prepare(
     Args:
         divisor: what "mean" divides by instead of the number of counted rows.
         dweight_scale: None, or the factor of the sums that become the gradients of the weight and the bias. Then gradients
-            are computed without the 1 / N of "mean", which is left for later, so that the gradient of the logits is as large
-            as a probability: divided by N it would underflow in fp16, whose smallest number is 6e-8, before a gradient
-            scaler's factor reaches it.
+            are computed without the 1 / N of "mean", and with class weights divided by their mean over the rows that count;
+            both are left for later. The gradient of the logits is then as large as a probability: divided by N it would
+            underflow in fp16, whose smallest number is 6e-8, before a gradient scaler's factor reaches it.
     """
     counted = are_counted(target, options.ignore_index)
     known = (target >= 0) & (target < options.vocab_size)
@@ -94,7 +97,7 @@ def prepare(
     count = counted.sum().to(dtype)
     factors = torch.ones(4, dtype=dtype, device=target.device)
     factors[3] = count
-    target_weight, weighted_count = None, count
+    target_weight, weighted_count, weight_size = None, count, count
     if class_weight is not None:
         wide = class_weight.to(dtype)
         place = columns - options.vocab_first
@@ -104,7 +107,7 @@ def prepare(
         if options.group:
             parallel.sum_(target_weight, options.group)
             parallel.sum_(factors[2:3], options.group)
-        weighted_count = target_weight.sum()
+        weighted_count, weight_size = target_weight.sum(), target_weight.abs().sum()
     if options.reduction == "mean":
         if divisor is not None:
             factors[:2] = 1.0 / divisor.to(device=target.device, dtype=dtype)
@@ -114,10 +117,12 @@ def prepare(
             factors[1] = torch.where(some, 1.0 / count, 0.0)
     if dweight_scale is None:
         return Rows(columns, target_weight, factors, factors, None)
-    left = factors[0] / torch.tensor([1.0, dweight_scale, dweight_scale], dtype=dtype)
-    of_gradient = factors.clone()
-    of_gradient[0] = 1.0
-    of_gradient[1] = torch.where(factors[0] > 0, factors[1] / factors[0], 0.0)
+    of_gradient, relative = factors.clone(), torch.ones_like(count)
+    if target_weight is not None:
+        relative = torch.where(weight_size > 0, count.clamp_max(MAX_RELATIVE_WEIGHT) / weight_size, 1.0)
+    left = factors[0] / relative / torch.tensor([1.0, dweight_scale, dweight_scale], dtype=dtype)
+    of_gradient[0] = relative
+    of_gradient[1] = torch.where(factors[0] > 0, factors[1] / factors[0] * relative, 0.0)
     return Rows(columns, target_weight, factors, of_gradient, left)
 
 

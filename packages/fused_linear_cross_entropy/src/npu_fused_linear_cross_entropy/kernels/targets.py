@@ -11,6 +11,7 @@ import triton.language as tl
 IGNORED: tl.constexpr = tl.constexpr(-2)
 NO_COLUMN: tl.constexpr = tl.constexpr(-1)
 LANES: tl.constexpr = tl.constexpr(8)  # a row of partial sums, and of factors: 32 bytes, which no two programs share
+MAX_RELATIVE_WEIGHT: tl.constexpr = tl.constexpr(4096.0)  # see row_math.py
 _INT32_END: tl.constexpr = tl.constexpr(2.0**31)
 
 
@@ -45,7 +46,9 @@ def add_partials(p_partials, n_partials, BLOCK_P: tl.constexpr):
 
 
 @triton.jit
-def store_factors(count, weighted, total, p_divisor, p_factors, p_left, unscale, MEAN: tl.constexpr):
+def store_factors(
+    count, weighted, total, weight_size, p_divisor, p_factors, p_left, unscale, MEAN: tl.constexpr, WEIGHTED: tl.constexpr
+):  # fmt: skip
     """Factors [2, LANES] of the losses and of their gradient, and what is left to multiply the gradients by, [3]."""
     of_loss, of_z_loss = count * 0.0 + 1.0, count * 0.0 + 1.0
     if MEAN:
@@ -60,8 +63,13 @@ def store_factors(count, weighted, total, p_divisor, p_factors, p_left, unscale,
     tl.store(p_factors + o_lane, b_factors)
     if p_left is not None:
         of_z_loss = tl.where(of_loss > 0.0, of_z_loss / of_loss, 0.0)
+        of_gradient = 1.0
+        if WEIGHTED:
+            of_gradient = tl.where(weight_size > 0.0, tl.minimum(count, MAX_RELATIVE_WEIGHT) / weight_size, 1.0)
+            of_z_loss *= of_gradient
+            of_loss /= of_gradient
         tl.store(p_left + o_lane, lanes(of_loss, of_loss * unscale, of_loss * unscale, 0.0), mask=o_lane < 3)
-        b_factors = lanes(1.0, of_z_loss, total, count)
+        b_factors = lanes(of_gradient, of_z_loss, total, count)
     tl.store(p_factors + LANES + o_lane, b_factors)
 
 
@@ -74,7 +82,7 @@ def cross_entropy_targets_kernel(
     p_target_weight,  # fp32 [rows]; with class weights
     p_factors,  # fp32 [2, LANES]; LAST
     p_left,  # fp32 [3]; LAST
-    p_partials,  # fp32 [programs, LANES]: rows that count, their class weights, all class weights; not LAST
+    p_partials,  # fp32 [programs, LANES]: rows that count, their class weights, all class weights, sizes of theirs; not LAST
     n_rows,
     ignore_index,
     vocab_size,
@@ -93,6 +101,7 @@ def cross_entropy_targets_kernel(
     b_counts = tl.zeros([BLOCK_M], tl.float32)
     b_weights = tl.zeros([BLOCK_M], tl.float32)
     b_totals = tl.zeros([BLOCK_M], tl.float32)
+    b_sizes = tl.zeros([BLOCK_M], tl.float32)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row = i_tile * BLOCK_M
         m_row = o_row < n_rows - i_row
@@ -118,6 +127,7 @@ def cross_entropy_targets_kernel(
             b_weight = tl.where((b_place.to(tl.float32) >= 0.0) & (b_after < 0.0), b_weight, 0.0)
             tl.store(p_target_weight + i_row + o_row, b_weight, mask=m_row)
             b_weights += b_weight * b_counted
+            b_sizes += tl.abs(b_weight) * b_counted
     if p_class_weight is not None:
         if SMOOTHED:
             for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_weights, BLOCK_M), tl.num_programs(0)):
@@ -125,20 +135,26 @@ def cross_entropy_targets_kernel(
                 b_weight = tl.load(p_class_weight + i_row + o_row, mask=o_row < n_weights - i_row, other=0.0)
                 b_totals += b_weight.to(tl.float32)
     count, total = tl.sum(b_counts), tl.sum(b_totals)
-    weighted = count
+    weighted, weight_size = count, count
     if p_class_weight is not None:
-        weighted = tl.sum(b_weights)
+        weighted, weight_size = tl.sum(b_weights), tl.sum(b_sizes)
     if LAST:
-        store_factors(count, weighted, total, p_divisor, p_factors, p_left, unscale, MEAN)
+        store_factors(
+            count, weighted, total, weight_size, p_divisor, p_factors, p_left, unscale, MEAN, p_class_weight is not None
+        )
     else:
         p_partial = p_partials + tl.program_id(0) * LANES
-        tl.store(p_partial + tl.arange(0, LANES), lanes(count, weighted, total, 0.0))
+        tl.store(p_partial + tl.arange(0, LANES), lanes(count, weighted, total, weight_size))
 
 
 @triton.jit(do_not_specialize=["n_partials", "unscale"])
 def cross_entropy_factors_kernel(
-    p_partials, p_divisor, p_factors, p_left, n_partials, unscale, BLOCK_P: tl.constexpr, MEAN: tl.constexpr
-):
+    p_partials, p_divisor, p_factors, p_left, n_partials, unscale, BLOCK_P: tl.constexpr, MEAN: tl.constexpr,
+    WEIGHTED: tl.constexpr
+):  # fmt: skip
     """One program: what `cross_entropy_targets_kernel` stores where it is the last."""
     b_sums = add_partials(p_partials, n_partials, BLOCK_P)
-    store_factors(lane(b_sums, 0), lane(b_sums, 1), lane(b_sums, 2), p_divisor, p_factors, p_left, unscale, MEAN)
+    store_factors(
+        lane(b_sums, 0), lane(b_sums, 1), lane(b_sums, 2), lane(b_sums, 3), p_divisor, p_factors, p_left, unscale, MEAN,
+        WEIGHTED
+    )  # fmt: skip

@@ -67,8 +67,8 @@ class RowKernels:
                 assert target_weight is not None
                 parallel.sum_(target_weight, options.group)
                 partials = partials.sum(0, keepdim=True)
-                parallel.sum_(partials[0, 1:3], options.group)
-            spec = _partials_spec((("MEAN", mean),), self._device)
+                parallel.sum_(partials[0, 1:4], options.group)
+            spec = _partials_spec((("MEAN", mean), ("WEIGHTED", class_weight is not None)), self._device)
             tensors, scalars = (partials, divisor, factors, left), (partials.shape[0], unscale)
             KERNELS.launch(TARGETS.module, "cross_entropy_factors_kernel", spec, 1, tensors, scalars)
         of_loss = factors[0]  # and of the gradient, where nothing is left for later
