@@ -22,12 +22,12 @@ pip install torch=={TORCH_NPU} --index-url "$TORCH_CPU_INDEX"    # a CPU build, 
 pip install torch_npu=={TORCH_NPU} '{distribution}[npu]'
 pip uninstall -y triton    # a torch with CUDA brings it, and its files overwrite those of triton-ascend
 pip install --force-reinstall --no-deps triton-ascend=={TRITON_ASCEND}
-python -c "import torch_npu, {module}.kernels"
+python -m npu_tiling {module}    # imports all kernels, and says what is wrong if that fails
 
 # CUDA: Linux, Python {pythons[0]} to {pythons[-1]}
 python3 -m venv cuda && . cuda/bin/activate
 pip install '{distribution}[cuda]'
-python -c "import {module}.kernels"
+python -m npu_tiling {module}
 
 # A CPU: plain PyTorch
 pip install {distribution}

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
-from npu_tiling import LaunchSpec, UnifiedBufferError, is_ub_overflow, launch_with_fallback
+from npu_tiling import GPUResourcesError, LaunchSpec, UnifiedBufferError, is_ub_overflow, launch_with_fallback
 from npu_tiling.launching import fallback
 
 SAID = b"error: ub overflow, requires 1966592 bits while 1572864 bits available!"
@@ -82,7 +82,8 @@ def test_plans_that_fit_are_left_alone():
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_nothing_smaller_is_an_error_with_its_cause():
-    with pytest.raises(UnifiedBufferError, match=r"not even its smallest tile, Tiling\(block=1\)") as raised:
+    sentence = r"not even its smallest tile runs: Tiling\(block=1\) .* 245824 bytes of 196608\)\.$"
+    with pytest.raises(UnifiedBufferError, match=sentence) as raised:
         launch_with_fallback("kernel", spec(2), lambda spec: overflow(), halve)
     assert SAID in raised.value.__cause__.stderr
 
@@ -131,7 +132,7 @@ def test_a_kernel_that_a_device_has_no_room_for_runs_smaller():
         return tried[-1]
 
     with pytest.warns(
-        RuntimeWarning, match=r"kernel: Tiling\(block=4\) needs more than this device has .*Required: 262208"
+        RuntimeWarning, match=r"kernel: Tiling\(block=4\) needs more than this GPU has .*Required: 262208"
     ) as warned:
         assert launch_with_fallback("kernel", spec(4), run, halve) == 2
     assert len(warned) == 1
@@ -166,6 +167,8 @@ def test_nothing_smaller_on_a_device_is_an_error_with_its_cause():
     def run(spec):
         raise OutOfResources
 
-    with pytest.raises(UnifiedBufferError, match=r"not even its smallest tile, Tiling\(block=1\)") as raised:
+    sentence = r"not even its smallest tile runs: Tiling\(block=1\) .*shared memory, Required: 262208"
+    with pytest.raises(GPUResourcesError, match=sentence) as raised:
         launch_with_fallback("kernel", spec(1), run, halve)
+    assert not isinstance(raised.value, UnifiedBufferError)
     assert isinstance(raised.value.__cause__, OutOfResources)

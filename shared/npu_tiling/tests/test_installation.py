@@ -143,7 +143,7 @@ def test_doctor_prints_the_cure_and_fails(environment, capsys):
 @pytest.mark.parametrize(("cuda", "status"), [("cuda: Optional[str] = '13.2'", 1), ("cuda: Optional[str] = None", 0)])
 def test_doctor_sees_a_torch_with_cuda_beside_torch_npu(environment, capsys, monkeypatch, cuda, status):
     """By the file that says it: wheels for aarch64 name what those for x86-64 require."""
-    monkeypatch.setattr(doctor, "import_error", lambda module: None)
+    monkeypatch.setattr(doctor, "import_error", lambda modules: None)
     folder = environment(torch="2.13.0", torch_npu="2.13.0", triton_ascend="3.2.0")
     with (folder / "torch-2.13.0.dist-info" / "METADATA").open("a") as file:
         file.write('Requires-Dist: nvidia-nccl-cu13==2.29.7; platform_machine == "x86_64"\n')
@@ -156,17 +156,66 @@ def test_doctor_sees_a_torch_with_cuda_beside_torch_npu(environment, capsys, mon
 
 def test_doctor_tries_what_looks_right(environment, capsys, monkeypatch):
     environment(triton_ascend="3.2.0")
-    monkeypatch.setattr(doctor, "import_error", lambda module: f"{module} is not well")
+    monkeypatch.setattr(doctor, "import_error", lambda modules: (modules[-1], "it is not well"))
     assert doctor.main() == 1
-    assert "`import triton` fails: triton is not well." in capsys.readouterr().out
-    monkeypatch.setattr(doctor, "import_error", lambda module: None)
+    assert "`import triton` fails: it is not well." in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "import_error", lambda modules: None)
     assert doctor.main() == 0
     assert "No problem found." in capsys.readouterr().out
 
 
 def test_what_an_import_says_is_the_last_line():
-    assert doctor.import_error("json") is None
-    assert doctor.import_error("no_such_module") == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert doctor.import_error(["json", "csv"]) is None
+    said = "ModuleNotFoundError: No module named 'no_such_module'"
+    assert doctor.import_error(["json", "no_such_module", "csv"]) == ("no_such_module", said)
+
+
+@pytest.fixture
+def operator(tmp_path, monkeypatch):
+    """Makes a package whose device code lies in several folders; one of its modules has `broken` as its last line."""
+
+    def make(broken):
+        files = {
+            "__init__": "",
+            "plain": "",
+            "formula": "import triton.language as tl",
+            "ascend/__init__": "",
+            "ascend/kernels": "import triton",
+            "cuda/__init__": "from triton import jit",
+            "cuda/kernels": f"import triton\n{broken}",
+        }
+        for name, code in files.items():
+            file = tmp_path / "npu_of_mine" / f"{name}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(code + "\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        (tmp_path / "triton").mkdir(exist_ok=True)
+        (tmp_path / "triton" / "__init__.py").write_text("jit = None\n")
+        (tmp_path / "triton" / "language.py").touch()
+
+    return make
+
+
+def test_doctor_imports_every_module_of_device_code(operator, monkeypatch, capsys):
+    """Not those alone that an `__init__` names."""
+    monkeypatch.setattr(doctor, "triton_problem", lambda **_: None)
+    monkeypatch.setattr(doctor, "torch_npu_problems", list)
+    operator(broken="")
+    modules = ["ascend.kernels", "cuda", "cuda.kernels", "formula"]
+    assert doctor.device_modules("npu_of_mine") == [f"npu_of_mine.{name}" for name in modules]
+    assert doctor.command_line(["npu_of_mine"]) == 0
+    assert "4 modules of npu_of_mine's kernels were imported." in capsys.readouterr().out
+    operator(broken="import no_such_module")
+    assert doctor.command_line(["npu_of_mine"]) == 1
+    said = "`import npu_of_mine.cuda.kernels` fails: ModuleNotFoundError: No module named 'no_such_module'."
+    assert said in capsys.readouterr().out
+
+
+def test_doctor_refuses_a_package_that_is_not_there(capsys):
+    with pytest.raises(SystemExit):
+        doctor.command_line(["npu_of_nobody"])
+    assert "there is no package npu_of_nobody" in capsys.readouterr().err
 
 
 def test_doctor_is_a_command_that_imports_neither_torch_nor_triton():

@@ -78,6 +78,10 @@ def test_grids_that_triton_ascend_refuses_are_left_to_it(launch, ascend):
     assert len(launch(fake_triton.tensor_on("npu", 0), times=5, grid=65536, **ASCEND).jit) == 5
 
 
+def test_a_cuda_kernel_of_more_programs_than_triton_ascend_takes_is_called_directly(launch):
+    assert len(launch(fake_triton.tensor_on("cuda", 0), times=5, grid=65536).jit) == 2
+
+
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
 def test_a_profiler_of_triton_ascend_sees_every_launch(launch, ascend, hook):
     setattr(ascend, hook, print)

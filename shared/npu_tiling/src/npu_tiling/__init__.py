@@ -4,7 +4,7 @@ from .budget.grid import ALL_TILES, persistent_grid
 from .budget.tiles import Block, Tile, Way, first_fit, fit, footprint
 from .chips.detection import SOC_VARIABLE, device_for, soc, use_device
 from .chips.devices import SOCS, Device
-from .errors import MissingTritonError, UnifiedBufferError, UnknownDeviceError
+from .errors import GPUResourcesError, MissingTritonError, TileTooLargeError, UnifiedBufferError, UnknownDeviceError
 from .launching.fallback import is_out_of_resources, is_ub_overflow, launch_with_fallback
 from .launching.kernels import Kernels, LaunchSpec, import_kernels
 from .launching.launcher import Launcher
@@ -16,12 +16,14 @@ __all__ = [
     "SOC_VARIABLE",
     "Block",
     "Device",
+    "GPUResourcesError",
     "Kernels",
     "Launcher",
     "MissingTritonError",
     "LaunchSpec",
     "RowLayout",
     "Tile",
+    "TileTooLargeError",
     "UnifiedBufferError",
     "UnknownDeviceError",
     "Way",

@@ -2,6 +2,6 @@
 
 import sys
 
-from .installation.doctor import main
+from .installation.doctor import command_line
 
-sys.exit(main())
+sys.exit(command_line())

@@ -5,8 +5,16 @@ class UnknownDeviceError(LookupError):
     """A chip that the table does not know; the message names the override."""
 
 
-class UnifiedBufferError(ValueError):
-    """Not even the smallest tile fits the Unified Buffer; the message says what needs how many bytes of how many."""
+class TileTooLargeError(ValueError):
+    """Not even the smallest tile fits the chip; the message says what exceeds what."""
+
+
+class UnifiedBufferError(TileTooLargeError):
+    """Ascend: the smallest tile needs more Unified Buffer than a vector core has."""
+
+
+class GPUResourcesError(TileTooLargeError):
+    """CUDA: the smallest tile needs more shared memory, registers or resident programs than the GPU has."""
 
 
 class MissingTritonError(ImportError):

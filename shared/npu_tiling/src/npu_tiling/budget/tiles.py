@@ -8,7 +8,7 @@ from math import prod
 from typing import Generic, NamedTuple, TypeVar
 
 from ..chips.devices import Device
-from ..errors import UnifiedBufferError
+from ..errors import GPUResourcesError, TileTooLargeError, UnifiedBufferError
 
 ChoiceT = TypeVar("ChoiceT")
 
@@ -80,7 +80,7 @@ def fit(tiles: Sequence[Tile], blocks: Sequence[Block], device: Device) -> dict[
         The size of every block by name.
 
     Raises:
-        UnifiedBufferError: not even the smallest sizes fit.
+        UnifiedBufferError: not even the smallest sizes fit; on CUDA, whose programs have shared memory, `GPUResourcesError`.
     """
     chosen = {block.name: block.largest for block in blocks}
     for block in blocks:
@@ -94,9 +94,10 @@ def fit(tiles: Sequence[Tile], blocks: Sequence[Block], device: Device) -> dict[
     if used <= device.ub_bytes:
         return chosen
     parts = ", ".join(f"{tile.name} {tile.nbytes(chosen, device.ub_align)}" for tile in tiles)
-    raise UnifiedBufferError(
-        f"The smallest tile ({', '.join(f'{name}={size}' for name, size in chosen.items())}) needs {used} bytes of Unified "
-        f"Buffer and {device.name} has {device.ub_bytes}: {parts}."
+    kind, memory = (GPUResourcesError, "shared memory") if device.kind == "cuda" else (UnifiedBufferError, "Unified Buffer")
+    raise kind(
+        f"The smallest tile ({', '.join(f'{name}={size}' for name, size in chosen.items())}) needs {used} bytes of {memory} "
+        f"and {device.name} has {device.ub_bytes}: {parts}."
     )
 
 
@@ -118,12 +119,12 @@ def first_fit(ways: Iterable[Way[ChoiceT]], device: Device) -> tuple[ChoiceT, di
     """The first of several ways, the best one first, that fits the device's Unified Buffer, and its block sizes.
 
     Raises:
-        UnifiedBufferError: none fits; the message is of the last one.
+        TileTooLargeError: none fits; the error is that of the last way.
     """
-    error = UnifiedBufferError("There is no way to run this kernel.")
+    error = TileTooLargeError("There is no way to run this kernel.")
     for way in ways:
         try:
             return way.choice, fit(way.tiles, way.blocks, device)
-        except UnifiedBufferError as refused:
+        except TileTooLargeError as refused:
             error = refused
     raise error

@@ -1,30 +1,62 @@
-"""What is installed for the kernels, what keeps them from running, and the commands that mend it."""
+"""`python -m npu_tiling [PACKAGE ...]`: what is installed for kernels, what keeps them from running, and what mends it.
+
+Every module of device code of the packages that are named is imported.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .triton import Problem, missing_wheel, triton_problem, version
 
+_IMPORTS_TRITON = re.compile(r"^(?:import|from) triton\b", re.MULTILINE)
 _SECONDS = 300  # torch from a cold disk takes tens of them
 DISTRIBUTIONS = ("torch", "torch_npu", "triton", "triton-ascend")
 
 
-def import_error(module: str) -> str | None:
-    """The last line that Python says where importing `module` fails, None where it works; in a process of its own."""
+def import_error(modules: Sequence[str]) -> tuple[str, str] | None:
+    """The first of these modules that cannot be imported and the last line that Python says; None where all can be.
+
+    They are imported in one process of their own.
+    """
+    code = f"import importlib\nfor name in {list(modules)}:\n    print(name, flush=True)\n    importlib.import_module(name)"
     try:
-        done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"importing it took more than {_SECONDS} s"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        begun = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        return begun.split()[-1], f"it took more than {_SECONDS} s"
+    if not done.returncode:
+        return None
     said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return said[-1] if done.returncode else None
+    begun = [line for line in done.stdout.splitlines() if line in modules]
+    return begun[-1], said[-1]
+
+
+def device_modules(package: str) -> list[str]:
+    """Every module of an installed package that imports Triton, by its source; nothing is imported.
+
+    Raises:
+        ModuleNotFoundError: there is no such package.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"there is no package {package}")
+    found = []
+    for folder in map(Path, spec.submodule_search_locations):
+        for file in sorted(folder.rglob("*.py")):
+            if _IMPORTS_TRITON.search(file.read_text()):
+                parts = file.relative_to(folder).with_suffix("").parts
+                found.append(".".join([package, *(parts[:-1] if parts[-1] == "__init__" else parts)]))
+    return found
 
 
 def is_cuda_build() -> bool:
@@ -53,10 +85,11 @@ def torch_npu_problems() -> list[Problem]:
     return found
 
 
-def problems(*, ascend: bool | None = None) -> list[Problem]:
+def problems(modules: Sequence[str] = (), *, ascend: bool | None = None) -> list[Problem]:
     """Everything that keeps kernels from running here, worst first.
 
     Args:
+        modules: device code, which is imported.
         ascend: they are to run on Ascend, or to be compiled for it; None: where torch_npu is installed.
     """
     found = []
@@ -66,19 +99,22 @@ def problems(*, ascend: bool | None = None) -> list[Problem]:
         found.append(triton)
     found += torch_npu_problems()
     if not found:
-        for module in ("torch", "triton"):
-            error = import_error(module) if version(module) or (module == "triton" and version("triton-ascend")) else None
-            if error:
-                hint = " Is CANN's set_env.sh sourced?" if version("torch_npu") and module == "torch" else ""
-                found.append(Problem(f"`import {module}` fails: {error.rstrip('.')}.{hint}"))
-                break
+        basis = [name for name in ("torch", "triton") if version(name) or (name == "triton" and version("triton-ascend"))]
+        error = import_error([*basis, *modules])
+        if error:
+            module, said = error
+            hint = " Is CANN's set_env.sh sourced?" if version("torch_npu") and module == "torch" else ""
+            found.append(Problem(f"`import {module}` fails: {said.rstrip('.')}.{hint}"))
     return found
 
 
-def main(*, ascend: bool | None = None, more: Callable[[], list[Problem]] | None = None) -> int:
+def main(
+    packages: Sequence[str] = (), *, ascend: bool | None = None, more: Callable[[], list[Problem]] | None = None
+) -> int:
     """Print what is here and what is wrong; returns the exit status, 1 where something is.
 
     Args:
+        packages: whose device code is imported.
         ascend: as in `problems`.
         more: further problems, found by a package that builds on this one.
     """
@@ -87,12 +123,25 @@ def main(*, ascend: bool | None = None, more: Callable[[], list[Problem]] | None
     print(f"CANN: {os.environ.get('ASCEND_HOME_PATH') or 'ASCEND_HOME_PATH is not set (its set_env.sh sets it)'}")
     reason = missing_wheel()
     print(f"Ascend: {reason or 'triton-ascend has wheels for this Python and machine'}")
-    found = problems(ascend=ascend) + (more() if more else [])
+    modules = {package: device_modules(package) for package in packages}
+    found = problems([name for names in modules.values() for name in names], ascend=ascend) + (more() if more else [])
     for problem in found:
         print(f"\nProblem: {problem.what}")
         for command in problem.cure:
             print(f"    {command}")
     if not found:
         none = not (version("triton") or version("triton-ascend"))
-        print("No problem found." + (" Without a Triton, operators run on CPU tensors alone." if none else ""))
+        imported = "".join(f" {len(names)} modules of {name}'s kernels were imported." for name, names in modules.items())
+        print(f"No problem found.{imported}" + (" Without a Triton, operators run on CPU tensors alone." if none else ""))
     return 1 if found else 0
+
+
+def command_line(arguments: Sequence[str] | None = None) -> int:
+    """`python -m npu_tiling`; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m npu_tiling", description=__doc__.partition(":")[2].strip())
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="whose kernels are imported, as npu_rms_norm")
+    options = parser.parse_args(arguments)
+    try:
+        return main(options.packages)
+    except ModuleNotFoundError as error:
+        parser.error(str(error))

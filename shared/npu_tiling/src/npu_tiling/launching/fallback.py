@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
-from ..errors import UnifiedBufferError
+from ..errors import GPUResourcesError, TileTooLargeError, UnifiedBufferError
 from .kernels import LaunchSpec, Tiled
 
 ResultT = TypeVar("ResultT")
@@ -14,29 +15,34 @@ ResultT = TypeVar("ResultT")
 _replaced: dict[tuple[str, LaunchSpec], LaunchSpec] = {}
 
 
+_UB_OVERFLOW = re.compile(r"ub overflow, requires (\d+) bits while (\d+) bits available", re.IGNORECASE)
+
+
 def is_ub_overflow(error: BaseException | None) -> bool:
-    """Whether `error`, or what caused it, is the Ascend compiler's complaint that a kernel needs more Unified Buffer.
+    """Whether `error`, or what caused it, is the Ascend compiler's complaint that a kernel needs more Unified Buffer."""
+    return _ub_overflow(error) is not None
+
+
+def _ub_overflow(error: BaseException | None) -> re.Match[str] | None:
+    """The compiler's complaint.
 
     Its note that it tries again after an overflow ("Ub overflow detected; ... retrying") is no complaint: what comes of the
     trial may be an error of another kind.
     """
-    while error is not None:
-        said = [str(error)]
-        for stream in (getattr(error, "stderr", None), getattr(error, "stdout", None)):
+    for cause in _causes(error):
+        said = [str(cause)]
+        for stream in (getattr(cause, "stderr", None), getattr(cause, "stdout", None)):
             said.append(stream.decode(errors="replace") if isinstance(stream, bytes) else str(stream))
-        if any("ub overflow, requires" in text.lower() for text in said):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+        for text in said:
+            complaint = _UB_OVERFLOW.search(text)
+            if complaint:
+                return complaint
+    return None
 
 
 def is_out_of_resources(error: BaseException | None) -> bool:
     """Whether `error`, or what caused it, is Triton's complaint that a kernel needs more than a CUDA device has."""
-    while error is not None:
-        if type(error).__name__ == "OutOfResources":
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(type(cause).__name__ == "OutOfResources" for cause in _causes(error))
 
 
 def is_no_cooperation(error: BaseException | None) -> bool:
@@ -44,13 +50,47 @@ def is_no_cooperation(error: BaseException | None) -> bool:
     return error is not None and "cooperative" in str(error).lower()
 
 
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+class Refusal(NamedTuple):
+    """Why a launch cannot run with its tile.
+
+    Attributes:
+        error: what to raise where there is no smaller tile.
+        reason: what exceeds what; a sentence goes on with it after the tile.
+    """
+
+    error: type[TileTooLargeError]
+    reason: str
+
+
+def refusal(error: BaseException) -> Refusal | None:
+    """Why a launch failed, if a smaller tile may run; None for any other error."""
+    overflow = _ub_overflow(error)
+    if overflow:
+        needed, available = (int(bits) // 8 for bits in overflow.groups())
+        return Refusal(
+            UnifiedBufferError,
+            f"overflows the Unified Buffer with the installed compiler (it needs {needed} bytes of {available})",
+        )
+    if is_out_of_resources(error):
+        return Refusal(GPUResourcesError, f"needs more than this GPU has ({error})")
+    if is_no_cooperation(error):
+        return Refusal(GPUResourcesError, f"cannot be launched with programs that wait for one another ({error})")
+    return None
+
+
 def launch_with_fallback(
     name: str, spec: LaunchSpec, run: Callable[[LaunchSpec], ResultT], smaller: Callable[[Any], Tiled | None]
 ) -> ResultT:
     """Run a launch; where it overflows the Unified Buffer or is out of a CUDA device's resources, run the next smaller one.
 
-    So where programs that wait for one another are refused (`launch_cooperative_grid`: Triton before 3.3, or a device that
-    does not hold all of them at once).
+    The same holds where programs that wait for one another are refused (`launch_cooperative_grid`: Triton before 3.3, or a
+    device that does not hold all of them at once).
 
     The spec that worked is remembered for the process, so the failed compilation happens once, and so does the warning.
 
@@ -61,26 +101,24 @@ def launch_with_fallback(
         smaller: from a tiling to the next smaller one, or None when there is none.
 
     Raises:
-        UnifiedBufferError: not even the smallest tiling fits; the compiler's or Triton's own error is its cause.
+        UnifiedBufferError, GPUResourcesError: not even the smallest tiling fits; the compiler's or Triton's own error is its
+            cause.
     """
     chosen = _replaced.get((name, spec), spec) if _replaced else spec
     while True:
         try:
             result = run(chosen)
         except Exception as error:
-            if is_ub_overflow(error):
-                what = "overflows the Unified Buffer with the installed compiler"
-            elif is_out_of_resources(error):
-                what = f"needs more than this device has ({error})"
-            elif is_no_cooperation(error):
-                what = f"cannot be launched with programs that wait for one another ({error})"
-            else:
+            refused = refusal(error)
+            if refused is None:
                 raise
             tiling = chosen.launch
             following = smaller(tiling)
             if following is None:
-                raise UnifiedBufferError(f"{name}: not even its smallest tile, {tiling}, compiles for this chip.") from error
-            warnings.warn(f"{name}: {tiling} {what}; using {following} instead.", RuntimeWarning, stacklevel=2)
+                said = f"{name}: not even its smallest tile runs: {tiling} {refused.reason}."
+                raise refused.error(said) from error
+            warning = f"{name}: {tiling} {refused.reason}; using {following} instead."
+            warnings.warn(warning, RuntimeWarning, stacklevel=2)
             chosen = LaunchSpec.of(following, chosen.flags)
             continue
         if chosen is not spec:

@@ -67,7 +67,7 @@ class Launcher:
                 self(grid, tensors, scalars, constants, options, key)
             return
 
-        if kind == "cpu" or not self._possible or self._watchers or grid > _MOST_PROGRAMS:
+        if kind == "cpu" or not self._possible or self._watchers or (kind == "npu" and grid > _MOST_PROGRAMS):
             self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
             return
         bits, direct, on_cuda = 0, True, kind == "cuda"
