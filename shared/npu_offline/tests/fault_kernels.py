@@ -1,5 +1,6 @@
 """The smallest kernels that show what a compiler does wrong. What each one is to show: COMPILER_FAULTS.md."""
 
+import fault_helpers
 import triton
 import triton.language as tl
 
@@ -106,3 +107,64 @@ def reused_flag_kernel(p_x, p_y, n_tiles, n_blocks, BLOCK: tl.constexpr, EXCHANG
             b_sum = b_sum * tl.exp(b_largest - b_higher) + tl.exp(b_score - b_higher)
             b_largest = b_higher
         tl.store(p_y + i_tile + o_row, b_largest + tl.log(b_sum) + b_extra)  # a flag of this one is set too early
+
+
+@triton.jit
+def dropped_scalar_rounding_kernel(p_x, p_y, BLOCK: tl.constexpr, DTYPE: tl.constexpr, TILE: tl.constexpr):
+    """y[i] = 3 round(sum(x[i])), x and y fp32, rounded to DTYPE. TILE: the sum is a tile of one number."""
+    i_row = tl.program_id(0)
+    b_x = tl.load(p_x + i_row * BLOCK + tl.arange(0, BLOCK))
+    if TILE:
+        b_sum = tl.sum(b_x[None, :], 1).to(DTYPE)  # [1]
+        b_sum = tl.reshape(tl.expand_dims(b_sum, 0).to(tl.float32), (1,))
+        tl.store(p_y + i_row + tl.arange(0, 1), b_sum * 3.0)
+    else:
+        tl.store(p_y + i_row, tl.sum(b_x).to(DTYPE).to(tl.float32) * 3.0)
+
+
+@triton.jit
+def dropped_truncation_kernel(p_x, p_y, BLOCK: tl.constexpr, DTYPE: tl.constexpr, THROUGH: tl.constexpr):
+    """y = x without its digits, x and y fp32. THROUGH: int32 stands between the casts to and from DTYPE."""
+    o_col = tl.arange(0, BLOCK)
+    b_x = tl.load(p_x + o_col).to(DTYPE)
+    if THROUGH:
+        b_x = b_x.to(tl.int32)
+    tl.store(p_y + o_col, b_x.to(tl.float32))
+
+
+@triton.jit
+def unordered_while_kernel(p_x, p_y, n_rows, BLOCK: tl.constexpr, WHILE: tl.constexpr):
+    """y[j] = the sum of x[i, j] over rows i; x and y fp32. WHILE: a `while` carries the sum, not a `for`."""
+    o_col = tl.arange(0, BLOCK)
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    if WHILE:
+        i_row = 0
+        while i_row < n_rows:
+            b_sum += tl.load(p_x + i_row * BLOCK + o_col)
+            i_row += 1
+    else:
+        for i_row in tl.range(0, n_rows):
+            b_sum += tl.load(p_x + i_row * BLOCK + o_col)
+    tl.store(p_y + o_col, b_sum)
+
+
+@triton.jit
+def ragged_mask_kernel(p_x, p_y, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, AXES: tl.constexpr):
+    """y = x where there is any, n numbers, and 0 behind; y has ROWS * BLOCK. AXES: of the tile, 1 or 2."""
+    if AXES == 2:
+        o = tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    else:
+        o = tl.arange(0, ROWS * BLOCK)
+    tl.store(p_y + o, tl.load(p_x + o, mask=o < n, other=0.0))
+
+
+@triton.jit
+def changed(b_x):
+    return b_x * 10.0
+
+
+@triton.jit
+def helpers_of_one_name_kernel(p_x, p_y, BLOCK: tl.constexpr):
+    """y = 10 x + 1; both helpers are called `changed`."""
+    o_col = tl.arange(0, BLOCK)
+    tl.store(p_y + o_col, fault_helpers.changed(changed(tl.load(p_x + o_col))))

@@ -1,16 +1,24 @@
 """Faults of the compilers that COMPILER_FAULTS.md describes: still there, where it says. One that is gone fails here."""
 
 import operator
+import re
+from pathlib import Path
 
 import npu_offline
 import pytest
 import torch
+import triton.language as tl
 from fault_kernels import (
     dropped_rounding_kernel,
+    dropped_scalar_rounding_kernel,
+    dropped_truncation_kernel,
+    helpers_of_one_name_kernel,
     lost_in_branch_kernel,
+    ragged_mask_kernel,
     reused_flag_kernel,
     shared_buffer_kernel,
     unordered_sum_kernel,
+    unordered_while_kernel,
     unrounded_arithmetic_kernel,
 )
 
@@ -19,9 +27,27 @@ pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installe
 GONE = "this compiler no longer has the fault: say so in COMPILER_FAULTS.md"
 
 
-def run(kernel, arguments, toolchain, final=True, **constants):
+PACKAGE = Path(__file__).parents[1]
+CITED = re.compile(r"compiler faults? (\d+)")
+
+
+def run(kernel, arguments, toolchain, final=True, grid=1, **constants):
     with npu_offline.emulate("Ascend910B4", toolchain=toolchain, final=final):
-        kernel[(1,)](*arguments, **constants)
+        kernel[(grid,)](*arguments, **constants)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_faults_are_numbered_and_every_number_that_code_cites_is_a_fault():
+    text = (PACKAGE / "COMPILER_FAULTS.md").read_text()
+    headings = [(int(number), title) for number, title in re.findall(r"^## (\d+)\. (.*)$", text, re.M)]
+    assert [number for number, _ in headings] == list(range(1, len(headings) + 1))
+    assert re.findall(r"^\| (\d+)\. (.*?) \|", text, re.M) == [(str(number), title) for number, title in headings]
+    for file in PACKAGE.parents[1].glob("*/*/src/**/*.py"):
+        cited = {int(number) for number in CITED.findall(file.read_text())}
+        assert cited <= {number for number, _ in headings}, file
 
 
 @pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
@@ -104,3 +130,56 @@ def test_a_flag_is_set_again_behind_the_loop_that_carries_it_on_cann_8_5(toolcha
     assert torch.allclose(y, x.sum(2).logsumexp(1) + extra, atol=1e-5)  # in program order
     twice = [finding for finding in emulation.launches[0].notes if finding.kind == "flag" and "set again" in finding.text]
     assert bool(twice) == (exchanges == 8 and toolchain == "1.0.0"), GONE
+
+
+@pytest.mark.parametrize("tile", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_rounding_of_a_single_number_is_left_out(toolchain, dtype, tile):
+    x = normal(16, 64)
+    for final in (False, True):
+        y = torch.empty(16)
+        constants = {"BLOCK": 64, "DTYPE": getattr(tl, dtype), "TILE": tile}
+        run(dropped_scalar_rounding_kernel, (x, y), toolchain, final, 16, **constants)
+        is_rounded = torch.equal(y, (y / 3).to(getattr(torch, dtype)).float() * 3)
+        assert is_rounded == (tile or not final), GONE
+        assert torch.allclose(y, 3 * x.sum(1), rtol=2**-8)
+
+
+@pytest.mark.parametrize("through", [False, True])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32"])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_cast_to_int8_that_is_cast_back_is_left_out(toolchain, dtype, through):
+    x, y = (normal(64) * 20).abs(), torch.empty(64)
+    run(dropped_truncation_kernel, (x, y), toolchain, BLOCK=64, DTYPE=getattr(tl, dtype), THROUGH=through)
+    has_fault = not through and dtype in ("int8", "uint8")
+    assert torch.equal(y, x if has_fault else x.trunc()), GONE
+
+
+@pytest.mark.parametrize("in_while", [True, False])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_tile_that_a_while_carries_is_stored_before_it_is_complete_on_cann_8_5(toolchain, in_while):
+    x, y = normal(5, 1024), torch.empty(1024)
+    with npu_offline.emulate("Ascend910B4", toolchain=toolchain, checks=True, keep_going=True) as emulation:
+        unordered_while_kernel[(1,)](x, y, 5, BLOCK=1024, WHILE=in_while)
+    assert torch.allclose(y, x.sum(0), atol=1e-5)  # in program order
+    races = [finding.text for finding in emulation.launches[0].notes if finding.kind == "race"]
+    assert any("store" in text and "copy" in text for text in races) == (in_while and toolchain == "1.0.0"), GONE
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_a_load_with_a_mask_that_is_no_rectangle_reads_the_whole_tile(final):
+    x, y = normal(1000), torch.empty(1024)
+    run(ragged_mask_kernel, (x, y, 1000), "1.2.0", final, ROWS=16, BLOCK=64, AXES=1)
+    assert torch.equal(y, torch.nn.functional.pad(x, (0, 24)))
+    with pytest.raises(npu_offline.OutOfBoundsError, match="read of 4096 bytes"):  # no error: the front end no longer has it
+        run(ragged_mask_kernel, (x, y, 1000), "1.2.0", final, ROWS=16, BLOCK=64, AXES=2)
+
+
+def test_of_two_helpers_of_one_name_the_second_computes_the_first(monkeypatch):
+    from npu_offline.toolchain import helpers
+
+    monkeypatch.setattr(helpers, "computes_the_same", lambda one, other: True)
+    x, y = normal(64), torch.empty(64)
+    run(helpers_of_one_name_kernel, (x, y), "1.2.0", final=False, BLOCK=64)
+    assert torch.allclose(y, 100 * x), GONE

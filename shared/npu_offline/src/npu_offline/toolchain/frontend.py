@@ -14,6 +14,9 @@ from triton.backends.ascend.compiler import AscendAttrsDescriptor, NPUOptions, m
 from triton.compiler import ASTSource
 
 from ..errors import CompilationError
+from .helpers import refuse_helpers_of_one_name
+
+refuse_helpers_of_one_name()
 
 
 def options_from(given: Mapping[str, Any]) -> NPUOptions:
