@@ -136,6 +136,13 @@ def attn_res_list(width: int, make: Maker) -> Call:
     return Call(lambda q, n, *v: attn_res(list(v), q, n), _attention, _attn_inputs(width, make, 9))
 
 
+def attn_res_single(width: int, make: Maker) -> Call:
+    """One block: the smallest tile there is."""
+    from npu_attn_res import attn_res
+
+    return Call(lambda q, n, v: attn_res([v], q, n), _attention, _attn_inputs(width, make, 1))
+
+
 def attn_res_stacked(width: int, make: Maker) -> Call:
     from npu_attn_res import attn_res
 
@@ -154,7 +161,7 @@ def attn_res_phases(width: int, make: Maker) -> Call:
     def phases(query: Tensor, norm: Tensor, *blocks: Tensor) -> Any:
         queries = torch.stack([query, query, query])
         o, lse = attn_res_phase1(queries, list(blocks[:-1]), norm)
-        return attn_res_merge(o[1], lse[1], blocks[-1], query, norm)
+        return attn_res_merge(o[1], lse[1], blocks[-1], query, norm).output
 
     return Call(phases, _attention, _attn_inputs(width, make, 3))
 
@@ -185,7 +192,7 @@ def log_probs(width: int, make: Maker) -> Call:
 CALLS: dict[str, Callable[[int, Maker], Call]] = {
     call.__name__: call
     for call in (
-        rms_norm, add_rms_norm, gated_rms_norm, embedding, embedding_sorted, attn_res_list, attn_res_stacked,
-        attn_res_phases, cross_entropy, log_probs,
+        rms_norm, add_rms_norm, gated_rms_norm, embedding, embedding_sorted, attn_res_list, attn_res_single,
+        attn_res_stacked, attn_res_phases, cross_entropy, log_probs,
     )
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
+from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
 from npu_embedding import embedding
 from npu_rms_norm import add_rms_norm, rms_norm
 from torch import Tensor
@@ -126,6 +126,7 @@ def depths(elements: int, device: torch.device) -> Iterator[Result]:
         del blocks, given, dh, h, dv
         for weight in weights:
             weight.grad = None
+    yield _banked(elements, tokens, width, weights, device)
     blocks = _random(2, tokens, width, device=device).requires_grad_()
     queries = (_random(2, width, device=device) * width**-0.5).requires_grad_()
     o, lse = attn_res_phase1(queries, blocks, weights[1].detach(), EPS)
@@ -157,6 +158,21 @@ def depths(elements: int, device: torch.device) -> Iterator[Result]:
     found = {"h": _row_error(h[chosen], wanted), "do": _row_error(state[0].grad[chosen], gradients[0])}
     found["dlse"] = _row_error(state[1].grad[chosen].unsqueeze(0), gradients[1].unsqueeze(0))
     yield f"attn_res_merge, o {said(o.shape, o.dtype)}, partial {said(partial.shape, partial.dtype)}", found
+
+
+def _banked(elements: int, tokens: int, width: int, weights: list[Tensor], device: torch.device) -> Result:
+    """A bank whose tokens lie further apart than its blocks, and rows of prefix and gradient inside wider ones."""
+    n_blocks, chosen = 2, sampled(tokens, width, elements // (2 + 1))
+    bank = _random(tokens, n_blocks + 1, width, device=device).requires_grad_()
+    prefix, dh = (_random(tokens, 2 * width, device=device)[:, :width] for _ in range(2))
+    found = attn_res_bank(bank, n_blocks, prefix.requires_grad_(), *(w.detach() for w in weights), rms_eps=EPS)
+    dbank, dprefix = torch.autograd.grad(found.output, (bank, prefix), dh)
+    v = torch.stack([*bank.detach()[chosen, :n_blocks].unbind(1), prefix.detach()[chosen]]).double().requires_grad_()
+    wanted = _attention(v, *(w.detach().double() for w in weights))
+    (wanted_dv,) = torch.autograd.grad(wanted, v, dh[chosen].double())
+    dv = torch.stack([*dbank[chosen, :n_blocks].unbind(1), dprefix[chosen]])
+    errors = {"h": _row_error(found.output[chosen], wanted), "dv": _row_error(dv, wanted_dv)}
+    return f"attn_res_bank, bank {said(bank.shape, bank.dtype)}, rows of a prefix {2 * width} apart", errors
 
 
 def _scores(v: Tensor, query: Tensor, rms_weight: Tensor) -> Tensor:

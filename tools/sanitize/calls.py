@@ -127,7 +127,7 @@ def attn_res_calls(device: torch.device) -> Iterator[Call]:
         lse = _leaf((ROWS,), FP32, device)
         partial, x = (_leaf((ROWS, width), dtype, device) for _ in range(2))
         more = {"layer_output": x if added else None, "output_rms_weight": weights[2] if normed else None}
-        _backward(attn_res_merge(o, lse, partial, *weights[:2], **more))
+        _backward(attn_res_merge(o, lse, partial, *weights[:2], **more)[: 3 if added else 2])
 
     def bank(width: int, dtype: torch.dtype, n: int, of: torch.dtype = BF16, counted: bool = False) -> None:
         blocks, weights = _leaf((ROWS, n + 1, width), of, device), [_leaf((width,), dtype, device) for _ in range(3)]

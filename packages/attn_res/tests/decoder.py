@@ -11,7 +11,7 @@ EPS = 1e-6
 class PlainMix(AttnResBank):
     """The same parameters, and the formula."""
 
-    def forward(self, bank, prefix, *, layer_output=None):
+    def forward(self, bank, n_blocks, prefix, *, layer_output=None):
         joined = prefix if layer_output is None else prefix + layer_output
         h, _ = depth.formula(torch.stack([*bank, joined]), self.query, self.rms_weight, EPS)
         normalized = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * self.output_rms_weight
@@ -34,12 +34,12 @@ class Layer(nn.Module):
         return self.down(nn.functional.silu(self.up(x)))
 
     def forward(self, blocks, prefix, output):
-        found = self.before_attention(blocks, prefix, layer_output=output)
+        found = self.before_attention(blocks, None, prefix, layer_output=output)
         if self.begins_block:
             blocks, prefix, output = [*blocks, found.prefix], self.attention(found.normalized), None
         else:
             prefix, output = found.prefix, self.attention(found.normalized)
-        found = self.before_mlp(blocks, prefix, layer_output=output)
+        found = self.before_mlp(blocks, None, prefix, layer_output=output)
         return blocks, found.prefix, self.mlp(found.normalized)
 
 
@@ -62,7 +62,7 @@ class Decoder(nn.Module):
         for layer in self.layers:
             given = (blocks, prefix, output)
             blocks, prefix, output = layer(*given) if around is None else around(layer, *given)
-        return self.last(blocks, prefix, layer_output=output).normalized @ self.embedding.weight.T
+        return self.last(blocks, None, prefix, layer_output=output).normalized @ self.embedding.weight.T
 
 
 def train(model, steps, tokens):

@@ -57,7 +57,7 @@ def test_any_leading_shape(device, shape):
         banks.check([bank, prefix, x, *weights], 3)
     found = attn_res_bank(bank, 3, prefix, *weights, layer_output=x, return_weights=True)
     assert found.output.shape == found.normalized.shape == found.prefix.shape == (*shape, banks.WIDTH)
-    assert found.weights.shape == (*shape, 4)
+    assert found.weights.shape == (4, *shape)
 
 
 STRIDED = {
@@ -92,7 +92,9 @@ def test_a_list_and_a_bank_are_the_same(device, n_blocks):
 
 
 @pytest.mark.parametrize("append", [False, True], ids=["", "appended"])
-@pytest.mark.parametrize(("count", "meant"), [(-1, 0), (2**31 - 1, 5), (6, 5)])
+@pytest.mark.parametrize(
+    ("count", "meant"), [(-1, 0), (2**31 - 1, 5), (6, 5), (2**31, 5), (2**32 + 2, 5), (-(2**32) + 1, 0)]
+)
 def test_a_number_on_the_device_that_is_none_of_the_banks_reads_and_writes_nothing_outside(device, count, meant, append):
     bank, prefix, x, *weights = banks.tensors(device, n_blocks=5, bank=torch.float32, prefix=torch.float32)
     outside = float("nan")
@@ -115,11 +117,11 @@ def test_it_is_attn_res_of_the_blocks_and_the_prefix(device):
     found = attn_res_bank(bank, 3, prefix, query, rms_weight, return_weights=True)
     h, *_, alpha = attn_res([*bank[:, :3].unbind(1), prefix], query, rms_weight, return_weights=True)
     depth.near(found.output.cpu(), h.cpu().double())
-    assert torch.allclose(found.weights, alpha.t(), rtol=1e-5, atol=1e-6)
+    assert torch.allclose(found.weights, alpha, rtol=1e-5, atol=1e-6)
     counted = attn_res_bank(bank, torch.tensor([3], device=bank.device), prefix, query, rms_weight, return_weights=True)
     depth.near(counted.output.cpu(), found.output.cpu().double())
-    assert torch.allclose(counted.weights[:, [0, 1, 2, 5]], found.weights, rtol=1e-5, atol=1e-6)
-    assert not counted.weights[:, 3:5].any()
+    assert torch.allclose(counted.weights[[0, 1, 2, 5]], found.weights, rtol=1e-5, atol=1e-6)
+    assert not counted.weights[3:5].any()
 
 
 @pytest.mark.parametrize("scale", [0.125, -2.0])

@@ -59,7 +59,7 @@ def test_a_bank_is_attention_over_its_blocks_and_the_prefix(device, npu_search: 
             if appends:
                 block = attention.through(joined, example.dtype).unsqueeze(-2)
                 outputs.append(torch.cat([bank[..., :used, :], block, bank[..., used + 1 :, :]], -2))
-            return [*outputs, alpha.detach().movedim(0, -1)] if example.return_weights else outputs
+            return [*outputs, alpha.detach()] if example.return_weights else outputs
 
         attention.compare(example, function, exact, inputs, device, constant=int(example.return_weights), row_roundings=2)
 
@@ -68,5 +68,5 @@ def test_a_bank_is_attention_over_its_blocks_and_the_prefix(device, npu_search: 
 
 def _those(weights, used):
     """Of the blocks that count, and of the prefix, which comes last; the others' are zero."""
-    assert not weights[..., used:-1].any()
-    return torch.cat([weights[..., :used], weights[..., -1:]], -1)
+    assert not weights[used:-1].any()
+    return torch.cat([weights[:used], weights[-1:]])

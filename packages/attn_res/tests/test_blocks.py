@@ -1,9 +1,11 @@
 """Blocks as lists and as views, wherever they lie; blocks and weights that need no gradient."""
 
+import collections
+
 import depth
 import pytest
 import torch
-from npu_attn_res import attn_res
+from npu_attn_res import attn_res, attn_res_bank, attn_res_phase1
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -103,3 +105,15 @@ def test_blocks_further_apart_than_32_bits_reach(device):
     assert torch.equal(attn_res(far, *weights), expected)
     assert torch.equal(attn_res([far[0], far[1]], *weights), expected)
     assert torch.equal(attn_res([far[1], far[0]], *weights), attn_res(case.blocks.flip(0).to(device.torch), *weights))
+
+
+@pytest.mark.parametrize("kind", [tuple, collections.deque, torch.nn.ParameterList])
+def test_any_kind_of_list(device, kind):
+    case = depth.make(3, 5, 256, torch.float32)
+    weights = case.query.to(device.torch), case.rms_weight.to(device.torch)
+    blocks = [block.to(device.torch) for block in case.blocks]
+    assert torch.equal(attn_res(kind(blocks), *weights), attn_res(blocks, *weights))
+    phases = [attn_res_phase1(torch.stack([weights[0]] * 2), v, weights[1]) for v in (kind(blocks), blocks)]
+    assert all(torch.equal(one, other) for one, other in zip(*phases, strict=True))
+    found, expected = (attn_res_bank(v, None, blocks[0], *weights) for v in (kind(blocks[1:]), blocks[1:]))
+    assert torch.equal(found.output, expected.output)

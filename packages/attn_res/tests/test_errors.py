@@ -80,11 +80,12 @@ REFUSED = {
         r"lse has shape \(1,\)",
     ),
     "prefix is no tensor": (lambda: attn_res_merge(V[0], T, None, W, W), TypeError, "prefix is a NoneType"),
-    "output has another dtype": (
-        lambda: attn_res_merge(V[0], T, V[0], W, W, layer_output=V[1].half()),
+    "output is integer": (
+        lambda: attn_res_merge(V[0], T, V[0], W, W, layer_output=V[1].long()),
         TypeError,
-        "layer_output is torch.float16 and must be torch.float32",
+        "layer_output is torch.int64 .* must be torch.float32",
     ),
+    "residuals is a word": (lambda: attn_res("ab", W, W), TypeError, "residuals is a str and must be a tensor, or a list"),
     "scale is a word": (lambda: attn_res(V, W, W, scale="a"), TypeError, "scale is a str and must be a number"),
     "eps is None": (lambda: attn_res(V, W, W, rms_eps=None), TypeError, "^rms_eps is a NoneType and must be a number.$"),
     "eps is a flag": (lambda: attn_res(V, W, W, rms_eps=True), TypeError, "eps is a bool and must be a number"),
@@ -109,6 +110,7 @@ REFUSED = {
         r"^input\(\) was called 2 times and must be called at most n_inputs, 1, t",
     ),
     "an output of other rows": (other_rows, ValueError, r"output has shape \(1, 8\) and must have shape \(2, 8\)"),
+    "scale of a module": (lambda: AttnRes(8, scale="a"), TypeError, "scale is a str and must be a number"),
     "blocks of no layers": (
         lambda: BlockAttnRes(8, 2, 0),
         ValueError,

@@ -19,7 +19,7 @@ def normalised(blocks, query, norm, weight):
 
 def phases(blocks, query, norm):
     o, lse = attn_res_phase1(torch.stack([query, 2 * query]), list(blocks[:-1].unbind()), norm)
-    return attn_res_merge(o[0], lse[0], blocks[-1], query, norm)
+    return attn_res_merge(o[0], lse[0], blocks[-1], query, norm).output
 
 
 WEIGHTS = [(8,), (8,)]

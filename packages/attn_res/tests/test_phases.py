@@ -37,7 +37,7 @@ def test_both_phases_are_attention_over_all_blocks(device, n_layers, width, dtyp
     state = attn_res_phase1(queries, blocks, norms, EPS)
     assert [found.shape for found in state] == [(n_layers, 6, width), (n_layers, 6)]
     h = [
-        attn_res_merge(*(found[i] for found in state), partials[i], queries[i], norms[i], rms_eps=EPS)
+        attn_res_merge(*(found[i] for found in state), partials[i], queries[i], norms[i], rms_eps=EPS).output
         for i in range(n_layers)
     ]
     results = [torch.stack(h), *torch.autograd.grad(torch.stack(h), leaves, dh)]
@@ -77,7 +77,7 @@ def test_weights_add_up_to_one_at_large_scores(device):
     blocks, partial, queries = [leaf.requires_grad_() for leaf in leaves]
     o, lse = attn_res_phase1(queries, blocks, norm, EPS)
     assert lse.min() > 990
-    h = attn_res_merge(o[0], lse[0], partial, queries[0], norm, rms_eps=EPS)
+    h = attn_res_merge(o[0], lse[0], partial, queries[0], norm, rms_eps=EPS).output
     assert torch.allclose(h, row, rtol=2e-6, atol=0)
     dh = torch.randn(7, 256, generator=torch.Generator().manual_seed(1)).to(device.torch)
     dblocks, dpartial, dqueries = torch.autograd.grad(h, [blocks, partial, queries], dh)
@@ -95,7 +95,7 @@ def test_output_joins_the_partial_sum_and_norm_follows(device, width, dtype):
     h, y, total, _ = attn_res_merge(*state, *leaves[:1], query, norm, rms_eps=EPS, layer_output=x, output_rms_weight=weight)
     assert torch.equal(total, (partial.float() + x.float()).to(dtype))
 
-    steps = attn_res_merge(*state, total.detach().requires_grad_(), query, norm, rms_eps=EPS)
+    steps = attn_res_merge(*state, total.detach().requires_grad_(), query, norm, rms_eps=EPS).output
     assert torch.equal(h, steps)
     stored, wide = h.detach().cpu().double().requires_grad_(), weight.detach().cpu().double().requires_grad_()
     normalised = stored * torch.rsqrt(stored.square().mean(-1, keepdim=True) + EPS) * wide
@@ -116,7 +116,7 @@ def test_output_joins_the_partial_sum_and_norm_follows(device, width, dtype):
 def test_state_needs_no_gradient_where_blocks_are_frozen(device):
     (blocks, partials, queries, norms), dh = inputs(3, 1, 7, 256, torch.float32, device.torch)
     state = [found[0] for found in attn_res_phase1(queries.detach(), blocks.detach(), norms.detach(), EPS)]
-    h = attn_res_merge(*state, partials[0], queries[0], norms[0], rms_eps=EPS)
+    h = attn_res_merge(*state, partials[0], queries[0], norms[0], rms_eps=EPS).output
     (gradient,) = torch.autograd.grad(h, partials, dh[0])
     depth.near(gradient.cpu(), exact((blocks, partials, queries, norms), dh)[2], fp32=1e-4)
 

@@ -254,7 +254,8 @@ def test_merge_joins_one_more_block(device, npu_search):
         def function(o, lse, partial, x, query, rms_weight, output_rms_weight):
             options = {"layer_output": x, "output_rms_weight": output_rms_weight, "output_rms_eps": example.output_rms_eps}
             found = attn_res_merge(o, lse, partial, query, rms_weight, rms_eps=example.eps, **options)
-            return (found,) if isinstance(found, Tensor) else tuple(one for one in found if one is not None)
+            outputs = (found.output, found.normalized, found.prefix if x is not None else None)
+            return tuple(one for one in outputs if one is not None)
 
         def exact(o, lse, partial, x, query, rms_weight, output_rms_weight):
             joined = partial if x is None else through(partial + x, example.dtype)

@@ -25,6 +25,14 @@ def test_many_tokens(device, n_blocks, width, listed):
     depth.check(case, depth.run(case, device.torch, listed))
 
 
+@pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("n_blocks", "width"), [(1, 1), (1, 2), (2, 1), (1, 3), (3, 2)])
+def test_the_smallest_tiles(device, dtype, n_blocks, width, listed):
+    case = depth.make(n_blocks, 5, width, dtype)
+    depth.check(case, depth.run(case, device.torch, listed))
+
+
 @pytest.mark.parametrize(("n_blocks", "width"), [(6, 2560), (8, 5120), (5, 7168)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_other_dtypes(device, dtype, n_blocks, width):

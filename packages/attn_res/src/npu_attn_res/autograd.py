@@ -109,6 +109,7 @@ class _Merge(Function):
         joined = None if x is None else joined
         state = (o, lse, partial if x is None else joined)
         ctx.save_for_backward(kept, *state, *weights, *statistics[:2], norm_rstd)
+        ctx.dtype_of_x = None if x is None else x.dtype
         ctx.set_materialize_grads(False)
         if not save:
             return h, y, joined, None, None, None
@@ -119,12 +120,12 @@ class _Merge(Function):
     def backward(ctx, dh, dy, djoined, *_):  # type: ignore[no-untyped-def]
         _, *need = ctx.needs_input_grad
         if dh is None and dy is None:
-            return None, None, None, djoined if need[2] else None, djoined if need[3] else None, *(None,) * 6
+            return None, None, None, *_of_both(djoined, need[2], need[3], ctx.dtype_of_x), *(None,) * 6
         kept, *inputs = ctx.saved_tensors
         need_weights = [need[4], need[5], need[6] and dy is not None]
         found = OPERATORS("merge_backward", dh, dy, djoined, kept, *inputs, need_weights)
         do, dlse, dpartial, *dweights = found
-        state = _only((do, dlse, dpartial, dpartial), need[:4])
+        state = (*_only((do, dlse), need[:2]), *_of_both(dpartial, need[2], need[3], ctx.dtype_of_x))
         return None, *state, *_only(dweights, need_weights), None, None, None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from npu_tiling.pytorch.autograd import can_bypass_dispatcher, needs_gradient
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from . import sharding, writes
 from .autograd import OPERATORS
-from .checks import check_bank, check_written
+from .checks import as_blocks, check_bank, check_written
 from .operators.single import Call
 from .reference import scaled_query, softmax
 from .results import AttnResResult
@@ -49,8 +50,8 @@ def attn_res_bank(
     gradient of a bank has its shape, zero behind its blocks.
 
     Args:
-        bank: [..., capacity, D], fp32, bf16 or fp16 (fp64 too on a CPU), rows at any one stride; or a list or tuple of
-            blocks [..., D], which may be empty.
+        bank: [..., capacity, D], fp32, bf16 or fp16 (fp64 too on a CPU), rows at any one stride; or a list (tuple,
+            deque, nn.ParameterList) of blocks [..., D], which may be empty.
         n_blocks: how many blocks of the bank count, from 0; an int, or a tensor with one int32 or int64 on the bank's
             device, which nothing waits for: below 0 it counts as 0, above the capacity as that. None: all.
         prefix: [..., D]: the sum of the outputs of the layers since the last block.
@@ -75,6 +76,7 @@ def attn_res_bank(
 
     Source: "Attention Residuals", arXiv 2603.15031.
     """
+    bank = as_blocks(bank)
     weights = {"query": query, "rms_weight": rms_weight, "output_rms_weight": output_rms_weight}
     flags = {"append": append, "in_place": in_place, "return_weights": return_weights}
     numbers = {"rms_eps": rms_eps, "scale": scale, "output_rms_eps": output_rms_eps}
@@ -89,39 +91,44 @@ def attn_res_bank(
     if is_distributed((bank, prefix, layer_output, *weights.values())):
         run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale, output_dtype=output_dtype)
         run = functools.partial(run, output_rms_eps=output_rms_eps, **flags)
-        found = sharding.beside_prefix(run, {"prefix": prefix, "layer_output": layer_output}, weights, bank)
-        assert isinstance(found, AttnResResult)
-        return found
+        return sharding.with_prefix(run, {"prefix": prefix, "layer_output": layer_output}, weights, bank)
     query = scaled_query(query, scale)
     stacked = isinstance(bank, Tensor)
-    blocks = [bank.movedim(-2, 0)] if isinstance(bank, Tensor) else list(bank)
+    blocks = [bank.movedim(-2, 0)] if isinstance(bank, Tensor) else bank
     count = n_blocks if isinstance(n_blocks, Tensor) else None
     capacity = len(blocks[0]) if stacked else len(blocks)
     used = n_blocks if isinstance(n_blocks, int) else capacity
     given = (blocks, stacked, used, count, prefix, layer_output, query, rms_weight, output_rms_weight)
     call = Call(*given, rms_eps, output_rms_eps, output_dtype, save=return_weights)
-    is_there = len(written) > 0 and (not recorded or can_bypass_dispatcher((bank, *given)))
-    if is_there:
+    by_kernel = len(written) > 0 and _may_write((bank, *given), recorded)
+    if by_kernel:
         h, y, joined, score, *_ = OPERATORS("attn_res_update", *call, append, replaces)
     else:
         h, y, joined, score, *_ = OPERATORS("attn_res", *call)
-    joined = prefix if layer_output is None or (replaces and not recorded) else joined
-    if not recorded:
+    joined = prefix if layer_output is None or (replaces and by_kernel and not recorded) else joined
+    if by_kernel and not recorded:
         writes.count_as_written(written)
     elif written:
         if isinstance(bank, Tensor) and append:
-            writes.append(bank, used if count is None else count, joined, is_there)
+            writes.append(bank, used if count is None else count, joined, by_kernel)
         if replaces:
-            writes.replace(prefix, joined, is_there)
+            writes.replace(prefix, joined, by_kernel)
             joined = prefix
     alpha = _weights(score, count, prefix.shape[:-1]) if return_weights else None
     return AttnResResult(h, y if output_rms_weight is not None else None, joined, alpha)
 
 
+def _may_write(arguments: Sequence[Any], recorded: bool) -> bool:
+    """Whether the operator itself may write to its arguments: autograd and torch.func's transforms see copies alone."""
+    if recorded:
+        return can_bypass_dispatcher(arguments)
+    return not torch._C._are_functorch_transforms_active()
+
+
 @torch.no_grad()
 def _weights(score: Tensor, count: Tensor | None, leading: Sequence[int]) -> Tensor:
-    """alpha [..., N + 1] from scores [N + 1, T]."""
+    """alpha [N + 1, ...] from scores [N + 1, T]."""
     if count is not None:
         slots = torch.arange(len(score), device=score.device)
         score = torch.where(((slots < count) | (slots == len(score) - 1)).unsqueeze(-1), score, float("-inf"))
-    return softmax(score)[0].t().reshape(*leading, len(score))
+    return softmax(score)[0].view(len(score), *leading)

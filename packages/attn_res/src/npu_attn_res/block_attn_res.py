@@ -6,8 +6,7 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
-from .checks import check_eps, check_like
-from .results import AttnResResult
+from .checks import check_eps, check_rows_like
 from .two_phase import attn_res_merge, attn_res_phase1
 
 
@@ -33,6 +32,7 @@ class BlockAttnRes(nn.Module):
         n_inputs: how many inputs the model asks for: its layers, and one more for what follows the last.
         block_size: S, layers of a block.
         rms_eps: added to the mean square.
+        scale: of the scores.
         device, dtype: of the parameters.
 
     Raises:
@@ -47,6 +47,7 @@ class BlockAttnRes(nn.Module):
         n_inputs: int,
         block_size: int,
         rms_eps: float = 1e-6,
+        scale: float = 1.0,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -56,6 +57,7 @@ class BlockAttnRes(nn.Module):
         arguments.whole("n_inputs", n_inputs, least=1)
         self.block_size = arguments.whole("block_size", block_size, least=1)
         self.rms_eps = check_eps("rms_eps", rms_eps)
+        self.scale = arguments.number("scale", scale)
         self.query = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
         self.rms_weight = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
         self.reset_parameters()
@@ -81,7 +83,8 @@ class BlockAttnRes(nn.Module):
 
     def extra_repr(self) -> str:
         n_inputs, hidden_size = self.query.shape
-        return f"{hidden_size}, n_inputs={n_inputs}, block_size={self.block_size}, rms_eps={self.rms_eps}"
+        options = f"block_size={self.block_size}, rms_eps={self.rms_eps}, scale={self.scale}"
+        return f"{hidden_size}, n_inputs={n_inputs}, {options}"
 
 
 class Depth:
@@ -118,7 +121,7 @@ class Depth:
             self._finish_block()
             of_block = slice(layer, layer + weights.block_size)
             self._phase1 = attn_res_phase1(
-                weights.query[of_block], self.blocks, weights.rms_weight[of_block], weights.rms_eps
+                weights.query[of_block], self.blocks, weights.rms_weight[of_block], weights.rms_eps, weights.scale
             )
         assert self._phase1 is not None
         o, lse = (found[place] for found in self._phase1)
@@ -127,12 +130,11 @@ class Depth:
             return o.to(self.blocks[0].dtype)
         if self._output is None:
             raise ValueError(f"the output of layer {layer - 1} is missing and must be given to add() first.")
-        state, weight = (o, lse), (weights.query[layer], weights.rms_weight[layer])
-        if self.prefix is None:
-            self.prefix, self._output = self._output, None
-            return attn_res_merge(*state, self.prefix, *weight, rms_eps=weights.rms_eps)
-        found = attn_res_merge(*state, self.prefix, *weight, rms_eps=weights.rms_eps, layer_output=self._output)
-        assert isinstance(found, AttnResResult)
+        prefix, output = self.prefix, self._output
+        if prefix is None:
+            prefix, output = output.to(self.blocks[0].dtype), None
+        of_layer = (weights.query[layer], weights.rms_weight[layer], None, weights.rms_eps, weights.scale)
+        found = attn_res_merge(o, lse, prefix, *of_layer, layer_output=output)
         self.prefix, self._output = found.prefix, None
         return found.output
 
@@ -140,15 +142,14 @@ class Depth:
         """Take the output of the layer whose input was asked for last.
 
         Args:
-            output: [..., D], as the embedding.
+            output: [..., D], of any floating dtype, as autocast gives it; the sum has the embedding's.
 
         Raises:
             TypeError, ValueError: it is no such tensor, or it was given twice.
         """
         if self._output is not None:
             raise ValueError("the output of a layer was given to add() twice and must be given once for every input().")
-        embedding = self.blocks[0]
-        check_like("output", output, embedding.shape, embedding.dtype, embedding, "the embedding's")
+        check_rows_like("output", output, self.blocks[0], "the embedding's")
         self._output = output
 
     def _finish_block(self) -> None:
@@ -156,5 +157,6 @@ class Depth:
             if self._layer:
                 raise ValueError(f"the output of layer {self._layer - 1} is missing and must be given to add() first.")
             return
-        self.blocks.append(self._output if self.prefix is None else self.prefix + self._output)
+        block = self._output if self.prefix is None else self.prefix + self._output
+        self.blocks.append(block.to(self.blocks[0].dtype))
         self.prefix = self._output = None

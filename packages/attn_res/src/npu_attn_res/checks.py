@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,25 @@ from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.rows import may_overlap
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
+from torch.nn import ParameterList
+
+
+def as_blocks(blocks: Any) -> Any:
+    """A list of blocks, of whatever kind, as a list or tuple; anything else as it is, for the checks to refuse.
+
+    Under autocast, blocks of several dtypes become the widest of them, as `torch.stack` takes them there.
+    """
+    if not isinstance(blocks, (list, tuple)):
+        if isinstance(blocks, (str, Tensor)) or not isinstance(blocks, (Sequence, ParameterList)):
+            return blocks
+        blocks = list(blocks)
+    if blocks and isinstance(blocks[0], Tensor) and torch.is_autocast_enabled(blocks[0].device.type):
+        dtypes = {block.dtype for block in blocks if isinstance(block, Tensor) and block.is_floating_point()}
+        if len(dtypes) > 1:
+            widest = functools.reduce(torch.promote_types, dtypes)
+            floating = (isinstance(block, Tensor) and block.is_floating_point() for block in blocks)
+            blocks = [block.to(widest) if casts else block for block, casts in zip(blocks, floating, strict=True)]
+    return blocks
 
 
 def check_sources(
@@ -45,10 +65,14 @@ def check_merge(
     for name, tensor in state.items():
         shape = prefix.shape if name == "o" else prefix.shape[:-1]
         check_like(name, tensor, shape, wide, prefix)
-    if layer_output is not None:
-        check_like("layer_output", layer_output, prefix.shape, prefix.dtype, prefix)
+    _check_layer_output(layer_output, prefix)
     _check_weights(weights, prefix, "the prefix's")
     return _check_numbers(**numbers)
+
+
+def _check_layer_output(layer_output: Any, prefix: Tensor) -> None:
+    if layer_output is not None:
+        check_rows_like("layer_output", layer_output, prefix, "prefix's")
 
 
 def _check_weights(weights: Mapping[str, Any], like: Tensor, of: str) -> None:
@@ -77,10 +101,7 @@ def check_bank(
     arguments.rows("prefix", prefix)
     n_all = _check_bank_blocks(bank, prefix)
     _check_count(n_blocks, n_all, prefix)
-    if layer_output is not None:
-        arguments.floating("layer_output", layer_output)
-        arguments.shape("layer_output", layer_output, prefix.shape)
-        arguments.device("layer_output", layer_output, prefix, "prefix's")
+    _check_layer_output(layer_output, prefix)
     _check_weights(weights, prefix, "the prefix's")
     if output_dtype is not None and (output_dtype not in (*arguments.DTYPES, torch.float64)):
         allowed = "torch.float32, torch.bfloat16, torch.float16 or None"
@@ -112,7 +133,7 @@ def _check_bank_blocks(bank: Any, prefix: Tensor) -> int:
         arguments.device("bank", bank, prefix, "prefix's")
         return capacity
     if not isinstance(bank, (list, tuple)):
-        raise TypeError(f"bank is a {type(bank).__name__} and must be a tensor, or a list or tuple of tensors.")
+        raise TypeError(f"bank is a {type(bank).__name__} and must be a tensor, or a list of tensors.")
     for i, block in enumerate(bank):
         arguments.floating(f"bank[{i}]", block)
         check_like(f"bank[{i}]", block, prefix.shape, bank[0].dtype, prefix)
@@ -150,7 +171,7 @@ def _followed(rows: Tensor) -> bool:
 def check_blocks(blocks: Any, stacked: bool) -> Tensor:
     """`blocks`, a list of one stacked tensor or of every block; returns the first."""
     if not isinstance(blocks, (list, tuple)):
-        raise TypeError(f"residuals is a {type(blocks).__name__} and must be a tensor, or a list or tuple of tensors.")
+        raise TypeError(f"residuals is a {type(blocks).__name__} and must be a tensor, or a list of tensors.")
     if not blocks:
         raise ValueError("residuals is empty and must have at least one block.")
     first = blocks[0]
@@ -175,6 +196,13 @@ def check_like(
     arguments.tensor(name, tensor)
     arguments.shape(name, tensor, shape)
     arguments.dtype(name, tensor, dtype)
+    arguments.device(name, tensor, like, of)
+
+
+def check_rows_like(name: str, tensor: Any, like: Tensor, of: str) -> None:
+    """A floating tensor of any dtype, of the shape and on the device of another."""
+    arguments.floating(name, tensor)
+    arguments.shape(name, tensor, like.shape)
     arguments.device(name, tensor, like, of)
 
 

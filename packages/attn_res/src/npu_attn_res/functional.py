@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import sharding
 from .autograd import OPERATORS
-from .checks import check_sources
+from .checks import as_blocks, check_sources
 from .operators.single import Call
 from .reference import scaled_query, softmax
 from .results import AttnResResult
@@ -63,18 +63,18 @@ def attn_res(
         k_i = v_i / sqrt(mean(v_i^2) + rms_eps) * rms_weight
         alpha = softmax_i(scale <query, k_i>)        h = sum_i alpha_i v_i
 
-    Arithmetic is fp32, h is rounded once, to v's dtype. Under autocast nothing is cast. A block that needs no gradient gets
-    none computed; its score still counts in those of the others. Of DTensors, see sharding.py, each rank computes its own
-    tokens.
+    Arithmetic is fp32, h is rounded once, to v's dtype. Under autocast nothing is cast but listed blocks of several dtypes,
+    to the widest of them, as by `torch.stack`. A block that needs no gradient gets none computed; its score still counts in
+    those of the others. Of DTensors, see sharding.py, each rank computes its own tokens.
 
     A token's results have the same bits whatever the other tokens are, however many, and wherever it stands, among blocks
     that lie alike: contiguous ones always do. One exception, on Ascend: where a token's later score is higher by 30 than its
     first, tokens that the same core computes may differ in the last bits.
 
     Args:
-        residuals: v, the blocks: a tensor [N, ..., D] or a list or tuple of N tensors [..., D], which is not stacked or
-            copied; fp32, bf16 or fp16 (fp64 too on a CPU). N from 1. Rows may lie at any stride, the same for all blocks;
-            others are copied.
+        residuals: v, the blocks: a tensor [N, ..., D] or a list (tuple, deque, nn.ParameterList) of N tensors [..., D],
+            which is not stacked or copied; fp32, bf16 or fp16 (fp64 too on a CPU). N from 1. Rows may lie at any stride, the
+            same for all blocks; others are copied.
         query, rms_weight: [D], v's dtype or fp32.
         output_rms_weight: [D], v's dtype or fp32: of the RMSNorm that follows, computed in the same pass, from h as it is
             rounded.
@@ -93,16 +93,18 @@ def attn_res(
     Source: "Attention Residuals", arXiv 2603.15031.
     """
     stacked = isinstance(residuals, Tensor)
-    sources = [residuals] if isinstance(residuals, Tensor) else residuals
+    sources = [residuals] if isinstance(residuals, Tensor) else as_blocks(residuals)
     weights = {"query": query, "rms_weight": rms_weight, "output_rms_weight": output_rms_weight}
     options = {"rms_eps": rms_eps, "scale": scale, "output_rms_eps": output_rms_eps}
     rms_eps, scale, output_rms_eps = check_sources(sources, stacked, weights, options)
     arguments.flags(return_weights=return_weights)
     if is_distributed((sources, query, rms_weight, output_rms_weight)):
         run = functools.partial(attn_res, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
-        return sharding.attn_res(functools.partial(run, return_weights=return_weights), residuals, weights)
+        blocks = residuals if stacked else sources
+        return sharding.attn_res(functools.partial(run, return_weights=return_weights), blocks, weights)
     query = scaled_query(query, scale)
-    given = (sources, stacked, len(residuals), None, None, None, query, rms_weight, output_rms_weight)
+    n_blocks = len(sources[0] if stacked else sources)
+    given = (sources, stacked, n_blocks, None, None, None, query, rms_weight, output_rms_weight)
     h, y, _, score, *_ = OPERATORS("attn_res", *Call(*given, rms_eps, output_rms_eps, dtype=None, save=return_weights))
     if output_rms_weight is None and not return_weights:
         found: Tensor = h

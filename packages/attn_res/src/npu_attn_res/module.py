@@ -23,6 +23,7 @@ class AttnRes(nn.Module):
     Args:
         hidden_size: D, the size of the last dimension.
         rms_eps: added to the mean square.
+        scale: of the scores.
         device, dtype: of the parameters.
 
     Raises:
@@ -35,6 +36,7 @@ class AttnRes(nn.Module):
         self,
         hidden_size: int,
         rms_eps: float = 1e-6,
+        scale: float = 1.0,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -42,6 +44,7 @@ class AttnRes(nn.Module):
         super().__init__()
         self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
         self.rms_eps = check_eps("rms_eps", rms_eps)
+        self.scale = arguments.number("scale", scale)
         self.query = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.rms_weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.reset_parameters()
@@ -62,7 +65,7 @@ class AttnRes(nn.Module):
         """`attn_res` of the blocks.
 
         Args:
-            residuals: [N, ..., D], or a list or tuple of N tensors [..., D].
+            residuals: [N, ..., D], or a list of N tensors [..., D].
             output_rms_weight, output_rms_eps, return_weights: as for `attn_res`.
 
         Returns:
@@ -71,11 +74,11 @@ class AttnRes(nn.Module):
         Raises:
             TypeError, ValueError: as `attn_res` does.
         """
-        weights = (self.query, self.rms_weight, output_rms_weight, self.rms_eps)
+        weights = (self.query, self.rms_weight, output_rms_weight, self.rms_eps, self.scale)
         return attn_res(residuals, *weights, output_rms_eps=output_rms_eps, return_weights=return_weights)
 
     def extra_repr(self) -> str:
-        return f"{self.hidden_size}, rms_eps={self.rms_eps}"
+        return f"{self.hidden_size}, rms_eps={self.rms_eps}, scale={self.scale}"
 
 
 class AttnResBank(nn.Module):
@@ -83,12 +86,12 @@ class AttnResBank(nn.Module):
 
     Two of them make a decoder's layer one of Attention Residuals, one before attention and one before the MLP:
 
-        found = self.before_attention(blocks, prefix, layer_output=output)
+        found = self.before_attention(blocks, None, prefix, layer_output=output)
         if self.begins_block:
             blocks, prefix, output = [*blocks, found.prefix], self.attention(found.normalized), None
         else:
             prefix, output = found.prefix, self.attention(found.normalized)
-        found = self.before_mlp(blocks, prefix, layer_output=output)
+        found = self.before_mlp(blocks, None, prefix, layer_output=output)
         return blocks, found.prefix, self.mlp(found.normalized)
 
     The parameters are `query` [hidden_size], zero at first, which makes h the mean of the blocks and the prefix, and
@@ -97,6 +100,7 @@ class AttnResBank(nn.Module):
     Args:
         hidden_size: D, the size of the last dimension.
         rms_eps: added to the mean squares.
+        scale: of the scores.
         device, dtype: of the parameters.
 
     Raises:
@@ -109,6 +113,7 @@ class AttnResBank(nn.Module):
         self,
         hidden_size: int,
         rms_eps: float = 1e-6,
+        scale: float = 1.0,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -116,6 +121,7 @@ class AttnResBank(nn.Module):
         super().__init__()
         self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
         self.rms_eps = check_eps("rms_eps", rms_eps)
+        self.scale = arguments.number("scale", scale)
         self.query = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.rms_weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.output_rms_weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
@@ -130,19 +136,23 @@ class AttnResBank(nn.Module):
     def forward(
         self,
         bank: Tensor | Sequence[Tensor],
+        n_blocks: int | Tensor | None,
         prefix: Tensor,
-        n_blocks: int | Tensor | None = None,
         *,
         layer_output: Tensor | None = None,
         append: bool = False,
         in_place: bool = False,
+        output_dtype: torch.dtype | None = None,
+        output_rms_eps: float | None = None,
+        return_weights: bool = False,
     ) -> AttnResResult:
         """`attn_res_bank` of the blocks and the prefix.
 
         Args:
-            bank: [..., capacity, D], or a list or tuple of blocks [..., D], which may be empty.
+            bank: [..., capacity, D], or a list of blocks [..., D], which may be empty.
+            n_blocks: how many blocks count, an int or a tensor; None: all.
             prefix: [..., D].
-            n_blocks, layer_output, append, in_place: as for `attn_res_bank`.
+            layer_output, append, in_place, output_dtype, output_rms_eps, return_weights: as for `attn_res_bank`.
 
         Returns:
             An AttnResResult: `normalized` is what a layer takes, `prefix` the new prefix.
@@ -150,9 +160,19 @@ class AttnResBank(nn.Module):
         Raises:
             TypeError, ValueError: as `attn_res_bank` does.
         """
-        weights = (self.query, self.rms_weight, self.output_rms_weight, self.rms_eps)
-        given = (bank, n_blocks, prefix, *weights)
-        return attn_res_bank(*given, layer_output=layer_output, append=append, in_place=in_place)
+        weights = (self.query, self.rms_weight, self.output_rms_weight, self.rms_eps, self.scale)
+        return attn_res_bank(
+            bank,
+            n_blocks,
+            prefix,
+            *weights,
+            layer_output=layer_output,
+            append=append,
+            in_place=in_place,
+            output_dtype=output_dtype,
+            output_rms_eps=output_rms_eps,
+            return_weights=return_weights,
+        )
 
     def extra_repr(self) -> str:
-        return f"{self.hidden_size}, rms_eps={self.rms_eps}"
+        return f"{self.hidden_size}, rms_eps={self.rms_eps}, scale={self.scale}"

@@ -13,9 +13,9 @@ class AttnResResult(NamedTuple):
     Attributes:
         output: h [..., D].
         normalized: RMSNorm(h) [..., D].
-        prefix: the prefix [..., D], with the layer's output added.
-        weights: alpha in fp32, one for each block, the prefix's last: [N, ...] from `attn_res`, [..., N + 1] from
-            `attn_res_bank`, where N is the bank's capacity if n_blocks is a tensor.
+        prefix: the prefix [..., D], with the layer's output added; None from `attn_res`, which has none.
+        weights: alpha [N, ...] in fp32, one for each block; from `attn_res_bank` [N + 1, ...], the prefix's last, where N is
+            the bank's capacity if n_blocks is a tensor.
     """
 
     output: Tensor

@@ -42,12 +42,12 @@ def phase1(
     return o, placed.wrap(lse, 1, (layers, *tokens))
 
 
-def beside_prefix(
-    run: Callable[..., Tensor | AttnResResult],
+def with_prefix(
+    run: Callable[..., AttnResResult],
     rows: Mapping[str, Tensor | None],
     weights: Mapping[str, Tensor | None],
     bank: Tensor | Sequence[Tensor] | None = None,
-) -> Tensor | AttnResResult:
+) -> AttnResResult:
     """`run(**rows, **weights)`, with a bank if there is one, on each rank's own tokens; results lie as the prefix does."""
     blocks = {"bank": bank} if isinstance(bank, Tensor) else {f"bank[{i}]": block for i, block in enumerate(bank or ())}
     shards = Shards({**rows, **blocks, **weights})
@@ -63,11 +63,11 @@ def beside_prefix(
     found = run(**given)
     prefix = rows["prefix"]
     assert prefix is not None
-    if isinstance(found, Tensor):
-        return shards.wrap(found, placements, prefix.shape)
-    leading = prefix.shape[:-1]
-    wrapped = [None if part is None else shards.wrap(part, placements, (*leading, part.shape[-1])) for part in found]
-    return AttnResResult(*wrapped)  # type: ignore[arg-type]  # the first is no None
+    results = [None if part is None else shards.wrap(part, placements, prefix.shape) for part in found[:3]]
+    alpha = found.weights
+    if alpha is not None:
+        alpha = shards.wrap(alpha, moved(placements, 1), (len(alpha), *prefix.shape[:-1]))
+    return AttnResResult(*results, alpha)  # type: ignore[arg-type]  # the first is no None
 
 
 class _Blocks:

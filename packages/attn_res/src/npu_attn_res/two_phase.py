@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import overload
 
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding
 from .autograd import OPERATORS
-from .checks import check_merge, check_phase1
+from .checks import as_blocks, check_merge, check_phase1
 from .reference import scaled_query
 from .results import AttnResResult, Phase1Result
 
@@ -43,11 +42,12 @@ def attn_res_phase1(
     Source: arXiv 2603.15031, the two-phase computation.
     """
     stacked = isinstance(residuals, Tensor)
-    sources = [residuals] if stacked else residuals
+    blocks = residuals if stacked else as_blocks(residuals)
+    sources = [residuals] if stacked else blocks
     first, rms_eps, scale = check_phase1(queries, sources, stacked, rms_weight, rms_eps, scale)
     if is_distributed((queries, sources, rms_weight)):
         run = functools.partial(attn_res_phase1, rms_eps=rms_eps, scale=scale)
-        return Phase1Result(*sharding.phase1(run, queries, residuals, rms_weight))
+        return Phase1Result(*sharding.phase1(run, queries, blocks, rms_weight))
     queries = scaled_query(queries, scale)
     o, lse, *_ = OPERATORS("phase1", queries, sources, stacked, rms_weight, rms_eps, False)
     leading = first.shape[1:-1] if stacked else first.shape[:-1]
@@ -55,23 +55,6 @@ def attn_res_phase1(
     return Phase1Result(o, lse.view(len(queries), *leading))
 
 
-@overload
-def attn_res_merge(
-    o: Tensor,
-    lse: Tensor,
-    prefix: Tensor,
-    query: Tensor,
-    rms_weight: Tensor,
-    output_rms_weight: None = None,
-    rms_eps: float = 1e-6,
-    scale: float = 1.0,
-    *,
-    layer_output: None = None,
-    output_rms_eps: float | None = None,
-) -> Tensor: ...
-
-
-@overload
 def attn_res_merge(
     o: Tensor,
     lse: Tensor,
@@ -84,22 +67,7 @@ def attn_res_merge(
     *,
     layer_output: Tensor | None = None,
     output_rms_eps: float | None = None,
-) -> Tensor | AttnResResult: ...
-
-
-def attn_res_merge(
-    o: Tensor,
-    lse: Tensor,
-    prefix: Tensor,
-    query: Tensor,
-    rms_weight: Tensor,
-    output_rms_weight: Tensor | None = None,
-    rms_eps: float = 1e-6,
-    scale: float = 1.0,
-    *,
-    layer_output: Tensor | None = None,
-    output_rms_eps: float | None = None,
-) -> Tensor | AttnResResult:
+) -> AttnResResult:
     """The second phase of Block AttnRes: one more block, the prefix, joins a layer's first phase.
 
         s = scale <query, k(prefix)>        a = exp(s) / (exp(lse) + exp(s))        h = (1 - a) o + a prefix
@@ -113,11 +81,12 @@ def attn_res_merge(
         output_rms_weight: as for `attn_res`.
         rms_eps: added to the mean square.
         scale: of the scores.
-        layer_output: [..., D] in the prefix's dtype: added to it first, in the same pass; the sum is rounded to it.
+        layer_output: [..., D], of any of these dtypes: added to the prefix first, in the same pass; the sum is rounded to
+            the prefix's dtype.
         output_rms_eps: as for `attn_res`.
 
     Returns:
-        h [..., D] in the prefix's dtype. With an output_rms_weight or a layer_output: an AttnResResult.
+        An AttnResResult, h [..., D] in the prefix's dtype.
 
     Raises:
         TypeError, ValueError: as for `attn_res`.
@@ -131,11 +100,8 @@ def attn_res_merge(
     rows = {**state, "prefix": prefix, "layer_output": layer_output}
     if is_distributed((*rows.values(), *weights.values())):
         run = functools.partial(attn_res_merge, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
-        return sharding.beside_prefix(run, rows, weights)
+        return sharding.with_prefix(run, rows, weights)
     numbers = (rms_eps, output_rms_eps, False)
     given = (o, lse, prefix, layer_output, scaled_query(query, scale), rms_weight, output_rms_weight)
     h, y, joined, *_ = OPERATORS("merge", *given, *numbers)
-    if output_rms_weight is None and layer_output is None:
-        found: Tensor = h
-        return found
-    return AttnResResult(h, None if output_rms_weight is None else y, None if layer_output is None else joined)
+    return AttnResResult(h, None if output_rms_weight is None else y, prefix if layer_output is None else joined)

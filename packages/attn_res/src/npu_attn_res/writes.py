@@ -15,24 +15,36 @@ def count_as_written(tensors: Sequence[Tensor]) -> None:
         torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
-def replace(memory: Tensor, value: Tensor, is_there: bool) -> None:
-    """Where something is recorded: the memory becomes the value. `is_there`: a kernel has written it already."""
-    if is_there:
+def replace(memory: Tensor, value: Tensor, by_kernel: bool) -> None:
+    """Where something is recorded: the memory becomes the value. `by_kernel`: a kernel has written it already."""
+    if by_kernel:
         apply(_Written, memory, value, None)
     else:
+        _check_mapped(memory, value)
         memory.copy_(value)
 
 
-def append(bank: Tensor, n_blocks: int | Tensor, block: Tensor, is_there: bool) -> None:
+def append(bank: Tensor, n_blocks: int | Tensor, block: Tensor, by_kernel: bool) -> None:
     """As `replace`, of the block behind the first n_blocks; of none where those fill the bank."""
     if not isinstance(n_blocks, Tensor):
-        replace(bank.select(-2, n_blocks), block, is_there)
-    elif is_there:
+        replace(bank.select(-2, n_blocks), block, by_kernel)
+    elif by_kernel:
         apply(_Written, bank, block, n_blocks)
     elif capacity := bank.shape[-2]:
         place = n_blocks.reshape(1).long().clamp(0, capacity - 1)
         rows = torch.where(n_blocks < capacity, block.unsqueeze(-2).to(bank.dtype), bank.index_select(-2, place))
-        bank.index_copy_(-2, place, rows)
+        _check_mapped(bank, rows)
+        bank.movedim(-2, 0)[place] = rows.movedim(-2, 0)
+
+
+def _check_mapped(memory: Tensor, value: Tensor) -> None:
+    """What torch.func.vmap maps over cannot be written to memory that is the same for all of its calls."""
+    is_mapped = torch._C._functorch.is_batchedtensor
+    if torch._C._are_functorch_transforms_active() and is_mapped(value) and not is_mapped(memory):
+        raise ValueError(
+            "append or in_place is True and must be False for a bank or prefix that torch.func.vmap does not map over: all"
+            " calls would write to one memory. Name its dimension in in_dims."
+        )
 
 
 class _Written(Function):

@@ -22,6 +22,7 @@ import triton.language as tl
 from .tile import (
     ALIGNMENT,
     block_at,
+    count_blocks,
     fetch_rows,
     fetch_whole_rows,
     load_query,
@@ -70,8 +71,7 @@ def attn_res_backward_kernel(
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
     PREFETCH_FIRST: tl.constexpr = PREFETCH or (p_h is None and BLOCK_M == 1)
-    if p_count is not None:
-        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
+    n_blocks = count_blocks(p_count, n_blocks, n_slots)
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     if p_dg is not None:
         b_dg = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)

@@ -12,7 +12,7 @@ token are loaded before the second sweep, else its dh: both do not fit.
 import triton
 import triton.language as tl
 
-from .tile import ALIGNMENT, block_at, fetch_rows, fetch_whole_rows, store_rows
+from .tile import ALIGNMENT, block_at, count_blocks, fetch_rows, fetch_whole_rows, store_rows
 
 SLOTS = tl.constexpr(64)
 LEAST = tl.constexpr(-(2**62))
@@ -153,8 +153,7 @@ def attn_res_backward_row_kernel(
     REST: tl.constexpr = D - C
     HAS_DG: tl.constexpr = p_dg is not None
     n_rows = n_slots if p_prefix is None else n_slots + 1
-    if p_count is not None:
-        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
+    n_blocks = count_blocks(p_count, n_blocks, n_slots)
     b_g = fetch_piece(p_query, N, C).to(tl.float32) * fetch_piece(p_norm, N, C).to(tl.float32)  # [1, C]
     b_dg = tl.zeros([1, C], tl.float32)
     if HALVES:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from .cuda_tile import block_rows, columns, load_chunk, load_tiles, store_chunk, widen_tile
+from .tile import count_blocks
 
 
 @triton.jit
@@ -72,8 +73,7 @@ def attn_res_forward_sources_kernel(
     g = ()
     for i in tl.static_range(CHUNKS):
         g = g + (load_chunk(p_query, i, D, BLOCK_D) * load_chunk(p_norm, i, D, BLOCK_D),)
-    if p_count is not None:
-        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
+    n_blocks = count_blocks(p_count, n_blocks, n_slots)
     for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0), num_stages=STAGES if HELD else 1):
         i_token = i_turn.to(tl.int64)
         i_first = i_token * s_token

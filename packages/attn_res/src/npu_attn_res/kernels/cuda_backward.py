@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from .cuda_tile import block_rows, load_row, widen_again, widen_tile
+from .tile import count_blocks
 
 
 @triton.jit
@@ -97,8 +98,7 @@ def attn_res_backward_sources_kernel(
 # fmt: on
     o_col = tl.arange(0, BLOCK_D)
     b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
-    if p_count is not None:
-        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
+    n_blocks = count_blocks(p_count, n_blocks, n_slots)
     b_dg = tl.zeros([BLOCK_D], tl.float32)
     for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0), num_stages=STAGES if HELD else 1):
         i_token = i_turn.to(tl.int64)

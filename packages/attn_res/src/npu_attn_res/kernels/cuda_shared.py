@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from .cuda_tile import block_rows, widen_again, widen_tile
+from .tile import count_blocks
 
 # Tokens whose parts are kept. Who publishes parts of one has parts of the token before from everybody, and nobody publishes
 # those who has not read all that he needs of earlier ones.
@@ -87,8 +88,7 @@ def attn_res_backward_shared_kernel(
     m_col = (o_col < D) | (D % BLOCK_D == 0)
     m_first = m_col & (i_tile == 0)  # the prefix comes with the first tile
     o_block = tl.arange(0, BLOCK_N)
-    if p_count is not None:
-        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
+    n_blocks = count_blocks(p_count, n_blocks, n_slots)
     n_own = tl.minimum(n_blocks - i_tile * PER_TILE, PER_TILE)
     m_block = o_block < n_own
     bits = ((needed >> (i_tile * PER_TILE)) & ((1 << PER_TILE) - 1)).to(tl.int32)  # as `needed`, of the program's blocks

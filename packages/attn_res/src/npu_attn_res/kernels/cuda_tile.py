@@ -14,7 +14,7 @@ _ASSEMBLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # which Tri
 @triton.jit
 def widen_tile(b_v):
     """fp32. Of bf16 an instruction an element, where Triton's cast takes three for two."""
-    if _ASSEMBLY and b_v.dtype == tl.bfloat16:
+    if _ASSEMBLY and b_v.dtype == tl.bfloat16 and b_v.numel > 1:  # pairs
         return tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [b_v], tl.float32, is_pure=True, pack=2
         )
@@ -25,7 +25,7 @@ def widen_tile(b_v):
 @triton.jit
 def widen_again(b_v):
     """As `widen_tile`, for a tile's second use: were it the same, results of the first would stay in registers meanwhile."""
-    if _ASSEMBLY and b_v.dtype == tl.bfloat16:
+    if _ASSEMBLY and b_v.dtype == tl.bfloat16 and b_v.numel > 1:  # pairs
         return tl.inline_asm_elementwise(
             "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;", "=r,=r,r", [b_v], tl.float32, is_pure=True, pack=2
         )

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from .tile import (
     block_at,
+    count_blocks,
     count_rows,
     load_prefix,
     load_query,
@@ -179,8 +180,7 @@ def attn_res_forward_kernel(
 ):
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
     b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
-    if p_count is not None:
-        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
+    n_blocks = count_blocks(p_count, n_blocks, n_slots)
     # fmt: off
     forward_tiles(
         p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from .forward import append_rows, forward_tiles, score_rows, store_lse, store_output, store_scores
-from .tile import ALIGNMENT, block_at, fetch_whole_rows, load_prefix, load_query, store_columns
+from .tile import ALIGNMENT, block_at, count_blocks, fetch_whole_rows, load_prefix, load_query, store_columns
 
 LARGE = tl.constexpr(1e13)  # a sum of exp(s - reference) from which on the reference was too low: e^30
 OVERFLOW = tl.constexpr(3e38)  # a sum of squares from which on it is infinite, or as good as
@@ -77,8 +77,7 @@ def attn_res_forward_prefetch_kernel(
     # What is stored has a buffer of its own.
     DEFER_STORE: tl.constexpr = (p_prefix is None and p_weight is None) and tl.float32 != DTYPE
     PART: tl.constexpr = (BLOCK_D + PARTS * ALIGNMENT - 1) // (PARTS * ALIGNMENT) * ALIGNMENT  # columns
-    if p_count is not None:
-        n_blocks = tl.maximum(tl.minimum(tl.load(p_count).to(tl.int32), n_slots), 0)
+    n_blocks = count_blocks(p_count, n_blocks, n_slots)
     b_g = load_query(p_query, p_norm, s_norm, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     if p_prefix is None:

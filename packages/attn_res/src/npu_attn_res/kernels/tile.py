@@ -43,6 +43,15 @@ def block_at(p_v, p_table, s_block, i_block, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def count_blocks(p_count, n_blocks, n_slots):
+    """How many blocks count: n_blocks, or the number at p_count, which is clamped before it is cut to 32 bits."""
+    if p_count is None:
+        return n_blocks
+    else:
+        return tl.minimum(tl.maximum(tl.load(p_count), 0), n_slots).to(tl.int32)
+
+
+@triton.jit
 def row_pointers(p_row, s_row, R: tl.constexpr, C: tl.constexpr):
     """[R, C]; the first row and column are in p_row."""
     if R > 1:

@@ -14,7 +14,7 @@ from .. import reference, tiling
 from ..reference import State, Statistics, Weights
 from ..tiling import Kind
 from .sources import Sources, rows_of
-from .specs import Arguments, contiguous_weights, row_spec, run_rows, weights_gradient
+from .specs import Arguments, contiguous_weights, row_spec, run_rows, weights_gradient, widest
 from .split_d import Columns
 
 
@@ -73,7 +73,7 @@ def merge(
         tensors = (o, lse, p, added, *weights, h, y, joined, score, rstd, norm_rstd)
         return tensors, (n_tokens, s_o, s_p, s_added, eps, norm_eps)
 
-    spec = row_spec(Kind.MERGE, partial.shape[-1], partial.dtype, max(s_o, s_p, s_added), device)
+    spec = row_spec(Kind.MERGE, partial.shape[-1], widest(partial, x), max(s_o, s_p, s_added), device)
     if run_rows(spec, n_tokens, arguments):
         return h, y, joined, statistics
     return reference.merge(state, partial, x, weights, eps, norm_eps)

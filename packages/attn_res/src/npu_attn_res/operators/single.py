@@ -85,27 +85,28 @@ def _allocate_joined(call: Call) -> Tensor | None:
 def _forward(call: Call, update: single.Update) -> tuple[Tensor | None, ...]:
     """h and y [..., D], the new prefix, and the statistics, None of what there is not."""
     shape, weights, dtype = call.shape, call.weights, call.dtype or call.like.dtype
-    device, found = device_for(call.like.device), None
+    device, found, joined = device_for(call.like.device), None, update.joined
     if device is not None:
         sources = follow_beside(*call[:5], device)
         found = single.forward(sources, weights, call.eps, call.norm_eps, dtype, call.save, device, update)
     if found is None:
         prefix = _updated(call, update)
+        joined = None if update.joined is None else prefix
         used = call.n_blocks if call.counted is None else None
         rows = Rows(call.blocks, call.stacked, n_blocks=used, count=call.counted, prefix=prefix)
         found = reference.forward(rows, weights, call.eps, call.norm_eps, dtype)
     h, y, statistics = found
     y = None if y is None else y.view(shape)
-    return h.view(shape), y, update.joined, *(statistics if call.save else (None, None, None, None))
+    return h.view(shape), y, joined, *(statistics if call.save else (None, None, None, None))
 
 
 def _updated(call: Call, update: single.Update) -> Tensor | None:
     """The prefix with the layer's output, after it was appended where that is asked for."""
     prefix = call.prefix
     if prefix is not None and update.x is not None:
-        assert update.joined is not None
         wide = statistics_dtype(torch.promote_types(prefix.dtype, update.x.dtype))
-        prefix = update.joined.copy_(prefix.to(wide) + update.x.to(wide))
+        total = (prefix.to(wide) + update.x.to(wide)).to(prefix.dtype)
+        prefix = prefix.copy_(total) if update.joined is prefix else total.contiguous()
     if update.append:
         assert prefix is not None
         append_block(call.blocks[0], call.n_blocks, call.counted, prefix)
