@@ -161,3 +161,11 @@ def integer_product(a_ptr, b_ptr, c_ptr, M: tl.constexpr, K: tl.constexpr, N: tl
     b_b = tl.load(b_ptr + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :])
     b_c = tl.dot(b_a, b_b, out_dtype=tl.int32)  # [M, N]
     tl.store(c_ptr + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :], b_c)
+
+
+@triton.jit
+def exp_and_next(x_ptr, y_ptr, z_ptr, BN: tl.constexpr):
+    o = tl.arange(0, BN)
+    b_x = tl.load(x_ptr + o)
+    tl.store(y_ptr + o, tl.exp(b_x))
+    tl.store(z_ptr + o, b_x + 1.0)  # in place of b_x

@@ -202,6 +202,19 @@ def test_dependent_instructions_of_one_pipe_without_a_barrier_are_a_hazard():
         rms_norm()
 
 
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+def test_an_instruction_in_place_behind_a_reader_of_its_operand_is_a_weak_hazard_without_a_barrier(toolchain):
+    def notes(mutate):
+        x, y, z = torch.randn(1024), torch.empty(1024), torch.empty(1024)
+        with emulate(toolchain=toolchain, checks=True, mutate=mutate) as emulation:
+            sample_kernels.exp_and_next[(1,)](x, y, z, BN=1024)
+        return [str(note) for note in emulation.launches[0].notes]
+
+    assert not notes(None)
+    mutate = without(lambda op: name_of(op) == "hivm.hir.pipe_barrier" and "PIPE_V" in str(property_of(op, "pipe")))
+    assert any(re.search(r"weak hazard.*WAR: vadd.* writes .* which vexp.* reads", note) for note in notes(mutate))
+
+
 def test_results_that_depend_on_bytes_nobody_wrote_are_found():
     mutate = without(lambda op: "load_gm_to_ubuf" in symbol_of(op, "callee"))
     found = pytest.raises(FindingsError, match="y_ptr depends on bytes that nobody has written")

@@ -80,7 +80,7 @@ typedef struct {
   const instruction *instruction;
   const view *view;
   const clocks *known;
-  int kind, clock, temporary;  // clock: of the pipe that accesses
+  int kind, clock, temporary, only_compares;  // clock: of the pipe that accesses
   uint32_t epoch;
   char *base;       // address of the current page
 } accessing;
@@ -151,6 +151,7 @@ static void in_page(page *p, accessing *a, int low, int high) {
     cut(p, end, high);
     write_run(a, &p->runs[end]);
   }
+  if (a->only_compares) return;
   const run_ now = {(uint16_t)low, (uint16_t)high, 0, a->view->owner, {(int8_t)a->clock, (int8_t)a->temporary, (uint16_t)a->instruction->number, a->epoch}, {{0}}};
   if (end == at) {
     insert(p, at, now);
@@ -176,11 +177,12 @@ static void out_of_buffer(const accessing *a, const char *low, const char *high)
             (long)(low - a->view->low), (long)(high - a->view->low), named(a->view, what, sizeof what), (long)(a->view->high - a->view->low));
 }
 
-// Records an access to a view, in contiguous pieces. DMA writes whole units of 32 bytes of the Unified Buffer.
-static void account_as(const instruction *i, const view *v, int kind, int pipe, uint32_t epoch, int temporary) {
+// Compares an access to a view with those before and records it, in contiguous pieces. DMA writes whole units of 32 bytes of the
+// Unified Buffer.
+static void account_as(const instruction *i, const view *v, int kind, int pipe, uint32_t epoch, int temporary, int only_compares) {
   core *c = CORE;
   if (v->space == NUMBER || elements_of(v) == 0) return;
-  accessing a = {i, v, &c->clocks[pipe], kind, c->first + pipe, temporary, epoch, NULL};
+  accessing a = {i, v, &c->clocks[pipe], kind, c->first + pipe, temporary, only_compares, epoch, NULL};
   map *m = v->space == GM ? machine->gm : c->maps[(int)v->space];
   const int64_t unit = v->type == I1 ? 1 : element_bytes[(int)v->type] * 8;  // bits
   int64_t piece = unit, rank = v->rank, index[RANK] = {0};
@@ -204,7 +206,7 @@ static void account_as(const instruction *i, const view *v, int kind, int pipe, 
   }
 }
 
-void account(const instruction *i, const view *v, int kind, int pipe, uint32_t epoch) { account_as(i, v, kind, pipe, epoch, 0); }
+void account(const instruction *i, const view *v, int kind, int pipe, uint32_t epoch) { account_as(i, v, kind, pipe, epoch, 0, 0); }
 
 // ---- Operands of one instruction that overlap
 
@@ -235,6 +237,12 @@ static int in_place(const view *w, const view *r) {
 void account_operands(const instruction *i, const view *const *o, int pipe, uint32_t epoch) {
   const int written = i->reads + i->writes, all = written + i->temporaries;
   char what[200], other[200];
+  // What is written in place is compared first: the instruction's read takes the place of the pipe's read before it.
+  for (int w = i->reads; w < all; w++) {
+    int is_read = 0;
+    for (int r = 0; r < i->reads; r++) is_read |= overlap(o[w], o[r]);
+    if (is_read) account_as(i, o[w], STORE, pipe, epoch, w >= written, 1);
+  }
   for (int k = 0; k < i->reads; k++)
     if (!(i->attributes[6] >> k & 1)) account(i, o[k], LOAD, pipe, epoch);  // else only its size is used
   for (int w = i->reads; w < all; w++) {
@@ -245,6 +253,6 @@ void account_operands(const instruction *i, const view *const *o, int pipe, uint
       note("alias|%s#%d: %s %s overlaps its operand %s", i->name, i->number, w < written ? "output" : "temporary", named(o[w], what, sizeof what),
            named(o[r], other, sizeof other));
     }
-    account_as(i, o[w], STORE, pipe, epoch, w >= written);
+    account_as(i, o[w], STORE, pipe, epoch, w >= written, 0);
   }
 }
