@@ -27,7 +27,7 @@ CORE = (
     "launching | pytorch",
     "budget",
     "chips | installation",
-    "device | errors",
+    "errors",
 )
 
 FOLDERS = {

@@ -1,4 +1,4 @@
-"""One of two ranks of test_pipeline.py: interleaved stages of torch.distributed.pipelining."""
+"""One of two ranks of test_pipeline.py: the schedules of torch.distributed.pipelining, against one process."""
 
 import sys
 from pathlib import Path
@@ -9,38 +9,63 @@ import pipeline_stages
 import torch
 from npu_attn_res import PipelineBlocks
 from npu_offline import ranks
-from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+from torch import nn
+from torch.distributed import pipelining
+from torch.utils.checkpoint import checkpoint
 
 N_RANKS = 2
+LOOP, V = {0: [0, 2], 1: [1, 3]}, {0: [0, 3], 1: [1, 2]}  # rank: its stages
+SCHEDULES = {
+    "GPipe": ([1, 1], {0: [0], 1: [1]}, "loop"),
+    "1F1B": ([1, 1], {0: [0], 1: [1]}, "loop"),
+    "Interleaved1F1B": ([1, 1, 1, 1], LOOP, "loop"),
+    "LoopedBFS": ([1, 1, 1, 1], LOOP, "loop"),
+    "InterleavedZeroBubble": ([1, 1, 1, 1], LOOP, "loop"),
+    "ZBVZeroBubble": ([1, 1, 1, 1], V, "v"),
+    "DualPipeV": ([1, 1, 1, 1], V, "v"),
+}
 
 
-def main() -> None:
+class Checkpointed(nn.Module):
+    """A stage that its backward runs again."""
+
+    def __init__(self, stage):
+        super().__init__()
+        self.inner = stage
+
+    def forward(self, *message):
+        return checkpoint(self.inner, *message, use_reentrant=False)
+
+
+def main():
+    name, how = sys.argv[1:]
+    made, placement, style = SCHEDULES[name]
     with ranks.join() as rank:
-        modules, blocks, made = pipeline_stages.stages(), PipelineBlocks(pipeline_stages.MADE, N_RANKS), []
+        modules, blocks = pipeline_stages.stages(made), PipelineBlocks(made, N_RANKS, style)
         row = torch.zeros(pipeline_stages.TOKENS, pipeline_stages.WIDTH, dtype=torch.float64, requires_grad=True)
-        last = len(modules) - 1
-        for module in modules[rank::N_RANKS]:
+        last, stages = len(made) - 1, []
+        for module in (modules[i] for i in placement[rank]):
             module.blocks = blocks
             first = row if module.stage else row.detach()
             given = (first, *(row,) * blocks.arriving(module.stage))
-            results = (torch.zeros(1, dtype=torch.float64, requires_grad=True),) if module.stage == last else (row, row)
-            options = {"input_args": given, "output_args": results}
-            made.append(PipelineStage(module, module.stage, len(modules), torch.device("cpu"), **options))
-        schedule = ScheduleInterleaved1F1B(
-            made, pipeline_stages.N_MICROBATCHES, loss_fn=lambda output, target: output[0].sum(), scale_grads=False
-        )
+            sent = 0 if module.stage == last else blocks.arriving(module.stage + 1)
+            result = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+            options = {"input_args": given, "output_args": (result,) if module.stage == last else (row,) * (1 + sent)}
+            run = Checkpointed(module) if how == "checkpointed" else module
+            stages.append(pipelining.PipelineStage(run, module.stage, len(made), torch.device("cpu"), **options))
+        schedule_type = getattr(pipelining, f"Schedule{name}")
+        given = stages[0] if len(stages) == 1 else stages
+        options = {"loss_fn": lambda output, target: output[0].sum(), "scale_grads": False}
+        schedule = schedule_type(given, pipeline_stages.N_MICROBATCHES, **options)
         whole = torch.cat(pipeline_stages.microbatches())
         target = torch.zeros(pipeline_stages.N_MICROBATCHES, dtype=torch.float64)
-        if rank == 0:
-            schedule.step(whole)
-        else:
-            schedule.step(target=target)
-        expected = pipeline_stages.whole()
-        each = len(expected) // len(modules)
-        for module in modules[rank::N_RANKS]:
-            of_module = expected[module.stage * each : (module.stage + 1) * each]
-            for one, other in zip(pipeline_stages.gradients([module]), of_module, strict=True):
-                torch.testing.assert_close(one, other)
+        expected = pipeline_stages.whole(made)
+        for step in (1, 2):  # gradients add up
+            schedule.step(*([whole] if rank == 0 else []), **({"target": target} if last in placement[rank] else {}))
+            for i in placement[rank]:
+                gradients = pipeline_stages.gradients([modules[i]])
+                for gradient, of_one in zip(gradients, pipeline_stages.of_stage(expected, i, made), strict=True):
+                    torch.testing.assert_close(gradient, step * of_one)
 
 
 main()

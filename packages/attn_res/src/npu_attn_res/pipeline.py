@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 
+import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .kept_blocks import KeptBlocks, enter_graph, hook_blocks, leave_graph
+
+STYLES = ("loop", "v")
 
 
 class PipelineBlocks:
-    """The blocks of one rank in a pipeline whose stages are dealt to the ranks in turns.
+    """The blocks of one rank in a pipeline whose ranks have several stages each.
 
-    Stage s runs on rank s % n_ranks, as `torch.distributed.pipelining`'s interleaved schedules have it. A rank has kept what
-    its earlier stages received and made, so that a message carries the blocks of the n_ranks - 1 stages before it at most:
+    A rank keeps what its earlier stages received and made, so that a message carries only the blocks of the stages since the
+    rank's last one:
 
         def forward(self, prefix, *received):  # of a stage
-            blocks = self.blocks.enter(self.stage, received)
-            ...  # layers read the blocks, and append to them
-            return prefix, *self.blocks.leave(self.stage, blocks)
+            blocks = self.blocks.enter(self.stage, received, prefix)
+            ...  # layers read the blocks and the prefix, and append to the blocks
+            return tuple(self.blocks.leave(self.stage, blocks, prefix))
 
-    One object serves all stages of a rank. Each stage must see its microbatches in the same order, each with one forward and
-    at most one backward, and a later stage's backward must come first: schedules keep to that. A kept block's gradient from
-    later stages is added when an earlier stage's backward reaches it: a stage must read every block, or send it on, as
-    layers of Attention Residuals do. Blocks are not copied.
+    One object serves all stages of a rank, under every schedule of `torch.distributed.pipelining`. Each stage must see its
+    microbatches in the same order, each with one forward and at most one backward, and a later stage's backward must come
+    first: schedules keep to that. The backward may be split into one of inputs and one of weights. A stage may be wrapped
+    whole in `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`. After a step that an error has ended, call
+    `reset`.
+
+    The gradient of a kept block passes through what `leave` returns. Without the prefix, a stage that sends no block adds
+    the gradient where its layers read the block, and a later stage that receives no block needs a backward that is not
+    split. A gradient that is lost raises an error. Blocks are not copied.
 
     Args:
         made: how many blocks each stage of the pipeline makes, all stages in order.
         n_ranks: ranks of the pipeline.
+        style: "loop": stage s runs on rank s % n_ranks, as interleaved schedules have it. "v": every second round of
+            n_ranks stages runs in descending order of ranks, as ScheduleZBVZeroBubble and ScheduleDualPipeV have it.
 
     Raises:
         TypeError, ValueError: an argument is no number, or out of range.
@@ -35,10 +49,20 @@ class PipelineBlocks:
     Source: arXiv 2603.15031, cross-stage caching.
     """
 
-    def __init__(self, made: Sequence[int], n_ranks: int) -> None:
+    def __init__(self, made: Sequence[int], n_ranks: int, style: str = "loop") -> None:
         self._made = [arguments.whole(f"made[{i}]", count, least=0) for i, count in enumerate(made)]
         self._n_ranks = arguments.whole("n_ranks", n_ranks, least=1)
-        self._kept: dict[int, deque[list[Tensor]]] = {stage: deque() for stage in range(len(self._made))}
+        if style not in STYLES:
+            raise ValueError(f"style is {style!r} and must be one of {STYLES}.")
+        self._style = style
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all kept blocks: for a step that an error has ended."""
+        self._kept: dict[int, deque[KeptBlocks]] = {stage: deque() for stage in range(len(self._made))}
+        self._entered: list[WeakTensorKeyDictionary] = [WeakTensorKeyDictionary() for _ in self._made]
+        self._recorded = [False] * len(self._made)  # whether gradients were enabled when the stage ran last
+        self._lost: list[str] = []
 
     def arriving(self, stage: int) -> int:
         """How many blocks a stage's input carries.
@@ -53,60 +77,101 @@ class PipelineBlocks:
             ValueError: there is no such stage.
         """
         self._check(stage)
-        return sum(self._made[max(0, stage - self._n_ranks + 1) : stage])
+        return sum(self._made[max(0, self._previous(stage) + 1) : stage])
 
-    def enter(self, stage: int, received: Sequence[Tensor]) -> list[Tensor]:
+    def enter(self, stage: int, received: Sequence[Tensor], prefix: Tensor | None = None) -> list[Tensor]:
         """All blocks that earlier stages have made.
 
         Args:
             stage: which one begins a microbatch.
             received: the blocks that came with its input, `arriving(stage)` of them.
+            prefix: the rest of its input; a stage that receives no block needs it where a schedule splits the backward.
 
         Returns:
             A new list of the blocks [..., D], in order.
 
         Raises:
-            ValueError: there is no such stage, another number of blocks came, or the rank's stage before has not run.
+            ValueError: there is no such stage, another number of blocks came, the rank's stage before has not run, or a
+                gradient was lost.
         """
         expected = self.arriving(stage)
         if len(received) != expected:
             raise ValueError(f"received has {len(received)} blocks and must have {expected}.")
-        kept: list[Tensor] = []
-        if stage >= self._n_ranks:
-            if not self._kept[stage]:
-                raise ValueError(
-                    f"stage is {stage} and must come after stage {stage - self._n_ranks} of the same microbatch."
-                )
-            kept = self._kept[stage].popleft()
-        return [*kept, *received]
+        inputs = [*received, *([] if prefix is None else [prefix])]
+        kept = self._recall(stage, inputs) if _is_recomputed() else self._take(stage, inputs)
+        return [*(enter_graph(kept, inputs) if kept else []), *received]
 
-    def leave(self, stage: int, blocks: Sequence[Tensor]) -> list[Tensor]:
+    def leave(self, stage: int, blocks: Sequence[Tensor], prefix: Tensor | None = None) -> list[Tensor]:
         """What a stage sends on, after it has run.
 
         Args:
             stage: which one ends a microbatch.
             blocks: all of them, its own last.
+            prefix: the rest of what it sends.
 
         Returns:
-            The blocks for the next stage, `arriving(stage + 1)` of them; none after the last stage.
+            The blocks for the next stage, `arriving(stage + 1)` of them; none after the last stage. The prefix comes first
+            where it was given.
 
         Raises:
-            ValueError: there is no such stage, or the number of blocks is not that of all stages so far.
+            ValueError: there is no such stage, the number of blocks is not that of all stages so far, or a gradient was
+                lost.
         """
         self._check(stage)
         expected = sum(self._made[: stage + 1])
         if len(blocks) != expected:
             raise ValueError(f"blocks has {len(blocks)} blocks and must have {expected}.")
+        sent = [] if prefix is None else [prefix]
         if stage == len(self._made) - 1:
-            return []
-        sent = list(blocks)[len(blocks) - self.arriving(stage + 1) :]
-        later = stage + self._n_ranks
-        if later < len(self._made):
-            leaves = [block.detach().requires_grad_(block.requires_grad) for block in blocks]
-            self._kept[later].append(leaves)
-            for block, leaf in zip(blocks, leaves, strict=True):
-                _add_gradient_later(block, leaf)
+            return sent
+        sent += list(blocks)[len(blocks) - self.arriving(stage + 1) :]
+        later = self._next(stage)
+        if later >= len(self._made):
+            return sent
+        kept = KeptBlocks(blocks, stage, later, self._lost)
+        if not _is_recomputed():
+            self._kept[later].append(kept)
+        if any(tensor.requires_grad for tensor in sent):
+            return leave_graph(kept, sent, blocks)
+        hook_blocks(kept, blocks)
         return sent
+
+    def _take(self, stage: int, inputs: list[Tensor]) -> KeptBlocks | None:
+        """The blocks of the next microbatch, out of the queue."""
+        if self._lost:
+            raise ValueError(self._lost[0])
+        self._recorded[stage] = torch.is_grad_enabled()
+        previous = self._previous(stage)
+        if previous < 0:
+            return None
+        if not self._kept[stage]:
+            raise ValueError(f"stage is {stage} and must come after stage {previous} of the same microbatch.")
+        kept = self._kept[stage].popleft()
+        kept.is_anchored = any(tensor.requires_grad for tensor in inputs)
+        if inputs and torch.is_grad_enabled():
+            # The graph holds blocks that need a gradient, for as long as they can be asked for.
+            self._entered[stage][inputs[0]] = weakref.ref(kept) if any(kept.needs) else lambda: kept
+        return kept
+
+    def _recall(self, stage: int, inputs: list[Tensor]) -> KeptBlocks | None:
+        """The blocks that `_take` gave for the same input: a checkpoint runs the stage again in its backward."""
+        if not self._recorded[stage]:
+            raise ValueError(f"stage {stage} is checkpointed and must be so with use_reentrant=False.")
+        if self._previous(stage) < 0:
+            return None
+        recall = self._entered[stage].get(inputs[0]) if inputs else None
+        kept = recall() if recall is not None else None
+        if kept is None:
+            raise ValueError(f"stage {stage} is run again by a checkpoint and must be given the same tensors, or a prefix.")
+        return kept
+
+    def _previous(self, stage: int) -> int:
+        """The rank's stage before; negative where there is none."""
+        return stage - (self._n_ranks if self._style == "loop" else 2 * (stage % self._n_ranks) + 1)
+
+    def _next(self, stage: int) -> int:
+        """The rank's next stage, or a number past the last stage."""
+        return stage + (self._n_ranks if self._style == "loop" else 2 * (self._n_ranks - stage % self._n_ranks) - 1)
 
     def _check(self, stage: int) -> None:
         arguments.whole("stage", stage, least=0)
@@ -114,7 +179,6 @@ class PipelineBlocks:
             raise ValueError(f"stage is {stage} and must be below the number of stages, {len(self._made)}.")
 
 
-def _add_gradient_later(block: Tensor, leaf: Tensor) -> None:
-    """Adds the gradient that the leaf has by then to the one that reaches the block."""
-    if block.requires_grad:
-        block.register_hook(lambda gradient: gradient if leaf.grad is None else gradient + leaf.grad)
+def _is_recomputed() -> bool:
+    """Whether this code runs inside a backward: a checkpoint computes its activations again."""
+    return torch._C._current_graph_task_id() != -1

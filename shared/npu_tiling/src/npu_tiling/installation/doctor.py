@@ -20,6 +20,7 @@ from .triton import Problem, missing_wheel, triton_problem, version
 
 _IMPORTS_TRITON = re.compile(r"^(?:import|from) triton\b", re.MULTILINE)
 _SECONDS = 300  # torch from a cold disk takes tens of them
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # as PyTorch's installation page names it
 DISTRIBUTIONS = ("torch", "torch_npu", "triton", "triton-ascend")
 
 
@@ -80,7 +81,7 @@ def torch_npu_problems() -> list[Problem]:
         found.append(Problem(f"torch_npu {torch_npu} is for another torch than {torch}.", (cure,)))
     if torch and torch_npu and is_cuda_build():
         release = torch.partition("+")[0]
-        cure = f"pip install --force-reinstall --no-deps torch=={release} --index-url ADDRESS_OF_CPU_BUILDS"
+        cure = f"pip install --force-reinstall --no-deps torch=={release} --index-url {TORCH_CPU_INDEX}"
         found.append(Problem(f"torch {torch} is a build with CUDA, into which torch_npu does not load.", (cure,)))
     return found
 
