@@ -13,6 +13,10 @@ from importlinter.cli import lint_imports
 from . import layers
 from .workspace import CORE, ROOT, Package, read_packages
 
+DEVICE = "device"  # the folder of the core that imports Triton
+KERNELS = ("formula", "both", "ascend", "cuda", "kernels")  # where an operator's device code lies, beside its tilings
+TILING = "tiling"
+
 
 def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mapping[str, str]]:
     """The configuration of import-linter, section by section."""
@@ -21,14 +25,19 @@ def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mappi
     operators = [package.module for package in packages if package.is_operator]
     (core,) = (package.module for package in packages if package.name == CORE)
     development = [module for module in modules if module not in (core, *operators)]
-    kernels = [f"{module}.{name}" for module, name in _modules(packages, root) if name.startswith("kernels")]
-    tilings = [f"{module}.{name}" for module, name in _modules(packages, root) if name.startswith("tiling")]
+    of_core = _modules(packages, root, core)
+    device = [name for name in of_core if _is_in(name, 1, DEVICE)]
+    host = [name for name in of_core if name not in device]
+    of_operators = [name for module in operators for name in _modules(packages, root, module)]
+    device_code = [*device, *(name for name in of_operators if _is_in(name, 1, *KERNELS) and TILING not in name.split("."))]
+    tilings = [name for name in of_operators if TILING in name.split(".")]
     written: dict[str, dict[str, str | list[str]]] = {
         "Operators do not import each other": {"type": "independence", "modules": operators},
         "Operators import no development package": _forbid(operators, development),
-        "The core imports nothing of ours, and no Triton": _forbid([core], [*operators, *development, "triton"]),
-        "Device code imports no PyTorch": _forbid(kernels, ["torch", core]),
-        "Tiling imports neither Triton nor device code": _forbid(tilings, ["triton", *kernels]),
+        "The core imports nothing of ours": _forbid([core], [*operators, *development]),
+        f"Of the core {DEVICE} alone imports Triton": _forbid_modules(host, ["triton", *device]),
+        f"Device code imports no PyTorch, and of the core {DEVICE} alone": _forbid_modules(device_code, ["torch", *host]),
+        "Tiling imports neither Triton nor device code": _forbid_modules(tilings, ["triton", *device_code]),
         "Data flows one way": _layers(operators, layers.OPERATOR),
         "No circles": {"type": "acyclic_siblings", "ancestors": modules},
         f"Layers of {core}": _layers([core], layers.CORE),
@@ -49,13 +58,17 @@ def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mappi
     return sections
 
 
-def _modules(packages: Iterable[Package], root: Path) -> Iterable[tuple[str, str]]:
-    """The package and the name of every module, and of every folder of modules, of the operators."""
-    for package in packages:
-        if package.is_operator:
-            source = root / package.folder / "src" / package.module
-            for path in sorted([*source.glob("*.py"), *source.glob("*/__init__.py")]):
-                yield package.module, path.parent.name if path.parent != source else path.stem
+def _modules(packages: Iterable[Package], root: Path, module: str) -> list[str]:
+    """The full names of all modules of one package, folders of modules among them."""
+    (folder,) = (package.folder for package in packages if package.module == module)
+    source = root / folder / "src"
+    paths = (path.relative_to(source).with_suffix("") for path in sorted((source / module).rglob("*.py")))
+    return [".".join(path.parts).removesuffix(".__init__") for path in paths]
+
+
+def _is_in(name: str, level: int, *folders: str) -> bool:
+    """Whether that part of a module's full name is one of `folders`."""
+    return name.split(".")[level : level + 1] in [[folder] for folder in folders]
 
 
 def _layers(containers: list[str], order: Iterable[str]) -> dict[str, str | list[str]]:
@@ -66,6 +79,11 @@ def _layers(containers: list[str], order: Iterable[str]) -> dict[str, str | list
 
 def _forbid(sources: list[str], forbidden: list[str]) -> dict[str, str | list[str]]:
     return {"type": "forbidden", "source_modules": sources, "forbidden_modules": forbidden}
+
+
+def _forbid_modules(sources: list[str], forbidden: list[str]) -> dict[str, str | list[str]]:
+    """As `_forbid`, of modules alone: a folder's name stands for its `__init__.py`."""
+    return {**_forbid(sources, forbidden), "as_packages": "False"}
 
 
 def _lines(values: Iterable[str]) -> str:

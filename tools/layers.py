@@ -27,7 +27,7 @@ CORE = (
     "launching | pytorch",
     "budget",
     "chips | installation",
-    "errors",
+    "device | errors",
 )
 
 FOLDERS = {

@@ -1,0 +1,60 @@
+"""Rounding to a named dtype between two steps of fp32 arithmetic, and the sigmoid."""
+
+import triton
+import triton.backends
+import triton.language as tl
+
+ASCEND = tl.constexpr("ascend" in triton.backends.backends)
+
+
+@triton.jit
+def widen(b_value):
+    """fp32 of a block that the same kernel has rounded."""
+    if ASCEND and b_value.dtype != tl.float32:
+        # CANN 8.5 removes a cast to 16 bits that is cast back at once. A change of shape between the two casts keeps both.
+        return tl.reshape(tl.expand_dims(b_value, 0).to(tl.float32), b_value.shape)
+    else:
+        return b_value.to(tl.float32)
+
+
+@triton.jit
+def round_to(b_value, DTYPE: tl.constexpr):
+    """fp32 b_value, rounded to DTYPE: "fp32" (no rounding), "fp16", "bf16", or "bf16x2".
+
+    "bf16x2" rounds as "bf16" does, by CUDA's conversion of two elements at once: single conversions run on the unit that
+    computes exp and 1 / x.
+    """
+    if DTYPE == "fp32":
+        return b_value
+    elif DTYPE == "fp16":
+        return widen(b_value.to(tl.float16))
+    elif DTYPE == "bf16":
+        return widen(b_value.to(tl.bfloat16))
+    else:
+        tl.static_assert(DTYPE == "bf16x2")
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2; shl.b32 $0, both, 16; and.b32 $1, both, 0xffff0000;}",
+            "=r,=r,r,r",
+            [b_value],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
+        )
+
+
+@triton.jit
+def logistic(b_value):
+    """1 / (1 + exp(-x))."""
+    if ASCEND:
+        return tl.sigmoid(b_value)
+    else:
+        # Triton's division also handles quotients at the ends of fp32's range, in twice the instructions. 1 + exp(-x) >= 1.
+        return tl.inline_asm_elementwise(
+            "{.reg .f32 t; mul.f32 t, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 t, t;"  # -log2(e)
+            " add.f32 t, t, 0f3F800000; rcp.approx.ftz.f32 $0, t;}",
+            "=f,f",
+            [b_value],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )

@@ -1,0 +1,88 @@
+"""Device helpers that one kernel reaches have names of their own: triton-ascend 3.2.0 tells helpers apart by name and types.
+
+Where two helpers of one name meet in a kernel, the second silently computes the first; a helper called `sigmoid` replaces
+`tl.sigmoid`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import textwrap
+
+import pytest
+
+from tools.workspace import ROOT, read_packages
+
+triton = pytest.importorskip("triton", reason="needs Triton: device code imports it")
+tl = pytest.importorskip("triton.language")
+
+PACKAGES = [package for package in read_packages().values() if package.is_operator or package.name == "npu-tiling"]
+
+
+def functions_of(package):
+    """Every `@triton.jit` function that the package's modules define, by module and name."""
+    source = ROOT / package.folder / "src"
+    found = {}
+    for path in sorted((source / package.module).rglob("*.py")):
+        if "import triton" not in path.read_text():
+            continue
+        name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+        for value in vars(importlib.import_module(name)).values():
+            if isinstance(value, triton.runtime.JITFunction) and value.fn.__module__ == name:
+                found[name, value.fn.__name__] = value
+    return found
+
+
+def called(function):
+    """The `@triton.jit` functions that the source of one names: those of triton.language too."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function.fn)))
+    for node in ast.walk(tree):
+        value = None
+        if isinstance(node, ast.Name):
+            value = function.fn.__globals__.get(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            value = getattr(function.fn.__globals__.get(node.value.id), node.attr, None)
+        if isinstance(value, triton.runtime.JITFunction):
+            yield value
+
+
+def reached(function):
+    """What a function calls, through any number of helpers."""
+    seen, waiting = {}, [function]
+    while waiting:
+        for helper in called(waiting.pop()):
+            if id(helper) not in seen:
+                seen[id(helper)] = helper
+                waiting.append(helper)
+    return list(seen.values())
+
+
+def clashes(function):
+    """Names of helpers that `function` reaches twice, or that triton.language has too."""
+    helpers = reached(function)
+    names = [helper.fn.__name__ for helper in helpers]
+    ours = [helper.fn.__name__ for helper in helpers if not helper.fn.__module__.startswith("triton.")]
+    return sorted({name for name in names if names.count(name) > 1} | {name for name in ours if hasattr(tl, name)})
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=[package.name for package in PACKAGES])
+def test_helpers_that_one_kernel_reaches_have_names_of_their_own(package):
+    functions = functions_of(package)
+    assert functions
+    assert {key: clashes(function) for key, function in functions.items() if clashes(function)} == {}
+
+
+@triton.jit
+def sigmoid(x):
+    return x + 1
+
+
+@triton.jit
+def planted_kernel(p_x):
+    tl.store(p_x, sigmoid(tl.load(p_x)))
+
+
+def test_a_helper_with_the_name_of_one_of_tritons_is_found():
+    assert clashes(planted_kernel) == ["sigmoid"]
