@@ -7,6 +7,7 @@ operator, and an operator has those that it needs.
 from __future__ import annotations
 
 OPERATOR = (
+    "integrations",
     "patching",
     "block_attn_res | causal_lm | log_probs | module | pipeline | quantised",
     "functional | gated | bank | two_phase",
@@ -27,7 +28,7 @@ CORE = (
     "launching | pytorch",
     "budget",
     "chips | installation",
-    "device | errors",
+    "device | errors | hooks",
 )
 
 FOLDERS = {

@@ -7,6 +7,7 @@ release 5.23 of transformers, and a test compares the two for every name below.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, swap_classes
@@ -40,11 +41,20 @@ GEMMA = Formula("gemma", 1.0, "eps")
 TORCH = Formula("gemma", 0.0, "eps")
 
 _LLAMA = (
-    "Apertus Arcee Bamba BitNet Cwm DeepseekV2 DeepseekV3 DiffLlama Dots1 Ernie4_5 Exaone4 FalconH1 Glm Glm4 Glm4Moe "
-    "Granite GraniteMoe GraniteMoeHybrid HunYuanDenseV1 KimiLinear Lfm2 Llama Mamba Mamba2 Ministral Ministral3 Mistral "
-    "Mixtral Olmoe Phi3 Qwen2 Qwen2Moe Qwen2VL Qwen2_5_VL Qwen3 Qwen3Moe Qwen3VLText SeedOss SmolLM3 Youtu Zamba2"
+    "Aimv2 Apertus Arcee AriaText AXK1 AXK2 BailingHybrid Bamba BitNet Cohere2Moe Cosmos3EdgeText Csm Cwm DeepseekOcr2Text "
+    "DeepseekOcr2Vision DeepseekV2 DeepseekV3 DeepseekV32 Deimv2 Dia DiffLlama Doge Dots1 Emu3 Ernie4_5 Ernie4_5_Moe "
+    "Ernie4_5_VLMoe EuroBert Evolla Exaone4 Exaone4_5_ ExaoneMoe FalconH1 FalconMamba Glm Glm4 Glm4Moe Glm4MoeLite Glm4v "
+    "Glm4vMoe Glm4vMoeText Glm5Next Glm5NextText GlmImage GlmMoeDsa GlmOcr Granite Granite4VisionText GraniteMoe "
+    "GraniteMoeHybrid GraniteMoeShared GraniteMoeSWA GraniteSWA HiggsAudioV2 HunYuanDenseV1 HunYuanMoEV1 HunYuanVL "
+    "HyperCLOVAX HYV3 HYV4 Inkling InternVLVision Jamba JetMoe KimiLinear Kolibri1 Laguna Lfm2 Lfm2Moe LightOnOcr Llama "
+    "LongcatFlash Mamba Mamba2 Mellum MiMoV2Flash MiniCPM3 MiniMax MiniMaxM2 Ministral Ministral3 Mistral Mistral3 Mistral4 "
+    "MistralLarge4 Mixtral Molmo2 MuseGlimmerAssistant NeuCodec Olmoe Ovis2 PaddleOCR PeAudioEncoder PeAudioVideoEncoder "
+    "PeVideoEncoder Phi3 Phi4Multimodal QianfanOCRVision Qwen2 Qwen2_5_VL Qwen2_5Omni Qwen2Moe Qwen2VL Qwen3 Qwen3Moe "
+    "Qwen3OmniMoe Qwen3OmniMoeCode2Wav Qwen3OmniMoeText Qwen3OmniMoeThinkerText Qwen3VLMoeText Qwen3VLText Sapiens2 SeedOss "
+    "SmolLM3 SolarOpen TimesFm TimesFm2_5 Ultrabert UltraVBert UnlimitedOcrText VibeVoice VibeVoiceAcousticTokenizer "
+    "VibeVoiceAsr VoxtralRealtime Xcodec2 Youtu Zamba2 Zaya"
 )
-_OLMO2 = "FlexOlmo GptOss Olmo2 Olmo3 OlmoHybrid"
+_OLMO2 = "Afmoe Beam DeepseekV4 FlexOlmo Flint GptOss NemotronH NemotronH_Omni_ Olmo2 Olmo3 OlmoHybrid OpenAIPrivacyFilter"
 _GEMMA = "Gemma Gemma2 Gemma3 Qwen3Next Qwen3_5 Qwen3_5Moe RecurrentGemma T5Gemma VaultGemma"
 
 #: What the classes of transformers compute, by their names.
@@ -167,36 +177,35 @@ def _patched(known: type) -> type[nn.Module]:
     return derived(f"Npu{known.__name__}", (_Patched, known), {"formula": formula_of(known)}, _patched, known)
 
 
+def normalise_gated(formula: GatedFormula, norm: Any, x: Tensor, gate: Tensor | None) -> Tensor:
+    """The result of `norm`, a module whose class has this formula, in the dtype that it has there."""
+    if formula.promotes:
+        return _normalise_groups(norm, x, gate)
+    assert gate is not None
+    weight, mode = _known(norm.weight, x), formula.casting_mode
+    return gated_rms_norm(x, _known(gate, x), weight, norm.variance_epsilon, casting_mode=mode, activation=norm.activation)
+
+
+def _normalise_groups(norm: Any, x: Tensor, gate: Tensor | None) -> Tensor:
+    size = getattr(norm, "group_size", x.shape[-1])
+    weight = None
+    if norm.weight.dtype == x.dtype:
+        weight = norm.weight if size == x.shape[-1] else norm.weight.unflatten(-1, (-1, size))  # one for each group
+    parts = x.unflatten(-1, (-1, size))
+    if gate is None:
+        y = rms_norm(parts, weight, norm.variance_epsilon)
+    else:
+        gates = _known(gate, x).unflatten(-1, (-1, size))
+        y = gated_rms_norm(parts, gates, weight, norm.variance_epsilon, norm_before_gate=False)
+    y = y.flatten(-2)
+    return y if weight is not None else norm.weight * y
+
+
 class _PatchedGated(Derived):
     gated_formula: GatedFormula
-    weight: nn.Parameter
-    variance_epsilon: float
 
     def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-        formula, x, eps = self.gated_formula, hidden_states, self.variance_epsilon
-        if formula.promotes:
-            return self._of_groups(x, gate)
-        assert gate is not None
-        activation = self.activation
-        assert isinstance(activation, str)
-        mode, weight = formula.casting_mode, _known(self.weight, x)
-        return gated_rms_norm(x, _known(gate, x), weight, eps, casting_mode=mode, activation=activation)
-
-    def _of_groups(self, x: Tensor, gate: Tensor | None) -> Tensor:
-        size = getattr(self, "group_size", x.shape[-1])
-        whole, same = size == x.shape[-1], self.weight.dtype == x.dtype
-        weight = None
-        if same:
-            weight = self.weight if whole else self.weight.unflatten(-1, (-1, size))  # one for each group
-        parts = x.unflatten(-1, (-1, size))
-        if gate is None:
-            y = rms_norm(parts, weight, self.variance_epsilon)
-        else:
-            y = gated_rms_norm(
-                parts, _known(gate, x).unflatten(-1, (-1, size)), weight, self.variance_epsilon, norm_before_gate=False
-            )
-        y = y.flatten(-2)
-        return y if weight is not None else self.weight * y
+        return normalise_gated(self.gated_formula, self, hidden_states, gate)
 
 
 def _known(tensor: Tensor, x: Tensor) -> Tensor:

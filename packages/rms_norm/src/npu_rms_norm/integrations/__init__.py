@@ -1,0 +1,5 @@
+"""RMSNorm inside trainers: a module a trainer, which imports that trainer and nothing else of the kind.
+
+Each has `register()`, which puts our operators where the trainer looks for its own, and `unregister()`, which puts back what
+was there.
+"""

@@ -1,0 +1,90 @@
+"""transformers: `model.set_use_kernels(True)` and `from_pretrained(..., use_kernels=True)` take our norms.
+
+transformers marks its RMSNorms "RMSNorm", "RMSNormGated" or "RMSNormZeroCentered", and looks up each mark in a mapping by
+device. `register` puts our layers there. A marked class that we do not know keeps its own forward. Written against
+transformers 5.20 to 5.22 with the package `kernels` 0.17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from ..patching import GATED, formula_of, normalise, normalise_gated
+
+_replaced: dict[tuple[str, str], Any] = {}
+
+
+class RMSNorm(nn.Module):
+    """The forward of modules marked "RMSNorm" or "RMSNormZeroCentered"; they keep their parameters and eps."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        formula = formula_of(type(self))
+        if formula is None:
+            return type(self).forward(self, hidden_states)
+        return normalise(formula, hidden_states, self.weight, getattr(self, formula.eps))  # type: ignore[arg-type]
+
+
+class RMSNormGated(nn.Module):
+    """The forward of modules marked "RMSNormGated"."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+        formula = GATED.get(type(self).__name__)
+        if formula is None:
+            return type(self).forward(self, hidden_states, gate)
+        return normalise_gated(formula, self, hidden_states, gate)
+
+
+class Layer(NamedTuple):
+    """What the mapping holds: it gives a layer by `load`, as a repository of the Hub does."""
+
+    layer_name: str
+
+    def load(self) -> type[nn.Module]:
+        return RMSNormGated if self.layer_name == "RMSNormGated" else RMSNorm
+
+
+def register(devices: Iterable[str] = ("npu", "cuda")) -> None:
+    """Put our layers into transformers' mapping of kernels, for these types of devices.
+
+    Raises:
+        ImportError: transformers or `kernels` is not installed.
+    """
+    from kernels import Mode
+    from transformers.integrations.hub_kernels import (
+        get_kernel_mapping_transformers,
+        register_kernel_mapping_transformers,
+    )
+
+    mapping = get_kernel_mapping_transformers()
+    for name in ("RMSNorm", "RMSNormGated", "RMSNormZeroCentered"):
+        by_device = mapping.setdefault(name, {})
+        for device in devices:
+            _replaced.setdefault((name, device), by_device.get(device))
+            by_device[device] = {Mode.TRAINING: Layer(name), Mode.INFERENCE: Layer(name)}
+    register_kernel_mapping_transformers(mapping)
+
+
+def unregister() -> None:
+    """Put back the mapping that was there. Models that were kernelised keep their layers."""
+    from transformers.integrations.hub_kernels import (
+        get_kernel_mapping_transformers,
+        register_kernel_mapping_transformers,
+    )
+
+    mapping = get_kernel_mapping_transformers()
+    for (name, device), before in _replaced.items():
+        if before is None:
+            del mapping[name][device]
+        else:
+            mapping[name][device] = before
+    _replaced.clear()
+    register_kernel_mapping_transformers(mapping)
