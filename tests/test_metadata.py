@@ -18,6 +18,7 @@ import readme_renderer.markdown
 import yaml
 from npu_tiling.installation import triton as installation
 from packaging.specifiers import SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from tools import changelog
@@ -145,7 +146,8 @@ def test_dependencies(package, metadata):
         assert not names & {"triton", "triton-ascend", "torch-npu"}
     if package.name == CORE:
         ascend, _ = package.extras["npu"]
-        assert str(ascend.specifier) == f"=={installation.TRITON_ASCEND}"
+        assert ascend.specifier == SpecifierSet(installation.TRITON_ASCEND_RANGE)
+        assert ascend.specifier.contains(installation.TRITON_ASCEND)
         (cuda,) = package.extras["cuda"]
         tried = [Version(text) for text in VERSIONS["triton"]["tried"]]
         assert tried == sorted(cuda.specifier.filter(tried))
