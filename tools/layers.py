@@ -7,7 +7,9 @@ operator, and an operator has those that it needs.
 from __future__ import annotations
 
 OPERATOR = (
+    "__main__",
     "integrations",
+    "explain",
     "patching",
     "block_attn_res | causal_lm | log_probs | module | pipeline | quantised",
     "functional | gated | bank | two_phase",
@@ -25,6 +27,7 @@ OPERATOR = (
 
 CORE = (
     "__main__",
+    "explaining",
     "launching | pytorch",
     "budget",
     "chips | installation",

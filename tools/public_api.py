@@ -22,7 +22,12 @@ from .workspace import ROOT, Package, read_packages
 FOLDER = Path("tests", "public_api")
 # Public too, and not imported by the package itself.
 MORE_MODULES = {
-    "npu_tiling": ("npu_tiling.pytorch.autograd", "npu_tiling.pytorch.patching", "npu_tiling.pytorch.sharding"),
+    "npu_tiling": (
+        "npu_tiling.explaining.explanation",
+        "npu_tiling.pytorch.autograd",
+        "npu_tiling.pytorch.patching",
+        "npu_tiling.pytorch.sharding",
+    ),
 }
 REMOVED = "(removed)"
 

@@ -1,5 +1,6 @@
 """RMSNorm for training on Huawei Ascend NPUs, CUDA and CPUs."""
 
+from .explain import explain
 from .functional import add_rms_norm, rms_norm
 from .gated import gated_rms_norm
 from .module import GatedRMSNorm, GemmaRMSNorm, LlamaRMSNorm, Olmo2RMSNorm, Qwen3RMSNorm, RMSNorm
@@ -21,6 +22,7 @@ __all__ = [
     "WithFP32",
     "add_rms_norm",
     "add_rms_norm_dynamic_quant",
+    "explain",
     "gated_rms_norm",
     "patch",
     "rms_norm",

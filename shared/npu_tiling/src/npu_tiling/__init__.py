@@ -3,15 +3,18 @@
 from .budget.grid import ALL_TILES, persistent_grid
 from .budget.tiles import Block, Tile, Way, first_fit, fit, footprint
 from .chips.detection import SOC_VARIABLE, device_for, soc, use_device
-from .chips.devices import SOCS, Device
+from .chips.devices import GPUS, SOCS, Device
 from .errors import GPUResourcesError, MissingTritonError, TileTooLargeError, UnifiedBufferError, UnknownDeviceError
 from .launching.fallback import is_out_of_resources, is_ub_overflow, launch_with_fallback
-from .launching.kernels import Kernels, LaunchSpec, import_kernels
+from .launching.kernels import Kernels, import_kernels
 from .launching.launcher import Launcher
+from .launching.recording import dry_run, watch_launches
+from .launching.spec import LaunchSpec
 from .pytorch.rows import RowLayout, row_layout
 
 __all__ = [
     "ALL_TILES",
+    "GPUS",
     "SOCS",
     "SOC_VARIABLE",
     "Block",
@@ -28,6 +31,7 @@ __all__ = [
     "UnknownDeviceError",
     "Way",
     "device_for",
+    "dry_run",
     "first_fit",
     "fit",
     "footprint",
@@ -39,4 +43,5 @@ __all__ = [
     "row_layout",
     "soc",
     "use_device",
+    "watch_launches",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import UnknownDeviceError
-from .devices import SOCS, Device
+from .devices import GPUS, SOCS, Device
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,15 @@ def soc(name: str) -> Device:
             f"SoC {name!r} is not in npu_tiling.SOCS ({', '.join(list(SOCS)[:4])}, ...): set {SOC_VARIABLE} to a name "
             "of that table, or describe the chip with npu_tiling.use_device(npu_tiling.Device(...))."
         ) from None
+
+
+def chip(name: str) -> Device:
+    """The description of a chip of either kind, "Ascend910B4" or "H200".
+
+    Raises:
+        UnknownDeviceError: `name` is neither in `SOCS` nor in `GPUS`.
+    """
+    return GPUS[name] if name in GPUS else soc(name)
 
 
 @contextlib.contextmanager
@@ -69,6 +78,25 @@ def plain_pytorch() -> Iterator[None]:
         yield
     finally:
         _plain.depth -= 1
+
+
+_dry_runs: list[Device] = []
+
+
+@contextlib.contextmanager
+def dry_device(device: Device) -> Iterator[Device]:
+    """Tile for `device`, whatever device tensors are on (meta too); kernels are not launched. Process-wide; nests."""
+    with use_device(device, emulated=True):
+        _dry_runs.append(device)
+        try:
+            yield device
+        finally:
+            _dry_runs.remove(device)
+
+
+def is_dry_run() -> bool:
+    """Whether kernels are not launched."""
+    return bool(_dry_runs)
 
 
 def device_for(device: torch.device) -> Device | None:

@@ -117,3 +117,31 @@ _CHIPS = (
 
 SOCS: Mapping[str, Device] = MappingProxyType({chip.name: chip for chip in _CHIPS})
 """Every Ascend chip that the compiler targets, by SoC name."""
+
+
+def _gpu(name: str, arch: str, cores: int, shared_memory: int, bandwidth: float, clock_hz: float) -> Device:
+    return Device(
+        name=name,
+        kind="cuda",
+        arch=arch,
+        vector_cores=cores,
+        cube_cores=cores,
+        ub_bytes=shared_memory,
+        ub_align=16,
+        max_grid=2**31 - 1,
+        bandwidth=bandwidth,
+        clock_hz=clock_hz,
+    )
+
+
+# Streaming multiprocessors, bandwidths and boost clocks are those of the SXM modules in NVIDIA's data sheets. Shared memory
+# of a thread block: the CUDA C++ Programming Guide's table of compute capabilities, 163 KB for 8.0, 227 KB for 9.0 and 10.0.
+GPUS: Mapping[str, Device] = MappingProxyType(
+    {
+        "A100": _gpu("A100", "sm_80", 108, 163 * KIB, 2.04e12, 1.41e9),
+        "H100": _gpu("H100", "sm_90", 132, 227 * KIB, 3.35e12, 1.98e9),
+        "H200": _gpu("H200", "sm_90", 132, 227 * KIB, 4.8e12, 1.98e9),
+        "B200": _gpu("B200", "sm_100", 148, 227 * KIB, 7.7e12, 1.97e9),
+    }
+)
+"""CUDA devices for calls that are explained where there is no GPU; one that is there describes itself."""

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .cann import cann_version, expected_triton_ascend
 from .triton import Problem, missing_wheel, triton_problem, version
 
 _IMPORTS_TRITON = re.compile(r"^(?:import|from) triton\b", re.MULTILINE)
@@ -34,8 +33,8 @@ def import_error(modules: Sequence[str]) -> tuple[str, str] | None:
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:
-        begun = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        return begun.split()[-1], f"it took more than {_SECONDS} s"
+        printed = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        return printed.split()[-1], f"it took more than {_SECONDS} s"
     if not done.returncode:
         return None
     said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
@@ -123,8 +122,6 @@ def main(
     print(f"Python {platform.python_version()} ({sys.executable}), {platform.system()} on {platform.machine()}")
     print(", ".join(f"{name} {version(name) or 'not installed'}" for name in DISTRIBUTIONS))
     print(f"CANN: {os.environ.get('ASCEND_HOME_PATH') or 'ASCEND_HOME_PATH is not set (its set_env.sh sets it)'}")
-    if expected_triton_ascend():
-        print(f"CANN {cann_version()} takes triton-ascend {expected_triton_ascend()}")
     reason = missing_wheel()
     print(f"Ascend: {reason or 'triton-ascend has wheels for this Python and machine'}")
     modules = {package: device_modules(package) for package in packages}

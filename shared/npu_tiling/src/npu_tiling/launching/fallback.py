@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import GPUResourcesError, TileTooLargeError, UnifiedBufferError
-from .kernels import LaunchSpec, Tiled
+from . import recording
+from .spec import LaunchSpec, Tiled
 
 ResultT = TypeVar("ResultT")
 
@@ -107,7 +108,11 @@ def launch_with_fallback(
     chosen = _replaced.get((name, spec), spec) if _replaced else spec
     while True:
         try:
-            result = run(chosen)
+            if recording.active is None:
+                result = run(chosen)
+            else:
+                with recording.active.attempt(chosen, smaller):
+                    result = run(chosen)
         except Exception as error:
             refused = refusal(error)
             if refused is None:

@@ -1,18 +1,19 @@
-"""A package's kernels by name, and what a launch of one needs beside its tensors."""
+"""A package's kernels by module and name: imported when they are needed, launched or listed."""
 
 from __future__ import annotations
 
+import functools
 import importlib
-import itertools
 import sys
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingTritonError
 from ..installation import triton as installation
+from . import recording
 from .launcher import Launcher
+from .spec import LaunchSpec
 
 if TYPE_CHECKING:
     import torch
@@ -52,55 +53,6 @@ def _is_of_triton(module: str | None) -> bool:
     return (module or "").partition(".")[0] == "triton"
 
 
-_numbers = itertools.count()
-_numbered: dict[Hashable, int] = {}
-
-
-def _number(key: Hashable) -> int:
-    """The same number for equal keys: hashed at once on every launch, where a nested tuple is hashed through."""
-    return _numbered.setdefault(key, next(_numbers))
-
-
-class Tiled(Protocol):
-    """What a package's tiling returns for one launch."""
-
-    @property
-    def constants(self) -> Mapping[str, Any]:
-        """`tl.constexpr` parameters that follow from the tiling, by name."""
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Compiler options."""
-
-
-@dataclass(frozen=True, eq=False)
-class LaunchSpec:
-    """Everything of a launch that its tensors' addresses do not change: made once for equal launches, by a cached function.
-
-    Attributes:
-        launch: the tiling.
-        constants: all of the kernel's `tl.constexpr` parameters, by name.
-        options: compiler options.
-        key: equal for specs whose constants and options are equal.
-        flags: the constants that the tiling does not choose.
-    """
-
-    launch: Any
-    constants: Mapping[str, Any]
-    options: Mapping[str, Any]
-    key: Hashable
-    flags: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, launch: Tiled, flags: Mapping[str, Any]) -> LaunchSpec:
-        """A launch with its flags."""
-        constants, options = {**launch.constants, **flags}, launch.options
-        # With their types: 1, 1.0 and True are equal.
-        values = (*constants.values(), *options.values())
-        key = _number((tuple(constants), tuple(options), values, tuple(map(type, values))))
-        return cls(launch, constants, options, key, flags)
-
-
 class Kernels:
     """A package's kernels, by module and name; each is imported when it is first launched."""
 
@@ -111,7 +63,10 @@ class Kernels:
 
     def function(self, module: str, kernel: str) -> Any:
         """A `@triton.jit` function, to be launched by Triton's JIT: with arguments that are no tensors or numbers."""
-        return getattr(import_kernels(f"{self._package}.{module}", self._distribution), kernel)
+        if recording.active is not None:
+            function = functools.partial(self._import, module, kernel)
+            return recording.active.standing_in(f"{self._package}.{module}", kernel, function)
+        return self._import(module, kernel)
 
     def launch(
         self,
@@ -123,7 +78,14 @@ class Kernels:
         scalars: tuple[int | float | None, ...],
     ) -> None:
         """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher`)."""
-        launcher = self._launchers.get((module, kernel))
-        if launcher is None:
-            launcher = self._launchers[module, kernel] = Launcher(self.function(module, kernel))
-        launcher(grid, tensors, scalars, spec.constants, spec.options, spec.key)
+        recorder = recording.active
+        if recorder is None or recorder.runs:
+            launcher = self._launchers.get((module, kernel))
+            if launcher is None:
+                launcher = self._launchers[module, kernel] = Launcher(self._import(module, kernel))
+            launcher(grid, tensors, scalars, spec.constants, spec.options, spec.key)
+        if recorder is not None:
+            recorder.add(f"{self._package}.{module}", kernel, grid, (*tensors, *scalars), spec)
+
+    def _import(self, module: str, kernel: str) -> Any:
+        return getattr(import_kernels(f"{self._package}.{module}", self._distribution), kernel)

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..chips.detection import plain_pytorch
+from ..chips.detection import is_dry_run, plain_pytorch
 from .tensors import nothing
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
@@ -231,7 +231,12 @@ def _any_requires_gradient(arguments: Sequence[Any]) -> bool:
 
 
 def can_bypass_dispatcher(arguments: Sequence[Any]) -> bool:
-    """Whether nothing but autograd would see an operator's call: plain tensors with data, no tracing, mode or transform."""
+    """Whether nothing but autograd would see an operator's call: plain tensors with data, no tracing, mode or transform.
+
+    In a dry run tensors have no data, and every call lists its launches.
+    """
+    if is_dry_run():
+        return True
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():

@@ -1,0 +1,179 @@
+"""Launches as they are asked for: listed in place of being made (`dry_run`), or while they are made (`watch_launches`)."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..chips.detection import dry_device
+from ..chips.devices import Device
+from .spec import LaunchSpec, Tiled
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecordedLaunch:
+    """One launch of a kernel.
+
+    Attributes:
+        module: full name of the module of the kernel.
+        kernel: its name.
+        grid: number of programs.
+        arguments: tensors and numbers, in the kernel's order; tuples of tensors among them.
+        constants: `tl.constexpr` parameters by name.
+        options: compiler options.
+        tiling: what decided constants, options and grid.
+        fallback: the tiling that follows where this one overflows; None: there is none.
+        called_from: file and line, from the package's folder on, of the code that asked for the launch.
+        caller: the function that has that line.
+        direction: "forward" or "backward": whether autograd's engine asked for it.
+    """
+
+    module: str
+    kernel: str
+    grid: int
+    arguments: tuple[Any, ...]
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any]
+    tiling: Any
+    fallback: Tiled | None
+    called_from: str
+    caller: str
+    direction: str
+
+
+class Recorder:
+    """Lists launches.
+
+    Attributes:
+        launches: so far.
+        runs: whether they are made too.
+    """
+
+    def __init__(self, *, runs: bool) -> None:
+        self.launches: list[RecordedLaunch] = []
+        self.runs = runs
+        self._attempt: tuple[LaunchSpec, Callable[[Any], Tiled | None]] | None = None
+
+    @contextlib.contextmanager
+    def attempt(self, spec: LaunchSpec, smaller: Callable[[Any], Tiled | None]) -> Iterator[None]:
+        """Launches in this block are of a spec that `smaller` finds a fallback for."""
+        before, self._attempt = self._attempt, (spec, smaller)
+        try:
+            yield
+        finally:
+            self._attempt = before
+
+    def add(self, module: str, kernel: str, grid: int, arguments: tuple[Any, ...], spec: LaunchSpec) -> None:
+        """List a launch of a spec."""
+        smaller = self._attempt[1] if self._attempt is not None and self._attempt[0] is spec else None
+        fallback = None if smaller is None else smaller(spec.launch)
+        self._add(module, kernel, grid, arguments, spec.constants, spec.options, spec.launch, fallback)
+
+    def add_named(self, module: str, kernel: str, grid: int, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """List a launch by Triton's JIT: constants and options by name, and the tiling is that of the attempt, if any."""
+        tiling, fallback = None, None
+        options: Mapping[str, Any] = {}
+        if self._attempt is not None:
+            spec, smaller = self._attempt
+            tiling, fallback, options = spec.launch, smaller(spec.launch), spec.options
+        constants = {name: value for name, value in named.items() if name not in options}
+        self._add(module, kernel, grid, arguments, constants, options, tiling, fallback)
+
+    def _add(
+        self,
+        module: str,
+        kernel: str,
+        grid: int,
+        arguments: tuple[Any, ...],
+        constants: Mapping[str, Any],
+        options: Mapping[str, Any],
+        tiling: Any,
+        fallback: Tiled | None,
+    ) -> None:
+        called_from, caller = _caller()
+        launch = RecordedLaunch(
+            module=module,
+            kernel=kernel,
+            grid=grid,
+            arguments=arguments,
+            constants=constants,
+            options=options,
+            tiling=tiling,
+            fallback=fallback,
+            called_from=called_from,
+            caller=caller,
+            direction="backward" if _is_backward() else "forward",
+        )
+        self.launches.append(launch)
+
+    def standing_in(self, module: str, kernel: str, function: Callable[[], Any]) -> _StandIn:
+        """What lists launches of `function()`, a `@triton.jit` function that Triton's JIT launches."""
+        return _StandIn(self, module, kernel, function)
+
+
+class _StandIn:
+    def __init__(self, recorder: Recorder, module: str, kernel: str, function: Callable[[], Any]) -> None:
+        self._recorder, self._module, self._kernel, self._function = recorder, module, kernel, function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, **named: Any) -> None:
+            if self._recorder.runs:
+                self._function()[grid](*arguments, **named)
+            self._recorder.add_named(self._module, self._kernel, grid[0], arguments, named)
+
+        return launch
+
+
+active: Recorder | None = None
+"""What lists launches now; process-wide, since autograd runs the backward of accelerator tensors on threads of its own."""
+
+
+@contextlib.contextmanager
+def _recorded(recorder: Recorder) -> Iterator[list[RecordedLaunch]]:
+    global active
+    before, active = active, recorder
+    try:
+        yield recorder.launches
+    finally:
+        active = before
+
+
+@contextlib.contextmanager
+def dry_run(chip: Device) -> Iterator[list[RecordedLaunch]]:
+    """Operators decide for `chip` and list their launches in place of making them, until the block ends. Process-wide.
+
+    Tensors may be on the meta device, where PyTorch's own operators compute nothing either: a call of any size takes
+    neither memory nor a device, and results have shapes and no values. Triton need not be installed.
+    """
+    with dry_device(chip), _recorded(Recorder(runs=False)) as launches:
+        yield launches
+
+
+@contextlib.contextmanager
+def watch_launches() -> Iterator[list[RecordedLaunch]]:
+    """List launches while they are made, until the block ends. Process-wide."""
+    with _recorded(Recorder(runs=True)) as launches:
+        yield launches
+
+
+def _caller() -> tuple[str, str]:
+    """File and line, and the name of the function, of the innermost frame that is outside this package."""
+    frame = sys._getframe(1)
+    core = __name__.partition(".")[0]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (core, "contextlib"):
+        frame = frame.f_back
+    code = frame.f_code
+    function = getattr(code, "co_qualname", code.co_name).partition(".<locals>")[0]  # Python 3.10 has no qualified names
+    path = Path(code.co_filename)
+    folders = frame.f_globals.get("__name__", "").count(".") + (path.name == "__init__.py")
+    return f"{'/'.join(path.parts[-folders - 1 :])}:{frame.f_lineno}", function
+
+
+def _is_backward() -> bool:
+    """Whether autograd's engine is running."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch._C._current_graph_task_id() != -1

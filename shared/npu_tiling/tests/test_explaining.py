@@ -1,0 +1,169 @@
+"""Launches that are listed in place of being made, and their explanation; what the device code imports is not there."""
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pytest
+import torch
+from npu_tiling import GPUS, Kernels, LaunchSpec, device_for, dry_run, launch_with_fallback, soc, watch_launches
+from npu_tiling.explaining.command import main
+from npu_tiling.explaining.explanation import Explanation, explain, explained
+from npu_tiling.explaining.inputs import chosen_chip, gradients, leaf, nbytes
+
+B4 = soc("Ascend910B4")
+SOURCE = "import no_such_triton\n\n\ndef scale_kernel(p_x):\n    pass\n\n\ndef add_partials_kernel(p_x):\n    pass\n"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    block: int
+    way = "rows"
+    why = "8 was measured to be faster"
+    decided_at = "package_of_mine/tiling.py:7"
+    ub_bytes = 4096
+    options = {"multibuffer": True}
+
+    @property
+    def constants(self):
+        return {"BLOCK_N": self.block, "N": 7, "EXACT": True}
+
+
+@pytest.fixture
+def kernels(monkeypatch, tmp_path):
+    folder = tmp_path / "package_of_mine"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "device_code.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield Kernels("package_of_mine", "mine")
+    sys.modules.pop("package_of_mine", None)
+
+
+def halve(tiling):
+    return replace(tiling, block=tiling.block // 2) if tiling.block > 4 else None
+
+
+def launch(kernels, x, block=8):
+    """A kernel with a fallback, and one that adds its partial sums."""
+    partials = torch.empty(3, device=x.device)
+    spec = LaunchSpec.of(Tiling(block), {})
+
+    def run(spec):
+        kernels.launch("device_code", "scale_kernel", spec, 5, (x, partials), (2.0,))
+
+    launch_with_fallback("scale", spec, run, halve)
+    kernels.launch("device_code", "add_partials_kernel", LaunchSpec.of(Tiling(4), {}), 1, (partials,), ())
+
+
+def test_a_dry_run_lists_launches_and_imports_no_device_code(kernels):
+    x = torch.empty(2**40, device="meta")
+    with dry_run(B4) as launches:
+        assert device_for(x.device) is B4
+        launch(kernels, x)
+    first, second = launches
+    assert (first.module, first.kernel, first.grid) == ("package_of_mine.device_code", "scale_kernel", 5)
+    assert first.arguments[0] is x and first.arguments[2] == 2.0
+    assert first.constants["BLOCK_N"] == 8 and first.fallback.block == 4 and second.fallback is None
+    assert "test_explaining.py:" in first.called_from and first.caller == "launch"
+    assert "package_of_mine.device_code" not in sys.modules
+    assert device_for(torch.device("cpu")) is None
+
+
+def test_what_triton_itself_launches_is_listed(kernels):
+    spec = LaunchSpec.of(Tiling(8), {})
+    with dry_run(B4) as launches:
+        kernels.function("device_code", "scale_kernel")[(3,)]((1, 2), 4, BLOCK=1)
+        launch_with_fallback("scale", spec, lambda _: call_function(kernels, spec), halve)
+    assert launches[0].arguments == ((1, 2), 4) and launches[0].constants == {"BLOCK": 1} and launches[0].tiling is None
+    assert (
+        launches[1].constants == spec.constants and launches[1].options == spec.options and launches[1].fallback.block == 4
+    )
+
+
+def call_function(kernels, spec):
+    kernels.function("device_code", "scale_kernel")[(3,)](1, **spec.constants, **spec.options)
+
+
+def test_watched_launches_are_made(kernels, monkeypatch):
+    made = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **named: made.append((grid, len(arguments), named["BLOCK_N"]))
+
+    monkeypatch.setattr(Kernels, "_import", lambda *_: Kernel())
+    monkeypatch.setattr("npu_tiling.launching.kernels.Launcher", JitLauncher)
+    with watch_launches() as launches:
+        launch(kernels, torch.empty(1))
+    assert made == [((5,), 3, 8), ((1,), 1, 4)] and len(launches) == 2
+    launch(kernels, torch.empty(1))
+    assert len(made) == 4 and len(launches) == 2
+
+
+class JitLauncher:
+    def __init__(self, kernel):
+        self._kernel = kernel
+
+    def __call__(self, grid, tensors, scalars, constants, options, key):
+        self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
+
+
+def test_a_launch_is_explained(kernels):
+    with dry_run(B4) as launches:
+        launch(kernels, torch.empty(1, device="meta"))
+    first, second = explained(launches)
+    assert first.defined_at == "package_of_mine/device_code.py:4" and second.defined_at.endswith(":8")
+    assert first.blocks == {"BLOCK_N": 8} and first.flags == {"N": 7, "EXACT": True}
+    assert first.falls_back_to == "BLOCK_N=4" and second.falls_back_to == ""
+    assert first.partials_added_by == "add_partials_kernel" and second.partials_added_by == ""
+    assert first.memory == 4096 and first.way == "rows" and first.why == "8 was measured to be faster"
+    assert first.decided_at == "package_of_mine/tiling.py:7"
+
+
+def command(*, tokens: int, chip: str | None = None, backward: bool = False, kind: Literal["a", "b"] = "a") -> Explanation:
+    """Explains a call.
+
+    Args:
+        tokens: rows.
+        kind: of the call,
+            in two lines.
+    """
+    x = leaf(tokens, 4, dtype="bf16", gradient=backward)
+
+    def run():
+        y = x * 2.0
+        return {"forward": nbytes((x, y)), **({"backward": nbytes(gradients((y,), (x,)))} if backward else {})}
+
+    return explain(f"{kind} of {tokens}", run, chosen_chip(chip))
+
+
+def test_a_command_line_has_the_options_of_its_function(capsys):
+    assert main("mine", command, ["explain", "--rows", "3", "--chip", "H200", "--backward", "--kind", "b"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("b of 3 on H200 (sm_90, 132 streaming multiprocessors)\n")
+    assert "forward: 0 launches; at least 48 bytes" in said and "backward: 0 launches; at least 24 bytes" in said
+    with pytest.raises(SystemExit):
+        main("mine", command, ["explain", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "of the call, in two lines (default: a)" in said and "--tokens N, --rows N" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (["--tokens", "3", "--chip", "Ascend1"], "SoC 'Ascend1' is not in npu_tiling.SOCS"),
+        (["--chip", "H200"], "required: --tokens"),
+        (["--tokens", "3", "--kind", "c"], "invalid choice: 'c'"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused_in_words(capsys, given, error):
+    with pytest.raises(SystemExit) as raised:
+        main("mine", command, ["explain", *given])
+    assert raised.value.code == 2 and error in capsys.readouterr().err
+
+
+def test_gpus_are_known_by_name():
+    assert {chip.arch for chip in GPUS.values()} == {"sm_80", "sm_90", "sm_100"}
+    assert all(chip.name == name and chip.kind == "cuda" and chip.bandwidth for name, chip in GPUS.items())
+    assert chosen_chip("A100").ub_bytes == 166912
