@@ -34,6 +34,7 @@ def environment(tmp_path, monkeypatch):
             )
         return tmp_path
 
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(sys, "version_info", (3, 11, 7))
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
@@ -223,3 +224,35 @@ def test_doctor_is_a_command_that_imports_neither_torch_nor_triton():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     done = subprocess.run([sys.executable, "-m", "npu_tiling"], capture_output=True, text=True)
     assert f"({sys.executable})" in done.stdout
+
+
+@pytest.mark.parametrize(("cann", "expected"), [("8.5.0", "3.2.0"), ("9.0.0", "3.2.1"), ("9.1.0", "3.2.2")])
+@pytest.mark.parametrize("written", ["toolkit", "runtime", "folder"])
+def test_triton_ascend_is_the_one_of_the_cann_that_is_set_up(environment, monkeypatch, tmp_path, cann, expected, written):
+    home = tmp_path / (f"cann-{cann}" if written == "folder" else "latest")
+    file = {"toolkit": "aarch64-linux/ascend_toolkit_install.info", "runtime": "runtime/version.info"}.get(written)
+    if file is None:
+        home.mkdir()
+    else:
+        (home / file).parent.mkdir(parents=True)
+        (home / file).write_text(f"package_name=Ascend\nVersion={cann}\n")
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(home))
+    environment(triton_ascend=expected)
+    assert installation.triton_problem(ascend=True) is None
+    assert installation.reinstall_ascend().split(" --extra-index-url")[0].endswith(f"triton-ascend=={expected}")
+
+
+def test_triton_ascend_of_another_cann_is_a_problem(environment, monkeypatch, tmp_path):
+    (tmp_path / "cann-9.1.0").mkdir()
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "cann-9.1.0"))
+    environment(triton_ascend="3.2.0")
+    problem = installation.triton_problem(ascend=True)
+    assert problem.what == "triton-ascend 3.2.0 is for another CANN than 9.1, which takes 3.2.2."
+    assert "triton-ascend==3.2.2" in problem.cure[0]
+
+
+def test_a_cann_that_is_not_known_asks_for_nothing(environment, monkeypatch, tmp_path):
+    (tmp_path / "cann-12.3.0").mkdir()
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "cann-12.3.0"))
+    environment(triton_ascend="3.2.0")
+    assert installation.triton_problem(ascend=True) is None

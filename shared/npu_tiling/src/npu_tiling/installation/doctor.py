@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .cann import cann_version, expected_triton_ascend
 from .triton import Problem, missing_wheel, triton_problem, version
 
 _IMPORTS_TRITON = re.compile(r"^(?:import|from) triton\b", re.MULTILINE)
@@ -122,6 +123,8 @@ def main(
     print(f"Python {platform.python_version()} ({sys.executable}), {platform.system()} on {platform.machine()}")
     print(", ".join(f"{name} {version(name) or 'not installed'}" for name in DISTRIBUTIONS))
     print(f"CANN: {os.environ.get('ASCEND_HOME_PATH') or 'ASCEND_HOME_PATH is not set (its set_env.sh sets it)'}")
+    if expected_triton_ascend():
+        print(f"CANN {cann_version()} takes triton-ascend {expected_triton_ascend()}")
     reason = missing_wheel()
     print(f"Ascend: {reason or 'triton-ascend has wheels for this Python and machine'}")
     modules = {package: device_modules(package) for package in packages}

@@ -15,8 +15,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from .cann import cann_version, expected_triton_ascend
+
 TRITON_ASCEND = "3.2.0"
-"""The release of triton-ascend that the extra `npu` takes: the one whose compiler stages npu-offline drives."""
+"""The release of triton-ascend whose compiler stages npu-offline drives; the newest that the public index has."""
+
+TRITON_ASCEND_RANGE = ">=3.2.0,<3.3"
+"""What the extra `npu` takes."""
 
 WHEELS_PYTHON = ((3, 9), (3, 11))
 """The oldest and the newest Python that it has wheels for."""
@@ -46,6 +51,15 @@ class Problem:
 REINSTALL_ASCEND = f"pip install --force-reinstall --no-deps triton-ascend=={TRITON_ASCEND}"
 CURE_ASCEND = ("pip uninstall -y triton", REINSTALL_ASCEND)
 """What leaves triton-ascend alone and whole, whatever was installed before, in whatever order."""
+
+
+def reinstall_ascend() -> str:
+    """The line that installs the release of triton-ascend that belongs to the CANN that is set up."""
+    release = expected_triton_ascend() or TRITON_ASCEND
+    line = REINSTALL_ASCEND.replace(TRITON_ASCEND, release)
+    if release == TRITON_ASCEND:
+        return line
+    return f"{line} --extra-index-url INDEX  # the index that triton-ascend's installation guide names"
 
 
 def version(distribution: str) -> str | None:
@@ -101,17 +115,21 @@ def triton_problem(*, ascend: bool | None = None) -> Problem | None:
     if ascend is None:
         ascend = version("torch_npu") is not None
     stock, ours = version("triton"), version("triton-ascend")
+    cure = (CURE_ASCEND[0], reinstall_ascend())
     if stock and ours:
         what = f"triton {stock} and triton-ascend {ours} are both installed, each over files of the other."
         cuda = f"pip uninstall -y triton-ascend && pip install --force-reinstall --no-deps triton=={stock}"
-        return Problem(what if ascend else f"{what} To keep the one for CUDA instead: {cuda}.", CURE_ASCEND)
+        return Problem(what if ascend else f"{what} To keep the one for CUDA instead: {cuda}.", cure)
     if ascend and not ours:
         reason = missing_wheel()
         if reason:
             return Problem(f"triton-ascend is not installed: {reason}")
         if stock:
-            return Problem(f"triton {stock} does not compile for Ascend, and triton-ascend is not installed.", CURE_ASCEND)
-        return Problem("triton-ascend is not installed.", (REINSTALL_ASCEND,))
+            return Problem(f"triton {stock} does not compile for Ascend, and triton-ascend is not installed.", cure)
+        return Problem("triton-ascend is not installed.", cure[1:])
+    expected = expected_triton_ascend()
+    if ascend and expected is not None and ours != expected:
+        return Problem(f"triton-ascend {ours} is for another CANN than {cann_version()}, which takes {expected}.", cure[1:])
     name, found = ("triton-ascend", ours) if ours else ("triton", stock)
     damaged = damaged_files(name) if found else []
     if damaged:
