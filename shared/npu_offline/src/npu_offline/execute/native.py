@@ -21,6 +21,7 @@ from ..toolchain.processes import run
 
 _PACKAGE = Path(__file__).parents[1]
 _MACHINE = (
+    "execute/final/alignment.c",
     "execute/final/axes.c",
     "execute/final/casts.c",
     "execute/final/checks.c",
@@ -81,6 +82,7 @@ _SOURCES = (  # the code that decides what is in a shared object
     "toolchain/compilation.py",
     "toolchain/compilers.py",
     "toolchain/frontend.py",
+    "toolchain/helpers.py",
     "toolchain/opt.py",
     *_HEADERS,
 )

@@ -5,7 +5,6 @@
 #include "rows.h"
 #include "operations.h"
 
-enum { OWN_EVENT = EVENTS - 1 };
 typedef struct { float *a, *b; int64_t room; } taken;
 static __thread taken operands_of_product;
 

@@ -38,6 +38,20 @@ static flag *flag_of(core *c, int source, int target, int64_t event) {
 
 static const char *const pipe_names[] = {"S", "V", "MTE2", "MTE3", "MTE1", "M", "FIX", "all pipes"};
 
+// Whether functions of the compiler's library set the last flag themselves: reservedEventIdNum of AscendNPU-IR's InjectSync, and
+// loads that fill elements on the scalar unit (lib/Template/lib/DMA/Ubuf).
+static int is_reserved(int source, int target, int64_t event) {
+  const int of_library = (source == V && target == S) || (source == S && target == V) || (source == MTE2 && (target == V || target == S));
+  return of_library && event == FLAGS - 1;
+}
+
+static void check_number(int source, int target, int64_t event) {
+  if (event >= FLAGS && event != OWN_EVENT)
+    note("flag|flag %ld of %s to %s: a core has the flags 0 to %d", (long)event, pipe_names[source], pipe_names[target], FLAGS - 1);
+  else if (is_reserved(source, target, event))
+    note("flag|flag %ld of %s to %s is reserved for functions of the compiler's library", (long)event, pipe_names[source], pipe_names[target]);
+}
+
 // Snapshots of the clocks at each time that a flag was set and not yet waited for, the oldest first.
 static void put(int *count, clocks *snapshots, int most, const clocks *now) {
   if (*count == most) fail_text("a flag was set %d times before anything waited for it", most + 1);
@@ -139,6 +153,7 @@ void set_flag(int source, int target, int64_t event) {
   survey_step(STEP_SET, source, target, event);
   if (!checking()) return;
   core *c = CORE;
+  check_number(source, target, event);
   if (blocked(c, source)) {
     enqueue(c, source, (item){.kind = SET, .target = target, .event = event});
     return;
