@@ -52,9 +52,9 @@ class Finding:
         kind: "race", two pipes touch the same bytes and nothing orders them; "hazard", the same of one pipe; "weak hazard",
             one of `Launch.notes`; "plan", a buffer is read whose bytes another buffer was written over; "alias", operands
             of one instruction overlap; "alignment", a vector instruction or DMA takes the Unified Buffer off 32 bytes;
-            "flag", a flag is left over or set twice, or has a number that modules may not take; "stop", the program could not go on: out
-            of bounds, or a deadlock; "unwritten", results depend on bytes that nobody wrote; "results", they are not those
-            of the Linalg IR.
+            "flag", a flag is left over or set twice, or has a number that modules may not take; "stop", the program could
+            not go on: out of bounds, or a deadlock; "unwritten", results depend on bytes that nobody wrote; "results", they
+            are not those of the Linalg IR.
         program: the first program that it was seen in; None for what is of the whole launch.
         text: which instructions, buffers and bytes.
     """
