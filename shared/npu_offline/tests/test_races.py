@@ -105,6 +105,19 @@ def test_a_plain_read_of_what_another_program_updates_is_found(order):
         total_and_look[(4,)](torch.ones(32), torch.zeros(8), torch.zeros(32), BN=8)
 
 
+@triton.jit
+def look_and_count(y_ptr, z_ptr, BN: tl.constexpr):
+    o = tl.arange(0, BN)
+    b_y = tl.load(y_ptr + o)
+    tl.atomic_add(y_ptr + o, tl.full([BN], 1.0, tl.float32))
+    tl.store(z_ptr + tl.program_id(0) * BN + o, b_y)
+
+
+def test_a_plain_read_before_an_update_is_found():
+    with emulate(races=True), pytest.raises(RaceError, match="look_and_count.*argument y_ptr"):
+        look_and_count[(4,)](torch.zeros(8), torch.zeros(32), BN=8)
+
+
 def test_one_program_may_do_what_it_likes():
     x, y, z = torch.ones(8), torch.zeros(8), torch.zeros(8)
     with emulate(races=True):

@@ -145,6 +145,6 @@ def test_the_command_says_what_is_kept_and_executes_again_when_told(package, cap
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "1 calls executed, 1 launches, 2 of 2 programs, 0 findings" in said
-    assert "1 verdicts are kept from before" in said
+    assert "2 verdicts are kept from before" in said
     assert main([*command, "--fresh"]) == 0
     assert "kept from before" not in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from .errors import (
     CompilationError,
+    EndlessLoopError,
     Finding,
     FindingsError,
     OfflineError,
@@ -20,6 +21,7 @@ from .toolchain.compilers import VERSIONS, fetch, installed, supported
 __all__ = [
     "VERSIONS",
     "CompilationError",
+    "EndlessLoopError",
     "Emulation",
     "Finding",
     "FindingsError",

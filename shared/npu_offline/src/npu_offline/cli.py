@@ -24,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch without numpy, which nothing here uses
     try:
         return int(options.run(options))
+    except KeyboardInterrupt:
+        print("npu-offline: stopped", file=sys.stderr)
+        return 130
     except Exception as error:
         from_triton = type(error).__module__.startswith("triton.")
         if not isinstance(error, OfflineError) and not from_triton:

@@ -30,6 +30,10 @@ class RaceError(OfflineError):
     """Two programs of one emulated launch accessed one address, and not both by reading or both atomically."""
 
 
+class EndlessLoopError(OfflineError):
+    """A program of an emulated launch took longer than a program may: a loop does not end, or waits for another program."""
+
+
 class FindingsError(OfflineError):
     """The execution of a final module found something wrong.
 
@@ -53,8 +57,9 @@ class Finding:
             one of `Launch.notes`; "plan", a buffer is read whose bytes another buffer was written over; "alias", operands
             of one instruction overlap; "alignment", a vector instruction or DMA takes the Unified Buffer off 32 bytes;
             "flag", a flag is left over or set twice, or has a number that modules may not take; "stop", the program could
-            not go on: out of bounds, or a deadlock; "unwritten", results depend on bytes that nobody wrote; "results", they
-            are not those of the Linalg IR.
+            not go on: out of bounds, or a deadlock; "bounds", an access outside of the arguments; "programs", a race between
+            programs of the grid; "endless", a loop that does not end; "unwritten", results depend on bytes that nobody
+            wrote; "results", they are not those of the Linalg IR.
         program: the first program that it was seen in; None for what is of the whole launch.
         text: which instructions, buffers and bytes.
     """

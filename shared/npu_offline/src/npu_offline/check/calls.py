@@ -10,6 +10,7 @@ from ..errors import OfflineError
 from ..execute.recording import record
 from ..launches import LaunchRecord
 from . import kernel_file
+from .stopped import said_of
 
 Call = tuple[str, Callable[[], None]]
 """A label, and a function of no arguments that calls operators with CPU tensors."""
@@ -78,13 +79,24 @@ def _kernels(target: Path) -> str:
     return f", KERNEL one of {', '.join(kernel_file.kernels_of(kernel_file.load_file(target, partly=True))) or '(none)'}"
 
 
-def launches_of(calls: Iterable[Call], soc: str) -> list[LaunchRecord]:
-    """The launches of all calls, tiled for a chip."""
-    with record(soc) as records:
-        for label, call in calls:
-            try:
+def launches_of(calls: Iterable[Call], soc: str, refused: dict[str, str] | None = None) -> list[LaunchRecord]:
+    """The launches of all calls, tiled for a chip.
+
+    Args:
+        calls: label and function.
+        soc: the chip.
+        refused: takes the label of each call that fails, and why; its launches are left out. None: a failure is an error.
+    """
+    found: list[LaunchRecord] = []
+    for label, call in calls:
+        try:
+            with record(soc) as records:
                 call()
-            except Exception as error:
+        except Exception as error:
+            if refused is None:
                 error.add_note(f"in the call {label!r}, recorded for {soc}")
                 raise
-    return list(records)
+            refused[label] = said_of(error)
+        else:
+            found += records
+    return found

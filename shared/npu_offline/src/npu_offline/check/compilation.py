@@ -47,8 +47,14 @@ class Result:
         return self.unsupported or (self.report is not None and self.report.fits)
 
 
-def jobs_for(calls: Sequence[Call], socs: Sequence[str], toolchains: Sequence[str]) -> list[Job]:
+def jobs_for(
+    calls: Sequence[Call], socs: Sequence[str], toolchains: Sequence[str], refused: dict[str, str] | None = None
+) -> list[Job]:
     """The distinct compilations that the calls need.
+
+    Args:
+        calls, socs, toolchains: what is compiled, for what, by what.
+        refused: as in `launches_of`.
 
     Raises:
         OfflineError: the calls launched no kernel at all.
@@ -58,11 +64,11 @@ def jobs_for(calls: Sequence[Call], socs: Sequence[str], toolchains: Sequence[st
     for soc in socs:
         chip = dataclasses.replace(npu_tiling.soc(soc), name="")  # chips that differ in name alone are tiled alike
         if chip not in recorded:
-            recorded[chip] = [describe(launch) for launch in launches_of(calls, soc)]
+            recorded[chip] = [describe(launch) for launch in launches_of(calls, soc, refused)]
         for kernel, tile, ttir, linalg, options in recorded[chip]:
             for toolchain in toolchains:
                 jobs[Job(kernel, tile, ttir, linalg, options, soc, toolchain)] = None
-    if not jobs:
+    if not jobs and not refused:
         raise OfflineError("the calls launched no kernel: CPU tensors must reach the Triton kernels under emulation")
     return list(jobs)
 

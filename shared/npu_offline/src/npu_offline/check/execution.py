@@ -11,15 +11,18 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..errors import Finding, reason_of
+from ..errors import Finding
 from ..execute.emulation import emulate
 from ..execute.final.findings import WEAK
 from ..launches import Launch
+from .stopped import said_of
 
 _DISTINCT = 1_000_003  # random numbers that are repeated: a prime, so that rows of a tensor differ
-_MADE = {"empty", "zeros", "empty_like", "zeros_like", "new_empty", "new_zeros"}
+_MADE = {"empty", "empty_like", "new_empty"}
 
 
+LINALG = ""
+"""Stands for the Linalg IR where a compiler's version would stand."""
 SEED = 0
 """The seed of the random numbers."""
 
@@ -69,21 +72,20 @@ def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, too
     """Execute calls, one after another.
 
     Args:
-        calls: label and function, as `check.load_calls` returns them. Tensors that they allocate empty or as zeros get
-            random numbers.
-        soc, toolchain: the chip, and the compiler's version.
+        calls: label and function, as `check.load_calls` returns them. Tensors that they allocate empty get random numbers.
+        soc: the chip.
+        toolchain: the compiler's version, or `LINALG`: every program, from Linalg IR, and races between programs.
     """
+    final: dict[str, Any] = {"toolchain": toolchain, "threads": 1, "checks": True, "distinct": True}
     for label, call in calls:
         problem = ""
-        with emulate(soc, toolchain=toolchain, threads=1, checks=True, distinct=True, keep_going=True) as emulation:
+        with emulate(soc, **final if toolchain else {"races": True}, keep_going=True) as emulation:
             try:
                 with torch.random.fork_rng(devices=[]), random_values():
                     torch.manual_seed(SEED)
                     call()
             except Exception as error:
-                problem = reason_of(error)
-                if not problem:
-                    raise
+                problem = said_of(error)
         yield Executed(label, toolchain, [_ran(launch) for launch in emulation.launches], problem)
 
 
@@ -95,7 +97,7 @@ def _ran(launch: Launch) -> Ran:
 
 @contextlib.contextmanager
 def random_values(seed: int = SEED) -> Iterator[None]:
-    """Until the block ends, floating-point tensors that are allocated empty or as zeros get normally distributed numbers."""
+    """Until the block ends, floating-point tensors that are allocated empty get normally distributed numbers."""
     numbers = torch.randn(_DISTINCT, generator=torch.Generator().manual_seed(seed))
 
     class Filled(TorchFunctionMode):

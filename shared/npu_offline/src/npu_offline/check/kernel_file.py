@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import npu_tiling
+
 from ..errors import OfflineError
 from ..execute.recording import record
 from ..toolchain.triton_ascend import missing_triton_ascend
@@ -49,12 +51,14 @@ class KernelCall:
         kernel: what `@triton.jit` made, autotuning taken off.
         given: argument name to its values as they were written; several where `tune` may choose.
         grid: programs in x, y and z: an expression of the arguments.
+        names: what its file defines.
     """
 
     path: Path
     kernel: Any
     given: Mapping[str, Sequence[str]]
     grid: str
+    names: Mapping[str, Any]
 
     @property
     def label(self) -> str:
@@ -75,20 +79,22 @@ class KernelCall:
 
     def launch_on(self, arguments: Mapping[str, Any]) -> None:
         """Launch it."""
-        self.kernel[self.programs(arguments)](**arguments)
+        from triton.runtime.driver import driver
 
-    def programs(self, arguments: Mapping[str, Any]) -> tuple[int, ...]:
+        self.kernel[self.programs(arguments, driver.active.device)](**arguments)
+
+    def programs(self, arguments: Mapping[str, Any], chip: npu_tiling.Device) -> tuple[int, ...]:
         """The grid.
 
         Raises:
             OfflineError: its expression is not of one to three integers.
         """
-        from triton.runtime.driver import driver
+        import triton
 
-        chip = driver.active.device
-        names = {"cdiv": lambda a, b: -(-a // b), "cores": chip.vector_cores, "cube_cores": chip.cube_cores, "math": math}
+        cores = {"cores": chip.vector_cores, "cube_cores": chip.cube_cores}
+        names = {"cdiv": triton.cdiv, "math": math, "min": min, "max": max, "triton": triton}
         try:
-            grid = eval(f"({self.grid},)", {"__builtins__": {}}, {**names, "min": min, "max": max, **arguments})
+            grid = eval(f"({self.grid},)", {"__builtins__": {}}, {**names, **cores, **arguments})
         except Exception as error:
             raise OfflineError(f"--grid is {self.grid!r}: {error}") from None
         if not 1 <= len(grid) <= 3 or not all(isinstance(size, int) and size > 0 for size in grid):
@@ -174,7 +180,8 @@ def parse(target: str, given: Sequence[str], grid: str | None) -> KernelCall:
         OfflineError: a part of it is missing or wrong.
     """
     file, _, name = target.partition("::")
-    kernels = kernels_of(load_file(Path(file), partly=True))
+    module = load_file(Path(file), partly=True)
+    kernels = kernels_of(module)
     if name not in kernels:
         raise OfflineError(f"{file} has no kernel {name!r}; it has {', '.join(kernels) or 'none: @triton.jit is missing'}")
     kernel = kernels[name]
@@ -195,8 +202,8 @@ def parse(target: str, given: Sequence[str], grid: str | None) -> KernelCall:
             "--grid is missing: the programs in x, y and z, numbers or an expression of the arguments, such as"
             " --grid 512, --grid 'cdiv(n, BLOCK)', --grid 8,4 or --grid cores"
         )
-    call = KernelCall(Path(file), kernel, values, grid)
-    call.arguments()  # so that a mistake is reported before anything runs
+    call = KernelCall(Path(file), kernel, values, grid, vars(module))
+    call.programs(call.arguments(), npu_tiling.soc("Ascend910B4"))  # so that a mistake is reported before anything runs
     call.choices()
     return call
 

@@ -51,7 +51,7 @@ def execute_package(
     Args:
         package: its folder, or the one file that the calls are in.
         calls: all of its calls, in order.
-        soc, toolchain: the chip, and the compiler's version.
+        soc, toolchain: as `execute_calls` takes them.
         fresh: execute all of them.
 
     Yields:
@@ -99,7 +99,9 @@ def _described(record: LaunchRecord, soc: str, toolchain: str) -> str:
     """A digest of what a launch runs and is given."""
     name, ttir, linalg = front_end_of(record)
     try:
-        final = compile_linalg(name, ttir, linalg, dict(record.options), soc, toolchain).stages.get("final", "")
+        final = toolchain and compile_linalg(name, ttir, linalg, dict(record.options), soc, toolchain).stages.get(
+            "final", ""
+        )
     except OfflineError as error:
         final = str(error)
     given = [(name, _value(value)) for name, value in record.arguments.items()]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import OfflineError, UnsupportedError, reason_of
+from ..errors import OfflineError
 from ..execute.emulation import emulate
 from ..launches import Launch
 from .execution import SEED, random_values
 from .kernel_file import KernelCall
-
-LINALG = ""
-"""Stands for the Linalg IR where a compiler's version would stand."""
+from .stopped import is_refusal, said_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,10 @@ class Difference:
     first: str = ""
 
 
+class Differences(list[Difference]):
+    """All results of a call that were compared."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A call that was run.
@@ -48,7 +50,7 @@ class Outcome:
         launches: what ran, with traffic.
         differences: results that were compared.
         problem: why it stopped.
-        unsupported: whether that is a limit of the emulation.
+        refused: whether nothing is said about its results: Triton refuses the kernel, or the emulation cannot run it.
     """
 
     label: str
@@ -56,19 +58,19 @@ class Outcome:
     launches: Sequence[Launch]
     differences: Sequence[Difference] = ()
     problem: str = ""
-    unsupported: bool = False
+    refused: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether nothing is known to be wrong with it."""
-        return (not self.problem or self.unsupported) and not any(difference.wrong for difference in self.differences)
+        return (not self.problem or self.refused) and not any(difference.wrong for difference in self.differences)
 
 
-def run_whole(label: str, call: Callable[[], Sequence[Difference] | None], soc: str, level: str) -> Outcome:
+def run_whole(label: str, call: Callable[[], object], soc: str, level: str) -> Outcome:
     """Run a call once.
 
     Args:
-        label, call: what to run; it returns what it compared.
+        label, call: what to run; what it returns is looked at if it is `Differences`.
         soc: the chip.
         level: a toolchain, whose final modules run, or `LINALG`: then races of programs are errors, and bytes are counted.
     """
@@ -77,25 +79,14 @@ def run_whole(label: str, call: Callable[[], Sequence[Difference] | None], soc: 
         try:
             with torch.random.fork_rng(devices=[]), random_values():
                 torch.manual_seed(SEED)
-                differences = call() or ()
+                compared = call()
         except Exception as error:
-            problem = reason_of(error)
-            if not problem:
-                raise
-            refused = _is_unsupported(error)
-            return Outcome(label, level, emulation.launches, problem=problem, unsupported=refused)
-    return Outcome(label, level, emulation.launches, differences)
+            refused = is_refusal(error)
+            return Outcome(label, level, emulation.launches, problem=said_of(error), refused=refused)
+    return Outcome(label, level, emulation.launches, compared if isinstance(compared, Differences) else ())
 
 
-def _is_unsupported(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, OfflineError):
-        error = error.__cause__ or error.__context__
-    return isinstance(error, UnsupportedError)
-
-
-def compared(
-    call: KernelCall, expected: Sequence[str], rtol: float | None, atol: float | None
-) -> Callable[[], list[Difference]]:
+def compared(call: KernelCall, expected: Sequence[str], rtol: float | None, atol: float | None) -> Callable[[], Differences]:
     """A function that launches a kernel and compares results with what expressions say.
 
     Args:
@@ -103,19 +94,24 @@ def compared(
         expected: `NAME = EXPRESSION` of the arguments' values before the launch, floating-point tensors in fp64. An argument
             that no expression reads is full of NaN before.
         rtol, atol: tolerances; None for those of `torch.testing.assert_close` for the dtype.
+
+    Raises:
+        OfflineError: an expression cannot be computed, or has another shape than its argument.
     """
     rules = [_rule(text, call) for text in expected]
+    with random_values():  # the same at each level
+        given = call.arguments()
+    names = {"torch": torch, "F": torch.nn.functional, **call.names, **{name: _wide(value) for name, value in given.items()}}
+    wanted = {name: _evaluated(name, code, names, given[name].shape) for name, code in rules}
+    unread = set(wanted) - {name for _, code in rules for name in code.co_names}
 
-    def run() -> list[Difference]:
+    def run() -> Differences:
         arguments = call.arguments()
-        read = {name for _, code in rules for name in code.co_names}
-        for name, _ in rules:
-            if name not in read and arguments[name].is_floating_point():
+        for name in unread:
+            if arguments[name].is_floating_point():
                 arguments[name].fill_(torch.nan)
-        wide = {name: _wide(value) for name, value in arguments.items()}
-        wanted = [(name, _evaluated(name, code, wide)) for name, code in rules]
         call.launch_on(arguments)
-        return [_difference(name, arguments[name], value, rtol, atol) for name, value in wanted]
+        return Differences(_difference(name, arguments[name], value, rtol, atol) for name, value in wanted.items())
 
     return run
 
@@ -138,16 +134,17 @@ def _wide(value: Any) -> Any:
     return value.double() if value.is_floating_point() else value.clone()
 
 
-def _evaluated(name: str, code: Any, values: dict[str, Any]) -> Tensor:
+def _evaluated(name: str, code: Any, names: Mapping[str, Any], shape: torch.Size) -> Tensor:
     try:
-        return torch.as_tensor(eval(code, {"torch": torch, "F": torch.nn.functional, **values}))
+        wanted = torch.as_tensor(eval(code, dict(names)))
     except Exception as error:
         raise OfflineError(f"--expect {name}: {type(error).__name__}: {error}") from None
+    if wanted.shape != shape:
+        raise OfflineError(f"--expect {name} has shape {tuple(wanted.shape)}, must be {tuple(shape)}")
+    return wanted
 
 
 def _difference(name: str, got: Tensor, wanted: Tensor, rtol: float | None, atol: float | None) -> Difference:
-    if got.shape != wanted.shape:
-        raise OfflineError(f"--expect {name} has shape {tuple(wanted.shape)}, must be {tuple(got.shape)}")
     default = _TOLERANCES.get(got.dtype, (0.0, 0.0))
     relative, absolute = default[0] if rtol is None else rtol, default[1] if atol is None else atol
     left, right = got.double(), wanted.double()

@@ -52,7 +52,9 @@ def _run(options: argparse.Namespace) -> int:
     for version in versions:
         toolchains.tool(version, "bishengir-compile")
     with console.status("recording launches"):
-        jobs = check.jobs_for(calls, socs, versions)
+        refused: dict[str, str] = {}
+        jobs = check.jobs_for(calls, socs, versions, refused)
+    calls = [call for call in calls if call[0] not in refused]
     running = check.run_all(jobs, options.jobs, every_chip=options.every_chip)
     results = list(progress(running, "compiling", len(jobs), console))
     order = {job: position for position, job in enumerate(jobs)}
@@ -62,10 +64,12 @@ def _run(options: argparse.Namespace) -> int:
     failures = [result for result in results if not result.ok]
     wrong = [(call, kernel, finding) for call in executed for kernel, finding in call.findings]
     for call, kernel, finding in wrong:
-        console.print(f"{kernel} {call.toolchain}, {call.label}: {finding}", markup=False)
-    refused = [call for call in executed if call.problem]
-    for call in refused:
-        console.print(f"{call.toolchain}, {call.label}: not executed: {call.problem}", markup=False)
+        console.print(f"{kernel} {_level(call)}, {call.label}: {finding}", markup=False)
+    partial = [call for call in executed if call.problem]
+    for call in partial:
+        console.print(f"{_level(call)}, {call.label}: not executed: {call.problem}", markup=False)
+    for label, problem in refused.items():
+        console.print(f"{label}: refused: {problem}", markup=False)
     for result in failures:
         if result.report is None:
             console.print(f"{result.job.kernel} {result.job.soc} {result.job.toolchain}: {result.problem}", markup=False)
@@ -73,28 +77,38 @@ def _run(options: argparse.Namespace) -> int:
         options.json.write_text(json.dumps([_as_json(result) for result in results], indent=1))
     console.print(f"{len(results)} compilations, {len(failures)} failed", markup=False)
     if executed:
-        launches = [launch for call in executed for launch in call.launches]
+        final = [call for call in executed if call.toolchain]
+        launches = [launch for call in final for launch in call.launches]
         programs = f"{sum(launch.programs for launch in launches)} of {sum(launch.of for launch in launches)} programs"
         kept = sum(call.kept for call in executed)
-        counts = f"{len(executed)} calls executed, {len(launches)} launches, {programs}, {len(wrong)} findings"
-        console.print(f"{counts}, {len(refused)} calls not executed whole", markup=False)
+        counts = f"{len(final)} calls executed, {len(launches)} launches, {programs}, {len(wrong)} findings"
+        console.print(f"{counts}, {len(partial)} calls not executed whole", markup=False)
+        raced = sum(launch.of for call in executed if not call.toolchain for launch in call.launches)
+        console.print(f"races: {raced} programs, every one, from Linalg IR", markup=False)
         if kept:
             console.print(f"{kept} verdicts are kept from before (--fresh executes the calls again)", markup=False)
-    return 1 if failures or wrong else 0
+    return 1 if failures or wrong else 2 if refused or any(call.toolchain for call in partial) else 0
+
+
+def _level(call: Executed) -> str:
+    return call.toolchain or "Linalg IR"
 
 
 def _execute(
     options: argparse.Namespace, calls: Sequence[check.Call], socs: Sequence[str], versions: Sequence[str], console: Console
 ) -> list[Executed]:
-    """Execute every call with every toolchain, on the first chip that the toolchain supports."""
+    """Execute every call with every toolchain, on the first chip that the toolchain supports, and from Linalg IR."""
+    from ..check.execution import LINALG
     from ..check.verdicts import execute_package
 
     found: list[Executed] = []
-    for version in versions:
-        soc = next((soc for soc in socs if toolchains.supported(soc, version) and not toolchains.is_a5(soc)), None)
+    for version in (LINALG, *versions):
+        soc = next(
+            (soc for soc in socs if not version or toolchains.supported(soc, version) and not toolchains.is_a5(soc)), None
+        )
         if soc is not None:
             running = execute_package(options.target, calls, soc, version, fresh=options.fresh)
-            found += list(progress(running, f"executing {version}", len(calls), console))
+            found += list(progress(running, f"executing {version or 'Linalg IR'}", len(calls), console))
     return found
 
 

@@ -56,10 +56,11 @@ def _run(options: argparse.Namespace) -> int:
     calls = [call for call in loaded if options.call in call[0]]
     if not calls:
         raise OfflineError(f"--call is {options.call!r}, must be part of a label that calls() yields")
-    launches = {_identity(launch): launch for launch in check.launches_of(calls, options.soc)}.values()
+    refused: dict[str, str] = {}
+    launches = {_identity(launch): launch for launch in check.launches_of(calls, options.soc, refused)}.values()
     events = _EVENTS if options.timeline else 0
     timings: list[tuple[LaunchRecord, Timing]] = []
-    problems = []
+    problems = [f"{label}: refused: {problem}" for label, problem in refused.items()]
     for launch in progress(launches, "simulating", len(launches), console):
         try:
             timings.append((launch, time_launch(launch, soc=options.soc, toolchain=options.toolchain, events=events)))

@@ -72,6 +72,7 @@ def emulate(
         ToolchainMissingError: the toolchain has not been fetched, or triton-ascend or a C compiler is missing.
         OutOfBoundsError: at a launch that accessed memory outside the storage of its arguments.
         RaceError: at a launch whose programs race, if `races` is given.
+        EndlessLoopError: at a launch of which a program takes more than 60 s of processor time.
         UnsupportedError: at a launch that uses something that only the chip has.
         FindingsError: at a launch whose final module is wrong, if `checks` is given.
     """

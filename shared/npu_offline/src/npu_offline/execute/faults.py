@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..errors import OfflineError, OutOfBoundsError, RaceError
+from ..errors import EndlessLoopError, OfflineError, OutOfBoundsError, RaceError
 from ..launches import RESERVED
 
-_OUT_OF_MEMORY, _RACE = 2, 3  # as in runtime.h, where 1 is an access out of bounds
+_OUT_OF_MEMORY, _RACE, _ENDLESS, _INTERRUPTED = 2, 3, 5, 6  # as in runtime.h, where 1 is an access out of bounds
 _ACCESSES = ("read", "write", "atomic update")
 _DONE = ("read", "wrote", "updated atomically")
 
@@ -36,7 +36,8 @@ def fault_of(
     bases: Sequence[int],
     ranges: Sequence[int],
     grid: tuple[int, int, int],
-) -> OfflineError:
+    seconds: int,
+) -> BaseException:
     """The error of a launch that failed.
 
     Args:
@@ -47,10 +48,17 @@ def fault_of(
         bases: the address of each.
         ranges: first address and end of the storage of each argument, the reserved ones first.
         grid: programs in x, y and z.
+        seconds: of processor time that a program may take.
     """
+    if fault.reason == _INTERRUPTED:
+        return KeyboardInterrupt()
     where = f"kernel {kernel}, program {(fault.x, fault.y, fault.z)}"
     if code == _OUT_OF_MEMORY or fault.reason == _OUT_OF_MEMORY:
         return OfflineError(f"{where}: the host has no memory for the kernel's tiles")
+    if fault.reason == _ENDLESS:
+        return EndlessLoopError(
+            f"{where}: stopped after {seconds} s of processor time: a loop does not end, or waits for another program"
+        )
     what = f"{_ACCESSES[fault.access]} of {fault.size} bytes"
     if fault.argument < RESERVED:
         return OutOfBoundsError(f"{where}: {what} at address {fault.address:#x}, which is in no argument's storage")

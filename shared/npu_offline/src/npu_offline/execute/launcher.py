@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import Finding, FindingsError, OfflineError, OutOfBoundsError
+from ..errors import EndlessLoopError, Finding, FindingsError, OfflineError, OutOfBoundsError, RaceError
 from ..launches import MAX_PROGRAMS, RESERVED, Emulation, Launch, Ledger, Traffic
 from .faults import Fault, fault_of
 from .final.checked import PLAIN, SURVEYED, check
@@ -20,7 +20,10 @@ _LENGTHS = 40  # classes of transfers by length, powers of two, as in launch.h
 _TRAFFIC, _USE = len(Traffic.__dataclass_fields__), 4
 _COUNTERS = _TRAFFIC + _USE + _LENGTHS
 _WATCH_USE, _WATCH_RACES = 1, 2  # as in launch.h
+PROGRAM_SECONDS = 60
+"""The processor time that one program of a grid may take: a limit for loops that do not end, not for slow programs."""
 _NOT_A_NUMBER = 0xFF  # bytes of a core's memory that nobody has written
+_KINDS = {OutOfBoundsError: "bounds", RaceError: "programs", EndlessLoopError: "endless"}  # of findings
 _SCALARS = {  # Triton type to struct format, in a slot of 8 bytes
     "i1": "?7x",
     "i8": "b7x",
@@ -73,10 +76,12 @@ class RunningEmulation(Emulation):
             chosen: numbers of the only programs to run; empty for all.
             news: a byte for each program, which a survey fills in.
         """
-        threads, *order = self._settings
+        threads, shuffle, seed = self._settings
         return _SETTINGS.pack(
             1 if self.checks else threads,
-            *order,
+            shuffle,
+            PROGRAM_SECONDS,
+            seed,
             self.watching,
             unit_bits,
             shared,
@@ -88,7 +93,7 @@ class RunningEmulation(Emulation):
         )
 
 
-_SETTINGS = struct.Struct("<qqQqqqqqQqQ")
+_SETTINGS = struct.Struct("<qqqQqqqqqQqQ")
 running: list[RunningEmulation] = []
 
 
@@ -191,7 +196,8 @@ class Launcher:
             )
             if failed:
                 raise_findings(self._arguments.name, found.value)
-                raise fault_of(failed, Fault(*fault), self._arguments.name, self._arguments.pointers, bases, ranges, grid)
+                names, where = self._arguments.pointers, (bases, ranges, grid)
+                raise fault_of(failed, Fault(*fault), self._arguments.name, names, *where, PROGRAM_SECONDS)
 
         def survey() -> None:
             programs[:] = dict.fromkeys([0, count - 1, *range(count)])  # the first and the last program are always run
@@ -220,10 +226,14 @@ class Launcher:
                 notes = check(name, types, kept, binary, run, lambda: read_findings(found.value), written, few)
             else:
                 run(function)
-        except (FindingsError, OutOfBoundsError) as error:
+        except FindingsError as error:
             if not emulation.keep_going:
                 raise
-            notes = list(error.findings) if isinstance(error, FindingsError) else [Finding("bounds", None, str(error))]
+            notes = list(error.findings)
+        except tuple(_KINDS) as error:
+            if not emulation.keep_going:
+                raise
+            notes = [Finding(_KINDS[type(error)], None, str(error))]
         finally:
             if leave is not None:
                 leave(launch_metadata)

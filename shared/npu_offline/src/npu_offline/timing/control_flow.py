@@ -33,6 +33,8 @@ def write_jumps(
     numbers = {block: number for number, block in enumerate(region.blocks)}
     write("    block = 0")
     write("    while True:")
+    write("        turns += 1")
+    write("        check_turns(turns)")
     for block, number in numbers.items():
         last = block.last_op
         if last is None or name_of(last) not in (*JUMPS, "func.return"):

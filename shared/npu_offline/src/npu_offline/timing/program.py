@@ -13,7 +13,7 @@ from typing import Any
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 
-from ..errors import UnsupportedError
+from ..errors import EndlessLoopError, UnsupportedError
 from ..module.jumps import ends_loop, is_cell
 from ..module.mlir import name_of, symbol_of
 from .control_flow import write_jumps
@@ -28,6 +28,16 @@ Issue = tuple[float, Item, "tuple[Any, ...] | None"]
 
 _STRUCTURE = {"scf.yield", "scf.condition", "func.return", "annotation.mark", "hivm.hir.set_mask_norm"}
 _FREE = {"arith.constant", "llvm.mlir.constant", "memref.alloca"}
+
+
+MOST_TURNS = 20_000_000
+"""Turns of its loops that one program of a grid may take: more than a minute of simulation."""
+
+
+def check_turns(turns: int) -> None:
+    """Raises EndlessLoopError: a program has taken too many turns."""
+    if turns > MOST_TURNS:
+        raise EndlessLoopError(f"a program was stopped after {MOST_TURNS:,} turns of its loops: a loop does not end")
 
 
 @dataclass(frozen=True)
@@ -89,8 +99,8 @@ def _translate(function: Operation, arguments: Mapping[str, str], writer: Writer
     writer.function(function.regions[0])
     scalars = [name for name, kind in arguments.items() if not kind.startswith("*")]
     header = f"def run(program, sub_block, grid_x, grid_y, grid_z, element, {', '.join(f'a_{name}' for name in scalars)}):"
-    source = "\n".join([header, "    s = 0", *writer.lines, "    return", "    yield"])
-    space: dict[str, Any] = {**HELPERS, **writer.emitter.constants}
+    source = "\n".join([header, "    s = turns = 0", *writer.lines, "    return", "    yield"])
+    space: dict[str, Any] = {**HELPERS, **writer.emitter.constants, "check_turns": check_turns}
     exec(compile(source, "<kernel>", "exec"), space)  # the text is made above, from operations that are checked one by one
     return Program(symbol_of(function, "sym_name"), _core_of(function), source, space["run"])
 
@@ -202,10 +212,14 @@ class Writer:
         self._assign(carried, initial, depth)
         bounds = ", ".join(self.name(value) for value in (first, last, step))
         self.lines.append(f"{'    ' * depth}for {self.name(variable)} in range({bounds}):")
+        self._turn(depth + 1)
         self.lines.append(f"{'    ' * (depth + 1)}s += {2 * self.costs.scalar_op:g}")  # the counter, the jump
         self.body(block, depth + 1)
         self._assign(carried, _yielded(block), depth + 1)
         self._assign(list(op.results), carried, depth)
+
+    def _turn(self, depth: int) -> None:
+        self.lines += [f"{'    ' * depth}turns += 1", f"{'    ' * depth}check_turns(turns)"]
 
     def _if(self, op: Operation, depth: int) -> None:
         then, *otherwise = [region.blocks[0] for region in op.regions if region.blocks]
@@ -222,6 +236,7 @@ class Writer:
         before, after = (region.blocks[0] for region in op.regions)
         self._assign(list(before.args), list(op.operands), depth)
         self.lines.append(f"{'    ' * depth}while True:")
+        self._turn(depth + 1)
         self.body(before, depth + 1)
         assert before.last_op is not None
         condition, *passed = before.last_op.operands

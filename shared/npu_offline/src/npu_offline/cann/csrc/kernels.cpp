@@ -50,7 +50,7 @@ Runner runner() {
 std::atomic<int> skipping{*setting("NPU_OFFLINE_CANN_SKIP", "") != 0};  // to measure the host alone
 
 aclError run(const Launch &l) {
-  const settings given = {.threads = atoll(setting("NPU_OFFLINE_CANN_THREADS", "1")), .poison = 0xff};
+  const settings given = {.threads = atoll(setting("NPU_OFFLINE_CANN_THREADS", "1")), .seconds = 60, .poison = 0xff};
   std::vector<int64_t> rows(l.ranges.size());
   std::vector<counts> counters(l.ranges.size());
   fault found{};

@@ -19,6 +19,7 @@ from .memory import write_buffer, write_memory
 from .scalars import bits_of, c_type, element_type, formula, from_bits
 from .writer import Tables, Writer
 
+_TURN = "npu_offline_turn();"
 _SILENT = NOTHING | {"annotation.mark", "scf.yield", "scf.condition", "func.return"}
 
 
@@ -80,7 +81,8 @@ class Function(Writer):
                 )
                 self.lines.append(f"{condition}{{")
                 self.assign(target.args, values)
-                self.lines.append(f"goto block{numbers[target]}; }}")
+                turn = _TURN if numbers[target] <= numbers[block] else ""
+                self.lines.append(f"{turn} goto block{numbers[target]}; }}")
 
     def _body(self, block: Block) -> None:
         for op in block.ops:
@@ -158,7 +160,7 @@ class Function(Writer):
         self.assign(carried, initial)
         kind, name = c_type(variable.type), self.name(variable)
         bounds = f"{kind} {name} = {self.name(first)}; {name} < {self.name(last)}; {name} += {self.name(step)}"
-        self.lines.append(f"for ({bounds}) {{")
+        self.lines.append(f"for ({bounds}) {{ {_TURN}")
         self._body(block)
         self.assign(carried, _yielded(block))
         self.lines.append("}")
@@ -185,7 +187,7 @@ class Function(Writer):
         for value in (*before.args, *after.args):
             self.declare(value)
         self.assign(before.args, op.operands)
-        self.lines.append("for (;;) {")
+        self.lines.append(f"for (;;) {{ {_TURN}")
         self._body(before)
         assert before.last_op is not None
         condition, *passed = before.last_op.operands

@@ -68,6 +68,7 @@ _PASSES = (
     "--cse",
 )
 
+_AROUND_COPIES = {"memref.alloc", "bufferization.to_tensor"}
 _RUNTIME = {
     "npu_offline_copy": "!llvm.func<void (i64, ptr, ptr, i32, i32)>",
     "npu_offline_move": "!llvm.func<void (ptr, ptr, i64, i32, i32)>",
@@ -76,8 +77,10 @@ _RUNTIME = {
     "npu_offline_free": "!llvm.func<void (ptr)>",
     "npu_offline_atomic_begin": "!llvm.func<void ()>",
     "npu_offline_atomic_end": "!llvm.func<void ()>",
+    "npu_offline_turn": "!llvm.func<void ()>",
 }
-_REPLACED = {"memrefCopy", "aligned_alloc", "free", "npu_offline_atomic_begin", "npu_offline_atomic_end"}
+_CALLED = ("npu_offline_atomic_begin", "npu_offline_atomic_end", "npu_offline_turn")
+_REPLACED = {"memrefCopy", "aligned_alloc", "free", *_CALLED}
 
 
 def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
@@ -121,15 +124,17 @@ def _prepare(module: ModuleOp) -> None:
     """Rewrite operations that only passes of the chip's dialects can lower."""
     for op in list(module.walk()):
         name = name_of(op)
-        if name == "linalg.generic" and property_of(op, "GenericAtomicRMW") is not None:
+        if _is_atomic(op):
             _make_atomic(op)
         elif name == "func.func" and not op.regions[0].blocks and "tensor<" in str(property_of(op, "function_type")):
             raise UnsupportedError(f"the emulator has no {symbol_of(op, 'sym_name')}")
+        elif name in ("scf.for", "scf.while"):
+            Rewriter.insert_op(_call("npu_offline_turn"), InsertPoint.at_start(op.regions[0].blocks[0]))
         elif name == "annotation.mark":  # a hint for the Ascend compiler, as tl.compile_hint gives one
             Rewriter.erase_op(op)
         elif name.partition(".")[0] in ("hfusion", "hivm", "hacc"):
             raise UnsupportedError(f"the emulator has no {name}")
-    for symbol in ("npu_offline_atomic_begin", "npu_offline_atomic_end"):
+    for symbol in _CALLED:
         declaration = parse(
             f'"func.func"() <{{function_type = () -> (), sym_name = "{symbol}", sym_visibility = "private"}}> '
             "({}) : () -> ()"
@@ -140,11 +145,15 @@ def _prepare(module: ModuleOp) -> None:
 
 
 def _make_atomic(op: Operation) -> None:
-    """Compute `global = combine(global, update)` in a tile under a lock, with one DMA out."""
+    """Compute `global = combine(global, update)` in a tile under a lock, with one DMA out.
+
+    The lock also covers the copy of the old value, which the IR has before or after the update where the kernel uses it.
+    """
     place = op.operands[-1]
     if not isinstance(place.type, MemRefType):
         raise UnsupportedError("the emulator has no atomic update of anything but global memory")
-    new: list[Operation] = [_call("npu_offline_atomic_begin")]
+    first, last = _with_copy_of_old_value(op, place)
+    new: list[Operation] = []
     sizes: list[SSAValue] = []
     for dimension, size in enumerate(place.type.get_shape()):
         if size == DYNAMIC_INDEX:
@@ -156,8 +165,31 @@ def _make_atomic(op: Operation) -> None:
     tile = new[-1].results[0]
     new.append(make("memref.copy", [place, tile]))
     Rewriter.insert_op(new, InsertPoint.before(op))
-    Rewriter.insert_op([make("memref.copy", [tile, place]), _call("npu_offline_atomic_end")], InsertPoint.after(op))
+    back = make("memref.copy", [tile, place])
+    Rewriter.insert_op(back, InsertPoint.after(op))
+    Rewriter.insert_op(_call("npu_offline_atomic_begin"), InsertPoint.before(new[0] if first is op else first))
+    Rewriter.insert_op(_call("npu_offline_atomic_end"), InsertPoint.after(back if last is op else last))
     op.operands = [tile if operand is place else operand for operand in op.operands]
+
+
+def _with_copy_of_old_value(update: Operation, place: SSAValue) -> tuple[Operation, Operation]:
+    """The first and the last of an atomic update and the copy of its old value: the update alone where there is none.
+
+    The copy stands right before the update, that of a compare-and-swap right after it; a load of the kernel's does not.
+    """
+    view = place.owner
+    tile = view.operands[0] if isinstance(view, Operation) and name_of(view) == "memref.subview" else place
+    swaps = "cas" in str(property_of(update, "GenericAtomicRMW"))
+    copy = update.next_op if swaps else update.prev_op
+    while copy is not None and name_of(copy) in _AROUND_COPIES:
+        copy = copy.next_op if swaps else copy.prev_op
+    if copy is None or name_of(copy) != "memref.copy" or copy.operands[0] not in (place, tile):
+        return update, update
+    return (update, copy) if swaps else (copy, update)
+
+
+def _is_atomic(op: Operation) -> bool:
+    return name_of(op) == "linalg.generic" and property_of(op, "GenericAtomicRMW") is not None
 
 
 def _call(name: str) -> Operation:

@@ -65,6 +65,7 @@ static void work(launch *l, counts *own) {
     if (position >= l->programs || atomic_load(&l->failed)) break;
     int64_t p = l->order ? l->order[position] : position;
     w.position = p;
+    w.turns = w.ends = 0;
     w.program[0] = p % l->grid[0];
     w.program[1] = p / l->grid[0] % l->grid[1];
     w.program[2] = p / l->grid[0] / l->grid[1];
@@ -104,7 +105,7 @@ int npu_offline_launch(void (*kernel)(const void *, int32_t, int32_t, int32_t), 
                        fault *fault, char *findings) {
   launch l = {.kernel = kernel, .arguments = arguments, .ranges = ranges, .grid = grid, .pointers = pointers,
               .programs = (int64_t)grid[0] * grid[1] * grid[2], .fault = fault, .watch = given->watch,
-              .unit_bits = given->unit_bits, .shared = given->shared, .check = given->check, .poison = given->poison,
+              .seconds = given->seconds, .unit_bits = given->unit_bits, .shared = given->shared, .check = given->check, .poison = given->poison,
               .findings = findings, .news = given->news};
   pthread_mutex_init(&l.findings_lock, NULL);
   int64_t threads = given->threads;
@@ -128,8 +129,10 @@ int npu_offline_launch(void (*kernel)(const void *, int32_t, int32_t, int32_t), 
       tasks[started] = (task){&l, rows + started * pointers};
       if (pthread_create(&handles[started], NULL, run, &tasks[started])) break;
     }
+    heed_interrupt();
     work(&l, rows);
     for (int64_t i = 1; i < started; i++) pthread_join(handles[i], NULL);
+    forget_interrupt();
     add_rows(rows, started, pointers, total);
     if (l.watch & WATCH_USE) count_use(&l, total);
     result = atomic_load(&l.failed) ? 1 : 0;

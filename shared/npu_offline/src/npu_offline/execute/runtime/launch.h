@@ -10,7 +10,7 @@ typedef struct {
 } counts;
 typedef struct { int64_t reason, argument, access, address, bytes, program[3], other_access, other; } fault;
 typedef struct {
-  int64_t threads, shuffle;
+  int64_t threads, shuffle, seconds;  // seconds of processor time that a program may take
   uint64_t seed;
   int64_t watch, unit_bits, shared, check, poison;
   const uint32_t *chosen;  // the only programs that run, if there are any

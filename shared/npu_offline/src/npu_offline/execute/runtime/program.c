@@ -1,6 +1,9 @@
 // The program that a thread is running: how it stops early, and the lock that its atomic updates hold.
 #include "runtime.h"
 
+#include <signal.h>
+#include <time.h>
+
 __thread worker *self;
 static pthread_mutex_t atomics = PTHREAD_MUTEX_INITIALIZER;
 
@@ -29,4 +32,51 @@ void npu_offline_atomic_begin(void) {
 void npu_offline_atomic_end(void) {
   self->atomic = 0;
   pthread_mutex_unlock(&atomics);
+}
+
+// ---- Loops that do not end
+
+enum { TURNS_BETWEEN_LOOKS = 1024 };
+static volatile sig_atomic_t interrupted;
+static struct sigaction before;
+static int heeding;
+static pthread_mutex_t handlers = PTHREAD_MUTEX_INITIALIZER;
+
+static void interrupt(int signal) {
+  interrupted = 1;
+  if (before.sa_handler != SIG_DFL) before.sa_handler(signal);  // Python's: it raises KeyboardInterrupt after the launch
+}
+
+void heed_interrupt(void) {
+  pthread_mutex_lock(&handlers);
+  if (!heeding++) {
+    struct sigaction own = {.sa_handler = interrupt, .sa_flags = SA_RESTART};
+    interrupted = 0;
+    if (!sigaction(SIGINT, NULL, &before) && before.sa_handler != SIG_IGN && !(before.sa_flags & SA_SIGINFO)) sigaction(SIGINT, &own, NULL);
+  }
+  pthread_mutex_unlock(&handlers);
+}
+
+void forget_interrupt(void) {
+  pthread_mutex_lock(&handlers);
+  if (!--heeding) {
+    struct sigaction now;
+    if (!sigaction(SIGINT, NULL, &now) && now.sa_handler == interrupt) sigaction(SIGINT, &before, NULL);
+  }
+  pthread_mutex_unlock(&handlers);
+}
+
+static int64_t processor_time(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+// Compiled kernels call this at each turn of a loop.
+void npu_offline_turn(void) {
+  if (interrupted) fail(INTERRUPTED, LOCAL, LOAD, NULL, 0);
+  if (++self->turns % TURNS_BETWEEN_LOOKS) return;
+  const int64_t now = processor_time();
+  if (!self->ends) self->ends = now + self->launch->seconds * 1000000000;
+  else if (now > self->ends) fail(ENDLESS, LOCAL, LOAD, NULL, 0);
 }

@@ -12,7 +12,7 @@
 
 enum { LOCAL = -1, UNKNOWN = -2 };
 enum { LOAD = 0, STORE = 1, UPDATE = 2 };
-enum { OUT_OF_BOUNDS = 1, OUT_OF_MEMORY = 2, RACE = 3, STOPPED = 4 };
+enum { OUT_OF_BOUNDS = 1, OUT_OF_MEMORY = 2, RACE = 3, STOPPED = 4, ENDLESS = 5, INTERRUPTED = 6 };
 enum { CLASSES = 48, MAX_RANK = 16, STRIPES = 64, STRIPE_BITS = 16 };
 enum { WATCH_USE = 1, WATCH_RACES = 2 };
 
@@ -41,6 +41,7 @@ typedef struct {
   region *region;
   watched *watched;
   pthread_mutex_t stripes[STRIPES];
+  int64_t seconds;             // of processor time that a program may take
   int64_t check, poison;       // how it runs, as in ../final/machine.h; what unwritten bytes of a core are
   char *findings;              // of the checks, a line each
   int64_t findings_length;
@@ -56,6 +57,8 @@ typedef struct {
   int64_t position;
   int32_t program[3];
   int atomic;
+  uint64_t turns;      // of the program's loops
+  int64_t ends;        // processor time at which the program has taken too long; 0 as long as nothing has looked
   jmp_buf leave;
 } worker;
 
@@ -66,6 +69,7 @@ void *npu_offline_alloc(int64_t alignment, int64_t bytes);
 void npu_offline_free(void *memory);
 void npu_offline_atomic_begin(void);
 void npu_offline_atomic_end(void);
+void npu_offline_turn(void);
 
 #pragma GCC visibility push(hidden)  // other libraries may have functions of these names
 extern __thread worker *self;
@@ -73,6 +77,10 @@ extern __thread worker *self;
 // Stop the launch: note what happened, unless another program was first, and leave the program. Neither returns.
 void fail(int reason, int argument, int access, const char *address, int64_t bytes);
 void fail_beside(int reason, int argument, int access, const char *address, int64_t bytes, int other_access, int64_t other);
+
+// From heed_interrupt to forget_interrupt Ctrl-C stops every launch of this process, beside what it does otherwise.
+void heed_interrupt(void);
+void forget_interrupt(void);
 
 // The rank that is left when a tile's innermost dimensions are merged into contiguous pieces of `*piece` bytes.
 static inline int64_t merge(const memref *m, int64_t rank, int64_t element, int64_t *piece) {

@@ -1,0 +1,36 @@
+"""What stopped a call of somebody's code, and whether that says something about its results."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+from ..errors import OfflineError, UnsupportedError, reason_of
+
+_NOT_THEIRS = (sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
+
+
+def said_of(error: BaseException) -> str:
+    """One message for what stopped a call: ours, Triton's, or an exception of the caller's code with its line."""
+    ours = reason_of(error)
+    if ours:
+        return ours
+    if _is_of_triton(error):
+        return f"Triton refuses the kernel: {error}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether an error says nothing about results: Triton refuses the kernel, or the emulation cannot run it."""
+    if error is not None and not reason_of(error):
+        return _is_of_triton(error)
+    while error is not None and not isinstance(error, OfflineError):
+        error = error.__cause__ or error.__context__
+    return isinstance(error, UnsupportedError)
+
+
+def _is_of_triton(error: BaseException) -> bool:
+    return type(error).__module__.startswith("triton.")

@@ -1,0 +1,230 @@
+"""`run` and `check` on a file of calls: right kernels are called right, and no kernel ends the run of the others."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from npu_offline.cli import main
+from npu_offline.execute import launcher
+from npu_offline.timing import program
+
+FILE = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_one(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + o, tl.load(x_ptr + o) + 1.0)
+
+
+@triton.jit
+def accumulate(x_ptr, sum_ptr, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(sum_ptr, tl.sum(tl.load(x_ptr + o), 0))
+
+
+@triton.jit
+def tickets(counter_ptr, y_ptr):
+    tl.store(y_ptr + tl.program_id(0), tl.atomic_add(counter_ptr, 1))
+
+
+@triton.jit
+def swap(slot_ptr, y_ptr):
+    tl.store(y_ptr + tl.program_id(0), tl.atomic_cas(slot_ptr, 0, 1))
+
+
+@triton.jit
+def exchange(slot_ptr, y_ptr):
+    tl.store(y_ptr + tl.program_id(0), tl.atomic_xchg(slot_ptr, tl.program_id(0)))
+
+
+@triton.jit
+def masked_tickets(counter_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(y_ptr + tl.program_id(0) * BLOCK + o, tl.atomic_add(counter_ptr + o, 1, mask=o < n))
+
+
+@triton.jit
+def overlap(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(y_ptr + o, tl.load(x_ptr + tl.program_id(0) * BLOCK + o))
+
+
+@triton.jit
+def wait(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    while tl.load(x_ptr) < 1:
+        tl.store(y_ptr + o, tl.load(y_ptr + o) + 1.0)
+
+
+@triton.jit
+def count(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    for _ in range(n):
+        tl.store(y_ptr + o, tl.load(y_ptr + o) + 1.0)
+
+
+@triton.jit
+def refused(x_ptr):
+    tl.store(x_ptr, nothing_of_this_name)
+
+
+def call(kernel, *shapes, grid=4, dtype=torch.int32, **given):
+    tensors = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+    kernel[(grid,)](*tensors, **given)
+    return tensors
+
+
+def calls():
+    CALLS
+"""
+LINALG = "--linalg-only"
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    def go(command, calls, *options):
+        path = tmp_path / "kernels.py"
+        path.write_text(FILE.replace("CALLS", calls.strip().replace("\n", "\n    ")))
+        status = main([command, str(path), *options])
+        said = capsys.readouterr()
+        return status, " ".join((said.out + said.err).replace("\u2502", " ").split())
+
+    return go
+
+
+def test_zeros_are_zeros(run):
+    status, said = run(
+        "run",
+        """
+def total():
+    x = torch.ones(64)
+    for made in (torch.zeros(1), torch.zeros_like(x[:1]), x.new_zeros(1)):
+        accumulate[(4,)](x, made, BLOCK=16)
+        assert made.item() == 64
+yield "sum", total
+""",
+        "--toolchain",
+        "1.2.0",
+    )
+    assert status == 0, said
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "call(tickets, 1, 4)",
+        "call(swap, 1, 4)",
+        "call(exchange, 1, 4)",
+        "call(masked_tickets, 8, 32, n=5, BLOCK=8)",
+    ],
+)
+def test_an_atomic_update_whose_old_value_is_used_is_no_race(run, launch):
+    status, said = run("run", f'yield "update", lambda: {launch}', LINALG)
+    assert status == 0, said
+
+
+def test_every_ticket_is_given_once(run):
+    checked = "assert sorted(call(tickets, 1, 64, grid=64)[1].tolist()) == list(range(64))"
+    assert run("run", f'def taken():\n    {checked}\nyield "tickets", taken', LINALG)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "launch",
+    ["call(wait, 1, 64, grid=1, dtype=torch.float32, BLOCK=64)", "call(count, 1, 64, grid=1, n=2**31 - 1, BLOCK=64)"],
+)
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_loop_that_does_not_end_is_named(run, monkeypatch, command, launch):
+    monkeypatch.setattr(launcher, "PROGRAM_SECONDS", 1)
+    where = ["--toolchain", "1.2.0", *(["--soc", "Ascend910B4", "--jobs", "1"] if command == "check" else [])]
+    status, said = run(command, f'yield "endless", lambda: {launch}', *where)
+    assert "program (0, 0, 0): stopped after 1 s of processor time: a loop does not end" in said
+    assert status == 1
+
+
+def test_time_names_a_loop_that_does_not_end(run, monkeypatch):
+    monkeypatch.setattr(program, "MOST_TURNS", 1000)
+    status, said = run("time", 'yield "endless", lambda: call(count, 1, 64, n=2**31 - 1, BLOCK=64)')
+    assert "stopped after 1,000 turns of its loops: a loop does not end" in said
+    assert status == 1
+
+
+@pytest.mark.parametrize("options", [[LINALG], ["--toolchain", "1.2.0"]])
+def test_an_interrupt_ends_a_loop_that_does_not(run, options):
+    interrupt = threading.Timer(8.0, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    started = time.monotonic()
+    status, said = run("run", 'yield "endless", lambda: call(wait, 1, 64, dtype=torch.float32, BLOCK=64)', *options)
+    interrupt.cancel()
+    assert "npu-offline: stopped" in said
+    assert time.monotonic() - started < launcher.PROGRAM_SECONDS
+    assert status == 130
+
+
+@pytest.mark.parametrize(
+    ("command", "options"), [("run", [LINALG]), ("check", ["--soc", "Ascend910B4", "--toolchain", "1.2.0", "--jobs", "1"])]
+)
+def test_a_refused_kernel_leaves_the_others_to_run(run, command, options):
+    status, said = run(
+        command,
+        """
+yield "first", lambda: call(refused, 1)
+yield "second", lambda: call(add_one, 64, 64, dtype=torch.float32, BLOCK=16)
+""",
+        *options,
+    )
+    assert "first" in said
+    assert "nothing_of_this_name is not defined" in said
+    assert "1 calls executed" in said if command == "check" else "second" in said
+    assert status == 2
+
+
+def test_a_failed_comparison_is_a_result(run):
+    status, said = run(
+        "run",
+        """
+def compared():
+    y = call(add_one, 64, 64, dtype=torch.float32, BLOCK=16)[1]
+    assert y[0] == 2, "y is not two"
+yield "compared", compared
+yield "next", lambda: call(add_one, 64, 64, dtype=torch.float32, BLOCK=16)
+""",
+        LINALG,
+    )
+    assert "AssertionError: y is not two (kernels.py, line" in said
+    assert "next" in said
+    assert status == 1
+
+
+def test_what_was_asked_for_and_did_not_run_is_no_success(run):
+    """tl.cumsum has no emulation of its Linalg IR."""
+    scan = """
+import types
+@triton.jit
+def running(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(y_ptr + o, tl.cumsum(tl.load(x_ptr + o), 0))
+yield "scan", lambda: call(running, 64, 64, grid=1, dtype=torch.float32, BLOCK=64)
+"""
+    assert run("run", scan, LINALG)[0] == 2
+    assert run("run", scan, "--toolchain", "1.2.0")[0] == 0
+
+
+def test_check_looks_for_races_between_programs(run):
+    status, said = run(
+        "check",
+        'yield "overlap", lambda: call(overlap, 64, 16, dtype=torch.float32, BLOCK=16)',
+        "--soc",
+        "Ascend910B4",
+        "--toolchain",
+        "1.2.0",
+        "--jobs",
+        "1",
+    )
+    assert "programs: kernel overlap, program" in said
+    assert status == 1
