@@ -61,7 +61,7 @@ def test_every_kernel_is_launched(package):
         launched.add(kernel)
         return mock.MagicMock()  # whose launches do nothing
 
-    readable = "npu_fused_linear_cross_entropy.engine.is_possible", lambda *_: True  # by TMA, which a CPU has not
+    readable = "npu_fused_linear_cross_entropy.compute.is_possible", lambda *_: True  # by TMA, which a CPU has not
     with (
         mock.patch.multiple(Kernels, launch=launch, function=function),
         mock.patch(*readable),

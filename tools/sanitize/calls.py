@@ -12,7 +12,7 @@ import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
 from npu_embedding import embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
-from npu_fused_linear_cross_entropy.tiling import product as tiling_product
+from npu_fused_linear_cross_entropy.cuda import tiling as tiling_product
 from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, rms_norm
 from torch import Tensor
 
@@ -222,11 +222,11 @@ def cross_entropy_calls(device: torch.device) -> Iterator[Call]:
 
     def product(**options: Any) -> None:
         """As calls of many tokens do, with the product that makes exponentials."""
-        least, tiling_product._FEWEST_OPERATIONS = tiling_product._FEWEST_OPERATIONS, 0.0
+        least, tiling_product._MIN_OPERATIONS = tiling_product._MIN_OPERATIONS, 0.0
         try:
             run(1000, BF16, tokens=300, width=520, **options)
         finally:
-            tiling_product._FEWEST_OPERATIONS = least
+            tiling_product._MIN_OPERATIONS = least
 
     for options in ({}, {"reduction": "none", "logit_scale": 0.5}, {"memory_budget": 300 * 2 * 600}, {"factor": 1e3}):
         yield f"bf16 1000, {', '.join(options)} with the product's exponentials", _call(product, **options)

@@ -9,7 +9,10 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import engine, fused_linear_cross_entropy, gradients, launch, tiling
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, gradients, launch, matmul
+from npu_fused_linear_cross_entropy.ascend.tiling import AscendLaunch
+from npu_fused_linear_cross_entropy.both.tiling.chunks import ChunkKernel, ChunkShape
+from npu_fused_linear_cross_entropy.ways import exponentials, loss
 from npu_offline.check import load_calls
 from npu_offline.check.execution import WEAK
 from npu_offline.memory import guarded
@@ -17,7 +20,7 @@ from npu_offline.memory import guarded
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 CALLS = dict(load_calls(Path(__file__).parents[1]))
-PASSES = ("cross_entropy_kernel", "cross_entropy_one_sweep_kernel", "cross_entropy_statistics_kernel")  # over whole rows
+PASSES = ("cross_entropy_kernel", "cross_entropy_exponentials_kernel", "cross_entropy_statistics_kernel")  # over whole rows
 
 
 def launches_of(label, chip="Ascend910B4"):
@@ -36,7 +39,7 @@ def test_tiles_fit_and_are_double_buffered(label, chip, toolchain):
         report = npu_offline.compile_kernel(record, soc=chip, toolchain=toolchain)
         assert report.fits, report.message
         # CANN 9.0 gives the loop over a tile's rows that stores the targets' elements one buffer on an Ascend950.
-        one_buffer = toolchain == "1.1.0" and chip.startswith("Ascend950") and "one_sweep" in record.name
+        one_buffer = toolchain == "1.1.0" and chip.startswith("Ascend950") and "exponentials" in record.name
         assert report.double_buffered is not False or one_buffer
         if record.name in PASSES:
             # the scalar unit touches values of single rows, never an element of a tile
@@ -46,9 +49,9 @@ def test_tiles_fit_and_are_double_buffered(label, chip, toolchain):
 
 
 PROBLEMS = {
-    "plain": ("bfloat16 128256", {"exponentials": True}),
-    "narrow logits": ("bfloat16 128256, narrow logits", {"itemsize": 2, "exponentials": True}),
-    "loss alone": ("bfloat16 128256, loss alone", {"gradient_itemsize": 0}),
+    "plain": ("bfloat16 128256", {"kernel": ChunkKernel.EXPONENTIALS}),
+    "narrow logits": ("bfloat16 128256, narrow logits", {"itemsize": 2, "kernel": ChunkKernel.EXPONENTIALS}),
+    "loss alone": ("bfloat16 128256, loss alone", {"kernel": ChunkKernel.STATISTICS, "written_itemsize": 0}),
     "smoothing": ("bfloat16 128256, smoothing", {"smoothed": True}),
     "accuracy": ("bfloat16 128256, accuracy", {"argmax": True}),
     "whole rows": ("bfloat16 1000", {}),
@@ -63,20 +66,21 @@ def test_declared_tiles_are_what_the_compiler_needs(what):
     chip = npu_tiling.soc("Ascend910B4")
     whole = what == "whole rows"
     width, rows, block, tail = (8000, 4, 8016, 8000) if whole else (128256, 2, 8016, 0)
-    problem = dataclasses.replace(tiling.Problem(width, 4, 2, True), **changes)
+    shape = ChunkShape(**{"kernel": ChunkKernel.BOTH, "width": width, "itemsize": 4, "written_itemsize": 2, **changes})
+    exponentials = shape.kernel is ChunkKernel.EXPONENTIALS
     toolchains = ["1.0.0", "1.1.0"]
-    if problem.exponentials:
+    if exponentials:
         block, toolchains = 16032, ["1.0.0"]  # a later one would give loads one buffer each, and say that it fits
-    declared = tiling.Launch(problem, chip, rows, block, tail).ub_bytes
+    declared = AscendLaunch(shape=shape, device=chip, block_m=rows, block_n=block, tail_n=tail).ub_bytes
     constants = {**record.constants, "N": width, "BLOCK_M": rows, "BLOCK_N": block, "TAIL_N": tail}
-    if problem.exponentials:
+    if exponentials:
         constants["TILES"] = width // block
     for toolchain in toolchains:
         report = npu_offline.compile_kernel(
             record.kernel, record.signature, constants, soc=chip.name, toolchain=toolchain, options=record.options
         )
         assert not report.fits
-        spare = 1.34 if problem.exponentials else 1.2  # what an Ascend950 needs is declared
+        spare = 1.34 if exponentials else 1.2  # what an Ascend950 needs is declared
         assert report.required_ub_bytes <= declared <= spare * report.required_ub_bytes
 
 
@@ -106,7 +110,7 @@ def test_compiling_does_not_depend_on_the_number_of_tokens():
 def test_memory_traffic_is_the_minimum(vocabulary, options, reads, dtype, narrow, monkeypatch):
     """The logits are read once (twice, where an option takes a second sweep), and the gradient is written once."""
     if narrow:
-        monkeypatch.setattr(engine.matmul, "writes_fp32", lambda *_: False)
+        monkeypatch.setattr(matmul, "writes_fp32", lambda *_: False)
     tokens = 80
     case = losses.make(tokens, 16, vocabulary, dtype, **options)
     with npu_offline.emulate("Ascend910B4") as emulation:
@@ -175,7 +179,7 @@ def test_nothing_outside_the_tensors_is_written(vocabulary, reduction, monkeypat
         checks.append(check)
         return tensor
 
-    for module in (engine, gradients, launch.rows):
+    for module in (loss, exponentials, gradients, launch.rows):
         monkeypatch.setattr(module, "allocate", guarding)
     case = losses.make(37, 16, vocabulary, reduction=reduction, chunk_tokens=10)
     with npu_offline.emulate("Ascend910B4"):
@@ -183,23 +187,6 @@ def test_nothing_outside_the_tensors_is_written(vocabulary, reduction, monkeypat
     assert len(checks) >= 6
     for check in checks:
         check()
-
-
-def test_an_overflow_on_a_users_compiler_falls_back_to_a_smaller_tile(monkeypatch):
-    """The launch as a user's compiler would refuse it: everything above 600 columns overflows."""
-    real, refused = launch.chunk.KERNELS.launch, []
-
-    def refusing(module, kernel, spec, grid, tensors, scalars):
-        if kernel == "cross_entropy_kernel" and max(spec.constants["TAIL_N"], spec.launch.block_n) > 600:
-            refused.append(spec.constants["BLOCK_N"])
-            raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-        real(module, kernel, spec, grid, tensors, scalars)
-
-    monkeypatch.setattr(launch.chunk.KERNELS, "launch", refusing)
-    case = losses.make(19, 16, 1500, seed=3)
-    with npu_offline.emulate("Ascend910B4"), pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
-        losses.check(case, losses.run(case, "cpu"))
-    assert refused
 
 
 KEPT = {"memory_budget": 7 * 4 * 2048}
@@ -215,5 +202,5 @@ def test_final_modules_of_rows_that_rise(options, toolchain):
     case = dataclasses.replace(case, x=x, weight=weight)
     with npu_offline.emulate("Ascend910B4", toolchain=toolchain, checks=True) as emulation:
         losses.check(case, losses.run(case, "cpu"))
-    assert any("one_sweep" in launch.kernel or "settle" in launch.kernel for launch in emulation.launches)
+    assert any("exponentials" in launch.kernel or "settle" in launch.kernel for launch in emulation.launches)
     assert not [note for launch in emulation.launches for note in launch.notes if note.kind != WEAK]

@@ -1,4 +1,4 @@
-"""The Unified Buffer that tilings declare, against the Ascend compilers: every kind of problem, both families of chips. The
+"""The Unified Buffer that tilings declare, against the Ascend compilers: every kind of shape, both families of chips. The
 widest tile that is declared to fit fits with every compiler."""
 
 import dataclasses
@@ -9,33 +9,35 @@ from pathlib import Path
 import npu_offline
 import npu_tiling
 import pytest
-from npu_fused_linear_cross_entropy import tiling
-from npu_fused_linear_cross_entropy.tiling import rows
+from npu_fused_linear_cross_entropy.ascend.tiling import AscendLaunch
+from npu_fused_linear_cross_entropy.both.tiling.chunks import ChunkKernel, ChunkShape
+from npu_fused_linear_cross_entropy.both.tiling.rows import RowKernel, row_launch
 from npu_offline.check import load_calls
 from npu_offline.declared import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 CALLS = dict(load_calls(Path(__file__).parents[1]))
-PASSES = ("cross_entropy_kernel", "cross_entropy_one_sweep_kernel", "cross_entropy_statistics_kernel")
-PLAIN = tiling.Problem(1000, 4, 2, True)
-# Of each problem: the call that has it, without the vocabulary, and what differs from the plain one.
-PROBLEMS = {
-    "exponentials": ("", {"exponentials": True}),
-    "exponentials of narrow logits": (", narrow logits", {"itemsize": 2, "exponentials": True}),
-    "loss alone": (", loss alone", {"gradient_itemsize": 0}),
+PASSES = ("cross_entropy_kernel", "cross_entropy_exponentials_kernel", "cross_entropy_statistics_kernel")
+PLAIN = ChunkShape(kernel=ChunkKernel.BOTH, width=1000, itemsize=4, written_itemsize=2)
+ALONE = {"kernel": ChunkKernel.STATISTICS, "written_itemsize": 0}
+# Of each shape: the call that has it, without the vocabulary, and what differs from the plain one.
+SHAPES = {
+    "exponentials": ("", {"kernel": ChunkKernel.EXPONENTIALS}),
+    "exponentials of narrow logits": (", narrow logits", {"itemsize": 2, "kernel": ChunkKernel.EXPONENTIALS}),
+    "loss alone": (", loss alone", ALONE),
     "smoothing": (", smoothing", {"smoothed": True}),
     "accuracy": (", accuracy", {"argmax": True}),
-    "entropy": (", entropy", {"entropy": True}),
+    "entropy": (", entropy", {**ALONE, "entropy": True}),
     "softcap": (", softcap", {"transformed": True}),
     "everything": (", everything", {"smoothed": True, "argmax": True, "transformed": True}),
     "everything, entropy": (
         ", everything, entropy",
-        {"smoothed": True, "argmax": True, "transformed": True, "entropy": True},
+        {**ALONE, "smoothed": True, "argmax": True, "transformed": True, "entropy": True},
     ),
 }
 TILES = ("whole rows", "two whole rows", "blocks", "blocks and a tail")
-CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in itertools.product(PROBLEMS, TILES)]
+CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in itertools.product(SHAPES, TILES)]
 
 
 @functools.cache
@@ -50,18 +52,16 @@ def record_of(label, soc):
     [pytest.param(*case, marks=() if place == 0 else pytest.mark.nightly) for place, case in enumerate(CASES)],
 )
 def test_the_widest_tile_that_is_declared_to_fit_does(soc, what, tile):
-    more, changes = PROBLEMS[what]
+    more, changes = SHAPES[what]
     # Whole rows on chip are no reason for exponentials; chunks of columns are.
     vocabulary = 1000 if "rows" in tile and "exponentials" not in what else 128256
     record = record_of(f"bfloat16 {vocabulary}{more}", soc)
 
     def launch(block):
-        problem = dataclasses.replace(PLAIN, **changes, width=block)
-        if "rows" in tile:
-            return tiling.Launch(problem, npu_tiling.soc(soc), 2 if "two" in tile else 8, block + 16, block)
-        tail = block // 2 if "tail" in tile else 0
-        problem = dataclasses.replace(problem, width=8 * block + tail)
-        return tiling.Launch(problem, npu_tiling.soc(soc), 2, block, tail)
+        whole, tail = "rows" in tile, block // 2 if "tail" in tile else 0
+        shape = dataclasses.replace(PLAIN, **{**changes, "width": block if whole else 8 * block + tail})
+        rows, columns, tail = (2 if "two" in tile else 8, block + 16, block) if whole else (2, block, tail)
+        return AscendLaunch(shape=shape, device=npu_tiling.soc(soc), block_m=rows, block_n=columns, tail_n=tail)
 
     chosen = launch(widest(lambda block: launch(block).ub_bytes, soc))
     assert fits_everywhere(record, chosen.constants, soc), chosen
@@ -70,15 +70,15 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, what, tile):
 @pytest.mark.parametrize("soc", FAMILIES)
 @pytest.mark.parametrize(
     ("kernel", "label"),
-    [(rows.TARGETS, ""), (rows.LOSSES, ", each row"), (rows.COEFFICIENTS, ", each row")],
+    [(RowKernel.TARGETS, ""), (RowKernel.LOSSES, ", each row"), (RowKernel.COEFFICIENTS, ", each row")],
     ids=["targets", "losses", "coefficients"],
 )
 def test_rows_that_are_declared_to_fit_do_and_transfers_overlap(soc, kernel, label):
     """What the compilers take where they have room is declared: with less, they would not double every buffer."""
     with npu_offline.record(soc) as records:
         CALLS[f"bfloat16 1000, everything{label}"]()
-    record = next(record for record in records if record.name == kernel.name)
-    chosen = rows.row_launch(kernel, npu_tiling.soc(soc))
+    record = next(record for record in records if record.name == kernel.value.function)
+    chosen = row_launch(kernel, npu_tiling.soc(soc))
     for toolchain in filter(lambda version: npu_offline.supported(soc, version), npu_offline.VERSIONS):
         report = npu_offline.compile_kernel(record, soc=soc, toolchain=toolchain)
         assert report.double_buffered

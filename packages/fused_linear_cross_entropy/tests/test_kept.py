@@ -3,14 +3,26 @@
 import losses
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import operators
-from npu_fused_linear_cross_entropy.chunks import MIB, Problem, pitch, plan
+from npu_fused_linear_cross_entropy import compute
+from npu_fused_linear_cross_entropy.chunks import MIB, Demand, pitch, split
 from npu_fused_linear_cross_entropy.options import Options
 from torch.utils.flop_counter import FlopCounterMode
 
 TOKENS, WIDTH, VOCABULARY = 96, 96, 2560
 BUDGET = TOKENS * 4 * 700  # logits of five chunks of columns
 SMALL = {"memory_budget": BUDGET}
+
+
+def demand(tokens, width, vocabulary, logit_bytes, dweight_bytes, dx, kept_bytes):
+    return Demand(
+        tokens=tokens,
+        width=width,
+        vocabulary=vocabulary,
+        logit_bytes=logit_bytes,
+        dweight_bytes=dweight_bytes,
+        dx=dx,
+        kept_bytes=kept_bytes,
+    )
 
 
 def products(device, tokens=TOKENS, width=WIDTH, dtype=torch.bfloat16, bias=False, needs=(True, True, False), **options):
@@ -20,7 +32,7 @@ def products(device, tokens=TOKENS, width=WIDTH, dtype=torch.bfloat16, bias=Fals
     inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
     added = torch.zeros(VOCABULARY, device=device.torch) if bias else None
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        operators.with_gradients(*inputs, added, None, None, *given, *needs)
+        compute.forward(*inputs, added, None, None, *given, False, *needs)
     return counter.get_total_flops() / (2 * tokens * width * VOCABULARY)
 
 
@@ -57,8 +69,8 @@ def test_gradients_of_kept_logits(device, what, npu_poisoned):
     case = {"tokens": TOKENS, "width": WIDTH, "vocabulary": VOCABULARY, **SMALL, **OPTIONS[what]}
     dtype = case.get("dtype", torch.bfloat16)
     sums = case.get("accum_dtype", dtype)
-    problem = Problem(case["tokens"], WIDTH, case["vocabulary"], 4, sums.itemsize, dtype.itemsize < 4, dtype.itemsize)
-    assert plan(problem, None, case["memory_budget"], None).kept
+    wanted = demand(case["tokens"], WIDTH, case["vocabulary"], 4, sums.itemsize, dtype.itemsize < 4, dtype.itemsize)
+    assert split(wanted, None, case["memory_budget"], None).kept
     made = losses.make(**case)
     losses.check(made, losses.run(made, device.torch), kept=dtype)
 
@@ -88,7 +100,7 @@ def test_equal_inputs_give_equal_bits(device):
 
 def test_what_a_llama_takes():
     """31 MiB for 4096 tokens: logits of a chunk, and a number for each token and chunk; sums of dx after the logits."""
-    found = plan(Problem(4096, 4096, 128256, 4, 2, True, 2), None, 31 * MIB, None)
+    found = split(demand(4096, 4096, 128256, 4, 2, True, 2), None, 31 * MIB, None)
     tokens, columns = found.longest
     assert found.kept
     assert tokens == 4096
@@ -100,7 +112,7 @@ def test_what_a_llama_takes():
 
 
 def test_the_end_of_a_ragged_vocabulary_is_kept_elsewhere():
-    found = plan(Problem(4096, 4096, 50257, 4, 2, True, 2), None, None, None)
+    found = split(demand(4096, 4096, 50257, 4, 2, True, 2), None, None, None)
     assert found.kept[-1] == found.columns[-1] == slice(50257 // 128 * 128, 50257)
 
 
@@ -115,4 +127,4 @@ def test_the_end_of_a_ragged_vocabulary_is_kept_elsewhere():
 )
 def test_when_logits_are_not_kept(changes, why):
     sizes = {"tokens": 4096, "width": 4096, "vocabulary": 128256, "logit_bytes": 4, "dweight_bytes": 2, "dx": True}
-    assert not plan(Problem(**{**sizes, "kept_bytes": 2, **changes}), None, 31 * MIB, None).kept
+    assert not split(Demand(**{**sizes, "kept_bytes": 2, **changes}), None, 31 * MIB, None).kept

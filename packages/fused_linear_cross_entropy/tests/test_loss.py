@@ -240,8 +240,8 @@ def test_equal_inputs_give_equal_bits(device, budget):
 
 def test_logits_in_the_dtype_of_x_where_the_product_cannot_be_wider(device, monkeypatch):
     """An NPU whose matrix product has no fp32 result for bf16 operands, as with torch_npu 2.9."""
-    monkeypatch.setattr(package.engine.matmul, "_native", lambda operator, device: False)
-    monkeypatch.setattr(package.engine.matmul, "writes_fp32", lambda device, dtype: False)
+    monkeypatch.setattr(package.matmul, "_native", lambda operator, device: False)
+    monkeypatch.setattr(package.matmul, "writes_fp32", lambda device, dtype: False)
     for vocabulary in (123, 9000):
         case = losses.make(19, 64, vocabulary, chunk_tokens=8)
         losses.check(case, losses.run(case, device.torch), roundings=3, logits=torch.bfloat16)

@@ -3,8 +3,8 @@
 import losses
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import chunks, fused_linear_cross_entropy, gradients, linear_log_probs, operators
-from npu_fused_linear_cross_entropy.chunks import MIB, Problem, plan
+from npu_fused_linear_cross_entropy import chunks, compute, fused_linear_cross_entropy, gradients, linear_log_probs
+from npu_fused_linear_cross_entropy.chunks import MIB, Demand, split
 from npu_fused_linear_cross_entropy.options import Options
 from npu_tiling import Device, soc
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,6 +13,18 @@ from torch.utils._pytree import tree_leaves
 B4 = soc("Ascend910B4")
 H200 = Device("H200", "cuda", "sm_90", 132, 132, 232448, max_grid=2**31 - 1)
 TOKENS, WIDTH, VOCABULARY = 256, 32, 2048
+
+
+def demand(tokens, width, vocabulary, logit_bytes, dweight_bytes, dx, kept_bytes):
+    return Demand(
+        tokens=tokens,
+        width=width,
+        vocabulary=vocabulary,
+        logit_bytes=logit_bytes,
+        dweight_bytes=dweight_bytes,
+        dx=dx,
+        kept_bytes=kept_bytes,
+    )
 
 
 class Largest(TorchDispatchMode):
@@ -51,17 +63,17 @@ def test_logits_of_all_tokens_are_never_there(device, what, how, grad):
     options = Options(**{**MODES[what], **how}, vocab_size=VOCABULARY)
     inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
     arguments = (*inputs, None, None, None)
-    needs = (True, True, False)
+    needs, nothing = (True, True, False), (False, False, False)
     with Largest() as largest, torch.no_grad():
         if not grad:
-            operators.linear_cross_entropy(*arguments, *options, False)
+            compute.forward(*arguments, *options, False, *nothing)
         elif options.reduction == "none" or options.return_entropy:
-            *_, entropy, statistics = operators.linear_cross_entropy(*arguments, *options, True)
+            *_, entropy, statistics, _, _, _, _ = compute.forward(*arguments, *options, True, *nothing)
             seed = torch.ones(TOKENS if options.reduction == "none" else (), device=device.torch)
             dentropy = torch.ones_like(entropy) if options.return_entropy else None
-            operators.backward(seed, dentropy, statistics, *arguments, *options, *needs)
+            compute.backward(seed, dentropy, statistics, *arguments, *options, *needs)
         else:
-            operators.with_gradients(*arguments, *options, *needs)
+            compute.forward(*arguments, *options, False, *needs)
     assert largest.shapes
     # nothing of [tokens, V] in even the narrowest dtype; the largest tensor may be the weight, or it widened
     assert largest.bytes <= max(VOCABULARY * WIDTH * 4, TOKENS * VOCABULARY * 2 // 4)
@@ -103,7 +115,7 @@ def test_what_is_saved_for_the_backward(device):
         assert sorted(saved) == [(3, TOKENS), (123, WIDTH), (TOKENS,), (TOKENS, WIDTH)]
 
 
-LLAMA = Problem(4096, 4096, 128256, 4, 2, True, 0)
+LLAMA = demand(4096, 4096, 128256, 4, 2, True, 0)
 
 
 def covers(parts, total):
@@ -121,8 +133,8 @@ def covers(parts, total):
 def test_chunks_cover_everything_within_the_budget(tokens, vocabulary, chip, kept_bytes):
     for budget in (None, 2**20, 2**25, 2**30):
         for chunk_tokens in (None, 100):
-            problem = Problem(tokens, 4096, vocabulary, 4, 2, True, kept_bytes)
-            found = plan(problem, chunk_tokens, budget, chip)
+            wanted = demand(tokens, 4096, vocabulary, 4, 2, True, kept_bytes)
+            found = split(wanted, chunk_tokens, budget, chip)
             assert covers(found.tokens, tokens)
             assert covers(found.columns, vocabulary)
             most_tokens, most_columns = found.longest
@@ -136,17 +148,17 @@ def test_chunks_cover_everything_within_the_budget(tokens, vocabulary, chip, kep
 
 def test_chunks_do_not_come_from_the_ratio_of_vocabulary_and_width():
     for width in (64, 4096):
-        assert plan(Problem(4096, width, 128256, 4, 2, True, 0), None, None, H200) == plan(LLAMA, None, None, H200)
+        assert split(demand(4096, width, 128256, 4, 2, True, 0), None, None, H200) == split(LLAMA, None, None, H200)
 
 
 def test_default_chunks_of_a_llama():
     """Within 600 MiB: a thousand tokens, as few chunks as can be, of nearly equal length."""
     for kept_bytes, counts in ((0, (4, 16)), (2, (1, 16))):
         for tokens, count in zip((4096, 16384), counts, strict=True):
-            found = plan(Problem(tokens, 4096, 128256, 4, 2, True, kept_bytes), None, None, H200)
+            found = split(demand(tokens, 4096, 128256, 4, 2, True, kept_bytes), None, None, H200)
             assert [part.stop - part.start for part in found.tokens] == [tokens // count] * count
             assert bool(found.kept) == (len(found.columns) > 1) == (count == 1)
-        assert len(plan(Problem(500, 4096, 128256, 4, 2, True, kept_bytes), None, None, H200).columns) == 1
+        assert len(split(demand(500, 4096, 128256, 4, 2, True, kept_bytes), None, None, H200).columns) == 1
 
 
 def test_memory_of_a_llama_on_ascend_is_within_what_was_promised():
@@ -154,7 +166,7 @@ def test_memory_of_a_llama_on_ascend_is_within_what_was_promised():
     width, vocabulary = 4096, 128256
     for tokens in (4096, 8192, 16384):
         for sums, promised in ((2, 2.6), (4, 4.6)):
-            found = plan(Problem(tokens, width, vocabulary, 4, sums, True, 2), None, None, B4)
+            found = split(demand(tokens, width, vocabulary, 4, sums, True, 2), None, None, B4)
             most_tokens, most_columns = found.longest
             logits = most_tokens * (chunks.pitch(most_columns) * 4 + len(found.columns) * 4)
             matrices = 2 * (vocabulary + tokens) * width * 2 + (vocabulary * width * 4 if sums == 4 else 0)
@@ -164,7 +176,7 @@ def test_memory_of_a_llama_on_ascend_is_within_what_was_promised():
 def test_a_small_budget_is_met_by_chunks_of_columns():
     """31 MiB for 4096 tokens, where a row of logits has 0.5, and the sums of a row of dx .016."""
     for dweight_bytes in (2, 0):
-        found = plan(Problem(4096, 4096, 128256, 4, dweight_bytes, True, 0), None, 31 * MIB, H200)
+        found = split(demand(4096, 4096, 128256, 4, dweight_bytes, True, 0), None, 31 * MIB, H200)
         tokens, columns = found.longest
         assert 512 <= columns < 128256
         assert len({part.stop - part.start for part in found.columns}) == 2  # lengths to compile kernels for

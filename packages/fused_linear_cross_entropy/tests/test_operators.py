@@ -30,15 +30,15 @@ def test_operators_are_registered_properly(device, changes, npu_opcheck):
     none = (None, None, None)
     leaves = (x.clone().requires_grad_(), weight.clone().requires_grad_())
     for first in (leaves, (x, weight)):
-        npu_opcheck(OPS.linear_cross_entropy.default, (*first, target, *none, *options, True))
+        npu_opcheck(OPS.forward.default, (*first, target, *none, *options, False, False, False, False))
+    npu_opcheck(OPS.forward.default, (x, weight, target, *none, *options, True, False, False, False))
     if not changes.get("return_entropy"):
-        arguments = (x, weight, target, *none, *options, True, True, False)
-        npu_opcheck(OPS.linear_cross_entropy_with_gradients.default, arguments)
-    statistics = OPS.linear_cross_entropy(x, weight, target, *none, *options, True)[-1]
+        npu_opcheck(OPS.forward.default, (x, weight, target, *none, *options, False, True, True, False))
+    statistics = OPS.forward(x, weight, target, *none, *options, True, False, False, False)[6]
     dloss = torch.rand(5 if changes.get("reduction") == "none" else (), device=device.torch)
     arguments = (dloss, None, statistics, x, weight, target, *none, *options, True, True, False)
-    npu_opcheck(OPS.linear_cross_entropy_backward.default, arguments)
-    npu_opcheck(OPS.linear_cross_entropy_scaled.default, ([x, weight], list(torch.rand(2, device=device.torch))))
+    npu_opcheck(OPS.backward.default, arguments)
+    npu_opcheck(OPS.scale.default, ([x, weight], list(torch.rand(2, device=device.torch))))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -5,10 +5,11 @@ import contextlib
 import losses
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, layout, linear_log_probs
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs, tiling
+from npu_fused_linear_cross_entropy.cuda.tiling import ProductLaunch
 from npu_fused_linear_cross_entropy.launch import product
 from npu_fused_linear_cross_entropy.options import Needs, Options
-from npu_fused_linear_cross_entropy.tiling.product import ProductLaunch
+from npu_fused_linear_cross_entropy.shape import Shape, Task
 from npu_tiling import Device
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
@@ -19,9 +20,23 @@ WIDE = 809  # columns: tiles of 256 or 128, and a tail
 
 
 def chosen(tokens=8192, width=2048, vocabulary=151936, dtype=torch.bfloat16, bias=None, needs=ALL, device=H200, **options):
-    """The layout for tensors that TMA can read."""
-    every = Options(**options, vocab_size=vocabulary)
-    return layout.choose_layout((tokens, width), vocabulary, dtype, dtype, bias, every, needs, False, True, True, device)
+    """The tiling for tensors that TMA can read."""
+    shape = Shape(
+        task=Task.LOSS_AND_GRADIENTS if any(needs) else Task.LOSS,
+        tokens=tokens,
+        width=width,
+        vocabulary=vocabulary,
+        x_dtype=dtype,
+        weight_dtype=dtype,
+        bias_dtype=bias,
+        options=Options(**options, vocab_size=vocabulary),
+        needs=needs,
+        unfinished=False,
+        writes_fp32=True,
+        is_readable=True,
+        device=device,
+    )
+    return tiling.choose(shape)
 
 
 @pytest.mark.parametrize(
@@ -44,16 +59,18 @@ def chosen(tokens=8192, width=2048, vocabulary=151936, dtype=torch.bfloat16, bia
     ],
 )
 def test_which_calls_take_it(what, fused):
-    assert chosen(**what).fused == fused
+    assert chosen(**what).way.multiplies == fused
 
 
 def test_no_more_memory_than_the_budget():
     """Exponentials, a sum for each tile of columns, and rows of x and dx."""
     for tokens, width, vocabulary in ((16384, 2880, 201088), (32768, 1024, 151936), (65536, 768, 50257)):
         found = chosen(tokens, width, vocabulary, memory_budget=700 * 2**20, accum_dtype=torch.bfloat16)
-        longest, _ = found.plan.longest
-        assert found.fused
-        used = 2 * found.buffer + longest * (4 * ProductLaunch(width, H200).column_tiles(vocabulary) + 6 * width)
+        longest, _ = found.chunks.longest
+        assert found.way.multiplies
+        used = 2 * found.buffer + longest * (
+            4 * ProductLaunch(width=width, device=H200).column_tiles(vocabulary) + 6 * width
+        )
         assert used <= 700 * 2**20
 
 
@@ -68,8 +85,8 @@ def fused(device, monkeypatch):
         pytest.skip("needs a GPU of sm_90, whose TMA and wgmma the kernel is for")
     if product._descriptor() is None:
         pytest.skip("Triton before 3.4 takes no descriptors")
-    monkeypatch.setattr("npu_fused_linear_cross_entropy.tiling.product._FEWEST_OPERATIONS", 0.0)
-    layout.choose_layout.cache_clear()
+    monkeypatch.setattr("npu_fused_linear_cross_entropy.cuda.tiling._MIN_OPERATIONS", 0.0)
+    tiling.choose.cache_clear()
     launched, real = [], product.ExponentialProduct._multiply
 
     def multiply(self, kernel, *others):
@@ -78,7 +95,7 @@ def fused(device, monkeypatch):
 
     monkeypatch.setattr(product.ExponentialProduct, "_multiply", multiply)
     yield launched
-    layout.choose_layout.cache_clear()
+    tiling.choose.cache_clear()
 
 
 @pytest.mark.parametrize("vocabulary", [7, 256, WIDE])

@@ -4,10 +4,10 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import row_math
+from npu_fused_linear_cross_entropy import reference, rows
+from npu_fused_linear_cross_entropy.both.tiling.rows import RowKernel, row_launch
 from npu_fused_linear_cross_entropy.launch.rows import RowKernels
 from npu_fused_linear_cross_entropy.options import Options
-from npu_fused_linear_cross_entropy.tiling.rows import LOSSES, row_launch
 from npu_tiling import device_for
 
 VOCABULARY = 1000
@@ -43,11 +43,11 @@ def make(name):
     if options.reduction == "none":  # the loss of such a row is NaN
         target[2::7] = torch.tensor(OUTSIDE).repeat(tokens)[: len(target[2::7])]
     class_weight = None if weights is None else (torch.rand(VOCABULARY, generator=generator) * 2).to(weights)
-    statistics = torch.randn(row_math.STATISTICS, tokens, generator=generator)
-    statistics[row_math.SUM] = 1.0 + VOCABULARY * torch.rand(tokens, generator=generator)
-    statistics[row_math.TOTAL] *= VOCABULARY
-    statistics[row_math.DOT] *= statistics[row_math.SUM]
-    statistics[row_math.PLACE] = torch.where(torch.arange(tokens) % 3 == 0, target, 11).clamp(0, VOCABULARY - 1).float()
+    statistics = torch.randn(rows.STATISTICS, tokens, generator=generator)
+    statistics[rows.SUM] = 1.0 + VOCABULARY * torch.rand(tokens, generator=generator)
+    statistics[rows.TOTAL] *= VOCABULARY
+    statistics[rows.DOT] *= statistics[rows.SUM]
+    statistics[rows.PLACE] = torch.where(torch.arange(tokens) % 3 == 0, target, 11).clamp(0, VOCABULARY - 1).float()
     return target, class_weight, statistics, options
 
 
@@ -69,20 +69,20 @@ def check(name, place):
     kernels = RowKernels(device)
     exact = [None if class_weight is None else class_weight.double(), statistics.double()]
     divisor, scale = CASES[name][3:]
-    wanted = row_math.prepare(target, exact[0], divisor, options, torch.float64, scale)
-    found = kernels.prepare(given[0], given[1], divisor, options, torch.float32, scale)
+    wanted = reference.target_facts(target, exact[0], divisor, options, torch.float64, scale)
+    found = kernels.target_facts(given[0], given[1], divisor, options, torch.float32, scale)
     assert torch.equal(found.columns.cpu(), wanted.columns)
     near(found.target_weight, wanted.target_weight)
     used = [0, 1, 3] if class_weight is None or not options.smoothed else [0, 1, 2, 3]
     for ours, theirs in ((found.factors, wanted.factors), (found.gradient_factors, wanted.gradient_factors)):
         near(ours[used], theirs[used], 0.0)
-    near(found.left, wanted.left, 0.0)
+    near(found.unfinished, wanted.unfinished, 0.0)
     size = 10.0 * (1 + VOCABULARY * options.lse_square_scale / 10)
     outputs = kernels.losses(found, given[2], options, target.shape)
-    for ours, theirs in zip(outputs, row_math.losses(wanted, exact[1], options, target.shape), strict=True):
+    for ours, theirs in zip(outputs, reference.losses(wanted, exact[1], options, target.shape), strict=True):
         near(ours, theirs, size * (len(target) if options.reduction == "sum" else 1))
     for dloss, dentropy in upstream(target, options):
-        theirs = row_math.coefficients(wanted, exact[1], options, moved(dloss), moved(dentropy))
+        theirs = reference.coefficients(wanted, exact[1], options, moved(dloss), moved(dentropy))
         ours = kernels.coefficients(found, given[2], options, moved(dloss, place), moved(dentropy, place))
         read = 5 if options.return_entropy else 4
         near(ours[:read], theirs[:read])
@@ -133,7 +133,7 @@ def test_sums_over_rows_are_the_same_bits_every_time(device, dtype):
     )
     kernels, found = RowKernels(place), []
     for _ in range(2):
-        prepared = kernels.prepare(target.to(dtype), class_weight, None, options, torch.float32, None)
+        prepared = kernels.target_facts(target.to(dtype), class_weight, None, options, torch.float32, None)
         found.append((prepared.factors, *kernels.losses(prepared, statistics, options, target.shape)[:3]))
     for first, second in zip(*found, strict=True):
         assert torch.equal(first, second)
@@ -141,7 +141,7 @@ def test_sums_over_rows_are_the_same_bits_every_time(device, dtype):
 
 def test_few_rows_take_one_program_and_many_one_for_each_core():
     chip = npu_tiling.soc("Ascend910B4")
-    launch = row_launch(LOSSES, chip)
-    assert launch.grid(0, True) == launch.grid(4 * launch.block_m, True) == 1
-    assert launch.grid(4 * launch.block_m + 1, True) == launch.grid(4 * launch.block_m + 1, False) == 5
-    assert launch.grid(10**6, True) == chip.vector_cores
+    launch = row_launch(RowKernel.LOSSES, chip)
+    assert launch.grid(0, summed=True) == launch.grid(4 * launch.block_m, summed=True) == 1
+    assert launch.grid(4 * launch.block_m + 1, summed=True) == launch.grid(4 * launch.block_m + 1, summed=False) == 5
+    assert launch.grid(10**6, summed=True) == chip.vector_cores

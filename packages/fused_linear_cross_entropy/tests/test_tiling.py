@@ -5,25 +5,35 @@ import subprocess
 import sys
 
 import pytest
-from npu_fused_linear_cross_entropy.tiling import Problem, chunk_launch, scale_launch, smaller
+from npu_fused_linear_cross_entropy.both.tiling.chunks import ChunkKernel, ChunkShape
+from npu_fused_linear_cross_entropy.both.tiling.scaling import ScaleLaunch
+from npu_fused_linear_cross_entropy.tiling import chunk_launch, smaller
 from npu_tiling import SOCS, Device, soc
 
 B4 = soc("Ascend910B4")
 H200 = Device("H200", "cuda", "sm_90", 132, 132, 232448, max_grid=2**31 - 1)
 VOCABULARIES = [1, 2, 16, 123, 1000, 2048, 4096, 8192, 32000, 50257, 128256, 151936, 256000, 10**7]
-PLAIN = Problem(1000, 4, 2, True)
-PROBLEMS = {
+PLAIN = ChunkShape(kernel=ChunkKernel.BOTH, width=1000, itemsize=4, written_itemsize=2)
+EVERYTHING = dataclasses.replace(PLAIN, smoothed=True, argmax=True, transformed=True)
+SHAPES = {
     "plain": PLAIN,
-    "loss alone": dataclasses.replace(PLAIN, gradient_itemsize=0),
-    "gradient alone": dataclasses.replace(PLAIN, statistics=False),
+    "loss alone": dataclasses.replace(PLAIN, kernel=ChunkKernel.STATISTICS, written_itemsize=0),
+    "gradient alone": dataclasses.replace(PLAIN, kernel=ChunkKernel.GRADIENT),
     "narrow": dataclasses.replace(PLAIN, itemsize=2),
-    "everything": Problem(1000, 4, 2, True, True, False, True, True),
-    "entropy": Problem(1000, 4, 0, True, True, True, True, True),
+    "everything": EVERYTHING,
+    "entropy": dataclasses.replace(EVERYTHING, kernel=ChunkKernel.STATISTICS, written_itemsize=0, entropy=True),
+    "kept": dataclasses.replace(PLAIN, kernel=ChunkKernel.KEEP, smoothed=True, argmax=True),
+    "exponentials": dataclasses.replace(PLAIN, kernel=ChunkKernel.EXPONENTIALS),
 }
 
 
-def problem(what, width):
-    return dataclasses.replace(PROBLEMS[what], width=width)
+def shaped(what, width):
+    return dataclasses.replace(SHAPES[what], width=width)
+
+
+def widths(what):
+    """Vocabularies; a kernel of exponentials notes a number for each tile, for which a row of ten million has no room."""
+    return VOCABULARIES[:-1] if what == "exponentials" else VOCABULARIES
 
 
 def test_importing_tilings_needs_neither_triton_nor_a_device():
@@ -36,9 +46,9 @@ def test_importing_tilings_needs_neither_triton_nor_a_device():
 
 @pytest.mark.parametrize("chip", [*SOCS.values(), H200], ids=lambda chip: chip.name)
 def test_tiles_cover_a_row_and_fit(chip):
-    for what in PROBLEMS:
-        for width in VOCABULARIES:
-            launch = chunk_launch(problem(what, width), chip)
+    for what in SHAPES:
+        for width in widths(what):
+            launch = chunk_launch(shaped(what, width), chip)
             full = width // launch.block_n * launch.block_n
             assert full + launch.tail_n >= width
             assert launch.streams == (full > 0)
@@ -50,45 +60,45 @@ def test_tiles_cover_a_row_and_fit(chip):
                 assert launch.ub_bytes <= chip.ub_bytes
             else:
                 assert launch.block_n & (launch.block_n - 1) == launch.tail_n & (launch.tail_n - 1) == 0
-                assert launch.constants.get("BARRIER", False) == (what not in ("loss alone", "narrow", "entropy"))
+                assert launch.constants.get("BARRIER", False) == (what not in ("loss alone", "narrow", "entropy", "kept"))
 
 
-@pytest.mark.parametrize("what", PROBLEMS)
+@pytest.mark.parametrize("what", SHAPES)
 def test_transfers_of_long_rows_are_large(what):
-    for width in VOCABULARIES[8:]:
-        launch = chunk_launch(problem(what, width), B4)
-        tile = launch.block_m * launch.block_n * launch.problem.itemsize
+    for width in widths(what)[8:]:
+        launch = chunk_launch(shaped(what, width), B4)
+        tile = launch.block_m * launch.block_n * launch.shape.itemsize
         # Of bf16 logits, room for loads beside the arithmetic comes first: it is worth more than the last 2 KiB.
-        assert tile >= (8 if launch.problem.itemsize == 4 else 5.5) * 1024
+        assert tile >= (8 if launch.shape.itemsize == 4 else 5.5) * 1024
         assert launch.tail_n < launch.block_n
 
 
 def test_short_rows_share_a_tile():
-    assert chunk_launch(problem("plain", 123), B4).block_m == 33
-    assert chunk_launch(problem("plain", 1000), B4).block_m == 4
-    assert not chunk_launch(problem("plain", 3000), B4).streams
-    assert chunk_launch(problem("plain", 123), H200).block_m == 32
+    assert chunk_launch(shaped("plain", 123), B4).block_m == 33
+    assert chunk_launch(shaped("plain", 1000), B4).block_m == 4
+    assert not chunk_launch(shaped("plain", 3000), B4).streams
+    assert chunk_launch(shaped("plain", 123), H200).block_m == 32
 
 
 def test_lengths_of_blocks_leave_short_tails():
     for width in (32000, 50257, 128256, 151936, 256000):
-        assert chunk_launch(problem("plain", width), B4).tail_n <= 145
+        assert chunk_launch(shaped("plain", width), B4).tail_n <= 145
     for width in (32000, 256000):
-        assert chunk_launch(problem("plain", width), B4).tail_n == 0
+        assert chunk_launch(shaped("plain", width), B4).tail_n == 0
 
 
 @pytest.mark.parametrize("width", [123, 1000, 50257, 128256])
 def test_smaller_launches_shrink_to_an_end(width):
-    launch = chunk_launch(problem("plain", width), B4)
+    launch = chunk_launch(shaped("plain", width), B4)
     seen = [launch]
     while (following := smaller(seen[-1])) is not None:
         seen.append(following)
         assert len(seen) < 100
     assert len(set(seen)) == len(seen)
     assert seen[-1].ub_bytes < 32 * 1024
-    assert smaller(chunk_launch(problem("plain", width), H200)) is None
+    assert smaller(chunk_launch(shaped("plain", width), H200)) is None
 
 
 def test_scaling_takes_every_core_and_no_more():
-    assert scale_launch(2, B4).grid(10**9) == 40
-    assert scale_launch(2, H200).grid(1) == 1
+    assert ScaleLaunch(itemsize=2, device=B4).grid(10**9) == 40
+    assert ScaleLaunch(itemsize=2, device=H200).grid(1) == 1

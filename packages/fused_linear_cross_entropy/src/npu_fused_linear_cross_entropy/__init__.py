@@ -1,6 +1,6 @@
 """Linear layer and cross entropy in one, for training on Huawei Ascend NPUs, CUDA and CPUs."""
 
-from .autograd import LinearCrossEntropyOutput, fused_linear_cross_entropy
+from .api import LinearCrossEntropyOutput, fused_linear_cross_entropy
 from .causal_lm import causal_lm_loss
 from .log_probs import LogProbs, linear_log_probs
 from .module import FusedLinearCrossEntropyLoss

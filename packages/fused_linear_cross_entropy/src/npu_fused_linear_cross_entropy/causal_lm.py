@@ -8,7 +8,7 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 
-from .autograd import LinearCrossEntropyOutput, call
+from .api import LinearCrossEntropyOutput, call
 from .checks import Part, checked_options, named_options
 from .options import Option
 

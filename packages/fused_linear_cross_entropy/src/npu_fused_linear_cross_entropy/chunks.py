@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 DEFAULT_BUDGET = {"cuda": 800 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
-_LARGEST_SUMS = 600 * MIB  # fp32 sums that a default budget has room for
+_MAX_FP32_SUMS = 600 * MIB  # fp32 sums that a default budget has room for
 _OVERLAP = 2.75  # at this many times the break-even length, chunking costs no measurable time
 _OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}  # an H200: 790 TFLOP/s, 4.28 TB/s; a 910B4
 _CUBE_OPERATIONS = 2 * 16**3  # that an Ascend cube core does in one cycle
 _KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more was not faster on an H200
-_ENOUGH = 0.375  # of T: with fewer tokens, weight traffic costs more than computing all logits twice
-_FEWEST_COLUMNS = 512
+_MIN_CHUNK_SHARE = 0.375  # of T: with fewer tokens, weight traffic costs more than computing all logits twice
+_MIN_COLUMNS = 512
 _UNIT = 128  # tokens and columns of a chunk are multiples of this: whole tiles of matrix products
 _ROW_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: 32 bytes in every dtype
 
 
-@dataclass(frozen=True)
-class Problem:
+@dataclass(frozen=True, kw_only=True)
+class Demand:
     """Sizes and what is wanted.
 
     Attributes:
@@ -52,7 +52,7 @@ class Problem:
         kept_bytes: bytes of a logit that is kept for the gradient; 0 if none may be.
         scaled_bytes: bytes beside a token's logits, for its row of x times a factor.
         sum_bytes: bytes beside a token's logits, for sums of parts of a row, wherever logits are.
-        longer: how many times the tokens that hide the weight's traffic are worth their memory.
+        length_factor: chunks have this many times T tokens.
     """
 
     tokens: int
@@ -64,11 +64,11 @@ class Problem:
     kept_bytes: int
     scaled_bytes: int = 0
     sum_bytes: int = 0
-    longer: int = 1
+    length_factor: int = 1
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
     """Where chunks end.
 
     Attributes:
@@ -76,11 +76,13 @@ class Plan:
         columns: chunks of the vocabulary; one if whole rows of logits are in memory.
         kept: parts of the vocabulary, of a few chunks each, whose logits are kept in those rows of the weight's gradient;
             empty if logits are not kept.
+        why: the rule that decided.
     """
 
     tokens: tuple[slice, ...]
     columns: tuple[slice, ...]
     kept: tuple[slice, ...] = ()
+    why: str
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -127,95 +129,104 @@ def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
     return _rounded(_OVERLAP * ratio * (dweight_bytes or 1))
 
 
-def plan(problem: Problem, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Plan:
-    """Chunks for a problem; `memory_budget`: bytes for logits and sums, beside inputs and gradients."""
-    tokens, vocabulary = problem.tokens, problem.vocabulary
+def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Chunks:
+    """Chunks for a demand; `memory_budget`: bytes for logits and sums, beside inputs and gradients."""
+    tokens, vocabulary = demand.tokens, demand.vocabulary
     budget = _budget(memory_budget, device)
-    row = pitch(vocabulary) * problem.logit_bytes + problem.scaled_bytes + problem.sum_bytes
+    row = pitch(vocabulary) * demand.logit_bytes + demand.scaled_bytes + demand.sum_bytes
     everything = (slice(0, vocabulary),)
     if chunk_tokens is not None:
         if memory_budget is None or min(chunk_tokens, tokens) * row <= budget:
-            return Plan(_exactly(tokens, chunk_tokens), everything)
-        return _columns(problem, min(chunk_tokens, tokens), budget, chunk_tokens)
-    wanted = wanted_tokens(problem.dweight_bytes, device) * problem.longer if problem.logit_bytes else tokens
+            return Chunks(tokens=_exactly(tokens, chunk_tokens), columns=everything, why="chunk_tokens was given")
+        return _columns(demand, min(chunk_tokens, tokens), budget, chunk_tokens)
+    wanted = wanted_tokens(demand.dweight_bytes, device) * demand.length_factor if demand.logit_bytes else tokens
     affordable = budget // row
     if tokens <= min(affordable, wanted):
-        return Plan(_exactly(tokens, tokens or 1), everything)
-    kept = _kept(problem, min(budget, _KEPT_BUDGET)) if problem.kept_bytes else None
+        why = f"the logits of all tokens fit in {_mib(budget)}, and {wanted} tokens hide the weight's traffic"
+        return Chunks(tokens=_exactly(tokens, tokens or 1), columns=everything, why=why)
+    kept = _kept(demand, min(budget, _KEPT_BUDGET)) if demand.kept_bytes else None
     if kept is not None:
         return kept
     if affordable >= min(tokens, wanted):
-        return Plan(_evenly(tokens, wanted), everything)
-    if affordable >= wanted * _ENOUGH:
-        return Plan(_evenly(tokens, affordable // _UNIT * _UNIT or affordable), everything)
-    return _columns(problem, tokens, budget, None)
+        why = f"chunks of at most {wanted} tokens hide the weight's traffic behind products"
+        return Chunks(tokens=_evenly(tokens, wanted), columns=everything, why=why)
+    if affordable >= wanted * _MIN_CHUNK_SHARE:
+        longest = affordable // _UNIT * _UNIT or affordable
+        why = f"{_mib(budget)} hold the logits of {affordable} tokens, at least {_MIN_CHUNK_SHARE} of the {wanted} wanted"
+        return Chunks(tokens=_evenly(tokens, longest), columns=everything, why=why)
+    return _columns(demand, tokens, budget, None)
 
 
-def _columns(problem: Problem, tokens: int, budget: int, chunk_tokens: int | None) -> Plan:
+def _columns(demand: Demand, tokens: int, budget: int, chunk_tokens: int | None) -> Chunks:
     """Chunks of columns, for as many tokens at a time as the budget allows."""
-    columns = pitch(min(_FEWEST_COLUMNS, problem.vocabulary))
-    sums = FP32 * problem.width if problem.dx else 0
+    columns = pitch(min(_MIN_COLUMNS, demand.vocabulary))
+    sums = FP32 * demand.width if demand.dx else 0
     if chunk_tokens is None:
-        affordable = max(budget // (sums + columns * problem.logit_bytes), _UNIT)
+        affordable = max(budget // (sums + columns * demand.logit_bytes), _UNIT)
         chunks = _evenly(tokens, max(_UNIT, affordable // _UNIT * _UNIT) if affordable < tokens else tokens)
-        tokens = min(tokens, max(own.stop - own.start for own in chunks))
+        tokens = min(tokens, max(chunk.stop - chunk.start for chunk in chunks))
     else:
-        chunks = _exactly(problem.tokens, chunk_tokens)
-    most = max(columns, (budget // tokens - sums) // problem.logit_bytes // _UNIT * _UNIT)
-    return Plan(chunks, _equally(problem.vocabulary, most))
+        chunks = _exactly(demand.tokens, chunk_tokens)
+    longest = max(columns, (budget // tokens - sums) // demand.logit_bytes // _UNIT * _UNIT)
+    columns_at_a_time = _equally(demand.vocabulary, longest)
+    return Chunks(tokens=chunks, columns=columns_at_a_time, why=f"{_mib(budget)} hold the logits of too few whole rows")
 
 
-def plan_sums(
-    problem: Problem, chunk_tokens: int | None, memory_budget: int | None, device: Device | None
-) -> tuple[Plan, bool]:
+def split_and_sum(
+    demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None
+) -> tuple[Chunks, bool]:
     """The same, and whether the weight's gradient is to be summed in fp32 although its dtype is narrower.
 
     It is if several chunks of tokens add to it, and the budget holds fp32 sums and logits; the default budget holds either.
     """
-    narrow = plan(problem, chunk_tokens, memory_budget, device)
-    if len(narrow.tokens) > 1 and 0 < problem.dweight_bytes < FP32:
-        sums = problem.vocabulary * problem.width * FP32
+    narrow = split(demand, chunk_tokens, memory_budget, device)
+    if len(narrow.tokens) > 1 and 0 < demand.dweight_bytes < FP32:
+        sums = demand.vocabulary * demand.width * FP32
         left = None if memory_budget is None else memory_budget - sums
         room = _budget(memory_budget, device)
-        if sums < (min(room, _LARGEST_SUMS) if memory_budget is None else room):
-            wide = plan(dataclasses.replace(problem, dweight_bytes=FP32), chunk_tokens, left, device)
+        if sums < (min(room, _MAX_FP32_SUMS) if memory_budget is None else room):
+            wide = split(dataclasses.replace(demand, dweight_bytes=FP32), chunk_tokens, left, device)
             if len(wide.columns) == 1 or wide.kept:
                 return wide, True
     return narrow, False
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:.4g} MiB"
 
 
 def _budget(memory_budget: int | None, device: Device | None) -> int:
     return DEFAULT_BUDGET["cpu" if device is None else device.kind] if memory_budget is None else memory_budget
 
 
-def _kept(problem: Problem, budget: int) -> Plan | None:
+def _kept(demand: Demand, budget: int) -> Chunks | None:
     """Chunks of columns of all tokens, whose logits are kept; None if they, or the sums of dx, have no memory."""
-    tokens, vocabulary = problem.tokens, problem.vocabulary
-    budget -= tokens * problem.sum_bytes
-    most = budget // (tokens * problem.logit_bytes) // _UNIT * _UNIT
-    while most >= _UNIT and tokens * (most * problem.logit_bytes + ceil(vocabulary / most) * FP32) > budget:
-        most -= _UNIT  # room for the row maximum subtracted from each chunk
-    if most < min(_FEWEST_COLUMNS, vocabulary):
+    tokens, vocabulary = demand.tokens, demand.vocabulary
+    budget -= tokens * demand.sum_bytes
+    longest = budget // (tokens * demand.logit_bytes) // _UNIT * _UNIT
+    while longest >= _UNIT and tokens * (longest * demand.logit_bytes + ceil(vocabulary / longest) * FP32) > budget:
+        longest -= _UNIT  # room for the row maximum subtracted from each chunk
+    if longest < min(_MIN_COLUMNS, vocabulary):
         return None
-    together = problem.logit_bytes // problem.kept_bytes  # kept chunks that one chunk of logits has room for
-    columns = _equally(vocabulary, most)
+    together = demand.logit_bytes // demand.kept_bytes  # kept chunks that one chunk of logits has room for
+    columns = _equally(vocabulary, longest)
     kept = _joined(columns, together)
-    if not fits(problem, kept[-1]):  # row padding makes the last part too big: keep the unaligned tail separately
+    if not fits(demand, kept[-1]):  # row padding makes the last part too big: keep the unaligned tail separately
         whole = vocabulary // _UNIT * _UNIT
         rest = (slice(whole, vocabulary),)
-        columns = (*_equally(whole, most), *rest)
+        columns = (*_equally(whole, longest), *rest)
         kept = (*_joined(columns[:-1], together), *rest)
-    room = tokens * pitch(columns[0].stop) * problem.logit_bytes
-    sums = min(tokens, _UNIT) * problem.width * FP32 if problem.dx else 0
-    if len(columns) == 1 or sums > room or not all(fits(problem, part) for part in kept[:-1]):
+    room = tokens * pitch(columns[0].stop) * demand.logit_bytes
+    sums = min(tokens, _UNIT) * demand.width * FP32 if demand.dx else 0
+    if len(columns) == 1 or sums > room or not all(fits(demand, part) for part in kept[:-1]):
         return None
-    return Plan((slice(0, tokens),), columns, kept=kept)
+    return Chunks(tokens=(slice(0, tokens),), columns=columns, kept=kept, why="all logits fit in the weight's gradient")
 
 
-def fits(problem: Problem, part: slice) -> bool:
+def fits(demand: Demand, part: slice) -> bool:
     """Whether the logits of a part can be kept in its rows of the weight's gradient."""
     width = part.stop - part.start
-    return problem.tokens * pitch(width) * problem.kept_bytes <= width * problem.width * problem.dweight_bytes
+    return demand.tokens * pitch(width) * demand.kept_bytes <= width * demand.width * demand.dweight_bytes
 
 
 def _joined(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:

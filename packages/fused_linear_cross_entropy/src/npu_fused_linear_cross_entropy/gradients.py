@@ -12,44 +12,35 @@ from torch import Tensor
 from . import matmul, parallel
 from .chunks import part
 from .launch.chunk import scale_rows
-from .layout import Layout
-from .options import Needs
+from .tiling import Tiling, Way
 
 
 class Gradients(NamedTuple):
     """Gradients; None if not wanted.
 
     Attributes:
-        factors: [3], numbers that the gradients are still to be multiplied by, beside the upstream gradient; None for 1.
+        unfinished: [3], factors that the gradients still lack, beside the upstream gradient; None for 1.
     """
 
     dx: Tensor | None
     dweight: Tensor | None
     dbias: Tensor | None
-    factors: Tensor | None = None
+    unfinished: Tensor | None
 
 
-class Sums:
+class GradientSums:
     """The gradients of x, weight and bias as they grow, each in its final memory if its dtype allows."""
 
-    def __init__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        layout: Layout,
-        needs: Needs,
-        group: str,
-        dtypes: tuple[torch.dtype, torch.dtype | None],
-    ) -> None:
-        """For x [N, H] and weight [V, H] of one dtype; `dtypes`: those of the weight and bias that were given."""
-        self._x, self._weight = x, weight
-        self._layout, self._group, self._dtypes = layout, group, dtypes
+    def __init__(self, x: Tensor, weight: Tensor, tiling: Tiling) -> None:
+        """For x [N, H] and weight [V, H] of one dtype."""
+        needs, parts = tiling.shape.needs, tiling.chunks
+        self._x, self._weight, self._tiling = x, weight, tiling
         self.dx = allocate(x, x.shape, x.dtype) if needs.dx else None
-        self.dweight = allocate(x, weight.shape, layout.sum_dtype) if needs.dweight else None
-        self._dbias = allocate(x, weight.shape[:1], layout.exact) if needs.dbias else None
+        self.dweight = allocate(x, weight.shape, tiling.sum_dtype) if needs.dweight else None
+        self._dbias = allocate(x, weight.shape[:1], tiling.exact) if needs.dbias else None
         self._wide_dx = None
-        if needs.dx and len(layout.plan.columns) > 1 and x.dtype != layout.exact and not layout.plan.kept:
-            self._wide_dx = allocate(x, (layout.plan.longest[0], x.shape[1]), layout.exact)
+        if needs.dx and tiling.way is Way.COLUMNS and x.dtype != tiling.exact:
+            self._wide_dx = allocate(x, (parts.longest[0], x.shape[1]), tiling.exact)
 
     def add(self, tokens: slice, columns: slice, gradient: Tensor) -> None:
         """Adds the products of the gradient [tokens, columns] of raw logits."""
@@ -62,7 +53,7 @@ class Sums:
                 dx.copy_(total)
         if self.dweight is not None:
             add = matmul.product if tokens.start == 0 else matmul.add_product
-            add(gradient.t(), part(self._x, tokens), part(self.dweight, columns), self._layout.dweight_scale)
+            add(gradient.t(), part(self._x, tokens), part(self.dweight, columns), self._tiling.dweight_scale)
         if self._dbias is not None:
             if tokens.start == 0:
                 torch.sum(gradient, 0, dtype=self._dbias.dtype, out=self._dbias[columns])
@@ -87,20 +78,21 @@ class Sums:
             assert scaled is not None
             scale_rows(x, v, scaled, device)
             add = matmul.product if tokens.start == 0 else matmul.add_product
-            add(exponentials.t(), scaled, self.dweight, self._layout.dweight_scale)
+            add(exponentials.t(), scaled, self.dweight, self._tiling.dweight_scale)
 
-    def finished(self, factors: Tensor | None = None) -> Gradients:
-        """All gradients; `factors`: what they are still to be multiplied by."""
-        if not self._layout.plan.tokens:
+    def finished(self, unfinished: Tensor | None = None) -> Gradients:
+        """All gradients, cast; `unfinished`: factors that they still lack."""
+        if not self._tiling.chunks.tokens:
             for sums in (self.dweight, self._dbias):
                 if sums is not None:
                     sums.zero_()
-        if self.dx is not None and self._group:
-            parallel.sum_(self.dx, self._group)
-        dweight, dbias, scale = self.dweight, self._dbias, self._layout.dweight_scale
-        if dweight is not None and dweight.dtype != self._dtypes[0]:
-            dweight = dweight.to(self._dtypes[0])
+        shape = self._tiling.shape
+        if self.dx is not None and shape.options.group:
+            parallel.sum_(self.dx, shape.options.group)
+        dweight, dbias, scale = self.dweight, self._dbias, self._tiling.dweight_scale
+        if dweight is not None and dweight.dtype != shape.weight_dtype:
+            dweight = dweight.to(shape.weight_dtype)
         if dbias is not None:
             dbias = dbias if scale == 1.0 else dbias.mul_(scale)  # its sums were exact until here
-            dbias = dbias.to(self._dtypes[1] or dbias.dtype)
-        return Gradients(self.dx, dweight, dbias, factors)
+            dbias = dbias.to(shape.bias_dtype or dbias.dtype)
+        return Gradients(self.dx, dweight, dbias, unfinished)

@@ -9,7 +9,7 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .autograd import call
+from .api import call
 from .checks import Part, autocast, check, checked_options
 from .options import Options
 

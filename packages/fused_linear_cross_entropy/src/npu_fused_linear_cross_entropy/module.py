@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .autograd import LinearCrossEntropyOutput, fused_linear_cross_entropy
+from .api import LinearCrossEntropyOutput, fused_linear_cross_entropy
 from .checks import named_options
 from .options import Option
 

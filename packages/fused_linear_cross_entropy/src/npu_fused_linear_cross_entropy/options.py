@@ -71,6 +71,11 @@ class Options(NamedTuple):
     vocab_size: int = 0
 
     @property
+    def extras(self) -> tuple[bool, ...]:
+        """Which outputs are wanted beside the loss, in their order."""
+        return self[7:12]
+
+    @property
     def argmax(self) -> bool:
         """Whether the place of each row's maximum is wanted."""
         return self.return_token_accuracy or self.return_predicted_tokens

@@ -37,7 +37,7 @@ def sum_(values: Tensor, group: str) -> None:
 
 
 def combine_(statistics: Tensor, group: str, *, argmax: bool) -> None:
-    """Statistics [6, tokens] (see row_math.py) of each rank's columns become those of all columns, in place."""
+    """Statistics [6, tokens] (see rows.py) of each rank's columns become those of all columns, in place."""
     meeting = _resolve(group)
     gathered = statistics.new_empty(meeting.size() * statistics.shape[0], statistics.shape[1])
     dist.all_gather_into_tensor(gathered, statistics.contiguous(), group=meeting)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import parallel
 from .options import Options
-from .row_math import are_counted
+from .rows import are_counted
 
 _BY_TOKEN = ("predicted_tokens", "lse", "entropy")
 

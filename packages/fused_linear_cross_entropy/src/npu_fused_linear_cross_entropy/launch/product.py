@@ -12,11 +12,11 @@ from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from ..chunks import part
+from ..cuda.tiling import ProductLaunch, ReferencesLaunch, SumsLaunch
 from ..options import Options
-from ..tiling.product import ProductLaunch, ReferencesLaunch, SumsLaunch
 from .chunk import KERNELS
 
-_MODULE = "kernels.product"
+_MODULE = "cuda.product"
 _ALIGNMENT = 16  # bytes, of addresses and strides that TMA takes
 
 
@@ -52,7 +52,7 @@ class ExponentialProduct:
 
     def __init__(self, weight: Tensor, options: Options, device: Device) -> None:
         self._weight, self._options = weight, options
-        self._launch = ProductLaunch(weight.shape[1], device)
+        self._launch = ProductLaunch(width=weight.shape[1], device=device)
         self._sums: Tensor | None = None
 
     def statistics(self, x: Tensor, target: Tensor, result: Tensor, parts: Sequence[tuple[slice, Tensor | None]]) -> Tensor:
@@ -74,8 +74,8 @@ class ExponentialProduct:
         sizes = (rows, x.stride(0), self._weight.stride(0), self._options.vocab_first, self._options.logit_scale)
         KERNELS.launch(_MODULE, "cross_entropy_references_kernel", _references(vocabulary, width), rows, tensors, sizes)
         for kernel in ("cross_entropy_product_kernel", "cross_entropy_product_again_kernel"):
-            for (columns, exponentials), own in zip(parts, sums, strict=True):
-                self._multiply(kernel, x, columns, exponentials, reference, top, own)
+            for (columns, exponentials), part_sums in zip(parts, sums, strict=True):
+                self._multiply(kernel, x, columns, exponentials, reference, top, part_sums)
         spec, grid = _sums(), _sums().launch.grid(rows)
         assert self._sums is not None
         to_add, counts = (self._sums, top, target_logit, result), (rows, sum(map(len, sums)), result.stride(0))
@@ -87,6 +87,10 @@ class ExponentialProduct:
         everything = slice(0, self._weight.shape[0])
         (sums,) = self._sums_of(x, ((everything, result),))
         self._multiply("cross_entropy_product_kernel", x, everything, result, lse, lse.clone(), sums)
+
+    def release(self) -> None:
+        """Gives memory back."""
+        self._sums = None
 
     def _multiply(
         self,
@@ -129,7 +133,7 @@ class ExponentialProduct:
 
 @functools.lru_cache(maxsize=64)
 def _references(vocabulary: int, width: int) -> LaunchSpec:
-    return LaunchSpec.of(ReferencesLaunch(vocabulary, width), {})
+    return LaunchSpec.of(ReferencesLaunch(vocabulary=vocabulary, width=width), {})
 
 
 @functools.cache

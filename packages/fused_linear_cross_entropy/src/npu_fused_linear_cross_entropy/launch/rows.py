@@ -1,4 +1,4 @@
-"""From vectors of [tokens] to kernel launches: what row_math.py defines, on an accelerator."""
+"""From vectors of [tokens] to kernel launches: what reference.py defines, on an accelerator."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from .. import parallel
+from ..both.tiling import rows as tiling
+from ..both.tiling.rows import RowKernel
 from ..options import Options
-from ..row_math import Losses, Rows
-from ..tiling import rows as tiling
-from ..tiling.rows import COEFFICIENTS, LOSSES, TARGETS, WEIGHTED_TARGETS, RowKernel
+from ..rows import COEFFICIENTS, Losses, TargetFacts
 from .chunk import KERNELS
 
-_LANES = 8  # numbers of a row of partial sums, and of factors: 32 bytes
+_PARTIAL_WIDTH = 8  # numbers of a row of partial sums, and of factors: 32 bytes
 _READ = (torch.float32, torch.int64, torch.int32)  # dtypes of a divisor that the kernel reads
 _COUNTED = 2**24  # integers below are fp32 numbers
 
 
 class RowKernels:
-    """`prepare`, `losses` and `coefficients` of row_math.py, a launch each; two where rows are many, or of several ranks."""
+    """`target_facts`, `losses` and `coefficients` of reference.py, a launch each; two for many rows, or ranks."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def prepare(
+    def target_facts(
         self,
         target: Tensor,
         class_weight: Tensor | None,
@@ -36,8 +36,8 @@ class RowKernels:
         options: Options,
         dtype: torch.dtype,
         dweight_scale: float | None,
-    ) -> Rows:
-        """See `row_math.prepare`."""
+    ) -> TargetFacts:
+        """See `reference.target_facts`."""
         target, mean = target.contiguous(), options.reduction == "mean"
         if divisor is not None:
             divisor = divisor.to(target.device, divisor.dtype if divisor.dtype in _READ else torch.float32) if mean else None
@@ -45,17 +45,17 @@ class RowKernels:
         tokens, weights = target.numel(), 0 if class_weight is None else class_weight.numel()
         columns = allocate(target, (tokens,), torch.int32)
         target_weight = None if class_weight is None else allocate(target, (tokens,), torch.float32)
-        factors = allocate(target, (2, _LANES), torch.float32)
-        left = None if dweight_scale is None else allocate(target, (3,), torch.float32)
+        factors = allocate(target, (2, _PARTIAL_WIDTH), torch.float32)
+        unfinished = None if dweight_scale is None else allocate(target, (3,), torch.float32)
         unscale = 1.0 / (dweight_scale or 1.0)
-        kernel = TARGETS if class_weight is None else WEIGHTED_TARGETS
-        grid = tiling.row_launch(kernel, self._device).grid(max(tokens, weights if options.smoothed else 0), True)
+        kernel = RowKernel.TARGETS if class_weight is None else RowKernel.WEIGHTED_TARGETS
+        grid = tiling.row_launch(kernel, self._device).grid(max(tokens, weights if options.smoothed else 0), summed=True)
         exchanged = bool(options.group) and class_weight is not None
-        partials = allocate(target, (grid, _LANES), torch.float32) if grid > 1 or exchanged else None
+        partials = allocate(target, (grid, _PARTIAL_WIDTH), torch.float32) if grid > 1 or exchanged else None
         self._launch(
             kernel,
             grid,
-            (target, class_weight, divisor, columns, target_weight, factors, left, partials),
+            (target, class_weight, divisor, columns, target_weight, factors, unfinished, partials),
             (tokens, options.ignore_index, options.vocab_size, options.vocab_first, weights, unscale),
             SMALL_INDEX=abs(options.ignore_index) < _COUNTED,
             SMOOTHED=options.smoothed,
@@ -69,24 +69,24 @@ class RowKernels:
                 partials = partials.sum(0, keepdim=True)
                 parallel.sum_(partials[0, 1:4], options.group)
             spec = _partials_spec((("MEAN", mean), ("WEIGHTED", class_weight is not None)), self._device)
-            tensors, scalars = (partials, divisor, factors, left), (partials.shape[0], unscale)
-            KERNELS.launch(TARGETS.module, "cross_entropy_factors_kernel", spec, 1, tensors, scalars)
+            tensors, scalars = (partials, divisor, factors, unfinished), (partials.shape[0], unscale)
+            KERNELS.launch("both.targets", "cross_entropy_factors_kernel", spec, 1, tensors, scalars)
         of_loss = factors[0]  # and of the gradient, where nothing is left for later
-        return Rows(columns, target_weight, of_loss, of_loss if left is None else factors[1], left)
+        return TargetFacts(columns, target_weight, of_loss, of_loss if unfinished is None else factors[1], unfinished)
 
-    def losses(self, rows: Rows, statistics: Tensor, options: Options, shape: torch.Size) -> Losses:
-        """See `row_math.losses`."""
+    def losses(self, facts: TargetFacts, statistics: Tensor, options: Options, shape: torch.Size) -> Losses:
+        """See `reference.losses`."""
         reduced = options.reduction != "none"
         summed = reduced or options.return_token_accuracy
         tokens = statistics.shape[1]
-        grid = tiling.row_launch(LOSSES, self._device).grid(tokens, summed)
-        partials = allocate(statistics, (grid, _LANES), torch.float32) if summed and grid > 1 else None
+        grid = tiling.row_launch(RowKernel.LOSSES, self._device).grid(tokens, summed=summed)
+        partials = allocate(statistics, (grid, _PARTIAL_WIDTH), torch.float32) if summed and grid > 1 else None
         size = () if reduced else shape
 
         def output(wanted: bool, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor | None:
             return allocate(statistics, size, dtype) if wanted else None
 
-        found = Losses(
+        outputs = Losses(
             allocate(statistics, size, torch.float32),
             output(options.return_z_loss, size),
             output(options.return_token_accuracy, ()),
@@ -95,9 +95,9 @@ class RowKernels:
             output(options.return_entropy, shape),
         )
         self._launch(
-            LOSSES,
+            RowKernel.LOSSES,
             grid,
-            (statistics, rows.columns, rows.target_weight, rows.factors, *found, partials),
+            (statistics, facts.columns, facts.target_weight, facts.factors, *outputs, partials),
             (tokens, statistics.stride(0), options.vocab_size, options.label_smoothing, options.lse_square_scale),
             SMOOTHED=options.smoothed,
             Z_LOSS=options.lse_square_scale != 0.0 or options.return_z_loss,
@@ -107,22 +107,22 @@ class RowKernels:
         )
         if partials is not None:
             spec = _partials_spec((("REDUCED", reduced),), self._device)
-            tensors = (partials, rows.factors, *found[:3])
-            KERNELS.launch(LOSSES.module, "cross_entropy_sums_kernel", spec, 1, tensors, (grid,))
-        return found
+            tensors = (partials, facts.factors, *outputs[:3])
+            KERNELS.launch("both.losses", "cross_entropy_sums_kernel", spec, 1, tensors, (grid,))
+        return outputs
 
     def coefficients(
-        self, rows: Rows, statistics: Tensor, options: Options, dloss: Tensor | float | None, dentropy: Tensor | None
+        self, facts: TargetFacts, statistics: Tensor, options: Options, dloss: Tensor | float | None, dentropy: Tensor | None
     ) -> Tensor:
-        """See `row_math.coefficients`; q is written only with entropies; a number that is no tensor must be 1."""
+        """See `reference.coefficients`; q is written only with entropies; a number that is no tensor must be 1."""
         assert not isinstance(dloss, float) or dloss == 1.0
         tokens = statistics.shape[1]
-        result = allocate(statistics, (5, tokens), torch.float32)
+        result = allocate(statistics, (COEFFICIENTS, tokens), torch.float32)
         given = (_dense(dloss) if isinstance(dloss, Tensor) else None, None if dentropy is None else _dense(dentropy))
         self._launch(
-            COEFFICIENTS,
-            tiling.row_launch(COEFFICIENTS, self._device).grid(tokens, False),
-            (statistics, rows.columns, rows.target_weight, rows.gradient_factors, *given, result),
+            RowKernel.COEFFICIENTS,
+            tiling.row_launch(RowKernel.COEFFICIENTS, self._device).grid(tokens, summed=False),
+            (statistics, facts.columns, facts.target_weight, facts.gradient_factors, *given, result),
             (tokens, statistics.stride(0), tokens, options.vocab_size, options.label_smoothing, options.lse_square_scale),
             LOSS=dloss is not None,
             EACH_LOSS=given[0] is not None and given[0].dim() > 0,
@@ -136,9 +136,9 @@ class RowKernels:
         self, kernel: RowKernel, grid: int, tensors: Sequence[Tensor | None], scalars: tuple[float, ...], **flags: bool
     ) -> None:
         def run(spec: LaunchSpec) -> None:
-            KERNELS.launch(kernel.module, kernel.name, spec, grid, tensors, scalars)
+            KERNELS.launch(kernel.value.module, kernel.value.function, spec, grid, tensors, scalars)
 
-        launch_with_fallback(kernel.name, _spec(kernel, tuple(flags.items()), self._device), run, tiling.smaller)
+        launch_with_fallback(kernel.value.function, _spec(kernel, tuple(flags.items()), self._device), run, tiling.smaller)
 
 
 @functools.lru_cache(maxsize=256)
@@ -148,7 +148,7 @@ def _spec(kernel: RowKernel, flags: tuple[tuple[str, bool], ...], device: Device
 
 @functools.lru_cache(maxsize=64)
 def _partials_spec(flags: tuple[tuple[str, bool], ...], device: Device) -> LaunchSpec:
-    return LaunchSpec.of(tiling.PartialsLaunch(device), dict(flags))
+    return LaunchSpec.of(tiling.PartialsLaunch(device=device), dict(flags))
 
 
 def _dense(values: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
     z = logit_scale x w^T      E = exp(z - k)      sums of E over each tile's columns      k: a reference of the row
 
 A tile of logits stays in registers: exponentials are written once, in bf16, and logits never. The reference of a row has to
-be known before: it is the logit of the row's target, or of the first column. Rows that rise above it by more than LIMIT note
-their maximum, and `cross_entropy_product_again_kernel` computes their tiles again, with the maximum as the reference.
+be known before: it is the logit of the row's target, or of the first column. Rows that rise above it by more than
+PRODUCT_LIMIT note their maximum, and `cross_entropy_product_again_kernel` computes their tiles again, with that maximum as
+the reference.
 
 Tiles are taken column by column, so that programs that run together read the same rows of the weight. x is read through a
 descriptor too: what lies outside of a tensor is read as zero, and not written.
@@ -13,10 +14,9 @@ descriptor too: what lies outside of a tensor is read as zero, and not written.
 import triton
 import triton.language as tl
 
-from .exponentials import LOG2E
+from ..formula import LOG2E, PRODUCT_LIMIT
 
-LIMIT: tl.constexpr = tl.constexpr(60.0)  # e^60 times a vocabulary is far from the end of fp32 and bf16, and so is e^-60
-LARGEST: tl.constexpr = tl.constexpr(1e30)  # a reference is finite, or every exponential of its row would be no number
+MAX_REFERENCE: tl.constexpr = tl.constexpr(1e30)  # a reference is finite, or every exponential of its row would be no number
 
 
 @triton.jit(do_not_specialize=["n_rows", "first"])
@@ -48,7 +48,7 @@ def cross_entropy_references_kernel(
         b_x = tl.load(p_x + i_row * s_x + i_h + o_h, mask=m_h, other=0.0).to(tl.float32)
         b_sum += b_x * tl.load(p_row + i_h + o_h, mask=m_h, other=0.0).to(tl.float32)
     z = tl.sum(b_sum, axis=0) * logit_scale
-    reference = tl.minimum(tl.maximum(z, -LARGEST), LARGEST)
+    reference = tl.minimum(tl.maximum(z, -MAX_REFERENCE), MAX_REFERENCE)
     tl.store(p_reference + i_row, reference)
     tl.store(p_top + i_row, reference)
     tl.store(p_target_logit + i_row, tl.where(here, z, 0.0))
@@ -64,7 +64,7 @@ def place_of_tile(i_tile, n_row_tiles, n_column_tiles, GROUP: tl.constexpr):
 
 
 @triton.jit
-def multiply(
+def multiply_tile(
     d_x, d_weight, i_row, i_column, H: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr
 ):  # fmt: skip
     """A tile of x w^T, fp32 [BLOCK_M, BLOCK_N]."""
@@ -112,7 +112,7 @@ def cross_entropy_product_kernel(
     d_weight,  # [N, H], some rows of the weight, tiles of [BLOCK_N, BLOCK_H]
     d_exponentials,  # [rows, N], tiles of [BLOCK_M, BLOCK_N / 2]
     p_reference,  # fp32 [rows]
-    p_top,  # fp32 [rows]: raised to the maximum of rows that rise above the reference by LIMIT
+    p_top,  # fp32 [rows]: raised to the maximum of rows that rise above the reference by PRODUCT_LIMIT
     p_sums,  # fp32 [tiles of columns, rows]
     n_rows,
     N,
@@ -130,7 +130,7 @@ def cross_entropy_product_kernel(
     for i_tile in tl.range(tl.program_id(0), n_row_tiles * n_column_tiles, tl.num_programs(0), flatten=True):
         i_row_tile, i_column_tile = place_of_tile(i_tile, n_row_tiles, n_column_tiles, GROUP)
         i_row, i_column = i_row_tile * BLOCK_M, i_column_tile * BLOCK_N
-        b_z = multiply(d_x, d_weight, i_row, i_column, H, BLOCK_M, BLOCK_N, BLOCK_H)
+        b_z = multiply_tile(d_x, d_weight, i_row, i_column, H, BLOCK_M, BLOCK_N, BLOCK_H)
         o_row = i_row + tl.arange(0, BLOCK_M)
         m_row = o_row < n_rows
         b_reference = tl.load(p_reference + o_row, mask=m_row, other=0.0)
@@ -138,7 +138,7 @@ def cross_entropy_product_kernel(
             b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M, BLOCK_N, SCALED, STORE
         )  # fmt: skip
         tl.store(p_sums + i_column_tile.to(tl.int64) * n_rows + o_row, b_sum, mask=m_row)
-        tl.atomic_max(p_top + o_row, b_top, mask=m_row & (b_top > b_reference + LIMIT), sem="relaxed")
+        tl.atomic_max(p_top + o_row, b_top, mask=m_row & (b_top > b_reference + PRODUCT_LIMIT), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["n_rows", "N"])
@@ -177,7 +177,7 @@ def cross_entropy_product_again_kernel(
             b_reference = tl.load(p_top + o_row, mask=m_row, other=0.0)
             b_before = tl.load(p_reference + o_row, mask=m_row, other=0.0)
             if tl.max(tl.where(b_reference > b_before, 1.0, 0.0), axis=0) > 0.0:
-                b_z = multiply(d_x, d_weight, i_row, i_column, H, BLOCK_M, BLOCK_N, BLOCK_H)
+                b_z = multiply_tile(d_x, d_weight, i_row, i_column, H, BLOCK_M, BLOCK_N, BLOCK_H)
                 b_sum, _ = exponentiate_tile(
                     b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M, BLOCK_N, SCALED, STORE
                 )  # fmt: skip

@@ -6,9 +6,8 @@ The row maximum so far is subtracted from each logit that is kept: in a narrow d
 import triton
 import triton.language as tl
 
-from .rows import load_tail, tile_of_rows
 from .statistics import row_statistics
-from .tile import load_logits, store_tile
+from .tile import load_logits, load_tail, store_tile, tile_of_rows
 
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
@@ -17,7 +16,7 @@ def cross_entropy_keep_kernel(
     p_kept,  # [rows, N], other memory
     p_target,  # int32 [rows], negative: none
     p_class_weight,  # [N]
-    p_statistics,  # fp32 [6, rows], as in chunk.py
+    p_statistics,  # fp32 [6, rows], as in two_sweeps.py
     p_largest,  # fp32 [rows]: the row maximum subtracted from the logits that are kept
     n_rows,
     s_logits,
@@ -27,7 +26,7 @@ def cross_entropy_keep_kernel(
     N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    TAIL_N: tl.constexpr,  # as in chunk.py
+    TAIL_N: tl.constexpr,  # as in two_sweeps.py
     MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
     SMOOTHED: tl.constexpr,
     ARGMAX: tl.constexpr,

@@ -1,4 +1,4 @@
-"""Logits that are kept for the gradient in the memory of the weight's gradient.
+"""The memory of the weight's gradient, where logits or their exponentials wait for the gradient.
 
 The statistics of a row are known after all of its logits, and the gradient needs each logit again. The [N, W] logits of W
 columns fit in the [W, H] rows of the weight's gradient if N is at most H. Rounding to a narrow dtype costs large numbers
@@ -16,25 +16,25 @@ import torch
 from npu_tiling import device_for
 from torch import Tensor
 
-from . import chunks, matmul
-from .launch.chunk import scale_rows
+from .. import chunks, matmul
+from ..launch.chunk import scale_rows
 
 
-class KeptLogits:
+class KeptMemory:
     """The gradient [V, H] of the weight as memory for logits, [N, W] in the rows of each part of W columns.
 
     Args:
         dweight: the gradient, contiguous.
         dtype: of the kept logits.
         tokens: N.
-        plan: the chunks of logits, and the parts in which they are kept.
+        parts: of the vocabulary; in each, logits are kept by themselves.
     """
 
-    def __init__(self, dweight: Tensor, dtype: torch.dtype, tokens: int, plan: chunks.Plan) -> None:
+    def __init__(self, dweight: Tensor, dtype: torch.dtype, tokens: int, parts: tuple[slice, ...]) -> None:
         self._dweight, self._dtype = dweight, dtype
         self._tokens = tokens
-        self.parts = plan.kept
-        self._apart: Tensor | None = None
+        self.parts = parts
+        self._tail: Tensor | None = None
 
     def part(self, part: slice) -> Tensor:
         """The memory [N, W] of one part; rows are a pitch of logits apart."""
@@ -42,9 +42,9 @@ class KeptLogits:
         pitch = chunks.pitch(width)
         memory = self._dweight[part].view(-1).view(self._dtype)
         if memory.numel() < self._tokens * pitch:  # the last few columns alone
-            if self._apart is None:
-                self._apart = self._dweight.new_empty(self._tokens * pitch, dtype=self._dtype)
-            memory = self._apart
+            if self._tail is None:
+                self._tail = self._dweight.new_empty(self._tokens * pitch, dtype=self._dtype)
+            memory = self._tail
         return memory[: self._tokens * pitch].view(self._tokens, pitch)[:, :width]
 
     def chunk(self, columns: slice) -> Tensor:

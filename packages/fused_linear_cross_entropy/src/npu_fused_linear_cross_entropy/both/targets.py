@@ -1,4 +1,4 @@
-"""Device code of the arithmetic on rows, vectors of [tokens]: what the targets alone decide. Formulas: row_math.py.
+"""Device code of the arithmetic on rows, vectors of [tokens]: what the targets alone decide. Formulas: reference.py.
 
 A tile is BLOCK_M rows; programs stride over the tiles. Sums over rows are kept for every lane and reduced once. One program
 stores the result (LAST); several store a row of partial sums each, which one more launch adds, in the same order every time.
@@ -10,46 +10,47 @@ import triton.language as tl
 
 IGNORED: tl.constexpr = tl.constexpr(-2)
 NO_COLUMN: tl.constexpr = tl.constexpr(-1)
-LANES: tl.constexpr = tl.constexpr(8)  # a row of partial sums, and of factors: 32 bytes, which no two programs share
-MAX_RELATIVE_WEIGHT: tl.constexpr = tl.constexpr(4096.0)  # see row_math.py
+PARTIAL_WIDTH: tl.constexpr = tl.constexpr(8)  # a row of partial sums, and of factors: 32 bytes, which no two programs share
+MAX_RELATIVE_WEIGHT: tl.constexpr = tl.constexpr(4096.0)  # see rows.py
 _INT32_END: tl.constexpr = tl.constexpr(2.0**31)
 
 
 @triton.jit
-def lanes(a, b, c, d):
-    """fp32 [LANES]: four numbers, then zeros."""
-    o_lane = tl.arange(0, LANES).to(tl.float32)
+def partial_row(a, b, c, d):
+    """fp32 [PARTIAL_WIDTH]: four numbers, then zeros."""
+    o_lane = tl.arange(0, PARTIAL_WIDTH).to(tl.float32)
     b_high = tl.where(o_lane == 2.0, c, tl.where(o_lane == 3.0, d, 0.0))
     return tl.where(o_lane == 0.0, a, tl.where(o_lane == 1.0, b, b_high))
 
 
 @triton.jit
-def lane(b_lanes, i_lane: tl.constexpr):
+def partial_number(b_numbers, i_number: tl.constexpr):
     """One of the numbers."""
-    o_lane = tl.arange(0, LANES).to(tl.float32)
-    return tl.sum(tl.where(o_lane == 1.0 * i_lane, b_lanes, 0.0))
+    o_lane = tl.arange(0, PARTIAL_WIDTH).to(tl.float32)
+    return tl.sum(tl.where(o_lane == 1.0 * i_number, b_numbers, 0.0))
 
 
 @triton.jit
 def store_first(p_out, value, n):
     """Stores a number n times."""
-    o_lane = tl.arange(0, LANES)
-    tl.store(p_out + o_lane, tl.zeros([LANES], tl.float32) + value, mask=o_lane < n)
+    o_lane = tl.arange(0, PARTIAL_WIDTH)
+    tl.store(p_out + o_lane, tl.zeros([PARTIAL_WIDTH], tl.float32) + value, mask=o_lane < n)
 
 
 @triton.jit
 def add_partials(p_partials, n_partials, BLOCK_P: tl.constexpr):
-    """fp32 [LANES]: the sum of rows of partial sums."""
+    """fp32 [PARTIAL_WIDTH]: the sum of rows of partial sums."""
     o_partial = tl.arange(0, BLOCK_P)
-    p_tile = p_partials + (o_partial[:, None] * LANES + tl.arange(0, LANES)[None, :])
+    p_tile = p_partials + (o_partial[:, None] * PARTIAL_WIDTH + tl.arange(0, PARTIAL_WIDTH)[None, :])
     return tl.sum(tl.load(p_tile, mask=(o_partial < n_partials)[:, None], other=0.0), axis=0)
 
 
 @triton.jit
 def store_factors(
-    count, weighted, total, weight_size, p_divisor, p_factors, p_left, unscale, MEAN: tl.constexpr, WEIGHTED: tl.constexpr
+    count, weighted, total, weight_size, p_divisor, p_factors, p_unfinished, unscale, MEAN: tl.constexpr,
+    WEIGHTED: tl.constexpr
 ):  # fmt: skip
-    """Factors [2, LANES] of the losses and of their gradient, and what is left to multiply the gradients by, [3]."""
+    """Factors [2, PARTIAL_WIDTH] of the losses and of their gradient, and what is left to multiply the gradients by, [3]."""
     of_loss, of_z_loss = count * 0.0 + 1.0, count * 0.0 + 1.0
     if MEAN:
         if p_divisor is not None:
@@ -58,19 +59,19 @@ def store_factors(
         else:
             of_loss = tl.where(count > 0.0, 1.0 / weighted, 0.0)
             of_z_loss = tl.where(count > 0.0, 1.0 / tl.maximum(count, 1.0), 0.0)
-    b_factors = lanes(of_loss, of_z_loss, total, count)
-    o_lane = tl.arange(0, LANES)
+    b_factors = partial_row(of_loss, of_z_loss, total, count)
+    o_lane = tl.arange(0, PARTIAL_WIDTH)
     tl.store(p_factors + o_lane, b_factors)
-    if p_left is not None:
+    if p_unfinished is not None:
         of_z_loss = tl.where(of_loss > 0.0, of_z_loss / of_loss, 0.0)
         of_gradient = 1.0
         if WEIGHTED:
             of_gradient = tl.where(weight_size > 0.0, tl.minimum(count, MAX_RELATIVE_WEIGHT) / weight_size, 1.0)
             of_z_loss *= of_gradient
             of_loss /= of_gradient
-        tl.store(p_left + o_lane, lanes(of_loss, of_loss * unscale, of_loss * unscale, 0.0), mask=o_lane < 3)
-        b_factors = lanes(of_gradient, of_z_loss, total, count)
-    tl.store(p_factors + LANES + o_lane, b_factors)
+        tl.store(p_unfinished + o_lane, partial_row(of_loss, of_loss * unscale, of_loss * unscale, 0.0), mask=o_lane < 3)
+        b_factors = partial_row(of_gradient, of_z_loss, total, count)
+    tl.store(p_factors + PARTIAL_WIDTH + o_lane, b_factors)
 
 
 @triton.jit(do_not_specialize=["n_rows", "ignore_index", "vocab_size", "first", "n_weights", "unscale"])
@@ -80,9 +81,10 @@ def cross_entropy_targets_kernel(
     p_divisor,  # one number
     p_columns,  # int32 [rows]: the target, NO_COLUMN outside of the vocabulary, IGNORED
     p_target_weight,  # fp32 [rows]; with class weights
-    p_factors,  # fp32 [2, LANES]; LAST
-    p_left,  # fp32 [3]; LAST
-    p_partials,  # fp32 [programs, LANES]: rows that count, their class weights, all class weights, sizes of theirs; not LAST
+    p_factors,  # fp32 [2, PARTIAL_WIDTH]; LAST
+    p_unfinished,  # fp32 [3]; LAST
+    # fp32 [programs, PARTIAL_WIDTH], not LAST: rows that count, the sum of their class weights, of all, and of their sizes.
+    p_partials,
     n_rows,
     ignore_index,
     vocab_size,
@@ -140,21 +142,30 @@ def cross_entropy_targets_kernel(
         weighted, weight_size = tl.sum(b_weights), tl.sum(b_sizes)
     if LAST:
         store_factors(
-            count, weighted, total, weight_size, p_divisor, p_factors, p_left, unscale, MEAN, p_class_weight is not None
+            count,
+            weighted,
+            total,
+            weight_size,
+            p_divisor,
+            p_factors,
+            p_unfinished,
+            unscale,
+            MEAN,
+            p_class_weight is not None,
         )
     else:
-        p_partial = p_partials + tl.program_id(0) * LANES
-        tl.store(p_partial + tl.arange(0, LANES), lanes(count, weighted, total, weight_size))
+        p_partial = p_partials + tl.program_id(0) * PARTIAL_WIDTH
+        tl.store(p_partial + tl.arange(0, PARTIAL_WIDTH), partial_row(count, weighted, total, weight_size))
 
 
 @triton.jit(do_not_specialize=["n_partials", "unscale"])
 def cross_entropy_factors_kernel(
-    p_partials, p_divisor, p_factors, p_left, n_partials, unscale, BLOCK_P: tl.constexpr, MEAN: tl.constexpr,
+    p_partials, p_divisor, p_factors, p_unfinished, n_partials, unscale, BLOCK_P: tl.constexpr, MEAN: tl.constexpr,
     WEIGHTED: tl.constexpr
 ):  # fmt: skip
     """One program: what `cross_entropy_targets_kernel` stores where it is the last."""
     b_sums = add_partials(p_partials, n_partials, BLOCK_P)
     store_factors(
-        lane(b_sums, 0), lane(b_sums, 1), lane(b_sums, 2), lane(b_sums, 3), p_divisor, p_factors, p_left, unscale, MEAN,
-        WEIGHTED
+        partial_number(b_sums, 0), partial_number(b_sums, 1), partial_number(b_sums, 2), partial_number(b_sums, 3),
+        p_divisor, p_factors, p_unfinished, unscale, MEAN, WEIGHTED
     )  # fmt: skip

@@ -1,12 +1,10 @@
-"""The loss and its gradient: the public function, and the autograd of the operators."""
+"""The public function: its arguments are checked, and it calls the operator."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from npu_tiling.pytorch.autograd import Function, apply, can_bypass_dispatcher, needs_gradient
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -14,8 +12,7 @@ from torch.distributed import ProcessGroup
 from . import sharding
 from .checks import Part, autocast, check, checked_options
 from .counted import check_counted, of_counted_tokens
-from .layout import defers
-from .operators import OPERATORS, scale_
+from .operators import linear_cross_entropy
 from .options import Options
 
 
@@ -168,98 +165,16 @@ def call(
         if is_distributed((x, weight, target, bias, class_weight)):
             raise ValueError("counted_tokens must be left out where there are DTensors.")
 
-        def loss(x: Tensor, target: Tensor) -> LinearCrossEntropyOutput:
+        def of_counted(x: Tensor, target: Tensor) -> LinearCrossEntropyOutput:
             return call(x, weight, target, bias, class_weight, divisor, options)
 
-        of_all: LinearCrossEntropyOutput = of_counted_tokens(loss, x, target, options, counted_tokens)
+        of_all: LinearCrossEntropyOutput = of_counted_tokens(of_counted, x, target, options, counted_tokens)
         return of_all
     if is_distributed((x, weight, target, bias, class_weight)):
         tensors = {"x": x, "weight": weight, "target": target, "bias": bias, "class_weight": class_weight}
         outputs: LinearCrossEntropyOutput = sharding.linear_cross_entropy(call, tensors, divisor, options)
         return outputs
-    found = OPERATORS("linear_cross_entropy", x, weight, target, bias, class_weight, divisor, *options, False)
+    loss, *extras = linear_cross_entropy(x, weight, target, bias, class_weight, divisor, options=options)
     return LinearCrossEntropyOutput(
-        found[0],
-        found[1] if options.return_z_loss else None,
-        found[2] if options.return_token_accuracy else None,
-        found[3] if options.return_predicted_tokens else None,
-        found[4] if options.return_lse else None,
-        found[5] if options.return_entropy else None,
+        loss, *(extra if wanted else None for extra, wanted in zip(extras, options.extras, strict=True))
     )
-
-
-class _LinearCrossEntropy(Function):
-    @staticmethod
-    def forward(ctx, x, weight, target, bias, class_weight, divisor, options):  # type: ignore[no-untyped-def]
-        tensors = (x, weight, target, bias, class_weight, divisor)
-        ctx.options = options
-        ctx.set_materialize_grads(False)
-        ctx.has_gradients = options.reduction != "none" and not options.return_entropy
-        if ctx.has_gradients:
-            needs = _needs(ctx)
-            *outputs, dx, dweight, dbias, factors = OPERATORS.below_autograd(
-                "linear_cross_entropy_with_gradients", *tensors, *options, *needs
-            )
-            gradients = [own if needed else None for own, needed in zip((dx, dweight, dbias), needs, strict=True)]
-            ctx.save_for_backward(*gradients, factors if defers(x, class_weight, options) else None)
-            outputs.append(None)
-        else:
-            outputs = OPERATORS.below_autograd("linear_cross_entropy", *tensors, *options, True)
-            ctx.save_for_backward(outputs[-1], *tensors)
-        loss, *extras, entropy, statistics = outputs
-        constant = (*extras, statistics) if options.return_entropy else (*extras, entropy, statistics)
-        ctx.mark_non_differentiable(*(one for one in constant if one is not None))
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx, dloss, dz_loss, daccuracy, dpredicted, dlse, dentropy, dstatistics):  # type: ignore[no-untyped-def]
-        needs = _needs(ctx)
-        if dloss is None and dentropy is None:
-            found = (None, None, None)
-        elif ctx.has_gradients:
-            *gradients, factors = ctx.saved_tensors
-            found = _scaled(gradients, dloss, None if factors is None else factors.unbind())
-        else:
-            arguments = (*ctx.saved_tensors, *ctx.options, *needs)
-            found = OPERATORS("linear_cross_entropy_backward", dloss, dentropy, *arguments)
-        dx, dweight, dbias = (gradient if needed else None for gradient, needed in zip(found, needs, strict=True))
-        return dx, dweight, None, dbias, None, None, None
-
-
-def _needs(ctx) -> tuple[bool, bool, bool]:  # type: ignore[no-untyped-def]
-    dx, dweight, _, dbias = ctx.needs_input_grad[:4]
-    return dx, dweight, dbias
-
-
-def _scaled(gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence[Tensor] | None) -> list[Tensor | None]:
-    """Gradients times the upstream gradient and a factor each: in place unless the graph is kept for another backward."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    left: Sequence[Tensor | None] = factors or [None] * len(gradients)
-    numbers = [
-        dloss if factor is None else dloss * factor
-        for gradient, factor in zip(gradients, left, strict=True)
-        if gradient is not None
-    ]
-    once = not torch._C._autograd._get_current_graph_task_keep_graph()
-    if once and not torch.is_grad_enabled() and can_bypass_dispatcher((*present, *numbers)):
-        scale_(present, numbers)
-        return list(gradients)
-    if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
-        # A second derivative must be an error: the operator refuses arguments that require a gradient. Under torch.func the
-        # outer level knows that these gradients come from x and weight.
-        present = [gradient.detach().requires_grad_() for gradient in present]
-    found = iter(OPERATORS("linear_cross_entropy_scaled", present, numbers))
-    return [None if gradient is None else next(found) for gradient in gradients]
-
-
-def _linear_cross_entropy(x, weight, target, bias, class_weight, divisor, *others):  # type: ignore[no-untyped-def]
-    tensors = (x, weight, target, bias, class_weight, divisor)
-    if needs_gradient((x, weight, bias)):
-        return apply(_LinearCrossEntropy, *tensors, Options(*others[:-1]))
-    return OPERATORS.below_autograd("linear_cross_entropy", *tensors, *others)
-
-
-OPERATORS.autograd("linear_cross_entropy", _linear_cross_entropy)
-OPERATORS.gradient("linear_cross_entropy_with_gradients")
-OPERATORS.gradient("linear_cross_entropy_backward")
-OPERATORS.gradient("linear_cross_entropy_scaled")

@@ -1,4 +1,4 @@
-"""Device code of the arithmetic on rows: from statistics to losses, and to the gradient's factors. Formulas: row_math.py.
+"""Device code of the arithmetic on rows: from statistics to losses, and to the gradient's factors. Formulas: reference.py.
 
 Tiles and sums are as in targets.py.
 """
@@ -6,7 +6,8 @@ Tiles and sums are as in targets.py.
 import triton
 import triton.language as tl
 
-from .targets import IGNORED, LANES, add_partials, lane, lanes, store_first
+from ..formula import row_coefficients
+from .targets import IGNORED, PARTIAL_WIDTH, add_partials, partial_number, partial_row, store_first
 
 
 @triton.jit
@@ -22,17 +23,17 @@ def store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, RED
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "vocab_size"])
 def cross_entropy_losses_kernel(
-    p_statistics,  # fp32 [6, rows], see chunk.py
+    p_statistics,  # fp32 [6, rows], see two_sweeps.py
     p_columns,  # int32 [rows]
     p_target_weight,  # fp32 [rows]
-    p_factors,  # fp32 [LANES]: of the loss, of the z-loss, the sum of the class weights, how many rows count
+    p_factors,  # fp32 [PARTIAL_WIDTH]: of the loss, of the z-loss, the sum of the class weights, how many rows count
     p_loss,  # fp32, [rows] or REDUCED one number, as the next one
     p_z_loss,
     p_accuracy,  # fp32, one number
     p_predicted,  # int64 [rows]
     p_lse,  # fp32 [rows]
     p_entropy,  # fp32 [rows]
-    p_partials,  # fp32 [programs, LANES]: loss, z-loss, rows whose largest logit is the target's; not LAST
+    p_partials,  # fp32 [programs, PARTIAL_WIDTH]: loss, z-loss, rows whose largest logit is the target's; not LAST
     n_rows,
     s_statistics,
     vocab_size,
@@ -109,8 +110,8 @@ def cross_entropy_losses_kernel(
         if LAST:
             store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, REDUCED)
         else:
-            p_partial = p_partials + tl.program_id(0) * LANES
-            tl.store(p_partial + tl.arange(0, LANES), lanes(loss, z_loss, right, 0.0))
+            p_partial = p_partials + tl.program_id(0) * PARTIAL_WIDTH
+            tl.store(p_partial + tl.arange(0, PARTIAL_WIDTH), partial_row(loss, z_loss, right, 0.0))
 
 
 @triton.jit(do_not_specialize=["n_partials"])
@@ -119,7 +120,16 @@ def cross_entropy_sums_kernel(
 ):  # fmt: skip
     """One program: what `cross_entropy_losses_kernel` stores where it is the last."""
     b_sums = add_partials(p_partials, n_partials, BLOCK_P)
-    store_sums(lane(b_sums, 0), lane(b_sums, 1), lane(b_sums, 2), p_factors, p_loss, p_z_loss, p_accuracy, REDUCED)
+    store_sums(
+        partial_number(b_sums, 0),
+        partial_number(b_sums, 1),
+        partial_number(b_sums, 2),
+        p_factors,
+        p_loss,
+        p_z_loss,
+        p_accuracy,
+        REDUCED,
+    )
 
 
 @triton.jit
@@ -137,7 +147,7 @@ def cross_entropy_coefficients_kernel(
     p_statistics,  # fp32 [6, rows]
     p_columns,  # int32 [rows]
     p_target_weight,  # fp32 [rows]
-    p_factors,  # fp32 [LANES], as above, of the gradient
+    p_factors,  # fp32 [PARTIAL_WIDTH], as above, of the gradient
     p_dloss,  # fp32 [rows] or one number; with LOSS, None for 1
     p_dentropy,  # fp32 [rows] or one number
     p_coefficients,  # fp32 [5, rows]: L, a, b, c, q
@@ -170,17 +180,15 @@ def cross_entropy_coefficients_kernel(
             b_on = tl.where(b_column >= 0.0, 1.0, 0.0)
             if p_dloss is not None:
                 b_on *= load_upstream(p_dloss, i_row + o_row, m_row, EACH_LOSS)
-            b_main = b_on * tl.load(p_factors)
-            b_b = b_main * (1.0 - smoothing)
-            b_c = b_main * (smoothing / vocab_size.to(tl.float32))
-            b_a = b_main
+            b_weight, b_z = 0.0, 0.0
             if p_target_weight is not None:
-                b_b *= tl.load(p_target_weight + i_row + o_row, mask=m_row, other=0.0)
-                b_a = b_b + b_c * tl.load(p_factors + 2)
-            b_a += b_on * tl.load(p_factors + 1) * (2.0 * z_scale) * b_lse
+                b_weight = tl.load(p_target_weight + i_row + o_row, mask=m_row, other=0.0)
             if TOKEN_SCALING:
-                b_probability = tl.exp(tl.load(p_row + 2 * s_statistics, mask=m_row, other=0.0) - b_lse)
-                b_a, b_b, b_c = b_a * b_probability, b_b * b_probability, b_c * b_probability
+                b_z = tl.load(p_row + 2 * s_statistics, mask=m_row, other=0.0)
+            b_a, b_b, b_c = row_coefficients(
+                b_on * tl.load(p_factors), b_on * tl.load(p_factors + 1), b_weight, p_factors + 2, b_lse, b_z, smoothing,
+                smoothing / vocab_size.to(tl.float32), z_scale, p_target_weight is not None, True, True, TOKEN_SCALING
+            )  # fmt: skip
         if p_dentropy is not None:
             b_on = load_upstream(p_dentropy, i_row + o_row, m_row, EACH_ENTROPY)
             b_q = tl.where(b_column != 1.0 * IGNORED, -b_on, 0.0)

@@ -1,9 +1,5 @@
 """Device code of the cross entropy: statistics of each row of a chunk of logits, and their gradient in their place,
-in two sweeps (for most options one is enough: exponentials.py).
-
-    t = logit_scale (raw + bias)      z = softcap tanh(t / softcap)      L = log sum exp z
-    g = p (a + q z) - c w - b [column = target]      with p = exp(z - L) and factors a, b, c, q of each row
-    gradient of raw = logit_scale g (1 - (z / softcap)^2)
+in two sweeps (for most options one is enough: one_sweep.py). Formulas: formula.py.
 
 A tile is BLOCK_M rows by BLOCK_N columns, and the last TAIL_N columns, where N is no multiple, are a tile of their own;
 programs stride over the row tiles. Columns are swept twice. The first sweep keeps a running maximum and sum for every lane
@@ -15,10 +11,9 @@ once a block is stored.
 import triton
 import triton.language as tl
 
-from .factors import loss_factors
-from .rows import load_tail, tile_of_rows
+from ..formula import row_coefficients
 from .statistics import row_statistics
-from .tile import load_logits, store_gradient
+from .tile import load_logits, load_tail, store_gradient, tile_of_rows
 
 
 @triton.jit
@@ -97,8 +92,14 @@ def cross_entropy_kernel(
             first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, False, SMOOTHED, False, ARGMAX, SCALED, SOFTCAP, PADDED
         )  # fmt: skip
         b_lse = b_max + tl.log(b_sum)
-        b_a, b_b, b_c = loss_factors(
-            p_factors, p_class_weight, b_lse, b_z, m_here, b_safe, smoothing, z_scale, N, SMOOTHED, Z_LOSS, TOKEN_SCALING
+        b_main, b_of_z_loss, b_weight = tl.where(m_here, tl.load(p_factors), 0.0), 0.0, 0.0
+        if Z_LOSS:
+            b_of_z_loss = tl.where(m_here, tl.load(p_factors + 1), 0.0)
+        if p_class_weight is not None:
+            b_weight = tl.load(p_class_weight + b_safe).to(tl.float32)
+        b_a, b_b, b_c = row_coefficients(
+            b_main, b_of_z_loss, b_weight, p_factors + 2, b_lse, b_z, smoothing, smoothing / N, z_scale,
+            p_class_weight is not None, SMOOTHED, Z_LOSS, TOKEN_SCALING
         )  # fmt: skip
         if TAIL_N > 0 and N >= BLOCK_N:  # not kept while the other columns are swept
             b_tail = load_tail(

@@ -3,11 +3,11 @@
 import triton
 import triton.language as tl
 
-from .tile import load_columns, load_logits, transform
+from ..formula import LOWEST, merge_statistics
+from .tile import load_columns, load_logits, target_column, target_logit
 
-LOWEST: tl.constexpr = tl.constexpr(-3.0e38)  # finite, so that differences of two of them are
 VANISHES: tl.constexpr = tl.constexpr(-200.0)  # exp of it is 0 in fp32
-NO_COLUMN: tl.constexpr = tl.constexpr(1.0e9)  # above every column number
+PAST_ALL_COLUMNS: tl.constexpr = tl.constexpr(1.0e9)
 
 
 @triton.jit
@@ -38,23 +38,8 @@ def tile_statistics(
         b_total = tl.sum(b_w, axis=1)
     if ARGMAX:
         b_col = i_col + o_lane[None, :].to(tl.float32) + tl.zeros(b_z.shape, tl.float32)
-        b_index = tl.min(tl.where(b_seen == b_max[:, None], b_col, NO_COLUMN), axis=1)
+        b_index = tl.min(tl.where(b_seen == b_max[:, None], b_col, PAST_ALL_COLUMNS), axis=1)
     return b_max, b_sum, b_total, b_dot, b_index
-
-
-@triton.jit
-def merge(
-    b_max, b_sum, b_dot, b_index, b_max2, b_sum2, b_dot2, b_index2, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr
-):  # fmt: skip
-    """Statistics of earlier columns and of later ones together."""
-    b_top = tl.maximum(b_max, b_max2)
-    b_d, b_d2 = b_max - b_top, b_max2 - b_top
-    b_e, b_e2 = tl.exp(b_d), tl.exp(b_d2)
-    if ENTROPY:
-        b_dot = b_e * (b_dot + b_d * b_sum) + b_e2 * (b_dot2 + b_d2 * b_sum2)
-    if ARGMAX:
-        b_index = tl.where(b_max2 > b_max, b_index2, b_index)
-    return b_top, b_e * b_sum + b_e2 * b_sum2, b_dot, b_index
 
 
 @triton.jit
@@ -103,7 +88,7 @@ def sweep_statistics(
         b_total = tl.sum(b_totals, axis=1)
     if ARGMAX:
         b_col = b_places + o_lane[None, :].to(tl.float32)
-        b_index = tl.min(tl.where(b_maxima == b_max[:, None], b_col, NO_COLUMN), axis=1)
+        b_index = tl.min(tl.where(b_maxima == b_max[:, None], b_col, PAST_ALL_COLUMNS), axis=1)
     return b_max, b_sum, b_total, b_dot, b_index
 
 
@@ -134,23 +119,15 @@ def row_statistics(
             SMOOTHED, ENTROPY, ARGMAX, SCALED, SOFTCAP, PADDED
         )  # fmt: skip
         if TAIL_N > 0:
-            b_max, b_sum, b_dot, b_index = merge(
+            b_max, b_sum, b_dot, b_index = merge_statistics(
                 b_max1, b_sum1, b_dot1, b_index1, b_max, b_sum, b_dot, b_index, ENTROPY, ARGMAX
             )
             if SMOOTHED:
                 b_total += b_total1
         else:
             b_max, b_sum, b_total, b_dot, b_index = b_max1, b_sum1, b_total1, b_dot1, b_index1
-    # One load for each row; a row that has no target here loads its first column and drops it.
-    m_here = (b_column >= 0) & (b_column < N)
-    b_safe = tl.minimum(tl.maximum(b_column, 0), N - 1)
-    b_offset = tl.minimum(o_row, n_left - 1) * s_logits + b_safe
-    b_z = tl.load(p_row + b_offset).to(tl.float32)
-    b_bias = 0.0
-    if p_bias is not None:
-        b_bias = tl.load(p_bias + b_safe).to(tl.float32)
-    b_z = transform(b_z, b_bias, logit_scale, softcap, p_bias is not None, SCALED, SOFTCAP)
-    b_z = tl.where(m_here, b_z, 0.0)
+    m_here, b_safe = target_column(b_column, N)
+    b_z = target_logit(p_row, m_here, b_safe, s_logits, n_left, p_bias, logit_scale, softcap, BLOCK_M, SCALED, SOFTCAP)
     if ARGMAX:
         b_index += first.to(tl.float32)
     p_out = p_statistics + i_row + o_row
@@ -165,7 +142,9 @@ def row_statistics(
             b_dot0 = tl.load(p_out + 4 * s_statistics, mask=m_row, other=0.0)
         if ARGMAX:
             b_index0 = tl.load(p_out + 5 * s_statistics, mask=m_row, other=0.0)
-        b_max, b_sum, b_dot, b_index = merge(b_max0, b_sum0, b_dot0, b_index0, b_max, b_sum, b_dot, b_index, ENTROPY, ARGMAX)
+        b_max, b_sum, b_dot, b_index = merge_statistics(
+            b_max0, b_sum0, b_dot0, b_index0, b_max, b_sum, b_dot, b_index, ENTROPY, ARGMAX
+        )
     tl.store(p_out, b_max, mask=m_row)
     tl.store(p_out + s_statistics, b_sum, mask=m_row)
     tl.store(p_out + 2 * s_statistics, b_z, mask=m_row)

@@ -1,0 +1,1 @@
+"""The tiling of kernels on Ascend; the kernels are in both/."""

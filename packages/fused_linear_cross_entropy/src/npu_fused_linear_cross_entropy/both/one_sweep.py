@@ -1,0 +1,231 @@
+"""Kernels of the cross entropy in one sweep: exponentials in place of the logits, whose factors are known after the row.
+
+Logits are read once, E is written once, and the target's element is put right when L is known. k is the first tile's
+maximum. A tile that rises above it by more than SWEEP_LIMIT raises k; at the end of such a row what was written before is
+multiplied by a power of two. Formulas: formula.py.
+
+Tiles, tails and the order in which columns are swept are those of two_sweeps.py's second sweep.
+"""
+
+import triton
+import triton.language as tl
+
+from ..formula import LOWEST, exponentials_of, target_exponential
+from .tile import load_logits, store_tile, target_column, target_logit
+
+
+@triton.jit
+def exponentiate(
+    p_out, b_z, b_reference, b_sum, i_col, s_out, n_left, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EXACT_N: tl.constexpr, BARRIER: tl.constexpr
+):  # fmt: skip
+    """Stores the exponentials of a tile. Returns the references of rows and their sums of exponentials so far, [BLOCK_M]."""
+    b_e, b_raised, b_sum = exponentials_of(b_z, b_reference, b_sum, i_col, N, BLOCK_N, EXACT_N)
+    store_tile(p_out, b_e, i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, EXACT_N, BARRIER)
+    return b_raised, b_sum
+
+
+@triton.jit
+def rescale_tile(
+    p_out, b_factor, i_col, s_out, n_left, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EXACT_N: tl.constexpr, BARRIER: tl.constexpr
+):  # fmt: skip
+    """Multiplies the exponentials of a tile by a factor of their row."""
+    b_e = load_logits(p_out, i_col, s_out, n_left, None, 1.0, 1.0, N, BLOCK_M, BLOCK_N, EXACT_N, False, False)
+    store_tile(p_out, b_e * b_factor[:, None], i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, EXACT_N, BARRIER)
+
+
+@triton.jit
+def sweep_exponentials(
+    p_row, p_out, b_reference, b_sum, s_logits, s_out, n_left, p_bias, logit_scale, N: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, TILES: tl.constexpr, PADDED: tl.constexpr, SCALED: tl.constexpr,
+    BARRIER: tl.constexpr
+):  # fmt: skip
+    """Exponentials of a tile of rows in place of their logits, all of them for the references that are returned.
+
+    Returns:
+        References of rows and their sums of exponentials, [BLOCK_M] each; of earlier columns too, if they began with those.
+    """
+    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
+    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
+    if TAIL_N > 0:
+        b_tail = load_logits(
+            p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, 1.0, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, False, PADDED
+        )  # fmt: skip
+        b_reference, b_sum = exponentiate(
+            p_out, b_tail, b_reference, b_sum, N_FULL, s_out, n_left, N, BLOCK_M, TAIL_N, EXACT_N, BARRIER
+        )  # fmt: skip
+    if N_FULL > 0:
+        o_tile = tl.arange(0, TILES).to(tl.float32)[None, :]
+        b_first = b_reference
+        b_references = tl.zeros([BLOCK_M, TILES], tl.float32)
+        for i_block in tl.range(0, N_FULL, BLOCK_N):
+            i_col = N_FULL - BLOCK_N - i_block
+            b_z = load_logits(
+                p_row, i_col, s_logits, n_left, p_bias, logit_scale, 1.0, N, BLOCK_M, BLOCK_N, True, SCALED, False,
+                PADDED
+            )  # fmt: skip
+            b_reference, b_sum = exponentiate(
+                p_out, b_z, b_reference, b_sum, i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, True, BARRIER
+            )  # fmt: skip
+            i_tile = (i_block // BLOCK_N).to(tl.float32)
+            b_references = tl.where(o_tile == i_tile, b_reference[:, None], b_references)
+        # The first block's reference, of rows that no earlier columns gave one.
+        b_low = tl.sum(tl.where(o_tile == 0.0, b_references, 0.0), axis=1)
+        if TAIL_N > 0:
+            b_low = tl.minimum(b_low, b_first)
+        if tl.max(tl.where(b_reference > b_low, 1.0, 0.0), axis=0) > 0:
+            if BARRIER:
+                tl.debug_barrier()
+            if TAIL_N > 0:
+                b_factor = tl.exp(b_first - b_reference)
+                rescale_tile(p_out, b_factor, N_FULL, s_out, n_left, N, BLOCK_M, TAIL_N, EXACT_N, BARRIER)
+            for i_block in tl.range(0, N_FULL, BLOCK_N):
+                i_tile = (i_block // BLOCK_N).to(tl.float32)
+                b_then = tl.sum(tl.where(o_tile == i_tile, b_references, 0.0), axis=1)
+                b_factor = tl.exp(b_then - b_reference)
+                i_col = N_FULL - BLOCK_N - i_block
+                rescale_tile(p_out, b_factor, i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, True, BARRIER)
+    return b_reference, b_sum
+
+
+@triton.jit
+def put_targets_right(
+    p_out, b_z, b_reference, b_lse, b_a, b_b, m_here, b_safe, n_left, s_out, logit_scale, BLOCK_M: tl.constexpr,
+    SCALED: tl.constexpr, BARRIER: tl.constexpr
+):  # fmt: skip
+    """Stores the targets' elements of E such that v E is the gradient; returns v, [BLOCK_M]."""
+    o_row = tl.arange(0, BLOCK_M)
+    b_e, b_stored, b_a = target_exponential(b_z, b_reference, b_lse, b_a, b_b, p_out.dtype.element_ty == tl.bfloat16)
+    if BARRIER:
+        tl.debug_barrier()  # other threads have stored the row
+    tl.store(p_out + o_row * s_out + b_safe, b_stored.to(p_out.dtype.element_ty), mask=m_here & (o_row < n_left))
+    b_v = b_a * tl.exp(b_reference - b_lse)
+    # v times what was stored is the target's gradient again, which outweighs what rounding is then added to the others.
+    m_some = m_here & (b_stored != 0.0)
+    b_v = tl.where(m_some, b_v * (b_e / tl.where(m_some, b_stored, 1.0)), b_v)
+    if SCALED:
+        b_v *= logit_scale
+    return b_v
+
+
+@triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
+def cross_entropy_exponentials_kernel(
+    p_logits,  # [rows, N], some columns
+    p_exponentials,  # [rows, N], over the logits' memory or elsewhere
+    p_target,  # int32 [rows], negative: none
+    p_bias,  # [N]
+    p_statistics,  # fp32 [6, rows]: k, sum of exp(z - k), the target's z
+    p_reference,  # fp32 [rows]: k of these columns
+    n_rows,
+    s_logits,
+    s_exponentials,
+    s_statistics,
+    first,  # the column of the vocabulary that column 0 is
+    logit_scale,
+    N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TAIL_N: tl.constexpr,  # as in two_sweeps.py
+    TILES: tl.constexpr,  # at least the blocks of a row
+    PADDED: tl.constexpr,  # the logits' memory has whole tiles of rows
+    BARRIER: tl.constexpr,
+    MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
+    SCALED: tl.constexpr,
+):
+    """Exponentials and statistics of columns whose rows' sums are known later."""
+    # time: rare: that a tile rises above the first one's maximum by e^30
+    # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
+    # lint: allow scalar-reduction: once a row, whether its reference was raised
+    # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    o_row = tl.arange(0, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+        i_row = i_tile * BLOCK_M
+        n_left = n_rows - i_row
+        m_row = o_row < n_left
+        p_row = p_logits + i_row.to(tl.int64) * s_logits
+        p_out = p_exponentials + i_row.to(tl.int64) * s_exponentials
+        b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
+        m_here, b_safe = target_column(b_column, N)
+        b_z = target_logit(p_row, m_here, b_safe, s_logits, n_left, p_bias, logit_scale, 1.0, BLOCK_M, SCALED, False)
+        p_row_statistics = p_statistics + i_row + o_row
+        if MERGE:
+            b_reference = tl.load(p_row_statistics, mask=m_row, other=0.0)
+            b_sum = tl.load(p_row_statistics + s_statistics, mask=m_row, other=0.0)
+            b_z += tl.load(p_row_statistics + 2 * s_statistics, mask=m_row, other=0.0)
+        else:
+            b_reference = tl.full([BLOCK_M], LOWEST, tl.float32)
+            b_sum = tl.zeros([BLOCK_M], tl.float32)
+        if BARRIER:
+            tl.debug_barrier()
+        b_reference, b_sum = sweep_exponentials(
+            p_row, p_out, b_reference, b_sum, s_logits, s_exponentials, n_left, p_bias, logit_scale, N, BLOCK_M, BLOCK_N,
+            TAIL_N, TILES, PADDED, SCALED, BARRIER
+        )  # fmt: skip
+        tl.store(p_row_statistics, b_reference, mask=m_row)
+        tl.store(p_row_statistics + s_statistics, b_sum, mask=m_row)
+        tl.store(p_row_statistics + 2 * s_statistics, b_z, mask=m_row)
+        tl.store(p_reference + i_row + o_row, b_reference, mask=m_row)
+
+
+@triton.jit(do_not_specialize=["n_rows", "s_coefficients", "first"])
+def cross_entropy_settle_kernel(
+    p_exponentials,  # [rows, N]
+    p_target,  # int32 [rows], negative: none
+    p_target_logit,  # fp32 [rows]: z of the targets
+    p_reference,  # fp32 [rows]: k of these exponentials
+    p_last,  # fp32 [rows]: the k that all are to have
+    p_coefficients,  # fp32 [5, rows]: L, a, b and more
+    p_v,  # fp32 [rows]: v E is the gradient of the raw logits
+    n_rows,
+    s_exponentials,
+    s_coefficients,
+    first,
+    logit_scale,
+    N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TAIL_N: tl.constexpr,
+    BARRIER: tl.constexpr,
+    FIRST: tl.constexpr,  # of chunks of columns: others change v of rows whose target they have
+    SCALED: tl.constexpr,
+):
+    """When the rows' sums are known: puts the targets' elements right and stores the rows' factors."""
+    # time: rare: that later columns rise above the first ones by e^30
+    # lint: allow scalar-loop: one element a row, the target's, is wherever it is
+    # lint: allow single-buffer: compilers for an Ascend950 give the loop that stores the targets' elements one
+    # lint: allow scalar-reduction: once a tile of rows, whether their reference was raised
+    # lint: allow short-transfer: numbers of rows; exponentials only where a reference was raised
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
+    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
+    o_row = tl.arange(0, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+        i_row = i_tile * BLOCK_M
+        n_left = n_rows - i_row
+        m_row = o_row < n_left
+        p_out = p_exponentials + i_row.to(tl.int64) * s_exponentials
+        b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
+        m_here, b_safe = target_column(b_column, N)
+        b_z = tl.load(p_target_logit + i_row + o_row, mask=m_row, other=0.0)
+        b_before = tl.load(p_reference + i_row + o_row, mask=m_row, other=0.0)
+        b_reference = tl.load(p_last + i_row + o_row, mask=m_row, other=0.0)
+        p_in = p_coefficients + i_row + o_row
+        b_lse = tl.load(p_in, mask=m_row, other=0.0)
+        b_a = tl.load(p_in + s_coefficients, mask=m_row, other=0.0)
+        b_b = tl.load(p_in + 2 * s_coefficients, mask=m_row, other=0.0)
+        if tl.max(tl.where(b_reference > b_before, 1.0, 0.0), axis=0) > 0:
+            b_factor = tl.exp(b_before - b_reference)
+            if TAIL_N > 0:
+                rescale_tile(p_out, b_factor, N_FULL, s_exponentials, n_left, N, BLOCK_M, TAIL_N, EXACT_N, BARRIER)
+            if N_FULL > 0:
+                for i_col in tl.range(0, N_FULL, BLOCK_N):
+                    rescale_tile(p_out, b_factor, i_col, s_exponentials, n_left, N, BLOCK_M, BLOCK_N, True, BARRIER)
+        b_v = put_targets_right(
+            p_out, b_z, b_reference, b_lse, b_a, b_b, m_here, b_safe, n_left, s_exponentials, logit_scale, BLOCK_M,
+            SCALED, BARRIER
+        )  # fmt: skip
+        if not FIRST:
+            b_v = tl.where(m_here, b_v, tl.load(p_v + i_row + o_row, mask=m_row, other=0.0))
+        tl.store(p_v + i_row + o_row, b_v, mask=m_row)

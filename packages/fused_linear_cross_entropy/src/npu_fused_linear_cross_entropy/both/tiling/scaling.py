@@ -1,0 +1,92 @@
+"""Launches that settle exponentials, and that multiply rows and values by numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from npu_tiling import ALL_TILES, Device, persistent_grid
+from npu_tiling.budget.arithmetic import power_of_two
+
+from .chunks import UNFUSED, equal_units
+
+_SETTLE_ROWS, _SETTLE_COLUMNS = 32, 128  # 16 KB of fp32
+_SCALED_COLUMNS = {"cuda": 2048, "ascend": 8192}  # 8 KB of bf16 and more
+_SCALED_BYTES = 16 * 1024  # of a block on Ascend: see ascend/tiling.py
+_SCALED_VALUES = 4096  # of a block on CUDA
+_PROGRAMS = {"cuda": 8, "ascend": 1}  # that scale values, of a core
+_UNIT = 16  # columns that make up an aligned piece of a row
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettleLaunch:
+    """The launch that makes exponentials a gradient: tiles of many rows, whose columns are rarely read."""
+
+    width: int
+    device: Device = field(repr=False)
+
+    def grid(self, rows: int) -> int:
+        return persistent_grid(ceil(rows / _SETTLE_ROWS), self.device, per_core=_all_or_one(self.device))
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        on_cuda, rest = self.device.kind == "cuda", self.width % _SETTLE_COLUMNS
+        tail = power_of_two(rest) if on_cuda and rest else rest
+        blocks = {"N": self.width, "BLOCK_M": _SETTLE_ROWS, "BLOCK_N": _SETTLE_COLUMNS, "TAIL_N": tail}
+        return {**blocks, "BARRIER": on_cuda}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return {"num_warps": 4, **UNFUSED} if self.device.kind == "cuda" else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleRowsLaunch:
+    """The launch that multiplies rows by a number each: programs stride over rows."""
+
+    width: int
+    device: Device = field(repr=False)
+
+    def grid(self, rows: int) -> int:
+        return persistent_grid(rows, self.device, per_core=_all_or_one(self.device))
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        longest = _SCALED_COLUMNS[self.device.kind]
+        if self.device.kind == "cuda":
+            return {"N": self.width, "BLOCK_N": min(longest, power_of_two(self.width))}
+        return {"N": self.width, "BLOCK_N": equal_units(self.width, longest, _UNIT)}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return {"num_warps": 4} if self.device.kind == "cuda" else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleLaunch:
+    """The launch that multiplies values of `itemsize` bytes by a number: programs stride over blocks of them."""
+
+    itemsize: int
+    device: Device = field(repr=False)
+
+    @property
+    def block_n(self) -> int:
+        return _SCALED_VALUES if self.device.kind == "cuda" else _SCALED_BYTES // self.itemsize
+
+    def grid(self, values: int) -> int:
+        return persistent_grid(ceil(values / self.block_n), self.device, per_core=_PROGRAMS[self.device.kind])
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        return {"BLOCK_N": self.block_n}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 4} if self.device.kind == "cuda" else {}
+
+
+def _all_or_one(device: Device) -> int:
+    """Programs of a core: on CUDA one for each tile."""
+    return ALL_TILES if device.kind == "cuda" else 1

@@ -1,0 +1,139 @@
+"""What the operators compute, at the place of their tensors: kernels on accelerators, reference.py on a CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from npu_tiling import device_for
+from torch import Tensor
+
+from . import matmul, rows, tiling
+from .gradients import Gradients
+from .launch import chunk as launch
+from .launch.product import is_possible
+from .options import Needs, Options, is_autocast
+from .shape import Shape, Task
+from .ways import Inputs, Loss, start
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def is_unfinished(x: Tensor, class_weight: Tensor | None, options: Options) -> bool:
+    """Whether the forward leaves factors of the gradients to the backward (see `reference.target_facts`)."""
+    return x.dtype == torch.float16 and (options.reduction == "mean" or class_weight is not None)
+
+
+def _as_given(function: Callable[P, R]) -> Callable[P, R]:
+    """Without autocast: its casts are done already, and inside it would round fp32 products."""
+
+    @functools.wraps(function)
+    def called(*arguments: P.args, **options: P.kwargs) -> R:
+        tensor = next(argument for argument in arguments if isinstance(argument, Tensor))
+        if not is_autocast(tensor):
+            return function(*arguments, **options)
+        with torch.autocast(tensor.device.type, enabled=False):
+            return function(*arguments, **options)
+
+    return called
+
+
+@_as_given
+def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    """The six outputs, statistics, three gradients and the factors that these lack (see `gradients.Gradients`)."""
+    inputs, options, (save_statistics, *needed) = split(arguments)
+    needs = Needs(*needed)
+    if not any(needs):
+        loss = _start(inputs, options, needs, Task.LOSS)
+        statistics = loss.statistics()
+        saved = statistics[: count_saved(options)] if save_statistics else None
+        return *loss.losses(statistics, inputs.target.shape), saved, None, None, None, None
+    loss = _start(inputs, options, needs, Task.LOSS_AND_GRADIENTS)
+    statistics, gradients = loss.statistics_and_gradients()
+    outputs = loss.losses(statistics, inputs.target.shape)
+    return *outputs, None, *_shaped(gradients, inputs.x), gradients.unfinished
+
+
+@_as_given
+def backward(
+    dloss: Tensor | None, dentropy: Tensor | None, statistics: Tensor, *arguments: Any
+) -> tuple[Tensor | None, ...]:
+    """Three gradients: everything is computed again but the statistics."""
+    inputs, options, needed = split(arguments)
+    loss = _start(inputs, options, Needs(*needed), Task.GRADIENTS)
+    dloss, dentropy = (d if d is None or d.dim() == 0 else d.reshape(-1) for d in (dloss, dentropy))
+    return _shaped(loss.gradients_of(statistics, dloss, dentropy), inputs.x)
+
+
+def scale(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
+    """The gradients times a number each, in memory of their own."""
+    copies = [gradient.clone() for gradient in gradients]
+    scale_(copies, factors)
+    return copies
+
+
+def scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
+    """The same in place; reads and writes no gradient whose number is 1."""
+    for gradient, factor in zip(gradients, factors, strict=True):
+        device = device_for(factor.device)
+        if device is not None:
+            launch.scale_(gradient, factor, device)
+        elif factor != 1:
+            gradient *= factor.item()
+
+
+def split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options, tuple[Any, ...]]:
+    """An operator's arguments: tensors, options, and what follows them."""
+    end = len(Inputs._fields) + len(Options._fields)
+    return Inputs(*arguments[: len(Inputs._fields)]), Options(*arguments[len(Inputs._fields) : end]), arguments[end:]
+
+
+def _start(inputs: Inputs, options: Options, needs: Needs, task: Task) -> Loss:
+    device = device_for(inputs.x.device)
+    if device is None:
+        _check_targets(inputs.target, options)
+    x, weight, bias = inputs.x, inputs.weight, inputs.bias
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+        inputs = inputs._replace(x=x, target=inputs.target.reshape(-1))
+    if weight.dtype != x.dtype:
+        inputs = inputs._replace(weight=weight.to(x.dtype))
+    shape = Shape(
+        task=task,
+        tokens=x.shape[0],
+        width=x.shape[1],
+        vocabulary=weight.shape[0],
+        x_dtype=x.dtype,
+        weight_dtype=weight.dtype,
+        bias_dtype=None if bias is None else bias.dtype,
+        options=options,
+        needs=needs,
+        unfinished=task is Task.LOSS_AND_GRADIENTS and is_unfinished(x, inputs.class_weight, options),
+        writes_fp32=matmul.writes_fp32(x.device, x.dtype),
+        is_readable=is_possible(x, inputs.weight),
+        device=device,
+    )
+    return start(inputs, options, tiling.choose(shape), device)
+
+
+def _check_targets(target: Tensor, options: Options) -> None:
+    wrong = rows.are_counted(target, options.ignore_index) & ((target < 0) | (target >= options.vocab_size))
+    if wrong.any():
+        place = wrong.nonzero()[0].tolist()
+        index = ", ".join(map(str, place))
+        raise IndexError(
+            f"target{f'[{index}]' if place else ''} is {target[tuple(place)].item()} and must be from 0 to "
+            f"{options.vocab_size - 1}, or ignore_index, {options.ignore_index}."
+        )
+
+
+def _shaped(gradients: Gradients, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    dx, dweight, dbias, _ = gradients
+    return dx if dx is None or x.dim() == 2 else dx.view(x.shape), dweight, dbias
+
+
+def count_saved(options: Options) -> int:
+    return rows.SAVED_ENTROPY if options.return_entropy else rows.SAVED

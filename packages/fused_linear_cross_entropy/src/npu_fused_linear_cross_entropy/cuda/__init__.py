@@ -1,0 +1,1 @@
+"""Kernels for CUDA alone, and the tiling of all kernels there."""

@@ -1,0 +1,138 @@
+"""Formulas of the cross entropy on the device, each once. Imports Triton, and nothing else.
+
+    t = logit_scale (raw + bias)      z = softcap tanh(t / softcap)      L = log sum exp z      p = exp(z - L)
+    gradient of z:     g = p (a + q z) - c w - b [column = target]       with a, b, c, q of each row (reference.py)
+    gradient of raw:   logit_scale g (1 - (z / softcap)^2)
+
+Without softcap, smoothing and entropies the gradient is a factor of the row times exponentials:
+
+    E = exp(z - k)      p = E exp(k - L)      k: a reference of the row
+    gradient of raw = logit_scale (a p - b [column = target]) = v (E - [column = target] b / a exp(L - k))
+
+with v = logit_scale a exp(k - L), so x's gradient is v (E W), and the weight's E^T (v x).
+"""
+
+import triton
+import triton.language as tl
+
+LOWEST: tl.constexpr = tl.constexpr(-3.0e38)  # finite, so that differences of two of them are
+SWEEP_LIMIT: tl.constexpr = tl.constexpr(30.0)  # e^30 and e^-30 times a vocabulary are far from the ends of fp32 and bf16
+PRODUCT_LIMIT: tl.constexpr = tl.constexpr(60.0)  # the same of e^60, where a larger reference costs a product
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+ROUND: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 2^23: a smaller number plus this is rounded to an integer
+MAX_ROUNDED: tl.constexpr = tl.constexpr(2.0e6)  # numbers up to which that holds
+SPLIT: tl.constexpr = tl.constexpr(65537.0)  # 2^16 + 1, by which Veltkamp's splitting takes 16 of fp32's 24 bits away
+MIN_A_OVER_B: tl.constexpr = tl.constexpr(2.0**-24)  # v is divided by a, which counts as at least this times b
+
+
+@triton.jit
+def logits_of_raw(b_raw, b_bias, logit_scale, softcap, BIASED: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr):
+    """z of raw products, fp32."""
+    b_z = b_raw
+    if BIASED:
+        b_z += b_bias
+    if SCALED:
+        b_z *= logit_scale
+    if SOFTCAP:
+        b_e = tl.exp(tl.abs(b_z) * (-2.0 / softcap))
+        b_tanh = (1.0 - b_e) / (1.0 + b_e)
+        b_z = softcap * tl.where(b_z < 0.0, -b_tanh, b_tanh)
+    return b_z
+
+
+@triton.jit
+def gradient_of_raw(
+    b_g, b_z, b_b, m_target, logit_scale, softcap, SCALED: tl.constexpr, SOFTCAP: tl.constexpr
+):  # fmt: skip
+    """The gradient of raw products, given p (a + q z) - c w of their tile, and where the target's column is."""
+    b_g = tl.where(m_target, b_g - b_b[:, None], b_g)
+    if SOFTCAP:
+        b_t = b_z * (1.0 / softcap)
+        b_g *= 1.0 - b_t * b_t
+    if SCALED:
+        b_g *= logit_scale
+    return b_g
+
+
+@triton.jit
+def merge_statistics(
+    b_max, b_sum, b_dot, b_index, b_max2, b_sum2, b_dot2, b_index2, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr
+):  # fmt: skip
+    """Statistics of earlier columns and of later ones together."""
+    b_top = tl.maximum(b_max, b_max2)
+    b_d, b_d2 = b_max - b_top, b_max2 - b_top
+    b_e, b_e2 = tl.exp(b_d), tl.exp(b_d2)
+    if ENTROPY:
+        b_dot = b_e * (b_dot + b_d * b_sum) + b_e2 * (b_dot2 + b_d2 * b_sum2)
+    if ARGMAX:
+        b_index = tl.where(b_max2 > b_max, b_index2, b_index)
+    return b_top, b_e * b_sum + b_e2 * b_sum2, b_dot, b_index
+
+
+@triton.jit
+def row_coefficients(
+    b_main, b_of_z_loss, b_weight, p_total_weight, b_lse, b_z, smoothing, per_column, z_scale, WEIGHTED: tl.constexpr,
+    SMOOTHED: tl.constexpr, Z_LOSS: tl.constexpr, TOKEN_SCALING: tl.constexpr
+):  # fmt: skip
+    """a, b and c [rows] of a loss.
+
+    Args:
+        b_main, b_of_z_loss: [rows], factors of the losses and z-losses; 0 for a row without a target.
+        b_weight: [rows], the class weight of the target; with WEIGHTED.
+        p_total_weight: the sum of the class weights, one number; with WEIGHTED and SMOOTHED.
+        b_lse, b_z: [rows], L and the target's z; with Z_LOSS and TOKEN_SCALING.
+        per_column: the smoothing divided by the size of the vocabulary.
+    """
+    b_b = b_main * (1.0 - smoothing)
+    b_c = b_main * per_column
+    b_a = b_main
+    if WEIGHTED:
+        b_b *= b_weight
+        b_a = b_b
+        if SMOOTHED:
+            b_a = b_b + b_c * tl.load(p_total_weight)
+    if Z_LOSS:
+        b_a += b_of_z_loss * (2.0 * z_scale) * b_lse
+    if TOKEN_SCALING:
+        b_probability = tl.exp(b_z - b_lse)
+        b_a, b_b, b_c = b_a * b_probability, b_b * b_probability, b_c * b_probability
+    return b_a, b_b, b_c
+
+
+@triton.jit
+def raise_reference(b_reference, b_top):
+    """References [rows] for a tile with maxima b_top: exponentials of other references differ by powers of two.
+
+    bf16 and fp32 do not round a product with a power of two. fp16 has no room for such numbers.
+    """
+    b_rounded = ((b_top * LOG2E + ROUND) - ROUND) * LN2
+    b_rounded = tl.where(tl.abs(b_top) < MAX_ROUNDED, b_rounded, b_top)
+    return tl.where(b_top > b_reference + SWEEP_LIMIT, b_rounded, b_reference)
+
+
+@triton.jit
+def exponentials_of(b_z, b_reference, b_sum, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr):
+    """The exponentials of a tile, the references of its rows, and their sums of exponentials so far, [rows]."""
+    b_seen = b_z
+    if not EXACT_N:
+        b_seen = tl.where((tl.arange(0, BLOCK_N) < N - i_col)[None, :], b_z, LOWEST)
+    b_raised = raise_reference(b_reference, tl.max(b_seen, axis=1))
+    b_e = tl.exp(b_seen - b_raised[:, None])
+    b_sum = b_sum * tl.exp(b_reference - b_raised) + tl.sum(b_e, axis=1)
+    return b_e, b_raised, b_sum
+
+
+@triton.jit
+def target_exponential(b_z, b_reference, b_lse, b_a, b_b, BF16: tl.constexpr):
+    """The targets' elements of E such that v E is the gradient, those as they are stored, and a away from 0; [rows]."""
+    b_least = MIN_A_OVER_B * tl.abs(b_b)
+    b_a = tl.where(tl.abs(b_a) < b_least, b_least, b_a)
+    b_ratio = tl.where(b_b == 0.0, 0.0, b_b / b_a)
+    b_e = tl.exp(b_z - b_reference) - b_ratio * tl.exp(b_lse - b_reference)
+    b_stored = b_e
+    if BF16:
+        # To eight bits. Not a cast there and back: compiler fault 2.
+        b_split = b_e * SPLIT
+        b_stored = b_split - (b_split - b_e)
+    return b_e, b_stored, b_a

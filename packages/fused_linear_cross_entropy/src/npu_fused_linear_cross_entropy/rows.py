@@ -1,0 +1,67 @@
+"""What is known of rows, vectors of [tokens]: of their targets, of their logits, and their losses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Rows of the tensor of statistics [6, tokens]: the largest z, the sum of exp(z - largest), the z of the target, the sum of
+# (weighted) z, the sum of exp(z - largest) (z - largest), and the column of the first largest z. Beside
+# exponentials the reference k stands for the largest z.
+MAXIMUM, SUM, TARGET, TOTAL, DOT, PLACE = range(6)
+STATISTICS = 6
+SAVED, SAVED_ENTROPY = 3, 5  # how many of these, the first ones, the gradient needs: without and with an entropy
+# Rows of the tensor of coefficients [5, tokens]: L, and the factors of the gradient p (a + q z) - c w - b [column = target].
+LSE, A, B, C, Q = range(5)
+COEFFICIENTS = 5
+# What stands for a column where there is none: the target is outside the vocabulary, or ignored.
+NO_COLUMN, IGNORED = -1, -2
+# Class weights are divided by their mean over the counted rows where fp16 gradients are left unfinished, or by more where
+# there are many rows: none is then above this, and dx = g W is within fp16's range if elements of W are at most 8.
+MAX_RELATIVE_WEIGHT = 4096.0
+
+
+class TargetFacts(NamedTuple):
+    """What the targets alone say about rows.
+
+    Attributes:
+        columns: int32 [tokens], the target's column; NO_COLUMN, IGNORED.
+        target_weight: [tokens] or None: the class weight of the target.
+        factors: the factor of losses, that of z-losses, the sum of the class weights, how many rows are counted.
+        gradient_factors: the same for the gradient.
+        unfinished: [3], factors that the gradients of x, weight and bias still lack; None for 1.
+    """
+
+    columns: Tensor
+    target_weight: Tensor | None
+    factors: Tensor
+    gradient_factors: Tensor
+    unfinished: Tensor | None
+
+    def part(self, tokens: slice) -> TargetFacts:
+        """Those of a chunk."""
+        if tokens.stop - tokens.start == self.columns.shape[0]:
+            return self
+        weights = None if self.target_weight is None else self.target_weight[tokens]
+        return self._replace(columns=self.columns[tokens], target_weight=weights)
+
+
+class Losses(NamedTuple):
+    """Outputs, None where not asked for."""
+
+    loss: Tensor
+    z_loss: Tensor | None
+    token_accuracy: Tensor | None
+    predicted_tokens: Tensor | None
+    lse: Tensor | None
+    entropy: Tensor | None
+
+
+def are_counted(target: Tensor, ignore_index: int) -> Tensor:
+    """bool, of the targets' shape: not ignored."""
+    limits = torch.iinfo(target.dtype)
+    if not limits.min <= ignore_index <= limits.max:  # PyTorch would wrap it to another number
+        return torch.ones_like(target, dtype=torch.bool)
+    return target != ignore_index

@@ -1,0 +1,58 @@
+"""What decisions about a loss depend on: sizes, dtypes, options and the device, and no tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from npu_tiling import Device
+
+from .options import Needs, Options
+
+
+class Task(Enum):
+    """What one call of an operator computes."""
+
+    LOSS = "the outputs alone"
+    LOSS_AND_GRADIENTS = "the outputs, and the gradients of a loss that is one number"
+    GRADIENTS = "gradients, given those of the losses and entropies of single tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A loss.
+
+    Attributes:
+        task: what is computed.
+        tokens, width, vocabulary: N, H and the rows of the weight.
+        x_dtype, weight_dtype: of x, and of the weight as it was given.
+        bias_dtype: None where there is no bias.
+        options: of the loss.
+        needs: which gradients are computed.
+        unfinished: whether factors of the gradients are left for later (see `reference.target_facts`).
+        writes_fp32: whether matrix products of x's dtype can be fp32.
+        is_readable: whether a kernel's own matrix product can read x and the weight (see launch/product.py).
+        device: whose kernels run; None for plain PyTorch.
+    """
+
+    task: Task
+    tokens: int
+    width: int
+    vocabulary: int
+    x_dtype: torch.dtype
+    weight_dtype: torch.dtype
+    bias_dtype: torch.dtype | None
+    options: Options
+    needs: Needs
+    unfinished: bool
+    writes_fp32: bool
+    is_readable: bool
+    device: Device | None = field(repr=False)
+
+    @property
+    def is_row_factor_times_exponentials(self) -> bool:
+        """Whether the gradient of the logits is a factor of the row times exponentials, in a dtype with fp32's range."""
+        options = self.options
+        other = options.softcap is not None or options.return_entropy or options.smoothed or options.argmax
+        return not other and not self.needs.dbias and self.x_dtype != torch.float16

@@ -1,0 +1,75 @@
+"""Exponentials of whole rows: one sweep, and the gradient is a factor of the row times what it wrote."""
+
+from __future__ import annotations
+
+import torch
+from npu_tiling import Device
+from npu_tiling.pytorch.tensors import allocate
+from torch import Tensor
+
+from .. import chunks, rows
+from ..chunks import Chunk, part
+from ..options import Options
+from ..tiling import Tiling
+from .columns import Columns
+from .loss import Inputs
+
+_MAX_LSE_GAP = 64.0  # e^64 times 2^24, which the target's element may add, is far from the end of fp32 and bf16
+
+
+def reachable(reference: Tensor, coefficients: Tensor, options: Options) -> Tensor:
+    """References that exp(L - k) is finite for: logits of other ranks may be far above all that one rank has."""
+    return torch.maximum(reference, coefficients[rows.LSE] - _MAX_LSE_GAP) if options.group else reference
+
+
+class Exponentials(Columns):
+    """See `Way.EXPONENTIALS`."""
+
+    def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
+        super().__init__(inputs, options, tiling, device)
+        self._scratch: tuple[Tensor | None, Tensor | None] | None = None
+
+    def exponentials(self, tokens: slice, result: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes this rank's statistics [6, tokens]; returns exponentials [tokens, V] and their references [tokens]."""
+        (columns,) = self.tiling.chunks.columns
+        chunk, memory = self.logits(tokens, columns)
+        reference = allocate(self.x, (memory.shape[0],), self.tiling.exact)
+        self.kernels.exponentials(chunk, memory, result, reference, merge=False)
+        return memory, reference
+
+    def add_both(self, tokens: slice, statistics: Tensor) -> None:
+        result = part(statistics, tokens, 1)
+        exponentials, reference = self.exponentials(tokens, result)
+        self.exchange(result)
+        coefficients = self.coefficients(tokens, statistics, 1.0, None)
+        self.add_exponentials(tokens, exponentials, reference, statistics, coefficients)
+
+    def add_exponentials(
+        self, tokens: slice, exponentials: Tensor, reference: Tensor, statistics: Tensor, coefficients: Tensor
+    ) -> None:
+        """Adds the gradients, given E [tokens, V] of logits less a reference [tokens], and coefficients [5, tokens]."""
+        (columns,) = self.tiling.chunks.columns
+        chunk = Chunk(exponentials, columns, part(self.facts.columns, tokens), self.options.vocab_first)
+        v = torch.empty_like(reference)
+        target_logit = part(statistics, tokens, 1)[rows.TARGET]
+        last = reachable(reference, coefficients, self.options)
+        self.kernels.settle(chunk, reference, last, target_logit, coefficients, v)
+        self.gradients.add_scaled(tokens, exponentials, v, *self._memory(exponentials.shape[0]))
+
+    def release(self) -> None:
+        super().release()
+        self._scratch = None
+
+    def _memory(self, count: int) -> tuple[Tensor | None, Tensor | None]:
+        """Memory [count, H] for sums of dx in fp32, None if dx is, and for rows of x times a number."""
+        dtype, exact, width = self.x.dtype, self.tiling.product_dtype, self.x.shape[1]
+        if self.tiling.sums_in_buffer:  # exponentials lie in the upper half of each row
+            pitch, narrow = chunks.pitch(self.weight.shape[0]), self.buffer.view(dtype)
+            sums = self.buffer.as_strided((count, width), (pitch, 1))
+            return sums, narrow.as_strided((count, width), (2 * pitch, 1))
+        if self._scratch is None:
+            size = self.tiling.chunks.longest[0], width
+            wide = allocate(self.x, size, exact) if dtype != exact and self.gradients.dx is not None else None
+            self._scratch = wide, None if self.gradients.dweight is None else allocate(self.x, size, dtype)
+        wide, scaled = self._scratch
+        return None if wide is None else wide[:count], None if scaled is None else scaled[:count]

@@ -1,0 +1,159 @@
+"""What every way of computing a loss has: its tensors, the arithmetic of its place, and the loop over chunks of tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from npu_tiling import Device
+from npu_tiling.pytorch.tensors import allocate
+from torch import Tensor
+
+from .. import chunks, matmul, parallel, rows
+from ..chunks import Chunk, part
+from ..gradients import Gradients, GradientSums
+from ..launch.chunk import ChunkKernels
+from ..launch.rows import RowKernels
+from ..options import Options
+from ..reference import ReferenceChunks, ReferenceRows
+from ..tiling import Tiling
+
+
+class Inputs(NamedTuple):
+    """The tensors of a loss, in the order of the registered operators.
+
+    Attributes:
+        x: [N, H].
+        weight: [V, H].
+        target: [N].
+        bias, class_weight: [V].
+        divisor: what "mean" divides by instead of the number of counted rows.
+    """
+
+    x: Tensor
+    weight: Tensor
+    target: Tensor
+    bias: Tensor | None
+    class_weight: Tensor | None
+    divisor: Tensor | None
+
+
+class Loss:
+    """One loss. A way says what is done for a chunk of tokens: `add_statistics`, `add_gradients`, or both at once.
+
+    One buffer holds the logits of every chunk, and their gradient.
+
+    Args:
+        inputs: x and target without leading dimensions.
+        options: of the loss.
+        tiling: how it is computed.
+        device: whose kernels run; None for plain PyTorch.
+    """
+
+    def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
+        x, weight, target, bias, class_weight, divisor = inputs
+        self.x, self.weight = x, weight if weight.dtype == x.dtype else weight.to(x.dtype)
+        self.options, self.tiling, self.device = options, tiling, device
+        self.on_rows = ReferenceRows() if device is None else RowKernels(device)
+        scale = tiling.dweight_scale if tiling.shape.unfinished else None
+        self.facts = self.on_rows.target_facts(target, class_weight, divisor, options, tiling.exact, scale)
+        bias = None if bias is None else bias.contiguous()
+        class_weight = None if class_weight is None else class_weight.contiguous()
+        self.on_chunks = (
+            ReferenceChunks(bias, class_weight, options)
+            if device is None
+            else ChunkKernels(bias, class_weight, options, device)
+        )
+        self.gradients = GradientSums(x, self.weight, tiling)
+        self.buffer = allocate(x, (tiling.buffer,), tiling.logits_dtype)
+
+    @property
+    def kernels(self) -> ChunkKernels:
+        """For ways that are chosen only where there are kernels."""
+        assert isinstance(self.on_chunks, ChunkKernels)
+        return self.on_chunks
+
+    # What a way does for a chunk of tokens.
+
+    def add_statistics(self, tokens: slice, result: Tensor) -> None:
+        """Writes statistics [6, tokens] of the whole vocabulary."""
+        raise NotImplementedError
+
+    def add_gradients(
+        self, tokens: slice, statistics: Tensor, dloss: Tensor | float | None, dentropy: Tensor | None
+    ) -> None:
+        """Adds gradients, given the statistics [6, N] of all tokens, and upstream gradients, numbers or [N]."""
+        raise NotImplementedError
+
+    def add_both(self, tokens: slice, statistics: Tensor) -> None:
+        """Writes the chunk's statistics among those of all tokens, and adds the gradients of the one loss."""
+        self.add_statistics(tokens, part(statistics, tokens, 1))
+        self.add_gradients(tokens, statistics, 1.0, None)
+
+    def release(self) -> None:
+        """Gives memory back before the sums are cast."""
+        self.buffer = self.buffer.new_empty(0)
+
+    # What a call of an operator asks for.
+
+    def statistics(self) -> Tensor:
+        """Statistics [6, N]."""
+        statistics = self._allocate_statistics()
+        if self.options.return_entropy:
+            statistics[rows.TOTAL].zero_()  # saved with the others
+        for tokens in self.tiling.chunks.tokens:
+            self.add_statistics(tokens, part(statistics, tokens, 1))
+        return statistics
+
+    def statistics_and_gradients(self) -> tuple[Tensor, Gradients]:
+        """Statistics [6, N] and the gradients of a loss that is one number."""
+        statistics = self._allocate_statistics()
+        for tokens in self.tiling.chunks.tokens:
+            self.add_both(tokens, statistics)
+        self.release()
+        return statistics, self.gradients.finished(self.facts.unfinished)
+
+    def gradients_of(self, statistics: Tensor, dloss: Tensor | None, dentropy: Tensor | None) -> Gradients:
+        """Gradients, given the upstream gradients of losses and entropies, numbers or [N]."""
+        for tokens in self.tiling.chunks.tokens:
+            self.add_gradients(tokens, statistics, dloss, dentropy)
+        return self.gradients.finished()
+
+    def losses(self, statistics: Tensor, shape: torch.Size) -> rows.Losses:
+        """The outputs that the caller asked for; `shape`: of the targets."""
+        return self.on_rows.losses(self.facts, statistics, self.options, shape)
+
+    # Steps that ways have in common.
+
+    def logits(self, tokens: slice, columns: slice) -> tuple[Chunk, Tensor]:
+        """A chunk of logits, and the memory for its gradient in x's dtype: in their place, and in the upper half of it."""
+        x, weight = part(self.x, tokens), part(self.weight, columns)
+        size = x.shape[0], weight.shape[0]
+        pitch = chunks.pitch(size[1])
+        logits = self.buffer.as_strided(size, (pitch, 1))
+        matmul.product(x, weight.t(), logits)
+        self.on_chunks.prepare(logits, columns)
+        chunk = Chunk(logits, columns, part(self.facts.columns, tokens), self.options.vocab_first + columns.start)
+        if x.dtype == logits.dtype:
+            return chunk, logits
+        narrow = self.buffer.view(x.dtype)
+        return chunk, narrow.as_strided(size, (2 * pitch, 1), narrow.storage_offset() + pitch)
+
+    def exchange(self, statistics: Tensor) -> None:
+        """Statistics [6, tokens] of this rank's columns become those of the whole vocabulary."""
+        if self.options.group:
+            parallel.combine_(statistics, self.options.group, argmax=self.options.argmax)
+
+    def coefficients(
+        self, tokens: slice, statistics: Tensor, dloss: Tensor | float | None, dentropy: Tensor | None
+    ) -> Tensor:
+        """The coefficients [5, tokens] of a chunk's gradient, from the statistics [6, N] of all tokens."""
+        if isinstance(dloss, Tensor) and dloss.dim():
+            dloss = part(dloss, tokens)
+        if dentropy is not None and dentropy.dim():
+            dentropy = part(dentropy, tokens)
+        facts = self.facts.part(tokens)
+        return self.on_rows.coefficients(facts, part(statistics, tokens, 1), self.options, dloss, dentropy)
+
+    def _allocate_statistics(self) -> Tensor:
+        return allocate(self.x, (rows.STATISTICS, self.x.shape[0]), self.tiling.exact)

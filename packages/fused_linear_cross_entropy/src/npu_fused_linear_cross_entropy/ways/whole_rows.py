@@ -1,0 +1,24 @@
+"""The logits of whole rows at a time: nothing is computed twice."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..chunks import part
+from .columns import Columns
+
+
+class WholeRows(Columns):
+    """See `Way.WHOLE_ROWS`: one chunk of columns, whose logits are still there when the statistics are known."""
+
+    def add_both(self, tokens: slice, statistics: Tensor) -> None:
+        (columns,) = self.tiling.chunks.columns
+        chunk, gradient = self.logits(tokens, columns)
+        result = part(statistics, tokens, 1)
+        if self.options.group:
+            self.on_chunks.statistics(chunk, result, merge=False)
+            self.exchange(result)
+            self.on_chunks.gradient(chunk, gradient, self.coefficients(tokens, statistics, 1.0, None))
+        else:
+            self.on_chunks.statistics_and_gradient(chunk, gradient, self.facts.part(tokens), result)
+        self.gradients.add(tokens, columns, gradient)

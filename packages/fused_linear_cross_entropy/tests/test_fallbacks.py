@@ -1,0 +1,91 @@
+"""Every launch that has a next smaller one, as a user's compiler would refuse the first ones: the results are the same."""
+
+import losses
+import npu_offline
+import npu_tiling
+import pytest
+import torch
+from npu_tiling.launching import fallback
+
+WIDTH = 16
+SMALL = {"memory_budget": 19 * 4 * 700}  # chunks of columns
+CASES = {  # a kernel, and a loss that launches it
+    "cross_entropy_kernel": {"label_smoothing": 0.1, "return_token_accuracy": True},
+    "cross_entropy_exponentials_kernel": {},
+    "cross_entropy_keep_kernel": {"label_smoothing": 0.1, "width": 32, **SMALL},
+    "cross_entropy_statistics_kernel": {"reduction": "none", "return_entropy": True},
+    "cross_entropy_gradient_kernel": {"reduction": "none", "softcap": 2.0},
+    "cross_entropy_targets_kernel": {"class_weight": True, "label_smoothing": 0.1},
+    "cross_entropy_losses_kernel": {"return_lse": True, "return_z_loss": True, "lse_square_scale": 0.1},
+    "cross_entropy_coefficients_kernel": {"reduction": "none", "token_scaling": True},
+}
+VOCABULARIES = {"whole rows": 123, "blocks of a row": 9001}
+TIMES = 2
+OF_CHUNKS = [name for name in CASES if not name.endswith(("targets_kernel", "losses_kernel", "coefficients_kernel"))]
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """refuse(kernel, TIMES): its first launches overflow; the number of those that did is `len` of what is returned."""
+    real = npu_tiling.Kernels.launch
+    monkeypatch.setattr(fallback, "_replaced", {})
+
+    def refuse(refused_kernel, times):
+        refused = []
+
+        def launch(self, module, kernel, spec, *others):
+            if kernel == refused_kernel and len(refused) < times:
+                refused.append(spec.launch)
+                raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
+            return real(self, module, kernel, spec, *others)
+
+        monkeypatch.setattr(npu_tiling.Kernels, "launch", launch)
+        return refused
+
+    return refuse
+
+
+@pytest.mark.parametrize("length", VOCABULARIES)
+@pytest.mark.parametrize("kernel", CASES)
+def test_a_smaller_tile_gives_the_same_result(kernel, length, refuse):
+    if kernel not in OF_CHUNKS and length != "whole rows":
+        pytest.skip("numbers of rows, whatever the vocabulary is")
+    if kernel == "cross_entropy_exponentials_kernel" and length == "whole rows":
+        pytest.skip("whole rows on chip are swept twice")
+    options = {"width": WIDTH, **CASES[kernel]}
+    vocabulary = VOCABULARIES[length]
+    if SMALL.items() <= options.items():
+        vocabulary = {"whole rows": 1300, "blocks of a row": 20001}[length]
+        options["memory_budget"] = 19 * 4 * (vocabulary // 2 + 128)
+    case = losses.make(19, options.pop("width"), vocabulary, seed=3, **options)
+    refused = refuse(kernel, TIMES)
+    with npu_offline.emulate("Ascend910B4") as emulation, pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
+        kept = torch.bfloat16 if SMALL.items() <= CASES[kernel].items() else None
+        losses.check(case, losses.run(case, "cpu"), roundings=2, kept=kept)
+    assert len(refused) == TIMES
+    assert len({repr(launch) for launch in refused}) == TIMES
+    assert kernel in {launch.kernel for launch in emulation.launches}
+
+
+@pytest.mark.parametrize("kernel", ["cross_entropy_statistics_kernel", "cross_entropy_losses_kernel"])
+def test_where_no_tile_compiles_the_error_says_so(kernel, refuse):
+    options = {"width": WIDTH, **CASES[kernel]}
+    case = losses.make(19, options.pop("width"), 2600, seed=3, **options)
+    refuse(kernel, 100)
+    with (
+        npu_offline.emulate("Ascend910B4"),
+        pytest.warns(RuntimeWarning, match="overflows"),
+        pytest.raises(npu_tiling.UnifiedBufferError, match="not even its smallest tile"),
+    ):
+        losses.run(case, "cpu")
+
+
+def test_the_tile_that_compiled_is_remembered(refuse):
+    case = losses.make(19, WIDTH, 5000)
+    refused = refuse("cross_entropy_exponentials_kernel", 2)
+    with npu_offline.emulate("Ascend910B4"):
+        with pytest.warns(RuntimeWarning, match="overflows"):
+            first = losses.run(case, "cpu")
+        again = losses.run(case, "cpu")  # where warnings are errors
+    assert len(refused) == 2
+    assert torch.equal(first.gradients["x"], again.gradients["x"])
