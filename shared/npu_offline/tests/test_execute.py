@@ -98,14 +98,93 @@ def test_sums_of_fp16_that_a_compiler_takes_in_fp32_are_no_finding(toolchain):
     assert torch.allclose(y.double(), x.double().sum(1), rtol=2**-11, atol=2**-13)
 
 
+def compared(*changed, written=None):
+    """What `differences` says of tensors; each is given with a function that changes it after the other execution."""
+    places, before, expected = [], {}, {}
+    for number, (tensor, start, change) in enumerate(changed):
+        bounds = (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+        kind = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}[tensor.dtype]
+        places.append((f"p{number}", kind, tensor))
+        before[bounds] = start.contiguous().view(torch.uint8).clone() if start is not None else bytes_at(*bounds).clone()
+        expected[bounds] = bytes_at(*bounds).clone()
+        change(tensor)
+    counts = {name: tensor.nbytes if written is None else written for name, _, tensor in places}
+    return list(differences(places, before, expected, counts))
+
+
+def a_unit_off(tensor, place=7):
+    tensor.view(torch.int16)[place] += 1
+
+
 @pytest.mark.parametrize(("written", "is_explained"), [(2000, True), (2, False)])
 def test_numbers_rounded_apart_are_a_share_of_what_was_written_whatever_was_there_before(written, is_explained):
-    y = torch.randn(1000).bfloat16()
-    bounds = (y.data_ptr(), y.data_ptr() + 2000)
-    before = {bounds: bytes_at(*bounds).clone()}
-    y.view(torch.int16)[7] += 1
-    found = list(differences([("y_ptr", "*bf16", y)], before, before, {"y_ptr": written}))
+    found = compared((torch.randn(1000).bfloat16(), None, a_unit_off), written=written)
     assert (not found) == is_explained
+
+
+def test_the_size_of_numbers_that_nobody_wrote_excuses_nothing():
+    y = torch.randn(1000)
+    y[500:] = 1e30
+    start = torch.full((1000,), 1e30)
+
+    def change(y):
+        y[:500] += 1
+
+    ((name, text),) = compared((y, start, change))
+    assert name == "p0"
+    assert text.startswith("500 of 1000 numbers differ, 500 by more than rounding: number ")
+
+
+def test_the_least_numbers_of_fp16_are_a_unit_apart_where_their_distance_is():
+    y = torch.full((1000,), 3 * 2.0**-24).half()
+
+    def change(y):
+        y[3] = 2 * 2.0**-24
+
+    assert compared((y, None, change)) == []
+
+
+def test_what_follows_from_a_number_that_is_a_unit_off_is_no_finding():
+    h = torch.randn(1000).half()
+    y = torch.randn(1000).half()
+
+    def two_units_off(y):
+        y.view(torch.int16)[7] += 2
+
+    assert compared((h, None, a_unit_off), (y, None, two_units_off)) == []
+    ((name, _),) = compared((h, None, lambda h: a_unit_off(h, 8)), (y, None, two_units_off))
+    assert name == "p1"
+
+
+def test_the_message_shows_a_number_that_rounding_does_not_explain():
+    y = torch.randn(1000).bfloat16()
+    y[3], y[9] = 1e-20, 1.0
+
+    def change(y):
+        y[3], y[9] = 9e-20, 1.5  # the first is many units off and small beside the others
+
+    ((_, text),) = compared((y, None, change))
+    assert "1 by more than rounding: number 9 is 1, not 1.5" in text
+
+
+@pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])
+def test_wrong_products_are_found_whatever_lies_in_rows_that_nobody_writes(toolchain):
+    def mutate(module):
+        for op in module.walk():
+            if name_of(op) == "hivm.hir.vmul":
+                op.name = "hivm.hir.vadd"
+            elif symbol_of(op, "callee").startswith("vmul"):
+                op.properties["callee"] = SymbolRefAttr(symbol_of(op, "callee").replace("vmul", "vadd"))
+
+    x, weight, y = torch.randn(33, 96), torch.randn(96), torch.full((34, 96), 1e30)
+    with emulate(toolchain=toolchain, checks=True):
+        sample_kernels.rms_norm[(3,)](x, weight, y, 33, 1e-6, D=96, BM=4)
+    assert torch.equal(y[33], torch.full((96,), 1e30))
+    with (
+        emulate(toolchain=toolchain, checks=True, mutate=mutate),
+        pytest.raises(FindingsError, match="y_ptr is not what its Linalg IR"),
+    ):
+        sample_kernels.rms_norm[(3,)](x, weight, y, 33, 1e-6, D=96, BM=4)
 
 
 def test_a_sum_of_fp16_that_is_none_is_found():

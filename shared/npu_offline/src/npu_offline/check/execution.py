@@ -19,6 +19,7 @@ from .stopped import said_of
 
 _DISTINCT = 1_000_003  # random numbers that are repeated: a prime, so that rows of a tensor differ
 _MADE = {"empty", "empty_like", "new_empty"}
+_NO_INDEX = {torch.int64: 0x5A5A5A5A5A5A5A5A, torch.int32: 0x5A5A5A5A, torch.int16: 0x5A5A, torch.int8: 0x5A, torch.uint8: 0x5A}
 
 
 LINALG = ""
@@ -97,15 +98,18 @@ def _ran(launch: Launch) -> Ran:
 
 @contextlib.contextmanager
 def random_values(seed: int = SEED) -> Iterator[None]:
-    """Until the block ends, floating-point tensors that are allocated empty get normally distributed numbers."""
+    """Until the block ends, tensors that are allocated empty get normally distributed numbers; integers get one that is no index."""
     numbers = torch.randn(_DISTINCT, generator=torch.Generator().manual_seed(seed))
 
     class Filled(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             made = func(*args, **(kwargs or {}))
-            if getattr(func, "__name__", "") in _MADE and made.is_floating_point() and made.device.type == "cpu":
+            if getattr(func, "__name__", "") in _MADE and made.device.type == "cpu":
                 with torch.no_grad():
-                    _fill(made, numbers)
+                    if made.is_floating_point():
+                        _fill(made, numbers)
+                    elif made.dtype in _NO_INDEX:
+                        made.fill_(_NO_INDEX[made.dtype])
             return made
 
     with Filled():

@@ -180,6 +180,8 @@ class Launcher:
             chosen = (ctypes.c_uint32 * len(programs))(*programs)
             fault = (ctypes.c_int64 * 10)()
             ctypes.memset(counters, 0, ctypes.sizeof(counters))
+            if emulation.checks:  # on a chip it holds what launches before have left
+                ctypes.memset(workspace, poison, size)
             failed = self._run(
                 ctypes.c_void_p(address),
                 self._slots.pack(*slots, *grid),
@@ -213,9 +215,6 @@ class Launcher:
             firsts = {name: _COUNTERS * i for i, name in enumerate(self._arguments.pointers, RESERVED)}
             return {name: Traffic(*counters[first : first + _TRAFFIC]) for name, first in firsts.items()}
 
-        def written() -> dict[str, int]:
-            return {name: traffic.written for name, traffic in traffic_of().items()}
-
         if enter is not None:
             enter(launch_metadata)
         notes: list[Finding] = []
@@ -223,7 +222,7 @@ class Launcher:
             if emulation.checks:
                 name, types = self._arguments.name, self._arguments.types
                 few = (survey, complete) if emulation.distinct and count > 1 else None
-                notes = check(name, types, kept, binary, run, lambda: read_findings(found.value), written, few)
+                notes = check(name, types, kept, binary, run, lambda: read_findings(found.value), traffic_of, few)
             else:
                 run(function)
         except FindingsError as error:

@@ -1,4 +1,8 @@
-"""A launch of a final module with all checks: run twice with different unwritten memory, and compared with its Linalg IR."""
+"""A launch of a final module with all checks: run twice with different unwritten memory, and compared with its Linalg IR.
+
+What a launch writes and does not read is poisoned before the second run and before the Linalg IR's, so that a number that one
+of them leaves out is found, and what lay there before excuses nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import Finding, FindingsError
 from ..storage import bounds_of
-from .compare import bytes_at, differences
+from .compare import bytes_at, changes, differences
 from .findings import WEAK
 
 if TYPE_CHECKING:
     import torch
 
+    from ...launches import Traffic
     from ..native import Loaded
 
 PLAIN, CHECKED, SURVEYED = range(3)  # how a launch runs, as in machine.h
 _INTEGERS = ("*i", "*u")  # later launches may use integers as addresses: all programs are run to write them
 _SECOND_POISON = 0x3F  # fills unwritten memory in the second run: 0.75 as fp32, 1.9 as fp16, 0.75 as bf16
+_RESULT_POISON = 0x5A  # fills results: 1.5e16 as fp32 and bf16, 203 as fp16, and integers that are no addresses
 
 
 class Run(Protocol):
@@ -33,7 +39,7 @@ def check(
     binary: Loaded,
     run: Run,
     findings: Callable[[], list[Finding]],
-    written: Callable[[], Mapping[str, int]],
+    traffic: Callable[[], Mapping[str, Traffic]],
     few: tuple[Callable[[], None], Callable[[], None]] | None = None,
 ) -> list[Finding]:
     """Run a launch with all checks; its results are those of the final module.
@@ -45,7 +51,7 @@ def check(
         binary: the kernel.
         run: what runs it.
         findings: returns what the runs have found so far.
-        written: returns the bytes that the last run wrote through each pointer argument.
+        traffic: returns what the last run read and wrote through each pointer argument.
         few: two functions: one surveys the grid and chooses the programs of all further runs, the other runs all programs.
             None to run all programs anyway.
 
@@ -63,24 +69,41 @@ def check(
     run(binary.address, mode=CHECKED)
     after = memory.copy()
     found = findings()
-    memory.restore(before)
-    run(binary.address, poison=_SECOND_POISON)
     places = [(name, kind, value) for (name, kind), value in zip(types.items(), values, strict=True) if kind.startswith("*")]
-    for name, text in differences(places, before, after):
+    start = memory.poisoned(before, _results(places, traffic()))
+    memory.restore(start)
+    run(binary.address, poison=_SECOND_POISON)
+    second = memory.copy()
+    written = {bounds: (second[bounds] != start[bounds]) | (after[bounds] != before[bounds]) for bounds in memory.ranges}
+    for name, text in changes(places, after, written):
         found.append(Finding("unwritten", None, f"argument {name} depends on bytes that nobody has written: {text}"))
     if binary.beside:
-        memory.restore(before)
+        memory.restore(start)
         run(binary.beside)
-        for name, text in differences(places, before, after, written()):
+        counts = {name: used.written for name, used in traffic().items()}
+        for name, text in differences(places, start, second, counts):
             found.append(Finding("results", None, f"argument {name} is not what its Linalg IR computes: {text}"))
     memory.restore(after)
-    if few is not None and any(kind[:2] in _INTEGERS and written()[name] for name, kind, _ in places):
+    if few is not None and any(kind[:2] in _INTEGERS and traffic()[name].written for name, kind, _ in places):
         memory.restore(before)
         few[1]()
     wrong = [finding for finding in found if finding.kind != WEAK]
     if wrong:
         raise FindingsError(kernel, wrong)
     return [finding for finding in found if finding.kind == WEAK]
+
+
+def _results(places: Sequence[tuple[str, str, Any]], traffic: Mapping[str, Traffic]) -> set[tuple[int, int]]:
+    """The storages that a launch writes and does not read."""
+    found, read = set(), set()
+    for name, _, value in places:
+        bounds = bounds_of(value)
+        storages = set(zip(bounds[::2], bounds[1::2], strict=True))
+        if traffic[name].written:
+            found |= storages
+        if traffic[name].read or traffic[name].atomics:
+            read |= storages
+    return found - read
 
 
 class _Memory:
@@ -95,6 +118,11 @@ class _Memory:
 
     def copy(self) -> dict[tuple[int, int], torch.Tensor]:
         return {bounds: bytes_at(*bounds).clone() for bounds in self.ranges}
+
+    @staticmethod
+    def poisoned(copies: Mapping[tuple[int, int], torch.Tensor], results: set[tuple[int, int]]) -> dict[Any, torch.Tensor]:
+        """Copies with poison in these storages."""
+        return {at: data.clone().fill_(_RESULT_POISON) if at in results else data for at, data in copies.items()}
 
     def restore(self, copies: Mapping[tuple[int, int], torch.Tensor]) -> None:
         for bounds, data in copies.items():
