@@ -19,7 +19,13 @@ from .stopped import said_of
 
 _DISTINCT = 1_000_003  # random numbers that are repeated: a prime, so that rows of a tensor differ
 _MADE = {"empty", "empty_like", "new_empty"}
-_NO_INDEX = {torch.int64: 0x5A5A5A5A5A5A5A5A, torch.int32: 0x5A5A5A5A, torch.int16: 0x5A5A, torch.int8: 0x5A, torch.uint8: 0x5A}
+_NO_INDEX = {  # what integers that are allocated empty hold
+    torch.int64: 0x5A5A5A5A5A5A5A5A,
+    torch.int32: 0x5A5A5A5A,
+    torch.int16: 0x5A5A,
+    torch.int8: 0x5A,
+    torch.uint8: 0x5A,
+}
 
 
 LINALG = ""
@@ -98,7 +104,7 @@ def _ran(launch: Launch) -> Ran:
 
 @contextlib.contextmanager
 def random_values(seed: int = SEED) -> Iterator[None]:
-    """Until the block ends, tensors that are allocated empty get normally distributed numbers; integers get one that is no index."""
+    """Until the block ends, floats allocated empty are normally distributed; integers get a number that is no index."""
     numbers = torch.randn(_DISTINCT, generator=torch.Generator().manual_seed(seed))
 
     class Filled(TorchFunctionMode):

@@ -1,7 +1,7 @@
 """A launch of a final module with all checks: run twice with different unwritten memory, and compared with its Linalg IR.
 
-What a launch writes and does not read is poisoned before the second run and before the Linalg IR's, so that a number that one
-of them leaves out is found, and what lay there before excuses nothing.
+What a launch writes and does not read is poisoned before the second run and before the Linalg IR's. So a number that one of
+them leaves out is found, and what lay there before excuses no difference.
 """
 
 from __future__ import annotations

@@ -162,8 +162,9 @@ class _Numbers:
             return None
         shown = self.ulps if bool(explained.all()) else torch.where(explained, -1.0, self.ulps)
         worst = int(shown.argmax())
+        wrong = int((~explained).sum())
         return (
-            f"{self.places.numel()} of {self.written} numbers differ, {int((~explained).sum())} by more than rounding: number "
+            f"{self.places.numel()} of {self.written} numbers differ, {wrong} by more than rounding: number "
             f"{int(self.places[worst])} is {float(self.x[worst]):.8g}, not {float(self.y[worst]):.8g} "
             f"({float(self.ulps[worst]):.3g} units in the last place)"
         )
