@@ -130,9 +130,10 @@ class Depth:
             return o.to(self.blocks[0].dtype)
         if self._output is None:
             raise ValueError(f"the output of layer {layer - 1} is missing and must be given to add() first.")
-        prefix, output = self.prefix, self._output
-        if prefix is None:
-            prefix, output = output.to(self.blocks[0].dtype), None
+        if self.prefix is None:
+            prefix, output = self._output.to(self.blocks[0].dtype), None
+        else:
+            prefix, output = self.prefix, self._output
         of_layer = (weights.query[layer], weights.rms_weight[layer], None, weights.rms_eps, weights.scale)
         found = attn_res_merge(o, lse, prefix, *of_layer, layer_output=output)
         self.prefix, self._output = found.prefix, None

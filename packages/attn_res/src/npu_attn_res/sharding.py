@@ -63,11 +63,13 @@ def with_prefix(
     found = run(**given)
     prefix = rows["prefix"]
     assert prefix is not None
-    results = [None if part is None else shards.wrap(part, placements, prefix.shape) for part in found[:3]]
-    alpha = found.weights
-    if alpha is not None:
-        alpha = shards.wrap(alpha, moved(placements, 1), (len(alpha), *prefix.shape[:-1]))
-    return AttnResResult(*results, alpha)  # type: ignore[arg-type]  # the first is no None
+    shape, alpha = prefix.shape, found.weights
+    return AttnResResult(
+        output=shards.wrap(found.output, placements, shape),
+        normalized=None if found.normalized is None else shards.wrap(found.normalized, placements, shape),
+        prefix=None if found.prefix is None else shards.wrap(found.prefix, placements, shape),
+        weights=None if alpha is None else shards.wrap(alpha, moved(placements, 1), (len(alpha), *shape[:-1])),
+    )
 
 
 class _Blocks:
