@@ -72,7 +72,8 @@ def test_a_mask_and_places_leave_tokens_out_whose_target_counts(device, reductio
         found = losses.run(case, device.torch, function)
         assert torch.allclose(found.outputs["loss"], wanted.outputs["loss"], rtol=1e-5)
         for name, gradient in wanted.gradients.items():
-            assert torch.allclose(found.gradients[name].float(), gradient.float(), rtol=2**-6, atol=1e-3), name
+            unit = 2**-8 * gradient.float().abs().max()  # of sums in bf16, whose terms come in another order
+            assert (found.gradients[name].float() - gradient.float()).abs().max() <= 2 * unit, name
 
 
 @pytest.mark.parametrize("places", [[0, 5, 19], [-1, 3], [2**40]])

@@ -7,6 +7,10 @@ import pytest
 import torch
 from npu_tiling.launching import fallback
 
+pytestmark = [
+    pytest.mark.compilers,
+    pytest.mark.skipif(not npu_offline.installed(), reason="needs a toolchain: npu-offline fetch"),
+]
 WIDTH = 16
 SMALL = {"memory_budget": 19 * 4 * 700}  # chunks of columns
 CASES = {  # a kernel, and a loss that launches it

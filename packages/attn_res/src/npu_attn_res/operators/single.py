@@ -178,7 +178,7 @@ def reads_h(h: Tensor) -> bool:
 def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
     call = Call(*arguments)
     like, shape = call.like, call.shape
-    n_tokens, n_rows = prod(shape[:-1]), call.n_blocks + (call.prefix is not None)
+    n_tokens, n_rows = prod(shape[:-1]), call.n_blocks + int(call.prefix is not None)
     h = like.new_empty(shape, dtype=call.dtype or like.dtype)
     y = None if call.output_rms_weight is None else torch.empty_like(h)
     joined = _allocate_joined(call)
