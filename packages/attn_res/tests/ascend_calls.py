@@ -35,6 +35,10 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"bfloat16 {width}, list", _attn_res(width, torch.bfloat16, listed=True)
         yield f"bfloat16 {width}, normalised", _attn_res(width, torch.bfloat16, normalised=True)
         yield f"bfloat16 {width}, normalised merge", _merge(width, torch.bfloat16, normalised=True)
+    yield (
+        "float16 5376, normalised list, weights",
+        _attn_res(5376, torch.float16, listed=True, normalised=True, weights=True),
+    )
     yield "bfloat16 16384, list", _attn_res(16384, torch.bfloat16, listed=True)
     yield "float32 4096, list", _attn_res(4096, torch.float32, listed=True)
     yield "bfloat16 4096, no gradients", _inference(4096)
@@ -61,15 +65,17 @@ def _attn_res(
     *,
     listed: bool = False,
     normalised: bool = False,
+    weights: bool = False,
     n_blocks: int = N_BLOCKS,
     tokens: int = TOKENS,
 ) -> Callable[[], None]:
     def call() -> None:
         blocks = torch.empty(n_blocks, tokens, width, dtype=dtype)
-        weights = [torch.empty(width, dtype=dtype, requires_grad=True) for _ in range(3)]
+        query, key_weight, normal = (torch.empty(width, dtype=dtype, requires_grad=True) for _ in range(3))
         given = [block.requires_grad_() for block in blocks.unbind()] if listed else blocks.requires_grad_()
-        results = attn_res(given, *weights[:2], output_rms_weight=weights[2] if normalised else None)
-        _backward(results if normalised else (results,))
+        output_rms_weight = normal if normalised else None
+        results = attn_res(given, query, key_weight, output_rms_weight=output_rms_weight, return_weights=weights)
+        _backward(results if isinstance(results, tuple) else (results,))
 
     return call
 
@@ -123,5 +129,5 @@ def _merge(width: int, dtype: torch.dtype, *, normalised: bool = False) -> Calla
 
 
 def _backward(outputs: tuple[torch.Tensor | None, ...]) -> None:
-    given = [output for output in outputs if output is not None]
+    given = [output for output in outputs if output is not None and output.requires_grad]
     torch.autograd.backward(given, [torch.empty_like(output) for output in given])

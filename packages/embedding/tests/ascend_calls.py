@@ -58,8 +58,8 @@ def _call(
     **options: object,
 ) -> Callable[[], None]:
     def call() -> None:
-        weight = torch.zeros(rows, pitch or width, dtype=dtype)[:, :width].requires_grad_()
+        weight = torch.empty(rows, pitch or width, dtype=dtype)[:, :width].requires_grad_()
         out = embedding((torch.arange(n) * 7919 % (named or rows)).to(index_dtype), weight, **options)  # type: ignore[arg-type]
-        out.backward(torch.zeros_like(out))
+        out.backward(torch.empty_like(out))
 
     return call

@@ -90,16 +90,16 @@ def call(
     **options: Any,
 ) -> Callable[[], None]:
     def run() -> None:
-        x = torch.zeros(tokens, width, dtype=dtype, requires_grad=grad)
-        weight = torch.zeros(vocabulary, width, dtype=dtype, requires_grad=grad)
-        target = torch.zeros(tokens, dtype=torch.int64)
+        x = torch.randn(tokens, width).to(dtype).requires_grad_(grad)
+        weight = torch.randn(vocabulary, width).to(dtype).requires_grad_(grad)
+        target = torch.arange(tokens) * 7919 % vocabulary
         given = dict(options)
-        bias = torch.zeros(vocabulary, dtype=dtype, requires_grad=grad) if given.pop("bias", False) else None
-        class_weight = torch.zeros(vocabulary) if given.pop("class_weight", False) else None
+        bias = torch.randn(vocabulary).to(dtype).requires_grad_(grad) if given.pop("bias", False) else None
+        class_weight = torch.linspace(0.5, 1.5, vocabulary) if given.pop("class_weight", False) else None
         with mock.patch.object(matmul, "writes_fp32", lambda *_: not narrow):
             found = fused_linear_cross_entropy(x, weight, target, bias, class_weight=class_weight, **given)
             loss = found if isinstance(found, torch.Tensor) else found.loss
             if grad:
-                loss.sum().backward()
+                loss.backward(torch.linspace(0.5, 1.5, loss.numel()).view(loss.shape))  # 1 would multiply nothing
 
     return run
