@@ -1,6 +1,7 @@
 """The command line, on a package made for the purpose."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -70,6 +71,48 @@ def test_check_compiles_each_tile_once_and_succeeds(package, tmp_path, capsys):
     assert "double" in table
     assert "unsupported" in table
     assert "12 compilations, 0 failed" in table
+
+
+SCANS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def running_sums(x_ptr, y_ptr, n, BN: tl.constexpr):
+    o = tl.program_id(0) * BN + tl.arange(0, BN)
+    tl.store(y_ptr + o, tl.cumsum(tl.load(x_ptr + o), 0))
+
+
+@triton.jit
+def halves(x_ptr, y_ptr, n, BN: tl.constexpr):
+    o = tl.program_id(0) * BN + tl.arange(0, BN)
+    b_x = tl.load(x_ptr + o)
+    if n > 100:
+        b_x = tl.exp(b_x)
+    tl.store(y_ptr + o, b_x * 0.5)
+
+
+def calls():
+    x = torch.randn(4 * 256)
+    for kernel in (running_sums, halves):
+        for n in WIDTHS:
+            yield f"{kernel.__name__} {n}", lambda kernel=kernel, n=n: kernel[(4,)](x, torch.empty_like(x), n, BN=256)
+"""
+
+
+@pytest.mark.parametrize(("sizes", "issued"), [([7], False), ([7, 200], True)])
+def test_check_says_what_was_compared_with_nothing_and_which_instructions_no_program_issued(package, capsys, sizes, issued):
+    assert main(["check", package(sizes, SCANS), "--soc", "Ascend910B4", "--toolchain", "1.2.0", "--jobs", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    count = len(sizes)
+    assert f"{count} launches compared with their Linalg IR, {count} with nothing" in said
+    assert f"{count} launches, {2 * count} of {4 * count} programs, {count} compared with nothing" in said
+    left = re.findall(r"halves 1\.2\.0, BN=256, \*fp32: (\d+) of \d+ instructions issued by no program: (\S+)", said)
+    assert left == [] if issued else "vexp" in left[0][1]
+    total = re.search(r"(\d+) of (\d+) instructions issued", said)
+    assert (total[1] == total[2]) == issued
 
 
 def test_check_fails_where_a_tile_does_not_fit(package, capsys):

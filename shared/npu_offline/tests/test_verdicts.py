@@ -127,7 +127,7 @@ def test_all_code_that_executes_a_call_is_part_of_the_key():
 
 def test_findings_are_kept_and_what_was_not_executed_whole_is_not(package, monkeypatch):
     finding = verdicts.Finding("race", (1, 0, 0), "two pipes")
-    wrong = execution.Executed("one", "1.2.0", [execution.Ran("scale_kernel", 2, 2, (finding,))])
+    wrong = execution.Executed("one", "1.2.0", [execution.Ran("scale_kernel", "", 2, 2, True, 3, (), (finding,))])
     with monkeypatch.context() as changed:
         changed.setattr(verdicts, "execute_calls", lambda *_: [execution.Executed("one", "1.2.0", [], "no memory")])
         assert execute(package).problem == "no memory"

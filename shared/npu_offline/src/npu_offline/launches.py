@@ -78,6 +78,10 @@ class Launch:
             reads, or temporaries of library functions meet, with no barrier between. Empty unless it was asked for checks.
             With `emulate(keep_going=True)` also what would have been an error.
         programs: numbers of the only programs that ran; empty where all did.
+        signature: argument name to Triton type, constants aside.
+        compared: with checks, whether the results were compared with those of the Linalg IR, which cannot run everything.
+        instructions: with checks, how many the final module has.
+        unissued: with checks, those that no program has issued, as `name#number`.
     """
 
     kernel: str
@@ -87,6 +91,10 @@ class Launch:
     ledgers: Mapping[str, Ledger] = field(default_factory=dict)
     notes: Sequence[Finding] = ()
     programs: Sequence[int] = ()
+    signature: Mapping[str, str] = field(default_factory=dict)
+    compared: bool = False
+    instructions: int = 0
+    unissued: Sequence[str] = ()
 
 
 @dataclass(eq=False)
@@ -148,7 +156,7 @@ class LaunchRecord:
     arguments: dict[str, Memory | int | float] = field(default_factory=dict)
 
 
-def describe_tile(launch: LaunchRecord) -> str:
+def describe_tile(launch: Launch | LaunchRecord) -> str:
     """The constants of a launch, and the dtypes of its pointers, as tables show them."""
     constants = [f"{key}={value}" for key, value in launch.constants.items() if value is not None]
     pointers = [kind for kind in launch.signature.values() if kind.startswith("*")]

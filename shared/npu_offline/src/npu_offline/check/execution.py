@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import Finding
 from ..execute.emulation import emulate
 from ..execute.final.findings import WEAK
-from ..launches import Launch
+from ..launches import Launch, describe_tile
 from .stopped import said_of
 
 _DISTINCT = 1_000_003  # random numbers that are repeated: a prime, so that rows of a tensor differ
@@ -39,15 +39,22 @@ class Ran:
     """A launch that was executed.
 
     Attributes:
-        kernel: its name.
+        kernel, tile: its name, and the constants that it was compiled with.
         programs: how many of its programs were executed with checks.
         of: how many programs it has.
+        compared: whether its results were compared with those of its Linalg IR.
+        instructions: how many the final module has.
+        unissued: those that no program has issued.
         findings: what is wrong.
     """
 
     kernel: str
+    tile: str
     programs: int
     of: int
+    compared: bool
+    instructions: int
+    unissued: Sequence[str]
     findings: Sequence[Finding] = ()
 
 
@@ -99,7 +106,8 @@ def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, too
 def _ran(launch: Launch) -> Ran:
     programs = prod(launch.grid)
     findings = tuple(finding for finding in launch.notes if finding.kind != WEAK)
-    return Ran(launch.kernel, len(launch.programs) or programs, programs, findings)
+    checked = (launch.compared, launch.instructions, tuple(launch.unissued), findings)
+    return Ran(launch.kernel, describe_tile(launch), len(launch.programs) or programs, programs, *checked)
 
 
 @contextlib.contextmanager

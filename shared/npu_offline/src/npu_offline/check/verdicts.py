@@ -84,10 +84,11 @@ def execute_package(
 
 
 def _ran(launch: dict[str, object]) -> Ran:
-    findings = launch.pop("findings")
+    findings, unissued = launch.pop("findings"), launch.pop("unissued")
     assert isinstance(findings, list)
+    assert isinstance(unissued, list)
     read = [Finding(f["kind"], None if f["program"] is None else tuple(f["program"]), f["text"]) for f in findings]
-    return Ran(**launch, findings=tuple(read))  # type: ignore[arg-type]
+    return Ran(**launch, unissued=tuple(unissued), findings=tuple(read))  # type: ignore[arg-type]
 
 
 def _chip(soc: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from rich.table import Table
 from .. import check
 from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
+from . import execution_report
 from .options import add_target
 from .output import new_console, progress
 
@@ -77,16 +77,8 @@ def _run(options: argparse.Namespace) -> int:
         options.json.write_text(json.dumps([_as_json(result) for result in results], indent=1))
     console.print(f"{len(results)} compilations, {len(failures)} failed", markup=False)
     if executed:
-        final = [call for call in executed if call.toolchain]
-        launches = [launch for call in final for launch in call.launches]
-        programs = f"{sum(launch.programs for launch in launches)} of {sum(launch.of for launch in launches)} programs"
-        kept = sum(call.kept for call in executed)
-        counts = f"{len(final)} calls executed, {len(launches)} launches, {programs}, {len(wrong)} findings"
-        console.print(f"{counts}, {len(partial)} calls not executed whole", markup=False)
-        raced = sum(launch.of for call in executed if not call.toolchain for launch in call.launches)
-        console.print(f"races: {raced} programs, every one, from Linalg IR", markup=False)
-        if kept:
-            console.print(f"{kept} verdicts are kept from before (--fresh executes the calls again)", markup=False)
+        for line in execution_report.lines(executed):
+            console.print(line, markup=False)
     return 1 if failures or wrong else 2 if refused or any(call.toolchain for call in partial) else 0
 
 
@@ -114,13 +106,13 @@ def _execute(
 
 def _table(results: Sequence[check.Result], executed: Sequence[Executed] = ()) -> Table:
     """One row per kernel, tile and outcome, with the toolchains and chips that share it."""
-    ran = _ran(executed)
+    ran = execution_report.cells(executed)
     chips: dict[tuple[str, ...], list[str]] = {}
     for result in results:
         verdict = (
             ""
             if result.unsupported or toolchains.is_a5(result.job.soc)
-            else ran.get((result.job.kernel, result.job.toolchain), "")
+            else ran.get((result.job.kernel, result.job.tile, result.job.toolchain), "")
         )
         key = (result.job.kernel, result.job.tile, result.job.toolchain, *_outcome(result), verdict)
         chips.setdefault(key, []).append(result.job.soc)
@@ -133,16 +125,6 @@ def _table(results: Sequence[check.Result], executed: Sequence[Executed] = ()) -
     for (*cells, span), versions in sorted(rows.items(), key=lambda row: row[0][:2]):
         table.add_row(*cells, span, " ".join(versions))
     return table
-
-
-def _ran(executed: Sequence[Executed]) -> dict[tuple[str, str], str]:
-    """The table's cell on execution, by kernel and toolchain."""
-    launches: Counter[tuple[str, str]] = Counter()
-    wrong: Counter[tuple[str, str]] = Counter()
-    for call in executed:
-        launches.update((launch.kernel, call.toolchain) for launch in call.launches)
-        wrong.update((kernel, call.toolchain) for kernel, _ in call.findings)
-    return {key: f"[red]{wrong[key]} findings[/red]" if wrong[key] else f"{launches[key]} launches" for key in launches}
 
 
 def _outcome(result: check.Result) -> tuple[str, str, str]:

@@ -63,7 +63,7 @@ class RunningEmulation(Emulation):
         self._settings = (threads, shuffle is not None, (shuffle or 0) & (2**64 - 1))
         self.watching = _WATCH_USE * ledgers + _WATCH_RACES * races
 
-    def settings(self, unit_bits: int, shared: int, *, mode: int, poison: int, chosen: Any, news: Any) -> bytes:
+    def settings(self, unit_bits: int, shared: int, *, mode: int, poison: int, chosen: Any, news: Any, issued: Any) -> bytes:
         """The struct `settings` of launch.h.
 
         With checks, programs run one after another, so that atomic updates have the same order in every run.
@@ -75,6 +75,7 @@ class RunningEmulation(Emulation):
             poison: the byte that unwritten memory of a core is filled with.
             chosen: numbers of the only programs to run; empty for all.
             news: a byte for each program, which a survey fills in.
+            issued: a byte for each instruction, which checks fill in.
         """
         threads, shuffle, seed = self._settings
         return _SETTINGS.pack(
@@ -90,10 +91,11 @@ class RunningEmulation(Emulation):
             ctypes.addressof(chosen),
             len(chosen),
             ctypes.addressof(news),
+            ctypes.addressof(issued) if self.checks else 0,
         )
 
 
-_SETTINGS = struct.Struct("<qqqQqqqqqQqQ")
+_SETTINGS = struct.Struct("<qqqQqqqqqQqQQ")
 running: list[RunningEmulation] = []
 
 
@@ -174,6 +176,7 @@ class Launcher:
         found = ctypes.create_string_buffer(FINDING_BYTES)
         count = grid_x * grid_y * grid_z
         news = (ctypes.c_uint8 * count)()
+        issued = (ctypes.c_uint8 * len(binary.instructions))()
         programs: list[int] = []
 
         def run(address: int, *, mode: int = PLAIN, poison: int = _NOT_A_NUMBER) -> None:
@@ -191,7 +194,9 @@ class Launcher:
                 (ctypes.c_uint64 * len(storages))(*storages),
                 ctypes.c_int64(len(storages) // 2),
                 (ctypes.c_int32 * 3)(*grid),
-                emulation.settings(self._unit_bits, shared, mode=mode, poison=poison, chosen=chosen, news=news),
+                emulation.settings(
+                    self._unit_bits, shared, mode=mode, poison=poison, chosen=chosen, news=news, issued=issued
+                ),
                 counters,
                 fault,
                 found,
@@ -241,8 +246,14 @@ class Launcher:
             first = _COUNTERS * position
             if emulation.ledgers:
                 ledgers[name] = _ledger(counters[first + _TRAFFIC : first + _COUNTERS])
+        of_checks: dict[str, Any] = {}
+        if emulation.checks:
+            unissued = [f"{name}#{i}" for i, name in enumerate(binary.instructions) if not issued[i]]
+            of_checks = {"compared": bool(binary.beside), "instructions": len(issued), "unissued": unissued}
+        name, types, constants = self._arguments.name, self._arguments.types, self._arguments.constants
+        arguments = traffic_of()
         emulation.launches.append(
-            Launch(self._arguments.name, grid, self._arguments.constants, traffic_of(), ledgers, notes, tuple(programs))
+            Launch(name, grid, constants, arguments, ledgers, notes, tuple(programs), types, **of_checks)
         )
 
 

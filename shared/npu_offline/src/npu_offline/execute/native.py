@@ -44,7 +44,8 @@ _HEADERS = (
     "execute/final/rows.h",
     "execute/final/survey.h",
 )
-WORKSPACE = "npu_offline_workspace"  # symbol of a final module's shared object: bytes of workspace for each program
+# Symbols of a final module's shared object: bytes of workspace for each program, and names of its instructions.
+WORKSPACE, INSTRUCTIONS = "npu_offline_workspace", "npu_offline_instructions"
 _RUNTIME = (
     "execute/runtime/dma.c",
     "execute/runtime/launch.c",
@@ -240,12 +241,14 @@ class Loaded:
         address: of its entry.
         beside: of the entry of the Linalg IR; 0 if there is none.
         workspace: bytes of global memory for each program.
+        instructions: names of the final module's instructions, in order; empty for Linalg IR.
         libraries: keep the shared objects loaded.
     """
 
     address: int
     beside: int
     workspace: int
+    instructions: tuple[str, ...]
     libraries: tuple[ctypes.CDLL, ...]
 
 
@@ -261,8 +264,11 @@ def load(binary: Binary, entry: str) -> Loaded:
         with contextlib.suppress(OSError):  # the Linalg IR needs a function that this host lacks: nothing is compared
             libraries += (_load(binary.beside),)
     addresses = [ctypes.cast(getattr(library, entry), ctypes.c_void_p).value or 0 for library in libraries]
-    workspace = ctypes.c_int64.in_dll(libraries[0], WORKSPACE).value if hasattr(libraries[0], WORKSPACE) else 0
-    found = Loaded(addresses[0], addresses[1] if len(addresses) > 1 else 0, workspace, libraries)
+    workspace, names = 0, ""
+    if hasattr(libraries[0], WORKSPACE):
+        workspace = ctypes.c_int64.in_dll(libraries[0], WORKSPACE).value
+        names = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(libraries[0], INSTRUCTIONS))).decode()
+    found = Loaded(addresses[0], addresses[1] if len(addresses) > 1 else 0, workspace, tuple(names.split()), libraries)
     loaded[found.address] = found
     return found
 

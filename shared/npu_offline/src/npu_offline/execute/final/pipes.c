@@ -135,6 +135,7 @@ static void stuck(core *c, const char *who, const char *what) {
 // ---- Calls of generated code
 
 void issue(const instruction *i, const view *const *operands) {
+  mark_issued(i);
   if (!checking()) {
     if (!surveying() || survey_instruction(i, operands, i->reads + i->writes + i->temporaries)) i->perform(i, operands);
     return;

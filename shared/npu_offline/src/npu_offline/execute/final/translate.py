@@ -13,6 +13,7 @@ from xdsl.ir import Operation as Op
 from ...errors import UnsupportedError
 from ...module.mlir import name_of, symbol_of
 from ...module.plan import read_spec
+from ..native import INSTRUCTIONS, WORKSPACE
 from .data_dependence import is_data_dependent
 from .function import Function
 from .host import workspace_bytes
@@ -43,6 +44,7 @@ def translate(module: ModuleOp) -> str:
     buffers = ",\n".join(f'  {{"{text}"}}' for text in tables.buffers)
     rows = ",\n".join(f"  {row.row(number)}" for number, row in enumerate(tables.instructions))
     name = symbol_of(next(iter(devices.values())), "sym_name")
+    names = " ".join(row.name for row in tables.instructions)
     return "\n".join(
         [
             '#include "machine.h"\n#include "operations.h"\n#include "generated.h"',
@@ -54,7 +56,8 @@ def translate(module: ModuleOp) -> str:
             f"  {'AIC' if 'AIC' in devices else 'NULL'}, {'AIV' if 'AIV' in devices else 'NULL'}}};",
             "void npu_offline_entry(const int64_t *slots, int32_t x, int32_t y, int32_t z)",
             "{ execute(&M_, slots, x, y, z); }",
-            f"const int64_t npu_offline_workspace = {workspace_bytes(module)};",
+            f"const int64_t {WORKSPACE} = {workspace_bytes(module)};",
+            f'const char {INSTRUCTIONS}[] = "{names}";',
         ]
     )
 

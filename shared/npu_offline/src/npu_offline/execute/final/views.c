@@ -130,6 +130,7 @@ static view element(const view *v, const int64_t *index) {
 }
 
 static void scalar_access(const instruction *i, const view *e, int access) {
+  mark_issued(i);
   if (surveying()) survey_instruction(i, &e, 1);
   if (e->space == GM) npu_offline_touch(e->p, element_bytes[(int)e->type], access, e->owner);
   else if (e->p < e->low || e->p + element_bytes[(int)e->type] > e->high)

@@ -16,4 +16,5 @@ typedef struct {
   const uint32_t *chosen;  // the only programs that run, if there are any
   int64_t chosen_count;
   unsigned char *news;     // of a survey: for each program, whether it does something that none before it does
+  unsigned char *issued;   // with checks: for each instruction of the final module, whether a program has issued it
 } settings;

@@ -47,6 +47,7 @@ typedef struct {
   int64_t findings_length;
   pthread_mutex_t findings_lock;
   unsigned char *news;         // of a survey, for each program
+  unsigned char *issued;       // for each instruction; NULL without checks
   void *seen;                  // by it so far
 } launch;
 
