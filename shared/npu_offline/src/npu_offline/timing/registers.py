@@ -27,7 +27,7 @@ from .costs import ChipCosts
 from .dataflow import needed_values
 from .instructions import Vector, VectorFunction
 from .operations import Emitter
-from .program import Writer
+from .program import Writer, check_turns
 from .register_costs import ACCESSES, HEAD, ISSUED, Instruction, instruction
 from .scalars import HELPERS
 
@@ -68,8 +68,8 @@ def _translate(function: Operation, costs: ChipCosts, rare: bool) -> VectorFunct
     needed = tuple(position for position, argument in enumerate(entry.args) if argument in writer.needed)
     writer.function(region)
     header = f"def visit({', '.join(['visits', *(f'a{position}' for position in needed)])}):"
-    space: dict[str, Any] = dict(HELPERS)
-    source = "\n".join([header, "    s = 0", *writer.lines])
+    space: dict[str, Any] = {**HELPERS, "check_turns": check_turns}
+    source = "\n".join([header, "    s = turns = 0", *writer.lines])
     exec(compile(source, "<vector function>", "exec"), space)  # made above, from operations that are checked one by one
     blocks = _costs_of_blocks(function, writer.blocks)
     name = symbol_of(function, "sym_name")
