@@ -168,3 +168,14 @@ def helpers_of_one_name_kernel(p_x, p_y, BLOCK: tl.constexpr):
     """y = 10 x + 1; both helpers are called `changed`."""
     o_col = tl.arange(0, BLOCK)
     tl.store(p_y + o_col, fault_helpers.changed(changed(tl.load(p_x + o_col))))
+
+
+@triton.jit
+def unlocked_exchange_kernel(p_x, p_y, BLOCK: tl.constexpr, ONE: tl.constexpr):
+    """x and row i of y change places, one program i after another; x and y fp32. ONE: numbers, and they are added up."""
+    i_row = tl.program_id(0)
+    if ONE:
+        tl.store(p_y + i_row, tl.atomic_add(p_x, tl.load(p_y + i_row)))
+    else:
+        p_row = p_y + i_row * BLOCK + tl.arange(0, BLOCK)
+        tl.store(p_row, tl.atomic_xchg(p_x + tl.arange(0, BLOCK), tl.load(p_row)))

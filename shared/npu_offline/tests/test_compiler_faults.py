@@ -17,6 +17,7 @@ from fault_kernels import (
     ragged_mask_kernel,
     reused_flag_kernel,
     shared_buffer_kernel,
+    unlocked_exchange_kernel,
     unordered_sum_kernel,
     unordered_while_kernel,
     unrounded_arithmetic_kernel,
@@ -184,3 +185,19 @@ def test_of_two_helpers_of_one_name_the_second_computes_the_first(monkeypatch):
     x, y = normal(size), torch.empty(size)
     run(helpers_of_one_name_kernel, (x, y), "1.2.0", final=False, BLOCK=size)
     assert torch.allclose(y, 100 * x), GONE
+
+
+@pytest.mark.parametrize("one", [False, True])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_the_old_value_of_an_exchange_is_read_without_the_lock(toolchain, one):
+    block = 1 if one else 64
+    x, y = torch.zeros(block), normal(4, block)
+    given = y.clone()
+    options = {"races": True, "keep_going": True}
+    with npu_offline.emulate("Ascend910B4", toolchain=toolchain, final=True, threads=1, **options) as emulation:
+        unlocked_exchange_kernel[(4,)](x, y, BLOCK=block, ONE=one)
+    if not emulation.launches[0].notes:
+        before = torch.cat((torch.zeros(1, block), given[:-1]))
+        assert torch.allclose(y, before.cumsum(0) if one else before)  # in program order
+    races = [finding.text for finding in emulation.launches[0].notes if finding.kind == "programs"]
+    assert any("read of 4 bytes" in text for text in races) == (not one or toolchain == "1.0.0"), GONE

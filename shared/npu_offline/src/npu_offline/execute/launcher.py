@@ -153,9 +153,13 @@ class Launcher:
         check_grid(self._arguments.name, grid)
         binary = loaded[function]
         workspace = (ctypes.c_char * (binary.workspace * grid_x * grid_y * grid_z))()
-        low, size = ctypes.addressof(workspace), len(workspace)
-        slots: list[Any] = [0] * (5 * (RESERVED - 1)) + [low, low, 0, size, 1]
-        ranges = [0] * (2 * (RESERVED - 1)) + [low, low + size]
+        locks = (ctypes.c_int64 * binary.locks)()
+        slots: list[Any] = []
+        ranges: list[int] = []
+        for reserved in (locks, workspace):
+            low, size = ctypes.addressof(reserved), ctypes.sizeof(reserved)
+            slots += (low, low, 0, size, 1)
+            ranges += (low, low + size)
         rows = [0] * RESERVED
         storages: list[int] = []
         bases = []
@@ -184,7 +188,7 @@ class Launcher:
             fault = (ctypes.c_int64 * 10)()
             ctypes.memset(counters, 0, ctypes.sizeof(counters))
             if emulation.checks:  # on a chip it holds what launches before have left
-                ctypes.memset(workspace, poison, size)
+                ctypes.memset(workspace, poison, len(workspace))
             failed = self._run(
                 ctypes.c_void_p(address),
                 self._slots.pack(*slots, *grid),

@@ -44,8 +44,8 @@ _HEADERS = (
     "execute/final/rows.h",
     "execute/final/survey.h",
 )
-# Symbols of a final module's shared object: bytes of workspace for each program, and names of its instructions.
-WORKSPACE, INSTRUCTIONS = "npu_offline_workspace", "npu_offline_instructions"
+# Symbols of a final module's shared object: bytes of workspace for each program, locks, and names of its instructions.
+WORKSPACE, LOCKS, INSTRUCTIONS = "npu_offline_workspace", "npu_offline_locks", "npu_offline_instructions"
 _RUNTIME = (
     "execute/runtime/dma.c",
     "execute/runtime/launch.c",
@@ -241,6 +241,7 @@ class Loaded:
         address: of its entry.
         beside: of the entry of the Linalg IR; 0 if there is none.
         workspace: bytes of global memory for each program.
+        locks: that its programs take turns by.
         instructions: names of the final module's instructions, in order; empty for Linalg IR.
         libraries: keep the shared objects loaded.
     """
@@ -248,6 +249,7 @@ class Loaded:
     address: int
     beside: int
     workspace: int
+    locks: int
     instructions: tuple[str, ...]
     libraries: tuple[ctypes.CDLL, ...]
 
@@ -264,11 +266,13 @@ def load(binary: Binary, entry: str) -> Loaded:
         with contextlib.suppress(OSError):  # the Linalg IR needs a function that this host lacks: nothing is compared
             libraries += (_load(binary.beside),)
     addresses = [ctypes.cast(getattr(library, entry), ctypes.c_void_p).value or 0 for library in libraries]
-    workspace, names = 0, ""
+    workspace, locks, names = 0, 0, ""
     if hasattr(libraries[0], WORKSPACE):
         workspace = ctypes.c_int64.in_dll(libraries[0], WORKSPACE).value
+        locks = ctypes.c_int64.in_dll(libraries[0], LOCKS).value
         names = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(libraries[0], INSTRUCTIONS))).decode()
-    found = Loaded(addresses[0], addresses[1] if len(addresses) > 1 else 0, workspace, tuple(names.split()), libraries)
+    beside = addresses[1] if len(addresses) > 1 else 0
+    found = Loaded(addresses[0], beside, workspace, locks, tuple(names.split()), libraries)
     loaded[found.address] = found
     return found
 

@@ -122,8 +122,8 @@ _CALLS: tuple[tuple[str, Pipe, str, Callable[[re.Match[str]], _Made]], ...] = (
     ),
     (rf"fixpipe_nz2nd_{_TYPE}_to_{_TYPE}_4d_to_2d", "FIX", "rwrrrr", lambda m: ("fixpipe", "", ())),
     (r"(?:set_l1_2d|vbrc_l1)\w*", "MTE2", "rw", lambda m: ("fill", "", ())),
-    (r"sync_block_lock", "S", "-", lambda m: ("lock", "", ())),
-    (r"sync_block_unlock", "S", "-", lambda m: ("unlock", "", ())),
+    (r"sync_block_lock", "S", "r", lambda m: ("lock", "", ())),
+    (r"sync_block_unlock", "S", "r", lambda m: ("unlock", "", ())),
     (r"free_lock_var", "S", "-", lambda m: ("nothing", "", ())),
 )
 _PATTERNS = tuple((re.compile(pattern), pipe, roles, describe) for pattern, pipe, roles, describe in _CALLS)
@@ -165,8 +165,8 @@ _DIALECT: dict[str, tuple[str, Pipe, int, int]] = {
     "nd2nz": ("nd2nz", "MTE2", 1, 1),
     "mmadL1": ("product", "M", 6, 1),
     "fixpipe": ("fixpipe", "FIX", 1, 1),
-    "sync_block_lock": ("lock", "S", 0, 0),
-    "sync_block_unlock": ("unlock", "S", 0, 0),
+    "sync_block_lock": ("lock", "S", 1, 0),
+    "sync_block_unlock": ("unlock", "S", 1, 0),
 }
 _DIMENSIONS = ("reduce_dims", "cum_dims", "permutation", "broadcast_dims")
 

@@ -13,10 +13,10 @@ from xdsl.ir import Operation as Op
 from ...errors import UnsupportedError
 from ...module.mlir import name_of, symbol_of
 from ...module.plan import read_spec
-from ..native import INSTRUCTIONS, WORKSPACE
+from ..native import INSTRUCTIONS, LOCKS, WORKSPACE
 from .data_dependence import is_data_dependent
 from .function import Function
-from .host import workspace_bytes
+from .host import locks, workspace_bytes
 from .writer import Tables
 
 _SIZES = {"UB": "UB_SIZE", "L1": "L1_SIZE", "L0A": "L0A_SIZE", "L0B": "L0B_SIZE", "L0C": "L0C_SIZE"}
@@ -57,6 +57,7 @@ def translate(module: ModuleOp) -> str:
             "void npu_offline_entry(const int64_t *slots, int32_t x, int32_t y, int32_t z)",
             "{ execute(&M_, slots, x, y, z); }",
             f"const int64_t {WORKSPACE} = {workspace_bytes(module)};",
+            f"const int64_t {LOCKS} = {locks(module)};",
             f'const char {INSTRUCTIONS}[] = "{names}";',
         ]
     )

@@ -65,7 +65,7 @@ static void work(launch *l, counts *own) {
     if (position >= l->programs || atomic_load(&l->failed)) break;
     int64_t p = l->order ? l->order[position] : position;
     w.position = p;
-    w.turns = w.ends = 0;
+    w.turns = w.ends = w.locks = 0;
     w.program[0] = p % l->grid[0];
     w.program[1] = p / l->grid[0] % l->grid[1];
     w.program[2] = p / l->grid[0] / l->grid[1];

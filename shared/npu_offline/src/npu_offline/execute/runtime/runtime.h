@@ -58,6 +58,7 @@ typedef struct {
   int64_t position;
   int32_t program[3];
   int atomic;
+  uint64_t locks;      // that the program has taken, a bit each
   uint64_t turns;      // of the program's loops
   int64_t ends;        // processor time at which the program has taken too long; 0 as long as nothing has looked
   jmp_buf leave;

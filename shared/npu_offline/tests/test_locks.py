@@ -1,0 +1,58 @@
+"""Locks that programs take turns by: what the compilers make of atomic updates whose old values are used."""
+
+import npu_offline
+import pytest
+import torch
+from fault_kernels import unlocked_exchange_kernel
+from npu_offline import FindingsError, emulate
+from npu_offline.module.mlir import name_of, symbol_of
+
+REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
+pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
+
+
+def exchange(toolchain, mutate=None):
+    x, y = torch.zeros(64), torch.arange(4.0).repeat_interleave(64).view(4, 64) + 1
+    with emulate(toolchain=toolchain, checks=True, mutate=mutate):
+        unlocked_exchange_kernel[(4,)](x, y, BLOCK=64, ONE=False)
+    return x[0].item(), y[:, 0].tolist()
+
+
+def locks(module, verb):
+    """The operations that take a lock, or release it."""
+    name = f"sync_block_{verb}"
+    return [op for op in module.walk() if name_of(op) == f"hivm.hir.{name}" or symbol_of(op, "callee") == name]
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_programs_with_a_lock_run_one_after_another(toolchain):
+    assert exchange(toolchain) == (4.0, [0.0, 1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_lock_that_a_program_takes_twice_is_a_finding(toolchain):
+    """The library's lock counts programs: the second time it waits for ever."""
+
+    def mutate(module):
+        (taken,), (released,) = locks(module, "lock"), locks(module, "unlock")
+        again = taken.clone({operand: operand for operand in taken.operands})
+        released.parent_block().insert_ops_after([again, released.clone()], released)
+
+    with pytest.raises(FindingsError, match=r"deadlock: sync_block_lock#\d+ takes lock 0 a second time in one program"):
+        exchange(toolchain, mutate)
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("unlock", "deadlock: the program ends and holds a lock, for which the next program waits"),
+        ("lock", r"sync_block_unlock#\d+: the program holds no lock"),
+    ],
+)
+def test_a_lock_without_its_other_half_is_a_finding(verb, said):
+    def mutate(module):
+        (op,) = locks(module, verb)
+        op.detach()
+
+    with pytest.raises(FindingsError, match=said):
+        exchange("1.2.0", mutate)
