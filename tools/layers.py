@@ -21,12 +21,13 @@ OPERATOR = (
     "launch",
     "checks",
     "counted | kernels | reference | sharding | tiling",
+    "demands",
     "ascend | cuda",
     "both",
     "formula | matmul | passes | results | shape",
     "parallel",
     "chunks | rows",
-    "options",
+    "options | partition",
 )
 
 CORE = (

@@ -74,8 +74,12 @@ def test_no_more_memory_than_the_budget():
         assert used <= 700 * 2**20
 
 
-def test_no_exponentials_in_memory_for_the_loss_alone():
-    assert chosen(needs=Needs(False, False, False)).buffer == 0
+@pytest.mark.parametrize("budget", [None, 2**20, 1])
+def test_no_exponentials_in_memory_for_the_loss_alone(budget):
+    """A budget for sums alone cuts tokens, and no columns."""
+    found = chosen(needs=Needs(False, False, False), memory_budget=budget)
+    assert found.buffer == 0 and len(found.chunks.columns) == 1
+    assert found.chunks.longest[0] == {None: 8192, 2**20: 384, 1: 128}[budget]
 
 
 @pytest.fixture

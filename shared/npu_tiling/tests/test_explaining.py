@@ -10,6 +10,7 @@ from npu_tiling import GPUS, Kernels, LaunchSpec, device_for, dry_run, launch_wi
 from npu_tiling.explaining.command import main
 from npu_tiling.explaining.explanation import Explanation, explain, explained
 from npu_tiling.explaining.inputs import chosen_chip, gradients, leaf, nbytes
+from npu_tiling.explaining.order import repeated
 
 B4 = soc("Ascend910B4")
 SOURCE = "import no_such_triton\n\n\ndef scale_kernel(p_x):\n    pass\n\n\ndef add_partials_kernel(p_x):\n    pass\n"
@@ -63,7 +64,8 @@ def test_a_dry_run_lists_launches_and_imports_no_device_code(kernels):
         launch(kernels, x)
     first, second = launches
     assert (first.module, first.kernel, first.grid) == ("package_of_mine.device_code", "scale_kernel", 5)
-    assert first.arguments[0] is x and first.arguments[2] == 2.0
+    assert first.arguments[0].shape == (2**40,) and first.arguments[0].dtype == "float32" and first.arguments[2] == 2.0
+    assert first.arguments[1].memory == second.arguments[0].memory != first.arguments[0].memory
     assert first.constants["BLOCK_N"] == 8 and first.fallback.block == 4 and second.fallback is None
     assert "test_explaining.py:" in first.called_from and first.caller == "launch"
     assert "package_of_mine.device_code" not in sys.modules
@@ -136,6 +138,33 @@ def command(*, tokens: int, chip: str | None = None, backward: bool = False, kin
         return {"forward": nbytes((x, y)), **({"backward": nbytes(gradients((y,), (x,)))} if backward else {})}
 
     return explain(f"{kind} of {tokens}", run, chosen_chip(chip))
+
+
+def test_products_and_memory_of_pytorch_are_explained():
+    """Two products of which the second adds, in 6 + 3 numbers that are alive at a time, of a result and a temporary."""
+    a, b = torch.empty(2, 5, device="meta"), torch.empty(5, 3, device="meta")
+
+    def run():
+        result = torch.mm(a, b)
+        result.view(-1)[:3].add_(torch.empty(3, device="meta"))
+        torch.addmm(result, a, b, out=result)
+        return {"forward": 4}
+
+    found = explain("call", run, GPUS["H200"], flops={"forward": 2**40})
+    assert [(each.left, each.right, each.adds, each.flops) for each in found.products] == [
+        ((2, 5), (5, 3), False, 60),
+        ((2, 5), (5, 3), True, 60),
+    ]
+    assert found.peak == 36 and found.floor("forward") == 2**40 / 989e12
+    assert "0 launches and 2 matrix products; at least 4 bytes" in found.text
+    assert "memory beside the inputs: at most 36 bytes" in found.text and "fp32 [2, 5] @ [5, 3]" in found.text
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [("1 2 3 4 3 4 3 4 5 5 6", "1 2 (3 4) x 3 5 x 2 6"), ("1 1", "1 x 2"), ("", ""), ("1 2", "1 2")]
+)
+def test_what_repeats_is_said_once(names, said):
+    assert repeated(names.split()) == said
 
 
 def test_a_command_line_has_the_options_of_its_function(capsys):

@@ -2,6 +2,7 @@
 
 from .api import LinearCrossEntropyOutput, fused_linear_cross_entropy
 from .causal_lm import causal_lm_loss
+from .explain import explain
 from .log_probs import LogProbs, linear_log_probs
 from .module import FusedLinearCrossEntropyLoss
 from .patching import patch
@@ -11,6 +12,7 @@ __all__ = [
     "LinearCrossEntropyOutput",
     "LogProbs",
     "causal_lm_loss",
+    "explain",
     "fused_linear_cross_entropy",
     "linear_log_probs",
     "patch",

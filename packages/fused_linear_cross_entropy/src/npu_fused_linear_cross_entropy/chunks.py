@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from enum import Enum
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from npu_tiling import Device
 from npu_tiling.budget.arithmetic import FP32
+
+from .partition import UNIT, equally, evenly, exactly, joined, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,12 +35,18 @@ DEFAULT_BUDGET = {"cuda": 800 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
 _MAX_FP32_SUMS = 600 * MIB  # fp32 sums that a default budget has room for
 _OVERLAP = 2.75  # at this many times the break-even length, chunking costs no measurable time
 _OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}  # an H200: 790 TFLOP/s, 4.28 TB/s; a 910B4
-_CUBE_OPERATIONS = 2 * 16**3  # that an Ascend cube core does in one cycle
 _KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more was not faster on an H200
 _MIN_CHUNK_SHARE = 0.375  # of T: with fewer tokens, weight traffic costs more than computing all logits twice
 _MIN_COLUMNS = 512
-_UNIT = 128  # tokens and columns of a chunk are multiples of this: whole tiles of matrix products
-_ROW_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: 32 bytes in every dtype
+_PITCH_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: 32 bytes in every dtype
+
+
+class Layout(Enum):
+    """How a chunk takes the vocabulary."""
+
+    ROWS = "whole rows of logits"
+    KEPT = "some columns at a time, whose logits are kept in the memory of the weight's gradient"
+    COLUMNS = "some columns at a time, whose logits are computed twice"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +78,7 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks:
-    """Where chunks end.
+    """Where chunks end, and how the vocabulary is taken.
 
     Attributes:
         tokens: chunks of tokens.
@@ -83,6 +92,13 @@ class Chunks:
     columns: tuple[slice, ...]
     kept: tuple[slice, ...] = ()
     why: str
+
+    @property
+    def layout(self) -> Layout:
+        """How the vocabulary is taken."""
+        if self.kept:
+            return Layout.KEPT
+        return Layout.COLUMNS if len(self.columns) > 1 else Layout.ROWS
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -115,18 +131,18 @@ def part(tensor: Tensor, where: slice, dimension: int = 0) -> Tensor:
 
 def pitch(columns: int) -> int:
     """Elements from one row of logits to the next."""
-    return ceil(columns / _ROW_UNIT) * _ROW_UNIT
+    return ceil(columns / _PITCH_UNIT) * _PITCH_UNIT
 
 
 def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
     """The shortest chunk of tokens that hides the traffic of the weight behind matrix products."""
     kind = "cpu" if device is None else device.kind
     ratio = _OPERATIONS_PER_BYTE[kind]
-    if device is not None and device.kind == "ascend" and device.bandwidth and device.clock_hz:
-        ratio = device.cube_cores * _CUBE_OPERATIONS * device.clock_hz / device.bandwidth
+    if device is not None and device.kind == "ascend" and device.bandwidth and device.matrix_flops:
+        ratio = device.matrix_flops / device.bandwidth
     # A product without a gradient reads each weight once, for 2 T operations; one that adds to the weight's gradient reads
     # and writes an element for them.
-    return _rounded(_OVERLAP * ratio * (dweight_bytes or 1))
+    return rounded(_OVERLAP * ratio * (dweight_bytes or 1))
 
 
 def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Chunks:
@@ -137,23 +153,23 @@ def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, d
     everything = (slice(0, vocabulary),)
     if chunk_tokens is not None:
         if memory_budget is None or min(chunk_tokens, tokens) * row <= budget:
-            return Chunks(tokens=_exactly(tokens, chunk_tokens), columns=everything, why="chunk_tokens was given")
+            return Chunks(tokens=exactly(tokens, chunk_tokens), columns=everything, why="chunk_tokens was given")
         return _columns(demand, min(chunk_tokens, tokens), budget, chunk_tokens)
     wanted = wanted_tokens(demand.dweight_bytes, device) * demand.length_factor if demand.logit_bytes else tokens
     affordable = budget // row
     if tokens <= min(affordable, wanted):
         why = f"the logits of all tokens fit in {_mib(budget)}, and {wanted} tokens hide the weight's traffic"
-        return Chunks(tokens=_exactly(tokens, tokens or 1), columns=everything, why=why)
+        return Chunks(tokens=exactly(tokens, tokens or 1), columns=everything, why=why)
     kept = _kept(demand, min(budget, _KEPT_BUDGET)) if demand.kept_bytes else None
     if kept is not None:
         return kept
     if affordable >= min(tokens, wanted):
         why = f"chunks of at most {wanted} tokens hide the weight's traffic behind products"
-        return Chunks(tokens=_evenly(tokens, wanted), columns=everything, why=why)
-    if affordable >= wanted * _MIN_CHUNK_SHARE:
-        longest = affordable // _UNIT * _UNIT or affordable
-        why = f"{_mib(budget)} hold the logits of {affordable} tokens, at least {_MIN_CHUNK_SHARE} of the {wanted} wanted"
-        return Chunks(tokens=_evenly(tokens, longest), columns=everything, why=why)
+        return Chunks(tokens=evenly(tokens, wanted), columns=everything, why=why)
+    if affordable >= wanted * _MIN_CHUNK_SHARE or not demand.logit_bytes:  # chunks of columns would save logits alone
+        longest = affordable // UNIT * UNIT or affordable or UNIT
+        why = f"{_mib(budget)} hold {affordable} tokens, of {wanted} that would hide the weight's traffic"
+        return Chunks(tokens=evenly(tokens, longest), columns=everything, why=why)
     return _columns(demand, tokens, budget, None)
 
 
@@ -162,13 +178,13 @@ def _columns(demand: Demand, tokens: int, budget: int, chunk_tokens: int | None)
     columns = pitch(min(_MIN_COLUMNS, demand.vocabulary))
     sums = FP32 * demand.width if demand.dx else 0
     if chunk_tokens is None:
-        affordable = max(budget // (sums + columns * demand.logit_bytes), _UNIT)
-        chunks = _evenly(tokens, max(_UNIT, affordable // _UNIT * _UNIT) if affordable < tokens else tokens)
+        affordable = max(budget // (sums + columns * demand.logit_bytes), UNIT)
+        chunks = evenly(tokens, max(UNIT, affordable // UNIT * UNIT) if affordable < tokens else tokens)
         tokens = min(tokens, max(chunk.stop - chunk.start for chunk in chunks))
     else:
-        chunks = _exactly(demand.tokens, chunk_tokens)
-    longest = max(columns, (budget // tokens - sums) // demand.logit_bytes // _UNIT * _UNIT)
-    columns_at_a_time = _equally(demand.vocabulary, longest)
+        chunks = exactly(demand.tokens, chunk_tokens)
+    longest = max(columns, (budget // tokens - sums) // demand.logit_bytes // UNIT * UNIT)
+    columns_at_a_time = equally(demand.vocabulary, longest)
     return Chunks(tokens=chunks, columns=columns_at_a_time, why=f"{_mib(budget)} hold the logits of too few whole rows")
 
 
@@ -203,21 +219,21 @@ def _kept(demand: Demand, budget: int) -> Chunks | None:
     """Chunks of columns of all tokens, whose logits are kept; None if they, or the sums of dx, have no memory."""
     tokens, vocabulary = demand.tokens, demand.vocabulary
     budget -= tokens * demand.sum_bytes
-    longest = budget // (tokens * demand.logit_bytes) // _UNIT * _UNIT
-    while longest >= _UNIT and tokens * (longest * demand.logit_bytes + ceil(vocabulary / longest) * FP32) > budget:
-        longest -= _UNIT  # room for the row maximum subtracted from each chunk
+    longest = budget // (tokens * demand.logit_bytes) // UNIT * UNIT
+    while longest >= UNIT and tokens * (longest * demand.logit_bytes + ceil(vocabulary / longest) * FP32) > budget:
+        longest -= UNIT  # room for the row maximum subtracted from each chunk
     if longest < min(_MIN_COLUMNS, vocabulary):
         return None
     together = demand.logit_bytes // demand.kept_bytes  # kept chunks that one chunk of logits has room for
-    columns = _equally(vocabulary, longest)
-    kept = _joined(columns, together)
+    columns = equally(vocabulary, longest)
+    kept = joined(columns, together)
     if not fits(demand, kept[-1]):  # row padding makes the last part too big: keep the unaligned tail separately
-        whole = vocabulary // _UNIT * _UNIT
+        whole = vocabulary // UNIT * UNIT
         rest = (slice(whole, vocabulary),)
-        columns = (*_equally(whole, longest), *rest)
-        kept = (*_joined(columns[:-1], together), *rest)
+        columns = (*equally(whole, longest), *rest)
+        kept = (*joined(columns[:-1], together), *rest)
     room = tokens * pitch(columns[0].stop) * demand.logit_bytes
-    sums = min(tokens, _UNIT) * demand.width * FP32 if demand.dx else 0
+    sums = min(tokens, UNIT) * demand.width * FP32 if demand.dx else 0
     if len(columns) == 1 or sums > room or not all(fits(demand, part) for part in kept[:-1]):
         return None
     return Chunks(tokens=(slice(0, tokens),), columns=columns, kept=kept, why="all logits fit in the weight's gradient")
@@ -227,42 +243,3 @@ def fits(demand: Demand, part: slice) -> bool:
     """Whether the logits of a part can be kept in its rows of the weight's gradient."""
     width = part.stop - part.start
     return demand.tokens * pitch(width) * demand.kept_bytes <= width * demand.width * demand.dweight_bytes
-
-
-def _joined(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
-    """Neighbours as one, `count` at a time."""
-    groups = (parts[first : first + count] for first in range(0, len(parts), count))
-    return tuple(slice(group[0].start, group[-1].stop) for group in groups)
-
-
-def token_groups(tokens: int, longest: int) -> tuple[slice, ...]:
-    """Groups of tokens whose sums of dx are in memory at a time: all of them, or a power of two units each."""
-    if tokens <= longest:
-        return (slice(0, tokens),)
-    return _exactly(tokens, _UNIT << ((longest // _UNIT).bit_length() - 1))
-
-
-def _rounded(number: float) -> int:
-    return max(1, round(number / _UNIT)) * _UNIT
-
-
-def _exactly(total: int, length: int) -> tuple[slice, ...]:
-    return tuple(slice(first, min(first + length, total)) for first in range(0, total, length))
-
-
-def _equally(total: int, longest: int) -> tuple[slice, ...]:
-    """Parts of one length, a multiple of the unit, except the last: a kernel is compiled for each length."""
-    if not total:
-        return ()
-    length = ceil(total / ceil(total / longest) / _UNIT) * _UNIT
-    return _exactly(total, min(length, longest) if longest >= _UNIT else longest)
-
-
-def _evenly(total: int, longest: int) -> tuple[slice, ...]:
-    """As few parts as possible, whose lengths differ by at most one unit."""
-    if total <= longest:
-        return (slice(0, total),) if total else ()
-    unit = _UNIT if longest % _UNIT == 0 else 1
-    units, count = ceil(total / unit), ceil(total / longest)
-    ends = [min(total, (units * (i + 1) // count) * unit) for i in range(count)]
-    return tuple(slice(first, end) for first, end in zip([0, *ends], ends, strict=False))

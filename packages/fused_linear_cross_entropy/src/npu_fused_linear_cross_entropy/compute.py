@@ -113,7 +113,7 @@ def _start(inputs: Inputs, options: Options, needs: Needs, task: Task) -> Loss:
         needs=needs,
         unfinished=task is Task.LOSS_AND_GRADIENTS and is_unfinished(x, inputs.class_weight, options),
         writes_fp32=matmul.writes_fp32(x.device, x.dtype),
-        is_readable=is_possible(x, inputs.weight),
+        is_readable=is_possible(x, inputs.weight, device),
         device=device,
     )
     return start(inputs, options, tiling.choose(shape), device)

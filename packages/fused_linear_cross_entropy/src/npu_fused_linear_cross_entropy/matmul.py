@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable, Iterator
 
 import torch
+from npu_tiling import device_for
 from torch import Tensor
 
 _COPY_BYTES = 2**24  # operands are copied in pieces of at most this
@@ -99,7 +100,7 @@ def _slices(length: int, end: int) -> tuple[slice, ...]:
 
 
 def _is_taken_apart(a: Tensor) -> bool:
-    return a.is_cuda and a.itemsize == _HALF
+    return a.itemsize == _HALF and (a.is_cuda or (a.is_meta and getattr(device_for(a.device), "kind", "") == "cuda"))
 
 
 def _end(length: int, is_contiguous: bool) -> int:
@@ -127,8 +128,9 @@ def _is_misread(a: Tensor) -> bool:
 
 
 def _native(operator: str, device: torch.device) -> bool:
-    """Whether PyTorch has a product into another dtype for a device."""
-    return _is_registered(f"aten::{operator}.dtype_out", {"cuda": "CUDA", "npu": "PrivateUse1"}.get(device.type, "CPU"))
+    """Whether PyTorch has a product into another dtype for a device; in a dry run, for any."""
+    keys = {"cuda": "CUDA", "npu": "PrivateUse1", "meta": "Meta"}
+    return _is_registered(f"aten::{operator}.dtype_out", keys.get(device.type, "CPU"))
 
 
 @functools.cache

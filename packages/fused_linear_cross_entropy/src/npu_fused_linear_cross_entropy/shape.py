@@ -7,6 +7,7 @@ from enum import Enum
 
 import torch
 from npu_tiling import Device
+from npu_tiling.pytorch.tensors import statistics_dtype
 
 from .options import Needs, Options
 
@@ -56,3 +57,8 @@ class Shape:
         options = self.options
         other = options.softcap is not None or options.return_entropy or options.smoothed or options.argmax
         return not other and not self.needs.dbias and self.x_dtype != torch.float16
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """What PyTorch's product of x and the weight is rounded to."""
+        return statistics_dtype(self.x_dtype) if self.writes_fp32 else self.x_dtype

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import Device, LaunchSpec
+from npu_tiling.chips.detection import is_dry_run
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
@@ -20,9 +21,10 @@ _MODULE = "cuda.product"
 _ALIGNMENT = 16  # bytes, of addresses and strides that TMA takes
 
 
-def is_possible(x: Tensor, weight: Tensor) -> bool:
+def is_possible(x: Tensor, weight: Tensor, device: Device | None) -> bool:
     """Whether TMA can read both, and the installed Triton (3.4 and later) takes descriptors from the host."""
-    return x.is_cuda and all(map(_is_readable, (x, weight))) and _descriptor() is not None
+    on_cuda = device is not None and device.kind == "cuda"
+    return on_cuda and all(map(_is_readable, (x, weight))) and (is_dry_run() or _descriptor() is not None)
 
 
 def _is_readable(matrix: Tensor) -> bool:
@@ -33,12 +35,19 @@ def _is_readable(matrix: Tensor) -> bool:
 
 @functools.cache
 def _descriptor() -> Any:
-    """Triton's class of descriptors that are made on the host; None where it has none."""
+    """Makes a descriptor of a tensor and a block on the host; None where the installed Triton has none."""
     try:
         from triton.tools.tensor_descriptor import TensorDescriptor
     except ImportError:
         return None
-    return TensorDescriptor
+    return TensorDescriptor.from_tensor
+
+
+class _Listed(NamedTuple):
+    """What a dry run lists in place of a descriptor where there is no Triton."""
+
+    base: Tensor
+    block_shape: list[int]
 
 
 class ExponentialProduct:
@@ -103,7 +112,7 @@ class ExponentialProduct:
         sums: Tensor,
     ) -> None:
         """Descriptors go through Triton's JIT: such launches are few and long."""
-        described, launch = _descriptor().from_tensor, self._launch
+        described, launch = _descriptor() or _Listed, self._launch
         weight = part(self._weight, columns)
         block_m, block_n, block_h = launch.blocks
         with torch.cuda.device_of(x):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .. import chunks, matmul
 from ..launch.chunk import scale_rows
+from ..partition import token_groups
 
 
 class KeptMemory:
@@ -74,7 +75,7 @@ class KeptMemory:
             return
         wide = memory.view(torch.float32) if dx.dtype.itemsize < torch.float32.itemsize else None
         longest = self._tokens if wide is None else wide.numel() // weight.shape[1]
-        for tokens in chunks.token_groups(self._tokens, longest):
+        for tokens in token_groups(self._tokens, longest):
             target = dx[tokens]
             sums = target if wide is None else wide[: target.numel()].view(target.shape)
             for part in self.parts:

@@ -10,6 +10,7 @@ from typing import Literal
 from ..errors import UnknownDeviceError
 
 KIB = 1024
+_CUBE_OPERATIONS = 2 * 16**3  # of a cube core in one cycle
 ARCHS = ("dav-c220", "dav-c310")  # Ascend 910B and A3; 950: what a tile takes on chip was measured for these
 
 
@@ -30,6 +31,7 @@ class Device:
         max_grid: the largest number of programs of one launch.
         bandwidth: main memory, bytes per second, read and write counted alike; None where no figure is known.
         clock_hz: core clock in Hz; None where no figure is known.
+        matrix_flops: operations per second of dense products of bf16 or fp16; None where no figure is known.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Device:
     max_grid: int = 65535
     bandwidth: float | None = None
     clock_hz: float | None = None
+    matrix_flops: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "ascend" and self.arch not in ARCHS:
@@ -70,6 +73,7 @@ def _c220(name: str, cube_cores: int, bandwidth: float | None = None, clock_hz: 
         l0c_bytes=128 * KIB,
         bandwidth=bandwidth,
         clock_hz=clock_hz,
+        matrix_flops=clock_hz and cube_cores * _CUBE_OPERATIONS * clock_hz,
     )
 
 
@@ -119,7 +123,9 @@ SOCS: Mapping[str, Device] = MappingProxyType({chip.name: chip for chip in _CHIP
 """Every Ascend chip that the compiler targets, by SoC name."""
 
 
-def _gpu(name: str, arch: str, cores: int, shared_memory: int, bandwidth: float, clock_hz: float) -> Device:
+def _gpu(
+    name: str, arch: str, cores: int, shared_memory: int, bandwidth: float, clock_hz: float, matrix_flops: float
+) -> Device:
     return Device(
         name=name,
         kind="cuda",
@@ -131,17 +137,19 @@ def _gpu(name: str, arch: str, cores: int, shared_memory: int, bandwidth: float,
         max_grid=2**31 - 1,
         bandwidth=bandwidth,
         clock_hz=clock_hz,
+        matrix_flops=matrix_flops,
     )
 
 
-# Streaming multiprocessors, bandwidths and boost clocks are those of the SXM modules in NVIDIA's data sheets. Shared memory
-# of a thread block: the CUDA C++ Programming Guide's table of compute capabilities, 163 KB for 8.0, 227 KB for 9.0 and 10.0.
+# Streaming multiprocessors, bandwidths, boost clocks and rates of dense bf16 products are those of the SXM modules in
+# NVIDIA's data sheets. Shared memory of a thread block: the CUDA C++ Programming Guide's table of compute capabilities,
+# 163 KB for 8.0, 227 KB for 9.0 and 10.0.
 GPUS: Mapping[str, Device] = MappingProxyType(
     {
-        "A100": _gpu("A100", "sm_80", 108, 163 * KIB, 2.04e12, 1.41e9),
-        "H100": _gpu("H100", "sm_90", 132, 227 * KIB, 3.35e12, 1.98e9),
-        "H200": _gpu("H200", "sm_90", 132, 227 * KIB, 4.8e12, 1.98e9),
-        "B200": _gpu("B200", "sm_100", 148, 227 * KIB, 7.7e12, 1.97e9),
+        "A100": _gpu("A100", "sm_80", 108, 163 * KIB, 2.04e12, 1.41e9, 312e12),
+        "H100": _gpu("H100", "sm_90", 132, 227 * KIB, 3.35e12, 1.98e9, 989e12),
+        "H200": _gpu("H200", "sm_90", 132, 227 * KIB, 4.8e12, 1.98e9, 989e12),
+        "B200": _gpu("B200", "sm_100", 148, 227 * KIB, 7.7e12, 1.97e9, 2250e12),
     }
 )
 """CUDA devices for calls that are explained where there is no GPU; one that is there describes itself."""

@@ -6,12 +6,14 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..chips.devices import Device
-from ..launching.recording import RecordedLaunch, dry_run
+from ..launching.recording import Argument, RecordedLaunch, Recorder, dry_run
+from .order import repeated
+from .products import Product, Watch
 
 _PARTIALS = "partials"  # in the name of a kernel that adds partial sums
 _BLOCK = re.compile(r"BLOCK|CHUNK|ROWS|STAGES|SHARE")  # in the name of a size that the tiling chooses
@@ -55,10 +57,15 @@ class ExplainedLaunch:
     falls_back_to: str
     partials_added_by: str
 
-    def lines(self, chip: Device) -> list[str]:
-        """For people, one fact a line."""
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for launches that differ in their number of programs alone."""
+        return tuple(str(getattr(self, each.name)) for each in fields(self) if each.name != "grid")
+
+    def facts(self, chip: Device) -> dict[str, str]:
+        """For people."""
         memory = "shared memory" if chip.kind == "cuda" else "Unified Buffer"
-        facts = {
+        return {
             "way": self.way,
             "why": self.why,
             "decided at": self.decided_at,
@@ -70,9 +77,6 @@ class ExplainedLaunch:
             "falls back to": self.falls_back_to,
             "partial sums": self.partials_added_by and f"added by {self.partials_added_by}",
         }
-        programs = f"{self.grid:,} programs" if self.grid != 1 else "1 program"
-        head = f"{self.kernel} ({self.defined_at}), {programs}"
-        return [head, *(f"    {name:<15}{fact}" for name, fact in facts.items() if fact)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,36 +87,92 @@ class Explanation:
         call: the call in words.
         chip: where.
         launches: in order.
+        products: matrix products by PyTorch, in order.
+        decisions: what was decided for a call of several launches, in words, by direction.
         bytes_moved: the bytes that have to cross between memory and the chip, by direction.
+        flops: the operations of matrix products that the result needs, by direction.
+        peak: the most bytes of memory at a time beside the call's inputs, results and gradients included.
     """
 
     call: str
     chip: Device
     launches: Sequence[ExplainedLaunch]
+    products: Sequence[Product] = ()
+    decisions: Sequence[tuple[str, Mapping[str, str]]] = ()
     bytes_moved: Mapping[str, int]
+    flops: Mapping[str, int] = field(default_factory=dict)
+    peak: int = 0
 
     def floor(self, direction: str) -> float | None:
-        """Seconds below which no launches of a direction take: its bytes / bandwidth; None where that is not known."""
-        return None if self.chip.bandwidth is None else self.bytes_moved[direction] / self.chip.bandwidth
+        """Seconds below which no launches of a direction take, for their bytes or for their operations; None: not known."""
+        chip, flops = self.chip, self.flops.get(direction, 0)
+        if chip.bandwidth is None or (flops and chip.matrix_flops is None):
+            return None
+        return max(self.bytes_moved[direction] / chip.bandwidth, flops / (chip.matrix_flops or 1.0))
 
     @property
     def text(self) -> str:
-        """For people."""
+        """For people: what is launched several times is described once."""
         lines = [f"{self.call} on {_described(self.chip)}"]
-        for direction, moved in self.bytes_moved.items():
-            launches = [launch for launch in self.launches if launch.direction == direction]
-            floor = self.floor(direction)
-            time = "" if floor is None else f": {floor * 1e6:,.1f} us at {(self.chip.bandwidth or 0) / 1e12:.3g} TB/s"
-            lines += ["", f"{direction}: {_count(launches)}; at least {moved:,} bytes to and from memory{time}"]
-            for launch in launches:
-                lines += ["", *launch.lines(self.chip)]
+        lines += [f"memory beside the inputs: at most {self.peak:,} bytes at a time"] if self.peak else []
+        for direction in self.bytes_moved:
+            steps = self._steps(direction)
+            lines += ["", f"{direction}: {self._counts(direction)}; {self._least(direction)}"]
+            lines += [line for at, facts in self.decisions if at == direction for line in _lines(facts)]
+            kinds = list(dict.fromkeys(step.kind for step in steps))
+            order = repeated([str(kinds.index(step.kind) + 1) for step in steps])
+            lines += _lines({"order": order if 1 < len(kinds) < len(steps) else ""})
+            for number, kind in enumerate(kinds, 1):
+                lines += ["", *self._described([step for step in steps if step.kind == kind], number)]
         return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.text
 
+    def _steps(self, direction: str) -> list[ExplainedLaunch | Product]:
+        """Launches and products in order."""
+        numbered: list[tuple[int, int, ExplainedLaunch | Product]] = [(i, 1, each) for i, each in enumerate(self.launches)]
+        numbered += [(each.after, 0, each) for each in self.products]
+        return [step for *_, step in sorted(numbered, key=lambda each: each[:2]) if step.direction == direction]
 
-def explain(call: str, run: Callable[[], Mapping[str, int]], chip: Device) -> Explanation:
+    def _counts(self, direction: str) -> str:
+        launches, products = (sum(each.direction == direction for each in found) for found in (self.launches, self.products))
+        said = "1 launch" if launches == 1 else f"{launches} launches"
+        return f"{said} and {products} matrix product{'s' * (products != 1)}" if products else said
+
+    def _least(self, direction: str) -> str:
+        chip, moved, flops = self.chip, self.bytes_moved[direction], self.flops.get(direction, 0)
+        said = f"at least {moved:,} bytes to and from memory"
+        if chip.bandwidth is not None:
+            said += f": {moved / chip.bandwidth * 1e6:,.1f} us at {chip.bandwidth / 1e12:.3g} TB/s"
+        if flops:
+            said += f"; at least {flops:,} operations"
+        if flops and chip.matrix_flops is not None:
+            said += f": {flops / chip.matrix_flops * 1e6:,.1f} us at {chip.matrix_flops / 1e12:.4g} TFLOP/s"
+        return said
+
+    def _described(self, steps: Sequence[ExplainedLaunch | Product], number: int) -> list[str]:
+        """Steps of one kind."""
+        first, times = steps[0], f", {len(steps)} times" * (len(steps) > 1)
+        if isinstance(first, Product):
+            largest = max((step for step in steps if isinstance(step, Product)), key=lambda step: step.flops)
+            each = f"{largest.flops:,}{' at most' * (len({step.flops for step in steps if isinstance(step, Product)}) > 1)}"
+            return [f"{number}. {largest}{times}", *_lines({"called from": first.called_from, "operations": each})]
+        grids = sorted({step.grid for step in steps if isinstance(step, ExplainedLaunch)})
+        programs = "1 program" if grids == [1] else f"{' or '.join(f'{grid:,}' for grid in grids)} programs"
+        head = f"{number}. {first.kernel} ({first.defined_at}), {programs}{times}"
+        return [head, *_lines(first.facts(self.chip))]
+
+
+def explain(
+    call: str,
+    run: Callable[[], Mapping[str, int]],
+    chip: Device,
+    *,
+    flops: Mapping[str, int] | None = None,
+    describe: Callable[[Any], Mapping[str, str]] | None = None,
+    passed_through: Sequence[str] = (),
+) -> Explanation:
     """Explain the launches of `run` on a chip.
 
     Args:
@@ -120,10 +180,24 @@ def explain(call: str, run: Callable[[], Mapping[str, int]], chip: Device) -> Ex
         run: calls an operator, and its backward, with tensors on the meta device; returns the bytes that have to cross
             between memory and the chip, by direction.
         chip: where.
+        flops: the operations of matrix products that the result needs, by direction.
+        describe: puts into words what the package decides for a call of several launches (`Recorder.decided`).
+        passed_through: full names of modules through which a package calls PyTorch's matrix products: callers of those are
+            named.
     """
-    with dry_run(chip) as launches:
+    recorder = Recorder(runs=False)
+    with dry_run(chip, recorder) as launches, Watch(launches, passed_through) as watch:
         bytes_moved = run()
-    return Explanation(call=call, chip=chip, launches=explained(launches), bytes_moved=bytes_moved)
+    return Explanation(
+        call=call,
+        chip=chip,
+        launches=explained(launches),
+        products=watch.products,
+        decisions=[(direction, describe(each)) for direction, each in recorder.decisions] if describe is not None else [],
+        bytes_moved=bytes_moved,
+        flops=flops or {},
+        peak=watch.peak,
+    )
 
 
 def explained(launches: Sequence[RecordedLaunch]) -> list[ExplainedLaunch]:
@@ -173,13 +247,10 @@ def _difference(launch: RecordedLaunch) -> str:
 
 def _share_memory(launch: RecordedLaunch, other: RecordedLaunch) -> bool:
     """Whether a kernel that adds partial sums reads, as its first argument, memory that another launch was given."""
-    partials = _memory(other.arguments[0])
-    return partials is not None and partials in map(_memory, launch.arguments)
-
-
-def _memory(argument: Any) -> int | None:
-    """The number of a tensor's storage; None of what is no tensor."""
-    return argument.untyped_storage()._cdata if hasattr(argument, "untyped_storage") else None
+    partials = other.arguments[0]
+    return isinstance(partials, Argument) and any(
+        isinstance(argument, Argument) and argument.memory == partials.memory for argument in launch.arguments
+    )
 
 
 def _definition(module: str, kernel: str) -> str:
@@ -206,5 +277,6 @@ def _assignments(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
-def _count(launches: Sequence[object]) -> str:
-    return "1 launch" if len(launches) == 1 else f"{len(launches)} launches"
+def _lines(facts: Mapping[str, str]) -> list[str]:
+    """One fact a line."""
+    return [f"    {name:<15}{fact}" for name, fact in facts.items() if fact]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,29 @@ from typing import Any
 from ..chips.detection import dry_device
 from ..chips.devices import Device
 from .spec import LaunchSpec, Tiled
+
+_numbers = itertools.count()  # of memory
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "multibuffer")  # of Triton's compilers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """A tensor that a launch was given, without its memory.
+
+    Attributes:
+        dtype: PyTorch's name of it, as "bfloat16".
+        shape, strides: in elements.
+        offset: bytes from the start of its memory.
+        memory: a number, equal for tensors that share memory.
+        block: of a descriptor, the shape of the tile that it reads; empty for a pointer.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    memory: int
+    block: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,7 +47,7 @@ class RecordedLaunch:
         module: full name of the module of the kernel.
         kernel: its name.
         grid: number of programs.
-        arguments: tensors and numbers, in the kernel's order; tuples of tensors among them.
+        arguments: in the kernel's order: numbers, an `Argument` for each tensor, and tuples of those.
         constants: `tl.constexpr` parameters by name.
         options: compiler options.
         tiling: what decided constants, options and grid.
@@ -50,13 +75,19 @@ class Recorder:
 
     Attributes:
         launches: so far.
+        decisions: about calls of several launches, so far: the direction, and what a package's tiling decided.
         runs: whether they are made too.
     """
 
     def __init__(self, *, runs: bool) -> None:
         self.launches: list[RecordedLaunch] = []
+        self.decisions: list[tuple[str, Any]] = []
         self.runs = runs
         self._attempt: tuple[LaunchSpec, Callable[[Any], Tiled | None]] | None = None
+
+    def decided(self, decision: Any) -> None:
+        """List a decision about a call of several launches."""
+        self.decisions.append(("backward" if is_backward() else "forward", decision))
 
     @contextlib.contextmanager
     def attempt(self, spec: LaunchSpec, smaller: Callable[[Any], Tiled | None]) -> Iterator[None]:
@@ -76,7 +107,7 @@ class Recorder:
     def add_named(self, module: str, kernel: str, grid: int, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """List a launch by Triton's JIT: constants and options by name, and the tiling is that of the attempt, if any."""
         tiling, fallback = None, None
-        options: Mapping[str, Any] = {}
+        options: Mapping[str, Any] = {name: value for name, value in named.items() if name in _OPTIONS}
         if self._attempt is not None:
             spec, smaller = self._attempt
             tiling, fallback, options = spec.launch, smaller(spec.launch), spec.options
@@ -94,19 +125,19 @@ class Recorder:
         tiling: Any,
         fallback: Tiled | None,
     ) -> None:
-        called_from, caller = _caller()
+        called_from, function = caller()
         launch = RecordedLaunch(
             module=module,
             kernel=kernel,
             grid=grid,
-            arguments=arguments,
+            arguments=tuple(map(_without_memory, arguments)),
             constants=constants,
             options=options,
             tiling=tiling,
             fallback=fallback,
             called_from=called_from,
-            caller=caller,
-            direction="backward" if _is_backward() else "forward",
+            caller=function,
+            direction="backward" if is_backward() else "forward",
         )
         self.launches.append(launch)
 
@@ -133,7 +164,8 @@ active: Recorder | None = None
 
 
 @contextlib.contextmanager
-def _recorded(recorder: Recorder) -> Iterator[list[RecordedLaunch]]:
+def recorded(recorder: Recorder) -> Iterator[list[RecordedLaunch]]:
+    """A recorder lists launches until the block ends. Process-wide."""
     global active
     before, active = active, recorder
     try:
@@ -143,28 +175,54 @@ def _recorded(recorder: Recorder) -> Iterator[list[RecordedLaunch]]:
 
 
 @contextlib.contextmanager
-def dry_run(chip: Device) -> Iterator[list[RecordedLaunch]]:
+def dry_run(chip: Device, recorder: Recorder | None = None) -> Iterator[list[RecordedLaunch]]:
     """Operators decide for `chip` and list their launches in place of making them, until the block ends. Process-wide.
 
     Tensors may be on the meta device, where PyTorch's own operators compute nothing either: a call of any size takes
     neither memory nor a device, and results have shapes and no values. Triton need not be installed.
     """
-    with dry_device(chip), _recorded(Recorder(runs=False)) as launches:
+    with dry_device(chip), recorded(recorder or Recorder(runs=False)) as launches:
         yield launches
 
 
 @contextlib.contextmanager
 def watch_launches() -> Iterator[list[RecordedLaunch]]:
     """List launches while they are made, until the block ends. Process-wide."""
-    with _recorded(Recorder(runs=True)) as launches:
+    with recorded(Recorder(runs=True)) as launches:
         yield launches
 
 
-def _caller() -> tuple[str, str]:
-    """File and line, and the name of the function, of the innermost frame that is outside this package."""
+def _without_memory(argument: Any) -> Any:
+    if hasattr(argument, "block_shape"):  # a descriptor, which Triton makes of a tensor
+        return dataclasses.replace(_without_memory(argument.base), block=tuple(argument.block_shape))
+    if isinstance(argument, tuple):
+        return tuple(map(_without_memory, argument))
+    if not hasattr(argument, "untyped_storage"):
+        return argument
+    storage = argument.untyped_storage()
+    if not hasattr(storage, "npu_tiling_number"):
+        storage.npu_tiling_number = next(_numbers)
+    return Argument(
+        dtype=str(argument.dtype).removeprefix("torch."),
+        shape=tuple(argument.shape),
+        strides=tuple(argument.stride()),
+        offset=argument.storage_offset() * argument.itemsize,
+        memory=storage.npu_tiling_number,
+    )
+
+
+def caller(passed_through: Sequence[str] = ()) -> tuple[str, str]:
+    """File and line, and the name of the function, of the innermost frame that is outside this package and PyTorch.
+
+    Args:
+        passed_through: full names of modules that are passed over too.
+    """
     frame = sys._getframe(1)
-    core = __name__.partition(".")[0]
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (core, "contextlib"):
+    over = (__name__.partition(".")[0], "contextlib", "torch")
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in over and module not in passed_through:
+            break
         frame = frame.f_back
     code = frame.f_code
     function = getattr(code, "co_qualname", code.co_name).partition(".<locals>")[0]  # Python 3.10 has no qualified names
@@ -173,7 +231,7 @@ def _caller() -> tuple[str, str]:
     return f"{'/'.join(path.parts[-folders - 1 :])}:{frame.f_lineno}", function
 
 
-def _is_backward() -> bool:
+def is_backward() -> bool:
     """Whether autograd's engine is running."""
     torch = sys.modules.get("torch")
     return torch is not None and torch._C._current_graph_task_id() != -1

@@ -1,0 +1,142 @@
+"""What a loss launches on a chip, and why, with neither tensors' data nor a device.
+
+`python -m npu_fused_linear_cross_entropy explain` is the same as a command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from npu_tiling import Device
+from npu_tiling.explaining.explanation import Explanation
+from npu_tiling.explaining.explanation import explain as explain_run
+from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nbytes
+from npu_tiling.explaining.products import short
+from torch import Tensor
+
+from . import matmul
+from .api import fused_linear_cross_entropy
+from .chunks import Layout
+from .tiling import Tiling
+
+
+def explain(
+    *,
+    tokens: int,
+    width: int,
+    vocabulary: int,
+    dtype: Dtype = "bf16",
+    chip: str | Device | None = None,
+    backward: bool = False,
+    weight_dtype: Dtype | None = None,
+    bias: bool = False,
+    class_weight: bool = False,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    token_scaling: bool = False,
+    return_token_accuracy: bool = False,
+    return_entropy: bool = False,
+    chunk_tokens: int | None = None,
+    memory_budget: int | None = None,
+) -> Explanation:
+    """Explains how a loss is computed on a chip: which way, chunks, kernels and matrix products, and why.
+
+    Products of bf16 and fp16 are assumed to write fp32, as PyTorch's do on CUDA, and torch_npu's from 2.13 on.
+
+    Args:
+        tokens: rows of x.
+        width: elements of a row.
+        vocabulary: rows of the weight.
+        dtype: of x.
+        chip: a chip, or its name in `npu_tiling.SOCS` or `npu_tiling.GPUS`; None: the chip in this machine.
+        backward: x, weight and bias need gradients, and the backward is explained too.
+        weight_dtype: of weight and bias (default: dtype).
+        bias: a bias is added.
+        class_weight: losses are weighted.
+        reduction: of the losses of tokens.
+        label_smoothing: from 0 to 1.
+        lse_square_scale: factor of the z-loss.
+        softcap: of the logits.
+        logit_scale: factor of the logits.
+        token_scaling: losses are multiplied by probabilities.
+        return_token_accuracy: the share of right tokens too.
+        return_entropy: entropies too.
+        chunk_tokens: tokens of a chunk.
+        memory_budget: bytes for logits and sums.
+
+    Returns:
+        An Explanation; `text` is for people.
+
+    Raises:
+        UnknownDeviceError: the chip is not known, or none is named where there is none.
+        ValueError: no call has these options.
+    """
+    x = leaf(tokens, width, dtype=dtype, gradient=backward)
+    weight = leaf(vocabulary, width, dtype=weight_dtype or dtype, gradient=backward)
+    added = leaf(vocabulary, dtype=weight_dtype or dtype, gradient=backward) if bias else None
+    target = torch.empty(tokens, dtype=torch.int64, device="meta")
+    options: dict[str, Any] = {
+        "class_weight": leaf(vocabulary, dtype="fp32", gradient=False) if class_weight else None,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        "lse_square_scale": lse_square_scale,
+        "softcap": softcap,
+        "logit_scale": logit_scale,
+        "token_scaling": token_scaling,
+        "return_token_accuracy": return_token_accuracy,
+        "return_entropy": return_entropy,
+        "chunk_tokens": chunk_tokens,
+        "memory_budget": memory_budget,
+    }
+    inputs, product = [x, weight, added], 2 * tokens * width * vocabulary
+    flops = {"forward": product}
+    is_one_number = reduction != "none" and not return_entropy
+    if backward:  # of one number the forward computes the gradients, with the logits that it has
+        flops = {"forward": 3 * product} if is_one_number else {"forward": product, "backward": 3 * product}
+
+    def run() -> Mapping[str, int]:
+        found = fused_linear_cross_entropy(x, weight, target, added, **options)
+        results = [found] if isinstance(found, Tensor) else [each for each in found if each is not None]
+        read = [*inputs, target, options["class_weight"]]
+        moved = {"forward": nbytes([*read, *results])}
+        if backward:
+            written = nbytes(gradients(results, inputs))
+            moved["forward"] += written if is_one_number else 0
+            moved["backward"] = nbytes(results) + (0 if is_one_number else nbytes(read) + written)
+        return moved
+
+    return explain_run(
+        f"linear cross entropy of {tokens} x {width} and {vocabulary} x {width} in {dtype}",
+        run,
+        chosen_chip(chip),
+        flops=flops,
+        describe=_described,
+        passed_through=[matmul.__name__],
+    )
+
+
+def _described(tiling: Tiling) -> dict[str, str]:
+    """What was decided for one call, in words."""
+    chunks, dtype = tiling.chunks, short(tiling.logits_dtype)
+    (tokens, columns), size = chunks.longest, tiling.buffer * tiling.logits_dtype.itemsize
+    what = "exponentials" if tiling.way.multiplies else "logits"
+    kept = f"; all {what} in the weight's gradient" if chunks.layout is Layout.KEPT else ""
+    sums = f"of the weight's gradient in {short(tiling.sum_dtype)}" if tiling.shape.needs.dweight else ""
+    return {
+        "way": f"{tiling.way.name}: {tiling.way.value}",
+        "why": tiling.why,
+        "decided at": tiling.decided_at,
+        "chunks": f"{_parts(len(chunks.tokens), tokens, 'tokens')}, {_parts(len(chunks.columns), columns, 'columns')}",
+        "their lengths": chunks.why,
+        what: f"{size:,} bytes of {dtype} at a time{kept}" if size else "none in memory",
+        "sums": sums,
+    }
+
+
+def _parts(count: int, longest: int, of: str) -> str:
+    return f"all {longest} {of}" if count == 1 else f"{count} chunks of at most {longest} {of}"

@@ -1,0 +1,90 @@
+"""What `explain` says of a loss is what the loss launches and multiplies, wherever there are kernels."""
+
+import functools
+
+import npu_tiling
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import compute, explain, fused_linear_cross_entropy, matmul
+from npu_fused_linear_cross_entropy.options import Options
+from npu_fused_linear_cross_entropy.tiling import Way
+from npu_tiling.explaining.explanation import explained
+from npu_tiling.explaining.products import Watch
+
+SIZES = {"tokens": 64, "width": 16, "vocabulary": 2048}
+SMALL = {"memory_budget": 2**18}
+CALLS = {
+    Way.WHOLE_ROWS: {"softcap": 30.0},
+    Way.EXPONENTIALS: {"vocabulary": 32000},
+    Way.KEPT_LOGITS: {"width": 64, "label_smoothing": 0.1, **SMALL},
+    Way.KEPT_EXPONENTIALS: {"width": 64, **SMALL},
+    Way.COLUMNS: {"bias": True, **SMALL},
+}
+
+
+def run(place, *, tokens, width, vocabulary, bias=False, **options):
+    """The call that `explain` has these options for."""
+    make = {"dtype": torch.bfloat16, "device": place.torch, "requires_grad": True}
+    x, weight = torch.zeros(tokens, width, **make), torch.zeros(vocabulary, width, **make)
+    added = torch.zeros(vocabulary, **make) if bias else None
+    target = torch.zeros(tokens, dtype=torch.int64, device=place.torch)
+    fused_linear_cross_entropy(x, weight, target, added, **options).sum().backward()
+
+
+@pytest.mark.parametrize("way", CALLS)
+def test_explained_launches_and_products_are_those_that_are_made(npu_place, way, monkeypatch):
+    chip = npu_tiling.device_for(npu_place.torch)
+    if chip is None:
+        pytest.skip("plain PyTorch launches none of our kernels")
+    products = []
+
+    def listing(real, a, b, *rest):
+        products.append((tuple(a.shape), tuple(b.shape)))
+        real(a, b, *rest)
+
+    for name in ("product", "add_product"):
+        monkeypatch.setattr(matmul, name, functools.partial(listing, getattr(matmul, name)))
+    options = {**SIZES, **CALLS[way]}
+    with npu_tiling.watch_launches() as launches:
+        run(npu_place, **options)
+    made = list(products)
+    found = explain(**options, chip=chip, backward=True)
+    assert found.launches == explained(launches)
+    assert [(product.left, product.right) for product in found.products] == made
+    assert found.decisions[0][1]["way"].startswith(way.name)
+
+
+@pytest.mark.parametrize("way", CALLS)
+def test_memory_is_what_the_operators_take(npu_place, way, monkeypatch):
+    chip = npu_tiling.device_for(npu_place.torch)
+    if chip is None or npu_place.torch.type != "cpu":
+        pytest.skip("tensors are counted where no product takes memory of its own: on the emulated NPU, without products")
+    for name in ("product", "add_product"):
+        monkeypatch.setattr(matmul, name, lambda *_: None)
+    options = {**SIZES, **CALLS[way]}
+    bias = torch.zeros(options["vocabulary"], dtype=torch.bfloat16) if options.pop("bias", False) else None
+    tokens, width, vocabulary = (options.pop(name) for name in SIZES)
+    x, weight = (torch.zeros(count, width, dtype=torch.bfloat16) for count in (tokens, vocabulary))
+    target = torch.zeros(tokens, dtype=torch.int64)
+    with Watch([]) as memory:
+        arguments = (x, weight, target, bias, None, None, *Options(**options, vocab_size=vocabulary))
+        found = compute.forward(*arguments, False, True, True, bias is not None)
+    assert found[0].numel() == 1
+    sizes = {"tokens": tokens, "width": width, "vocabulary": vocabulary, "bias": bias is not None}
+    assert explain(**sizes, **options, chip=chip, backward=True).peak == pytest.approx(memory.peak, abs=64)
+
+
+def test_a_call_of_any_size_is_explained_for_every_gpu():
+    found = explain(tokens=2**22, width=4096, vocabulary=128256, chip="H200", backward=True)
+    assert found.decisions[0][1]["way"].startswith("PRODUCT")
+    assert found.floor("forward") == 6 * 2**22 * 4096 * 128256 / 989e12
+    assert {product.dtype for product in found.products} == {"bf16"}
+    text = explain(tokens=4096, width=4096, vocabulary=128256, chip="B200", reduction="none", backward=True).text
+    assert "backward: " in text and "way            EXPONENTIALS" not in text.partition("backward: ")[2]
+    assert "1. cross_entropy_targets_kernel (npu_fused_linear_cross_entropy/both/" in text
+
+
+def test_peak_on_an_h200_is_what_was_measured():
+    """1154 MiB beside the inputs, in the README's numbers."""
+    found = explain(tokens=4096, width=4096, vocabulary=128256, chip="H200", backward=True)
+    assert round(found.peak / 2**20) == 1154

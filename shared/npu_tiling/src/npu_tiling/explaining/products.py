@@ -1,0 +1,122 @@
+"""What PyTorch itself does in a dry run: its matrix products, and the memory that it takes. Imports torch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..launching.recording import caller, is_backward
+
+_PRODUCTS = {torch.ops.aten.mm: False, torch.ops.aten.addmm: True, torch.ops.aten.bmm: False, torch.ops.aten.baddbmm: True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """One matrix product by PyTorch, which is no launch of ours.
+
+    Attributes:
+        direction: "forward" or "backward".
+        called_from: file and line of the code that asked for it.
+        left, right: shapes of the operands.
+        dtype, result: names of the dtypes of the operands and of the result.
+        adds: whether it is added to what the result holds.
+        after: the number of launches before it.
+    """
+
+    direction: str
+    called_from: str
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    dtype: str
+    result: str
+    adds: bool
+    after: int
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        count = 2 * self.right[-1]
+        for length in self.left:
+            count *= length
+        return count
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for products that differ in their sizes alone."""
+        return self.direction, self.called_from, self.dtype, self.result, self.adds
+
+    def __str__(self) -> str:
+        sign = "+=" if self.adds else "="
+        return f"PyTorch's product {self.result} {sign} {self.dtype} {list(self.left)} @ {list(self.right)}"
+
+
+class Watch(TorchDispatchMode):
+    """Lists matrix products, and counts the bytes of the tensors that are alive.
+
+    Attributes:
+        products: so far.
+        peak: the most bytes at a time of tensors that were made in this block.
+    """
+
+    def __init__(self, launches: Sequence[object], passed_through: Sequence[str] = ()) -> None:
+        """`launches`: the list of a dry run; `passed_through`: modules whose callers are named as callers of products."""
+        super().__init__()
+        self.products: list[Product] = []
+        self.peak = 0
+        self._launches, self._passed_through = launches, tuple(passed_through)
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        adds = _PRODUCTS.get(function.overloadpacket)
+        if adds is not None:
+            self._add_product(given[-3:] if "out" in kwargs else [*given[-2:], result], adds and kwargs.get("beta", 1) != 0)
+        known = {id(tensor.untyped_storage()) for tensor in given}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and id(leaf.untyped_storage()) not in known:
+                self._add_storage(leaf.untyped_storage())
+        return result
+
+    def _add_product(self, tensors: Sequence[Tensor], adds: bool) -> None:
+        left, right, result = tensors
+        product = Product(
+            direction="backward" if is_backward() else "forward",
+            called_from=caller(self._passed_through)[0],
+            left=tuple(left.shape),
+            right=tuple(right.shape),
+            dtype=short(left.dtype),
+            result=short(result.dtype),
+            adds=adds,
+            after=len(self._launches),
+        )
+        self.products.append(product)
+
+    def _add_storage(self, storage: torch.UntypedStorage) -> None:
+        key, size = id(storage), storage.nbytes()
+        if key in self._alive:
+            return
+
+        def forget(_: object) -> None:
+            del self._alive[key]
+            self._bytes -= size
+
+        self._alive[key] = weakref.ref(storage, forget)
+        self._bytes += size
+        self.peak = max(self.peak, self._bytes)
+
+
+def short(dtype: torch.dtype) -> str:
+    """The name of a dtype as people write it."""
+    return {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(
+        dtype, str(dtype).removeprefix("torch.")
+    )
