@@ -55,6 +55,9 @@ def mutants(module: ModuleOp) -> Iterator[Mutant]:
             yield removal("barrier removed", [op])
     for op in across:
         yield removal("flag between cores removed", [op])
+    for op in operations:
+        if _short(op) in ("set_mask_norm", "set_ffts_base_addr"):
+            yield removal("chip state removed", [op])
     by_number = defaultdict(list)
     for op in across:
         by_number[_number(op)].append(op)

@@ -92,7 +92,8 @@ def _loss_with_everything() -> None:
 def _cross_entropy(vocabulary: int, **options: object) -> None:
     x, weight = _noise(7, 16, dtype=BF16), _noise(vocabulary, 16, dtype=BF16)
     found = fused_linear_cross_entropy(x, weight, torch.randint(vocabulary, (7,)), **options)  # type: ignore[arg-type]
-    (found if isinstance(found, torch.Tensor) else found.loss).backward()
+    loss = found if isinstance(found, torch.Tensor) else found.loss
+    loss.backward(torch.full_like(loss, 0.5))  # 1 would multiply nothing
 
 
 def _matmul() -> None:

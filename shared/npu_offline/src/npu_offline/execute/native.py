@@ -66,6 +66,7 @@ _SOURCES = (  # the code that decides what is in a shared object
     "execute/final/instructions.py",
     "execute/final/memory.py",
     "execute/final/scalars.py",
+    "execute/final/state.py",
     "execute/final/translate.py",
     "execute/final/writer.py",
     "execute/linalg/instrument.py",

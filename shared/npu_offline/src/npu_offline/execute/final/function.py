@@ -17,6 +17,7 @@ from .flags import SYNCHRONISATION
 from .instructions import Instruction, instruction_of
 from .memory import write_buffer, write_memory
 from .scalars import bits_of, c_type, element_type, formula, from_bits
+from .state import CHIP_STATE
 from .writer import Tables, Writer
 
 _TURN = "npu_offline_turn();"
@@ -98,12 +99,12 @@ class Function(Writer):
         elif name in ("hivm.hir.get_block_idx", "hivm.hir.get_sub_block_idx"):
             what = "program" if name.endswith("get_block_idx") else "vector_core"
             self.lines.append(f"{self.declare(op.results[0])} = {what};")
+        elif (write := SYNCHRONISATION.get(name) or CHIP_STATE.get(name)) is not None:
+            write(self, op)
         elif name in _SILENT:
             return
         elif name.startswith("memref.") or name == "hivm.hir.bitcast":
             write_memory(self, op, name)
-        elif (write := SYNCHRONISATION.get(name)) is not None:
-            write(self, op)
         elif (operation := operation_of(op)) is not None:
             self._issue(op, instruction_of(operation))
         else:

@@ -8,6 +8,7 @@ int checking(void) { return self->launch->check == CHECKED; }
 static void start_core(core *c, const module *m, int position) {
   c->module = m, c->first = position * PIPES, c->finished = 0, c->waits = -1;
   c->step = position != 0;
+  c->mask_is_norm = c->ffts_is_set = 0;
   start_pipes(c);
   for (int space = UB; space < SPACES; space++) {
     if (m->sizes[space] == 0) continue;

@@ -29,6 +29,8 @@
 #define barrier npu_offline_barrier
 #define set_cross_flag npu_offline_set_cross_flag
 #define wait_cross_flag npu_offline_wait_cross_flag
+#define set_mask_norm npu_offline_set_mask_norm
+#define set_ffts_base_addr npu_offline_set_ffts_base_addr
 #define execute npu_offline_execute
 #define machine npu_offline_machine
 
@@ -87,6 +89,7 @@ typedef struct {
   flag flags[PIPES][PIPES][EVENTS];
   queue *queues[PIPES];            // of pipes that wait for a flag
   int finished, waits;             // for a cross-core flag; -1 for none
+  int mask_is_norm, ffts_is_set;   // by the program: launches before may have left anything
   cross_flag cross[CROSS_FLAGS], cross_sent[CROSS_FLAGS];
   ucontext_t context;
   char *stack;
@@ -127,6 +130,8 @@ void wait_flag(int source, int target, int64_t event);
 void barrier(int pipe);  // PIPES for all
 void set_cross_flag(int pipe, int64_t number);
 void wait_cross_flag(int64_t number);
+void set_mask_norm(void);
+void set_ffts_base_addr(void);
 void execute(const module *m, const int64_t *slots, int32_t x, int32_t y, int32_t z);
 
 // Helpers of every file.

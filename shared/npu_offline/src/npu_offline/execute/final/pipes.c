@@ -134,8 +134,18 @@ static void stuck(core *c, const char *who, const char *what) {
 
 // ---- Calls of generated code
 
+void set_mask_norm(void) { CORE->mask_is_norm = 1; }
+
+void set_ffts_base_addr(void) { CORE->ffts_is_set = 1; }
+
+static void need_ffts(void) {
+  if (checking() && !CORE->ffts_is_set) note("state|a flag between cores before set_ffts_base_addr: where the flags are is not known");
+}
+
 void issue(const instruction *i, const view *const *operands) {
   mark_issued(i);
+  if (checking() && i->pipe == V && !CORE->mask_is_norm)
+    note("state|%s#%d before set_mask_norm: the mask may count elements, as a launch before has left it", i->name, i->number);
   if (!checking()) {
     if (!surveying() || survey_instruction(i, operands, i->reads + i->writes + i->temporaries)) i->perform(i, operands);
     return;
@@ -232,6 +242,7 @@ void set_cross_flag(int pipe, int64_t number) {
   core *c = CORE;
   survey_step(STEP_SET_CROSS, pipe, 0, number);
   if (number < 0 || number >= CROSS_FLAGS) fail_text("flag %ld between cores does not exist", (long)number);
+  need_ffts();
   if (blocked(c, pipe)) {
     enqueue(c, pipe, (item){.kind = CROSS, .event = number});
     return;
@@ -244,6 +255,7 @@ void wait_cross_flag(int64_t number) {
   core *c = CORE;
   survey_step(STEP_WAIT_CROSS, 0, 0, number);
   if (number < 0 || number >= CROSS_FLAGS) fail_text("flag %ld between cores does not exist", (long)number);
+  need_ffts();
   while (!c->cross[number].count) {
     c->waits = (int)number;
     swapcontext(&c->context, &machine->main);
