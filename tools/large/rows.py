@@ -27,6 +27,18 @@ def norms(elements: int, device: torch.device) -> Iterator[Result]:
         found = _norm(x.detach(), weight.detach(), dy, y.detach(), x.grad, weight.grad, elements)
         yield f"rms_norm, x {said(x.shape, x.dtype)}", found
         del x, dy, y
+    # Two slices of so many elements each, of a tensor with another row a slice: rows lie on two levels.
+    rows, width = elements // 4096 + 1, 4096
+    base, dy = _random(2, rows + 1, width, device=device), _random(2, rows, width, device=device)
+    weight = (_random(width, device=device) * 0.3 + 1).requires_grad_()
+    x = base[:, :rows].requires_grad_()
+    y = rms_norm(x, weight, EPS, casting_mode="gemma")
+    y.backward(dy)
+    assert x.grad is not None
+    flat = [each.detach().reshape(-1, width) for each in (x, dy, y, x.grad)]
+    found = _norm(flat[0], weight.detach(), flat[1], flat[2], flat[3], weight.grad, elements)
+    yield f"rms_norm, slices of x {said(x.shape, x.dtype)}", found
+    del base, x, dy, y, flat
     rows, width = elements // 4096 + 37, 4096
     x, residual, dy = (_random(rows, width, device=device) for _ in range(3))
     weight = (_random(width, device=device) * 0.3 + 1).requires_grad_()

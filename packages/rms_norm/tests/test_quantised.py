@@ -54,6 +54,30 @@ def test_every_row_is_in_steps_of_its_scale(device, shape, x_dtype, dtype, mode,
     formula.check_quantised(found.y.cpu(), found.scale.cpu(), exact, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, FP8])
+@pytest.mark.parametrize("width", [128, 2560, 20000])
+def test_a_row_that_is_not_finite_has_the_scale_nan_and_no_other_row_has(device, width, dtype):
+    available(device, dtype)
+    x, weight = torch.randn(6, width), torch.ones(width)
+    x[1, width // 2], x[2, width - 1], x[4, 0] = float("nan"), float("inf"), -float("inf")
+    found = rms_norm_dynamic_quant(x.to(device.torch), weight.to(device.torch), dtype=dtype)
+    finite = torch.tensor([True, False, False, True, False, True])
+    assert torch.equal(found.scale.cpu().isnan(), ~finite)
+    assert found.y.cpu().float()[finite].abs().amax(-1).min() == (127 if dtype == torch.int8 else 448)
+    assert (found.y.cpu().float()[~finite] * found.scale.cpu()[~finite, None]).isnan().all()
+    if dtype == torch.int8:
+        assert (found.y.cpu()[~finite] == 0).all()
+
+
+def test_a_weight_that_is_not_finite_makes_every_scale_nan(device):
+    x, weight = torch.randn(3, 128, device=device.torch), torch.ones(128, device=device.torch)
+    for value in ("nan", "inf"):
+        weight[5] = float(value)
+        found = rms_norm_dynamic_quant(x, weight)
+        assert found.scale.isnan().all()
+        assert (found.y == 0).all()
+
+
 def test_halves_are_rounded_to_even(device):
     x = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, 3.0, 0.0]], device=device.torch)
     steps = rms_norm_dynamic_quant(x, x.new_full((8,), 1.0), eps=0.0, casting_mode="gemma").y.cpu()

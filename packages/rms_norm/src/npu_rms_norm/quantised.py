@@ -34,6 +34,7 @@ def rms_norm_dynamic_quant(
 
     y * scale is the result again, to half a step. Rounded is to the nearest, half to even; nothing is clipped. For fp8 448
     takes the place of 127, and y is n / scale in fp8 e4m3. The largest of a row of zeros counts as 1e-30.
+    Where the result has NaN or inf, the scale of its row is NaN and y of that row is 0, in fp8 NaN.
 
     There is no gradient: y and scale are constants to autograd, as every integer tensor is. To train, take `rms_norm` and
     quantise its result where the gradient is defined.

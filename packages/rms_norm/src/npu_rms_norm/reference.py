@@ -115,11 +115,15 @@ def quantise(y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """y in steps of its row's scale, rounded to the nearest, half to even, and the scales [...], fp32.
 
     A scale is the largest |y| of its row over 127 for int8, over 448 for fp8 e4m3; the largest counts as 1e-30 at least.
+    A row with NaN or inf has the scale NaN, and NaN for y, which is 0 in int8.
     """
     most = 127.0 if dtype == torch.int8 else 448.0
     largest = y.abs().amax(-1).clamp_min(1e-30)
+    largest = torch.where(largest.isfinite(), largest, torch.nan)
     steps = y * (most / largest).unsqueeze(-1)
-    return (steps.round() if dtype == torch.int8 else steps).to(dtype).contiguous(), (largest / most).float().contiguous()
+    if dtype == torch.int8:
+        steps = steps.round().nan_to_num(0.0)
+    return steps.to(dtype).contiguous(), (largest / most).float().contiguous()
 
 
 def _activate(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,18 @@ SMALLEST_LARGEST = tl.constexpr(1e-30)  # counts as the largest element of a row
 
 
 @triton.jit
+def largest_of_rows(b_most, b_zero):
+    """The largest |y| of each row, 1e-30 at least; NaN of a row with NaN or inf. Columns: the largest |y|, sums of y 0.
+
+    Chips differ in whether the larger of a number and NaN is NaN; products and sums with NaN are NaN everywhere.
+    """
+    return tl.maximum(tl.max(b_most, axis=1), SMALLEST_LARGEST) + tl.sum(b_zero, axis=1)
+
+
+@triton.jit
 def quantise(b_y, b_largest, INT8: tl.constexpr):
-    """y in steps of its row's scale, whole for int8, and the scales; b_largest: the largest |y| of each row."""
+    """y in steps of its row's scale, whole for int8, and the scales; b_largest: `largest_of_rows`."""
     MOST: tl.constexpr = 127.0 if INT8 else 448.0
-    b_largest = tl.maximum(b_largest, SMALLEST_LARGEST)
     b_y *= (MOST / b_largest)[:, None]
     if INT8:
         b_y = (b_y + TO_WHOLE) - TO_WHOLE

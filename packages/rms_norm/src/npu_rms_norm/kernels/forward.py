@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .elements import load_gate, load_scale, load_scale_rows, normalise, quantise, round_weighted
+from .elements import largest_of_rows, load_gate, load_scale, load_scale_rows, normalise, quantise, round_weighted
 from .rounding import ASCEND, widen
 from .tile import (
     even_row_range,
@@ -129,7 +129,7 @@ def forward_kernel(
             p_tile = tile_at(p_fp32, s_y_outer, s_y_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)
             store_tile(p_tile, b_y, n_groups, n_rows, N, BLOCK_G, BLOCK_M, BLOCK_N, EXACT_N)
         if p_scale is not None:
-            b_largest = tl.max(tl.abs(b_y), axis=1)  # [BLOCK_M]
+            b_largest = largest_of_rows(tl.abs(b_y), b_y * 0.0)  # [BLOCK_M]
             b_y, b_steps = quantise(b_y, b_largest, p_y.dtype.element_ty == tl.int8)
             tl.store(p_scale + i_row + o_row, b_steps, mask=m_row)
         p_tile = tile_at(p_y, s_y_outer, s_y_inner, i_outer, i_inner, 0, BLOCK_G, BLOCK_M, BLOCK_N)

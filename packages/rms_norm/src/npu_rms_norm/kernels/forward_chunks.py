@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .chunk import load_chunk, load_gate_chunk, load_scale_chunk, store_chunk
-from .elements import normalise, quantise, round_weighted
+from .elements import largest_of_rows, normalise, quantise, round_weighted
 from .rounding import widen
 from .tile import result_strides, row_mask, row_stride, tile_range, tile_rows
 
@@ -101,6 +101,7 @@ def forward_chunks_kernel(
         results = ()
         if p_scale is not None:
             b_most = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
+            b_zero = b_most
         for i_chunk in tl.static_range(CHUNKS):
             b_y = normalise(row[i_chunk], b_rstd, DTYPE, ROUND_NORMALISED, ROUND_FACTORS, IN_PAIRS)
             if p_weight is not None:
@@ -118,14 +119,14 @@ def forward_chunks_kernel(
                     BLOCK_N
                 )  # fmt: skip
             if p_scale is not None:
-                b_most = tl.maximum(b_most, tl.abs(b_y))
+                b_most, b_zero = tl.maximum(b_most, tl.abs(b_y)), b_zero + b_y * 0.0
                 results = results + (b_y,)
             else:
                 store_chunk(
                     p_y, b_y, s_y_outer, s_y_inner, i_outer, i_inner, n_groups, n_rows, i_chunk, N, BLOCK_G, BLOCK_M, BLOCK_N
                 )
         if p_scale is not None:
-            b_largest = tl.max(b_most, axis=1)  # [BLOCK_M]
+            b_largest = largest_of_rows(b_most, b_zero)  # [BLOCK_M]
             for i_chunk in tl.static_range(CHUNKS):
                 b_y, b_steps = quantise(results[i_chunk], b_largest, p_y.dtype.element_ty == tl.int8)
                 store_chunk(

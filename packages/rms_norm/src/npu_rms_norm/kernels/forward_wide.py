@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .elements import load_gate, load_scale, normalise, quantise, round_weighted
+from .elements import largest_of_rows, load_gate, load_scale, normalise, quantise, round_weighted
 from .rounding import widen
 from .tile import load_tile, result_strides, row_mask, store_tile, tile_at, tile_range, tile_rows
 
@@ -130,6 +130,7 @@ def forward_wide_kernel(
             tl.store(p_rstd + i_row + o_row, b_rstd, mask=m_row)
         if p_scale is not None:
             b_most = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
+            b_zero = tl.zeros([BLOCK_G * BLOCK_M, BLOCK_N], tl.float32)
             for i_col in tl.range(0, N, BLOCK_N):
                 b_x, _, b_act = load_rows(
                     p_x, s_x_outer, s_x_inner, p_residual, s_residual_outer, s_residual_inner, p_sum, p_gate, s_gate_outer,
@@ -141,7 +142,8 @@ def forward_wide_kernel(
                     ROUND_NORMALISED, ROUND_FACTORS
                 )  # fmt: skip
                 b_most = tl.maximum(b_most, tl.abs(b_y))
-            b_largest = tl.max(b_most, axis=1)  # [BLOCK_M]
+                b_zero += b_y * 0.0
+            b_largest = largest_of_rows(b_most, b_zero)  # [BLOCK_M]
         for i_col in tl.range(0, N, BLOCK_N):
             b_x, b_sum, b_act = load_rows(
                 p_x, s_x_outer, s_x_inner, p_residual, s_residual_outer, s_residual_inner, p_sum, p_gate, s_gate_outer,

@@ -97,6 +97,9 @@ def backward_shared_kernel(
     ROUND_NORMALISED: tl.constexpr,
     ROUND_FACTORS: tl.constexpr,
     ROUND_BF16: tl.constexpr,
+    GATE_SILU: tl.constexpr,  # from here on: of the kernels that take over where programs may not wait for one another
+    GATE_FIRST: tl.constexpr,
+    PER_HEAD: tl.constexpr,
 ):
     DTYPE: tl.constexpr = tl.bfloat16 if ROUND_BF16 else tl.float16
     EXACT_N: tl.constexpr = N % BLOCK_N == 0

@@ -53,9 +53,9 @@ def tile_range(i_program, n_programs, n_outer, n_inner, G: tl.constexpr, M: tl.c
 def result_strides(n_outer, n_inner, N: tl.constexpr, PER_HEAD: tl.constexpr):
     """From group to group and from row to row of a result, which is contiguous."""
     if PER_HEAD:
-        return N, n_outer * N
+        return N, tl.cast(n_outer, tl.int64) * N
     else:
-        return n_inner * N, N
+        return tl.cast(n_inner, tl.int64) * N, N  # a group may have 2^31 elements
 
 
 @triton.jit
@@ -115,10 +115,13 @@ def tile_at(p_base, s_outer, s_inner, i_outer, i_inner, i_col, G: tl.constexpr, 
     """Pointers [M, N], or [G, M, N] of several groups, to a tile; 64-bit offsets on scalars alone."""
     p_tile = p_base + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_inner + i_col
     o_row, o_col = tl.arange(0, M), tl.arange(0, N)
+    if M > 1 and G >= 0:
+        s_inner = tl.cast(s_inner, tl.int32)  # tiling bounds offsets inside a tile
     if G < 0:
         return p_tile[:, None] + o_col[None, :]
     elif G > 1:
-        return p_tile + (tl.arange(0, G)[:, None, None] * s_outer + o_row[None, :, None] * s_inner + o_col[None, None, :])
+        s_group = tl.cast(s_outer, tl.int32)
+        return p_tile + (tl.arange(0, G)[:, None, None] * s_group + o_row[None, :, None] * s_inner + o_col[None, None, :])
     elif M > 1:
         return p_tile + (o_row[:, None] * s_inner + o_col[None, :])
     else:

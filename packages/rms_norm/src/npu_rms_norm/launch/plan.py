@@ -115,9 +115,15 @@ def choose_plan(
         result is not None,
     )
     silu, first = gating or (False, False)
-    rounding = {"ROUND_NORMALISED": rounds, "ROUND_FACTORS": factors, "ROUND_BF16": rounded_to == torch.bfloat16}
     launch = choose(problem, device)
-    flags = rounding if launch.share else {**rounding, "GATE_SILU": silu, "GATE_FIRST": first, "PER_HEAD": per_head}
+    flags = {
+        "ROUND_NORMALISED": rounds,
+        "ROUND_FACTORS": factors,
+        "ROUND_BF16": rounded_to == torch.bfloat16,
+        "GATE_SILU": silu,
+        "GATE_FIRST": first,
+        "PER_HEAD": per_head,
+    }
     side_by_side = shape[-1] if device.kind == "cuda" and launch.form in ("rows", "chunks") else None
     strided = tuple(stride for outer, inner in pairs for stride in (outer, None if inner == side_by_side else inner))
     one_group = device.kind == "cuda" and rows.n_outer == 1 and not per_head

@@ -25,6 +25,8 @@ def row_tiles(
         if problem.second_output:
             tiles.append(Tile("result in another dtype", tile, FP32 // 2, 3))
     tiles.append(Tile("row reduction", tile, FP32 // 2))
+    if problem.quantised:
+        tiles.append(Tile("result times 0", tile, FP32))
     if several_rows and not backward:
         if problem.added:
             tiles.append(Tile("sum stored", tile, problem.itemsizes[1], buffers))
@@ -57,6 +59,8 @@ def column_tiles(problem: Problem, backward: bool) -> list[Tile]:
         tiles.append(Tile("bias read, and as it is added", tile, FP32, 3))
     tiles.append(Tile("rstd and mean", (1, 1), FP32, 2))
     tiles.append(Tile("sums over rows or columns", tile, FP32, 1 + (problem.biased and backward)))
+    if problem.quantised:
+        tiles.append(Tile("result times 0", tile, FP32))
     if problem.gated and backward:
         tiles.append(Tile("gate, its derivative and their products", tile, FP32, 5))
     return tiles
