@@ -9,6 +9,7 @@ import torch
 from npu_rms_norm import rms_norm
 from npu_tiling import Kernels
 
+from tools import architecture, launches
 from tools.sanitize.__main__ import QUICK
 from tools.sanitize.calls import CALLS
 from tools.sanitize.output import read
@@ -16,17 +17,7 @@ from tools.sanitize.part import run
 from tools.sanitize.written import MarkWritten
 from tools.workspace import ROOT
 
-H200 = npu_tiling.Device("NVIDIA H200", "cuda", "sm_90", 132, 132, 232448, ub_align=16, max_grid=2**31 - 1)
-ASCEND_ALONE = {
-    "attn_res_forward_prefetch_kernel",
-    "attn_res_backward_kernel",
-    "attn_res_backward_row_kernel",
-    "sum_runs_kernel",
-    "sort_keys_kernel",
-    "find_runs_kernel",
-    "finish_rows_kernel",
-}
-
+H200 = npu_tiling.GPUS["H200"]
 SAID = """========= COMPUTE-SANITIZER
 ========= Invalid __global__ read of size 4 bytes
 =========     at forward_kernel+0x2f0 in kernels.py:176
@@ -52,28 +43,15 @@ not a line of the tool
 
 @pytest.mark.parametrize("package", CALLS)
 def test_every_kernel_is_launched(package):
-    launched = set()
-
-    def launch(self, module, kernel, *_):
-        launched.add(kernel)
-
-    def function(self, module, kernel):
-        launched.add(kernel)
-        return mock.MagicMock()  # whose launches do nothing
-
-    readable = "npu_fused_linear_cross_entropy.compute.is_possible", lambda *_: True  # by TMA, which a CPU has not
-    with (
-        mock.patch.multiple(Kernels, launch=launch, function=function),
-        mock.patch(*readable),
-        mock.patch("npu_fused_linear_cross_entropy.launch.product._descriptor"),
-        npu_tiling.use_device(H200, emulated=True),
-    ):
-        for _, call in CALLS[package](torch.device("cpu")):
-            call()
+    """On CUDA, or on Ascend alone."""
+    launched = {
+        kind: {launch.kernel for _, made in launches.of_package(package, chip) for launch in made}
+        for kind, chip in architecture.CHIPS.items()
+    }
     sources = "".join(file.read_text() for file in (ROOT / "packages" / package / "src").rglob("*.py"))
     kernels = set(re.findall(r"^def (\w+_kernel)\(", sources, re.MULTILINE))
     assert kernels, "no kernels found in the sources"
-    assert kernels - ASCEND_ALONE == launched
+    assert launched["cuda"] and kernels == launched["ascend"] | launched["cuda"]
 
 
 def test_findings_are_told_apart_by_kernel():
@@ -125,7 +103,11 @@ def test_what_pytorch_writes_is_marked_and_what_it_only_allocates_is_not():
 def test_operators_of_ours_are_seen_through():
     """What they allocate for a kernel stays unwritten, unless the kernel writes it."""
     x = torch.randn(3, 64, dtype=torch.float32)
-    with mock.patch.object(Kernels, "launch"), npu_tiling.use_device(H200, emulated=True), Noted() as noted:
+    with (
+        mock.patch.object(Kernels, "launch"),
+        npu_tiling.use_device(H200, emulated=True),
+        Noted() as noted,
+    ):
         y = rms_norm(x, x[0])
     assert not noted.has(y)
     with Noted() as noted:
@@ -141,7 +123,11 @@ def test_a_copy_made_inside_of_an_operator_is_marked():
     def launch(self, module, kernel, spec, grid, tensors, scalars):
         given.extend(tensor for tensor in tensors if tensor is not None and tensor.shape == weight.shape)
 
-    with mock.patch.object(Kernels, "launch", launch), npu_tiling.use_device(H200, emulated=True), Noted() as noted:
+    with (
+        mock.patch.object(Kernels, "launch", launch),
+        npu_tiling.use_device(H200, emulated=True),
+        Noted() as noted,
+    ):
         rms_norm(x, weight)
     assert given and given[0].is_contiguous() and all(noted.has(tensor) for tensor in given)
 

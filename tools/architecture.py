@@ -1,6 +1,7 @@
-"""The pictures in .github/ARCHITECTURE.md, drawn from what the code imports: `python -m tools.architecture`.
+"""The pictures and the table in .github/ARCHITECTURE.md, drawn from the code: `python -m tools.architecture`.
 
-Boxes are packages, or the modules at the top of one, files and folders; an arrow goes from importer to imported.
+Boxes are packages, or the modules at the top of one, files and folders; an arrow goes from importer to imported. The table
+has what the calls of the packages' tests launch in dry runs.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import grimp
+from npu_tiling.explaining.explanation import ExplainedLaunch, explained
 
-from .workspace import ROOT, read_packages
+from . import launches
+from .workspace import ROOT, Package, read_packages
 
 PAGE = Path(".github", "ARCHITECTURE.md")
 OPERATOR = "npu_rms_norm"  # the one whose modules are drawn: the others have the same
+COLUMNS = ("Kernel", "Chips", "Directions", "Launched by", "A smaller launch changes", "Partial sums are added by")
+CHIPS = {kind: launches.CHIPS[kind][number] for kind, number in (("ascend", 0), ("cuda", 1))}
+_TABLE = re.compile(r"(?P<head><!-- drawn: launches -->\n)(?:\|.*\n)*")
 _PICTURE = re.compile(r"(?P<head><!-- drawn: (?P<name>\w+) -->\n```mermaid\n).*?(?=```\n)", re.DOTALL)
 
 
@@ -47,14 +53,47 @@ def _imports(graph: grimp.ImportGraph, one: str, other: str) -> bool:
     return graph.direct_import_exists(importer=one, imported=other, as_packages=True)
 
 
+def table() -> str:
+    """Every kernel, the chips and directions that launch it, from where, and what follows."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    for package in read_packages().values():
+        if package.is_operator:
+            lines += _rows(package)
+    return "\n".join(lines) + "\n"
+
+
+def _rows(package: Package) -> list[str]:
+    kernels: dict[tuple[str, str], list[set[str]]] = {}
+    for kind, chip in CHIPS.items():
+        for _, made in launches.of_package(package.key, chip):
+            for recorded, launch in zip(made, explained(made), strict=True):
+                cells = kernels.setdefault((launch.module, launch.kernel), [set() for _ in COLUMNS[1:]])
+                for cell, value in zip(cells, _cells(kind, launch, recorded.caller), strict=True):
+                    cell.update(value)
+    return [
+        f"| [{kernel}](../{package.folder}/src/{module.replace('.', '/')}.py) | "
+        + " | ".join(", ".join(sorted(cell)) for cell in cells)
+        + " |"
+        for (module, kernel), cells in sorted(kernels.items())
+    ]
+
+
+def _cells(kind: str, launch: ExplainedLaunch, caller: str) -> tuple[set[str], ...]:
+    file = launch.called_from.partition("/")[2].partition(":")[0]
+    smaller = {change.partition("=")[0] for change in launch.falls_back_to.split(", ")}
+    sums = f"`{launch.partials_added_by}`" if launch.partials_added_by else ""
+    return {kind}, {launch.direction}, {f"`{file}`: `{caller}`"}, {f"`{name}`" for name in smaller if name}, {sums} - {""}
+
+
 def drawn(page: str) -> str:
-    """The page with its pictures as the code is now."""
+    """The page with its pictures and its table as the code is now."""
     pictures = {
         "packages": between_packages,
         "operator": lambda: inside(OPERATOR),
         "offline": lambda: inside("npu_offline", folders_alone=True),
     }
-    return _PICTURE.sub(lambda found: found["head"] + draw(pictures[found["name"]]()), page)
+    page = _PICTURE.sub(lambda found: found["head"] + draw(pictures[found["name"]]()), page)
+    return _TABLE.sub(lambda found: found["head"] + table(), page)
 
 
 def main() -> None:

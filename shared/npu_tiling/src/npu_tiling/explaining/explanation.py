@@ -209,7 +209,7 @@ def _explained(launch: RecordedLaunch, later: Iterable[RecordedLaunch]) -> Expla
     tiling = launch.tiling
     numbers = {name: value for name, value in launch.constants.items() if type(value) is int}
     blocks = {name: value for name, value in numbers.items() if _BLOCK.search(name)}
-    adding = next((other.kernel for other in later if _PARTIALS in other.kernel and _share_memory(launch, other)), "")
+    adding = next((other.kernel for other in later if _adds_partials(other) and _share_memory(launch, other)), "")
     return ExplainedLaunch(
         direction=launch.direction,
         kernel=launch.kernel,
@@ -243,6 +243,10 @@ def _difference(launch: RecordedLaunch) -> str:
     after = {**launch.fallback.constants, **launch.fallback.options}
     changed = {name: value for name, value in after.items() if name not in before or before[name] != value}
     return _assignments(changed) or repr(launch.fallback)
+
+
+def _adds_partials(launch: RecordedLaunch) -> bool:
+    return _PARTIALS in launch.kernel or getattr(launch.tiling, "adds_partials", False)
 
 
 def _share_memory(launch: RecordedLaunch, other: RecordedLaunch) -> bool:

@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
 from npu_tiling.budget.arithmetic import FP32, power_of_two
@@ -83,6 +83,7 @@ class RowLaunch:
 class PartialsLaunch:
     """The launch of one program that adds partial sums."""
 
+    adds_partials: ClassVar = True  # which `explain` says of the launches that leave them
     device: Device = field(repr=False)
 
     @property
