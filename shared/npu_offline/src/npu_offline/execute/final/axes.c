@@ -227,7 +227,13 @@ void do_sort(const instruction *i, const view *const *o) {
   const int64_t n = from->n[0];
   sorted *all = malloc(sizeof(sorted) * (size_t)(n + 1));
   const row source = at_offset(from, 0, from->s[0]), target = at_offset(to, 0, to->s[0]);
-  for (int64_t k = 0; k < n; k++) all[k] = (sorted){is_float(from->type) ? (double)one_float(&source, k) : (double)one_integer(&source, k), raw(&source, k)};
+  for (int64_t k = 0; k < n; k++) {
+    all[k] = (sorted){is_float(from->type) ? (double)one_float(&source, k) : (double)one_integer(&source, k), raw(&source, k)};
+    if (all[k].value != all[k].value) {
+      free(all);
+      fail_text("%s#%d: number %ld is NaN, and nothing says where NaN comes in a sorted row", i->name, i->number, (long)k);
+    }
+  }
   qsort(all, (size_t)n, sizeof *all, down ? descending : ascending);
   for (int64_t k = 0; k < n; k++) put_raw(&target, k, all[k].bits);
   free(all);
