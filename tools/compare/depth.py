@@ -68,7 +68,7 @@ def _timed(depth: Depth, launches: list[LaunchRecord], toolchain: str) -> Depth:
         timings = [time_launch(launch, soc=SOC, toolchain=toolchain) for launch in launches]
     except OfflineError as error:
         return Depth(depth.width, depth.listed, depth.direction, depth.whose, 0.0, depth.floor, str(error))
-    kernels = sum(timing.estimate - costs_of(SOC).launch for timing in timings)
+    kernels = sum(timing.estimate - timing.launch for timing in timings)
     return Depth(depth.width, depth.listed, depth.direction, depth.whose, kernels, depth.floor)
 
 

@@ -42,7 +42,7 @@ class Result:
     @property
     def kernels(self) -> float:
         """Predicted for the kernels, without what each launch costs."""
-        return self.times * sum(timing.estimate - costs_of(timing.soc).launch for timing in self.timings)
+        return self.times * sum(timing.estimate - timing.launch for timing in self.timings)
 
     @property
     def predicted(self) -> float:

@@ -65,10 +65,10 @@ def test_a_product_that_keeps_its_flags_to_itself_waits_for_its_first_operands_e
 
 def test_small_tiles_starve_the_matrix_unit():
     timing = product(640, 640, 1024, (32, 32, 32))
-    assert timing.limited_by == "MTE2"
+    assert timing.limited_by in ("MTE2", "S")
     assert timing.busy["MTE2"] > 5 * timing.busy["M"]
     tiles = 400 // 20 * 1024 // 32
-    assert timing.busy["MTE2"] > 2 * tiles * COSTS.transfer_start
+    assert timing.busy["S"] > 5 * tiles * COSTS.issue * COSTS.cycle  # two loads, two copies, a product
 
 
 @pytest.mark.parametrize("tile", [(32, 32, 32), (64, 64, 128), (128, 128, 128), (128, 256, 64)])
@@ -89,12 +89,13 @@ def test_what_the_cache_holds_is_loaded_at_the_rate_of_the_port():
     timing = product(2560, 4096, 4096, (128, 256, 256))
     loads = (2560 // 128) * (4096 // 256) // 20 * (4096 // 256)
     seconds = loads * (2 * COSTS.transfer_start + (128 + 256) * 256 * 2 / COSTS.cube.typical_load_port)
-    assert seconds < timing.busy["MTE2"] < 1.15 * seconds
+    assert seconds < timing.busy["MTE2"] < 1.25 * seconds  # what is read first comes from memory
 
 
 def test_programs_run_on_cube_cores():
     one, two = (product(20 * 128 * rounds, 128, 512, (128, 128, 128), programs=20 * rounds) for rounds in (1, 2))
-    assert (two.estimate - COSTS.launch) == pytest.approx(2 * (one.estimate - COSTS.launch), rel=0.05)
+    launch = COSTS.launch + 20 * COSTS.launch_block
+    assert two.estimate - launch == pytest.approx(2 * (one.estimate - launch) + COSTS.next_program, rel=0.1)
 
 
 def test_toolchains_agree():
@@ -135,7 +136,9 @@ def test_toolchains_agree_on_a_kernel_of_both_kinds_of_cores():
 def test_the_halves_of_a_result_are_two_vector_cores_work():
     a, b, c = torch.empty(1280, 256, dtype=BF16), torch.empty(256, 64, dtype=BF16), torch.empty(1280, 64)
     timing = timed(timing_kernels.exp_of_matmul, (20,), a, b, c, 256, B=64)
-    assert timing.busy["V"] == pytest.approx(64 * 64 / 2 * 4 / 256 * 2 * COSTS.cycle)  # vexp: 2 cycles
+    assert timing.busy["V"] == pytest.approx(
+        (64 * 64 / 2 * 4 / 256 * 2 + 13 + 12) * COSTS.cycle
+    )  # vexp: 2 cycles, its head and its latency
     assert timing.least == 2 * (1280 * 256 + 256 * 64) + 4 * 1280 * 64
 
 

@@ -167,4 +167,4 @@ def test_jumps_and_counters_on_the_stack_are_followed():
     assert {item.busy for _, item, _ in calls} == {HEAD + 1 + 12 * 4}
     assert list(program.run(2, 0, 3, 1, 1, None, 2)) == []
     # Two jumps, a comparison, the load, the remainder, the store and two additions from one flag to the next call.
-    assert (calls[2][0], flags[2][0]) == (8, 0)
+    assert (calls[2][0], flags[2][0]) == (8 * COSTS.scalar_op, 0)

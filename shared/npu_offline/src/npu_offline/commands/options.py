@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TypedDict, get_args
 
 from ..check.kernel_file import FORMS
+from ..timing.traffic import L2State
 from ..toolchain import compilers as toolchains
+
+_GIGA = 1e9
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -34,4 +38,34 @@ def add_what_to_time(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--toolchain", default=toolchains.DEFAULT, choices=toolchains.VERSIONS, help="compiler version (%(default)s)"
     )
+    parser.add_argument(
+        "--l2",
+        default="cold",
+        choices=get_args(L2State),
+        help="what the L2 cache has before a launch: nothing, all it can hold, or others' written memory (%(default)s)",
+    )
+    parser.add_argument(
+        "--clock", type=float, metavar="GHZ", help="of the cores, for a chip of which none is published: an assumption"
+    )
     parser.add_argument("--call", default="", metavar="TEXT", help="only calls whose label has this text")
+
+
+class Where(TypedDict):
+    """What launches are predicted for, as `time_launch` takes it."""
+
+    soc: str
+    toolchain: str
+    l2: L2State
+    clock: float | None
+
+
+def where_of(options: argparse.Namespace) -> Where:
+    """What the arguments of `add_what_to_time` say launches are predicted for."""
+    clock = None if options.clock is None else options.clock * _GIGA
+    return {"soc": options.soc, "toolchain": options.toolchain, "l2": options.l2, "clock": clock}
+
+
+def assumptions(options: argparse.Namespace) -> str:
+    """What a table of predicted times says of them."""
+    clock = "" if options.clock is None else f", clock assumed to be {options.clock:g} GHz"
+    return f"predicted, not measured; L2 cache {options.l2}{clock}"

@@ -18,7 +18,7 @@ from ..module.operations import PIPES, Pipe
 from ..timing.instructions import unit_of
 from ..timing.model import Timing, time_launch
 from ..timing.simulation import Event
-from .options import add_what_to_time
+from .options import add_what_to_time, assumptions, where_of
 from .output import new_console, progress
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ def _run(options: argparse.Namespace) -> int:
     problems = [f"{label}: refused: {problem}" for label, problem in refused.items()]
     for launch in progress(launches, "simulating", len(launches), console):
         try:
-            timings.append((launch, time_launch(launch, soc=options.soc, toolchain=options.toolchain, events=events)))
+            timings.append((launch, time_launch(launch, **where_of(options), events=events)))
         except OfflineError as error:
             problems.append(f"{launch.name} {describe_tile(launch)}: {error}")
-    console.print(_table(timings))
+    console.print(_table(timings, f"{assumptions(options)}; µs of the busiest core"))
     for problem in problems:
         console.print(problem, markup=False)
     if options.json:
@@ -81,8 +81,7 @@ def _identity(launch: LaunchRecord) -> tuple[object, ...]:
     return launch.name, str(sorted(launch.constants.items(), key=str)), str(launch.signature), launch.grid, str(numbers)
 
 
-def _table(timings: Sequence[tuple[LaunchRecord, Timing]]) -> Table:
-    title = "predicted, not measured; µs of the busiest core"
+def _table(timings: Sequence[tuple[LaunchRecord, Timing]], title: str) -> Table:
     pipes = [pipe for pipe in _COLUMNS if any(timing.busy[pipe] for _, timing in timings)]
     columns = ("kernel", "tile", "programs", "bound", "estimate", *(_COLUMNS[pipe] for pipe in pipes), "MB moved")
     table = Table(*columns, title=title)

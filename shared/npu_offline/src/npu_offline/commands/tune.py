@@ -13,7 +13,7 @@ from rich.table import Table
 from .. import check
 from ..errors import OfflineError
 from ..tune.search import Candidate, Tuned, search
-from .options import add_what_to_time
+from .options import add_what_to_time, assumptions, where_of
 from .output import new_console, progress
 
 if TYPE_CHECKING:
@@ -43,12 +43,11 @@ def _run(options: argparse.Namespace) -> int:
     if not calls:
         raise OfflineError(f"--call is {options.call!r}, must be part of a label that sized_calls() yields")
     found: list[Tuned] = []
-    where = {"soc": options.soc, "toolchain": options.toolchain, "jobs": options.jobs, "kernel": options.kernel}
     for call in progress(calls, "searching", len(calls), console):
-        found += search(*call, **where)
+        found += search(*call, **where_of(options), jobs=options.jobs, kernel=options.kernel)
     if not found:
         raise OfflineError(_NOTHING)
-    console.print(_table(found, everything=options.all))
+    console.print(_table(found, assumptions(options), everything=options.all))
     slow = [tuned for tuned in found if tuned.best is not None and tuned.best.gain > MARGIN]
     console.print(f"{len(found)} choices, {len(slow)} more than {MARGIN:.0%} above the best candidate", markup=False)
     if options.json:
@@ -56,10 +55,8 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if slow else 0
 
 
-def _table(found: Sequence[Tuned], *, everything: bool) -> Table:
-    table = Table(
-        "call", "chosen", "candidate", "kernels", "chosen µs", "candidate µs", "gain", title="predicted, not measured"
-    )
+def _table(found: Sequence[Tuned], title: str, *, everything: bool) -> Table:
+    table = Table("call", "chosen", "candidate", "kernels", "chosen µs", "candidate µs", "gain", title=title)
     for tuned in found:
         for candidate in tuned.candidates if everything else tuned.candidates[:3]:
             table.add_row(tuned.label, _sizes(dict(tuned.site.chosen)), *_cells(candidate))

@@ -181,6 +181,7 @@ def _timeline(label: str, record: LaunchRecord, soc: str, toolchain: str) -> dic
         **found,
         "bound": timing.bound,
         "estimate": timing.estimate,
+        "l2": timing.l2,
         "limited_by": timing.limited_by,
         "busy": dict(timing.busy),
         "events": [[event.pipe, event.start, event.end, event.name, event.amount, event.core] for event in timing.events],

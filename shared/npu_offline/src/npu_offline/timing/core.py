@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import OfflineError
 from ..module.operations import PIPES, Pipe
-from .cache import Cache
+from .cache import Cache, Path
 from .instructions import (
     Barrier,
     CubeStep,
@@ -29,10 +29,22 @@ Note = Callable[[Pipe, float, float, str, int], None]
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds of a cycle and of a transfer's start; bytes per second of a core's ports, by pipe."""
+    """The rates of a core. Times in seconds.
+
+    Attributes:
+        cycle: of its clock.
+        issue: of the scalar unit, each instruction that it issues.
+        start: of a transfer, before its bytes move.
+        latency: from a transfer's last byte until what waits for it goes on.
+        memory_latency: the same, further, where all bytes cross main memory.
+        ports: bytes per second by pipe.
+    """
 
     cycle: float
+    issue: float
     start: float
+    latency: float
+    memory_latency: float
     ports: Mapping[Pipe, float]
 
 
@@ -77,17 +89,25 @@ class Lane:
         self.done = 0.0
         self.busy = 0.0
         self.queue: deque[tuple[Item, float]] = deque()
-        self.parts: deque[float] = deque()  # of each transfer in the queue, what part of it crosses main memory
+        self.paths: deque[Path] = deque()  # of each transfer in the queue
         self.transfer: Transfer | None = None
         self.began = 0.0
         self.moving = 0.0  # when the rest of the transfer's bytes start to move
         self.left = 0.0
-        self.part = 0.0
+        self.path = Path(0.0)
         self.port = 0.0  # bytes per second that the transfer reaches at most
 
     def rate(self, share: float) -> float:
         """Bytes per second of the transfer, if its part of main memory's bandwidth is `share`."""
-        return 1 / (self.part / min(self.port, share) + (1 - self.part) / self.port)
+        part = self.path.part
+        return 1 / (part / min(self.port, share) + (1 - part) / self.port)
+
+    def work(self, start: float, free: float, done: float) -> float:
+        """An instruction holds the pipe from `start` to `free`, its result is there at `done`. Returns when it is alone."""
+        began = max(start, self.done)
+        self.free, self.done = free, max(self.done, done)
+        self.busy += max(0.0, self.done - began)
+        return began
 
 
 class Core:
@@ -113,19 +133,21 @@ class Core:
         resumed, self._held = self._held is not None, None
         scalar, cycle = self.lanes["S"], self._rates.cycle
         for cycles, item, place in self._issues:
-            scalar.free += cycles * cycle
-            scalar.busy += cycles * cycle
+            self._occupy(cycles * cycle)
             match item:
-                case Vector() | CubeStep() | SetCrossFlag():
+                case Vector() | CubeStep():
+                    self._occupy(self._rates.issue)
                     self.lanes[item.pipe].queue.append((item, scalar.free))
                 case Transfer():
+                    self._occupy(self._rates.issue)
                     self.lanes[item.pipe].queue.append((item, scalar.free))
-                    self.lanes[item.pipe].parts.append(self._cache.part_from_memory(item, place))
+                    self.lanes[item.pipe].paths.append(self._cache.path(item, place))
+                case SetCrossFlag():
+                    self.lanes[item.pipe].queue.append((item, scalar.free))
                 case ScalarAccess():
-                    seconds = item.cycles * cycle
-                    self._note("S", scalar.free, scalar.free + seconds, item.name, item.nbytes)
-                    scalar.free += seconds
-                    scalar.busy += seconds
+                    start = scalar.free
+                    self._occupy(item.cycles * cycle)
+                    self._note("S", start, scalar.free, item.name, item.nbytes)
                 case SetFlag(source="S"):
                     self._signal(item, scalar.free)
                 case SetFlag():
@@ -152,9 +174,9 @@ class Core:
         """A pipe's transfer has moved its last byte."""
         lane = self.lanes[pipe]
         assert lane.transfer is not None
-        self._note(pipe, lane.began, end, lane.transfer.name, lane.transfer.moved)
-        lane.busy += end - lane.began
-        lane.free = lane.done = end
+        done = end + self._rates.latency + lane.path.part * self._rates.memory_latency
+        began = lane.work(lane.began, end, done)
+        self._note(pipe, began, lane.done, lane.transfer.name, lane.transfer.moved)
         lane.transfer = None
 
     @property
@@ -214,11 +236,9 @@ class Core:
                 case Barrier():
                     lane.free = max(start, lane.done)
                 case Vector() | CubeStep():
-                    seconds = item.busy * self._rates.cycle
-                    lane.free = start + seconds
-                    lane.done = max(lane.done, lane.free + item.latency * self._rates.cycle)
-                    lane.busy += seconds
-                    self._note(pipe, start, lane.free, item.name, item.amount)
+                    free = start + item.busy * self._rates.cycle
+                    began = lane.work(start, free, free + item.latency * self._rates.cycle)
+                    self._note(pipe, began, max(began, lane.done), item.name, item.amount)
                 case Transfer():
                     self._start(item, pipe, lane, start)
             lane.queue.popleft()
@@ -229,10 +249,15 @@ class Core:
         lane.transfer, lane.began = item, start
         lane.moving = start + self._rates.start
         lane.left = item.moved
-        lane.part = lane.parts.popleft()
-        lane.port = self._rates.ports[pipe]
+        lane.path = lane.paths.popleft()
+        lane.port = self._rates.ports[pipe] / lane.path.slowdown
         if item.cycles:
             lane.port = min(lane.port, item.moved / (item.cycles * self._rates.cycle))
+
+    def _occupy(self, seconds: float) -> None:
+        """The scalar unit works."""
+        self.lanes["S"].free += seconds
+        self.lanes["S"].busy += seconds
 
     def _signal(self, item: SetFlag, time: float) -> None:
         self._flags.setdefault((item.source, item.target, item.event), deque()).append(time)

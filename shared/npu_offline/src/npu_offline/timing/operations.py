@@ -197,7 +197,7 @@ class Emitter:
         reduced = known.axes if known is not None and known.action in ("reduce", "arg") else None
 
         def make(*sizes: int) -> Item:
-            return vector(name, sizes, itemsize, reduced)
+            return vector(name, sizes, itemsize, reduced, self._costs.vector_head)
 
         return self._sized(make, shape)
 

@@ -28,7 +28,7 @@ Issue = tuple[float, Item, "tuple[Any, ...] | None"]
 
 _STRUCTURE = {"scf.yield", "scf.condition", "func.return", "annotation.mark", "hivm.hir.set_mask_norm"}
 _FREE = {"arith.constant", "llvm.mlir.constant", "memref.alloca"}
-
+_SLOW = {"arith.divf", "math.sqrt", "math.rsqrt", "llvm.fdiv", "llvm.intr.sqrt"}
 
 MOST_TURNS = 20_000_000
 """Turns of its loops that one program of a grid may take: more than a minute of simulation."""
@@ -179,7 +179,8 @@ class Writer:
                 flush()
                 self.lines += [f"{indent}yield s, {item}, {self.emitter.place(op)}", f"{indent}s = 0"]
             elif name not in _STRUCTURE and not self.emitter.is_view(op):
-                pending += 0 if name in _FREE else self.costs.scalar_op
+                cost = self.costs.scalar_float if name in _SLOW else self.costs.scalar_op
+                pending += 0 if name in _FREE else cost
             if name == "memref.store" and is_cell(op.operands[1]):
                 self._assign([op.operands[1]], [op.operands[0]], depth)
             if name in _STRUCTURE or not op.results:

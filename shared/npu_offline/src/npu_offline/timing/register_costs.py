@@ -1,13 +1,11 @@
 """Costs of instructions on a vector unit that computes on registers (Ascend950), with the source of every number.
 
-Three kinds of source stand in the comments, beside those of costs.py:
+Two kinds of source stand in the comments; the numbers that are not of one instruction are in constants.py:
 
 - *vendor table*: latency and throughput by instruction and type, from the cost model of the graph compiler GE for these
   chips (`hicann/ge`, compiler/graph/optimize/autofuse/att/gen_model_info/api_perf_register/v2/perf_param_v2.cpp,
   GetVfInstructPerfTable). The straight lines over the length of a tensor in the same file are not used: they are those of
   the older chips, number by number.
-- *vendor manual*: which instructions are issued in pairs, and how many accesses the Unified Buffer takes in a cycle, from
-  the documentation of Ascend C (`asc-devkit`, reg_vector_compute_interface_instruction_single_dual_issue_summary.md).
 - *inferred*: not measured; the reasoning is in the comment.
 """
 
@@ -22,12 +20,13 @@ from xdsl.ir import Attribute, Operation
 
 from ..errors import UnsupportedError
 from ..module.mlir import name_of, property_of, symbol_of
+from . import constants as c
 from .costs import VECTOR_BYTES
 from .instructions import Vector
 
-HEAD = 20  # vendor table: cycles of a vector function's start
-ACCESSES = 2  # vendor manual: registers that the Unified Buffer gives in a cycle, or one that it gives and one that it takes
-ISSUED = 2  # vendor manual: instructions issued in a cycle
+HEAD = c.FUNCTION_HEAD.value
+ACCESSES = c.REGISTER_ACCESSES.value
+ISSUED = c.REGISTER_ISSUE.value
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,8 @@ _COSTS |= dict.fromkeys(("vdup", "vdups", "vbr", "vci"), (_FILL, _FILL))  # vci 
 _COSTS |= dict.fromkeys(("pand", "por", "pxor", "pnot", "psel"), (_MASK, _MASK))
 _COSTS |= dict.fromkeys(("vintlv", "vdintlv", "pintlv", "pdintlv", "punpack", "ppack", "movvp"), (_ORDER, _ORDER))
 
-_STORE = 1  # vendor table: cycles of a store
-_STORE_NARROW = 5  # the same, of elements of 8 or 16 bits
+_STORE = c.REGISTER_STORE.value
+_STORE_NARROW = c.REGISTER_STORE_NARROW.value
 
 _INTRINSIC = "hivm_regbaseintrins.intr.hivm."
 _LOADS = ("vldsx1", "vldas", "vldus", "plds")

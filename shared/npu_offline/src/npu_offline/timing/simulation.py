@@ -1,9 +1,10 @@
 """A discrete event simulation of the pipes of one core, or of a cube core and its vector cores.
 
 The scalar unit issues in program order and waits only for flags and barriers. Each pipe runs its items in order. The next
-vector instruction may start after the repeats of the one before; flags and barriers also wait for its latency. A transfer
-has a start-up time, then moves bytes at the rate of the core's port. Bytes that cross main memory also share the core's
-part of its bandwidth: each pipe that moves such bytes has a share in proportion to the part of its bytes that cross it.
+vector instruction may start after the repeats of the one before, the next transfer after the bytes of the one before; flags
+and barriers also wait for latencies. A transfer has a start-up time, then moves bytes at the rate of the core's port. Bytes
+that main memory gives also share the core's part of its bandwidth: each pipe that moves such bytes has a share in proportion
+to the part of its bytes that are such. A pipe is busy while one of its instructions is under way.
 """
 
 from __future__ import annotations
@@ -41,9 +42,18 @@ class Event:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a simulation: seconds in all, busy seconds of each core's pipes, and the first events."""
+    """The result of a simulation.
+
+    Attributes:
+        seconds: in all.
+        read, written: bytes that main memory gives and takes.
+        busy: seconds of each core's pipes.
+        events: the first.
+    """
 
     seconds: float
+    read: float
+    written: float
     busy: Mapping[str, Mapping[Pipe, float]]
     events: Sequence[Event]
 
@@ -53,7 +63,7 @@ def simulate(programs: Mapping[str, tuple[Iterable[Issue], Rates]], share: float
 
     Args:
         programs: what each core's scalar unit issues, and the core's rates, by the core's name: see `Event`.
-        share: bytes per second of main memory that these cores have.
+        share: bytes per second of main memory that these cores have, of loads.
         cache: what the cores see of it.
         max_events: how many events to keep.
 
@@ -80,7 +90,7 @@ def simulate(programs: Mapping[str, tuple[Iterable[Issue], Rates]], share: float
         core.check_done()
     crossing.check_done()
     busy = {core.name: {pipe: core.lanes[pipe].busy for pipe in PIPES} for core in cores}
-    return Outcome(max(core.latest for core in cores), busy, events)
+    return Outcome(max(core.latest for core in cores), cache.read, cache.written, busy, events)
 
 
 def _finish_transfer(cores: Sequence[Core], share: float) -> bool:
@@ -91,7 +101,7 @@ def _finish_transfer(cores: Sequence[Core], share: float) -> bool:
     time = min(lane.moving for _, _, lane in movers)
     while True:
         active = [mover for mover in movers if mover[2].moving <= time]
-        sharing = max(1.0, sum(lane.part for _, _, lane in active))
+        sharing = max(1.0, sum(lane.path.part for _, _, lane in active))
         ends = [time + lane.left / lane.rate(share / sharing) for _, _, lane in active]
         first = min(ends)
         joins = min((lane.moving for _, _, lane in movers if lane.moving > time), default=first)

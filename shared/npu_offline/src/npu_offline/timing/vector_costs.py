@@ -24,7 +24,7 @@ _BASE = re.compile(rf"^({'|'.join(sorted(_COSTS, key=len, reverse=True))})(_|$)"
 _CHUNK = 64  # lanes of fp32 that vcadd reduces to one
 
 
-def vector(name: str, shape: Sequence[int], itemsize: float, reduced: Sequence[int] | None) -> Vector:
+def vector(name: str, shape: Sequence[int], itemsize: float, reduced: Sequence[int] | None, head: float) -> Vector:
     """The cost of one vector instruction.
 
     Args:
@@ -32,6 +32,7 @@ def vector(name: str, shape: Sequence[int], itemsize: float, reduced: Sequence[i
         shape: of its largest operand, rows of contiguous elements.
         itemsize: bytes of the widest element it handles.
         reduced: the dimensions that a reduction sums over; None for anything else.
+        head: cycles from its start to its first result.
 
     Raises:
         UnsupportedError: the instruction is in no table.
@@ -39,10 +40,10 @@ def vector(name: str, shape: Sequence[int], itemsize: float, reduced: Sequence[i
     elements = prod(shape)
     peak = elements * itemsize / VECTOR_BYTES
     if reduced is not None:
-        busy, latency = _reduction(shape, itemsize, reduced)
-        return Vector(name, elements, busy, latency, peak)
+        busy, latency = _reduction(shape, itemsize, reduced, head)
+        return Vector(name, elements, busy, head + latency, peak)
     cost = _cost(name)
-    return Vector(name, elements, cost.per_repeat * repeats(shape, itemsize), cost.latency, peak)
+    return Vector(name, elements, cost.per_repeat * repeats(shape, itemsize), head + cost.latency, peak)
 
 
 def repeats(shape: Sequence[int], itemsize: float) -> int:
@@ -57,7 +58,7 @@ def _cost(name: str) -> VectorCost:
     return _COSTS[found[1]]
 
 
-def _reduction(shape: Sequence[int], itemsize: float, reduced: Sequence[int]) -> tuple[float, float]:
+def _reduction(shape: Sequence[int], itemsize: float, reduced: Sequence[int], head: float) -> tuple[float, float]:
     """Cycles of a reduction: halves are added until a row is 64 lanes wide, which one instruction reduces.
 
     Over another dimension than the last, whole rows are added pairwise.
@@ -66,9 +67,9 @@ def _reduction(shape: Sequence[int], itemsize: float, reduced: Sequence[int]) ->
     kept = prod(shape) // max(1, length)
     if len(shape) - 1 not in reduced:
         levels = ceil(log2(max(2, length)))
-        return _ADD.per_repeat * (length - 1) * repeats((kept,), itemsize), levels * _ADD.latency
+        return _ADD.per_repeat * (length - 1) * repeats((kept,), itemsize), levels * (head + _ADD.latency)
     levels = max(0, ceil(log2(max(1, length / _CHUNK))))
     # Each level waits for the one before. All levels together add row - 64 lanes.
     adds = kept * max(0, ceil(length / _CHUNK) - 1) * ceil(_CHUNK * itemsize / VECTOR_BYTES)
-    busy = _ADD.per_repeat * adds + levels * _ADD.latency + _REDUCE.per_repeat * kept
+    busy = _ADD.per_repeat * adds + levels * (head + _ADD.latency) + _REDUCE.per_repeat * kept
     return busy, _REDUCE.latency

@@ -17,7 +17,8 @@ from .. import check
 from ..errors import OfflineError
 from ..execute.recording import record
 from ..launches import LaunchRecord, describe_tile
-from ..timing import time_launch
+from ..timing import Timing, time_launch
+from ..timing.traffic import L2State
 from ..toolchain.compilers import DEFAULT
 from .sizes import Site, Sizes, answering
 
@@ -72,6 +73,8 @@ def search(
     *,
     soc: str = "Ascend910B4",
     toolchain: str = DEFAULT,
+    l2: L2State = "cold",
+    clock: float | None = None,
     jobs: int | None = None,
     kernel: str = "",
 ) -> list[Tuned]:
@@ -87,6 +90,7 @@ def search(
         call: what to run, on CPU tensors.
         choices: names of keyword arguments of `call` and the sizes that each may be; the first are those in use.
         soc, toolchain: what for, and by which compiler.
+        l2, clock: as for `time_launch`.
         jobs: compilations at a time; None for all cores.
         kernel: only sizes that change a kernel with this text in its name.
 
@@ -108,10 +112,10 @@ def search(
             tried.append((number, sizes, launches_with()[1]))
     wanted = [(number, sizes, new) for number, sizes, new in tried if _changes(own, new, kernel)]
     _compile([launch for _, _, new in wanted for launch in new], soc, toolchain, jobs)
-    clock = _Clock(soc, toolchain)
+    times = _Predictions(functools.partial(time_launch, soc=soc, toolchain=toolchain, l2=l2, clock=clock))
     found: dict[int, list[Candidate]] = {}
     for number, sizes, new in wanted:
-        found.setdefault(number, []).append(_candidate(sizes, own, new, clock))
+        found.setdefault(number, []).append(_candidate(sizes, own, new, times))
     ranked = {n: sorted(cs, key=lambda c: float("inf") if c.seconds is None else c.seconds) for n, cs in found.items()}
     return [Tuned(label, sites[number], tuple(candidates)) for number, candidates in sorted(ranked.items())]
 
@@ -138,31 +142,30 @@ def _changes(own: Sequence[LaunchRecord], new: Sequence[LaunchRecord], kernel: s
     return any(_identity(launch) not in known and kernel in launch.name for launch in new)
 
 
-class _Clock:
+class _Predictions:
     """Predicted times, computed once for each launch."""
 
-    def __init__(self, soc: str, toolchain: str) -> None:
-        self._soc, self._toolchain = soc, toolchain
+    def __init__(self, predict: Callable[[LaunchRecord], Timing]) -> None:
+        self._predict = predict
         self._known: dict[object, float] = {}
 
     def seconds(self, launches: Sequence[LaunchRecord]) -> float:
         """Of all these launches together."""
         for launch in launches:
             if _identity(launch) not in self._known:
-                timing = time_launch(launch, soc=self._soc, toolchain=self._toolchain)
-                self._known[_identity(launch)] = timing.estimate
+                self._known[_identity(launch)] = self._predict(launch).estimate
         return sum(self._known[_identity(launch)] for launch in launches)
 
 
-def _candidate(sizes: Sizes, own: Sequence[LaunchRecord], new: Sequence[LaunchRecord], clock: _Clock) -> Candidate:
+def _candidate(sizes: Sizes, own: Sequence[LaunchRecord], new: Sequence[LaunchRecord], times: _Predictions) -> Candidate:
     known = {_identity(launch) for launch in own}
     still = {_identity(launch) for launch in new}
     changed = [launch for launch in new if _identity(launch) not in known]
     replaced = [launch for launch in own if _identity(launch) not in still]
     kernels = tuple(f"{launch.name} {describe_tile(launch)}" for launch in changed)
-    chosen = clock.seconds(replaced)
+    chosen = times.seconds(replaced)
     try:
-        return Candidate(sizes, kernels, clock.seconds(changed), chosen)
+        return Candidate(sizes, kernels, times.seconds(changed), chosen)
     except OfflineError as error:
         return Candidate(sizes, kernels, None, chosen, str(error))
 
