@@ -23,7 +23,7 @@ NAMES = {
     "forward": "attn_res_forward_prefetch_kernel",
     "forward, normalised": "attn_res_forward_prefetch_kernel",
     "phase 1": "attn_res_forward_prefetch_kernel",
-    "forward of layers": "attn_res_forward_kernel",
+    "forward of layers": "attn_res_layers_kernel",
     "backward": "attn_res_backward_kernel",
     "backward from fp32": "attn_res_backward_kernel",
     "products": "attn_res_products_kernel",

@@ -70,7 +70,8 @@ def forward(
         kind = Kind.BANK
     tiled, listed = sources_on_chip(v.n_sources, device), (v.at.listed,) if device.kind == "cuda" else ()
     stride = max(v.s_token, prefix.stride, s_x, s_joined)
-    spec = row_spec(kind, width, widest(h, like, prefix.rows, x), stride, device, 1, tiled, aligned, listed, by_token)
+    order = by_token if device.kind == "ascend" else None
+    spec = row_spec(kind, width, widest(h, like, prefix.rows, x), stride, device, 1, tiled, aligned, listed, order)
     beside = (*prefix[:2], x, joined, base if update.append else None), (v.n_sources, prefix.stride, s_x, s_joined)
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
@@ -78,7 +79,7 @@ def forward(
         numbers = (v.n_sources, n_tokens, v.s_source, v.s_token)
         if launch.block_n:
             return (*tensors, norm_rstd, *beside[0], *others), (*numbers, eps, norm_eps, *beside[1])
-        return (*tensors, norm_rstd, *beside[0]), (*numbers, width, eps, norm_eps, *beside[1])
+        return (*tensors, norm_rstd, *beside[0]), (*numbers, eps, norm_eps, *beside[1])
 
     if run_rows(spec, n_tokens, arguments):
         return h, y, statistics

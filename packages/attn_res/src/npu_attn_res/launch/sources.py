@@ -18,10 +18,10 @@ from torch import Tensor
 from .. import tiling
 from .specs import KERNELS
 
-_NO_GRADIENT = -(2**63)  # as in kernels/backward.py
+_NO_GRADIENT = -(2**63)  # as in both/tile.py
 _ENTRIES, _MORE_ENTRIES = 16, 64  # that one launch writes to a table: of the kernel for short tables, and for long ones
-_ALIGNMENT = 16  # elements, as in kernels/tile.py
-MOST_ARGUMENTS = 32  # blocks that the kernels of cuda.py have parameters for
+_ALIGNMENT = 16  # elements, as in both/tile.py
+MOST_ARGUMENTS = 32  # blocks that the kernels of cuda/ have parameters for
 NOT_IN_ARGUMENTS = (None,) * (MOST_ARGUMENTS - 1)
 
 
@@ -231,7 +231,7 @@ def _table_of(entries: list[int], like: Tensor, device: Device) -> Tensor:
     table = allocate(like, (len(entries),), torch.int64)
     spec = _table_spec(device)
     for i in range(0, len(entries), each):
-        KERNELS.launch("kernels.table", kernel, spec, 1, (table,), (i, *entries[i : i + each]))
+        KERNELS.launch("both.table", kernel, spec, 1, (table,), (i, *entries[i : i + each]))
     return table
 
 

@@ -33,21 +33,21 @@ def row_spec(
     n_sources: int = 0,
     aligned: bool | None = None,
     listed: tuple[int, ...] = (),
-    by_token: bool = False,
+    by_token: bool | None = None,
 ) -> LaunchSpec | None:
     """The launch of a kernel for whole rows, see `tiling.Problem`; None where none fit.
 
     Args:
         aligned: None for no sources.
         listed: on CUDA, of the sources, and of their gradients, how many are arguments of the kernel.
-        by_token: of a forward, whether it stores statistics [tokens, sources].
+        by_token: whether a forward of one layer stores statistics [tokens, sources]; None for other kernels, and on CUDA.
     """
     problem = tiling.Problem(kind, width, dtype.itemsize, layers, row_stride, n_sources)
     launch = tiling.row_launch(problem, device)
     flags: dict[str, int] = {} if aligned is None else {"ALIGNED": aligned}
     flags |= zip(("LISTED", "LISTED_GRADIENTS"), listed, strict=False)
-    if by_token:
-        flags["BY_TOKEN"] = True
+    if by_token is not None:
+        flags["BY_TOKEN"] = by_token
     return None if launch is None else LaunchSpec.of(launch, flags)
 
 
@@ -102,7 +102,7 @@ def weights_gradient(
     n_partials, width = partials.shape
     spec = _weights_spec(width, device)
     tensors = (partials, query, norm, dquery, dnorm)
-    KERNELS.launch("kernels.backward", "attn_res_weights_kernel", spec, spec.launch.grid, tensors, (n_partials,))
+    KERNELS.launch("both.weights", "attn_res_weights_kernel", spec, spec.launch.grid, tensors, (n_partials,))
     return dquery, dnorm
 
 

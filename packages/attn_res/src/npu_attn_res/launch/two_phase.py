@@ -32,14 +32,19 @@ def phase1(
         return state, score, rstd
     queries, rms_weight = queries.contiguous(), rms_weight.contiguous()
     s_norm = 0 if rms_weight.dim() == 1 and n_layers > 1 else width
-    kind = Kind.PHASE1 if n_layers == 1 and device.kind == "ascend" else Kind.LAYERS
+    layered = n_layers > 1 or device.kind == "cuda"
+    kind = Kind.LAYERS if layered else Kind.PHASE1
     base, table, aligned = v.at[:3]
-    spec = row_spec(kind, width, like.dtype, v.s_token, device, n_layers, aligned=aligned)
+    spec = row_spec(
+        kind, width, like.dtype, v.s_token, device, n_layers, aligned=aligned, by_token=None if layered else False
+    )
 
     def arguments(launch: tiling.Launch, grid: int) -> Arguments:
+        numbers = (n_sources, n_tokens, v.s_source, v.s_token)
+        if layered:
+            return (base, table, queries, rms_weight, o, score, rstd, lse), (*numbers, s_norm, eps)
         tensors = (base, table, queries, rms_weight, None, o, None, score, rstd, lse, None)
-        numbers = (n_sources, n_tokens, v.s_source, v.s_token, s_norm, eps, eps)
-        return (*tensors, *(None,) * 5), (*numbers, 0, 0, 0, 0)
+        return (*tensors, *(None,) * 5), (*numbers, eps, eps, n_sources, 0, 0, 0)
 
     if run_rows(spec, n_tokens, arguments):
         return state, score, rstd

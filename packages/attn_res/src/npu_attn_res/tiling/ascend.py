@@ -21,7 +21,7 @@ _PREFETCH_BYTES = 14 * 1024
 _PREFETCH_ROWS = 9
 _COLUMN_BYTES = 8 * 1024  # of a transfer in the kernels that take columns
 _LEAST_ROW = 2048  # columns from which on a backward of one row a tile is predicted to take less than one of several
-_MOST_SOURCES = 64  # of a token, as in kernels/backward_row.py
+_MOST_SOURCES = 64  # of a token, as in ascend/backward_row.py
 _MAX_SUM_ROWS = 64  # there are as many partial sums as vector cores, 72 at most
 
 

@@ -51,37 +51,37 @@ class Kernel(NamedTuple):
 
 _ROWS = ("D", "BLOCK_M", "BLOCK_D")
 _LAYERS = ("D", "S", "BLOCK_M", "BLOCK_S", "BLOCK_D")
-_FORWARD = Kernel("kernels.forward", "attn_res_forward_kernel", _LAYERS)
-_FORWARD_PREFETCH = Kernel("kernels.forward_prefetch", "attn_res_forward_prefetch_kernel", _ROWS)
-_BACKWARD = Kernel("kernels.backward", "attn_res_backward_kernel", (*_ROWS, "PREFETCH"))
-_ROW_BACKWARD = Kernel("kernels.backward_row", "attn_res_backward_row_kernel", ("D", "BLOCK_D", "HALVES"))
+_FORWARD = Kernel("ascend.forward", "attn_res_forward_kernel", _ROWS)
+_FORWARD_PREFETCH = Kernel("ascend.prefetch", "attn_res_forward_prefetch_kernel", _ROWS)
+_BACKWARD = Kernel("ascend.backward", "attn_res_backward_kernel", (*_ROWS, "PREFETCH"))
+_ROW_BACKWARD = Kernel("ascend.backward_row", "attn_res_backward_row_kernel", ("D", "BLOCK_D", "HALVES"))
 KERNELS = {
     Kind.FORWARD: _FORWARD,
     Kind.FORWARD_NORMALISED: _FORWARD,
     Kind.PHASE1: _FORWARD,
     Kind.BANK: _FORWARD,
     Kind.BANK_BACKWARD: _BACKWARD,
-    Kind.LAYERS: _FORWARD,
+    Kind.LAYERS: Kernel("both.layers", "attn_res_layers_kernel", _LAYERS),
     Kind.BACKWARD: _BACKWARD,
     Kind.BACKWARD_FP32: _BACKWARD,
-    Kind.PRODUCTS: Kernel("kernels.split_d", "attn_res_products_kernel", _LAYERS),
-    Kind.WEIGHTED_SUM: Kernel("kernels.split_d", "attn_res_weighted_sum_kernel", _LAYERS),
-    Kind.GRADIENT: Kernel("kernels.split_d", "attn_res_gradient_kernel", _LAYERS),
-    Kind.MERGE: Kernel("kernels.merge", "attn_res_merge_kernel", _ROWS),
-    Kind.MERGE_BACKWARD: Kernel("kernels.merge", "attn_res_merge_backward_kernel", _ROWS),
+    Kind.PRODUCTS: Kernel("both.columns", "attn_res_products_kernel", _LAYERS),
+    Kind.WEIGHTED_SUM: Kernel("both.columns", "attn_res_weighted_sum_kernel", _LAYERS),
+    Kind.GRADIENT: Kernel("both.columns", "attn_res_gradient_kernel", _LAYERS),
+    Kind.MERGE: Kernel("both.merge", "attn_res_merge_kernel", _ROWS),
+    Kind.MERGE_BACKWARD: Kernel("both.merge", "attn_res_merge_backward_kernel", _ROWS),
     **dict.fromkeys(ROW_BACKWARDS, _ROW_BACKWARD),
-    Kind.NORM_BACKWARD: Kernel("kernels.merge", "attn_res_norm_backward_kernel", _ROWS),
+    Kind.NORM_BACKWARD: Kernel("both.merge", "attn_res_norm_backward_kernel", _ROWS),
 }
 PREFETCH_KERNELS = KERNELS | dict.fromkeys((*FORWARDS, Kind.PHASE1), _FORWARD_PREFETCH)
 _CHUNKS = ("D", "BLOCK_N", "BLOCK_D", "CHUNKS", "STAGES", "HELD")
 _SOURCES = ("D", "BLOCK_N", "BLOCK_D", "STAGES", "HELD")
 SOURCES_KERNELS = {  # a tile has several sources
-    **dict.fromkeys(FORWARDS, Kernel("kernels.cuda", "attn_res_forward_sources_kernel", _CHUNKS)),
-    **dict.fromkeys(BACKWARDS, Kernel("kernels.cuda_backward", "attn_res_backward_sources_kernel", _SOURCES)),
+    **dict.fromkeys(FORWARDS, Kernel("cuda.forward", "attn_res_forward_sources_kernel", _CHUNKS)),
+    **dict.fromkeys(BACKWARDS, Kernel("cuda.backward", "attn_res_backward_sources_kernel", _SOURCES)),
 }
 _SHARED = ("D", "PER_TILE", "TILES", "BLOCK_N", "BLOCK_D", "VECTOR", "STAGES", "SHARE", "SLOTS")
-SHARED_KERNEL = Kernel("kernels.cuda_shared", "attn_res_backward_shared_kernel", _SHARED)  # of BACKWARDS
-TURNS = 2  # as in kernels/cuda_shared.py
+SHARED_KERNEL = Kernel("cuda.cooperating", "attn_res_backward_shared_kernel", _SHARED)  # of BACKWARDS
+TURNS = 2  # as in cuda/cooperating.py
 _WARP, _REGISTERS = 32, 65536  # threads; registers of a core
 
 

@@ -1,25 +1,45 @@
-"""Device code of the forward for Ascend and one layer, which loads the next block ahead. Formulas: tile.py.
+"""The forward of one layer for Ascend that loads the next source ahead.
 
-The sums are those of forward.py, with the first block's score as the reference. They are never scaled, which takes a third
+The sums are those of forward.py, with the first source's score as the reference. They are never scaled, which takes a third
 off the vector unit's work. They would overflow if a later score were higher by 88. So from the first tile on in which a
 score is higher by 30, a program computes its tiles again, with the highest score so far as the reference. (CANN 8.5 compiles
 a branch inside the loop wrongly: it overwrites the reference.)
 
-While one block is computed with, the next one is loaded and the tile before is stored. That tile is stored in two parts, one
-after each of the next tile's first blocks: a load waits for a store that takes longer than the memory is idle. Compilers for
-Ascend double a load's buffer themselves, but when the Unified Buffer is full they reuse the idle half. They do not reuse
-tiles that a loop carries, so the next block and the tile to be stored are carried.
+The kernel computes with one source while the next is loaded and the tile before is stored. That tile is stored in two parts,
+after each of the next tile's first two blocks: a load waits for a store that takes longer than the memory is idle. Compilers
+for Ascend double a load's buffer themselves, but when the Unified Buffer is full they reuse the idle half. They do not reuse
+tiles that a loop carries, so the loop carries the next source and the tile to be stored.
 """
 
 import triton
 import triton.language as tl
 
-from .forward import append_rows, forward_tiles, score_rows, store_lse, store_output, store_scores
-from .tile import ALIGNMENT, block_at, count_blocks, fetch_whole_rows, load_prefix, load_query, store_columns
+from ..both.tile import (
+    ALIGNMENT,
+    block_at,
+    count_blocks,
+    fetch_whole_rows,
+    load_prefix,
+    load_query,
+    row_pointers,
+    store_lse,
+)
+from ..formula import score_rows
+from .forward import append_rows, forward_tiles, store_output, store_scores
 
-LARGE = tl.constexpr(1e13)  # a sum of exp(s - reference) from which on the reference was too low: e^30
+LARGE = tl.constexpr(1e13)  # e^30: a sum of exp(s - reference) from which on the reference was too low
 OVERFLOW = tl.constexpr(3e38)  # a sum of squares from which on it is infinite, or as good as
 PARTS = tl.constexpr(2)  # in which a tile is stored
+
+
+@triton.jit
+def store_columns(p_row, s_row, b_tile, n_rows, i_col, i_end, R: tl.constexpr, C: tl.constexpr):
+    """Stores columns i_col to i_end, exclusive, of [R, C], in the dtype of the memory."""
+    o_col = tl.arange(0, C)
+    m_tile = ((o_col >= i_col) & (o_col < i_end))[None, :]
+    if R > 1:
+        m_tile = (tl.arange(0, R) < n_rows)[:, None] & m_tile
+    tl.store(row_pointers(p_row, s_row, R, C), b_tile.to(p_row.dtype.element_ty), mask=m_tile)
 
 
 @triton.jit
@@ -54,7 +74,6 @@ def attn_res_forward_prefetch_kernel(
     n_tokens,
     s_block,
     s_token,
-    s_norm,
     eps,
     norm_eps,
     n_slots,
@@ -65,20 +84,20 @@ def attn_res_forward_prefetch_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
-    BY_TOKEN: tl.constexpr = False,
+    BY_TOKEN: tl.constexpr,
 ):
-    """The arguments are those of attn_res_forward_kernel, for one layer. A prefix is the first source."""
+    """The arguments are those of attn_res_forward_kernel."""
     # time: rare: that a score is higher by 30 than the first block's
     # lint: allow scalar-reduction: once a tile, whether its sums are too large; and tiles are sized for the 910B's compilers
     # lint: allow strided-transfer: statistics by token, of two or three rows a tile; a backward loads them at once
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = p_o.dtype.element_ty
-    # What is stored has a buffer of its own.
+    # The stored tile has another buffer than the computed one.
     DEFER_STORE: tl.constexpr = (p_prefix is None and p_weight is None) and tl.float32 != DTYPE
     PART: tl.constexpr = (BLOCK_D + PARTS * ALIGNMENT - 1) // (PARTS * ALIGNMENT) * ALIGNMENT  # columns
     n_blocks = count_blocks(p_count, n_blocks, n_slots)
-    b_g = load_query(p_query, p_norm, s_norm, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
+    b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     if p_prefix is None:
         p_block, n_next = next_block(p_v, p_table, s_block, s_token, 0, n_blocks, i_first, n_tokens, BLOCK_M, ALIGNED)
@@ -101,7 +120,7 @@ def attn_res_forward_prefetch_kernel(
             b_first, b_first_rstd, _ = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] each
             b_reference = b_first
             b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
-            # One, computed: with a sum that starts as b_v itself, compilers for Ascend keep it where the next blocks go.
+            # A computed 1: with a sum that starts as b_v itself, compilers for Ascend keep it where the next blocks go.
             b_o = b_v * tl.exp(b_first - b_reference)[:, None]
             b_v = b_second.to(tl.float32)
         else:
@@ -127,24 +146,16 @@ def attn_res_forward_prefetch_kernel(
             b_o += b_v * b_weight[:, None]
             b_sum += b_weight
             b_v = b_next.to(tl.float32)
-            # fmt: off
-            store_scores(
-                p_score, p_rstd, b_score, b_rstd, i_block, i_token, n_sources, n_tokens, n_left, n_left,
-                1, BLOCK_M, BLOCK_M, BY_TOKEN,
-            )
-            # fmt: on
+            store_scores(p_score, p_rstd, b_score, b_rstd, i_block, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN)
             if DEFER_STORE:
                 if (n_blocks > PARTS) & (i_block <= PARTS) & (n_stored > 0):
                     i_col = (i_block - 1) * PART
                     p_out = p_o + i_stored * D
                     store_columns(p_out, D, b_stored, n_stored, i_col, tl.minimum(i_col + PART, D), BLOCK_M, BLOCK_D)
         i_source = 0 if p_prefix is None else n_slots
-        # fmt: off
         store_scores(
-            p_score, p_rstd, b_first, b_first_rstd, i_source, i_token, n_sources, n_tokens, n_left, n_left,
-            1, BLOCK_M, BLOCK_M, BY_TOKEN,
+            p_score, p_rstd, b_first, b_first_rstd, i_source, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN
         )
-        # fmt: on
         if tl.max(tl.where(b_sum > LARGE, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
             i_again = tl.minimum(i_again, i_tile)
         b_factor = store_lse(p_lse, b_reference, b_sum, i_token, n_left, BLOCK_M)
@@ -158,20 +169,17 @@ def attn_res_forward_prefetch_kernel(
         if n_stored > 0:
             store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
     if BLOCK_M == 1:
-        # One, computed: behind the loop the scalar unit writes a number that the vector unit takes. Without it CANN 8.5 sets
+        # A computed 1: behind the loop the scalar unit writes a number that the vector unit takes. Without it CANN 8.5 sets
         # a flag before the last wait for it, where the vector unit uses bytes again that the scalar unit used.
-        b_one = tl.exp(tl.full([1], (i_again - n_tiles).to(tl.float32), tl.float32) * 0.0)
-        b_g *= b_one[:, None]
+        b_unit = tl.exp(tl.full([1], (i_again - n_tiles).to(tl.float32), tl.float32) * 0.0)
+        b_g *= b_unit[:, None]
     if i_again < n_tiles:
         # The prefix as it was stored, which may be where it was.
-        p_whole = p_prefix if p_x is None else p_joined
-        s_whole = s_prefix if p_x is None else s_joined
-        # fmt: off
+        p_stored = p_prefix if p_x is None else p_joined
+        s_stored = s_prefix if p_x is None else s_joined
         forward_tiles(
-            p_v, p_table, p_weight, p_o, p_y, None, None, p_lse, p_norm_rstd,
-            None, p_whole, None, None, None,
+            p_v, p_table, p_weight, p_o, p_y, None, None, p_lse, p_norm_rstd, None, p_stored, None, None, None,
             b_g, i_again, n_tiles, tl.num_programs(0),
-            n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_whole, 0, 0,
-            D, 1, BLOCK_M, 1, BLOCK_D, ALIGNED, BY_TOKEN,
-        )
-        # fmt: on
+            n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_stored, 0, 0,
+            D, BLOCK_M, BLOCK_D, ALIGNED, BY_TOKEN,
+        )  # fmt: skip

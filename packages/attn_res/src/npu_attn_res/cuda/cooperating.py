@@ -7,34 +7,15 @@ others' parts, so that all programs are resident at once; meanwhile its next tok
 
 import triton
 import triton.language as tl
+from npu_tiling.device.exchange import collect, publish
 
-from .cuda_tile import block_rows, widen_again, widen_tile
-from .tile import count_blocks
+from ..both.tile import count_blocks
+from ..formula import score_gradient, slope, source_gradient
+from .tile import block_rows, widen_again, widen_tile
 
 # Tokens whose parts are kept. Who publishes parts of one has parts of the token before from everybody, and nobody publishes
 # those who has not read all that he needs of earlier ones.
 TURNS = tl.constexpr(2)
-
-
-@triton.jit
-def publish(p_word, b_value, tag):
-    """Stores numbers and, in the same words, a tag."""
-    b_bits = b_value.to(tl.uint32, bitcast=True).to(tl.int64) | (tl.cast(tag, tl.int64) << 32)
-    tl.atomic_xchg(p_word, b_bits, sem="relaxed", scope="gpu")
-
-
-@triton.jit
-def collect(p_word, tag):
-    """fp32, as the words' addresses: each number, as soon as it is there with its tag."""
-    return tl.inline_asm_elementwise(
-        "{.reg .pred there; .reg .b64 word; .reg .b32 value, seen; AGAIN: ld.relaxed.gpu.global.b64 word, [$1];"
-        " mov.b64 {value, seen}, word; setp.eq.b32 there, seen, $2; @!there bra AGAIN; mov.b32 $0, value;}",
-        "=r,l,r",
-        [p_word.to(tl.int64, bitcast=True), tag],
-        dtype=tl.float32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -127,12 +108,12 @@ def attn_res_backward_shared_kernel(
             publish(p_own + BLOCK_N, tl.sum(b_p * b_dh, axis=0), turn)
         publish(p_own + o_block, tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), turn)
         b_part = tl.where(m_all, collect(p_part + o_word, turn), 0.0)
-        b_e, b_alpha, b_rstd, b_coef, b_delta, b_sum = tl.reduce(
+        b_e, b_alpha, b_rstd, b_slope, b_delta, b_sum = tl.reduce(
             (
                 tl.reshape(tl.where(m_own, b_part, 0.0), [SLOTS, BLOCK_N]),
                 tl.reshape(tl.where(m_one, b_alpha, 0.0), [SLOTS, BLOCK_N]),
                 tl.reshape(tl.where(m_one, b_rstd, 0.0), [SLOTS, BLOCK_N]),
-                tl.reshape(tl.where(m_one, b_score * b_rstd, 0.0), [SLOTS, BLOCK_N]),
+                tl.reshape(tl.where(m_one, slope(b_score, b_rstd, D), 0.0), [SLOTS, BLOCK_N]),
                 tl.reshape(b_alpha * b_part, [SLOTS, BLOCK_N]),
                 tl.reshape(b_alpha, [SLOTS, BLOCK_N]),
             ),
@@ -149,21 +130,20 @@ def attn_res_backward_shared_kernel(
             b_delta, b_sum = b_delta + b_p_alpha * b_p_e, b_sum + b_p_alpha
         b_delta = b_delta / b_sum  # as in backward.py: lse is rounded
         if p_prefix is not None:
-            b_p_c = b_p_alpha * (b_p_e - b_delta) * b_p_rstd
+            b_p_c = score_gradient(b_p_alpha, b_p_e, b_delta, b_p_rstd)
             if p_dg is not None:
                 b_dg += b_p * b_p_c
             if p_dprefix is not None:
-                b_dp = b_dh * b_p_alpha + (b_g - b_p * (b_p_score * b_p_rstd * (1.0 / D))) * b_p_c
+                b_dp = source_gradient(b_p, b_dh, b_g, b_p_alpha, b_p_c, slope(b_p_score, b_p_rstd, D))
                 if p_djoined is not None:
                     b_dp += tl.load(p_djoined + i_token * s_djoined + o_col, mask=m_first, other=0.0).to(tl.float32)
                 tl.store(p_dprefix + i_token * D + o_col, b_dp.to(p_dprefix.dtype.element_ty), mask=m_first)
-        b_c = b_alpha * (b_e - b_delta) * b_rstd  # ds r, [BLOCK_N]
-        b_coef *= b_c * (1.0 / D)
+        b_c = score_gradient(b_alpha, b_e, b_delta, b_rstd)  # [BLOCK_N]
         b_x = widen_again(b_v)
         if p_dg is not None:
             b_dg += tl.sum(b_x * b_c[:, None], axis=0)
         if p_dv is not None:
-            b_dv = b_dh[None, :] * b_alpha[:, None] + (b_g[None, :] * b_c[:, None] - b_x * b_coef[:, None])
+            b_dv = source_gradient(b_x, b_dh[None, :], b_g[None, :], b_alpha[:, None], b_c[:, None], b_slope[:, None])
             m_needed = m_block
             if LISTED_GRADIENTS:
                 m_needed &= ((bits >> o_block) & 1) != 0

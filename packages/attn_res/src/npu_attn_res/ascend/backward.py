@@ -1,7 +1,4 @@
-"""Device code of the backward of Attention Residuals. Formulas, tiles and blocks: tile.py.
-
-    e_i = <dh, v_i>        delta = sum_i alpha_i e_i = <dh, h>        ds_i = alpha_i (e_i - delta)
-    dv_i = alpha_i dh + ds_i r_i (g - s_i r_i v_i / D)                dg = sum over tokens and blocks of ds_i r_i v_i
+"""The backward of one layer for Ascend, in tiles of rows. Two sweeps over a token's sources: delta, then the gradients.
 
 e_i - delta cancels when the softmax is peaked, so delta must be accurate in fp32. Computed from an h that was rounded to
 bf16 it would be off by about 2^-9 |dh| |h|, which dv_i multiplies by |g|. So a first sweep over a token's blocks sums delta
@@ -19,8 +16,7 @@ reductions and the expression for dv decide where compilers for Ascend wait: cha
 import triton
 import triton.language as tl
 
-from .tile import (
-    ALIGNMENT,
+from ..both.tile import (
     block_at,
     count_blocks,
     fetch_rows,
@@ -28,11 +24,11 @@ from .tile import (
     load_query,
     load_rows,
     load_statistic,
+    store_gradient,
     store_partial_sum,
     store_rows,
 )
-
-NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a block that needs none
+from ..formula import expanded_gradient, score_gradient, slope
 
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
@@ -136,64 +132,25 @@ def attn_res_backward_kernel(
                 b_rstd = load_statistic(p_rstd + i_row, n_left, BLOCK_M)
             b_e = tl.sum(b_dh * b_v, axis=1)  # [BLOCK_M]
             b_alpha = tl.exp(b_score - b_lse)
-            b_c = b_alpha * (b_e - b_delta) * b_rstd  # ds r, [BLOCK_M]
+            b_c = score_gradient(b_alpha, b_e, b_delta, b_rstd)  # [BLOCK_M]
             if p_dg is not None:
                 b_dg += b_v * b_c[:, None]
             if p_dv is not None:
-                b_dv_coef = b_score * b_rstd * (1.0 / D)
-                b_dv = b_dh * b_alpha[:, None] - b_v * (b_dv_coef * b_c)[:, None] + b_g * b_c[:, None]
-                if p_dv_table is None:
-                    p_out = p_dv + i_row * D
-                    store_rows(p_out, D, b_dv, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-                else:
-                    i_offset = tl.load(p_dv_table + i_block)
-                    if i_offset != NO_GRADIENT:
-                        if ALIGNED:
-                            i_offset = tl.multiple_of(i_offset, ALIGNMENT)
-                        p_out = p_dv + i_offset + i_token * D
-                        store_rows(p_out, D, b_dv, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+                b_dv = expanded_gradient(b_v, slope(b_score, b_rstd, D) * b_c, b_dh, b_alpha, b_g, b_c)
+                store_gradient(
+                    p_dv, p_dv_table, b_dv, i_block, i_row, i_token, 0, n_left, D, BLOCK_M, BLOCK_D, EXACT, ALIGNED
+                )
             if PREFETCH:
                 b_v = b_next.to(tl.float32)
         if p_prefix is not None:
             b_p = load_rows(p_prefix + i_token * s_prefix, s_prefix, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-            b_p_c = b_p_alpha * (b_p_e - b_delta) * b_p_rstd
+            b_p_c = score_gradient(b_p_alpha, b_p_e, b_delta, b_p_rstd)
             if p_dg is not None:
                 b_dg += b_p * b_p_c[:, None]
             if p_dprefix is not None:
-                b_p_coef = b_p_score * b_p_rstd * (1.0 / D)
-                b_dp = b_dh * b_p_alpha[:, None] - b_p * (b_p_coef * b_p_c)[:, None] + b_g * b_p_c[:, None]
+                b_dp = expanded_gradient(b_p, slope(b_p_score, b_p_rstd, D) * b_p_c, b_dh, b_p_alpha, b_g, b_p_c)
                 if p_djoined is not None:
                     b_dp += load_rows(p_djoined + i_token * s_djoined, s_djoined, n_left, D, BLOCK_M, BLOCK_D, EXACT)
                 store_rows(p_dprefix + i_token * D, D, b_dp, n_left, D, BLOCK_M, BLOCK_D, EXACT)
     if p_dg is not None:
         store_partial_sum(p_dg, b_dg, D, BLOCK_D)
-
-
-@triton.jit(do_not_specialize=["n_partials"])
-def attn_res_weights_kernel(
-    p_partials,  # fp32 [n_partials, D]
-    p_query,
-    p_norm,
-    p_dquery,  # None: not needed
-    p_dnorm,  # None: not needed
-    n_partials,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """dg = the sum of the partial sums, in one fixed order; dquery = dg rms_weight, drms_weight = dg query."""
-    # lint: allow short-transfer: the partial sums of all cores are a few KiB, of which every core adds some columns
-    EXACT: tl.constexpr = D % BLOCK_D == 0
-    for i_block in tl.range(tl.program_id(0), tl.cdiv(D, BLOCK_D), tl.num_programs(0)):
-        i_col = i_block * BLOCK_D
-        b_sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        for i_partial in tl.range(0, n_partials, BLOCK_M):
-            p_row = p_partials + i_partial.to(tl.int64) * D + i_col
-            b_sum += load_rows(p_row, D, n_partials - i_partial, D - i_col, BLOCK_M, BLOCK_D, EXACT)
-        b_dg = tl.sum(b_sum, axis=0)[None, :]  # [1, BLOCK_D]
-        if p_dquery is not None:
-            b_norm = load_rows(p_norm + i_col, D, 1, D - i_col, 1, BLOCK_D, EXACT)
-            store_rows(p_dquery + i_col, D, b_dg * b_norm, 1, D - i_col, 1, BLOCK_D, EXACT)
-        if p_dnorm is not None:
-            b_query = load_rows(p_query + i_col, D, 1, D - i_col, 1, BLOCK_D, EXACT)
-            store_rows(p_dnorm + i_col, D, b_dg * b_query, 1, D - i_col, 1, BLOCK_D, EXACT)

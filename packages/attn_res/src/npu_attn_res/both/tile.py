@@ -1,33 +1,20 @@
-"""Device code of Attention Residuals: tiles of rows and blocks, their loads and stores.
+"""Tiles of rows, their loads and stores. A kernel loops over the sources v_i.
 
-    r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = query * rms_weight
-    alpha = softmax_i(s)                     h = sum_i alpha_i v_i
+The rows of a tile are BLOCK_M tokens of one layer (BLOCK_S == 1), or BLOCK_S layers of one token (BLOCK_M == 1). A tile has
+all columns of its rows, BLOCK_D >= D, except in columns.py.
 
-The rows of a tile are BLOCK_M tokens of one layer (BLOCK_S == 1), or BLOCK_S layers of one token (BLOCK_M == 1). Rows are
-whole, of BLOCK_D >= D columns. A kernel loops over the blocks v_i.
-
-Block i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits: the blocks of a
-list lie anywhere. Statistics are [blocks, tokens, layers] or, for backward_row.py, [tokens, blocks]: BY_TOKEN.
+Source i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits: the sources of a
+list lie anywhere. Statistics are [sources, tokens, layers]; ascend/forward.py has another order too.
 """
 
 import triton
-import triton.backends
 import triton.language as tl
+from npu_tiling.device.rounding import widen
 
-ALIGNMENT = tl.constexpr(16)  # what ALIGNED says that every entry of a table is a multiple of
+from ..formula import rms_inverse
 
-# CANN 8.5's compiler removes a cast to 16 bits that is cast back at once. A change of shape in between prevents that and
-# costs nothing on Ascend; elsewhere it may cost something and is not needed.
-_ASCEND = tl.constexpr("ascend" in triton.backends.backends)
-
-
-@triton.jit
-def widen(b_value):
-    """fp32, of what was computed, and rounded, in this kernel."""
-    if _ASCEND and b_value.dtype != tl.float32:
-        return tl.reshape(tl.expand_dims(b_value, 0).to(tl.float32), b_value.shape)
-    else:
-        return b_value.to(tl.float32)
+ALIGNMENT = tl.constexpr(16)  # ALIGNED: every entry of a table is a multiple of this
+NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a source that needs none
 
 
 @triton.jit
@@ -112,16 +99,6 @@ def store_rows(p_row, s_row, b_tile, n_rows, n_cols, R: tl.constexpr, C: tl.cons
 
 
 @triton.jit
-def store_columns(p_row, s_row, b_tile, n_rows, i_col, i_end, R: tl.constexpr, C: tl.constexpr):
-    """Stores columns i_col to i_end, exclusive, of [R, C], in the dtype of the memory."""
-    o_col = tl.arange(0, C)
-    m_tile = ((o_col >= i_col) & (o_col < i_end))[None, :]
-    if R > 1:
-        m_tile = (tl.arange(0, R) < n_rows)[:, None] & m_tile
-    tl.store(row_pointers(p_row, s_row, R, C), b_tile.to(p_row.dtype.element_ty), mask=m_tile)
-
-
-@triton.jit
 def load_statistic(p_value, n_rows, R: tl.constexpr):
     """[R]"""
     if R > 1:
@@ -138,6 +115,22 @@ def store_statistic(p_value, b_value, n_rows, R: tl.constexpr, s_row=1):
         tl.store(p_value + o_row * s_row, b_value, mask=o_row < n_rows)
     else:
         tl.store(p_value + o_row, b_value)
+
+
+@triton.jit
+def store_gradient(
+    p_dv, p_table, b_dv, i_source, i_row, i_token, i_col, n_rows, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Stores the gradient of a source, columns i_col on of tokens i_token on; nothing where the table says NO_GRADIENT."""
+    if p_table is None:
+        store_rows(p_dv + i_row * D + i_col, D, b_dv, n_rows, D - i_col, R, C, EXACT)
+    else:
+        i_offset = tl.load(p_table + i_source)
+        if i_offset != NO_GRADIENT:
+            if ALIGNED:
+                i_offset = tl.multiple_of(i_offset, ALIGNMENT)
+            store_rows(p_dv + i_offset + i_token * D + i_col, D, b_dv, n_rows, D - i_col, R, C, EXACT)
 
 
 @triton.jit
@@ -180,10 +173,20 @@ def load_prefix(
 
 
 @triton.jit
+def store_lse(p_lse, b_reference, b_sum, i_row, n_rows, R: tl.constexpr):
+    """Stores log(sum(exp(s))), from the sum of exp(s - reference), and returns 1 / that sum, a factor of o."""
+    b_factor = 1.0 / b_sum
+    if p_lse is not None:
+        # Not + log(b_sum): CANN 8.5 sets a flag twice where the vector unit takes what the scalar unit summed in a loop.
+        store_statistic(p_lse + i_row, b_reference - tl.log(b_factor), n_rows, R)
+    return b_factor
+
+
+@triton.jit
 def normalise_rows(b_h, p_weight, p_y, p_rstd, i_row, n_rows, eps, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
     """Stores y = h / rms(h) * weight and 1 / rms(h) for rows i_row on, whole ones, of h as it is stored, fp32 [R, C]."""
     EXACT: tl.constexpr = C == D
-    b_rstd = tl.rsqrt(tl.sum(b_h * b_h, axis=1) * (1.0 / D) + eps)
+    b_rstd = rms_inverse(tl.sum(b_h * b_h, axis=1), eps, D)
     b_weight = load_rows(p_weight, 0, 1, D, 1, C, EXACT)
     store_rows(p_y + i_row * D, D, b_h * b_rstd[:, None] * b_weight, n_rows, D, R, C, EXACT)
     if p_rstd is not None:

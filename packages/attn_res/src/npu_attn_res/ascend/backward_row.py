@@ -1,4 +1,4 @@
-"""Device code of the backward for Ascend of one row a tile, where h was rounded. Formulas: backward.py. Tiles: tile.py.
+"""The backward of one layer for Ascend, of one row a tile, where h was rounded.
 
 The first sweep over a token's blocks keeps every e_i = <dh, v_i>, so that the second one multiplies and adds alone. SLOTS of
 them are kept. What belongs to one block is picked from tiles of SLOTS numbers by a mask and a sum, for the next block while
@@ -12,7 +12,8 @@ token are loaded before the second sweep, else its dh: both do not fit.
 import triton
 import triton.language as tl
 
-from .tile import ALIGNMENT, block_at, count_blocks, fetch_rows, fetch_whole_rows, store_rows
+from ..both.tile import ALIGNMENT, block_at, count_blocks, fetch_rows, fetch_whole_rows, store_rows
+from ..formula import expanded_gradient
 
 SLOTS = tl.constexpr(64)
 LEAST = tl.constexpr(-(2**62))
@@ -67,9 +68,9 @@ def pick(b_alpha, b_c, b_coef, i_slot):
 
 
 @triton.jit
-def add_source(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG: tl.constexpr):
+def gradient_of_piece(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG: tl.constexpr):
     """dv of a piece of a row, and dg with its part."""
-    b_dv = b_g * b_c[:, None] - b_v * b_coef[:, None] + b_dh * b_alpha[:, None]
+    b_dv = expanded_gradient(b_v, b_coef, b_g, b_c, b_dh, b_alpha)
     if HAS_DG:
         b_dg += b_v * b_c[:, None]
     return b_dv, b_dg
@@ -92,7 +93,7 @@ def prefix_gradient(
 ):
     """Stores the gradient of a piece of a prefix, and returns dg with its part."""
     b_p = fetch_piece(p_prefix, N, C).to(tl.float32)
-    b_dp, b_dg = add_source(b_p, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG)
+    b_dp, b_dg = gradient_of_piece(b_p, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG)
     if p_dprefix is not None:
         if p_djoined is not None:
             b_dp += fetch_piece(p_djoined, N, C).to(tl.float32)
@@ -225,7 +226,7 @@ def attn_res_backward_row_kernel(
             else:
                 b_load = fetch_whole_rows(p_after, s_token, n_after, N, 1, C)
             b_alpha_after, b_c_after, b_coef_after = pick(b_alphas, b_cs, b_coefs, i_block + 1)
-            b_dv, b_dg = add_source(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG)
+            b_dv, b_dg = gradient_of_piece(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG)
             if p_dv is not None:
                 i_out = gradient_offset(p_dv_table, i_block, i_token, n_tokens, D, ALIGNED)
                 is_wanted = True if p_dv_table is None else i_out >= LEAST
@@ -234,7 +235,7 @@ def attn_res_backward_row_kernel(
             if HALVES:
                 b_rest = b_load.to(tl.float32)
                 b_load = fetch_whole_rows(p_after, s_token, n_after, N, 1, C)
-                b_dv, b_dg_rest = add_source(b_rest, b_dh_rest, b_g_rest, b_dg_rest, b_alpha, b_c, b_coef, HAS_DG)
+                b_dv, b_dg_rest = gradient_of_piece(b_rest, b_dh_rest, b_g_rest, b_dg_rest, b_alpha, b_c, b_coef, HAS_DG)
                 if p_dv is not None:
                     if is_wanted:
                         store_piece(p_dv + i_out + C, b_dv, REST, C)

@@ -11,7 +11,9 @@ s - lse is exact where it counts: were log(exp(lse) + exp(s)) kept instead, w + 
 
 import triton
 import triton.language as tl
+from npu_tiling.device.rounding import widen
 
+from ..formula import norm_gradient, score_rows, slope, softmax_of_two, source_gradient
 from .tile import (
     load_prefix,
     load_query,
@@ -21,17 +23,7 @@ from .tile import (
     store_partial_sum,
     store_rows,
     store_statistic,
-    widen,
 )
-
-
-@triton.jit
-def shares(b_lse, b_score):
-    """w and a, which are exp(lse) and exp(score) over their sum."""
-    b_next = tl.maximum(b_lse, b_score)
-    b_first, b_second = tl.exp(b_lse - b_next), tl.exp(b_score - b_next)
-    b_inverse = 1.0 / (b_first + b_second)
-    return b_first * b_inverse, b_second * b_inverse
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
@@ -67,9 +59,8 @@ def attn_res_merge_kernel(
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
         b_p = load_prefix(p_partial, p_x, p_total, i_token, n_left, s_partial, s_x, D, D, BLOCK_M, BLOCK_D)
-        b_rstd = tl.rsqrt(tl.sum(b_p * b_p, axis=1) * (1.0 / D) + eps)  # [BLOCK_M]
-        b_score = tl.sum(b_p * b_g, axis=1) * b_rstd
-        b_w, b_a = shares(load_statistic(p_lse + i_token, n_left, BLOCK_M), b_score)
+        b_score, b_rstd, _ = score_rows(b_p, b_g, eps, D)  # [BLOCK_M] both
+        b_w, b_a = softmax_of_two(load_statistic(p_lse + i_token, n_left, BLOCK_M), b_score)
         b_o = load_rows(p_o + i_token * s_o, s_o, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         b_h = b_o * b_w[:, None] + b_p * b_a[:, None]
         b_stored = b_h.to(p_h.dtype.element_ty)
@@ -118,7 +109,7 @@ def attn_res_merge_backward_kernel(
         b_dh = load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         b_score = load_statistic(p_score + i_token, n_left, BLOCK_M)
         b_rstd = load_statistic(p_rstd + i_token, n_left, BLOCK_M)
-        b_w, b_a = shares(load_statistic(p_lse + i_token, n_left, BLOCK_M), b_score)
+        b_w, b_a = softmax_of_two(load_statistic(p_lse + i_token, n_left, BLOCK_M), b_score)
         b_o = load_rows(p_o + i_token * s_o, s_o, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         b_dot = tl.sum(b_dh * b_o, axis=1)  # [BLOCK_M]
         b_p = load_rows(p_total + i_token * s_total, s_total, n_left, D, BLOCK_M, BLOCK_D, EXACT)
@@ -129,8 +120,8 @@ def attn_res_merge_backward_kernel(
         store_statistic(p_dlse + i_token, -b_ds, n_left, BLOCK_M)
         if p_dg is not None:
             b_dg += b_p * b_c[:, None]
-        b_dv_coef = b_score * b_rstd * (1.0 / D)
-        b_dp = b_dh * b_a[:, None] + (b_g - b_p * b_dv_coef[:, None]) * b_c[:, None]
+        b_slope = slope(b_score, b_rstd, D)
+        b_dp = source_gradient(b_p, b_dh, b_g, b_a[:, None], b_c[:, None], b_slope[:, None])
         if p_dtotal is not None:
             b_dp += load_rows(p_dtotal + i_token * s_dtotal, s_dtotal, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         store_rows(p_dp + i_token * D, D, b_dp, n_left, D, BLOCK_M, BLOCK_D, EXACT)
@@ -145,7 +136,7 @@ def attn_res_norm_backward_kernel(
     p_h,
     p_weight,
     p_norm_rstd,
-    p_whole,  # fp32 [n_tokens, D]: the whole gradient of h
+    p_total,  # fp32 [n_tokens, D]: the gradient of h, with dh
     p_dweight,  # fp32 [programs, D]; None: not needed
     n_tokens,
     s_dy,
@@ -167,11 +158,9 @@ def attn_res_norm_backward_kernel(
         b_dy = load_rows(p_dy + i_token * s_dy, s_dy, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         if p_dweight is not None:
             b_dweight += b_dy * b_n
-        b_f = b_dy * b_weight
-        b_mean = tl.sum(b_f * b_n, axis=1) * (1.0 / D)
-        b_whole = (b_f - b_n * b_mean[:, None]) * b_rstd[:, None]
+        b_total = norm_gradient(b_dy * b_weight, b_n, b_rstd, D)
         if p_dh is not None:
-            b_whole += load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-        store_rows(p_whole + i_token * D, D, b_whole, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+            b_total += load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        store_rows(p_total + i_token * D, D, b_total, n_left, D, BLOCK_M, BLOCK_D, EXACT)
     if p_dweight is not None:
         store_partial_sum(p_dweight, b_dweight, D, BLOCK_D)

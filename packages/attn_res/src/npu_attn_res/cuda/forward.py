@@ -8,8 +8,9 @@ are on their way. Otherwise a token's blocks come a few at a time, with all load
 import triton
 import triton.language as tl
 
-from .cuda_tile import block_rows, columns, load_chunk, load_tiles, store_chunk, widen_tile
-from .tile import count_blocks
+from ..both.tile import count_blocks
+from ..formula import exponentials, rms_inverse
+from .tile import block_rows, columns, load_chunk, load_tiles, store_chunk, widen_tile
 
 
 @triton.jit
@@ -28,11 +29,11 @@ def add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D: tl.constexpr, CHUNKS: t
         b_square, b_dot = b_square + b_x * b_x, b_dot + b_x * g[i][None, :]
         widened = widened + (b_x,)
     b_square, b_dot = tl.reduce((b_square, b_dot), 1, add_pairs)  # both [BLOCK_N], by one exchange of warps
-    b_rstd = tl.rsqrt(b_square * (1.0 / D) + eps)
+    b_rstd = rms_inverse(b_square, eps, D)
     b_score = b_dot * b_rstd
     b_seen = tl.where(m_block, b_score, float("-inf"))
     b_next = tl.maximum(b_max, tl.max(b_seen, axis=0))
-    b_shrink, b_weight = tl.exp(b_max - b_next), tl.exp(b_seen - b_next)
+    b_shrink, b_weight = exponentials(b_max, b_seen, b_next)
     sums = ()
     for i in tl.static_range(CHUNKS):
         sums = sums + (o[i] * b_shrink + tl.sum(widened[i] * b_weight[:, None], axis=0),)
@@ -106,7 +107,7 @@ def attn_res_forward_sources_kernel(
                 b_square, b_dot = b_square + b_o * b_o, b_dot + b_o * g[i]
                 o = o + (b_o,)
             b_square, b_dot = tl.reduce((b_square, b_dot), 0, add_pairs)
-            b_prefix_rstd = tl.rsqrt(b_square * (1.0 / D) + eps)
+            b_prefix_rstd = rms_inverse(b_square, eps, D)
             b_max = b_dot * b_prefix_rstd
             b_sum = tl.full([], 1.0, tl.float32)
             if p_score is not None:
@@ -136,7 +137,7 @@ def attn_res_forward_sources_kernel(
         if p_lse is not None:
             tl.store(p_lse + i_token, b_max + tl.log(b_sum))
         if p_weight is not None:
-            b_norm_rstd = tl.rsqrt(tl.sum(b_square, axis=0) * (1.0 / D) + norm_eps)
+            b_norm_rstd = rms_inverse(tl.sum(b_square, axis=0), norm_eps, D)
             for i in tl.static_range(CHUNKS):
                 b_y = h[i] * b_norm_rstd * load_chunk(p_weight, i, D, BLOCK_D)
                 store_chunk(p_y + i_token * D, b_y.to(p_y.dtype.element_ty), i, D, BLOCK_D)

@@ -5,8 +5,7 @@ import os
 import triton
 import triton.language as tl
 
-from .backward import NO_GRADIENT
-from .tile import ALIGNMENT
+from ..both.tile import ALIGNMENT, NO_GRADIENT
 
 _ASSEMBLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # which Triton's interpreter does not know
 

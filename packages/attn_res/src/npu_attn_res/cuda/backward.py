@@ -8,8 +8,9 @@ cuda_shared.py.
 import triton
 import triton.language as tl
 
-from .cuda_tile import block_rows, load_row, widen_again, widen_tile
-from .tile import count_blocks
+from ..both.tile import count_blocks
+from ..formula import score_gradient, slope, source_gradient
+from .tile import block_rows, load_row, widen_again, widen_tile
 
 
 @triton.jit
@@ -51,8 +52,8 @@ def add_gradients(
     if p_dg is not None:
         b_dg += tl.sum(b_x * b_c[:, None], axis=0)
     if p_dv is not None:
-        b_coef = b_score * b_rstd * (1.0 / D)
-        b_dv = b_dh[None, :] * b_alpha[:, None] + (b_g[None, :] - b_x * b_coef[:, None]) * b_c[:, None]
+        b_slope = slope(b_score, b_rstd, D)
+        b_dv = source_gradient(b_x, b_dh[None, :], b_g[None, :], b_alpha[:, None], b_c[:, None], b_slope[:, None])
         if LISTED_GRADIENTS:
             m_block &= ((needed >> (i_tile * BLOCK_N + tl.arange(0, BLOCK_N))) & 1) != 0
         s_block = tl.cast(n_tokens, tl.int64) * D
@@ -125,7 +126,7 @@ def attn_res_backward_sources_kernel(
             b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
             b_e = tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1)
             b_delta = (b_delta + tl.sum(b_alpha * b_e, axis=0)) / (b_sum + tl.sum(b_alpha, axis=0))
-            b_c = b_alpha * (b_e - b_delta) * b_rstd  # ds r, [BLOCK_N]
+            b_c = score_gradient(b_alpha, b_e, b_delta, b_rstd)  # [BLOCK_N]
             b_dg = add_gradients(
                 b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dg, p_dv, gradients, p_dv_table, i_token, n_tokens, 0,
                 m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED, LISTED_GRADIENTS
@@ -159,17 +160,17 @@ def attn_res_backward_sources_kernel(
                 b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy="evict_first")
                 o_statistic = o_block.to(tl.int64) * n_tokens + i_token
                 b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
-                b_c = b_alpha * (tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1) - b_delta) * b_rstd
+                b_c = score_gradient(b_alpha, tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), b_delta, b_rstd)
                 b_dg = add_gradients(
                     b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dg, p_dv, gradients, p_dv_table, i_token,
                     n_tokens, i_tile, m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED, LISTED_GRADIENTS
                 )
         if p_prefix is not None:
-            b_p_c = b_p_alpha * (b_p_e - b_delta) * b_p_rstd
+            b_p_c = score_gradient(b_p_alpha, b_p_e, b_delta, b_p_rstd)
             if p_dg is not None:
                 b_dg += b_p * b_p_c
             if p_dprefix is not None:
-                b_dp = b_dh * b_p_alpha + (b_g - b_p * (b_p_score * b_p_rstd * (1.0 / D))) * b_p_c
+                b_dp = source_gradient(b_p, b_dh, b_g, b_p_alpha, b_p_c, slope(b_p_score, b_p_rstd, D))
                 if p_djoined is not None:
                     b_dp += load_row(p_djoined + i_token * s_djoined, D, BLOCK_D)
                 tl.store(p_dprefix + i_token * D + o_col, b_dp.to(p_dprefix.dtype.element_ty), mask=o_col < D)

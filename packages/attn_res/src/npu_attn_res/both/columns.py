@@ -12,8 +12,7 @@ so that every block is read twice in each direction, whatever the number of laye
 import triton
 import triton.language as tl
 
-from .backward import NO_GRADIENT
-from .tile import block_at, count_rows, load_rows, load_statistic, store_rows, store_statistic
+from .tile import block_at, count_rows, load_rows, load_statistic, store_gradient, store_rows, store_statistic
 
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
@@ -157,13 +156,9 @@ def attn_res_gradient_kernel(
                     if S > 1:
                         b_dv = tl.sum(b_dv, axis=0)[None, :]
                     b_dv -= b_v * b_dv_coef[:, None]
-                    if p_dv_table is None:
-                        store_rows(p_dv + i_row * D + i_col, D, b_dv, n_left, D - i_col, BLOCK_M, BLOCK_D, EXACT)
-                    else:
-                        i_offset = tl.load(p_dv_table + i_block)
-                        if i_offset != NO_GRADIENT:
-                            p_out = p_dv + i_offset + i_token * D + i_col
-                            store_rows(p_out, D, b_dv, n_left, D - i_col, BLOCK_M, BLOCK_D, EXACT)
+                    store_gradient(
+                        p_dv, p_dv_table, b_dv, i_block, i_row, i_token, i_col, n_left, D, BLOCK_M, BLOCK_D, EXACT, False
+                    )
         if p_dg is not None:
             p_partial = p_dg + i_split.to(tl.int64) * S * D + i_col
             if S == 1:

@@ -1,0 +1,142 @@
+"""The forward of one layer for Ascend where the compiler orders loads: every source is read once, in an online softmax.
+
+The prefix, where there is one, is the first source; its statistics are the last row. Statistics are [sources, tokens] or,
+BY_TOKEN, [tokens, sources]: backward_row.py loads those of a token at once.
+"""
+
+import triton
+import triton.language as tl
+from npu_tiling.device.rounding import widen
+
+from ..both.tile import (
+    block_at,
+    count_blocks,
+    load_prefix,
+    load_query,
+    load_rows,
+    normalise_rows,
+    store_lse,
+    store_rows,
+    store_statistic,
+)
+from ..formula import add_source, score_rows
+
+
+@triton.jit
+def store_scores(
+    p_score, p_rstd, b_score, b_rstd, i_source, i_token, n_sources, n_tokens, n_left,
+    M: tl.constexpr, BY_TOKEN: tl.constexpr,
+):  # fmt: skip
+    """s and r of one source, from token i_token on; nothing where no backward follows."""
+    if p_score is not None:
+        if BY_TOKEN:
+            i_row = i_token * n_sources + i_source
+            store_statistic(p_score + i_row, b_score, n_left, M, n_sources)
+            store_statistic(p_rstd + i_row, b_rstd, n_left, M, n_sources)
+        else:
+            i_row = tl.cast(i_source, tl.int64) * n_tokens + i_token
+            store_statistic(p_score + i_row, b_score, n_left, M)
+            store_statistic(p_rstd + i_row, b_rstd, n_left, M)
+
+
+@triton.jit
+def store_output(
+    p_weight, p_o, p_y, p_norm_rstd, b_stored, i_token, n_left, norm_eps, D: tl.constexpr, M: tl.constexpr, C: tl.constexpr
+):
+    """Stores h, in the dtype of its memory, and its RMSNorm where there is a weight."""
+    store_rows(p_o + i_token * D, D, b_stored, n_left, D, M, C, C == D)
+    if p_weight is not None:
+        normalise_rows(widen(b_stored), p_weight, p_y, p_norm_rstd, i_token, n_left, norm_eps, D, M, C)
+
+
+@triton.jit
+def append_rows(
+    p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token,
+    D: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Stores rows of the prefix behind the blocks, where that is asked for, and where a bank of n_slots blocks has room."""
+    if p_append is not None:
+        p_end = p_append + tl.cast(n_blocks, tl.int64) * s_block + i_token * s_token
+        if p_count is None or n_blocks < n_slots:
+            store_rows(p_end, s_token, b_p, n_left, D, M, C, C == D)
+
+
+@triton.jit
+def forward_tiles(
+    p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_joined, p_append,
+    b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, ALIGNED: tl.constexpr, BY_TOKEN: tl.constexpr,
+):  # fmt: skip
+    """Tiles i_first, i_first + n_step, ... before i_end, with the highest score so far as the reference."""
+    n_sources = n_slots if p_prefix is None else n_slots + 1
+    for i_tile in tl.range(i_first, i_end, n_step):
+        i_token = i_tile.to(tl.int64) * BLOCK_M
+        n_left = (n_tokens - i_token).to(tl.int32)
+        if p_prefix is None:
+            b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            b_sum = tl.zeros([BLOCK_M], tl.float32)
+            # Computed zeros: compilers for Ascend keep a constant tile on chip, to copy it from.
+            b_o = tl.full([BLOCK_M, BLOCK_D], tl.where(n_left > 0, 0.0, 1.0), tl.float32)
+        else:
+            b_p = load_prefix(p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D, BLOCK_M, BLOCK_D)
+            append_rows(p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token, D, BLOCK_M, BLOCK_D)
+            b_max, b_rstd, _ = score_rows(b_p, b_g, eps, D)
+            store_scores(p_score, p_rstd, b_max, b_rstd, n_slots, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN)
+            b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
+            # A computed 1: with a sum that starts as b_p itself, compilers for Ascend keep it where the next blocks go.
+            b_o = b_p * tl.exp(b_max - b_max)[:, None]
+        for i_block in tl.range(0, n_blocks):
+            p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+            b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, BLOCK_D == D)  # [BLOCK_M, BLOCK_D]
+            b_score, b_rstd, _ = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] both
+            b_o, b_sum, b_max = add_source(b_v, b_score, b_o, b_sum, b_max)
+            # Stored last: the buffer of the scores is busy until the transfer ends.
+            store_scores(p_score, p_rstd, b_score, b_rstd, i_block, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN)
+        b_factor = store_lse(p_lse, b_max, b_sum, i_token, n_left, BLOCK_M)
+        b_stored = (b_o * b_factor[:, None]).to(p_o.dtype.element_ty)
+        store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
+def attn_res_forward_kernel(
+    p_v,
+    p_table,  # None: block i lies at i * s_block
+    p_query,
+    p_norm,
+    p_weight,  # of the RMSNorm of h; None: there is none
+    p_o,
+    p_y,
+    p_score,  # fp32 [sources, n_tokens], or BY_TOKEN [n_tokens, sources]: s; None: no backward follows
+    p_rstd,  # fp32, as p_score: r
+    p_lse,  # fp32 [n_tokens]: log(sum(exp(s))); None: not asked for
+    p_norm_rstd,
+    p_count,  # int32 or int64: the number of blocks; None: n_blocks is
+    p_prefix,  # the source that comes before the blocks; None: there is none
+    p_x,  # a layer's output, added to the prefix first; None: there is none
+    p_joined,  # where the sum goes
+    p_append,  # where the blocks lie, and the prefix is stored as the next one; None: it is not
+    n_blocks,
+    n_tokens,
+    s_block,
+    s_token,
+    eps,
+    norm_eps,
+    n_slots,
+    s_prefix,
+    s_x,
+    s_joined,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # >= D
+    ALIGNED: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
+):
+    # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
+    b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
+    n_blocks = count_blocks(p_count, n_blocks, n_slots)
+    forward_tiles(
+        p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_joined, p_append,
+        b_g, tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0),
+        n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
+        D, BLOCK_M, BLOCK_D, ALIGNED, BY_TOKEN,
+    )  # fmt: skip
