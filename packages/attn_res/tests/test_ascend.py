@@ -1,6 +1,5 @@
 """What the Ascend compilers make of the kernels, and how many bytes they move: no chip, and no time, involved."""
 
-import dataclasses
 import importlib
 from pathlib import Path
 
@@ -10,10 +9,12 @@ import npu_tiling
 import pytest
 import torch
 from carried import carried_in_the_same_bytes
-from npu_attn_res import attn_res, attn_res_bank, attn_res_phase1, tiling
-from npu_attn_res.launch import single, sources, specs, split_d, two_phase
+from npu_attn_res import attn_res, attn_res_bank, attn_res_phase1
+from npu_attn_res.ascend.tiling.choice import AscendTiling
+from npu_attn_res.ascend.tiling.ways import ways
+from npu_attn_res.launch import columns, single, sources, specs, two_phase
 from npu_attn_res.operators import library
-from npu_attn_res.tiling import footprint
+from npu_attn_res.shape import Shape, Task
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
 
@@ -63,41 +64,49 @@ def test_what_a_loop_carries_has_bytes_of_its_own_on_the_ascend950(label, toolch
         assert not list(carried_in_the_same_bytes(report))
 
 
-KERNELS = {
-    "forward": ("float32 2048", "attn_res_forward_prefetch_kernel"),
-    "forward, normalised": ("bfloat16 4096, normalised", "attn_res_forward_prefetch_kernel"),
-    "backward": ("bfloat16 1000", "attn_res_backward_kernel"),
-    "backward from fp32": ("bfloat16 128, normalised", "attn_res_backward_kernel"),
-    "forward beside a prefix": ("bfloat16 4096, bank", "attn_res_forward_prefetch_kernel"),
-    "backward beside a prefix": ("bfloat16 1000, bank", "attn_res_backward_kernel"),
-    "merge": ("bfloat16 4096, merge", "attn_res_merge_kernel"),
-    "merge backward": ("bfloat16 4096, merge", "attn_res_merge_backward_kernel"),
-    "norm backward": ("bfloat16 4096, normalised", "attn_res_norm_backward_kernel"),
+SHAPES = {
+    "forward": ("float32 2048", "attn_res_forward_prefetch_kernel", {"task": Task.FORWARD}),
+    "forward, normalised": (
+        "bfloat16 4096, normalised",
+        "attn_res_forward_prefetch_kernel",
+        {"task": Task.FORWARD, "normalised": True},
+    ),
+    "backward": ("bfloat16 1000", "attn_res_backward_kernel", {"task": Task.BACKWARD}),
+    "backward from fp32": (
+        "bfloat16 128, normalised",
+        "attn_res_backward_kernel",
+        {"task": Task.BACKWARD, "fp32_dh": True},
+    ),
+    "forward with a prefix": (
+        "bfloat16 4096, bank",
+        "attn_res_forward_prefetch_kernel",
+        {"task": Task.FORWARD, "prefix": True},
+    ),
+    "backward with a prefix": (
+        "bfloat16 1000, bank",
+        "attn_res_backward_kernel",
+        {"task": Task.BACKWARD, "prefix": True},
+    ),
+    "merge": ("bfloat16 4096, merge", "attn_res_merge_kernel", {"task": Task.MERGE}),
+    "merge backward": ("bfloat16 4096, merge", "attn_res_merge_backward_kernel", {"task": Task.MERGE_BACKWARD}),
+    "norm backward": ("bfloat16 4096, normalised", "attn_res_norm_backward_kernel", {"task": Task.NORM_BACKWARD}),
 }
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_declared_tiles_are_what_the_compiler_needs(kernel, rows):
+@pytest.mark.parametrize("shape", SHAPES)
+def test_declared_tiles_are_what_the_compiler_needs(shape, rows):
     """Never less, or a chosen tile would not compile; not much more, or rows would be split that fit."""
-    label, name = KERNELS[kernel]
+    label, name, options = SHAPES[shape]
     (record, *_) = [record for record in launches_of(label) if record.name == name]
     width = 16384 // rows
-    itemsize = 4 if label.startswith("float32") else 2
-    one = tiling.Launch(tiling.Problem(kernel, width, itemsize), B4, block_d=width)
-    if rows == 1:
-        launches = [
-            dataclasses.replace(one, prefetch=way.prefetch, double_buffered=way.double_buffered)
-            for way in footprint.ROW_WAYS[kernel]
-        ]
-    else:
-        prefetch = kernel in footprint.PREFETCHED
-        launches = [dataclasses.replace(one, block_m=rows, prefetch=prefetch, double_buffered=not prefetch)]
-    for declared in launches:
-        function = record.kernel
-        if kernel in footprint.PREFETCHED:
-            module, name, _ = declared.kernel
-            function = getattr(importlib.import_module(f"npu_attn_res.{module}"), name)
+    shape = Shape(width=width, itemsize=4 if label.startswith("float32") else 2, **options)
+    for row in ways(shape):
+        if row.way.has_one_row != (rows == 1):
+            continue
+        declared = AscendTiling(shape=shape, device=B4, way=row.way, block_m=rows, block_d=width)
+        module, kernel, _ = declared.kernel
+        function = getattr(importlib.import_module(f"npu_attn_res.{module}"), kernel)
         needed = 0
         for toolchain in ("1.0.0", "1.1.0"):
             report = npu_offline.compile_kernel(
@@ -110,7 +119,7 @@ def test_declared_tiles_are_what_the_compiler_needs(kernel, rows):
             )
             assert not report.fits
             needed = max(needed, report.required_ub_bytes)
-        assert needed <= tiling.ub_bytes(declared) <= 1.25 * needed
+        assert needed <= declared.ub_bytes <= 1.25 * needed
 
 
 def test_compiling_depends_neither_on_the_tokens_nor_on_the_blocks():
@@ -249,7 +258,7 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         checks.append(check)
         return tensor
 
-    for module in (sources, single, specs, split_d, two_phase, library):
+    for module in (sources, single, specs, columns, two_phase, library):
         monkeypatch.setattr(module, "allocate", guarding)
     case = depth.make(3, 37, width, torch.float32)
     with npu_offline.emulate("Ascend910B4"):

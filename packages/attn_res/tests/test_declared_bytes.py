@@ -1,5 +1,5 @@
-"""The Unified Buffer that tilings declare, against the Ascend compilers: every row of footprint.py's tables, both families
-of chips, both widths of elements.
+"""The Unified Buffer that tilings declare, against the Ascend compilers: every row of the tables in ascend/tiling/ways.py,
+both families of chips, both widths of elements.
 
 The widest tile that is declared to fit fits with every compiler. Of kernels that take one layer's whole rows, one that is a
 third wider does not with some: rows would be split that fit.
@@ -12,8 +12,11 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1, tiling
-from npu_attn_res.tiling import footprint
+from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
+from npu_attn_res.ascend.tiling.choice import AscendTiling
+from npu_attn_res.ascend.tiling.ways import Way
+from npu_attn_res.ascend.tiling.ways import ways as ways_of
+from npu_attn_res.shape import COLUMN_TASKS, Shape, Task
 from npu_offline.declared import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
@@ -41,7 +44,7 @@ def leaf(*shape, dtype=torch.float32):
 
 def call(kernel, dtype, layers):
     """A call whose launches have the kernel among them, at a width where it is chosen."""
-    width = 65536 if kernel in tiling.COLUMN_KINDS else 1024
+    width = 65536 if kernel in COLUMN_TASKS else 1024
     weights = [leaf(width, dtype=dtype) for _ in range(3)]
     blocks = leaf(4, 200, width, dtype=dtype)
     if kernel in ("merge", "merge backward", "norm backward"):
@@ -64,31 +67,35 @@ def record_of(kernel, dtype, layers, soc):
     return next(record for record in records if record.name == NAMES[kernel])
 
 
-def ways(kernel):
-    """Rows, layers and options of a tile: one row in each way, several rows, several layers."""
+def shape_of(kernel, dtype, width, layers=1):
+    """What the launch of a kernel is, by its name here."""
+    name, _, option = kernel.partition(", ")
+    fp32_dh = name == "backward from fp32"
+    task = Task.BACKWARD if fp32_dh else Task(name)
+    normalised = option == "normalised"
+    return Shape(task=task, width=width, itemsize=dtype.itemsize, layers=layers, normalised=normalised, fp32_dh=fp32_dh)
+
+
+def ways(kernel, dtype):
+    """Ways, and the rows and layers of a tile: one row, several rows, several layers."""
+    if kernel in COLUMN_TASKS:
+        return [(Way.COLUMNS, 2, 1), (Way.COLUMNS, 1, 4)]
+    found = [row.way for row in ways_of(shape_of(kernel, dtype, 16))]
     if kernel == "forward of layers":
-        return [(1, 4, {"double_buffered": double_buffered}) for double_buffered in (True, False)]
-    if kernel in tiling.COLUMN_KINDS:
-        return [(2, 1, {}), (1, 4, {})]
-    prefetch = kernel in footprint.PREFETCHED
-    single = [
-        (1, 1, {"prefetch": way.prefetch, "double_buffered": way.double_buffered}) for way in footprint.ROW_WAYS[kernel]
-    ]
-    return [(4, 1, {"prefetch": prefetch, "double_buffered": not prefetch}), *single]
+        return [(way, 1, 4) for way in found]
+    return [(way, 1 if way.has_one_row else 4, 1) for way in found]
 
 
-def launch(kernel, dtype, soc, width, rows, layers, options):
-    problem = tiling.Problem(kernel, width, dtype.itemsize, layers)
-    return tiling.Launch(problem, npu_tiling.soc(soc), block_m=rows, block_s=layers, block_d=width, **options)
+def tile(kernel, dtype, soc, width, way, rows, layers):
+    shape = shape_of(kernel, dtype, width, layers)
+    return AscendTiling(shape=shape, device=npu_tiling.soc(soc), way=way, block_m=rows, block_s=layers, block_d=width)
 
 
-def fits(tile, dtype, soc):
+def fits(kernel, tile, dtype, soc):
     """Whether every compiler for the chip takes a tile."""
-    record = record_of(tile.problem.kind, dtype, tile.problem.layers, soc)
-    function = record.kernel
-    if tile.problem.kind in footprint.PREFETCHED:
-        module, name, _ = tile.kernel
-        function = getattr(importlib.import_module(f"npu_attn_res.{module}"), name)
+    record = record_of(kernel, dtype, tile.shape.layers, soc)
+    module, name, _ = tile.kernel
+    function = getattr(importlib.import_module(f"npu_attn_res.{module}"), name)
     return fits_everywhere(record, tile.constants, soc, options=tile.options, kernel=function)
 
 
@@ -97,9 +104,9 @@ def fits(tile, dtype, soc):
 # about 4096 columns to one row at a time, which loads ahead (162 instead of 176 us, 2048 tokens of 4 blocks, CANN 9.1). The
 # third leaves rows of more than 15,856 columns to kernels that take columns, as the first does; its times were not compared.
 GENEROUS = [
-    (FAMILIES[1], "backward from fp32", torch.bfloat16, (1, 1, {"prefetch": False, "double_buffered": False})),
-    (FAMILIES[1], "forward", torch.float32, (4, 1, {"prefetch": True, "double_buffered": False})),
-    (FAMILIES[1], "phase 1", torch.float32, (1, 1, {"prefetch": False, "double_buffered": False})),
+    (FAMILIES[1], "backward from fp32", torch.bfloat16, Way.ROW),
+    (FAMILIES[1], "forward", torch.float32, Way.ROWS_AHEAD),
+    (FAMILIES[1], "phase 1", torch.float32, Way.ROW),
 ]
 ALWAYS = (FAMILIES[1], "merge", torch.bfloat16)
 CASES = [
@@ -114,17 +121,17 @@ CASES = [
 @pytest.mark.parametrize(("soc", "kernel", "dtype"), CASES)
 def test_the_widest_tile_that_is_declared_to_fit_does(soc, kernel, dtype):
     def declared(way, width):
-        return tiling.ub_bytes(launch(kernel, dtype, soc, width, *way))
+        return tile(kernel, dtype, soc, width, *way).ub_bytes
 
     too_little, too_much = [], []
-    for way in ways(kernel):
+    for way in ways(kernel, dtype):
         width = widest(partial(declared, way), soc)
-        if not fits(launch(kernel, dtype, soc, width, *way), dtype, soc):
+        if not fits(kernel, tile(kernel, dtype, soc, width, *way), dtype, soc):
             too_little.append((width, way))
-        if (soc, kernel, dtype, way) in GENEROUS:
+        if (soc, kernel, dtype, way[0]) in GENEROUS:
             continue
-        if kernel not in (*tiling.COLUMN_KINDS, "forward of layers"):  # whose bytes depend on the number of layers
+        if kernel not in (*COLUMN_TASKS, "forward of layers"):  # whose bytes depend on the number of layers
             wider = width * 4 // 3 // UNIT * UNIT
-            if fits(launch(kernel, dtype, soc, wider, *way), dtype, soc):
+            if fits(kernel, tile(kernel, dtype, soc, wider, *way), dtype, soc):
                 too_much.append((wider, way))
     assert (too_little, too_much) == ([], [])

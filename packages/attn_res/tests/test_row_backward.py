@@ -9,7 +9,8 @@ import npu_tiling
 import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_bank
-from npu_attn_res.tiling import launches, statistics_by_token
+from npu_attn_res.both import tiling
+from npu_attn_res.tiling import statistics_by_token
 from npu_offline.timing import costs_of, time_launch
 
 pytestmark = pytest.mark.skipif(not npu_offline.installed(), reason="needs triton-ascend (npu-offline fetch)")
@@ -24,7 +25,7 @@ OPS = torch.ops.npu_attn_res
 @pytest.fixture
 def chip(monkeypatch):
     """So few programs that each one has several tiles."""
-    monkeypatch.setattr(launches, "persistent_grid", lambda tiles, device, *, per_core: min(tiles, 2))
+    monkeypatch.setattr(tiling, "persistent_grid", lambda tiles, device, *, per_core: min(tiles, 2))
     with npu_offline.emulate(CHIP) as emulation:
         yield emulation
 
@@ -102,12 +103,12 @@ def test_the_compiler_is_told_how_statistics_lie(chip):
 
 def test_statistics_are_by_token_where_the_kernel_takes_them():
     b4, ascend950, b1 = (npu_tiling.soc(name) for name in (CHIP, "Ascend950PR_957b", "Ascend910B1"))
-    assert statistics_by_token(4096, 2, 8, b4) and statistics_by_token(7168, 2, 64, b1)
-    assert not statistics_by_token(4096, 4, 8, b4)  # fp32 has h
-    assert not statistics_by_token(1024, 2, 8, b4)  # rows share a tile
-    assert not statistics_by_token(8192, 2, 8, b4)  # two halves do not fit
-    assert not statistics_by_token(4096, 2, 65, b4)
-    assert not statistics_by_token(4096, 2, 8, ascend950)
+    assert statistics_by_token(4096, 2, 8, b4, prefix=False) and statistics_by_token(7168, 2, 64, b1, prefix=False)
+    assert not statistics_by_token(4096, 4, 8, b4, prefix=False)  # fp32 has h
+    assert not statistics_by_token(1024, 2, 8, b4, prefix=False)  # rows share a tile
+    assert not statistics_by_token(8192, 2, 8, b4, prefix=False)  # two halves do not fit
+    assert not statistics_by_token(4096, 2, 65, b4, prefix=False)
+    assert not statistics_by_token(4096, 2, 8, ascend950, prefix=False)
 
 
 @pytest.mark.compilers

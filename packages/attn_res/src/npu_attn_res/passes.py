@@ -49,7 +49,7 @@ class Passes(Protocol):
         """1 / rms(h) [T] of h [T, D]."""
 
 
-class Rows:
+class TorchPasses:
     """Passes by PyTorch's operators, in fp64 too.
 
     Attributes:

@@ -6,8 +6,8 @@
 in fp32 (fp64 for fp64 input), rounded once, to v's dtype. Sources v_i are rows [tokens, D], statistics are [sources, tokens,
 layers], with one layer for `forward` and several for `phase1`.
 
-Every result is composed here of `Passes` over the sources: by PyTorch's operators (`passes.Rows`), or, where rows or layers
-do not fit on chip, by kernels (`launch.split_d.Columns`).
+Every result is composed here of `Passes` over the sources: by PyTorch's operators (`passes.TorchPasses`), or, where rows or
+layers do not fit on chip, by kernels (`launch.columns.KernelPasses`).
 
 Source: "Attention Residuals", arXiv 2603.15031.
 """
@@ -56,6 +56,8 @@ def _without_autocast(function: Callable[..., R]) -> Callable[..., R]:
     @functools.wraps(function)
     def called(*arguments: Any) -> R:
         first = arguments[0][0] if isinstance(arguments[0], tuple) else arguments[0]
+        if not torch.amp.is_autocast_available(first.device.type):  # tensors without data
+            return function(*arguments)
         with torch.autocast(first.device.type, enabled=False):
             return function(*arguments)
 

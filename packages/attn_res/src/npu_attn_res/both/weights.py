@@ -2,35 +2,30 @@
 
 import triton
 import triton.language as tl
-
-from .tile import load_rows, store_rows
+from npu_tiling.device.partials import sum_of_partials
 
 
 @triton.jit(do_not_specialize=["n_partials"])
 def attn_res_weights_kernel(
-    p_partials,  # fp32 [n_partials, D]
+    p_partials,  # fp32 [n_partials, N]
     p_query,
     p_norm,
     p_dquery,  # None: not needed
     p_dnorm,  # None: not needed
     n_partials,
-    D: tl.constexpr,
+    N: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     """dg = the sum of the partial sums, in one fixed order; dquery = dg rms_weight, drms_weight = dg query."""
     # lint: allow short-transfer: the partial sums of all cores are a few KiB, of which every core adds some columns
-    EXACT: tl.constexpr = D % BLOCK_D == 0
-    for i_block in tl.range(tl.program_id(0), tl.cdiv(D, BLOCK_D), tl.num_programs(0)):
-        i_col = i_block * BLOCK_D
-        b_sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        for i_partial in tl.range(0, n_partials, BLOCK_M):
-            p_row = p_partials + i_partial.to(tl.int64) * D + i_col
-            b_sum += load_rows(p_row, D, n_partials - i_partial, D - i_col, BLOCK_M, BLOCK_D, EXACT)
-        b_dg = tl.sum(b_sum, axis=0)[None, :]  # [1, BLOCK_D]
+    for i_block in tl.range(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
+        o_col = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
+        m_col = o_col < N
+        b_dg = sum_of_partials(p_partials, n_partials, o_col, N, BLOCK_M, BLOCK_N)  # [BLOCK_N]
         if p_dquery is not None:
-            b_norm = load_rows(p_norm + i_col, D, 1, D - i_col, 1, BLOCK_D, EXACT)
-            store_rows(p_dquery + i_col, D, b_dg * b_norm, 1, D - i_col, 1, BLOCK_D, EXACT)
+            b_norm = tl.load(p_norm + o_col, mask=m_col, other=0.0).to(tl.float32)
+            tl.store(p_dquery + o_col, (b_dg * b_norm).to(p_dquery.dtype.element_ty), mask=m_col)
         if p_dnorm is not None:
-            b_query = load_rows(p_query + i_col, D, 1, D - i_col, 1, BLOCK_D, EXACT)
-            store_rows(p_dnorm + i_col, D, b_dg * b_query, 1, D - i_col, 1, BLOCK_D, EXACT)
+            b_query = tl.load(p_query + o_col, mask=m_col, other=0.0).to(tl.float32)
+            tl.store(p_dnorm + o_col, (b_dg * b_query).to(p_dnorm.dtype.element_ty), mask=m_col)

@@ -1,8 +1,8 @@
-"""`attn_res` by kernels: whole rows, one launch each way. Rows that do not fit on chip: split_d.py."""
+"""`attn_res` by kernels: whole rows, one launch each way. Rows that do not fit on chip: columns.py."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import Device
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .. import reference, tiling
 from ..reference import Statistics, Weights
-from ..tiling import Kind
+from ..shape import Task
+from .columns import KernelPasses
 from .sources import Sources, in_tables, rows_of
-from .specs import Arguments, contiguous_weights, row_spec, run_rows, sources_on_chip, weights_gradient, widest
-from .split_d import Columns
+from .specs import Arguments, contiguous_weights, launch_spec, run_rows, sources_on_chip, weights_gradient, widest
 
 
 class Update(NamedTuple):
@@ -31,9 +31,7 @@ class Update(NamedTuple):
     append: bool
 
 
-# Columns from which on a forward beside a prefix takes one row a tile: of several CANN 8.5 sets a flag twice, by token.
-_LEAST_BESIDE = 4448
-NO_UPDATE = Update(None, None, False)
+NO_UPDATE = Update(None, None, append=False)
 
 
 def forward(
@@ -54,9 +52,9 @@ def forward(
     h = allocate(like, v.shape, dtype)
     y = None if weights.output is None else allocate(h, v.shape, h.dtype)
     score = rstd = lse = norm_rstd = None
-    by_token = save and keeps_by_token(v.like, h.dtype, v.width, v.n_rows, device, v.prefix.rows is not None)
+    by_token = save and keeps_by_token(like, h.dtype, v.width, v.n_rows, device, prefix=v.prefix.rows is not None)
     if save:
-        score, rstd = (_allocate_statistic(h, v.n_rows, n_tokens, by_token) for _ in range(2))
+        score, rstd = (_allocate_statistic(h, v.n_rows, n_tokens, by_token=by_token) for _ in range(2))
         lse = allocate(h, (n_tokens,), torch.float32)
         norm_rstd = None if y is None else allocate(h, (n_tokens,), torch.float32)
     statistics = Statistics(score, rstd, lse, norm_rstd)
@@ -65,19 +63,25 @@ def forward(
     (base, table, aligned, others, *_), width, prefix = v.at, v.width, v.prefix
     x, s_x = (None, 0) if update.x is None else rows_of(update.x)
     joined, s_joined = (None, 0) if update.joined is None else rows_of(update.joined)
-    kind = Kind.FORWARD if y is None else Kind.FORWARD_NORMALISED
-    if prefix.rows is not None:
-        kind = Kind.BANK
-    tiled, listed = sources_on_chip(v.n_sources, device), (v.at.listed,) if device.kind == "cuda" else ()
-    stride = max(v.s_token, prefix.stride, s_x, s_joined)
-    order = by_token if device.kind == "ascend" else None
-    spec = row_spec(kind, width, widest(h, like, prefix.rows, x), stride, device, 1, tiled, aligned, listed, order)
+    spec = launch_spec(
+        device,
+        Task.FORWARD,
+        width,
+        widest(h, like, prefix.rows, x),
+        row_stride=max(v.s_token, prefix.stride, s_x, s_joined),
+        n_sources=sources_on_chip(v.n_sources, device),
+        prefix=prefix.rows is not None,
+        normalised=y is not None,
+        by_token=by_token,
+        aligned=aligned,
+        listed=v.at.listed,
+    )
     beside = (*prefix[:2], x, joined, base if update.append else None), (v.n_sources, prefix.stride, s_x, s_joined)
 
-    def arguments(launch: tiling.Launch, grid: int) -> Arguments:
+    def arguments(chosen: Any, grid: int) -> Arguments:
         tensors = (base, table, *contiguous_weights(weights), h, y, score, rstd, lse)
         numbers = (v.n_sources, n_tokens, v.s_source, v.s_token)
-        if launch.block_n:
+        if device.kind == "cuda":
             return (*tensors, norm_rstd, *beside[0], *others), (*numbers, eps, norm_eps, *beside[1])
         return (*tensors, norm_rstd, *beside[0]), (*numbers, eps, norm_eps, *beside[1])
 
@@ -85,19 +89,17 @@ def forward(
         return h, y, statistics
     if prefix.rows is not None:
         return None
-    h, y, statistics = reference.forward(Columns(in_tables(v, device), device), weights, eps, norm_eps, h.dtype)
+    h, y, statistics = reference.forward(KernelPasses(in_tables(v, device), device), weights, eps, norm_eps, h.dtype)
     return h.view(v.shape), None if y is None else y.view(v.shape), statistics
 
 
-def keeps_by_token(like: Tensor, dtype: torch.dtype, width: int, n_sources: int, device: Device, beside: bool) -> bool:
+def keeps_by_token(like: Tensor, dtype: torch.dtype, width: int, n_sources: int, device: Device, *, prefix: bool) -> bool:
     """Whether a forward from sources of `like`'s dtype to h of `dtype` keeps statistics [tokens, sources]."""
-    if beside and width < _LEAST_BESIDE:
-        return False
     itemsize = max(like.dtype.itemsize, dtype.itemsize)
-    return tiling.statistics_by_token(width, itemsize, n_sources, device)
+    return tiling.statistics_by_token(width, itemsize, n_sources, device, prefix=prefix)
 
 
-def _allocate_statistic(like: Tensor, n_sources: int, n_tokens: int, by_token: bool) -> Tensor:
+def _allocate_statistic(like: Tensor, n_sources: int, n_tokens: int, *, by_token: bool) -> Tensor:
     """[n_sources, n_tokens]"""
     if by_token:
         return allocate(like, (n_tokens, n_sources), torch.float32).t()
@@ -133,42 +135,46 @@ def backward(
     (base, table, aligned, *_), (dv, dv_table, also_aligned, *_), width = v.at, v.gradients, v.width
     prefix = v.prefix
     added, s_added = (None, 0) if djoined is None else rows_of(djoined)
-    kind = Kind.BACKWARD_FP32 if dh.dtype == torch.float32 else Kind.BACKWARD
-    if prefix.rows is not None:
-        kind = Kind.BANK_BACKWARD
-    tiled = sources_on_chip(v.n_sources, device)
-    listed = (v.at.listed, v.gradients.listed) if device.kind == "cuda" else ()
-    stride = max(v.s_token, s_dh, prefix.stride, s_added)
     dtype = v.like.dtype if prefix.rows is None else widest(dh, v.like, prefix.rows)
-    aligned = aligned and also_aligned
     dg = None
 
-    def arguments(launch: tiling.Launch, grid: int) -> Arguments:
+    def arguments(chosen: Any, grid: int) -> Arguments:
         nonlocal dg
-        dg = allocate(dh, (launch.partials(v.n_tokens), width), torch.float32) if needed[0] or needed[1] else None
-        given = (dh,) if launch.block_n else (dh, h)
-        ordered = (score.t(), rstd.t()) if launch.problem.kind in tiling.ROW_BACKWARDS else (score, rstd)
-        kept = (*(one.contiguous() for one in ordered), lse)  # copied where another kernel runs than the forward expected
+        dg = allocate(dh, (chosen.partials(v.n_tokens), width), torch.float32) if needed[0] or needed[1] else None
+        given = (dh,) if device.kind == "cuda" else (dh, h)
+        ordered = (score.t(), rstd.t()) if chosen.shape.by_token else (score, rstd)
+        kept = (*(statistic.contiguous() for statistic in ordered), lse)  # copied where they lie in the other order
         tensors = (*given, base, table, weights.query, weights.norm, *kept, dv, dv_table, dg)
         tensors += (*prefix[:2], added, dprefix)
-        if launch.share:
-            tensors += (allocate(dh, (launch.words(v.n_tokens),), torch.int64).zero_(),)
         numbers = (v.n_sources, v.n_tokens, v.s_source, v.s_token, s_dh, v.n_sources, prefix.stride, s_added)
-        if launch.block_n:
-            return (*tensors, *v.at.others, *v.gradients.others), (*numbers, v.gradients.needed)
-        return tensors, numbers
+        if device.kind != "cuda":
+            return tensors, numbers
+        if chosen.cooperating:
+            tensors += (allocate(dh, (chosen.words(v.n_tokens),), torch.int64).zero_(),)
+        return (*tensors, *v.at.others, *v.gradients.others), (*numbers, v.gradients.needed)
 
-    kinds = [kind]
-    if (
-        h is None
-        and score.stride(0) == 1
-        and keeps_by_token(v.like, v.like.dtype, width, v.n_rows, device, prefix.rows is not None)
-    ):
-        kinds.insert(0, Kind.ROW_BACKWARD if prefix.rows is None else Kind.BANK_ROW_BACKWARD)
-    for kind in kinds:
-        itemtype = v.like.dtype if kind == Kind.ROW_BACKWARD else dh.dtype if kind == Kind.BANK_ROW_BACKWARD else dtype
-        if run_rows(row_spec(kind, width, itemtype, stride, device, 1, tiled, aligned, listed), v.n_tokens, arguments):
+    with_prefix = prefix.rows is not None
+    by_token = h is None and keeps_by_token(v.like, v.like.dtype, width, v.n_rows, device, prefix=with_prefix)
+    kept_dtype = dh.dtype if with_prefix else v.like.dtype  # a tile that keeps <dh, v_i> has no other row
+    for order in (True, False) if by_token else (False,):
+        spec = launch_spec(
+            device,
+            Task.BACKWARD,
+            width,
+            kept_dtype if order else dtype,
+            row_stride=max(v.s_token, s_dh, prefix.stride, s_added),
+            n_sources=sources_on_chip(v.n_sources, device),
+            prefix=with_prefix,
+            fp32_dh=dh.dtype == torch.float32,
+            by_token=order,
+            aligned=aligned and also_aligned,
+            listed=v.at.listed,
+            listed_gradients=v.gradients.listed,
+        )
+        if run_rows(spec, v.n_tokens, arguments):
             return weights_gradient(dg, weights, needed, device)
     if prefix.rows is not None:
         return None
-    return reference.backward(Columns(in_tables(v, device), device, needed[0] or needed[1]), dh, weights, statistics, needed)
+    return reference.backward(
+        KernelPasses(in_tables(v, device), device, need_dg=needed[0] or needed[1]), dh, weights, statistics, needed
+    )

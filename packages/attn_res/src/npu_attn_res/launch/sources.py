@@ -15,7 +15,7 @@ from npu_tiling.installation.triton import version
 from npu_tiling.pytorch.tensors import Neighbours, allocate
 from torch import Tensor
 
-from .. import tiling
+from ..both.tiling import TableTiling
 from .specs import KERNELS
 
 _NO_GRADIENT = -(2**63)  # as in both/tile.py
@@ -46,7 +46,7 @@ class Pointers(NamedTuple):
     needed: int = 0
 
 
-_NOWHERE = Pointers(None, None, True)
+_NOWHERE = Pointers(None, None, aligned=True)
 
 
 class Prefix(NamedTuple):
@@ -112,7 +112,7 @@ def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
     return tensor.contiguous(), tensor.shape[-1]
 
 
-def follow_beside(
+def sources_and_prefix(
     tensors: Sequence[Tensor],
     stacked: bool,
     n_blocks: int,
@@ -126,21 +126,22 @@ def follow_beside(
     There may be no source but the prefix.
     """
     if prefix is None:
-        return follow(tensors, stacked, device, gradients, in_arguments=True)
+        return follow(tensors, device, gradients, stacked=stacked, in_arguments=True)
     rows, stride = rows_of(prefix)
-    beside = Prefix(count, rows, stride)
+    given = Prefix(count, rows, stride)
     if tensors and tensors[0].numel():
-        sources = follow(tensors, stacked, device, gradients, in_arguments=True)
-        return sources._replace(n_sources=n_blocks, prefix=beside)
-    at, n_tokens = Pointers(rows, None, False), prod(prefix.shape[:-1])  # never read
-    return Sources(at, n_blocks, n_tokens, prefix.shape, 0, prefix.shape[-1], rows, _NOWHERE, (), prefix=beside)
+        sources = follow(tensors, device, gradients, stacked=stacked, in_arguments=True)
+        return sources._replace(n_sources=n_blocks, prefix=given)
+    at, n_tokens = Pointers(rows, None, aligned=False), prod(prefix.shape[:-1])  # never read
+    return Sources(at, n_blocks, n_tokens, prefix.shape, 0, prefix.shape[-1], rows, _NOWHERE, (), prefix=given)
 
 
 def follow(
     tensors: Sequence[Tensor],
-    stacked: bool,
     device: Device,
     gradients: Sequence[Tensor | None] = (),
+    *,
+    stacked: bool,
     in_arguments: bool = False,
 ) -> Sources:
     """The sources of one tensor [N, ..., D], or of N tensors [..., D], and where to write their gradients.
@@ -155,8 +156,8 @@ def follow(
         if not first.is_contiguous():
             source, s_token = rows_of(first[0])
             first = first if source.data_ptr() == first.data_ptr() else first.contiguous()
-        at = Pointers(first, None, False)
-        where = Pointers(gradients[0], None, False) if gradients and gradients[0] is not None else _NOWHERE
+        at = Pointers(first, None, aligned=False)
+        where = Pointers(gradients[0], None, aligned=False) if gradients and gradients[0] is not None else _NOWHERE
         return Sources(at, first.shape[0], n_tokens, shape, first.stride(0), s_token, first, where, (first,))
     if not all(map(Tensor.is_contiguous, tensors)):
         followed = [rows_of(tensor) for tensor in tensors]
@@ -189,7 +190,7 @@ def _as_arguments(tensors: Sequence[Tensor | None]) -> Pointers:
     listed = power_of_two(len(tensors))
     padding = (first,) * (listed - len(tensors))
     others = (*present[1:], *padding, *NOT_IN_ARGUMENTS[listed - 1 :])
-    return Pointers(present[0], None, True, others, listed, needed)
+    return Pointers(present[0], None, aligned=True, others=others, listed=listed, needed=needed)
 
 
 def in_tables(sources: Sources, device: Device) -> Sources:
@@ -208,7 +209,7 @@ def point_to(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], devi
     """
     present = [gradient for gradient in gradients if gradient is not None]
     if len(sources) == 1:
-        return Pointers(sources[0], None, False), Pointers(present[0], None, False) if present else _NOWHERE
+        return Pointers(sources[0], None, aligned=False), Pointers(present[0], None, aligned=False) if present else _NOWHERE
     start, itemsize = sources[0].data_ptr(), sources[0].dtype.itemsize
     entries = [(address - start) // itemsize for address in map(Tensor.data_ptr, sources)]
     begin = len(entries) + len(entries) % 2  # of the gradients' table, which Triton takes to be aligned to 16 bytes
@@ -242,4 +243,4 @@ def _reached(tensors: Sequence[Tensor]) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _table_spec(device: Device) -> LaunchSpec:
-    return LaunchSpec.of(tiling.TableLaunch(device), {})
+    return LaunchSpec.of(TableTiling(device=device), {})

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from npu_tiling import Device
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from .. import reference, tiling
+from .. import reference
 from ..reference import State, Statistics, Weights
-from ..tiling import Kind
+from ..shape import Task
+from .columns import KernelPasses
 from .sources import Sources, rows_of
-from .specs import Arguments, contiguous_weights, row_spec, run_rows, weights_gradient, widest
-from .split_d import Columns
+from .specs import Arguments, contiguous_weights, launch_spec, run_rows, weights_gradient, widest
 
 
 def phase1(
@@ -33,13 +35,11 @@ def phase1(
     queries, rms_weight = queries.contiguous(), rms_weight.contiguous()
     s_norm = 0 if rms_weight.dim() == 1 and n_layers > 1 else width
     layered = n_layers > 1 or device.kind == "cuda"
-    kind = Kind.LAYERS if layered else Kind.PHASE1
+    task = Task.LAYERS if layered else Task.PHASE1
     base, table, aligned = v.at[:3]
-    spec = row_spec(
-        kind, width, like.dtype, v.s_token, device, n_layers, aligned=aligned, by_token=None if layered else False
-    )
+    spec = launch_spec(device, task, width, like.dtype, layers=n_layers, row_stride=v.s_token, aligned=aligned)
 
-    def arguments(launch: tiling.Launch, grid: int) -> Arguments:
+    def arguments(chosen: Any, grid: int) -> Arguments:
         numbers = (n_sources, n_tokens, v.s_source, v.s_token)
         if layered:
             return (base, table, queries, rms_weight, o, score, rstd, lse), (*numbers, s_norm, eps)
@@ -48,7 +48,7 @@ def phase1(
 
     if run_rows(spec, n_tokens, arguments):
         return state, score, rstd
-    return reference.phase1(Columns(v, device), queries, rms_weight, eps)
+    return reference.phase1(KernelPasses(v, device), queries, rms_weight, eps)
 
 
 def merge(
@@ -73,12 +73,12 @@ def merge(
     (o, s_o), (p, s_p), (added, s_added) = rows_of(state.o), rows_of(partial), (None, 0) if x is None else rows_of(x)
     weights, lse = contiguous_weights(weights), state.lse.contiguous()
 
-    def arguments(launch: tiling.Launch, grid: int) -> Arguments:
+    def arguments(chosen: Any, grid: int) -> Arguments:
         score, rstd, _, norm_rstd = statistics
         tensors = (o, lse, p, added, *weights, h, y, joined, score, rstd, norm_rstd)
         return tensors, (n_tokens, s_o, s_p, s_added, eps, norm_eps)
 
-    spec = row_spec(Kind.MERGE, partial.shape[-1], widest(partial, x), max(s_o, s_p, s_added), device)
+    spec = launch_spec(device, Task.MERGE, partial.shape[-1], widest(partial, x), row_stride=max(s_o, s_p, s_added))
     if run_rows(spec, n_tokens, arguments):
         return h, y, joined, statistics
     return reference.merge(state, partial, x, weights, eps, norm_eps)
@@ -105,13 +105,13 @@ def merge_backward(
     weights, lse = contiguous_weights(weights), state.lse.contiguous()
     dg = None
 
-    def arguments(launch: tiling.Launch, grid: int) -> Arguments:
+    def arguments(chosen: Any, grid: int) -> Arguments:
         nonlocal dg
         dg = allocate(dh, (grid, width), torch.float32) if any(needed) else None
         read = (rows, added, o, lse, p, weights.query, weights.norm, *statistics[:2])
         return (*read, do, dlse, dv, dg), (n_tokens, s_dh, s_added, s_o, s_p)
 
-    spec = row_spec(Kind.MERGE_BACKWARD, width, partial.dtype, max(s_dh, s_added, s_o, s_p), device)
+    spec = launch_spec(device, Task.MERGE_BACKWARD, width, partial.dtype, row_stride=max(s_dh, s_added, s_o, s_p))
     if run_rows(spec, n_tokens, arguments):
         return do, dlse, dv, *weights_gradient(dg, weights, needed, device)
     return reference.merge_backward(dh, dpartial, state, partial, weights, statistics, needed)
@@ -128,12 +128,12 @@ def normalise_backward(
     (rows, s_dy), (added, s_dh) = rows_of(dy), (None, 0) if dh is None else rows_of(dh)
     dweight = None
 
-    def arguments(launch: tiling.Launch, grid: int) -> Arguments:
+    def arguments(chosen: Any, grid: int) -> Arguments:
         nonlocal dweight
         dweight = allocate(h, (grid, width), torch.float32) if need_dweight else None
         return (rows, added, h, weight.contiguous(), norm_rstd, whole, dweight), (n_tokens, s_dy, s_dh)
 
-    spec = row_spec(Kind.NORM_BACKWARD, width, h.dtype, max(s_dy, s_dh), device)
+    spec = launch_spec(device, Task.NORM_BACKWARD, width, h.dtype, row_stride=max(s_dy, s_dh))
     if run_rows(spec, n_tokens, arguments):
         return whole, None if dweight is None else dweight.sum(0).to(weight.dtype)
     return reference.normalise_backward(dy, dh, h, weight, norm_rstd.view(h.shape[:-1]))

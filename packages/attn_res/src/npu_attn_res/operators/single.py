@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .. import reference
 from ..launch import single
-from ..launch.sources import follow_beside
-from ..passes import Rows
+from ..launch.sources import sources_and_prefix
+from ..passes import TorchPasses
 from ..reference import Statistics, Weights
 from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, fake_gradients, whole_gradient
 
@@ -64,7 +64,7 @@ class Call(NamedTuple):
 
 def attn_res(*arguments: Any) -> tuple[Tensor | None, ...]:
     call = Call(*arguments)
-    return _forward(call, single.Update(call.layer_output, _allocate_joined(call), False))
+    return _forward(call, single.Update(call.layer_output, _allocate_joined(call), append=False))
 
 
 def attn_res_update(*arguments: Any) -> tuple[Tensor | None, ...]:
@@ -87,14 +87,14 @@ def _forward(call: Call, update: single.Update) -> tuple[Tensor | None, ...]:
     shape, weights, dtype = call.shape, call.weights, call.dtype or call.like.dtype
     device, found, joined = device_for(call.like.device), None, update.joined
     if device is not None:
-        sources = follow_beside(*call[:5], device)
+        sources = sources_and_prefix(*call[:5], device)
         found = single.forward(sources, weights, call.eps, call.norm_eps, dtype, call.save, device, update)
     if found is None:
         prefix = _updated(call, update)
         joined = None if update.joined is None else prefix
         used = call.n_blocks if call.counted is None else None
-        rows = Rows(call.blocks, call.stacked, n_blocks=used, count=call.counted, prefix=prefix)
-        found = reference.forward(rows, weights, call.eps, call.norm_eps, dtype)
+        passes = TorchPasses(call.blocks, call.stacked, n_blocks=used, count=call.counted, prefix=prefix)
+        found = reference.forward(passes, weights, call.eps, call.norm_eps, dtype)
     h, y, statistics = found
     y = None if y is None else y.view(shape)
     return h.view(shape), y, joined, *(statistics if call.save else (None, None, None, None))
@@ -154,17 +154,17 @@ def attn_res_backward(
         dprefix = None
         if prefix is not None and need_prefix:
             dprefix = allocate(prefix, prefix.shape, prefix.dtype)
-        sources = follow_beside(blocks, stacked, n_blocks, count, prefix, device, gradients)
+        sources = sources_and_prefix(blocks, stacked, n_blocks, count, prefix, device, gradients)
         unrounded = h if h is not None and reads_h(h) else None
         beside = (None if dprefix is None else djoined, dprefix)
         found = single.backward(sources, dh, unrounded, weights, statistics, needed, device, *beside)
         if found is not None:
             return gradients, dprefix, *found, dweight
     used = n_blocks if count is None else None
-    sources_of = functools.partial(Rows, prefix=prefix, need_prefix=need_prefix, djoined=djoined)
-    rows = sources_of(blocks, stacked, need_blocks, n_blocks=used, count=count)
-    dquery, dnorm = reference.backward(rows, dh, weights, statistics, needed)
-    return rows.dv, rows.dprefix, dquery, dnorm, dweight
+    sources_of = functools.partial(TorchPasses, prefix=prefix, need_prefix=need_prefix, djoined=djoined)
+    passes = sources_of(blocks, stacked, need_blocks, n_blocks=used, count=count)
+    dquery, dnorm = reference.backward(passes, dh, weights, statistics, needed)
+    return passes.dv, passes.dprefix, dquery, dnorm, dweight
 
 
 def reads_h(h: Tensor) -> bool:
@@ -192,7 +192,7 @@ def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
     device = device_for(like.device)
     sources = call.blocks[0] if len(call.blocks) else like
     if device is not None and single.keeps_by_token(
-        sources, h.dtype, int(shape[-1]), n_rows, device, call.prefix is not None
+        sources, h.dtype, int(shape[-1]), n_rows, device, prefix=call.prefix is not None
     ):
         score, rstd = (like.new_empty(shapes[0][::-1], dtype=dtype).t() for _ in range(2))
     return h, y, joined, score, rstd, lse, norm_rstd

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from .. import reference
 from ..launch import two_phase
+from ..launch.columns import KernelPasses
 from ..launch.sources import follow
-from ..launch.split_d import Columns
-from ..passes import Rows
+from ..passes import TorchPasses
 from ..reference import State, Statistics, Weights
 from . import library
 from .library import OPERATORS, WEIGHTS, allocate_gradients, fake_gradients
@@ -27,9 +27,9 @@ def phase1(
     score: Tensor | None
     rstd: Tensor | None
     if device is None:
-        state, score, rstd = reference.phase1(Rows(blocks, stacked), queries, rms_weight, eps)
+        state, score, rstd = reference.phase1(TorchPasses(blocks, stacked), queries, rms_weight, eps)
     else:
-        sources = follow(blocks, stacked, device)
+        sources = follow(blocks, device, stacked=stacked)
         state, score, rstd = two_phase.phase1(sources, queries, rms_weight, eps, save, device)
     return state.o, state.lse.t().contiguous(), *((score, rstd) if save else (None, None))
 
@@ -50,14 +50,14 @@ def phase1_backward(
     given = ((do, None if dlse is None else dlse.t()), queries, rms_weight, score, rstd, needed)
     device = device_for(score.device)
     if device is None:
-        rows = Rows(blocks, stacked, need_blocks)
+        rows = TorchPasses(blocks, stacked, need_blocks)
         dweights = reference.phase1_backward(rows, *given)
         return rows.dv, *dweights
     gradients = allocate_gradients(blocks, need_blocks)
     if not score.numel():
         return gradients, torch.zeros_like(queries), torch.zeros_like(rms_weight)
-    columns = Columns(follow(blocks, stacked, device, gradients), device, any(needed))
-    return gradients, *reference.phase1_backward(columns, *given)
+    passes = KernelPasses(follow(blocks, device, gradients, stacked=stacked), device, need_dg=any(needed))
+    return gradients, *reference.phase1_backward(passes, *given)
 
 
 def merge(

@@ -7,47 +7,47 @@ from npu_tiling import Device, LaunchSpec
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from .. import tiling
-from ..tiling import Kind
+from ..both.tiling import Tiling
+from ..shape import Task
 from .sources import Sources, follow
-from .specs import Arguments, column_spec, run_columns
+from .specs import Arguments, launch_spec, run_columns
 
 
-class Columns:
+class KernelPasses:
     """The passes of `passes.Passes`; gradients are written where the sources say."""
 
     dtype = torch.float32
 
-    def __init__(self, sources: Sources, device: Device, need_dg: bool = True) -> None:
+    def __init__(self, sources: Sources, device: Device, *, need_dg: bool = True) -> None:
         self._sources, self._device, self._need_dg = sources, device, need_dg
         self.device, self.width = sources.like.device, sources.width
         self._tensors = sources.at[:2]
         self._strides = sources.s_source, sources.s_token
 
     def scores(self, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        dot, square = self._products(g, (0, g.stride(0) if len(g) > 1 else 0), len(g), True)
+        dot, square = self._products(g, (0, g.stride(0) if len(g) > 1 else 0), len(g), squares=True)
         assert square is not None
         rstd = torch.rsqrt(_added(square) / self.width + eps)
         return _added(dot) * rstd.unsqueeze(-1), rstd
 
     def rstd(self, h: Tensor, eps: float) -> Tensor:
         """As for sources: a row's sum does not depend on how many rows there are, as PyTorch's of long rows do."""
-        return Columns(follow([h], False, self._device), self._device).scores(h[:1].to(self.dtype), eps)[1][0]
+        return KernelPasses(follow([h], self._device, stacked=False), self._device).scores(h[:1].to(self.dtype), eps)[1][0]
 
     def weighted_sum(self, weights: Tensor, dtype: torch.dtype) -> Tensor:
         n_layers, n_tokens = weights.shape[2], self._sources.n_tokens
         o = allocate(weights, (n_tokens, n_layers, self.width), dtype)
         weights = weights.contiguous()
 
-        def arguments(launch: tiling.Launch) -> tuple[int, Arguments]:
+        def arguments(chosen: Tiling) -> tuple[int, Arguments]:
             scalars = (self._sources.n_sources, n_tokens, *self._strides)
-            return launch.grid(n_tokens), ((*self._tensors, weights, o), scalars)
+            return chosen.grid(n_tokens), ((*self._tensors, weights, o), scalars)
 
-        run_columns(self._spec(Kind.WEIGHTED_SUM, n_layers), arguments)
+        run_columns(self._spec(Task.WEIGHTED_SUM, n_layers), arguments)
         return o
 
     def products(self, do: Tensor) -> Tensor:
-        return self._products(do, _row_strides(do), do.shape[1], False)[0].sum(0)
+        return self._products(do, _row_strides(do), do.shape[1], squares=False)[0].sum(0)
 
     def gradients(self, do: Tensor, g: Tensor, weights: Tensor, ds_rstd: Tensor, dv_coef: Tensor) -> Tensor:
         """Nothing is returned unless the caller needs dg."""
@@ -56,36 +56,38 @@ class Columns:
         rows = (g.contiguous(), weights.contiguous(), ds_rstd.contiguous(), dv_coef.contiguous())
         partials = None
 
-        def arguments(launch: tiling.Launch) -> tuple[int, Arguments]:
+        def arguments(chosen: Tiling) -> tuple[int, Arguments]:
             nonlocal partials
-            splits = launch.splits(n_tokens)
+            splits = chosen.splits(n_tokens)
             partials = allocate(g, (splits, n_layers, self.width), torch.float32) if self._need_dg else None
             scalars = (self._sources.n_sources, n_tokens, splits, *self._strides, *_row_strides(do))
-            return splits * launch.column_blocks, ((*self._tensors, do, *rows, dv, dv_table, partials), scalars)
+            return splits * chosen.column_blocks, ((*self._tensors, do, *rows, dv, dv_table, partials), scalars)
 
-        run_columns(self._spec(Kind.GRADIENT, n_layers, aligned), arguments)
+        run_columns(self._spec(Task.GRADIENT, n_layers, also_aligned=aligned), arguments)
         return torch.empty(0, device=g.device) if partials is None else partials.sum(0)
 
-    def _products(self, a: Tensor, strides: tuple[int, int], n_layers: int, squares: bool) -> tuple[Tensor, Tensor | None]:
+    def _products(
+        self, a: Tensor, strides: tuple[int, int], n_layers: int, *, squares: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Partial sums, one for each block of columns, of <a, v_i> and, where asked for, <v_i, v_i>."""
         n_sources, n_tokens = self._sources.n_sources, self._sources.n_tokens
         dot, square = a, None
 
-        def arguments(launch: tiling.Launch) -> tuple[int, Arguments]:
+        def arguments(chosen: Tiling) -> tuple[int, Arguments]:
             nonlocal dot, square
-            shape = (launch.column_blocks, n_sources, n_tokens)
+            shape = (chosen.column_blocks, n_sources, n_tokens)
             dot = allocate(a, (*shape, n_layers), torch.float32)
             square = allocate(a, shape, torch.float32) if squares else None
             scalars = (n_sources, n_tokens, *self._strides, *strides)
-            return launch.grid(n_tokens), ((*self._tensors, a, dot, square), scalars)
+            return chosen.grid(n_tokens), ((*self._tensors, a, dot, square), scalars)
 
-        run_columns(self._spec(Kind.PRODUCTS, n_layers), arguments)
+        run_columns(self._spec(Task.PRODUCTS, n_layers), arguments)
         return dot, square
 
-    def _spec(self, kind: Kind, n_layers: int, also_aligned: bool = True) -> LaunchSpec:
-        sources = self._sources
-        aligned = sources.at.aligned and also_aligned
-        return column_spec(kind, self.width, sources.like.dtype, sources.s_token, self._device, n_layers, aligned)
+    def _spec(self, task: Task, n_layers: int, *, also_aligned: bool = True) -> LaunchSpec | None:
+        at, dtype, row_stride = self._sources.at, self._sources.like.dtype, self._sources.s_token
+        aligned = at.aligned and also_aligned
+        return launch_spec(self._device, task, self.width, dtype, layers=n_layers, row_stride=row_stride, aligned=aligned)
 
 
 def _row_strides(do: Tensor) -> tuple[int, int]:

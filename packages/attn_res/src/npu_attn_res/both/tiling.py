@@ -1,0 +1,128 @@
+"""What is decided about a launch on either chip: `Shape` -> `Tiling`."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import Enum
+from math import ceil
+from typing import Any, NamedTuple
+
+from npu_tiling import Device, persistent_grid
+
+from ..shape import Shape, Task
+
+
+class Kernel(NamedTuple):
+    """Module and name of a kernel, and its `tl.constexpr` parameters, in its order."""
+
+    module: str
+    name: str
+    constants: tuple[str, ...]
+
+
+_ROWS = ("D", "BLOCK_M", "BLOCK_D")
+_LAYERS = ("D", "S", "BLOCK_M", "BLOCK_S", "BLOCK_D", "ALIGNED")
+KERNELS = {
+    Task.LAYERS: Kernel("both.layers", "attn_res_layers_kernel", _LAYERS),
+    Task.MERGE: Kernel("both.merge", "attn_res_merge_kernel", _ROWS),
+    Task.MERGE_BACKWARD: Kernel("both.merge", "attn_res_merge_backward_kernel", _ROWS),
+    Task.NORM_BACKWARD: Kernel("both.merge", "attn_res_norm_backward_kernel", _ROWS),
+    Task.PRODUCTS: Kernel("both.columns", "attn_res_products_kernel", _LAYERS),
+    Task.WEIGHTED_SUM: Kernel("both.columns", "attn_res_weighted_sum_kernel", _LAYERS),
+    Task.GRADIENT: Kernel("both.columns", "attn_res_gradient_kernel", _LAYERS),
+}
+"""Those that both chips have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling(ABC):
+    """How a launch is tiled.
+
+    Attributes:
+        shape: what it was made for.
+        device: the chip.
+        way: which of the chip's ways.
+        block_m, block_s, block_d: tokens, layers and columns of a tile; block_m or block_s is 1.
+        why: why this way.
+        decided_at: file and line of the rule, or of the table's row.
+    """
+
+    shape: Shape
+    device: Device = field(repr=False)
+    way: Enum
+    block_m: int = 1
+    block_s: int = 1
+    block_d: int = 1
+    why: str = field(default="", repr=False, compare=False)
+    decided_at: str = field(default="", repr=False, compare=False)
+
+    @property
+    @abstractmethod
+    def kernel(self) -> Kernel:
+        """The kernel that runs it."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> dict[str, Any]:
+        """Every `tl.constexpr` parameter that a kernel of this chip may have."""
+
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The kernel's `tl.constexpr` parameters."""
+        shape = self.shape
+        blocks = {"BLOCK_M": self.block_m, "BLOCK_S": self.block_s, "BLOCK_D": self.block_d}
+        values = {"D": shape.width, "S": shape.layers, **blocks, "ALIGNED": shape.aligned, **self.sizes}
+        return {name: values[name] for name in self.kernel.constants}
+
+    @property
+    def programs_per_core(self) -> int:
+        return 1
+
+    @property
+    def row_columns(self) -> int:
+        """Columns of a row that the programs of a tile have."""
+        return self.block_d
+
+    @functools.cached_property
+    def has_whole_rows(self) -> bool:
+        return self.row_columns >= self.shape.width
+
+    @functools.cached_property
+    def column_blocks(self) -> int:
+        return ceil(self.shape.width / self.block_d)
+
+    def grid(self, n_tokens: int) -> int:
+        """Programs, for so many tokens."""
+        tiles = ceil(n_tokens / self.block_m) * self.column_blocks
+        return persistent_grid(tiles, self.device, per_core=self.programs_per_core)
+
+    def partials(self, n_tokens: int) -> int:
+        """Partial sums of dg of a kernel for whole rows."""
+        return self.grid(n_tokens)
+
+    def splits(self, n_tokens: int) -> int:
+        """Partial sums of dg of a kernel whose programs keep to a block of columns: one for each set of tokens."""
+        programs = self.device.vector_cores * self.programs_per_core
+        return max(1, min(ceil(n_tokens / self.block_m), programs // self.column_blocks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTiling:
+    """The launch that fills a table of offsets: one program."""
+
+    device: Device = field(repr=False)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 1} if self.device.kind == "cuda" else {}

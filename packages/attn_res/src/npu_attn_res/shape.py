@@ -1,0 +1,67 @@
+"""What the tiling of a launch depends on: sizes and options, and no tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Task(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11's)
+    """What a launch computes."""
+
+    FORWARD = "forward"
+    PHASE1 = "phase 1"  # of one layer: h in fp32
+    LAYERS = "forward of layers"
+    BACKWARD = "backward"
+    MERGE = "merge"
+    MERGE_BACKWARD = "merge backward"
+    NORM_BACKWARD = "norm backward"
+    PRODUCTS = "products"
+    WEIGHTED_SUM = "weighted sum"
+    GRADIENT = "gradient"
+
+
+COLUMN_TASKS = (Task.PRODUCTS, Task.WEIGHTED_SUM, Task.GRADIENT)  # their programs take blocks of columns, the others' rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One launch.
+
+    Attributes:
+        task: what is computed.
+        width: elements of a row.
+        itemsize: bytes of an element: of the tensor with the widest elements that a tile has rows of.
+        layers: rows of one token that are computed at once.
+        row_stride: the largest distance, in elements, between two rows of a tile in any tensor.
+        n_sources: rounded up a little; 0 where the tiling does not depend on it (Ascend).
+        prefix: whether a prefix is one more source, of any dtype.
+        normalised: forward: whether the RMSNorm of h is stored too.
+        fp32_dh: backward: whether the gradient of h is fp32, whatever the sources are.
+        by_token: whether statistics are [tokens, sources] instead of [sources, tokens].
+        aligned: whether a table's entries are multiples of 16.
+        listed, listed_gradients: sources, and gradients of sources, that are arguments of the kernel (CUDA).
+    """
+
+    task: Task
+    width: int
+    itemsize: int
+    layers: int = 1
+    row_stride: int = 0
+    n_sources: int = 0
+    prefix: bool = False
+    normalised: bool = False
+    fp32_dh: bool = False
+    by_token: bool = False
+    aligned: bool = False
+    listed: int = 0
+    listed_gradients: int = 0
+
+    @property
+    def takes_columns(self) -> bool:
+        return self.task in COLUMN_TASKS
+
+    def __str__(self) -> str:
+        """As warnings name it."""
+        beside = ", with a prefix" if self.prefix else ""
+        return f"{self.task.value}{beside}"
