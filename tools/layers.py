@@ -24,7 +24,7 @@ OPERATOR = (
     "demands",
     "ascend | cuda",
     "both",
-    "formula | matmul | passes | results | shape",
+    "formula | kept_blocks | matmul | passes | results | shape",
     "parallel",
     "chunks | rows",
     "options | partition",

@@ -36,7 +36,7 @@ KERNELS = {
 """Those that both chips have."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Tiling(ABC):
     """How a launch is tiled.
 
@@ -50,13 +50,17 @@ class Tiling(ABC):
     """
 
     shape: Shape
-    device: Device = field(repr=False)
+    device: Device
     way: Enum
     block_m: int = 1
     block_s: int = 1
     block_d: int = 1
-    why: str = field(default="", repr=False, compare=False)
-    decided_at: str = field(default="", repr=False, compare=False)
+    why: str = field(default="", compare=False)
+    decided_at: str = field(default="", compare=False)
+
+    def __repr__(self) -> str:
+        """As warnings name it."""
+        return f"{self.way} ({self.block_m} tokens, {self.block_s} layers, {self.block_d} columns)"
 
     @property
     @abstractmethod

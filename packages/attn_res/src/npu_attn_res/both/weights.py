@@ -6,7 +6,7 @@ from npu_tiling.device.partials import sum_of_partials
 
 
 @triton.jit(do_not_specialize=["n_partials"])
-def attn_res_weights_kernel(
+def attn_res_add_partials_kernel(
     p_partials,  # fp32 [n_partials, N]
     p_query,
     p_norm,

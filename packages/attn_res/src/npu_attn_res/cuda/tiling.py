@@ -125,7 +125,7 @@ _COOPERATING = Kernel(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CudaTiling(Tiling):
     """The tile of a launch on CUDA.
 

@@ -74,7 +74,7 @@ def weights_gradient(
     n_partials, width = partials.shape
     spec = _weights_spec(width, device)
     tensors = (partials, query, norm, dquery, dnorm)
-    KERNELS.launch("both.weights", "attn_res_weights_kernel", spec, spec.launch.grid, tensors, (n_partials,))
+    KERNELS.launch("both.weights", "attn_res_add_partials_kernel", spec, spec.launch.grid, tensors, (n_partials,))
     return dquery, dnorm
 
 

@@ -37,7 +37,7 @@ _BACKWARD = Kernel("ascend.backward", "attn_res_backward_kernel", (*_ROWS, "PREF
 _BACKWARD_ROW = Kernel("ascend.backward_row", "attn_res_backward_row_kernel", ("D", "BLOCK_D", "HALVES", "ALIGNED"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AscendTiling(Tiling):
     """The tile of a launch on Ascend; a program for each vector core."""
 

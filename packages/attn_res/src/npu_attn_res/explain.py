@@ -1,0 +1,108 @@
+"""What a call launches on a chip, and why, with neither tensors' data nor a device: `python -m npu_attn_res explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from npu_tiling import Device
+from npu_tiling.explaining.explanation import Explanation
+from npu_tiling.explaining.explanation import explain as explain_run
+from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nbytes
+from torch import Tensor
+
+from .bank import attn_res_bank
+from .functional import attn_res
+from .two_phase import attn_res_merge, attn_res_phase1
+
+
+def explain(
+    *,
+    tokens: int,
+    width: int,
+    blocks: int = 8,
+    dtype: Dtype = "bf16",
+    chip: str | Device | None = None,
+    backward: bool = False,
+    listed: bool = False,
+    prefix: bool = False,
+    layers: int | None = None,
+    merge: bool = False,
+    layer_output: bool = False,
+    normalised: bool = False,
+    weight_dtype: Dtype | None = None,
+) -> Explanation:
+    """Explains which kernels Attention Residuals launch on a chip, with which tiles, and why.
+
+    Args:
+        tokens: rows of a block.
+        width: elements of a row.
+        blocks: finished blocks.
+        dtype: of blocks, prefix and layer output.
+        chip: a chip, or its name in `npu_tiling.SOCS` or `npu_tiling.GPUS`; None: the chip in this machine.
+        backward: the backward too.
+        listed: the blocks are a list, and not one tensor.
+        prefix: as `attn_res_bank`.
+        layers: as `attn_res_phase1`, with so many queries.
+        merge: as `attn_res_merge`.
+        layer_output: of a bank or a merge: a layer's output is added to the prefix.
+        normalised: an RMSNorm of the result follows.
+        weight_dtype: of query and weights (default: dtype).
+
+    Returns:
+        An Explanation; `text` is for people.
+
+    Raises:
+        UnknownDeviceError: the chip is not known, or none is named where there is none.
+        ValueError: no call has these options.
+    """
+    if sum((prefix, layers is not None, merge)) > 1 or (layer_output and not (prefix or merge)):
+        raise ValueError("prefix, layers and merge exclude one another, and layer_output goes with prefix or merge.")
+    if normalised and layers is not None:
+        raise ValueError("normalised does not go with layers.")
+
+    def rows(*shape: int) -> Tensor:
+        return leaf(*shape, dtype=dtype, gradient=backward)
+
+    query, norm, output_norm = (leaf(width, dtype=weight_dtype or dtype, gradient=backward) for _ in range(3))
+    sources = [] if merge else [rows(tokens, width) for _ in range(blocks)] if listed else [rows(blocks, tokens, width)]
+    state = [leaf(tokens, *shape, dtype="fp32", gradient=backward) for shape in ((width,), ())] if merge else []
+    running = rows(tokens, width)
+    added = rows(tokens, width) if layer_output else None
+    queries = query if layers is None else leaf(layers, width, dtype="fp32", gradient=backward)
+    inputs = [
+        *sources,
+        *state,
+        running if prefix or merge else None,
+        added,
+        queries,
+        norm,
+        output_norm if normalised else None,
+    ]
+    options: dict[str, Any] = {"output_rms_weight": inputs[-1]}
+
+    def run() -> Mapping[str, int]:
+        given: Any = sources if listed else sources[0] if sources else None
+        results: Sequence[Tensor | None]
+        if merge:
+            o, lse = state
+            results = attn_res_merge(o, lse, running, query, norm, layer_output=added, **options)
+        elif layers is not None:
+            results = attn_res_phase1(queries, given, norm)
+        elif prefix:
+            bank = given if listed else given.movedim(0, -2)
+            results = attn_res_bank(bank, None, running, query, norm, layer_output=added, **options)
+        else:
+            found = attn_res(given, query, norm, **options)
+            results = (found,) if isinstance(found, Tensor) else found
+        results = [result for result in results if result is not None and result is not running]
+        moved = {"forward": nbytes((*inputs, *results))}
+        if backward:
+            # The backward reads the new prefix, which is a result, in place of the prefix and the layer's output.
+            read = [tensor for tensor in inputs if added is None or (tensor is not running and tensor is not added)]
+            moved["backward"] = nbytes((*results, *read, *gradients(results, inputs)))
+        return moved
+
+    named = "merge" if merge else f"phase 1 of {layers} layers" if layers is not None else "bank" if prefix else "attn_res"
+    lying = "" if merge else f" over {blocks} blocks, {'a list' if listed else 'one tensor'}"
+    return explain_run(f"{named}{lying}, {tokens} x {width} in {dtype},", run, chosen_chip(chip))

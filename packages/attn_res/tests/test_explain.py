@@ -1,0 +1,82 @@
+"""What `explain` says of a call is what the call launches, wherever there are kernels."""
+
+import npu_tiling
+import pytest
+import torch
+from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
+from npu_attn_res.explain import explain
+from npu_tiling.explaining.explanation import explained
+
+BF16 = torch.bfloat16
+CALLS = {
+    "rows": {"tokens": 96, "width": 512, "blocks": 3},
+    "a list": {"tokens": 24, "width": 2048, "blocks": 5, "listed": True},
+    "halves": {"tokens": 4, "width": 7168, "blocks": 3},
+    "columns": {"tokens": 4, "width": 20000, "blocks": 2, "listed": True},
+    "normalised": {"tokens": 24, "width": 1000, "blocks": 2, "normalised": True},
+    "bank": {"tokens": 24, "width": 1000, "blocks": 3, "prefix": True, "layer_output": True},
+    "layers": {"tokens": 24, "width": 1024, "blocks": 3, "layers": 4},
+    "merge": {"tokens": 24, "width": 1024, "merge": True, "layer_output": True, "normalised": True},
+}
+
+
+def run(place, tokens, width, blocks=8, listed=False, prefix=False, layers=None, merge=False, **options):
+    """The call that `explain` has these options for."""
+
+    def rows(*shape, dtype=BF16):
+        return torch.ones(shape, dtype=dtype, device=place.torch, requires_grad=True)
+
+    query, norm, output_norm = (rows(width) for _ in range(3))
+    given = [rows(tokens, width) for _ in range(blocks)] if listed else rows(blocks, tokens, width)
+    leaves = list(given) if listed else [given]
+    more = {"layer_output": rows(tokens, width)} if options.get("layer_output") else {}
+    if options.get("normalised"):
+        more["output_rms_weight"] = output_norm
+    running = rows(tokens, width)
+    if merge:
+        state = rows(tokens, width, dtype=torch.float32), rows(tokens, dtype=torch.float32)
+        results, leaves = attn_res_merge(*state, running, query, norm, **more), [*state, running]
+    elif layers is not None:
+        query = rows(layers, width, dtype=torch.float32)
+        results = attn_res_phase1(query, given, norm)
+    elif prefix:
+        results, leaves = attn_res_bank(given.movedim(0, -2), None, running, query, norm, **more), [*leaves, running]
+    else:
+        results = attn_res(given, query, norm, **more)
+        results = (results,) if isinstance(results, torch.Tensor) else results
+    results = [result for result in results if result is not None and result is not running]
+    leaves += [query, norm, *more.values()]
+    torch.autograd.grad(results, leaves, [torch.ones_like(result) for result in results])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_explained_launches_are_those_that_are_made(npu_place, call):
+    chip = npu_tiling.device_for(npu_place.torch)
+    if chip is None:
+        pytest.skip("plain PyTorch launches none of our kernels")
+    with npu_tiling.watch_launches() as launches:
+        run(npu_place, **CALLS[call])
+    found = explain(**CALLS[call], dtype="bf16", chip=chip, backward=True).launches
+    assert found == explained(launches)
+    assert {launch.direction for launch in found} == {"forward", "backward"}
+    assert all(
+        launch.way and launch.why and launch.decided_at
+        for launch in found
+        if launch.blocks and "partials" not in launch.kernel
+    )
+
+
+def test_bytes_are_those_of_the_formula():
+    """(N + 1) T D forward and (2 N + 1) T D backward, two weights, and their gradients."""
+    found = explain(tokens=1000, width=512, blocks=8, chip="Ascend910B4", backward=True).bytes_moved
+    assert found == {"forward": 2 * (9 * 1000 * 512 + 2 * 512), "backward": 2 * (17 * 1000 * 512 + 4 * 512)}
+
+
+def test_a_call_of_any_size_needs_no_memory():
+    found = explain(tokens=2**31, width=4096, blocks=16, listed=True, chip="H200", backward=True)
+    assert [launch.way for launch in found.launches][1].startswith("several programs")
+
+
+def test_options_that_exclude_one_another_are_refused():
+    with pytest.raises(ValueError, match="exclude one another"):
+        explain(tokens=8, width=64, prefix=True, merge=True, chip="H200")
