@@ -3,8 +3,7 @@
 import npu_tiling
 import pytest
 import torch
-from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
-from npu_attn_res.explain import explain
+from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1, explain
 from npu_tiling.explaining.explanation import explained
 
 BF16 = torch.bfloat16

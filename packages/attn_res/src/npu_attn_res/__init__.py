@@ -2,6 +2,7 @@
 
 from .bank import attn_res_bank
 from .block_attn_res import BlockAttnRes
+from .explain import explain
 from .functional import attn_res, fused_attnres
 from .module import AttnRes, AttnResBank
 from .pipeline import PipelineBlocks
@@ -19,5 +20,6 @@ __all__ = [
     "attn_res_bank",
     "attn_res_merge",
     "attn_res_phase1",
+    "explain",
     "fused_attnres",
 ]

@@ -60,7 +60,7 @@ class Tiling(ABC):
 
     def __repr__(self) -> str:
         """As warnings name it."""
-        return f"{self.way} ({self.block_m} tokens, {self.block_s} layers, {self.block_d} columns)"
+        return f"kernel={self.kernel.name}, way={self.way}, tile={self.block_m} x {self.block_s} x {self.block_d}"
 
     @property
     @abstractmethod
