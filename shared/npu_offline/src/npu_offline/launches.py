@@ -67,6 +67,30 @@ class Ledger:
 
 
 @dataclass(frozen=True)
+class Access:
+    """An access of the Unified Buffer by an instruction of a final module.
+
+    Attributes:
+        step: how many instructions the program has performed before.
+        instruction: as findings name it, `name#number`.
+        pipe: that performs it.
+        core: 0, or which of the cores that share the program.
+        buffer: as findings name it, with its type and address.
+        low, high: the buffer's first byte in the Unified Buffer, and the one behind its last.
+        writes: whether it writes the buffer.
+    """
+
+    step: int
+    instruction: str
+    pipe: str
+    core: int
+    buffer: str
+    low: int
+    high: int
+    writes: bool
+
+
+@dataclass(frozen=True)
 class Launch:
     """One emulated launch.
 
@@ -82,6 +106,7 @@ class Launch:
         compared: with checks, whether the results were compared with those of the Linalg IR, which cannot run everything.
         instructions: with checks, how many the final module has.
         unissued: with checks, those that no program has issued, as `name#number`.
+        accesses: of the Unified Buffer by the first program, where `emulate` was asked for them.
     """
 
     kernel: str
@@ -95,6 +120,7 @@ class Launch:
     compared: bool = False
     instructions: int = 0
     unissued: Sequence[str] = ()
+    accesses: Sequence[Access] = ()
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,21 @@ def run_whole(label: str, call: Callable[[], object], soc: str, level: str) -> O
             refused = is_refusal(error)
             return Outcome(label, level, emulation.launches, problem=said_of(error), refused=refused)
     return Outcome(label, level, emulation.launches, compared if isinstance(compared, Differences) else ())
+
+
+def run_with_accesses(call: Callable[[], object], soc: str, toolchain: str) -> list[Launch]:
+    """The launches of a call, run from final modules with all checks, whose first programs access the Unified Buffer."""
+    options: dict[str, Any] = {"checks": True, "keep_going": True, "accesses": True}
+    stopped = contextlib.suppress(Exception)  # `run_whole` says why
+    with (
+        emulate(soc, toolchain=toolchain, **options) as emulation,
+        stopped,
+        torch.random.fork_rng(devices=[]),
+        random_values(),
+    ):
+        torch.manual_seed(SEED)
+        call()
+    return [launch for launch in emulation.launches if launch.accesses]
 
 
 def compared(call: KernelCall, expected: Sequence[str], rtol: float | None, atol: float | None) -> Callable[[], Differences]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import npu_tiling
@@ -39,6 +41,12 @@ def add_parser(commands: Subparsers) -> None:
     )
     parser.add_argument("--rtol", type=float, help="(torch.testing's, by dtype)")
     parser.add_argument("--atol", type=float, help="(torch.testing's, by dtype)")
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FOLDER",
+        help="write pictures of the Unified Buffer over time there: a page, and a PNG file for each launch",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -68,6 +76,9 @@ def _run(options: argparse.Namespace) -> int:
             console.print(_bytes(found[0].launches))
         good = good and all(outcome.ok for outcome in found)
         unrun += [f"{label}, {_level(outcome)}" for outcome in found if outcome.refused and outcome.level in asked]
+    if options.picture:
+        for path in _draw(options.picture, calls, options.soc, versions):
+            console.print(path, markup=False)
     if not options.expect and options.given:
         console.print("results were compared with nothing: --expect 'NAME=EXPRESSION'", markup=False)
     if toolchains.is_a5(options.soc):
@@ -75,6 +86,26 @@ def _run(options: argparse.Namespace) -> int:
     for each in unrun:
         console.print(f"not run: {each}", markup=False)
     return 1 if not good else 2 if unrun else 0
+
+
+def _draw(
+    folder: Path, calls: Sequence[tuple[str, Callable[[], object]]], soc: str, versions: Sequence[str]
+) -> Iterator[Path]:
+    """Write the pictures of all launches of final modules."""
+    from ..check.whole import run_with_accesses
+    from ..reporting import buffers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = []
+    for label, function in calls:
+        for version in versions:
+            for number, launch in enumerate(run_with_accesses(function, soc, version)):
+                name = re.sub(r"\W+", "_", f"{label} {number} {launch.kernel}") + f"-{version}.png"
+                buffers.save(launch, folder / name)
+                yield folder / name
+                pictures.append((f"{label}: {launch.kernel}, final module of {version}", launch))
+    (folder / "index.html").write_text(buffers.page(pictures))
+    yield folder / "index.html"
 
 
 def _level(outcome: Outcome) -> str:

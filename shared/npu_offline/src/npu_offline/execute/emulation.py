@@ -32,6 +32,7 @@ def emulate(
     checks: bool = False,
     distinct: bool = False,
     keep_going: bool = False,
+    accesses: bool = False,
     mutate: Callable[[ModuleOp], object] | None = None,
 ) -> Iterator[Emulation]:
     """Run Triton kernels that are launched on CPU tensors as the Ascend compiler sees them, until the block ends.
@@ -62,6 +63,8 @@ def emulate(
             global memory are checked against the bounds of the arguments. Programs that are not run leave their part of the
             results unwritten, except integers.
         keep_going: put the findings of the checks in `Launch.notes` instead of raising.
+        accesses: with checks, note which buffers of the Unified Buffer each instruction of the first program accesses, in
+            `Launch.accesses`.
         mutate: changes each parsed final module before it runs, to test that the checks find the defect. Nothing is taken
             from the cache of shared objects.
 
@@ -78,6 +81,8 @@ def emulate(
     """
     if threads is not None and threads < 1:
         raise OfflineError(f"threads is {threads}, must be at least 1")
+    if accesses and not checks:
+        raise OfflineError("accesses is True without checks: only checks look at them")
     if distinct and not checks:
         raise OfflineError("distinct is True without checks: only what is checked is run in part")
     device = npu_tiling.soc(soc)
@@ -98,6 +103,7 @@ def emulate(
         checks=checks,
         distinct=distinct,
         keep_going=keep_going,
+        accesses=accesses,
     )
     target = emulated_target(soc, toolchain, CHECKED if checks else FINAL if final else "", mutate)
     driver = HostDriver(target, device, Launcher)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import EndlessLoopError, Finding, FindingsError, OfflineError, OutOfBoundsError, RaceError
-from ..launches import MAX_PROGRAMS, RESERVED, Emulation, Launch, Ledger, Traffic
+from ..launches import MAX_PROGRAMS, RESERVED, Access, Emulation, Launch, Ledger, Traffic
+from ..module.operations import PIPES
 from .faults import Fault, fault_of
 from .final.checked import PLAIN, SURVEYED, check
 from .final.findings import FINDING_BYTES, raise_findings, read_findings
@@ -17,6 +18,8 @@ from .races import shared_writes
 from .storage import bounds_of, bytes_of, row_bytes, storage_of
 
 _LENGTHS = 40  # classes of transfers by length, powers of two, as in launch.h
+_ACCESS_FIELDS = 8  # as in launch.h
+_MOST_ACCESSES = 20_000  # of a launch that are noted: more than a picture can show
 _TRAFFIC, _USE = len(Traffic.__dataclass_fields__), 4
 _COUNTERS = _TRAFFIC + _USE + _LENGTHS
 _WATCH_USE, _WATCH_RACES = 1, 2  # as in launch.h
@@ -56,14 +59,18 @@ class RunningEmulation(Emulation):
         checks: bool = False,
         distinct: bool = False,
         keep_going: bool = False,
+        accesses: bool = False,
     ) -> None:
         super().__init__(soc, toolchain)
+        self.accesses = accesses
         self.checks, self.distinct, self.keep_going = checks, distinct, keep_going
         self.ledgers = ledgers
         self._settings = (threads, shuffle is not None, (shuffle or 0) & (2**64 - 1))
         self.watching = _WATCH_USE * ledgers + _WATCH_RACES * races
 
-    def settings(self, unit_bits: int, shared: int, *, mode: int, poison: int, chosen: Any, news: Any, issued: Any) -> bytes:
+    def settings(
+        self, unit_bits: int, shared: int, *, mode: int, poison: int, chosen: Any, news: Any, issued: Any, accesses: Any
+    ) -> bytes:
         """The struct `settings` of launch.h.
 
         With checks, programs run one after another, so that atomic updates have the same order in every run.
@@ -76,6 +83,7 @@ class RunningEmulation(Emulation):
             chosen: numbers of the only programs to run; empty for all.
             news: a byte for each program, which a survey fills in.
             issued: a byte for each instruction, which checks fill in.
+            accesses: a number, and fields of each access of the Unified Buffer by the first program, which checks fill in.
         """
         threads, shuffle, seed = self._settings
         return _SETTINGS.pack(
@@ -92,10 +100,12 @@ class RunningEmulation(Emulation):
             len(chosen),
             ctypes.addressof(news),
             ctypes.addressof(issued) if self.checks else 0,
+            ctypes.addressof(accesses) if self.accesses else 0,
+            len(accesses) // _ACCESS_FIELDS,
         )
 
 
-_SETTINGS = struct.Struct("<qqqQqqqqqQqQQ")
+_SETTINGS = struct.Struct("<qqqQqqqqqQqQQQq")
 running: list[RunningEmulation] = []
 
 
@@ -181,7 +191,9 @@ class Launcher:
         count = grid_x * grid_y * grid_z
         news = (ctypes.c_uint8 * count)()
         issued = (ctypes.c_uint8 * len(binary.instructions))()
+        accesses = (ctypes.c_int64 * (1 + _ACCESS_FIELDS * _MOST_ACCESSES * emulation.accesses))()
         programs: list[int] = []
+        filled = {"news": news, "issued": issued, "accesses": accesses}
 
         def run(address: int, *, mode: int = PLAIN, poison: int = _NOT_A_NUMBER) -> None:
             chosen = (ctypes.c_uint32 * len(programs))(*programs)
@@ -198,9 +210,7 @@ class Launcher:
                 (ctypes.c_uint64 * len(storages))(*storages),
                 ctypes.c_int64(len(storages) // 2),
                 (ctypes.c_int32 * 3)(*grid),
-                emulation.settings(
-                    self._unit_bits, shared, mode=mode, poison=poison, chosen=chosen, news=news, issued=issued
-                ),
+                emulation.settings(self._unit_bits, shared, mode=mode, poison=poison, chosen=chosen, **filled),
                 counters,
                 fault,
                 found,
@@ -254,11 +264,22 @@ class Launcher:
         if emulation.checks:
             unissued = [f"{name}#{i}" for i, name in enumerate(binary.instructions) if not issued[i]]
             of_checks = {"compared": bool(binary.beside), "instructions": len(issued), "unissued": unissued}
+            of_checks["accesses"] = _accesses(accesses, binary)
         name, types, constants = self._arguments.name, self._arguments.types, self._arguments.constants
         arguments = traffic_of()
         emulation.launches.append(
             Launch(name, grid, constants, arguments, ledgers, notes, tuple(programs), types, **of_checks)
         )
+
+
+def _accesses(noted: Any, binary: Any) -> tuple[Access, ...]:
+    """Accesses of the Unified Buffer from what accesses.c notes."""
+    found = []
+    for at in range(1, 1 + _ACCESS_FIELDS * noted[0], _ACCESS_FIELDS):
+        step, number, pipe, core, buffer, low, high, writes = noted[at : at + _ACCESS_FIELDS]
+        instruction = f"{binary.instructions[number]}#{number}"
+        found.append(Access(step, instruction, PIPES[pipe], core, binary.buffers[buffer], low, high, bool(writes)))
+    return tuple(found)
 
 
 def check_grid(kernel: str, grid: tuple[int, int, int]) -> None:

@@ -21,6 +21,7 @@ from ..toolchain.processes import run
 
 _PACKAGE = Path(__file__).parents[1]
 _MACHINE = (
+    "execute/final/accesses.c",
     "execute/final/alignment.c",
     "execute/final/axes.c",
     "execute/final/casts.c",
@@ -44,8 +45,9 @@ _HEADERS = (
     "execute/final/rows.h",
     "execute/final/survey.h",
 )
-# Symbols of a final module's shared object: bytes of workspace for each program, locks, and names of its instructions.
-WORKSPACE, LOCKS, INSTRUCTIONS = "npu_offline_workspace", "npu_offline_locks", "npu_offline_instructions"
+# Symbols of a final module's shared object: bytes of workspace for each program, locks, names of instructions and buffers.
+WORKSPACE, LOCKS = "npu_offline_workspace", "npu_offline_locks"
+INSTRUCTIONS, BUFFERS = "npu_offline_instructions", "npu_offline_buffers"
 _RUNTIME = (
     "execute/runtime/dma.c",
     "execute/runtime/launch.c",
@@ -243,7 +245,7 @@ class Loaded:
         beside: of the entry of the Linalg IR; 0 if there is none.
         workspace: bytes of global memory for each program.
         locks: that its programs take turns by.
-        instructions: names of the final module's instructions, in order; empty for Linalg IR.
+        instructions, buffers: names of the final module's, in order; none for Linalg IR.
         libraries: keep the shared objects loaded.
     """
 
@@ -252,6 +254,7 @@ class Loaded:
     workspace: int
     locks: int
     instructions: tuple[str, ...]
+    buffers: tuple[str, ...]
     libraries: tuple[ctypes.CDLL, ...]
 
 
@@ -267,15 +270,22 @@ def load(binary: Binary, entry: str) -> Loaded:
         with contextlib.suppress(OSError):  # the Linalg IR needs a function that this host lacks: nothing is compared
             libraries += (_load(binary.beside),)
     addresses = [ctypes.cast(getattr(library, entry), ctypes.c_void_p).value or 0 for library in libraries]
-    workspace, locks, names = 0, 0, ""
-    if hasattr(libraries[0], WORKSPACE):
-        workspace = ctypes.c_int64.in_dll(libraries[0], WORKSPACE).value
-        locks = ctypes.c_int64.in_dll(libraries[0], LOCKS).value
-        names = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(libraries[0], INSTRUCTIONS))).decode()
-    beside = addresses[1] if len(addresses) > 1 else 0
-    found = Loaded(addresses[0], beside, workspace, locks, tuple(names.split()), libraries)
+    main, beside = libraries[0], addresses[1] if len(addresses) > 1 else 0
+    workspace, locks = (_number(main, symbol) for symbol in (WORKSPACE, LOCKS))
+    instructions, buffers = tuple(_text(main, INSTRUCTIONS).split()), tuple(filter(None, _text(main, BUFFERS).split(";")))
+    found = Loaded(addresses[0], beside, workspace, locks, instructions, buffers, libraries)
     loaded[found.address] = found
     return found
+
+
+def _number(library: ctypes.CDLL, symbol: str) -> int:
+    return ctypes.c_int64.in_dll(library, symbol).value if hasattr(library, symbol) else 0
+
+
+def _text(library: ctypes.CDLL, symbol: str) -> str:
+    if not hasattr(library, symbol):
+        return ""
+    return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, symbol))).decode()
 
 
 def _load(data: bytes) -> ctypes.CDLL:

@@ -238,6 +238,7 @@ void account_operands(const instruction *i, const view *const *o, int pipe, uint
   const int written = i->reads + i->writes, all = written + i->temporaries;
   char what[200], other[200];
   check_alignment(i, o);
+  note_accesses(i, o, i->reads, all);
   // What is written in place is compared first: the instruction's read takes the place of the pipe's read before it.
   for (int w = i->reads; w < all; w++) {
     int is_read = 0;

@@ -13,7 +13,7 @@ from xdsl.ir import Operation as Op
 from ...errors import UnsupportedError
 from ...module.mlir import name_of, symbol_of
 from ...module.plan import read_spec
-from ..native import INSTRUCTIONS, LOCKS, WORKSPACE
+from ..native import BUFFERS, INSTRUCTIONS, LOCKS, WORKSPACE
 from .data_dependence import is_data_dependent
 from .function import Function
 from .host import locks, workspace_bytes
@@ -59,6 +59,7 @@ def translate(module: ModuleOp) -> str:
             f"const int64_t {WORKSPACE} = {workspace_bytes(module)};",
             f"const int64_t {LOCKS} = {locks(module)};",
             f'const char {INSTRUCTIONS}[] = "{names}";',
+            f'const char {BUFFERS}[] = "{";".join(tables.buffers)}";',
         ]
     )
 

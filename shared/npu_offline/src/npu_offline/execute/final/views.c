@@ -135,7 +135,10 @@ static void scalar_access(const instruction *i, const view *e, int access) {
   if (e->space == GM) npu_offline_touch(e->p, element_bytes[(int)e->type], access, e->owner);
   else if (e->p < e->low || e->p + element_bytes[(int)e->type] > e->high)
     fail_text("%s of an element outside its buffer, %s", i->name, CORE->module->buffers[e->owner].text);
-  if (checking()) account(i, e, access, S, ++CORE->epochs[S]);
+  if (checking()) {
+    note_accesses(i, (const view *const[]){e}, access == LOAD, 1);
+    account(i, e, access, S, ++CORE->epochs[S]);
+  }
 }
 
 int64_t load_bits(const instruction *i, const view *v, const int64_t *index) {

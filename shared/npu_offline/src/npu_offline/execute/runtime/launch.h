@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 enum { LENGTHS = 40 };  // powers of two that transfers are counted by
+enum { ACCESS_FIELDS = 8 };
 
 typedef struct { char *low, *high; } range;  // the storage behind one pointer argument
 typedef struct {
@@ -17,4 +18,6 @@ typedef struct {
   int64_t chosen_count;
   unsigned char *news;     // of a survey: for each program, whether it does something that none before it does
   unsigned char *issued;   // with checks: for each instruction of the final module, whether a program has issued it
+  int64_t *accesses;       // of the Unified Buffer by the first program: their number, then ACCESS_FIELDS of each
+  int64_t accesses_room;   // for so many
 } settings;

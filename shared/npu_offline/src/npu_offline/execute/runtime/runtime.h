@@ -48,6 +48,7 @@ typedef struct {
   pthread_mutex_t findings_lock;
   unsigned char *news;         // of a survey, for each program
   unsigned char *issued;       // for each instruction; NULL without checks
+  int64_t *accesses, accesses_room, step;  // see settings; how many instructions the first program has performed
   void *seen;                  // by it so far
 } launch;
 
