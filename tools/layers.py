@@ -36,7 +36,7 @@ CORE = (
     "launching | pytorch",
     "budget",
     "chips | installation",
-    "device | errors | hooks",
+    "device | errors | hooks | places",
 )
 
 FOLDERS = {

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from npu_embedding import embedding
+from npu_embedding import embedding, tiling
+from npu_embedding.both.tiling import Way
+from npu_embedding.cuda import tiling as cuda
 from torch import Tensor
 
+ALL_WAYS = cuda.WAYS
 KINDS = ["uniform", "zipf", "equal", "distinct"]  # of indices, see `draw`
 
 
@@ -43,6 +47,12 @@ def make(n: int, rows: int, width: int, dtype=torch.float32, kind="uniform", see
     indices = draw(kind, n, rows, generator)
     weight = torch.randn(rows, width, generator=generator).to(dtype)
     return Case(indices, weight, torch.randn(n, width, generator=generator).to(dtype), **options)
+
+
+def take(way: Way, setattr: Callable[[object, str, object], None]) -> None:
+    """From now on gradients on CUDA go one way, whatever the number of indices."""
+    setattr(cuda, "WAYS", [rule._replace(max_indices=float("inf")) for rule in ALL_WAYS if rule.way is way])
+    tiling.choose.cache_clear()
 
 
 def leaf(tensor: Tensor, device) -> Tensor:

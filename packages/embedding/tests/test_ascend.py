@@ -8,10 +8,13 @@ import lookup
 import npu_offline
 import pytest
 import torch
-from npu_embedding import embedding, tiling
-from npu_embedding import launch as launch_module
+from npu_embedding import embedding, explain
+from npu_embedding.ascend.tiling import KEY_OF_ROW_0, AscendLaunch, Kernel
+from npu_embedding.launch import ascend
+from npu_embedding.launch import lookup as launch_lookup
+from npu_embedding.shape import RowShape
 from npu_offline.check import load_calls
-from npu_tiling import footprint, soc
+from npu_tiling import soc
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
@@ -85,13 +88,10 @@ def test_declared_tiles_are_what_the_compiler_needs(label, rows):
     chip, width = soc("Ascend910B4"), 65536
     itemsize = 4 if label.startswith("fp32") else 2
     forward, _, _, runs, finish = launches_of(label)
-    for launch, kind, blocks in (
-        (forward, tiling.ForwardLaunch, {"BLOCK_M": rows}),
-        (runs, tiling.RunsLaunch, {}),
-        (finish, tiling.FinishLaunch, {"BLOCK_M": rows}),
-    ):
-        declared = footprint(kind(chip, width, itemsize, width, blocks.get("BLOCK_M", 1)).tiles, {}, chip)
-        needed = required(launch, N=width, BLOCK_N=width, **blocks)
+    shape = RowShape(width=width, itemsize=itemsize, device=chip)
+    for launch, kernel in ((forward, Kernel.GATHER), (runs, Kernel.SUMS), (finish, Kernel.FINISH)):
+        tile = AscendLaunch(kernel=kernel, shape=shape, block_m=rows, block_n=width, why="", decided_at="")
+        declared, needed = tile.ub_bytes, required(launch, **tile.constants)
         assert needed <= declared <= (1.8 if launch is finish else 1.02) * needed
 
 
@@ -134,7 +134,7 @@ def test_memory_traffic_is_the_minimum(width, dtype, kind):
     for launch in (forward, *backward):
         for name, traffic in launch.arguments.items():
             assert traffic.atomics == 0
-            assert traffic.scalars == 0 or name in ("p_index", "p_order", "p_sorted", "p_offsets", "p_rows")
+            assert traffic.scalars == 0 or name in ("p_index", "p_order", "p_sorted", "p_offsets")
 
 
 @pytest.mark.parametrize("kind", ["uniform", "zipf", "equal"])
@@ -172,8 +172,6 @@ def test_every_core_gets_as_much_to_read(kind):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_what_is_sorted_are_ordinary_numbers_in_the_order_of_the_rows(dtype):
     """Neither zero nor below the smallest normal number, which sorts may take for zero, nor infinite."""
-    from npu_embedding import launch
-
     ends = torch.iinfo(dtype)
     first, rows = 2**30, 2**31 - 2**24 - 1
     named = [first, first + 1, first + 2**29, ends.max - 3, first + 7]
@@ -182,14 +180,19 @@ def test_what_is_sorted_are_ordinary_numbers_in_the_order_of_the_rows(dtype):
     last = first + rows
     named = [i for i in named if i < last]
     with npu_offline.emulate("Ascend910B4"):
-        ordered, order = launch._sorted_keys(indices, rows, 9, first, soc("Ascend910B4"))
+        ordered, order = ascend.sorted_keys(indices, rows, 9, first, soc("Ascend910B4"))
     numbers = ordered.view(torch.float32)
     assert (numbers >= torch.finfo(torch.float32).smallest_normal).all() and numbers.isfinite().all()
     assert indices[order[: len(named)]].tolist() == sorted(named)
-    assert (ordered[: len(named)].long() - launch.FIRST_KEY + first).tolist() == sorted(named)
-    assert (ordered[len(named) :] - launch.FIRST_KEY == rows).all()
-    with pytest.raises(ValueError, match="rows and must have less than"):
-        launch._sorted_keys(indices, rows + 1, 9, first, soc("Ascend910B4"))
+    assert (ordered[: len(named)].long() - KEY_OF_ROW_0 + first).tolist() == sorted(named)
+    assert (ordered[len(named) :] - KEY_OF_ROW_0 == rows).all()
+
+
+def test_a_table_of_more_rows_than_there_are_keys_is_refused():
+    rows = 2**31 - 2**24
+    with pytest.raises(ValueError, match=f"the table has {rows} rows and must have at most {rows - 1} on Ascend910B4"):
+        explain(tokens=5, vocabulary=rows, width=8, chip="Ascend910B4", backward=True)
+    explain(tokens=5, vocabulary=rows - 1, width=8, chip="Ascend910B4", backward=True)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -230,7 +233,8 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         checks.append(check)
         return tensor
 
-    monkeypatch.setattr(launch_module, "allocate", guarding)
+    for module in (ascend, launch_lookup):
+        monkeypatch.setattr(module, "allocate", guarding)
     case = lookup.make(77, 30, width, kind="zipf", padding_idx=2, vocab_range=(0, 30))
     case.indices[5] = 30
     with npu_offline.emulate("Ascend910B4"):
@@ -246,15 +250,15 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
 def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     """The launches as a user's compiler would refuse them: everything of more than 2 rows or 1024 columns overflows."""
 
-    real, refused = launch_module.KERNELS.launch, []
+    real, refused = ascend.KERNELS.launch, []
 
     def refusing(module, kernel, spec, *arguments):
-        if module != "kernels.sort" and (spec.constants.get("BLOCK_M", 0) > 2 or spec.constants["BLOCK_N"] > 1024):
+        if module != "ascend.keys" and (spec.constants.get("BLOCK_M", 0) > 2 or spec.constants["BLOCK_N"] > 1024):
             refused.append(kernel)
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
         real(module, kernel, spec, *arguments)
 
-    monkeypatch.setattr(launch_module.KERNELS, "launch", refusing)
+    monkeypatch.setattr(ascend.KERNELS, "launch", refusing)
     case = lookup.make(300, 50, 2048, torch.bfloat16, "zipf", seed=3)
     with pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
         lookup.check(case, emulate(case)[1])

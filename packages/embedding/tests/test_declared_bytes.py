@@ -8,19 +8,20 @@ from pathlib import Path
 import npu_offline
 import npu_tiling
 import pytest
-from npu_embedding import tiling
+from npu_embedding.ascend.tiling import AscendLaunch, Kernel
+from npu_embedding.shape import RowShape
 from npu_offline.check import load_calls
 from npu_offline.declared import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 CALLS = dict(load_calls(Path(__file__).parents[1]))
-# Of each kernel: the launch, and the rows of a tile. Rows of odd widths are not gathered.
+# Of each kernel: its name in the tiling, and the rows of a tile. Rows of odd widths are not gathered.
 KERNELS = {
-    "gather_rows_kernel": (tiling.ForwardLaunch, (2, 8)),
-    "gather_rows_kernel, odd": (tiling.ForwardLaunch, (2, 8)),
-    "sum_runs_kernel": (tiling.RunsLaunch, (1,)),
-    "finish_rows_kernel": (tiling.FinishLaunch, (1, 8)),
+    "gather_rows_kernel": (Kernel.GATHER, (2, 8)),
+    "gather_rows_kernel, odd": (Kernel.GATHER, (2, 8)),
+    "sum_runs_kernel": (Kernel.SUMS, (1,)),
+    "finish_rows_kernel": (Kernel.FINISH, (1, 8)),
 }
 LABELS = ("bf16 4096", "fp32 4096", "bf16 4096, by frequency", "fp32 4096, by frequency")
 CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in itertools.product(LABELS, KERNELS)]
@@ -44,10 +45,11 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, label, kernel):
     record = records_of(label, soc)[name]
 
     def launch(rows, width):
-        return kind(chip, width, itemsize, width, rows)
+        shape = RowShape(width=width, itemsize=itemsize, device=chip)
+        return AscendLaunch(kernel=kind, shape=shape, block_m=rows, block_n=width, why="", decided_at="")
 
     def declared(rows, width):
-        return npu_tiling.footprint(launch(rows, width).tiles, {}, chip)
+        return launch(rows, width).ub_bytes
 
     for rows in each:
         width = widest(functools.partial(declared, rows), soc, first=7 if odd else 0)

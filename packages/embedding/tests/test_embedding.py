@@ -1,7 +1,6 @@
 """The operator, wherever it runs, against the look-up as it is and its gradient in fp64."""
 
 import lookup
-import npu_tiling
 import pytest
 import torch
 from lookup import KINDS
@@ -34,29 +33,6 @@ def test_every_dtype(device, dtype, index_dtype):
     case = lookup.make(200, 60, 64, dtype, padding_idx=3)
     case.indices = case.indices.to(index_dtype)
     lookup.check(case, lookup.run(case, device.torch))
-
-
-# CUDA tiles its launches otherwise, in powers of two with masks. Their logic is the kernel's own, so an emulated chip that
-# is told to be one runs it too, but for gradients of more than 256 indices: test_ranks.py. Rows of more than 512 columns are
-# tiles of their own, which triton-ascend cannot convert.
-@pytest.mark.parametrize("width", [7, 256, 500])
-def test_the_tiles_of_cuda_on_the_emulated_chip(device, width):
-    if device.name != "emulated":
-        pytest.skip("the other places choose their own tiles")
-    gpu = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=4, cube_cores=4, ub_bytes=2**17, ub_align=16)
-
-    def with_slack(indices, weight, **options):  # the Ascend compiler fetches, and drops, what a mask on a gather leaves out
-        return embedding(indices, torch.cat([weight, weight.new_full((2, width), torch.nan)])[:-2], **options)
-
-    with npu_tiling.use_device(gpu, emulated=True):
-        for case in (
-            lookup.make(256, 90, width, torch.float16, "zipf", padding_idx=3),
-            lookup.make(100, 9, width, kind="equal", scale_grad_by_freq=True),
-            lookup.make(200, 50, width, vocab_range=(30, 80)),
-        ):
-            lookup.check(case, lookup.run(case, device.torch, with_slack))
-        outside = with_slack(torch.tensor([0, 5, -1]), torch.ones(5, width))
-        assert torch.equal(outside.isnan().all(-1), torch.tensor([False, True, True]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -79,12 +79,12 @@ def test_wrong_padding_row_of_a_parallel_table():
 
 def test_missing_triton_names_the_command(monkeypatch):
     """Triton is looked for at the first launch, and where it is missing the error is what to type."""
-    from npu_embedding import launch
+    from npu_embedding.launch import lookup
     from npu_tiling import Kernels, soc, use_device
 
-    for name in [name for name in sys.modules if name.split(".")[0] == "triton" or ".kernels" in name]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton" or ".ascend." in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr(launch, "KERNELS", Kernels("npu_embedding", "npu-embedding"))  # none loaded yet
+    monkeypatch.setattr(lookup, "KERNELS", Kernels("npu_embedding", "npu-embedding"))  # none loaded yet
     with use_device(soc("Ascend910B4"), emulated=True), pytest.raises(MissingTritonError, match=r"npu-embedding\[npu\]"):
         embedding(INDICES, WEIGHT)

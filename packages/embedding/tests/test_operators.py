@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from npu_embedding import Embedding, embedding
-from npu_embedding.launch import cuda
+from npu_embedding.both.tiling import Way
 
 OPS = torch.ops.npu_embedding
 
@@ -18,9 +18,9 @@ def test_operators_are_registered_properly(device, dtype, npu_opcheck):
     leaf = weight.clone().requires_grad_()
     for arguments in ((leaf, -1, False, False, 0, 10), (weight, 3, True, False, 0, 10), (leaf, 3, False, False, 20, 99)):
         table, *options = arguments
-        npu_opcheck(OPS.embedding.default, (indices + options[3], table, *options))
-    npu_opcheck(OPS.embedding_backward.default, (dy, indices, 10, 3, True, 0))
-    npu_opcheck(OPS.embedding_sparse_backward.default, (dy, indices, 10, 3, False, 0))
+        npu_opcheck(OPS.forward.default, (indices + options[3], table, *options))
+    npu_opcheck(OPS.backward.default, (dy, indices, 10, 3, True, False, 0))
+    npu_opcheck(OPS.backward.default, (dy, indices, 10, 3, False, True, 0))
     npu_opcheck(OPS.renormalise_.default, (indices, weight, 1.0, 2.0, 0, 10))
 
 
@@ -29,8 +29,8 @@ def test_results_lie_as_the_compiler_is_told(device, npu_opcheck):
     dy = torch.randn(5, 3, 64, device=device.torch).transpose(0, 1)
     weight = torch.randn(10, 64, device=device.torch)
     arguments = (indices, weight, -1, False, False, 0, 10)
-    npu_opcheck(OPS.embedding.default, arguments, test_utils="test_faketensor")
-    npu_opcheck(OPS.embedding_backward.default, (dy, indices, 10, -1, False, 0), test_utils="test_faketensor")
+    npu_opcheck(OPS.forward.default, arguments, test_utils="test_faketensor")
+    npu_opcheck(OPS.backward.default, (dy, indices, 10, -1, False, False, 0), test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2, "scale_grad_by_freq": True}, {"max_norm": 1.0}])
@@ -136,13 +136,13 @@ def test_nothing_waits_for_the_device(device, npu_no_waits):
         weight.grad = None
 
 
-@pytest.mark.parametrize("ranked", [True, False])
+@pytest.mark.parametrize("way", [Way.RANKED, Way.SORTED])
 @pytest.mark.parametrize("width", [64, 100, 4096])
-def test_graph_capture(device, width, ranked, monkeypatch, npu_capture):
-    if not ranked:
-        if device.name != "cuda":
-            pytest.skip("the other places sort in one way")
-        monkeypatch.setattr(cuda, "MOST_RANKED", 0)
+def test_graph_capture(device, width, way, monkeypatch, npu_capture):
+    if device.name == "cuda":
+        lookup.take(way, monkeypatch.setattr)
+    elif way is Way.SORTED:
+        pytest.skip("the other places sort in one way")
     indices, other = torch.randint(0, 500, (2, 300), device=device.torch)
     weight = torch.randn(500, width, device=device.torch, requires_grad=True)
     dy = torch.randn(300, width, device=device.torch)
@@ -156,11 +156,11 @@ def test_graph_capture(device, width, ranked, monkeypatch, npu_capture):
 
 @pytest.mark.parametrize("kind", lookup.KINDS)
 def test_both_sorts_end_in_the_same_gradient(device, kind, monkeypatch):
-    """On CUDA a few thousand indices are sorted by launches of ours, more of them by torch.sort."""
+    """On CUDA our kernels sort a few thousand indices, and torch.sort sorts more."""
     if device.name != "cuda":
         pytest.skip("the other places sort in one way")
     case = lookup.make(5000, 5000, 768, torch.bfloat16, kind, padding_idx=3)
     ranked = lookup.run(case, device.torch)
     lookup.check(case, ranked)
-    monkeypatch.setattr(cuda, "MOST_RANKED", 0)
+    lookup.take(Way.SORTED, monkeypatch.setattr)
     assert torch.equal(lookup.run(case, device.torch)[1], ranked[1])

@@ -1,7 +1,8 @@
 """Embeddings for training on Huawei Ascend NPUs, CUDA and CPUs."""
 
-from .autograd import embedding
+from .api import embedding
+from .explain import explain
 from .module import Embedding, VocabParallelEmbedding
 from .patching import patch
 
-__all__ = ["Embedding", "VocabParallelEmbedding", "embedding", "patch"]
+__all__ = ["Embedding", "VocabParallelEmbedding", "embedding", "explain", "patch"]

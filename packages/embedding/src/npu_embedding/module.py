@@ -7,7 +7,7 @@ import torch.distributed as dist
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
-from .autograd import embedding
+from .api import embedding
 
 
 class Embedding(nn.Embedding):

@@ -1,93 +1,125 @@
-"""The operators registered with PyTorch, in its namespace `npu_embedding`: schema, implementation, fake function.
+"""The operators registered with PyTorch, in its namespace `npu_embedding`, and their autograd.
 
-`embedding`, its gradients `embedding_backward` and `embedding_sparse_backward`: kernels on accelerators, reference.py on a
-CPU; and `renormalise_`: PyTorch everywhere. A table is rows `first` to `first + V - 1` of `n_total`; `padding_idx` is -1 for
-none. Gradients are in autograd.py, which alone reads `sparse`.
+`forward` is the look-up and `backward` its gradient, dense or, for `sparse`, an entry for each index: kernels on
+accelerators, reference.py on a CPU. `renormalise_` is PyTorch everywhere. A table is rows `first_row` to
+`first_row + V - 1` of `n_total`; `padding_idx` is NO_ROW for none. Of the forward's arguments autograd alone reads
+`padding_idx`, `scale_grad_by_freq` and `sparse`.
 """
 
 from __future__ import annotations
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.pytorch.autograd import OperatorLibrary
+from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, forward_mode, needs_gradient
 from torch import Tensor
 
-from . import launch, reference
+from . import reference
+from .launch import lookup
 
 OPERATORS = OperatorLibrary("npu_embedding")
+_GRADIENT = "SymInt padding_idx, bool scale_grad_by_freq, bool sparse, SymInt first_row"
 
 
-def _embedding(
-    indices: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, sparse: bool, first: int, n_total: int
+def _forward(
+    indices: Tensor,
+    weight: Tensor,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+    first_row: int,
+    n_total: int,
 ) -> Tensor:
     device = device_for(weight.device)
     if device is None:
-        return reference.forward(indices, weight, first, n_total).contiguous()
-    return launch.forward(indices, weight, first, n_total, device)
+        return reference.forward(indices, weight, first_row, n_total).contiguous()
+    return lookup.forward(indices, weight, first_row, n_total, device)
 
 
-def _embedding_backward(
-    dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first: int
-) -> Tensor:
+def _backward(
+    dy: Tensor,
+    indices: Tensor,
+    n_rows: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+    first_row: int,
+) -> tuple[Tensor, Tensor | None]:
+    if sparse and forward_mode((dy,)):
+        raise NotImplementedError("npu_embedding::backward has no forward-mode derivative where sparse is True.")
     device = device_for(dy.device)
+    gradient = (dy, indices, n_rows, padding_idx, scale_grad_by_freq, first_row)
     if device is None:
-        return reference.backward(dy, indices, n_rows, padding_idx, scale_grad_by_freq, first)
-    return launch.backward(dy, indices, n_rows, padding_idx, scale_grad_by_freq, first, device)
+        return reference.sparse_backward(*gradient) if sparse else (reference.backward(*gradient), None)
+    return lookup.sparse_backward(*gradient, device) if sparse else (lookup.backward(*gradient, device), None)
 
 
-def _embedding_sparse_backward(
-    dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first: int
-) -> tuple[Tensor, Tensor]:
-    device = device_for(dy.device)
-    flat = indices.reshape(-1)
-    n = flat.numel()
-    if device is None:
-        slot, order, rows = reference.slots(flat, n_rows, padding_idx, first)
-        slot_of = torch.empty_like(slot).scatter_(0, order, slot)
-        return reference.backward(dy, slot_of, n, -1, scale_grad_by_freq, 0), rows
-    slot, order, rows = launch.sparse_slots(flat, n_rows, padding_idx, first, device)
-    return launch.sum_slots(dy, slot, order, scale_grad_by_freq, device), rows
-
-
-def _renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: float, first: int, n_total: int) -> None:
+def _renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: float, first_row: int, n_total: int) -> None:
     if device_for(weight.device) is None:
         reference.check(indices, n_total)
-    reference.renormalise_(indices, weight, max_norm, norm_type, first)
+    reference.renormalise_(indices, weight, max_norm, norm_type, first_row)
 
 
-def _fake_embedding(indices, weight, padding_idx, scale_grad_by_freq, sparse, first, n_total):  # type: ignore[no-untyped-def]
+def _fake_forward(indices, weight, padding_idx, scale_grad_by_freq, sparse, first_row, n_total):  # type: ignore[no-untyped-def]
     return torch.empty((*indices.shape, weight.shape[1]), dtype=weight.dtype, device=weight.device)
 
 
-def _fake_backward(dy, indices, n_rows, padding_idx, scale_grad_by_freq, first):  # type: ignore[no-untyped-def]
-    return torch.empty((n_rows, dy.shape[-1]), dtype=dy.dtype, device=dy.device)
+def _fake_backward(dy, indices, n_rows, padding_idx, scale_grad_by_freq, sparse, first_row):  # type: ignore[no-untyped-def]
+    rows = torch.empty(indices.numel(), dtype=torch.int64, device=dy.device) if sparse else None
+    return torch.empty((indices.numel() if sparse else n_rows, dy.shape[-1]), dtype=dy.dtype, device=dy.device), rows
 
 
-def _fake_sparse_backward(dy, indices, n_rows, padding_idx, scale_grad_by_freq, first):  # type: ignore[no-untyped-def]
-    values = torch.empty((indices.numel(), dy.shape[-1]), dtype=dy.dtype, device=dy.device)
-    return values, torch.empty(indices.numel(), dtype=torch.int64, device=dy.device)
-
-
-def _fake_renormalise_(indices, weight, max_norm, norm_type, first, n_total):  # type: ignore[no-untyped-def]
+def _fake_renormalise_(indices, weight, max_norm, norm_type, first_row, n_total):  # type: ignore[no-untyped-def]
     return None
 
 
 OPERATORS.define(
-    "embedding(Tensor indices, Tensor weight, SymInt padding_idx, bool scale_grad_by_freq, bool sparse, SymInt first,"
-    " SymInt n_total) -> Tensor",
-    _embedding,
-    _fake_embedding,
+    f"forward(Tensor indices, Tensor weight, {_GRADIENT}, SymInt n_total) -> Tensor",
+    _forward,
+    _fake_forward,
     forward_mode=True,
 )
-_BACKWARD = "Tensor dy, Tensor indices, SymInt n_rows, SymInt padding_idx, bool scale_grad_by_freq, SymInt first"
-OPERATORS.define(f"embedding_backward({_BACKWARD}) -> Tensor", _embedding_backward, _fake_backward, forward_mode=True)
 OPERATORS.define(
-    f"embedding_sparse_backward({_BACKWARD}) -> (Tensor values, Tensor rows)",
-    _embedding_sparse_backward,
-    _fake_sparse_backward,
+    f"backward(Tensor dy, Tensor indices, SymInt n_rows, {_GRADIENT}) -> (Tensor dweight, Tensor rows)",
+    _backward,
+    _fake_backward,
+    forward_mode=True,
 )
 OPERATORS.define(
-    "renormalise_(Tensor indices, Tensor(a!) weight, float max_norm, float norm_type, SymInt first, SymInt n_total) -> ()",
+    "renormalise_(Tensor indices, Tensor(a!) weight, float max_norm, float norm_type, SymInt first_row, SymInt n_total)"
+    " -> ()",
     _renormalise_,
     _fake_renormalise_,
 )
+
+
+class _Embedding(Function):
+    @staticmethod
+    def forward(ctx, indices, weight, padding_idx, scale_grad_by_freq, sparse, first_row, n_total):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(indices)
+        ctx.options = (weight.shape[0], padding_idx, scale_grad_by_freq, sparse, first_row)
+        ctx.set_materialize_grads(False)
+        options = (padding_idx, scale_grad_by_freq, sparse, first_row, n_total)
+        return OPERATORS.below_autograd("forward", indices, weight, *options)
+
+    @staticmethod
+    def backward(ctx, dy):  # type: ignore[no-untyped-def]
+        dweight = None
+        if dy is not None:
+            (indices,) = ctx.saved_tensors
+            n_rows, _, _, sparse, _ = ctx.options
+            dweight, rows = OPERATORS("backward", dy, indices, *ctx.options)
+            if sparse:
+                shape = (n_rows, dy.shape[-1])
+                dweight = torch.sparse_coo_tensor(rows.unsqueeze(0), dweight, shape, check_invariants=False)
+        return None, dweight, None, None, None, None, None
+
+
+def _recorded(indices, weight, *options):  # type: ignore[no-untyped-def]
+    if needs_gradient((weight,)):
+        return apply(_Embedding, indices, weight, *options)
+    return OPERATORS.below_autograd("forward", indices, weight, *options)
+
+
+OPERATORS.autograd("forward", _recorded)
+OPERATORS.gradient("backward")
+OPERATORS.autograd("renormalise_", lambda *arguments: OPERATORS.below_autograd("renormalise_", *arguments))

@@ -1,9 +1,9 @@
 """The embedding in plain PyTorch: the definition, and what runs on a CPU.
 
-    out[...] = weight[indices[...] - first]        dweight[r] = sum of dy over the positions whose index is first + r
+    out[...] = weight[indices[...] - first_row]        dweight[r] = sum of dy over the positions whose index is first_row + r
 
-The table at hand may be one shard, rows `first` to `first + weight.shape[0] - 1` of `n_total`: rows of other shards come out
-as zeros and pass no gradient. Sums are fp32 (fp64 for fp64), rounded once.
+The table at hand may be a shard, rows `first_row` to `first_row + weight.shape[0] - 1` of `n_total`: rows of other shards
+come out as zeros and pass no gradient. Sums are fp32 (fp64 for fp64), rounded once.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .shape import NO_ROW
 
-def forward(indices: Tensor, weight: Tensor, first: int, n_total: int) -> Tensor:
+
+def forward(indices: Tensor, weight: Tensor, first_row: int, n_total: int) -> Tensor:
     """Rows [..., D] of weight [V, D] for indices [...]. Raises IndexError where an index is outside 0 to n_total - 1."""
     check(indices, n_total)
-    local, inside = _local(indices, first, weight.shape[0])
+    local, inside = _local(indices, first_row, weight.shape[0])
     if not weight.shape[0]:
         return weight.new_zeros((*indices.shape, weight.shape[1]))
     out = weight[local]
     return out if inside is None else out.masked_fill(~inside.unsqueeze(-1), 0)
 
 
-def backward(dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first: int) -> Tensor:
+def backward(dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first_row: int) -> Tensor:
     """dweight [n_rows, D] in dy's dtype, from dy [..., D] and indices [...]."""
-    rows, named = _named(indices.reshape(-1), n_rows, padding_idx, first)
+    rows, named = _named(indices.reshape(-1), n_rows, padding_idx, first_row)
     wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
     dweight = torch.zeros((n_rows, dy.shape[-1]), dtype=wide, device=dy.device)
     dweight.index_add_(0, rows[named], dy.reshape(len(rows), dy.shape[-1])[named].to(wide))
@@ -33,11 +35,20 @@ def backward(dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_g
     return dweight.to(dy.dtype)
 
 
-def renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: float, first: int) -> None:
+def sparse_backward(
+    dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first_row: int
+) -> tuple[Tensor, Tensor]:
+    """An entry for each index, in the order of their rows: values [n, D], and rows [n] (0 where there is no gradient)."""
+    slot, order, rows = slots(indices.reshape(-1), n_rows, padding_idx, first_row)
+    slot_of = torch.empty_like(slot).scatter_(0, order, slot)
+    return backward(dy, slot_of, slot.numel(), NO_ROW, scale_grad_by_freq, 0), rows
+
+
+def renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: float, first_row: int) -> None:
     """Scales the rows that are named down to a norm of at most `max_norm`, in place. No shape depends on the indices."""
     if not (indices.numel() and weight.numel()):
         return
-    rows, inside = _local(indices.reshape(-1), first, weight.shape[0], always=True)
+    rows, inside = _local(indices.reshape(-1), first_row, weight.shape[0], always=True)
     assert inside is not None
     # Entries that name no row stand for one that another entry names, so that equal rows get equal values, in any order.
     stand_in = torch.where(inside, rows, -1).max()
@@ -61,29 +72,29 @@ def check(indices: Tensor, n_total: int) -> None:
         raise IndexError(f"indices{place} is {int(flat[position])} and must be from 0 to {n_total - 1}.")
 
 
-def _local(indices: Tensor, first: int, n_rows: int, always: bool = False) -> tuple[Tensor, Tensor | None]:
+def _local(indices: Tensor, first_row: int, n_rows: int, always: bool = False) -> tuple[Tensor, Tensor | None]:
     """Rows of this table, 0 where an index lies outside, and what lies inside (None: everything)."""
-    local = indices.long() - first
+    local = indices.long() - first_row
     inside = (local >= 0) & (local < n_rows)
     if not always and bool(inside.all()):
         return local, None
     return torch.where(inside, local, 0), inside
 
 
-def _named(indices: Tensor, n_rows: int, padding_idx: int, first: int) -> tuple[Tensor, Tensor]:
+def _named(indices: Tensor, n_rows: int, padding_idx: int, first_row: int) -> tuple[Tensor, Tensor]:
     """Rows of this table, and which entries name one that gets a gradient."""
-    rows = indices.long() - first
-    return rows, (rows >= 0) & (rows < n_rows) & (rows != padding_idx - first)
+    rows = indices.long() - first_row
+    return rows, (rows >= 0) & (rows < n_rows) & (rows != padding_idx - first_row)
 
 
-def slots(indices: Tensor, n_rows: int, padding_idx: int, first: int) -> tuple[Tensor, Tensor, Tensor]:
+def slots(indices: Tensor, n_rows: int, padding_idx: int, first_row: int) -> tuple[Tensor, Tensor, Tensor]:
     """Indices [n] as a sparse gradient has them: n entries in the order of their rows, of which equal ones share a slot.
 
     Returns:
         For each entry, in ascending order of rows: its slot, the first entry of its row, or n where it gets no gradient;
         where in `indices` it stood; and its row (0 where it gets no gradient).
     """
-    rows, named = _named(indices, n_rows, padding_idx, first)
+    rows, named = _named(indices, n_rows, padding_idx, first_row)
     ordered, order = torch.sort(torch.where(named, rows, n_rows), stable=True)
     known = ordered < n_rows
     slot = torch.where(known, torch.searchsorted(ordered, ordered), ordered.numel())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from npu_tiling import Device
+from npu_tiling.places import here
 from npu_tiling.pytorch.tensors import statistics_dtype
 
 from . import chunks, demands
@@ -102,18 +102,18 @@ class Rule(NamedTuple):
         layout: what the chunks are, that the memory budget and the lengths of products allow.
         holds: what else has to be so.
         why: the same in words.
-        line: where the row stands in this file.
+        decided_at: file and line of the row.
     """
 
     way: Way
     layout: Layout
     holds: Callable[[Shape], bool]
     why: str
-    line: int
+    decided_at: str
 
 
 def _rule(way: Way, layout: Layout, holds: Callable[[Shape], bool], why: str) -> Rule:
-    return Rule(way, layout, holds, why, sys._getframe(1).f_lineno)
+    return Rule(way, layout, holds, why, here(2))
 
 
 def can_multiply(shape: Shape) -> bool:
@@ -213,7 +213,7 @@ def _tiling(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> 
         buffer=tokens * chunks.pitch(columns) if stores else 0,
         sums_in_buffer=not multiplies and demands.has_room_for_sums(shape),
         why=rule.why,
-        decided_at=f"{__name__.replace('.', '/')}.py:{rule.line}",
+        decided_at=rule.decided_at,
     )
 
 

@@ -8,11 +8,11 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..chips.detection import dry_device
 from ..chips.devices import Device
+from ..places import place_of
 from .spec import LaunchSpec, Tiled
 
 _numbers = itertools.count()  # of memory
@@ -226,9 +226,7 @@ def caller(passed_through: Sequence[str] = ()) -> tuple[str, str]:
         frame = frame.f_back
     code = frame.f_code
     function = getattr(code, "co_qualname", code.co_name).partition(".<locals>")[0]  # Python 3.10 has no qualified names
-    path = Path(code.co_filename)
-    folders = frame.f_globals.get("__name__", "").count(".") + (path.name == "__init__.py")
-    return f"{'/'.join(path.parts[-folders - 1 :])}:{frame.f_lineno}", function
+    return place_of(frame), function
 
 
 def is_backward() -> bool:

@@ -1,4 +1,4 @@
-"""Gradients with CUDA's launches, indices sorted by ours and by torch.sort, in Triton's interpreter: see test_ranks.py."""
+"""Look-ups and gradients with CUDA's launches, each way to a gradient, in Triton's interpreter: see test_cuda.py."""
 
 import sys
 
@@ -6,13 +6,20 @@ import lookup
 import npu_tiling
 import torch
 from npu_embedding import embedding
-from npu_embedding.launch import cuda
+from npu_embedding.both.tiling import Way
 from triton.runtime import interpreter
 
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=1, cube_cores=1, ub_bytes=232448, ub_align=16)
+KERNEL_OF = {
+    Way.SEARCHED: "sum_searched_kernel",
+    Way.RANKED: "rank_groups_kernel",
+    Way.SORTED: "mark_rows_kernel",
+}
+MOST_SEARCHED = 256
+OUTSIDE = 2**40
 # Ragged in indices, rows and columns; one group of indices and several; fewer rows than programs; all rows named, few, one.
 CASES = {
-    **{kind: lookup.make(2100, 2101, 12, kind=kind) for kind in lookup.KINDS},
+    **{kind: lookup.make(1100, 1101, 12, kind=kind) for kind in lookup.KINDS},
     "sorted": lookup.make(1025, 64, 9),
     "reverse": lookup.make(1025, 64, 9),
     "frequency": lookup.make(385, 70, 33, kind="zipf", padding_idx=0, scale_grad_by_freq=True),
@@ -20,11 +27,15 @@ CASES = {
     "tiny": lookup.make(257, 1, 8, kind="equal"),
     "padding": lookup.make(257, 3, 8, padding_idx=1),
     "outside": lookup.make(300, 40, 16),
+    "few": lookup.make(50, 20, 7, torch.float16, "zipf", padding_idx=3),
+    "few, by frequency": lookup.make(30, 9, 500, kind="equal", scale_grad_by_freq=True),
+    "few, of a shard": lookup.make(40, 50, 256, vocab_range=(30, 80)),
+    "one": lookup.make(1, 5, 1030),
 }
 CASES["sorted"].indices = CASES["sorted"].indices.sort().values
 CASES["reverse"].indices = CASES["reverse"].indices.sort(descending=True).values.to(torch.int32)
 CASES["outside"].indices[::3] = -1
-CASES["outside"].indices[1::3] = 2**40
+CASES["outside"].indices[1::3] = OUTSIDE
 
 
 def mend_interpreter() -> None:
@@ -39,39 +50,32 @@ def mend_interpreter() -> None:
 
 
 def gradient(case: lookup.Case, **options: bool) -> torch.Tensor:
+    """The gradient of the table. The output is compared with the table's rows, bit for bit."""
     weight = case.weight.clone().requires_grad_()
     with npu_tiling.use_device(GPU, emulated=True):
         out = embedding(case.indices, weight, **case.options, **options)
+        known = (case.indices >= 0) & (case.indices.long() < OUTSIDE)
+        assert torch.equal(out[known], lookup.expected(case)[0][known])
+        assert out[~known].isnan().all()
         return torch.autograd.grad(out, weight, case.dy)[0]
-
-
-def counted(name: str) -> list[int]:
-    """A list that gets longer with each call of a function of launch/cuda.py."""
-    function, calls = getattr(cuda, name), []
-
-    def call(*arguments: object) -> object:
-        calls.append(1)
-        return function(*arguments)
-
-    setattr(cuda, name, call)
-    return calls
 
 
 def main() -> None:
     mend_interpreter()
-    calls = {"ranked": counted("rank_rows"), "sorted": counted("mark_rows")}
-    most = cuda.MOST_RANKED
     for name in sys.argv[1:]:
         case = CASES[name]
         case.dy *= 10 ** torch.randint(-4, 5, case.dy.shape)  # so that the order of a sum shows
         _, dweight, added = lookup.expected(case)
-        gradients = []
-        for way, cuda.MOST_RANKED in (("ranked", most), ("sorted", 0)):
-            calls[way].clear()
-            gradients.append(gradient(case))
-            lookup.check_gradient(gradients[-1], dweight, added, case.indices.numel())
-            assert calls[way] == [1], (name, way)
-        assert torch.equal(*gradients), name
+        gradients = {}
+        for way, kernel in KERNEL_OF.items():
+            if case.indices.numel() > MOST_SEARCHED and way is Way.SEARCHED:
+                continue
+            lookup.take(way, setattr)
+            with npu_tiling.watch_launches() as launches:
+                gradients[way] = gradient(case)
+            assert kernel in {launch.kernel for launch in launches}, (name, way)
+            lookup.check_gradient(gradients[way], dweight, added, case.indices.numel())
+        assert torch.equal(gradients[Way.RANKED], gradients[Way.SORTED]), name
         lookup.check_gradient(gradient(case, sparse=True).to_dense(), dweight, added, case.indices.numel())
         print("right:", name, flush=True)
 

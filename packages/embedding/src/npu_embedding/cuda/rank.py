@@ -1,54 +1,54 @@
-"""Device code of the embedding's backward on CUDA before the sums: which rows have a run, and the order of indices.
+"""Device code of the gradient on CUDA before the sums: which rows have a run, and the order of indices.
 
-A key is the row of the table that an index names; what lies outside the table, and the padding row, is the key `n_rows`,
-after all others. `sorted` [n] are the keys in ascending order, `order` [n] where each stood; equal ones stay in their order.
+A key is the row of the table that an index names. An index outside the table, or of the padding row, has the key `n_rows`,
+the last. `sorted` [n] are the keys in ascending order, `order` [n] says where each stood; equal keys stay in their order.
 
-Two launches sort. The first sorts groups of GROUP indices, each index by a comparison with all of its group. The second
-looks up each key in every other group: its place is the sum of the places it would have in each.
+Two launches sort. The first sorts groups of GROUP indices: it compares each with all of its group. The second searches each
+key in every other group: its place is the sum of the places it would have in each.
 """
 
 import triton
 import triton.language as tl
 
+from ..formula import named_row
+
 _LAST = tl.constexpr(2**31 - 1)  # after all keys
 
 
 @triton.jit
-def load_keys(p_index, o_index, n, n_rows, first, i_padding):
-    """Keys, int64, of the indices at `o_index`; those past the last are outside the table."""
-    b_row = tl.load(p_index + o_index, mask=o_index < n, other=-1).to(tl.int64) - first
-    m_inside = (b_row >= 0) & (b_row < n_rows) & (b_row != i_padding) & (o_index < n)
-    return tl.where(m_inside, b_row, n_rows)
+def load_keys(p_index, o_index, n, n_rows, first_row, i_padding):
+    """int64: the keys of the indices at `o_index`; a place past the last has the key `n_rows`."""
+    return named_row(tl.load(p_index + o_index, mask=o_index < n, other=-1), n_rows, first_row, i_padding)
 
 
-@triton.jit(do_not_specialize=["n", "n_rows", "first", "i_padding"])
+@triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
 def mark_rows_kernel(
     p_index,
     p_key,
     p_marks,  # int8 [n_rows], zeros beforehand
     n,
     n_rows,
-    first,
+    first_row,
     i_padding,
     BLOCK_M: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """Marks the rows that have a run and, with KEYS, stores the keys."""
     o_index = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    b_row = load_keys(p_index, o_index, n, n_rows, first, i_padding)  # [BLOCK_M]
+    b_row = load_keys(p_index, o_index, n, n_rows, first_row, i_padding)  # [BLOCK_M]
     tl.store(p_marks + b_row, 1, mask=b_row < n_rows)
     if KEYS:
         tl.store(p_key + o_index, b_row.to(p_key.dtype.element_ty), mask=o_index < n)
 
 
-@triton.jit(do_not_specialize=["n", "n_rows", "first", "i_padding"])
+@triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
 def sort_groups_kernel(
     p_index,
     p_groups,  # int32 [2, n_groups * GROUP]: keys, where each stood
     p_marks,  # int8 [n_rows], which this launch sets to zero
     n,
     n_rows,
-    first,
+    first_row,
     i_padding,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -59,9 +59,9 @@ def sort_groups_kernel(
     i_group = tl.program_id(0) * BLOCK_M // GROUP * GROUP
     o_k = i_group + tl.arange(0, GROUP)
     n_padded = tl.num_programs(0) * BLOCK_M
-    b_key = load_keys(p_index, o_i, n, n_rows, first, i_padding)  # [BLOCK_M]
+    b_key = load_keys(p_index, o_i, n, n_rows, first_row, i_padding)  # [BLOCK_M]
     b_key = tl.where(o_i < n, b_key, _LAST)
-    b_other = load_keys(p_index, o_k, n, n_rows, first, i_padding)  # [GROUP]
+    b_other = load_keys(p_index, o_k, n, n_rows, first_row, i_padding)  # [GROUP]
     b_other = tl.where(o_k < n, b_other, _LAST)
     # No two of these are equal.
     b_packed = b_key * GROUP + (o_i - i_group)
@@ -106,18 +106,18 @@ def rank_groups_kernel(
     In groups before its own, all keys that are not above its key come before it; in those after, all keys below.
     """
     i_first = tl.program_id(0) * BLOCK_M
-    i_own = i_first // GROUP
+    i_group = i_first // GROUP
     n_padded = n_groups * GROUP
     o_i = i_first + tl.arange(0, BLOCK_M)
     b_key = tl.load(p_groups + o_i)  # [BLOCK_M]
     b_order = tl.load(p_groups + n_padded + o_i)
-    b_rank = o_i - i_own * GROUP
+    b_rank = o_i - i_group * GROUP
     for g in tl.range(0, n_groups, BLOCK_G):
         o_g = g + tl.arange(0, BLOCK_G)
         b_group = tl.minimum(o_g, n_groups - 1) * GROUP
-        b_limit = b_key[:, None] + (o_g < i_own).to(tl.int32)[None, :]  # [BLOCK_M, BLOCK_G]
+        b_limit = b_key[:, None] + (o_g < i_group).to(tl.int32)[None, :]  # [BLOCK_M, BLOCK_G]
         b_below = count_below(p_groups, b_group[None, :], b_limit, GROUP, STEPS)
-        b_rank += tl.sum(tl.where(((o_g != i_own) & (o_g < n_groups))[None, :], b_below, 0), axis=1)
+        b_rank += tl.sum(tl.where(((o_g != i_group) & (o_g < n_groups))[None, :], b_below, 0), axis=1)
     m_index = b_key != _LAST
     tl.store(p_sorted + b_rank, b_key, mask=m_index)
     tl.store(p_order + b_rank, b_order, mask=m_index)

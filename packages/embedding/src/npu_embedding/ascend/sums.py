@@ -1,48 +1,45 @@
-"""Device code of the embedding's backward on Ascend: rows of dy, summed by index.
+"""Device code of the gradient on Ascend: rows of dy, summed by index.
 
     dweight[r] = sum of dy[order[i]] for offsets[r] <= i < offsets[r + 1]
 
-`sorted` are the indices in ascending order, `order` where each of them stood, and run r, the equal indices that name row r,
-lies between two offsets. What lies before the first offset or after the last names no row of this table.
+`sorted` are keys in ascending order: row r has the key `key_of_row_0` + r. `order` says where each of them stood. Run r, the
+equal keys of row r, lies between two offsets. Keys before the first offset or after the last name no row of this table.
 
-The sorted positions are cut in `n_chunks` pieces of equal length, one for each program, so that the work is even however
-long the runs are. A run inside one chunk is stored by `sum_runs_kernel`. One that crosses a border leaves partial sums: a
-head in a chunk that it enters from before, a tail in the chunk where it starts. `finish_rows_kernel` adds those, in their
-order, and stores the rows without a run. Every row of dweight is stored once.
+The sorted positions are cut in `n_chunks` chunks of equal length, one for each program, so that the work is even however
+long the runs are. `sum_runs_kernel` stores the sum of a run that lies in one chunk. A run that crosses a border between
+chunks leaves partial sums: a head in each chunk that it enters from before, a tail in the chunk where it starts.
+`finish_rows_kernel` adds those, in their order, and stores the rows without a run. Every row of dweight is stored once.
 
-Sums are fp32, rounded once. Columns come in blocks, as in tile.py.
+Sums are fp32, rounded once.
 """
 
 import triton
 import triton.language as tl
 
-from .tile import block_columns, load_row, store_row
+from ..formula import chunk_ends
+from .columns import block_columns
 
 
 @triton.jit
-def sum_rows(
-    p_dy, p_order, i_first, i_stop, s_dy, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr, MASK_COLUMNS: tl.constexpr
-):
+def sum_rows(p_dy, p_order, i_first, i_stop, s_dy, o_col, BLOCK_N: tl.constexpr):
     """fp32 [BLOCK_N]: the sum of the rows of dy at the sorted positions from `i_first` to before `i_stop`."""
     b_sum = tl.zeros([BLOCK_N], tl.float32)
     for i in tl.range(i_first, i_stop):
         i_dy = tl.load(p_order + i).to(tl.int64)
-        b_sum += load_row(p_dy + i_dy * s_dy, o_col, N, MASK_COLUMNS).to(tl.float32)
+        b_sum += tl.load(p_dy + i_dy * s_dy + o_col).to(tl.float32)
     return b_sum
 
 
 @triton.jit
-def store_gradient(
-    p_row, b_sum, p_offsets, i_row, o_col, N: tl.constexpr, MASK_COLUMNS: tl.constexpr, SCALE_BY_COUNT: tl.constexpr
-):
+def store_gradient(p_row, b_sum, p_offsets, i_row, o_col, SCALE_BY_COUNT: tl.constexpr):
     """Stores the sum of run `i_row`, divided by its length where that is asked for."""
     if SCALE_BY_COUNT:
         n_equal = tl.load(p_offsets + i_row + 1) - tl.load(p_offsets + i_row)
         b_sum = b_sum / n_equal.to(tl.float32)
-    store_row(p_row, b_sum, o_col, N, MASK_COLUMNS)
+    tl.store(p_row + o_col, b_sum.to(p_row.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_chunks", "first", "i_padding"])
+@triton.jit(do_not_specialize=["n_rows", "n_chunks", "key_of_row_0", "i_padding"])
 def sum_runs_kernel(
     p_dy,
     p_order,
@@ -52,12 +49,11 @@ def sum_runs_kernel(
     p_partials,  # fp32 [2, n_chunks, N]: heads, tails
     n_rows,
     n_chunks,
-    first,
+    key_of_row_0,
     i_padding,  # the row that gets no gradient, -1 for none
     s_dy,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MASK_COLUMNS: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
 ):
     """A program takes one chunk through one block of columns."""
@@ -65,16 +61,14 @@ def sum_runs_kernel(
     # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
     i_block = tl.program_id(0) // n_chunks
     i_chunk = tl.program_id(0) - i_block * n_chunks
-    o_col = block_columns(i_block, N, BLOCK_N, MASK_COLUMNS)
+    o_col = block_columns(i_block, N, BLOCK_N)
     i_begin = tl.load(p_offsets).to(tl.int64)
     i_end = tl.load(p_offsets + n_rows).to(tl.int64)
-    n_each = tl.cdiv(i_end - i_begin, n_chunks)
-    i_first = i_begin + i_chunk * n_each
-    i_stop = tl.minimum(i_first + n_each, i_end)
+    i_first, i_stop = chunk_ends(i_chunk, n_chunks, i_begin, i_end)
     if i_first < i_stop:
-        i_head = tl.load(p_sorted + i_first).to(tl.int64) - first
-        i_tail = tl.load(p_sorted + i_stop - 1).to(tl.int64) - first
-        # Whole runs lie from i_whole to before i_rest.
+        i_head = tl.load(p_sorted + i_first).to(tl.int64) - key_of_row_0
+        i_tail = tl.load(p_sorted + i_stop - 1).to(tl.int64) - key_of_row_0
+        # From i_whole to before i_rest lie the runs that neither begin before this chunk nor go on after it.
         i_whole = i_first
         if tl.load(p_offsets + i_head) < i_first:
             i_whole = tl.minimum(tl.load(p_offsets + i_head + 1).to(tl.int64), i_stop)
@@ -82,20 +76,20 @@ def sum_runs_kernel(
         if tl.load(p_offsets + i_tail + 1) > i_stop:
             i_rest = tl.maximum(tl.load(p_offsets + i_tail).to(tl.int64), i_whole)
         if (i_first < i_whole) & (i_head != i_padding):
-            b_sum = sum_rows(p_dy, p_order, i_first, i_whole, s_dy, o_col, N, BLOCK_N, MASK_COLUMNS)
-            store_row(p_partials + i_chunk.to(tl.int64) * N, b_sum, o_col, N, MASK_COLUMNS)
+            b_sum = sum_rows(p_dy, p_order, i_first, i_whole, s_dy, o_col, BLOCK_N)
+            tl.store(p_partials + i_chunk.to(tl.int64) * N + o_col, b_sum)
         if (i_rest < i_stop) & (i_tail != i_padding):
-            b_sum = sum_rows(p_dy, p_order, i_rest, i_stop, s_dy, o_col, N, BLOCK_N, MASK_COLUMNS)
-            store_row(p_partials + (n_chunks + i_chunk).to(tl.int64) * N, b_sum, o_col, N, MASK_COLUMNS)
+            b_sum = sum_rows(p_dy, p_order, i_rest, i_stop, s_dy, o_col, BLOCK_N)
+            tl.store(p_partials + (n_chunks + i_chunk).to(tl.int64) * N + o_col, b_sum)
         b_sum = tl.zeros([BLOCK_N], tl.float32)
         for i in tl.range(i_whole, i_rest):
             i_dy = tl.load(p_order + i).to(tl.int64)
-            i_row = tl.load(p_sorted + i).to(tl.int64) - first
-            i_next = tl.load(p_sorted + tl.minimum(i + 1, i_stop - 1)).to(tl.int64) - first
-            b_sum += load_row(p_dy + i_dy * s_dy, o_col, N, MASK_COLUMNS).to(tl.float32)
+            i_row = tl.load(p_sorted + i).to(tl.int64) - key_of_row_0
+            i_next = tl.load(p_sorted + tl.minimum(i + 1, i_stop - 1)).to(tl.int64) - key_of_row_0
+            b_sum += tl.load(p_dy + i_dy * s_dy + o_col).to(tl.float32)
             if (i_row != i_next) | (i + 1 == i_stop):
                 if i_row != i_padding:
-                    store_gradient(p_dweight + i_row * N, b_sum, p_offsets, i_row, o_col, N, MASK_COLUMNS, SCALE_BY_COUNT)
+                    store_gradient(p_dweight + i_row * N, b_sum, p_offsets, i_row, o_col, SCALE_BY_COUNT)
                 b_sum = tl.zeros([BLOCK_N], tl.float32)
 
 
@@ -107,11 +101,10 @@ def add_partials(
     p_dweight,
     n_rows,
     n_chunks,
-    first,
+    key_of_row_0,
     i_padding,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MASK_COLUMNS: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
 ):
     """Every border between two chunks, BLOCK_N columns at a time."""
@@ -121,10 +114,10 @@ def add_partials(
     n_blocks = tl.cdiv(N, BLOCK_N)
     for i_task in tl.range(tl.program_id(0), (n_chunks - 1) * n_blocks, tl.num_programs(0)):
         i_border = i_task // n_blocks + 1  # between the chunks i_border - 1 and i_border
-        o_col = block_columns(i_task % n_blocks, N, BLOCK_N, MASK_COLUMNS)
+        o_col = block_columns(i_task % n_blocks, N, BLOCK_N)
         i = i_begin + i_border * n_each
         if i < i_end:
-            i_row = tl.load(p_sorted + i).to(tl.int64) - first
+            i_row = tl.load(p_sorted + i).to(tl.int64) - key_of_row_0
             i_start = tl.load(p_offsets + i_row).to(tl.int64)
             i_stop = tl.load(p_offsets + i_row + 1).to(tl.int64)
             # The first border that a run crosses adds up the whole run.
@@ -132,11 +125,11 @@ def add_partials(
                 i_last_chunk = (i_stop - 1 - i_begin) // n_each
                 b_row = tl.zeros([BLOCK_N], tl.float32)
                 for i_head in tl.range(i_border.to(tl.int64), i_last_chunk + 1):
-                    # Always 1. Without a product before the sum, the compilers order no sum after the last one.
-                    one = tl.minimum(i_last_chunk + 1 - i_head, 1).to(tl.float32)
-                    b_row += load_row(p_partials + i_head * N, o_col, N, MASK_COLUMNS) * one
-                b_row += load_row(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N, o_col, N, MASK_COLUMNS)
-                store_gradient(p_dweight + i_row * N, b_row, p_offsets, i_row, o_col, N, MASK_COLUMNS, SCALE_BY_COUNT)
+                    # Always 1: without a product the sums have no barrier between them, compiler fault 5.
+                    factor = tl.minimum(i_last_chunk + 1 - i_head, 1).to(tl.float32)
+                    b_row += tl.load(p_partials + i_head * N + o_col) * factor
+                b_row += tl.load(p_partials + (n_chunks + i_border - 1).to(tl.int64) * N + o_col)
+                store_gradient(p_dweight + i_row * N, b_row, p_offsets, i_row, o_col, SCALE_BY_COUNT)
 
 
 @triton.jit
@@ -148,7 +141,6 @@ def store_zeros(
     N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MASK_COLUMNS: tl.constexpr,
 ):
     """Every tile of dweight: zeros in the rows that have no run, and in the padding row."""
     o_m = tl.arange(0, BLOCK_M)
@@ -157,7 +149,7 @@ def store_zeros(
     n_tiles = tl.cdiv(n_rows, BLOCK_M)
     for i_task in tl.range(tl.program_id(0), n_tiles * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
         i_block = i_task // n_tiles
-        o_col = block_columns(i_block, N, BLOCK_N, MASK_COLUMNS)
+        o_col = block_columns(i_block, N, BLOCK_N)
         i_row = (i_task - i_block * n_tiles).to(tl.int64) * BLOCK_M
         n_left = tl.minimum(n_rows - i_row, BLOCK_M)
         if tl.load(p_offsets + i_row) == tl.load(p_offsets + i_row + n_left):
@@ -166,10 +158,10 @@ def store_zeros(
         else:
             for i in tl.range(i_row, i_row + n_left):
                 if (tl.load(p_offsets + i) == tl.load(p_offsets + i + 1)) | (i == i_padding):
-                    store_row(p_dweight + i * N, b_zero, o_col, N, MASK_COLUMNS)
+                    tl.store(p_dweight + i * N + o_col, b_zero)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_chunks", "first", "i_padding"])
+@triton.jit(do_not_specialize=["n_rows", "n_chunks", "key_of_row_0", "i_padding"])
 def finish_rows_kernel(
     p_partials,
     p_sorted,
@@ -177,21 +169,20 @@ def finish_rows_kernel(
     p_dweight,
     n_rows,
     n_chunks,
-    first,
+    key_of_row_0,
     i_padding,
     N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MASK_COLUMNS: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
 ):
     """Zeros, then partial sums: a launch for each would cost the host more than it spares the device."""
     # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
-    store_zeros(p_dweight, p_offsets, n_rows, i_padding, N, BLOCK_M, BLOCK_N, MASK_COLUMNS)
+    store_zeros(p_dweight, p_offsets, n_rows, i_padding, N, BLOCK_M, BLOCK_N)
     # fmt: off
     add_partials(
-        p_partials, p_sorted, p_offsets, p_dweight, n_rows, n_chunks, first, i_padding,
-        N, BLOCK_N, MASK_COLUMNS, SCALE_BY_COUNT,
+        p_partials, p_sorted, p_offsets, p_dweight, n_rows, n_chunks, key_of_row_0, i_padding,
+        N, BLOCK_N, SCALE_BY_COUNT,
     )
     # fmt: on

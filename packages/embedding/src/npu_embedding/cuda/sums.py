@@ -1,15 +1,17 @@
-"""Device code of the embedding's backward on CUDA: rows of dy summed by sorted index, zeros, few indices without a sort.
+"""Device code of the gradient on CUDA: rows of dy, summed by row of the table, and zeros.
 
-The sorted positions that lie in the table are cut in `n_chunks` pieces of equal length, one for each program, so that the
-work is even however long the runs of equal indices are. A run inside one chunk is stored at once. One that crosses a border
-leaves partial sums: a head in a chunk that it enters from before, a tail in the chunk where it starts; a second launch adds
-those, in their order. Sums are fp32, rounded once. Every row of dweight is stored once.
+`sorted` are rows of the table in ascending order, of which the first `inside` have a gradient; `order` says where each of
+them stood. The sorted positions are cut in `n_chunks` chunks of equal length, one for each program, so that the work is even
+however long the runs of equal rows are. The sum of a run that lies in one chunk is stored at once. A run that crosses a
+border between chunks leaves partial sums: a head in each chunk that it enters from before, a tail in the chunk where it
+starts; a second launch adds those, in their order. Sums are fp32, rounded once. Every row of dweight is stored once.
 """
 
 import triton
 import triton.language as tl
 
-from .tile import block_columns, load_row, store_row
+from ..formula import chunk_ends
+from .columns import block_columns, load_row, store_row
 
 
 @triton.jit
@@ -26,13 +28,10 @@ def sum_chunk(
     o_col,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MASK_COLUMNS: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
 ):
     """The runs of one chunk, through one block of columns."""
-    n_each = tl.cdiv(i_end, n_chunks)
-    i_first = i_chunk * n_each
-    i_stop = tl.minimum(i_first + n_each, i_end)
+    i_first, i_stop = chunk_ends(i_chunk, n_chunks, 0, i_end)
     if i_first < i_stop:
         i_row = tl.load(p_sorted + i_first).to(tl.int64)
         entered = tl.load(p_sorted + i_first - 1, mask=i_first > 0, other=-1).to(tl.int64) == i_row
@@ -41,21 +40,21 @@ def sum_chunk(
         for i in tl.range(i_first, i_stop):
             i_dy = tl.load(p_order + i).to(tl.int64)
             i_next = tl.load(p_sorted + i + 1, mask=i + 1 < i_end, other=-1).to(tl.int64)
-            b_sum += load_row(p_dy + i_dy * s_dy, o_col, N, MASK_COLUMNS).to(tl.float32)
+            b_sum += load_row(p_dy + i_dy * s_dy, o_col, N, BLOCK_N).to(tl.float32)
             n_equal += 1
             if i_next != i_row:
                 if entered:
-                    store_row(p_partials + i_chunk * N, b_sum, o_col, N, MASK_COLUMNS)
+                    store_row(p_partials + i_chunk * N, b_sum, o_col, N, BLOCK_N)
                 else:
                     b_row = b_sum / n_equal if SCALE_BY_COUNT else b_sum
-                    store_row(p_dweight + i_row * N, b_row, o_col, N, MASK_COLUMNS)
+                    store_row(p_dweight + i_row * N, b_row, o_col, N, BLOCK_N)
                 entered = False
                 n_equal = 0
                 b_sum = tl.zeros([BLOCK_N], tl.float32)
             i_row = i_next
         if n_equal > 0:  # the run goes on in the next chunk
             i_partial = tl.where(entered, i_chunk, n_chunks + i_chunk)
-            store_row(p_partials + i_partial * N, b_sum, o_col, N, MASK_COLUMNS)
+            store_row(p_partials + i_partial * N, b_sum, o_col, N, BLOCK_N)
 
 
 @triton.jit(do_not_specialize=["n_chunks", "n_rows", "n_zeros"])
@@ -63,7 +62,7 @@ def sum_sorted_kernel(
     p_dy,
     p_order,
     p_sorted,
-    p_inside,  # how many of them lie in the table
+    p_inside,  # how many of them have a gradient
     p_marks,  # int8 [n_rows]: which rows have a run
     p_dweight,
     p_partials,  # fp32 [2, n_chunks, N]: heads, tails
@@ -73,26 +72,25 @@ def sum_sorted_kernel(
     s_dy,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MASK_COLUMNS: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
     ZERO_M: tl.constexpr,
     ZERO_N: tl.constexpr,
 ):
     """A program takes one chunk through one block of columns, or stores zeros in those of ZERO_M rows that have no run.
 
-    Sums and zeros take turns: zeros alone, without a read beside them, leave the memory waiting.
+    Sums and zeros take turns: memory is idle for a part of the time while all programs store and none reads.
     """
     i_turn = tl.program_id(0) // (n_zeros + 1)
     i_zero = tl.program_id(0) % (n_zeros + 1)
     if i_zero == n_zeros:
         n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-        o_col = block_columns(i_turn % n_blocks, N, BLOCK_N, MASK_COLUMNS)
+        o_col = block_columns(i_turn % n_blocks, BLOCK_N)
         i_chunk = (i_turn // n_blocks).to(tl.int64)
         i_end = tl.load(p_inside).to(tl.int64)
         # fmt: off
         sum_chunk(
             p_dy, p_order, p_sorted, p_dweight, p_partials, i_end, i_chunk, n_chunks, s_dy, o_col,
-            N, BLOCK_N, MASK_COLUMNS, SCALE_BY_COUNT,
+            N, BLOCK_N, SCALE_BY_COUNT,
         )
         # fmt: on
     else:
@@ -110,14 +108,14 @@ def sum_sorted_kernel(
 
 @triton.jit
 def count_equal(p_sorted, i_first, i_end, step, i_row, BLOCK: tl.constexpr):
-    """How many of the sorted positions i_first, i_first + step, ... are `i_row`, up to the first one that is not."""
+    """How many of the sorted positions i_first, i_first + step, ... have `i_row`, up to the first that does not."""
     o_i = i_first + tl.arange(0, BLOCK) * step
     n_equal = tl.sum((tl.load(p_sorted + o_i, mask=(o_i >= 0) & (o_i < i_end), other=-1) == i_row).to(tl.int32), axis=0)
-    n_found = n_equal
-    while n_found == BLOCK:
+    n_block = n_equal
+    while n_block == BLOCK:
         o_i += BLOCK * step
-        n_found = tl.sum((tl.load(p_sorted + o_i, mask=(o_i >= 0) & (o_i < i_end), other=-1) == i_row).to(tl.int32), axis=0)
-        n_equal += n_found
+        n_block = tl.sum((tl.load(p_sorted + o_i, mask=(o_i >= 0) & (o_i < i_end), other=-1) == i_row).to(tl.int32), axis=0)
+        n_equal += n_block
     return n_equal
 
 
@@ -132,12 +130,11 @@ def add_partials_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MASK_COLUMNS: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
 ):
     """A program for BLOCK_C borders between chunks and a block of columns, which adds BLOCK_P partial sums at a time."""
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    o_col = block_columns(tl.program_id(0) % n_blocks, N, BLOCK_N, MASK_COLUMNS)
+    o_col = block_columns(tl.program_id(0) % n_blocks, BLOCK_N)
     i_end = tl.load(p_inside).to(tl.int64)
     n_each = tl.maximum(tl.cdiv(i_end, n_chunks), 1)
     o_c = tl.arange(0, BLOCK_C)
@@ -162,56 +159,15 @@ def add_partials_kernel(
         b_sum = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
         for i_head in tl.range(0, n_heads, BLOCK_P):
             m_heads = (o_p < n_heads - i_head)[:, None]
-            if MASK_COLUMNS:
+            if N % BLOCK_N != 0:
                 m_heads = m_heads & (o_col < N)[None, :]
             p_heads = p_partials + (i_border + i_head) * N + (o_p[:, None] * N + o_col[None, :])
             b_sum += tl.load(p_heads, mask=m_heads, other=0.0)  # [BLOCK_P, BLOCK_N]
         b_total = tl.sum(b_sum, axis=0)
-        b_total += load_row(p_partials + (n_chunks + i_border - 1) * N, o_col, N, MASK_COLUMNS)
+        b_total += load_row(p_partials + (n_chunks + i_border - 1) * N, o_col, N, BLOCK_N)
         if SCALE_BY_COUNT:
             i_last = i + (n_heads - 1) * n_each
             n_equal = count_equal(p_sorted, i - 1, i_end, -1, i_row, 512) + (n_heads - 1) * n_each
             n_equal += count_equal(p_sorted, i_last, i_end, 1, i_row, 512)
             b_total = b_total / n_equal
-        store_row(p_dweight + i_row * N, b_total, o_col, N, MASK_COLUMNS)
-
-
-@triton.jit(do_not_specialize=["n", "n_rows", "first", "i_padding"])
-def sum_few_kernel(
-    p_dy,
-    p_index,
-    p_dweight,  # zeros beforehand
-    n,
-    n_rows,
-    first,
-    i_padding,  # the row that gets no gradient, -1 for none
-    s_dy,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASK_COLUMNS: tl.constexpr,
-    SCALE_BY_COUNT: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # at least n
-):
-    """The gradient of few indices without a sort: every program looks through all of them.
-
-    Program i stores the row that index i names, a block of its columns, unless an index before i names it.
-
-    Its rows of dy are added in their order, in fp32.
-    """
-    i_block = tl.program_id(0) // n
-    i = tl.program_id(0) - i_block * n
-    o_m = tl.arange(0, BLOCK_M)
-    i_row = tl.load(p_index + i).to(tl.int64) - first
-    b_row = tl.load(p_index + o_m, mask=o_m < n, other=0).to(tl.int64) - first  # [BLOCK_M]
-    m_same = (b_row == i_row) & (o_m < n)
-    i_dy = tl.min(tl.where(m_same, o_m, BLOCK_M), axis=0)
-    if (i_dy == i) & (i_row >= 0) & (i_row < n_rows) & (i_row != i_padding):
-        o_col = block_columns(i_block, N, BLOCK_N, MASK_COLUMNS)
-        n_same = tl.sum(m_same.to(tl.int32), axis=0)
-        b_sum = tl.zeros([BLOCK_N], tl.float32)
-        for _ in tl.range(0, n_same):
-            b_sum += load_row(p_dy + i_dy.to(tl.int64) * s_dy, o_col, N, MASK_COLUMNS).to(tl.float32)
-            i_dy = tl.min(tl.where(m_same & (o_m > i_dy), o_m, BLOCK_M), axis=0)
-        if SCALE_BY_COUNT:
-            b_sum = b_sum / n_same.to(tl.float32)
-        store_row(p_dweight + i_row * N, b_sum, o_col, N, MASK_COLUMNS)
+        store_row(p_dweight + i_row * N, b_total, o_col, N, BLOCK_N)

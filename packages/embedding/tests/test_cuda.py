@@ -1,8 +1,4 @@
-"""CUDA's launches of a gradient with a sort, ours and torch.sort, in Triton's interpreter.
-
-The emulator of Ascend has no histograms, and its masked stores read what they leave out. On a GPU the operator's tests run
-these kernels.
-"""
+"""CUDA's kernels in Triton's interpreter: the look-up, and each way to a gradient. On a GPU all tests run these kernels."""
 
 import os
 import subprocess
@@ -11,15 +7,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from ranks_worker import CASES
+from cuda_worker import CASES
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton's interpreter")
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_gradients_of_sorted_indices(part):
+def test_look_ups_and_gradients(part):
     names = list(CASES)[part::2]
-    worker = Path(__file__).with_name("ranks_worker.py")
+    worker = Path(__file__).with_name("cuda_worker.py")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, worker, *names], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,22 +1,30 @@
-"""Device code around the sort of the embedding's backward, on Ascend: what is sorted, and where each row's indices lie.
+"""Device code around the sort of the gradient on Ascend: what is sorted, and where the indices of each row lie.
 
 CANN sorts fp32 numbers on the vector cores, integers on the AI CPU. So a row's number becomes the bits of an fp32 number:
 
-    key = FIRST_KEY + r for the row r of this table     FIRST_KEY + n_rows for what is not in it
+    key = KEY_OF_ROW_0 + r for the row r of this table     KEY_OF_ROW_0 + n_rows for an index that names none
 
-From FIRST_KEY, the smallest normal number, up to infinity, larger bits are a larger number: 2 ** 31 - 2 ** 24 rows are an
-fp32 number each, in the order of the rows.
+From KEY_OF_ROW_0, the smallest normal number, up to infinity, larger bits are a larger number: 2^31 - 2^24 rows are an fp32
+number each, in the order of the rows.
 """
 
 import triton
 import triton.language as tl
 
-FIRST_KEY = tl.constexpr(0x00800000)
+from ..formula import named_row
 
 
-@triton.jit(do_not_specialize=["n", "n_rows", "first", "i_padding"])
-def sort_keys_kernel(p_index, p_key, n, n_rows, first, i_padding, BLOCK_M: tl.constexpr):
-    """The keys [n], int32, of indices: row `i_padding`, if not -1, is taken for none of the table."""
+@triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
+def sort_keys_kernel(
+    p_index,
+    p_key,  # int32 [n]
+    n,
+    n_rows,
+    first_row,
+    i_padding,  # the row that gets no gradient, -1 for none
+    BLOCK_M: tl.constexpr,
+    KEY_OF_ROW_0: tl.constexpr,
+):
     # lint: allow scalar-loop: indices have 64 bits, which no vector unit compares
     # lint: allow integer-arithmetic: the same
     # lint: allow short-transfer: a tile is what is compared, number by number, before it is stored
@@ -24,10 +32,8 @@ def sort_keys_kernel(p_index, p_key, n, n_rows, first, i_padding, BLOCK_M: tl.co
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_M), tl.num_programs(0)):
         i = i_tile.to(tl.int64) * BLOCK_M
         m_tile = o_m < n - i
-        b_row = tl.load(p_index + i + o_m, mask=m_tile, other=0).to(tl.int64) - first  # [BLOCK_M]
-        m_inside = (b_row >= 0) & (b_row < n_rows) & (b_row != i_padding)
-        b_row = tl.where(m_inside, b_row, n_rows)
-        tl.store(p_key + i + o_m, b_row.to(tl.int32) + FIRST_KEY, mask=m_tile)
+        b_row = named_row(tl.load(p_index + i + o_m, mask=m_tile, other=0), n_rows, first_row, i_padding)  # [BLOCK_M]
+        tl.store(p_key + i + o_m, b_row.to(tl.int32) + KEY_OF_ROW_0, mask=m_tile)
 
 
 @triton.jit
@@ -41,30 +47,30 @@ def first_not_below(p_sorted, key, i_first, i_stop, n_steps):
     return i_first
 
 
-@triton.jit(do_not_specialize=["n", "n_rows", "first", "n_steps"])
+@triton.jit(do_not_specialize=["n", "n_rows", "key_of_row_0", "n_steps"])
 def find_runs_kernel(
     p_sorted,
     p_offsets,  # [n_rows + 1]
     n,
     n_rows,
-    first,
+    key_of_row_0,
     n_steps,  # of a search among n
     BLOCK_R: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
-    """offsets[r] = how many of the n sorted numbers are below first + r. A tile is BLOCK_R rows, by BLOCK_I numbers."""
-    # lint: allow scalar-loop: a search for the two ends of a tile takes single numbers
+    """offsets[r] = how many of the n sorted keys are below key_of_row_0 + r. A tile is BLOCK_R rows, by BLOCK_I keys."""
+    # lint: allow scalar-loop: a search for the two ends of a tile reads single keys
     # lint: allow short-transfer: the indices of a tile's rows are few, wherever they are not all the same
     o_r = tl.arange(0, BLOCK_R)
     o_i = tl.arange(0, BLOCK_I)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows + 1, BLOCK_R), tl.num_programs(0)):
         i_row = i_tile * BLOCK_R
-        i_first = first_not_below(p_sorted, first + i_row, n * 0, n, n_steps)
-        i_stop = first_not_below(p_sorted, first + tl.minimum(i_row + BLOCK_R, n_rows), i_first, n, n_steps)
+        i_first = first_not_below(p_sorted, key_of_row_0 + i_row, n * 0, n, n_steps)
+        i_stop = first_not_below(p_sorted, key_of_row_0 + tl.minimum(i_row + BLOCK_R, n_rows), i_first, n, n_steps)
         b_below = tl.zeros([BLOCK_R], tl.int32)
         for i in tl.range(i_first, i_stop, BLOCK_I):
-            b_key = tl.load(p_sorted + i + o_i, mask=o_i < i_stop - i, other=first + i_row + BLOCK_R)
-            b_row = (b_key - (first + i_row)).to(tl.float32)  # [BLOCK_I], from 0 to BLOCK_R
+            b_key = tl.load(p_sorted + i + o_i, mask=o_i < i_stop - i, other=key_of_row_0 + i_row + BLOCK_R)
+            b_row = (b_key - (key_of_row_0 + i_row)).to(tl.float32)  # [BLOCK_I], from 0 to BLOCK_R
             b_is_below = b_row[None, :] < o_r.to(tl.float32)[:, None]  # [BLOCK_R, BLOCK_I]
             b_below += tl.sum(tl.where(b_is_below, 1.0, 0.0), axis=1).to(tl.int32)
         b_offset = (i_first + b_below).to(p_offsets.dtype.element_ty)

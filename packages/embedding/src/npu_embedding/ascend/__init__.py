@@ -1,0 +1,1 @@
+"""Kernels for Ascend (Triton, no PyTorch), and their tiling (neither)."""

@@ -1,0 +1,1 @@
+"""Kernels for CUDA (Triton, no PyTorch), and their tiling (neither)."""

@@ -1,0 +1,172 @@
+"""The way of a gradient, and blocks of the kernels, on CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import NamedTuple
+
+from npu_tiling import ALL_TILES, Device, persistent_grid
+from npu_tiling.budget.arithmetic import FP32, power_of_two
+from npu_tiling.places import here
+
+from ..both.tiling import IndexLaunch, Rule, Way
+from ..shape import RowShape
+
+# The first row that holds runs. Device times on an H200.
+WAYS = (
+    # way, indices, rows of the table (the kernels of RANKED count them in 32 bits), why
+    Rule(Way.SEARCHED, 256, inf, "two launches in place of four", here()),
+    Rule(Way.RANKED, 65536, 2**30, "32768 indices: .046 ms; of more the comparisons outgrow torch.sort", here()),
+    Rule(Way.SORTED, inf, inf, "a radix sort, whose time is a multiple of the number of indices", here()),
+)
+_RULE_OF = {rule.way: rule for rule in WAYS}
+
+
+class Blocks(NamedTuple):
+    """A row of the table of blocks: columns and warps at most, bytes of a tile for each warp, why, its file and line."""
+
+    max_columns: int
+    warp_bytes: int
+    max_warps: int
+    why: str
+    decided_at: str
+
+
+# The fastest on an H200. Each thread moves vectors of 16 bytes.
+_GATHER = Blocks(1024, 4096, 1, "copies share nothing: a warp is a program", here())
+_SUMS = Blocks(2048, 1024, 8, "a row is one load of all threads, and many rows are under way", here())
+_PARTIALS = Blocks(256, 4096, 8, "few columns: several programs add a run of thousands of partial sums", here())
+
+GROUP = 1024  # indices that the first kernel of RANKED sorts
+_WARPS_PER_CORE = 32  # resident on a multiprocessor
+_WAVES = 4  # of programs that sum, so that the last ones end together
+_MIN_CHUNK = 8  # sorted positions: a shorter chunk costs more in partial sums than it spreads work
+_ROW_COLUMNS = 512  # a tile with more columns is one row
+_MAX_ROWS = 32  # of a tile that is copied, and partial sums that are added at once
+_ZEROS_COLUMNS = 512  # stored at once by a warp
+_ZEROS_BYTES, _MAX_ZERO_ROWS = 16384, 64  # of a program
+_BORDERS = 16  # between chunks, that a program of the launch of partial sums looks at
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaLaunch:
+    """A launch over rows: blocks and compiler options. No number of rows changes it.
+
+    Attributes:
+        shape: of the rows.
+        block_n: columns of a tile.
+        blocks: the kernel's other `tl.constexpr`, by name.
+        per_program: rows that a program copies or fills with zeros, or borders that it looks at.
+        warps: warps of a program.
+        why: the reason for the tile.
+        decided_at: file and line.
+    """
+
+    shape: RowShape
+    block_n: int
+    blocks: tuple[tuple[str, int], ...]
+    per_program: int = 1
+    warps: int
+    why: str
+    decided_at: str
+
+    @property
+    def column_blocks(self) -> int:
+        return ceil(self.shape.width / self.block_n)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The kernel's `tl.constexpr` that follow from the tiling."""
+        return {"N": self.shape.width, "BLOCK_N": self.block_n, **dict(self.blocks)}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return {"num_warps": self.warps}
+
+    def grid(self, count: int) -> int:
+        """Programs for so many rows that are copied, or borders."""
+        return persistent_grid(ceil(count / self.per_program) * self.column_blocks, self.shape.device, per_core=ALL_TILES)
+
+    def chunks(self, n: int) -> int:
+        """Pieces that n sorted positions are cut in, each through one block of columns."""
+        resident = self.shape.device.vector_cores * _WARPS_PER_CORE // self.warps // self.column_blocks
+        return max(1, min(_WAVES * resident, ceil(n / _MIN_CHUNK)))
+
+    def zeros(self, rows: int, sums: int) -> int:
+        """Programs that store zeros in a table of `rows` rows, for each of `sums` programs that sum."""
+        return ceil(rows / self.per_program / sums)
+
+
+def gather_launch(shape: RowShape) -> CudaLaunch:
+    """Blocks of the look-up."""
+    block_n = _columns(shape, _GATHER)
+    rows = _rows(_GATHER, block_n * shape.itemsize) if block_n <= _ROW_COLUMNS else 1
+    return _launch(shape, _GATHER, (("BLOCK_M", rows),), per_program=rows, warps=_GATHER.max_warps)
+
+
+def sums_launch(shape: RowShape) -> CudaLaunch:
+    """Blocks of the gradient's sums and zeros."""
+    rows = power_of_two(max(1, min(_MAX_ZERO_ROWS, _ZEROS_BYTES // (shape.width * shape.itemsize))))
+    warps = _row_warps(shape)
+    columns = min(power_of_two(shape.width), _ZEROS_COLUMNS * warps)
+    return _launch(shape, _SUMS, (("ZERO_M", rows), ("ZERO_N", columns)), per_program=rows, warps=warps)
+
+
+def partials_launch(shape: RowShape) -> CudaLaunch:
+    """Blocks of the gradient's partial sums."""
+    blocks = (("BLOCK_C", _BORDERS), ("BLOCK_P", _rows(_PARTIALS, _columns(shape, _PARTIALS) * FP32)))
+    return _launch(shape, _PARTIALS, blocks, per_program=_BORDERS, warps=_PARTIALS.max_warps)
+
+
+def search_launch(shape: RowShape) -> CudaLaunch:
+    """Blocks of the sums of few indices."""
+    return _launch(shape, _SUMS, (("BLOCK_M", int(_RULE_OF[Way.SEARCHED].max_indices)),), warps=_row_warps(shape))
+
+
+def sort_launch(device: Device) -> IndexLaunch:
+    """The launch that sorts groups of indices."""
+    blocks = (("GROUP", GROUP), ("BLOCK_M", 32), ("BLOCK_Z", 4096))
+    return IndexLaunch(device=device, blocks=blocks, per_program=32, warps=8, rule=_RULE_OF[Way.RANKED])
+
+
+def rank_launch(device: Device) -> IndexLaunch:
+    """The launch that searches the keys of each sorted group in the others."""
+    blocks = (("GROUP", GROUP), ("STEPS", GROUP.bit_length() - 1), ("BLOCK_M", 32), ("BLOCK_G", 16))
+    return IndexLaunch(device=device, blocks=blocks, per_program=32, rule=_RULE_OF[Way.RANKED])
+
+
+def mark_launch(device: Device) -> IndexLaunch:
+    """The launch that marks rows and makes keys."""
+    return IndexLaunch(device=device, blocks=(("BLOCK_M", 512),), per_program=512, rule=_RULE_OF[Way.SORTED])
+
+
+def _launch(
+    shape: RowShape, rule: Blocks, blocks: tuple[tuple[str, int], ...], *, per_program: int = 1, warps: int
+) -> CudaLaunch:
+    return CudaLaunch(
+        shape=shape,
+        block_n=_columns(shape, rule),
+        blocks=blocks,
+        per_program=per_program,
+        warps=warps,
+        why=rule.why,
+        decided_at=rule.decided_at,
+    )
+
+
+def _rows(rule: Blocks, row_bytes: int) -> int:
+    """Rows of a tile of all warps."""
+    return max(1, min(_MAX_ROWS, rule.max_warps * rule.warp_bytes // row_bytes))
+
+
+def _row_warps(shape: RowShape) -> int:
+    """Warps for a row that is summed."""
+    return max(1, min(_SUMS.max_warps, _columns(shape, _SUMS) * shape.itemsize // _SUMS.warp_bytes))
+
+
+def _columns(shape: RowShape, rule: Blocks) -> int:
+    """A power of two that divides the width, or one that takes a mask where that would be a short one."""
+    divisor = min(shape.width & -shape.width, rule.max_columns)
+    return divisor if divisor >= 128 else min(power_of_two(shape.width), rule.max_columns)

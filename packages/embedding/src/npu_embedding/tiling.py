@@ -1,0 +1,54 @@
+"""The decisions: `Shape` -> `Tiling`, the way to a gradient; `RowShape` -> blocks of a launch."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+from .ascend import tiling as ascend
+from .ascend.tiling import AscendLaunch
+from .both.tiling import Way
+from .cuda import tiling as cuda
+from .cuda.tiling import CudaLaunch
+from .shape import RowShape, Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """The way to a gradient.
+
+    Attributes:
+        shape: what it was made for.
+        way: what runs.
+        why: the reason.
+        decided_at: file and line of the rule that chose it.
+    """
+
+    shape: Shape = field(repr=False)
+    way: Way
+    why: str
+    decided_at: str
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(shape: Shape) -> Tiling:
+    """The first way whose rule holds.
+
+    Raises:
+        ValueError: the table has more rows than any way takes (Ascend).
+    """
+    ways = (cuda if shape.device.kind == "cuda" else ascend).WAYS
+    for rule in ways:
+        if shape.indices <= rule.max_indices and shape.rows <= rule.max_rows:
+            return Tiling(shape=shape, way=rule.way, why=rule.why, decided_at=rule.decided_at)
+    raise ValueError(f"the table has {shape.rows} rows and must have at most {ways[-1].max_rows} on {shape.device.name}.")
+
+
+def gather_launch(shape: RowShape) -> AscendLaunch | CudaLaunch:
+    """Blocks of the look-up. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return (cuda if shape.device.kind == "cuda" else ascend).gather_launch(shape)
+
+
+def smaller(launch: AscendLaunch | CudaLaunch) -> AscendLaunch | None:
+    """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
+    return ascend.smaller(launch) if isinstance(launch, AscendLaunch) else None
