@@ -10,37 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
-from ..patching import GATED, formula_of, normalise, normalise_gated
+from . import layers
 
 _replaced: dict[tuple[str, str], Any] = {}
-
-
-class RMSNorm(nn.Module):
-    """The forward of modules marked "RMSNorm" or "RMSNormZeroCentered"; they keep their parameters and eps."""
-
-    has_backward = True
-    can_torch_compile = True
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        formula = formula_of(type(self))
-        if formula is None:
-            return type(self).forward(self, hidden_states)
-        return normalise(formula, hidden_states, self.weight, getattr(self, formula.eps))  # type: ignore[arg-type]
-
-
-class RMSNormGated(nn.Module):
-    """The forward of modules marked "RMSNormGated"."""
-
-    has_backward = True
-    can_torch_compile = True
-
-    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-        formula = GATED.get(type(self).__name__)
-        if formula is None:
-            return type(self).forward(self, hidden_states, gate)
-        return normalise_gated(formula, self, hidden_states, gate)
 
 
 class Layer(NamedTuple):
@@ -49,7 +23,8 @@ class Layer(NamedTuple):
     layer_name: str
 
     def load(self) -> type[nn.Module]:
-        return RMSNormGated if self.layer_name == "RMSNormGated" else RMSNorm
+        layer: type[nn.Module] = getattr(layers, self.layer_name)
+        return layer
 
 
 def register(devices: Iterable[str] = ("npu", "cuda")) -> None:
@@ -65,7 +40,7 @@ def register(devices: Iterable[str] = ("npu", "cuda")) -> None:
     )
 
     mapping = get_kernel_mapping_transformers()
-    for name in ("RMSNorm", "RMSNormGated", "RMSNormZeroCentered"):
+    for name in layers.__all__:
         by_device = mapping.setdefault(name, {})
         for device in devices:
             _replaced.setdefault((name, device), by_device.get(device))

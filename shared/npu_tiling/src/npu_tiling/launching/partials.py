@@ -16,7 +16,7 @@ from .kernels import Kernels, LaunchSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-KERNELS = Kernels("npu_tiling.device", "npu-tiling")
+KERNELS = Kernels(f"{__package__.rpartition('.')[0]}.device", "npu-tiling")
 
 TRANSFER_BYTES = 12 * 1024  # of one tile on Ascend: the next tile is loaded while one is added
 MAX_ROWS = 64  # of a tile on Ascend; chips have up to 72 vector cores, and each stores one partial sum
