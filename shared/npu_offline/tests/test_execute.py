@@ -216,7 +216,9 @@ def problem_of(call, soc, toolchain):
 @pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])
 def test_vector_functions_of_the_ascend950_are_refused_by_name(toolchain):
     problem = problem_of(cast, "Ascend950PR_957b", toolchain)
-    assert re.fullmatch(r"execution does not know the vector function \w+ \(Ascend950PR_957b, toolchain [\d.]+\)", problem)
+    missing = "pge, vcvtff, vldsx1, vstsx1" if toolchain == "1.2.0" else "vector.transfer_read, vector.transfer_write"
+    where = r"\(Ascend950PR_957b, toolchain [\d.]+\)"
+    assert re.fullmatch(rf"execution does not know the vector function \w+, nor its {missing} {where}", problem)
 
 
 @pytest.mark.parametrize("toolchain", TOOLCHAINS)

@@ -21,6 +21,7 @@ from .state import CHIP_STATE
 from .writer import Tables, Writer
 
 _TURN = "npu_offline_turn();"
+_REGISTERS = "hivm_regbaseintrins.intr.hivm."
 _SILENT = NOTHING | {"annotation.mark", "scf.yield", "scf.condition", "func.return"}
 
 
@@ -115,8 +116,10 @@ class Function(Writer):
         text = formula(op, operands)
         if text is None:
             callee = symbol_of(op, "callee")
-            kind = "the vector function" if callee in self.tables.bodies else "the library function"
-            raise UnsupportedError(f"execution does not know {f'{kind} {callee}' if callee else name}")
+            if callee in self.tables.bodies:
+                registers = ", ".join(_of_registers(self.tables.bodies[callee]))
+                raise UnsupportedError(f"execution does not know the vector function {callee}, nor its {registers}")
+            raise UnsupportedError(f"execution does not know {f'the library function {callee}' if callee else name}")
         self.lines.append(f"{self.declare(op.results[0])} = {text};")
 
     def _issue(self, op: Op, instruction: Instruction) -> None:
@@ -199,6 +202,16 @@ class Function(Writer):
         self._body(after)
         self.assign(before.args, _yielded(after))
         self.lines.append("} }")
+
+
+def _of_registers(function: Op) -> list[str]:
+    """The instructions on registers that a vector function of the Ascend950 has, without the types in their names.
+
+    The final modules of toolchain 1.1.0 still have MLIR's vectors in their place.
+    """
+    names = {name_of(op) for op in function.walk()}
+    found = {name.removeprefix(_REGISTERS).partition(".")[0] for name in names if name.startswith(_REGISTERS)}
+    return sorted(found | {name for name in names if name.startswith("vector.")})
 
 
 def _yielded(block: Block) -> Sequence[SSAValue]:

@@ -33,7 +33,7 @@ def translate(module: ModuleOp) -> str:
     """
     functions = [op for op in module.walk() if name_of(op) == "func.func" and op.regions[0].blocks]
     devices = {_core_of(op): op for op in functions if "DEVICE" in str(op.attributes.get("hacc.function_kind"))}
-    bodies = {symbol_of(op, "sym_name") for op in functions}
+    bodies = {symbol_of(op, "sym_name"): op for op in functions}
     if not devices or not devices.keys() <= {"AIC", "AIV"}:
         raise UnsupportedError(f"execution does not know a kernel for {', '.join(devices) or 'no core'}")
     tables = Tables(bodies)

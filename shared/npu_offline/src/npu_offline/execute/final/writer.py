@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Operation as Op
@@ -16,7 +16,7 @@ from .scalars import c_type
 class Tables:
     """The buffers and instructions of all functions of a module, and the bytes used of each memory."""
 
-    def __init__(self, bodies: set[str]) -> None:
+    def __init__(self, bodies: Mapping[str, Op]) -> None:
         self.bodies = bodies
         self.buffers: list[str] = []
         self.instructions: list[Instruction] = []
