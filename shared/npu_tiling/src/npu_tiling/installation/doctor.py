@@ -1,6 +1,6 @@
 """`python -m npu_tiling [PACKAGE ...]`: what is installed for kernels, what keeps them from running, and what mends it.
 
-Every module of device code of the packages that are named is imported.
+For every trainer that is installed it says which parts are ours, by which hook, and why the others are not. Every module of device code of the packages that are named is imported.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .cann import cann_version, expected_triton_ascend
+from .trainers import report
 from .triton import Problem, missing_wheel, triton_problem, version
 
 _IMPORTS_TRITON = re.compile(r"^(?:import|from) triton\b", re.MULTILINE)
@@ -127,6 +128,8 @@ def main(
         print(f"CANN {cann_version()} takes triton-ascend {expected_triton_ascend()}")
     reason = missing_wheel()
     print(f"Ascend: {reason or 'triton-ascend has wheels for this Python and machine'}")
+    for line in report():
+        print(line)
     modules = {package: device_modules(package) for package in packages}
     found = problems([name for names in modules.values() for name in names], ascend=ascend) + (more() if more else [])
     for problem in found:
