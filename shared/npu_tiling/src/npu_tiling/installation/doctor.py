@@ -1,6 +1,7 @@
 """`python -m npu_tiling [PACKAGE ...]`: what is installed for kernels, what keeps them from running, and what mends it.
 
-For every trainer that is installed it says which parts are ours, by which hook, and why the others are not. Every module of device code of the packages that are named is imported.
+For every trainer that is installed it says which parts are ours, by which hook, and why the others are not. Every module of
+device code of the packages that are named is imported.
 """
 
 from __future__ import annotations
