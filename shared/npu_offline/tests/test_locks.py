@@ -3,6 +3,8 @@
 import npu_offline
 import pytest
 import torch
+import triton
+import triton.language as tl
 from fault_kernels import unlocked_exchange_kernel
 from npu_offline import FindingsError, emulate
 from npu_offline.module.mlir import name_of, symbol_of
@@ -56,3 +58,19 @@ def test_a_lock_without_its_other_half_is_a_finding(verb, said):
 
     with pytest.raises(FindingsError, match=said):
         exchange("1.2.0", mutate)
+
+
+@triton.jit
+def odd_exchange_kernel(p_x, p_y, FIRST: tl.constexpr, BLOCK: tl.constexpr):
+    o_lane = tl.arange(0, BLOCK)
+    if tl.program_id(0) % 2 == FIRST:
+        p_row = p_y + tl.program_id(0) * BLOCK + o_lane
+        tl.store(p_row, tl.atomic_xchg(p_x + o_lane, tl.load(p_row)))
+
+
+@pytest.mark.parametrize("options", [{"final": True}, {"checks": True}, {"checks": True, "distinct": True}], ids=str)
+def test_a_lock_that_a_program_before_another_does_not_take_is_a_finding(options):
+    with emulate(toolchain="1.2.0", **options):
+        odd_exchange_kernel[(1,)](torch.zeros(64), torch.ones(64), FIRST=0, BLOCK=64)
+        with pytest.raises(FindingsError, match="deadlock: 2 of the programs up to number 3 take lock 0"):
+            odd_exchange_kernel[(4,)](torch.zeros(64), torch.ones(4, 64), FIRST=1, BLOCK=64)

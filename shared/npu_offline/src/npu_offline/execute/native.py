@@ -28,6 +28,7 @@ _MACHINE = (
     "execute/final/checks.c",
     "execute/final/cube.c",
     "execute/final/findings.c",
+    "execute/final/locks.c",
     "execute/final/machine.c",
     "execute/final/pipes.c",
     "execute/final/rows.c",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import Finding, FindingsError
 
-FINDING_BYTES = 1 << 16  # as in machine.h
+FINDING_BYTES = 1 << 16  # as in runtime.h
 WEAK = "weak hazard"
 
 

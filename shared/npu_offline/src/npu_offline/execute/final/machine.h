@@ -38,7 +38,7 @@ enum { F32, F16, BF16, I64, I32, I16, I8, I1, U32, U16, U8, F64 };              
 enum { GM, UB, L1, L0A, L0B, L0C, SPACES, NUMBER = SPACES };                        // where a view is; a number has its value
 enum { S, V, MTE2, MTE3, MTE1, M, FIX, PIPES };                                     // of one core
 enum { PLAIN, CHECKED, SURVEYED };                                                  // how a launch runs
-enum { RANK = 6, CORES = 3, CLOCKS = PIPES * CORES, CROSS_FLAGS = 16, FINDING_BYTES = 1 << 16 };
+enum { RANK = 6, CORES = 3, CLOCKS = PIPES * CORES, CROSS_FLAGS = 16 };
 enum { FLAGS = 8, EVENTS = 16, OWN_EVENT = EVENTS - 1 };  // FLAGS of two pipes: EVENT_ID0 to 7 of the dialect; OWN_EVENT: cube.c's
 enum { CROSS_SETS = 15 };  // the most that a counter between cores counts: the manual of CrossCoreWaitFlag, CANN 8.5
 
@@ -140,6 +140,7 @@ static const int element_bytes[] = {4, 2, 2, 8, 4, 2, 1, 1, 4, 2, 1, 8};
 int64_t elements_of(const view *v);
 void extent(const view *v, const char **low, const char **high);  // first and last byte of all that a view has
 int holds_atomic_lock(void);
+void count_lock(const view *lock);
 void note_accesses(const instruction *i, const view *const *operands, int reads, int all);  // of the Unified Buffer, for pictures
 static inline void mark_issued(const instruction *i) { if (self->launch->issued) self->launch->issued[i->number] = 1; }
 void transfer(const view *from, const view *to);                   // DMA to or from global memory

@@ -1,5 +1,6 @@
 // Pipes as queues, with vector clocks for their order: flags and barriers inside a core, flags between cores.
 #include "survey.h"
+#include "operations.h"
 
 // ---- Clocks: up to where each pipe has waited for every other
 
@@ -144,6 +145,7 @@ static void need_ffts(void) {
 
 void issue(const instruction *i, const view *const *operands) {
   mark_issued(i);
+  if (i->perform == do_lock) count_lock(operands[0]);
   if (checking() && i->pipe == V && !CORE->mask_is_norm)
     note("state|%s#%d before set_mask_norm: the mask may count elements, as a launch before has left it", i->name, i->number);
   if (!checking()) {

@@ -2,8 +2,6 @@
 #include "rows.h"
 #include "operations.h"
 
-enum { LOCKS = 64 };
-
 int holds_atomic_lock(void) { return self->atomic; }
 
 typedef struct { char *base, *aligned; int64_t offset, sizes_strides[2 * RANK]; } plain;
@@ -86,23 +84,6 @@ void do_store(const instruction *i, const view *const *o) {
   transfer(&tile, to);
   if (!locked) npu_offline_atomic_end();
   npu_offline_free(tile.p);
-}
-
-// The library's lock counts programs: it waits until as many have released it as the program's number. So a program gets it once.
-void do_lock(const instruction *i, const view *const *o) {
-  const int64_t number = (o[0]->p - o[0]->low) / 8;
-  if (number >= LOCKS) fail_text("lock %ld: a program has %d here", (long)number, LOCKS);
-  if (holds_atomic_lock()) fail_text("%s#%d: the program holds another lock", i->name, i->number);
-  if (self->locks >> number & 1)
-    fail_text("deadlock: %s#%d takes lock %ld a second time in one program, and the lock counts programs", i->name, i->number, (long)number);
-  self->locks |= 1ull << number;
-  npu_offline_atomic_begin();
-}
-
-void do_unlock(const instruction *i, const view *const *o) {
-  (void)o;
-  if (!holds_atomic_lock()) fail_text("%s#%d: the program holds no lock", i->name, i->number);
-  npu_offline_atomic_end();
 }
 
 void do_nothing(const instruction *i, const view *const *o) { (void)i, (void)o; }

@@ -1,6 +1,8 @@
 // Runs the programs of a grid on threads, and gives each on-chip tiles: _alloc / _free, as compiled kernels call them.
 #include "runtime.h"
 
+#include <stdio.h>
+
 static pthread_mutex_t arenas_lock = PTHREAD_MUTEX_INITIALIZER;
 static arena *idle_arenas;
 
@@ -96,6 +98,19 @@ static void add_rows(const counts *rows, int64_t started, int64_t pointers, coun
   for (int64_t i = 0; i < started * fields; i++) ((int64_t *)total)[i % fields] += from[i];
 }
 
+// Whether a program waits for a lock for ever: one before it never took it, where all of the grid ran.
+static int waits_for_ever(launch *l) {
+  if (l->programs != (int64_t)l->grid[0] * l->grid[1] * l->grid[2]) return 0;
+  for (int lock = 0; lock < LOCKS; lock++) {
+    if (!l->lock_takers[lock] || l->lock_takers[lock] > l->lock_last[lock]) continue;
+    const int64_t room = FINDING_BYTES - l->findings_length;
+    snprintf(l->findings + l->findings_length, (size_t)room, "0 0 0|stop|deadlock: %ld of the programs up to number %ld take lock %d, and the lock counts programs\n",
+             (long)l->lock_takers[lock], (long)l->lock_last[lock], lock);
+    return 1;
+  }
+  return 0;
+}
+
 // Runs kernel(arguments, x, y, z) for the whole grid, or for the `chosen` programs of the settings alone. `total` receives the
 // traffic of each pointer argument, `findings`, of FINDING_BYTES, what the checks found. What is watched lies in `storages`.
 // Returns 0, or 1 with `fault` filled in, or 2 when there is no memory for the launch itself.
@@ -136,7 +151,7 @@ int npu_offline_launch(void (*kernel)(const void *, int32_t, int32_t, int32_t), 
     forget_interrupt();
     add_rows(rows, started, pointers, total);
     if (l.watch & WATCH_USE) count_use(&l, total);
-    result = atomic_load(&l.failed) ? 1 : 0;
+    result = atomic_load(&l.failed) || waits_for_ever(&l) ? 1 : 0;
   }
   end_watching(&l);
   free(l.seen), free(order), free(rows), free(handles), free(tasks);

@@ -15,6 +15,7 @@ enum { LOAD = 0, STORE = 1, UPDATE = 2 };
 enum { OUT_OF_BOUNDS = 1, OUT_OF_MEMORY = 2, RACE = 3, STOPPED = 4, ENDLESS = 5, INTERRUPTED = 6 };
 enum { CLASSES = 48, MAX_RANK = 16, STRIPES = 64, STRIPE_BITS = 16 };
 enum { WATCH_USE = 1, WATCH_RACES = 2 };
+enum { LOCKS = 64, FINDING_BYTES = 1 << 16 };
 
 typedef struct { char *base, *aligned; int64_t offset, sizes_strides[]; } memref;
 typedef struct { int64_t rank; memref *m; } unranked;
@@ -43,6 +44,7 @@ typedef struct {
   pthread_mutex_t stripes[STRIPES];
   int64_t seconds;             // of processor time that a program may take
   int64_t check, poison;       // how it runs, as in ../final/machine.h; what unwritten bytes of a core are
+  int64_t lock_takers[LOCKS], lock_last[LOCKS];  // of each lock: how often it was taken, and the last program that took it
   char *findings;              // of the checks, a line each
   int64_t findings_length;
   pthread_mutex_t findings_lock;
