@@ -64,6 +64,7 @@ def table() -> str:
 
 def _rows(package: Package) -> list[str]:
     kernels: dict[tuple[str, str], list[set[str]]] = {}
+    folders = {other.module: other.folder for other in read_packages().values()}  # a kernel may be the core's
     for kind, chip in CHIPS.items():
         for _, made in launches.of_package(package.key, chip):
             for recorded, launch in zip(made, explained(made), strict=True):
@@ -71,7 +72,7 @@ def _rows(package: Package) -> list[str]:
                 for cell, value in zip(cells, _cells(kind, launch, recorded.caller), strict=True):
                     cell.update(value)
     return [
-        f"| [{kernel}](../{package.folder}/src/{module.replace('.', '/')}.py) | "
+        f"| [{kernel}](../{folders[module.partition('.')[0]]}/src/{module.replace('.', '/')}.py) | "
         + " | ".join(", ".join(sorted(cell)) for cell in cells)
         + " |"
         for (module, kernel), cells in sorted(kernels.items())

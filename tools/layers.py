@@ -15,7 +15,7 @@ OPERATOR = (
     "api | functional | gated | bank | two_phase",
     "autograd | writes",
     "operators",
-    "compute",
+    "compute | cpu",
     "ways",
     "gradients",
     "launch",
@@ -27,7 +27,7 @@ OPERATOR = (
     "formula | kept_blocks | matmul | passes | results | shape",
     "parallel",
     "chunks | rows",
-    "options | partition",
+    "casting | options | partition | tables",
 )
 
 CORE = (

@@ -117,6 +117,25 @@ def check(case: Case, results: tuple[Tensor, Tensor | None, Tensor | None], dsum
         assert_close(results[2], dweight, roundings=rounds + 1, length=rows + width, scale=added, rounded_to=case.dy.dtype)
 
 
+def forward_arguments(
+    x,
+    weight,
+    bias=None,
+    *,
+    dtype,
+    residual=None,
+    gate=None,
+    casting_mode="llama",
+    activation="silu",
+    norm_before_gate=True,
+    return_fp32=False,
+    save_rstd=False,
+):
+    """The arguments of `torch.ops.npu_rms_norm.rms_norm`, in order."""
+    options = (1e-6, 0.0, casting_mode, activation, norm_before_gate, False, dtype, return_fp32, save_rstd)
+    return x, residual, gate, weight, bias, *options
+
+
 def check_quantised(found, scale, exact, dtype):
     """Each element within half a step, a scale within some roundings, and the largest of a row at the end of the range."""
     most = 127 if dtype == torch.int8 else 448

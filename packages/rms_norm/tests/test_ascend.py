@@ -10,17 +10,12 @@ import pytest
 import torch
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
-from npu_rms_norm import (
-    add_rms_norm,
-    add_rms_norm_dynamic_quant,
-    gated_rms_norm,
-    launch,
-    operators,
-    rms_norm,
-    tiling,
-)
-from npu_rms_norm.kernels.backward import sum_partials_kernel
+from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, launch, operators, rms_norm
+from npu_rms_norm.ascend.tiling import POLICIES, AscendTiling
 from npu_rms_norm.launch.arguments import KERNELS
+from npu_rms_norm.shape import Rounding, Shape
+from npu_tiling.device.partials import sum_partials_kernel
+from npu_tiling.launching.partials import choose_sum
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
@@ -74,9 +69,22 @@ def test_declared_tiles_are_what_the_compiler_needs(mode, dtype, rows, backward)
     record = launches_of(label, "Ascend910B4")[backward]
     width = 16384 // rows
     itemsizes = (dtype.itemsize,) * (1 + backward)
-    problem = tiling.Problem(1, 4096, width, width, 0, itemsizes, dtype == torch.bfloat16)
-    declared = tiling.Launch(problem, npu_tiling.soc("Ascend910B4"), backward, False, True, rows, width).ub_bytes
-    needed = required(record, N=width, BLOCK_M=rows, BLOCK_N=width)
+    name = "bf16" if dtype == torch.bfloat16 else "fp32"
+    shape = Shape(
+        backward=backward,
+        n_outer=1,
+        n_inner=4096,
+        width=width,
+        inner_stride=width,
+        itemsizes=itemsizes,
+        narrow=dtype == torch.bfloat16,
+        rounding=Rounding.of("llama", name, name),
+    )
+    two_buffers = POLICIES[0]
+    chip = npu_tiling.soc("Ascend910B4")
+    tiling = AscendTiling(shape=shape, device=chip, policy=two_buffers, rows=rows, columns=width)
+    declared = tiling.ub_bytes
+    needed = required(record, N=width, M=rows, BLOCK_N=width)
     assert needed <= declared <= 1.2 * needed
 
 
@@ -161,7 +169,7 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         checks.append(check)
         return tensor
 
-    for module in (launch.forward, launch.backward, launch.rstd, operators.plain, operators.gated):
+    for module in (launch.forward, launch.backward, launch.rstd, operators):
         monkeypatch.setattr(module, "allocate", guarding)
     case = formula.make(37, width, torch.float32)
     residual = torch.randn(37, width)
@@ -180,8 +188,8 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     real, refused = KERNELS.launch, []
 
     def refusing(module, kernel, spec, grid, tensors, scalars):
-        if kernel == "forward_kernel" and spec.constants["BLOCK_M"] > 2:
-            refused.append(spec.constants["BLOCK_M"])
+        if kernel == "forward_kernel" and spec.constants["M"] > 2:
+            refused.append(spec.constants["M"])
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
         real(module, kernel, spec, grid, tensors, scalars)
 
@@ -250,10 +258,10 @@ def test_final_modules_quantise(width, toolchain):
 def test_partial_sums_in_tiles_of_one_row_are_added_in_order(toolchain):
     """An fp32 weight of 70000 elements: CANN 9.0 and 9.1 leave out a barrier where such a sum has two buffers."""
     width, n_partials, soc = 70000, 2, "Ascend910B4"
-    launch = tiling.sum_launch(width, npu_tiling.soc(soc))
-    assert launch.block_m == 1
+    tiling = choose_sum(width, npu_tiling.soc(soc))
+    assert tiling.rows == 1
     partials, dw = torch.randn(n_partials, width), torch.full((width,), float("nan"))
     with npu_offline.emulate(soc, toolchain=toolchain, checks=True, distinct=True):
-        sum_partials_kernel[(launch.grid,)](partials, dw, n_partials, **launch.constants, **launch.options)
-    first = slice(0, launch.block_n)  # of the programs that run
+        sum_partials_kernel[(tiling.grid,)](partials, dw, n_partials, **tiling.constants, **tiling.options)
+    first = slice(0, tiling.columns)  # of the programs that run
     assert torch.allclose(dw[first], partials.sum(0)[first], rtol=1e-6, atol=1e-6)

@@ -1,11 +1,9 @@
 """Every launch that a device or a compiler refuses has a fallback with the same results."""
 
-import formula
 import npu_offline
-import npu_tiling
 import pytest
 import torch
-from npu_rms_norm import add_rms_norm, gated_rms_norm, rms_norm
+from npu_rms_norm import gated_rms_norm, rms_norm
 from npu_rms_norm.launch.arguments import KERNELS
 from npu_tiling.launching import fallback
 
@@ -13,7 +11,6 @@ pytestmark = [
     pytest.mark.compilers,
     pytest.mark.skipif(not npu_offline.installed(), reason="needs triton-ascend and a toolchain (npu-offline fetch)"),
 ]
-H200 = npu_tiling.Device("H200", "cuda", "sm_90", vector_cores=32, cube_cores=32, ub_bytes=2**17, ub_align=16)
 
 
 @pytest.fixture
@@ -32,26 +29,6 @@ def refuse(monkeypatch):
         return names
 
     return starting
-
-
-@pytest.mark.parametrize("mode", ["llama", "gemma"])
-@pytest.mark.parametrize("residual", [False, True])
-def test_the_backward_of_wide_rows_where_cooperation_is_refused(refuse, monkeypatch, residual, mode):
-    """The tiles of CUDA, on the emulated chip."""
-    names = refuse("backward_shared_kernel", error="cooperative launch is too large")
-    case = formula.make(5, 17000, torch.float32, casting_mode=mode)
-    added = torch.zeros_like(case.x).requires_grad_()
-    function = (lambda x, *given, **options: add_rms_norm(x, added, *given, **options).y) if residual else rms_norm
-    monkeypatch.setattr(fallback, "_replaced", {})
-    warns = pytest.warns(RuntimeWarning, match="wait for one another")
-    with npu_offline.emulate("Ascend910B4"), npu_tiling.use_device(H200, emulated=True), warns:
-        formula.check(case, formula.run(case, function, "cpu"))
-    assert names[1:] == [
-        "backward_shared_kernel",
-        "backward_wide_mean_kernel",
-        "backward_wide_kernel",
-        "sum_partials_kernel",
-    ]
 
 
 OVERFLOW = "error: ub overflow, requires 1966592 bits while 1572864 bits available!"

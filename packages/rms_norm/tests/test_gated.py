@@ -134,14 +134,15 @@ def test_operators_are_registered_properly(device, dtype, npu_opcheck):
     tensor = lambda *shape: torch.randn(*shape, dtype=dtype, device=device.torch)  # noqa: E731
     x, gate, dy, weight = tensor(3, 5, 64), tensor(3, 5, 64), tensor(3, 5, 64), tensor(64)
     leaf = lambda each: each.clone().requires_grad_()  # noqa: E731
-    results = (torch.float32, True)
-    options = (1e-6, 0.0, "llama", "silu", True, *results, False)
-    npu_opcheck(OPS.gated_rms_norm.default, (leaf(x), leaf(gate), leaf(weight), None, *options))
-    npu_opcheck(OPS.gated_rms_norm.default, (x, gate, None, None, 1e-6, 0.0, "gemma", "sigmoid", False, *results, True))
+    results = {"dtype": torch.float32, "return_fp32": True}
+    arguments = formula.forward_arguments(leaf(x), leaf(weight), gate=leaf(gate), **results)
+    npu_opcheck(OPS.rms_norm.default, arguments)
+    options = {"casting_mode": "gemma", "activation": "sigmoid", "norm_before_gate": False}
+    npu_opcheck(OPS.rms_norm.default, formula.forward_arguments(x, None, gate=gate, save_rstd=True, **options, **results))
     rstd = torch.rand(3, 5, device=device.torch)
-    for first, needs in ((True, (True, False, True, True)), (False, (True, False, False, True))):
-        options = (0.0, "llama", "silu", first)
-        npu_opcheck(OPS.gated_rms_norm_backward.default, (dy, x, gate, weight, None, rstd, *options, *needs))
+    for first, needs in ((True, (True, True, True, False)), (False, (False, True, True, False))):
+        options = (0.0, "llama", "silu", first, dtype)
+        npu_opcheck(OPS.rms_norm_backward.default, (dy, None, x, gate, weight, None, rstd, *options, *needs))
 
 
 def test_compiles_to_one_graph(device):

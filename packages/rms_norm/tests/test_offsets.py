@@ -6,7 +6,7 @@ import torch
 
 triton = pytest.importorskip("triton", reason="needs Triton: device code imports it")
 tl = pytest.importorskip("triton.language")
-from npu_rms_norm.kernels.tile import result_strides  # noqa: E402
+from npu_rms_norm.both.columns import result_strides  # noqa: E402
 
 pytestmark = [
     pytest.mark.compilers,
@@ -15,8 +15,8 @@ pytestmark = [
 
 
 @triton.jit
-def strides_kernel(p_strides, n_outer, n_inner, N: tl.constexpr, PER_HEAD: tl.constexpr):
-    s_outer, s_inner = result_strides(n_outer, n_inner, N, PER_HEAD)
+def strides_kernel(p_strides, n_outer, n_inner, N: tl.constexpr, BY_HEAD: tl.constexpr):
+    s_outer, s_inner = result_strides(n_outer, n_inner, N, BY_HEAD)
     tl.store(p_strides, tl.cast(s_outer, tl.int64))
     tl.store(p_strides + 1, tl.cast(s_inner, tl.int64))
 
@@ -28,5 +28,5 @@ def strides_kernel(p_strides, n_outer, n_inner, N: tl.constexpr, PER_HEAD: tl.co
 def test_strides_of_results_are_64_bit_products(rows, per_head, expected):
     strides = torch.zeros(2, dtype=torch.int64)
     with npu_offline.emulate("Ascend910B4"):
-        strides_kernel[(1,)](strides, *rows, N=4096, PER_HEAD=per_head)
+        strides_kernel[(1,)](strides, *rows, N=4096, BY_HEAD=per_head)
     assert strides.tolist() == expected

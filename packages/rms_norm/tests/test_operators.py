@@ -17,29 +17,29 @@ def test_operators_are_registered_properly(device, dtype, npu_opcheck):
     make = lambda *shape: torch.randn(*shape, dtype=dtype, device=device.torch)  # noqa: E731
     x, residual, weight = make(3, 5, 64), make(3, 5, 64), make(64)
     leaf = lambda tensor: tensor.clone().requires_grad_()  # noqa: E731
-    for arguments in ((leaf(x), leaf(weight)), (leaf(x), None), (x, weight)):
-        npu_opcheck(OPS.rms_norm.default, (*arguments, None, 1e-6, 0.0, "llama", False, torch.float32, True, False))
-    options = (1e-6, 0.0, "gemma", False)
-    npu_opcheck(OPS.add_rms_norm.default, (leaf(x), leaf(residual), leaf(weight), None, *options, dtype, False, False))
+    for given in ((leaf(x), leaf(weight)), (leaf(x), None), (x, weight)):
+        npu_opcheck(OPS.rms_norm.default, formula.forward_arguments(*given, dtype=torch.float32, return_fp32=True))
+    added = formula.forward_arguments(leaf(x), leaf(weight), residual=leaf(residual), casting_mode="gemma", dtype=dtype)
+    npu_opcheck(OPS.rms_norm.default, added)
     rstd = torch.rand(3, 5, device=device.torch)
+    options = (0.0, "llama", "silu", True, dtype)
     for dsum in (None, residual):
-        npu_opcheck(
-            OPS.rms_norm_backward.default, (x, dsum, residual, weight, None, rstd, 0.0, "llama", dtype, True, False, True)
-        )
-    npu_opcheck(OPS.rms_norm_backward_.default, (x, None, residual, weight, None, rstd, 0.0, "llama", dtype, True, False))
+        given = (x, dsum, residual, None, weight, None, rstd, *options)
+        npu_opcheck(OPS.rms_norm_backward.default, (*given, True, False, True, False))
+    npu_opcheck(OPS.rms_norm_backward_.default, (x, None, residual, None, weight, None, rstd, *options, True, False))
 
 
 def test_results_lie_as_the_compiler_is_told(device):
     make = lambda: torch.randn(5, 3, 64, device=device.torch).transpose(0, 1)  # noqa: E731
-    x, residual, weight, options = make(), make(), torch.ones(64, device=device.torch), (0.0, "llama")
+    x, residual, weight = make(), make(), torch.ones(64, device=device.torch)
     check = functools.partial(torch.library.opcheck, test_utils="test_faketensor")
-    check(OPS.rms_norm.default, (x, weight, None, 1e-6, *options, False, torch.float32, True, True))
-    check(OPS.add_rms_norm.default, (x, residual, weight, None, 1e-6, *options, False, torch.float32, True, True))
+    wanted = {"dtype": torch.float32, "return_fp32": True, "save_rstd": True}
+    check(OPS.rms_norm.default, formula.forward_arguments(x, weight, **wanted))
+    check(OPS.rms_norm.default, formula.forward_arguments(x, weight, residual=residual, **wanted))
     rstd = torch.rand(3, 5, device=device.torch)
-    check(
-        OPS.rms_norm_backward.default,
-        (x, residual, residual.contiguous(), weight, None, rstd, *options, torch.float32, True, False, True),
-    )
+    given = (x, residual, residual.contiguous(), None, weight, None, rstd)
+    options = (0.0, "llama", "silu", True, torch.float32)
+    check(OPS.rms_norm_backward.default, (*given, *options, True, False, True, False))
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -103,9 +103,8 @@ def test_the_residual_has_a_gradient_and_what_is_quantised_has_none(device):
 
 def test_operators_are_registered_properly(device, npu_opcheck):
     x, residual, weight = (torch.randn(*shape, device=device.torch) for shape in ((3, 2, 64), (3, 2, 64), (2, 64)))
-    options = (weight, None, 1e-6, 0.0, "llama", torch.int8)
-    npu_opcheck(OPS.rms_norm_dynamic_quant.default, (x, *options))
-    npu_opcheck(OPS.add_rms_norm_dynamic_quant.default, (x, residual, *options))
+    for added in (None, residual):
+        npu_opcheck(OPS.rms_norm.default, formula.forward_arguments(x, weight, residual=added, dtype=torch.int8))
     compiled = torch.compile(lambda x, weight: rms_norm_dynamic_quant(x.sin(), weight), fullgraph=True, backend="aot_eager")
     for traced, eager in zip(compiled(x, weight), rms_norm_dynamic_quant(x.sin(), weight), strict=True):
         assert torch.equal(traced, eager)

@@ -1,14 +1,9 @@
 """The operator, wherever it runs, against fp64."""
 
-import contextlib
-from unittest import mock
-
 import formula
-import npu_tiling
 import pytest
 import torch
 from npu_rms_norm import rms_norm
-from npu_rms_norm.launch.arguments import KERNELS
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -63,28 +58,6 @@ def test_weight_may_be_fp32_or_left_out(device, weight_dtype):
     formula.check(case, results)
     assert results[0].dtype == results[1].dtype == torch.bfloat16
     assert weight_dtype is None or results[2].dtype == weight_dtype
-
-
-# CUDA tiles its launches otherwise: a few rows are one program's, whose sum is the gradient of the weight. Wider rows get
-# options that the emulated chip's compiler does not have.
-@pytest.mark.parametrize("rows", [5, 200])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_tiles_of_cuda_on_the_emulated_chip(device, rows, dtype):
-    if device.name != "emulated":
-        pytest.skip("the other places choose their own tiles")
-    gpu = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=4, cube_cores=4, ub_bytes=2**17, ub_align=16)
-    case = formula.make(rows, 30, dtype)
-    with npu_tiling.use_device(gpu, emulated=True), record_kernels() as names:
-        formula.check(case, formula.run(case, rms_norm, device.torch))
-    assert ("sum_partials_kernel" in names) == (rows > 5)
-
-
-@contextlib.contextmanager
-def record_kernels():
-    """A list of the kernels that are launched meanwhile."""
-    names, launch_one = [], KERNELS.launch
-    with mock.patch.object(KERNELS, "launch", lambda *given: names.append(given[1]) or launch_one(*given)):
-        yield names
 
 
 def test_weight_may_be_strided(device):

@@ -10,7 +10,9 @@ from unittest import mock
 import npu_rms_norm
 import torch
 from npu_bench import Stage, UnavailableError
-from npu_rms_norm import launch
+from npu_rms_norm.launch import forward as launch
+from npu_rms_norm.launch.arguments import KERNELS
+from npu_rms_norm.launch.forward import launch_forward
 from npu_rms_norm.operators import OPERATORS
 from npu_tiling import device_for
 from npu_tiling.pytorch.tensors import allocate
@@ -24,24 +26,24 @@ def host_stages(device: torch.device, x: Tensor, weight: Tensor) -> Sequence[Sta
     chip = device_for(device)
     if chip is None:
         raise UnavailableError("a CPU runs plain PyTorch and launches nothing")
-    options = (EPS, 0.0, "llama", x.dtype, False)
     plain_x, plain_weight = x.detach(), weight.detach()
-    forward = partial(launch.forward.launch_forward, plain_x, None, plain_weight, None, None, *options, True, chip)
-    captured = _arguments(forward, (launch.forward, "plan_strided_rows"), (launch.arguments.KERNELS, "launch"))
-    implementation = partial(
-        OPERATORS.below_autograd, "rms_norm", plain_x, plain_weight, None, *options[:3], False, *options[3:], True
-    )
+    options = (None, EPS, 0.0, "llama", "silu", True)  # from the bias to norm_before_gate
+    in_place, return_fp32, save_rstd = False, False, True
+    tensors, results = (plain_x, None, None, plain_weight), (x.dtype, return_fp32, save_rstd)
+    forward = partial(launch_forward, *tensors, *options, *results, chip)
+    captured = _arguments(forward, (launch, "plan_rows"), (KERNELS, "launch"))
+    implementation = partial(OPERATORS.below_autograd, "rms_norm", *tensors, *options, in_place, *results)
     return [
         Stage("public function, with gradients", partial(npu_rms_norm.rms_norm, x, weight, EPS), ["implementation"]),
         Stage("public function, no gradients", partial(npu_rms_norm.rms_norm, plain_x, plain_weight, EPS)),
         Stage(
             "through the dispatcher",
-            partial(torch.ops.npu_rms_norm.rms_norm, x, weight, None, *options[:3], False, *options[3:], False),
+            partial(torch.ops.npu_rms_norm.rms_norm, x, None, None, weight, *options, in_place, *results),
         ),
         Stage("implementation", implementation, ["launch.forward"]),
         Stage("launch.forward", forward, ["allocation of y and rstd", "plan look-up", "kernel launch"]),
         Stage("allocation of y and rstd", partial(_allocate, plain_x)),
-        Stage("plan look-up", captured["plan_strided_rows"]),
+        Stage("plan look-up", captured["plan_rows"]),
         Stage("kernel launch", captured["launch"]),
     ]
 

@@ -8,7 +8,7 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 
-from .reference import CASTING_MODES
+from .casting import CASTING_MODES
 
 
 class Options(TypedDict, total=False):
@@ -27,7 +27,8 @@ def check(
     eps: float,
     offset: float,
     casting_mode: str,
-    in_place: bool,
+    *,
+    in_place: bool = False,
 ) -> tuple[float, float]:
     """The arguments that every function has; eps and offset, as floats."""
     arguments.rows("x", x)
@@ -35,7 +36,7 @@ def check(
     arguments.parameter("weight", weight, shapes, x, "x's", or_none=True)
     if bias is not None:
         arguments.parameter("bias", bias, shapes if weight is None else (weight.shape,), x, "x's", or_none=True)
-    arguments.one_of("casting_mode", casting_mode, CASTING_MODES)
+    arguments.one_of("casting_mode", casting_mode, tuple(CASTING_MODES))
     arguments.flags(in_place=in_place)
     return arguments.number("eps", eps, least=0, finite=False), arguments.number("offset", offset)
 

@@ -11,8 +11,8 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding
-from .autograd import OPERATORS
 from .checks import Options, check, output_dtype
+from .operators import norm
 from .results import AddedRMSNorm, AddedWithFP32, WithFP32
 
 if TYPE_CHECKING:
@@ -94,15 +94,24 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
     """
-    eps, offset = check(x, weight, bias, eps, offset, casting_mode, in_place)
+    eps, offset = check(x, weight, bias, eps, offset, casting_mode, in_place=in_place)
     y_dtype = output_dtype(dtype, return_fp32, x)
     if is_distributed((x, weight, bias)):
         options = {"eps": eps, "offset": offset, "casting_mode": casting_mode, "in_place": in_place}
         run = partial(rms_norm, **options, dtype=dtype, return_fp32=return_fp32)
         parts = sharding.on_own_rows(run, {"x": x}, {"weight": weight, "bias": bias})
         return WithFP32(*parts) if return_fp32 else parts
-    flags = (eps, offset, casting_mode, in_place, y_dtype, return_fp32, False)
-    y, fp32, _ = OPERATORS("rms_norm", x, weight, bias, *flags)
+    y, _, fp32, *_ = norm(
+        x,
+        weight,
+        bias,
+        eps=eps,
+        offset=offset,
+        casting_mode=casting_mode,
+        dtype=y_dtype,
+        in_place=in_place,
+        return_fp32=return_fp32,
+    )
     return WithFP32(y, fp32) if return_fp32 else y
 
 
@@ -165,7 +174,7 @@ def add_rms_norm(
 
     Source: arXiv 1910.07467.
     """
-    eps, offset = check(x, weight, bias, eps, offset, casting_mode, in_place)
+    eps, offset = check(x, weight, bias, eps, offset, casting_mode, in_place=in_place)
     arguments.parameter("residual", residual, (x.shape,), x, "x's")
     y_dtype = output_dtype(dtype, return_fp32, x)
     if is_distributed((x, residual, weight, bias)):
@@ -173,6 +182,16 @@ def add_rms_norm(
         run = partial(add_rms_norm, **options, dtype=dtype, return_fp32=return_fp32)
         parts = sharding.on_own_rows(run, {"x": x, "residual": residual}, {"weight": weight, "bias": bias})
         return AddedWithFP32(*parts) if return_fp32 else AddedRMSNorm(*parts)
-    flags = (eps, offset, casting_mode, in_place, y_dtype, return_fp32, False)
-    y, new_residual, fp32, _ = OPERATORS("add_rms_norm", x, residual, weight, bias, *flags)
+    y, new_residual, fp32, *_ = norm(
+        x,
+        weight,
+        bias,
+        eps=eps,
+        offset=offset,
+        casting_mode=casting_mode,
+        dtype=y_dtype,
+        residual=residual,
+        in_place=in_place,
+        return_fp32=return_fp32,
+    )
     return AddedWithFP32(y, new_residual, fp32) if return_fp32 else AddedRMSNorm(y, new_residual)

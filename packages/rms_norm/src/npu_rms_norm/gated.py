@@ -11,8 +11,8 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding
-from .autograd import OPERATORS
 from .checks import Options, check, output_dtype
+from .operators import norm
 from .reference import ACTIVATIONS
 from .results import WithFP32
 
@@ -94,7 +94,7 @@ def gated_rms_norm(
 
     Source: Dao and Gu, "Transformers are SSMs", arXiv 2405.21060; mamba_ssm's RMSNormGated.
     """
-    eps, offset = check(x, weight, bias, eps, offset, casting_mode, False)
+    eps, offset = check(x, weight, bias, eps, offset, casting_mode)
     arguments.parameter("gate", gate, (x.shape,), x, "x's")
     arguments.one_of("activation", activation, ACTIVATIONS)
     arguments.flags(norm_before_gate=norm_before_gate)
@@ -104,6 +104,17 @@ def gated_rms_norm(
         run = partial(gated_rms_norm, **options, norm_before_gate=norm_before_gate, dtype=dtype, return_fp32=return_fp32)
         parts = sharding.on_own_rows(run, {"x": x, "gate": gate}, {"weight": weight, "bias": bias})
         return WithFP32(*parts) if return_fp32 else parts
-    flags = (offset, casting_mode, activation, norm_before_gate, y_dtype, return_fp32, False)
-    y, fp32, _ = OPERATORS("gated_rms_norm", x, gate, weight, bias, eps, *flags)
+    y, _, fp32, *_ = norm(
+        x,
+        weight,
+        bias,
+        eps=eps,
+        offset=offset,
+        casting_mode=casting_mode,
+        dtype=y_dtype,
+        gate=gate,
+        activation=activation,
+        norm_before_gate=norm_before_gate,
+        return_fp32=return_fp32,
+    )
     return WithFP32(y, fp32) if return_fp32 else y

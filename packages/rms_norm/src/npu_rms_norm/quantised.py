@@ -11,8 +11,8 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding
-from .autograd import OPERATORS
 from .checks import check
+from .operators import norm
 from .results import AddedDynamicQuant, DynamicQuant
 
 FP8 = torch.float8_e4m3fn
@@ -51,12 +51,13 @@ def rms_norm_dynamic_quant(
 
     Source: vLLM, rms_norm_dynamic_per_token_quant; torch_npu, npu_add_rms_norm_dynamic_quant.
     """
-    eps, offset = check(x, weight, bias, eps, offset, casting_mode, False)
+    eps, offset = check(x, weight, bias, eps, offset, casting_mode)
     _check_dtype(dtype, x)
     if is_distributed((x, weight, bias)):
         run = partial(rms_norm_dynamic_quant, eps=eps, offset=offset, casting_mode=casting_mode, dtype=dtype)
         return DynamicQuant(*sharding.on_own_rows(run, {"x": x}, {"weight": weight, "bias": bias}))
-    return DynamicQuant(*OPERATORS("rms_norm_dynamic_quant", x, weight, bias, eps, offset, casting_mode, dtype))
+    y, _, _, _, scale = norm(x, weight, bias, eps=eps, offset=offset, casting_mode=casting_mode, dtype=dtype)
+    return DynamicQuant(y, scale)
 
 
 def add_rms_norm_dynamic_quant(
@@ -86,15 +87,17 @@ def add_rms_norm_dynamic_quant(
 
     Source: torch_npu, npu_add_rms_norm_dynamic_quant.
     """
-    eps, offset = check(x, weight, bias, eps, offset, casting_mode, False)
+    eps, offset = check(x, weight, bias, eps, offset, casting_mode)
     arguments.parameter("residual", residual, (x.shape,), x, "x's")
     _check_dtype(dtype, x)
     if is_distributed((x, residual, weight, bias)):
         run = partial(add_rms_norm_dynamic_quant, eps=eps, offset=offset, casting_mode=casting_mode, dtype=dtype)
         rows, parameters = {"x": x, "residual": residual}, {"weight": weight, "bias": bias}
         return AddedDynamicQuant(*sharding.on_own_rows(run, rows, parameters))
-    options = (eps, offset, casting_mode, dtype)
-    return AddedDynamicQuant(*OPERATORS("add_rms_norm_dynamic_quant", x, residual, weight, bias, *options))
+    y, total, _, _, scale = norm(
+        x, weight, bias, eps=eps, offset=offset, casting_mode=casting_mode, dtype=dtype, residual=residual
+    )
+    return AddedDynamicQuant(y, total, scale)
 
 
 def _check_dtype(dtype: torch.dtype, x: Tensor) -> None:

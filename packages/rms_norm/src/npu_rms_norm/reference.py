@@ -23,7 +23,8 @@ import torch
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
-CASTING_MODES = ("llama", "gemma", "none")
+from .casting import To, casting
+
 ACTIVATIONS = ("silu", "sigmoid")
 
 
@@ -153,9 +154,7 @@ def _weighted(
 
 def _round_weighted(y: Tensor, weight: Tensor | None, casting_mode: str, dtype: torch.dtype) -> Tensor:
     """As a bias or a gate meets it."""
-    if weight is None or casting_mode == "gemma":
-        return y
-    return y.to(dtype if casting_mode == "none" else weight.dtype).to(y.dtype)
+    return y if weight is None else _round(y, casting(casting_mode).weighted, dtype, weight)
 
 
 def _sum_rows(terms: Tensor, parameter: Tensor | None) -> Tensor:
@@ -172,13 +171,16 @@ def _mean(squares: Tensor) -> Tensor:
 
 
 def _normalise(wide: Tensor, rstd: Tensor, casting_mode: str, dtype: torch.dtype) -> Tensor:
-    if casting_mode == "gemma":
-        return wide * rstd.unsqueeze(-1)
-    if casting_mode == "none":
-        rstd = rstd.to(dtype).to(wide.dtype)
-    return (wide * rstd.unsqueeze(-1)).to(dtype).to(wide.dtype)
+    mode = casting(casting_mode)
+    return _round(wide * _round(rstd, mode.factors, dtype).unsqueeze(-1), mode.normalised, dtype)
 
 
 def _scale(weight: Tensor, offset: float, casting_mode: str, dtype: torch.dtype, wide: torch.dtype) -> Tensor:
-    scale = weight.to(wide) + offset
-    return scale.to(dtype).to(wide) if casting_mode == "none" else scale
+    return _round(weight.to(wide) + offset, casting(casting_mode).factors, dtype)
+
+
+def _round(value: Tensor, to: To, dtype: torch.dtype, weight: Tensor | None = None) -> Tensor:
+    """`value` rounded to x's dtype, which `dtype` is, or to the weight's, and widened again."""
+    if to is To.FP32 or (to is To.WEIGHT and weight is None):
+        return value
+    return value.to(weight.dtype if to is To.WEIGHT and weight is not None else dtype).to(value.dtype)

@@ -1,8 +1,6 @@
-"""What the launches of both directions pass to kernels: the gate, parameters, the offset."""
+"""What the launches of both directions share."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from npu_tiling import Device, Kernels
@@ -12,27 +10,13 @@ from torch import Tensor
 KERNELS = Kernels(__package__.rpartition(".")[0], "npu-rms-norm")
 
 
-class Gate(NamedTuple):
-    """A gate and what is done with it.
-
-    Attributes:
-        values: [..., D].
-        silu: act is silu, else the sigmoid.
-        first: x is gated, else the weighted result is.
-    """
-
-    values: Tensor
-    silu: bool
-    first: bool
-
-
 def contiguous_or_none(parameter: Tensor | None) -> Tensor | None:
     """The weight or bias as kernels take it."""
     return None if parameter is None else parameter.contiguous()
 
 
 def offset_argument(offset: float, weight: Tensor | None, bias: Tensor | None, device: Device) -> float | None:
-    """The offset as kernels take it: none on CUDA where it is 0, so that products with a weight of 16 bits stay such.
+    """The offset as kernels take it: None on CUDA for 0, so that a product with a 16-bit weight is of 16 bits.
 
     Not with a bias: such a product would be added to it without being rounded.
     """
@@ -43,3 +27,7 @@ def offset_argument(offset: float, weight: Tensor | None, bias: Tensor | None, d
 def dtypes_of(*tensors: Tensor | None) -> tuple[torch.dtype | None, ...]:
     """Of each tensor; None for each None."""
     return tuple([None if tensor is None else tensor.dtype for tensor in tensors])
+
+
+def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
+    return None if tensor is None else tensor.dtype

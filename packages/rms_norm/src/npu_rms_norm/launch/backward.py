@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from npu_tiling import Device, LaunchSpec, launch_with_fallback
+from npu_tiling.launching.partials import add_partials
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from .. import tiling
-from .arguments import KERNELS, Gate, contiguous_or_none, dtypes_of, offset_argument
-from .plan import Call, plan_strided_rows
+from ..tiling import smaller
+from .arguments import KERNELS, contiguous_or_none, dtype_of, dtypes_of, offset_argument
+from .plan import Call, Plan, plan_rows
 from .rstd import by_head, has_heads
-
-_KERNELS = {
-    "rows": ("kernels.backward", "backward_kernel"),
-    "chunks": ("kernels.backward_chunks", "backward_chunks_kernel"),
-}
 
 
 def launch_backward(
     dy: Tensor,
     dsum: Tensor | None,
     x: Tensor,
+    gate: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    gate: Gate | None,
     rstd: Tensor,
     offset: float,
     casting_mode: str,
+    activation: str,
+    norm_before_gate: bool,
     rounded_to: torch.dtype,
+    *,
     dx: Tensor | None,
     dgate: Tensor | None,
     need_dweight: bool,
@@ -39,62 +36,75 @@ def launch_backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Writes the gradients of x, to `dx`, which may be dy itself, and of the gate, to `dgate`; returns the parameters'.
 
-    None stands for one that is not needed; where x is gated, that of the gate takes that of x.
+    None stands for a gradient that is not needed; where x is gated, the gate's gradient takes that of x.
     """
-    needed = [one if need else None for one, need in ((weight, need_dweight), (bias, need_dbias))]
-    dweight, dbias = [None if one is None else allocate(one, one.shape, one.dtype) for one in needed]
+    needed = [parameter if need else None for parameter, need in ((weight, need_dweight), (bias, need_dbias))]
+    gradients = [
+        None if parameter is None else allocate(parameter, parameter.shape, parameter.dtype) for parameter in needed
+    ]
+    dweight, dbias = gradients
     if not dy.numel():
-        for empty in (dweight, dbias):
-            if empty is not None:
-                empty.zero_()
+        for gradient in gradients:
+            if gradient is not None:
+                gradient.zero_()
         return dweight, dbias
     per_head = has_heads(weight, bias)
     weight, bias, rstd = contiguous_or_none(weight), contiguous_or_none(bias), by_head(rstd, per_head)
     added = offset_argument(offset, weight, bias, device)
-    values, gating = (None, None) if gate is None else (gate.values, gate[1:])
-    read, result = dtypes_of(dy, dsum, x, values), None if dx is None else dx.dtype
-    call = Call(read, result, rounded_to, casting_mode, gating, False, per_head, bias is not None)
-    moved, plan = plan_strided_rows((dy, dsum, x, values, dx), tiling.backward_launch, call, device)
-    p_dy, p_dsum, p_x, p_gate, p_dx = moved
+    call = Call(
+        backward=True,
+        device=device,
+        read=dtypes_of(dy, dsum, x, gate),
+        result=dtype_of(dx),
+        rounded_to=rounded_to,
+        weight=dtype_of(weight),
+        casting_mode=casting_mode,
+        activation="" if gate is None else activation,
+        gate_first=gate is not None and not norm_before_gate,
+        second_output=False,
+        per_head=per_head,
+        biased=bias is not None,
+        adds_offset=added is not None,
+    )
+    (*read, dx), plan = plan_rows((dy, dsum, x, gate, dx), call)
 
     def run(spec: LaunchSpec) -> list[Tensor | None]:
-        launch = spec.launch
-        partials = [dweight, dbias]
-        if launch.splits > launch.heads or device.kind != "cuda":
-            splits = launch.splits // launch.heads
-            partials = [None if one is None else allocate(dy, (splits, one.numel()), torch.float32) for one in partials]
-        if launch.share:  # neither gate nor bias
-            slots = allocate(dy, (rstd.numel(), launch.share), torch.int64).zero_()
-            shared = (p_dy, p_dsum, p_x, weight, rstd, p_dx, partials[0], slots)
-            scalars = (*plan.rows, *plan.strides[0:6], *plan.strides[8:10], added)
-            KERNELS.launch("kernels.shared", "backward_shared_kernel", spec, launch.grid, shared, scalars)
-            return partials
-        if not launch.wide:
-            tensors = (p_dy, p_dsum, p_x, weight, bias, p_gate, rstd, p_dx, dgate, *partials)
+        tiling = spec.launch
+        sums = gradients
+        if not tiling.stores_sums:
+            splits = tiling.splits // tiling.heads
+            sums = [None if each is None else allocate(dy, (splits, each.numel()), torch.float32) for each in gradients]
+        tensors = (*read, weight, bias, rstd)
+        if tiling.kernel == "rows":
             scalars = (*plan.rows, *plan.strides, added)
-            module, kernel = _KERNELS[launch.form]
-            KERNELS.launch(module, kernel, spec, launch.grid, tensors, scalars)
-            return partials
-        mean = None
-        if dx is not None:
-            mean = allocate(dy, rstd.shape, torch.float32)
-            scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:8], added)  # of dy, x and the gate
-            read = (p_dy, p_x, weight, p_gate, rstd, mean)
-            KERNELS.launch("kernels.backward_wide", "backward_wide_mean_kernel", spec, launch.grid, read, scalars)
-        every = (p_dy, p_dsum, p_x, weight, bias, p_gate, rstd, mean, p_dx, dgate, *partials)
-        scalars = (*plan.rows, launch.splits, *plan.strides, added)
-        KERNELS.launch("kernels.backward_wide", "backward_wide_kernel", spec, launch.column_grid, every, scalars)
-        return partials
+            arguments = (*tensors, dx, dgate, *sums)
+            KERNELS.launch(f"{device.kind}.backward", "backward_kernel", spec, tiling.grid, arguments, scalars)
+        elif tiling.kernel == "shared":
+            words = allocate(dy, (rstd.numel() * tiling.share + 1,), torch.int64).zero_()
+            scalars = (*plan.rows, *plan.strides[:6], *plan.strides[8:], added)  # without the gate's
+            arguments = (*read[:3], weight, rstd, dx, sums[0], words)
+            KERNELS.launch("cuda.backward_shared", "backward_shared_kernel", spec, tiling.grid, arguments, scalars)
+        else:
+            mean = None if dx is None else _launch_mean(read, weight, rstd, plan, spec, added)
+            scalars = (*plan.rows, tiling.splits, *plan.strides, added)
+            arguments = (*tensors, mean, dx, dgate, *sums)
+            KERNELS.launch("both.backward_wide", "backward_wide_kernel", spec, tiling.column_grid, arguments, scalars)
+        return sums
 
-    partials = launch_with_fallback("rms_norm backward", plan.spec, run, tiling.smaller)
-    for gradient, parts in zip((dweight, dbias), partials, strict=True):
-        if gradient is not None and parts is not None and parts is not gradient:
-            spec = _sum_spec(gradient.numel(), device)
-            tensors = (parts, gradient)
-            KERNELS.launch("kernels.backward", "sum_partials_kernel", spec, spec.launch.grid, tensors, (parts.shape[0],))
+    sums = launch_with_fallback("rms_norm backward", plan.spec, run, smaller)
+    for gradient, partials in zip(gradients, sums, strict=True):
+        if gradient is not None and partials is not None and partials is not gradient:
+            add_partials(partials, gradient, device)
     return dweight, dbias
 
 
-@functools.lru_cache(maxsize=4096)
-def _sum_spec(width: int, device: Device) -> LaunchSpec:
-    return LaunchSpec.of(tiling.sum_launch(width, device), {})
+def _launch_mean(
+    read: list[Tensor | None], weight: Tensor | None, rstd: Tensor, plan: Plan, spec: LaunchSpec, added: float | None
+) -> Tensor:
+    """fp32 [rows]: mean(g n)."""
+    dy, _, x, gate = read
+    mean = allocate(rstd, rstd.shape, torch.float32)
+    scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:8], added)  # without dsum's and dx's
+    arguments = (dy, x, gate, weight, rstd, mean)
+    KERNELS.launch("both.backward_wide", "backward_wide_mean_kernel", spec, spec.launch.grid, arguments, scalars)
+    return mean

@@ -1,4 +1,4 @@
-"""The launch of the forward, and what it writes."""
+"""The launch of the forward."""
 
 from __future__ import annotations
 
@@ -9,32 +9,26 @@ from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from .. import tiling
-from .arguments import KERNELS, Gate, contiguous_or_none, dtypes_of, offset_argument
-from .plan import Call, plan_strided_rows
+from ..tiling import smaller
+from .arguments import KERNELS, contiguous_or_none, dtype_of, dtypes_of, offset_argument
+from .plan import Call, plan_rows
 from .rstd import allocate_rstd, has_heads
-
-_KERNELS = {
-    "rows": ("kernels.forward", "forward_kernel"),
-    "chunks": ("kernels.forward_chunks", "forward_chunks_kernel"),
-    "wide": ("kernels.forward_wide", "forward_wide_kernel"),
-}
 
 
 class Results(NamedTuple):
-    """What the forward writes; None: nobody asked for it.
+    """What the forward writes; None: not asked for.
 
     Attributes:
         y: [..., D].
-        fp32: y, not rounded.
         total: x + residual.
+        fp32: y in fp32.
         rstd: [...].
-        scale: fp32 [...], of y that is int8 or fp8.
+        scale: fp32 [...], of y in int8 or fp8.
     """
 
     y: Tensor
-    fp32: Tensor | None
     total: Tensor | None
+    fp32: Tensor | None
     rstd: Tensor | None
     scale: Tensor | None
 
@@ -42,38 +36,56 @@ class Results(NamedTuple):
 def launch_forward(
     x: Tensor,
     residual: Tensor | None,
+    gate: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    gate: Gate | None,
     eps: float,
     offset: float,
     casting_mode: str,
+    activation: str,
+    norm_before_gate: bool,
     dtype: torch.dtype,
     return_fp32: bool,
     save_rstd: bool,
     device: Device,
 ) -> Results:
     """y in `dtype`, of one byte quantised, and what else is asked for."""
-    y = allocate(x, x.shape, dtype)
-    fp32 = allocate(x, x.shape, torch.float32) if return_fp32 else None
-    total = None if residual is None else allocate(x, x.shape, residual.dtype)
-    per_head = has_heads(weight, bias)
-    rstd = allocate_rstd(x, per_head, torch.float32) if save_rstd else None
-    scale = allocate_rstd(x, per_head, torch.float32) if dtype.itemsize == 1 else None
-    results = Results(y, fp32, total, rstd, scale)
-    if not y.numel():
+    per_head, quantised = has_heads(weight, bias), dtype.itemsize == 1
+    results = Results(
+        y=allocate(x, x.shape, dtype),
+        total=None if residual is None else allocate(x, x.shape, residual.dtype),
+        fp32=allocate(x, x.shape, torch.float32) if return_fp32 else None,
+        rstd=allocate_rstd(x, per_head, torch.float32) if save_rstd else None,
+        scale=allocate_rstd(x, per_head, torch.float32) if quantised else None,
+    )
+    if not results.y.numel():
         return results
     weight, bias = contiguous_or_none(weight), contiguous_or_none(bias)
-    values, gating = (None, None) if gate is None else (gate.values, gate[1:])
-    second_output, read = return_fp32 or dtype != x.dtype, dtypes_of(x, residual, values)
-    call = Call(read, y.dtype, x.dtype, casting_mode, gating, second_output, per_head, bias is not None)
-    (p_x, p_residual, p_gate), plan = plan_strided_rows((x, residual, values), tiling.forward_launch, call, device)
-    tensors = (p_x, p_residual, weight, bias, p_gate, *results)
-    scalars = (*plan.rows, *plan.strides, eps, offset_argument(offset, weight, bias, device))
+    added = offset_argument(offset, weight, bias, device)
+    call = Call(
+        backward=False,
+        device=device,
+        read=dtypes_of(x, residual, gate),
+        result=dtype,
+        rounded_to=x.dtype,
+        weight=dtype_of(weight),
+        casting_mode=casting_mode,
+        activation="" if gate is None else activation,
+        gate_first=gate is not None and not norm_before_gate,
+        second_output=return_fp32 or dtype != x.dtype,
+        per_head=per_head,
+        biased=bias is not None,
+        adds_offset=added is not None,
+    )
+    rows, plan = plan_rows((x, residual, gate), call)
+    tensors = (*rows, weight, bias, *results)
+    scalars = (*plan.rows, *plan.strides, eps, added)
 
     def run(spec: LaunchSpec) -> None:
-        module, kernel = _KERNELS[spec.launch.form]
-        KERNELS.launch(module, kernel, spec, spec.launch.grid, tensors, scalars)
+        if spec.launch.kernel == "wide":
+            KERNELS.launch("both.forward_wide", "forward_wide_kernel", spec, spec.launch.grid, tensors, scalars)
+        else:
+            KERNELS.launch(f"{device.kind}.forward", "forward_kernel", spec, spec.launch.grid, tensors, scalars)
 
-    launch_with_fallback("rms_norm forward", plan.spec, run, tiling.smaller)
-    return results
+    launch_with_fallback("rms_norm forward", plan.spec, run, smaller)
+    return results if results.scale is None else results._replace(scale=results.scale.contiguous())

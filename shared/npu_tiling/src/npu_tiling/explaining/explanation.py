@@ -16,7 +16,7 @@ from .order import repeated
 from .products import Product, Watch
 
 _PARTIALS = "partials"  # in the name of a kernel that adds partial sums
-_BLOCK = re.compile(r"BLOCK|CHUNK|ROWS|STAGES|SHARE")  # in the name of a size that the tiling chooses
+_BLOCK = re.compile(r"BLOCK|CHUNK|ROWS|STAGES|SHARE|^[GM]$")  # in the name of a size that the tiling chooses
 
 
 @dataclass(frozen=True, kw_only=True)

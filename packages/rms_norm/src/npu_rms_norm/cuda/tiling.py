@@ -1,0 +1,294 @@
+"""Which kernel runs on CUDA, with which tile and grid: two tables, and the arithmetic that reads them.
+
+Measured on an H200 with the shapes of the documentation's tables. Sizes are powers of two, which stock Triton asks for.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from math import ceil
+from typing import NamedTuple
+
+from npu_tiling import ALL_TILES, Device, persistent_grid
+from npu_tiling.budget.arithmetic import power_of_two
+from npu_tiling.launching.cuda import CORE_REGISTERS, WARP, equal_chunks, register_cap, row_options
+
+from ..shape import MAX_COUNTED_ROWS, Shape
+from ..tables import line_of
+
+MAX_CHUNKS, MIN_CHUNK = 8, 256  # at most a fifth of a row is padding, and the code of each chunk stands for itself
+MAX_GROUP = 1024  # rows of a group that a kernel is compiled for: heads of a token, not tokens of a sequence
+MAX_SHARE = 64  # programs that share a row
+SHARE_COLUMNS = 2048  # of each of them
+BY_REGISTERS = 0  # programs of a core: as many as leave each the registers for its rows and partial sums
+
+
+class Policy(NamedTuple):
+    """A row of the tables; the first that a shape matches is taken.
+
+    Attributes:
+        shape: what a shape has to be, all of it: "gated", "biased", "quantised"; "light": none of these, x alone read, in 16
+            bits, and 64, 128 or 256 columns; "one chunk": chunks would pad the row no less than one block does, or "chunks";
+            "alone": no program can share its rows; "any".
+        columns: the most columns of a row, padded to a power of two; of rows "in chunks", padded to chunks.
+        kernel: "rows" holds them in registers; "wide" reads them twice; "shared": several programs hold a row.
+        tile: elements of a tile of several rows; 0: a tile is one row, in chunks.
+        block: columns of a block of "wide" and "shared"; below 1 a share of the padded row.
+        warps: of a program; 0: by the chunk.
+        per_core: programs resident on a core.
+        capped: the compiler may use no more registers than leave room for them.
+        why: for people.
+    """
+
+    shape: str
+    columns: int
+    kernel: str
+    tile: int
+    block: float
+    warps: int
+    per_core: int
+    capped: bool
+    why: str
+
+
+END = 2**31
+_SEVERAL = "rows fit registers: several a program"
+_CAPPED = "the same, and more registers would mean fewer programs"
+_THRICE = "other kernels would read it three times"
+_CHUNKS = "a row fits registers, in chunks"
+_CACHED = "the second read finds the row in a cache, and fewer registers leave room for more rows"
+# fmt: off
+FORWARD = (
+    #      shape                  columns  kernel   tile  block  warps  per core   capped
+    Policy("gated",               1024,    "rows",  1024, 0,     4,     ALL_TILES, False, _SEVERAL),
+    Policy("light",               256,     "rows",  2048, 0,     4,     ALL_TILES, True,  _CAPPED),
+    Policy("any",                 256,     "rows",  2048, 0,     4,     ALL_TILES, False, _SEVERAL),
+    Policy("any",                 1024,    "rows",  4096, 0,     4,     ALL_TILES, False, _SEVERAL),
+    Policy("quantised, one chunk", 2048,   "rows",  0,    0,     4,     ALL_TILES, False, _THRICE),
+    Policy("quantised, one chunk", 4096,   "rows",  0,    0,     8,     ALL_TILES, False, _THRICE),
+    Policy("quantised, one chunk", 16384,  "rows",  0,    0,     16,    ALL_TILES, False, _THRICE),
+    Policy("quantised, chunks",   8192,    "rows",  0,    0,     8,     ALL_TILES, False, _THRICE),
+    Policy("quantised, chunks",   16384,   "rows",  0,    0,     16,    ALL_TILES, False, _THRICE),
+    Policy("in chunks, chunks",   6144,    "rows",  0,    0,     0,     ALL_TILES, False, "chunks pad it least"),
+    Policy("any",                 2048,    "wide",  0,    1 / 2, 4,     ALL_TILES, False, _CACHED),
+    Policy("any",                 8192,    "wide",  0,    1 / 2, 8,     ALL_TILES, False, _CACHED),
+    Policy("any",                 16384,   "wide",  0,    4096,  16,    ALL_TILES, False, _CACHED),
+    Policy("any",                 END,     "wide",  0,    1 / 4, 32,    1,         False, "two rows evict each other"),
+)
+BACKWARD = (
+    #      shape                  columns  kernel   tile  block  warps  per core      capped
+    Policy("gated",               32,      "rows",  2048, 0,     8,     3,            False, _SEVERAL),
+    Policy("biased",              32,      "rows",  4096, 0,     8,     2,            False, _SEVERAL),
+    Policy("any",                 32,      "rows",  4096, 0,     8,     3,            False, _SEVERAL),
+    Policy("gated",               1024,    "rows",  2048, 0,     8,     3,            True,  _SEVERAL),
+    Policy("biased",              1024,    "rows",  4096, 0,     8,     2,            True,  _SEVERAL),
+    Policy("any",                 1024,    "rows",  4096, 0,     8,     3,            True,  _SEVERAL),
+    Policy("gated, one chunk",    4096,    "rows",  2048, 0,     8,     2,            True,  "a row fits registers"),
+    Policy("biased, one chunk",   4096,    "rows",  4096, 0,     8,     2,            True,  "a row fits registers"),
+    Policy("one chunk",           4096,    "rows",  4096, 0,     8,     3,            True,  "a row fits registers"),
+    Policy("in chunks",           4096,    "rows",  0,    0,     4,     BY_REGISTERS, True,  _CHUNKS),
+    Policy("in chunks",           8192,    "rows",  0,    0,     8,     BY_REGISTERS, True,  _CHUNKS),
+    Policy("any",                 16384,   "rows",  0,    0,     16,    BY_REGISTERS, True,  _CHUNKS),
+    Policy("alone",               END,     "wide",  0,    2048,  8,     4,            False, "no program holds a row"),
+    Policy("any",                 END,     "shared", 0,   SHARE_COLUMNS, 4, 4,        True,  "programs hold a row together"),
+)
+# fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaTiling:
+    """How one direction runs on CUDA.
+
+    Attributes:
+        shape, device: what it was made for.
+        policy: the row of the table.
+        rows, columns: of a tile; of a row in chunks, columns of a chunk.
+        warps: of a program.
+        per_core: programs resident on a core.
+        order: how "rows" kernels number rows: ORDER of rows.py.
+        group: rows of a group, or heads, that the kernel is compiled for; 0: none.
+    """
+
+    shape: Shape
+    device: Device = field(repr=False)
+    policy: Policy
+    rows: int = 1
+    columns: int
+    warps: int
+    per_core: int
+    order: str
+    group: int = 0
+
+    @property
+    def way(self) -> str:
+        chunks = f" in {self.column_blocks} chunks" if self.kernel == "rows" and self.column_blocks > 1 else ""
+        return self.kernel + chunks
+
+    @property
+    def why(self) -> str:
+        return self.policy.why
+
+    @property
+    def decided_at(self) -> str:
+        if self.shape.backward:
+            return line_of(__file__, "BACKWARD", BACKWARD.index(self.policy))
+        return line_of(__file__, "FORWARD", FORWARD.index(self.policy))
+
+    @property
+    def kernel(self) -> str:
+        return self.policy.kernel
+
+    @property
+    def share(self) -> int:
+        """Programs that share a row; 0: none do."""
+        return self.column_blocks if self.kernel == "shared" else 0
+
+    @property
+    def heads(self) -> int:
+        """Sets of parameters, of which a program sees one; 1 where a tile's rows are of several heads."""
+        return self.shape.n_outer if self.order == "heads" else 1
+
+    @property
+    def row_tiles(self) -> int:
+        if self.order == "heads":
+            return self.shape.n_outer * ceil(self.shape.n_inner / self.rows)
+        return ceil(self.shape.n_outer * self.shape.n_inner / self.rows)
+
+    @property
+    def column_blocks(self) -> int:
+        return ceil(self.shape.width / self.columns)
+
+    @property
+    def _resident(self) -> int:
+        return self.device.vector_cores * self.per_core
+
+    @functools.cached_property
+    def grid(self) -> int:
+        """Programs of every kernel that takes rows."""
+        if self.share:
+            return self.splits * self.share
+        if self.heads == 1:
+            return persistent_grid(self.row_tiles, self.device, per_core=self.per_core)
+        limit = min(max(1, self.device.max_grid // self.heads), self._resident // self.heads)
+        return self.heads * max(1, min(self.row_tiles // self.heads, limit))
+
+    @functools.cached_property
+    def splits(self) -> int:
+        """Partial sums of a row of dw: one a program, a group of programs that share rows, or a set of rows."""
+        if self.share:
+            return min(self.row_tiles, self._resident // self.share)
+        if self.kernel == "rows":
+            return self.grid
+        return self.heads * max(1, min(self.row_tiles // self.heads, self._resident // self.column_blocks // self.heads))
+
+    @functools.cached_property
+    def column_grid(self) -> int:
+        """Programs of the kernel that takes columns."""
+        return persistent_grid(self.column_blocks * self.splits, self.device, per_core=self.per_core)
+
+    @property
+    def stores_sums(self) -> bool:
+        """Whether the kernel stores gradients of parameters in place of partial sums: one program takes all rows."""
+        return self.splits == self.heads
+
+    @property
+    def constants(self) -> dict[str, object]:
+        """`tl.constexpr` parameters."""
+        sizes: dict[str, object] = {"N": self.shape.width, "BLOCK_N": self.columns, "ORDER": self.order}
+        if self.kernel == "shared":
+            sizes |= {"SHARE": self.share, "SLOTS": power_of_two(self.share), "STAGES": 2}
+        elif self.kernel == "rows":
+            sizes |= {"CHUNKS": self.column_blocks, "M": self.rows, "GROUP": self.group}
+        formula = self.shape.rounding_constants if self.kernel == "shared" else self.shape.formula_constants
+        if self._rounds_in_pairs:
+            formula |= {name: "bf16x2" for name in ("NORMALISED", "WEIGHTED") if formula.get(name) == "bf16"}
+        return {**sizes, **formula}
+
+    @property
+    def _rounds_in_pairs(self) -> bool:
+        """Whether two bf16 are converted at once; elsewhere products of two bf16 are computed in pairs."""
+        if self.shape.backward:
+            return self.kernel != "rows" or self.column_blocks == 1
+        if self.kernel == "wide":
+            return self.shape.biased or self.shape.width > 16384
+        return self.shape.adds_offset
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        options = row_options(self.columns, self.warps)
+        if self.shape.biased and self.shape.rounding.factors != "fp32":
+            # A product and a bias that are both bf16 would be fused, and the product not rounded before the sum.
+            options["enable_fp_fusion"] = False
+        if self.policy.capped:
+            options["maxnreg"] = register_cap(self.warps, self.per_core)
+        return options
+
+
+def choose(shape: Shape, device: Device) -> CudaTiling:
+    """The first row of the table that a shape matches, with its sizes."""
+    padded = power_of_two(shape.width)
+    chunk, chunks = equal_chunks(shape.width, least=MIN_CHUNK, most=MAX_CHUNKS)
+    share = ceil(shape.width / SHARE_COLUMNS)
+    is_alone = shape.gated or shape.biased or shape.per_head or not shape.with_rows
+    order, group = _order(shape)
+    is_light = shape.itemsizes == (2,) and shape.width in (64, 128, 256) and order in ("one", "heads")
+    traits = {
+        "any": True,
+        "in chunks": True,
+        "one chunk": chunks == 1,
+        "chunks": chunks > 1,
+        "gated": shape.gated,
+        "biased": shape.biased,
+        "quantised": shape.quantised,
+        "light": is_light and not (shape.biased or shape.second_output or shape.quantised),
+        "alone": is_alone or share > min(MAX_SHARE, 4 * device.vector_cores),
+    }
+    for policy in BACKWARD if shape.backward else FORWARD:
+        needed = policy.shape.split(", ")
+        columns = chunk * chunks if "in chunks" in needed else padded
+        if columns <= policy.columns and all(traits[trait] for trait in needed):
+            break
+    make = functools.partial(CudaTiling, shape=shape, device=device, policy=policy)
+    warps, per_core = policy.warps, policy.per_core
+    if policy.kernel != "rows":
+        share_of_row = min(int(policy.block * padded), 4096 if warps < 32 else 16384)
+        columns = share_of_row if policy.block < 1 else int(policy.block)
+        return make(columns=columns, warps=warps, per_core=per_core, order=shape.order)
+    if policy.tile:
+        wanted = max(1, policy.tile // padded)
+        rows = _power_of_two_below(min(shape.max_rows, wanted) if order in ("one", "heads") else wanted)
+        group = group if rows > 1 or order == "tokens" else 0
+        return make(rows=rows, columns=padded, warps=warps, per_core=per_core, order=order, group=group)
+    if shape.backward:
+        if chunks == 1:
+            chunk, chunks = padded // 4, 4  # no less padding, but fewer registers at once than one block takes
+        warps, per_core = _programs_by_registers(shape, warps, chunk * chunks)
+    elif not warps:
+        warps = 4 if chunk <= 512 else 8
+    return make(columns=chunk, warps=warps, per_core=per_core, order=shape.order)
+
+
+def _order(shape: Shape) -> tuple[str, int]:
+    """How rows.py numbers the rows of tiles of several rows, and the rows of a group that the kernel is compiled for."""
+    if shape.per_head:
+        in_tokens = not shape.backward and shape.n_outer <= MAX_GROUP and shape.n_outer * shape.n_inner <= MAX_COUNTED_ROWS
+        return ("tokens", shape.n_outer) if in_tokens else ("heads", 0)
+    return shape.order, shape.n_inner if shape.n_outer > 1 and shape.n_inner <= MAX_GROUP else 0
+
+
+def _programs_by_registers(shape: Shape, warps: int, padded: int) -> tuple[int, int]:
+    """Warps of a program that holds x, dy and partial sums of a row, and how many such programs a core has registers for."""
+    elements = padded // (warps * WARP)  # of a thread
+    registers = 80 if elements <= 20 else 96 if elements <= 24 else 128  # as ptxas counts them
+    if shape.gated or (shape.biased and padded > 2560):
+        warps = min(2 * warps, 16)
+    if shape.gated or shape.biased:
+        registers = 96 if padded // (warps * WARP) <= 12 else 128
+    return warps, CORE_REGISTERS // (registers * warps * WARP)
+
+
+def _power_of_two_below(limit: int) -> int:
+    """The largest power of two up to `limit`."""
+    return 1 << (max(1, limit).bit_length() - 1)

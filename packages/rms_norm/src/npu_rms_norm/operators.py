@@ -1,0 +1,195 @@
+"""The operators registered with PyTorch, in its namespace `npu_rms_norm`, and their autograd.
+
+`rms_norm` is the forward of every public function, `rms_norm_backward` its backward, and `rms_norm_backward_` the same with
+x's gradient written to that of y. Kernels run on accelerators (launch), the definition on a CPU (cpu.py). A result that is
+not asked for is an empty tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from npu_tiling import device_for
+from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, forward_mode, needs_gradient
+from npu_tiling.pytorch.rows import may_overlap
+from npu_tiling.pytorch.tensors import allocate, statistics_dtype
+from torch import Tensor
+
+from . import cpu
+from .launch.backward import launch_backward
+from .launch.forward import launch_forward
+from .launch.plan import is_followed
+from .launch.rstd import allocate_rstd, has_heads
+
+OPERATORS = OperatorLibrary("npu_rms_norm")
+_SAVED = "Tensor? dsum, Tensor x, Tensor? gate, Tensor? weight, Tensor? bias, Tensor rstd"
+_GATE = "str activation, bool norm_before_gate"
+_FORWARD = (
+    "rms_norm(Tensor x, Tensor? residual, Tensor? gate, Tensor? weight, Tensor? bias, float eps, float offset,"
+    f" str casting_mode, {_GATE}, bool in_place, ScalarType dtype, bool return_fp32, bool save_rstd)"
+    " -> (Tensor y, Tensor sum, Tensor fp32, Tensor rstd, Tensor scale)"
+)
+_OPTIONS = f"float offset, str casting_mode, {_GATE}, ScalarType rounded_to"
+_BACKWARD = (
+    f"rms_norm_backward(Tensor dy, {_SAVED}, {_OPTIONS}, bool need_dx, bool need_dgate, bool need_dweight, bool need_dbias)"
+    " -> (Tensor dx, Tensor dgate, Tensor dweight, Tensor dbias)"
+)
+_BACKWARD_ = (
+    f"rms_norm_backward_(Tensor(a!) dy, {_SAVED}, {_OPTIONS}, bool need_dweight, bool need_dbias)"
+    " -> (Tensor dweight, Tensor dbias)"
+)
+
+
+def _forward(  # type: ignore[no-untyped-def]
+    x, residual, gate, weight, bias, eps, offset, casting_mode, activation, norm_before_gate, in_place, dtype, return_fp32,
+    save_rstd,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    if dtype.itemsize == 1 and forward_mode((x, residual, weight, bias)):
+        raise NotImplementedError("a quantised rms_norm has no forward-mode derivative: y and scale are constants.")
+    tensors, options = (x, residual, gate, weight, bias), (eps, offset, casting_mode, activation, norm_before_gate)
+    results, device = (dtype, return_fp32, save_rstd), device_for(x.device)
+    if device is None:
+        return cpu.forward(*tensors, *options, *results)
+    return launch_forward(*tensors, *options, *results, device)
+
+
+def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    given, (need_dx, need_dgate, need_dweight, need_dbias) = arguments[:-4], arguments[-4:]
+    dy, _, x, gate, *_ = given
+    device = device_for(dy.device)
+    if device is None:
+        return cpu.backward(*arguments)
+    _, norm_before_gate, _ = given[-3:]
+    writes_dx = need_dx or (need_dgate and not norm_before_gate)  # the gradient of a gate of x is made of x's
+    dx = allocate(x, x.shape, x.dtype) if writes_dx else None
+    dgate = allocate(gate, gate.shape, gate.dtype) if need_dgate and gate is not None else None
+    parameters = launch_backward(*given, dx=dx, dgate=dgate, need_dweight=need_dweight, need_dbias=need_dbias, device=device)
+    return dx if need_dx else None, dgate, *parameters
+
+
+def _backward_(dy: Tensor, dsum: Tensor | None, x: Tensor, gate: Tensor | None, *rest: Any) -> tuple[Tensor | None, ...]:
+    saved, (need_dweight, need_dbias) = rest[:-2], rest[-2:]
+    device = device_for(dy.device)
+    if device is None or not is_followed((dy, dsum, x, gate)):
+        need_dx, need_dgate = True, False
+        dx, _, *parameters = _backward(dy, dsum, x, gate, *saved, need_dx, need_dgate, need_dweight, need_dbias)
+        assert dx is not None
+        dy.copy_(dx)
+        return tuple(parameters)
+    needs = {"need_dweight": need_dweight, "need_dbias": need_dbias}
+    return launch_backward(dy, dsum, x, gate, *saved, dx=dy, dgate=None, **needs, device=device)
+
+
+def _fake_forward(  # type: ignore[no-untyped-def]
+    x, residual, gate, weight, bias, eps, offset, casting_mode, activation, norm_before_gate, in_place, dtype, return_fp32,
+    save_rstd,
+):  # fmt: skip
+    arithmetic = statistics_dtype((x if residual is None else residual).dtype)
+    return (
+        torch.empty(x.shape, dtype=dtype, device=x.device),
+        None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device),
+        torch.empty(x.shape, dtype=arithmetic, device=x.device) if return_fp32 else None,
+        allocate_rstd(x, has_heads(weight, bias), arithmetic) if save_rstd else None,
+        torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) if dtype.itemsize == 1 else None,
+    )
+
+
+def _fake_gradients(*pairs: tuple[Tensor | None, bool]) -> tuple[Tensor | None, ...]:
+    return tuple(
+        torch.empty(each.shape, dtype=each.dtype, device=each.device) if needed and each is not None else None
+        for each, needed in pairs
+    )
+
+
+def _fake_backward(dy, dsum, x, gate, weight, bias, rstd, *options):  # type: ignore[no-untyped-def]
+    return _fake_gradients(*zip((x, gate, weight, bias), options[-4:], strict=True))
+
+
+def _fake_backward_(dy, dsum, x, gate, weight, bias, rstd, *options):  # type: ignore[no-untyped-def]
+    return _fake_gradients(*zip((weight, bias), options[-2:], strict=True))
+
+
+OPERATORS.define(_FORWARD, _forward, _fake_forward, forward_mode=True)
+OPERATORS.define(_BACKWARD, _backward, _fake_backward, forward_mode=True)
+OPERATORS.define(_BACKWARD_, _backward_, _fake_backward_)
+
+
+class _RMSNorm(Function):
+    """The gradient of `rms_norm`. A quantised y has none, and the sum keeps its own."""
+
+    @staticmethod
+    def forward(ctx, x, residual, gate, weight, bias, eps, *others):  # type: ignore[no-untyped-def]
+        *options, in_place, dtype, return_fp32, _ = others
+        quantised = dtype.itemsize == 1
+        settings = (in_place, dtype, return_fp32, not quantised)
+        found = OPERATORS.below_autograd("rms_norm", x, residual, gate, weight, bias, eps, *options, *settings)
+        y, total, fp32, rstd, scale = found
+        ctx.quantised, ctx.in_place, ctx.options, ctx.x_dtype = quantised, in_place, options, x.dtype
+        ctx.set_materialize_grads(False)
+        if quantised:
+            ctx.mark_non_differentiable(y, scale)
+        else:
+            ctx.mark_non_differentiable(rstd)
+            ctx.save_for_backward(x if residual is None else total, gate, weight, bias, rstd)
+        return y, total if residual is not None else None, fp32 if return_fp32 else None, rstd, scale
+
+    @staticmethod
+    def backward(ctx, dy, dsum, dfp32, *_):  # type: ignore[no-untyped-def]
+        need_x, need_residual, *needs = ctx.needs_input_grad[:5]
+        if dfp32 is not None:
+            dy = dfp32 if dy is None else dfp32 + dy
+        du, others = dsum, (None, None, None)
+        if dy is not None and not ctx.quantised:
+            du, *others = _gradients(ctx, dy, dsum, need_x or need_residual, *needs)
+        dx = du.to(ctx.x_dtype) if need_x and du is not None else None
+        return dx, du if need_residual else None, *others, *(None,) * (len(ctx.needs_input_grad) - 5)
+
+
+def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *needs: bool) -> tuple[Tensor | None, ...]:
+    """Of what is normalised, the gate, the weight and the bias, each where it is needed."""
+    need_x, _, *need_parameters = needs
+    x, gate, weight, bias, rstd = ctx.saved_tensors
+    tensors, options = (dy, dsum, x, gate, weight, bias, rstd), (*ctx.options, ctx.x_dtype)
+    in_place = ctx.in_place and need_x and gate is None and dy.dtype == x.dtype and not may_overlap(dy)
+    if in_place and not torch.is_grad_enabled() and not forward_mode(tensors):
+        found = (dy, None, *OPERATORS.below_autograd("rms_norm_backward_", *tensors, *options, *need_parameters))
+    else:
+        found = OPERATORS("rms_norm_backward", *tensors, *options, *needs)
+    return tuple(each if needed else None for each, needed in zip(found, needs, strict=True))
+
+
+def _recorded(*arguments: Any) -> Any:
+    if needs_gradient(arguments[:5]):
+        return apply(_RMSNorm, *arguments)
+    return OPERATORS.below_autograd("rms_norm", *arguments)
+
+
+OPERATORS.autograd("rms_norm", _recorded)
+OPERATORS.gradient("rms_norm_backward")
+OPERATORS.gradient("rms_norm_backward_")
+
+
+def norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    offset: float,
+    casting_mode: str,
+    dtype: torch.dtype,
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    activation: str = "silu",
+    norm_before_gate: bool = True,
+    in_place: bool = False,
+    return_fp32: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The operator `rms_norm`: y, the sum, y in fp32, rstd and scale; empty tensors for those that are not asked for."""
+    save_rstd = False  # autograd asks for it
+    options = (eps, offset, casting_mode, activation, norm_before_gate, in_place)
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = OPERATORS(
+        "rms_norm", x, residual, gate, weight, bias, *options, dtype, return_fp32, save_rstd
+    )
+    return found

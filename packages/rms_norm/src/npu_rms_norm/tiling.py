@@ -1,0 +1,28 @@
+"""The decision what runs: `Shape` -> `Tiling`. Each chip has tables, of which the first row that fits or matches is
+taken."""
+
+from __future__ import annotations
+
+from npu_tiling import Device
+
+from .ascend import tiling as ascend
+from .ascend.tiling import AscendTiling
+from .cuda import tiling as cuda
+from .cuda.tiling import CudaTiling
+from .shape import Shape
+
+Tiling = AscendTiling | CudaTiling
+
+
+def choose(shape: Shape, device: Device) -> Tiling:
+    """Kernel, tile and grid.
+
+    Raises:
+        UnifiedBufferError: nothing fits an Ascend chip's Unified Buffer.
+    """
+    return cuda.choose(shape, device) if device.kind == "cuda" else ascend.choose(shape, device)
+
+
+def smaller(tiling: Tiling) -> Tiling | None:
+    """The next smaller tiling for an Ascend compiler that needs more Unified Buffer than was declared; None at the end."""
+    return ascend.smaller(tiling) if isinstance(tiling, AscendTiling) else None
