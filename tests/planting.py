@@ -14,8 +14,10 @@ from unittest import mock
 
 import npu_offline.execute.emulation
 import npu_tiling
+import torch
 from mutants import Mutant, mutants
 from npu_offline import FindingsError, OfflineError, UnsupportedError, emulate
+from npu_offline.execute.final.compare import differences
 from npu_offline.execute.final.translate import translate
 from npu_offline.execute.launcher import Launcher, RunningEmulation, running
 from npu_offline.execute.linalg.lowering import ENTRY
@@ -38,8 +40,10 @@ class Site:
     toolchain: str
     module: ModuleOp
     launch: Callable[[int], None]
+    pointers: list[tuple[str, str, Any]]  # name, Triton type and value
     ranges: list[tuple[int, int]]
     before: list[bytes]
+    written: dict[str, int] = field(default_factory=dict)  # bytes through each pointer
     after: list[bytes] = field(default_factory=list)
     programs: list[Program] = field(default_factory=list)
     notes: int = 0
@@ -59,13 +63,14 @@ def sites(call: Callable[[], object], toolchain: str) -> list[Site]:
             kernel = self._arguments.name
             if kernel not in found:
                 kept = [value for value, keep in zip(given[9:], self._arguments.kept, strict=True) if keep]
-                pointers = [v for v, kind in zip(kept, self._arguments.types.values(), strict=True) if kind.startswith("*")]
-                ranges = sorted({pair for value in pointers for pair in _ranges(value)})
+                given_as = zip(self._arguments.types.items(), kept, strict=True)
+                pointers = [(name, kind, value) for (name, kind), value in given_as if kind.startswith("*")]
+                ranges = sorted({pair for _, _, value in pointers for pair in _ranges(value)})
 
                 def launch(function: int) -> None:
                     Launcher.__call__(self, *given[:4], function, *given[5:])
 
-                found[kernel] = Site(kernel, toolchain, self._module, launch, ranges, _copy(ranges))
+                found[kernel] = Site(kernel, toolchain, self._module, launch, pointers, ranges, _copy(ranges))
             super().__call__(*given)
 
     real = npu_tiling.soc
@@ -93,9 +98,10 @@ def fate(site: Site, mutant: Mutant) -> str:
     """What becomes of a defect.
 
     Returns:
-        "found: KIND" as the checks say it; "redundant" where every pair of accesses to the same bytes is in the same order
-        as without it, every read sees bytes of the same instructions and all results are equal; "noted" where hazards
-        inside one pipe are noted that were not before, and nothing else has changed; "missed" otherwise.
+        "found: KIND" as the checks say it, "found: results" where the comparison of results does; "redundant" where every
+        pair of accesses to the same bytes is in the same order as without it, every read sees bytes of the same
+        instructions and all results are equal; "noted" where hazards inside one pipe are noted that were not before, and
+        nothing else has changed; "missed" otherwise.
     """
     module = site.module.clone()
     mutant.plant(module)
@@ -103,13 +109,25 @@ def fate(site: Site, mutant: Mutant) -> str:
     if error or library is None:
         return f"found: {'+'.join(sorted(_kinds(error)))}"
     if _copy(site.ranges) != site.after:
-        return "missed: other results"
+        return "found: results" if _differ(site) else "missed: other results"
     verdicts = changes(site, library)
     if not verdicts:
         return "redundant"
     if verdicts == {"one pipe"} and notes > site.notes:
         return "noted"
     return f"missed: {', '.join(sorted(verdicts))}"
+
+
+def _differ(site: Site) -> bool:
+    """Whether the comparison with Linalg IR finds the results in memory: the module as it is computes what that does."""
+    before, after = (
+        {
+            bounds: torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            for bounds, data in zip(site.ranges, copies, strict=True)
+        }
+        for copies in (site.before, site.after)
+    )
+    return any(True for _ in differences(site.pointers, before, after, site.written))
 
 
 def changes(site: Site, library: ctypes.CDLL) -> set[str]:
@@ -163,6 +181,8 @@ def run(site: Site, module: ModuleOp) -> tuple[OfflineError | None, ctypes.CDLL 
         error = found
     finally:
         running.remove(emulation)
+    for launch in emulation.launches if not site.written else ():
+        site.written = {name: traffic.written for name, traffic in launch.arguments.items()}
     return error, loaded.libraries[0], sum(len(launch.notes) for launch in emulation.launches)
 
 

@@ -1,7 +1,7 @@
 """Whatever a caller may hand over beside a bank, in whatever way: attention over its blocks and the prefix in fp64."""
 
+import attention_examples as attention
 import pytest
-import test_properties as attention
 import torch
 from npu_attn_res import attn_res_bank
 from npu_offline.properties import Search

@@ -23,3 +23,13 @@ def add_in_place(x, y, n, BLOCK: tl.constexpr):
     """Not what it was if it is launched twice."""
     i = tl.arange(0, BLOCK)
     tl.store(y + i, tl.load(y + i, mask=i < n) + tl.load(x + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def add_listed(x, others, y, n, BLOCK: tl.constexpr):
+    """others: a tuple of pointers."""
+    i = tl.arange(0, BLOCK)
+    total = tl.load(x + i, mask=i < n)
+    for k in tl.static_range(len(others)):
+        total += tl.load(others[k] + i, mask=i < n)
+    tl.store(y + i, total, mask=i < n)

@@ -98,7 +98,7 @@ def kernels(driver):
     import direct_kernels
 
     yield importlib.reload(direct_kernels)
-    for kernel in (direct_kernels.scale_rows, direct_kernels.scale_rows_unspecialised):
+    for kernel in (direct_kernels.scale_rows, direct_kernels.scale_rows_unspecialised, direct_kernels.add_listed):
         getattr(kernel, "device_caches" if hasattr(kernel, "device_caches") else "cache").clear()
     gc.collect()
 
@@ -126,8 +126,13 @@ def test_numbers_with_one_key_here_have_one_key_in_the_jit(triton, kernels, name
 
 def addresses(call):
     """A launch without its hooks, its tensors as addresses."""
-    values = [*call[:6], *call[9:]]
-    return [value.data_ptr() if isinstance(value, OnCuda) else value for value in values]
+
+    def address(value):
+        if type(value) is tuple and value and isinstance(value[0], (OnCuda, int)):
+            return tuple(map(address, value))
+        return value.data_ptr() if isinstance(value, OnCuda) else value
+
+    return [*map(address, [*call[:6], *call[9:]])]
 
 
 def arguments(name):
@@ -158,6 +163,28 @@ def test_the_third_launch_does_without_the_jit(triton, driver, kernels, monkeypa
     for _ in range(5):
         launcher(2, *arguments("as it was"), {"BLOCK": 64}, {}, "key")
     assert (len(seen), len(driver.calls)) == (2, 5)
+
+
+@pytest.mark.parametrize("dtypes", [[torch.float32], [torch.float32] * 3, [torch.float32, torch.bfloat16, torch.float32]])
+def test_tuples_of_tensors_are_launched_as_the_jit_launches_them(triton, driver, kernels, dtypes, monkeypatch):
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):
+        pytest.skip("Triton chooses among a tuple's pointers from 3.4 on")
+    if not Watchers(triton, kernels.add_listed).known:
+        pytest.skip(f"Triton {triton.__version__} keeps its hooks where they are not looked for: the JIT launches")
+    x, y = OnCuda(torch.float32, 4096), OnCuda(torch.float32, 8192)
+    others = tuple(OnCuda(dtype, 256 * (i + 1)) for i, dtype in enumerate(dtypes))
+    kernels.add_listed[(2,)](x, others, y, 40, BLOCK=64)
+    expected = addresses(driver.calls.pop())
+    seen, run = [], type(kernels.add_listed).run
+    monkeypatch.setattr(type(kernels.add_listed), "run", lambda *given, **named: seen.append(1) or run(*given, **named))
+    launcher = Launcher(kernels.add_listed)
+    for _ in range(5):
+        launcher(2, (x, others, y), (40,), {"BLOCK": 64}, {}, "key")
+        assert addresses(driver.calls.pop()) == expected
+    assert len(seen) == 2
+    launcher(2, (x, others[:-1] + (OnCuda(torch.float16, 512),), y), (40,), {"BLOCK": 64}, {}, "key")
+    assert addresses(driver.calls.pop())[4] != expected[4]  # another dtype in the tuple: another kernel
+    assert len(seen) == 3
 
 
 def test_a_hook_of_triton_sees_every_launch(triton, driver, kernels, monkeypatch):

@@ -11,6 +11,7 @@ from npu_tiling import row_layout
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.rows import may_overlap
 from npu_tiling.pytorch.sharding import is_distributed
+from npu_tiling.pytorch.tensors import is_autocast
 from torch import Tensor
 from torch.nn import ParameterList
 
@@ -24,17 +25,13 @@ def as_blocks(blocks: Any) -> Any:
         if isinstance(blocks, (str, Tensor)) or not isinstance(blocks, (Sequence, ParameterList)):
             return blocks
         blocks = list(blocks)
-    if blocks and isinstance(blocks[0], Tensor) and _is_autocast(blocks[0].device.type):
+    if blocks and isinstance(blocks[0], Tensor) and is_autocast(blocks[0]):
         dtypes = {block.dtype for block in blocks if isinstance(block, Tensor) and block.is_floating_point()}
         if len(dtypes) > 1:
             widest = functools.reduce(torch.promote_types, dtypes)
             floating = (isinstance(block, Tensor) and block.is_floating_point() for block in blocks)
             blocks = [block.to(widest) if casts else block for block, casts in zip(blocks, floating, strict=True)]
     return blocks
-
-
-def _is_autocast(kind: str) -> bool:
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def check_sources(

@@ -14,16 +14,13 @@ Source: "Attention Residuals", arXiv 2603.15031.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
+from npu_tiling.pytorch.tensors import without_autocast
 from torch import Tensor
 
 from .passes import Passes, flat
-
-R = TypeVar("R")
 
 
 class Weights(NamedTuple):
@@ -50,20 +47,6 @@ class Statistics(NamedTuple):
     norm_rstd: Tensor | None
 
 
-def _without_autocast(function: Callable[..., R]) -> Callable[..., R]:
-    """Matrix products in the dtype of their factors."""
-
-    @functools.wraps(function)
-    def called(*arguments: Any) -> R:
-        first = arguments[0][0] if isinstance(arguments[0], tuple) else arguments[0]
-        if not torch.amp.is_autocast_available(first.device.type):  # tensors without data
-            return function(*arguments)
-        with torch.autocast(first.device.type, enabled=False):
-            return function(*arguments)
-
-    return called
-
-
 def scaled_query(query: Tensor, scale: float) -> Tensor:
     """scale * query, in fp32 where it changes."""
     return query if scale == 1.0 else query.to(torch.promote_types(query.dtype, torch.float32)) * scale
@@ -83,7 +66,7 @@ def fuse_qk_weight_backward(
     return dquery, dnorm
 
 
-@_without_autocast
+@without_autocast
 def forward(
     v: Passes, weights: Weights, eps: float, norm_eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Statistics]:
@@ -99,7 +82,7 @@ def forward(
     return h, y, Statistics(score.squeeze(-1), rstd, lse.squeeze(-1), norm_rstd)
 
 
-@_without_autocast
+@without_autocast
 def backward(
     v: Passes, dh: Tensor, weights: Weights, statistics: Statistics, needed: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -112,7 +95,7 @@ def backward(
     return fuse_qk_weight_backward(dg, weights.query, weights.norm, needed)
 
 
-@_without_autocast
+@without_autocast
 def phase1(v: Passes, queries: Tensor, rms_weight: Tensor, eps: float) -> tuple[State, Tensor, Tensor]:
     """o [T, S, D] with lse [T, S]; s [N, T, S] and r [N, T]."""
     score, rstd = v.scores(fuse_qk_weight(queries, rms_weight, v.dtype), eps)
@@ -120,7 +103,7 @@ def phase1(v: Passes, queries: Tensor, rms_weight: Tensor, eps: float) -> tuple[
     return State(v.weighted_sum(alpha, v.dtype), lse), score, rstd
 
 
-@_without_autocast
+@without_autocast
 def phase1_backward(
     v: Passes,
     gradient: tuple[Tensor | None, Tensor | None],
@@ -171,7 +154,7 @@ def shares(lse: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
     return first / whole, second / whole
 
 
-@_without_autocast
+@without_autocast
 def merge(
     state: State, partial: Tensor, x: Tensor | None, weights: Weights, eps: float, norm_eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Statistics]:
@@ -191,7 +174,7 @@ def merge(
     return h.view(partial.shape), y, joined, statistics
 
 
-@_without_autocast
+@without_autocast
 def merge_backward(
     dh: Tensor,
     dpartial: Tensor | None,

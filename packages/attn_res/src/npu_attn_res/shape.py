@@ -40,7 +40,6 @@ class Shape:
         fp32_dh: backward: whether the gradient of h is fp32, whatever the sources are.
         by_token: whether statistics are [tokens, sources] instead of [sources, tokens].
         aligned: whether a table's entries are multiples of 16.
-        listed, listed_gradients: sources, and gradients of sources, that are arguments of the kernel (CUDA).
     """
 
     task: Task
@@ -54,8 +53,6 @@ class Shape:
     fp32_dh: bool = False
     by_token: bool = False
     aligned: bool = False
-    listed: int = 0
-    listed_gradients: int = 0
 
     @property
     def takes_columns(self) -> bool:

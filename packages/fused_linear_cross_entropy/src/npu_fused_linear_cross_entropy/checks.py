@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import torch
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.tensors import is_autocast
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from . import parallel
-from .options import NAMES, REDUCTIONS, Options, is_autocast
+from .options import NAMES, REDUCTIONS, Options
 
 _PLACES = 2**24  # columns up to which fp32 counts
 

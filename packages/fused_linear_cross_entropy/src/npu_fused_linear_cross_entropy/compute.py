@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from npu_tiling import device_for
+from npu_tiling.pytorch.tensors import without_autocast
 from torch import Tensor
 
 from . import matmul, rows, tiling
 from .gradients import Gradients
 from .launch import chunk as launch
 from .launch.product import is_possible
-from .options import Needs, Options, is_autocast
+from .options import Needs, Options
 from .shape import Shape, Task
 from .ways import Inputs, Loss, start
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def is_unfinished(x: Tensor, class_weight: Tensor | None, options: Options) -> bool:
@@ -27,21 +23,7 @@ def is_unfinished(x: Tensor, class_weight: Tensor | None, options: Options) -> b
     return x.dtype == torch.float16 and (options.reduction == "mean" or class_weight is not None)
 
 
-def _as_given(function: Callable[P, R]) -> Callable[P, R]:
-    """Without autocast: its casts are done already, and inside it would round fp32 products."""
-
-    @functools.wraps(function)
-    def called(*arguments: P.args, **options: P.kwargs) -> R:
-        tensor = next(argument for argument in arguments if isinstance(argument, Tensor))
-        if not is_autocast(tensor):
-            return function(*arguments, **options)
-        with torch.autocast(tensor.device.type, enabled=False):
-            return function(*arguments, **options)
-
-    return called
-
-
-@_as_given
+@without_autocast
 def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
     """The six outputs, statistics, three gradients and the factors that these lack (see `gradients.Gradients`)."""
     inputs, options, (save_statistics, *needed) = split(arguments)
@@ -57,7 +39,7 @@ def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
     return *outputs, None, *_shaped(gradients, inputs.x), gradients.unfinished
 
 
-@_as_given
+@without_autocast
 def backward(
     dloss: Tensor | None, dentropy: Tensor | None, statistics: Tensor, *arguments: Any
 ) -> tuple[Tensor | None, ...]:

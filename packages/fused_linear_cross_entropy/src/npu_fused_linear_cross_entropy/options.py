@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple, get_type_hints
 
 import torch
-from torch import Tensor
 from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -24,12 +23,6 @@ _SCHEMA_TYPES = {
 
 #: What an option can be.
 Option = str | float | bool | torch.dtype | ProcessGroup | tuple[int, int] | None
-
-
-def is_autocast(tensor: Tensor) -> bool:
-    """Whether autocast is enabled where a tensor is. The meta device has no autocast, and PyTorch raises an error there."""
-    kind = tensor.device.type
-    return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 class Needs(NamedTuple):

@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from npu_tiling.device.partials import sum_of_partials
 
+from .tile import load_rows, store_rows
+
 
 @triton.jit(do_not_specialize=["n_partials"])
 def attn_res_add_partials_kernel(
@@ -19,13 +21,13 @@ def attn_res_add_partials_kernel(
 ):
     """dg = the sum of the partial sums, in one fixed order; dquery = dg rms_weight, drms_weight = dg query."""
     # lint: allow short-transfer: the partial sums of all cores are a few KiB, of which every core adds some columns
+    EXACT: tl.constexpr = N % BLOCK_N == 0
     for i_block in tl.range(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
-        o_col = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
-        m_col = o_col < N
-        b_dg = sum_of_partials(p_partials, n_partials, o_col, N, BLOCK_M, BLOCK_N)  # [BLOCK_N]
+        i_col = i_block * BLOCK_N
+        b_dg = sum_of_partials(p_partials, n_partials, i_col + tl.arange(0, BLOCK_N), N, BLOCK_M, BLOCK_N)[None, :]
         if p_dquery is not None:
-            b_norm = tl.load(p_norm + o_col, mask=m_col, other=0.0).to(tl.float32)
-            tl.store(p_dquery + o_col, (b_dg * b_norm).to(p_dquery.dtype.element_ty), mask=m_col)
+            b_norm = load_rows(p_norm + i_col, N, 1, N - i_col, 1, BLOCK_N, EXACT)  # [1, BLOCK_N]
+            store_rows(p_dquery + i_col, N, b_dg * b_norm, 1, N - i_col, 1, BLOCK_N, EXACT)
         if p_dnorm is not None:
-            b_query = tl.load(p_query + o_col, mask=m_col, other=0.0).to(tl.float32)
-            tl.store(p_dnorm + o_col, (b_dg * b_query).to(p_dnorm.dtype.element_ty), mask=m_col)
+            b_query = load_rows(p_query + i_col, N, 1, N - i_col, 1, BLOCK_N, EXACT)
+            store_rows(p_dnorm + i_col, N, b_dg * b_query, 1, N - i_col, 1, BLOCK_N, EXACT)

@@ -1,8 +1,8 @@
-"""Device code for CUDA: the gradient of several blocks of a token at once. Formulas: backward.py.
+"""The backward of one layer for CUDA: gradients of several sources of a token at once.
 
 HELD: all blocks of a token stay in registers while the next token's are on their way. Otherwise they come a few at a time,
-in two sweeps, as in backward.py: the second one finds them in the L2 cache. Tokens that several programs share:
-cuda_shared.py.
+in two sweeps, as in ascend/backward.py: the second one finds them in the L2 cache. Tokens that several programs share:
+cooperating.py.
 """
 
 import triton
@@ -44,7 +44,6 @@ def add_gradients(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
-    LISTED_GRADIENTS: tl.constexpr,
 ):
     """Stores dv of a tile, where it is asked for, and returns dg with what the tile adds; c = ds r."""
     o_col = tl.arange(0, BLOCK_D)
@@ -54,49 +53,32 @@ def add_gradients(
     if p_dv is not None:
         b_slope = slope(b_score, b_rstd, D)
         b_dv = source_gradient(b_x, b_dh[None, :], b_g[None, :], b_alpha[:, None], b_c[:, None], b_slope[:, None])
-        if LISTED_GRADIENTS:
+        if gradients is not None:
             m_block &= ((needed >> (i_tile * BLOCK_N + tl.arange(0, BLOCK_N))) & 1) != 0
         s_block = tl.cast(n_tokens, tl.int64) * D
-        p_out, m_out = block_rows(
-            p_dv, gradients, p_dv_table, i_token * D, s_block, i_tile, m_block, BLOCK_N, ALIGNED, LISTED_GRADIENTS
-        )
+        p_out, m_out = block_rows(p_dv, gradients, p_dv_table, i_token * D, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
         m_tile = m_out[:, None] & (o_col < D)[None, :]
         b_dv = b_dv.to(p_dv.dtype.element_ty)
         tl.store(p_out[:, None] + o_col[None, :], b_dv, mask=m_tile, eviction_policy="evict_first")
     return b_dg
 
 
-# fmt: off
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots", "needed"])
 def attn_res_backward_sources_kernel(
-    p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg, p_count,
-    p_prefix, p_djoined, p_dprefix,  # these, and the numbers that go with them, as in attn_res_backward_kernel
-    # The blocks that follow p_v, of a list of up to 32, then their gradients; None for all that are behind the last.
-    p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
-    p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
-    p_d1, p_d2, p_d3, p_d4, p_d5, p_d6, p_d7, p_d8, p_d9, p_d10, p_d11, p_d12, p_d13, p_d14, p_d15, p_d16,
-    p_d17, p_d18, p_d19, p_d20, p_d21, p_d22, p_d23, p_d24, p_d25, p_d26, p_d27, p_d28, p_d29, p_d30, p_d31,
+    # read: the gradient of h, the sources (see block_rows), the weights, the forward's statistics
+    p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse,
+    # written: gradients of the sources (None: none is needed), fp32 partial sums of dg [programs, D] (None: not needed)
+    p_dv, p_dv_table, p_dg,
+    # how many blocks count (None: n_blocks); the prefix, a gradient that reaches it from elsewhere, its whole gradient
+    p_count, p_prefix, p_djoined, p_dprefix,
+    others, gradients,  # a list's blocks after the first, and their gradients, tuples; None: as block_rows says
     n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
     needed: tl.int64,  # bit i: block i of a list needs a gradient
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
     HELD: tl.constexpr,  # n_blocks <= BLOCK_N
     ALIGNED: tl.constexpr,
-    LISTED: tl.constexpr, LISTED_GRADIENTS: tl.constexpr,  # how many blocks, and gradients, are arguments; 0: none are
-):
+):  # fmt: skip
     SUM_H: tl.constexpr = BLOCK_D <= 8192
-    others = None
-    gradients = None
-    if LISTED:
-        others = (
-            p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
-            p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
-        )
-    if LISTED_GRADIENTS:
-        gradients = (
-            p_d1, p_d2, p_d3, p_d4, p_d5, p_d6, p_d7, p_d8, p_d9, p_d10, p_d11, p_d12, p_d13, p_d14, p_d15, p_d16,
-            p_d17, p_d18, p_d19, p_d20, p_d21, p_d22, p_d23, p_d24, p_d25, p_d26, p_d27, p_d28, p_d29, p_d30, p_d31,
-        )
-# fmt: on
     o_col = tl.arange(0, BLOCK_D)
     b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
     n_blocks = count_blocks(p_count, n_blocks, n_slots)
@@ -120,7 +102,7 @@ def attn_res_backward_sources_kernel(
         if HELD:
             o_block = tl.arange(0, BLOCK_N)
             m_block = o_block < n_blocks
-            p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, 0, m_block, BLOCK_N, ALIGNED, LISTED)
+            p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, 0, m_block, BLOCK_N, ALIGNED)
             b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & (o_col < D)[None, :], other=0.0)
             o_statistic = o_block.to(tl.int64) * n_tokens + i_token
             b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
@@ -128,8 +110,27 @@ def attn_res_backward_sources_kernel(
             b_delta = (b_delta + tl.sum(b_alpha * b_e, axis=0)) / (b_sum + tl.sum(b_alpha, axis=0))
             b_c = score_gradient(b_alpha, b_e, b_delta, b_rstd)  # [BLOCK_N]
             b_dg = add_gradients(
-                b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dg, p_dv, gradients, p_dv_table, i_token, n_tokens, 0,
-                m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED, LISTED_GRADIENTS
+                b_v,
+                b_dh,
+                b_g,
+                b_score,
+                b_alpha,
+                b_rstd,
+                b_c,
+                b_dg,
+                p_dg,
+                p_dv,
+                gradients,
+                p_dv_table,
+                i_token,
+                n_tokens,
+                0,
+                m_block,
+                needed,
+                D,
+                BLOCK_N,
+                BLOCK_D,
+                ALIGNED,
             )
         else:
             # delta = <dh, h>, of an h that is not rounded: no sum over warps for each tile. Where registers are short, the
@@ -139,7 +140,7 @@ def attn_res_backward_sources_kernel(
             for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
                 o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 m_block = o_block < n_blocks
-                p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N, ALIGNED, LISTED)
+                p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
                 m_tile = m_row[:, None] & (o_col < D)[None, :]
                 b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy="evict_last")
                 o_statistic = o_block.to(tl.int64) * n_tokens + i_token
@@ -155,15 +156,34 @@ def attn_res_backward_sources_kernel(
             for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
                 o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 m_block = o_block < n_blocks
-                p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N, ALIGNED, LISTED)
+                p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
                 m_tile = m_row[:, None] & (o_col < D)[None, :]
                 b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy="evict_first")
                 o_statistic = o_block.to(tl.int64) * n_tokens + i_token
                 b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
                 b_c = score_gradient(b_alpha, tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), b_delta, b_rstd)
                 b_dg = add_gradients(
-                    b_v, b_dh, b_g, b_score, b_alpha, b_rstd, b_c, b_dg, p_dg, p_dv, gradients, p_dv_table, i_token,
-                    n_tokens, i_tile, m_block, needed, D, BLOCK_N, BLOCK_D, ALIGNED, LISTED_GRADIENTS
+                    b_v,
+                    b_dh,
+                    b_g,
+                    b_score,
+                    b_alpha,
+                    b_rstd,
+                    b_c,
+                    b_dg,
+                    p_dg,
+                    p_dv,
+                    gradients,
+                    p_dv_table,
+                    i_token,
+                    n_tokens,
+                    i_tile,
+                    m_block,
+                    needed,
+                    D,
+                    BLOCK_N,
+                    BLOCK_D,
+                    ALIGNED,
                 )
         if p_prefix is not None:
             b_p_c = score_gradient(b_p_alpha, b_p_e, b_delta, b_p_rstd)

@@ -1,20 +1,20 @@
-"""Device code for CUDA: the gradient of a token whose blocks no program holds: several programs share it.
+"""The backward of one layer for CUDA where no program has registers for all sources of a token: programs share the token.
 
-Each holds some columns of some blocks of a token in registers, so that every block is read once, and exchanges its parts of
-<dh, v_i> with the others in memory: a word for each, with a tag that says of which token it is. Everybody waits for the
-others' parts, so that all programs are resident at once; meanwhile its next tokens are on the way. Formulas: backward.py.
+Each has some columns of some sources of a token in registers, so that every source is read once. It publishes its parts of
+<dh, v_i> in words with a tag, the number of the token's turn, and waits for those of the others; meanwhile its next tokens
+are on the way. Programs are numbered in the order in which they start: a group waits for no program that cannot start.
 """
 
 import triton
 import triton.language as tl
-from npu_tiling.device.exchange import collect, publish
+from npu_tiling.device.exchange import collect, publish, ticket
 
 from ..both.tile import count_blocks
 from ..formula import score_gradient, slope, source_gradient
 from .tile import block_rows, widen_again, widen_tile
 
-# Tokens whose parts are kept. Who publishes parts of one has parts of the token before from everybody, and nobody publishes
-# those who has not read all that he needs of earlier ones.
+# Two slots suffice: a program publishes token t + 1 only after it has read token t from all, so that nobody still reads t
+# when t + 2 overwrites it.
 TURNS = tl.constexpr(2)
 
 
@@ -23,20 +23,16 @@ def add_six(a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5):
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5
 
 
-# fmt: off
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots", "needed"])
 def attn_res_backward_shared_kernel(
-    p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table,
-    p_dg,  # fp32 [programs / SHARE * TILES, D]
-    p_count, p_prefix, p_djoined, p_dprefix,  # these, and the numbers that go with them, as in attn_res_backward_kernel
-    p_words,  # [programs / SHARE, TURNS, SHARE, words], zeros beforehand; words: BLOCK_N, and one for the prefix
-    # The blocks that follow p_v, of a list of up to 32, then their gradients; None for all that are behind the last.
-    p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
-    p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
-    p_d1, p_d2, p_d3, p_d4, p_d5, p_d6, p_d7, p_d8, p_d9, p_d10, p_d11, p_d12, p_d13, p_d14, p_d15, p_d16,
-    p_d17, p_d18, p_d19, p_d20, p_d21, p_d22, p_d23, p_d24, p_d25, p_d26, p_d27, p_d28, p_d29, p_d30, p_d31,
+    # as of attn_res_backward_sources_kernel; p_dg: fp32 [programs / SHARE * TILES, D]
+    p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
+    p_count, p_prefix, p_djoined, p_dprefix,
+    # int64, zeros before the launch: a counter, and words [programs / SHARE, TURNS, SHARE, BLOCK_N, and one for the prefix]
+    p_words,
+    others, gradients,
     n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
-    needed: tl.int64,  # bit i: block i of a list needs a gradient
+    needed: tl.int64,
     D: tl.constexpr,
     PER_TILE: tl.constexpr, TILES: tl.constexpr,  # n_blocks <= PER_TILE * TILES
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,  # a program's tile: BLOCK_N >= PER_TILE, SHARE * BLOCK_D >= D * TILES
@@ -44,26 +40,13 @@ def attn_res_backward_shared_kernel(
     STAGES: tl.constexpr, SHARE: tl.constexpr,
     SLOTS: tl.constexpr,  # a power of two, >= SHARE
     ALIGNED: tl.constexpr,
-    LISTED: tl.constexpr, LISTED_GRADIENTS: tl.constexpr,  # how many blocks, and gradients, are arguments; 0: none are
-):
-    others = None
-    gradients = None
-    if LISTED:
-        others = (
-            p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
-            p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
-        )
-    if LISTED_GRADIENTS:
-        gradients = (
-            p_d1, p_d2, p_d3, p_d4, p_d5, p_d6, p_d7, p_d8, p_d9, p_d10, p_d11, p_d12, p_d13, p_d14, p_d15, p_d16,
-            p_d17, p_d18, p_d19, p_d20, p_d21, p_d22, p_d23, p_d24, p_d25, p_d26, p_d27, p_d28, p_d29, p_d30, p_d31,
-        )
-# fmt: on
+):  # fmt: skip
     PROGRAMS: tl.constexpr = SHARE // TILES  # of a tile
     N_WORDS: tl.constexpr = BLOCK_N + (p_prefix is not None)
     n_groups = tl.num_programs(0) // SHARE
-    i_group = tl.program_id(0) // SHARE
-    i_part = tl.program_id(0) - i_group * SHARE
+    i_program = ticket(p_words)
+    i_group = i_program // SHARE
+    i_part = i_program - i_group * SHARE
     i_tile = i_part // PROGRAMS if TILES > 1 else 0
     o_col = tl.max_contiguous((i_part - i_tile * PROGRAMS) * BLOCK_D + tl.arange(0, BLOCK_D), VECTOR)
     m_col = (o_col < D) | (D % BLOCK_D == 0)
@@ -85,12 +68,12 @@ def attn_res_backward_shared_kernel(
     b_g = tl.load(p_query + o_col, mask=m_col, other=0.0).to(tl.float32)
     b_g *= tl.load(p_norm + o_col, mask=m_col, other=0.0).to(tl.float32)
     b_dg = tl.zeros([BLOCK_D], tl.float32)
-    p_words += tl.cast(i_group, tl.int64) * (TURNS * SHARE * N_WORDS)
+    p_words += 1 + tl.cast(i_group, tl.int64) * (TURNS * SHARE * N_WORDS)
     turn = 1
     for i_turn in tl.range(i_group, n_tokens, n_groups, num_stages=STAGES):
         i_token = i_turn.to(tl.int64)
         p_row, m_row = block_rows(
-            p_v, others, p_table, i_token * s_token, s_block, i_tile, m_block, BLOCK_N, ALIGNED, LISTED, PER_TILE
+            p_v, others, p_table, i_token * s_token, s_block, i_tile, m_block, BLOCK_N, ALIGNED, PER_TILE
         )
         b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & m_col[None, :], other=0.0)
         b_dh = tl.load(p_dh + i_token * s_dh + o_col, mask=m_col, other=0.0).to(tl.float32)
@@ -145,11 +128,11 @@ def attn_res_backward_shared_kernel(
         if p_dv is not None:
             b_dv = source_gradient(b_x, b_dh[None, :], b_g[None, :], b_alpha[:, None], b_c[:, None], b_slope[:, None])
             m_needed = m_block
-            if LISTED_GRADIENTS:
+            if gradients is not None:
                 m_needed &= ((bits >> o_block) & 1) != 0
             s_gradient = tl.cast(n_tokens, tl.int64) * D
             p_out, m_out = block_rows(
-                p_dv, gradients, p_dv_table, i_token * D, s_gradient, i_tile, m_needed, BLOCK_N, ALIGNED, LISTED_GRADIENTS,
+                p_dv, gradients, p_dv_table, i_token * D, s_gradient, i_tile, m_needed, BLOCK_N, ALIGNED,
                 PER_TILE
             )  # fmt: skip
             b_dv = b_dv.to(p_dv.dtype.element_ty)

@@ -1,4 +1,4 @@
-"""Device code for CUDA, where many warps share a tile: one token, several of its blocks at once. Formulas: tile.py.
+"""The forward of one layer for CUDA, where many warps share a tile: one token, several of its sources at once.
 
 A tile has BLOCK_N blocks by whole rows, in CHUNKS pieces of BLOCK_D columns: a row of 2560 is five pieces of 512, and not
 one of 4096 of which a third is padding. HELD: that is all blocks of a token, which stay in registers while the next token's
@@ -47,30 +47,20 @@ def store_statistics(p_score, p_rstd, b_score, b_rstd, o_row, m_block):
         tl.store(p_rstd + o_row, b_rstd, mask=m_block)
 
 
-# fmt: off
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_forward_sources_kernel(
-    p_v, p_table, p_query, p_norm, p_weight, p_o, p_y,
-    p_score,  # fp32 [n_blocks, n_tokens]
-    p_rstd, p_lse, p_norm_rstd, p_count,
-    p_prefix, p_x, p_joined, p_append,  # these, and the numbers that go with them, as in attn_res_forward_kernel
-    # The blocks that follow p_v, of a list of up to 32; None for all that are behind the last.
-    p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
-    p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
+    # read: the sources (see block_rows), the weights of scores and of the RMSNorm of h (None: there is none)
+    p_v, p_table, p_query, p_norm, p_weight,
+    # written: h, its RMSNorm; fp32 s and r [sources, n_tokens] (None: no backward follows), lse, 1 / rms(h)
+    p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
+    # how many blocks count (None: n_blocks); the prefix, what is added to it, where the sum goes, and the bank that takes it
+    p_count, p_prefix, p_x, p_joined, p_append,
+    others,  # a list's blocks after the first, a tuple; None: there is no list, or it is in the table
     n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
     D: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, CHUNKS: tl.constexpr,  # BLOCK_D * CHUNKS >= D
-    STAGES: tl.constexpr, HELD: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    LISTED: tl.constexpr,  # how many blocks are arguments; 0: none are
-):
-    others = None
-    if LISTED:
-        others = (
-            p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16,
-            p_17, p_18, p_19, p_20, p_21, p_22, p_23, p_24, p_25, p_26, p_27, p_28, p_29, p_30, p_31,
-        )
-# fmt: on
+    STAGES: tl.constexpr, HELD: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
     g = ()
     for i in tl.static_range(CHUNKS):
         g = g + (load_chunk(p_query, i, D, BLOCK_D) * load_chunk(p_norm, i, D, BLOCK_D),)
@@ -81,7 +71,7 @@ def attn_res_forward_sources_kernel(
         if HELD:
             o_block = tl.arange(0, BLOCK_N)
             m_block = o_block < n_blocks
-            p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, 0, m_block, BLOCK_N, ALIGNED, LISTED)
+            p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, 0, m_block, BLOCK_N, ALIGNED)
             tiles = load_tiles(p_row, m_row, "", D, BLOCK_D, CHUNKS)
         o = ()
         if p_prefix is None:
@@ -121,7 +111,7 @@ def attn_res_forward_sources_kernel(
             for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
                 o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 m_block = o_block < n_blocks
-                p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, i_tile, m_block, BLOCK_N, ALIGNED, LISTED)
+                p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
                 tiles = load_tiles(p_row, m_row, "", D, BLOCK_D, CHUNKS)
                 b_score, b_rstd, b_max, b_sum, o = add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D, CHUNKS)
                 store_statistics(p_score, p_rstd, b_score, b_rstd, o_block.to(tl.int64) * n_tokens + i_token, m_block)

@@ -1,4 +1,4 @@
-"""Device code for CUDA: rows of several blocks of one token, which are reached through a table, or through arguments."""
+"""Rows of several sources of one token on CUDA, which are reached by a stride, through a table, or through arguments."""
 
 import os
 
@@ -82,14 +82,13 @@ def block_rows(
     m_block,
     BLOCK_N: tl.constexpr,
     ALIGNED: tl.constexpr,
-    LISTED: tl.constexpr,
     PER_TILE: tl.constexpr = None,
 ):
     """Where a row of the blocks of a tile begins, and whether there is one, both [BLOCK_N].
 
     Args:
         p_v: the first block.
-        others: pointers to the blocks that follow it, a tuple, where LISTED of them are arguments.
+        others: pointers to the blocks that follow it, a tuple; None: they are reached from p_v.
         p_table: the distance from p_v to each, or NO_GRADIENT; None: block i is i * s_block away.
         i_row: from a block's begin to the row, in elements.
         m_block: which blocks there are.
@@ -97,9 +96,9 @@ def block_rows(
     """
     o_block = tl.arange(0, BLOCK_N)
     N_TILE: tl.constexpr = BLOCK_N if PER_TILE is None else PER_TILE
-    if LISTED:
+    if others is not None:
         p_row = p_v + o_block * 0
-        for i in tl.static_range(LISTED - 1):
+        for i in tl.static_range(len(others)):
             # The place in the tile is known when this is compiled, so that a row is chosen among those of its place alone.
             is_here = (o_block == (i + 1) % N_TILE) & (i_tile == (i + 1) // N_TILE)
             p_row = tl.where(is_here, others[i], p_row)

@@ -107,21 +107,20 @@ _ROW_ELEMENTS_PER_WARP, _ROW_PER_CORE = 1024, 2  # merge and the gradient of the
 SCRATCH_BYTES = 1024  # of shared memory, that reductions over warps take at most
 _SHARED_SCRATCH_BYTES = 8192  # the same where programs share a token: six sums, and numbers of the next token
 
-_LISTS = ("ALIGNED", "LISTED")
 _FORWARD = Kernel(
     "cuda.forward",
     "attn_res_forward_sources_kernel",
-    ("D", "BLOCK_N", "BLOCK_D", "CHUNKS", "STAGES", "HELD", *_LISTS),
+    ("D", "BLOCK_N", "BLOCK_D", "CHUNKS", "STAGES", "HELD", "ALIGNED"),
 )
 _BACKWARD = Kernel(
     "cuda.backward",
     "attn_res_backward_sources_kernel",
-    ("D", "BLOCK_N", "BLOCK_D", "STAGES", "HELD", *_LISTS, "LISTED_GRADIENTS"),
+    ("D", "BLOCK_N", "BLOCK_D", "STAGES", "HELD", "ALIGNED"),
 )
 _COOPERATING = Kernel(
     "cuda.cooperating",
     "attn_res_backward_shared_kernel",
-    ("D", "PER_TILE", "TILES", "BLOCK_N", "BLOCK_D", "VECTOR", "STAGES", "SHARE", "SLOTS", *_LISTS, "LISTED_GRADIENTS"),
+    ("D", "PER_TILE", "TILES", "BLOCK_N", "BLOCK_D", "VECTOR", "STAGES", "SHARE", "SLOTS", "ALIGNED"),
 )
 
 
@@ -162,8 +161,6 @@ class CudaTiling(Tiling):
             "CHUNKS": self.chunks,
             "STAGES": self.stages,
             "HELD": self.way is Way.IN_REGISTERS,
-            "LISTED": shape.listed,
-            "LISTED_GRADIENTS": shape.listed_gradients,
             "SHARE": self.cooperating,
             "SLOTS": power_of_two(max(1, self.cooperating)),
             "TILES": self.tiles,
@@ -177,8 +174,6 @@ class CudaTiling(Tiling):
         in_registers = self.way is Way.IN_REGISTERS and self.shape.task == Task.BACKWARD and self.per_core > 2
         if self.cooperating or in_registers:
             options["maxnreg"] = register_cap(self.warps, self.per_core)
-        if self.cooperating:  # programs wait for one another: the driver refuses a launch that is not resident whole
-            options["launch_cooperative_grid"] = True
         return options
 
     @property
@@ -209,8 +204,8 @@ class CudaTiling(Tiling):
         return self.groups(n_tokens) * self.tiles if self.cooperating else self.grid(n_tokens)
 
     def words(self, n_tokens: int) -> int:
-        """Words of 8 bytes through which programs that share a token exchange their parts."""
-        return self.groups(n_tokens) * TURNS * self.cooperating * (self.block_n + self.shape.prefix)
+        """Words of 8 bytes: a counter, and those through which programs that share a token exchange their parts."""
+        return 1 + self.groups(n_tokens) * TURNS * self.cooperating * (self.block_n + self.shape.prefix)
 
 
 def _other_rows(shape: Shape) -> int:

@@ -74,7 +74,6 @@ def forward(
         normalised=y is not None,
         by_token=by_token,
         aligned=aligned,
-        listed=v.at.listed,
     )
     beside = (*prefix[:2], x, joined, base if update.append else None), (v.n_sources, prefix.stride, s_x, s_joined)
 
@@ -82,7 +81,7 @@ def forward(
         tensors = (base, table, *contiguous_weights(weights), h, y, score, rstd, lse)
         numbers = (v.n_sources, n_tokens, v.s_source, v.s_token)
         if device.kind == "cuda":
-            return (*tensors, norm_rstd, *beside[0], *others), (*numbers, eps, norm_eps, *beside[1])
+            return (*tensors, norm_rstd, *beside[0], others), (*numbers, eps, norm_eps, *beside[1])
         return (*tensors, norm_rstd, *beside[0]), (*numbers, eps, norm_eps, *beside[1])
 
     if run_rows(spec, n_tokens, arguments):
@@ -151,7 +150,7 @@ def backward(
             return tensors, numbers
         if chosen.cooperating:
             tensors += (allocate(dh, (chosen.words(v.n_tokens),), torch.int64).zero_(),)
-        return (*tensors, *v.at.others, *v.gradients.others), (*numbers, v.gradients.needed)
+        return (*tensors, v.at.others, v.gradients.others), (*numbers, v.gradients.needed)
 
     with_prefix = prefix.rows is not None
     by_token = h is None and keeps_by_token(v.like, v.like.dtype, width, v.n_rows, device, prefix=with_prefix)
@@ -168,8 +167,6 @@ def backward(
             fp32_dh=dh.dtype == torch.float32,
             by_token=order,
             aligned=aligned and also_aligned,
-            listed=v.at.listed,
-            listed_gradients=v.gradients.listed,
         )
         if run_rows(spec, v.n_tokens, arguments):
             return weights_gradient(dg, weights, needed, device)

@@ -21,8 +21,7 @@ from .specs import KERNELS
 _NO_GRADIENT = -(2**63)  # as in both/tile.py
 _ENTRIES, _MORE_ENTRIES = 16, 64  # that one launch writes to a table: of the kernel for short tables, and for long ones
 _ALIGNMENT = 16  # elements, as in both/tile.py
-MOST_ARGUMENTS = 32  # blocks that the kernels of cuda/ have parameters for
-NOT_IN_ARGUMENTS = (None,) * (MOST_ARGUMENTS - 1)
+MAX_ARGUMENTS = 32  # blocks of a list that kernels for CUDA choose among
 
 
 class Pointers(NamedTuple):
@@ -32,17 +31,15 @@ class Pointers(NamedTuple):
         base: the first that there is; None where there is none.
         table: int64, elements from there to each tensor; None where there is one tensor, or `others` are given.
         aligned: every entry of the table is a multiple of 16.
-        others: the tensors that follow the first, as arguments of a kernel for CUDA: the first again up to a power of two of
-            tensors, so that few numbers of them need a kernel of their own, then None.
-        listed: how many arguments that are, the first among them; 0: there are none.
+        others: the tensors that follow the first, for a kernel for CUDA, then the first again, up to a power of two: few
+            lengths need a compiled kernel each. None: the table, or a stride, leads to them.
         needed: bit i says whether tensor i is one; where it is not, `others` has another in its place.
     """
 
     base: Any
     table: Tensor | None
     aligned: bool
-    others: tuple[Tensor | None, ...] = NOT_IN_ARGUMENTS
-    listed: int = 0
+    others: tuple[Tensor, ...] | None = None
     needed: int = 0
 
 
@@ -164,7 +161,7 @@ def follow(
         tensors, s_token = [tensor for tensor, _ in followed], followed[0][1]
         if any(stride != s_token for _, stride in followed):
             tensors, s_token = [tensor.contiguous() for tensor in tensors], shape[-1]
-    if in_arguments and device.kind == "cuda" and 1 < len(tensors) <= MOST_ARGUMENTS and _has_tuples():
+    if in_arguments and device.kind == "cuda" and 1 < len(tensors) <= MAX_ARGUMENTS and _has_tuples():
         at, where = _as_arguments(tensors), _as_arguments(gradients)
     else:
         at, where = point_to(tensors, gradients, device)
@@ -187,15 +184,13 @@ def _as_arguments(tensors: Sequence[Tensor | None]) -> Pointers:
     if len(present) < len(tensors):
         needed = sum(1 << i for i, one in enumerate(tensors) if one is not None)
         present = [first if one is None else one for one in tensors]
-    listed = power_of_two(len(tensors))
-    padding = (first,) * (listed - len(tensors))
-    others = (*present[1:], *padding, *NOT_IN_ARGUMENTS[listed - 1 :])
-    return Pointers(present[0], None, aligned=True, others=others, listed=listed, needed=needed)
+    padding = (first,) * (power_of_two(len(tensors)) - len(tensors))
+    return Pointers(present[0], None, aligned=True, others=(*present[1:], *padding), needed=needed)
 
 
 def in_tables(sources: Sources, device: Device) -> Sources:
     """The same sources for kernels that have no parameters for many."""
-    if not sources.at.listed:
+    if sources.at.others is None:
         return sources
     at, where = point_to(sources.held, sources.written, device)
     return sources._replace(at=at, gradients=where)

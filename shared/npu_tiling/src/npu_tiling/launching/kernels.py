@@ -74,7 +74,7 @@ class Kernels:
         kernel: str,
         spec: LaunchSpec,
         grid: int,
-        tensors: Sequence[torch.Tensor | None],
+        tensors: Sequence[torch.Tensor | tuple[torch.Tensor, ...] | None],
         scalars: tuple[int | float | None, ...],
     ) -> None:
         """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher`)."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from .direct import DirectCall, Watchers, always_specialised, observe, specialisation, unspecialised
@@ -41,7 +43,7 @@ class Launcher:
     def __call__(
         self,
         grid: int,
-        tensors: Sequence[torch.Tensor | None],
+        tensors: Sequence[Any],
         scalars: tuple[int | float | None, ...],
         constants: Mapping[str, Any],
         options: Mapping[str, Any],
@@ -51,13 +53,14 @@ class Launcher:
 
         Args:
             grid: number of programs.
-            tensors: the kernel's first parameters; the first is a tensor, whose device runs the kernel.
+            tensors: the kernel's first parameters, None where there is none, tuples of tensors on CUDA; the first is a
+                tensor, whose device runs the kernel.
             scalars: the parameters that follow, numbers; None is one that the kernel asks for, as of tensors.
             constants: the parameters that follow those, `tl.constexpr`, by name.
             options: compiler options (`num_warps` on CUDA, `multibuffer` on Ascend).
             key: equal for two launches only if constants and options are.
         """
-        device = tensors[0].device  # type: ignore[union-attr]
+        device = tensors[0].device
         place = self._places.get(device)
         if place is None:
             place = self._places[device] = (device.type, device.index, _current_device(device.type))
@@ -73,13 +76,19 @@ class Launcher:
         bits, direct, on_cuda = 0, True, kind == "cuda"
         # Its launcher asks nothing of an address. That of triton-ascend asks a tensor for its sizes while CANN profiles.
         pointers: Sequence[Any] = tensors
-        dtypes: list[torch.dtype | None] = []
+        dtypes: list[Any] = []  # of a tuple of tensors a tuple
         if on_cuda:
             pointers = []
             for tensor in tensors:
                 if tensor is None:
                     pointers.append(None)
                     dtypes.append(None)
+                elif type(tensor) is tuple:
+                    addresses = [each.data_ptr() for each in tensor]
+                    pointers.append(tuple(addresses))
+                    dtypes.append(tuple([each.dtype for each in tensor]))
+                    bits = functools.reduce(or_, addresses, bits)
+                    direct &= all(each.is_cuda for each in tensor)
                 else:
                     pointer = tensor.data_ptr()
                     pointers.append(pointer)

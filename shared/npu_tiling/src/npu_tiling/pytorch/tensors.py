@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -16,6 +21,37 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def allocate(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Memory for a result or a workspace, contiguous, on the device of `like`."""
     return like.new_empty(*shape or (shape,), dtype=dtype)  # one by one: half of the time that PyTorch takes for a tuple
+
+
+def is_autocast(tensor: Tensor) -> bool:
+    """Whether autocast is enabled where a tensor is. The meta device has no autocast, and PyTorch raises an error there."""
+    kind = tensor.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
+def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose operations compute in the dtypes of its arguments, also where its caller has enabled autocast.
+
+    The first tensor of the arguments, which may be in a list or tuple, says on which device.
+    """
+
+    @functools.wraps(function)
+    def called(*arguments: P.args, **options: P.kwargs) -> R:
+        tensor = next(_tensors(arguments))
+        if not is_autocast(tensor):
+            return function(*arguments, **options)
+        with torch.autocast(tensor.device.type, enabled=False):
+            return function(*arguments, **options)
+
+    return called
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
 
 
 def nothing(like: Tensor) -> Tensor:
