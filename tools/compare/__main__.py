@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from . import depth, fla, peers
+from . import depth, fla, page, peers
+from .points import POINTS
+from .predicted import key_of, predictions
 from .published import SOC, Operator
 from .results import GOALS, Result, results
 
@@ -29,10 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
     about = "attn_res of 4096 and 7168 columns, stacked and as a list, beside liger's and fla's kernels, and nothing else"
     parser.add_argument("--depths", action="store_true", help=about)
+    published = (
+        "published times of other projects' kernels whose source and kernel have TEXT, and nothing else; writes their page"
+    )
+    parser.add_argument("--points", nargs="?", const="", metavar="TEXT", help=published)
     options = parser.parse_args(arguments)
     console = Console() if Console().is_terminal else Console(width=180)
     if options.depths:
         return _depths(console, options.toolchain, options.json)
+    if options.points is not None:
+        return _points(console, options.points)
     found = list(track(results(options.operator, options.toolchain), "predicting", console=console, transient=True))
     console.print(table(found))
     console.print(f"Predicted for {SOC} with toolchain {options.toolchain}, not measured. Published times include the host.")
@@ -49,6 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(text, markup=False)
     if options.json:
         options.json.write_text(json.dumps([as_json(result) for result in found], indent=1))
+    return 0
+
+
+def _points(console: Console, wanted: str) -> int:
+    kept = {each.key: each for each in page.load()} if page.RESULTS.is_file() else {}
+    for each in track(predictions(wanted), "predicting", total=len(POINTS), console=console, transient=True):
+        console.print(f"{each.source} {each.kernel} {each.arguments}: {each.problem or f'{each.ratio:.2f}'}", markup=False)
+        kept[each.key] = each
+    ordered = [kept[key] for key in map(key_of, POINTS) if key in kept]
+    page.RESULTS.write_text(json.dumps([dataclasses.asdict(each) for each in ordered], indent=1) + "\n")
+    page.PAGE.write_text(page.rendered(page.load()))
     return 0
 
 

@@ -117,7 +117,7 @@ def test_statistics_are_by_token_where_the_kernel_takes_them():
 @pytest.mark.parametrize("width", [WHOLE, HALVES])
 @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
 def test_predicted_time_is_near_the_time_of_the_bytes(width, listed, toolchain):
-    """1.5 times the floor, and a little for few tokens. CANN 8.5 at times makes a module of 1.8 of the same source."""
+    """1.75 times the floor of peak bandwidth. CANN 8.5 at times makes a module of 1.85 of the same source."""
     tokens, n_blocks = 2048, 8
     blocks = torch.empty(n_blocks, tokens, width, dtype=torch.bfloat16)
     given = [block.requires_grad_() for block in blocks.unbind()] if listed else blocks.requires_grad_()
@@ -126,6 +126,6 @@ def test_predicted_time_is_near_the_time_of_the_bytes(width, listed, toolchain):
         attn_res(given, *weights).backward(torch.empty(tokens, width, dtype=torch.bfloat16))
     (record,) = [record for record in records if record.name == KERNEL]
     costs = costs_of(CHIP)
-    seconds = time_launch(record, soc=CHIP, toolchain=toolchain).estimate - costs.launch
+    seconds = time_launch(record, soc=CHIP, toolchain=toolchain).estimate
     floor = (2 * n_blocks + 1) * tokens * width * 2 / costs.peak_bandwidth
-    assert seconds < (1.85 if toolchain == "1.0.0" and width == HALVES else 1.51) * floor
+    assert seconds < (1.85 if toolchain == "1.0.0" and width == HALVES else 1.75) * floor

@@ -49,6 +49,10 @@ def test_a_transfer_takes_its_start_and_its_bytes_over_the_share_of_the_bandwidt
     assert run(LOAD, LOAD).seconds == 2 * (START + 80 / SHARE) + SEEN  # the second does not wait until the first is seen
 
 
+def test_a_transfer_of_no_bytes_takes_no_time():
+    assert run(Transfer("load", "MTE2", "x", 0, 0, False), LOAD).seconds == run(LOAD).seconds
+
+
 def test_a_port_slower_than_the_share_limits_a_transfer():
     assert run(LOAD, load_port=2.0).seconds == START + 80 / 2 + SEEN
 

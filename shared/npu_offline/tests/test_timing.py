@@ -88,6 +88,21 @@ def test_a_warm_cache_is_faster_where_it_holds_the_launch_and_a_dirty_one_slower
     assert [timing.l2 for timing in (cold, warm, dirty)] == ["cold", "warm", "dirty"]
 
 
+def test_an_estimate_has_a_range_where_published_times_were_compared():
+    timing = copied(400)
+    assert timing.range[0] < timing.estimate < timing.range[1]
+    assert copied(400, soc=NEW).range is None
+
+
+def test_a_core_that_runs_several_programs_takes_their_mean():
+    x, y = torch.empty(8 * 4096 * 40), torch.empty(8 * 4096 * 40)
+    long, every, mixed = (
+        timed(timing_kernels.copy_some, (programs,), x, y, first, BLOCK=4096, TIMES=8)
+        for programs, first in ((400, 400), (400, 0), (400, 40))
+    )
+    assert every.estimate < mixed.estimate < (every.estimate + long.estimate) / 2
+
+
 def test_a_chip_without_a_published_clock_takes_the_callers():
     slow, fast = (copied(10, programs=1, soc="Ascend910_9392", clock=hertz) for hertz in (1.5e9, 1.8e9))
     assert fast.estimate < slow.estimate

@@ -12,6 +12,14 @@ def copy(x_ptr, y_ptr, n_tiles, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def copy_some(x_ptr, y_ptr, n_long, BLOCK: tl.constexpr, TIMES: tl.constexpr):
+    """The first programs copy several times."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    for _ in tl.range(0, tl.where(tl.program_id(0) < n_long, TIMES, 1)):
+        tl.store(y_ptr + o, tl.load(x_ptr + o))
+
+
+@triton.jit
 def exp_often(x_ptr, y_ptr, BLOCK: tl.constexpr, TIMES: tl.constexpr):
     o = tl.arange(0, BLOCK)
     b = tl.load(x_ptr + o)

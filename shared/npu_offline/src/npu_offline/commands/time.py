@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
             timings.append((launch, time_launch(launch, **where_of(options), events=events)))
         except OfflineError as error:
             problems.append(f"{launch.name} {describe_tile(launch)}: {error}")
-    console.print(_table(timings, f"{assumptions(options)}; µs of the busiest core"))
+    console.print(_table(timings, f"{assumptions(options)}; µs of a core"))
     for problem in problems:
         console.print(problem, markup=False)
     if options.json:
@@ -83,19 +83,24 @@ def _identity(launch: LaunchRecord) -> tuple[object, ...]:
 
 def _table(timings: Sequence[tuple[LaunchRecord, Timing]], title: str) -> Table:
     pipes = [pipe for pipe in _COLUMNS if any(timing.busy[pipe] for _, timing in timings)]
-    columns = ("kernel", "tile", "programs", "bound", "estimate", *(_COLUMNS[pipe] for pipe in pipes), "MB moved")
+    columns = ("kernel", "tile", "programs", "bound", "estimate", "range", *(_COLUMNS[pipe] for pipe in pipes), "MB moved")
     table = Table(*columns, title=title)
     for launch, timing in timings:
         busy = [f"{timing.busy[pipe] * 1e6:.1f}" if timing.busy[pipe] else "" for pipe in pipes]
         programs = str(timing.grid[0] * timing.grid[1] * timing.grid[2])
-        times = (f"{timing.bound * 1e6:.1f}", f"{timing.estimate * 1e6:.1f}")
+        times = (f"{timing.bound * 1e6:.1f}", f"{timing.estimate * 1e6:.1f}", describe_range(timing))
         table.add_row(timing.kernel, describe_tile(launch), programs, *times, *busy, f"{timing.moved / 1e6:.2f}")
     return table
 
 
+def describe_range(timing: Timing) -> str:
+    """The range of an estimate in microseconds."""
+    return "unknown" if timing.range is None else " to ".join(f"{seconds * 1e6:.1f}" for seconds in timing.range)
+
+
 def _as_json(launch: LaunchRecord, timing: Timing) -> dict[str, object]:
     values = {field.name: getattr(timing, field.name) for field in dataclasses.fields(timing) if field.name != "events"}
-    return {**values, "tile": describe_tile(launch), "limited_by": timing.limited_by}
+    return {**values, "tile": describe_tile(launch), "limited_by": timing.limited_by, "range": timing.range}
 
 
 def chrome_trace(timings: Sequence[Timing]) -> dict[str, object]:

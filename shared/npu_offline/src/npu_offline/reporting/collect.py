@@ -181,6 +181,7 @@ def _timeline(label: str, record: LaunchRecord, soc: str, toolchain: str) -> dic
         **found,
         "bound": timing.bound,
         "estimate": timing.estimate,
+        "range": timing.range,
         "l2": timing.l2,
         "limited_by": timing.limited_by,
         "busy": dict(timing.busy),

@@ -15,15 +15,15 @@ SOURCES = {
     "pypto": "hicann/pypto, backend_handler.h, 2026: fitted by its authors to sweeps on devices",
     "tilesim": "triton-ascend's main branch, ascend_910b.json, the table of its own cost model",
     "vTriton calibration": "shane-kshongmo/vTriton at c54407b, perfbound/calibration: single-pipe kernels under msprof",
-    "vTriton kernels": "shane-kshongmo/vTriton at c54407b, tests/perfbound/fixtures: four kernels by pipe under msprof",
+    "vTriton kernels": "shane-kshongmo/vTriton at c54407b, tests/perfbound/fixtures; torch_npu copies 134 MB in 217 us",
     "vTriton loop": "shane-kshongmo/vTriton at c54407b, hw_runs/seeded_serial: a loop of two vector operations by pipe",
     "asc-devkit": "hicann/asc-devkit, README of the example data_copy: msprof times of DMA loops",
-    "vendor's copy": "msprof times of the vendor's copy of 402 MB (1.155 TB/s) and of torch_npu's (1.23 TB/s)",
     "950 file": "hicann/pypto, configuration files 950PR_957x.ini and its three siblings",
     "950 roofline": "a5-roofline-and-levers.md of PyPTO's kernels, July 2026",
     "GE": "hicann/ge, the graph compiler's linear models and its table perf_param_v2.cpp",
     "Ascend C manual": "hicann/asc-devkit, summary of single and dual issue of instructions on registers",
     "embedding kernel": "linkedin/Liger-Kernel#1028: an element moved takes 204 cycles, a read and a write",
+    "comparison": "tools/compare: published times beside predictions; of those that no number was chosen after",
     "inferred": "not measured; the constant's text says why",
 }
 """What a constant may name as its source."""
@@ -40,7 +40,8 @@ class Constant:
         source: a key of `SOURCES`.
         chip: what it was measured on, or is stated for.
         stack: the software it was measured with; "none" for what is stated of the chip alone, "not stated" otherwise.
-        fitted: published points that it was chosen after, as `source kernel`; empty where none.
+        fitted: the beginnings of labels of published points that it was chosen after; empty where none.
+        pipe: the pipe whose published time it was chosen after.
     """
 
     value: float
@@ -50,11 +51,15 @@ class Constant:
     chip: str
     stack: str
     fitted: tuple[str, ...] = ()
+    pipe: str = ""
 
 
 _B1, _B3, _B4, _A2, _PR, _DT = "Ascend910B1", "Ascend910B3", "Ascend910B4", "Ascend910B and A3", "Ascend950PR", "Ascend950DT"
 _NONE, _UNSTATED, _9 = "none", "not stated", "CANN 9.0"
 _ONE_ROW = ("vTriton rmsnorm", "vTriton layernorm")
+
+RANGE_LOW = Constant(0.76, "", "of an estimate: one published time in twenty is shorter", "comparison", _A2, "several")
+RANGE_HIGH = Constant(1.31, "", "of an estimate: one published time in twenty is longer", "comparison", _A2, "several")
 
 VECTOR_BYTES = Constant(256, "B", "a repeat of a vector instruction", "target table", _A2, _NONE)
 BLOCK_BYTES = Constant(32, "B", "the unit of the Unified Buffer and of the DMA engine", "target table", _A2, _NONE)
@@ -64,16 +69,34 @@ CACHE_B4 = Constant(96 * 2**20, "B", "L2 cache of the Ascend910B4", "inferred", 
 LAUNCH = Constant(1.0e-6, "s", "a launch, whatever its programs", "vTriton calibration", _B3, _9)
 LAUNCH_BLOCK = Constant(0.04e-6, "s", "of a launch, each core that runs programs", "vTriton calibration", _B3, _9)
 NEXT_PROGRAM = Constant(
-    0.75e-6, "s", "a further program of a core", "vTriton kernels", _B3, _9, ("vTriton vector_add", "vTriton softmax")
+    0.75e-6, "s", "a further program of a core", "vTriton kernels", _B3, _9, ("vTriton vector_add",), "S"
 )
 
-READ = Constant(1.49 / 1.6, "", "of the peak of main memory, what loads reach", "asc-devkit", _A2, _9)
-COPY = Constant(1.155 / 1.6, "", "of the peak of main memory, what copies reach", "vendor's copy", _B3, _UNSTATED)
+READ = Constant(
+    1.49 / 1.6,
+    "",
+    "of the peak of main memory, what loads reach",
+    "asc-devkit",
+    _A2,
+    _9,
+    ("asc-devkit data_copy rows=64 columns=1024 repeats=1 ",),
+    "MTE2",
+)
+COPY = Constant(2 * 134.2 / 217 / 1.6, "", "of the peak of main memory, what copies reach", "vTriton kernels", _B3, _9)
 LOAD_PORT = Constant(110, "B/cycle", "a core's loads, at most", "chip file", _B1, _NONE)
 STORE_PORT = Constant(86, "B/cycle", "a core's stores, at most", "chip file", _B1, _NONE)
 TYPICAL_LOAD_PORT = Constant(100.9 * 2**30 / 1.85e9, "B/cycle", "a core's loads", "pto-isa", _B1, _UNSTATED)
 TYPICAL_STORE_PORT = Constant(64, "B/cycle", "a core's stores (UB to L2)", "chip file", _B1, _NONE)
-TRANSFER_START = Constant(11e-9, "s", "of a pipe, each DMA transfer beside its bytes", "asc-devkit", _A2, _9)
+TRANSFER_START = Constant(
+    548.161e-6 / 49152 - 128 / (1.49e12 / 48),
+    "s",
+    "of a pipe, each DMA transfer beside its bytes: 49152 loads of 128 bytes by each of 48 cores take 548 us",
+    "asc-devkit",
+    _A2,
+    _9,
+    ("asc-devkit data_copy rows=1 ",),
+    "MTE2",
+)
 TRANSFER_LATENCY = Constant(115e-9, "s", "from a DMA transfer's last byte to what waits for it", "pto-isa", _B1, _UNSTATED)
 MEMORY_LATENCY = Constant(
     (200 - 50) / 1.85e9, "s", "the same, further, where bytes come from main memory", "vTriton calibration", _B1, _UNSTATED
@@ -83,10 +106,10 @@ SAME_ADDRESS = Constant(1.54, "", "times as long, a load of one address by all c
 VECTOR_HEAD = Constant(13, "cycles", "from a vector instruction's start to its first result", "tilesim", _B1, _UNSTATED)
 SCALAR_OP = Constant(3.08, "cycles", "an operation of the scalar unit", "vTriton calibration", _B3, _9)
 SCALAR_FLOAT = Constant(
-    500, "cycles", "a division or root of floats in the scalar unit", "vTriton kernels", _B3, _9, _ONE_ROW
+    500, "cycles", "a division or root of floats in the scalar unit", "vTriton kernels", _B3, _9, _ONE_ROW, "S"
 )
 ISSUE = Constant(
-    5.5, "cycles", "of the scalar unit, each instruction that it issues", "vTriton loop", _B3, _9, ("vTriton seeded_serial",)
+    5.5, "cycles", "of the scalar unit, each instruction that it issues", "vTriton loop", _B3, _9, ("vTriton seeded",), "S"
 )
 SCALAR_GLOBAL = Constant(
     204 / 2, "cycles", "an element of global memory, by the scalar unit", "embedding kernel", _B4, _UNSTATED
@@ -144,6 +167,10 @@ def constants() -> Mapping[str, Constant]:
     return {name: value for name, value in globals().items() if isinstance(value, Constant)}
 
 
-def fitted() -> set[str]:
-    """The published points that a constant was chosen after, as `source kernel`."""
-    return {point for constant in constants().values() for point in constant.fitted}
+def is_fitted(label: str, pipe: str = "") -> bool:
+    """Whether a constant was chosen after a published point, or after its time of a pipe."""
+    return any(
+        label.startswith(beginning) and pipe in ("", constant.pipe)
+        for constant in constants().values()
+        for beginning in constant.fitted
+    )

@@ -140,6 +140,8 @@ class Core:
                     self.lanes[item.pipe].queue.append((item, scalar.free))
                 case Transfer():
                     self._occupy(self._rates.issue)
+                    if not item.moved:  # all of it is masked
+                        continue
                     self.lanes[item.pipe].queue.append((item, scalar.free))
                     self.lanes[item.pipe].paths.append(self._cache.path(item, place))
                 case SetCrossFlag():

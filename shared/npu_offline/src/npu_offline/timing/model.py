@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
+
+import npu_tiling
 
 from ..errors import OfflineError
 from ..launches import LaunchRecord, Memory
 from ..module.operations import PIPES, Pipe
 from ..toolchain.compilation import compile_kernel
 from ..toolchain.compilers import DEFAULT
+from . import constants
 from .cache import Cache
 from .cores import Cores, cores_of, counts_of, issues_of, programs_of, rates_of
 from .costs import ChipCosts, costs_of
@@ -35,11 +38,11 @@ class Timing:
         bound: a time that no launch with such an L2 cache can beat; see `time_launch`.
         estimate: simulated, with the time of the launch itself.
         launch: that time: what a launch costs, and each core that it starts.
-        busy: seconds of each pipe of the busiest core, in the estimate.
+        busy: seconds of each pipe of a core, in the estimate.
         moved: bytes between global memory and all cores, with those that cores hand to each other.
         least: bytes that must cross main memory; an argument that is read several times counts once.
-        scalar_accesses: elements that the scalar unit of the busiest core reads or writes.
-        waits: flags that the pipes of the busiest core wait for.
+        scalar_accesses: elements that the scalar unit of a core reads or writes.
+        waits: flags that the pipes of a core wait for.
         ub_bytes: Unified Buffer that the kernel takes.
         events: what the pipes of one program do, in order; as many as were asked for.
     """
@@ -60,6 +63,13 @@ class Timing:
     waits: int
     ub_bytes: int
     events: tuple[Event, ...] = field(default=(), repr=False)
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Where nine of ten published times lie beside estimates; None for chips of which no times are published."""
+        if npu_tiling.soc(self.soc).arch == "dav-c310":
+            return None
+        return self.estimate * constants.RANGE_LOW.value, self.estimate * constants.RANGE_HIGH.value
 
     @property
     def limited_by(self) -> Pipe:
@@ -91,9 +101,10 @@ def time_launch(
     cache can hold. The second is that of the busiest pipe, at peak rates without start-up times: all programs spread
     evenly over the cores, or the longest program alone.
 
-    The estimate simulates the busiest program with the rates of `timing.costs`, once for each program that a core runs, with
-    the start of each further program, or takes the time of main memory where that is longer. It adds the time of a launch
-    and of each core that it starts. In a large grid the busiest program of a sample is taken.
+    The estimate simulates one program with the rates of `timing.costs`, once for each program that a core runs, with the
+    start of each further program, or takes the time of main memory where that is longer. It adds the time of a launch and
+    of each core that it starts. The program is the longest, or where cores run several the one nearest to the mean; in a
+    large grid, of a sample.
 
     Args:
         launch: from `record`.
@@ -127,15 +138,15 @@ def time_launch(
         else range(programs)
     )
     counts = [counts_of(cores, launch, number) for number in numbers]
-    busiest = max(range(len(numbers)), key=lambda i: max(c.seconds(costs) for c in counts[i]))
     available = costs.cube.cores if costs.cube is not None and "AIC" in cores else costs.vector_cores
     running = min(programs, available)
     rounds = ceil(programs / available)
+    chosen = _chosen([max(c.seconds(costs) for c in one) for one in counts], rounds)
     touched = {stream: n * programs / len(numbers) for stream, n in total(c.once for one in counts for c in one).items()}
     sizes = {name: value.nbytes for name, value in launch.arguments.items() if isinstance(value, Memory)}
     least = {stream: min(nbytes, sizes.get(stream[0], nbytes)) for stream, nbytes in touched.items()}
     cache = cache_of(l2, costs, Traffic(touched, least, programs, running, available), cores, launch)
-    outcome = _simulated(numbers[busiest], cores, launch, costs, cache, running, rounds, events)
+    outcome, seconds = _simulated(numbers[chosen], cores, launch, costs, cache, programs, available, events)
     certain = sum(nbytes for (_, _, gathered), nbytes in least.items() if not gathered)
     certain = max(0, certain - costs.cache_bytes) if l2 == "warm" else certain
     peaks = [max(c.peak_seconds(costs) for c in one) for one in counts]
@@ -144,7 +155,7 @@ def time_launch(
     further = (rounds - 1) * costs.next_program
     each = [sum(sum(c.moved.values()) for c in one) for one in counts]  # bytes of a program
     moved = sum(each) * programs / len(each)
-    all_of_them = moved / each[busiest] if each[busiest] else 0.0  # programs such as the busiest one
+    all_of_them = moved / each[chosen] if each[chosen] else 0.0  # programs such as the chosen one
     memory = costs.memory_seconds(outcome.read * all_of_them, outcome.written * all_of_them)
     busy = {pipe: max(busy[pipe] for busy in outcome.busy.values()) * rounds for pipe in PIPES}
     return Timing(
@@ -155,16 +166,24 @@ def time_launch(
         l2=l2,
         clock=clock,
         bound=max(certain / costs.peak_bandwidth, pipes),
-        estimate=max(outcome.seconds * rounds + further, memory) + start,
+        estimate=max(seconds + further, memory) + start,
         launch=start,
         busy={**busy, "S": busy["S"] + further},
         moved=round(moved),
         least=round(sum(least.values())),
-        scalar_accesses=max(c.scalars for c in counts[busiest]) * rounds,
-        waits=max(c.waits for c in counts[busiest]) * rounds,
+        scalar_accesses=max(c.scalars for c in counts[chosen]) * rounds,
+        waits=max(c.waits for c in counts[chosen]) * rounds,
         ub_bytes=report.ub.used,
         events=tuple(outcome.events),
     )
+
+
+def _chosen(seconds: Sequence[float], rounds: int) -> int:
+    """Which program stands for all: the longest where a core runs one, else that which is nearest to the mean."""
+    if rounds == 1:
+        return seconds.index(max(seconds))
+    mean = sum(seconds) / len(seconds)
+    return min(range(len(seconds)), key=lambda i: abs(seconds[i] - mean))
 
 
 def _simulated(
@@ -173,18 +192,24 @@ def _simulated(
     launch: LaunchRecord,
     costs: ChipCosts,
     cache: Callable[[], Cache],
-    running: int,
-    rounds: int,
+    programs: int,
+    available: int,
     events: int,
-) -> Outcome:
-    """One program. While a core starts a further program, the others have its part of main memory's bandwidth."""
+) -> tuple[Outcome, float]:
+    """One program, and the seconds of all programs of a core.
+
+    While a core starts a further program, the others have its part of main memory's bandwidth; programs of the last round
+    share all of it.
+    """
 
     def run(share: float) -> Outcome:
-        programs = {name: (issues_of(name, cores, launch, number), rates_of(name, costs)) for name in cores}
-        return simulate(programs, share, cache(), events)
+        issued = {name: (issues_of(name, cores, launch, number), rates_of(name, costs)) for name in cores}
+        return simulate(issued, share, cache(), events)
 
-    outcome = run(costs.read_bandwidth / running)
-    if rounds == 1:
-        return outcome
+    outcome = run(costs.read_bandwidth / min(programs, available))
+    if programs <= available:
+        return outcome, outcome.seconds
     at_work = outcome.seconds / (outcome.seconds + costs.next_program)
-    return run(costs.read_bandwidth / running / at_work)
+    outcome = run(costs.read_bandwidth / available / at_work)
+    whole, last = divmod(programs, available)
+    return outcome, whole * outcome.seconds + (run(costs.read_bandwidth / last).seconds if last else 0.0)
