@@ -9,9 +9,10 @@ import npu_offline
 import pytest
 import torch
 from npu_embedding import embedding, explain
-from npu_embedding.ascend.tiling import KEY_OF_ROW_0, AscendLaunch, Kernel
+from npu_embedding.ascend.tiling import KEY_OF_ROW_0, Kernel, row_launch
 from npu_embedding.launch import ascend
 from npu_embedding.launch import lookup as launch_lookup
+from npu_embedding.launch.specs import Gradient
 from npu_embedding.shape import RowShape
 from npu_offline.check import load_calls
 from npu_tiling import soc
@@ -90,7 +91,7 @@ def test_declared_tiles_are_what_the_compiler_needs(label, rows):
     forward, _, _, runs, finish = launches_of(label)
     shape = RowShape(width=width, itemsize=itemsize, device=chip)
     for launch, kernel in ((forward, Kernel.GATHER), (runs, Kernel.SUMS), (finish, Kernel.FINISH)):
-        tile = AscendLaunch(kernel=kernel, shape=shape, block_m=rows, block_n=width, why="", decided_at="")
+        tile = row_launch(kernel, shape, rows, width, why="", decided_at="")
         declared, needed = tile.ub_bytes, required(launch, **tile.constants)
         assert needed <= declared <= (1.8 if launch is finish else 1.02) * needed
 
@@ -180,7 +181,7 @@ def test_what_is_sorted_are_ordinary_numbers_in_the_order_of_the_rows(dtype):
     last = first + rows
     named = [i for i in named if i < last]
     with npu_offline.emulate("Ascend910B4"):
-        ordered, order = ascend.sorted_keys(indices, rows, 9, first, soc("Ascend910B4"))
+        ordered, order = ascend.sorted_keys(Gradient(indices, indices, rows, 9, False, first, soc("Ascend910B4")))
     numbers = ordered.view(torch.float32)
     assert (numbers >= torch.finfo(torch.float32).smallest_normal).all() and numbers.isfinite().all()
     assert indices[order[: len(named)]].tolist() == sorted(named)

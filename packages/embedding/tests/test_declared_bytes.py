@@ -8,7 +8,7 @@ from pathlib import Path
 import npu_offline
 import npu_tiling
 import pytest
-from npu_embedding.ascend.tiling import AscendLaunch, Kernel
+from npu_embedding.ascend.tiling import Kernel, row_launch
 from npu_embedding.shape import RowShape
 from npu_offline.check import load_calls
 from npu_offline.declared import FAMILIES, fits_everywhere, widest
@@ -46,7 +46,7 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, label, kernel):
 
     def launch(rows, width):
         shape = RowShape(width=width, itemsize=itemsize, device=chip)
-        return AscendLaunch(kernel=kind, shape=shape, block_m=rows, block_n=width, why="", decided_at="")
+        return row_launch(kind, shape, rows, width, why="", decided_at="")
 
     def declared(rows, width):
         return launch(rows, width).ub_bytes

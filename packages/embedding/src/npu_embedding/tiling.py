@@ -6,10 +6,9 @@ import functools
 from dataclasses import dataclass, field
 
 from .ascend import tiling as ascend
-from .ascend.tiling import AscendLaunch
-from .both.tiling import Way
+from .ascend.tiling import RowLaunch
+from .both.tiling import Launch, Way
 from .cuda import tiling as cuda
-from .cuda.tiling import CudaLaunch
 from .shape import RowShape, Shape
 
 
@@ -44,11 +43,11 @@ def choose(shape: Shape) -> Tiling:
     raise ValueError(f"the table has {shape.rows} rows and must have at most {ways[-1].max_rows} on {shape.device.name}.")
 
 
-def gather_launch(shape: RowShape) -> AscendLaunch | CudaLaunch:
+def gather_launch(shape: RowShape) -> Launch:
     """Blocks of the look-up. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return (cuda if shape.device.kind == "cuda" else ascend).gather_launch(shape)
 
 
-def smaller(launch: AscendLaunch | CudaLaunch) -> AscendLaunch | None:
+def smaller(launch: Launch) -> RowLaunch | None:
     """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
-    return ascend.smaller(launch) if isinstance(launch, AscendLaunch) else None
+    return ascend.smaller(launch) if isinstance(launch, RowLaunch) else None

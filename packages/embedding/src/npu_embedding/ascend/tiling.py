@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil, inf
 
-from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
+from npu_tiling import Block, Device, Tile, fit, footprint
 from npu_tiling.budget.arithmetic import FP32, equal_blocks
 from npu_tiling.places import here
 
-from ..both.tiling import IndexLaunch, Rule, Way
+from ..both.tiling import Launch, Rule, Way, way_launch
 from ..shape import RowShape
 
 KEY_OF_ROW_0 = 0x00800000  # of the keys that are sorted: see keys.py
@@ -41,63 +40,55 @@ class Kernel(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AscendLaunch:
-    """A launch over rows: blocks and compiler options. No number of rows changes it.
+class RowLaunch(Launch):
+    """A launch over rows.
 
     Attributes:
         kernel: which one.
         shape: of the rows.
         block_m: rows of a tile; 1 where rows are taken one by one.
         block_n: columns of a tile.
-        why: the reason for the tile.
-        decided_at: file and line.
     """
 
     kernel: Kernel
     shape: RowShape
     block_m: int
     block_n: int
-    why: str
-    decided_at: str
-
-    @property
-    def column_blocks(self) -> int:
-        return ceil(self.shape.width / self.block_n)
-
-    @property
-    def moves_tiles(self) -> bool:
-        """Whether a tile is fetched and stored at once: the compiler does that with rows that fill 32-byte units."""
-        return _fills_units(self.block_n, self.shape)
-
-    @property
-    def constants(self) -> dict[str, int | bool]:
-        """The kernel's `tl.constexpr` that follow from the tiling."""
-        blocks: dict[str, int | bool] = {"N": self.shape.width, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n}
-        if self.kernel is Kernel.SUMS:
-            del blocks["BLOCK_M"]
-        return {**blocks, "GATHER": self.moves_tiles} if self.kernel is Kernel.GATHER else blocks
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Compiler options."""
-        return {}
 
     @property
     def ub_bytes(self) -> int:
         """Unified Buffer that the declared tiles take."""
-        tiles = _tiles(self.kernel, self.shape.itemsize, moves_tiles=self.moves_tiles)
-        return footprint(tiles, {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n}, self.shape.device)
-
-    def grid(self, rows: int) -> int:
-        """Programs for so many rows that are gathered or finished."""
-        return persistent_grid(ceil(rows / self.block_m) * self.column_blocks, self.shape.device)
-
-    def chunks(self, n: int) -> int:
-        """Pieces that n sorted positions are cut in: as many as run at once, each through one block of columns."""
-        return max(1, min(self.shape.device.vector_cores // self.column_blocks, ceil(n / _MIN_CHUNK)))
+        tiles = _tiles(self.kernel, self.shape.itemsize, moves_tiles=_fills_units(self.block_n, self.shape))
+        return footprint(tiles, {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n}, self.device)
 
 
-def gather_launch(shape: RowShape) -> AscendLaunch:
+def row_launch(kernel: Kernel, shape: RowShape, block_m: int, block_n: int, *, why: str, decided_at: str) -> RowLaunch:
+    """A launch with a tile of so many rows and columns."""
+    blocks = {"N": shape.width, "BLOCK_N": block_n}
+    if kernel is not Kernel.SUMS:
+        blocks["BLOCK_M"] = block_m
+    if kernel is Kernel.GATHER:  # the compiler moves rows that fill 32-byte units as one tile
+        blocks["GATHER"] = _fills_units(block_n, shape)
+    return RowLaunch(
+        device=shape.device,
+        blocks=tuple(blocks.items()),
+        per_program=block_m,
+        column_blocks=ceil(shape.width / block_n),
+        why=why,
+        decided_at=decided_at,
+        kernel=kernel,
+        shape=shape,
+        block_m=block_m,
+        block_n=block_n,
+    )
+
+
+def chunks(sums: Launch, n: int) -> int:
+    """Pieces that n sorted positions are cut in: as many as run at once, each through one block of columns."""
+    return max(1, min(sums.device.vector_cores // sums.column_blocks, ceil(n / _MIN_CHUNK)))
+
+
+def gather_launch(shape: RowShape) -> RowLaunch:
     """Blocks of the look-up. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     rows = Block("BLOCK_M", max(2, min(_MAX_TILE_ROWS, _TILE_BYTES // (shape.width * shape.itemsize))), 2)
     moves_tiles = _fills_units(shape.width, shape)
@@ -107,57 +98,53 @@ def gather_launch(shape: RowShape) -> AscendLaunch:
         single = _tiles(Kernel.GATHER, shape.itemsize, moves_tiles=False)
         if footprint(single, {"BLOCK_N": shape.width}, shape.device) > shape.device.ub_bytes:
             moves_tiles, why, decided_at = True, "a row does not fit: blocks of it, which fill 32-byte units", here()
-    return _launch(Kernel.GATHER, shape, rows, moves_tiles=moves_tiles, why=why, decided_at=decided_at)
+    return _fitting(Kernel.GATHER, shape, rows, moves_tiles=moves_tiles, why=why, decided_at=decided_at)
 
 
-def sums_launch(shape: RowShape) -> AscendLaunch:
+def sums_launch(shape: RowShape) -> RowLaunch:
     """Blocks of the gradient's sums. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    return _launch(Kernel.SUMS, shape, None, why="rows are added one by one", decided_at=here())
+    return _fitting(Kernel.SUMS, shape, None, why="rows are added one by one", decided_at=here())
 
 
-def finish_launch(shape: RowShape) -> AscendLaunch:
+def finish_launch(shape: RowShape) -> RowLaunch:
     """Blocks of the gradient's zeros and partial sums. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     rows = Block("BLOCK_M", max(1, min(_MAX_TILE_ROWS, _ZEROS_BYTES // (shape.width * shape.itemsize))))
     why = "zeros are stored without loads beside them: long stores"
-    return _launch(Kernel.FINISH, shape, rows, why=why, decided_at=here())
+    return _fitting(Kernel.FINISH, shape, rows, why=why, decided_at=here())
 
 
-def keys_launch(device: Device) -> IndexLaunch:
+def keys_launch(device: Device) -> Launch:
     """The launch that makes keys of indices."""
-    blocks = (("BLOCK_M", 256), ("KEY_OF_ROW_0", KEY_OF_ROW_0))
-    return IndexLaunch(device=device, blocks=blocks, per_program=256, rule=WAYS[0])
+    return way_launch(WAYS[0], device, {"BLOCK_M": 256, "KEY_OF_ROW_0": KEY_OF_ROW_0}, 256)
 
 
-def offsets_launch(device: Device) -> IndexLaunch:
-    """The launch that finds where the indices of each row begin."""
-    # Rows of a tile: a search for each tile is little of the work.
-    return IndexLaunch(device=device, blocks=(("BLOCK_R", 256), ("BLOCK_I", 32)), per_program=256, rule=WAYS[0])
+def offsets_launch(device: Device) -> Launch:
+    """The launch that finds where the indices of each row begin. With 256 rows a tile its search is little of the work."""
+    return way_launch(WAYS[0], device, {"BLOCK_R": 256, "BLOCK_I": 32}, 256)
 
 
-def smaller(launch: AscendLaunch) -> AscendLaunch | None:
+def smaller(launch: RowLaunch) -> RowLaunch | None:
     """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
-    if launch.block_m > 2:
-        return dataclasses.replace(launch, block_m=launch.block_m // 2)
-    half = _equal_columns(launch.shape, ceil(launch.block_n / 2))
-    return dataclasses.replace(launch, block_n=half) if half < launch.block_n else None
+    block_m, block_n = launch.block_m, launch.block_n
+    if block_m > 2:
+        block_m //= 2
+    else:
+        block_n = _equal_columns(launch.shape, ceil(block_n / 2))
+        if block_n == launch.block_n:
+            return None
+    return row_launch(launch.kernel, launch.shape, block_m, block_n, why=launch.why, decided_at=launch.decided_at)
 
 
-def _launch(
+def _fitting(
     kernel: Kernel, shape: RowShape, rows: Block | None, *, why: str, decided_at: str, moves_tiles: bool = True
-) -> AscendLaunch:
+) -> RowLaunch:
     """The largest tile that fits: fewer rows, then fewer columns."""
     unit = shape.device.ub_align // shape.itemsize
     columns = Block("BLOCK_N", shape.width, min(shape.width, unit), unit)
     tiles = _tiles(kernel, shape.itemsize, moves_tiles=moves_tiles)
     blocks = fit(tiles, (columns,) if rows is None else (rows, columns), shape.device)
-    return AscendLaunch(
-        kernel=kernel,
-        shape=shape,
-        block_m=blocks.get("BLOCK_M", 1),
-        block_n=_equal_columns(shape, blocks["BLOCK_N"]),
-        why=why,
-        decided_at=decided_at,
-    )
+    block_n = _equal_columns(shape, blocks["BLOCK_N"])
+    return row_launch(kernel, shape, blocks.get("BLOCK_M", 1), block_n, why=why, decided_at=decided_at)
 
 
 def _tiles(kernel: Kernel, itemsize: int, *, moves_tiles: bool) -> list[Tile]:

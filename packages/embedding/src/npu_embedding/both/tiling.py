@@ -1,4 +1,4 @@
-"""The records of both chips' tilings: ways to a gradient, and launches over numbers."""
+"""The records of both chips' tilings: ways to a gradient, and launches."""
 
 from __future__ import annotations
 
@@ -33,22 +33,28 @@ class Rule(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexLaunch:
-    """A launch over numbers: what it takes depends on the device alone.
+class Launch:
+    """A launch. No number of indices or rows changes it.
 
     Attributes:
         device: the chip.
-        blocks: the kernel's `tl.constexpr`, by name.
-        per_program: how many numbers a program takes at a time.
+        blocks: the kernel's `tl.constexpr` that follow from the tiling, by name.
+        per_program: how many rows or numbers a program takes at a time, of one block of columns.
+        column_blocks: how many blocks of columns a row has.
         warps: warps of a program (CUDA).
-        rule: why there is this launch.
+        way: the way to a gradient that it belongs to; empty: to none, or to several.
+        why: the reason for the tile, or for the way.
+        decided_at: file and line.
     """
 
     device: Device = field(repr=False)
     blocks: tuple[tuple[str, int], ...]
-    per_program: int
+    per_program: int = 1
+    column_blocks: int = 1
     warps: int = 4
-    rule: Rule
+    way: Way | str = ""
+    why: str
+    decided_at: str
 
     @property
     def constants(self) -> dict[str, int]:
@@ -60,19 +66,20 @@ class IndexLaunch:
         """Compiler options."""
         return {"num_warps": self.warps} if self.device.kind == "cuda" else {}
 
-    @property
-    def way(self) -> Way:
-        return self.rule.way
-
-    @property
-    def why(self) -> str:
-        return self.rule.why
-
-    @property
-    def decided_at(self) -> str:
-        return self.rule.decided_at
-
     def grid(self, count: int) -> int:
-        """Programs for that many numbers; on CUDA as many as there are tiles."""
-        tiles = ceil(count / self.per_program)
-        return tiles if self.device.kind == "cuda" else persistent_grid(tiles, self.device)
+        """Programs for so many rows or numbers; on CUDA one for each tile."""
+        tiles = ceil(count / self.per_program) * self.column_blocks
+        return min(tiles, self.device.max_grid) if self.device.kind == "cuda" else persistent_grid(tiles, self.device)
+
+
+def way_launch(rule: Rule, device: Device, blocks: dict[str, int], per_program: int, warps: int = 4) -> Launch:
+    """A launch over numbers, which belongs to one way."""
+    return Launch(
+        device=device,
+        blocks=tuple(blocks.items()),
+        per_program=per_program,
+        warps=warps,
+        way=rule.way,
+        why=rule.why,
+        decided_at=rule.decided_at,
+    )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, inf
 from typing import NamedTuple
 
-from npu_tiling import ALL_TILES, Device, persistent_grid
+from npu_tiling import Device
 from npu_tiling.budget.arithmetic import FP32, power_of_two
 from npu_tiling.places import here
 
-from ..both.tiling import IndexLaunch, Rule, Way
+from ..both.tiling import Launch, Rule, Way, way_launch
 from ..shape import RowShape
 
 # The first row that holds runs. Device times on an H200.
@@ -49,107 +48,61 @@ _ZEROS_BYTES, _MAX_ZERO_ROWS = 16384, 64  # of a program
 _BORDERS = 16  # between chunks, that a program of the launch of partial sums looks at
 
 
-@dataclass(frozen=True, kw_only=True)
-class CudaLaunch:
-    """A launch over rows: blocks and compiler options. No number of rows changes it.
-
-    Attributes:
-        shape: of the rows.
-        block_n: columns of a tile.
-        blocks: the kernel's other `tl.constexpr`, by name.
-        per_program: rows that a program copies or fills with zeros, or borders that it looks at.
-        warps: warps of a program.
-        why: the reason for the tile.
-        decided_at: file and line.
-    """
-
-    shape: RowShape
-    block_n: int
-    blocks: tuple[tuple[str, int], ...]
-    per_program: int = 1
-    warps: int
-    why: str
-    decided_at: str
-
-    @property
-    def column_blocks(self) -> int:
-        return ceil(self.shape.width / self.block_n)
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """The kernel's `tl.constexpr` that follow from the tiling."""
-        return {"N": self.shape.width, "BLOCK_N": self.block_n, **dict(self.blocks)}
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Compiler options."""
-        return {"num_warps": self.warps}
-
-    def grid(self, count: int) -> int:
-        """Programs for so many rows that are copied, or borders."""
-        return persistent_grid(ceil(count / self.per_program) * self.column_blocks, self.shape.device, per_core=ALL_TILES)
-
-    def chunks(self, n: int) -> int:
-        """Pieces that n sorted positions are cut in, each through one block of columns."""
-        resident = self.shape.device.vector_cores * _WARPS_PER_CORE // self.warps // self.column_blocks
-        return max(1, min(_WAVES * resident, ceil(n / _MIN_CHUNK)))
-
-    def zeros(self, rows: int, sums: int) -> int:
-        """Programs that store zeros in a table of `rows` rows, for each of `sums` programs that sum."""
-        return ceil(rows / self.per_program / sums)
-
-
-def gather_launch(shape: RowShape) -> CudaLaunch:
+def gather_launch(shape: RowShape) -> Launch:
     """Blocks of the look-up."""
-    block_n = _columns(shape, _GATHER)
-    rows = _rows(_GATHER, block_n * shape.itemsize) if block_n <= _ROW_COLUMNS else 1
-    return _launch(shape, _GATHER, (("BLOCK_M", rows),), per_program=rows, warps=_GATHER.max_warps)
+    columns = _columns(shape, _GATHER)
+    rows = _rows(_GATHER, columns * shape.itemsize) if columns <= _ROW_COLUMNS else 1
+    return _launch(shape, _GATHER, {"BLOCK_M": rows}, per_program=rows, warps=_GATHER.max_warps)
 
 
-def sums_launch(shape: RowShape) -> CudaLaunch:
-    """Blocks of the gradient's sums and zeros."""
+def sums_launch(shape: RowShape) -> Launch:
+    """Blocks of the gradient's sums and zeros; a program fills `per_program` rows with zeros."""
     rows = power_of_two(max(1, min(_MAX_ZERO_ROWS, _ZEROS_BYTES // (shape.width * shape.itemsize))))
     warps = _row_warps(shape)
-    columns = min(power_of_two(shape.width), _ZEROS_COLUMNS * warps)
-    return _launch(shape, _SUMS, (("ZERO_M", rows), ("ZERO_N", columns)), per_program=rows, warps=warps)
+    blocks = {"ZERO_M": rows, "ZERO_N": min(power_of_two(shape.width), _ZEROS_COLUMNS * warps)}
+    return _launch(shape, _SUMS, blocks, per_program=rows, warps=warps)
 
 
-def partials_launch(shape: RowShape) -> CudaLaunch:
-    """Blocks of the gradient's partial sums."""
-    blocks = (("BLOCK_C", _BORDERS), ("BLOCK_P", _rows(_PARTIALS, _columns(shape, _PARTIALS) * FP32)))
+def chunks(sums: Launch, n: int) -> int:
+    """Pieces that n sorted positions are cut in, each through one block of columns."""
+    resident = sums.device.vector_cores * _WARPS_PER_CORE // sums.warps // sums.column_blocks
+    return max(1, min(_WAVES * resident, ceil(n / _MIN_CHUNK)))
+
+
+def partials_launch(shape: RowShape) -> Launch:
+    """Blocks of the gradient's partial sums; a program looks at `per_program` borders between chunks."""
+    blocks = {"BLOCK_C": _BORDERS, "BLOCK_P": _rows(_PARTIALS, _columns(shape, _PARTIALS) * FP32)}
     return _launch(shape, _PARTIALS, blocks, per_program=_BORDERS, warps=_PARTIALS.max_warps)
 
 
-def search_launch(shape: RowShape) -> CudaLaunch:
+def search_launch(shape: RowShape) -> Launch:
     """Blocks of the sums of few indices."""
-    return _launch(shape, _SUMS, (("BLOCK_M", int(_RULE_OF[Way.SEARCHED].max_indices)),), warps=_row_warps(shape))
+    return _launch(shape, _SUMS, {"BLOCK_M": int(_RULE_OF[Way.SEARCHED].max_indices)}, warps=_row_warps(shape))
 
 
-def sort_launch(device: Device) -> IndexLaunch:
+def sort_launch(device: Device) -> Launch:
     """The launch that sorts groups of indices."""
-    blocks = (("GROUP", GROUP), ("BLOCK_M", 32), ("BLOCK_Z", 4096))
-    return IndexLaunch(device=device, blocks=blocks, per_program=32, warps=8, rule=_RULE_OF[Way.RANKED])
+    return way_launch(_RULE_OF[Way.RANKED], device, {"GROUP": GROUP, "BLOCK_M": 32, "BLOCK_Z": 4096}, 32, warps=8)
 
 
-def rank_launch(device: Device) -> IndexLaunch:
+def rank_launch(device: Device) -> Launch:
     """The launch that searches the keys of each sorted group in the others."""
-    blocks = (("GROUP", GROUP), ("STEPS", GROUP.bit_length() - 1), ("BLOCK_M", 32), ("BLOCK_G", 16))
-    return IndexLaunch(device=device, blocks=blocks, per_program=32, rule=_RULE_OF[Way.RANKED])
+    blocks = {"GROUP": GROUP, "STEPS": GROUP.bit_length() - 1, "BLOCK_M": 32, "BLOCK_G": 16}
+    return way_launch(_RULE_OF[Way.RANKED], device, blocks, 32)
 
 
-def mark_launch(device: Device) -> IndexLaunch:
+def mark_launch(device: Device) -> Launch:
     """The launch that marks rows and makes keys."""
-    return IndexLaunch(device=device, blocks=(("BLOCK_M", 512),), per_program=512, rule=_RULE_OF[Way.SORTED])
+    return way_launch(_RULE_OF[Way.SORTED], device, {"BLOCK_M": 512}, 512)
 
 
-def _launch(
-    shape: RowShape, rule: Blocks, blocks: tuple[tuple[str, int], ...], *, per_program: int = 1, warps: int
-) -> CudaLaunch:
-    return CudaLaunch(
-        shape=shape,
-        block_n=_columns(shape, rule),
-        blocks=blocks,
+def _launch(shape: RowShape, rule: Blocks, blocks: dict[str, int], *, per_program: int = 1, warps: int) -> Launch:
+    columns = _columns(shape, rule)
+    return Launch(
+        device=shape.device,
+        blocks=tuple({"N": shape.width, "BLOCK_N": columns, **blocks}.items()),
         per_program=per_program,
+        column_blocks=ceil(shape.width / columns),
         warps=warps,
         why=rule.why,
         decided_at=rule.decided_at,

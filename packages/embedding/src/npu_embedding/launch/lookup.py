@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import reference, tiling
 from ..shape import NO_ROW, Shape
 from . import ascend, cuda
-from .specs import KERNELS, dense_rows, row_spec
+from .specs import KERNELS, Gradient, dense_rows, row_spec
 
 _NAN_BITS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
 
@@ -44,15 +44,13 @@ def backward(
     dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_by_count: bool, first_row: int, device: Device
 ) -> Tensor:
     """dweight [n_rows, D] in dy's dtype."""
-    flat = indices.reshape(-1).contiguous()
-    width = dy.shape[-1]
-    dweight = allocate(dy, (n_rows, width), dy.dtype)
-    if not dweight.numel() or not flat.numel():
+    gradient = _gradient(dy, indices, n_rows, padding_idx, scale_by_count, first_row, device)
+    dweight = allocate(dy, (n_rows, dy.shape[-1]), dy.dtype)
+    n = indices.numel()
+    if not dweight.numel() or not n:
         return dweight.zero_()
-    padding = _padding(padding_idx, n_rows, first_row)
-    way = tiling.choose(Shape(indices=flat.numel(), rows=n_rows, device=device)).way
-    chip = cuda if device.kind == "cuda" else ascend
-    chip.backward(dweight, dense_rows(dy.reshape(-1, width)), flat, way, padding, scale_by_count, first_row, device)
+    way = tiling.choose(Shape(indices=n, rows=n_rows, device=device)).way
+    (cuda if device.kind == "cuda" else ascend).backward(dweight, gradient, way)
     return dweight
 
 
@@ -60,20 +58,23 @@ def sparse_backward(
     dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_by_count: bool, first_row: int, device: Device
 ) -> tuple[Tensor, Tensor]:
     """An entry for each index: values [n, D] in dy's dtype, and rows [n], as `reference.slots` has them."""
-    flat = indices.reshape(-1).contiguous()
-    n, width = flat.numel(), dy.shape[-1]
-    values = allocate(dy, (n, width), dy.dtype)
+    gradient = _gradient(dy, indices, n_rows, padding_idx, scale_by_count, first_row, device)
+    n = indices.numel()
+    values = allocate(dy, (n, dy.shape[-1]), dy.dtype)
     if device.kind == "cuda" or not n or not n_rows:
-        slot, order, rows = reference.slots(flat, n_rows, padding_idx, first_row)
+        slot, order, rows = reference.slots(gradient.indices, n_rows, padding_idx, first_row)
     else:
         tiling.choose(Shape(indices=n, rows=n_rows, device=device))  # raises where the table has too many rows
-        slot, order, rows = ascend.slots(flat, n_rows, _padding(padding_idx, n_rows, first_row), first_row, device)
+        slot, order, rows = ascend.slots(gradient)
     if values.numel():
-        chip = cuda if device.kind == "cuda" else ascend
-        chip.sum_slots(values, dense_rows(dy.reshape(-1, width)), slot, order, scale_by_count, device)
+        (cuda if device.kind == "cuda" else ascend).sum_slots(values, gradient, slot, order)
     return values, rows
 
 
-def _padding(padding_idx: int, n_rows: int, first_row: int) -> int:
-    """The padding row's place in the table at hand."""
-    return padding_idx - first_row if first_row <= padding_idx < first_row + n_rows else NO_ROW
+def _gradient(
+    dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_by_count: bool, first_row: int, device: Device
+) -> Gradient:
+    padding = padding_idx - first_row if first_row <= padding_idx < first_row + n_rows else NO_ROW
+    flat = indices.reshape(-1).contiguous()
+    rows = dense_rows(dy.reshape(flat.numel(), dy.shape[-1]))
+    return Gradient(rows, flat, n_rows, padding, scale_by_count, first_row, device)

@@ -81,9 +81,9 @@ class Watch(TorchDispatchMode):
         adds = _PRODUCTS.get(function.overloadpacket)
         if adds is not None:
             self._add_product(given[-3:] if "out" in kwargs else [*given[-2:], result], adds and kwargs.get("beta", 1) != 0)
-        known = {id(tensor.untyped_storage()) for tensor in given}
+        known = {id(tensor.untyped_storage()) for tensor in given if not tensor.is_sparse}
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and id(leaf.untyped_storage()) not in known:
+            if isinstance(leaf, Tensor) and not leaf.is_sparse and id(leaf.untyped_storage()) not in known:
                 self._add_storage(leaf.untyped_storage())
         return result
 
