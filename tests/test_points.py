@@ -7,9 +7,10 @@ import pytest
 from npu_offline import installed
 from npu_offline.timing import constants
 
-from tools.compare import data_copy, fetch, page, plot, predicted
+from tools.compare import data_copy, fetch, page, predicted
 from tools.compare.points import POINTS, SOURCES
 from tools.compare.predicted import Prediction, counted, spread, times
+from tools.docs import scatter
 
 FOUND = page.load()
 
@@ -70,8 +71,9 @@ def test_nine_of_ten_published_times_lie_within_the_range():
 
 
 def test_the_plot_has_every_prediction_and_marks_those_that_do_not_count():
-    assert plot.draw(FOUND).count("<title>") == sum(not each.problem for each in FOUND)
-    assert plot.draw(FOUND).count('fill="none"') == sum(each.fitted for each in FOUND)
+    drawn = scatter.figure(page.RESULTS)
+    assert drawn.count("<title>") == sum(not each.problem for each in FOUND)
+    assert drawn.count('fill="none"') == sum(each.fitted for each in FOUND)
 
 
 def test_a_prediction_can_be_made_again():

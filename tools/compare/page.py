@@ -9,7 +9,6 @@ from pathlib import Path
 
 from npu_offline.timing import constants
 
-from . import plot
 from .points import SOURCES
 from .predicted import Prediction, Spread, counted, spread, times
 
@@ -31,6 +30,7 @@ Times that others have published of kernels on Ascend 910B and A3 chips, beside 
 predicts of the same kernels: compiled from their own sources at the commit that was measured, for the chip and shape that
 was measured, with the L2 cache as the way of measuring leaves it. None was measured by us. A point counts unless a constant
 of the model was chosen after it. An error is |log(predicted / published)|: half and twice are both 100 %."""
+_PLOT = f"<!-- scatter {RESULTS.relative_to(PAGE.parents[4])} -->"
 _ANEW = """\
 `hatch run compare --points` fetches the sources into the cache folder (they are not part of this repository), predicts,
 and writes this page; `pip install --no-deps liger-kernel==0.8.5` for Liger's."""
@@ -47,7 +47,7 @@ def rendered(found: Sequence[Prediction]) -> str:
     """The page."""
     low, high = times(found)
     ranges = f"An estimate times {low:.2f} to {high:.2f} has nine of ten published times that count."
-    parts = ("# Published times", _INTRODUCTION, ranges, _summary(found), plot.draw(found), _named(found))
+    parts = ("# Published times", _INTRODUCTION, ranges, _summary(found), _PLOT, _named(found))
     tables = (
         "## Sources",
         _sources(),

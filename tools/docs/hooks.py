@@ -10,7 +10,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-from tools.docs import charts, graphs, lists, losses, reference, sections
+from tools.docs import charts, graphs, lists, losses, reference, scatter, sections
 from tools.install_lines import install_lines
 from tools.workspace import ROOT
 
@@ -33,6 +33,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     text = re.sub(r"^<!-- api (\w+) -->$", lambda found: reference.directives(found[1]), text, flags=re.M)
     text = re.sub(r"^<!-- install (\w+) (\S+) -->$", lambda found: _install(found[1], found[2]), text, flags=re.M)
     text = re.sub(r"^<!-- charts (\S+) -->$", lambda found: charts.figures(ROOT / found[1]), text, flags=re.M)
+    text = re.sub(r"^<!-- scatter (\S+) -->$", lambda found: scatter.figure(ROOT / found[1]), text, flags=re.M)
     text = re.sub(r"^<!-- losses (\S+) -->$", lambda found: losses.figures(ROOT / found[1]), text, flags=re.M)
     return lists.indent(graphs.replace(text))
 

@@ -28,7 +28,7 @@ CANN 8.5 (1.0.0), 9.0 (1.1.0) and about 9.1 (1.2.0). None of the kernels' code i
   from Linalg IR also looks for races between programs and for accesses out of bounds: none was found in these calls.
 - **bytes**: moved from and to global memory (Linalg IR), over the bytes of all inputs and outputs once. Less than 1: a
   part of a tensor is not needed. Scalars are accesses to single elements.
-- **time**: predicted by the time model for CANN 9.1's compiler, with 3 µs for each launch, over the minimum of bytes at
+- **time**: predicted by the time model for CANN 9.1's compiler, launches included, over the minimum of bytes at
   .8 TB/s. Not measured.
 - **lint**: rules that launches break (CANN 9.1's compiler), and how often.
 - Below each table: what does not fit, findings of the checks of final modules (pipes, flags, buffers, results that differ

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import html
+import json
 import math
-from collections.abc import Sequence
-
-from .points import SOURCES
-from .predicted import Prediction
+from pathlib import Path
+from typing import Any
 
 _COLOURS = (
     *("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"),
@@ -18,10 +17,11 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 550, 16, 510
 _POWERS = range(5)  # of ten microseconds
 
 
-def draw(found: Sequence[Prediction]) -> str:
+def figure(file: Path) -> str:
     """A circle for each prediction, hollow where it does not count; a line where predicted and published are equal."""
-    colours = dict(zip(SOURCES, _COLOURS, strict=True))
-    parts = [*_grid(), *(_circle(each, colours[each.source]) for each in found if not each.problem)]
+    found: list[dict[str, Any]] = json.loads(file.read_text())
+    colours = dict(zip(dict.fromkeys(each["source"] for each in found), _COLOURS, strict=True))
+    parts = [*_grid(), *(_circle(each, colours[each["source"]]) for each in found if not each["problem"])]
     for number, (source, colour) in enumerate(colours.items()):
         y = _TOP + 14 + 20 * number
         parts.append(f'<circle cx="{_RIGHT + 20}" cy="{y - 4}" r="4" fill="{colour}"/>')
@@ -52,10 +52,11 @@ def _grid() -> list[str]:
     return parts
 
 
-def _circle(each: Prediction, colour: str) -> str:
+def _circle(each: dict[str, Any], colour: str) -> str:
+    published, predicted = each["published"], each["predicted"]
     about = (
-        f"{each.source}, {each.kernel} {each.arguments}: {each.published:.4g} published, {each.predicted:.4g} us predicted"
+        f"{each['source']}, {each['kernel']} {each['arguments']}: {published:.4g} published, {predicted:.4g} us predicted"
     )
-    fill = "none" if each.fitted else colour
-    place = f'cx="{_across(each.published):.1f}" cy="{_up(each.predicted):.1f}"'
+    fill = "none" if each["fitted"] else colour
+    place = f'cx="{_across(published):.1f}" cy="{_up(predicted):.1f}"'
     return f'<circle {place} r="4" fill="{fill}" stroke="{colour}"><title>{html.escape(about)}</title></circle>'
