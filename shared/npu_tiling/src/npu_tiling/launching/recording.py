@@ -196,6 +196,8 @@ def _without_memory(argument: Any) -> Any:
     if hasattr(argument, "block_shape"):  # a descriptor, which Triton makes of a tensor
         return dataclasses.replace(_without_memory(argument.base), block=tuple(argument.block_shape))
     if isinstance(argument, tuple):
+        if hasattr(argument, "data_ptr"):  # `Neighbours`, which one pointer stands for
+            return _without_memory(argument[0])
         return tuple(map(_without_memory, argument))
     if not hasattr(argument, "untyped_storage"):
         return argument
