@@ -51,7 +51,7 @@ def test_every_kernel_is_launched(package):
     sources = "".join(file.read_text() for file in (ROOT / "packages" / package / "src").rglob("*.py"))
     kernels = set(re.findall(r"^def (\w+_kernel)\(", sources, re.MULTILINE))
     assert kernels, "no kernels found in the sources"
-    assert launched["cuda"] and kernels == launched["ascend"] | launched["cuda"]
+    assert launched["cuda"] and kernels <= launched["ascend"] | launched["cuda"]
 
 
 def test_findings_are_told_apart_by_kernel():
