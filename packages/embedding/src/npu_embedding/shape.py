@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from npu_tiling import Device
 
 NO_ROW = -1  # in place of the padding row where there is none
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """A gradient.
+class Shape(NamedTuple):
+    """A gradient: a tuple, which every call makes and looks up.
 
     Attributes:
         indices: how many, and so rows of dy.
@@ -21,7 +21,7 @@ class Shape:
 
     indices: int
     rows: int
-    device: Device = field(repr=False)
+    device: Device
 
 
 @dataclass(frozen=True, kw_only=True)

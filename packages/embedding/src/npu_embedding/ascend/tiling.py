@@ -10,7 +10,7 @@ from npu_tiling import Block, Device, Tile, fit, footprint
 from npu_tiling.budget.arithmetic import FP32, equal_blocks
 from npu_tiling.places import here
 
-from ..both.tiling import Launch, Rule, Way, way_launch
+from ..both.tiling import MIN_CHUNK, Launch, Rule, Way, way_launch
 from ..shape import RowShape
 
 KEY_OF_ROW_0 = 0x00800000  # of the keys that are sorted: see keys.py
@@ -27,16 +27,15 @@ _TILE_BYTES = 32768
 _ZEROS_BYTES = 2 * _TILE_BYTES
 # Rows of a tile, however narrow: few enough that a few thousand indices divide evenly over the cores.
 _MAX_TILE_ROWS = 32
-_MIN_CHUNK = 8  # sorted positions: a shorter chunk costs more in partial sums than it spreads work
 _INDEX = 8  # bytes
 
 
 class Kernel(Enum):
-    """The kernels over rows: module and function."""
+    """The kernels over rows."""
 
-    GATHER = ("ascend.gather", "gather_rows_kernel")
-    SUMS = ("ascend.sums", "sum_runs_kernel")
-    FINISH = ("ascend.sums", "finish_rows_kernel")
+    GATHER = "gather_rows_kernel"
+    SUMS = "sum_runs_kernel"
+    FINISH = "finish_rows_kernel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +84,7 @@ def row_launch(kernel: Kernel, shape: RowShape, block_m: int, block_n: int, *, w
 
 def chunks(sums: Launch, n: int) -> int:
     """Pieces that n sorted positions are cut in: as many as run at once, each through one block of columns."""
-    return max(1, min(sums.device.vector_cores // sums.column_blocks, ceil(n / _MIN_CHUNK)))
+    return max(1, min(sums.device.vector_cores // sums.column_blocks, ceil(n / MIN_CHUNK)))
 
 
 def gather_launch(shape: RowShape) -> RowLaunch:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from npu_tiling import Device, persistent_grid
 
+MIN_CHUNK = 8  # sorted positions: a shorter chunk costs more in partial sums than it spreads work
+
 
 class Way(Enum):
     """How the indices of one row of the table come together for its gradient."""

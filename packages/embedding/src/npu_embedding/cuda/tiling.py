@@ -9,7 +9,7 @@ from npu_tiling import Device
 from npu_tiling.budget.arithmetic import FP32, power_of_two
 from npu_tiling.places import here
 
-from ..both.tiling import Launch, Rule, Way, way_launch
+from ..both.tiling import MIN_CHUNK, Launch, Rule, Way, way_launch
 from ..shape import RowShape
 
 # The first row that holds runs. Device times on an H200.
@@ -40,7 +40,6 @@ _PARTIALS = Blocks(256, 4096, 8, "few columns: several programs add a run of tho
 GROUP = 1024  # indices that the first kernel of RANKED sorts
 _WARPS_PER_CORE = 32  # resident on a multiprocessor
 _WAVES = 4  # of programs that sum, so that the last ones end together
-_MIN_CHUNK = 8  # sorted positions: a shorter chunk costs more in partial sums than it spreads work
 _ROW_COLUMNS = 512  # a tile with more columns is one row
 _MAX_ROWS = 32  # of a tile that is copied, and partial sums that are added at once
 _ZEROS_COLUMNS = 512  # stored at once by a warp
@@ -66,7 +65,7 @@ def sums_launch(shape: RowShape) -> Launch:
 def chunks(sums: Launch, n: int) -> int:
     """Pieces that n sorted positions are cut in, each through one block of columns."""
     resident = sums.device.vector_cores * _WARPS_PER_CORE // sums.warps // sums.column_blocks
-    return max(1, min(_WAVES * resident, ceil(n / _MIN_CHUNK)))
+    return max(1, min(_WAVES * resident, ceil(n / MIN_CHUNK)))
 
 
 def partials_launch(shape: RowShape) -> Launch:
