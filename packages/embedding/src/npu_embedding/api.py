@@ -13,7 +13,7 @@ from . import sharding
 from .operators import OPERATORS
 from .shape import NO_ROW
 
-_UNKNOWN_TOTAL = 2**63 - 1  # rows of a sharded table: every index but a negative one may be another shard's
+_UNKNOWN_TOTAL = 2**63 - 1  # rows of a sharded table: any index from 0 may be another shard's
 
 
 def embedding(
@@ -86,7 +86,7 @@ def embedding(
 def _check(
     indices: Tensor, weight: Tensor, vocab_range: tuple[int, int] | None, num_embeddings: int | None
 ) -> tuple[int, int]:
-    """The first row that weight holds, and how many the whole table has."""
+    """The first row of `weight` in the whole table, and the number of rows of the whole table."""
     arguments.tensor("indices", indices)
     arguments.dtype("indices", indices, torch.int32, torch.int64)
     arguments.floating("weight", weight)

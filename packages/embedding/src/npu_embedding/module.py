@@ -32,8 +32,8 @@ class Embedding(nn.Embedding):
 class VocabParallelEmbedding(nn.Module):
     """A table whose rows are split over the ranks of a process group.
 
-    Each rank holds the rows from `vocab_start_index` to before `vocab_end_index` as the parameter `weight`, looks up what it
-    has, and the sum over the ranks is the result. All ranks are called with the same indices and get the same result. Its
+    Each rank holds the rows from `vocab_start_index` to before `vocab_end_index` as the parameter `weight` and looks up in
+    them; the sum over the ranks is the result. All ranks are called with the same indices and get the same result. Its
     gradient must be the same on all ranks too, as it is where what follows is replicated, or is tensor parallel and reduces
     the gradient of its own input; the backward then needs no communication.
 

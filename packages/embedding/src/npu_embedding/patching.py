@@ -1,4 +1,4 @@
-"""The embedding in a model that is there already: `patch(model)`, and which classes look rows up as `embedding` does."""
+"""`patch(model)`: `embedding` in place of a model's look-ups, and the classes whose look-up it is."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .module import Embedding
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
-# Models of transformers whose {name}ScaledWordEmbedding multiplies what torch.nn.Embedding's own forward gives it: read from
-# the source of release 5.23, which a test compares with these names.
+# Models of transformers whose {name}ScaledWordEmbedding multiplies the result of torch.nn.Embedding's forward: read from the
+# source of release 5.23, which a test compares with these names.
 _SCALED = (
     "Bart BigBirdPegasus BioGpt Blenderbot Gemma2Text Gemma3Text Gemma3nText Gemma4Text GemmaText M2M100 MBart MiniCPM3 "
     "NllbMoe PLBart SeamlessM4T SeamlessM4Tv2 TrOCR VaultGemmaText XGLM"
@@ -20,7 +20,7 @@ SCALED = frozenset(f"{model}ScaledWordEmbedding" for model in _SCALED.split())
 
 
 def patch(model: nn.Module) -> Patch:
-    """Let `embedding` look up the rows of a model's embeddings: torch's own, and transformers' that scale them.
+    """Let `embedding` look up the rows of a model's embeddings: torch.nn.Embedding, and transformers' scaled embeddings.
 
     Modules stay where they are, with their parameters, hooks and flags; a torch.nn.Embedding becomes an `Embedding`, one of
     its subclasses a class derived from both, whose own forward is kept. So weights stay tied, `state_dict` and
@@ -60,5 +60,5 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
 
 
 def _patched(known: type) -> type[nn.Module]:
-    # Where the known class's forward asks its superclass for the rows, it is Embedding that comes next.
+    # Where the known class's forward asks its superclass for the rows, Embedding is next.
     return derived(f"Npu{known.__name__}", (Derived, known, Embedding), {}, _patched, known)

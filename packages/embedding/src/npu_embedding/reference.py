@@ -1,4 +1,4 @@
-"""The embedding in plain PyTorch: the definition, and what runs on a CPU.
+"""The definition of the embedding in plain PyTorch, which also runs on a CPU.
 
     out[...] = weight[indices[...] - first_row]        dweight[r] = sum of dy over the positions whose index is first_row + r
 
@@ -45,12 +45,12 @@ def sparse_backward(
 
 
 def renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: float, first_row: int) -> None:
-    """Scales the rows that are named down to a norm of at most `max_norm`, in place. No shape depends on the indices."""
+    """Scales rows that an index names down to a norm of at most `max_norm`, in place. No shape depends on the indices."""
     if not (indices.numel() and weight.numel()):
         return
     rows, inside = _local(indices.reshape(-1), first_row, weight.shape[0], always=True)
     assert inside is not None
-    # Entries that name no row stand for one that another entry names, so that equal rows get equal values, in any order.
+    # An index outside the table stands for a row that another index names: both write the same values, in any order.
     stand_in = torch.where(inside, rows, -1).max()
     rows = torch.where(inside, rows, stand_in.clamp(min=0))
     wide = weight[rows].to(torch.promote_types(weight.dtype, torch.float32))
@@ -73,7 +73,7 @@ def check(indices: Tensor, n_total: int) -> None:
 
 
 def _local(indices: Tensor, first_row: int, n_rows: int, always: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Rows of this table, 0 where an index lies outside, and what lies inside (None: everything)."""
+    """Rows of this table, 0 where an index lies outside, and a mask of the indices inside (None: all are)."""
     local = indices.long() - first_row
     inside = (local >= 0) & (local < n_rows)
     if not always and bool(inside.all()):
@@ -82,13 +82,13 @@ def _local(indices: Tensor, first_row: int, n_rows: int, always: bool = False) -
 
 
 def _named(indices: Tensor, n_rows: int, padding_idx: int, first_row: int) -> tuple[Tensor, Tensor]:
-    """Rows of this table, and which entries name one that gets a gradient."""
+    """Rows of this table, and a mask of the indices whose row gets a gradient."""
     rows = indices.long() - first_row
     return rows, (rows >= 0) & (rows < n_rows) & (rows != padding_idx - first_row)
 
 
 def slots(indices: Tensor, n_rows: int, padding_idx: int, first_row: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices [n] as a sparse gradient has them: n entries in the order of their rows, of which equal ones share a slot.
+    """The entries of a sparse gradient for indices [n]: n entries in the order of their rows; equal rows share a slot.
 
     Returns:
         For each entry, in ascending order of rows: its slot, the first entry of its row, or n where it gets no gradient;

@@ -30,7 +30,7 @@ def embedding(
     scale_grad_by_freq: bool,
     sparse: bool,
 ) -> Tensor:
-    """`run(indices, weight)` on each rank's own part, with the options not every split allows, and which rows it has."""
+    """`run(indices, weight)` on the part of each rank, with its range of rows and the options that the split allows."""
     shards = Shards({"indices": indices, "weight": weight})
     split = shards.check("indices", lambda _, p: is_replicated(p) or shard(p) >= 0, "Replicate() or Shard")
     table = shards.check("weight", lambda _, p: is_replicated(p) or shard(p) >= 0, "Replicate(), Shard(0) or Shard(1)")
