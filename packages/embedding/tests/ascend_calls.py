@@ -8,6 +8,7 @@ import torch
 from npu_embedding import embedding
 
 N, ROWS = 2000, 300  # no tile depends on them
+OUTSIDE = 20  # rows of the shard before, which indices into a shard name too
 WIDTHS = (1, 7, 64, 100, 123, 128, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 12288, 16384, 16411)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # A call for each way that a launch can be tiled: what tests and quick reports look at.
@@ -55,11 +56,15 @@ def _call(
     n: int = N,
     rows: int = ROWS,
     named: int | None = None,
+    vocab_range: tuple[int, int] | None = None,
     **options: object,
 ) -> Callable[[], None]:
     def call() -> None:
         weight = torch.empty(rows, pitch or width, dtype=dtype)[:, :width].requires_grad_()
-        out = embedding((torch.arange(n) * 7919 % (named or rows)).to(index_dtype), weight, **options)  # type: ignore[arg-type]
+        indices = torch.arange(n) * 7919 % (named or rows)
+        if vocab_range is not None:
+            indices += vocab_range[0] - OUTSIDE
+        out = embedding(indices.to(index_dtype), weight, vocab_range=vocab_range, **options)  # type: ignore[arg-type]
         out.backward(torch.empty_like(out))
 
     return call
