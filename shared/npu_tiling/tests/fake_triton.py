@@ -32,20 +32,35 @@ class Compiled:
 
 
 class Launch:
-    """A stand-in for triton-ascend's launcher: a function in C, and Python around it."""
+    """A stand-in for triton-ascend's launcher: a function in C, and Python around it, which names what 3.2.0's does."""
 
     def __init__(self, launch):
-        self.launch, self.wrapped = launch, 0
+        self.launch, self.wrapped = launch, []
+        self.append = self.wrapped.append
 
     def __call__(self, *arguments):
-        self.wrapped += 1
+        self.append(arguments)
+        self.launch(*arguments)
+
+
+class LaterLaunch(Launch):
+    """A wrapper that names something else, as that of triton-ascend 3.2.1."""
+
+    def __call__(self, *arguments):
+        self.get_backend_func = len(arguments)
+        self.append(arguments)
         self.launch(*arguments)
 
 
 class Wrapped(Compiled):
-    def __init__(self, accelerator):
+    def __init__(self, accelerator, launch=Launch):
         super().__init__(accelerator)
-        self.run = Launch(self.run)
+        self.run = launch(self.run)
+
+
+class WrappedLater(Wrapped):
+    def __init__(self, accelerator):
+        super().__init__(accelerator, LaterLaunch)
 
 
 class Kernel:
@@ -56,7 +71,8 @@ class Kernel:
 
     def __init__(self, accelerator, plain=(), call=None, pre_run_hooks=(), wrapped=False, stream="the JIT's stream"):
         self.accelerator, self.jit, self.compiled = accelerator, [], {}
-        self.pre_run_hooks, self.wrapped, self.stream = pre_run_hooks, wrapped, stream
+        self.made = {False: Compiled, True: Wrapped, "later": WrappedLater}[wrapped]
+        self.pre_run_hooks, self.stream = pre_run_hooks, stream
         self.params = [SimpleNamespace(do_not_specialize=name in plain) for name in ("p", "q", "n", "scale", "BLOCK")]
         self.call = call or (lambda compiled, *arguments: compiled.run(*arguments))
 
@@ -65,7 +81,7 @@ class Kernel:
             options = {name: keywords.pop(name) for name in list(keywords) if name == "option"}
             self.jit.append((self.accelerator.current, grid, arguments, {**keywords, **options}))
             key = tuple(map(self.specialised, self.params, (*arguments, *keywords.values()))), tuple(options.items())
-            compiled = self.compiled.setdefault(key, (Wrapped if self.wrapped else Compiled)(self.accelerator))
+            compiled = self.compiled.setdefault(key, self.made(self.accelerator))
             marks = (None, "enter hook", "leave hook")
             handles = (compiled.function, compiled.packed_metadata)
             self.call(compiled, *grid, 1, 1, self.stream, *handles, *marks, *arguments, *keywords.values())

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from npu_tiling import Launcher
-from npu_tiling.launching.direct import always_specialised, specialisation, unspecialised
+from npu_tiling.launching.direct import _adds_nothing, always_specialised, specialisation, unspecialised
 
 INTS = [0, 1, 3, 16, -1, -16, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**31 + 16, 2**63, 2**64 - 16]
 NUMBERS = [*INTS, 0.0, 1.0, 16.0, True, False]
@@ -44,6 +44,11 @@ def test_numbers_with_one_key_here_have_one_key_in_triton_ascend(kernels, name):
         theirs = key(x, x, *scalars)
         assert seen.setdefault(here, theirs) == theirs, scalars
     assert len(seen) < len(NUMBERS) ** 2 * 3  # numbers do share kernels
+
+
+def test_the_wrapper_of_triton_ascend_3_2_0_is_known():
+    driver = pytest.importorskip("triton.backends.ascend.driver", reason="triton-ascend is not installed")
+    assert _adds_nothing(driver.NPULauncher.__new__(driver.NPULauncher))
 
 
 @pytest.fixture

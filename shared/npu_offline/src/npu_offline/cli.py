@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from .commands import check, lint, maintenance, report, run, time, tune
+from .commands import check, lint, maintenance, releases, report, run, time, tune
 from .errors import OfflineError
 from .toolchain import compilers
 
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_parser(commands)
     run.add_parser(commands)
     lint.add_parser(commands)
+    releases.add_parser(commands)
     time.add_parser(commands)
     tune.add_parser(commands)
     report.add_parser(commands)

@@ -16,6 +16,11 @@ from typing import Any, NamedTuple
 _INT32_END, _INT64_END = 2**31, 2**63
 _MULTIPLE = 16  # Triton compiles another kernel for integers, and for addresses, that are multiples of this
 _NO_MARKS = (None, None, None)  # launch metadata and two hooks: there are none where no profiler watches
+_WRAPPER_NAMES = {  # all that triton-ascend 3.2.0's wrapper around its launcher in C names
+    *("TRITON_PROFILER_REGISTERED", "Tensor", "append", "ascend", "backends", "cache_dir", "compile_only"),
+    *("enable_msprof_register_tensor", "get_cache_manager", "isinstance", "launch", "print", "shape", "torch"),
+    *("triton", "utils"),
+}
 _watching = threading.Lock()
 
 
@@ -105,8 +110,8 @@ def observe(
     """
     holder, name = compiled, "_run" if hasattr(compiled, "_run") else "run"
     run = getattr(holder, name, None)
-    if not is_cuda and callable(getattr(run, "__dict__", {}).get("launch")):
-        # triton-ascend's own launcher in C, called by a wrapper in Python that adds nothing to it.
+    if not is_cuda and callable(getattr(run, "__dict__", {}).get("launch")) and _adds_nothing(run):
+        # triton-ascend's own launcher in C. A wrapper that is not known, as 3.2.1's, is called as the JIT calls it.
         holder, name, run = run, "launch", run.launch  # type: ignore[union-attr]
     calls: list[tuple[Any, ...]] = []
 
@@ -134,6 +139,18 @@ def observe(
             if stream_of is not None:
                 return DirectCall(run, stream_of, (*handles, *_NO_MARKS), values[before + len(arguments) :])
     return None
+
+
+def _adds_nothing(wrapper: Any) -> bool:
+    """Whether calling it is known to be nothing but the call of its `launch`, where no profiler watches."""
+    code = getattr(vars(type(wrapper)).get("__call__"), "__code__", None)
+    return code is not None and _names(code) <= _WRAPPER_NAMES
+
+
+def _names(code: Any) -> set[str]:
+    """What a function names, and the comprehensions inside it."""
+    inner = (constant for constant in code.co_consts if hasattr(constant, "co_names"))
+    return set(code.co_names).union(*map(_names, inner))
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
