@@ -5,9 +5,8 @@ import triton.language as tl
 from npu_tiling.device.partials import store_partial
 from npu_tiling.device.rounding import round_to
 
-from ..both.columns import result_strides
 from ..formula import activate, gradient_of_rows, load_factor, normalise, weigh
-from .rows import load_chunk, rows_at, store_chunk, tile_position, tiles_of_program
+from .rows import load_chunk, result_rows_at, rows_at, store_chunk, tile_position, tiles_of_program
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
@@ -24,7 +23,6 @@ def backward_kernel(
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
-    s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, ORDER == "heads")
     i_first, i_stop, n_step, i_head = tiles_of_program(n_outer, n_inner, M, ORDER)
     if ORDER == "heads":
         if p_weight is not None:
@@ -50,7 +48,7 @@ def backward_kernel(
         p_x_tile = rows_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, N, M, ORDER)
         p_gate_tile = rows_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner, N, M, ORDER)
         p_dx_tile = rows_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, N, M, ORDER)
-        p_dgate_tile = rows_at(p_dgate, s_y_outer, s_y_inner, i_outer, i_inner, N, M, ORDER)
+        p_dgate_tile = result_rows_at(p_dgate, i_outer, i_inner, o_row, n_outer, N, M, ORDER, GROUP)
 
         b_rstd = tl.load(p_rstd + o_row, mask=m_row, other=0.0)  # [M]
         b_product = tl.zeros([M, BLOCK_N], tl.float32)

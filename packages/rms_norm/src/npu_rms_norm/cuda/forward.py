@@ -4,9 +4,8 @@ import triton
 import triton.language as tl
 from npu_tiling.device.rounding import round_to
 
-from ..both.columns import result_strides
 from ..formula import activate, add_residual, amax_of_rows, inverse_rms, load_factor, normalise, quantise, weigh
-from .rows import load_chunk, load_factor_rows, rows_at, store_chunk, tile_position, tiles_of_program
+from .rows import load_chunk, load_factor_rows, result_rows_at, rows_at, store_chunk, tile_position, tiles_of_program
 
 
 @triton.jit
@@ -35,7 +34,6 @@ def forward_kernel(
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
-    s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, ORDER == "tokens" or ORDER == "heads")
     i_first, i_stop, n_step, i_head = tiles_of_program(n_outer, n_inner, M, ORDER)
     if ORDER == "heads":
         if p_weight is not None:
@@ -47,7 +45,7 @@ def forward_kernel(
         p_x_tile = rows_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, N, M, ORDER)
         p_residual_tile = rows_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, N, M, ORDER)
         p_gate_tile = rows_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner, N, M, ORDER)
-        p_sum_tile = rows_at(p_sum, s_y_outer, s_y_inner, i_outer, i_inner, N, M, ORDER)
+        p_sum_tile = result_rows_at(p_sum, i_outer, i_inner, o_row, n_outer, N, M, ORDER, GROUP)
 
         row, acts, scales = (), (), ()
         b_square = tl.zeros([M, BLOCK_N], tl.float32)
@@ -71,8 +69,8 @@ def forward_kernel(
         b_rstd = inverse_rms(b_square, eps, N)  # [M]
         if p_rstd is not None:
             tl.store(p_rstd + o_row, b_rstd, mask=m_row)
-        p_fp32_tile = rows_at(p_fp32, s_y_outer, s_y_inner, i_outer, i_inner, N, M, ORDER)
-        p_y_tile = rows_at(p_y, s_y_outer, s_y_inner, i_outer, i_inner, N, M, ORDER)
+        p_fp32_tile = result_rows_at(p_fp32, i_outer, i_inner, o_row, n_outer, N, M, ORDER, GROUP)
+        p_y_tile = result_rows_at(p_y, i_outer, i_inner, o_row, n_outer, N, M, ORDER, GROUP)
         results = ()
         for c in tl.static_range(CHUNKS):
             b_bias = load_factor_chunk(p_bias, i_outer, None, c, CHUNKS, N, M, BLOCK_N, ORDER, FACTORS)

@@ -69,6 +69,23 @@ def rows_at(p_rows, s_outer, s_inner, i_outer, i_inner, N: tl.constexpr, M: tl.c
 
 
 @triton.jit
+def result_rows_at(
+    p_rows, i_outer, i_inner, o_row, n_outer, N: tl.constexpr, M: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
+    """As `rows_at`, of a contiguous tensor, in which the heads of a token stand side by side."""
+    if p_rows is not None:
+        if ORDER == "one":
+            return p_rows + tl.cast(i_inner, tl.int64) * N + tl.arange(0, M)[:, None] * N
+        elif ORDER == "heads":
+            s_row = tl.cast(n_outer, tl.int64) * N
+            return p_rows + tl.cast(i_outer, tl.int64) * N + i_inner * s_row + tl.arange(0, M)[:, None] * s_row
+        elif ORDER == "tokens":
+            return p_rows + (tl.cast(i_inner * GROUP + i_outer, tl.int64) * N)[:, None]
+        else:
+            return p_rows + (tl.cast(o_row, tl.int64) * N)[:, None]
+
+
+@triton.jit
 def chunk_mask(m_row, CHUNK: tl.constexpr, N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Which elements of a chunk exist; None: all do. The row of a tile of one row exists."""
     if CHUNK * BLOCK_N + BLOCK_N > N:
