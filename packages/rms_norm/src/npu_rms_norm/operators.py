@@ -119,13 +119,13 @@ class _RMSNorm(Function):
     """The gradient of `rms_norm`. A quantised y has none, and the sum keeps its own."""
 
     @staticmethod
-    def forward(ctx, x, residual, gate, weight, bias, eps, *others):  # type: ignore[no-untyped-def]
-        *options, in_place, dtype, return_fp32, _ = others
+    def forward(ctx, x, residual, gate, weight, bias, options):  # type: ignore[no-untyped-def]
+        _, offset, casting_mode, activation, norm_before_gate, in_place, dtype, return_fp32 = options
         quantised = dtype.itemsize == 1
-        settings = (in_place, dtype, return_fp32, not quantised)
-        found = OPERATORS.below_autograd("rms_norm", x, residual, gate, weight, bias, eps, *options, *settings)
+        found = OPERATORS.below_autograd("rms_norm", x, residual, gate, weight, bias, *options, not quantised)
         y, total, fp32, rstd, scale = found
-        ctx.quantised, ctx.in_place, ctx.options, ctx.x_dtype = quantised, in_place, options, x.dtype
+        ctx.quantised, ctx.in_place = quantised, in_place
+        ctx.options = (offset, casting_mode, activation, norm_before_gate, x.dtype)
         ctx.set_materialize_grads(False)
         if quantised:
             ctx.mark_non_differentiable(y, scale)
@@ -142,15 +142,18 @@ class _RMSNorm(Function):
         du, others = dsum, (None, None, None)
         if dy is not None and not ctx.quantised:
             du, *others = _gradients(ctx, dy, dsum, need_x or need_residual, *needs)
-        dx = du.to(ctx.x_dtype) if need_x and du is not None else None
-        return dx, du if need_residual else None, *others, *(None,) * (len(ctx.needs_input_grad) - 5)
+        *_, dtype = ctx.options
+        dx = du if need_x else None
+        if dx is not None and dx.dtype is not dtype:  # of a residual in fp32
+            dx = dx.to(dtype)
+        return dx, du if need_residual else None, *others, None
 
 
 def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *needs: bool) -> tuple[Tensor | None, ...]:
     """Of what is normalised, the gate, the weight and the bias, each where it is needed."""
     need_x, _, *need_parameters = needs
     x, gate, weight, bias, rstd = ctx.saved_tensors
-    tensors, options = (dy, dsum, x, gate, weight, bias, rstd), (*ctx.options, ctx.x_dtype)
+    tensors, options = (dy, dsum, x, gate, weight, bias, rstd), ctx.options
     in_place = ctx.in_place and need_x and gate is None and dy.dtype == x.dtype and not may_overlap(dy)
     if in_place and not torch.is_grad_enabled() and not forward_mode(tensors):
         found = (dy, None, *OPERATORS.below_autograd("rms_norm_backward_", *tensors, *options, *need_parameters))
@@ -160,8 +163,9 @@ def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *needs: bool) -> tuple
 
 
 def _recorded(*arguments: Any) -> Any:
-    if needs_gradient(arguments[:5]):
-        return apply(_RMSNorm, *arguments)
+    tensors, options = arguments[:5], arguments[5:-1]
+    if needs_gradient(tensors):
+        return apply(_RMSNorm, *tensors, options)
     return OPERATORS.below_autograd("rms_norm", *arguments)
 
 
