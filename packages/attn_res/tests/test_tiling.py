@@ -7,8 +7,8 @@ import sys
 import pytest
 from npu_attn_res.ascend.tiling.choice import AscendTiling
 from npu_attn_res.ascend.tiling.ways import Way
-from npu_attn_res.cuda import tiling as cuda
-from npu_attn_res.cuda.tiling import Way as CudaWay
+from npu_attn_res.cuda.tiling import choice as cuda
+from npu_attn_res.cuda.tiling.ways import Way as CudaWay
 from npu_attn_res.shape import COLUMN_TASKS, Shape, Task
 from npu_attn_res.tiling import choose, smaller
 from npu_tiling import SOCS, Device, soc

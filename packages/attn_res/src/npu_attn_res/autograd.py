@@ -23,12 +23,12 @@ class _AttnRes(Function):
         joined = None if prefix is None or x is None else joined
         ctx.overwritten = None
         if x is not None and update and update[1]:
-            joined = _of_own_version(prefix)
+            joined = _without_version_check(prefix)
             ctx.overwritten = prefix.detach(), prefix._version + 1  # as it will be once `writes.replace` has told autograd
         kept = h if output_rms_weight is not None or single.reads_h(h) else None
         y, norm_rstd = (None, None) if output_rms_weight is None else (y, statistics[3])
         if call.stacked and prefix is not None:
-            blocks = [_of_own_version(block) for block in blocks]
+            blocks = [_without_version_check(block) for block in blocks]
         source = prefix if joined is None else joined
         ctx.save_for_backward(kept, *weights, *statistics[:3], norm_rstd, call.counted, source, *blocks)
         ctx.stacked, ctx.n_blocks = call.stacked, call.n_blocks
@@ -36,7 +36,7 @@ class _AttnRes(Function):
         ctx.set_materialize_grads(False)
         if not save:
             return h, y, joined, None, None, None, None
-        ctx.mark_non_differentiable(*[one for one in (*statistics[:3], norm_rstd) if one is not None])
+        ctx.mark_non_differentiable(*[each for each in (*statistics[:3], norm_rstd) if each is not None])
         return h, y, joined, *statistics[:3], norm_rstd
 
     @staticmethod
@@ -44,7 +44,7 @@ class _AttnRes(Function):
         need_prefix, need_x, *need_weights = ctx.needs_input_grad[3:8]
         need_blocks = list(ctx.needs_input_grad[8:])
         if dh is None and dy is None:
-            of_prefix = _of_both(djoined, need_prefix, need_x, ctx.dtype_of_x)
+            of_prefix = _split_gradient(djoined, need_prefix, need_x, ctx.dtype_of_x)
             return None, None, None, *of_prefix, *(None,) * (3 + len(need_blocks))
         if ctx.overwritten is not None and ctx.overwritten[0]._version != ctx.overwritten[1]:
             raise RuntimeError(
@@ -55,18 +55,19 @@ class _AttnRes(Function):
         need_weights[2] = need_weights[2] and dy is not None
         needed = (need_blocks, need_prefix or need_x, need_weights)
         sources = (blocks, ctx.stacked, ctx.n_blocks, count, prefix)
-        found = OPERATORS("attn_res_backward", dh, dy, djoined, h, *sources, *weights, *statistics, *needed)
-        dblocks, dprefix, *dweights = found
-        of_prefix = _of_both(dprefix, need_prefix, need_x, ctx.dtype_of_x)
+        dblocks, dprefix, *dweights = OPERATORS(
+            "attn_res_backward", dh, dy, djoined, h, *sources, *weights, *statistics, *needed
+        )
+        of_prefix = _split_gradient(dprefix, need_prefix, need_x, ctx.dtype_of_x)
         return None, None, None, *of_prefix, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
 
 
-def _of_own_version(bank: Tensor) -> Tensor:
+def _without_version_check(bank: Tensor) -> Tensor:
     """The same memory, which may be written to before the backward without an error: blocks behind those that count."""
     return bank.data
 
 
-def _of_both(
+def _split_gradient(
     gradient: Tensor | None, need_prefix: bool, need_x: bool, of_x: torch.dtype | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of a prefix and of what was added to it, from that of the sum."""
@@ -93,8 +94,7 @@ class _Phase1(Function):
         queries, rms_weight, score, rstd, *blocks = ctx.saved_tensors
         need_weights, need_blocks = list(ctx.needs_input_grad[4:6]), list(ctx.needs_input_grad[6:])
         inputs = (queries, blocks, ctx.stacked, rms_weight, score, rstd)
-        found = OPERATORS("phase1_backward", do, dlse, *inputs, need_blocks, need_weights)
-        dblocks, *dweights = found
+        dblocks, *dweights = OPERATORS("phase1_backward", do, dlse, *inputs, need_blocks, need_weights)
         return None, None, None, None, *_only(dweights, need_weights), *_only(dblocks, need_blocks)
 
 
@@ -113,19 +113,18 @@ class _Merge(Function):
         ctx.set_materialize_grads(False)
         if not save:
             return h, y, joined, None, None, None
-        ctx.mark_non_differentiable(*[one for one in (*statistics[:2], norm_rstd) if one is not None])
+        ctx.mark_non_differentiable(*[each for each in (*statistics[:2], norm_rstd) if each is not None])
         return h, y, joined, *statistics[:2], norm_rstd
 
     @staticmethod
     def backward(ctx, dh, dy, djoined, *_):  # type: ignore[no-untyped-def]
         _, *need = ctx.needs_input_grad
         if dh is None and dy is None:
-            return None, None, None, *_of_both(djoined, need[2], need[3], ctx.dtype_of_x), *(None,) * 6
+            return None, None, None, *_split_gradient(djoined, need[2], need[3], ctx.dtype_of_x), *(None,) * 6
         kept, *inputs = ctx.saved_tensors
         need_weights = [need[4], need[5], need[6] and dy is not None]
-        found = OPERATORS("merge_backward", dh, dy, djoined, kept, *inputs, need_weights)
-        do, dlse, dpartial, *dweights = found
-        state = (*_only((do, dlse), need[:2]), *_of_both(dpartial, need[2], need[3], ctx.dtype_of_x))
+        do, dlse, dpartial, *dweights = OPERATORS("merge_backward", dh, dy, djoined, kept, *inputs, need_weights)
+        state = (*_only((do, dlse), need[:2]), *_split_gradient(dpartial, need[2], need[3], ctx.dtype_of_x))
         return None, *state, *_only(dweights, need_weights), None, None, None
 
 

@@ -150,8 +150,8 @@ def shares(lse: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
     """exp(lse) and exp(score) over their sum."""
     largest = torch.maximum(lse, score)
     first, second = torch.exp(lse - largest), torch.exp(score - largest)
-    whole = first + second
-    return first / whole, second / whole
+    total = first + second
+    return first / total, second / total
 
 
 @without_autocast
@@ -212,9 +212,9 @@ def scaled(h: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
 
 
 def normalise_backward(dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """The whole gradient of h, not rounded, and that of the weight."""
+    """The gradient of h, dh with it, not rounded, and that of the weight."""
     dy = dy.to(rstd.dtype)
     normalised = h.to(rstd.dtype) * rstd.unsqueeze(-1)
     f = dy * weight
-    whole = (f - normalised * (f * normalised).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)
-    return whole if dh is None else whole + dh, (dy * normalised).reshape(-1, h.shape[-1]).sum(0).to(weight.dtype)
+    total = (f - normalised * (f * normalised).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)
+    return total if dh is None else total + dh, (dy * normalised).reshape(-1, h.shape[-1]).sum(0).to(weight.dtype)

@@ -60,5 +60,4 @@ class Shape:
 
     def __str__(self) -> str:
         """As warnings name it."""
-        beside = ", with a prefix" if self.prefix else ""
-        return f"{self.task.value}{beside}"
+        return f"{self.task.value}, with a prefix" if self.prefix else self.task.value

@@ -7,8 +7,8 @@ from npu_tiling import Device
 from .ascend.tiling import choice as ascend
 from .ascend.tiling.choice import AscendTiling
 from .both.tiling import Tiling
-from .cuda import tiling as cuda
-from .cuda.tiling import CudaTiling
+from .cuda.tiling import choice as cuda
+from .cuda.tiling.choice import CudaTiling
 from .shape import Shape
 
 

@@ -33,36 +33,16 @@ from ..formula import expanded_gradient, score_gradient, slope
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_backward_kernel(
-    p_dh,
-    p_h,  # None: h was rounded
-    p_v,
-    p_table,
-    p_query,
-    p_norm,
-    p_score,
-    p_rstd,
-    p_lse,
-    p_dv,  # None: no block needs a gradient
-    p_dv_table,
-    p_dg,  # fp32 [programs, D], one partial sum per program; None: neither weight needs a gradient
-    p_count,  # int32 or int64: the number of blocks; None: n_blocks is
-    p_prefix,  # a source beside the blocks, whose statistics are row n_slots; None: there is none
-    p_djoined,  # gradient that reaches the prefix from elsewhere; None: there is none
-    p_dprefix,  # None: not needed
-    n_blocks,
-    n_tokens,
-    s_block,
-    s_token,
-    s_dh,
-    n_slots,
-    s_prefix,
-    s_djoined,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # >= D
-    PREFETCH: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+    # read: the gradient of h, h where it was not rounded (None: it was), the sources, their table, weights, statistics
+    p_dh, p_h, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse,
+    # written: gradients of the sources (None: none is needed), fp32 partial sums of dg [programs, D] (None: not needed)
+    p_dv, p_dv_table, p_dg,
+    # the number of blocks (None: n_blocks); the prefix, a gradient that reaches it from elsewhere, its whole gradient
+    p_count, p_prefix, p_djoined, p_dprefix,
+    n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
+    PREFETCH: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D

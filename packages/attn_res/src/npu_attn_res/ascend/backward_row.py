@@ -78,19 +78,9 @@ def gradient_of_piece(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG: tl.con
 
 @triton.jit
 def prefix_gradient(
-    p_prefix,
-    p_djoined,
-    p_dprefix,
-    b_dh,
-    b_g,
-    b_dg,
-    b_alpha,
-    b_c,
-    b_coef,
-    HAS_DG: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
+    p_prefix, p_djoined, p_dprefix, b_dh, b_g, b_dg, b_alpha, b_c, b_coef,
+    HAS_DG: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     """Stores the gradient of a piece of a prefix, and returns dg with its part."""
     b_p = fetch_piece(p_prefix, N, C).to(tl.float32)
     b_dp, b_dg = gradient_of_piece(b_p, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG)
@@ -115,35 +105,13 @@ def gradient_offset(p_dv_table, i_block, i_token, n_tokens, D: tl.constexpr, ALI
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_backward_row_kernel(
-    p_dh,
-    p_h,  # None
-    p_v,
-    p_table,
-    p_query,
-    p_norm,
-    p_score,  # fp32 [n_tokens, sources]
-    p_rstd,  # fp32 [n_tokens, sources]
-    p_lse,
-    p_dv,
-    p_dv_table,
-    p_dg,
-    p_count,
-    p_prefix,
-    p_djoined,
-    p_dprefix,
-    n_blocks,
-    n_tokens,
-    s_block,
-    s_token,
-    s_dh,
-    n_slots,
-    s_prefix,
-    s_djoined,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # >= D
-    HALVES: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+    # p_h is None; p_score and p_rstd are fp32 [n_tokens, sources]
+    p_dh, p_h, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
+    p_count, p_prefix, p_djoined, p_dprefix,
+    n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
+    D: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
+    HALVES: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
     """The arguments are those of attn_res_backward_kernel."""
     # lint: allow short-transfer: halves are rows of more than 4 KB; whole rows would fill the chip
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip

@@ -99,38 +99,16 @@ def forward_tiles(
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_forward_kernel(
-    p_v,
-    p_table,  # None: block i lies at i * s_block
-    p_query,
-    p_norm,
-    p_weight,  # of the RMSNorm of h; None: there is none
-    p_o,
-    p_y,
-    p_score,  # fp32 [sources, n_tokens], or BY_TOKEN [n_tokens, sources]: s; None: no backward follows
-    p_rstd,  # fp32, as p_score: r
-    p_lse,  # fp32 [n_tokens]: log(sum(exp(s))); None: not asked for
-    p_norm_rstd,
-    p_count,  # int32 or int64: the number of blocks; None: n_blocks is
-    p_prefix,  # the source that comes before the blocks; None: there is none
-    p_x,  # a layer's output, added to the prefix first; None: there is none
-    p_joined,  # where the sum goes
-    p_append,  # where the blocks lie, and the prefix is stored as the next one; None: it is not
-    n_blocks,
-    n_tokens,
-    s_block,
-    s_token,
-    eps,
-    norm_eps,
-    n_slots,
-    s_prefix,
-    s_x,
-    s_joined,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # >= D
-    ALIGNED: tl.constexpr,
-    BY_TOKEN: tl.constexpr,
-):
+    # read: the sources, their table (None: source i lies at i * s_block), the weights of scores and of the RMSNorm of h
+    p_v, p_table, p_query, p_norm, p_weight,
+    # written: h, its RMSNorm (None: no weight); fp32 s and r (None: no backward follows), log(sum(exp(s))), 1 / rms(h)
+    p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
+    # the number of blocks (None: n_blocks); the prefix, what is added to it, where the sum goes, and the blocks that take it
+    p_count, p_prefix, p_x, p_joined, p_append,
+    n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
+    ALIGNED: tl.constexpr, BY_TOKEN: tl.constexpr,
+):  # fmt: skip
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     n_blocks = count_blocks(p_count, n_blocks, n_slots)

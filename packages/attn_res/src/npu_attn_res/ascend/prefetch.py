@@ -54,38 +54,11 @@ def next_block(p_v, p_table, s_block, s_token, i_block, n_blocks, i_token, n_tok
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_forward_prefetch_kernel(
-    p_v,
-    p_table,
-    p_query,
-    p_norm,
-    p_weight,
-    p_o,
-    p_y,
-    p_score,
-    p_rstd,
-    p_lse,
-    p_norm_rstd,
-    p_count,
-    p_prefix,
-    p_x,
-    p_joined,
-    p_append,
-    n_blocks,
-    n_tokens,
-    s_block,
-    s_token,
-    eps,
-    norm_eps,
-    n_slots,
-    s_prefix,
-    s_x,
-    s_joined,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BY_TOKEN: tl.constexpr,
-):
+    p_v, p_table, p_query, p_norm, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
+    p_count, p_prefix, p_x, p_joined, p_append,
+    n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, ALIGNED: tl.constexpr, BY_TOKEN: tl.constexpr,
+):  # fmt: skip
     """The arguments are those of attn_res_forward_kernel."""
     # time: rare: that a score is higher by 30 than the first block's
     # lint: allow scalar-reduction: once a tile, whether its sums are too large; and tiles are sized for the 910B's compilers

@@ -17,24 +17,15 @@ from .tile import block_at, count_rows, load_rows, load_statistic, store_gradien
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
 def attn_res_products_kernel(
-    p_v,
-    p_table,
+    p_v, p_table,
     p_a,  # rows: of do, or of g, which is the same for every token
     p_dot,  # fp32 [column blocks, n_blocks, n_tokens, S]: <a, v_i>
     p_square,  # fp32 [column blocks, n_blocks, n_tokens]: <v_i, v_i>; None: not needed
-    n_blocks,
-    n_tokens,
-    s_block,
-    s_token,
-    s_a_token,
+    n_blocks, n_tokens, s_block, s_token, s_a_token,
     s_a_row,  # from one row of a tile to the next: layers, or tokens
-    D: tl.constexpr,
-    S: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
-):
+):  # fmt: skip
     # lint: allow short-transfer: where a row does not fit beside those of all layers, it comes in equal pieces
     # lint: allow scalar-reduction: rows of a tile are the layers of one token, whose own row is squared alone
     # lint: allow single-buffer: CANN 9.0 on dav-c310 has one buffer for rows of 4096 columns beside those of several layers
@@ -61,21 +52,13 @@ def attn_res_products_kernel(
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
 def attn_res_weighted_sum_kernel(
-    p_v,
-    p_table,
+    p_v, p_table,
     p_weight,  # fp32 [n_blocks, n_tokens, S]
     p_o,  # [n_tokens, S, D]
-    n_blocks,
-    n_tokens,
-    s_block,
-    s_token,
-    D: tl.constexpr,
-    S: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    n_blocks, n_tokens, s_block, s_token,
+    D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
-):
+):  # fmt: skip
     # lint: allow short-transfer: where a row does not fit beside those of all layers, it comes in equal pieces
     EXACT: tl.constexpr = D % BLOCK_D == 0
     ROWS: tl.constexpr = BLOCK_M * BLOCK_S
@@ -98,30 +81,19 @@ def attn_res_weighted_sum_kernel(
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_splits"])
 def attn_res_gradient_kernel(
-    p_v,
-    p_table,
+    p_v, p_table,
     p_do,  # rows of do: [n_tokens, S, D]
     p_g,  # fp32 [S, D]
-    p_alpha,  # fp32 [n_blocks, n_tokens, S]: what do is weighted with
-    p_ds_rstd,  # fp32 [n_blocks, n_tokens, S]: ds r
+    p_alpha, p_ds_rstd,  # fp32 [n_blocks, n_tokens, S]: the weight of do, and ds r
     p_dv_coef,  # fp32 [n_blocks, n_tokens]: sum over layers of ds s r^2 / D
     p_dv,  # None: no block needs a gradient
     p_dv_table,
     p_dg,  # fp32 [n_splits, S, D]; None: not needed
-    n_blocks,
-    n_tokens,
-    n_splits,
-    s_block,
-    s_token,
-    s_do_token,
+    n_blocks, n_tokens, n_splits, s_block, s_token, s_do_token,
     s_do_row,  # from one row of a tile to the next: layers, or tokens
-    D: tl.constexpr,
-    S: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
-):
+):  # fmt: skip
     """A program takes one block of columns through every n_splits-th tile of tokens, so that dg stays on chip.
 
     dv_i = sum over layers of (alpha do + ds_rstd g) - dv_coef v_i        dg = sum over tokens and blocks of ds_rstd v_i

@@ -28,29 +28,13 @@ from .tile import (
 
 @triton.jit(do_not_specialize=["n_tokens"])
 def attn_res_merge_kernel(
-    p_o,
-    p_lse,
-    p_partial,
-    p_x,  # a layer's output, which joins the partial sum first; None: there is none
-    p_query,
-    p_norm,
-    p_weight,  # of the RMSNorm of h; None: there is none
-    p_h,
-    p_y,
-    p_total,  # partial + x; None without x
-    p_score,  # None: no backward will follow
-    p_rstd,
-    p_norm_rstd,
-    n_tokens,
-    s_o,
-    s_partial,
-    s_x,
-    eps,
-    norm_eps,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # >= D
-):
+    # read: a layer's first phase, the prefix, a layer's output that joins it (None: there is none), the weights
+    p_o, p_lse, p_partial, p_x, p_query, p_norm, p_weight,
+    # written: h, its RMSNorm (None: there is no weight), the new prefix; fp32 [n_tokens], None: no backward follows
+    p_h, p_y, p_total, p_score, p_rstd, p_norm_rstd,
+    n_tokens, s_o, s_partial, s_x, eps, norm_eps,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
+):  # fmt: skip
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
@@ -75,28 +59,13 @@ def attn_res_merge_kernel(
 
 @triton.jit(do_not_specialize=["n_tokens"])
 def attn_res_merge_backward_kernel(
-    p_dh,
-    p_dtotal,  # gradient that reaches partial + x from elsewhere; None: there is none
-    p_o,
-    p_lse,
-    p_total,
-    p_query,
-    p_norm,
-    p_score,
-    p_rstd,
-    p_do,  # fp32, contiguous
-    p_dlse,
-    p_dp,
-    p_dg,  # fp32 [programs, D]; None: neither weight needs a gradient
-    n_tokens,
-    s_dh,
-    s_dtotal,
-    s_o,
-    s_total,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # >= D
-):
+    # read: gradients of h and, from elsewhere, of the new prefix (None: there is none); what the forward read and stored
+    p_dh, p_dtotal, p_o, p_lse, p_total, p_query, p_norm, p_score, p_rstd,
+    # written: do, fp32 and contiguous, dlse, the prefix's gradient, fp32 partial sums of dg [programs, D] (None: not needed)
+    p_do, p_dlse, p_dp, p_dg,
+    n_tokens, s_dh, s_dtotal, s_o, s_total,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
+):  # fmt: skip
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
@@ -131,20 +100,13 @@ def attn_res_merge_backward_kernel(
 
 @triton.jit(do_not_specialize=["n_tokens"])
 def attn_res_norm_backward_kernel(
-    p_dy,
-    p_dh,  # gradient that reaches h from elsewhere; None: there is none
-    p_h,
-    p_weight,
-    p_norm_rstd,
-    p_total,  # fp32 [n_tokens, D]: the gradient of h, with dh
-    p_dweight,  # fp32 [programs, D]; None: not needed
-    n_tokens,
-    s_dy,
-    s_dh,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # >= D
-):
+    # read: the gradients of y and, from elsewhere, of h (None: there is none), h, the weight, 1 / rms(h)
+    p_dy, p_dh, p_h, p_weight, p_norm_rstd,
+    p_total,  # written: fp32 [n_tokens, D], the gradient of h with dh
+    p_dweight,  # written: fp32 [programs, D]; None: not needed
+    n_tokens, s_dy, s_dh,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
+):  # fmt: skip
     """n = h rstd, f = dy weight: dh + rstd (f - n mean(f n)), and dweight = sum over tokens of dy n."""
     EXACT: tl.constexpr = BLOCK_D == D
     b_weight = load_rows(p_weight, 0, 1, D, 1, BLOCK_D, EXACT)  # [1, BLOCK_D]

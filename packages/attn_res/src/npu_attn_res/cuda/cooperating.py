@@ -53,8 +53,8 @@ def attn_res_backward_shared_kernel(
     m_first = m_col & (i_tile == 0)  # the prefix comes with the first tile
     o_block = tl.arange(0, BLOCK_N)
     n_blocks = count_blocks(p_count, n_blocks, n_slots)
-    n_own = tl.minimum(n_blocks - i_tile * PER_TILE, PER_TILE)
-    m_block = o_block < n_own
+    n_in_tile = tl.minimum(n_blocks - i_tile * PER_TILE, PER_TILE)
+    m_block = o_block < n_in_tile
     bits = ((needed >> (i_tile * PER_TILE)) & ((1 << PER_TILE) - 1)).to(tl.int32)  # as `needed`, of the program's blocks
     # All programs' words, [SLOTS * BLOCK_N]. In one dimension: in two, Triton gives loads and `collect` different layouts,
     # and waits in both.
@@ -62,8 +62,8 @@ def attn_res_backward_shared_kernel(
     o_in_tile = tl.arange(0, SLOTS * BLOCK_N) % BLOCK_N
     o_all = o_slot // PROGRAMS * PER_TILE + o_in_tile
     m_all = (o_slot < SHARE) & (o_in_tile < PER_TILE) & (o_all < n_blocks)
-    m_own = o_slot // PROGRAMS == i_tile
-    m_one = o_slot == i_tile * PROGRAMS
+    m_same_tile = o_slot // PROGRAMS == i_tile
+    m_first_part = o_slot == i_tile * PROGRAMS
     o_word = tl.minimum(o_slot, SHARE - 1) * N_WORDS + o_in_tile
     b_g = tl.load(p_query + o_col, mask=m_col, other=0.0).to(tl.float32)
     b_g *= tl.load(p_norm + o_col, mask=m_col, other=0.0).to(tl.float32)
@@ -77,26 +77,26 @@ def attn_res_backward_shared_kernel(
         )
         b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_row[:, None] & m_col[None, :], other=0.0)
         b_dh = tl.load(p_dh + i_token * s_dh + o_col, mask=m_col, other=0.0).to(tl.float32)
-        b_lse = tl.load(p_lse + i_token + tl.arange(0, 1))  # [1]: as in cuda_backward.py
+        b_lse = tl.load(p_lse + i_token + tl.arange(0, 1))  # [1]: as in backward.py
         o_statistic = o_all.to(tl.int64) * n_tokens + i_token
         b_score = tl.load(p_score + o_statistic, mask=m_all, other=0.0)  # these [SLOTS * BLOCK_N]
         b_rstd = tl.load(p_rstd + o_statistic, mask=m_all, other=0.0)
         b_alpha = tl.where(m_all, tl.exp(b_score - b_lse), 0.0)
         p_part = p_words + (turn % TURNS) * (SHARE * N_WORDS)
-        p_own = p_part + i_part * N_WORDS
+        p_published = p_part + i_part * N_WORDS
         if p_prefix is not None:
             b_p = tl.load(p_prefix + i_token * s_prefix + o_col, mask=m_first, other=0.0).to(tl.float32)
             o_prefix = tl.cast(n_slots, tl.int64) * n_tokens + i_token + tl.arange(0, 1)
             b_p_score, b_p_rstd = tl.load(p_score + o_prefix), tl.load(p_rstd + o_prefix)
-            publish(p_own + BLOCK_N, tl.sum(b_p * b_dh, axis=0), turn)
-        publish(p_own + o_block, tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), turn)
+            publish(p_published + BLOCK_N, tl.sum(b_p * b_dh, axis=0), turn)
+        publish(p_published + o_block, tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), turn)
         b_part = tl.where(m_all, collect(p_part + o_word, turn), 0.0)
         b_e, b_alpha, b_rstd, b_slope, b_delta, b_sum = tl.reduce(
             (
-                tl.reshape(tl.where(m_own, b_part, 0.0), [SLOTS, BLOCK_N]),
-                tl.reshape(tl.where(m_one, b_alpha, 0.0), [SLOTS, BLOCK_N]),
-                tl.reshape(tl.where(m_one, b_rstd, 0.0), [SLOTS, BLOCK_N]),
-                tl.reshape(tl.where(m_one, slope(b_score, b_rstd, D), 0.0), [SLOTS, BLOCK_N]),
+                tl.reshape(tl.where(m_same_tile, b_part, 0.0), [SLOTS, BLOCK_N]),
+                tl.reshape(tl.where(m_first_part, b_alpha, 0.0), [SLOTS, BLOCK_N]),
+                tl.reshape(tl.where(m_first_part, b_rstd, 0.0), [SLOTS, BLOCK_N]),
+                tl.reshape(tl.where(m_first_part, slope(b_score, b_rstd, D), 0.0), [SLOTS, BLOCK_N]),
                 tl.reshape(b_alpha * b_part, [SLOTS, BLOCK_N]),
                 tl.reshape(b_alpha, [SLOTS, BLOCK_N]),
             ),

@@ -46,7 +46,7 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Statistics] | None:
     """h [..., D] in `dtype`, y where there is a weight for it, and statistics where `save`.
 
-    None where whole rows do not fit on chip beside a prefix.
+    None where whole rows do not fit on chip and there is a prefix.
     """
     like, n_tokens = v.like, v.n_tokens
     h = allocate(like, v.shape, dtype)
@@ -75,14 +75,15 @@ def forward(
         by_token=by_token,
         aligned=aligned,
     )
-    beside = (*prefix[:2], x, joined, base if update.append else None), (v.n_sources, prefix.stride, s_x, s_joined)
+    with_prefix = (*prefix[:2], x, joined, base if update.append else None)
+    strides = (v.n_sources, prefix.stride, s_x, s_joined)
 
     def arguments(chosen: Any, grid: int) -> Arguments:
         tensors = (base, table, *contiguous_weights(weights), h, y, score, rstd, lse)
         numbers = (v.n_sources, n_tokens, v.s_source, v.s_token)
         if device.kind == "cuda":
-            return (*tensors, norm_rstd, *beside[0], others), (*numbers, eps, norm_eps, *beside[1])
-        return (*tensors, norm_rstd, *beside[0]), (*numbers, eps, norm_eps, *beside[1])
+            return (*tensors, norm_rstd, *with_prefix, others), (*numbers, eps, norm_eps, *strides)
+        return (*tensors, norm_rstd, *with_prefix), (*numbers, eps, norm_eps, *strides)
 
     if run_rows(spec, n_tokens, arguments):
         return h, y, statistics
@@ -118,7 +119,7 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None] | None:
     """Writes the gradients of the sources and returns those of query and rms_weight, where needed.
 
-    None where whole rows do not fit on chip beside a prefix.
+    None where whole rows do not fit on chip and there is a prefix.
 
     Args:
         h: the forward's, where it was not rounded (fp32).

@@ -28,7 +28,7 @@ class Pointers(NamedTuple):
     """Where a kernel finds several tensors.
 
     Attributes:
-        base: the first that there is; None where there is none.
+        base: the first tensor; None where there is none.
         table: int64, elements from there to each tensor; None where there is one tensor, or `others` are given.
         aligned: every entry of the table is a multiple of 16.
         others: the tensors that follow the first, for a kernel for CUDA, then the first again, up to a power of two: few
@@ -73,7 +73,7 @@ class Sources(NamedTuple):
         s_source, s_token: elements from one source, and from one row, to the next.
         like: a tensor of their dtype, on their device.
         gradients: where their gradients are to be written.
-        held: what a table points to, copies among it: their memory must not be another tensor's before the launch.
+        held: the tensors that a table points to, copies among them, kept until the launch.
         written: the gradients that `gradients` points to, None among them.
         prefix: the source that comes before the N; its statistics are the last row.
     """
@@ -118,7 +118,7 @@ def sources_and_prefix(
     device: Device,
     gradients: Sequence[Tensor | None] = (),
 ) -> Sources:
-    """As `follow`, of the first n_blocks sources, beside a prefix, for a kernel that takes a few as arguments on CUDA.
+    """As `follow`, of the first n_blocks sources and a prefix, for a kernel that takes a few as arguments on CUDA.
 
     There may be no source but the prefix.
     """
@@ -171,25 +171,25 @@ def follow(
 @functools.lru_cache(maxsize=1)
 def _has_tuples() -> bool:
     """Whether a kernel can choose among its arguments: from Triton 3.4 on, if it is installed under that name."""
-    found = version("triton")
-    return found is None or tuple(map(int, found.split(".")[:2])) >= (3, 4)
+    installed = version("triton")
+    return installed is None or tuple(map(int, installed.split(".")[:2])) >= (3, 4)
 
 
 def _as_arguments(tensors: Sequence[Tensor | None]) -> Pointers:
     needed = (1 << len(tensors)) - 1
-    present = [one for one in tensors if one is not None]
+    present = [tensor for tensor in tensors if tensor is not None]
     if not present:
         return _NOWHERE
     first = present[0]
     if len(present) < len(tensors):
-        needed = sum(1 << i for i, one in enumerate(tensors) if one is not None)
-        present = [first if one is None else one for one in tensors]
+        needed = sum(1 << i for i, tensor in enumerate(tensors) if tensor is not None)
+        present = [first if tensor is None else tensor for tensor in tensors]
     padding = (first,) * (power_of_two(len(tensors)) - len(tensors))
     return Pointers(present[0], None, aligned=True, others=(*present[1:], *padding), needed=needed)
 
 
 def in_tables(sources: Sources, device: Device) -> Sources:
-    """The same sources for kernels that have no parameters for many."""
+    """The same sources for kernels that take no tuples."""
     if sources.at.others is None:
         return sources
     at, where = point_to(sources.held, sources.written, device)
@@ -211,7 +211,7 @@ def point_to(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], devi
     if present:
         start = present[0].data_ptr()
         entries += [0] * (begin - len(entries))
-        entries += [_NO_GRADIENT if one is None else (one.data_ptr() - start) // itemsize for one in gradients]
+        entries += [_NO_GRADIENT if each is None else (each.data_ptr() - start) // itemsize for each in gradients]
     aligned = device.kind == "cuda" and functools.reduce(or_, entries) % _ALIGNMENT == 0
     table = _table_of(entries, sources[0], device)
     if not present:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from npu_tiling import Device
+from npu_tiling.launching.partials import add_partials
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
@@ -120,20 +121,24 @@ def merge_backward(
 def normalise_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor, norm_rstd: Tensor, need_dweight: bool, device: Device
 ) -> tuple[Tensor, Tensor | None]:
-    """The whole gradient of h, fp32, contiguous, and that of the weight, where needed."""
+    """The gradient of h, dh with it, fp32, contiguous, and that of the weight, where needed."""
     width, n_tokens = h.shape[-1], norm_rstd.numel()
-    whole = allocate(h, h.shape, torch.float32)
+    total = allocate(h, h.shape, torch.float32)
     if not n_tokens:
-        return whole, torch.zeros_like(weight)
+        return total, torch.zeros_like(weight)
     (rows, s_dy), (added, s_dh) = rows_of(dy), (None, 0) if dh is None else rows_of(dh)
-    dweight = None
+    partials = None
 
     def arguments(chosen: Any, grid: int) -> Arguments:
-        nonlocal dweight
-        dweight = allocate(h, (grid, width), torch.float32) if need_dweight else None
-        return (rows, added, h, weight.contiguous(), norm_rstd, whole, dweight), (n_tokens, s_dy, s_dh)
+        nonlocal partials
+        partials = allocate(h, (grid, width), torch.float32) if need_dweight else None
+        return (rows, added, h, weight.contiguous(), norm_rstd, total, partials), (n_tokens, s_dy, s_dh)
 
     spec = launch_spec(device, Task.NORM_BACKWARD, width, h.dtype, row_stride=max(s_dy, s_dh))
     if run_rows(spec, n_tokens, arguments):
-        return whole, None if dweight is None else dweight.sum(0).to(weight.dtype)
+        if partials is None:
+            return total, None
+        dweight = allocate(weight, weight.shape, weight.dtype)
+        add_partials(partials, dweight, device)
+        return total, dweight
     return reference.normalise_backward(dy, dh, h, weight, norm_rstd.view(h.shape[:-1]))

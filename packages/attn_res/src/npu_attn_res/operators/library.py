@@ -20,7 +20,7 @@ STATISTICS = "Tensor score, Tensor rstd, Tensor lse, Tensor norm_rstd"
 SAVED = "Tensor score, Tensor rstd, Tensor lse, Tensor? norm_rstd"
 
 
-def whole_gradient(
+def gradient_of_h(
     dh: Tensor | None, dy: Tensor | None, h: Tensor | None, weights: Weights, statistics: Statistics, need_dweight: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The gradient of h with what reaches it through y, and that of the RMSNorm's weight."""

@@ -17,7 +17,7 @@ from ..launch import single
 from ..launch.sources import sources_and_prefix
 from ..passes import TorchPasses
 from ..reference import Statistics, Weights
-from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, fake_gradients, whole_gradient
+from .library import OPERATORS, SAVED, STATISTICS, WEIGHTS, allocate_gradients, fake_gradients, gradient_of_h
 
 
 class Call(NamedTuple):
@@ -85,17 +85,17 @@ def _allocate_joined(call: Call) -> Tensor | None:
 def _forward(call: Call, update: single.Update) -> tuple[Tensor | None, ...]:
     """h and y [..., D], the new prefix, and the statistics, None of what there is not."""
     shape, weights, dtype = call.shape, call.weights, call.dtype or call.like.dtype
-    device, found, joined = device_for(call.like.device), None, update.joined
+    device, results, joined = device_for(call.like.device), None, update.joined
     if device is not None:
         sources = sources_and_prefix(*call[:5], device)
-        found = single.forward(sources, weights, call.eps, call.norm_eps, dtype, call.save, device, update)
-    if found is None:
+        results = single.forward(sources, weights, call.eps, call.norm_eps, dtype, call.save, device, update)
+    if results is None:
         prefix = _updated(call, update)
         joined = None if update.joined is None else prefix
         used = call.n_blocks if call.counted is None else None
         passes = TorchPasses(call.blocks, call.stacked, n_blocks=used, count=call.counted, prefix=prefix)
-        found = reference.forward(passes, weights, call.eps, call.norm_eps, dtype)
-    h, y, statistics = found
+        results = reference.forward(passes, weights, call.eps, call.norm_eps, dtype)
+    h, y, statistics = results
     y = None if y is None else y.view(shape)
     return h.view(shape), y, joined, *(statistics if call.save else (None, None, None, None))
 
@@ -146,7 +146,7 @@ def attn_res_backward(
     weights, statistics = Weights(query, rms_weight, output_rms_weight), Statistics(score, rstd, lse, norm_rstd)
     needed = (need_weights[0], need_weights[1])
     device = device_for(score.device)
-    dh, dweight = whole_gradient(dh, dy, h, weights, statistics, need_weights[2])
+    dh, dweight = gradient_of_h(dh, dy, h, weights, statistics, need_weights[2])
     if device is not None:
         gradients = allocate_gradients(blocks, need_blocks)
         if stacked and gradients[0] is not None and prefix is not None:
@@ -156,10 +156,10 @@ def attn_res_backward(
             dprefix = allocate(prefix, prefix.shape, prefix.dtype)
         sources = sources_and_prefix(blocks, stacked, n_blocks, count, prefix, device, gradients)
         unrounded = h if h is not None and reads_h(h) else None
-        beside = (None if dprefix is None else djoined, dprefix)
-        found = single.backward(sources, dh, unrounded, weights, statistics, needed, device, *beside)
-        if found is not None:
-            return gradients, dprefix, *found, dweight
+        added = None if dprefix is None else djoined
+        dweights = single.backward(sources, dh, unrounded, weights, statistics, needed, device, added, dprefix)
+        if dweights is not None:
+            return gradients, dprefix, *dweights, dweight
     used = n_blocks if count is None else None
     sources_of = functools.partial(TorchPasses, prefix=prefix, need_prefix=need_prefix, djoined=djoined)
     passes = sources_of(blocks, stacked, need_blocks, n_blocks=used, count=count)
@@ -184,7 +184,7 @@ def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
     joined = _allocate_joined(call)
     if not call.save:
         return h, y, joined, None, None, None, None
-    dtypes = [one.dtype for one in (*call.blocks, call.prefix) if one is not None]
+    dtypes = [source.dtype for source in (*call.blocks, call.prefix) if source is not None]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     shapes = ((n_rows, n_tokens), (n_rows, n_tokens), (n_tokens,))
     norm_rstd = None if y is None else like.new_empty((n_tokens,), dtype=dtype)

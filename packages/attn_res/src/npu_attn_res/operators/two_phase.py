@@ -103,11 +103,11 @@ def merge_backward(
     statistics, needed = Statistics(score, rstd, None, norm_rstd), (need_weights[0], need_weights[1])
     if dh is None and dy is None:
         dh = torch.zeros_like(partial)
-    dh, dweight = library.whole_gradient(dh, dy, h, weights, statistics, need_weights[2])
+    dh, dweight = library.gradient_of_h(dh, dy, h, weights, statistics, need_weights[2])
     given = (dh, dpartial, state, partial, weights, statistics, needed)
     device = device_for(partial.device)
-    found = reference.merge_backward(*given) if device is None else two_phase.merge_backward(*given, device)
-    return tuple([library.contiguous(result) for result in (*found, dweight)])
+    gradients = reference.merge_backward(*given) if device is None else two_phase.merge_backward(*given, device)
+    return tuple([library.contiguous(result) for result in (*gradients, dweight)])
 
 
 def _fake_phase1(queries, blocks, stacked, rms_weight, eps, save):  # type: ignore[no-untyped-def]
@@ -138,7 +138,7 @@ def _fake_merge(o, lse, partial, x, query, rms_weight, output_rms_weight, eps, n
 def _fake_merge_backward(  # type: ignore[no-untyped-def]
     dh, dy, dpartial, h, o, lse, partial, query, rms_weight, output_rms_weight, *rest
 ):
-    state = (one.new_empty(one.shape) for one in (o, lse, partial))
+    state = (tensor.new_empty(tensor.shape) for tensor in (o, lse, partial))
     weights = (query, rms_weight, query if output_rms_weight is None else output_rms_weight)
     return *state, *fake_gradients(weights, rest[-1])
 

@@ -6,98 +6,24 @@ import dataclasses
 import functools
 import sys
 from dataclasses import dataclass
-from enum import Enum
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from npu_tiling import ALL_TILES, Device
+from npu_tiling import Device
 from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import WARP, equal_chunks, register_cap, row_options
 
-from ..both.tiling import KERNELS, Kernel, Tiling
-from ..shape import Shape, Task
+from ...both.tiling import KERNELS, Kernel, Tiling
+from ...shape import Shape, Task
+from . import ways
+from .ways import Way
 
-
-class Way(Enum):
-    """How the sources of a token are read."""
-
-    IN_REGISTERS = "a program has all sources of a token in registers, and loads the next token's meanwhile"
-    LOOP = "a program loops over a few sources of a token at a time; a backward reads them twice"
-    COOPERATING = "several programs have some sources and columns of a token each, and exchange their parts of the sums"
-    LAYERS = "a program has a source's row, and those of all layers, in registers"
-    ROW = "a program has one row in registers"
-    COLUMNS = "a program has a block of columns in registers"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-class InRegisters(NamedTuple):
-    """A backward whose sources stay in registers.
-
-    Attributes:
-        elements: of a token's sources, at most.
-        per_warp: elements of a warp.
-        per_core: programs resident on a multiprocessor.
-        ms: on an H200 in bf16, of a row of the documentation; None: there is none.
-    """
-
-    elements: int
-    per_warp: int
-    per_core: int
-    ms: float | None
-
-
-# Measured on an H200 with the shapes of the documentation's table: several small tiles under way are faster than one large.
-_BACKWARD_IN_REGISTERS = (
-    InRegisters(elements=8192, per_warp=2048, per_core=3, ms=None),
-    InRegisters(elements=16384, per_warp=2048, per_core=2, ms=None),
-    InRegisters(elements=32768, per_warp=4096, per_core=1, ms=None),
-)
-_FORWARD_ELEMENTS, _FORWARD_PER_CORE = (
-    8192,
-    3,
-)  # of a forward in registers: elements of a token's sources, programs of a core
-_STAGES = 3  # tiles under way in a loop over sources, or over tokens
-_MIN_WARPS = 4
-_MAX_WARPS_OF_CORE, _COLUMNS_PER_WARP, _MAX_WIDTH = 16, 512, 8192  # of a backward in registers
-
-
-class Loop(NamedTuple):
-    """A loop over a few sources at a time.
-
-    Attributes:
-        sources: of a tile, at least, as far as there are so many.
-        per_warp: elements of a warp.
-        per_core: programs of a multiprocessor.
-        stages: tiles under way.
-    """
-
-    sources: int
-    per_warp: int
-    per_core: int
-    stages: int
-
-
-_TILE_ELEMENTS = 8192  # of a tile of several sources
-_LOOPS = {  # by whether it is a backward, and by the columns of a row, up to and including
-    (False, 8192): Loop(sources=2, per_warp=4096, per_core=ALL_TILES, stages=_STAGES),
-    (False, 16384): Loop(sources=1, per_warp=1024, per_core=1, stages=_STAGES + 1),
-    (True, 4096): Loop(sources=4, per_warp=4096, per_core=2, stages=_STAGES),
-    (True, 8192): Loop(sources=2, per_warp=2048, per_core=4, stages=_STAGES),
-    (True, 16384): Loop(sources=1, per_warp=1024, per_core=1, stages=_STAGES),
-}
 _MAX_CHUNKS, _MIN_CHUNK, _MIN_PADDING = 8, 512, 1.2  # of a row forward: chunks, their columns, padding that is worth them
 _NARROW_PER_CORE = 4  # programs of two warps
 _CHUNK_COLUMNS_PER_WARP = 256  # all warps have columns side by side: sums over sources need no exchange between warps
 _MIN_EXTRA_STAGE = 4096  # columns of a row in chunks from which on one more tile is under way
 
-# Programs that share a token: sources, bytes and columns of a tile at most, warps, programs of a multiprocessor, words that
-# a program reads for each token at most, and programs of a token at most.
-_SHARED_SOURCES, _SHARED_TILE_BYTES, _SHARED_COLUMNS = 8, 16384, 4096
-_SHARED_WARPS, _SHARED_PER_CORE = 4, 3
-_SHARED_WORDS, _SHARED_PROGRAMS = 128, 14
 TURNS = 2  # as in cuda/cooperating.py
 
 _MAX_ROW = 16384  # wider rows are split into blocks of columns
@@ -242,7 +168,7 @@ def choose(shape: Shape, device: Device) -> CudaTiling | None:
 def _tiling(shape: Shape, device: Device, way: Way, why: str, **chosen: int) -> CudaTiling:
     """A tiling, with file and line of the rule that made it."""
     frame = sys._getframe(1)
-    where = f"{'/'.join(Path(frame.f_code.co_filename).parts[-3:])}:{frame.f_lineno}"
+    where = f"{'/'.join(Path(frame.f_code.co_filename).parts[-4:])}:{frame.f_lineno}"
     return CudaTiling(shape=shape, device=device, way=way, why=why, decided_at=where, **chosen)
 
 
@@ -250,18 +176,18 @@ def _in_registers(shape: Shape, device: Device) -> CudaTiling | None:
     """All sources of a token in registers; None where they are too many."""
     padded, block_n = power_of_two(shape.width), power_of_two(shape.n_sources)
     elements = block_n * padded
-    warps, per_core = _MIN_WARPS, _FORWARD_PER_CORE
     if shape.task == Task.FORWARD:
-        if elements > _FORWARD_ELEMENTS:
+        if elements > ways.FORWARD_IN_REGISTERS.elements:
             return None
+        warps, per_core = ways.MIN_WARPS, ways.FORWARD_IN_REGISTERS.per_core
     else:
-        row = next((row for row in _BACKWARD_IN_REGISTERS if elements <= row.elements), None)
-        if row is None or padded > _MAX_WIDTH:
+        row = next((row for row in ways.BACKWARD_IN_REGISTERS if elements <= row.elements), None)
+        if row is None or padded > ways.MAX_COLUMNS:
             return None
-        warps = max(_MIN_WARPS, elements // row.per_warp, padded // _COLUMNS_PER_WARP)
-        per_core = max(1, min(row.per_core, _MAX_WARPS_OF_CORE // warps))
+        warps = max(ways.MIN_WARPS, elements // row.per_warp, padded // ways.WARP_COLUMNS)
+        per_core = max(1, min(row.per_core, ways.MAX_CORE_WARPS // warps))
     chosen = {"block_d": padded, "block_n": block_n, "warps": warps, "per_core": per_core}
-    for stages in range(_STAGES, 1, -1):
+    for stages in range(ways.STAGES, 1, -1):
         found = _tiling(shape, device, Way.IN_REGISTERS, f"{elements} elements a token", stages=stages, **chosen)
         if found.shared_bytes <= device.ub_bytes:
             return found
@@ -272,16 +198,17 @@ def _cooperating(shape: Shape, device: Device) -> CudaTiling | None:
     """A few sources and columns of a token in registers; None where too many programs would share a token."""
     if shape.task != Task.BACKWARD:
         return None
-    tiles = power_of_two(ceil(shape.n_sources / _SHARED_SOURCES))
+    policy = ways.COOPERATING
+    tiles = power_of_two(ceil(shape.n_sources / policy.sources))
     block_n = power_of_two(ceil(shape.n_sources / tiles))
-    block_d = min(_SHARED_TILE_BYTES // shape.itemsize // block_n, _SHARED_COLUMNS, power_of_two(shape.width))
+    block_d = min(policy.tile_bytes // shape.itemsize // block_n, policy.columns, power_of_two(shape.width))
     programs = ceil(shape.width / block_d) * tiles
-    if programs == 1 or programs > _SHARED_PROGRAMS or block_n * power_of_two(programs) > _SHARED_WORDS:
+    if programs == 1 or programs > policy.programs or block_n * power_of_two(programs) > policy.words:
         return None
-    chosen = {"block_d": block_d, "block_n": block_n, "tiles": tiles, "cooperating": programs, "warps": _SHARED_WARPS}
+    chosen = {"block_d": block_d, "block_n": block_n, "tiles": tiles, "cooperating": programs, "warps": policy.warps}
     why = f"too many elements for one program; {programs} programs share a token"
-    for stages in range(_STAGES, 1, -1):
-        found = _tiling(shape, device, Way.COOPERATING, why, stages=stages, per_core=_SHARED_PER_CORE, **chosen)
+    for stages in range(ways.STAGES, 1, -1):
+        found = _tiling(shape, device, Way.COOPERATING, why, stages=stages, per_core=policy.per_core, **chosen)
         if found.per_core * found.shared_bytes <= device.ub_bytes:
             return found if programs <= device.vector_cores * found.per_core else None
     return None
@@ -292,17 +219,17 @@ def _loop(shape: Shape, device: Device) -> CudaTiling:
     is_backward, padded = shape.task == Task.BACKWARD, power_of_two(shape.width)
     chunk, chunks = (padded, 1) if is_backward else _chunks(shape.width)
     row, n_sources = chunk * chunks, power_of_two(shape.n_sources)
-    rule = next(rule for (backward, most), rule in _LOOPS.items() if backward == is_backward and row <= most)
+    rule = next(rule for rule in (ways.BACKWARD_LOOPS if is_backward else ways.FORWARD_LOOPS) if row <= rule.columns)
     blocks = rule.sources
-    if row <= _TILE_ELEMENTS:
-        blocks = max(blocks, power_of_two(_TILE_ELEMENTS // row + 1) // 2)
+    if row <= ways.TILE_ELEMENTS:
+        blocks = max(blocks, power_of_two(ways.TILE_ELEMENTS // row + 1) // 2)
         if is_backward:
             blocks = max(1, min(blocks, n_sources // 2))
     block_n = min(n_sources, blocks)
-    warps, stages, per_core = max(_MIN_WARPS, block_n * row // rule.per_warp), rule.stages, rule.per_core
+    warps, stages, per_core = max(ways.MIN_WARPS, block_n * row // rule.per_warp), rule.stages, rule.per_core
     if chunks > 1:
         warps = max(1, chunk // _CHUNK_COLUMNS_PER_WARP)
-        stages += _MIN_EXTRA_STAGE < row <= _TILE_ELEMENTS
+        stages += _MIN_EXTRA_STAGE < row <= ways.TILE_ELEMENTS
         per_core = _NARROW_PER_CORE if warps <= 2 else per_core
     blocks_and_chunks = {"block_d": chunk, "chunks": chunks, "block_n": block_n, "warps": warps, "per_core": per_core}
     why = (

@@ -1,0 +1,1 @@
+"""Tiles of the kernels on CUDA: the first rule that holds."""

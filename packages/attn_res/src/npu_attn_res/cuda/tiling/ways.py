@@ -1,0 +1,118 @@
+"""The ways to run a kernel on CUDA, and the policies that were measured, as tables.
+
+`measured` is a row of the documentation, tokens x sources x width of a list in bf16 on an H200, and the milliseconds of its
+forward and backward together, or of its forward.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from npu_tiling import ALL_TILES
+
+
+class Way(Enum):
+    """How the sources of a token are read."""
+
+    IN_REGISTERS = "a program has all sources of a token in registers, and loads the next token's meanwhile"
+    LOOP = "a program loops over a few sources of a token at a time; a backward reads them twice"
+    COOPERATING = "several programs have some sources and columns of a token each, and exchange their parts of the sums"
+    LAYERS = "a program has a source's row, and those of all layers, in registers"
+    ROW = "a program has one row in registers"
+    COLUMNS = "a program has a block of columns in registers"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class InRegisters(NamedTuple):
+    """All sources of a token in registers.
+
+    Attributes:
+        elements: of a token's sources, padded to powers of two, at most.
+        per_warp: elements of a warp.
+        per_core: programs resident on a multiprocessor.
+        measured: with this policy.
+    """
+
+    elements: int
+    per_warp: int
+    per_core: int
+    measured: str
+
+
+class Loop(NamedTuple):
+    """A few sources of a token at a time.
+
+    Attributes:
+        columns: of a row, padded, at most.
+        sources: of a tile, at least, as far as there are so many.
+        per_warp: elements of a warp.
+        per_core: programs of a multiprocessor.
+        stages: tiles under way.
+        measured: with this policy.
+    """
+
+    columns: int
+    sources: int
+    per_warp: int
+    per_core: int
+    stages: int
+    measured: str
+
+
+class Cooperating(NamedTuple):
+    """Programs that share a token.
+
+    Attributes:
+        sources, tile_bytes, columns: of a program's tile, at most.
+        warps: of a program.
+        per_core: programs resident on a multiprocessor.
+        words: that a program reads for each token, at most.
+        programs: that share a token, at most.
+        measured: with this policy.
+    """
+
+    sources: int
+    tile_bytes: int
+    columns: int
+    warps: int
+    per_core: int
+    words: int
+    programs: int
+    measured: str
+
+
+# Several small tiles under way are faster than one large one.
+STAGES = 3  # tiles under way in a loop over sources, or over tokens
+MIN_WARPS = 4
+TILE_ELEMENTS = 8192  # of a tile of several sources in a loop
+
+# fmt: off
+FORWARD_IN_REGISTERS = InRegisters(8192, 2048, 3, "4096 x 4 x 2048: .0301 forward")
+BACKWARD_IN_REGISTERS = (
+    # elements  per_warp  per_core
+    InRegisters(8192,   2048,     3, "4096 x 4 x 2048: .0814"),
+    InRegisters(16384,  2048,     2, ""),
+    InRegisters(32768,  4096,     1, "8192 x 8 x 4096: .457; 4096 x 8 x 2560: .170"),
+)
+# Of a backward in registers: warps of a multiprocessor, columns of a warp, columns of a row.
+MAX_CORE_WARPS, WARP_COLUMNS, MAX_COLUMNS = 16, 512, 8192
+
+
+FORWARD_LOOPS = (
+    # columns  sources  per_warp  per_core   stages
+    Loop(8192,   2,       4096,    ALL_TILES, STAGES,     "8192 x 8 x 4096: .149 forward; 4096 x 8 x 7168: .136 forward"),
+    Loop(16384,  1,       1024,    1,         STAGES + 1, "2048 x 8 x 16384: .163 forward"),
+)
+BACKWARD_LOOPS = (
+    Loop(4096,   4,       4096,    2,         STAGES,     ""),
+    Loop(8192,   2,       2048,    4,         STAGES,     ""),
+    Loop(16384,  1,       1024,    1,         STAGES,     "2048 x 8 x 16384: .596"),
+)
+COOPERATING = Cooperating(
+    sources=8, tile_bytes=16384, columns=4096, warps=4, per_core=3, words=128, programs=14,
+    measured="4096 x 12 x 5120: .650; 4096 x 8 x 7168: .406; 8192 x 16 x 7168: 1.87",
+)
+# fmt: on
