@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from npu_tiling.device.rounding import widen
 
-from ..formula import norm_gradient, score_rows, slope, softmax_of_two, source_gradient
+from ..formula import norm_gradient, rms_inverse, slope, softmax_of_two, source_gradient
 from .tile import (
     load_prefix,
     load_query,
@@ -43,7 +43,9 @@ def attn_res_merge_kernel(
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
         b_p = load_prefix(p_partial, p_x, p_total, i_token, n_left, s_partial, s_x, D, D, BLOCK_M, BLOCK_D)
-        b_score, b_rstd, _ = score_rows(b_p, b_g, eps, D)  # [BLOCK_M] both
+        # 1 / rms before the product: in the order of score_rows the time model predicts 8 % more on Ascend.
+        b_rstd = rms_inverse(tl.sum(b_p * b_p, axis=1), eps, D)  # [BLOCK_M]
+        b_score = tl.sum(b_p * b_g, axis=1) * b_rstd
         b_w, b_a = softmax_of_two(load_statistic(p_lse + i_token, n_left, BLOCK_M), b_score)
         b_o = load_rows(p_o + i_token * s_o, s_o, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         b_h = b_o * b_w[:, None] + b_p * b_a[:, None]

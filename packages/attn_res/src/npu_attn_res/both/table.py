@@ -1,4 +1,7 @@
-"""Device code that fills tables of offsets, 16 or 64 from the arguments of one launch: no copy from the host is needed."""
+"""Tables of offsets, filled from the arguments of launches: no copy from the host is needed.
+
+A launch of 16 entries is predicted to take 2.1 us on a 910B4, one of 64 takes 8.1 us.
+"""
 
 import triton
 import triton.language as tl
