@@ -1,4 +1,4 @@
-"""What the operators compute, at the place of their tensors: kernels on accelerators, reference.py on a CPU."""
+"""What the operators compute, at the place of their tensors: kernels on accelerators, `reference` on a CPU."""
 
 from __future__ import annotations
 

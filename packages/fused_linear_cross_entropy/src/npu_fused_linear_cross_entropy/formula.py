@@ -1,7 +1,7 @@
 """Formulas of the cross entropy on the device, each once. Imports Triton, and nothing else.
 
     t = logit_scale (raw + bias)      z = softcap tanh(t / softcap)      L = log sum exp z      p = exp(z - L)
-    gradient of z:     g = p (a + q z) - c w - b [column = target]       with a, b, c, q of each row (reference.py)
+    gradient of z:     g = p (a + q z) - c w - b [column = target]       with a, b, c, q of each row (reference)
     gradient of raw:   logit_scale g (1 - (z / softcap)^2)
 
 Without softcap, smoothing and entropies the gradient is a factor of the row times exponentials:

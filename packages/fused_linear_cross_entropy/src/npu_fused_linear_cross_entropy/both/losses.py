@@ -1,4 +1,4 @@
-"""Device code of the arithmetic on rows: from statistics to losses, and to the gradient's factors. Formulas: reference.py.
+"""Device code of the arithmetic on rows: from statistics to losses, and to the gradient's factors. Formulas: reference.
 
 Tiles and sums are as in targets.py.
 """

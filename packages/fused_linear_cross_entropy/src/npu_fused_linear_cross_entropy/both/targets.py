@@ -1,4 +1,4 @@
-"""Device code of the arithmetic on rows, vectors of [tokens]: what the targets alone decide. Formulas: reference.py.
+"""Device code of the arithmetic on rows, vectors of [tokens]: what the targets alone decide. Formulas: reference.
 
 A tile is BLOCK_M rows; programs stride over the tiles. Sums over rows are kept for every lane and reduced once. One program
 stores the result (LAST); several store a row of partial sums each, which one more launch adds, in the same order every time.

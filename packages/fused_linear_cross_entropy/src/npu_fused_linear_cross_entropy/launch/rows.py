@@ -1,4 +1,4 @@
-"""From vectors of [tokens] to kernel launches: what reference.py defines, on an accelerator."""
+"""From vectors of [tokens] to kernel launches: what `reference` defines, on an accelerator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COUNTED = 2**24  # integers below are fp32 numbers
 
 
 class RowKernels:
-    """`target_facts`, `losses` and `coefficients` of reference.py, a launch each; two for many rows, or ranks."""
+    """`target_facts`, `losses` and `coefficients` of `reference`, a launch each; two for many rows, or ranks."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

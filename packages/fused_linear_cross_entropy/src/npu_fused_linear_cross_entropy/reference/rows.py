@@ -1,31 +1,13 @@
-"""The definition of the loss in plain PyTorch, and what runs on a CPU: of rows, and of chunks of their logits.
-
-With z the logits, L = log sum exp z, y the target, e = label_smoothing, V the vocabulary's size, w class weights, w_y the
-target's, W the sum of all w, N the rows that are not ignored and S the sum of w_y over them:
-
-    unweighted    row = (1 - e) (L - z_y)     + e L - (e / V) sum z_i
-    weighted      row = (1 - e) (L - z_y) w_y + (e / V) L W - (e / V) sum w_i z_i
-    z-loss        lse_square_scale L^2
-    loss          "mean": sum of row / N (weighted: / S) + z-loss / N      "sum", "none": row + z-loss
-    token_scaling multiplies all of a row by exp(z_y - L), as a constant
-
-The gradient of a row's loss with respect to z, for p = exp(z - L), is p (a + q z_i) - c w_i - b [i = y] with factors that
-`coefficients` gives; q and a part of a belong to the entropy H = L - sum p z, whose gradient is -p (z - L + H).
-
-All arithmetic is fp32 (fp64 for fp64 input); the gradient of the logits is rounded to x's dtype before it meets x and the
-weight, as in the kernels. Source: torch.nn.functional.cross_entropy; for the z-loss, Chowdhery et al., "PaLM", arXiv
-2204.02311.
-"""
+"""The arithmetic on rows, vectors of [tokens], in plain PyTorch. Formulas: the folder's docstring."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from . import parallel
-from .chunks import Chunk
-from .options import Options
-from .rows import (
+from .. import parallel
+from ..options import Options
+from ..rows import (
     COEFFICIENTS,
     DOT,
     IGNORED,
@@ -173,22 +155,6 @@ def coefficients(
     return result
 
 
-def merge_statistics(first: Tensor, second: Tensor) -> Tensor:
-    """Statistics of earlier columns and of later ones together, [6, tokens] each."""
-    top = torch.maximum(first[MAXIMUM], second[MAXIMUM])
-    result = first + second  # the target's z and the sum of z; the others follow
-    result[MAXIMUM] = top
-    (sum1, dot1), (sum2, dot2) = (rebased(part, top) for part in (first, second))
-    result[SUM], result[DOT] = sum1 + sum2, dot1 + dot2
-    result[PLACE] = torch.where(second[MAXIMUM] > first[MAXIMUM], second[PLACE], first[PLACE])
-    return result
-
-
-def rebased(statistics: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of exp, and of exp times z, for another maximum."""
-    return parallel.rebased(statistics[MAXIMUM], statistics[SUM], statistics[DOT], top)
-
-
 def _reduced(values: Tensor, options: Options, shape: torch.Size) -> Tensor:
     return values.view(shape) if options.reduction == "none" else values.sum()
 
@@ -199,73 +165,3 @@ class ReferenceRows:
     target_facts = staticmethod(target_facts)
     losses = staticmethod(losses)
     coefficients = staticmethod(coefficients)
-
-
-class ReferenceChunks:
-    """The arithmetic on chunks of logits [rows, columns], as `launch.chunk.ChunkKernels` has it."""
-
-    def __init__(self, bias: Tensor | None, class_weight: Tensor | None, options: Options) -> None:
-        self._bias = bias
-        self._class_weight = class_weight
-        self._options = options
-
-    def prepare(self, logits: Tensor, columns: slice) -> None:
-        """Raw products become z, in place."""
-        if self._bias is not None:
-            logits += self._bias[columns]
-        if self._options.logit_scale != 1.0:
-            logits *= self._options.logit_scale
-        if self._options.softcap is not None:
-            logits.div_(self._options.softcap).tanh_().mul_(self._options.softcap)
-
-    def statistics(self, chunk: Chunk, result: Tensor, *, merge: bool) -> None:
-        """Writes statistics [6, rows] of z; `merge`: together with those of earlier columns, which `result` has."""
-        z, columns, target, first = chunk
-        found = torch.zeros_like(result)
-        found[MAXIMUM], place = z.max(1)
-        found[PLACE] = place + first  # of equal maxima, the first
-        shifted = z - found[MAXIMUM].unsqueeze(1)
-        exponential = shifted.exp()
-        found[SUM] = exponential.sum(1)
-        if self._options.return_entropy:
-            found[DOT] = exponential.mul_(shifted.clamp_min_(torch.finfo(z.dtype).min)).sum(1)
-        if self._options.smoothed:
-            weights = None if self._class_weight is None else self._class_weight[columns].to(z.dtype)
-            found[TOTAL] = z.sum(1) if weights is None else z @ weights
-        place = target - first
-        here = (place >= 0) & (place < z.shape[1])
-        chosen = z.gather(1, place.clamp(0, z.shape[1] - 1).long().unsqueeze(1)).squeeze(1)
-        found[TARGET] = torch.where(here, chosen, 0.0)
-        result.copy_(merge_statistics(result, found) if merge else found)
-
-    def keep(self, chunk: Chunk, kept: Tensor, result: Tensor, largest: Tensor, *, merge: bool) -> None:
-        """Statistics as `statistics` has them; the largest [rows] so far; and z less those, in other memory."""
-        self.statistics(chunk, result, merge=merge)
-        lowest = torch.finfo(largest.dtype).min  # minus infinity less itself is no number
-        torch.clamp(result[MAXIMUM], min=lowest, out=largest)
-        torch.sub(chunk.logits, largest.unsqueeze(1), out=kept)
-
-    def gradient(self, chunk: Chunk, gradient: Tensor, coefficients: Tensor) -> None:
-        """Writes the gradient of the raw products, which may share the memory of z, given coefficients [5, rows]."""
-        z, columns, target, first = chunk
-        lse, a, b, c, q = coefficients.unsqueeze(2).unbind(0)  # [rows, 1] each
-        g = (z - lse).exp_()
-        if self._options.return_entropy:
-            g *= a + q * z
-        else:
-            g *= a
-        if self._options.smoothed:
-            g -= c if self._class_weight is None else c * self._class_weight[columns].to(z.dtype)
-        place = (target - first).long().unsqueeze(1)
-        here = (place >= 0) & (place < z.shape[1])
-        g.scatter_add_(1, place.clamp(0, z.shape[1] - 1), torch.where(here, -b, 0.0))
-        if self._options.softcap is not None:
-            g *= 1.0 - (z / self._options.softcap).square()
-        if self._options.logit_scale != 1.0:
-            g *= self._options.logit_scale
-        gradient.copy_(g)
-
-    def statistics_and_gradient(self, chunk: Chunk, gradient: Tensor, facts: TargetFacts, result: Tensor) -> None:
-        """Writes statistics [6, rows] of whole rows, and the gradient of the one loss that they give."""
-        self.statistics(chunk, result, merge=False)
-        self.gradient(chunk, gradient, coefficients(facts, result, self._options, 1.0, None))

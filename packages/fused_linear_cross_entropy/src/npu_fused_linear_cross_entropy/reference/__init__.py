@@ -1,0 +1,23 @@
+"""The definition of the loss in plain PyTorch, and what runs on a CPU: of rows, and of chunks of their logits.
+
+With z the logits, L = log sum exp z, y the target, e = label_smoothing, V the vocabulary's size, w class weights, w_y the
+target's, W the sum of all w, N the rows that are not ignored and S the sum of w_y over them:
+
+    unweighted    row = (1 - e) (L - z_y)     + e L - (e / V) sum z_i
+    weighted      row = (1 - e) (L - z_y) w_y + (e / V) L W - (e / V) sum w_i z_i
+    z-loss        lse_square_scale L^2
+    loss          "mean": sum of row / N (weighted: / S) + z-loss / N      "sum", "none": row + z-loss
+    token_scaling multiplies all of a row by exp(z_y - L), as a constant
+
+The gradient of a row's loss with respect to z, for p = exp(z - L), is p (a + q z_i) - c w_i - b [i = y] with factors that
+`coefficients` gives; q and a part of a belong to the entropy H = L - sum p z, whose gradient is -p (z - L + H).
+
+All arithmetic is fp32 (fp64 for fp64 input); the gradient of the logits is rounded to x's dtype before it meets x and the
+weight, as in the kernels. Source: torch.nn.functional.cross_entropy; for the z-loss, Chowdhery et al., "PaLM", arXiv
+2204.02311.
+"""
+
+from .chunks import ReferenceChunks
+from .rows import ReferenceRows, coefficients, entropies, losses, target_facts
+
+__all__ = ["ReferenceChunks", "ReferenceRows", "coefficients", "entropies", "losses", "target_facts"]
