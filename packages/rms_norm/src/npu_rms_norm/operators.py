@@ -122,8 +122,8 @@ class _RMSNorm(Function):
     def forward(ctx, x, residual, gate, weight, bias, options):  # type: ignore[no-untyped-def]
         _, offset, casting_mode, activation, norm_before_gate, in_place, dtype, return_fp32 = options
         quantised = dtype.itemsize == 1
-        found = OPERATORS.below_autograd("rms_norm", x, residual, gate, weight, bias, *options, not quantised)
-        y, total, fp32, rstd, scale = found
+        results = OPERATORS.below_autograd("rms_norm", x, residual, gate, weight, bias, *options, not quantised)
+        y, total, fp32, rstd, scale = results
         ctx.quantised, ctx.in_place = quantised, in_place
         ctx.options = (offset, casting_mode, activation, norm_before_gate, x.dtype)
         ctx.set_materialize_grads(False)
@@ -156,10 +156,10 @@ def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *needs: bool) -> tuple
     tensors, options = (dy, dsum, x, gate, weight, bias, rstd), ctx.options
     in_place = ctx.in_place and need_x and gate is None and dy.dtype == x.dtype and not may_overlap(dy)
     if in_place and not torch.is_grad_enabled() and not forward_mode(tensors):
-        found = (dy, None, *OPERATORS.below_autograd("rms_norm_backward_", *tensors, *options, *need_parameters))
+        gradients = (dy, None, *OPERATORS.below_autograd("rms_norm_backward_", *tensors, *options, *need_parameters))
     else:
-        found = OPERATORS("rms_norm_backward", *tensors, *options, *needs)
-    return tuple(each if needed else None for each, needed in zip(found, needs, strict=True))
+        gradients = OPERATORS("rms_norm_backward", *tensors, *options, *needs)
+    return tuple(each if needed else None for each, needed in zip(gradients, needs, strict=True))
 
 
 def _recorded(*arguments: Any) -> Any:
@@ -193,7 +193,7 @@ def norm(
     """The operator `rms_norm`: y, the sum, y in fp32, rstd and scale; empty tensors for those that are not asked for."""
     save_rstd = False  # autograd asks for it
     options = (eps, offset, casting_mode, activation, norm_before_gate, in_place)
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = OPERATORS(
+    results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = OPERATORS(
         "rms_norm", x, residual, gate, weight, bias, *options, dtype, return_fp32, save_rstd
     )
-    return found
+    return results

@@ -87,7 +87,7 @@ def forward_wide_kernel(
             tl.store(p_rstd + i_row + o_one, b_rstd)
 
         if p_scale is not None:
-            b_most, b_zero = tl.zeros([1, BLOCK_N], tl.float32), tl.zeros([1, BLOCK_N], tl.float32)
+            b_columns_amax, b_zero = tl.zeros([1, BLOCK_N], tl.float32), tl.zeros([1, BLOCK_N], tl.float32)
             for i_col in tl.range(0, N, BLOCK_N):
                 b_x, _, b_act = load_input(
                     p_x_row, p_residual_row, p_gate_row, p_sum, i_col, N, BLOCK_N, ACTIVATION, GATE_FIRST, "evict_last"
@@ -96,9 +96,9 @@ def forward_wide_kernel(
                     b_x, b_act, b_rstd, p_weight, p_bias, i_col, offset, N, BLOCK_N, NORMALISED, FACTORS, WEIGHTED,
                     GATE_RESULT
                 )  # fmt: skip
-                b_most = tl.maximum(b_most, tl.abs(b_y))
+                b_columns_amax = tl.maximum(b_columns_amax, tl.abs(b_y))
                 b_zero += b_y * 0.0
-            b_amax = amax_of_rows(b_most, b_zero)  # [1]
+            b_amax = amax_of_rows(b_columns_amax, b_zero)  # [1]
 
         for i_col in tl.range(0, N, BLOCK_N):
             b_x, b_sum, b_act = load_input(

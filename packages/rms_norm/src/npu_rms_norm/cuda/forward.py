@@ -87,10 +87,10 @@ def forward_kernel(
                 results = results + (b_y,)
 
         if p_scale is not None:
-            b_most, b_zero = tl.abs(results[0]), results[0] * 0.0
+            b_columns_amax, b_zero = tl.abs(results[0]), results[0] * 0.0
             for c in tl.static_range(1, CHUNKS):
-                b_most, b_zero = tl.maximum(b_most, tl.abs(results[c])), b_zero + results[c] * 0.0
-            b_amax = amax_of_rows(b_most, b_zero)  # [M]
+                b_columns_amax, b_zero = tl.maximum(b_columns_amax, tl.abs(results[c])), b_zero + results[c] * 0.0
+            b_amax = amax_of_rows(b_columns_amax, b_zero)  # [M]
             for c in tl.static_range(CHUNKS):
                 b_y, b_steps = quantise(results[c], b_amax, p_y.dtype.element_ty == tl.int8)
                 store_chunk(p_y_tile, b_y, m_row, c, N, M, BLOCK_N)

@@ -28,9 +28,9 @@ class Policy(NamedTuple):
     """A row of the tables; the first that a shape matches is taken.
 
     Attributes:
-        shape: what a shape has to be, all of it: "gated", "biased", "quantised"; "light": none of these, x alone read, in 16
-            bits, and 64, 128 or 256 columns; "one chunk": chunks would pad the row no less than one block does, or "chunks";
-            "alone": no program can share its rows; "any".
+        shape: what a shape has to be, all of it: "gated", "biased", "quantised"; "light": none of these, x the only input,
+            16 bits an element, and 64, 128 or 256 columns; "one chunk": chunks would pad the row no less than one block
+            does, or "chunks"; "unshareable": no program can share its rows; "any".
         columns: the most columns of a row, padded to a power of two; of rows "in chunks", padded to chunks.
         kernel: "rows" holds them in registers; "wide" reads them twice; "shared": several programs hold a row.
         tile: elements of a tile of several rows; 0: a tile is one row, in chunks.
@@ -90,7 +90,7 @@ BACKWARD = (
     Policy("in chunks",           4096,    "rows",  0,    0,     4,     BY_REGISTERS, True,  _CHUNKS),
     Policy("in chunks",           8192,    "rows",  0,    0,     8,     BY_REGISTERS, True,  _CHUNKS),
     Policy("any",                 16384,   "rows",  0,    0,     16,    BY_REGISTERS, True,  _CHUNKS),
-    Policy("alone",               END,     "wide",  0,    2048,  8,     4,            False, "no program holds a row"),
+    Policy("unshareable",         END,     "wide",  0,    2048,  8,     4,            False, "no program holds a row"),
     Policy("any",                 END,     "shared", 0,   SHARE_COLUMNS, 4, 4,        True,  "programs hold a row together"),
 )
 # fmt: on
@@ -231,7 +231,7 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
     padded = power_of_two(shape.width)
     chunk, chunks = equal_chunks(shape.width, least=MIN_CHUNK, most=MAX_CHUNKS)
     share = ceil(shape.width / SHARE_COLUMNS)
-    is_alone = shape.gated or shape.biased or shape.per_head or not shape.with_rows
+    is_unshareable = shape.gated or shape.biased or shape.per_head or not shape.with_rows
     order, group = _order(shape)
     is_light = shape.itemsizes == (2,) and shape.width in (64, 128, 256) and order in ("one", "heads")
     traits = {
@@ -243,7 +243,7 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
         "biased": shape.biased,
         "quantised": shape.quantised,
         "light": is_light and not (shape.biased or shape.second_output or shape.quantised),
-        "alone": is_alone or share > min(MAX_SHARE, 4 * device.vector_cores),
+        "unshareable": is_unshareable or share > min(MAX_SHARE, 4 * device.vector_cores),
     }
     for policy in BACKWARD if shape.backward else FORWARD:
         needed = policy.shape.split(", ")

@@ -18,7 +18,7 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class Call(NamedTuple):
-    """What a shape depends on beside sizes and strides.
+    """What a shape depends on, sizes and strides aside.
 
     Attributes:
         backward: its direction.
@@ -99,8 +99,8 @@ def _plan(sizes: tuple[int, ...], strides: tuple[tuple[int, ...] | None, ...], c
     rows = (layout_by_head if call.per_head else layout_of)(sizes, given)
     if rows is None or (not call.per_head and _has_too_many(rows)):
         return None
-    found = iter(rows.strides)
-    pairs = [(0, 0) if stride is None else next(found) for stride in strides]
+    followed = iter(rows.strides)
+    pairs = [(0, 0) if stride is None else next(followed) for stride in strides]
     shape = _shape(sizes[-1], rows, pairs, call)
     tiling = choose(shape, call.device)
     # Distances between rows that lie side by side are known to the compiler.
