@@ -29,7 +29,7 @@ def lint(folder, sections):
 
 
 MODULES = {
-    "npu-one": ("module", "autograd", "operators", "launch", "reference", "tiling", "kernels"),
+    "npu-one": ("module", "autograd", "operators", "launch", "reference", "tiling", "formula"),
     "npu-other": ("autograd",),
     "npu-tiling": ("pytorch", "launching", "chips", "device/rounding", "errors"),
     "npu-offline": ("commands", "timing", "lint", "execute/emulation", "execute/native", "module", "errors"),
@@ -82,9 +82,9 @@ def test_every_name_in_a_layer_is_a_module():
         (None, "", None),
         (f"packages/{ONE}/src/{ONE}/module.py", f"import {OTHER}", "Operators do not import each other"),
         (f"packages/{ONE}/src/{ONE}/launch.py", "import npu_offline", "Operators import no development package"),
-        (f"packages/{ONE}/src/{ONE}/kernels.py", "import torch", "Device code imports no PyTorch"),
-        (f"packages/{ONE}/src/{ONE}/kernels.py", "from npu_tiling.device.rounding import widen", None),
-        (f"packages/{ONE}/src/{ONE}/kernels.py", "from npu_tiling import errors", "Device code imports no PyTorch"),
+        (f"packages/{ONE}/src/{ONE}/formula.py", "import torch", "Device code imports no PyTorch"),
+        (f"packages/{ONE}/src/{ONE}/formula.py", "from npu_tiling.device.rounding import widen", None),
+        (f"packages/{ONE}/src/{ONE}/formula.py", "from npu_tiling import errors", "Device code imports no PyTorch"),
         (f"{TILING}/device/rounding.py", "import triton", None),
         (f"{TILING}/device/rounding.py", "import torch", "Device code imports no PyTorch"),
         (f"{TILING}/device/rounding.py", "from .. import chips", "Device code imports no PyTorch"),

@@ -20,7 +20,7 @@ OPERATOR = (
     "gradients",
     "launch",
     "checks",
-    "counted | kernels | reference | sharding | tiling",
+    "counted | reference | sharding | tiling",
     "demands",
     "ascend | cuda",
     "both",
