@@ -14,13 +14,36 @@ WIDTHS = {
     torch.float32: (123, 2048, 4096, 6144, 8192),
 }
 LAYERS = {1024: (2, 5, 12), 4096: (2, 8), 16384: (8,)}
-# A call for each way that a launch can be tiled: what tests and quick reports look at.
+# A call for each kind of tile: what lint at each commit and quick reports look at.
 SAMPLE = (
     "bfloat16 4096, list",
     "bfloat16 7168, normalised merge",
     "float32 123",
     "bfloat16 16384",
     "bfloat16 1024, 5 layers",
+)
+# Calls that launch every kernel with every value of its flags: executed at each commit.
+WAYS = (
+    "bfloat16 4096, list",
+    "bfloat16 1024, 5 layers",
+    "float32 8192, merge",
+    "float32 8192",
+    "bfloat16 16384",
+    "bfloat16 7168, normalised",
+    "bfloat16 4096, no gradients",
+    "bfloat16 123",
+    "float32 4096, list",
+    "float16 5376, normalised list, weights",
+    "bfloat16 4096, bank, in place",
+)
+# Calls among these that launch every kernel: executed with every compiler, and for an A3.
+KERNELS = (
+    "bfloat16 4096, list",
+    "bfloat16 1024, 5 layers",
+    "float32 8192, merge",
+    "float32 8192",
+    "bfloat16 16384",
+    "bfloat16 7168, normalised",
 )
 
 

@@ -11,7 +11,7 @@ N, ROWS = 2000, 300  # no tile depends on them
 OUTSIDE = 20  # rows of the shard before, which indices into a shard name too
 WIDTHS = (1, 7, 64, 100, 123, 128, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 12288, 16384, 16411)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# A call for each way that a launch can be tiled: what tests and quick reports look at.
+# A call for each kind of tile: what lint at each commit and quick reports look at.
 SAMPLE = (
     "fp32 768",
     "bf16 7168",
@@ -20,6 +20,15 @@ SAMPLE = (
     "bf16 4096, by frequency",
     "fp32 768, equal indices",
 )
+# Calls that launch every kernel with every value of its flags: executed at each commit.
+WAYS = (
+    "bf16 8192, shard",
+    "fp32 123, by frequency",
+    "fp32 768, equal indices",
+    "fp32 16384",
+)
+# Calls among these that launch every kernel: executed with every compiler, and for an A3.
+KERNELS = ("bf16 8192, shard",)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:

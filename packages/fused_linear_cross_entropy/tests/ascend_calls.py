@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "everything, entropy": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True, "return_entropy": True},
     "everything, columns": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True, "memory_budget": 2**20},
 }
-# A call for each way that a launch can be tiled: what tests and quick reports look at.
+# A call for each kind of tile: what lint at each commit and quick reports look at.
 SAMPLE = (
     "bfloat16 1000",
     "bfloat16 128256",
@@ -39,6 +39,19 @@ SAMPLE = (
     "bfloat16 128256, accuracy",
     "bfloat16 4096, many rows",
 )
+# Calls that launch every kernel with every value of its flags: executed at each commit.
+WAYS = (
+    "bfloat16 1000, everything, each row",
+    "bfloat16 123, everything, many rows",
+    "bfloat16 50257, kept columns",
+    "bfloat16 2048",
+    "bfloat16 123, class weights, many rows",
+    "bfloat16 50257, columns",
+    "float32 32000",
+    "bfloat16 4096, many rows",
+)
+# Calls among these that launch every kernel: executed with every compiler, and for an A3.
+KERNELS = ("bfloat16 1000, everything, each row", "bfloat16 123, everything, many rows", "bfloat16 4096, many rows")
 
 
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:

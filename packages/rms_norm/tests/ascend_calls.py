@@ -8,13 +8,13 @@ import torch
 from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, rms_norm, rms_norm_dynamic_quant
 
 ROWS = 4096  # the tile does not depend on it
-WIDE, FEW_ROWS = 65536, 512  # enough for every core, in an eighth of the time
+WIDE, FEW_ROWS = 16384, 512  # enough for every core, in an eighth of the time
 WIDTHS = {
     torch.bfloat16: (1, 100, 123, 128, 512, 1000, 2048, 3584, 4096, 5120, 7168, 8192, 16384, 65536),
     torch.float16: (512, 8192),
     torch.float32: (1, 123, 512, 2048, 4096, 6144, 8192, 16384),
 }
-# A call for each way that a launch can be tiled: what tests and quick reports look at.
+# A call for each kind of tile: what lint at each commit and quick reports look at.
 SAMPLE = (
     "bfloat16 512",
     "bfloat16 8192",
@@ -23,6 +23,23 @@ SAMPLE = (
     "bfloat16 4096, residual",
     "bfloat16, 32 heads of 128",
 )
+# Calls that launch every kernel with every value of its flags: executed at each commit.
+WAYS = (
+    "float32 16384, gated first",
+    "bfloat16 128, no weight",
+    "bfloat16 16384, no weight",
+    "float32 2048, gated first",
+    "bfloat16 2048, int8",
+    "bfloat16 16384, int8",
+    "bfloat16 128, 32 weights, gated first",
+    "bfloat16 512",
+    "bfloat16 4096, residual",
+)
+# Calls among these that launch every kernel: executed with every compiler, and for an A3.
+KERNELS = (
+    "float32 16384, gated first",
+    "bfloat16 128, no weight",
+)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -30,8 +47,7 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     bf16, fp32 = torch.bfloat16, torch.float32
     for dtype, widths in WIDTHS.items():
         for width in widths:
-            rows = ROWS if width < WIDE else FEW_ROWS
-            yield f"{dtype} {width}".removeprefix("torch."), _call(width, dtype, dtype, rows=rows)
+            yield f"{dtype} {width}".removeprefix("torch."), _call(width, dtype, dtype)
     for width in (128, 4096, 16384):
         yield f"bfloat16 {width}, fp32 weight", _call(width, bf16, fp32)
         yield f"bfloat16 {width}, no weight", _call(width, bf16, None)
@@ -69,6 +85,10 @@ def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"bfloat16 262144 x {width}, gated", _gated(width, torch.bfloat16, norm_before_gate=True, rows=262144)
 
 
+def _rows(width: int) -> int:
+    return ROWS if width < WIDE else FEW_ROWS
+
+
 def _call(
     width: int,
     dtype: torch.dtype,
@@ -77,13 +97,14 @@ def _call(
     mode: str = "llama",
     residual: torch.dtype | None = None,
     heads: int = 0,
-    rows: int = ROWS,
+    rows: int | None = None,
     bias: bool = False,
 ) -> Callable[[], None]:
     def call() -> None:
-        x = torch.empty(rows, width, dtype=dtype)
+        n = rows or _rows(width)
+        x = torch.empty(n, width, dtype=dtype)
         if heads:
-            x = torch.empty(rows // heads, 3 * heads * width, dtype=dtype)[:, : heads * width].unflatten(1, (heads, width))
+            x = torch.empty(n // heads, 3 * heads * width, dtype=dtype)[:, : heads * width].unflatten(1, (heads, width))
         x.requires_grad_()
         weight = None if weight_dtype is None else torch.empty(width, dtype=weight_dtype, requires_grad=True)
         if residual is None:
@@ -97,13 +118,15 @@ def _call(
 
 
 def _gated(
-    width: int, dtype: torch.dtype, *, norm_before_gate: bool, mode: str = "llama", rows: int = ROWS, heads: int = 0
+    width: int, dtype: torch.dtype, *, norm_before_gate: bool, mode: str = "llama", rows: int | None = None, heads: int = 0
 ) -> Callable[[], None]:
     """`heads`: as many weights, one for each."""
 
     def call() -> None:
         shape = (heads, width) if heads else (width,)
-        x, gate = (torch.empty(rows // max(1, heads), *shape, dtype=dtype, requires_grad=True) for _ in range(2))
+        x, gate = (
+            torch.empty((rows or _rows(width)) // max(1, heads), *shape, dtype=dtype, requires_grad=True) for _ in range(2)
+        )
         weight = torch.empty(shape, dtype=dtype, requires_grad=True)
         y = gated_rms_norm(x, gate, weight, casting_mode=mode, norm_before_gate=norm_before_gate)
         torch.autograd.backward(y, torch.empty_like(y))
@@ -113,7 +136,7 @@ def _gated(
 
 def _int8(width: int, *, residual: bool) -> Callable[[], None]:
     def call() -> None:
-        x, weight = torch.empty(ROWS, width, dtype=torch.bfloat16), torch.empty(width, dtype=torch.bfloat16)
+        x, weight = torch.empty(_rows(width), width, dtype=torch.bfloat16), torch.empty(width, dtype=torch.bfloat16)
         if residual:
             add_rms_norm_dynamic_quant(x, torch.empty_like(x), weight)
         else:
@@ -124,7 +147,7 @@ def _int8(width: int, *, residual: bool) -> Callable[[], None]:
 
 def _two_outputs(width: int) -> Callable[[], None]:
     def call() -> None:
-        x, residual = (torch.empty(ROWS, width, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        x, residual = (torch.empty(_rows(width), width, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
         weight = torch.empty(width, dtype=torch.bfloat16, requires_grad=True)
         outputs = add_rms_norm(x, residual, weight, dtype=torch.float32, return_fp32=True)
         torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])

@@ -49,16 +49,21 @@ def load_calls(
     return calls
 
 
-def load_sample(package: Path) -> list[str]:
-    """Labels of the calls that stand for all in quick checks: `SAMPLE` of `tests/ascend_calls.py`.
+def load_sample(package: Path, name: str = "SAMPLE") -> list[str]:
+    """Labels of the calls that stand for all in quick checks: a tuple of `tests/ascend_calls.py`.
+
+    Args:
+        package: its folder.
+        name: `SAMPLE`, a call for each kind of tile; `WAYS`, calls that launch every kernel with every value of its flags;
+            `KERNELS`, those of `WAYS` that launch every kernel.
 
     Raises:
         OfflineError: there is none, or it has a label that no call has.
     """
-    labels = list(getattr(_module(package), "SAMPLE", ()))
+    labels = list(getattr(_module(package), name, ()))
     unknown = set(labels) - {label for label, _ in load_calls(package)}
     if unknown or not labels:
-        raise OfflineError(f"SAMPLE of {package}/tests/ascend_calls.py is {labels}, must be labels that calls() yields")
+        raise OfflineError(f"{name} of {package}/tests/ascend_calls.py is {labels}, must be labels that calls() yields")
     return labels
 
 
