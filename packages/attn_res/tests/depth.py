@@ -108,13 +108,13 @@ def check(case: Case, results: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
         assert_close(actual, expected, length=length, scale=scale, amplified=2 * amplified.max())
 
 
-def near(actual: Tensor, expected: Tensor, *, fp32: float = 2e-5) -> None:
-    """Every element within one rounding to actual's dtype, and `fp32` of the size of its row."""
+def near(actual: Tensor, expected: Tensor, *, fp32: float = 2e-5, cancelled: float = 1e-12) -> None:
+    """Every element within one rounding to actual's dtype, `fp32` of the size of its row, and `cancelled`."""
     assert actual.shape == expected.shape
     assert torch.isfinite(actual).all(), "not every element was written, or one overflowed"
     if not actual.numel():
         return
     size = expected.double().square().mean(-1, keepdim=True).sqrt() if expected.dim() else expected.abs()
-    allowed = torch.finfo(actual.dtype).eps / 2 * expected.abs() + fp32 * torch.maximum(size, expected.abs()) + 1e-12
+    allowed = torch.finfo(actual.dtype).eps / 2 * expected.abs() + fp32 * torch.maximum(size, expected.abs()) + cancelled
     excess = (actual.double() - expected).abs() - allowed
     assert excess.max() <= 0, f"off by {excess.max():.3g} more than is allowed"

@@ -98,7 +98,7 @@ def test_values_are_those_of_the_first_launch(device, what, monkeypatch):
             warnings.simplefilter("always")
             found = with_gradients(call, leaves)
         for one, wanted in zip(found, expected, strict=True):
-            depth.near(one, wanted.double(), fp32=4e-2 if wanted.dtype == BF16 else 1e-3)
+            depth.near(one, wanted.double(), fp32=4e-2 if wanted.dtype == BF16 else 1e-3, cancelled=1e-4)
         assert count == 0 or len(said) >= len(refused)
 
     values(None, 0)
