@@ -26,12 +26,13 @@ class Exact(NamedTuple):
 
 def losses(elements: int, device: torch.device) -> Iterator[Result]:
     """Tokens, vocabularies and logits in turn."""
-    for what, tokens, width, vocabulary in (
-        ("x", elements // 2048 + 37, 2048, 1000),
-        ("weight", 256, 2048, elements // 2048 + 37),
-        ("logits", elements // 131072 + 37, 1024, 131101),
+    for what, tokens, width, pitch, vocabulary in (
+        ("x", elements // 2048 + 37, 2048, 2048, 1000),
+        ("x", elements // 2048 + 37, 2048, 4096, 1000),
+        ("weight", 256, 2048, 2048, elements // 2048 + 37),
+        ("logits", elements // 131072 + 37, 1024, 1024, 131101),
     ):
-        x = torch.randn(tokens, width, dtype=torch.bfloat16, device=device).requires_grad_()
+        x = torch.randn(tokens, pitch, dtype=torch.bfloat16, device=device)[:, :width].requires_grad_()
         weight = (torch.randn(vocabulary, width, dtype=torch.bfloat16, device=device) * (2 * width**-0.5)).requires_grad_()
         target = torch.randint(0, vocabulary, (tokens,), device=device)
         rows, columns = (sampled(n, m, elements) for n, m in ((tokens, width), (vocabulary, width)))
@@ -39,7 +40,7 @@ def losses(elements: int, device: torch.device) -> Iterator[Result]:
             rows = sampled(tokens, vocabulary, elements)
         chunks = {"chunk_tokens": tokens, "memory_budget": 2**36} if what == "logits" else {}
         size = {"x": x, "weight": weight, "logits": torch.empty(tokens, vocabulary, device="meta")}[what]
-        name = f"{what} {said(size.shape, torch.float32 if what == 'logits' else x.dtype)}"
+        name = f"{what} {said(size.shape, torch.float32 if what == 'logits' else x.dtype)}, rows of x {pitch} apart"
 
         exact = _exact(x.detach(), weight.detach(), target, rows, columns)
         loss = fused_linear_cross_entropy(x, weight, target, reduction="sum", **chunks)

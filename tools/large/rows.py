@@ -76,10 +76,10 @@ def _norm(
 
 
 def tables(elements: int, device: torch.device) -> Iterator[Result]:
-    """A table, what is looked up in it, and indices, of so many elements each."""
-    for width, dtype in ((4096, torch.bfloat16), (1024, torch.float32)):
+    """Tables, one of rows that are parts of wider ones, what is looked up in them, and indices, of so many elements each."""
+    for width, pitch, dtype in ((4096, 4096, torch.bfloat16), (1024, 1024, torch.float32), (4096, 8192, torch.bfloat16)):
         rows = elements // width + 37
-        weight = _random(rows, width, dtype=dtype, device=device).requires_grad_()
+        weight = _random(rows, pitch, dtype=dtype, device=device)[:, :width].requires_grad_()
         indices = torch.randint(0, rows, (rows + 5,), device=device)
         named = torch.tensor(sampled(rows, width, elements), device=device)
         indices[: 3 * len(named)] = named.repeat(3)
@@ -97,7 +97,7 @@ def tables(elements: int, device: torch.device) -> Iterator[Result]:
         absent = torch.bincount(indices, minlength=rows) == 0
         zeros = sum(int((weight.grad[part][absent[part]] != 0).sum()) for part in shares(weight.numel(), width))
         found = {"elements of out that differ": wrong, "dweight": error, "of rows not named, not zero": zeros}
-        yield f"embedding, table {said(weight.shape, dtype)}, out {said(out.shape, dtype)}", found
+        yield f"embedding, table {said(weight.shape, dtype)}, rows {pitch} apart, out {said(out.shape, dtype)}", found
         del weight, dy, out, indices, absent
     count, rows = elements + 4096, 1000
     indices = torch.randint(0, rows, (count,), device=device, dtype=torch.int32)
