@@ -8,6 +8,7 @@ from __future__ import annotations
 
 OPERATOR = (
     "__main__",
+    "kernel_mapping",
     "integrations",
     "explain",
     "patching",

@@ -3,6 +3,7 @@
 from .explain import explain
 from .functional import add_rms_norm, rms_norm
 from .gated import gated_rms_norm
+from .kernel_mapping import use_kernels
 from .module import GatedRMSNorm, GemmaRMSNorm, LlamaRMSNorm, Olmo2RMSNorm, Qwen3RMSNorm, RMSNorm
 from .patching import patch
 from .quantised import add_rms_norm_dynamic_quant, rms_norm_dynamic_quant
@@ -27,4 +28,5 @@ __all__ = [
     "patch",
     "rms_norm",
     "rms_norm_dynamic_quant",
+    "use_kernels",
 ]

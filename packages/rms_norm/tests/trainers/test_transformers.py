@@ -4,6 +4,7 @@ import importlib
 import inspect
 from pathlib import Path
 
+import npu_rms_norm
 import pytest
 import torch
 
@@ -32,7 +33,7 @@ def marked_classes():
 
 @pytest.fixture
 def registered():
-    integration.register(["cpu"])
+    npu_rms_norm.use_kernels(["cpu"])
     yield
     integration.unregister()
 
