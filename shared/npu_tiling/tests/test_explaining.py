@@ -9,7 +9,7 @@ import torch
 from npu_tiling import GPUS, Kernels, LaunchSpec, device_for, dry_run, launch_with_fallback, soc, watch_launches
 from npu_tiling.explaining.command import main
 from npu_tiling.explaining.explanation import Explanation, explain, explained
-from npu_tiling.explaining.inputs import chosen_chip, gradients, leaf, nbytes
+from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nbytes
 from npu_tiling.explaining.order import repeated
 
 B4 = soc("Ascend910B4")
@@ -176,6 +176,18 @@ def test_a_command_line_has_the_options_of_its_function(capsys):
         main("mine", command, ["explain", "--help"])
     said = " ".join(capsys.readouterr().out.split())
     assert "of the call, in two lines (default: a)" in said and "--tokens N, --rows N" in said
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
+def test_a_command_line_takes_torchs_names_of_dtypes_too(capsys, name):
+    def command(*, dtype: Dtype = "bf16") -> Explanation:
+        """Explains a tensor."""
+        x = leaf(3, dtype=dtype)
+        assert x.dtype is getattr(torch, name)
+        return explain("tensor", lambda: {"forward": nbytes((x,))}, GPUS["H200"])
+
+    assert main("mine", command, ["explain", "--dtype", name]) == 0
+    assert "tensor on H200" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

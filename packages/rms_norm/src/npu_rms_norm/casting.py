@@ -1,4 +1,16 @@
-"""Casting modes: what is rounded on the way, and to which dtype. The definition, tilings and kernels read this table."""
+"""Casting modes: what is rounded on the way, and to which dtype. The definition, tilings and kernels read this table.
+
+A new mode is a row of `CASTING_MODES`, and
+
+    its name in the docstrings of reference.py, `rms_norm` (functional.py) and `RMSNorm` (module.py), in the README and in
+    explain.py, whose option lists the modes
+    its formula in tests/test_reference.py, how often it rounds in `check` of tests/formula.py, what it rounds in
+    tests/test_ascend.py (`test_final_modules_round_where_the_mode_says`), and the lists of modes in other tests:
+    `git grep -n '"gemma"'` finds them
+
+A mode that rounds something else needs a new column here, in `Rounding` and in the constants of shape.py, where reference.py
+(`_round`) and formula.py (`round_to`) round, and in both tilings, which ask `shape.rounding`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +32,8 @@ class Casting:
 
     Attributes:
         normalised: what n = x rstd is rounded to.
-        factors: what rstd, offset + weight and the bias are rounded to.
+        factors: what rstd, offset + weight and the bias are rounded to, all three alike: a mode that rounds the weight alone
+            needs a column of its own.
         weighted: what n (offset + weight) is rounded to before a bias or a gate meets it; without a weight it is n itself.
     """
 

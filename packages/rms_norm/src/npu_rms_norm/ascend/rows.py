@@ -122,7 +122,7 @@ def load_rows(
 def store_rows(
     p_rows, b_tile, s_outer, s_inner, i_outer, i_inner, m_tile, G: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
-    """Stores a tile [G * M, N] in the tensor's dtype."""
+    """Rounds a tile [G * M, N] to the tensor's dtype, y's last rounding, and stores it."""
     p_tile = tile_pointers(p_rows, s_outer, s_inner, i_outer, i_inner, G, M, N)
     b_tile = b_tile.to(p_rows.dtype.element_ty)
     if G > 1:

@@ -13,8 +13,15 @@ from ..chips.detection import device_for
 from ..chips.devices import Device
 from ..errors import UnknownDeviceError
 
-Dtype = Literal["fp32", "bf16", "fp16"]
-DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Dtype = Literal["fp32", "bf16", "fp16", "float32", "bfloat16", "float16"]
+DTYPES: dict[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def leaf(*shape: int, dtype: str, gradient: bool = True) -> Tensor:

@@ -233,23 +233,29 @@ def _any_requires_gradient(arguments: Sequence[Any]) -> bool:
 def can_bypass_dispatcher(arguments: Sequence[Any]) -> bool:
     """Whether nothing but autograd would see an operator's call: plain tensors with data, no tracing, mode or transform.
 
-    In a dry run tensors have no data, and every call lists its launches.
+    In a dry run it is True: for tensors without data the dispatcher would call the fake function, which launches nothing.
     """
     if is_dry_run():
         return True
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling():  # the operator would be traced into, and not captured
+        return False
+    if torch._C._are_functorch_transforms_active():  # levels of grad and vmap would be skipped; wrappers have no data
+        return False
+    if forward_ad._current_level >= 0:  # tangents would be dropped in silence
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        return False
+        return False  # a mode would not see the call: fake tensors, counters, selective checkpoints
     return _all_plain(arguments)
 
 
 def _all_plain(arguments: Sequence[Any]) -> bool:
+    """Whether all tensors have data of their own: those of DTensors and other subclasses would be read as plain tensors."""
     for argument in arguments:
         kind = type(argument)
         if kind in _PLAIN_TENSORS:
             if argument.is_meta or (_ever_transformed and torch._C._functorch.is_functorch_wrapped_tensor(argument)):
-                return False  # without data of its own: what a Function saved under a transform stays wrapped after it
+                # meta: no data. After a transform: what a Function saved under it is still wrapped.
+                return False
         elif kind in _NUMBERS:  # nothing to ask: most arguments, in every call
             continue
         elif isinstance(argument, Tensor) or (isinstance(argument, (list, tuple)) and not _all_plain(argument)):
