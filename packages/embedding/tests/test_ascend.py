@@ -19,7 +19,7 @@ from npu_tiling import soc
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
-AROUND_THE_SORT = ("sort_keys_kernel", "find_runs_kernel")
+AROUND_THE_SORT = ("make_keys_kernel", "find_runs_kernel")
 CALLS = dict(load_calls(Path(__file__).parents[1]))
 
 

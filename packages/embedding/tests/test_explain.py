@@ -44,6 +44,14 @@ def test_every_launch_says_what_decided_it():
                 assert launch.why and launch.decided_at.startswith("npu_embedding/"), launch.kernel
 
 
+def test_the_sort_stands_between_the_launches():
+    text = explain(tokens=2500, vocabulary=300, width=64, chip="Ascend910B4", backward=True).text
+    places = [
+        text.index(step) for step in ("make_keys_kernel", "2. PyTorch's sort of 2500 fp32 numbers", "find_runs_kernel")
+    ]
+    assert places == sorted(places) and "4 launches and 1 sort" in text
+
+
 def test_bytes_are_those_of_the_formula():
     """Forward n rows read and n written; backward n read and V written."""
     found = explain(tokens=1000, vocabulary=300, width=512, chip="Ascend910B4", backward=True).bytes_moved

@@ -84,6 +84,15 @@ def test_a_call_of_any_size_is_explained_for_every_gpu():
     assert "1. cross_entropy_targets_kernel (npu_fused_linear_cross_entropy/both/" in text
 
 
+def test_lengths_of_chunks_are_explained_by_the_rows_that_fit():
+    """500 rows of fp32 logits take 64 MB; 624 tokens are three eighths of those that hide the weight's traffic."""
+    wide = {"width": 64, "vocabulary": 32000, "softcap": 30.0, "chip": "Ascend910B4", "backward": True}
+    columns = explain(tokens=8192, **wide, memory_budget=64 * 10**6).decisions[0][1]
+    assert "hold 500 whole rows of logits, and a chunk of whole rows has at least 624" in columns["their lengths"]
+    given = explain(tokens=8192, **wide, memory_budget=64 * 10**6, chunk_tokens=1000).decisions[0][1]
+    assert given["their lengths"].endswith("hold 500 whole rows of logits, of the 1000 that were given")
+
+
 def test_peak_on_an_h200_is_what_was_measured():
     """1154 MiB beside the inputs, in the README's numbers."""
     found = explain(tokens=4096, width=4096, vocabulary=128256, chip="H200", backward=True)

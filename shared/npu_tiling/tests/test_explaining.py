@@ -13,7 +13,7 @@ from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nb
 from npu_tiling.explaining.order import repeated
 
 B4 = soc("Ascend910B4")
-SOURCE = "import no_such_triton\n\n\ndef scale_kernel(p_x):\n    pass\n\n\ndef add_partials_kernel(p_x):\n    pass\n"
+SOURCE = "import no_such_triton\n\n\ndef scale_kernel(p_x):\n    pass\n\n\ndef add_partials_kernel(p_x):\n    '''Adds.'''\n"
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ def test_a_launch_is_explained(kernels):
         launch(kernels, torch.empty(1, device="meta"))
     first, second = explained(launches)
     assert first.defined_at == "package_of_mine/device_code.py:4" and second.defined_at.endswith(":8")
+    assert first.summary == "" and second.summary == "Adds."
     assert first.blocks == {"BLOCK_N": 8} and first.flags == {"N": 7, "EXACT": True}
     assert first.falls_back_to == "BLOCK_N=4" and second.falls_back_to == ""
     assert first.partials_added_by == "add_partials_kernel" and second.partials_added_by == ""

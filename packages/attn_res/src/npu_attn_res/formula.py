@@ -70,9 +70,10 @@ def source_gradient(b_v, b_dh, b_g, b_alpha, b_c, b_slope):
 
 @triton.jit
 def expanded_gradient(b_v, b_slope_c, b_first, b_first_factor, b_last, b_last_factor):
-    """The same as first - slope c v + last; alpha dh is the first term and c g the last, or the other way round.
+    """The same as first - slope c v + last.
 
-    The order of the terms decides where compilers for Ascend wait: hold predicted times against a change of it.
+    In ascend/backward.py alpha dh is the first term and c g the last; in ascend/backward_row.py c g is the first and alpha
+    dh the last. The order decides where compilers for Ascend wait: hold predicted times against a change of it.
     """
     return b_first * b_first_factor[:, None] - b_v * b_slope_c[:, None] + b_last * b_last_factor[:, None]
 

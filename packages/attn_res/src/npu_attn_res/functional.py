@@ -74,7 +74,7 @@ def attn_res(
     Args:
         residuals: v, the blocks: a tensor [N, ..., D] or a list (tuple, deque, nn.ParameterList) of N tensors [..., D],
             which is not stacked or copied; fp32, bf16 or fp16 (fp64 too on a CPU). N from 1. Rows may lie at any stride, the
-            same for all blocks; others are copied.
+            same for all blocks; others are copied. A tensor may stand in the list more than once: its gradients are added.
         query, rms_weight: [D], v's dtype or fp32.
         output_rms_weight: [D], v's dtype or fp32: of the RMSNorm that follows, computed in the same pass, from h as it is
             rounded.

@@ -34,7 +34,8 @@ MIB = 2**20
 DEFAULT_BUDGET = {"cuda": 800 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
 _MAX_FP32_SUMS = 600 * MIB  # fp32 sums that a default budget has room for
 _OVERLAP = 2.75  # at this many times the break-even length, chunking costs no measurable time
-_OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}  # an H200: 790 TFLOP/s, 4.28 TB/s; a 910B4
+# An H200: 790 TFLOP/s, 4.28 TB/s. Ascend: of chips without published figures; those that have them take their own.
+_OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}
 _KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more was not faster on an H200
 _MIN_CHUNK_SHARE = 0.375  # of T: with fewer tokens, weight traffic costs more than computing all logits twice
 _MIN_COLUMNS = 512
@@ -149,12 +150,12 @@ def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, d
     """Chunks for a demand; `memory_budget`: bytes for logits and sums, beside inputs and gradients."""
     tokens, vocabulary = demand.tokens, demand.vocabulary
     budget = _budget(memory_budget, device)
-    row = pitch(vocabulary) * demand.logit_bytes + demand.scaled_bytes + demand.sum_bytes
+    row = _row_bytes(demand)
     everything = (slice(0, vocabulary),)
     if chunk_tokens is not None:
         if memory_budget is None or min(chunk_tokens, tokens) * row <= budget:
             return Chunks(tokens=exactly(tokens, chunk_tokens), columns=everything, why="chunk_tokens was given")
-        return _columns(demand, min(chunk_tokens, tokens), budget, chunk_tokens)
+        return _columns(demand, budget, chunk_tokens, f"of the {chunk_tokens} that were given")
     wanted = wanted_tokens(demand.dweight_bytes, device) * demand.length_factor if demand.logit_bytes else tokens
     affordable = budget // row
     if tokens <= min(affordable, wanted):
@@ -168,13 +169,19 @@ def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, d
         return Chunks(tokens=evenly(tokens, wanted), columns=everything, why=why)
     if affordable >= wanted * _MIN_CHUNK_SHARE or not demand.logit_bytes:  # chunks of columns would save logits alone
         longest = affordable // UNIT * UNIT or affordable or UNIT
-        why = f"{_mib(budget)} hold {affordable} tokens, of {wanted} that would hide the weight's traffic"
-        return Chunks(tokens=evenly(tokens, longest), columns=everything, why=why)
-    return _columns(demand, tokens, budget, None)
+        parts = evenly(tokens, longest)
+        why = (
+            f"{_mib(budget)} hold {affordable} tokens of the {wanted} that would hide the weight's traffic:"
+            f" {len(parts)} chunks of nearly equal length"
+        )
+        return Chunks(tokens=parts, columns=everything, why=why)
+    least = ceil(wanted * _MIN_CHUNK_SHARE)
+    return _columns(demand, budget, None, f"and a chunk of whole rows has at least {least}")
 
 
-def _columns(demand: Demand, tokens: int, budget: int, chunk_tokens: int | None) -> Chunks:
-    """Chunks of columns, for as many tokens at a time as the budget allows."""
+def _columns(demand: Demand, budget: int, chunk_tokens: int | None, needed: str) -> Chunks:
+    """Chunks of columns, for as many tokens at a time as the budget allows; `needed`: how many rows are too many for it."""
+    tokens = demand.tokens if chunk_tokens is None else min(chunk_tokens, demand.tokens)
     columns = pitch(min(_MIN_COLUMNS, demand.vocabulary))
     sums = FP32 * demand.width if demand.dx else 0
     if chunk_tokens is None:
@@ -185,7 +192,8 @@ def _columns(demand: Demand, tokens: int, budget: int, chunk_tokens: int | None)
         chunks = exactly(demand.tokens, chunk_tokens)
     longest = max(columns, (budget // tokens - sums) // demand.logit_bytes // UNIT * UNIT)
     columns_at_a_time = equally(demand.vocabulary, longest)
-    return Chunks(tokens=chunks, columns=columns_at_a_time, why=f"{_mib(budget)} hold the logits of too few whole rows")
+    why = f"{_mib(budget)} hold {budget // _row_bytes(demand)} whole rows of logits, {needed}"
+    return Chunks(tokens=chunks, columns=columns_at_a_time, why=why)
 
 
 def split_and_sum(
@@ -205,6 +213,11 @@ def split_and_sum(
             if len(wide.columns) == 1 or wide.kept:
                 return wide, True
     return narrow, False
+
+
+def _row_bytes(demand: Demand) -> int:
+    """Bytes of a whole row of logits, and of what lies beside it."""
+    return pitch(demand.vocabulary) * demand.logit_bytes + demand.scaled_bytes + demand.sum_bytes
 
 
 def _mib(count: int) -> str:

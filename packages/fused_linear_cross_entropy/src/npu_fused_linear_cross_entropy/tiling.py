@@ -122,6 +122,7 @@ def can_multiply(shape: Shape) -> bool:
     if not (shape.is_readable and in_bf16 and is_v_times_e(shape)):
         return False
     assert shape.device is not None
+    # A chunk's rows, where its length was given: under `batch_invariant` the way must not depend on the number of tokens.
     rows = shape.tokens if shape.options.chunk_tokens is None else shape.options.chunk_tokens
     return is_worth_it(rows, shape.width, shape.vocabulary, shape.device)
 
@@ -158,7 +159,8 @@ RULES = (
     _rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
     _rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "few rows fit at a time; the gradient is v times E"),
     _rule(Way.KEPT_LOGITS, Layout.KEPT, always, "few rows fit at a time; the gradient needs more than E"),
-    _rule(Way.COLUMNS, Layout.COLUMNS, always, "few rows fit at a time, and they cannot be kept"),
+    _rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep all"
+          " logits (more tokens than columns of x, no such gradient, a bias, or an option)"),
     _rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),
     _rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and the gradient takes the logits' place"),
 )  # fmt: skip

@@ -35,7 +35,8 @@ from ..formula import expanded_gradient, score_gradient, slope
 def attn_res_backward_kernel(
     # read: the gradient of h, h where it was not rounded (None: it was), the sources, their table, weights, statistics
     p_dh, p_h, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse,
-    # written: gradients of the sources (None: none is needed), fp32 partial sums of dg [programs, D] (None: not needed)
+    # written: gradients of the sources (None: none is needed); fp32 partial sums of dg [programs, D] (None: not needed)
+    # for both/weights.py, which makes dquery and drms_weight of them
     p_dv, p_dv_table, p_dg,
     # the number of blocks (None: n_blocks); the prefix, a gradient that reaches it from elsewhere, its whole gradient
     p_count, p_prefix, p_djoined, p_dprefix,

@@ -46,31 +46,31 @@ def load_statistics(p_score, p_rstd, p_lse, i_token, n_rows, n_tokens):
 
 @triton.jit
 def factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D: tl.constexpr):
-    """alpha, and what e - delta is multiplied with for ds r and for the factor of v in dv, [SLOTS] each."""
+    """alpha, alpha r and coef = slope alpha r, [SLOTS] each: the last two times e - delta are c and slope c."""
     if p_count is not None:  # what lies between the blocks and the prefix was never written
         o_slot = tl.arange(0, SLOTS).to(tl.float32)
         m_other = (o_slot >= tl.cast(n_blocks, tl.float32)) & (o_slot < tl.cast(n_slots, tl.float32))
         b_score = tl.where(m_other, LOW, b_score)
         b_rstd = tl.where(m_other, 0.0, b_rstd)
     b_alpha = tl.exp(b_score - b_lse)
-    b_ratio = b_alpha * b_rstd
-    return b_alpha, b_ratio, b_ratio * b_score * b_rstd * (1.0 / D)
+    b_alpha_rstd = b_alpha * b_rstd
+    return b_alpha, b_alpha_rstd, b_alpha_rstd * b_score * b_rstd * (1.0 / D)
 
 
 @triton.jit
-def pick(b_alpha, b_c, b_coef, i_slot):
+def pick(b_alpha, b_c, b_slope_c, i_slot):
     """What belongs to one source, [1] each."""
     m_slot = tl.arange(0, SLOTS).to(tl.float32) == tl.cast(i_slot, tl.float32)
     b_alpha = tl.sum(tl.where(m_slot, b_alpha, 0.0)[None, :], axis=1)
     b_c = tl.sum(tl.where(m_slot, b_c, 0.0)[None, :], axis=1)
-    b_coef = tl.sum(tl.where(m_slot, b_coef, 0.0)[None, :], axis=1)
-    return b_alpha, b_c, b_coef
+    b_slope_c = tl.sum(tl.where(m_slot, b_slope_c, 0.0)[None, :], axis=1)
+    return b_alpha, b_c, b_slope_c
 
 
 @triton.jit
-def gradient_of_piece(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG: tl.constexpr):
+def gradient_of_piece(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c, HAS_DG: tl.constexpr):
     """dv of a piece of a row, and dg with its part."""
-    b_dv = expanded_gradient(b_v, b_coef, b_g, b_c, b_dh, b_alpha)
+    b_dv = expanded_gradient(b_v, b_slope_c, b_g, b_c, b_dh, b_alpha)
     if HAS_DG:
         b_dg += b_v * b_c[:, None]
     return b_dv, b_dg
@@ -78,12 +78,12 @@ def gradient_of_piece(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG: tl.con
 
 @triton.jit
 def prefix_gradient(
-    p_prefix, p_djoined, p_dprefix, b_dh, b_g, b_dg, b_alpha, b_c, b_coef,
+    p_prefix, p_djoined, p_dprefix, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c,
     HAS_DG: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Stores the gradient of a piece of a prefix, and returns dg with its part."""
     b_p = fetch_piece(p_prefix, N, C).to(tl.float32)
-    b_dp, b_dg = gradient_of_piece(b_p, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG)
+    b_dp, b_dg = gradient_of_piece(b_p, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c, HAS_DG)
     if p_dprefix is not None:
         if p_djoined is not None:
             b_dp += fetch_piece(p_djoined, N, C).to(tl.float32)
@@ -105,14 +105,14 @@ def gradient_offset(p_dv_table, i_block, i_token, n_tokens, D: tl.constexpr, ALI
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_backward_row_kernel(
-    # p_h is None; p_score and p_rstd are fp32 [n_tokens, sources]
+    # p_h is None; p_score and p_rstd are fp32 [n_tokens, sources]; p_dg: both/weights.py makes dquery and drms_weight of it
     p_dh, p_h, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
     p_count, p_prefix, p_djoined, p_dprefix,
     n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
     D: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
     HALVES: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The arguments are those of attn_res_backward_kernel."""
+    """One row a tile; the first sweep keeps every <dh, v_i>. The arguments are those of attn_res_backward_kernel."""
     # lint: allow short-transfer: halves are rows of more than 4 KB; whole rows would fill the chip
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
@@ -152,7 +152,8 @@ def attn_res_backward_row_kernel(
             b_dh = b_dh_next.to(tl.float32)
             b_score, b_rstd, b_lse = load_statistics(p_score, p_rstd, p_lse, i_token, n_rows, n_tokens)
         if HALVES:
-            b_alphas, b_ratio, b_coefs = factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D)
+            b_alphas, b_alpha_rstds, b_coefs = factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D)
+        # Computed zeros, as n_next < n_tokens always: compilers for Ascend keep a constant tile on chip, to copy it from.
         b_e = tl.full([SLOTS], tl.where(n_next < n_tokens, 0.0, 1.0), tl.float32)
         if p_prefix is not None:
             p_prefix_row = p_prefix + i_token * s_prefix
@@ -176,10 +177,10 @@ def attn_res_backward_row_kernel(
             b_v = b_load.to(tl.float32)
             b_e = tl.where(o_slot == i_block.to(tl.float32), b_dot, b_e)
         if not HALVES:
-            b_alphas, b_ratio, b_coefs = factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D)
-        b_e -= tl.sum((b_alphas * b_e)[None, :], axis=1) / tl.sum(b_alphas[None, :], axis=1)  # e - delta
-        b_cs, b_coefs = b_e * b_ratio, b_e * b_coefs  # ds r
-        b_alpha, b_c, b_coef = pick(b_alphas, b_cs, b_coefs, 0)
+            b_alphas, b_alpha_rstds, b_coefs = factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D)
+        b_e_minus_delta = b_e - tl.sum((b_alphas * b_e)[None, :], axis=1) / tl.sum(b_alphas[None, :], axis=1)
+        b_cs, b_slope_cs = b_e_minus_delta * b_alpha_rstds, b_e_minus_delta * b_coefs
+        b_alpha, b_c, b_slope_c = pick(b_alphas, b_cs, b_slope_cs, 0)
         if HALVES:
             b_score, b_rstd, b_lse = load_statistics(p_score, p_rstd, p_lse, i_next, n_rows, n_tokens)
         else:
@@ -193,8 +194,8 @@ def attn_res_backward_row_kernel(
                 p_block = p_after
             else:
                 b_load = fetch_whole_rows(p_after, s_token, n_after, N, 1, C)
-            b_alpha_after, b_c_after, b_coef_after = pick(b_alphas, b_cs, b_coefs, i_block + 1)
-            b_dv, b_dg = gradient_of_piece(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG)
+            b_alpha_after, b_c_after, b_slope_c_after = pick(b_alphas, b_cs, b_slope_cs, i_block + 1)
+            b_dv, b_dg = gradient_of_piece(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c, HAS_DG)
             if p_dv is not None:
                 i_out = gradient_offset(p_dv_table, i_block, i_token, n_tokens, D, ALIGNED)
                 is_wanted = True if p_dv_table is None else i_out >= LEAST
@@ -203,22 +204,33 @@ def attn_res_backward_row_kernel(
             if HALVES:
                 b_rest = b_load.to(tl.float32)
                 b_load = fetch_whole_rows(p_after, s_token, n_after, N, 1, C)
-                b_dv, b_dg_rest = gradient_of_piece(b_rest, b_dh_rest, b_g_rest, b_dg_rest, b_alpha, b_c, b_coef, HAS_DG)
+                b_dv, b_dg_rest = gradient_of_piece(b_rest, b_dh_rest, b_g_rest, b_dg_rest, b_alpha, b_c, b_slope_c, HAS_DG)
                 if p_dv is not None:
                     if is_wanted:
                         store_piece(p_dv + i_out + C, b_dv, REST, C)
-            b_alpha, b_c, b_coef = b_alpha_after, b_c_after, b_coef_after
+            b_alpha, b_c, b_slope_c = b_alpha_after, b_c_after, b_slope_c_after
             b_v = b_load.to(tl.float32)
         if p_prefix is not None:
-            b_alpha, b_c, b_coef = pick(b_alphas, b_cs, b_coefs, n_slots)
+            b_alpha, b_c, b_slope_c = pick(b_alphas, b_cs, b_slope_cs, n_slots)
             p_added = None if p_djoined is None else p_djoined + i_token * s_djoined
             p_out = None if p_dprefix is None else p_dprefix + i_token * D
-            b_dg = prefix_gradient(p_prefix_row, p_added, p_out, b_dh, b_g, b_dg, b_alpha, b_c, b_coef, HAS_DG, N, C)
+            b_dg = prefix_gradient(p_prefix_row, p_added, p_out, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c, HAS_DG, N, C)
             if HALVES:
                 p_added = None if p_added is None else p_added + C
                 p_out = None if p_out is None else p_out + C
                 b_dg_rest = prefix_gradient(
-                    p_prefix_row + C, p_added, p_out, b_dh_rest, b_g_rest, b_dg_rest, b_alpha, b_c, b_coef, HAS_DG, REST, C
+                    p_prefix_row + C,
+                    p_added,
+                    p_out,
+                    b_dh_rest,
+                    b_g_rest,
+                    b_dg_rest,
+                    b_alpha,
+                    b_c,
+                    b_slope_c,
+                    HAS_DG,
+                    REST,
+                    C,
                 )
     if HAS_DG:
         p_partial = p_dg + tl.program_id(0).to(tl.int64) * D

@@ -88,7 +88,7 @@ def attn_res_gradient_kernel(
     p_dv_coef,  # fp32 [n_blocks, n_tokens]: sum over layers of ds s r^2 / D
     p_dv,  # None: no block needs a gradient
     p_dv_table,
-    p_dg,  # fp32 [n_splits, S, D]; None: not needed
+    p_dg,  # fp32 [n_splits, S, D], partial sums of dg, of which weights.py makes dquery and drms_weight; None: not needed
     n_blocks, n_tokens, n_splits, s_block, s_token, s_do_token,
     s_do_row,  # from one row of a tile to the next: layers, or tokens
     D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,

@@ -63,7 +63,8 @@ def attn_res_merge_kernel(
 def attn_res_merge_backward_kernel(
     # read: gradients of h and, from elsewhere, of the new prefix (None: there is none); what the forward read and stored
     p_dh, p_dtotal, p_o, p_lse, p_total, p_query, p_norm, p_score, p_rstd,
-    # written: do, fp32 and contiguous, dlse, the prefix's gradient, fp32 partial sums of dg [programs, D] (None: not needed)
+    # written: do, fp32 and contiguous, dlse, the prefix's gradient; fp32 partial sums of dg [programs, D] (None: not needed)
+    # for weights.py, which makes dquery and drms_weight of them
     p_do, p_dlse, p_dp, p_dg,
     n_tokens, s_dh, s_dtotal, s_o, s_total,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D

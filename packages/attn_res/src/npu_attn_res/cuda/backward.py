@@ -67,7 +67,8 @@ def add_gradients(
 def attn_res_backward_sources_kernel(
     # read: the gradient of h, the sources (see block_rows), the weights, the forward's statistics
     p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse,
-    # written: gradients of the sources (None: none is needed), fp32 partial sums of dg [programs, D] (None: not needed)
+    # written: gradients of the sources (None: none is needed); fp32 partial sums of dg [programs, D] (None: not needed)
+    # for both/weights.py, which makes dquery and drms_weight of them
     p_dv, p_dv_table, p_dg,
     # how many blocks count (None: n_blocks); the prefix, a gradient that reaches it from elsewhere, its whole gradient
     p_count, p_prefix, p_djoined, p_dprefix,

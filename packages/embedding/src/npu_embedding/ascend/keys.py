@@ -15,7 +15,7 @@ from ..formula import named_row
 
 
 @triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
-def sort_keys_kernel(
+def make_keys_kernel(
     p_index,
     p_key,  # int32 [n]
     n,
@@ -25,6 +25,7 @@ def sort_keys_kernel(
     BLOCK_M: tl.constexpr,
     KEY_OF_ROW_0: tl.constexpr,
 ):
+    """Writes the key of every index."""
     # lint: allow scalar-loop: indices have 64 bits, which no vector unit compares
     # lint: allow integer-arithmetic: the same
     # lint: allow short-transfer: a tile is what is compared, number by number, before it is stored

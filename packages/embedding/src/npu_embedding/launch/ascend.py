@@ -45,7 +45,7 @@ def sorted_keys(gradient: Gradient) -> tuple[Tensor, Tensor]:
     keys = allocate(indices, (indices.numel(),), torch.int32)
     spec = index_spec(keys_launch, gradient.device)
     grid = spec.launch.grid(indices.numel())
-    KERNELS.launch("ascend.keys", "sort_keys_kernel", spec, grid, (indices, keys), gradient.numbers)
+    KERNELS.launch("ascend.keys", "make_keys_kernel", spec, grid, (indices, keys), gradient.numbers)
     ordered, order = torch.sort(keys.view(torch.float32), stable=True)
     return ordered.view(torch.int32), order
 

@@ -160,7 +160,7 @@ def cross_entropy_product_again_kernel(
     SCALED: tl.constexpr,
     STORE: tl.constexpr,
 ):
-    """Tiles of rows that have a maximum above their reference, with that maximum as the reference; mostly there is none."""
+    """Computes again the tiles whose rows rose above their reference, from their maximum; mostly none."""
     o_all = tl.arange(0, 1024)
     b_raised = tl.zeros([1024], tl.float32)
     for i_row in tl.range(0, n_rows, 1024):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from ..chips.devices import Device
 from ..launching.recording import Argument, RecordedLaunch, Recorder, dry_run
 from .order import repeated
-from .products import Product, Watch
+from .products import Call, Product, Sort, Watch
+from .sources import definition
 
 _PARTIALS = "partials"  # in the name of a kernel that adds partial sums
 _BLOCK = re.compile(r"BLOCK|CHUNK|ROWS|STAGES|SHARE|^[GM]$")  # in the name of a size that the tiling chooses
@@ -28,6 +26,7 @@ class ExplainedLaunch:
         kernel: its name.
         module: full name of the module that it is in.
         defined_at: file and line of the kernel.
+        summary: the first line of its docstring; empty where it has none.
         called_from: file and line of the code that launches it.
         grid: number of programs.
         blocks: sizes that the tiling chose, by the name of the kernel's parameter.
@@ -45,6 +44,7 @@ class ExplainedLaunch:
     kernel: str
     module: str
     defined_at: str
+    summary: str
     called_from: str
     grid: int
     blocks: Mapping[str, Any]
@@ -66,6 +66,7 @@ class ExplainedLaunch:
         """For people."""
         memory = "shared memory" if chip.kind == "cuda" else "Unified Buffer"
         return {
+            "summary": self.summary,
             "way": self.way,
             "why": self.why,
             "decided at": self.decided_at,
@@ -88,6 +89,7 @@ class Explanation:
         chip: where.
         launches: in order.
         products: matrix products by PyTorch, in order.
+        sorts: by PyTorch, in order.
         decisions: what was decided for a call of several launches, in words, by direction.
         bytes_moved: the bytes that have to cross between memory and the chip, by direction.
         flops: the operations of matrix products that the result needs, by direction.
@@ -98,6 +100,7 @@ class Explanation:
     chip: Device
     launches: Sequence[ExplainedLaunch]
     products: Sequence[Product] = ()
+    sorts: Sequence[Sort] = ()
     decisions: Sequence[tuple[str, Mapping[str, str]]] = ()
     bytes_moved: Mapping[str, int]
     flops: Mapping[str, int] = field(default_factory=dict)
@@ -129,16 +132,19 @@ class Explanation:
     def __str__(self) -> str:
         return self.text
 
-    def _steps(self, direction: str) -> list[ExplainedLaunch | Product]:
-        """Launches and products in order."""
-        numbered: list[tuple[int, int, ExplainedLaunch | Product]] = [(i, 1, each) for i, each in enumerate(self.launches)]
-        numbered += [(each.after, 0, each) for each in self.products]
+    def _steps(self, direction: str) -> list[ExplainedLaunch | Call]:
+        """Launches, products and sorts in order."""
+        numbered: list[tuple[int, int, ExplainedLaunch | Call]] = [(i, 1, each) for i, each in enumerate(self.launches)]
+        numbered += [(each.after, 0, each) for each in (*self.products, *self.sorts)]
         return [step for *_, step in sorted(numbered, key=lambda each: each[:2]) if step.direction == direction]
 
     def _counts(self, direction: str) -> str:
-        launches, products = (sum(each.direction == direction for each in found) for found in (self.launches, self.products))
-        said = "1 launch" if launches == 1 else f"{launches} launches"
-        return f"{said} and {products} matrix product{'s' * (products != 1)}" if products else said
+        steps = (self.launches, self.products, self.sorts)
+        launches, products, sorts = (sum(each.direction == direction for each in found) for found in steps)
+        said = ["1 launch" if launches == 1 else f"{launches} launches"]
+        said += [f"{products} matrix product{'s' * (products != 1)}"] if products else []
+        said += [f"{sorts} sort{'s' * (sorts != 1)}"] if sorts else []
+        return " and ".join(said)
 
     def _least(self, direction: str) -> str:
         chip, moved, flops = self.chip, self.bytes_moved[direction], self.flops.get(direction, 0)
@@ -151,13 +157,15 @@ class Explanation:
             said += f": {flops / chip.matrix_flops * 1e6:,.1f} us at {chip.matrix_flops / 1e12:.4g} TFLOP/s"
         return said
 
-    def _described(self, steps: Sequence[ExplainedLaunch | Product], number: int) -> list[str]:
+    def _described(self, steps: Sequence[ExplainedLaunch | Call], number: int) -> list[str]:
         """Steps of one kind."""
         first, times = steps[0], f", {len(steps)} times" * (len(steps) > 1)
         if isinstance(first, Product):
             largest = max((step for step in steps if isinstance(step, Product)), key=lambda step: step.flops)
             each = f"{largest.flops:,}{' at most' * (len({step.flops for step in steps if isinstance(step, Product)}) > 1)}"
             return [f"{number}. {largest}{times}", *_lines({"called from": first.called_from, "operations": each})]
+        if isinstance(first, Call):
+            return [f"{number}. {first}{times}", *_lines({"called from": first.called_from})]
         grids = sorted({step.grid for step in steps if isinstance(step, ExplainedLaunch)})
         programs = "1 program" if grids == [1] else f"{' or '.join(f'{grid:,}' for grid in grids)} programs"
         head = f"{number}. {first.kernel} ({first.defined_at}), {programs}{times}"
@@ -193,6 +201,7 @@ def explain(
         chip=chip,
         launches=explained(launches),
         products=watch.products,
+        sorts=watch.sorts,
         decisions=[(direction, describe(each)) for direction, each in recorder.decisions] if describe is not None else [],
         bytes_moved=bytes_moved,
         flops=flops or {},
@@ -209,12 +218,14 @@ def _explained(launch: RecordedLaunch, later: Iterable[RecordedLaunch]) -> Expla
     tiling = launch.tiling
     numbers = {name: value for name, value in launch.constants.items() if type(value) is int}
     blocks = {name: value for name, value in numbers.items() if _BLOCK.search(name)}
+    defined_at, summary = definition(launch.module, launch.kernel)
     adding = next((other.kernel for other in later if _adds_partials(other) and _share_memory(launch, other)), "")
     return ExplainedLaunch(
         direction=launch.direction,
         kernel=launch.kernel,
         module=launch.module,
-        defined_at=_definition(launch.module, launch.kernel),
+        defined_at=defined_at,
+        summary=summary,
         called_from=launch.called_from,
         grid=launch.grid,
         blocks=blocks,
@@ -255,20 +266,6 @@ def _share_memory(launch: RecordedLaunch, other: RecordedLaunch) -> bool:
     return isinstance(partials, Argument) and any(
         isinstance(argument, Argument) and argument.memory == partials.memory for argument in launch.arguments
     )
-
-
-def _definition(module: str, kernel: str) -> str:
-    """File and line of a kernel, read from its source: importing it would need Triton."""
-    top, *names = module.split(".")
-    spec = importlib.util.find_spec(top) if top not in sys.modules else sys.modules[top].__spec__
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
-    for folder in folders:
-        for file in (folder.joinpath(*names).with_suffix(".py"), folder.joinpath(*names, "__init__.py")):
-            if file.is_file():
-                lines = file.read_text().splitlines()
-                line = next((i for i, text in enumerate(lines, 1) if text.startswith(f"def {kernel}(")), 1)
-                return f"{file.relative_to(folder.parent)}:{line}"
-    return module
 
 
 def _described(chip: Device) -> str:

@@ -1,4 +1,4 @@
-"""What PyTorch itself does in a dry run: its matrix products, and the memory that it takes. Imports torch."""
+"""What PyTorch itself does in a dry run: its matrix products and sorts, and the memory that it takes. Imports torch."""
 
 from __future__ import annotations
 
@@ -18,26 +18,51 @@ _PRODUCTS = {torch.ops.aten.mm: False, torch.ops.aten.addmm: True, torch.ops.ate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product:
-    """One matrix product by PyTorch, which is no launch of ours.
+class Call:
+    """One call of PyTorch's, which is no launch of ours.
 
     Attributes:
         direction: "forward" or "backward".
         called_from: file and line of the code that asked for it.
-        left, right: shapes of the operands.
-        dtype, result: names of the dtypes of the operands and of the result.
-        adds: whether it is added to what the result holds.
         after: the number of launches before it.
+        dtype: name of the dtype of the operands.
     """
 
     direction: str
     called_from: str
+    after: int
+    dtype: str
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for calls that differ in their sizes alone."""
+        return self.direction, self.called_from, self.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sort(Call):
+    """One sort, of `length` numbers."""
+
+    length: int
+
+    def __str__(self) -> str:
+        return f"PyTorch's sort of {self.length} {self.dtype} numbers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product(Call):
+    """One matrix product.
+
+    Attributes:
+        left, right: shapes of the operands.
+        result: name of the dtype of the result.
+        adds: whether it is added to what the result holds.
+    """
+
     left: tuple[int, ...]
     right: tuple[int, ...]
-    dtype: str
     result: str
     adds: bool
-    after: int
 
     @property
     def flops(self) -> int:
@@ -50,7 +75,7 @@ class Product:
     @property
     def kind(self) -> tuple[object, ...]:
         """Equal for products that differ in their sizes alone."""
-        return self.direction, self.called_from, self.dtype, self.result, self.adds
+        return *super().kind, self.result, self.adds
 
     def __str__(self) -> str:
         sign = "+=" if self.adds else "="
@@ -58,10 +83,10 @@ class Product:
 
 
 class Watch(TorchDispatchMode):
-    """Lists matrix products, and counts the bytes of the tensors that are alive.
+    """Lists matrix products and sorts, and counts the bytes of the tensors that are alive.
 
     Attributes:
-        products: so far.
+        products, sorts: so far.
         peak: the most bytes at a time of tensors that were made in this block.
     """
 
@@ -69,6 +94,7 @@ class Watch(TorchDispatchMode):
         """`launches`: the list of a dry run; `passed_through`: modules whose callers are named as callers of products."""
         super().__init__()
         self.products: list[Product] = []
+        self.sorts: list[Sort] = []
         self.peak = 0
         self._launches, self._passed_through = launches, tuple(passed_through)
         self._alive: dict[int, weakref.ref[Any]] = {}
@@ -81,6 +107,8 @@ class Watch(TorchDispatchMode):
         adds = _PRODUCTS.get(function.overloadpacket)
         if adds is not None:
             self._add_product(given[-3:] if "out" in kwargs else [*given[-2:], result], adds and kwargs.get("beta", 1) != 0)
+        if function.overloadpacket is torch.ops.aten.sort:
+            self.sorts.append(Sort(**self._place(given[0]), length=given[0].numel()))
         known = {id(tensor.untyped_storage()) for tensor in given if not tensor.is_sparse}
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and not leaf.is_sparse and id(leaf.untyped_storage()) not in known:
@@ -90,16 +118,22 @@ class Watch(TorchDispatchMode):
     def _add_product(self, tensors: Sequence[Tensor], adds: bool) -> None:
         left, right, result = tensors
         product = Product(
-            direction="backward" if is_backward() else "forward",
-            called_from=caller(self._passed_through)[0],
+            **self._place(left),
             left=tuple(left.shape),
             right=tuple(right.shape),
-            dtype=short(left.dtype),
             result=short(result.dtype),
             adds=adds,
-            after=len(self._launches),
         )
         self.products.append(product)
+
+    def _place(self, operand: Tensor) -> dict[str, Any]:
+        """What a Call has of any kind."""
+        return {
+            "direction": "backward" if is_backward() else "forward",
+            "called_from": caller(self._passed_through)[0],
+            "after": len(self._launches),
+            "dtype": short(operand.dtype),
+        }
 
     def _add_storage(self, storage: torch.UntypedStorage) -> None:
         key, size = id(storage), storage.nbytes()

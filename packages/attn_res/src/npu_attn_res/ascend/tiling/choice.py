@@ -121,7 +121,7 @@ def _rows(way: Way, row_bytes: int, addressable: int) -> int:
 def statistics_by_token(width: int, itemsize: int, n_sources: int, device: Device, *, prefix: bool) -> bool:
     """Whether the statistics that a forward keeps are [tokens, sources], for a backward that keeps <dh, v_i>.
 
-    On the Ascend950 such a backward was not tried. Sources in fp32 have h, and one sweep.
+    An Ascend950 never has such a backward: nothing predicts its time there. Sources in fp32 have h, and one sweep.
     """
     least = _MIN_KEPT_WIDTH_PREFIX if prefix else _MIN_KEPT_WIDTH
     if device.arch != "dav-c220" or itemsize > 2 or width < least or n_sources > _MAX_KEPT_SOURCES:

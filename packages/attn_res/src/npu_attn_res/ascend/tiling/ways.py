@@ -137,7 +137,7 @@ _BACKWARD_PREFIX = (
     _row(Way.ROW,                    26,          26,          22,          24),
 )
 # The bytes that loads which do not wait need, more than a tile needs to fit: with less, compilers put a product where the
-# next row is to go.
+# next row is to go. `statistics_by_token` never chooses these ways on an Ascend950.
 _BACKWARD_BY_TOKEN = (
     _row(Way.ROW_KEPT,               46,          46,          46,          46,         floors=1.46),
     _row(Way.HALVES_KEPT,            27,          27,          27,          27,         floors=1.46),
