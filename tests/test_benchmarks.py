@@ -271,7 +271,10 @@ def test_block_with_our_operators_is_one_graph_and_right(name):
         assert verdict.right, verdict.reason
 
 
-HISTORIES = sorted([*ROOT.glob("packages/*/benchmarks/results/*.json"), *ROOT.glob("tools/results/*.json")])
+MEASURED = ("block", "host_h200", "host_npu")  # in tools/results; the others are predicted
+HISTORIES = sorted(
+    [*ROOT.glob("packages/*/benchmarks/results/*.json"), *(ROOT / "tools" / "results" / f"{name}.json" for name in MEASURED)]
+)
 
 
 @pytest.mark.parametrize("history", HISTORIES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..errors import EndlessLoopError, Finding, FindingsError, OfflineError, OutOfBoundsError, RaceError
 from ..launches import MAX_PROGRAMS, RESERVED, Access, Emulation, Launch, Ledger, Traffic
-from ..module.operations import PIPES
 from .faults import Fault, fault_of
 from .final.checked import PLAIN, SURVEYED, check
 from .final.findings import FINDING_BYTES, raise_findings, read_findings
@@ -274,6 +273,8 @@ class Launcher:
 
 def _accesses(noted: Any, binary: Any) -> tuple[Access, ...]:
     """Accesses of the Unified Buffer from what accesses.c notes."""
+    from ..module.operations import PIPES  # needs xdsl, which `import npu_offline` does not
+
     found = []
     for at in range(1, 1 + _ACCESS_FIELDS * noted[0], _ACCESS_FIELDS):
         step, number, pipe, core, buffer, low, high, writes = noted[at : at + _ACCESS_FIELDS]
