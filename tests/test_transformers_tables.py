@@ -54,6 +54,11 @@ ESSENCE = {
 }
 
 
+def as_product(forward):
+    """A forward that leaves it to PyTorch to widen the weight in its product with fp32 rows: the values are the same."""
+    return forward.replace("(self.weight.to(torch.float32) * hidden_states)", "(self.weight * hidden_states)")
+
+
 @pytest.mark.parametrize("name", FORMULAS)
 def test_norms_have_the_formula_of_their_model(source, name):
     named = NAMED[id(FORMULAS[name])]
@@ -61,9 +66,9 @@ def test_norms_have_the_formula_of_their_model(source, name):
         found, expected = source(name), source(named)
     except KeyError:
         pytest.skip(f"this release of transformers has no {name}")
-    assert found["forward"] == expected["forward"]
+    assert as_product(found["forward"]) == expected["forward"]
     assert found.get("_norm") == expected.get("_norm")
-    assert found["forward"].endswith(ESSENCE[named])
+    assert as_product(found["forward"]).endswith(ESSENCE[named])
     assert f"self.{FORMULAS[name].eps}" in found["__init__"]
 
 
