@@ -76,6 +76,7 @@ def test_values_are_those_of_the_first_launch(device, what, monkeypatch):
     with plain_pytorch():
         expected = with_gradients(call, leaves)
     leaves = [leaf.detach().to(device.torch).requires_grad_() for leaf in leaves]
+    cancelled = 1e-4 if device.name == "cuda" else 1e-12  # gradients of 1e-6 are what is left of terms of the size of 1
     launch = Kernels.launch
     refuse, refused, launched = [None, 0], [], []
 
@@ -98,7 +99,7 @@ def test_values_are_those_of_the_first_launch(device, what, monkeypatch):
             warnings.simplefilter("always")
             found = with_gradients(call, leaves)
         for one, wanted in zip(found, expected, strict=True):
-            depth.near(one, wanted.double(), fp32=4e-2 if wanted.dtype == BF16 else 1e-3, cancelled=1e-4)
+            depth.near(one, wanted.double(), fp32=4e-2 if wanted.dtype == BF16 else 1e-3, cancelled=cancelled)
         assert count == 0 or len(said) >= len(refused)
 
     values(None, 0)
