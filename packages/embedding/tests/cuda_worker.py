@@ -11,11 +11,9 @@ from triton.runtime import interpreter
 
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=1, cube_cores=1, ub_bytes=232448, ub_align=16)
 KERNEL_OF = {
-    Way.SEARCHED: "sum_searched_kernel",
     Way.RANKED: "rank_groups_kernel",
     Way.SORTED: "mark_rows_kernel",
 }
-MOST_SEARCHED = 256
 OUTSIDE = 2**40
 # Ragged in indices, rows and columns; one group of indices and several; fewer rows than programs; all rows named, few, one.
 CASES = {
@@ -68,8 +66,6 @@ def main() -> None:
         _, dweight, added = lookup.expected(case)
         gradients = {}
         for way, kernel in KERNEL_OF.items():
-            if case.indices.numel() > MOST_SEARCHED and way is Way.SEARCHED:
-                continue
             lookup.take(way, setattr)
             with npu_tiling.watch_launches() as launches:
                 gradients[way] = gradient(case)

@@ -80,8 +80,7 @@ def test_what_cannot_fit_says_what_needs_how_much():
     ("device", "indices", "n_rows", "way"),
     [
         (CHIP, 10**9, 2**30, Way.SORTED_AS_FP32),
-        (GPU, 256, 2**31, Way.SEARCHED),
-        (GPU, 257, 2**30, Way.RANKED),
+        (GPU, 1, 2**30, Way.RANKED),
         (GPU, 65536, 1, Way.RANKED),
         (GPU, 65536, 2**30 + 1, Way.SORTED),
         (GPU, 65537, 1, Way.SORTED),
@@ -100,7 +99,7 @@ def test_the_way_follows_from_the_numbers_of_indices_and_rows(device, indices, n
 def test_cuda_blocks_are_powers_of_two():
     for width in WIDTHS:
         for itemsize in (2, 4):
-            for choose in (cuda.gather_launch, cuda.sums_launch, cuda.partials_launch, cuda.search_launch):
+            for choose in (cuda.gather_launch, cuda.sums_launch, cuda.partials_launch):
                 launch = choose(rows(width, itemsize, GPU))
                 assert launch.options == {"num_warps": launch.warps}
                 for name, block in (*launch.constants.items(), ("warps", launch.warps)):
@@ -109,7 +108,7 @@ def test_cuda_blocks_are_powers_of_two():
     assert cuda.chunks(cuda.sums_launch(rows(768, 4, GPU)), 10**6) * 3 <= 4 * 132 * 32
     assert tiling.smaller(tiling.gather_launch(rows(768, 4, GPU))) is None
     partials = cuda.partials_launch(rows(768, 4, GPU))
-    assert partials.grid(17) == 2 * partials.column_blocks
+    assert partials.grid(65) == 2 * partials.column_blocks
 
 
 def test_a_group_of_sorted_indices_is_a_power_of_two_of_programs():

@@ -15,7 +15,6 @@ MIN_CHUNK = 8  # sorted positions: a shorter chunk costs more in partial sums th
 class Way(Enum):
     """How the indices of one row of the table come together for its gradient."""
 
-    SEARCHED = "every program looks through all indices"
     RANKED = "two kernels sort: groups of indices, then each in all groups"
     SORTED = "torch.sort sorts rows of the table"
     SORTED_AS_FP32 = "torch.sort sorts rows of the table, as fp32 numbers"

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..formula import named_row
 
-_LAST = tl.constexpr(2**31 - 1)  # after all keys
+_LAST = tl.constexpr(2**31 - 2)  # after all keys, and one more is an int32 too
 
 
 @triton.jit
@@ -59,15 +59,14 @@ def sort_groups_kernel(
     i_group = tl.program_id(0) * BLOCK_M // GROUP * GROUP
     o_k = i_group + tl.arange(0, GROUP)
     n_padded = tl.num_programs(0) * BLOCK_M
-    b_key = load_keys(p_index, o_i, n, n_rows, first_row, i_padding)  # [BLOCK_M]
+    b_key = load_keys(p_index, o_i, n, n_rows, first_row, i_padding).to(tl.int32)  # [BLOCK_M]
     b_key = tl.where(o_i < n, b_key, _LAST)
-    b_other = load_keys(p_index, o_k, n, n_rows, first_row, i_padding)  # [GROUP]
+    b_other = load_keys(p_index, o_k, n, n_rows, first_row, i_padding).to(tl.int32)  # [GROUP]
     b_other = tl.where(o_k < n, b_other, _LAST)
-    # No two of these are equal.
-    b_packed = b_key * GROUP + (o_i - i_group)
-    b_before = (b_other * GROUP + (o_k - i_group))[None, :] < b_packed[:, None]  # [BLOCK_M, GROUP]
-    b_place = i_group + tl.sum(b_before.to(tl.int32), axis=1)
-    tl.store(p_groups + b_place, b_key.to(tl.int32))
+    # Of equal keys those that stand before come first.
+    b_limit = b_key[:, None] + (o_k[None, :] < o_i[:, None]).to(tl.int32)  # [BLOCK_M, GROUP]
+    b_place = i_group + tl.sum((b_other[None, :] < b_limit).to(tl.int32), axis=1)
+    tl.store(p_groups + b_place, b_key)
     tl.store(p_groups + n_padded + b_place, o_i)
     o_z = tl.arange(0, BLOCK_Z)
     b_zero = tl.zeros([BLOCK_Z], tl.int8)

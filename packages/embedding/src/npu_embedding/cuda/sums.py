@@ -2,9 +2,10 @@
 
 `sorted` are rows of the table in ascending order, of which the first `inside` have a gradient; `order` says where each of
 them stood. The sorted positions are cut in `n_chunks` chunks of equal length, one for each program, so that the work is even
-however long the runs of equal rows are. The sum of a run that lies in one chunk is stored at once. A run that crosses a
-border between chunks leaves partial sums: a head in each chunk that it enters from before, a tail in the chunk where it
-starts; a second launch adds those, in their order. Sums are fp32, rounded once. Every row of dweight is stored once.
+however long the runs of equal rows are. The sum of a run that lies in one chunk is stored at once. A run that crosses one
+border between chunks is short: the chunk where it begins sums all of it. A run that crosses several leaves partial sums: a
+head in each chunk that it enters from before, a tail in the chunk where it begins; a second launch adds those, in their
+order. Sums are fp32, rounded once. Every row of dweight is stored once.
 """
 
 import triton
@@ -12,6 +13,45 @@ import triton.language as tl
 
 from ..formula import chunk_ends
 from .columns import block_columns, load_row, store_row
+
+
+@triton.jit
+def count_equal(p_sorted, i_first, i_end, step, i_row, BLOCK: tl.constexpr):
+    """How many of the sorted positions i_first, i_first + step, ... have `i_row`, up to the first that does not."""
+    o_i = i_first + tl.arange(0, BLOCK) * step
+    n_equal = tl.sum((tl.load(p_sorted + o_i, mask=(o_i >= 0) & (o_i < i_end), other=-1) == i_row).to(tl.int32), axis=0)
+    n_block = n_equal
+    while n_block == BLOCK:
+        o_i += BLOCK * step
+        n_block = tl.sum((tl.load(p_sorted + o_i, mask=(o_i >= 0) & (o_i < i_end), other=-1) == i_row).to(tl.int32), axis=0)
+        n_equal += n_block
+    return n_equal
+
+
+@triton.jit
+def row_at(p_sorted, i, i_end):
+    """The row at sorted position `i`, -1 where there is no such position."""
+    return tl.load(p_sorted + i, mask=(i >= 0) & (i < i_end), other=-1)
+
+
+@triton.jit
+def summed_positions(p_sorted, i_first, i_stop, i_end, n_each):
+    """First and stop of the positions that the chunk from `i_first` to before `i_stop` sums, and whether it begins in a run
+    that leaves partial sums: with runs that cross one border, each summed where it begins.
+    """
+    i_row = row_at(p_sorted, i_first, i_end)
+    i_before = row_at(p_sorted, i_first - 1, i_end)
+    entered = i_before == i_row
+    # The last position before the chunk before this one, and the first after this one.
+    i_far, i_after = row_at(p_sorted, i_first - n_each - 1, i_end), row_at(p_sorted, i_first + n_each, i_end)
+    if entered & (i_far != i_row) & (i_after != i_row):
+        i_first += count_equal(p_sorted, i_first, i_end, 1, i_row, 32)
+        entered = False
+    i_last = row_at(p_sorted, i_stop - 1, i_end)
+    goes_on = row_at(p_sorted, i_stop, i_end) == i_last
+    if goes_on & (i_before != i_last) & (row_at(p_sorted, i_stop + n_each, i_end) != i_last):
+        i_stop += count_equal(p_sorted, i_stop, i_end, 1, i_last, 32)
+    return i_first, i_stop, entered
 
 
 @triton.jit
@@ -33,8 +73,8 @@ def sum_chunk(
     """The runs of one chunk, through one block of columns."""
     i_first, i_stop = chunk_ends(i_chunk, n_chunks, 0, i_end)
     if i_first < i_stop:
-        i_row = tl.load(p_sorted + i_first).to(tl.int64)
-        entered = tl.load(p_sorted + i_first - 1, mask=i_first > 0, other=-1).to(tl.int64) == i_row
+        i_first, i_stop, entered = summed_positions(p_sorted, i_first, i_stop, i_end, tl.cdiv(i_end, n_chunks))
+        i_row = row_at(p_sorted, i_first, i_stop).to(tl.int64)
         n_equal = 0
         b_sum = tl.zeros([BLOCK_N], tl.float32)
         for i in tl.range(i_first, i_stop):
@@ -106,19 +146,6 @@ def sum_sorted_kernel(
             tl.store(p_dweight + i_row * N + (o_m[:, None] * N + o_n[None, :]), b_zeros, mask=m_tile)
 
 
-@triton.jit
-def count_equal(p_sorted, i_first, i_end, step, i_row, BLOCK: tl.constexpr):
-    """How many of the sorted positions i_first, i_first + step, ... have `i_row`, up to the first that does not."""
-    o_i = i_first + tl.arange(0, BLOCK) * step
-    n_equal = tl.sum((tl.load(p_sorted + o_i, mask=(o_i >= 0) & (o_i < i_end), other=-1) == i_row).to(tl.int32), axis=0)
-    n_block = n_equal
-    while n_block == BLOCK:
-        o_i += BLOCK * step
-        n_block = tl.sum((tl.load(p_sorted + o_i, mask=(o_i >= 0) & (o_i < i_end), other=-1) == i_row).to(tl.int32), axis=0)
-        n_equal += n_block
-    return n_equal
-
-
 @triton.jit(do_not_specialize=["n_chunks"])
 def add_partials_kernel(
     p_partials,
@@ -141,13 +168,11 @@ def add_partials_kernel(
     # Border b lies between the chunks b - 1 and b.
     o_border = (tl.program_id(0) // n_blocks).to(tl.int64) * BLOCK_C + 1 + o_c
     o_first = o_border * n_each
-    m_inside = o_first < i_end
-    b_row = tl.load(p_sorted + o_first, mask=m_inside, other=-1)
-    b_same = tl.load(p_sorted + o_first - 1, mask=m_inside, other=-2)
-    o_before = o_first - n_each - 1  # the last position before the chunk that ends at this border
-    b_before = tl.load(p_sorted + o_before, mask=m_inside & (o_before >= 0), other=-1)
-    # The first border that a run crosses adds up the whole run.
-    m_starts = m_inside & (b_row == b_same) & (b_row != b_before)
+    b_row = row_at(p_sorted, o_first, i_end)
+    m_crosses = (o_first < i_end) & (row_at(p_sorted, o_first - 1, i_end) == b_row)
+    # The first border that a run crosses adds up the whole run, if the run crosses the next one too.
+    m_first = row_at(p_sorted, o_first - n_each - 1, i_end) != b_row
+    m_starts = m_crosses & m_first & (row_at(p_sorted, o_first + n_each, i_end) == b_row)
     o_p = tl.arange(0, BLOCK_P)
     for _ in tl.range(0, tl.sum(m_starts.to(tl.int32), axis=0)):
         i_c = tl.min(tl.where(m_starts, o_c, BLOCK_C), axis=0)
@@ -155,7 +180,7 @@ def add_partials_kernel(
         i_border = (tl.program_id(0) // n_blocks).to(tl.int64) * BLOCK_C + 1 + i_c
         i = i_border * n_each
         i_row = tl.load(p_sorted + i).to(tl.int64)
-        n_heads = count_equal(p_sorted, i, i_end, n_each, i_row, 512)
+        n_heads = count_equal(p_sorted, i, i_end, n_each, i_row, 128)
         b_sum = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
         for i_head in tl.range(0, n_heads, BLOCK_P):
             m_heads = (o_p < n_heads - i_head)[:, None]
@@ -167,7 +192,7 @@ def add_partials_kernel(
         b_total += load_row(p_partials + (n_chunks + i_border - 1) * N, o_col, N, BLOCK_N)
         if SCALE_BY_COUNT:
             i_last = i + (n_heads - 1) * n_each
-            n_equal = count_equal(p_sorted, i - 1, i_end, -1, i_row, 512) + (n_heads - 1) * n_each
-            n_equal += count_equal(p_sorted, i_last, i_end, 1, i_row, 512)
+            n_equal = count_equal(p_sorted, i - 1, i_end, -1, i_row, 128) + (n_heads - 1) * n_each
+            n_equal += count_equal(p_sorted, i_last, i_end, 1, i_row, 128)
             b_total = b_total / n_equal
         store_row(p_dweight + i_row * N, b_total, o_col, N, BLOCK_N)

@@ -15,8 +15,7 @@ from ..shape import RowShape
 # The first row that holds runs. Device times on an H200.
 WAYS = (
     # way, indices, rows of the table (the kernels of RANKED count them in 32 bits), why
-    Rule(Way.SEARCHED, 256, inf, "two launches in place of four", here()),
-    Rule(Way.RANKED, 65536, 2**30, "32768 indices: .046 ms; of more the comparisons outgrow torch.sort", here()),
+    Rule(Way.RANKED, 65536, 2**30, "32768 indices: .033 ms; of more the comparisons outgrow torch.sort", here()),
     Rule(Way.SORTED, inf, inf, "a radix sort, whose time is a multiple of the number of indices", here()),
 )
 _RULE_OF = {rule.way: rule for rule in WAYS}
@@ -35,16 +34,16 @@ class Blocks(NamedTuple):
 # The fastest on an H200. Each thread moves vectors of 16 bytes.
 _GATHER = Blocks(1024, 4096, 1, "copies share nothing: a warp is a program", here())
 _SUMS = Blocks(2048, 1024, 8, "a row is one load of all threads, and many rows are under way", here())
-_PARTIALS = Blocks(256, 4096, 8, "few columns: several programs add a run of thousands of partial sums", here())
+_PARTIALS = Blocks(256, 4096, 4, "few columns: several programs add a run of thousands of partial sums", here())
 
-GROUP = 1024  # indices that the first kernel of RANKED sorts
+GROUP = 512  # indices that the first kernel of RANKED sorts
 _WARPS_PER_CORE = 32  # resident on a multiprocessor
 _WAVES = 4  # of programs that sum, so that the last ones end together
 _ROW_COLUMNS = 512  # a tile with more columns is one row
 _MAX_ROWS = 32  # of a tile that is copied, and partial sums that are added at once
 _ZEROS_COLUMNS = 512  # stored at once by a warp
 _ZEROS_BYTES, _MAX_ZERO_ROWS = 16384, 64  # of a program
-_BORDERS = 16  # between chunks, that a program of the launch of partial sums looks at
+_BORDERS = 64  # between chunks, that a program of the launch of partial sums looks at
 
 
 def gather_launch(shape: RowShape) -> Launch:
@@ -74,14 +73,9 @@ def partials_launch(shape: RowShape) -> Launch:
     return _launch(shape, _PARTIALS, blocks, per_program=_BORDERS, warps=_PARTIALS.max_warps)
 
 
-def search_launch(shape: RowShape) -> Launch:
-    """Blocks of the sums of few indices."""
-    return _launch(shape, _SUMS, {"BLOCK_M": int(_RULE_OF[Way.SEARCHED].max_indices)}, warps=_row_warps(shape))
-
-
 def sort_launch(device: Device) -> Launch:
     """The launch that sorts groups of indices."""
-    return way_launch(_RULE_OF[Way.RANKED], device, {"GROUP": GROUP, "BLOCK_M": 32, "BLOCK_Z": 4096}, 32, warps=8)
+    return way_launch(_RULE_OF[Way.RANKED], device, {"GROUP": GROUP, "BLOCK_M": 8, "BLOCK_Z": 4096}, 8)
 
 
 def rank_launch(device: Device) -> Launch:

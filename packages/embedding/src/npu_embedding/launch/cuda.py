@@ -35,10 +35,7 @@ class Sorted(NamedTuple):
 
 def backward(dweight: Tensor, gradient: Gradient, way: Way) -> None:
     """Writes dweight [n_rows, D]."""
-    if way is Way.SEARCHED:
-        _sum_searched(dweight.zero_(), gradient)
-    else:
-        _sum_sorted(dweight, gradient, _ranked(gradient) if way is Way.RANKED else _sorted(gradient))
+    _sum_sorted(dweight, gradient, _ranked(gradient) if way is Way.RANKED else _sorted(gradient))
 
 
 def sum_slots(values: Tensor, gradient: Gradient, slot: Tensor, order: Tensor) -> None:
@@ -101,13 +98,3 @@ def _sum_sorted(dweight: Tensor, gradient: Gradient, indices: Sorted) -> None:
         spec = row_spec(tiling.partials_launch, *options)
         tensors = (partials, indices.rows, indices.inside, dweight)
         KERNELS.launch("cuda.sums", "add_partials_kernel", spec, spec.launch.grid(chunks - 1), tensors, (chunks,))
-
-
-def _sum_searched(dweight: Tensor, gradient: Gradient) -> None:
-    """Writes the rows that few indices name, in a table of zeros."""
-    dy, indices = gradient.dy, gradient.indices
-    options = (dy.shape[1], dy.dtype.itemsize, gradient.device, "SCALE_BY_COUNT", gradient.scale_by_count)
-    spec = row_spec(tiling.search_launch, *options)
-    scalars = (*gradient.numbers, dy.stride(0))
-    grid = spec.launch.grid(indices.numel())
-    KERNELS.launch("cuda.search", "sum_searched_kernel", spec, grid, (dy, indices, dweight), scalars)
