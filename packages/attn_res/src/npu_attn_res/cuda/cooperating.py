@@ -2,12 +2,12 @@
 
 Each has some columns of some sources of a token in registers, so that every source is read once. It publishes its parts of
 <dh, v_i> in words with a tag, the number of the token's turn, and waits for those of the others; meanwhile its next tokens
-are on the way. Programs are numbered in the order in which they start: a group waits for no program that cannot start.
+are on the way. exchange.py says why no program waits for one that cannot start.
 """
 
 import triton
 import triton.language as tl
-from npu_tiling.device.exchange import collect, publish, ticket
+from npu_tiling.device.exchange import collect, publish
 
 from ..both.tile import count_blocks
 from ..formula import score_gradient, slope, source_gradient
@@ -28,7 +28,7 @@ def attn_res_backward_shared_kernel(
     # as of attn_res_backward_sources_kernel; p_dg: fp32 [programs / SHARE * TILES, D]
     p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
     p_count, p_prefix, p_djoined, p_dprefix,
-    # int64, zeros before the launch: a counter, and words [programs / SHARE, TURNS, SHARE, BLOCK_N, and one for the prefix]
+    # int64, zeros before the launch: [programs / SHARE, TURNS, SHARE, BLOCK_N, and one for the prefix]
     p_words,
     others, gradients,
     n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
@@ -44,9 +44,8 @@ def attn_res_backward_shared_kernel(
     PROGRAMS: tl.constexpr = SHARE // TILES  # of a tile
     N_WORDS: tl.constexpr = BLOCK_N + (p_prefix is not None)
     n_groups = tl.num_programs(0) // SHARE
-    i_program = ticket(p_words)
-    i_group = i_program // SHARE
-    i_part = i_program - i_group * SHARE
+    i_group = tl.program_id(0) // SHARE
+    i_part = tl.program_id(0) - i_group * SHARE
     i_tile = i_part // PROGRAMS if TILES > 1 else 0
     o_col = tl.max_contiguous((i_part - i_tile * PROGRAMS) * BLOCK_D + tl.arange(0, BLOCK_D), VECTOR)
     m_col = (o_col < D) | (D % BLOCK_D == 0)
@@ -68,7 +67,7 @@ def attn_res_backward_shared_kernel(
     b_g = tl.load(p_query + o_col, mask=m_col, other=0.0).to(tl.float32)
     b_g *= tl.load(p_norm + o_col, mask=m_col, other=0.0).to(tl.float32)
     b_dg = tl.zeros([BLOCK_D], tl.float32)
-    p_words += 1 + tl.cast(i_group, tl.int64) * (TURNS * SHARE * N_WORDS)
+    p_words += tl.cast(i_group, tl.int64) * (TURNS * SHARE * N_WORDS)
     turn = 1
     for i_turn in tl.range(i_group, n_tokens, n_groups, num_stages=STAGES):
         i_token = i_turn.to(tl.int64)

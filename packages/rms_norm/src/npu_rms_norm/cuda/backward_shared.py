@@ -1,14 +1,13 @@
 """The backward on CUDA of rows that fit no program: a group of programs shares each row.
 
 A program holds its columns of x, dy and dw in registers. Programs of a group exchange their parts of mean(g n) through
-memory, and finish a row after they have read the next one: the parts have arrived by then. Numbers of programs are tickets
-(exchange.py), so that no program waits for one that cannot start. The call has neither a gate nor a bias. Formulas:
-formula.py.
+memory, and finish a row after they have read the next one: the parts have arrived by then. exchange.py says why no program
+waits for one that cannot start. The call has neither a gate nor a bias. Formulas: formula.py.
 """
 
 import triton
 import triton.language as tl
-from npu_tiling.device.exchange import collect, publish, ticket
+from npu_tiling.device.exchange import collect, publish
 from npu_tiling.device.partials import store_partial
 
 from ..both.columns import load_columns, row_at, row_position, store_columns
@@ -36,7 +35,7 @@ def backward_shared_kernel(
     p_dy, p_dsum, p_x, p_weight, p_rstd,  # read; no p_dsum or p_weight: None
     p_dx,
     p_dw,  # fp32 [programs / SHARE, N]; None: not needed
-    p_words,  # int64 [rows * SHARE + 1], zeros: the parts of mean(g n) of each row, and the counter of tickets
+    p_words,  # int64 [rows * SHARE], zeros: the parts of mean(g n) of each row
     n_outer, n_inner,
     s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,
     offset,
@@ -47,9 +46,8 @@ def backward_shared_kernel(
     n_rows = n_inner
     if ORDER == "groups":
         n_rows = n_outer * n_inner
-    i_program = ticket(p_words + tl.cast(n_rows, tl.int64) * SHARE)
-    i_group = i_program // SHARE
-    i_part = i_program - i_group * SHARE
+    i_group = tl.program_id(0) // SHARE
+    i_part = tl.program_id(0) - i_group * SHARE
     n_groups = tl.num_programs(0) // SHARE
     i_col = i_part * BLOCK_N
     o_col = i_col + tl.arange(0, BLOCK_N)

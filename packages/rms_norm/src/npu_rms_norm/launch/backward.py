@@ -80,7 +80,7 @@ def launch_backward(
             arguments = (*tensors, dx, dgate, *sums)
             KERNELS.launch(f"{device.kind}.backward", "backward_kernel", spec, tiling.grid, arguments, scalars)
         elif tiling.kernel == "shared":
-            words = allocate(dy, (rstd.numel() * tiling.share + 1,), torch.int64).zero_()
+            words = allocate(dy, (rstd.numel() * tiling.share,), torch.int64).zero_()
             scalars = (*plan.rows, *plan.strides[:6], *plan.strides[8:], added)  # without the gate's
             arguments = (*read[:3], weight, rstd, dx, sums[0], words)
             KERNELS.launch("cuda.backward_shared", "backward_shared_kernel", spec, tiling.grid, arguments, scalars)

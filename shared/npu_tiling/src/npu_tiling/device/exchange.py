@@ -3,21 +3,16 @@
 A program publishes a number and a tag in one 64-bit word; others wait until the word has the tag that they expect, and read
 the number. Programs that wait for one another form a group.
 
-A program takes its number from `ticket`. Numbers follow the order in which programs start: all programs of the earlier
-groups have started before the first of a later one. So an unfinished group waits for programs that have started, or that
-start as soon as earlier groups end; a GPU with room for a single group completes the launch.
+A group is made of programs with consecutive numbers. A GPU starts the blocks of a one-dimensional grid in the order of their
+numbers, which the scans of NVIDIA's CUB rely on too. So an unfinished group waits for programs that have started, or that
+start as soon as earlier groups end; a GPU with room for a single group completes the launch. Numbers from an atomic counter
+would need no such order; they cost AttnRes 4 to 5 % of a backward on an H200.
 
 Before the launch all words are 0. Tags count from 1.
 """
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def ticket(p_counter):
-    """This program's number, by order of start: 0 for the first to start. p_counter: int64, 0 before the launch."""
-    return tl.atomic_add(p_counter, 1, sem="relaxed", scope="gpu").to(tl.int32)
 
 
 @triton.jit

@@ -130,8 +130,8 @@ class CudaTiling(Tiling):
         return self.groups(n_tokens) * self.tiles if self.cooperating else self.grid(n_tokens)
 
     def words(self, n_tokens: int) -> int:
-        """Words of 8 bytes: a counter, and those through which programs that share a token exchange their parts."""
-        return 1 + self.groups(n_tokens) * TURNS * self.cooperating * (self.block_n + self.shape.prefix)
+        """Words of 8 bytes, through which programs that share a token exchange their parts."""
+        return self.groups(n_tokens) * TURNS * self.cooperating * (self.block_n + self.shape.prefix)
 
 
 def _other_rows(shape: Shape) -> int:
@@ -202,8 +202,9 @@ def _cooperating(shape: Shape, device: Device) -> CudaTiling | None:
     tiles = power_of_two(ceil(shape.n_sources / policy.sources))
     block_n = power_of_two(ceil(shape.n_sources / tiles))
     block_d = min(policy.tile_bytes // shape.itemsize // block_n, policy.columns, power_of_two(shape.width))
-    programs = ceil(shape.width / block_d) * tiles
-    if programs == 1 or programs > policy.programs or block_n * power_of_two(programs) > policy.words:
+    programs_of_a_tile = ceil(shape.width / block_d)
+    programs = programs_of_a_tile * tiles
+    if programs == 1 or programs_of_a_tile > policy.programs or block_n * power_of_two(programs) > policy.words:
         return None
     chosen = {"block_d": block_d, "block_n": block_n, "tiles": tiles, "cooperating": programs, "warps": policy.warps}
     why = f"too many elements for one program; {programs} programs share a token"

@@ -70,7 +70,7 @@ class Cooperating(NamedTuple):
         warps: of a program.
         per_core: programs resident on a multiprocessor.
         words: that a program reads for each token, at most.
-        programs: that share a token, at most.
+        programs: that share the columns of a tile, at most.
         measured: with this policy.
     """
 
@@ -112,7 +112,7 @@ BACKWARD_LOOPS = (
     Loop(16384,  1,       1024,    1,         STAGES,     "2048 x 8 x 16384: .596"),
 )
 COOPERATING = Cooperating(
-    sources=8, tile_bytes=16384, columns=4096, warps=4, per_core=3, words=128, programs=14,
+    sources=8, tile_bytes=16384, columns=4096, warps=4, per_core=3, words=256, programs=14,
     measured="4096 x 12 x 5120: .650; 4096 x 8 x 7168: .406; 8192 x 16 x 7168: 1.87",
 )
 # fmt: on
