@@ -179,3 +179,10 @@ def unlocked_exchange_kernel(p_x, p_y, BLOCK: tl.constexpr, ONE: tl.constexpr):
     else:
         p_row = p_y + i_row * BLOCK + tl.arange(0, BLOCK)
         tl.store(p_row, tl.atomic_xchg(p_x + tl.arange(0, BLOCK), tl.load(p_row)))
+
+
+@triton.jit
+def unsigned_product_kernel(p_x, p_y, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    b_x = tl.load(p_x + o).to(tl.uint32, bitcast=True)
+    tl.store(p_y + o, tl.umulhi(b_x, b_x).to(tl.int32, bitcast=True))

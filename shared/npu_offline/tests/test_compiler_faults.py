@@ -21,6 +21,7 @@ from fault_kernels import (
     unordered_sum_kernel,
     unordered_while_kernel,
     unrounded_arithmetic_kernel,
+    unsigned_product_kernel,
 )
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
@@ -201,3 +202,11 @@ def test_the_old_value_of_an_exchange_is_read_without_the_lock(toolchain, one):
         assert torch.allclose(y, before.cumsum(0) if one else before)  # in program order
     races = [finding.text for finding in emulation.launches[0].notes if finding.kind == "programs"]
     assert any("read of 4 bytes" in text for text in races) == (not one or toolchain == "1.0.0"), GONE
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_the_high_half_of_an_unsigned_product_is_that_of_a_signed_one(final):
+    x, y = torch.tensor([3, -1, -2, 2**30] * 4, dtype=torch.int32), torch.empty(16, dtype=torch.int32)
+    run(unsigned_product_kernel, (x, y), "1.2.0", final, BLOCK=16)
+    signed, unsigned = (x.long() ** 2) >> 32, ((x.long() % 2**32) ** 2) >> 32
+    assert torch.equal(y.long() % 2**32, signed % 2**32) and not torch.equal(signed, unsigned), GONE

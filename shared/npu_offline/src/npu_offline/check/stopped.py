@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sysconfig
 import traceback
 from pathlib import Path
@@ -17,7 +18,8 @@ def said_of(error: BaseException) -> str:
     if ours:
         return ours
     if _is_of_triton(error):
-        return f"Triton refuses the kernel: {error}"
+        return f"Triton refuses the kernel: {_without_frame(str(error))}"
+    error = _wrapped(error) or error
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
@@ -33,4 +35,15 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 def _is_of_triton(error: BaseException) -> bool:
-    return type(error).__module__.startswith("triton.")
+    return type(error).__module__.startswith("triton.") and _wrapped(error) is None
+
+
+def _wrapped(error: BaseException) -> BaseException | None:
+    """A mistake of this package's, around which Triton put its error of a failed stage; None where Triton itself refuses."""
+    inside = error.__context__ if type(error).__name__ == "MLIRCompilationError" else None
+    return None if isinstance(inside, (RuntimeError, subprocess.CalledProcessError)) else inside
+
+
+def _without_frame(said: str) -> str:
+    """A message of triton-ascend's without its banner and its name of a folder."""
+    return "\n".join(line for line in said.splitlines() if line and not line.startswith(("///---", "[INFO]")))

@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
     if toolchains.is_a5(options.soc):
         versions = []  # final modules of its vector functions cannot be run here
     asked = {LINALG} if options.linalg_only else set(options.toolchain or (LINALG, *versions))
-    good, unrun = True, []
+    good, unrun = True, [f"final modules, {version}" for version in sorted(asked - {LINALG, *versions})]
     for label, function in calls:
         console.print(label, markup=False, highlight=False)
         found = [whole.run_whole(label, function, options.soc, level) for level in (LINALG, *versions)]

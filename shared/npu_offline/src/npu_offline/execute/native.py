@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..errors import CompilationError, ToolchainMissingError
 from ..toolchain.cache import checked, private_folder, source_digest
+from ..toolchain.messages import reason
 from ..toolchain.processes import run
 
 _PACKAGE = Path(__file__).parents[1]
@@ -52,6 +53,7 @@ INSTRUCTIONS, BUFFERS = "npu_offline_instructions", "npu_offline_buffers"
 _RUNTIME = (
     "execute/runtime/dma.c",
     "execute/runtime/launch.c",
+    "execute/runtime/print.c",
     "execute/runtime/program.c",
     "execute/runtime/watch.c",
     *_MACHINE,
@@ -73,6 +75,7 @@ _SOURCES = (  # the code that decides what is in a shared object
     "execute/final/translate.py",
     "execute/final/writer.py",
     "execute/linalg/instrument.py",
+    "execute/linalg/library.py",
     "execute/linalg/lowering.py",
     "execute/linalg/sums.py",
     "execute/native.py",
@@ -88,6 +91,7 @@ _SOURCES = (  # the code that decides what is in a shared object
     "toolchain/compilers.py",
     "toolchain/frontend.py",
     "toolchain/helpers.py",
+    "toolchain/messages.py",
     "toolchain/opt.py",
     *_HEADERS,
 )
@@ -299,4 +303,4 @@ def _load(data: bytes) -> ctypes.CDLL:
 def _cc(*arguments: str | Path) -> None:
     done = run([*c_compiler(), *arguments])
     if done.returncode:
-        raise CompilationError(f"{c_compiler()[0]} failed:\n{done.stderr[-3000:]}")
+        raise CompilationError(f"{c_compiler()[0]} failed:\n{reason(done.stderr)}")

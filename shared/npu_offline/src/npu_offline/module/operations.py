@@ -23,7 +23,15 @@ PIPES: tuple[Pipe, ...] = ("S", "V", "MTE2", "MTE3", "MTE1", "M", "FIX")
 
 NOTHING = frozenset(
     f"hivm.hir.{name}"
-    for name in ("set_mask_norm", "get_block_idx", "pointer_cast", "get_sub_block_idx", "set_ffts_base_addr", "set_ctrl")
+    for name in (
+        "set_mask_norm",
+        "get_block_idx",
+        "pointer_cast",
+        "get_sub_block_idx",
+        "set_ffts_base_addr",
+        "set_ctrl",
+        "debug",
+    )
 )
 """Operations of the dialect that issue nothing."""
 
@@ -109,6 +117,7 @@ _CALLS: tuple[tuple[str, Pipe, str, Callable[[re.Match[str]], _Made]], ...] = (
     (rf"arange_\dd_{_TYPE}", "V", "wr", lambda m: ("arange", "", ())),
     (rf"cum(sum|prod)_({_AXES})_{_TYPE}", "V", "rwt", lambda m: ("accumulate", m[1], _letters(m[2]))),
     (rf"flip_\dd_{_TYPE}", "V", "rwt", lambda m: ("flip", "", ())),
+    (rf"gather_[12]d_{_TYPE}", "V", "rrwt", lambda m: ("gather", "", ())),
     (rf"sort_1d_{_TYPE}", "V", "rwtr", lambda m: ("sort", "", ())),
     (rf"interleave_1d_{_TYPE}", "V", "rrwt", lambda m: ("interleave", "", ())),
     (rf"deinterleave_channel_(\d)_from_\w+_channels_[12]d_{_TYPE}", "V", "rwt", lambda m: ("deinterleave", m[1], ())),
@@ -160,6 +169,7 @@ _DIALECT: dict[str, tuple[str, Pipe, int, int]] = {
     "vflip": ("flip", "V", 1, 1),
     "vinterleave": ("interleave", "V", 2, 1),
     "vdeinterleave": ("deinterleave", "V", 1, 1),
+    "vgather": ("gather", "V", 2, 1),
     "vsort": ("sort", "V", 1, 1),
     "vtranspose": ("transpose", "V", 1, 1),
     "nd2nz": ("nd2nz", "MTE2", 1, 1),

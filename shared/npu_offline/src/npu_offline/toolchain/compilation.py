@@ -20,6 +20,7 @@ from ..launches import LaunchRecord
 from ..reports import SPACES, Report, Usage
 from .cache import cache_dir, checked, source_digest
 from .compilers import DEFAULT, compiler
+from .messages import reason
 from .processes import run
 from .triton_ascend import require_triton_ascend
 
@@ -58,6 +59,7 @@ SOURCES = (
     "toolchain/compilation.py",
     "toolchain/compilers.py",
     "toolchain/frontend.py",
+    "toolchain/messages.py",
     "toolchain/opt.py",
 )
 """Files of this package that a result depends on."""
@@ -185,7 +187,7 @@ def _run(program: Path, name: str, stages: dict[str, str], flags: Sequence[str],
     if done.returncode == 0 and text:
         return _fitting(name, soc, toolchain, {**stages, "final": text}, said, device)
     if not overflow:
-        raise CompilationError(f"{program.name} {toolchain} cannot compile {name} for {soc}:\n{said[-3000:]}")
+        raise CompilationError(f"{program.name} {toolchain} cannot compile {name} for {soc}:\n{reason(said)}")
     buffer, required, available = overflow[-1]
     usages: dict[str, Any] = {space: Usage(0, getattr(device, f"{space}_bytes")) for space in SPACES}
     return Report(

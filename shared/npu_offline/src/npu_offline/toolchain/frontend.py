@@ -15,6 +15,7 @@ from triton.compiler import ASTSource
 
 from ..errors import CompilationError
 from .helpers import refuse_helpers_of_one_name
+from .messages import reason
 
 refuse_helpers_of_one_name()
 
@@ -42,7 +43,7 @@ def to_linalg(module: Any, options: NPUOptions) -> str:
         return str(ttir_to_linalg(module, dict(options.__dict__), options, named_ops=True))
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace")
-        raise CompilationError(f"triton-adapter-opt failed:\n{said[-3000:]}") from None
+        raise CompilationError(f"triton-adapter-opt failed:\n{reason(said)}") from None
 
 
 def front_end(

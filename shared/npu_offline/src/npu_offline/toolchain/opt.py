@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import ModuleOp
 from ..errors import CompilationError
 from ..module.mlir import parse
 from .compilers import printer
+from .messages import reason
 from .processes import run
 
 
@@ -17,7 +18,7 @@ def opt(program: Path, text: str, *options: str) -> str:
     command = [str(program), "--allow-unregistered-dialect", *options, "-"]
     done = run(command, input=text)
     if done.returncode:
-        raise CompilationError(f"{program.name} failed:\n{done.stderr[-3000:]}")
+        raise CompilationError(f"{program.name} failed:\n{reason(done.stderr)}")
     return done.stdout
 
 

@@ -212,6 +212,25 @@ static void line_flip(const instruction *i, const row *r, int64_t n) {
 }
 void do_flip(const instruction *i, const view *const *o) { each_line(i, o, 2, line_flip); }
 
+// Along the last axis the elements whose positions the second operand has.
+void do_gather(const instruction *i, const view *const *o) {
+  const view *to = o[i->reads];
+  const int last = to->rank - 1;
+  if (o[0]->rank != to->rank || o[1]->rank != to->rank) fail_text("%s: operands of different axes", i->name);
+  if (elements_of(to) == 0) return;
+  walk w = {{0}, {0}};
+  do {
+    const row place = at_offset(o[1], offset_of(&w, o[1]), 0), target = at_offset(to, offset_of(&w, to), 0);
+    const int64_t position = one_integer(&place, 0);
+    if (position < 0 || position >= o[0]->n[last])
+      fail_text("%s#%d: position %ld of %ld elements", i->name, i->number, (long)position, (long)o[0]->n[last]);
+    walk source = w;
+    source.index[last] = position;
+    const row from = at_offset(o[0], offset_of(&source, o[0]), 0);
+    put_raw(&target, 0, raw(&from, 0));
+  } while (next(&w, to));
+}
+
 typedef struct { double value; int64_t bits; } sorted;
 static int ascending(const void *a, const void *b) {
   const double x = ((const sorted *)a)->value, y = ((const sorted *)b)->value;
@@ -219,24 +238,35 @@ static int ascending(const void *a, const void *b) {
 }
 static int descending(const void *a, const void *b) { return ascending(b, a); }
 
-// Attribute 3: descending order; -1: an operand says it.
-void do_sort(const instruction *i, const view *const *o) {
-  const view *from = o[0], *to = o[i->reads];
-  const int down = (int)(i->attributes[3] < 0 ? o[1]->value & 1 : i->attributes[3]);
-  if (from->rank != 1) fail_text("%s of %d axes", i->name, from->rank);
-  const int64_t n = from->n[0];
+static void sort_line(const instruction *i, const row *source, const row *target, int64_t n, int down) {
   sorted *all = malloc(sizeof(sorted) * (size_t)(n + 1));
-  const row source = at_offset(from, 0, from->s[0]), target = at_offset(to, 0, to->s[0]);
   for (int64_t k = 0; k < n; k++) {
-    all[k] = (sorted){is_float(from->type) ? (double)one_float(&source, k) : (double)one_integer(&source, k), raw(&source, k)};
+    all[k] = (sorted){is_float(source->v->type) ? (double)one_float(source, k) : (double)one_integer(source, k), raw(source, k)};
     if (all[k].value != all[k].value) {
       free(all);
       fail_text("%s#%d: number %ld is NaN, and nothing says where NaN comes in a sorted row", i->name, i->number, (long)k);
     }
   }
   qsort(all, (size_t)n, sizeof *all, down ? descending : ascending);
-  for (int64_t k = 0; k < n; k++) put_raw(&target, k, all[k].bits);
+  for (int64_t k = 0; k < n; k++) put_raw(target, k, all[k].bits);
   free(all);
+}
+
+// Attribute 3: descending order; -1: an operand says it.
+void do_sort(const instruction *i, const view *const *o) {
+  const view *from = o[0], *to = o[i->reads];
+  const int down = (int)(i->attributes[3] < 0 ? o[1]->value & 1 : i->attributes[3]);
+  const int last = from->rank - 1;
+  if (to->rank != from->rank) fail_text("%s: operands have %d and %d axes", i->name, from->rank, to->rank);
+  if (elements_of(from) == 0) return;
+  view kept, line;
+  split(from, 1 << last, &kept, &line);
+  walk outer = {{0}, {0}};
+  do {
+    const row source = at_offset(from, offset_of(&outer, from), from->s[last]);
+    const row target = at_offset(to, offset_of(&outer, to), to->s[last]);
+    sort_line(i, &source, &target, from->n[last], down);
+  } while (next(&outer, &kept));
 }
 
 // Axis k of the result is axis attributes[3 + k] of the operand.

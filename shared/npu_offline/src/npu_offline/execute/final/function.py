@@ -16,13 +16,15 @@ from ...module.operations import NOTHING, operation_of
 from .flags import SYNCHRONISATION
 from .instructions import Instruction, instruction_of
 from .memory import write_buffer, write_memory
-from .scalars import bits_of, c_type, element_type, formula, from_bits
+from .scalars import PAIRS, bits_of, c_type, element_type, formula, from_bits
 from .state import CHIP_STATE
 from .writer import Tables, Writer
 
 _TURN = "npu_offline_turn();"
 _REGISTERS = "hivm_regbaseintrins.intr.hivm."
-_SILENT = NOTHING | {"annotation.mark", "scf.yield", "scf.condition", "func.return"}
+_SILENT = NOTHING | {"annotation.mark", "llvm.intr.assume", "scf.yield", "scf.condition", "func.return"}
+_PRINTING = re.compile(r"(?:_mlir_ciface_)?(?:print_|init_debug|finish_debug)\w*")  # what tl.device_print calls
+_TEXTS = {"llvm.mlir.addressof", "llvm.getelementptr"}  # that are printed
 
 
 class Function(Writer):
@@ -102,8 +104,12 @@ class Function(Writer):
             self.lines.append(f"{self.declare(op.results[0])} = {what};")
         elif (write := SYNCHRONISATION.get(name) or CHIP_STATE.get(name)) is not None:
             write(self, op)
-        elif name in _SILENT:
+        elif name in _SILENT or name in _TEXTS or _PRINTING.fullmatch(symbol_of(op, "callee")):
             return
+        elif name in PAIRS:
+            low, high = (self.declare(result) for result in op.results)
+            operands = [self.name(operand) for operand in op.operands]
+            self.lines.append(f"{PAIRS[name](op).format(*operands, low=low, high=high)}")
         elif name.startswith("memref.") or name == "hivm.hir.bitcast":
             write_memory(self, op, name)
         elif (operation := operation_of(op)) is not None:

@@ -13,7 +13,7 @@ from ...module.operations import ATOMICS, BINARY, COMPARISONS, REDUCTIONS, ROUND
 
 _KINDS = {name: number for number, name in enumerate(REDUCTIONS)}
 _PLAIN = {*BINARY, *UNARY, "select", "broadcast", "copy", "fill", "arange", "lock", "unlock", "nothing", "interleave"}
-_PLAIN |= {"nd2nz", "fixpipe"}
+_PLAIN |= {"gather", "nd2nz", "fixpipe"}
 _OPERANDS_OF_PRODUCT = 6  # a, b, whether results are overwritten, m, k, n; flags follow
 
 

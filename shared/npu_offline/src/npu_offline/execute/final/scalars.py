@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 from xdsl.dialects.builtin import Float64Type, FloatAttr, IndexType, IntegerAttr, IntegerType, MemRefType
 from xdsl.ir import Attribute, Operation
@@ -66,6 +67,22 @@ _FUNCTIONS = {
     "roundeven": "rintf",
     "fma": "fmaf",
 }
+
+
+def _wide_product(op: Operation) -> str:
+    """Both halves of a product, in twice the bits."""
+    kind = op.results[0].type
+    signed = name_of(op) == "arith.mulsi_extended"
+    bits, target = re.sub(r"\D", "", c_type(kind)), c_type(kind)
+    wide = "__int128" if signed else "unsigned __int128"
+    cast = "" if signed else f"({_unsigned(kind)})"
+    product = f"({wide}){cast}{{0}} * ({wide}){cast}{{1}}"
+    halves = f"{{low}} = ({target})product; {{high}} = ({target})(product >> {bits});"
+    return f"{{{{ const {wide} product = {product}; {halves} }}}}"
+
+
+PAIRS: dict[str, Callable[[Operation], str]] = dict.fromkeys(("arith.mulsi_extended", "arith.mului_extended"), _wide_product)
+"""Scalar operations of two results, as C with fields for operands and results."""
 
 
 def c_type(kind: Attribute) -> str:

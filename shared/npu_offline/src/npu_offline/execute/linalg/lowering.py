@@ -28,6 +28,7 @@ from ...toolchain.compilers import tool
 from ...toolchain.opt import opt
 from ..native import has_c_function, host_triple
 from .instrument import instrument
+from .library import PRINTING, write_out
 from .sums import widen_sums
 
 ENTRY = "npu_offline_entry"
@@ -78,9 +79,15 @@ _RUNTIME = {
     "npu_offline_atomic_begin": "!llvm.func<void ()>",
     "npu_offline_atomic_end": "!llvm.func<void ()>",
     "npu_offline_turn": "!llvm.func<void ()>",
+    "npu_offline_print_text": "!llvm.func<void (i64)>",
+    "npu_offline_print_integer": "!llvm.func<void (i64)>",
+    "npu_offline_print_real": "!llvm.func<void (f64)>",
+    "npu_offline_print_end": "!llvm.func<void ()>",
 }
 _CALLED = ("npu_offline_atomic_begin", "npu_offline_atomic_end", "npu_offline_turn")
-_REPLACED = {"memrefCopy", "aligned_alloc", "free", *_CALLED}
+_REPLACED = {"memrefCopy", "aligned_alloc", "free", *_CALLED, *PRINTING}
+_HINTS = {"annotation.mark", "llvm.intr.assume", "gpu.barrier"}
+"""For the Ascend compiler: tl.compile_hint, tl.assume, tl.debug_barrier."""
 
 
 def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
@@ -92,7 +99,8 @@ def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
     Args:
         linalg: the "ttadapter" module.
         toolchain: the version whose passes are used.
-        wide_sums: sums of fp16 are taken in fp32 and rounded once, as the Ascend compilers do, not after each addition.
+        wide_sums: sums of fp16 are taken in fp32 and rounded once, as the Ascend compilers do, not after each addition;
+            nothing is printed.
 
     Raises:
         UnsupportedError: the kernel uses something that only the chip has.
@@ -103,6 +111,7 @@ def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
     kernel = _defined(module.body.block.ops)
     parameters = [argument.type for argument in kernel.regions[0].blocks[0].args]
     kernel.properties["sym_name"] = StringAttr(_KERNEL)
+    write_out(module, program, prints=not wide_sums)
     _prepare(module)
     if wide_sums:
         widen_sums(module)
@@ -126,11 +135,9 @@ def _prepare(module: ModuleOp) -> None:
         name = name_of(op)
         if _is_atomic(op):
             _make_atomic(op)
-        elif name == "func.func" and not op.regions[0].blocks and "tensor<" in str(property_of(op, "function_type")):
-            raise UnsupportedError(f"the emulator has no {symbol_of(op, 'sym_name')}")
         elif name in ("scf.for", "scf.while"):
             Rewriter.insert_op(_call("npu_offline_turn"), InsertPoint.at_start(op.regions[0].blocks[0]))
-        elif name == "annotation.mark":  # a hint for the Ascend compiler, as tl.compile_hint gives one
+        elif name in _HINTS:
             Rewriter.erase_op(op)
         elif name.partition(".")[0] in ("hfusion", "hivm", "hacc"):
             raise UnsupportedError(f"the emulator has no {name}")
