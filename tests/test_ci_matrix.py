@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
 from tools import ci_matrix
-from tools.ci_matrix import affected, changed_files, jobs, newest_jobs, torches
+from tools.ci_matrix import RUN_WITH, affected, change_jobs, changed_files, jobs, newest_jobs, torches
 from tools.release import git
 from tools.workspace import ROOT, read_packages, read_versions
 
@@ -41,32 +43,40 @@ def made_up(tmp_path):
     return read_packages(tmp_path)
 
 
+ALL = {"core", "tool", "operator", "alone"}
+
+
 @pytest.mark.parametrize(
-    ("paths", "keys"),
+    ("paths", "changed", "others"),
     [
-        (["packages/alone/src/a.py"], {"alone"}),
-        (["packages/operator/README.md"], {"operator"}),
-        (["shared/tool/src/npu_tool/a.py"], {"tool", "operator"}),
-        (["shared/core/LICENSE"], {"core", "tool", "operator"}),
-        (["packages/alone/x", "shared/tool/x"], {"alone", "tool", "operator"}),
-        (["README.md", "LICENSE", ".github/CONTRIBUTING.md"], set()),
-        (["tools/docs/mkdocs.yml", "tools/docs/pages/index.md", "tools/docs/pages/assets/site.css", "CITATION.cff"], set()),
-        (["README.md", "packages/alone/x"], {"alone"}),
-        (["hatch.toml"], {"core", "tool", "operator", "alone"}),
-        (["packages/gone/src/x.py"], {"core", "tool", "operator", "alone"}),
-        (["packages/alonely"], {"core", "tool", "operator", "alone"}),
-        ([], set()),
+        (["packages/alone/src/a.py"], {"alone"}, set()),
+        (["packages/operator/README.md"], {"operator"}, set()),
+        (["shared/tool/src/npu_tool/a.py"], {"tool"}, {"operator"}),
+        (["shared/core/pyproject.toml"], {"core"}, {"tool", "operator"}),
+        (["shared/core/README.md", "shared/core/tests/test_a.py"], {"core"}, set()),
+        (["packages/alone/x", "shared/tool/src/x"], {"alone", "tool"}, {"operator"}),
+        (
+            ["README.md", ".github/workflows/docs.yml", "tools/docs/mkdocs.yml", "tools/demo/model.py", "tests/a.py"],
+            set(),
+            set(),
+        ),
+        (["hatch.toml"], set(), ALL),
+        (["packages/alone/src/a.py", "tools/suite.py"], {"alone"}, ALL - {"alone"}),
+        (["packages/gone/src/x.py"], set(), ALL),
+        (["packages/alonely"], set(), ALL),
+        ([], set(), set()),
     ],
 )
-def test_affected_packages_of_a_made_up_workspace(made_up, paths, keys):
-    assert {package.key for package in affected(paths, made_up)} == keys
+def test_affected_packages_of_a_made_up_workspace(made_up, paths, changed, others):
+    found = affected(paths, made_up)
+    assert tuple({package.key for package in packages} for packages in found) == (changed, others)
 
 
 def test_cycles_end(made_up, tmp_path):
     file = tmp_path / "shared/core/pyproject.toml"
     file.write_text(file.read_text().replace("test = []", 'test = ["npu-tool"]'))
-    found = affected(["shared/tool/x"], read_packages(tmp_path))
-    assert {package.key for package in found} == {"core", "tool", "operator"}
+    changed, others = affected(["shared/tool/src/x"], read_packages(tmp_path))
+    assert {package.key for package in (*changed, *others)} == {"core", "tool", "operator"}
 
 
 def test_jobs_are_pythons_that_the_package_allows_times_torch_versions(made_up):
@@ -95,18 +105,25 @@ def test_newest_job_names_no_torch(made_up):
     }
 
 
-def test_affected_packages_of_this_repository():
-    packages = read_packages()
-    operators = {key for key, package in packages.items() if package.is_operator}
-    selected = lambda *paths: {package.key for package in affected(paths, packages)}  # noqa: E731
-    for key in operators:
-        assert selected(f"packages/{key}/src/x.py") == {key}
-    assert selected("shared/npu_tiling/src/npu_tiling/fit.py") == {*packages}
-    assert selected("shared/npu_offline/src/npu_offline/execute/emulation.py") == {*packages} - {"npu_tiling"}
-    assert selected("shared/npu_bench/src/npu_bench/cli.py") == {"npu_bench"}
-    for everything in ("hatch.toml", "pytest.ini", "tests/conftest.py", "tools/versions.toml", ".github/workflows/ci.yml"):
-        assert selected(everything) == {*packages}
-    assert selected("README.md", "LICENSE", ".github/SECURITY.md") == set()
+def test_a_changed_package_runs_on_the_ends_of_what_is_supported_and_others_once():
+    packages, versions = read_packages(), read_versions()
+    every = jobs(packages.values(), versions)["include"]
+    core = change_jobs(["shared/npu_tiling/src/npu_tiling/budget.py"], packages, versions)["include"]
+    assert all(job in every for job in core)
+    (oldest, ascend, newest), others = core[:3], core[3:]
+    assert (oldest["python"], oldest["torch"]) == (versions["python"]["packages"][0], versions["torch"]["oldest"])
+    assert (newest["python"], newest["torch"]) == (versions["python"]["packages"][-1], versions["torch"]["newest"])
+    assert {job["layer"] for job in others} == {ascend["layer"]} == {"ascend"}
+    assert [job["package"] for job in others] == [key for key in packages if key != "npu_tiling"]
+    assert len(change_jobs(["pytest.ini"], packages, versions)["include"]) == len(packages)
+    assert change_jobs(["tools/versions.toml", "README.md"], packages, versions)["include"] == every
+
+
+def test_the_tests_of_every_package_run_with_these_files():
+    command = [sys.executable, "-c", "import sys, tools.wheel_test, tools.suite, tools.cpu_plugin; print(*sys.modules)"]
+    modules = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    files = {f"{name.replace('.', '/')}.py" for name in modules if name.startswith("tools.")}
+    assert files < RUN_WITH and all((ROOT / file).exists() for file in RUN_WITH)
 
 
 def test_matrix_of_this_repository_is_what_actions_takes():

@@ -1,7 +1,9 @@
 """The CI jobs that a change needs, as the JSON matrix of GitHub Actions: `hatch run ci:matrix origin/main`.
 
-A file belongs to the package whose folder it is in and selects that package and its dependents, transitively. A file that no
-package owns selects every package; prose outside packages, and what makes the documentation of it, selects none.
+A changed package has three jobs: the oldest Python with the oldest torch, the Ascend toolchain's Python with the newest
+torch, and the newest of both. Where its sources or metadata changed, each package that depends on it, transitively, has the
+second alone. So has every package where a file changes that its tests run with. A job of its own runs the tests of the root
+for every change; every version of every package runs at night.
 """
 
 from __future__ import annotations
@@ -19,22 +21,50 @@ from packaging.version import Version
 
 from .workspace import ROOT, Package, read_packages, read_versions, with_dependents
 
+EVERY_VERSION = "tools/versions.toml"
+RUN_WITH = frozenset(
+    (
+        *(
+            f"tools/{name}.py"
+            for name in ("__init__", "ci_matrix", "cpu_plugin", "mend_triton", "suite", "wheel_test", "wheels", "workspace")
+        ),
+        *("hatch.toml", "pytest.ini", ".github/workflows/ci.yml"),
+    )
+)
+"""Files that the tests of every package run with."""
 
-def affected(paths: Iterable[str], packages: Mapping[str, Package]) -> list[Package]:
-    """The packages that a change of these files (from the root) may break."""
+
+def affected(paths: Iterable[str], packages: Mapping[str, Package]) -> tuple[list[Package], list[Package]]:
+    """The packages that a change of these files (from the root) changes, and the others that it may break."""
     changed: set[str] = set()
+    seen_by_others: set[str] = set()
+    all_run = False
     for path in map(PurePosixPath, paths):
         owner = next((package for package in packages.values() if path.is_relative_to(package.folder)), None)
         if owner is not None:
             changed.add(owner.name)
-        elif not _is_prose(path):
-            return list(packages.values())
-    names = with_dependents(changed, packages.values())
-    return [package for package in packages.values() if package.name in names]
+            if path.relative_to(owner.folder).parts[0] in ("src", "pyproject.toml"):
+                seen_by_others.add(owner.name)
+        all_run |= str(path) in RUN_WITH or (owner is None and path.parts[0] in ("packages", "shared"))
+    names = {package.name for package in packages.values()}
+    reached = names if all_run else with_dependents(seen_by_others, packages.values())
+    others = [package for package in packages.values() if package.name in reached - changed]
+    return [package for package in packages.values() if package.name in changed], others
 
 
-def _is_prose(path: PurePosixPath) -> bool:
-    return path.suffix == ".md" or path.name in ("LICENSE", "CITATION.cff") or path.is_relative_to("tools/docs")
+def change_jobs(
+    paths: Sequence[str], packages: Mapping[str, Package], versions: Mapping[str, Any]
+) -> dict[str, list[dict[str, str]]]:
+    """The jobs for a change of these files."""
+    if EVERY_VERSION in paths:
+        return jobs(packages.values(), versions)
+    changed, others = affected(paths, packages)
+    include = []
+    for package in (*changed, *others):
+        every = jobs([package], versions)["include"]
+        (*_, ascend) = (job for job in every if job["layer"] == "ascend")
+        include += [job for job in every if job in ((every[0], ascend, every[-1]) if package in changed else (ascend,))]
+    return {"include": include}
 
 
 def jobs(packages: Iterable[Package], versions: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
@@ -88,16 +118,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--newest", action="store_true", help="one job for each package, with the newest of everything")
     options = parser.parse_args(arguments)
     packages = read_packages()
-    paths: list[str] | None = None
-    if options.base == "-":
-        paths = sys.stdin.read().split("\n")
-    elif options.base:
-        paths = changed_files(options.base, options.head)
-    chosen = packages.values() if paths is None else affected(filter(None, paths), packages)
     if options.operators:
-        print(json.dumps({"include": [{"package": package.key} for package in chosen if package.is_operator]}))
+        found: dict[str, list[dict[str, str]]] = {
+            "include": [{"package": key} for key, package in packages.items() if package.is_operator]
+        }
+    elif options.newest:
+        found = newest_jobs(packages.values(), read_versions())
     else:
-        print(json.dumps((newest_jobs if options.newest else jobs)(chosen, read_versions())))
+        paths = (
+            sys.stdin.read().split() if options.base == "-" else options.base and changed_files(options.base, options.head)
+        )
+        every = not isinstance(paths, list)  # none named, or no commit to compare with
+        found = jobs(packages.values(), read_versions()) if every else change_jobs(paths, packages, read_versions())
+    print(json.dumps(found))
     return 0
 
 

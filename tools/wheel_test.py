@@ -1,6 +1,6 @@
 """A package's tests against its built wheel, in a clean environment: `hatch run ci:wheel-test rms_norm --python 3.12`.
 
-What is not of this repository comes from the package index; with --offline, from the environment that runs this.
+What is not of this repository comes from the package index.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import mend_triton, wheels
-from .workspace import CORE, ROOT, Package, of_others, read_packages, read_versions
+from .workspace import CORE, ROOT, Package, read_packages, read_versions
 
 LAYERS = ("cpu", "ascend")
 
@@ -35,12 +35,6 @@ def prepare(folder: Path, options: argparse.Namespace) -> Path:
     needed = ["npu-offline"] if options.layer == "ascend" else []
     needed += [] if options.released_core else [CORE]
     local = [str(wheels.build(ours[name], built)) for name in needed if name != package.name]
-    if options.offline:
-        environment = wheels.Environment(folder / "venv")
-        offline = ours["npu-offline"].requires if options.layer == "ascend" else ()
-        environment.show(of_others([*package.requires, *package.tests, *offline], ours.values()), folder / "links")
-        environment.install(wheel, *local)
-        return environment.python
     _run([f"python{options.python}", "-m", "venv", str(folder / "venv")])
     python = folder / "venv" / "bin" / "python"
     _run([str(python), "-m", "pip", "install", str(wheel), *local, *tests])
@@ -72,7 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layer", default="cpu", choices=LAYERS, help="ascend: on the emulated NPU too, with npu-offline")
     parser.add_argument("--wheel", type=Path, help="the folder of a wheel that is already built (default: build one)")
     parser.add_argument("--released-core", action="store_true", help="take npu-tiling from the index and not from here")
-    parser.add_argument("--offline", action="store_true", help="link what is not ours from the environment that runs this")
     options = parser.parse_args(arguments)
     if shutil.which(f"python{options.python}") is None:
         parser.error(f"there is no python{options.python} on the PATH")

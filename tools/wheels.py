@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import venv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -58,10 +58,9 @@ class Environment:
         self.python = folder / "bin" / "python"
         (self.site_packages,) = folder.glob("lib/python*/site-packages")
 
-    def install(self, *requirements: str | Path, find: Path | Sequence[str] = ()) -> None:
-        """Install wheels, or by name what `find`, a folder or pages of an index, has; what else they need must be there."""
-        pages = [str(find)] if isinstance(find, Path) else find
-        links = [option for page in pages for option in ("--find-links", page)]
+    def install(self, *requirements: str | Path, find: Path | None = None) -> None:
+        """Install wheels, or by name what the folder `find` has; what else they need must be there."""
+        links = ["--find-links", str(find)] if find else []
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--no-index", *links]
         done = subprocess.run([*pip, *map(str, requirements)], capture_output=True, text=True)
         if done.returncode:

@@ -1,1 +1,0 @@
-"""A release as it will go, on this machine: `hatch run rehearse`."""
