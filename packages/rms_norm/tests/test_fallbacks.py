@@ -4,7 +4,7 @@ import npu_offline
 import pytest
 import torch
 from npu_rms_norm import gated_rms_norm, rms_norm
-from npu_rms_norm.launch.arguments import KERNELS
+from npu_rms_norm.launch.plan import KERNELS
 from npu_tiling.launching import fallback
 
 pytestmark = [

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
 from torch import Tensor
 
-from .operators import OPERATORS, single, two_phase
-
-# `run` is an operator without its gradient: through the dispatcher, or where that is bypassed the function itself.
+from .operators import OPERATORS, single
 
 
 class _AttnRes(Function):
@@ -149,13 +146,9 @@ def _merge(run, *arguments):  # type: ignore[no-untyped-def]
     return apply(_Merge, run, *arguments) if needs_gradient(arguments[:7]) else run(*arguments)
 
 
-for _name, _record, _run in (
-    ("attn_res", _attn_res, single.attn_res),
-    ("attn_res_update", _attn_res, single.attn_res_update),
-    ("phase1", _phase1, two_phase.phase1),
-    ("merge", _merge, two_phase.merge),
-):
-    _through_dispatcher = functools.partial(OPERATORS.below_autograd, _name)
-    OPERATORS.autograd(_name, functools.partial(_record, _through_dispatcher), functools.partial(_record, _run))
+OPERATORS.autograd("attn_res", _attn_res)
+OPERATORS.autograd("attn_res_update", _attn_res)
+OPERATORS.autograd("phase1", _phase1)
+OPERATORS.autograd("merge", _merge)
 for _name in ("attn_res", "phase1", "merge"):
     OPERATORS.gradient(f"{_name}_backward")

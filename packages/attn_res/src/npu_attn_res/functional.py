@@ -103,7 +103,7 @@ def attn_res(
         blocks = residuals if stacked else sources
         return sharding.attn_res(functools.partial(run, return_weights=return_weights), blocks, weights)
     query = scaled_query(query, scale)
-    n_blocks = len(sources[0] if stacked else sources)
+    n_blocks = sources[0].shape[0] if stacked else len(sources)
     given = (sources, stacked, n_blocks, None, None, None, query, rms_weight, output_rms_weight)
     h, y, _, score, *_ = OPERATORS("attn_res", *Call(*given, rms_eps, output_rms_eps, dtype=None, save=return_weights))
     if output_rms_weight is None and not return_weights:

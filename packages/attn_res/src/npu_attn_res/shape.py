@@ -60,4 +60,4 @@ class Shape:
 
     def __str__(self) -> str:
         """As warnings name it."""
-        return f"{self.task.value}, with a prefix" if self.prefix else self.task.value
+        return f"attn_res {self.task.value}{', with a prefix' if self.prefix else ''}"

@@ -94,12 +94,12 @@ OPERATORS.define(
 
 class _Embedding(Function):
     @staticmethod
-    def forward(ctx, indices, weight, padding_idx, scale_grad_by_freq, sparse, first_row, n_total):  # type: ignore[no-untyped-def]
+    def forward(ctx, run, indices, weight, padding_idx, scale_grad_by_freq, sparse, first_row, n_total):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(indices)
         ctx.options = (weight.shape[0], padding_idx, scale_grad_by_freq, sparse, first_row)
         ctx.set_materialize_grads(False)
         options = (padding_idx, scale_grad_by_freq, sparse, first_row, n_total)
-        return OPERATORS.below_autograd("forward", indices, weight, *options)
+        return run(indices, weight, *options)
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
@@ -111,15 +111,15 @@ class _Embedding(Function):
             if sparse:
                 shape = (n_rows, dy.shape[-1])
                 dweight = torch.sparse_coo_tensor(rows.unsqueeze(0), dweight, shape, check_invariants=False)
-        return None, dweight, None, None, None, None, None
+        return None, None, dweight, None, None, None, None, None
 
 
-def _recorded(indices, weight, *options):  # type: ignore[no-untyped-def]
+def _recorded(run, indices, weight, *options):  # type: ignore[no-untyped-def]
     if needs_gradient((weight,)):
-        return apply(_Embedding, indices, weight, *options)
-    return OPERATORS.below_autograd("forward", indices, weight, *options)
+        return apply(_Embedding, run, indices, weight, *options)
+    return run(indices, weight, *options)
 
 
 OPERATORS.autograd("forward", _recorded)
 OPERATORS.gradient("backward")
-OPERATORS.autograd("renormalise_", lambda *arguments: OPERATORS.below_autograd("renormalise_", *arguments))
+OPERATORS.autograd("renormalise_", lambda run, *arguments: run(*arguments))

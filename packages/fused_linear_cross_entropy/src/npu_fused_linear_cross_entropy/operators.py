@@ -87,13 +87,13 @@ class _LinearCrossEntropy(Function):
     """Of the results of `forward` the loss and the entropy have gradients."""
 
     @staticmethod
-    def forward(ctx, x, weight, target, bias, class_weight, divisor, options):  # type: ignore[no-untyped-def]
+    def forward(ctx, run, x, weight, target, bias, class_weight, divisor, options):  # type: ignore[no-untyped-def]
         tensors = (x, weight, target, bias, class_weight, divisor)
         ctx.options = options
         ctx.set_materialize_grads(False)
         ctx.has_gradients = options.reduction != "none" and not options.return_entropy
         needs = _needs(ctx) if ctx.has_gradients else _NOTHING_NEEDED
-        found = OPERATORS.below_autograd("forward", *tensors, *options, not ctx.has_gradients, *needs)
+        found = run(*tensors, *options, not ctx.has_gradients, *needs)
         *outputs, statistics, dx, dweight, dbias, unfinished = found
         if ctx.has_gradients:
             gradients = [gradient if need else None for gradient, need in zip((dx, dweight, dbias), needs, strict=True)]
@@ -117,11 +117,11 @@ class _LinearCrossEntropy(Function):
             arguments = (*ctx.saved_tensors, *ctx.options, *needs)
             found = OPERATORS("backward", dloss, dentropy, *arguments)
         dx, dweight, dbias = (gradient if needed else None for gradient, needed in zip(found, needs, strict=True))
-        return dx, dweight, None, dbias, None, None, None
+        return None, dx, dweight, None, dbias, None, None, None
 
 
 def _needs(ctx) -> Needs:  # type: ignore[no-untyped-def]
-    dx, dweight, _, dbias = ctx.needs_input_grad[:4]
+    dx, dweight, _, dbias = ctx.needs_input_grad[1:5]
     return Needs(dx, dweight, dbias)
 
 
@@ -151,14 +151,14 @@ def linear_cross_entropy(*tensors: Tensor | None, options: Options) -> tuple[Ten
     return OPERATORS("forward", *tensors, *options, False, *_NOTHING_NEEDED)[: len(Losses._fields)]
 
 
-def _recorded(x, weight, target, bias, class_weight, divisor, *others):  # type: ignore[no-untyped-def]
+def _recorded(run, x, weight, target, bias, class_weight, divisor, *others):  # type: ignore[no-untyped-def]
     """`forward` where autograd may record it: a call that asks for gradients itself is no function of x and weight."""
     tensors, end = (x, weight, target, bias, class_weight, divisor), len(Options._fields)
     save_statistics, *needed = others[end:]
     if needs_gradient((x, weight, bias)) and not save_statistics and not any(needed):
-        outputs = apply(_LinearCrossEntropy, *tensors, Options(*others[:end]))
+        outputs = apply(_LinearCrossEntropy, run, *tensors, Options(*others[:end]))
         return *outputs, None, None, None, None, None
-    return OPERATORS.below_autograd("forward", *tensors, *others)
+    return run(*tensors, *others)
 
 
 OPERATORS.autograd("forward", _recorded)

@@ -10,9 +10,10 @@ from unittest import mock
 import npu_rms_norm
 import torch
 from npu_bench import Stage, UnavailableError
+from npu_rms_norm.calls import Forward
 from npu_rms_norm.launch import forward as launch
-from npu_rms_norm.launch.arguments import KERNELS
 from npu_rms_norm.launch.forward import launch_forward
+from npu_rms_norm.launch.plan import KERNELS
 from npu_rms_norm.operators import OPERATORS
 from npu_tiling import device_for
 from npu_tiling.pytorch.tensors import allocate
@@ -27,23 +28,36 @@ def host_stages(device: torch.device, x: Tensor, weight: Tensor) -> Sequence[Sta
     if chip is None:
         raise UnavailableError("a CPU runs plain PyTorch and launches nothing")
     plain_x, plain_weight = x.detach(), weight.detach()
-    options = (None, EPS, 0.0, "llama", "silu", True)  # from the bias to norm_before_gate
-    in_place, return_fp32, save_rstd = False, False, True
-    tensors, results = (plain_x, None, None, plain_weight), (x.dtype, return_fp32, save_rstd)
-    forward = partial(launch_forward, *tensors, *options, *results, chip)
-    captured = _arguments(forward, (launch, "plan_rows"), (KERNELS, "launch"))
-    implementation = partial(OPERATORS.below_autograd, "rms_norm", *tensors, *options, in_place, *results)
+    call = Forward(
+        x=plain_x,
+        residual=None,
+        gate=None,
+        weight=plain_weight,
+        bias=None,
+        eps=EPS,
+        offset=0.0,
+        casting_mode="llama",
+        activation="silu",
+        norm_before_gate=True,
+        in_place=False,
+        dtype=x.dtype,
+        return_fp32=False,
+        save_rstd=True,
+    )
+    forward = partial(launch_forward, call, chip)
+    captured = _arguments(forward, (launch, "plan_forward"), (KERNELS, "launch"))
+    implementation = partial(OPERATORS.below_autograd, "rms_norm", *call)
     return [
         Stage("public function, with gradients", partial(npu_rms_norm.rms_norm, x, weight, EPS), ["implementation"]),
         Stage("public function, no gradients", partial(npu_rms_norm.rms_norm, plain_x, plain_weight, EPS)),
         Stage(
             "through the dispatcher",
-            partial(torch.ops.npu_rms_norm.rms_norm, x, None, None, weight, *options, in_place, *results),
+            partial(torch.ops.npu_rms_norm.rms_norm, *call._replace(x=x, weight=weight)),
         ),
         Stage("implementation", implementation, ["launch.forward"]),
         Stage("launch.forward", forward, ["allocation of y and rstd", "plan look-up", "kernel launch"]),
         Stage("allocation of y and rstd", partial(_allocate, plain_x)),
-        Stage("plan look-up", captured["plan_rows"]),
+        Stage("plan look-up", captured["plan_forward"]),
         Stage("kernel launch", captured["launch"]),
     ]
 

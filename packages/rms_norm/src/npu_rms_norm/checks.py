@@ -36,7 +36,7 @@ def check(
     arguments.parameter("weight", weight, shapes, x, "x's", or_none=True)
     if bias is not None:
         arguments.parameter("bias", bias, shapes if weight is None else (weight.shape,), x, "x's", or_none=True)
-    arguments.one_of("casting_mode", casting_mode, tuple(CASTING_MODES))
+    arguments.one_of("casting_mode", casting_mode, CASTING_MODES)
     arguments.flags(in_place=in_place)
     return arguments.number("eps", eps, least=0, finite=False), arguments.number("offset", offset)
 

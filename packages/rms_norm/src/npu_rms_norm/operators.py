@@ -13,13 +13,13 @@ import torch
 from npu_tiling import device_for
 from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, forward_mode, needs_gradient
 from npu_tiling.pytorch.rows import may_overlap
-from npu_tiling.pytorch.tensors import allocate, statistics_dtype
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
 from . import cpu
+from .calls import Backward, Forward
 from .launch.backward import launch_backward
 from .launch.forward import launch_forward
-from .launch.plan import is_followed
 from .launch.rstd import allocate_rstd, has_heads
 
 OPERATORS = OperatorLibrary("npu_rms_norm")
@@ -41,57 +41,42 @@ _BACKWARD_ = (
 )
 
 
-def _forward(  # type: ignore[no-untyped-def]
-    x, residual, gate, weight, bias, eps, offset, casting_mode, activation, norm_before_gate, in_place, dtype, return_fp32,
-    save_rstd,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    if dtype.itemsize == 1 and forward_mode((x, residual, weight, bias)):
+def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = Forward(*arguments)
+    if call.dtype.itemsize == 1 and forward_mode(arguments):
         raise NotImplementedError("a quantised rms_norm has no forward-mode derivative: y and scale are constants.")
-    tensors, options = (x, residual, gate, weight, bias), (eps, offset, casting_mode, activation, norm_before_gate)
-    results, device = (dtype, return_fp32, save_rstd), device_for(x.device)
-    if device is None:
-        return cpu.forward(*tensors, *options, *results)
-    return launch_forward(*tensors, *options, *results, device)
+    device = device_for(call.x.device)
+    return cpu.forward(call) if device is None else launch_forward(call, device)
 
 
 def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    given, (need_dx, need_dgate, need_dweight, need_dbias) = arguments[:-4], arguments[-4:]
-    dy, _, x, gate, *_ = given
-    device = device_for(dy.device)
-    if device is None:
-        return cpu.backward(*arguments)
-    _, norm_before_gate, _ = given[-3:]
-    writes_dx = need_dx or (need_dgate and not norm_before_gate)  # the gradient of a gate of x is made of x's
-    dx = allocate(x, x.shape, x.dtype) if writes_dx else None
-    dgate = allocate(gate, gate.shape, gate.dtype) if need_dgate and gate is not None else None
-    parameters = launch_backward(*given, dx=dx, dgate=dgate, need_dweight=need_dweight, need_dbias=need_dbias, device=device)
-    return dx if need_dx else None, dgate, *parameters
+    call = Backward(*arguments)
+    device = device_for(call.dy.device)
+    return cpu.backward(call) if device is None else launch_backward(call, device)
 
 
-def _backward_(dy: Tensor, dsum: Tensor | None, x: Tensor, gate: Tensor | None, *rest: Any) -> tuple[Tensor | None, ...]:
-    saved, (need_dweight, need_dbias) = rest[:-2], rest[-2:]
-    device = device_for(dy.device)
-    if device is None or not is_followed((dy, dsum, x, gate)):
-        need_dx, need_dgate = True, False
-        dx, _, *parameters = _backward(dy, dsum, x, gate, *saved, need_dx, need_dgate, need_dweight, need_dbias)
-        assert dx is not None
-        dy.copy_(dx)
-        return tuple(parameters)
-    needs = {"need_dweight": need_dweight, "need_dbias": need_dbias}
-    return launch_backward(dy, dsum, x, gate, *saved, dx=dy, dgate=None, **needs, device=device)
+def _backward_(*arguments: Any) -> tuple[Tensor | None, ...]:
+    need_dx, need_dgate = True, False
+    call = Backward._make((*arguments[:-2], need_dx, need_dgate, *arguments[-2:]))
+    device = device_for(call.dy.device)
+    if device is not None:
+        return launch_backward(call, device, in_place=True)[2:]
+    dx, _, *parameters = cpu.backward(call)
+    assert dx is not None
+    call.dy.copy_(dx)
+    return tuple(parameters)
 
 
-def _fake_forward(  # type: ignore[no-untyped-def]
-    x, residual, gate, weight, bias, eps, offset, casting_mode, activation, norm_before_gate, in_place, dtype, return_fp32,
-    save_rstd,
-):  # fmt: skip
+def _fake_forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = Forward(*arguments)
+    x, residual = call[:2]
     arithmetic = statistics_dtype((x if residual is None else residual).dtype)
     return (
-        torch.empty(x.shape, dtype=dtype, device=x.device),
+        torch.empty(x.shape, dtype=call.dtype, device=x.device),
         None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device),
-        torch.empty(x.shape, dtype=arithmetic, device=x.device) if return_fp32 else None,
-        allocate_rstd(x, has_heads(weight, bias), arithmetic) if save_rstd else None,
-        torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) if dtype.itemsize == 1 else None,
+        torch.empty(x.shape, dtype=arithmetic, device=x.device) if call.return_fp32 else None,
+        allocate_rstd(x, has_heads(call.weight, call.bias), arithmetic) if call.save_rstd else None,
+        torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) if call.dtype.itemsize == 1 else None,
     )
 
 
@@ -119,37 +104,40 @@ class _RMSNorm(Function):
     """The gradient of `rms_norm`. A quantised y has none, and the sum keeps its own."""
 
     @staticmethod
-    def forward(ctx, x, residual, gate, weight, bias, options):  # type: ignore[no-untyped-def]
-        _, offset, casting_mode, activation, norm_before_gate, in_place, dtype, return_fp32 = options
+    def forward(ctx, run, x, residual, gate, weight, bias, options):  # type: ignore[no-untyped-def]
+        _, offset, casting_mode, activation, norm_before_gate, in_place, dtype, _, save_rstd = options
         quantised = dtype.itemsize == 1
-        results = OPERATORS.below_autograd("rms_norm", x, residual, gate, weight, bias, *options, not quantised)
-        y, total, fp32, rstd, scale = results
+        y, total, fp32, rstd, scale = run(x, residual, gate, weight, bias, *options[:-1], not quantised)
         ctx.quantised, ctx.in_place = quantised, in_place
         ctx.options = (offset, casting_mode, activation, norm_before_gate, x.dtype)
         ctx.set_materialize_grads(False)
+        # The dispatcher made empty tensors of results that were not asked for.
+        total, fp32 = total if residual is not None else None, fp32 if options[-2] else None
         if quantised:
             ctx.mark_non_differentiable(y, scale)
-        else:
-            ctx.mark_non_differentiable(rstd)
-            ctx.save_for_backward(x if residual is None else total, gate, weight, bias, rstd)
-        return y, total if residual is not None else None, fp32 if return_fp32 else None, rstd, scale
+            return y, total, fp32, None, scale
+        ctx.save_for_backward(x if residual is None else total, gate, weight, bias, rstd)
+        if not save_rstd:
+            return y, total, fp32, None, None
+        ctx.mark_non_differentiable(rstd)
+        return y, total, fp32, rstd, None
 
     @staticmethod
     def backward(ctx, dy, dsum, dfp32, *_):  # type: ignore[no-untyped-def]
-        need_x, need_residual, *needs = ctx.needs_input_grad[:5]
+        _, need_x, need_residual, *needs, _ = ctx.needs_input_grad
         if dfp32 is not None:
             dy = dfp32 if dy is None else dfp32 + dy
         du, others = dsum, (None, None, None)
         if dy is not None and not ctx.quantised:
             du, *others = _gradients(ctx, dy, dsum, need_x or need_residual, *needs)
-        *_, dtype = ctx.options
+        dtype = ctx.options[-1]
         dx = du if need_x else None
         if dx is not None and dx.dtype is not dtype:  # of a residual in fp32
             dx = dx.to(dtype)
-        return dx, du if need_residual else None, *others, None
+        return None, dx, du if need_residual else None, *others, None
 
 
-def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *needs: bool) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *needs: bool) -> list[Tensor | None]:
     """Of what is normalised, the gate, the weight and the bias, each where it is needed."""
     need_x, _, *need_parameters = needs
     x, gate, weight, bias, rstd = ctx.saved_tensors
@@ -159,14 +147,12 @@ def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *needs: bool) -> tuple
         gradients = (dy, None, *OPERATORS.below_autograd("rms_norm_backward_", *tensors, *options, *need_parameters))
     else:
         gradients = OPERATORS("rms_norm_backward", *tensors, *options, *needs)
-    return tuple(each if needed else None for each, needed in zip(gradients, needs, strict=True))
+    return [each if needed else None for each, needed in zip(gradients, needs, strict=True)]
 
 
-def _recorded(*arguments: Any) -> Any:
-    tensors, options = arguments[:5], arguments[5:-1]
-    if needs_gradient(tensors):
-        return apply(_RMSNorm, *tensors, options)
-    return OPERATORS.below_autograd("rms_norm", *arguments)
+def _recorded(run: Any, *arguments: Any) -> Any:
+    tensors = arguments[:5]
+    return apply(_RMSNorm, run, *tensors, arguments[5:]) if needs_gradient(tensors) else run(*arguments)
 
 
 OPERATORS.autograd("rms_norm", _recorded)

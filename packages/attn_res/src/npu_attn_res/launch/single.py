@@ -14,7 +14,7 @@ from ..reference import Statistics, Weights
 from ..shape import Task
 from .columns import KernelPasses
 from .sources import Sources, in_tables, rows_of
-from .specs import Arguments, contiguous_weights, launch_spec, run_rows, sources_on_chip, weights_gradient, widest
+from .specs import Arguments, contiguous_weights, launch_spec, run_rows, weights_gradient, widest
 
 
 class Update(NamedTuple):
@@ -69,7 +69,7 @@ def forward(
         width,
         widest(h, like, prefix.rows, x),
         row_stride=max(v.s_token, prefix.stride, s_x, s_joined),
-        n_sources=sources_on_chip(v.n_sources, device),
+        n_sources=v.n_sources,
         prefix=prefix.rows is not None,
         normalised=y is not None,
         by_token=by_token,
@@ -163,7 +163,7 @@ def backward(
             width,
             kept_dtype if order else dtype,
             row_stride=max(v.s_token, s_dh, prefix.stride, s_added),
-            n_sources=sources_on_chip(v.n_sources, device),
+            n_sources=v.n_sources,
             prefix=with_prefix,
             fp32_dh=dh.dtype == torch.float32,
             by_token=order,

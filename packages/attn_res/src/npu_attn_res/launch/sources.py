@@ -9,9 +9,10 @@ from operator import or_
 from typing import Any, NamedTuple
 
 import torch
-from npu_tiling import Device, LaunchSpec, row_layout
+from npu_tiling import Device, LaunchSpec
 from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.installation.triton import version
+from npu_tiling.pytorch.rows import layout_of
 from npu_tiling.pytorch.tensors import Neighbours, allocate
 from torch import Tensor
 
@@ -102,11 +103,15 @@ class Sources(NamedTuple):
 
 def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
     """A tensor [..., D], copied only if its rows do not follow one another at one stride, and that stride."""
-    if not tensor.is_contiguous():
-        layout = row_layout(tensor)
-        if layout is not None and layout.n_outer == 1:
-            return tensor, layout.strides[0][1]
-    return tensor.contiguous(), tensor.shape[-1]
+    stride = tensor.shape[-1] if tensor.is_contiguous() else _row_stride(tensor.shape, tensor.stride())
+    return (tensor.contiguous(), tensor.shape[-1]) if stride is None else (tensor, stride)
+
+
+@functools.lru_cache(maxsize=4096)
+def _row_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
+    """Elements from one row of a tensor to the next; None where rows do not follow one another at one stride."""
+    layout = layout_of(sizes, [strides])
+    return layout.strides[0][1] if layout is not None and layout.n_outer == 1 else None
 
 
 def sources_and_prefix(
@@ -127,8 +132,7 @@ def sources_and_prefix(
     rows, stride = rows_of(prefix)
     given = Prefix(count, rows, stride)
     if tensors and tensors[0].numel():
-        sources = follow(tensors, device, gradients, stacked=stacked, in_arguments=True)
-        return sources._replace(n_sources=n_blocks, prefix=given)
+        return follow(tensors, device, gradients, stacked=stacked, in_arguments=True, n_blocks=n_blocks, prefix=given)
     at, n_tokens = Pointers(rows, None, aligned=False), prod(prefix.shape[:-1])  # never read
     return Sources(at, n_blocks, n_tokens, prefix.shape, 0, prefix.shape[-1], rows, _NOWHERE, (), prefix=given)
 
@@ -140,8 +144,10 @@ def follow(
     *,
     stacked: bool,
     in_arguments: bool = False,
+    n_blocks: int | None = None,
+    prefix: Prefix = NO_PREFIX,
 ) -> Sources:
-    """The sources of one tensor [N, ..., D], or of N tensors [..., D], and where to write their gradients.
+    """The first n_blocks sources (None: all) of one tensor [N, ..., D], or of N tensors [..., D], and their gradients.
 
     A source is copied only where its rows do not follow one another at one stride, the same for all sources.
     `in_arguments`: on CUDA up to 32 of N tensors are arguments of the kernel that they are for, and there is no table.
@@ -155,7 +161,8 @@ def follow(
             first = first if source.data_ptr() == first.data_ptr() else first.contiguous()
         at = Pointers(first, None, aligned=False)
         where = Pointers(gradients[0], None, aligned=False) if gradients and gradients[0] is not None else _NOWHERE
-        return Sources(at, first.shape[0], n_tokens, shape, first.stride(0), s_token, first, where, (first,))
+        n_sources = first.shape[0] if n_blocks is None else n_blocks
+        return Sources(at, n_sources, n_tokens, shape, first.stride(0), s_token, first, where, (first,), prefix=prefix)
     if not all(map(Tensor.is_contiguous, tensors)):
         followed = [rows_of(tensor) for tensor in tensors]
         tensors, s_token = [tensor for tensor, _ in followed], followed[0][1]
@@ -165,7 +172,8 @@ def follow(
         at, where = _as_arguments(tensors), _as_arguments(gradients)
     else:
         at, where = point_to(tensors, gradients, device)
-    return Sources(at, len(tensors), n_tokens, shape, 0, s_token, tensors[0], where, tensors, gradients)
+    n_sources = len(tensors) if n_blocks is None else n_blocks
+    return Sources(at, n_sources, n_tokens, shape, 0, s_token, tensors[0], where, tensors, gradients, prefix)
 
 
 @functools.lru_cache(maxsize=1)

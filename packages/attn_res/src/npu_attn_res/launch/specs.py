@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from math import ceil
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,13 +22,18 @@ from ..shape import Shape, Task
 
 KERNELS = Kernels(__package__.rpartition(".")[0], "npu-attn-res")
 
+_ITEMSIZE = attrgetter("itemsize")
+
 Arguments = tuple[Sequence[Any], tuple[int | float, ...]]  # of a kernel: tensors, and numbers
 
 
 @functools.lru_cache(maxsize=4096)
-def launch_spec(device: Device, task: Task, width: int, dtype: torch.dtype, **options: Any) -> LaunchSpec | None:
+def launch_spec(
+    device: Device, task: Task, width: int, dtype: torch.dtype, *, n_sources: int | None = None, **options: Any
+) -> LaunchSpec | None:
     """The launch of a `Shape`, whose fields these are; None where it takes whole rows and none fit."""
-    chosen = tiling.choose(Shape(task=task, width=width, itemsize=dtype.itemsize, **options), device)
+    on_chip = 0 if n_sources is None else sources_on_chip(n_sources, device)
+    chosen = tiling.choose(Shape(task=task, width=width, itemsize=dtype.itemsize, n_sources=on_chip, **options), device)
     return None if chosen is None else LaunchSpec.of(chosen, {})
 
 
@@ -47,7 +53,7 @@ def run_rows(spec: LaunchSpec | None, n_tokens: int, arguments: Callable[[Any, i
             KERNELS.launch(module, name, spec, grid, *arguments(chosen, grid))
         return chosen.has_whole_rows
 
-    return spec is not None and launch_with_fallback(f"attn_res {spec.launch.shape}", spec, run, tiling.smaller)
+    return spec is not None and launch_with_fallback(spec.launch.shape, spec, run, tiling.smaller)
 
 
 def run_columns(spec: LaunchSpec | None, arguments: Callable[[Tiling], tuple[int, Arguments]]) -> None:
@@ -59,7 +65,7 @@ def run_columns(spec: LaunchSpec | None, arguments: Callable[[Tiling], tuple[int
         grid, (tensors, scalars) = arguments(spec.launch)
         KERNELS.launch(module, name, spec, grid, tensors, scalars)
 
-    launch_with_fallback(f"attn_res {spec.launch.shape}", spec, run, tiling.smaller)
+    launch_with_fallback(spec.launch.shape, spec, run, tiling.smaller)
 
 
 def weights_gradient(
@@ -88,7 +94,7 @@ def sources_on_chip(n_sources: int, device: Device) -> int:
 
 def widest(*tensors: Tensor | None) -> torch.dtype:
     """The dtype with the largest elements, which a tile is sized for."""
-    return max((tensor.dtype for tensor in tensors if tensor is not None), key=lambda dtype: dtype.itemsize)
+    return max([tensor.dtype for tensor in tensors if tensor is not None], key=_ITEMSIZE)
 
 
 def contiguous_weights(weights: Weights) -> Weights:

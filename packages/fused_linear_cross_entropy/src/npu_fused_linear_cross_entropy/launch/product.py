@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import Device, LaunchSpec
-from npu_tiling.chips.detection import is_dry_run
+from npu_tiling.chips.detection import dry_runs
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
@@ -24,7 +24,7 @@ _ALIGNMENT = 16  # bytes, of addresses and strides that TMA takes
 def is_possible(x: Tensor, weight: Tensor, device: Device | None) -> bool:
     """Whether TMA can read both, and the installed Triton (3.4 and later) takes descriptors from the host."""
     on_cuda = device is not None and device.kind == "cuda"
-    return on_cuda and all(map(_is_readable, (x, weight))) and (is_dry_run() or _descriptor() is not None)
+    return on_cuda and all(map(_is_readable, (x, weight))) and (bool(dry_runs) or _descriptor() is not None)
 
 
 def _is_readable(matrix: Tensor) -> bool:

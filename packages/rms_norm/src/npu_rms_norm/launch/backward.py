@@ -2,109 +2,87 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from npu_tiling.launching.partials import add_partials
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
+from ..calls import Backward
 from ..tiling import smaller
-from .arguments import KERNELS, contiguous_or_none, dtype_of, dtypes_of, offset_argument
-from .plan import Call, Plan, plan_rows
-from .rstd import by_head, has_heads
+from .plan import KERNELS, Plan, contiguous, plan_backward, writes_dx
+from .rstd import by_head
 
 
-def launch_backward(
-    dy: Tensor,
-    dsum: Tensor | None,
-    x: Tensor,
-    gate: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    rstd: Tensor,
-    offset: float,
-    casting_mode: str,
-    activation: str,
-    norm_before_gate: bool,
-    rounded_to: torch.dtype,
-    *,
-    dx: Tensor | None,
-    dgate: Tensor | None,
-    need_dweight: bool,
-    need_dbias: bool,
-    device: Device,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Writes the gradients of x, to `dx`, which may be dy itself, and of the gate, to `dgate`; returns the parameters'.
-
-    None stands for a gradient that is not needed; where x is gated, the gate's gradient takes that of x.
-    """
-    needed = [parameter if need else None for parameter, need in ((weight, need_dweight), (bias, need_dbias))]
-    gradients = [
-        None if parameter is None else allocate(parameter, parameter.shape, parameter.dtype) for parameter in needed
-    ]
-    dweight, dbias = gradients
+def launch_backward(call: Backward, device: Device, *, in_place: bool = False) -> tuple[Tensor | None, ...]:
+    """dx, dgate, dweight and dbias, None for each that is not needed. `in_place`: dx is written to dy."""
+    dy, dsum, x, gate, weight, bias, rstd = call[:7]
+    dx = dy if in_place else allocate(x, x.shape, x.dtype) if writes_dx(call) else None
+    dgate = allocate(gate, gate.shape, gate.dtype) if call.need_dgate and gate is not None else None
+    dweight = _like(weight) if call.need_dweight else None
+    dbias = _like(bias) if call.need_dbias else None
+    results = (dx if call.need_dx else None, dgate, dweight, dbias)
     if not dy.numel():
-        for gradient in gradients:
+        for gradient in (dweight, dbias):
             if gradient is not None:
                 gradient.zero_()
-        return dweight, dbias
-    per_head = has_heads(weight, bias)
-    weight, bias, rstd = contiguous_or_none(weight), contiguous_or_none(bias), by_head(rstd, per_head)
-    added = offset_argument(offset, weight, bias, device)
-    call = Call(
-        backward=True,
-        device=device,
-        read=dtypes_of(dy, dsum, x, gate),
-        result=dtype_of(dx),
-        rounded_to=rounded_to,
-        weight=dtype_of(weight),
-        casting_mode=casting_mode,
-        activation="" if gate is None else activation,
-        gate_first=gate is not None and not norm_before_gate,
-        second_output=False,
-        per_head=per_head,
-        biased=bias is not None,
-        adds_offset=added is not None,
-    )
-    (*read, dx), plan = plan_rows((dy, dsum, x, gate, dx), call)
+        return results
+    plan = plan_backward(call, device, in_place=in_place)
+    if in_place and plan.copies:
+        dx, *others = launch_backward(call, device)
+        assert dx is not None
+        return dy.copy_(dx), *others
+    read = contiguous(dy, dsum, x, gate) if plan.copies else (dy, dsum, x, gate)
+    weight, bias = contiguous(weight, bias)
+    rstd = by_head(rstd, plan.per_head)
 
-    def run(spec: LaunchSpec) -> list[Tensor | None]:
+    def run(spec: LaunchSpec) -> tuple[Tensor | None, Tensor | None]:
         tiling = spec.launch
-        sums = gradients
+        sums = (dweight, dbias)
         if not tiling.stores_sums:
             splits = tiling.splits // tiling.heads
-            sums = [None if each is None else allocate(dy, (splits, each.numel()), torch.float32) for each in gradients]
-        tensors = (*read, weight, bias, rstd)
+            sums = (_partials(dweight, splits), _partials(dbias, splits))
         if tiling.kernel == "rows":
-            scalars = (*plan.rows, *plan.strides, added)
-            arguments = (*tensors, dx, dgate, *sums)
+            scalars = (*plan.rows, *plan.strides, plan.offset)
+            arguments: tuple[Any, ...] = (*read, weight, bias, rstd, dx, dgate, *sums)
             KERNELS.launch(f"{device.kind}.backward", "backward_kernel", spec, tiling.grid, arguments, scalars)
         elif tiling.kernel == "shared":
             words = allocate(dy, (rstd.numel() * tiling.share,), torch.int64).zero_()
-            scalars = (*plan.rows, *plan.strides[:6], *plan.strides[8:], added)  # without the gate's
+            scalars = (*plan.rows, *plan.strides[:6], *plan.strides[8:], plan.offset)  # without the gate's
             arguments = (*read[:3], weight, rstd, dx, sums[0], words)
             KERNELS.launch("cuda.backward_shared", "backward_shared_kernel", spec, tiling.grid, arguments, scalars)
         else:
-            mean = None if dx is None else _launch_mean(read, weight, rstd, plan, spec, added)
-            scalars = (*plan.rows, tiling.splits, *plan.strides, added)
-            arguments = (*tensors, mean, dx, dgate, *sums)
+            mean = None if dx is None else _launch_mean(read, weight, rstd, plan, spec)
+            scalars = (*plan.rows, tiling.splits, *plan.strides, plan.offset)
+            arguments = (*read, weight, bias, rstd, mean, dx, dgate, *sums)
             KERNELS.launch("both.backward_wide", "backward_wide_kernel", spec, tiling.column_grid, arguments, scalars)
         return sums
 
     sums = launch_with_fallback("rms_norm backward", plan.spec, run, smaller)
-    for gradient, partials in zip(gradients, sums, strict=True):
+    for gradient, partials in zip((dweight, dbias), sums, strict=True):
         if gradient is not None and partials is not None and partials is not gradient:
             add_partials(partials, gradient, device)
-    return dweight, dbias
+    return results
+
+
+def _like(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else allocate(parameter, parameter.shape, parameter.dtype)
+
+
+def _partials(gradient: Tensor | None, splits: int) -> Tensor | None:
+    """[splits, D], or [splits, H D]"""
+    return None if gradient is None else allocate(gradient, (splits, gradient.numel()), torch.float32)
 
 
 def _launch_mean(
-    read: list[Tensor | None], weight: Tensor | None, rstd: Tensor, plan: Plan, spec: LaunchSpec, added: float | None
+    read: tuple[Tensor | None, ...], weight: Tensor | None, rstd: Tensor, plan: Plan, spec: LaunchSpec
 ) -> Tensor:
     """fp32 [rows]: mean(g n)."""
     dy, _, x, gate = read
     mean = allocate(rstd, rstd.shape, torch.float32)
-    scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:8], added)  # without dsum's and dx's
+    scalars = (*plan.rows, *plan.strides[0:2], *plan.strides[4:8], plan.offset)  # without dsum's and dx's
     arguments = (dy, x, gate, weight, rstd, mean)
     KERNELS.launch("both.backward_wide", "backward_wide_mean_kernel", spec, spec.launch.grid, arguments, scalars)
     return mean

@@ -3,136 +3,173 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+import itertools
+from operator import mul
+from typing import Any, NamedTuple
 
 import torch
-from npu_tiling import Device, LaunchSpec, row_layout
+from npu_tiling import Device, Kernels, LaunchSpec
 from npu_tiling.budget.arithmetic import FP32
 from npu_tiling.pytorch.rows import RowLayout, layout_of
 from torch import Tensor
 
+from ..calls import Backward, Forward
 from ..shape import MAX_COUNTED_ROWS, Rounding, Shape
 from ..tiling import choose
+from .rstd import has_heads
 
+KERNELS = Kernels(__package__.rpartition(".")[0], "npu-rms-norm")
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-class Call(NamedTuple):
-    """What a shape depends on, sizes and strides aside.
+class Metadata(NamedTuple):
+    """What a plan depends on of a tensor."""
 
-    Attributes:
-        backward: its direction.
-        device: the chip.
-        read: dtypes of the tensors of rows that are read; None for each that is missing.
-        result: y's dtype or dx's; None: not needed.
-        rounded_to: x's dtype, which the casting mode rounds to.
-        weight: its dtype; None: there is no weight.
-        casting_mode: of the public functions.
-        activation: of the gate; "": there is no gate.
-        gate_first: x is gated, and not the result.
-        second_output: y has another dtype than x, or is stored in fp32 too.
-        per_head: each head has parameters of its own.
-        biased: a bias is added.
-        adds_offset: as `Shape` has it.
-    """
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
-    backward: bool
-    device: Device
-    read: tuple[torch.dtype | None, ...]
-    result: torch.dtype | None
-    rounded_to: torch.dtype
-    weight: torch.dtype | None
-    casting_mode: str
-    activation: str
-    gate_first: bool
-    second_output: bool
-    per_head: bool
-    biased: bool
-    adds_offset: bool
+    def dim(self) -> int:
+        return len(self.sizes)
+
+    def contiguous(self) -> Metadata:
+        """Of a contiguous copy."""
+        strides = itertools.accumulate(reversed(self.sizes[1:]), mul, initial=1)
+        return self._replace(strides=tuple(strides)[::-1])
 
 
 class Plan(NamedTuple):
     """All of a launch that does not depend on addresses.
 
     Attributes:
+        copies: tensors of rows are copied first, since their rows take more than two levels of strides.
+        per_head: each head has parameters of its own.
         spec: the tiling, and what is compiled for it.
         rows: groups, and rows of a group.
         strides: two for each tensor of rows, 0 for each None; on CUDA None for rows that lie side by side.
+        offset: None on CUDA for 0, so that a product with a 16-bit weight is of 16 bits.
     """
 
+    copies: bool
+    per_head: bool
     spec: LaunchSpec
     rows: tuple[int, int]
     strides: tuple[int | None, ...]
+    offset: float | None
 
 
-def plan_rows(tensors: tuple[Tensor | None, ...], call: Call) -> tuple[tuple[Tensor | None, ...], Plan]:
-    """The tensors of rows, copied only where their rows take more than two levels of strides, and the plan."""
-    plan = _plan(*_geometry(tensors), call)
-    if plan is None:
-        # A tensor that is written to (dx) is contiguous, or it is dy itself and so among them twice.
-        tensors = tuple([None if tensor is None else tensor.contiguous() for tensor in tensors])
-        plan = _plan(*_geometry(tensors), call)
-        assert plan is not None
-    return tensors, plan
+def plan_forward(call: Forward, device: Device) -> Plan:
+    """For x, the residual and the gate."""
+    return _plan_forward(_facts(call[:5]), call[5:], device)
 
 
-def is_followed(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether kernels read the rows of these tensors where they lie."""
-    rows = row_layout(*[tensor for tensor in tensors if tensor is not None])
-    return rows is not None and not _has_too_many(rows)
+def plan_backward(call: Backward, device: Device, *, in_place: bool) -> Plan:
+    """For dy, dsum, x, the gate and dx, which is dy where `in_place`."""
+    return _plan_backward(_facts(call[:6]), call[7:], in_place, device)  # all but rstd
 
 
-def _has_too_many(rows: RowLayout) -> bool:
-    """Whether groups have more rows than kernels count."""
-    return rows.n_outer > 1 and rows.n_outer * rows.n_inner > MAX_COUNTED_ROWS
+def writes_dx(call: Backward) -> bool:
+    """Whether kernels write dx: the gradient of a gate of x is made of it."""
+    return call.need_dx or (call.need_dgate and not call.norm_before_gate)
 
 
-def _geometry(tensors: tuple[Tensor | None, ...]) -> tuple[tuple[int, ...], tuple[tuple[int, ...] | None, ...]]:
-    assert tensors[0] is not None
-    return tensors[0].shape, tuple([None if tensor is None else tensor.stride() for tensor in tensors])
+def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors, copied where they are not contiguous."""
+    return tuple([None if tensor is None else tensor.contiguous() for tensor in tensors])
+
+
+def _facts(tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    """`Metadata` of each, as tuples: they are made in every call."""
+    return tuple([None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
+
+
+def _records(facts: tuple[Any, ...]) -> list[Any]:
+    return [None if each is None else Metadata(*each) for each in facts]
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(sizes: tuple[int, ...], strides: tuple[tuple[int, ...] | None, ...], call: Call) -> Plan | None:
-    """None: a tensor must be copied first."""
-    given = [stride for stride in strides if stride is not None]
-    rows = (layout_by_head if call.per_head else layout_of)(sizes, given)
-    if rows is None or (not call.per_head and _has_too_many(rows)):
-        return None
+def _plan_forward(facts: tuple[Any, ...], options: tuple[Any, ...], device: Device) -> Plan:
+    call: Any = Forward._make((*_records(facts), *options))
+    second_output = call.return_fp32 or call.dtype != call.x.dtype
+    rows: tuple[Any, ...] = call[:3]
+    return _plan(call, rows, len(rows), call.dtype, call.x.dtype, device, second_output=second_output)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan_backward(facts: tuple[Any, ...], options: tuple[Any, ...], in_place: bool, device: Device) -> Plan:
+    call: Any = Backward._make((*_records(facts), None, *options))  # without rstd
+    dx = call.dy if in_place else call.x.contiguous() if writes_dx(call) else None
+    rows, dtype = (*call[:4], dx), None if dx is None else dx.dtype
+    return _plan(call, rows, len(rows) - 1, dtype, call.rounded_to, device, second_output=False)
+
+
+def _plan(
+    call: Any,
+    tensors: tuple[Metadata | None, ...],
+    n_read: int,
+    result: torch.dtype | None,
+    rounded_to: torch.dtype,
+    device: Device,
+    *,
+    second_output: bool,
+) -> Plan:
+    """For a `Forward` or `Backward` of `Metadata`, whose tensors of rows these are; the first `n_read` are read."""
+    per_head = has_heads(call.weight, call.bias)
+    rows, copies = _layout(tensors, per_head=per_head), False
+    if rows is None:
+        tensors = tuple([None if tensor is None else tensor.contiguous() for tensor in tensors])
+        rows, copies = _layout(tensors, per_head=per_head), True
+    assert rows is not None and tensors[0] is not None
     followed = iter(rows.strides)
-    pairs = [(0, 0) if stride is None else next(followed) for stride in strides]
-    shape = _shape(sizes[-1], rows, pairs, call)
-    tiling = choose(shape, call.device)
-    # Distances between rows that lie side by side are known to the compiler.
-    known = shape.width if call.device.kind == "cuda" and tiling.kernel == "rows" else None
-    flat = tuple(stride for outer, inner in pairs for stride in (outer, None if inner == known else inner))
-    return Plan(LaunchSpec.of(tiling, {}), (rows.n_outer, rows.n_inner), flat)
-
-
-def _shape(width: int, rows: RowLayout, pairs: list[tuple[int, int]], call: Call) -> Shape:
+    pairs = [(0, 0) if tensor is None else next(followed) for tensor in tensors]
+    width = tensors[0].sizes[-1]
     outer_stride, inner_stride = (max(strides) for strides in zip(*pairs, strict=True))
-    if call.per_head:  # in results, which are contiguous
+    if per_head:  # in results, which are contiguous
         inner_stride = max(inner_stride, rows.n_outer * width)
-    weight = None if call.weight is None else _NAMES[call.weight]
-    return Shape(
-        backward=call.backward,
+    weight = None if call.weight is None else call.weight.dtype
+    # Not with a bias: a product of 16 bits would be added to it without being rounded.
+    narrow_product = (weight is None or weight.itemsize < FP32) and call.bias is None
+    offset = None if device.kind == "cuda" and call.offset == 0.0 and narrow_product else call.offset
+    read = [tensor.dtype for tensor in tensors[:n_read] if tensor is not None]
+    shape = Shape(
+        backward=isinstance(call, Backward),
         n_outer=rows.n_outer,
         n_inner=rows.n_inner,
         width=width,
         outer_stride=outer_stride,
         inner_stride=inner_stride,
-        itemsizes=tuple(dtype.itemsize for dtype in call.read if dtype is not None),
-        narrow=any(dtype is not None and dtype.itemsize < FP32 for dtype in (*call.read, call.result)),
-        rounding=Rounding.of(call.casting_mode, _NAMES[call.rounded_to], weight),
-        activation=call.activation,
-        gate_first=call.gate_first,
-        second_output=call.second_output,
-        per_head=call.per_head,
-        biased=call.biased,
-        adds_offset=call.adds_offset,
-        quantised=call.result is not None and call.result.itemsize == 1,
-        with_rows=call.result is not None,
+        itemsizes=tuple(dtype.itemsize for dtype in read),
+        narrow=any(dtype.itemsize < FP32 for dtype in (*read, result) if dtype is not None),
+        rounding=Rounding.of(call.casting_mode, _NAMES[rounded_to], None if weight is None else _NAMES[weight]),
+        activation="" if call.gate is None else call.activation,
+        gate_first=call.gate is not None and not call.norm_before_gate,
+        second_output=second_output,
+        per_head=per_head,
+        biased=call.bias is not None,
+        adds_offset=offset is not None,
+        quantised=result is not None and result.itemsize == 1,
+        with_rows=result is not None,
     )
+    tiling = choose(shape, device)
+    # Distances between rows that lie side by side are known to the compiler.
+    known = width if device.kind == "cuda" and tiling.kernel == "rows" else None
+    strides = tuple(stride for outer, inner in pairs for stride in (outer, None if inner == known else inner))
+    return Plan(copies, per_head, LaunchSpec.of(tiling, {}), (rows.n_outer, rows.n_inner), strides, offset)
+
+
+def _layout(tensors: tuple[Metadata | None, ...], *, per_head: bool) -> RowLayout | None:
+    """None: kernels do not follow the rows of these tensors."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    strides = [tensor.strides for tensor in given]
+    if per_head:
+        return layout_by_head(given[0].sizes, strides)
+    rows = layout_of(given[0].sizes, strides)
+    return None if rows is not None and _has_too_many(rows) else rows
+
+
+def _has_too_many(rows: RowLayout) -> bool:
+    """Whether groups have more rows than kernels count."""
+    return rows.n_outer > 1 and rows.n_outer * rows.n_inner > MAX_COUNTED_ROWS
 
 
 def layout_by_head(sizes: tuple[int, ...], strides: list[tuple[int, ...]]) -> RowLayout | None:

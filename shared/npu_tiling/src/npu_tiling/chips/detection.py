@@ -80,23 +80,19 @@ def plain_pytorch() -> Iterator[None]:
         _plain.depth -= 1
 
 
-_dry_runs: list[Device] = []
+dry_runs: list[Device] = []
+"""The chips that kernels are tiled for and not launched on; empty: kernels are launched."""
 
 
 @contextlib.contextmanager
 def dry_device(device: Device) -> Iterator[Device]:
     """Tile for `device`, whatever device tensors are on (meta too); kernels are not launched. Process-wide; nests."""
     with use_device(device, emulated=True):
-        _dry_runs.append(device)
+        dry_runs.append(device)
         try:
             yield device
         finally:
-            _dry_runs.remove(device)
-
-
-def is_dry_run() -> bool:
-    """Whether kernels are not launched."""
-    return bool(_dry_runs)
+            dry_runs.remove(device)
 
 
 def device_for(device: torch.device) -> Device | None:

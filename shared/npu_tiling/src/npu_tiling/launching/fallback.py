@@ -13,7 +13,7 @@ from .spec import LaunchSpec, Tiled
 
 ResultT = TypeVar("ResultT")
 
-_replaced: dict[tuple[str, LaunchSpec], LaunchSpec] = {}
+_replaced: dict[tuple[object, LaunchSpec], LaunchSpec] = {}
 
 
 _UB_OVERFLOW = re.compile(r"ub overflow, requires (\d+) bits while (\d+) bits available", re.IGNORECASE)
@@ -86,7 +86,7 @@ def refusal(error: BaseException) -> Refusal | None:
 
 
 def launch_with_fallback(
-    name: str, spec: LaunchSpec, run: Callable[[LaunchSpec], ResultT], smaller: Callable[[Any], Tiled | None]
+    name: object, spec: LaunchSpec, run: Callable[[LaunchSpec], ResultT], smaller: Callable[[Any], Tiled | None]
 ) -> ResultT:
     """Run a launch; where it overflows the Unified Buffer or is out of a CUDA device's resources, run the next smaller one.
 
@@ -96,7 +96,7 @@ def launch_with_fallback(
     The spec that worked is remembered for the process, so the failed compilation happens once, and so does the warning.
 
     Args:
-        name: the kernel's name, for the warning and the memory.
+        name: what names the kernel in the warning, as a string, and in the memory.
         spec: the launch that tiling chose: one object for equal launches, from a cached function.
         run: launches a spec; its result is returned.
         smaller: from a tiling to the next smaller one, or None when there is none.

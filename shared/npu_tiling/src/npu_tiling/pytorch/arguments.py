@@ -6,7 +6,7 @@ Imports torch; `npu_tiling` itself does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
@@ -26,9 +26,11 @@ def tensor(name: str, value: Any, *, or_none: bool = False) -> None:
 
 def floating(name: str, value: Any) -> None:
     """A tensor of a dtype that there are kernels for; fp64 too where plain PyTorch serves it."""
+    if isinstance(value, Tensor) and value.dtype in DTYPES:  # most are
+        return
     tensor(name, value)
     wide = value.dtype == torch.float64 and value.device.type == "cpu" and device_for(value.device) is None
-    if value.dtype not in DTYPES and not wide:
+    if not wide:
         allowed = "torch.float32, torch.bfloat16 or torch.float16"
         raise TypeError(f"{name} is {value.dtype} on {value.device.type} and must be {allowed}.")
 
@@ -69,10 +71,10 @@ def parameter(
     name: str, value: Any, shapes: Sequence[Sequence[int]], like: Tensor, of: str, *, or_none: bool = False
 ) -> None:
     """A tensor of one of some shapes in fp32, or in the dtype of what it goes with, and where that is."""
+    if or_none and value is None:
+        return
     tensor(name, value, or_none=or_none)
-    if value is not None:
-        if value.shape in shapes and value.dtype == like.dtype and value.device == like.device:  # most are
-            return
+    if value.shape not in shapes or value.dtype != like.dtype or value.device != like.device:
         shape(name, value, *shapes)
         parameter_dtype(name, value, like, of)
         device(name, value, like, of)
@@ -89,6 +91,8 @@ def number(
     or_none: bool = False,
 ) -> Any:
     """A number within limits, as a float (None stays that)."""
+    if type(value) is float and not least and most is None and above is None and 0 <= value < math.inf:  # most are
+        return value
     if value is None and or_none:
         return None
     if not _is_number(value):
@@ -126,7 +130,7 @@ def flags(**values: Any) -> None:
             raise TypeError(f"{name} is {value!r} and must be True or False.")
 
 
-def one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
+def one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     """One of some words."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} is {value!r} and must be one of {', '.join(map(repr, allowed))}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..chips.detection import is_dry_run, plain_pytorch
+from ..chips.detection import dry_runs, plain_pytorch
 from .tensors import nothing
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
@@ -23,7 +25,7 @@ _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
 Function = torch.autograd.function._SingleLevelFunction
 
 _PLAIN_TENSORS = frozenset((Tensor, Parameter))
-_NUMBERS = frozenset((int, float, bool, str, type(None)))
+_CONSTANTS = frozenset((int, float, bool, str, torch.dtype, type(None)))
 
 _transformed = threading.local()  # .recording: inside `apply` under a transform
 _ever_transformed = False
@@ -40,7 +42,7 @@ class OperatorLibrary:
         self._library = torch.library.Library(namespace, "DEF")
         self._implementations: dict[str, Callable[..., Any]] = {}
         self._forward_mode: dict[str, bool] = {}
-        self._with_autograd: dict[str, Callable[..., Any]] = {}
+        self._direct: dict[str, Callable[..., Any]] = {}  # what is called where the dispatcher is bypassed
 
     def define(
         self,
@@ -68,56 +70,50 @@ class OperatorLibrary:
         for backend in _BACKENDS:
             self._library.impl(name, _without_none(implementation), backend)
         torch.library.register_fake(f"{self._namespace}::{name}", _without_none(fake), lib=self._library)
-        self._implementations[name] = implementation
+        self._implementations[name] = self._direct[name] = implementation
         self._forward_mode[name] = forward_mode
         if batched is not None:
             self._library.impl(name, _without_none(_plain(batched)), "FuncTorchBatched")
 
-    def autograd(self, name: str, function: Callable[..., Any], bypassing: Callable[..., Any] | None = None) -> None:
+    def autograd(self, name: str, record: Callable[..., Any]) -> None:
         """Set what the operator does where autograd may record it: mostly `apply` of a `Function`.
 
         Args:
             name: the operator.
-            function: takes its arguments.
-            bypassing: the same where the dispatcher is bypassed: what the operator does itself can be called there directly,
-                not through `below_autograd`, which asks once more who observes. None: `function`.
+            record: takes `run` and the operator's arguments. `run` is the operator without its gradient: through the
+                dispatcher, or where that is bypassed the implementation itself.
         """
+        below_autograd = functools.partial(self.below_autograd, name)
 
         def unless_forward(*arguments: Any) -> Any:
             if forward_mode(arguments):
                 return self._with_tangents(name, *arguments)
-            return function(*arguments)
+            return record(below_autograd, *arguments)
 
         self._library.impl(name, _without_none(unless_forward), "Autograd")
-        self._with_autograd[name] = bypassing or function
+        self._direct[name] = functools.partial(record, self._implementations[name])
 
     def gradient(self, name: str) -> None:
         """Say that the operator is a gradient: to differentiate it again is an error and not a silent zero."""
 
-        def refuse_if_recorded(*arguments: Any) -> Any:
+        def record(run: Callable[..., Any], *arguments: Any) -> Any:
             if not needs_gradient(arguments):
-                return self.below_autograd(name, *arguments)
+                return run(*arguments)
             leaves, structure = tree_flatten(arguments)
             results = _Results()
-            flat = apply(_Gradient, self, name, structure, results, *leaves)
+            flat = apply(_Gradient, run, name, structure, results, *leaves)
             return tree_unflatten(flat, results.structure)
 
-        def unless_recorded(*arguments: Any) -> Any:
-            if needs_gradient(arguments):
-                return refuse_if_recorded(*arguments)
-            return self._implementations[name](*arguments)
-
-        self.autograd(name, refuse_if_recorded)
-        self._with_autograd[name] = unless_recorded  # from `__call__`, which has asked who observes
+        self.autograd(name, record)
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Call an operator, all of its arguments in order: a gradient too, from the backward of an autograd function."""
         if can_bypass_dispatcher(arguments):
-            return self._with_autograd.get(name, self._implementations[name])(*arguments)
+            return self._direct[name](*arguments)
         return self._operator(name)(*arguments)
 
     def below_autograd(self, name: str, *arguments: Any) -> Any:
-        """Call an operator that autograd is not to record: from the forward of its own autograd function."""
+        """Call an operator that autograd is not to record."""
         if can_bypass_dispatcher(arguments):
             return self._implementations[name](*arguments)
         if not getattr(_transformed, "recording", False):
@@ -174,9 +170,9 @@ class _Results:
 
 class _Gradient(Function):
     @staticmethod
-    def forward(ctx, library, name, structure, results, *leaves):  # type: ignore[no-untyped-def]
+    def forward(ctx, run, name, structure, results, *leaves):  # type: ignore[no-untyped-def]
         ctx.name = name
-        found = library.below_autograd(name, *tree_unflatten(leaves, structure))
+        found = run(*tree_unflatten(leaves, structure))
         flat, results.structure = tree_flatten(found)
         return tuple(flat)
 
@@ -235,9 +231,9 @@ def can_bypass_dispatcher(arguments: Sequence[Any]) -> bool:
 
     In a dry run it is True: for tensors without data the dispatcher would call the fake function, which launches nothing.
     """
-    if is_dry_run():
+    if dry_runs:
         return True
-    if torch.compiler.is_compiling():  # the operator would be traced into, and not captured
+    if is_dynamo_compiling():  # the operator would be traced into, and not captured
         return False
     if torch._C._are_functorch_transforms_active():  # levels of grad and vmap would be skipped; wrappers have no data
         return False
@@ -256,7 +252,7 @@ def _all_plain(arguments: Sequence[Any]) -> bool:
             if argument.is_meta or (_ever_transformed and torch._C._functorch.is_functorch_wrapped_tensor(argument)):
                 # meta: no data. After a transform: what a Function saved under it is still wrapped.
                 return False
-        elif kind in _NUMBERS:  # nothing to ask: most arguments, in every call
+        elif kind in _CONSTANTS:  # nothing to ask: most arguments, in every call
             continue
         elif isinstance(argument, Tensor) or (isinstance(argument, (list, tuple)) and not _all_plain(argument)):
             return False
