@@ -28,7 +28,7 @@ OPERATOR = (
     "formula | kept_blocks | matmul | passes | results | shape",
     "parallel",
     "chunks | rows",
-    "casting | options | partition | tables",
+    "calls | casting | options | partition | tables",
 )
 
 CORE = (
