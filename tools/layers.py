@@ -14,7 +14,7 @@ OPERATOR = (
     "patching",
     "block_attn_res | causal_lm | log_probs | module | pipeline | quantised",
     "api | functional | gated | bank | two_phase",
-    "autograd | writes",
+    "autograd | distributions | writes",
     "operators",
     "compute | cpu",
     "ways",
@@ -26,8 +26,9 @@ OPERATOR = (
     "ascend | cuda",
     "both",
     "formula | kept_blocks | matmul | passes | results | shape",
+    "distribution_rows",
     "parallel",
-    "chunks | rows",
+    "chunks | ids | rows",
     "calls | casting | options | partition | tables",
 )
 

@@ -196,6 +196,15 @@ def cross_entropy_calls(device: torch.device) -> Iterator[Call]:
         target = torch.randint(0, vocabulary, (ROWS,), device=device)
         _backward(linear_log_probs(x, weight, target, return_entropy=True, **options))
 
+    def distributions(vocabulary: int, **options: Any) -> None:
+        x, weight = _leaf((ROWS, 16), BF16, device), _leaf((vocabulary, 16), BF16, device)
+        ids = torch.randint(0, vocabulary, (ROWS, 3), device=device)
+        extras = ("entropy", "square_sum", "mean_logit", "is_top")
+        given = {"ids": ids, "top_k": min(3, vocabulary), **{f"return_{extra}": True for extra in extras}, **options}
+        if given.pop("temperatures", False):
+            given["temperature"] = _leaf((ROWS,), FP32, device).detach().exp().requires_grad_()
+        _backward(linear_log_probs(x, weight, ids[:, 0], **given))
+
     everything = {"label_smoothing": 0.1, "lse_square_scale": 0.1, "softcap": 30.0, "logit_scale": 0.5}
     everything |= {"token_scaling": True, "return_z_loss": True, "return_token_accuracy": True, "return_lse": True}
     everything |= {"bias": True, "class_weight": True}
@@ -218,6 +227,9 @@ def cross_entropy_calls(device: torch.device) -> Iterator[Call]:
             yield f"{_name(dtype)} {vocabulary}, kept columns, smoothing", _call(run, vocabulary, dtype, **kept)
             yield f"{_name(dtype)} {vocabulary}, everything by columns", _call(run, vocabulary, dtype, **everything, **small)
         yield f"bf16 {vocabulary}, log-probabilities by columns", _call(log_probs, vocabulary, memory_budget=2**14)
+        yield f"bf16 {vocabulary}, distributions", _call(distributions, vocabulary)
+        everywhere = {"softcap": 5.0, "logit_scale": 0.5, "temperatures": True, "memory_budget": 2**14}
+        yield f"bf16 {vocabulary}, distributions by columns", _call(distributions, vocabulary, **everywhere)
     yield "bf16 7, many tokens", _call(run, 7, BF16, tokens=5000)
 
     def product(**options: Any) -> None:
@@ -264,7 +276,8 @@ def _rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, view
 
 
 def _backward(outputs: Tensor | tuple[Tensor | None, ...]) -> None:
-    given = [outputs] if isinstance(outputs, Tensor) else [output for output in outputs if output is not None]
+    every = [outputs] if isinstance(outputs, Tensor) else [output for output in outputs if output is not None]
+    given = [output for output in every if output.requires_grad]
     torch.autograd.backward(given, [torch.ones_like(output) for output in given])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, matmul
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs, matmul
 
 TOKENS, WIDTH = 64, 16
 VOCABULARIES = (1, 2, 123, 1000, 2048, 3000, 4096, 32000, 50257, 128256, 151936, 256000)
@@ -30,6 +30,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "everything, entropy": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True, "return_entropy": True},
     "everything, columns": {**EVERYTHING, **EXTRAS, "class_weight": True, "bias": True, "memory_budget": 2**20},
 }
+OF_DISTRIBUTIONS: dict[str, dict[str, Any]] = {
+    "distributions": {},
+    "distributions, everything": {"softcap": 30.0, "logit_scale": 0.5, "temperatures": True},
+    "distributions, everything, columns": {
+        "softcap": 30.0,
+        "logit_scale": 0.5,
+        "temperatures": True,
+        "memory_budget": 2**20,
+    },
+}
 # A call for each kind of tile: what lint at each commit and quick reports look at.
 SAMPLE = (
     "bfloat16 1000",
@@ -38,6 +48,7 @@ SAMPLE = (
     "float32 32000",
     "bfloat16 128256, accuracy",
     "bfloat16 4096, many rows",
+    "bfloat16 50257, distributions",
 )
 # Calls that launch every kernel with every value of its flags: executed at each commit.
 WAYS = (
@@ -49,9 +60,16 @@ WAYS = (
     "bfloat16 50257, columns",
     "float32 32000",
     "bfloat16 4096, many rows",
+    "bfloat16 1000, distributions",
+    "bfloat16 50257, distributions, everything, columns",
 )
 # Calls among these that launch every kernel: executed with every compiler, and for an A3.
-KERNELS = ("bfloat16 1000, everything, each row", "bfloat16 123, everything, many rows", "bfloat16 4096, many rows")
+KERNELS = (
+    "bfloat16 1000, everything, each row",
+    "bfloat16 123, everything, many rows",
+    "bfloat16 4096, many rows",
+    "bfloat16 1000, distributions",
+)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -65,6 +83,8 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     for vocabulary in (1000, 50257, 128256):
         for what, options in OPTIONS.items():
             yield f"bfloat16 {vocabulary}, {what}", call(vocabulary, **options)
+        for what, options in OF_DISTRIBUTIONS.items():
+            yield f"bfloat16 {vocabulary}, {what}", _distributions(vocabulary, **options)
     yield "bfloat16 4096, many rows", call(4096, tokens=1024, narrow=True)  # several tiles of whole rows a program
     # The arithmetic on rows: every option of each row, and more rows than one program takes.
     yield "bfloat16 1000, everything, each row", call(1000, **OPTIONS["everything, entropy"], **EACH_ROW)
@@ -88,6 +108,19 @@ def _chunk(vocabulary: int) -> Callable[[], None]:
             mock.patch.object(matmul, "add_product", lambda *_: None),
         ):
             fused_linear_cross_entropy(x, weight, torch.zeros(1024, dtype=torch.int64), chunk_tokens=1024)
+
+    return run
+
+
+def _distributions(vocabulary: int, temperatures: bool = False, **options: Any) -> Callable[[], None]:
+    def run() -> None:
+        x, weight = (torch.randn(rows, WIDTH).bfloat16().requires_grad_() for rows in (TOKENS, vocabulary))
+        ids = torch.arange(3 * TOKENS).view(TOKENS, 3) * 7919 % vocabulary
+        temperature = torch.linspace(0.5, 1.5, TOKENS).requires_grad_() if temperatures else 1.0
+        extras = {"top_k": 4, "return_entropy": True, "return_square_sum": True, "return_mean_logit": True}
+        with mock.patch.object(matmul, "writes_fp32", lambda *_: True):
+            found = linear_log_probs(x, weight, ids[:, 0], ids=ids, temperature=temperature, **extras, **options)
+            sum(output.sum() for output in found if output is not None and output.requires_grad).backward()
 
     return run
 

@@ -21,6 +21,7 @@ REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 CALLS = dict(load_calls(Path(__file__).parents[1]))
 PASSES = ("cross_entropy_kernel", "cross_entropy_exponentials_kernel", "cross_entropy_statistics_kernel")  # over whole rows
+PASSES += ("distribution_statistics_kernel", "distribution_gradient_kernel")
 
 
 def launches_of(label, chip="Ascend910B4"):
@@ -31,7 +32,10 @@ def launches_of(label, chip="Ascend910B4"):
 
 @pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
 @pytest.mark.parametrize("chip", ["Ascend910B4", "Ascend950PR_957b"])
-@pytest.mark.parametrize("label", ["bfloat16 123", "bfloat16 128256", "bfloat16 50257, everything", "float32 32000"])
+@pytest.mark.parametrize(
+    "label",
+    ["bfloat16 123", "bfloat16 128256", "bfloat16 50257, everything", "float32 32000", "bfloat16 50257, distributions"],
+)
 def test_tiles_fit_and_are_double_buffered(label, chip, toolchain):
     if not npu_offline.supported(chip, toolchain):
         pytest.skip(f"toolchain {toolchain} has no target {chip}")

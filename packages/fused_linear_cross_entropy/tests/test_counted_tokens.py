@@ -99,8 +99,8 @@ def test_log_probabilities_and_entropies(device, ignored):
         x, weight = losses.leaf(case.x, device.torch), losses.leaf(case.weight, device.torch)
         given = {"return_entropy": True, "counted_tokens": some}
         found = linear_log_probs(x, weight, case.target.to(device.torch), **given)
-        sum(output.sum() for output in found).backward()
-        results = [*found, x.grad, weight.grad]
+        (found.log_probs.sum() + found.entropy.sum()).backward()
+        results = [found.log_probs, found.entropy, x.grad, weight.grad]
         if some is None:
             wanted = results
     for one, other in zip(results, wanted, strict=True):

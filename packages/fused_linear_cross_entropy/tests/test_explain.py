@@ -5,7 +5,7 @@ import functools
 import npu_tiling
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import compute, explain, fused_linear_cross_entropy, matmul
+from npu_fused_linear_cross_entropy import compute, explain, fused_linear_cross_entropy, linear_log_probs, matmul
 from npu_fused_linear_cross_entropy.options import Options
 from npu_fused_linear_cross_entropy.tiling import Way
 from npu_tiling.explaining.explanation import explained
@@ -19,16 +19,21 @@ CALLS = {
     Way.KEPT_LOGITS: {"width": 64, "label_smoothing": 0.1, **SMALL},
     Way.KEPT_EXPONENTIALS: {"width": 64, **SMALL},
     Way.COLUMNS: {"bias": True, **SMALL},
+    Way.DISTRIBUTIONS: {"log_probs": True, "softcap": 30.0},
 }
 
 
-def run(place, *, tokens, width, vocabulary, bias=False, **options):
+def run(place, *, tokens, width, vocabulary, bias=False, log_probs=False, **options):
     """The call that `explain` has these options for."""
     make = {"dtype": torch.bfloat16, "device": place.torch, "requires_grad": True}
     x, weight = torch.zeros(tokens, width, **make), torch.zeros(vocabulary, width, **make)
     added = torch.zeros(vocabulary, **make) if bias else None
     target = torch.zeros(tokens, dtype=torch.int64, device=place.torch)
-    fused_linear_cross_entropy(x, weight, target, added, **options).sum().backward()
+    if log_probs:
+        found = linear_log_probs(x, weight, target, added, return_square_sum=True, return_mean_logit=True, **options)
+        (found.log_probs + found.square_sum + found.mean_logit).sum().backward()
+    else:
+        fused_linear_cross_entropy(x, weight, target, added, **options).sum().backward()
 
 
 @pytest.mark.parametrize("way", CALLS)
@@ -54,7 +59,7 @@ def test_explained_launches_and_products_are_those_that_are_made(npu_place, way,
     assert found.decisions[0][1]["way"].startswith(way.name)
 
 
-@pytest.mark.parametrize("way", CALLS)
+@pytest.mark.parametrize("way", [way for way in CALLS if way is not Way.DISTRIBUTIONS])
 def test_memory_is_what_the_operators_take(npu_place, way, monkeypatch):
     chip = npu_tiling.device_for(npu_place.torch)
     if chip is None or npu_place.torch.type != "cpu":
@@ -91,6 +96,11 @@ def test_lengths_of_chunks_are_explained_by_the_rows_that_fit():
     assert "hold 500 whole rows of logits, and a chunk of whole rows has at least 624" in columns["their lengths"]
     given = explain(tokens=8192, **wide, memory_budget=64 * 10**6, chunk_tokens=1000).decisions[0][1]
     assert given["their lengths"].endswith("hold 500 whole rows of logits, of the 1000 that were given")
+
+
+def test_options_of_the_loss_alone_are_refused_with_log_probs():
+    with pytest.raises(ValueError, match="label_smoothing must be left out where log_probs is True"):
+        explain(**SIZES, chip="H200", log_probs=True, label_smoothing=0.1)
 
 
 def test_peak_on_an_h200_is_what_was_measured():

@@ -22,6 +22,12 @@ SHAPES = {
     "narrow": dataclasses.replace(PLAIN, itemsize=2),
     "everything": EVERYTHING,
     "entropy": dataclasses.replace(EVERYTHING, kernel=ChunkKernel.STATISTICS, written_itemsize=0, entropy=True),
+    "distributions": dataclasses.replace(
+        EVERYTHING, kernel=ChunkKernel.DISTRIBUTIONS, written_itemsize=0, argmax=False, entropy=True
+    ),
+    "distributions' gradient": dataclasses.replace(
+        EVERYTHING, kernel=ChunkKernel.DISTRIBUTION_GRADIENT, argmax=False, entropy=True
+    ),
     "kept": dataclasses.replace(PLAIN, kernel=ChunkKernel.KEEP, smoothed=True, argmax=True),
     "exponentials": dataclasses.replace(PLAIN, kernel=ChunkKernel.EXPONENTIALS),
 }
@@ -60,7 +66,9 @@ def test_tiles_cover_a_row_and_fit(chip):
                 assert launch.ub_bytes <= chip.ub_bytes
             else:
                 assert launch.block_n & (launch.block_n - 1) == launch.tail_n & (launch.tail_n - 1) == 0
-                assert launch.constants.get("BARRIER", False) == (what not in ("loss alone", "narrow", "entropy", "kept"))
+                assert launch.constants.get("BARRIER", False) == (
+                    what not in ("loss alone", "narrow", "entropy", "kept", "distributions")
+                )
 
 
 @pytest.mark.parametrize("what", SHAPES)

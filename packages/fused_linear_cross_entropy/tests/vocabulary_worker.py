@@ -2,6 +2,7 @@
 
 import sys
 
+import log_probs
 import losses
 import torch
 import torch.distributed as dist
@@ -163,6 +164,29 @@ def the_scale_of_class_weights_costs_nothing(place, rank):
                 assert (found[name].double() - mine).norm() <= 2e-3 * mine.norm(), (scale, name)
 
 
+def everything_of_distributions(place, rank):
+    """Of parts of a vocabulary, one of which has fewer columns than the largest logits that are asked for."""
+    device = "cuda" if place == "cuda" else "cpu"
+    with torch.device("cpu"):
+        tensors = log_probs.make(vocabulary=123, bias=True, temperature=True)
+    for ranges in ([(0, 120), (120, 123)], [(0, 60), (60, 123)]):
+        own = slice(*ranges[rank])
+
+        def of_part(x, weight, target, bias, own=own, **options):
+            part = {"process_group": dist.group.WORLD, "vocab_range": (own.start, own.stop), "vocab_size": 123}
+            return linear_log_probs(x, weight[own], target, bias[own], **options, **part)
+
+        found, given = [], {**log_probs.EVERYTHING, "memory_budget": 2**14}
+        for function in (linear_log_probs, of_part):
+            moved, leaves = log_probs.leaves_of(tensors, device)
+            outputs = function(moved.pop("x"), moved.pop("weight"), moved.pop("target"), moved.pop("bias"), **moved, **given)
+            gradients = log_probs.gradients_of(outputs, leaves)
+            found.append([*outputs, *(gradients[name] for name in ("x", "temperature"))])
+            found[-1] += [gradients[name][own] for name in ("weight", "bias")]
+        for whole, part in zip(*found, strict=True):
+            torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-5)
+
+
 def main() -> None:
     place = sys.argv[1]
     with ranks.join(place) as rank:
@@ -175,6 +199,7 @@ def main() -> None:
         only_tokens_are_exchanged()
         the_scale_of_class_weights_costs_nothing(place, rank)
         a_row_of_nan_predicts_a_token(rank)
+        everything_of_distributions(place, rank)
         if place == "cuda":
             with torch.device("cpu"):  # where cases are made and fp64 is computed
                 exponentials_of_the_product_itself(rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from npu_tiling import device_for
+from npu_tiling import Device, device_for
 from npu_tiling.pytorch.tensors import without_autocast
 from torch import Tensor
 
@@ -76,14 +76,33 @@ def split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options, tuple[Any, ...]]
 def _start(inputs: Inputs, options: Options, needs: Needs, task: Task) -> Loss:
     device = device_for(inputs.x.device)
     if device is None:
-        _check_targets(inputs.target, options)
+        check_columns("target", inputs.target, options)
     x, weight, bias = inputs.x, inputs.weight, inputs.bias
     if x.dim() != 2:
         x = x.reshape(-1, x.shape[-1])
         inputs = inputs._replace(x=x, target=inputs.target.reshape(-1))
     if weight.dtype != x.dtype:
         inputs = inputs._replace(weight=weight.to(x.dtype))
-    shape = Shape(
+    unfinished = task is Task.LOSS_AND_GRADIENTS and is_unfinished(x, inputs.class_weight, options)
+    is_readable = is_possible(x, inputs.weight, device)
+    shape = shape_of(task, x, weight, bias, options, needs, device, unfinished=unfinished, is_readable=is_readable)
+    return start(inputs, options, tiling.choose(shape), device)
+
+
+def shape_of(
+    task: Task,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    options: Options,
+    needs: Needs,
+    device: Device | None,
+    *,
+    unfinished: bool = False,
+    is_readable: bool = False,
+) -> Shape:
+    """What decisions about x [N, H] and the weight depend on."""
+    return Shape(
         task=task,
         tokens=x.shape[0],
         width=x.shape[1],
@@ -93,21 +112,21 @@ def _start(inputs: Inputs, options: Options, needs: Needs, task: Task) -> Loss:
         bias_dtype=None if bias is None else bias.dtype,
         options=options,
         needs=needs,
-        unfinished=task is Task.LOSS_AND_GRADIENTS and is_unfinished(x, inputs.class_weight, options),
+        unfinished=unfinished,
         writes_fp32=matmul.writes_fp32(x.device, x.dtype),
-        is_readable=is_possible(x, inputs.weight, device),
+        is_readable=is_readable,
         device=device,
     )
-    return start(inputs, options, tiling.choose(shape), device)
 
 
-def _check_targets(target: Tensor, options: Options) -> None:
+def check_columns(name: str, target: Tensor, options: Options) -> None:
+    """Raises IndexError where one of these is neither a column of the vocabulary nor ignored."""
     wrong = rows.are_counted(target, options.ignore_index) & ((target < 0) | (target >= options.vocab_size))
     if wrong.any():
         place = wrong.nonzero()[0].tolist()
         index = ", ".join(map(str, place))
         raise IndexError(
-            f"target{f'[{index}]' if place else ''} is {target[tuple(place)].item()} and must be from 0 to "
+            f"{name}{f'[{index}]' if place else ''} is {target[tuple(place)].item()} and must be from 0 to "
             f"{options.vocab_size - 1}, or ignore_index, {options.ignore_index}."
         )
 

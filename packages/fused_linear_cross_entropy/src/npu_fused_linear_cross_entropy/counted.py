@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -46,9 +46,14 @@ def check_counted(counted: int | Tensor | None, target: Tensor) -> None:
 
 
 def of_counted_tokens(
-    loss: Callable[[Tensor, Tensor], Any], x: Tensor, target: Tensor, options: Options, counted: int | Tensor
+    loss: Callable[..., Any],
+    x: Tensor,
+    target: Tensor,
+    options: Options,
+    counted: int | Tensor,
+    others: Sequence[Tensor | None] = (),
 ) -> Any:
-    """The outputs, a NamedTuple, of `loss` for x [..., H] and target [...]; it is called with the tokens that count.
+    """The outputs, a NamedTuple, of `loss` for x [..., H], target [...] and others [..., ...], of the tokens that count.
 
     On a CPU what is wrong with `counted` is an error. On an accelerator, where that would wait, the first token's target is
     then outside the vocabulary, which makes its loss NaN, and so the mean and the sum.
@@ -59,17 +64,24 @@ def of_counted_tokens(
     """
     chosen = _choose(target.reshape(-1).long(), counted, options)
     rows = x.reshape(-1, x.shape[-1]).index_select(0, chosen.rows).masked_fill_(chosen.zeros.unsqueeze(1), 0.0)
-    outputs = loss(rows, chosen.target)
+    dimensions = target.dim()
+    chosen_others = (other if other is None else _rows(other, dimensions).index_select(0, chosen.rows) for other in others)
+    outputs = loss(rows, chosen.target, *chosen_others)
 
     def put_back(output: Tensor | None, nothing: int) -> Tensor | None:
         if output is None or output.dim() == 0:
             return output
-        extended = torch.cat((output, output.new_full((1,), nothing)))
-        return extended.index_select(0, chosen.place).view(target.shape)
+        extended = torch.cat((output, output.new_full((1, *output.shape[1:]), nothing)))
+        return extended.index_select(0, chosen.place).view(*target.shape, *output.shape[1:])
 
-    nothings = {"predicted_tokens": -1}
+    nothings = {"predicted_tokens": -1, "top_ids": -1}
     changed = {name: put_back(output, nothings.get(name, 0)) for name, output in outputs._asdict().items()}
     return outputs._replace(**changed)
+
+
+def _rows(tensor: Tensor, dimensions: int) -> Tensor:
+    """The tensor with its first dimensions, those of the tokens, as one."""
+    return tensor.reshape(-1, *tensor.shape[dimensions:])
 
 
 def _choose(target: Tensor, counted: int | Tensor, options: Options) -> Counted:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast
 
 import torch
 from npu_tiling import Device
@@ -19,6 +20,7 @@ from torch import Tensor
 from . import matmul
 from .api import fused_linear_cross_entropy
 from .chunks import Layout
+from .log_probs import linear_log_probs
 from .tiling import Tiling
 
 
@@ -41,6 +43,7 @@ def explain(
     token_scaling: bool = False,
     return_token_accuracy: bool = False,
     return_entropy: bool = False,
+    log_probs: bool = False,
     chunk_tokens: int | None = None,
     memory_budget: int | None = None,
 ) -> Explanation:
@@ -66,6 +69,8 @@ def explain(
         token_scaling: losses are multiplied by probabilities.
         return_token_accuracy: the share of right tokens too.
         return_entropy: entropies too.
+        log_probs: explain `linear_log_probs` with its other outputs, in place of the loss; of the options above bias,
+            softcap, logit_scale and entropies go with it.
         chunk_tokens: tokens of a chunk.
         memory_budget: bytes for logits and sums.
 
@@ -93,6 +98,10 @@ def explain(
         "chunk_tokens": chunk_tokens,
         "memory_budget": memory_budget,
     }
+    name, function = "cross entropy", cast("Callable[..., Any]", fused_linear_cross_entropy)
+    if log_probs:
+        name, function, reduction = "log-probabilities", linear_log_probs, "none"
+        options = _of_log_probs(options)
     inputs, product = [x, weight, added], 2 * tokens * width * vocabulary
     flops = {"forward": product}
     is_one_number = reduction != "none" and not return_entropy
@@ -100,9 +109,9 @@ def explain(
         flops = {"forward": 3 * product} if is_one_number else {"forward": product, "backward": 3 * product}
 
     def run() -> Mapping[str, int]:
-        found = fused_linear_cross_entropy(x, weight, target, added, **options)
+        found = function(x, weight, target, added, **options)
         results = [found] if isinstance(found, Tensor) else [each for each in found if each is not None]
-        read = [*inputs, target, options["class_weight"]]
+        read = [*inputs, target, options.get("class_weight")]
         moved = {"forward": nbytes([*read, *results])}
         if backward:
             written = nbytes(gradients(results, inputs))
@@ -111,13 +120,25 @@ def explain(
         return moved
 
     return explain_run(
-        f"linear cross entropy of {tokens} x {width} and {vocabulary} x {width} in {dtype}",
+        f"linear {name} of {tokens} x {width} and {vocabulary} x {width} in {dtype}",
         run,
         chosen_chip(chip),
         flops=flops,
         describe=_described,
         passed_through=[matmul.__name__],
     )
+
+
+def _of_log_probs(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `linear_log_probs`; the others have to be left out."""
+    known = inspect.signature(linear_log_probs).parameters
+    given = [
+        name for name, value in options.items() if name not in known and value and (name, value) != ("reduction", "mean")
+    ]
+    if given:
+        raise ValueError(f"{given[0]} must be left out where log_probs is True.")
+    extras = ("return_square_sum", "return_mean_logit")
+    return {name: value for name, value in options.items() if name in known} | dict.fromkeys(extras, True)
 
 
 def _described(tiling: Tiling) -> dict[str, str]:

@@ -10,9 +10,9 @@ from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from . import matmul, parallel
-from .chunks import part
+from .chunks import Layout, part
 from .launch.chunk import scale_rows
-from .tiling import Tiling, Way
+from .tiling import Tiling
 
 
 class Gradients(NamedTuple):
@@ -39,7 +39,7 @@ class GradientSums:
         self.dweight = allocate(x, weight.shape, tiling.sum_dtype) if needs.dweight else None
         self._dbias = allocate(x, weight.shape[:1], tiling.exact) if needs.dbias else None
         self._wide_dx = None
-        if needs.dx and tiling.way is Way.COLUMNS and x.dtype != tiling.exact:
+        if needs.dx and parts.layout is Layout.COLUMNS and x.dtype != tiling.exact:
             self._wide_dx = allocate(x, (parts.longest[0], x.shape[1]), tiling.exact)
 
     def add(self, tokens: slice, columns: slice, gradient: Tensor) -> None:

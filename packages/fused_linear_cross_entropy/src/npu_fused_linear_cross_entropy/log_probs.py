@@ -1,38 +1,76 @@
-"""Log-probabilities of given tokens, as policy-gradient and preference training use them."""
+"""Log-probabilities of tokens and more of their distributions, as policy-gradient and preference training use them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
+from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.sharding import is_distributed
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from .api import call
 from .checks import Part, autocast, check, checked_options
+from .counted import check_counted, of_counted_tokens
+from .distributions import Outputs, Wanted, distributions
 from .options import Options
+from .rows import are_counted
+from .ways.distributions import Inputs
 
 _INVARIANT_TOKENS = 512  # of a chunk, where its length must not follow from how many tokens there are
 
 
 class LogProbs(NamedTuple):
-    """Log-probabilities of the targets and entropies of the distributions, [...] each."""
+    """What `linear_log_probs` returns; None for what was not asked for.
 
-    log_probs: Tensor
-    entropy: Tensor
+    Attributes:
+        log_probs: [...], of the targets.
+        entropy: [...], - sum p log p.
+        ids_log_probs: [..., K], of the ids.
+        top_log_probs, top_ids: [..., top_k], the largest log-probabilities in descending order, and their columns, int64.
+        square_sum: [...], sum p^2.
+        mean_logit: [...], sum z / V.
+        is_top: bool [...], whether the first largest logit is the target's.
+    """
+
+    log_probs: Tensor | None = None
+    entropy: Tensor | None = None
+    ids_log_probs: Tensor | None = None
+    top_log_probs: Tensor | None = None
+    top_ids: Tensor | None = None
+    square_sum: Tensor | None = None
+    mean_logit: Tensor | None = None
+    is_top: Tensor | None = None
+
+
+class _Asked(NamedTuple):
+    """Which outputs are asked for beside log-probabilities of the target and the ids."""
+
+    top_k: int
+    entropy: bool
+    square_sum: bool
+    mean_logit: bool
+    is_top: bool
 
 
 def linear_log_probs(
     x: Tensor,
     weight: Tensor,
-    target: Tensor,
+    target: Tensor | None = None,
     bias: Tensor | None = None,
     *,
+    ids: Tensor | None = None,
+    top_k: int | None = None,
+    temperature: float | Tensor = 1.0,
     ignore_index: int = -100,
     softcap: float | None = None,
     logit_scale: float = 1.0,
     return_entropy: bool = False,
+    return_square_sum: bool = False,
+    return_mean_logit: bool = False,
+    return_is_top: bool = False,
     batch_invariant: bool = False,
     accum_dtype: torch.dtype | None = None,
     chunk_tokens: int | None = None,
@@ -42,11 +80,13 @@ def linear_log_probs(
     vocab_size: int | None = None,
     counted_tokens: int | Tensor | None = None,
 ) -> Tensor | LogProbs:
-    """log softmax(z)[target] of every token, without the logits z of `fused_linear_cross_entropy` in memory.
+    """log softmax(z)[target] of every token, and more of its distribution, without the logits z of all tokens in memory.
 
-        log_probs = z_y - L     L = log sum exp z          entropy = L - sum p z     p = exp(z - L)
+        t = logit_scale (x weight^T + bias)     z = softcap tanh(t / softcap) / temperature     L = log sum exp z
+        log_probs = z_y - L    p = exp(z - L)    entropy = L - sum p z    square_sum = sum p^2    mean_logit = sum z / V
 
-    Both are differentiable; the backward computes the logits again.
+    All but `top_ids` and `is_top` are differentiable, with respect to a tensor of temperatures too; the backward computes
+    the logits again.
 
     Equal calls give equal bits. But the bits of one token depend on how many tokens there are, because chunks and the
     framework's choice of a matrix product do. With `batch_invariant` they do not: every product has one shape,
@@ -58,71 +98,149 @@ def linear_log_probs(
     Args:
         x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).
         weight: [V, H], x's dtype or fp32.
-        target: [...], int64 or int32.
+        target: [...], int64 or int32; None where only other outputs are asked for.
         bias: [V], x's dtype or fp32.
-        ignore_index: tokens with this target have log-probability and entropy 0, and no gradient.
-        softcap: c, for logits c tanh(t / c); None for no cap.
-        logit_scale: factor of the logits: 1 / temperature.
-        return_entropy: also return the entropies.
+        ids: [..., K], int64 or int32: return the log-probabilities of these columns too. Of one that is `ignore_index` it
+            is 0, without a gradient. A column may be named more than once.
+        top_k: return so many of the largest log-probabilities of each token, and their columns. Which of equal logits come
+            first is not said.
+        temperature: a number above 0, or [...], x's dtype or fp32, a number above 0 for each token.
+        ignore_index: all outputs of tokens with this target are 0, and have no gradient; their top_ids are -1.
+        softcap: c, for logits c tanh(t / c) / temperature; None for no cap.
+        logit_scale: factor of the logits.
+        return_entropy, return_square_sum, return_mean_logit, return_is_top: return these too.
         batch_invariant: make a token's results independent of the other tokens. Costs a copy of x, and the time of at least
             `chunk_tokens` tokens, 512 by default.
         accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size, counted_tokens: as for
-            `fused_linear_cross_entropy`; no counted_tokens with `batch_invariant`.
+            `fused_linear_cross_entropy`; no counted_tokens with `batch_invariant`. A budget holds a chunk's logits and not
+            what PyTorch's topk takes.
 
     Returns:
-        fp32 [...] (fp64 for fp64 input); with `return_entropy`, `LogProbs` (log_probs, entropy).
+        fp32 [...] (fp64 for fp64 input), the log-probabilities of the target; where anything else is asked for, `LogProbs`.
 
     Raises:
         TypeError: an argument has a type or dtype that is not supported.
         ValueError: shapes or devices do not match, or an option is out of range.
-        IndexError: a target is outside the vocabulary (CPU).
+        IndexError: a target or an id is outside the vocabulary (CPU). On an accelerator its log-probability is NaN.
 
     Source: torch.nn.functional.cross_entropy, negated; batch invariance: He et al., "Defeating Nondeterminism in LLM
     Inference", Thinking Machines Lab, 2025.
     """
+    asked = _asked(top_k, return_entropy, return_square_sum, return_mean_logit, return_is_top)
+    rates, factor = _rates(temperature, x)
+    softcap = arguments.number("softcap", softcap, above=0, or_none=True)
     options = checked_options(
         weight,
         Part(process_group, vocab_range, vocab_size),
         Options(
             ignore_index=ignore_index,
             reduction="none",
-            softcap=softcap,
-            logit_scale=logit_scale,
+            softcap=None if softcap is None else softcap * factor,
+            logit_scale=arguments.number("logit_scale", logit_scale) * factor,
             return_entropy=return_entropy,
             accum_dtype=accum_dtype,
             chunk_tokens=_INVARIANT_TOKENS if batch_invariant and chunk_tokens is None else chunk_tokens,
             memory_budget=memory_budget,
         ),
     )
-    shape = None
-    if batch_invariant:
-        if counted_tokens is not None:
-            raise ValueError("counted_tokens must be left out where batch_invariant is True.")
-        if is_distributed((x, weight, target, bias)):
-            raise ValueError("batch_invariant is True and must be False where there are DTensors.")
-        x, weight, bias = autocast(x, weight, bias)
-        check(x, weight, target, bias, None)
-        assert options.chunk_tokens is not None
-        shape = target.shape
-        x, target = _filled_up(x, target, options.chunk_tokens, ignore_index)
-    outputs = call(x, weight, target, bias, None, None, options, counted_tokens)
-    log_probs, entropy = -outputs.loss, outputs.entropy
-    if shape is not None:
-        count = shape.numel()
-        log_probs = log_probs[:count].view(shape)
-        entropy = None if entropy is None else entropy[:count].view(shape)
-    if not return_entropy:
-        return log_probs
-    assert entropy is not None
-    return LogProbs(log_probs, entropy)
+    if asked.top_k > options.vocab_size:
+        raise ValueError(f"top_k is {top_k} and must be at most {options.vocab_size}, the size of the vocabulary.")
+    has_target = target is not None
+    if not has_target and (return_is_top or counted_tokens is not None or (ids is None and not any(asked))):
+        raise ValueError("target is None and must be a tensor, unless ids or outputs that need no target are asked for.")
+    x, weight, bias = autocast(x, weight, bias)
+    if target is None:
+        target = torch.full(x.shape[:-1], int(ignore_index == 0), device=x.device)  # not ignored
+    check(x, weight, target, bias, None)
+    _check_ids(ids, x)
+    check_counted(counted_tokens, target)
+    arguments.flags(batch_invariant=batch_invariant)
+    if batch_invariant and counted_tokens is not None:
+        raise ValueError("counted_tokens must be left out where batch_invariant is True.")
+    is_loss = has_target and ids is None and rates is None and not any(asked._replace(entropy=False))
+    if is_distributed((x, weight, target, bias)) and (batch_invariant or not is_loss):
+        raise ValueError("batch_invariant must be False, and entropies alone asked for, where there are DTensors.")
+
+    def of_loss(x: Tensor, target: Tensor, *_: Tensor | None) -> LogProbs:
+        outputs = call(x, weight, target, bias, None, None, options, counted_tokens)
+        return LogProbs(-outputs.loss, outputs.entropy)
+
+    def of_rows(x: Tensor, target: Tensor, ids: Tensor | None, rates: Tensor | None) -> LogProbs:
+        inputs = Inputs(x, weight, bias, _columns(target if has_target else None, ids), rates)
+        outputs = distributions(inputs, options._replace(return_entropy=False), Wanted(asked.top_k, asked.is_top))
+        return _log_probs(outputs, target, has_target, asked, options)
+
+    if is_loss and not batch_invariant:
+        found = of_loss(x, target)
+    elif counted_tokens is not None:
+        found = of_counted_tokens(of_rows, x, target, options, counted_tokens, (ids, rates))
+    else:
+        tokens, shape = target.numel(), target.shape
+        more = -tokens % options.chunk_tokens if batch_invariant and options.chunk_tokens else 0
+
+        def rows(tensor: Tensor, value: int) -> Tensor:
+            flat = tensor.reshape(tokens, *tensor.shape[len(shape) :])
+            # Copied even where nothing is added: a framework chooses a product by the address and strides too.
+            return torch.cat((flat, flat.new_full((more, *flat.shape[1:]), value))) if batch_invariant else flat
+
+        of_chunks = of_loss if is_loss else of_rows
+        ids_or_none = None if ids is None else rows(ids, ignore_index)
+        found = of_chunks(
+            rows(x, 0), rows(target.long(), ignore_index), ids_or_none, None if rates is None else rows(rates, 1)
+        )
+        found = LogProbs(*(None if one is None else one[:tokens].view((*shape, *one.shape[1:])) for one in found))
+    if ids is None and not any(asked):
+        assert found.log_probs is not None
+        return found.log_probs
+    return found
 
 
-def _filled_up(x: Tensor, target: Tensor, tokens: int, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """x [n, H] and target [n] as copies, with ignored tokens of zeros up to a multiple of `tokens`.
+def _asked(top_k: int | None, entropy: bool, square_sum: bool, mean_logit: bool, is_top: bool) -> _Asked:
+    arguments.whole("top_k", top_k, least=1, or_none=True)
+    arguments.flags(return_square_sum=square_sum, return_mean_logit=mean_logit, return_is_top=is_top)
+    return _Asked(top_k or 0, entropy, square_sum, mean_logit, is_top)
 
-    Copies even where nothing is added: the product that a framework chooses follows from the address and strides too.
-    """
-    rows = x.reshape(target.numel(), x.shape[-1])
-    more = -rows.shape[0] % tokens
-    filled = torch.cat((rows, rows.new_zeros(more, rows.shape[1])))
-    return filled, torch.cat((target.reshape(-1).long(), target.new_full((more,), ignore_index, dtype=torch.int64)))
+
+def _rates(temperature: float | Tensor, x: Tensor) -> tuple[Tensor | None, float]:
+    """1 / temperature, of each token or of all."""
+    if not isinstance(temperature, Tensor):
+        return None, 1.0 / arguments.number("temperature", temperature, above=0)
+    arguments.floating("x", x)
+    arguments.parameter_dtype("temperature", temperature, x, "x's")
+    arguments.shape("temperature", temperature, x.shape[:-1])
+    arguments.device("temperature", temperature, x, "x's")
+    return 1.0 / temperature.to(statistics_dtype(x.dtype)), 1.0
+
+
+def _check_ids(ids: Tensor | None, x: Tensor) -> None:
+    arguments.tensor("ids", ids, or_none=True)
+    if ids is not None:
+        arguments.dtype("ids", ids, torch.int64, torch.int32)
+        if ids.dim() != x.dim() or ids.shape[:-1] != x.shape[:-1]:
+            raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {(*x.shape[:-1], 'K')}.")
+        arguments.device("ids", ids, x, "x's")
+
+
+def _columns(target: Tensor | None, ids: Tensor | None) -> Tensor | None:
+    """[tokens, ...]: the target's column, then those of the ids."""
+    parts = [None if target is None else target.unsqueeze(1), ids]
+    found = [part.long() for part in parts if part is not None]
+    return torch.cat(found, 1) if found else None
+
+
+def _log_probs(outputs: Outputs, target: Tensor, has_target: bool, asked: _Asked, options: Options) -> LogProbs:
+    """The outputs that were asked for, of tokens [tokens] with their targets."""
+    counted = are_counted(target, options.ignore_index)
+    every = counted.unsqueeze(1)
+    of_ids = outputs.ids_log_probs
+    named = None if of_ids is None else of_ids[:, int(has_target) :]
+    return LogProbs(
+        log_probs=of_ids[:, 0] if has_target and of_ids is not None else None,
+        entropy=torch.where(counted, outputs.entropy, 0.0) if asked.entropy else None,
+        ids_log_probs=torch.where(every, named, 0.0) if named is not None and named.shape[1] else None,
+        top_log_probs=None if outputs.top_log_probs is None else torch.where(every, outputs.top_log_probs, 0.0),
+        top_ids=None if outputs.top_ids is None else torch.where(every, outputs.top_ids, -1),
+        square_sum=torch.where(counted, outputs.square_sum, 0.0) if asked.square_sum else None,
+        mean_logit=torch.where(counted, outputs.mean_logit, 0.0) if asked.mean_logit else None,
+        is_top=None if outputs.first is None else (outputs.first == target) & counted,
+    )

@@ -36,12 +36,17 @@ def sum_(values: Tensor, group: str) -> None:
     dist.all_reduce(values, dist.ReduceOp.SUM, group=_resolve(group))
 
 
+def gather(values: Tensor, group: str) -> Tensor:
+    """The values of each rank, [ranks, ...]."""
+    meeting = _resolve(group)
+    gathered = values.new_empty(meeting.size() * values.shape[0], *values.shape[1:])
+    dist.all_gather_into_tensor(gathered, values.contiguous(), group=meeting)
+    return gathered.unflatten(0, (-1, values.shape[0]))
+
+
 def combine_(statistics: Tensor, group: str, *, argmax: bool) -> None:
     """Statistics [6, tokens] (see rows.py) of each rank's columns become those of all columns, in place."""
-    meeting = _resolve(group)
-    gathered = statistics.new_empty(meeting.size() * statistics.shape[0], statistics.shape[1])
-    dist.all_gather_into_tensor(gathered, statistics.contiguous(), group=meeting)
-    parts = gathered.unflatten(0, (-1, statistics.shape[0]))
+    parts = gather(statistics, group)
     maxima = parts[:, 0]
     top = maxima.amax(0)
     if argmax:  # of a row with NaN any place will do: one of them is less than infinity

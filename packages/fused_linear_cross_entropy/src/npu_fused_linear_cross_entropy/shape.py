@@ -18,6 +18,8 @@ class Task(Enum):
     LOSS = "the outputs alone"
     LOSS_AND_GRADIENTS = "the outputs, and the gradients of a loss that is one number"
     GRADIENTS = "gradients, given those of the losses and entropies of single tokens"
+    DISTRIBUTIONS = "what the distributions of single tokens are"
+    DISTRIBUTION_GRADIENTS = "gradients, given those of what the distributions are"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +54,21 @@ class Shape:
     device: Device | None = field(repr=False)
 
     @property
+    def is_of_distributions(self) -> bool:
+        """Whether there are no losses."""
+        return self.task in (Task.DISTRIBUTIONS, Task.DISTRIBUTION_GRADIENTS)
+
+    @property
     def is_row_factor_times_exponentials(self) -> bool:
         """Whether the gradient of the logits is a factor of the row times exponentials, in a dtype with fp32's range."""
         options = self.options
-        other = options.softcap is not None or options.return_entropy or options.smoothed or options.argmax
+        other = (
+            self.is_of_distributions
+            or options.softcap is not None
+            or options.return_entropy
+            or options.smoothed
+            or options.argmax
+        )
         return not other and not self.needs.dbias and self.x_dtype != torch.float16
 
     @property

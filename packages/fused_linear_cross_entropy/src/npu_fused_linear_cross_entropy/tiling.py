@@ -50,6 +50,10 @@ class Way(Enum):
         "PyTorch's product writes some columns of logits, twice; the second time g takes their place; dx += g W, dW = g^T x"
     )
 
+    DISTRIBUTIONS = (
+        "PyTorch's product writes logits; a kernel reads what their distributions are; in the backward g takes their place"
+    )
+
     @property
     def keeps(self) -> bool:
         """Whether something of each logit is kept in the memory of the weight's gradient."""
@@ -148,6 +152,11 @@ def saves_a_sweep(shape: Shape) -> bool:
     return chunk_launch(both, shape.device).streams
 
 
+def is_of_distributions(shape: Shape) -> bool:
+    """Whether there are no losses."""
+    return shape.is_of_distributions
+
+
 def always(shape: Shape) -> bool:
     """Whatever the shape."""
     return True
@@ -155,6 +164,8 @@ def always(shape: Shape) -> bool:
 
 # The first row that holds is taken. Chunks of the first two are those of a kernel's product, which stores no logits.
 RULES = (
+    _rule(Way.DISTRIBUTIONS, Layout.ROWS, is_of_distributions, "outputs of distributions; whole rows fit"),
+    _rule(Way.DISTRIBUTIONS, Layout.COLUMNS, is_of_distributions, "outputs of distributions; few whole rows fit"),
     _rule(Way.KEPT_PRODUCT, Layout.KEPT, can_multiply, "a kernel's product stores exponentials, and all of them are kept"),
     _rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
     _rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "few rows fit at a time; the gradient is v times E"),

@@ -134,6 +134,8 @@ def tiles(shape: ChunkShape, tail: int, *, streams: bool) -> list[Tile]:
             found.append(Tile("places of maxima", block, FP32 + FP32 // 2, 2))
         if shape.entropy:
             found.append(Tile("running sums of exp times z", block, FP32, 4))
+        if shape.kernel is ChunkKernel.DISTRIBUTIONS:
+            found.append(Tile("running sums of exp squared", block, FP32, 2))
     elif shape.smoothed or shape.entropy or shape.transformed:
         found.append(Tile("further arithmetic", block, FP32))
     if tail:

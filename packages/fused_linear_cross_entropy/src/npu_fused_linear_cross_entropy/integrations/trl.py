@@ -1,9 +1,8 @@
 """TRL: the head of SFT, DPO, GRPO and the other trainers that score tokens through its fused head.
 
-TRL's `_ChunkedLogProbFunction` becomes ours, and tokens whose label is -100 take part in no product on npu either. Two
-kinds of calls stay with TRL's own function: those that ask for log sum p^2, the mean logit or whether the target is the
-largest logit, and those whose head DeepSpeed's ZeRO-3 splits, which TRL gathers again in its backward. Written against TRL
-1.16.
+TRL's `_ChunkedLogProbFunction` becomes ours, and tokens whose label is -100 take part in no product on npu either. Calls
+whose head DeepSpeed's ZeRO-3 splits stay with TRL's own function, which gathers it again in its backward. Written against
+TRL 1.16.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import torch
 from npu_tiling.hooks import Hook
 from torch import Tensor
 
-from ..log_probs import LogProbs, linear_log_probs
+from ..log_probs import linear_log_probs
 
-_OURS = {"log_probs", "entropy"}
 _hook = Hook()
 _Scores = tuple["Tensor", "Tensor | None", "Tensor | None", "Tensor | None", "Tensor | None"]
 
@@ -38,7 +36,7 @@ class ChunkedLogProbFunction:
         logit_scale: float = 1.0,
         outputs: tuple[str, ...] = ("log_probs",),
     ) -> _Scores:
-        """log softmax(z)[target] with z = softcap tanh(logit_scale (x W^T + b) / softcap) / temperature, and its entropy.
+        """log softmax(z)[target] with z = softcap tanh(logit_scale (x W^T + b) / softcap) / temperature, and more.
 
         Args:
             hidden: x [N, H].
@@ -51,27 +49,33 @@ class ChunkedLogProbFunction:
             outputs: which extras are wanted.
 
         Returns:
-            log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1: [N] each, None for what was not asked for.
+            log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1: [N] each, None for what was not asked for. The first
+            two are differentiable.
         """
-        if not set(outputs) <= _OURS or hasattr(weight, "ds_id"):
+        if hasattr(weight, "ds_id"):
             scores: _Scores = ChunkedLogProbFunction.original.apply(
                 hidden, weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, outputs
             )
             return scores
-        # softcap tanh(t / softcap) / T = c tanh((t / T) / c) with c = softcap / T.
-        softcap = None if final_logit_softcapping is None else final_logit_softcapping / temperature
-        scores_or_log_probs = linear_log_probs(
+        found = linear_log_probs(
             hidden,
             weight,
             targets,
             bias,
-            softcap=softcap,
-            logit_scale=logit_scale / temperature,
+            temperature=temperature,
+            softcap=final_logit_softcapping,
+            logit_scale=logit_scale,
             return_entropy="entropy" in outputs,
+            return_square_sum="log_sum_sq_probs" in outputs,
+            return_mean_logit="mean_logits" in outputs,
+            return_is_top="is_top1" in outputs,
         )
-        if isinstance(scores_or_log_probs, LogProbs):
-            return *scores_or_log_probs, None, None, None
-        return scores_or_log_probs, None, None, None, None
+        if isinstance(found, Tensor):
+            return found, None, None, None, None
+        assert found.log_probs is not None
+        squares = None if found.square_sum is None else found.square_sum.detach().log()
+        mean = None if found.mean_logit is None else found.mean_logit.detach()
+        return found.log_probs, found.entropy, squares, mean, found.is_top
 
 
 def register() -> None:

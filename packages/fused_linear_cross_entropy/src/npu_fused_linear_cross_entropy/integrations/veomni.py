@@ -83,9 +83,11 @@ def chunk_logprobs_function(
     else:
         targets = labels if get_parallel_state().sp_enabled else _next(labels, ignore_index)
     scores = linear_log_probs(
-        hidden_states, weights, targets, ignore_index=ignore_index, logit_scale=1.0 / temperature, return_entropy=True
+        hidden_states, weights, targets, ignore_index=ignore_index, temperature=temperature, return_entropy=True
     )
     assert isinstance(scores, LogProbs)
+    assert scores.log_probs is not None
+    assert scores.entropy is not None
     return scores.log_probs, scores.entropy
 
 

@@ -34,7 +34,7 @@ class FusedLinearForPPO(nn.Module):
         self.impl_backend = impl_backend
 
     def forward(
-        self, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
+        self, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float | Tensor = 1.0
     ) -> tuple[Tensor, Tensor]:
         """log softmax(x W^T / temperature)[id] and the entropy of every token.
 
@@ -42,7 +42,7 @@ class FusedLinearForPPO(nn.Module):
             hidden_states: x [T, H] or [B, T, H].
             vocab_weights: W [V, H].
             input_ids: [T] or [B, T].
-            temperature: of the distribution.
+            temperature: of all distributions, or of each token's, [T] or [B, T].
 
         Returns:
             Log-probabilities in fp32 and entropies in x's dtype, of input_ids' shape.
@@ -55,7 +55,7 @@ def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     labels: Tensor,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     reduction: str = "none",
     dist_process_group: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ def linear_cross_entropy(
         hidden: [..., H].
         weight: [V, H], with a group this rank's rows of a vocabulary in equal parts.
         labels: [...].
-        temperature: of the distribution.
+        temperature: of all distributions, or of each token's, [tokens].
         reduction: "none", "sum" or "mean", of the log-probabilities.
         dist_process_group: the ranks that share the vocabulary. The gradients of `hidden` add up to the whole one over
             them, as verl's callers expect: they sum over the ranks.
@@ -99,10 +99,18 @@ def unregister() -> None:
     _hook.undo()
 
 
-def _scores(x: Tensor, weight: Tensor, ids: Tensor, temperature: float, group: ProcessGroup | None) -> LogProbs:
-    scores = linear_log_probs(x, weight, ids, logit_scale=1.0 / temperature, return_entropy=True, process_group=group)
+def _scores(
+    x: Tensor, weight: Tensor, ids: Tensor, temperature: float | Tensor, group: ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies."""
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(x.device, torch.float32)
+        temperature = temperature.expand(ids.shape) if temperature.numel() == 1 else temperature.reshape(ids.shape)
+    scores = linear_log_probs(x, weight, ids, temperature=temperature, return_entropy=True, process_group=group)
     assert isinstance(scores, LogProbs)
-    return scores
+    assert scores.log_probs is not None
+    assert scores.entropy is not None
+    return scores.log_probs, scores.entropy
 
 
 class _ShareOfGradient(torch.autograd.Function):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from npu_tiling import Device
-from npu_tiling.launching import recording
 
 from ..options import Options
 from ..tiling import Tiling, Way
@@ -29,6 +28,4 @@ WAYS: dict[Way, type[Loss]] = {
 
 def start(inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> Loss:
     """A loss, ready to compute what its tiling was made for."""
-    if recording.active is not None:
-        recording.active.decided(tiling)
     return WAYS[tiling.way](inputs, options, tiling, device)

@@ -1,4 +1,4 @@
-"""What every way of computing a loss has: its tensors, the arithmetic of its place, and the loop over chunks of tokens."""
+"""What every way of computing a loss has: facts of its targets, the arithmetic of its place, and the loop over chunks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from npu_tiling import Device
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from .. import chunks, matmul, parallel, rows
+from .. import parallel, rows
 from ..chunks import Chunk, part
-from ..gradients import Gradients, GradientSums
+from ..gradients import Gradients
 from ..launch.chunk import ChunkKernels
 from ..launch.rows import RowKernels
 from ..options import Options
 from ..reference import ReferenceChunks, ReferenceRows
 from ..tiling import Tiling
+from .head import Head
 
 
 class Inputs(NamedTuple):
@@ -38,10 +39,8 @@ class Inputs(NamedTuple):
     divisor: Tensor | None
 
 
-class Loss:
+class Loss(Head):
     """One loss. A way says what is done for a chunk of tokens: `add_statistics`, `add_gradients`, or both at once.
-
-    One buffer holds the logits of every chunk, and their gradient.
 
     Args:
         inputs: x and target without leading dimensions.
@@ -52,8 +51,7 @@ class Loss:
 
     def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
         x, weight, target, bias, class_weight, divisor = inputs
-        self.x, self.weight = x, weight if weight.dtype == x.dtype else weight.to(x.dtype)
-        self.options, self.tiling, self.device = options, tiling, device
+        super().__init__(x, weight, options, tiling, device)
         self.on_rows = ReferenceRows() if device is None else RowKernels(device)
         scale = tiling.dweight_scale if tiling.shape.unfinished else None
         self.facts = self.on_rows.target_facts(target, class_weight, divisor, options, tiling.exact, scale)
@@ -64,8 +62,6 @@ class Loss:
             if device is None
             else ChunkKernels(bias, class_weight, options, device)
         )
-        self.gradients = GradientSums(x, self.weight, tiling)
-        self.buffer = allocate(x, (tiling.buffer,), tiling.logits_dtype)
 
     @property
     def kernels(self) -> ChunkKernels:
@@ -89,10 +85,6 @@ class Loss:
         """Writes the chunk's statistics among those of all tokens, and adds the gradients of the one loss."""
         self.add_statistics(tokens, part(statistics, tokens, 1))
         self.add_gradients(tokens, statistics, 1.0, None)
-
-    def release(self) -> None:
-        """Gives memory back before the sums are cast."""
-        self.buffer = self.buffer.new_empty(0)
 
     # What a call of an operator asks for.
 
@@ -126,18 +118,10 @@ class Loss:
     # Steps that ways have in common.
 
     def logits(self, tokens: slice, columns: slice) -> tuple[Chunk, Tensor]:
-        """A chunk of logits, and the memory for its gradient in x's dtype: in their place, and in the upper half of it."""
-        x, weight = part(self.x, tokens), part(self.weight, columns)
-        size = x.shape[0], weight.shape[0]
-        pitch = chunks.pitch(size[1])
-        logits = self.buffer.as_strided(size, (pitch, 1))
-        matmul.product(x, weight.t(), logits)
+        """A chunk of logits, and the memory for its gradient: see `products`."""
+        logits, gradient = self.products(tokens, columns)
         self.on_chunks.prepare(logits, columns)
-        chunk = Chunk(logits, columns, part(self.facts.columns, tokens), self.options.vocab_first + columns.start)
-        if x.dtype == logits.dtype:
-            return chunk, logits
-        narrow = self.buffer.view(x.dtype)
-        return chunk, narrow.as_strided(size, (2 * pitch, 1), narrow.storage_offset() + pitch)
+        return Chunk(logits, columns, part(self.facts.columns, tokens), self.options.vocab_first + columns.start), gradient
 
     def exchange(self, statistics: Tensor) -> None:
         """Statistics [6, tokens] of this rank's columns become those of the whole vocabulary."""

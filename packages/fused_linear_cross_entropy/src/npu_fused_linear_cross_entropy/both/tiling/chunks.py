@@ -28,6 +28,8 @@ class ChunkKernel(Enum):
     BOTH = _Kernel("cross_entropy_kernel", "both.two_sweeps", True, True)
     KEEP = _Kernel("cross_entropy_keep_kernel", "both.keep", True, False)
     EXPONENTIALS = _Kernel("cross_entropy_exponentials_kernel", "both.one_sweep", True, True)
+    DISTRIBUTIONS = _Kernel("distribution_statistics_kernel", "both.distributions", True, False)
+    DISTRIBUTION_GRADIENT = _Kernel("distribution_gradient_kernel", "both.distributions", False, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +94,9 @@ class ChunkLaunch:
         if kernel is ChunkKernel.EXPONENTIALS:
             return {"TILES": tiles, "PADDED": is_padded, "BARRIER": barrier}
         found: dict[str, int | bool] = {}
-        if kernel in (ChunkKernel.STATISTICS, ChunkKernel.BOTH):
+        if kernel in (ChunkKernel.STATISTICS, ChunkKernel.BOTH, ChunkKernel.DISTRIBUTIONS):
             found["PADDED"] = is_padded
-        if kernel in (ChunkKernel.GRADIENT, ChunkKernel.BOTH):
+        if kernel in (ChunkKernel.GRADIENT, ChunkKernel.BOTH, ChunkKernel.DISTRIBUTION_GRADIENT):
             found["BARRIER"] = barrier and self.shape.written_itemsize < self.shape.itemsize
         return found
 

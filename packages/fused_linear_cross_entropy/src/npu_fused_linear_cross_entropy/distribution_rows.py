@@ -1,0 +1,75 @@
+"""What is known of the softmax distribution of each row, vectors of [tokens]: from statistics to outputs and back.
+
+With z the logits of a row, L = log sum exp z and p = exp(z - L):
+
+    log-probability of an id    z_id - L                 entropy H         - sum p (z - L)
+    sum of squares S            sum p^2                  mean logit        sum z / V
+
+For gradients l_id, h, s and m that these receive, the gradient of the logits is
+
+    g_v = p_v (a + b (z_v - L) + c p_v) + d + sum of l_id with id = v
+    a = - sum l_id - h H - 2 s S      b = - h      c = 2 s      d = m / V
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import parallel
+
+# Rows of the tensor of statistics [5, tokens]: the largest z, the sum of exp(z - largest), the sum of exp(z - largest)
+# (z - largest), the sum of exp(z - largest)^2, the sum of z.
+MAXIMUM, SUM, DOT, SQUARES, TOTAL = range(5)
+STATISTICS = 5
+# Rows of the tensor of coefficients [5, tokens] of the gradient.
+LSE, A, B, C, D = range(5)
+COEFFICIENTS = 5
+
+
+class Moments(NamedTuple):
+    """What statistics say of each row, [tokens] each."""
+
+    lse: Tensor
+    entropy: Tensor
+    square_sum: Tensor
+    mean_logit: Tensor
+
+
+def merged(parts: Tensor) -> Tensor:
+    """Statistics [5, tokens] of all columns, from those of parts of the columns, [parts, 5, tokens]."""
+    result = parts.sum(0)  # the sum of z; the others follow
+    result[MAXIMUM] = parts[:, MAXIMUM].amax(0)
+    sums, dots = parallel.rebased(parts[:, MAXIMUM], parts[:, SUM], parts[:, DOT], result[MAXIMUM])
+    result[SUM], result[DOT] = sums.sum(0), dots.sum(0)
+    result[SQUARES] = (parts[:, SQUARES] * torch.exp(2.0 * (parts[:, MAXIMUM] - result[MAXIMUM]))).sum(0)
+    return result
+
+
+def moments(statistics: Tensor, vocab_size: int) -> Moments:
+    """From statistics of all columns."""
+    maximum, total, dot, squares, logits = statistics.unbind()
+    log = total.log()
+    return Moments(maximum + log, log - dot / total, squares / total.square(), logits / vocab_size)
+
+
+def coefficients(
+    known: Moments, vocab_size: int, dentropy: Tensor | None, dsquare_sum: Tensor | None, dmean_logit: Tensor | None,
+    did_log_probs: Tensor | None
+) -> Tensor:  # fmt: skip
+    """L, a, b, c and d, [5, tokens], for gradients [tokens], and of ids [tokens, ids]; None for none."""
+    result = known.lse.new_zeros(COEFFICIENTS, *known.lse.shape)
+    result[LSE] = known.lse
+    if did_log_probs is not None:
+        result[A] -= did_log_probs.sum(-1)
+    if dentropy is not None:
+        result[A] -= dentropy * known.entropy
+        result[B] = -dentropy
+    if dsquare_sum is not None:
+        result[A] -= 2.0 * dsquare_sum * known.square_sum
+        result[C] = 2.0 * dsquare_sum
+    if dmean_logit is not None:
+        result[D] = dmean_logit / vocab_size
+    return result

@@ -1,0 +1,188 @@
+"""What the distributions of tokens are: an operator registered with PyTorch. Formulas: distribution_rows.py."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from npu_tiling import device_for
+from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
+from npu_tiling.pytorch.tensors import nothing, statistics_dtype, without_autocast
+from torch import Tensor
+
+from . import tiling
+from .compute import check_columns, shape_of
+from .distribution_rows import Moments, coefficients, moments
+from .ids import are_columns
+from .operators import OPERATORS
+from .options import SCHEMA, Needs, Options
+from .shape import Task
+from .ways.distributions import Distributions, Inputs
+
+
+class Wanted(NamedTuple):
+    """What is asked for beside the moments and the log-probabilities of ids.
+
+    Attributes:
+        top_k: how many of the largest logits.
+        find_first: whether the first largest logit's column.
+    """
+
+    top_k: int = 0
+    find_first: bool = False
+
+
+class Outputs(NamedTuple):
+    """Outputs, None where not asked for.
+
+    Attributes:
+        lse, entropy, square_sum, mean_logit: [N].
+        ids_log_probs: [N, K]; 0 for ids to be ignored, NaN for others outside the vocabulary.
+        top_log_probs, top_ids: [N, top_k].
+        first: int64 [N], the column of the first largest logit.
+    """
+
+    lse: Tensor
+    entropy: Tensor
+    square_sum: Tensor
+    mean_logit: Tensor
+    ids_log_probs: Tensor | None
+    top_log_probs: Tensor | None
+    top_ids: Tensor | None
+    first: Tensor | None
+
+
+_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? ids, Tensor? rates"
+_MOMENTS = "Tensor lse, Tensor entropy, Tensor square_sum, Tensor mean_logit"
+_OUTPUTS = f"{_MOMENTS}, Tensor ids_log_probs, Tensor top_log_probs, Tensor top_ids, Tensor first"
+_ENDS = len(Inputs._fields), len(Inputs._fields) + len(Options._fields)
+
+
+def _split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options, tuple[Any, ...]]:
+    first, second = _ENDS
+    return Inputs(*arguments[:first]), Options(*arguments[first:second]), arguments[second:]
+
+
+def _start(task: Task, inputs: Inputs, options: Options, needs: Needs) -> Distributions:
+    device = device_for(inputs.x.device)
+    if inputs.weight.dtype != inputs.x.dtype:
+        inputs = inputs._replace(weight=inputs.weight.to(inputs.x.dtype))
+    shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, options, needs, device)
+    return Distributions(inputs, options, tiling.choose(shape), device)
+
+
+@without_autocast
+def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    inputs, options, wanted = _split(arguments)
+    if inputs.ids is not None and device_for(inputs.x.device) is None:
+        check_columns("ids", inputs.ids, options)
+    found = _start(Task.DISTRIBUTIONS, inputs, options, Needs(False, False, False)).found(*wanted)
+    known = moments(found.statistics, options.vocab_size)
+    of_ids = of_top = None
+    if inputs.ids is not None:
+        assert found.id_logits is not None
+        absent = torch.where(inputs.ids == options.ignore_index, 0.0, torch.nan).to(found.id_logits.dtype)
+        of_ids = torch.where(_are_known(inputs.ids, options), found.id_logits - known.lse.unsqueeze(1), absent)
+    if found.top_logits is not None:
+        of_top = found.top_logits - known.lse.unsqueeze(1)
+    return Outputs(*known, of_ids, of_top, found.top_ids, found.first)
+
+
+def _are_known(ids: Tensor, options: Options) -> Tensor:
+    return are_columns(ids, 0, options.vocab_size) & (ids != options.ignore_index)
+
+
+@without_autocast
+def _backward(
+    rows: Tensor, log_probs: Tensor | None, did_log_probs: Tensor | None, *arguments: Any
+) -> tuple[Tensor | None, ...]:
+    inputs, options, (*needed, need_drates) = _split(arguments)
+    distributions = _start(Task.DISTRIBUTION_GRADIENTS, inputs, options, Needs(*needed))
+    found, drates = distributions.gradients_of(rows, log_probs, did_log_probs, need_drates)
+    return found.dx, found.dweight, found.dbias, drates
+
+
+def _fake_forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    inputs, _, (top_k, find_first) = _split(arguments)
+    x, dtype = inputs.x, statistics_dtype(inputs.x.dtype)
+    rows = x.shape[0]
+    moment = [x.new_empty(rows, dtype=dtype) for _ in Moments._fields]
+    of_ids = None if inputs.ids is None else x.new_empty(inputs.ids.shape, dtype=dtype)
+    tops = [x.new_empty(rows, top_k, dtype=kind) if top_k else None for kind in (dtype, torch.int64)]
+    return *moment, of_ids, *tops, x.new_empty(rows, dtype=torch.int64) if find_first else None
+
+
+def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    x, weight, bias, _, rates = arguments[3 : 3 + len(Inputs._fields)]
+    tensors, needed = (x, weight, bias, rates), arguments[-4:]
+    return tuple(
+        x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else nothing(x)
+        for tensor, need in zip(tensors, needed, strict=True)
+    )
+
+
+OPERATORS.define(f"distributions({_TENSORS}, {SCHEMA}, int top_k, bool find_first) -> ({_OUTPUTS})", _forward, _fake_forward)
+OPERATORS.define(
+    f"distribution_gradients(Tensor coefficients, Tensor? log_probs, Tensor? did_log_probs, {_TENSORS}, {SCHEMA},"
+    " bool need_dx, bool need_dweight, bool need_dbias, bool need_drates)"
+    " -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor drates)",
+    _backward,
+    _fake_backward,
+)
+
+
+class _Distributions(Function):
+    """All results but the columns of largest logits have gradients."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, ids, rates, options, wanted):  # type: ignore[no-untyped-def]
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        tensors = (x, weight, bias, ids, rates)
+        found = Outputs(*OPERATORS.below_autograd("distributions", *tensors, *options, *wanted))
+        top = (found.top_log_probs, found.top_ids) if wanted.top_k else (None, None)
+        ctx.save_for_backward(*tensors, *found[: len(Moments._fields)], found.ids_log_probs, *top)
+        constant = (found.lse, found.top_ids, found.first)
+        ctx.mark_non_differentiable(*(output for output in constant if output is not None))
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx, dlse, dentropy, dsquare_sum, dmean_logit, dids, dtop, dtop_ids, dfirst):  # type: ignore[no-untyped-def]
+        x, weight, bias, ids, rates, *known, of_ids, of_top, top_ids = ctx.saved_tensors
+        options = ctx.options
+        named = []
+        if dids is not None:
+            known_ids = _are_known(ids, options)
+            values = (torch.where(known_ids, value, 0.0) for value in (of_ids, dids))
+            named.append((torch.where(known_ids, ids, -1), *values))
+        if dtop is not None:
+            named.append((top_ids, of_top, dtop))
+        ids, log_probs, did = (torch.cat(parts, 1) for parts in zip(*named, strict=True)) if named else (None, None, None)
+        rows = coefficients(Moments(*known), options.vocab_size, dentropy, dsquare_sum, dmean_logit, did)
+        need_dx, need_dweight, need_dbias, _, need_drates, *_ = ctx.needs_input_grad
+        needed = (need_dx, need_dweight, need_dbias, need_drates)
+        found = OPERATORS("distribution_gradients", rows, log_probs, did, x, weight, bias, ids, rates, *options, *needed)
+        dx, dweight, dbias, drates = (gradient if need else None for gradient, need in zip(found, needed, strict=True))
+        return dx, dweight, dbias, None, drates, None, None
+
+
+def distributions(inputs: Inputs, options: Options, wanted: Wanted) -> Outputs:
+    """What the distributions of x [N, H] are, recorded by autograd."""
+    found = Outputs(*OPERATORS("distributions", *inputs, *options, *wanted))
+    return found._replace(
+        ids_log_probs=None if inputs.ids is None else found.ids_log_probs,
+        top_log_probs=found.top_log_probs if wanted.top_k else None,
+        top_ids=found.top_ids if wanted.top_k else None,
+        first=found.first if wanted.find_first else None,
+    )
+
+
+def _recorded(*arguments):  # type: ignore[no-untyped-def]
+    inputs, options, wanted = _split(arguments)
+    if needs_gradient((inputs.x, inputs.weight, inputs.bias, inputs.rates)):
+        return apply(_Distributions, *inputs, options, Wanted(*wanted))
+    return OPERATORS.below_autograd("distributions", *arguments)
+
+
+OPERATORS.autograd("distributions", _recorded)
+OPERATORS.gradient("distribution_gradients")

@@ -1,0 +1,82 @@
+"""From chunks of logits to launches of the kernels of distributions."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from npu_tiling import Device, LaunchSpec, launch_with_fallback
+from torch import Tensor
+
+from .. import tiling
+from ..both.tiling.chunks import ChunkKernel, ChunkShape
+from ..options import Options
+from .chunk import KERNELS
+
+
+class DistributionKernels:
+    """What `reference.ReferenceDistributions` does, in Triton."""
+
+    def __init__(self, options: Options, device: Device) -> None:
+        self._options, self._device = options, device
+        self._numbers = options.logit_scale, 1.0 if options.softcap is None else options.softcap
+
+    def statistics(self, logits: Tensor, rates: Tensor | None, result: Tensor, *, merge: bool) -> None:
+        """Writes statistics [5, rows]; `merge`: together with those of earlier columns, which `result` has."""
+        strides = logits.stride(0), result.stride(0)
+        self._launch(ChunkKernel.DISTRIBUTIONS, logits, None, (logits, rates, result), strides, merge)
+
+    def gradient(
+        self, logits: Tensor, rates: Tensor | None, gradient: Tensor, coefficients: Tensor, dots: Tensor | None
+    ) -> None:
+        """Writes the gradient of raw logits but for ids, which may share their memory, given coefficients [5, rows].
+
+        Args:
+            dots: [rows], gets the sum of z times its gradient.
+        """
+        tensors = (logits, rates, gradient, coefficients, dots)
+        strides = logits.stride(0), gradient.stride(0), coefficients.stride(0)
+        self._launch(ChunkKernel.DISTRIBUTION_GRADIENT, logits, gradient, tensors, strides)
+
+    def _launch(
+        self,
+        kernel: ChunkKernel,
+        logits: Tensor,
+        written: Tensor | None,
+        tensors: tuple[Tensor | None, ...],
+        strides: tuple[int, ...],
+        merge: bool | None = None,
+    ) -> None:
+        function, module, *_ = kernel.value
+        rows, width = logits.shape
+        dtype = None if written is None else written.dtype
+        spec = _spec(kernel, width, logits.dtype, dtype, merge, self._options, self._device)
+
+        def run(spec: LaunchSpec) -> None:
+            KERNELS.launch(module, function, spec, spec.launch.grid(rows), tensors, (rows, *strides, *self._numbers))
+
+        launch_with_fallback(function, spec, run, tiling.smaller)
+
+
+@functools.lru_cache(maxsize=1024)
+def _spec(
+    kernel: ChunkKernel,
+    width: int,
+    logits: torch.dtype,
+    written: torch.dtype | None,
+    merge: bool | None,
+    options: Options,
+    device: Device,
+) -> LaunchSpec:
+    """A launch over a chunk of `width` logits; `merge`: of statistics with those of earlier columns."""
+    shape = ChunkShape(
+        kernel=kernel,
+        width=width,
+        itemsize=logits.itemsize,
+        written_itemsize=0 if written is None else written.itemsize,
+        smoothed=True,
+        entropy=True,
+        transformed=True,
+    )
+    flags = {"SCALED": options.logit_scale != 1.0, "SOFTCAP": options.softcap is not None}
+    return LaunchSpec.of(tiling.chunk_launch(shape, device), flags if merge is None else {"MERGE": merge, **flags})

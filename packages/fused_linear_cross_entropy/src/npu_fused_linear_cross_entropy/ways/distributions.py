@@ -1,0 +1,185 @@
+"""The distributions of rows: statistics, logits of ids, and the largest logits; and gradients of what follows from them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from npu_tiling import Device
+from npu_tiling.pytorch.tensors import allocate
+from torch import Tensor
+
+from .. import distribution_rows, ids, parallel
+from ..chunks import part
+from ..gradients import Gradients
+from ..launch.distributions import DistributionKernels
+from ..options import Options
+from ..reference.distributions import ReferenceDistributions, logits_of, slopes_of
+from ..tiling import Tiling
+from .head import Head
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call.
+
+    Attributes:
+        x: [N, H].
+        weight: [V, H].
+        bias: [V].
+        ids: int64 [N, K], columns of the whole vocabulary; others stand for none.
+        rates: [N], 1 / temperature.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    ids: Tensor | None
+    rates: Tensor | None
+
+
+class Found(NamedTuple):
+    """What is found in the logits; None if it was not asked for.
+
+    Attributes:
+        statistics: [5, N], see distribution_rows.py.
+        id_logits: [N, K], 0 for ids that are no columns.
+        top_logits, top_ids: [N, top_k].
+        first: int64 [N], the column of the first largest logit.
+    """
+
+    statistics: Tensor
+    id_logits: Tensor | None
+    top_logits: Tensor | None
+    top_ids: Tensor | None
+    first: Tensor | None
+
+
+class Distributions(Head):
+    """See `Way.DISTRIBUTIONS`: some columns at a time, or all of them."""
+
+    def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
+        super().__init__(inputs.x, inputs.weight, options, tiling, device)
+        self._bias, self._ids, self._rates = inputs.bias, inputs.ids, inputs.rates
+        self._kernels = ReferenceDistributions(options) if device is None else DistributionKernels(options, device)
+
+    def found(self, top_k: int, find_first: bool) -> Found:
+        """Everything of the whole vocabulary."""
+        rows, exact = self.x.shape[0], self.tiling.exact
+        found = Found(
+            allocate(self.x, (distribution_rows.STATISTICS, rows), exact),
+            None if self._ids is None else allocate(self.x, self._ids.shape, exact),
+            allocate(self.x, (rows, top_k), exact) if top_k else None,
+            allocate(self.x, (rows, top_k), torch.int64) if top_k else None,
+            allocate(self.x, (rows,), torch.int64) if find_first else None,
+        )
+        for tokens in self.tiling.chunks.tokens:
+            here = Found(
+                part(found.statistics, tokens, 1), *(None if whole is None else part(whole, tokens) for whole in found[1:])
+            )
+            self._find(tokens, here)
+        return found
+
+    def _find(self, tokens: slice, result: Found) -> None:
+        rates, named = self._of_rows(self._rates, tokens), self._of_rows(self._ids, tokens)
+        rising, exact, group = self.options.logit_scale >= 0.0, self.tiling.exact, self.options.group
+        tops, firsts = [], []
+        for columns in self.tiling.chunks.columns:
+            logits, _ = self._logits(tokens, columns)
+            first = self.options.vocab_first + columns.start
+            self._kernels.statistics(logits, rates, result.statistics, merge=columns.start > 0)
+            if result.id_logits is not None:
+                assert named is not None
+                chosen = ids.gather(logits, named, first).to(exact)
+                result.id_logits.copy_(chosen if columns.start == 0 else result.id_logits + chosen)
+            if result.top_ids is not None:
+                values, places = logits.topk(min(result.top_ids.shape[1], logits.shape[1]), dim=1, largest=rising)
+                tops.append((logits_of(values.to(exact), rates, self.options), places + first))
+            if result.first is not None:
+                values, places = logits.max(1) if rising else logits.min(1)
+                firsts.append((values if rising else -values, places + first))
+        if group:
+            result.statistics.copy_(distribution_rows.merged(parallel.gather(result.statistics, group)))
+        if result.id_logits is not None:
+            if group:
+                parallel.sum_(result.id_logits, group)
+            result.id_logits.copy_(logits_of(result.id_logits, rates, self.options))
+        if result.top_logits is not None and result.top_ids is not None:
+            self._merge_largest(tops, result.top_logits, result.top_ids)
+        if result.first is not None:
+            values, places = (torch.stack(part) for part in zip(*firsts, strict=True))
+            values, places = ids.first_largest(values, places)
+            if group:
+                _, places = ids.first_largest(parallel.gather(values, group), parallel.gather(places, group))
+            result.first.copy_(places)
+
+    def _merge_largest(self, found: list[tuple[Tensor, Tensor]], values: Tensor, places: Tensor) -> None:
+        """Writes the largest logits of all parts of the columns, and their ids, to `values` and `places` [rows, top_k]."""
+        of_all, all_ids = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        group, count = self.options.group, values.shape[1]
+        if group:
+            lacking = max(0, count - of_all.shape[1])  # of a rank that has fewer columns
+            of_all = torch.nn.functional.pad(of_all, (0, lacking), value=-torch.inf)
+            own = ids.largest(of_all, torch.nn.functional.pad(all_ids, (0, lacking)), count)
+            of_all, all_ids = (parallel.gather(one, group).transpose(0, 1).flatten(1) for one in own)
+        for result, part_of_it in zip((values, places), ids.largest(of_all, all_ids, count), strict=True):
+            result.copy_(part_of_it)
+
+    def gradients_of(
+        self, coefficients: Tensor, log_probs: Tensor | None, did_log_probs: Tensor | None, need_drates: bool
+    ) -> tuple[Gradients, Tensor | None]:
+        """Gradients of x, weight and bias, and of rates.
+
+        Args:
+            coefficients: [5, N], see distribution_rows.py.
+            log_probs, did_log_probs: [N, K], of the ids, and the gradients that those received; 0 for no columns.
+        """
+        drates = coefficients.new_empty(self.x.shape[0]) if need_drates else None
+        for tokens in self.tiling.chunks.tokens:
+            own, rates = part(coefficients, tokens, 1), self._of_rows(self._rates, tokens)
+            named, values, dots = self._of_rows(self._ids, tokens), None, None
+            if named is not None:
+                assert log_probs is not None
+                assert did_log_probs is not None
+                values, dots = self._of_ids(own, named, part(log_probs, tokens), part(did_log_probs, tokens), rates)
+            for columns in self.tiling.chunks.columns:
+                logits, gradient = self._logits(tokens, columns)
+                of_columns = None if drates is None else own.new_empty(own.shape[1])
+                self._kernels.gradient(logits, rates, gradient, own, of_columns)
+                if named is not None:
+                    assert values is not None
+                    ids.scatter(gradient, named, values, self.options.vocab_first + columns.start)
+                self.gradients.add(tokens, columns, gradient)
+                if drates is not None:
+                    assert of_columns is not None
+                    whole = part(drates, tokens)
+                    whole.copy_(of_columns if columns.start == 0 else of_columns + whole)
+            if drates is not None:
+                if self.options.group:
+                    parallel.sum_(part(drates, tokens), self.options.group)
+                if dots is not None:
+                    part(drates, tokens).add_(dots)
+        self.release()
+        if drates is not None:
+            assert self._rates is not None
+            drates = drates / self._rates
+        return self.gradients.finished(), drates
+
+    def _of_ids(
+        self, coefficients: Tensor, named: Tensor, log_probs: Tensor, did: Tensor, rates: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the raw logits of ids, [rows, K], and the sum of their z times what they received, [rows]."""
+        lse, a, b, c, d = coefficients.unsqueeze(2).unbind(0)
+        p, z = log_probs.exp(), log_probs + lse
+        of_z = p * (a + b * log_probs + c * p) + d + ids.sums_of_equals(named, did)
+        return of_z * slopes_of(z, rates, self.options), (did * z).sum(1)
+
+    def _logits(self, tokens: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """A chunk of raw logits with their bias, and the memory for its gradient."""
+        logits, gradient = self.products(tokens, columns)
+        if self._bias is not None:
+            logits.add_(part(self._bias, columns))
+        return logits, gradient
+
+    @staticmethod
+    def _of_rows(tensor: Tensor | None, tokens: slice) -> Tensor | None:
+        return None if tensor is None else part(tensor, tokens)

@@ -1,0 +1,50 @@
+"""What every way has: a linear layer's tensors, memory for a chunk of its logits, and the gradients that grow."""
+
+from __future__ import annotations
+
+from npu_tiling import Device
+from npu_tiling.launching import recording
+from npu_tiling.pytorch.tensors import allocate
+from torch import Tensor
+
+from .. import chunks, matmul
+from ..chunks import part
+from ..gradients import GradientSums
+from ..options import Options
+from ..tiling import Tiling
+
+
+class Head:
+    """A linear layer whose logits are in memory a chunk at a time. One buffer holds every chunk, and its gradient.
+
+    Args:
+        x: [N, H].
+        weight: [V, H].
+        options: of what is computed.
+        tiling: how it is computed.
+        device: whose kernels run; None for plain PyTorch.
+    """
+
+    def __init__(self, x: Tensor, weight: Tensor, options: Options, tiling: Tiling, device: Device | None) -> None:
+        if recording.active is not None:
+            recording.active.decided(tiling)
+        self.x, self.weight = x, weight if weight.dtype == x.dtype else weight.to(x.dtype)
+        self.options, self.tiling, self.device = options, tiling, device
+        self.gradients = GradientSums(x, self.weight, tiling)
+        self.buffer = allocate(x, (tiling.buffer,), tiling.logits_dtype)
+
+    def products(self, tokens: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """A chunk of raw logits, and memory for its gradient in x's dtype: in their place, in the upper half of it."""
+        x, weight = part(self.x, tokens), part(self.weight, columns)
+        size = x.shape[0], weight.shape[0]
+        pitch = chunks.pitch(size[1])
+        logits = self.buffer.as_strided(size, (pitch, 1))
+        matmul.product(x, weight.t(), logits)
+        if x.dtype == logits.dtype:
+            return logits, logits
+        narrow = self.buffer.view(x.dtype)
+        return logits, narrow.as_strided(size, (2 * pitch, 1), narrow.storage_offset() + pitch)
+
+    def release(self) -> None:
+        """Gives memory back before the sums are cast."""
+        self.buffer = self.buffer.new_empty(0)

@@ -1,0 +1,215 @@
+"""`linear_log_probs`: every output and its gradients against fp64, in every way to cut tokens and vocabulary."""
+
+import log_probs
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import linear_log_probs
+
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
+
+EVERYTHING = log_probs.EVERYTHING
+UNITS = {torch.float32: 2e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10, torch.float64: 1e-12}
+CASES = {
+    "plain": ({}, {}),
+    "bias, temperatures": ({"bias": True, "temperature": True}, {"logit_scale": 0.7}),
+    "softcap, temperatures": ({"temperature": True, "vocabulary": 1000}, {"softcap": 3.0, "chunk_tokens": 8}),
+    "softcap, a temperature": ({"bias": True}, {"softcap": 3.0, "temperature": 0.6, "logit_scale": 1.3}),
+    "columns": ({"vocabulary": 3000, "bias": True, "temperature": True}, {"memory_budget": 2**13}),
+    "a scale below 0": ({}, {"logit_scale": -0.8}),
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_outputs_and_gradients_are_those_of_whole_logits(device, what):
+    making, options = CASES[what]
+    tensors = log_probs.make(**making)
+    if tensors["temperature"] is None:
+        del tensors["temperature"]
+    log_probs.check(tensors, device.torch, UNITS[torch.float32], **EVERYTHING, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_dtypes(device, dtype):
+    if dtype == torch.float64 and device.name != "cpu":
+        pytest.skip("fp64 is for CPUs")
+    tensors = log_probs.make(dtype=dtype, bias=True, temperature=True)
+    log_probs.check(tensors, device.torch, UNITS[dtype], **EVERYTHING)
+
+
+ALONE = {
+    "ids": {},
+    "ids, no target": {"target": None},
+    "temperatures": {"ids": None, "temperature": True},
+    "top": {"ids": None, "top_k": 3},
+    "entropy": {"ids": None, "target": None, "return_entropy": True},
+    "squares": {"ids": None, "return_square_sum": True},
+    "mean": {"ids": None, "target": None, "return_mean_logit": True},
+    "is top": {"ids": None, "return_is_top": True},
+}
+
+
+@pytest.mark.parametrize("what", ALONE)
+def test_each_output_alone(what):
+    options = dict(ALONE[what])
+    tensors = log_probs.make(temperature=options.pop("temperature", False))
+    tensors = {name: tensor for name, tensor in tensors.items() if options.pop(name, tensor) is not None}
+    if what == "temperatures":
+        log_probs.check(tensors, "cpu", 2e-5, lambda *args, **given: log_probs.LogProbs(linear_log_probs(*args, **given)))
+    else:
+        log_probs.check(tensors, "cpu", 2e-5, **options)
+
+
+def test_derivatives_are_exact():
+    tensors = log_probs.make((4,), 5, 11, torch.float64, bias=True, temperature=True)
+    leaves = [tensors[name].double().requires_grad_() for name in ("x", "weight", "bias", "temperature")]
+
+    def function(x, weight, bias, temperature):
+        given = {"ids": tensors["ids"], "temperature": temperature, **EVERYTHING, "softcap": 4.0}
+        found = linear_log_probs(x, weight, tensors["target"], bias, **given)
+        return tuple(output for output in found if output is not None and output.requires_grad)
+
+    assert torch.autograd.gradcheck(function, leaves)
+
+
+def test_ignored_tokens_and_ids_are_zero_and_have_no_gradient(device):
+    tensors = log_probs.make()
+    found, gradients = log_probs.check(
+        {name: tensor for name, tensor in tensors.items() if name != "temperature"}, device.torch, 2e-5, **EVERYTHING
+    )
+    ignored = tensors["target"] == -100
+    for name, output in found._asdict().items():
+        assert (output[ignored] == (-1 if name == "top_ids" else 0)).all(), name
+    assert not found.ids_log_probs.cpu()[tensors["ids"] == -100].any()
+    assert not gradients["x"].cpu()[ignored].any()
+
+
+def test_an_id_is_ignored_that_is_a_column_too():
+    tensors = log_probs.make()
+    x, weight = tensors["x"].requires_grad_(), tensors["weight"].requires_grad_()
+    ids = torch.tensor([5, 7]).expand(3, 7, 2)
+    found = linear_log_probs(x, weight, ids=ids, top_k=123, ignore_index=5)
+    expected = (x @ weight.t()).log_softmax(-1)
+    assert not found.ids_log_probs[..., 0].any()
+    ours = torch.autograd.grad(found.ids_log_probs.sum() + found.top_log_probs.square().sum(), (x, weight))
+    theirs = torch.autograd.grad(expected[..., 7].sum() + expected.square().sum(), (x, weight))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_an_id_outside_the_vocabulary(device):
+    tensors = log_probs.make()
+    x, weight, ids = (tensors[name].to(device.torch) for name in ("x", "weight", "ids"))
+    ids[1, 1, 2] = 123
+    if device.name == "cpu":
+        with pytest.raises(IndexError, match=r"ids\[8, 2\] is 123 and must be from 0 to 122, or ignore_index, -100"):
+            linear_log_probs(x, weight, ids=ids)
+        return
+    found = linear_log_probs(x.requires_grad_(), weight, ids=ids).ids_log_probs
+    assert found.isnan().nonzero().tolist() == [[1, 1, 2]]
+    found.sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("how", ["count", "places", "mask"])
+def test_tokens_that_do_not_count_are_left_out(device, how):
+    tensors = log_probs.make(temperature=True)
+    counted = tensors["target"] != -100
+    some = {"count": int(counted.sum()), "places": counted.flatten().nonzero().squeeze(1), "mask": counted}[how]
+    some = some if how == "count" else some.to(device.torch)
+    log_probs.check(tensors, device.torch, 2e-5, counted_tokens=some, **EVERYTHING)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("budget", [None, 2**16])
+def test_batch_invariance(device, dtype, budget):
+    tensors = log_probs.make((60,), 32, 517, dtype, temperature=True)
+    moved = [tensors[name].to(device.torch) for name in ("x", "target", "ids", "temperature")]
+    weight = tensors["weight"].to(device.torch)
+
+    def run(x, target, ids, temperature):
+        given = {"batch_invariant": True, "chunk_tokens": 32, "memory_budget": budget, **EVERYTHING}
+        return linear_log_probs(x, weight, target, ids=ids, temperature=temperature, **given)
+
+    whole = run(*moved)
+    for first, last in [(0, 1), (3, 40), (59, 60)]:
+        for one, other in zip(run(*(tensor[first:last] for tensor in moved)), whole, strict=True):
+            assert torch.equal(one, other[first:last])
+
+
+def test_chunks_change_nothing_but_the_rounding_of_gradients():
+    tensors = log_probs.make((60,), 32, 517, temperature=True)
+    leaves = [tensors[name].requires_grad_() for name in ("x", "weight", "temperature")]
+    results = []
+    for options in ({}, {"chunk_tokens": 7}, {"memory_budget": 2**16}):
+        found = linear_log_probs(
+            *leaves[:2], tensors["target"], temperature=leaves[2], ids=tensors["ids"], **EVERYTHING, **options
+        )
+        results.append([*found, *log_probs.gradients_of(found, dict(enumerate(leaves))).values()])
+    for other in results[1:]:
+        for one, same in zip(results[0], other, strict=True):
+            torch.testing.assert_close(one, same, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), ()])
+def test_no_tokens_or_one(device, shape):
+    x, weight = (torch.randn(*some, 16, device=device.torch).requires_grad_() for some in (shape, (9,)))
+    target, ids = (torch.zeros(some, dtype=torch.int64, device=device.torch) for some in (shape, (*shape, 2)))
+    found = linear_log_probs(x, weight, target, ids=ids, **EVERYTHING)
+    assert found.top_ids.shape == (*shape, 5)
+    assert found.mean_logit.shape == shape
+    sum(output.sum() for output in found if output.requires_grad).backward()
+    assert (x.grad.shape, weight.grad.shape) == (x.shape, weight.shape)
+
+
+def test_every_column_is_the_largest_first(device):
+    """top_k may be the whole vocabulary, in chunks of columns that are shorter."""
+    tensors = log_probs.make(vocabulary=1000)
+    del tensors["temperature"]
+    log_probs.check(tensors, device.torch, 2e-5, top_k=1000, memory_budget=2**13)
+
+
+def test_a_row_of_minus_infinity_but_for_some(device):
+    x, weight = (
+        torch.ones(3, 4, device=device.torch).requires_grad_(),
+        torch.randn(9, 4, device=device.torch).requires_grad_(),
+    )
+    bias = torch.zeros(9, device=device.torch)
+    bias[3:] = -torch.inf
+    options = {name: value for name, value in EVERYTHING.items() if name != "return_mean_logit"}
+    found = linear_log_probs(
+        x, weight, torch.zeros(3, dtype=torch.int64, device=device.torch), bias, **{**options, "top_k": 3}
+    )
+    log_p = (x @ weight[:3].t()).log_softmax(-1)
+    torch.testing.assert_close(found.entropy, -(log_p.exp() * log_p).sum(-1), rtol=1e-4, atol=1e-5)
+    (found.entropy + found.square_sum + found.log_probs).sum().backward()
+    assert x.grad.isfinite().all()
+    assert weight.grad.isfinite().all()
+
+
+def test_one_graph(device):
+    if device.name != "cpu":
+        pytest.skip("what is traced is the same")
+    tensors = log_probs.make(temperature=True)
+    compiled = torch.compile(linear_log_probs, fullgraph=True, backend="aot_eager")
+    log_probs.check(tensors, "cpu", 2e-5, compiled, **EVERYTHING)
+
+
+BAD = {
+    "top_k": ({"top_k": 124}, ValueError, "top_k is 124 and must be at most 123"),
+    "no top_k": ({"top_k": 0}, ValueError, "top_k is 0"),
+    "temperature": ({"temperature": 0}, ValueError, "temperature is 0 and must be above 0"),
+    "temperatures": ({"temperature": torch.ones(3)}, ValueError, r"temperature has shape \(3,\)"),
+    "ids": ({"ids": torch.zeros(3, 7, dtype=torch.int64)}, ValueError, "ids has shape"),
+    "ids of floating point": ({"ids": torch.zeros(3, 7, 2)}, TypeError, "ids is torch.float32"),
+    "nothing": ({"target": None}, ValueError, "target is None"),
+    "top of nothing": ({"target": None, "return_is_top": True}, ValueError, "target is None"),
+    "a flag": ({"return_mean_logit": 1}, TypeError, "return_mean_logit is 1"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_wrong_is_named(what):
+    options, error, message = BAD[what]
+    tensors = log_probs.make()
+    with pytest.raises(error, match=message):
+        linear_log_probs(tensors["x"], tensors["weight"], **{"target": tensors["target"], **options})
