@@ -135,11 +135,11 @@ class _Distributions(Function):
     """All results but the columns of largest logits have gradients."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, ids, rates, options, wanted):  # type: ignore[no-untyped-def]
+    def forward(ctx, run, x, weight, bias, ids, rates, options, wanted):  # type: ignore[no-untyped-def]
         ctx.options = options
         ctx.set_materialize_grads(False)
         tensors = (x, weight, bias, ids, rates)
-        found = Outputs(*OPERATORS.below_autograd("distributions", *tensors, *options, *wanted))
+        found = Outputs(*run(*tensors, *options, *wanted))
         top = (found.top_log_probs, found.top_ids) if wanted.top_k else (None, None)
         ctx.save_for_backward(*tensors, *found[: len(Moments._fields)], found.ids_log_probs, *top)
         constant = (found.lse, found.top_ids, found.first)
@@ -159,11 +159,11 @@ class _Distributions(Function):
             named.append((top_ids, of_top, dtop))
         ids, log_probs, did = (torch.cat(parts, 1) for parts in zip(*named, strict=True)) if named else (None, None, None)
         rows = coefficients(Moments(*known), options.vocab_size, dentropy, dsquare_sum, dmean_logit, did)
-        need_dx, need_dweight, need_dbias, _, need_drates, *_ = ctx.needs_input_grad
+        _, need_dx, need_dweight, need_dbias, _, need_drates, *_ = ctx.needs_input_grad
         needed = (need_dx, need_dweight, need_dbias, need_drates)
         found = OPERATORS("distribution_gradients", rows, log_probs, did, x, weight, bias, ids, rates, *options, *needed)
         dx, dweight, dbias, drates = (gradient if need else None for gradient, need in zip(found, needed, strict=True))
-        return dx, dweight, dbias, None, drates, None, None
+        return None, dx, dweight, dbias, None, drates, None, None
 
 
 def distributions(inputs: Inputs, options: Options, wanted: Wanted) -> Outputs:
@@ -177,11 +177,11 @@ def distributions(inputs: Inputs, options: Options, wanted: Wanted) -> Outputs:
     )
 
 
-def _recorded(*arguments):  # type: ignore[no-untyped-def]
+def _recorded(run, *arguments):  # type: ignore[no-untyped-def]
     inputs, options, wanted = _split(arguments)
     if needs_gradient((inputs.x, inputs.weight, inputs.bias, inputs.rates)):
-        return apply(_Distributions, *inputs, options, Wanted(*wanted))
-    return OPERATORS.below_autograd("distributions", *arguments)
+        return apply(_Distributions, run, *inputs, options, Wanted(*wanted))
+    return run(*arguments)
 
 
 OPERATORS.autograd("distributions", _recorded)
