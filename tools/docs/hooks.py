@@ -12,6 +12,7 @@ from latex2mathml.converter import convert
 
 from tools.docs import charts, graphs, lists, losses, reference, scatter, sections
 from tools.install_lines import install_lines
+from tools.metadata import read_project
 from tools.workspace import ROOT
 
 PAGES = Path(__file__).parent / "pages"
@@ -20,6 +21,15 @@ PAGES = Path(__file__).parent / "pages"
 @cache
 def _homes() -> dict[str, str]:
     return sections.homes(sections.read_pages(PAGES))
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Addresses of the site and the repository: those of tools/project.toml, none without them."""
+    urls = read_project()["urls"]
+    config.site_url = urls.get("Documentation", "")
+    config.repo_url = urls.get("Repository")
+    config.repo_name = (config.repo_url or "").rpartition("/")[2]
+    return config
 
 
 def on_pre_build(**_: Any) -> None:

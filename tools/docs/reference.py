@@ -1,31 +1,52 @@
-"""The reference of a package: what tests/public_api lists, from the docstrings."""
+"""The reference of a package: what tests/public_api lists, from the docstrings, by what a reader looks for."""
 
 from __future__ import annotations
 
 from tools import public_api
 from tools.workspace import ROOT, read_packages
 
+KINDS = ("Functions", "Classes", "Results", "Errors", "Constants")
+
 
 def _lines(package: str) -> dict[str, str]:
-    """The line of everything public but methods, which stand below their class, by its full name."""
-    module = read_packages()[package].module
-    found = {}
-    for line in public_api.read(ROOT / public_api.FOLDER / f"{package}.txt"):
-        name = public_api.name_of(line).split(" ")[0]
-        owner = name.rpartition(".")[0]
-        if not line.endswith(public_api.REMOVED) and (not owner or owner.islower()):
-            found[f"{module}.{name}"] = line
-    return found
+    """The line of everything public but what was removed, by its name in the package."""
+    lines = public_api.read(ROOT / public_api.FOLDER / f"{package}.txt")
+    return {public_api.name_of(line).split(" ")[0]: line for line in lines if not line.endswith(public_api.REMOVED)}
+
+
+def _is_method(name: str) -> bool:
+    owner = name.rpartition(".")[0]
+    return bool(owner) and not owner.islower()
 
 
 def public_names(package: str) -> list[str]:
     """The full name of everything public but methods."""
-    return list(_lines(package))
+    return [f"{read_packages()[package].module}.{name}" for name in _lines(package) if not _is_method(name)]
+
+
+def _kind(name: str, line: str) -> str:
+    """One of `KINDS`; the module, for a name that the package itself does not import."""
+    module, _, own = name.rpartition(".")
+    if module:
+        return f"`{module}`"
+    if own.endswith("Error"):
+        return "Errors"
+    if "(" not in line:
+        return "Constants"
+    if "is a tuple" in line:
+        return "Results"
+    return "Functions" if own[0].islower() else "Classes"
 
 
 def directives(package: str) -> str:
-    """The mkdocstrings directives of its page."""
-    # A named tuple has no signature of its own, and its fields have no docstrings.
-    fields = "\n    options:\n      show_if_no_docstring: true"
-    lines = _lines(package)
-    return "\n\n".join(f"::: {name}" + fields * ("is a tuple" in line) for name, line in lines.items())
+    """The mkdocstrings directives of its page, under a heading for each kind, the function that names the package first."""
+    module, lines = read_packages()[package].module, _lines(package)
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for name, line in lines.items():
+        if not _is_method(name):
+            methods = [each.rpartition(".")[2] for each in lines if each.rpartition(".")[0] == name]
+            # The docstring of a named tuple lists its fields.
+            options = f"\n    options:\n      members: {methods or 'false'}" if "is a tuple" in line else ""
+            found.setdefault(_kind(name, line), []).append(f"::: {module}.{name}{options}")
+    found["Functions"].sort(key=lambda directive: directive != f"::: {module}.{package}")
+    return "\n\n".join("\n\n".join((f"## {kind}", *each)) for kind, each in found.items() if each)
