@@ -281,18 +281,49 @@ def test_links_of_included_text_lead_to_pages_or_name_files():
 
 
 @pytest.mark.parametrize("file", HISTORIES, ids=lambda file: file.parts[-4])
-def test_a_chart_has_every_point_that_was_recorded(file):
-    records = charts.read(file)
-    assert charts.sweeps(records)
-    for sweep, mode in charts.sweeps(records):
-        series, run = charts.select(records, sweep, mode)
-        assert series[0].provider == "ours" and run["x_name"] == sweep
-        drawn = charts.draw(series, mode, run["x_label"])
-        measured = [y for each in series for y in each.y if y is not None]
+def test_a_chart_has_every_point_that_was_recorded_higher_where_the_share_is(file):
+    assert charts.sweeps(file)
+    for sweep, mode in charts.sweeps(file):
+        lines, run = charts.shares(file, sweep, mode)
+        assert lines[0].style == "ours" and run["x_name"] == sweep
+        for line in lines:  # the table's floors are those of the record's cases
+            assert all(0.01 < y < 2 for _, y, _ in line.points), (file, sweep, line.points)
+        drawn = charts.draw(lines, mode, run)
+        measured = [y for line in lines for _, y, _ in line.points]
         assert drawn.count("<circle") == len(measured) > 4
         heights = [float(y) for y in re.findall(r'cy="([\d.]+)"', drawn)]
         assert [y for _, y in sorted(zip(measured, heights, strict=True))] == sorted(heights, reverse=True)
         assert all(charts.TOP <= y <= charts.HEIGHT - charts.BOTTOM for y in heights)
+
+
+def test_a_record_of_no_commit_is_said_to_be():
+    assert "no commits: `0.1.0+g12.dirty`" in charts._clean(["0.1.0+g12.dirty", "0.1.0+g12.dirty"])
+    assert charts._clean(["0.1.0+g12"]) == "Recorded as `0.1.0+g12`."
+
+
+def test_the_picture_of_the_readme_is_of_its_table():
+    text = (ROOT / "README.md").read_text()
+    assert charts.PICTURE.read_text().strip() == charts.bars(text, alone=True), "python -m tools.docs.charts"
+    table = "| | this | torch | liger-kernel | limit |\n|---|\n| A, 8 | .2 / .4 | .4 / 4.0 | .1 / .1 (x) | .1 / .1 |"
+    drawn = charts.bars(f"\n## Results\n\n{table}\n\n")
+    assert re.findall(r"(\d+)% (?:this|torch|liger-kernel)<", drawn) == ["50", "25", "100", "25", "2", "100"]
+
+
+def test_the_numbers_of_the_whole_model_are_those_of_its_record():
+    rows = [line.split(" | ") for line in (ROOT / "tools/results/block.md").read_text().partition("full**")[2].splitlines()]
+    taken = {row[1]: [row[3].split()[0], row[-1].strip(" |")] for row in rows if row[0] == "| model"}
+    said = sections.take("README.md", "text of", ["In a whole model"])
+    for mode, ours, plain in (("eager", "ours", "plain"), ("under `torch.compile`", "ours_compiled", "compiled")):
+        (row,) = (line for line in said.splitlines() if line.startswith(f"| {mode} "))
+        assert row.split(" | ")[1:] == [taken[ours][0], taken[plain][0], taken[ours][1], f"{taken[plain][1]} |"]
+
+
+def test_lines_that_install_in_a_clone_name_folders_of_it():
+    for where in ("Ascend", "CUDA", "Nothing"):
+        lines = hooks._install("    ", where, "rms_norm").splitlines()
+        (ours,) = (line for line in lines if "packages/rms_norm" in line)
+        assert "./shared/npu_tiling" in ours and not any("npu-rms-norm" in line for line in lines)
+        assert all(line.startswith("    ") for line in lines)
 
 
 @pytest.mark.parametrize("file", TRAINING, ids=lambda file: file.stem)

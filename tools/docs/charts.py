@@ -1,28 +1,84 @@
-"""Charts of benchmark records, as SVG that stands in a page and takes its colours from it, light or dark."""
+"""Charts as SVG that stands in a page and takes its colours from it: shares of the limit, from benchmark records."""
 
 from __future__ import annotations
 
 import html
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.workspace import ROOT
+
 WIDTH, HEIGHT = 400, 290
-LEFT, RIGHT, TOP, BOTTOM = 68, 18, 34, 64
+LEFT, RIGHT, TOP, BOTTOM = 56, 18, 34, 64
+PICTURE = ROOT / "tools" / "docs" / "shares.svg"
 PROVIDERS = {"ours": "this", "torch": "torch", "compile": "torch.compile", "liger": "liger-kernel"}
 """Which providers are drawn, in this order, and what they are called."""
 
 
 @dataclass(frozen=True)
-class Series:
-    """One line: a provider's times over a sweep; None where it was wrong or not available."""
+class Line:
+    """One line of a plot.
 
-    provider: str
-    x: Sequence[float | str]
-    y: Sequence[float | None]
+    Attributes:
+        name: in the key.
+        style: the class that colours it.
+        points: x, y and what a pointer over the point shows; without a text, no circle is drawn.
+    """
+
+    name: str
+    style: str
+    points: Sequence[tuple[float, float, str]]
+
+
+def plot(lines: Sequence[Line], title: str, x_ticks: dict[float, str], y_ticks: dict[float, str], x_label: str = "") -> str:
+    """Lines over two linear axes, which end at the outermost ticks."""
+
+    def across(x: float) -> float:
+        return LEFT + (x - min(x_ticks)) / (max(x_ticks) - min(x_ticks)) * (WIDTH - LEFT - RIGHT)
+
+    def down(y: float) -> float:
+        return TOP + (max(y_ticks) - y) / (max(y_ticks) - min(y_ticks)) * (HEIGHT - TOP - BOTTOM)
+
+    parts = [_text("title", LEFT, 18, title)]
+    for y, text in y_ticks.items():
+        parts.append(f'<path class="grid" d="M{LEFT} {down(y):.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(_text("tick", LEFT - 6, down(y) + 4, text, "end"))
+    for x, text in x_ticks.items():
+        parts.append(f'<path class="grid" d="M{across(x):.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
+        parts.append(_text("tick", across(x), HEIGHT - BOTTOM + 16, text, "middle"))
+    parts.append(_text("tick", WIDTH - RIGHT, HEIGHT - BOTTOM + 32, x_label, "end"))
+    left, bottom = 12, HEIGHT - 14 if sum(36 + 7 * len(line.name) for line in lines) < WIDTH else HEIGHT - 26
+    for line in lines:
+        path = "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y, _ in line.points)
+        parts.append(f'<path class="line {line.style}" d="M{path}"/>')
+        parts += [
+            f'<circle class="{line.style}" cx="{across(x):.1f}" cy="{down(y):.1f}" r="2.6">'
+            f"<title>{html.escape(tip)}</title></circle>"
+            for x, y, tip in line.points
+            if tip
+        ]
+        width = 36 + 7 * len(line.name)
+        if left + width > WIDTH:
+            left, bottom = 12, bottom + 16
+        parts.append(f'<path class="line {line.style}" d="M{left} {bottom - 4}h18"/>')
+        parts.append(_text("tick", left + 23, bottom, line.name))
+        left += width
+    return picture(WIDTH, HEIGHT, f"{title}, over {x_label}" if x_label else title, parts)
+
+
+def picture(width: float, height: float, label: str, parts: Sequence[str], style: str = "") -> str:
+    """The SVG of these parts."""
+    head = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(label)}"'
+    return f"{head}{style}>{''.join(parts)}</svg>"
+
+
+def _text(kind: str, x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -31,96 +87,131 @@ def read(file: Path) -> list[dict[str, Any]]:
     return records
 
 
-def sweeps(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Sweep and mode of every chart that there is to draw."""
-    pairs = [(r["x_name"], r["kernel_operation_mode"]) for r in records if r["metric_name"] == "speed"]
-    return [pair for pair in dict.fromkeys(pairs) if pair[0] not in ("case", "model", "head")]
+def floors(table: Path) -> dict[str, list[float]]:
+    """The least milliseconds of each case, by mode, from the table that npu-bench wrote in the same run."""
+    found: dict[str, list[float]] = {}
+    for mode, body in re.findall(r"^\*\*\w+, ([\w-]+)\*\*$(.*?)(?=^\*\*|\Z)", table.read_text(), re.M | re.S):
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in body.splitlines() if line.startswith("|")]
+        column = rows[0].index("floor ms")
+        found[mode] = list(
+            {row[0]: float(row[column]) for row in rows[2:] if row[column : column + 1] not in ([], ["-"])}.values()
+        )
+    return found
 
 
-def select(records: Sequence[dict[str, Any]], sweep: str, mode: str) -> tuple[list[Series], dict[str, Any]]:
-    """Of the latest run of a sweep the device times of each provider, and the record of ours."""
-    chosen = [
-        record
-        for record in records
-        if record["metric_name"] == "speed" and (record["x_name"], record["kernel_operation_mode"]) == (sweep, mode)
-    ]
+def sweeps(file: Path) -> list[tuple[str, str]]:
+    """Sweep and mode of every chart that there is to draw: there is a table of the sweep."""
+    pairs = [(r["x_name"], r["kernel_operation_mode"]) for r in read(file) if r["metric_name"] == "speed"]
+    numeric = [pair for pair in dict.fromkeys(pairs) if pair[0] not in ("case", "model", "head")]
+    return [(sweep, mode) for sweep, mode in numeric if file.with_name(f"{sweep}.md").exists()]
+
+
+def shares(file: Path, sweep: str, mode: str) -> tuple[list[Line], dict[str, Any]]:
+    """Of the latest run of a sweep each provider's share of the limit over log x, and the record of ours."""
+    chosen = [r for r in read(file) if (r["metric_name"], r["x_name"], r["kernel_operation_mode"]) == ("speed", sweep, mode)]
     latest = {record["kernel_provider"]: record for record in sorted(chosen, key=lambda record: record["timestamp"])}
-    run = latest["ours"]
-    series = [
-        Series(provider, latest[provider]["x_values"], latest[provider]["y_values_50"])
-        for provider in PROVIDERS
+    run, least = latest["ours"], floors(file.with_name(f"{sweep}.md"))[mode]
+    lines = []
+    for provider, name in PROVIDERS.items():
         # Another run's numbers are another clock's: only what ran beside ours is drawn.
-        if provider in latest and latest[provider]["version"] == run["version"]
-    ]
-    return series, run
-
-
-def draw(series: Sequence[Series], title: str, x_label: str) -> str:
-    """A line for each provider, both axes logarithmic."""
-    points = {float(x) for each in series for x in each.x}
-    times = [y for each in series for y in each.y if y is not None]
-    low_x, high_x = math.log(min(points)), math.log(max(points))
-    low_y, high_y = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
-
-    def across(x: float) -> float:
-        return LEFT + (math.log(x) - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT)
-
-    def down(y: float) -> float:
-        return TOP + (high_y - math.log10(y)) / (high_y - low_y) * (HEIGHT - TOP - BOTTOM)
-
-    parts = [f'<text class="title" x="{LEFT}" y="18">{html.escape(title)}</text>']
-    for power in range(low_y, high_y + 1):
-        y = down(10.0**power)
-        parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g} ms</text>')
-    for x in _ticks(sorted(points)):
-        parts.append(f'<path class="grid" d="M{across(x):.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
-        place = f'x="{across(x):.1f}" y="{HEIGHT - BOTTOM + 16}"'
-        parts.append(f'<text class="tick" {place} text-anchor="middle">{_short(x)}</text>')
-    parts.append(
-        f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - BOTTOM + 32}" text-anchor="end">{html.escape(x_label)}</text>'
-    )
-    for each in series:
-        pairs = [(float(x), y) for x, y in zip(each.x, each.y, strict=True) if y is not None]
-        path = "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y in pairs)
-        parts.append(f'<path class="line {each.provider}" d="M{path}"/>')
-        parts += [
-            f'<circle class="{each.provider}" cx="{across(x):.1f}" cy="{down(y):.1f}" r="2.6">'
-            f"<title>{html.escape(PROVIDERS[each.provider])}, {_short(x)}: {y:.3g} ms</title></circle>"
-            for x, y in pairs
-        ]
-    left = LEFT
-    for each in series:
-        name, y = PROVIDERS[each.provider], HEIGHT - 14
-        parts.append(f'<path class="line {each.provider}" d="M{left} {y - 4}h18"/>')
-        parts.append(f'<text class="tick" x="{left + 23}" y="{y}">{html.escape(name)}</text>')
-        left += 36 + 7 * len(name)
-    label = html.escape(f"{title}: milliseconds over {x_label}")
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
-
-
-def _ticks(points: Sequence[float]) -> Sequence[float]:
-    """At most six of them, the first and the last too."""
-    step = max(1, math.ceil((len(points) - 1) / 5))
-    return list(reversed(list(reversed(points))[::step]))
+        if provider in latest and latest[provider]["version"] == run["version"]:
+            times = zip(latest[provider]["x_values"], latest[provider]["y_values_50"], least, strict=True)
+            points = [
+                (math.log(x), floor / ms, f"{name}, {_short(x)}: {floor / ms:.0%} of the limit, {ms:.3g} ms")
+                for x, ms, floor in times
+                if ms is not None
+            ]
+            lines.append(Line(name, provider, points))
+    return lines, run
 
 
 def _short(x: float) -> str:
     return f"{x / 1024:g}k" if x >= 8192 and x % 1024 == 0 else f"{x:g}"
 
 
+def draw(lines: Sequence[Line], title: str, run: dict[str, Any]) -> str:
+    """Shares of the limit from 0 to 100 %, or more where caches make it more."""
+    points = sorted(run["x_values"])
+    step = max(1, math.ceil((len(points) - 1) / 5))  # at most six, the first and the last too
+    x_ticks = {math.log(x): _short(x) for x in {points[0], *points[::-1][::step]}}
+    top = max(4, *(math.ceil(y * 4) for line in lines for _, y, _ in line.points))
+    return plot(lines, title, x_ticks, {quarter / 4: f"{quarter * 25} %" for quarter in range(top + 1)}, run["x_label"])
+
+
 def figures(file: Path) -> str:
     """All charts of a history, with what was measured where."""
-    records = read(file)
     drawn, said, recorded = [], [], []
-    for sweep, mode in sweeps(records):
-        series, run = select(records, sweep, mode)
-        drawn.append(draw(series, f"{mode}, over {sweep}", run["x_label"]))
+    for sweep, mode in sweeps(file):
+        lines, run = shares(file, sweep, mode)
+        drawn.append(draw(lines, f"{mode}, over {sweep}", run))
         known = json.loads(run["extra_benchmark_config_str"])
         versions = ", ".join(
             f"{name} {known[name]}" for name in ("torch", "triton", "CUDA", "liger-kernel") if name in known
         )
         said.append(f"{run['gpu_name']}, {versions}, {run['timestamp'][:10]}")
-        recorded.append(f"`{run['version']}`")
-    below = f"{'; '.join(dict.fromkeys(said))}; recorded as {', '.join(dict.fromkeys(recorded))}"
-    return f'<div class="charts" markdown="0">{"".join(drawn)}</div>\n\n*Medians of device time, cold cache. {below}.*\n'
+        recorded.append(run["version"])
+    below = (
+        f"Shares of the limit by medians of device time, cold cache. {'; '.join(dict.fromkeys(said))}. {_clean(recorded)}"
+    )
+    return f'<div class="charts" markdown="0">{"".join(drawn)}</div>\n\n*{below}*\n'
+
+
+def _clean(versions: Sequence[str]) -> str:
+    """From which tree records are."""
+    names = ", ".join(f"`{version}`" for version in dict.fromkeys(versions))
+    if any("dirty" in version or "unversioned" in version for version in versions):
+        return f"The trees that were measured were no commits: {names}."
+    return f"Recorded as {names}."
+
+
+_STYLE = (
+    "<style>text{font:12px sans-serif;fill:#777}.name{font-weight:600}.grid{stroke:#9996;fill:none}"
+    ".ours{fill:#00796b}.torch{fill:#d9793f}.liger{fill:#5b86e5}</style>"
+)
+
+
+def bars(readme: str, *, alone: bool = False) -> str:
+    """The shares of the limit in the table of the README's section "Results", a bar for each of its columns.
+
+    Args:
+        readme: the text; cells are milliseconds, `forward / backward` or one number, and the limit's stand last.
+        alone: with colours, for a file apart from a page.
+    """
+    table = re.search(r"\n## Results\n.*?\n(\|.*?)\n\n", readme, re.S)
+    assert table, "the README has a table of results"
+    groups = []
+    for line in table[1].splitlines()[2:]:
+        name, *cells = line.strip("| ").split(" | ")
+        times = [[float(number) for number in re.findall(r"\d*\.\d+", cell)] for cell in cells]
+        for i, mode in enumerate(("forward", "backward") if len(times[0]) == 2 else ("forward and backward",)):
+            groups.append((name.partition(",")[0], mode, [times[-1][i] / time[i] for time in times[:-1]]))
+    return _bars(groups, alone)
+
+
+def _bars(groups: Sequence[tuple[str, str, Sequence[float]]], alone: bool) -> str:
+    left, right, bar, gap = 235, 545, 13, 16
+    to: Callable[[float], float] = lambda share: left + min(share, 1.0) * (right - left)  # noqa: E731
+    bottom = 26 + len(groups) * (3 * bar + gap)
+    parts = [_STYLE] if alone else []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        parts.append(f'<path class="grid" d="M{to(share):.1f} 20V{bottom}"/>')
+        parts.append(_text("tick", to(share), 14, f"{share:.0%}", "middle"))
+    for number, (name, mode, shares_of) in enumerate(groups):
+        top = 28 + number * (3 * bar + gap)
+        parts.append(_text("tick name", left - 10, top + bar + 2, name, "end"))
+        parts.append(_text("tick", left - 10, top + 2 * bar + 4, mode, "end"))
+        for i, (style, share) in enumerate(zip(("ours", "torch", "liger"), shares_of, strict=True)):
+            y = top + i * bar
+            parts.append(f'<rect class="{style}" x="{left}" y="{y}" width="{to(share) - left:.1f}" height="{bar - 2}"/>')
+            parts.append(_text("tick", to(share) + 5, y + bar - 3, f"{share:.0%} {PROVIDERS[style]}"))
+    label = "Share of the limit of an NVIDIA H200: this project, torch and liger-kernel"
+    return picture(640, bottom + 6, label, parts, ' xmlns="http://www.w3.org/2000/svg"' if alone else "")
+
+
+def main() -> None:
+    """Write the picture of the README: `python -m tools.docs.charts`."""
+    PICTURE.write_text(bars((ROOT / "README.md").read_text(), alone=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -41,18 +41,24 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Included text, names of a package, charts, flowcharts."""
     text = sections.expand(markdown, page.file.src_uri, _homes())
     text = re.sub(r"^<!-- api (\w+) -->$", lambda found: reference.directives(found[1]), text, flags=re.M)
-    text = re.sub(r"^<!-- install (\w+) (\S+) -->$", lambda found: _install(found[1], found[2]), text, flags=re.M)
+    text = re.sub(r"^( *)<!-- install (\w+) (\S+) -->$", lambda found: _install(*found.groups()), text, flags=re.M)
+    text = text.replace("<!-- shares -->", f'<div markdown="0">{charts.bars((ROOT / "README.md").read_text())}</div>')
     text = re.sub(r"^<!-- charts (\S+) -->$", lambda found: charts.figures(ROOT / found[1]), text, flags=re.M)
     text = re.sub(r"^<!-- scatter (\S+) -->$", lambda found: scatter.figure(ROOT / found[1]), text, flags=re.M)
     text = re.sub(r"^<!-- losses (\S+) -->$", lambda found: losses.figures(ROOT / found[1]), text, flags=re.M)
     return lists.indent(graphs.replace(text))
 
 
-def _install(where: str, distribution: str) -> str:
-    """Of the lines that install a package those for one kind of machine."""
+def _install(indent: str, where: str, operator: str) -> str:
+    """Of the lines that install a package those for one kind of machine, in a clone of the repository."""
+    distribution = f"npu-{operator.replace('_', '-')}"
     lines = install_lines(distribution).replace("```", "").strip().split("\n\n")
     (chosen,) = (part for part in lines if part.startswith(f"# {where}"))
-    return f"```\n{chosen}\n```"
+    chosen = chosen.replace(f"'{distribution}[", f"./shared/npu_tiling './packages/{operator}[")
+    if where == "Nothing":
+        _, *chosen_lines, last = chosen.splitlines()
+        chosen = "\n".join((*chosen_lines, last.partition("  #")[0]))
+    return "\n".join(indent + line for line in f"```\n{chosen}\n```".splitlines())
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
+from .charts import Line, plot
 
 RUNS = {
     "plain PyTorch": "torch",
@@ -21,31 +20,11 @@ RUNS = {
 
 def draw(curves: Sequence[dict[str, Any]], title: str, every: int) -> str:
     """The loss on held-out text over steps, a line for each run."""
+    lines = [Line(c["name"], RUNS[c["name"]], [(i, loss, "") for i, loss in enumerate(c["held_out"])]) for c in curves]
     losses = [loss for curve in curves for loss in curve["held_out"]]
     low, high, last = min(losses), max(losses), len(curves[0]["held_out"]) - 1
-
-    def across(point: int) -> float:
-        return LEFT + point / last * (WIDTH - LEFT - RIGHT)
-
-    def down(loss: float) -> float:
-        return TOP + (high - loss) / (high - low) * (HEIGHT - TOP - BOTTOM)
-
-    parts = [f'<text class="title" x="{LEFT}" y="18">{html.escape(title)}</text>']
-    for part in range(5):
-        loss, point = low + part * (high - low) / 4, round(part * last / 4)
-        parts.append(f'<path class="grid" d="M{LEFT} {down(loss):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{down(loss) + 4:.1f}" text-anchor="end">{loss:.2f}</text>')
-        place = f'x="{across(point):.1f}" y="{HEIGHT - BOTTOM + 16}"'
-        parts.append(f'<text class="tick" {place} text-anchor="middle">{every * (point + 1)}</text>')
-    for curve in curves:
-        points = (f"{across(i):.1f} {down(loss):.1f}" for i, loss in enumerate(curve["held_out"]))
-        parts.append(f'<path class="line {RUNS[curve["name"]]}" d="M{"L".join(points)}"/>')
-    for number, curve in enumerate(curves):
-        left, y = LEFT - 44 + 172 * (number % 2), HEIGHT - 26 + 16 * (number // 2)
-        parts.append(f'<path class="line {RUNS[curve["name"]]}" d="M{left} {y - 4}h16"/>')
-        parts.append(f'<text class="tick" x="{left + 20}" y="{y}">{html.escape(curve["name"])}</text>')
-    label = html.escape(f"{title}: loss on held-out text over steps")
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    steps = {point: str(every * (point + 1)) for point in (round(part * last / 4) for part in range(5))}
+    return plot(lines, title, steps, {loss: f"{loss:.2f}" for loss in (low + part * (high - low) / 4 for part in range(5))})
 
 
 def figures(file: Path) -> str:
