@@ -21,7 +21,7 @@ OPERATOR = (
     "gradients",
     "launch",
     "checks",
-    "counted | reference | sharding | tiling",
+    "counted | reference | sharding | tiling | token_weights",
     "demands",
     "ascend | cuda",
     "both",

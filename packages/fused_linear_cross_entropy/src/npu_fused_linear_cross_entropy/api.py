@@ -14,6 +14,7 @@ from .checks import Part, autocast, check, checked_options
 from .counted import check_counted, of_counted_tokens
 from .operators import linear_cross_entropy
 from .options import Options
+from .token_weights import checked_token_weight, divisors
 
 
 class LinearCrossEntropyOutput(NamedTuple):
@@ -43,6 +44,7 @@ def fused_linear_cross_entropy(
     bias: Tensor | None = None,
     *,
     class_weight: Tensor | None = None,
+    token_weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -69,6 +71,7 @@ def fused_linear_cross_entropy(
         row = (1 - e) (L - z_y) + e L - (e / V) sum z_i
         row = (1 - e) (L - z_y) w_y + (e / V) L sum w_i - (e / V) sum w_i z_i                         with class weights w
         "mean": sum of row / N, with class weights / sum of w_y, + sum of lse_square_scale L^2 / N, N rows not ignored
+        with token weights t: row and z-loss times t; "mean" divides both by sum of t, with class weights by sum of t w_y
 
     Arithmetic is fp32, and so is the loss. The gradient of the logits is rounded to x's dtype before it is multiplied by x
     and the weight, as it is where logits are a tensor; in fp16 it is rounded before the division by N, which would make it
@@ -87,6 +90,7 @@ def fused_linear_cross_entropy(
         target: [...], int64 or int32.
         bias: [V], x's dtype or fp32.
         class_weight: [V], floating point; gets no gradient.
+        token_weight: [...], floating point or bool: a factor of each token's loss, an advantage or a mask; gets no gradient.
         ignore_index: rows with this target have loss 0 and gradient 0, and "mean" does not count them. If all rows have it,
             the loss is 0. They take part in the products: where such a row of x holds NaN or inf, its gradient and the
             weight's are NaN, unless `counted_tokens` leaves it out.
@@ -151,7 +155,7 @@ def fused_linear_cross_entropy(
             memory_budget=memory_budget,
         ),
     )
-    outputs = call(x, weight, target, bias, class_weight, None, options, counted_tokens)
+    outputs = call(x, weight, target, bias, class_weight, None, options, counted_tokens, token_weight)
     extras = (outputs.z_loss, outputs.token_accuracy, outputs.predicted_tokens, outputs.lse, outputs.entropy)
     return outputs.loss if all(extra is None for extra in extras) else outputs
 
@@ -165,8 +169,12 @@ def call(
     divisor: Tensor | None,
     options: Options,
     counted_tokens: int | Tensor | None = None,
+    token_weight: Tensor | None = None,
 ) -> LinearCrossEntropyOutput:
-    """The loss with options that were checked; `divisor`: what "mean" divides by instead of the number of counted rows."""
+    """The loss with options that were checked.
+
+    `divisor`: what "mean" divides by instead of the number of counted rows, or of the sum of their weights.
+    """
     x, weight, bias = autocast(x, weight, bias)
     check(x, weight, target, bias, class_weight)
     if counted_tokens is not None:
@@ -174,11 +182,19 @@ def call(
         if is_distributed((x, weight, target, bias, class_weight)):
             raise ValueError("counted_tokens must be left out where there are DTensors.")
 
-        def of_counted(x: Tensor, target: Tensor) -> LinearCrossEntropyOutput:
-            return call(x, weight, target, bias, class_weight, divisor, options)
+        def of_counted(x: Tensor, target: Tensor, each: Tensor | None) -> LinearCrossEntropyOutput:
+            return call(x, weight, target, bias, class_weight, divisor, options, token_weight=each)
 
-        of_all: LinearCrossEntropyOutput = of_counted_tokens(of_counted, x, target, options, counted_tokens)
+        each = None if token_weight is None else checked_token_weight(token_weight, x, target)
+        of_all: LinearCrossEntropyOutput = of_counted_tokens(of_counted, x, target, options, counted_tokens, (each,))
         return of_all
+    if token_weight is not None:
+        each = checked_token_weight(token_weight, x, target)
+        if options.reduction == "none":
+            rows = call(x, weight, target, bias, class_weight, None, options)
+            return rows._replace(loss=rows.loss * each, z_loss=None if rows.z_loss is None else rows.z_loss * each)
+        divisor = divisors(each, target, class_weight, divisor, options)
+        options = options._replace(reduction="mean")
     if is_distributed((x, weight, target, bias, class_weight)):
         tensors = {"x": x, "weight": weight, "target": target, "bias": bias, "class_weight": class_weight}
         outputs: LinearCrossEntropyOutput = sharding.linear_cross_entropy(call, tensors, divisor, options)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 
 from .api import LinearCrossEntropyOutput, call
-from .checks import Part, checked_options, named_options
+from .checks import Part, check, checked_options, named_options
 from .options import Option
+from .token_weights import checked_token_weight, divisors
 
 
 def causal_lm_loss(
@@ -23,14 +24,19 @@ def causal_lm_loss(
     bias: Tensor | None = None,
     class_weight: Tensor | None = None,
     counted_tokens: int | Tensor | None = None,
+    token_weight: Tensor | None = None,
+    shifts: Sequence[int] | None = None,
+    shift_weights: Sequence[float] | None = None,
     **options: Option,
 ) -> Tensor | LinearCrossEntropyOutput:
     """Next-token loss, as the loss functions of Hugging Face's models have it, of hidden states instead of logits.
 
-    Token i of a sequence is compared with label i + 1; the last token is ignored.
+    Token i of a sequence is compared with label i + 1; the last token is ignored. With `shifts` k, of heads that predict
+    several tokens and share one weight, the loss is the sum over k of k's weight times the mean over tokens i of the loss of
+    hidden_states[k's place, ..., i] and label i + k.
 
     Args:
-        hidden_states: [..., T, H].
+        hidden_states: [..., T, H]; with `shifts` [shifts, ..., T, H].
         lm_head_weight: [V, H].
         labels: [..., T].
         num_items_in_batch: the sum of the losses is divided by this number or tensor: the labels of a whole step, if its
@@ -40,7 +46,12 @@ def causal_lm_loss(
         ignore_index: tokens with this label are ignored.
         bias: [V].
         class_weight: [V].
-        counted_tokens: as for `fused_linear_cross_entropy`, of the labels after their shift.
+        counted_tokens: as for `fused_linear_cross_entropy`, of the labels after their shift; not with `shifts`.
+        token_weight: [..., T], as for `fused_linear_cross_entropy`, of the labels: shifted as they are. Not with a tensor of
+            `shift_labels`.
+        shifts: whole numbers from 0 on: which label after each token a head's states predict. Each mean is over its own
+            labels that are not ignored, or divided by `num_items_in_batch`.
+        shift_weights: a factor of each shift's loss; None for 1.
         options: the other options of `fused_linear_cross_entropy`, except `reduction`.
 
     Returns:
@@ -54,29 +65,55 @@ def causal_lm_loss(
     if "reduction" in options:
         raise TypeError("reduction is no option of causal_lm_loss: it divides the sum by num_items_in_batch or the count.")
     arguments.tensor("hidden_states", hidden_states)
-    if isinstance(shift_labels, Tensor):
-        target = shift_labels
-    elif _shifts(labels, shift_labels, ignore_index):
-        limits = torch.iinfo(labels.dtype)
-        wide = labels if limits.min <= ignore_index <= limits.max else labels.long()
-        target = torch.nn.functional.pad(wide, (0, 1), value=ignore_index)[..., 1:]
-    else:
-        target = labels
-    target = target.to(hidden_states.device)
-    if num_items_in_batch is None:
-        divisor = None
-    elif isinstance(num_items_in_batch, Tensor):
-        divisor = num_items_in_batch
-    else:
-        divisor = torch.full((), arguments.number("num_items_in_batch", num_items_in_batch), device=hidden_states.device)
+    device = hidden_states.device
+    if num_items_in_batch is not None and not isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = torch.full((), arguments.number("num_items_in_batch", num_items_in_batch), device=device)
     part = Part(*(options.pop(name, None) for name in Part._fields))  # type: ignore[arg-type]  # checked below
     checked = checked_options(lm_head_weight, part, named_options({"ignore_index": ignore_index, **options}))
-    outputs = call(hidden_states, lm_head_weight, target, bias, class_weight, divisor, checked, counted_tokens)
+    if isinstance(shift_labels, Tensor):
+        if token_weight is not None or shifts is not None:
+            raise ValueError("token_weight and shifts must be left out where shift_labels is a tensor.")
+        target = shift_labels.to(device)
+    else:
+        arguments.tensor("labels", labels)
+        arguments.flags(shift_labels=shift_labels)
+        arguments.tensor("token_weight", token_weight, or_none=True)
+        limits = torch.iinfo(labels.dtype)
+        labels = (labels if limits.min <= ignore_index <= limits.max else labels.long()).to(device)
+        if shifts is None:
+            target = _shifted(labels, int(shift_labels), ignore_index)
+            token_weight = None if token_weight is None else _shifted(token_weight, int(shift_labels), 0)
+        else:
+            if counted_tokens is not None:
+                raise ValueError("counted_tokens must be left out where shifts are given.")
+            factors = _factors(shifts, shift_weights)
+            target = torch.stack([_shifted(labels, shift, ignore_index) for shift in shifts])
+            check(hidden_states, lm_head_weight, target, bias, class_weight)
+            each = labels.new_ones(labels.shape, dtype=torch.bool) if token_weight is None else token_weight
+            shifted = [checked_token_weight(_shifted(each, shift, 0), hidden_states, labels) for shift in shifts]
+            token_weight = torch.stack(
+                [
+                    factor / divisors(weights, of_shift, class_weight, num_items_in_batch, checked)
+                    for factor, weights, of_shift in zip(factors, shifted, target, strict=True)
+                ]
+            )
+            checked, num_items_in_batch = checked._replace(reduction="sum"), None
+    outputs = call(
+        hidden_states, lm_head_weight, target, bias, class_weight, num_items_in_batch, checked, counted_tokens, token_weight
+    )
     return outputs if any(output is not None for output in outputs[1:]) else outputs.loss
 
 
-def _shifts(labels: Any, shift_labels: Any, ignore_index: Any) -> bool:
-    arguments.tensor("labels", labels)
-    arguments.flags(shift_labels=shift_labels)
-    arguments.whole("ignore_index", ignore_index)
-    return bool(shift_labels)
+def _shifted(values: Tensor, shift: int, ending: int) -> Tensor:
+    """Values [..., T]: for each token that `shift` places later; past the last one the ending."""
+    return torch.nn.functional.pad(values, (0, shift), value=ending)[..., shift:] if shift else values
+
+
+def _factors(shifts: Sequence[int], shift_weights: Sequence[float] | None) -> list[float]:
+    for place, shift in enumerate(shifts):
+        arguments.whole(f"shifts[{place}]", shift, least=0)
+    if shift_weights is None:
+        return [1.0] * len(shifts)
+    if len(shift_weights) != len(shifts):
+        raise ValueError(f"shift_weights has {len(shift_weights)} numbers and must have {len(shifts)}, one for each shift.")
+    return [arguments.number(f"shift_weights[{place}]", one) for place, one in enumerate(shift_weights)]

@@ -34,8 +34,9 @@ class FusedLinearCrossEntropyLoss(nn.Module):
         target: Tensor,
         bias: Tensor | None = None,
         counted_tokens: int | Tensor | None = None,
+        token_weight: Tensor | None = None,
     ) -> Tensor | LinearCrossEntropyOutput:
-        """The loss of x [..., H], the linear layer's weight [V, H] and bias [V], and target [...]; counted_tokens as there.
+        """The loss of x [..., H], the linear layer's weight [V, H] and bias [V], and target [...]; the others as there.
 
         Returns:
             A number, [...] for "none", or a `LinearCrossEntropyOutput`: as `fused_linear_cross_entropy` with these options.
@@ -43,7 +44,8 @@ class FusedLinearCrossEntropyLoss(nn.Module):
         Raises:
             TypeError, ValueError, IndexError: as `fused_linear_cross_entropy`.
         """
-        given: dict[str, Any] = {**self.options, "class_weight": self.class_weight, "counted_tokens": counted_tokens}
+        tensors = {"class_weight": self.class_weight, "token_weight": token_weight, "counted_tokens": counted_tokens}
+        given: dict[str, Any] = {**self.options, **tensors}
         return fused_linear_cross_entropy(x, weight, target, bias, **given)
 
     def extra_repr(self) -> str:

@@ -28,7 +28,7 @@ class Inputs(NamedTuple):
         weight: [V, H].
         target: [N].
         bias, class_weight: [V].
-        divisor: what "mean" divides by instead of the number of counted rows.
+        divisor: what "mean" divides by instead of the number of counted rows: a number, or [N], one for each row.
     """
 
     x: Tensor
@@ -54,7 +54,16 @@ class Loss(Head):
         super().__init__(x, weight, options, tiling, device)
         self.on_rows = ReferenceRows() if device is None else RowKernels(device)
         scale = tiling.dweight_scale if tiling.shape.unfinished else None
+        self._factors: Tensor | None = None  # of losses, and of their gradients, [N] each
+        if divisor is not None and divisor.dim():
+            self._factors = 1.0 / divisor.reshape(-1).to(tiling.exact)
+            divisor, options = None, options._replace(reduction="none")
+        self._gradient_factors, self._row_options = self._factors, options
         self.facts = self.on_rows.target_facts(target, class_weight, divisor, options, tiling.exact, scale)
+        if self._factors is not None and self.facts.unfinished is not None:
+            # A mean's factors are about 1 / N: see `reference.target_facts`.
+            self._gradient_factors = self._factors * max(1, x.shape[0])
+            self.facts = self.facts._replace(unfinished=self.facts.unfinished / max(1, x.shape[0]))
         bias = None if bias is None else bias.contiguous()
         class_weight = None if class_weight is None else class_weight.contiguous()
         self.on_chunks = (
@@ -113,7 +122,17 @@ class Loss(Head):
 
     def losses(self, statistics: Tensor, shape: torch.Size) -> rows.Losses:
         """The outputs that the caller asked for; `shape`: of the targets."""
-        return self.on_rows.losses(self.facts, statistics, self.options, shape)
+        found = self.on_rows.losses(self.facts, statistics, self._row_options, shape)
+        if self._factors is None:
+            return found
+        loss, z_loss = (one if one is None else torch.dot(one.reshape(-1), self._factors) for one in found[:2])
+        assert loss is not None
+        return found._replace(loss=loss, z_loss=z_loss)
+
+    @property
+    def has_equal_rows(self) -> bool:
+        """Whether one factor serves all rows that count."""
+        return self._factors is None
 
     # Steps that ways have in common.
 
@@ -134,6 +153,8 @@ class Loss(Head):
         """The coefficients [5, tokens] of a chunk's gradient, from the statistics [6, N] of all tokens."""
         if isinstance(dloss, Tensor) and dloss.dim():
             dloss = part(dloss, tokens)
+        if dloss is not None and self._gradient_factors is not None:
+            dloss = dloss * part(self._gradient_factors, tokens)
         if dentropy is not None and dentropy.dim():
             dentropy = part(dentropy, tokens)
         facts = self.facts.part(tokens)
