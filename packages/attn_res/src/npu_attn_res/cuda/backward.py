@@ -10,7 +10,7 @@ import triton.language as tl
 
 from ..both.tile import count_blocks
 from ..formula import score_gradient, slope, source_gradient
-from .tile import block_rows, load_row, widen_again, widen_tile
+from .tile import block_rows, load_row, store_gradients, widen_again, widen_tile
 
 
 @triton.jit
@@ -19,48 +19,6 @@ def load_weights(p_score, p_rstd, b_lse, o_row, m_block):
     b_score = tl.load(p_score + o_row, mask=m_block, other=0.0)
     b_rstd = tl.load(p_rstd + o_row, mask=m_block, other=0.0)
     return b_score, tl.where(m_block, tl.exp(b_score - b_lse), 0.0), b_rstd
-
-
-@triton.jit
-def add_gradients(
-    b_v,
-    b_dh,
-    b_g,
-    b_score,
-    b_alpha,
-    b_rstd,
-    b_c,
-    b_dg,
-    p_dg,
-    p_dv,
-    gradients,
-    p_dv_table,
-    i_token,
-    n_tokens,
-    i_tile,
-    m_block,
-    needed,
-    D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
-    """Stores dv of a tile, where it is asked for, and returns dg with what the tile adds; c = ds r."""
-    o_col = tl.arange(0, BLOCK_D)
-    b_x = widen_again(b_v)
-    if p_dg is not None:
-        b_dg += tl.sum(b_x * b_c[:, None], axis=0)
-    if p_dv is not None:
-        b_slope = slope(b_score, b_rstd, D)
-        b_dv = source_gradient(b_x, b_dh[None, :], b_g[None, :], b_alpha[:, None], b_c[:, None], b_slope[:, None])
-        if gradients is not None:
-            m_block &= ((needed >> (i_tile * BLOCK_N + tl.arange(0, BLOCK_N))) & 1) != 0
-        s_block = tl.cast(n_tokens, tl.int64) * D
-        p_out, m_out = block_rows(p_dv, gradients, p_dv_table, i_token * D, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
-        m_tile = m_out[:, None] & (o_col < D)[None, :]
-        b_dv = b_dv.to(p_dv.dtype.element_ty)
-        tl.store(p_out[:, None] + o_col[None, :], b_dv, mask=m_tile, eviction_policy="evict_first")
-    return b_dg
 
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots", "needed"])
@@ -109,30 +67,6 @@ def attn_res_backward_sources_kernel(
             b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
             b_e = tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1)
             b_delta = (b_delta + tl.sum(b_alpha * b_e, axis=0)) / (b_sum + tl.sum(b_alpha, axis=0))
-            b_c = score_gradient(b_alpha, b_e, b_delta, b_rstd)  # [BLOCK_N]
-            b_dg = add_gradients(
-                b_v,
-                b_dh,
-                b_g,
-                b_score,
-                b_alpha,
-                b_rstd,
-                b_c,
-                b_dg,
-                p_dg,
-                p_dv,
-                gradients,
-                p_dv_table,
-                i_token,
-                n_tokens,
-                0,
-                m_block,
-                needed,
-                D,
-                BLOCK_N,
-                BLOCK_D,
-                ALIGNED,
-            )
         else:
             # delta = <dh, h>, of an h that is not rounded: no sum over warps for each tile. Where registers are short, the
             # sum of alpha_i <dh, v_i>, which holds no row.
@@ -154,7 +88,8 @@ def attn_res_backward_sources_kernel(
             if SUM_H:
                 b_delta += tl.sum(b_h * b_dh, axis=0)
             b_delta = b_delta / b_sum
-            for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
+        for i_tile in tl.range(0, 1 if HELD else tl.cdiv(n_blocks, BLOCK_N), num_stages=1 if HELD else STAGES):
+            if not HELD:
                 o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 m_block = o_block < n_blocks
                 p_row, m_row = block_rows(p_v, others, p_table, i_row, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
@@ -162,30 +97,21 @@ def attn_res_backward_sources_kernel(
                 b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy="evict_first")
                 o_statistic = o_block.to(tl.int64) * n_tokens + i_token
                 b_score, b_alpha, b_rstd = load_weights(p_score, p_rstd, b_lse, o_statistic, m_block)
-                b_c = score_gradient(b_alpha, tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), b_delta, b_rstd)
-                b_dg = add_gradients(
-                    b_v,
-                    b_dh,
-                    b_g,
-                    b_score,
-                    b_alpha,
-                    b_rstd,
-                    b_c,
-                    b_dg,
-                    p_dg,
-                    p_dv,
-                    gradients,
-                    p_dv_table,
-                    i_token,
-                    n_tokens,
-                    i_tile,
-                    m_block,
-                    needed,
-                    D,
-                    BLOCK_N,
-                    BLOCK_D,
-                    ALIGNED,
-                )
+                b_e = tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1)
+            b_c = score_gradient(b_alpha, b_e, b_delta, b_rstd)  # [BLOCK_N]
+            b_x = widen_again(b_v)
+            if p_dg is not None:
+                b_dg += tl.sum(b_x * b_c[:, None], axis=0)
+            if p_dv is not None:
+                b_slope = slope(b_score, b_rstd, D)
+                b_dv = source_gradient(b_x, b_dh[None, :], b_g[None, :], b_alpha[:, None], b_c[:, None], b_slope[:, None])
+                m_needed = m_block
+                if gradients is not None:
+                    m_needed &= ((needed >> (i_tile * BLOCK_N + tl.arange(0, BLOCK_N))) & 1) != 0
+                store_gradients(
+                    p_dv, gradients, p_dv_table, b_dv, i_token, n_tokens, i_tile, m_needed, o_col, o_col < D, D, BLOCK_N,
+                    ALIGNED
+                )  # fmt: skip
         if p_prefix is not None:
             b_p_c = score_gradient(b_p_alpha, b_p_e, b_delta, b_p_rstd)
             if p_dg is not None:

@@ -11,7 +11,7 @@ from npu_tiling.device.exchange import collect, publish
 
 from ..both.tile import count_blocks
 from ..formula import score_gradient, slope, source_gradient
-from .tile import block_rows, widen_again, widen_tile
+from .tile import block_rows, store_gradients, widen_again, widen_tile
 
 # Two slots suffice: a program publishes token t + 1 only after it has read token t from all, so that nobody still reads t
 # when t + 2 overwrites it.
@@ -129,14 +129,10 @@ def attn_res_backward_shared_kernel(
             m_needed = m_block
             if gradients is not None:
                 m_needed &= ((bits >> o_block) & 1) != 0
-            s_gradient = tl.cast(n_tokens, tl.int64) * D
-            p_out, m_out = block_rows(
-                p_dv, gradients, p_dv_table, i_token * D, s_gradient, i_tile, m_needed, BLOCK_N, ALIGNED,
+            store_gradients(
+                p_dv, gradients, p_dv_table, b_dv, i_token, n_tokens, i_tile, m_needed, o_col, m_col, D, BLOCK_N, ALIGNED,
                 PER_TILE
             )  # fmt: skip
-            b_dv = b_dv.to(p_dv.dtype.element_ty)
-            m_tile = m_out[:, None] & m_col[None, :]
-            tl.store(p_out[:, None] + o_col[None, :], b_dv, mask=m_tile, eviction_policy="evict_first")
         turn += 1
     if p_dg is not None:
         tl.store(p_dg + tl.cast(i_group * TILES + i_tile, tl.int64) * D + o_col, b_dg, mask=m_col)

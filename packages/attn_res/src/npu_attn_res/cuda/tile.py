@@ -111,3 +111,19 @@ def block_rows(
         if ALIGNED:
             o_offset = tl.multiple_of(o_offset, ALIGNMENT)
         return p_v + (o_offset + i_row), m_block
+
+
+@triton.jit
+def store_gradients(
+    p_dv, gradients, p_table, b_dv, i_token, n_tokens, i_tile, m_needed, o_col, m_col,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr, PER_TILE: tl.constexpr = None
+):  # fmt: skip
+    """Stores the gradients of a tile's blocks, contiguous [n_tokens, D] each, at the columns o_col of a token's row.
+
+    m_needed: which blocks need one. p_dv, gradients and p_table lead to them as `block_rows` says.
+    """
+    s_block = tl.cast(n_tokens, tl.int64) * D
+    p_row, m_row = block_rows(p_dv, gradients, p_table, i_token * D, s_block, i_tile, m_needed, BLOCK_N, ALIGNED, PER_TILE)
+    b_dv = b_dv.to(p_dv.dtype.element_ty)
+    m_tile = m_row[:, None] & m_col[None, :]
+    tl.store(p_row[:, None] + o_col[None, :], b_dv, mask=m_tile, eviction_policy="evict_first")
