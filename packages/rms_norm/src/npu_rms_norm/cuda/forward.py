@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from npu_tiling.device.rounding import round_to
 
-from ..formula import activate, add_residual, amax_of_rows, inverse_rms, load_factor, normalise, quantise, weigh
+from ..formula import MIN_AMAX, activate, add_residual, inverse_rms, load_factor, normalise, quantise, weigh
 from .rows import load_chunk, load_factor_rows, result_rows_at, rows_at, store_chunk, tile_position, tiles_of_program
 
 
@@ -19,6 +19,12 @@ def load_factor_chunk(
     else:
         o_col = CHUNK * BLOCK_N + tl.arange(0, BLOCK_N)
         return load_factor(p_factor, o_col, offset, N, CHUNK * BLOCK_N + BLOCK_N <= N, FACTORS)
+
+
+@triton.jit
+def larger(a, b):
+    """The larger of two numbers; NaN where either is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
@@ -87,10 +93,11 @@ def forward_kernel(
                 results = results + (b_y,)
 
         if p_scale is not None:
-            b_columns_amax, b_zero = tl.abs(results[0]), results[0] * 0.0
+            b_columns_amax = tl.abs(results[0])
             for c in tl.static_range(1, CHUNKS):
-                b_columns_amax, b_zero = tl.maximum(b_columns_amax, tl.abs(results[c])), b_zero + results[c] * 0.0
-            b_amax = amax_of_rows(b_columns_amax, b_zero)  # [M]
+                b_columns_amax = larger(b_columns_amax, tl.abs(results[c]))
+            b_amax = tl.reduce(b_columns_amax, 1, larger)  # [M]
+            b_amax = larger(b_amax, MIN_AMAX) + b_amax * 0.0  # NaN of inf too, as `amax_of_rows` has it
             for c in tl.static_range(CHUNKS):
                 b_y, b_steps = quantise(results[c], b_amax, p_y.dtype.element_ty == tl.int8)
                 store_chunk(p_y_tile, b_y, m_row, c, N, M, BLOCK_N)
