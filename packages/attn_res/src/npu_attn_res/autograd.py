@@ -60,7 +60,7 @@ class _AttnRes(Function):
 
 
 def _without_version_check(bank: Tensor) -> Tensor:
-    """The same memory, which may be written to before the backward without an error: blocks behind those that count."""
+    """The same memory, of which autograd checks no version: blocks behind those that count may be written to meanwhile."""
     return bank.data
 
 

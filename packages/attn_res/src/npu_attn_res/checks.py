@@ -1,4 +1,4 @@
-"""What Attention Residuals ask of their arguments."""
+"""Checks of the public functions' arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the gradients of blocks that one stage keeps for another pass from the later stage's graph to the earlier one's.
+"""The gradients of blocks that a stage keeps for a later one: from the later stage's graph to the earlier stage's.
 
 The graphs share no tensor that requires a gradient. A backward of inputs alone (`torch.autograd.grad`) runs only nodes on a
 path to those inputs: so the later stage's blocks come from a node that depends on its inputs, and records their gradients.

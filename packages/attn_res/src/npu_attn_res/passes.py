@@ -1,4 +1,4 @@
-"""Passes over sources: what every result is composed of (reference.py), and how PyTorch's own operators make them."""
+"""Passes over sources, of which reference.py composes every result, and the passes by PyTorch's own operators."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class TorchPasses:
         return dg
 
     def _in_one(self, dv: list[Tensor | None]) -> list[Tensor | None]:
-        """The gradient of the tensor that all sources lie in, zero where it has more of them."""
+        """The gradient of a stacked tensor: zero for blocks behind those that count."""
         (source,) = self._sources
         if not self._needed[0]:
             return [None]

@@ -39,7 +39,7 @@ class State(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What a backward needs: s and r of the sources, log(sum(exp(s))) and 1 / rms(h), None of what was not asked for."""
+    """What a backward needs: s and r of the sources, log(sum(exp(s))) and 1 / rms(h); None for what was not asked for."""
 
     score: Tensor | None
     rstd: Tensor | None
@@ -158,7 +158,7 @@ def shares(lse: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
 def merge(
     state: State, partial: Tensor, x: Tensor | None, weights: Weights, eps: float, norm_eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Statistics]:
-    """h, y and partial + x [..., D] in partial's dtype, None of what there is not, and the statistics [T]."""
+    """h, y and partial + x [..., D] in partial's dtype, y and the sum None where not asked for, and the statistics [T]."""
     joined = None if x is None else (partial.to(state.o.dtype) + x).to(partial.dtype)
     v = partial if joined is None else joined
     o, wide = flat(state.o), flat(v).to(state.o.dtype)

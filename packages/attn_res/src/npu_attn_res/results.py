@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class AttnResResult(NamedTuple):
-    """What `attn_res`, `attn_res_bank` and `attn_res_merge` return; None of what was not asked for.
+    """What `attn_res`, `attn_res_bank` and `attn_res_merge` return; None for what was not asked for.
 
     Attributes:
         output: h [..., D].

@@ -34,7 +34,7 @@ class Shape:
         itemsize: bytes of an element: of the tensor with the widest elements that a tile has rows of.
         layers: rows of one token that are computed at once.
         row_stride: the largest distance, in elements, between two rows of a tile in any tensor.
-        n_sources: rounded up a little; 0 where the tiling does not depend on it (Ascend).
+        n_sources: rounded up to a multiple of a power of two; 0 where the tiling does not depend on it (Ascend).
         prefix: whether a prefix is one more source, of any dtype.
         normalised: forward: whether the RMSNorm of h is stored too.
         fp32_dh: backward: whether the gradient of h is fp32, whatever the sources are.

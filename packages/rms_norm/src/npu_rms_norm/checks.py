@@ -1,4 +1,4 @@
-"""The checks of arguments that every public function has, and the options that those of y in a float dtype have."""
+"""Checks that every public function makes of its arguments, and the options of functions whose y has a float dtype."""
 
 from __future__ import annotations
 

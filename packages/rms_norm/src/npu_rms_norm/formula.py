@@ -12,8 +12,8 @@ or, GATE_FIRST, x is: u = x a stands for x above, and of its gradient du
     dx = du a          dgate = du x a'
 
 NORMALISED, FACTORS and WEIGHTED are the dtypes that casting.py's columns of these names stand for; WEIGHTED is what a bias
-or a gate meets. Blocks are fp32: [rows, columns] or, of parameters, [1, columns]; rstd and mean are [rows]. A weight or a
-bias that there is not is None, and so is its block.
+or a gate meets. Blocks are fp32: [rows, columns] or, of parameters, [1, columns]; rstd and mean are [rows]. Without a
+weight or a bias, None takes the place of its pointer and of its block.
 """
 
 import triton
@@ -26,7 +26,7 @@ MIN_AMAX = tl.constexpr(1e-30)  # counts as the largest element of a row of zero
 
 @triton.jit
 def load_factor(p_factor, o_col, offset, N: tl.constexpr, EXACT: tl.constexpr, FACTORS: tl.constexpr):
-    """offset + w, or the bias with an offset of None, at the columns o_col: [1, columns]; None of None.
+    """offset + w, or the bias with an offset of None, at the columns o_col: [1, columns]; None for None.
 
     EXACT: every column of o_col is below N.
     """

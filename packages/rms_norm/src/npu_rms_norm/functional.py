@@ -64,8 +64,8 @@ def rms_norm(
     Statistics and arithmetic are fp32. Under autocast nothing is cast: x, weight and y keep their dtypes. Of DTensors, see
     sharding.py, each rank computes its own rows.
 
-    A row of y has the same bits whatever the other rows are, however many, and wherever it stands, among rows that lie
-    alike: contiguous ones always do. Of rows in groups that are apart, how many a group has is part of how they lie.
+    The bits of a row of y depend on the row and on the layout of x, and not on other rows, their number or the row's place.
+    All contiguous tensors have one layout; where rows lie in separate groups, the number of rows of a group is part of it.
 
     Args:
         x: [..., D], fp32, bf16 or fp16 (fp64 too on a CPU). Rows may lie at any stride that takes two levels (a slice of a
@@ -76,14 +76,14 @@ def rms_norm(
         offset: added to the weight: 1.0 for Gemma's zero-centred weights.
         casting_mode: what is rounded to x's dtype on the way (nothing, where x is fp32). "llama": x / rms, before it is
             multiplied by the weight. "gemma": nothing but the result. "none": 1 / rms, offset + weight, bias and both
-            products. What meets the bias "llama" rounds to the weight's dtype.
+            products. Before a bias is added, "llama" rounds the product to the weight's dtype.
         in_place: the backward writes the gradient of x into the memory of the gradient of y, unless that is expanded. Saves
             one tensor of x's size, and is wrong where something else still reads that gradient: another consumer's backward
             that was handed the same tensor, a hook that keeps it, `retain_grad` on y. No effect
             where y and x differ in dtype.
-        dtype: of y, torch.float32, torch.bfloat16 or torch.float16; None: x's. On the way the modes
-            round to x's all the same.
-        return_fp32: y in fp32 too, for routers; what would be rounded to y's dtype is not (fp64 for fp64 x).
+        dtype: of y, torch.float32, torch.bfloat16 or torch.float16; None: x's. Casting modes round to
+            x's dtype in any case.
+        return_fp32: y in fp32 too, for routers, without the rounding to y's dtype (fp64 for fp64 x).
 
     Returns:
         y [..., D], contiguous; with return_fp32 a tuple with names, y and fp32 [..., D].
@@ -156,8 +156,8 @@ def add_rms_norm(
 
         new_residual = residual + x        y = rms_norm(new_residual, weight)
 
-    The sum is rounded to the residual's dtype before it is normalised, as two separate steps would do. The bits of a row
-    depend on the other rows as little as those of `rms_norm`.
+    The sum is rounded to the residual's dtype before it is normalised, as two separate steps would do. As with `rms_norm`,
+    the bits of a row do not depend on other rows.
 
     Args:
         x: [..., D], the layer's output; fp32, bf16 or fp16 (fp64 too on a CPU).

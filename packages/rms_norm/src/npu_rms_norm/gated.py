@@ -71,16 +71,16 @@ def gated_rms_norm(
 
         y = u / sqrt(mean(u^2) + eps) * (offset + weight) + bias        u = x * act(gate)
 
-    Statistics and arithmetic are fp32; act(gate) is not rounded. The bits of a row depend on the other rows as little as
-    those of `rms_norm`, and under autocast nothing is cast.
+    Statistics and arithmetic are fp32; act(gate) is not rounded. As with `rms_norm`, the bits of a row do not depend on
+    other rows, and under autocast nothing is cast.
 
     Args:
         x: [..., D], fp32, bf16 or fp16 (fp64 too on a CPU). Rows may lie at any stride that takes two levels (heads of a
             fused projection); others are copied first.
         gate: [..., D], x's dtype or fp32, with strides of its own.
         weight, eps, bias, offset: as for `rms_norm`.
-        casting_mode: as for `rms_norm`. Where the result is gated, "llama" rounds what is gated to the weight's dtype, and
-            "none" to x's.
+        casting_mode: as for `rms_norm`. Where the result is gated, the weighted norm is rounded before act(gate) multiplies
+            it: by "llama" to the weight's dtype, by "none" to x's.
         activation: "silu", gate * sigmoid(gate), or "sigmoid".
         norm_before_gate: whether the weighted norm is gated (Qwen3-Next, Kimi Linear) or x is (Mamba 2).
         dtype, return_fp32: as for `rms_norm`.

@@ -209,7 +209,7 @@ class _PatchedGated(Derived):
 
 
 def _known(tensor: Tensor, x: Tensor) -> Tensor:
-    """In a dtype that goes with x."""
+    """A parameter in a dtype that the norm of x takes: x's or fp32."""
     return tensor if tensor.dtype in (x.dtype, torch.float32) else tensor.float()
 
 

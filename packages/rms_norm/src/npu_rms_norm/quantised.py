@@ -32,9 +32,9 @@ def rms_norm_dynamic_quant(
 
         n = rms_norm(x, weight) in fp32        scale = max(abs(n)) / 127        y = round(n / scale)
 
-    y * scale is the result again, to half a step. Rounded is to the nearest, half to even; nothing is clipped. For fp8 448
-    takes the place of 127, and y is n / scale in fp8 e4m3. The largest of a row of zeros counts as 1e-30.
-    Where the result has NaN or inf, the scale of its row is NaN and y of that row is 0, in fp8 NaN.
+    y * scale differs from n by half a scale at most. y is the nearest whole number, half to even; nothing is clipped. For
+    fp8, 448 takes the place of 127, and y is n / scale in fp8 e4m3. A row of zeros counts as one whose max(abs(n)) is 1e-30.
+    Where n has NaN or inf, the scale of the row is NaN and y of the row is 0, in fp8 NaN.
 
     There is no gradient: y and scale are constants to autograd, as every integer tensor is. To train, take `rms_norm` and
     quantise its result where the gradient is defined.
@@ -47,7 +47,7 @@ def rms_norm_dynamic_quant(
         A tuple with names: y [..., D], contiguous; scale [...] fp32.
 
     Raises:
-        TypeError, ValueError: as for `rms_norm`; dtype is another one, or one that the device does not have.
+        TypeError, ValueError: as for `rms_norm`; TypeError too where the device does not have this dtype.
 
     Source: vLLM, rms_norm_dynamic_per_token_quant; torch_npu, npu_add_rms_norm_dynamic_quant.
     """

@@ -10,8 +10,8 @@ Where the result is rounded on the way depends on the casting mode:
     "none"    the statistics are fp32; rstd, offset + weight, bias and both products are rounded to x's dtype
 
 A gate multiplies either the result, y = (x rstd (offset + weight) + bias) act(gate), or x before all else, x act(gate) for
-x. act is silu(g) = g sigmoid(g) or the sigmoid. It is not rounded. What meets a bias, or a gate of the result, the modes
-but "gemma" round before: "llama" to the weight's dtype, "none" to x's.
+x. act is silu(g) = g sigmoid(g) or the sigmoid. It is not rounded. Before a bias is added to the product or a gate
+multiplies it, "llama" rounds the product to the weight's dtype, and "none" to x's.
 
 The backward takes each rounding as the identity and uses the rounded values where the forward did.
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
@@ -37,7 +37,7 @@ def forward(
     casting_mode: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """y [..., D], not rounded yet, and rstd [...] of x [..., D]; what the mode rounds, to `dtype`, which x may exceed."""
+    """y [..., D], not rounded yet, and rstd [...] of x [..., D]. The mode rounds to `dtype`; x may be wider."""
     wide = x.to(statistics_dtype(x.dtype))
     rstd = torch.rsqrt(_mean(wide.square()) + eps)
     return _weighted(wide, weight, bias, rstd, offset, casting_mode, dtype), rstd
@@ -153,7 +153,7 @@ def _weighted(
 
 
 def _round_weighted(y: Tensor, weight: Tensor | None, casting_mode: str, dtype: torch.dtype) -> Tensor:
-    """As a bias or a gate meets it."""
+    """The product with the weight, as a bias is added to it or a gate multiplies it."""
     return y if weight is None else _round(y, casting(casting_mode).weighted, dtype, weight)
 
 
@@ -164,7 +164,7 @@ def _sum_rows(terms: Tensor, parameter: Tensor | None) -> Tensor:
 
 
 def _mean(squares: Tensor) -> Tensor:
-    """Of each row; several threads would add the parts of a single row in another order than the rows of many."""
+    """The mean of each row. Of a single row PyTorch adds in another order than of many rows, on several threads."""
     if squares.numel() == squares.shape[-1]:
         return squares.reshape(1, -1).expand(2, -1).mean(-1)[0].view(squares.shape[:-1])
     return squares.mean(-1)
@@ -180,7 +180,7 @@ def _scale(weight: Tensor, offset: float, casting_mode: str, dtype: torch.dtype,
 
 
 def _round(value: Tensor, to: To, dtype: torch.dtype, weight: Tensor | None = None) -> Tensor:
-    """`value` rounded to x's dtype, which `dtype` is, or to the weight's, and widened again."""
+    """`value`, rounded to x's dtype (`dtype`) or to the weight's, and widened again."""
     if to is To.FP32 or (to is To.WEIGHT and weight is None):
         return value
     return value.to(weight.dtype if to is To.WEIGHT and weight is not None else dtype).to(value.dtype)

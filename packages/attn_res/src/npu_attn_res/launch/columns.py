@@ -31,7 +31,7 @@ class KernelPasses:
         return _added(dot) * rstd.unsqueeze(-1), rstd
 
     def rstd(self, h: Tensor, eps: float) -> Tensor:
-        """As for sources: a row's sum does not depend on how many rows there are, as PyTorch's of long rows do."""
+        """By the kernel that sums sources: PyTorch's sums of long rows depend on the number of rows."""
         return KernelPasses(follow([h], self._device, stacked=False), self._device).scores(h[:1].to(self.dtype), eps)[1][0]
 
     def weighted_sum(self, weights: Tensor, dtype: torch.dtype) -> Tensor:
@@ -96,5 +96,5 @@ def _row_strides(do: Tensor) -> tuple[int, int]:
 
 
 def _added(partials: Tensor) -> Tensor:
-    """Partial sums [n, ...] over n, side by side: PyTorch adds in an order that is the same for any number of tokens."""
+    """The sum of partial sums [n, ...] over n. Side by side, PyTorch adds them in one order for any number of tokens."""
     return partials.movedim(0, -1).contiguous().sum(-1)

@@ -1,4 +1,4 @@
-"""Sources as a kernel takes them: one address, and how far from it each source lies. Nothing is stacked or copied."""
+"""Sources as kernels take them: the address of one, and the distance from it to each. Nothing is stacked or copied."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pointers(NamedTuple):
         aligned: every entry of the table is a multiple of 16.
         others: the tensors that follow the first, for a kernel for CUDA, then the first again, up to a power of two: few
             lengths need a compiled kernel each. None: the table, or a stride, leads to them.
-        needed: bit i says whether tensor i is one; where it is not, `others` has another in its place.
+        needed: bit i says whether there is a tensor i; where there is none, `others` has a second pointer to another.
     """
 
     base: Any
@@ -123,10 +123,7 @@ def sources_and_prefix(
     device: Device,
     gradients: Sequence[Tensor | None] = (),
 ) -> Sources:
-    """As `follow`, of the first n_blocks sources and a prefix, for a kernel that takes a few as arguments on CUDA.
-
-    There may be no source but the prefix.
-    """
+    """As `follow`, for kernels that take a few sources as arguments on CUDA: the first n_blocks, if any, and a prefix."""
     if prefix is None:
         return follow(tensors, device, gradients, stacked=stacked, in_arguments=True)
     rows, stride = rows_of(prefix)
@@ -208,7 +205,7 @@ def point_to(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], devi
     """Pointers to sources and to their gradients, which are none where none is needed.
 
     Tables are filled by launches that carry the numbers as arguments: no copy from the host, which would wait for it and
-    could not be captured in a graph. One launch fills both, as far as its arguments go.
+    could not be captured in a graph. Both tables are one tensor, so that short ones take one launch.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     if len(sources) == 1:
@@ -237,7 +234,7 @@ def _table_of(entries: list[int], like: Tensor, device: Device) -> Tensor:
 
 
 def _reached(tensors: Sequence[Tensor]) -> Any:
-    """What a kernel gets for a pointer that several tensors are reached through."""
+    """The argument for a pointer through which a kernel reaches several tensors."""
     return Neighbours(tensors) if tensors[0].device.type == "cpu" else tensors[0]
 
 

@@ -1,4 +1,4 @@
-"""Which launch runs what, remembered for equal shapes; and how a launch is made, where a compiler may refuse its tile."""
+"""Looking up the tiling of a launch, once for equal shapes, and launching it, or a smaller one that the compiler takes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def widest(*tensors: Tensor | None) -> torch.dtype:
 
 
 def contiguous_weights(weights: Weights) -> Weights:
-    """The weights as kernels read them."""
+    """The weights, copied where they are not contiguous."""
     query, norm, output = weights
     if query.is_contiguous() and norm.is_contiguous() and (output is None or output.is_contiguous()):  # usually
         return weights

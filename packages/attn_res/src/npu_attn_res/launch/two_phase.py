@@ -62,7 +62,7 @@ def merge(
     save: bool,
     device: Device,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Statistics]:
-    """h, y and partial + x [..., D], None of what there is not, and the statistics [T] where `save`."""
+    """h, y and partial + x [..., D], y and the sum None where not asked for, and the statistics [T] where `save`."""
     n_tokens = state.lse.numel()
     h = allocate(partial, partial.shape, partial.dtype)
     y = None if weights.output is None else allocate(h, h.shape, h.dtype)

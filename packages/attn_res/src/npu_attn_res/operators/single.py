@@ -53,12 +53,12 @@ class Call(NamedTuple):
 
     @property
     def like(self) -> Tensor:
-        """A tensor of h's dtype, where that is the sources'."""
+        """The prefix, or without one the first block: h is on its device, and has its dtype unless `dtype` says another."""
         return self.blocks[0] if self.prefix is None else self.prefix
 
     @property
     def shape(self) -> torch.Size:
-        """h's."""
+        """The shape of h."""
         return self.like.shape[1:] if self.stacked and self.prefix is None else self.like.shape
 
 
@@ -83,7 +83,7 @@ def _allocate_joined(call: Call) -> Tensor | None:
 
 
 def _forward(call: Call, update: single.Update) -> tuple[Tensor | None, ...]:
-    """h and y [..., D], the new prefix, and the statistics, None of what there is not."""
+    """h and y [..., D], the new prefix, and the statistics; None for what was not asked for."""
     shape, weights, dtype = call.shape, call.weights, call.dtype or call.like.dtype
     device, results, joined = device_for(call.like.device), None, update.joined
     if device is not None:

@@ -55,7 +55,7 @@ def tile_position(i_tile, n_outer, n_inner, G: tl.constexpr, M: tl.constexpr, SP
 
 @triton.jit
 def parameters_of_program(p_parameters, n_outer, N: tl.constexpr, SPLIT: tl.constexpr):
-    """The [N] parameters of this program's head, or of all rows; None of None."""
+    """The [N] parameters of this program's head, or of all rows; None for None."""
     if p_parameters is not None:
         if SPLIT == "heads":
             return p_parameters + tl.program_id(0) % n_outer * N

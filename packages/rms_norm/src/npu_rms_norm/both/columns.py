@@ -46,7 +46,7 @@ def result_strides(n_outer, n_inner, N: tl.constexpr, BY_HEAD: tl.constexpr):
 
 @triton.jit
 def row_at(p_rows, s_outer, s_inner, i_outer, i_inner):
-    """The first element of a row; None of None."""
+    """The first element of a row; None for None."""
     if p_rows is not None:
         return p_rows + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_inner
 

@@ -16,7 +16,7 @@ def load_input(
     p_x, p_residual, p_gate, p_sum, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr, ACTIVATION: tl.constexpr,
     GATE_FIRST: tl.constexpr, EVICTION: tl.constexpr
 ):  # fmt: skip
-    """At a block of columns: what is normalised, x + residual as it is stored, and act(gate); x for a missing input."""
+    """The normalised input, x + residual as it is stored, and act(gate), at a block of columns; x for a missing input."""
     b_x = load_columns(p_x, i_col, N, BLOCK_N, EVICTION)
     b_sum, b_act = b_x, b_x
     if p_residual is not None:

@@ -13,7 +13,7 @@ def load_factor_chunk(
     p_factor, i_outer, offset, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
     BLOCK_N: tl.constexpr, ORDER: tl.constexpr, FACTORS: tl.constexpr
 ):  # fmt: skip
-    """A chunk of offset + w, or of the bias with an offset of None; None of None."""
+    """A chunk of offset + w, or of the bias with an offset of None; None for None."""
     if CHUNKS == 1:
         return load_factor_rows(p_factor, i_outer, offset, N, M, BLOCK_N, ORDER, FACTORS)
     else:

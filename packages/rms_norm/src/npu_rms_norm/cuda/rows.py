@@ -56,7 +56,7 @@ def tile_position(i_tile, i_head, n_outer, n_inner, M: tl.constexpr, ORDER: tl.c
 
 @triton.jit
 def rows_at(p_rows, s_outer, s_inner, i_outer, i_inner, N: tl.constexpr, M: tl.constexpr, ORDER: tl.constexpr):
-    """Pointers [M, 1] to the first elements of a tile's rows; None of None."""
+    """Pointers [M, 1] to the first elements of a tile's rows; None for None."""
     if p_rows is not None:
         s_row = N if s_inner is None else s_inner
         if ORDER == "one":

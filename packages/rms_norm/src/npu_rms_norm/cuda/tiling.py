@@ -17,20 +17,20 @@ from npu_tiling.launching.cuda import CORE_REGISTERS, WARP, equal_chunks, regist
 from ..shape import MAX_COUNTED_ROWS, Shape
 from ..tables import line_of
 
-MAX_CHUNKS, MIN_CHUNK = 8, 256  # at most a fifth of a row is padding, and the code of each chunk stands for itself
+MAX_CHUNKS, MIN_CHUNK = 8, 256  # at most a fifth of a row is padding; code is compiled for each chunk
 MAX_GROUP = 1024  # rows of a group that a kernel is compiled for: heads of a token, not tokens of a sequence
 MAX_SHARE = 64  # programs that share a row
 SHARE_COLUMNS = 2048  # of each of them
-BY_REGISTERS = 0  # programs of a core: as many as leave each the registers for its rows and partial sums
+BY_REGISTERS = 0  # programs of a core: as many as its registers have room for
 
 
 class Policy(NamedTuple):
     """A row of the tables; the first that a shape matches is taken.
 
     Attributes:
-        shape: what a shape has to be, all of it: "gated", "biased", "quantised"; "light": none of these, x the only input,
-            16 bits an element, and 64, 128 or 256 columns; "one chunk": chunks would pad the row no less than one block
-            does, or "chunks"; "unshareable": no program can share its rows; "any".
+        shape: traits that a shape must have, all of them: "gated", "biased", "quantised"; "light": none of these, x the only
+            input, 16 bits an element, and 64, 128 or 256 columns; "one chunk": several chunks would pad the row as much as
+            one block does; "chunks": they pad it less; "unshareable": no program can share its rows; "any".
         columns: the most columns of a row, padded to a power of two; of rows "in chunks", padded to chunks.
         kernel: "rows" holds them in registers; "wide" reads them twice; "shared": several programs hold a row.
         tile: elements of a tile of several rows; 0: a tile is one row, in chunks.

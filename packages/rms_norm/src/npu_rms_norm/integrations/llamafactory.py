@@ -37,7 +37,7 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """Let LLaMA-Factory apply its own; models that are patched stay so."""
+    """Let LLaMA-Factory's kernel be its own again; models that are patched stay patched."""
     from llamafactory.v1.plugins.model_plugins.kernels.registry import Registry
 
     if KERNEL in _before:

@@ -33,7 +33,7 @@ class Metadata(NamedTuple):
         return len(self.sizes)
 
     def contiguous(self) -> Metadata:
-        """Of a contiguous copy."""
+        """The metadata of a contiguous copy."""
         strides = itertools.accumulate(reversed(self.sizes[1:]), mul, initial=1)
         return self._replace(strides=tuple(strides)[::-1])
 
@@ -79,7 +79,7 @@ def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def _facts(tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-    """`Metadata` of each, as tuples: they are made in every call."""
+    """The fields of each tensor's `Metadata`, as a tuple, which takes less time to make."""
     return tuple([None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
 
 

@@ -1,4 +1,4 @@
-"""How rstd lies, which the forward leaves for the backward: head by head where heads have parameters of their own."""
+"""rstd, which the forward saves for the backward: it is stored head by head where each head has its own parameters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def has_heads(weight: Tensor | None, bias: Tensor | None) -> bool:
 
 
 def allocate_rstd(x: Tensor, per_head: bool, dtype: torch.dtype) -> Tensor:
-    """[...], which lies head by head where each has its own parameters: a program stores those of one head."""
+    """Memory for rstd [...]. Head by head where each head has its own parameters: a program stores those of one head."""
     if not per_head:
         return allocate(x, x.shape[:-1], dtype)
     return allocate(x, (x.shape[-2], *x.shape[:-2]), dtype).movedim(0, -1)
 
 
 def by_head(rstd: Tensor, per_head: bool) -> Tensor:
-    """rstd as `allocate_rstd` has it."""
+    """rstd, copied unless it lies as `allocate_rstd` makes it."""
     return rstd.movedim(-1, 0).contiguous().movedim(0, -1) if per_head else rstd.contiguous()

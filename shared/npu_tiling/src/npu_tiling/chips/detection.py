@@ -53,8 +53,8 @@ def use_device(device: Device, *, emulated: bool = False) -> Iterator[Device]:
 
     Args:
         device: the chip to tile for.
-        emulated: CPU tensors too run as kernels tiled for `device` (somebody made Triton run on the host); otherwise
-            CPU tensors stay with plain PyTorch and the override is for accelerator tensors alone.
+        emulated: kernels tiled for `device` serve CPU tensors too: an emulator runs them; otherwise plain PyTorch
+            serves CPU tensors, and the override is for accelerator tensors alone.
     """
     _overrides.append((device, emulated))
     try:

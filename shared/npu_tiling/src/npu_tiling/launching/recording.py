@@ -142,7 +142,7 @@ class Recorder:
         self.launches.append(launch)
 
     def standing_in(self, module: str, kernel: str, function: Callable[[], Any]) -> _StandIn:
-        """What lists launches of `function()`, a `@triton.jit` function that Triton's JIT launches."""
+        """A stand-in for `function()`, a `@triton.jit` function, that lists its launches."""
         return _StandIn(self, module, kernel, function)
 
 

@@ -1,4 +1,5 @@
-"""What operators ask of their arguments. Errors are one sentence: the argument's name, what it was and what it must be.
+"""Checks of operators' arguments. A docstring says what a check accepts; its error, one sentence, names the argument, what
+it was and what it must be.
 
 Imports torch; `npu_tiling` itself does not.
 """
@@ -49,7 +50,7 @@ def dtype(name: str, value: Tensor, *allowed: torch.dtype) -> None:
 
 
 def parameter_dtype(name: str, value: Tensor, like: Tensor, of: str) -> None:
-    """A tensor in fp32, or in the dtype of what it goes with."""
+    """A tensor in fp32, or in the dtype of `like`, which the error names as `of`."""
     if value.dtype not in (like.dtype, torch.float32):
         raise TypeError(f"{name} is {value.dtype} and must be torch.float32 or {of} dtype, {like.dtype}.")
 
@@ -62,7 +63,7 @@ def shape(name: str, value: Tensor, *allowed: Sequence[int]) -> None:
 
 
 def device(name: str, value: Tensor, like: Tensor, of: str) -> None:
-    """A tensor where another one is."""
+    """A tensor on the device of another."""
     if value.device != like.device:
         raise ValueError(f"{name} is on {value.device} and must be on {of} device, {like.device}.")
 
@@ -70,7 +71,7 @@ def device(name: str, value: Tensor, like: Tensor, of: str) -> None:
 def parameter(
     name: str, value: Any, shapes: Sequence[Sequence[int]], like: Tensor, of: str, *, or_none: bool = False
 ) -> None:
-    """A tensor of one of some shapes in fp32, or in the dtype of what it goes with, and where that is."""
+    """A tensor of one of some shapes, in fp32 or in the dtype of `like`, and on its device."""
     if or_none and value is None:
         return
     tensor(name, value, or_none=or_none)

@@ -57,13 +57,13 @@ class OperatorLibrary:
 
         Args:
             schema: name, arguments without default values, and results.
-            implementation: what runs for tensors of any backend, without autograd. Among several results, one that was not
-                asked for is None, or an empty tensor, which the dispatcher makes of None: it has no optional results.
-            fake: the same for tensors that have shapes and no data; None stands for an empty tensor there too.
-            forward_mode: what `implementation` does where plain PyTorch serves its tensors can be differentiated as it
-                stands. It then runs for tensors with tangents, on any device; otherwise those are refused.
-            batched: what runs, in plain PyTorch, for the tensors of torch.func.vmap; None: the operator for each of them,
-                one after the other, which PyTorch does where no tensors stand in lists.
+            implementation: computes the operator for tensors of any backend, without autograd. Among several results, one
+                that was not asked for is None; the dispatcher, which has no optional results, makes an empty tensor of it.
+            fake: the same for tensors that have shapes and no data.
+            forward_mode: whether PyTorch can differentiate what `implementation` does in plain PyTorch. Then that runs for
+                tensors with tangents, on any device; otherwise those are refused.
+            batched: computes, in plain PyTorch, the operator for the tensors of torch.func.vmap; None: PyTorch calls the
+                operator for each of them, which it can where no tensors stand in lists.
         """
         name = schema.partition("(")[0]
         self._library.define(schema)
@@ -163,7 +163,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Results:
-    """How a call's results, which autograd takes one after another, stood in lists."""
+    """The lists that a call's results stood in: autograd takes them one after another."""
 
     structure: TreeSpec
 

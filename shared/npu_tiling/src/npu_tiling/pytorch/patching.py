@@ -1,4 +1,4 @@
-"""Giving modules of a model another class, with a report and a way back: what the `patch` functions of the operators share.
+"""Giving modules of a model another class, with a report and a way back: the part of `patch` that all operators share.
 
 A module keeps its place in the model and all that it holds (parameters, buffers, hooks, flags): only its class, and so its
 forward, is another. Imports torch; `npu_tiling` itself does not.
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class Replacement(NamedTuple):
-    """What a module becomes.
+    """The class that a module gets.
 
     Attributes:
         type: its class from then on: its own one or torch's, with another forward.

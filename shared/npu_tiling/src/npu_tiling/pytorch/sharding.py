@@ -95,7 +95,7 @@ class Shards:
         return self.check(name, lambda _, placement: is_replicated(placement) or first <= shard(placement) < end, must)
 
     def replicated(self, *names: str) -> None:
-        """Each of these that there is must be whole on every rank."""
+        """Each of these tensors, where it is not None, must be whole on every rank."""
         for name in names:
             if name in self._tensors:
                 self.check(name, lambda _, placement: is_replicated(placement), "Replicate()")
@@ -184,7 +184,7 @@ def moved(placements: Sequence[Placement], by: int) -> tuple[Placement, ...]:
 
 
 def summed(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """What each rank has of a sum over everything that is split so: a part of the sum."""
+    """The placements of a sum over rows in these placements: where rows are split, each rank has a partial sum."""
     from torch.distributed.tensor import Partial, Replicate
 
     return tuple(Replicate() if is_replicated(placement) else Partial() for placement in placements)
