@@ -20,7 +20,7 @@ from ..both.tiling import TableTiling
 from .specs import KERNELS
 
 _NO_GRADIENT = -(2**63)  # as in both/tile.py
-_ENTRIES = 16  # that one launch writes to a table
+_ENTRIES, _MORE_ENTRIES = 16, 64  # that one launch writes to a table: of the kernel for short tables, and for long ones
 _ALIGNMENT = 16  # elements, as in both/tile.py
 MAX_ARGUMENTS = 32  # blocks of a list that kernels for CUDA choose among
 
@@ -225,11 +225,14 @@ def point_to(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], devi
 
 
 def _table_of(entries: list[int], like: Tensor, device: Device) -> Tensor:
-    entries += [0] * (-len(entries) % _ENTRIES)
+    is_short = len(entries) <= _ENTRIES
+    each = _ENTRIES if is_short else _MORE_ENTRIES
+    kernel = "attn_res_table_kernel" if is_short else "attn_res_long_table_kernel"
+    entries += [0] * (-len(entries) % each)
     table = allocate(like, (len(entries),), torch.int64)
     spec = _table_spec(device)
-    for i in range(0, len(entries), _ENTRIES):
-        KERNELS.launch("both.table", "attn_res_table_kernel", spec, 1, (table,), (i, *entries[i : i + _ENTRIES]))
+    for i in range(0, len(entries), each):
+        KERNELS.launch("both.table", kernel, spec, 1, (table,), (i, *entries[i : i + each]))
     return table
 
 
