@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from . import depth, fla, page, peers
+from . import depth, fla, page, peers, tables
 from .points import POINTS
 from .predicted import key_of, predictions
 from .published import SOC, Operator
@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
     about = "attn_res of 4096 and 7168 columns, stacked and as a list, beside liger's and fla's kernels, and nothing else"
     parser.add_argument("--depths", action="store_true", help=about)
+    pages = "the calls with TEXT of the tables on the operators' pages, with all compilers, and nothing else"
+    parser.add_argument("--tables", nargs="?", const="", metavar="TEXT", help=pages)
     published = (
         "published times of other projects' kernels whose source and kernel have TEXT, and nothing else; writes their page"
     )
@@ -39,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console() if Console().is_terminal else Console(width=180)
     if options.depths:
         return _depths(console, options.toolchain, options.json)
+    if options.tables is not None:
+        found_tables = track(tables.predictions(toolchains.VERSIONS, options.tables), "predicting", console=console)
+        console.print(tables.table(list(found_tables)))
+        return 0
     if options.points is not None:
         return _points(console, options.points)
     found = list(track(results(options.operator, options.toolchain), "predicting", console=console, transient=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
 from unittest import mock
 
 import torch
@@ -29,7 +30,7 @@ def ours(row: Published) -> list[LaunchRecord]:
     """
     function = operator(row.operator)
     if row.operator == "fused_linear_cross_entropy":
-        return _logits_launches(function)
+        return logits_launches(function, CHUNK, WIDTH, VOCABULARY)
     return _launches(lambda: function(*_arguments(row)), row)
 
 
@@ -59,11 +60,16 @@ def rows(operators: list[str] | None = None) -> Iterator[Published]:
 
 def operator(name: str) -> Callable[..., Tensor]:
     """An operator of ours by its name."""
+    return function(name, name)
+
+
+def function(operator: str, name: str) -> Callable[..., Any]:
+    """A public function of an operator's package."""
     try:
-        function: Callable[..., Tensor] = getattr(importlib.import_module(f"npu_{name}"), name)
+        found: Callable[..., Any] = getattr(importlib.import_module(f"npu_{operator}"), name)
     except ModuleNotFoundError:
-        raise OfflineError(f"npu-{name.replace('_', '-')} is not installed: it is what is compared") from None
-    return function
+        raise OfflineError(f"npu-{operator.replace('_', '-')} is not installed: it is what is compared") from None
+    return found
 
 
 def _arguments(row: Published) -> tuple[object, ...]:
@@ -95,16 +101,16 @@ def _launches(call: Call, row: Published, surroundings: AbstractContextManager[N
     return [*forward, *backward]
 
 
-def _logits_launches(function: Callable[..., Tensor]) -> list[LaunchRecord]:
+def logits_launches(function: Callable[..., Tensor], tokens: int, width: int, vocabulary: int) -> list[LaunchRecord]:
     """The kernels on one chunk of logits, in bf16 as torch_npu makes them; matrix products compute nothing here."""
     matmul = importlib.import_module("npu_fused_linear_cross_entropy.matmul")
-    x = torch.empty(CHUNK, WIDTH, dtype=_BF16, requires_grad=True)
-    weight = torch.empty(VOCABULARY, WIDTH, dtype=_BF16, requires_grad=True)
+    x = torch.empty(tokens, width, dtype=_BF16, requires_grad=True)
+    weight = torch.empty(vocabulary, width, dtype=_BF16, requires_grad=True)
     with ExitStack() as stack:
         for name in ("product", "add_product"):
             stack.enter_context(mock.patch.object(matmul, name, lambda *_, **__: None))
         stack.enter_context(mock.patch.object(matmul, "writes_fp32", lambda *_: False))
         launches = stack.enter_context(record(SOC))
-        function(x, weight, torch.zeros(CHUNK, dtype=torch.int64), chunk_tokens=CHUNK)
+        function(x, weight, torch.zeros(tokens, dtype=torch.int64), chunk_tokens=tokens)
     passes = ("cross_entropy_kernel", "cross_entropy_exponentials_kernel")
     return [launch for launch in launches if launch.name in passes]

@@ -147,7 +147,22 @@ def test_a_tile_of_several_rows_leaves_room_to_spare():
     assert choose(shape(2048, **residual), B4).rows == 3
     assert choose(shape(4096, **residual), B4).rows == 1  # the sum is a tile more
     assert choose(shape(4096), B4).rows == 2
-    assert choose(shape(4096, biased=True), B4).rows == 1
+
+
+def test_two_rows_of_a_forward_fill_the_unified_buffer_of_a_910b_alone():
+    for biased, width in ((True, 4096), (False, 5504)):
+        tiling = choose(shape(width, biased=biased), B4)
+        assert tiling.rows == 2
+        assert tiling.ub_bytes > B4.ub_bytes * 7 // 8
+    assert choose(shape(6144, biased=True), B950).rows == 1
+
+
+def test_a_row_of_16_bits_has_one_buffer_on_a_910b_and_one_that_is_computed_in_place_two():
+    assert choose(shape(8192), B4).policy.buffers == 1
+    assert choose(shape(4096, backward=True, itemsizes=(2, 2)), B4).policy.buffers == 1
+    assert choose(shape(6144, itemsizes=(4,), narrow=False), B4).policy.buffers == 2
+    assert choose(shape(4096, itemsizes=(2, 4)), B4).policy.buffers == 2
+    assert choose(shape(8192), B950).policy.buffers == 2
 
 
 @BOTH

@@ -24,7 +24,7 @@ _NUMBERS = 8  # fp32 numbers of 32 bytes, which the numbers of a row's tiles are
 _OVERLAPPING_BYTES = {ChunkKernel.BOTH: 53, ChunkKernel.KEEP: 53, ChunkKernel.EXPONENTIALS: 28}
 _ROW_VALUES = 6  # padded to 32 bytes each
 _ROW_TILES = 7  # fp32, of a tile that is a whole row
-_EXPONENTIAL_TILES = 4  # fp32, of a tile of exponentials: three on a 910B, four on an Ascend950
+_EXPONENTIAL_TILES = {"dav-c220": 3, "dav-c310": 4}  # fp32, of a tile of exponentials
 _REFERENCES = 3  # fp32, of each tile of a row
 _SHORT_BLOCK = 1024  # columns of a block of exponentials; shorter ones leave room enough
 
@@ -40,7 +40,7 @@ class AscendLaunch(ChunkLaunch):
     def ub_bytes(self) -> int:
         """Unified Buffer that the declared tiles take."""
         blocks = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n}
-        return footprint(tiles(self.shape, self.tail_n, streams=self.streams), blocks, self.device)
+        return footprint(tiles(self.shape, self.device, self.tail_n, streams=self.streams), blocks, self.device)
 
     @property
     def constants(self) -> dict[str, int | bool]:
@@ -56,13 +56,13 @@ def chunk_launch(shape: ChunkShape, device: Device) -> AscendLaunch:
     """Blocks for a chunk of logits. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     # Whole rows, as many as make one good transfer, where two fit.
     wanted = min(_MAX_ROWS, max(ROWS, _TRANSFER_BYTES // (shape.width * shape.itemsize)))
-    whole_rows = Way(False, tiles(shape, shape.width, streams=False), (Block("BLOCK_M", wanted, ROWS),))
+    whole_rows = Way(False, tiles(shape, device, shape.width, streams=False), (Block("BLOCK_M", wanted, ROWS),))
     largest = min(shape.width, _TRANSFER_BYTES // shape.itemsize)
     if shape.kernel in _OVERLAPPING_BYTES:
         largest = min(largest, device.ub_bytes // (ROWS * _OVERLAPPING_BYTES[shape.kernel]))
     largest = largest // _UNIT * _UNIT
     columns = Block("BLOCK_N", largest, _UNIT, _UNIT), Block("BLOCK_M", ROWS, ROWS)
-    streams, blocks = first_fit([whole_rows, Way(True, tiles(shape, 0, streams=True), columns)], device)
+    streams, blocks = first_fit([whole_rows, Way(True, tiles(shape, device, 0, streams=True), columns)], device)
     if streams:
         return _streaming(shape, device, blocks["BLOCK_N"])
     return AscendLaunch(
@@ -100,22 +100,23 @@ def _streaming(shape: ChunkShape, device: Device, largest: int) -> AscendLaunch:
         largest = shortest
 
 
-def tiles(shape: ChunkShape, tail: int, *, streams: bool) -> list[Tile]:
+def tiles(shape: ChunkShape, device: Device, tail: int, *, streams: bool) -> list[Tile]:
     """What a kernel keeps on chip at once, as the compiler of CANN 8.5 and 9.0 plans it on a 910B.
 
     A value that a loop carries takes two buffers. The statistics of single rows are small, but every one is padded.
     """
     found = [Tile("statistics of rows", ("BLOCK_M", 1), FP32, _ROW_VALUES)]
     if shape.kernel is ChunkKernel.EXPONENTIALS:
+        exponentials = _EXPONENTIAL_TILES[device.arch] + shape.transformed
         if not streams:
             found.append(Tile("statistics of the rows before", ("BLOCK_M", 1), FP32, _ROW_VALUES))
         if tail:
-            found.append(Tile("tail of a row", ("BLOCK_M", tail), FP32, _EXPONENTIAL_TILES + shape.transformed))
+            found.append(Tile("tail of a row", ("BLOCK_M", tail), FP32, exponentials))
         if streams:
             references = ceil(shape.width / _SHORT_BLOCK)
             found.append(Tile("references of tiles", ("BLOCK_M", references), FP32, _REFERENCES))
             block = ("BLOCK_M", "BLOCK_N")
-            found.append(Tile("exponentials", block, FP32, _EXPONENTIAL_TILES + shape.transformed))
+            found.append(Tile("exponentials", block, FP32, exponentials))
         return found
     if not streams:
         arithmetic = _ROW_TILES + 2 * shape.transformed + shape.argmax

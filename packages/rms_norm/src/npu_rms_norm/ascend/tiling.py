@@ -26,7 +26,8 @@ class Policy(NamedTuple):
         rows: of a tile: "several", as many as fill a transfer, or "one".
         buffers: 2: the next tile is loaded while this one is computed.
         spare: part of the Unified Buffer that stays free.
-        directions: which of "forward", "backward" and, on an Ascend950, "backward 950" may take it.
+        launches: which may take it: "forward" and "backward" on a 910B, the same "of fp32" where rows of fp32 are read, and
+            "forward 950" and "backward 950" on an Ascend950.
         why: for people.
     """
 
@@ -35,34 +36,36 @@ class Policy(NamedTuple):
     rows: str
     buffers: int
     spare: float
-    directions: frozenset[str]
+    launches: frozenset[str]
     why: str
 
 
-ALL = frozenset({"forward", "backward", "backward 950"})
-BACKWARD = frozenset({"backward", "backward 950"})
+ALL = frozenset({"forward", "backward", "forward 950", "backward 950"})
+# A forward of an Ascend950 in tiles that leave no room: twice the time with CANN 9.1 (bf16 with a bias, 6144, predicted).
+NO_ROOM = ALL - {"forward 950"}
+# Rows of 16 bits are cast as soon as they are loaded: the buffer is free for the next row. Arithmetic on fp32 keeps it.
+FP32_ROWS = frozenset({"forward of fp32", "backward of fp32", "forward 950"})
 # An Ascend950 sums a single row of a backward anew for every 64 columns that use the sum: two passes are faster there.
-NOT_ON_950 = frozenset({"forward", "backward"})
+ONE_ROW = ALL - {"backward 950"}
 
 # The first way that fits is taken. The comments are microseconds that the time model predicts (Ascend910B4, CANN 9.1, 4096
-# rows): of bf16, for forward 2048, backward 2048, backward 3584, forward 8192 and backward 8192, without the sum of dw's
-# parts; of fp32, for a gated forward of 4096. -: it does not fit.
-# A row with two buffers comes before a row with one for the sake of fp32: with two, a gated forward of 4096 is predicted to
-# be 4 to 12 % faster, a plain one of 6144 3 % on CANN 8.5 and 9.0, and backwards take the same time within 3 %. bf16 is
-# predicted to be up to 13 % slower with two, and on CANN 8.5 up to a third (forward 10240: 395 and 294). No chip has shown
-# either.
+# rows): of bf16, for forward 2048, forward 5760, backward 2048, backward 3584, forward 8192 and backward 8192, without the
+# sum of dw's parts; of fp32, for a gated forward of 4096. -: it does not fit. CANN 8.5 and 9.0 agree about which is faster:
+# a forward in several rows without room takes 20 to 36 % less time than one in single rows (bf16, widths from 4096 with a
+# bias, 3072 with a sum to int8, 5504 plain); a row of bf16 with one buffer takes as long as with two or less, by 3 to 11 %,
+# on CANN 8.5 by up to 34 % (forward 10240: 294 and 395); of fp32 it takes up to 12 % more. No chip has shown any of it.
 # fmt: off
 POLICIES = (
-    #       way                           kernel  rows       buffers  spare  directions         bf16                     fp32
-    Policy("several rows",               "rows", "several", 2,       1 / 8, ALL,        #  57   80    -    -    -    -
+    #       way                           kernel  rows       buffers  spare  launches     bf16                           fp32
+    Policy("several rows",               "rows", "several", 2,       1 / 8, ALL,       #  57    -   80    -    -    -    -
            "a transfer of several rows is fast, and their sums stay in the vector unit"),
-    Policy("several rows, no room left", "rows", "several", 2,       0,     BACKWARD,   #  57   80  184    -    -    -
-           "two rows that fill the Unified Buffer are no slower than one"),
-    Policy("a row, two buffers",         "rows", "one",     2,       0,     NOT_ON_950, # 127  141  201  234    -  337
-           "one row fits beside the next one"),
-    Policy("a row, one buffer",          "rows", "one",     1,       0,     NOT_ON_950, # 120  128  187  225  386  383
+    Policy("several rows, no room left", "rows", "several", 2,       0,     NO_ROOM,   #  57  169   80  184    -    -    -
+           "rows that fill the Unified Buffer are no slower than one"),
+    Policy("a row, two buffers",         "rows", "one",     2,       0,     FP32_ROWS, # 129  194  141  201  236    -  339
+           "one row of fp32 fits beside the next one"),
+    Policy("a row, one buffer",          "rows", "one",     1,       0,     ONE_ROW,   # 120  185  128  187  226  386  353
            "one pass over memory moves a third less than two"),
-    Policy("blocks of columns",          "wide", "one",     2,       0,     ALL,        # 131  254  345  267  674  335
+    Policy("blocks of columns",          "wide", "one",     2,       0,     ALL,       # 131  221  254  345  267  674  339
            "a row does not fit whole"),
 )
 # fmt: on
@@ -233,10 +236,10 @@ def choose(shape: Shape, device: Device) -> AscendTiling:
     padded = round_up(shape.width, unit)
     rows_block = _rows_block(shape, max(2, ROWS_BYTES // (padded * itemsize)))
     columns_block = Block("BLOCK_N", min(padded, COLUMNS_BYTES // itemsize), unit, unit)
-    direction = "forward" if not shape.backward else "backward 950" if device.arch == "dav-c310" else "backward"
+    launch = _kinds(shape, device)
     ways = []
     for policy in POLICIES:
-        if direction not in policy.directions:
+        if not policy.launches & launch:
             continue
         if policy.kernel == "wide":
             ways.append(Way(policy, tiles_of_columns(shape), (columns_block,)))
@@ -267,12 +270,20 @@ def smaller(tiling: AscendTiling) -> AscendTiling | None:
     if tiling.rows > 1:
         return dataclasses.replace(tiling, rows=tiling.rows // 2)
     if tiling.policy.buffers > 1 and tiling.kernel == "rows":
-        # `directions` says where a way is fast. To fit is all that counts here: on an Ascend950 a backward may take it too.
+        # `launches` says where a way is fast. To fit is all that counts here: on an Ascend950 a backward may take it too.
         return dataclasses.replace(tiling, policy=ONE_BUFFER)
     unit = _unit(tiling.shape, tiling.device)
     if tiling.columns <= unit:
         return None
     return dataclasses.replace(tiling, policy=COLUMNS, columns=round_up(ceil(tiling.columns / 2), unit))
+
+
+def _kinds(shape: Shape, device: Device) -> set[str]:
+    """What `Policy.launches` calls a launch."""
+    direction = "backward" if shape.backward else "forward"
+    if device.arch == "dav-c310":
+        return {f"{direction} 950"}
+    return {direction, f"{direction} of fp32"} if FP32 in shape.itemsizes else {direction}
 
 
 def _unit(shape: Shape, device: Device) -> int:
