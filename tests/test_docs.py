@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ import griffe
 import pytest
 import yaml
 from npu_offline.cli import _parser as offline_parser
+from npu_tiling.explaining.command import main as explain_command
 
 from tests.test_readmes import PROGRAMS
 from tools.docs import charts, graphs, hooks, lists, losses, reference, sections
@@ -218,6 +220,26 @@ def test_commands_that_pages_show_are_there():
             assert rest[0] in known or (ROOT / rest[0]).exists(), line
             seen.add("npu-bench " + rest[0])
     assert {"npu-offline fetch", "npu-offline doctor", "npu-offline check", "python -m npu_tiling", "npu-bench host"} <= seen
+
+
+EXPLAINED = re.findall(
+    r"^```\npython -m (npu_\w+) (explain [^\n]*)\n```\n\n```text\n(.*?)^```", PAGES["start/slow.md"], re.M | re.S
+)
+
+
+@pytest.mark.parametrize(("package", "options", "shown"), EXPLAINED, ids=[options for _, options, _ in EXPLAINED])
+def test_what_explain_prints_has_the_lines_that_the_page_shows(package, options, shown, capsys):
+    """In this order; `...` stands for lines that are left out, and a line of a file may be another one."""
+    explain_command(package, importlib.import_module(f"{package}.explain").explain, shlex.split(options))
+    printed = iter(re.sub(r"(\.py):\d+", r"\1", capsys.readouterr().out).splitlines())
+    for line in re.sub(r"(\.py):\d+", r"\1", shown).splitlines():
+        assert line in ("", "...") or line in printed, f"{line!r}: tools/docs/pages/start/slow.md shows another output"
+
+
+def test_every_operator_explains_a_slow_shape():
+    assert {package for package, _, _ in EXPLAINED} == {
+        package.module for package in PACKAGES.values() if package.is_operator
+    }
 
 
 QUOTED = re.findall(r"^```text\n(.*?)\n```", PAGES["troubleshooting.md"], re.M | re.S)
