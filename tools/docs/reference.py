@@ -39,7 +39,7 @@ def _kind(name: str, line: str) -> str:
 
 
 def directives(package: str) -> str:
-    """The mkdocstrings directives of its page, under a heading for each kind, the function that names the package first."""
+    """The mkdocstrings directives of its page, under a heading for each kind; first, what is named as the package."""
     module, lines = read_packages()[package].module, _lines(package)
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for name, line in lines.items():
@@ -48,5 +48,8 @@ def directives(package: str) -> str:
             # The docstring of a named tuple lists its fields.
             options = f"\n    options:\n      members: {methods or 'false'}" if "is a tuple" in line else ""
             found.setdefault(_kind(name, line), []).append(f"::: {module}.{name}{options}")
-    found["Functions"].sort(key=lambda directive: directive != f"::: {module}.{package}")
+    for directives_of in (found["Functions"], found["Classes"]):  # a sort keeps the order of all others
+        directives_of.sort(
+            key=lambda directive: directive.rpartition(".")[2].lower() not in (package, package.replace("_", ""))
+        )
     return "\n\n".join("\n\n".join((f"## {kind}", *each)) for kind, each in found.items() if each)
