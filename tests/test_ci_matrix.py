@@ -13,7 +13,6 @@ from packaging.version import Version
 
 from tools import ci_matrix
 from tools.ci_matrix import RUN_WITH, affected, change_jobs, changed_files, jobs, newest_jobs, torches
-from tools.release import git
 from tools.workspace import ROOT, read_packages, read_versions
 
 VERSIONS = {
@@ -149,6 +148,10 @@ def test_command_names_the_operators(capsys):
 def test_base_that_is_no_commit_selects_everything(capsys):
     assert ci_matrix.main(["0" * 40]) == 0
     assert json.loads(capsys.readouterr().out) == jobs(read_packages().values(), read_versions())
+
+
+def git(folder, *arguments):
+    subprocess.run(["git", *arguments], cwd=folder, check=True)
 
 
 def test_changed_files_are_those_since_the_branch_left(tmp_path: Path):

@@ -2,7 +2,7 @@
 
 One line for each public name, and for each public method of a class, with its signature and, before it, the release in which
 it got that form; "Unreleased" for what changed since. A test holds the file against the package and wants every name with
-that word, and those of lines that are gone, in the changelog's section "## Unreleased". A release puts its version there.
+that word, and those of lines that are gone, in the changelog's section "## Unreleased". `--release` puts the version there.
 """
 
 from __future__ import annotations
@@ -131,13 +131,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     packages = read_packages()
     parser = argparse.ArgumentParser(prog="api", description=__doc__)
     parser.add_argument("package", nargs="*", help="default: every package")
-    chosen = parser.parse_args(arguments).package or list(packages)
+    parser.add_argument("--release", action="store_true", help="what is unreleased belongs to the package's version")
+    options = parser.parse_args(arguments)
+    chosen = options.package or list(packages)
     if unknown := set(chosen) - set(packages):
         parser.error(f"{', '.join(unknown)}: must be one of {', '.join(packages)}")
     for key in chosen:
         file = ROOT / FOLDER / f"{key}.txt"
         file.parent.mkdir(exist_ok=True)
-        file.write_text(text(updated(read(file), describe(packages[key]), packages[key].version)))
+        version = packages[key].version
+        lines = updated(read(file), describe(packages[key]), version)
+        file.write_text(text(released(lines, version) if options.release else lines))
         print(file.relative_to(ROOT))
     return 0
 

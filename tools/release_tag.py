@@ -2,8 +2,8 @@
 
 With --notes it prints what the changelog says of the release.
 
-An error unless the tag's version is that of pyproject.toml and of the topmost section of the changelog, and the main branch
-has the commit that is checked out.
+An error unless the tag's version is that of pyproject.toml and of the topmost section of the changelog, the public API has
+nothing unreleased, and the main branch has the commit that is checked out.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ def released_by(tag: str, root: Path = ROOT) -> Package:
     topmost = next(iter(changelog.sections((root / package.folder / "CHANGELOG.md").read_text())), None)
     if topmost != version:
         raise ValueError(f"{tag}: {package.folder}/CHANGELOG.md starts with {topmost}.")
+    listed = Path("tests", "public_api", f"{package.key}.txt")
+    if changelog.UNRELEASED in (line.split(" ")[0] for line in (root / listed).read_text().splitlines()):
+        raise ValueError(f"{tag}: {listed} has unreleased names: `hatch run api {package.key} --release`.")
     return package
 
 

@@ -32,8 +32,9 @@ def prepare(folder: Path, options: argparse.Namespace) -> Path:
         (wheel,) = options.wheel.glob(f"{package.module}-{package.version}-*.whl")
     tests = [str(requirement) for requirement in package.tests if requirement.name not in ours]
     tests += [f"torch=={options.torch}"] if options.torch else []
+    tests += lowest(package) if options.lowest_core else []
     needed = ["npu-offline"] if options.layer == "ascend" else []
-    needed += [] if options.released_core else [CORE]
+    needed += [] if options.lowest_core else [CORE]
     local = [str(wheels.build(ours[name], built)) for name in needed if name != package.name]
     _run([f"python{options.python}", "-m", "venv", str(folder / "venv")])
     python = folder / "venv" / "bin" / "python"
@@ -41,6 +42,12 @@ def prepare(folder: Path, options: argparse.Namespace) -> Path:
     if options.layer == "ascend":
         mend_triton.mend(python)
     return python
+
+
+def lowest(package: Package) -> list[str]:
+    """The requirement of the lowest npu-tiling that a package allows; none where it needs none."""
+    bounds = [each.version for each in getattr(package.needs(CORE), "specifier", ()) if each.operator == ">="]
+    return [f"{CORE}=={bound}" for bound in bounds]
 
 
 def run_tests(python: Path, package: Package, layer: str) -> int:
@@ -65,7 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--torch", help="the torch to install (default: the newest that the package allows)")
     parser.add_argument("--layer", default="cpu", choices=LAYERS, help="ascend: on the emulated NPU too, with npu-offline")
     parser.add_argument("--wheel", type=Path, help="the folder of a wheel that is already built (default: build one)")
-    parser.add_argument("--released-core", action="store_true", help="take npu-tiling from the index and not from here")
+    parser.add_argument(
+        "--lowest-core", action="store_true", help="the lowest npu-tiling it allows, from the index, not ours"
+    )
     options = parser.parse_args(arguments)
     if shutil.which(f"python{options.python}") is None:
         parser.error(f"there is no python{options.python} on the PATH")
