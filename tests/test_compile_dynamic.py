@@ -16,15 +16,13 @@ import torch
 import torch._dynamo.testing
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1, fused_attnres
 from npu_embedding import embedding
-from npu_fused_linear_cross_entropy import causal_lm_loss, fused_linear_cross_entropy, linear_log_probs
-from npu_rms_norm import (
-    add_rms_norm,
-    add_rms_norm_dynamic_quant,
-    gated_rms_norm,
-    qk_rms_norm,
-    rms_norm,
-    rms_norm_dynamic_quant,
+from npu_fused_linear_cross_entropy import (
+    causal_lm_loss,
+    fused_linear_cross_entropy,
+    linear_distillation_loss,
+    linear_log_probs,
 )
+from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, rms_norm, rms_norm_dynamic_quant
 from torch.utils._pytree import tree_leaves
 
 PACKAGES = (npu_attn_res, npu_embedding, npu_fused_linear_cross_entropy, npu_rms_norm)
@@ -51,7 +49,6 @@ CALLS = {
     "rms_norm": lambda n, c: (rms_norm, (random(n, D), random(D)), {"eps": c, "offset": c}),
     "add_rms_norm": lambda n, c: (add_rms_norm, (random(n, D), random(n, D), random(D)), {"eps": c}),
     "gated_rms_norm": lambda n, c: (gated_rms_norm, (random(n, D), random(n, D), random(D)), {"eps": c}),
-    "qk_rms_norm": lambda n, c: (qk_rms_norm, (random(n, 4 * D), random(D), random(D), 2, 1), {"eps": c, "offset": c}),
     "rms_norm_dynamic_quant": lambda n, c: (rms_norm_dynamic_quant, (random(n, D), random(D)), {"eps": c}),
     "add_rms_norm_dynamic_quant": lambda n, c: (
         add_rms_norm_dynamic_quant,
@@ -82,6 +79,11 @@ CALLS = {
         {"logit_scale": 1 / c, "softcap": 9 + c, "label_smoothing": c, "lse_square_scale": c, "counted_tokens": n},
     ),
     "linear_log_probs": lambda n, c: (linear_log_probs, head(n), {"logit_scale": 1 / c, "softcap": 9 + c}),
+    "linear_distillation_loss": lambda n, c: (
+        linear_distillation_loss,
+        head(n),
+        {"teacher": (*head(n)[:2], None, 9 + c), "divergence": "jensen_shannon", "temperature": 1 + c, "hard_weight": c},
+    ),
     "causal_lm_loss": lambda n, c: (
         causal_lm_loss,
         (random(2, n, D), random(V, D), torch.randint(V, (2, n))),

@@ -189,10 +189,26 @@ def log_probs(width: int, make: Maker) -> Call:
     )
 
 
+def distilled(width: int, make: Maker) -> Call:
+    from npu_fused_linear_cross_entropy import linear_distillation_loss
+
+    teacher = make.normal(_ROWS, 16), make.normal(width, 16, scale=0.25)
+
+    def plain(x: Tensor, w: Tensor) -> Tensor:
+        t = torch.log_softmax(teacher[0].float() @ teacher[1].float().t(), 1)
+        return torch.nn.functional.kl_div(torch.log_softmax(x @ w.t(), 1), t, reduction="batchmean", log_target=True)
+
+    return Call(
+        lambda x, w: linear_distillation_loss(x, w, teacher=teacher),
+        plain,
+        (make.normal(_ROWS, 16), make.normal(width, 16, scale=0.25)),
+    )
+
+
 CALLS: dict[str, Callable[[int, Maker], Call]] = {
     call.__name__: call
     for call in (
         rms_norm, add_rms_norm, gated_rms_norm, embedding, embedding_sorted, attn_res_list, attn_res_single,
-        attn_res_stacked, attn_res_phases, cross_entropy, log_probs,
+        attn_res_stacked, attn_res_phases, cross_entropy, log_probs, distilled,
     )
 }  # fmt: skip

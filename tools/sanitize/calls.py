@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
 from npu_embedding import embedding
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_fused_linear_cross_entropy.cuda import tiling as tiling_product
 from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, rms_norm
 from torch import Tensor
@@ -205,6 +205,11 @@ def cross_entropy_calls(device: torch.device) -> Iterator[Call]:
             given["temperature"] = _leaf((ROWS,), FP32, device).detach().exp().requires_grad_()
         _backward(linear_log_probs(x, weight, ids[:, 0], **given))
 
+    def distilled(vocabulary: int, **options: Any) -> None:
+        (x, of_teacher), (weight, head) = ([_leaf((n, 16), BF16, device) for _ in range(2)] for n in (ROWS, vocabulary))
+        target = torch.randint(0, vocabulary, (ROWS,), device=device)
+        linear_distillation_loss(x, weight, target, teacher=(of_teacher, head), **options).backward()
+
     everything = {"label_smoothing": 0.1, "lse_square_scale": 0.1, "softcap": 30.0, "logit_scale": 0.5}
     everything |= {"token_scaling": True, "return_z_loss": True, "return_token_accuracy": True, "return_lse": True}
     everything |= {"bias": True, "class_weight": True}
@@ -215,6 +220,11 @@ def cross_entropy_calls(device: torch.device) -> Iterator[Call]:
             yield f"{_name(dtype)} {vocabulary}", _call(run, vocabulary, dtype, factor=3.0)
         yield f"fp16 {vocabulary}, everything", _call(run, vocabulary, FP16, **everything)
         yield f"bf16 {vocabulary}, log-probabilities", _call(log_probs, vocabulary)
+    for vocabulary in (1, 1000, 10000):
+        for divergence in ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation"):
+            yield f"bf16 {vocabulary}, distilled, {divergence}", _call(distilled, vocabulary, divergence=divergence)
+        hard = {"temperature": 2.0, "hard_weight": 0.5, "softcap": 30.0, "divergence": "jensen_shannon"}
+        yield f"bf16 {vocabulary}, distilled, hard labels", _call(distilled, vocabulary, **hard)
     for vocabulary in (1000, 10000):
         for options in singles:
             yield f"bf16 {vocabulary}, {', '.join(options)}", _call(run, vocabulary, BF16, **options)

@@ -7,7 +7,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs, matmul
+from npu_fused_linear_cross_entropy import (
+    fused_linear_cross_entropy,
+    linear_distillation_loss,
+    linear_log_probs,
+    matmul,
+)
 
 TOKENS, WIDTH = 64, 16
 VOCABULARIES = (1, 2, 123, 1000, 2048, 3000, 4096, 32000, 50257, 128256, 151936, 256000)
@@ -40,6 +45,14 @@ OF_DISTRIBUTIONS: dict[str, dict[str, Any]] = {
         "memory_budget": 2**20,
     },
 }
+DISTILLATIONS: dict[str, dict[str, Any]] = {
+    "forward": {},
+    "reverse": {"divergence": "reverse_kl"},
+    "Jensen-Shannon": {"divergence": "jensen_shannon"},
+    "total variation": {"divergence": "total_variation"},
+    "loss alone": {"grad": False},
+    "everything": {"divergence": "jensen_shannon", "hard_weight": 0.5, "temperature": 2.0, "softcap": 30.0, "capped": True},
+}
 # A call for each kind of tile: what lint at each commit and quick reports look at.
 SAMPLE = (
     "bfloat16 1000",
@@ -49,6 +62,7 @@ SAMPLE = (
     "bfloat16 128256, accuracy",
     "bfloat16 4096, many rows",
     "bfloat16 50257, distributions",
+    "bfloat16 128256, distilled, Jensen-Shannon",
 )
 # Calls that launch every kernel with every value of its flags: executed at each commit.
 WAYS = (
@@ -62,6 +76,8 @@ WAYS = (
     "bfloat16 4096, many rows",
     "bfloat16 1000, distributions",
     "bfloat16 50257, distributions, everything, columns",
+    "bfloat16 123, distilled, loss alone",
+    "bfloat16 123, distilled, everything",
 )
 # Calls among these that launch every kernel: executed with every compiler, and for an A3.
 KERNELS = (
@@ -69,6 +85,7 @@ KERNELS = (
     "bfloat16 123, everything, many rows",
     "bfloat16 4096, many rows",
     "bfloat16 1000, distributions",
+    "bfloat16 123, distilled, total variation",
 )
 
 
@@ -86,6 +103,9 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         for what, options in OF_DISTRIBUTIONS.items():
             yield f"bfloat16 {vocabulary}, {what}", _distributions(vocabulary, **options)
     yield "bfloat16 4096, many rows", call(4096, tokens=1024, narrow=True)  # several tiles of whole rows a program
+    for vocabulary in (123, 1000, 50257, 128256):
+        for what, options in DISTILLATIONS.items():
+            yield f"bfloat16 {vocabulary}, distilled, {what}", _distillation(vocabulary, **options)
     # The arithmetic on rows: every option of each row, and more rows than one program takes.
     yield "bfloat16 1000, everything, each row", call(1000, **OPTIONS["everything, entropy"], **EACH_ROW)
     for what in ("class weights", "everything"):
@@ -147,5 +167,19 @@ def call(
             loss = found if isinstance(found, torch.Tensor) else found.loss
             if grad:
                 loss.backward(torch.linspace(0.5, 1.5, loss.numel()).view(loss.shape))  # 1 would multiply nothing
+
+    return run
+
+
+def _distillation(vocabulary: int, *, grad: bool = True, capped: bool = False, **options: Any) -> Callable[[], None]:
+    def run() -> None:
+        x = torch.randn(TOKENS, WIDTH).bfloat16().requires_grad_(grad)
+        weight = torch.randn(vocabulary, WIDTH).bfloat16().requires_grad_(grad)
+        teacher = (torch.randn(TOKENS, 2 * WIDTH).bfloat16(), torch.randn(vocabulary, 2 * WIDTH).bfloat16())
+        target = torch.arange(TOKENS) * 7919 % vocabulary
+        bias = (torch.randn(vocabulary).bfloat16(), 20.0) if capped else ()
+        loss = linear_distillation_loss(x, weight, target, teacher=(*teacher, *bias), **options)
+        if grad:
+            loss.backward(torch.tensor(0.5))
 
     return run

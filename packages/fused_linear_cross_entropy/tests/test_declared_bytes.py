@@ -19,9 +19,10 @@ REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 CALLS = dict(load_calls(Path(__file__).parents[1]))
 PASSES = ("cross_entropy_kernel", "cross_entropy_exponentials_kernel", "cross_entropy_statistics_kernel")
-PASSES += ("distribution_statistics_kernel",)
+PASSES += ("distribution_statistics_kernel", "distillation_kernel")
 PLAIN = ChunkShape(kernel=ChunkKernel.BOTH, width=1000, itemsize=4, written_itemsize=2)
 ALONE = {"kernel": ChunkKernel.STATISTICS, "written_itemsize": 0}
+DISTILLED = {"kernel": ChunkKernel.DISTILLATION}
 DISTRIBUTIONS = {"kernel": ChunkKernel.DISTRIBUTIONS, "smoothed": True, "entropy": True, "transformed": True}
 # Of each shape: the call that has it, without the vocabulary, and what differs from the plain one.
 SHAPES = {
@@ -37,6 +38,8 @@ SHAPES = {
         ", everything, entropy",
         {**ALONE, "smoothed": True, "argmax": True, "transformed": True, "entropy": True},
     ),
+    **{f"distilled, {what}": (f", distilled, {what}", DISTILLED) for what in ("forward", "Jensen-Shannon")},
+    "distilled, everything": (", distilled, everything", {**DISTILLED, "transformed": True}),
     "distributions": (", distributions", {**ALONE, **DISTRIBUTIONS}),
     "distributions, softcap": (", distributions, everything", {**ALONE, **DISTRIBUTIONS}),
 }

@@ -99,7 +99,7 @@ def test_lengths_of_chunks_are_explained_by_the_rows_that_fit():
 
 
 def test_options_of_the_loss_alone_are_refused_with_log_probs():
-    with pytest.raises(ValueError, match="label_smoothing must be left out where log_probs is True"):
+    with pytest.raises(ValueError, match="label_smoothing must be left out where linear_log_probs is explained"):
         explain(**SIZES, chip="H200", log_probs=True, label_smoothing=0.1)
 
 

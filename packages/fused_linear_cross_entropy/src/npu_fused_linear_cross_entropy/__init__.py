@@ -2,18 +2,22 @@
 
 from .api import LinearCrossEntropyOutput, fused_linear_cross_entropy
 from .causal_lm import causal_lm_loss
+from .distillation import DistillationLoss, Teacher, linear_distillation_loss
 from .explain import explain
 from .log_probs import LogProbs, linear_log_probs
 from .module import FusedLinearCrossEntropyLoss
 from .patching import patch
 
 __all__ = [
+    "DistillationLoss",
     "FusedLinearCrossEntropyLoss",
     "LinearCrossEntropyOutput",
     "LogProbs",
+    "Teacher",
     "causal_lm_loss",
     "explain",
     "fused_linear_cross_entropy",
+    "linear_distillation_loss",
     "linear_log_probs",
     "patch",
 ]

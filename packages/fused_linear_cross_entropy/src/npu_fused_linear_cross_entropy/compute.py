@@ -76,7 +76,7 @@ def split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options, tuple[Any, ...]]
 def _start(inputs: Inputs, options: Options, needs: Needs, task: Task) -> Loss:
     device = device_for(inputs.x.device)
     if device is None:
-        check_columns("target", inputs.target, options)
+        check_columns("target", inputs.target, options.ignore_index, options.vocab_size)
     x, weight, bias = inputs.x, inputs.weight, inputs.bias
     if x.dim() != 2:
         x = x.reshape(-1, x.shape[-1])
@@ -119,15 +119,15 @@ def shape_of(
     )
 
 
-def check_columns(name: str, target: Tensor, options: Options) -> None:
+def check_columns(name: str, target: Tensor, ignore_index: int, vocab_size: int) -> None:
     """Raises IndexError where one of these is neither a column of the vocabulary nor ignored."""
-    wrong = rows.are_counted(target, options.ignore_index) & ((target < 0) | (target >= options.vocab_size))
+    wrong = rows.are_counted(target, ignore_index) & ((target < 0) | (target >= vocab_size))
     if wrong.any():
         place = wrong.nonzero()[0].tolist()
         index = ", ".join(map(str, place))
         raise IndexError(
             f"{name}{f'[{index}]' if place else ''} is {target[tuple(place)].item()} and must be from 0 to "
-            f"{options.vocab_size - 1}, or ignore_index, {options.ignore_index}."
+            f"{vocab_size - 1}, or ignore_index, {ignore_index}."
         )
 
 

@@ -15,7 +15,7 @@ from .compute import check_columns, shape_of
 from .distribution_rows import Moments, coefficients, moments
 from .ids import are_columns
 from .operators import OPERATORS
-from .options import SCHEMA, Needs, Options
+from .options import Needs, Options, schema
 from .shape import Task
 from .ways.distributions import Distributions, Inputs
 
@@ -52,6 +52,7 @@ class Outputs(NamedTuple):
     first: Tensor | None
 
 
+_OPTIONS = schema(Options)
 _TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? ids, Tensor? rates"
 _MOMENTS = "Tensor lse, Tensor entropy, Tensor square_sum, Tensor mean_logit"
 _OUTPUTS = f"{_MOMENTS}, Tensor ids_log_probs, Tensor top_log_probs, Tensor top_ids, Tensor first"
@@ -75,7 +76,7 @@ def _start(task: Task, inputs: Inputs, options: Options, needs: Needs) -> Distri
 def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
     inputs, options, wanted = _split(arguments)
     if inputs.ids is not None and device_for(inputs.x.device) is None:
-        check_columns("ids", inputs.ids, options)
+        check_columns("ids", inputs.ids, options.ignore_index, options.vocab_size)
     found = _start(Task.DISTRIBUTIONS, inputs, options, Needs(False, False, False)).found(*wanted)
     known = moments(found.statistics, options.vocab_size)
     of_ids = of_top = None
@@ -121,9 +122,11 @@ def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
     )
 
 
-OPERATORS.define(f"distributions({_TENSORS}, {SCHEMA}, int top_k, bool find_first) -> ({_OUTPUTS})", _forward, _fake_forward)
 OPERATORS.define(
-    f"distribution_gradients(Tensor coefficients, Tensor? log_probs, Tensor? did_log_probs, {_TENSORS}, {SCHEMA},"
+    f"distributions({_TENSORS}, {_OPTIONS}, int top_k, bool find_first) -> ({_OUTPUTS})", _forward, _fake_forward
+)
+OPERATORS.define(
+    f"distribution_gradients(Tensor coefficients, Tensor? log_probs, Tensor? did_log_probs, {_TENSORS}, {_OPTIONS},"
     " bool need_dx, bool need_dweight, bool need_dbias, bool need_drates)"
     " -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor drates)",
     _backward,

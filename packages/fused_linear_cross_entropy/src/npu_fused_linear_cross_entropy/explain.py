@@ -20,6 +20,7 @@ from torch import Tensor
 from . import matmul
 from .api import fused_linear_cross_entropy
 from .chunks import Layout
+from .distillation import linear_distillation_loss
 from .log_probs import linear_log_probs
 from .tiling import Tiling
 
@@ -46,6 +47,8 @@ def explain(
     log_probs: bool = False,
     chunk_tokens: int | None = None,
     memory_budget: int | None = None,
+    teacher_width: int | None = None,
+    divergence: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = "forward_kl",
 ) -> Explanation:
     """Explains how a loss is computed on a chip: which way, chunks, kernels and matrix products, and why.
 
@@ -73,6 +76,8 @@ def explain(
             softcap, logit_scale and entropies go with it.
         chunk_tokens: tokens of a chunk.
         memory_budget: bytes for logits and sums.
+        teacher_width: elements of a row of a teacher's x, for `linear_distillation_loss`; None: there is no teacher.
+        divergence: from the teacher.
 
     Returns:
         An Explanation; `text` is for people.
@@ -101,17 +106,25 @@ def explain(
     name, function = "cross entropy", cast("Callable[..., Any]", fused_linear_cross_entropy)
     if log_probs:
         name, function, reduction = "log-probabilities", linear_log_probs, "none"
-        options = _of_log_probs(options)
+        options = _options_of(linear_log_probs, options)
+        options |= {"return_square_sum": True, "return_mean_logit": True}
+    teacher: tuple[Tensor, ...] = ()
+    if teacher_width is not None:
+        name, function = "distillation", linear_distillation_loss
+        teacher = tuple(leaf(rows, teacher_width, dtype=dtype, gradient=False) for rows in (tokens, vocabulary))
+        options = {**_options_of(linear_distillation_loss, options), "teacher": teacher, "divergence": divergence}
     inputs, product = [x, weight, added], 2 * tokens * width * vocabulary
     flops = {"forward": product}
     is_one_number = reduction != "none" and not return_entropy
     if backward:  # of one number the forward computes the gradients, with the logits that it has
         flops = {"forward": 3 * product} if is_one_number else {"forward": product, "backward": 3 * product}
+    if teacher_width is not None:
+        flops = {direction: count + 2 * tokens * teacher_width * vocabulary for direction, count in flops.items()}
 
     def run() -> Mapping[str, int]:
         found = function(x, weight, target, added, **options)
         results = [found] if isinstance(found, Tensor) else [each for each in found if each is not None]
-        read = [*inputs, target, options.get("class_weight")]
+        read = [*inputs, target, options.get("class_weight"), *teacher]
         moved = {"forward": nbytes([*read, *results])}
         if backward:
             written = nbytes(gradients(results, inputs))
@@ -129,16 +142,13 @@ def explain(
     )
 
 
-def _of_log_probs(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `linear_log_probs`; the others have to be left out."""
-    known = inspect.signature(linear_log_probs).parameters
-    given = [
-        name for name, value in options.items() if name not in known and value and (name, value) != ("reduction", "mean")
-    ]
-    if given:
-        raise ValueError(f"{given[0]} must be left out where log_probs is True.")
-    extras = ("return_square_sum", "return_mean_logit")
-    return {name: value for name, value in options.items() if name in known} | dict.fromkeys(extras, True)
+def _options_of(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a function that is explained in place of the loss; the others have to be left out."""
+    known = inspect.signature(function).parameters
+    for name, value in options.items():
+        if name not in known and value and (name, value) != ("reduction", "mean"):
+            raise ValueError(f"{name} must be left out where {function.__name__} is explained.")
+    return {name: value for name, value in options.items() if name in known}
 
 
 def _described(tiling: Tiling) -> dict[str, str]:

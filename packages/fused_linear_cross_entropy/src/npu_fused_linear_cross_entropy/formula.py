@@ -47,6 +47,12 @@ def gradient_of_raw(
 ):  # fmt: skip
     """The gradient of raw products, given p (a + q z) - c w of their tile, and where the target's column is."""
     b_g = tl.where(m_target, b_g - b_b[:, None], b_g)
+    return gradient_before_softcap(b_g, b_z, logit_scale, softcap, SCALED, SOFTCAP)
+
+
+@triton.jit
+def gradient_before_softcap(b_g, b_z, logit_scale, softcap, SCALED: tl.constexpr, SOFTCAP: tl.constexpr):
+    """The gradient of raw products, given that of z."""
     if SOFTCAP:
         b_t = b_z * (1.0 / softcap)
         b_g *= 1.0 - b_t * b_t

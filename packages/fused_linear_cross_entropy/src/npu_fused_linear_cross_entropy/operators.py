@@ -16,12 +16,13 @@ from npu_tiling.pytorch.tensors import nothing, statistics_dtype
 from torch import Tensor
 
 from .compute import backward, count_saved, forward, is_unfinished, scale, scale_, split
-from .options import SCHEMA, Needs, Options
+from .options import Needs, Options, schema
 from .rows import Losses
 from .ways import Inputs
 
 OPERATORS = OperatorLibrary("npu_fused_linear_cross_entropy")
 _TENSORS = "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? divisor"
+_OPTIONS = schema(Options)
 _NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
 _OUTPUTS = "Tensor loss, Tensor z_loss, Tensor token_accuracy, Tensor predicted_tokens, Tensor lse, Tensor entropy"
 _GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
@@ -65,13 +66,13 @@ def _fake_scale(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
 
 
 OPERATORS.define(
-    f"forward({_TENSORS}, {SCHEMA}, bool save_statistics, {_NEEDS})"
+    f"forward({_TENSORS}, {_OPTIONS}, bool save_statistics, {_NEEDS})"
     f" -> ({_OUTPUTS}, Tensor statistics, {_GRADIENTS}, Tensor unfinished)",
     forward,
     _fake_forward,
 )
 OPERATORS.define(
-    f"backward(Tensor? dloss, Tensor? dentropy, Tensor statistics, {_TENSORS}, {SCHEMA}, {_NEEDS}) -> ({_GRADIENTS})",
+    f"backward(Tensor? dloss, Tensor? dentropy, Tensor statistics, {_TENSORS}, {_OPTIONS}, {_NEEDS}) -> ({_GRADIENTS})",
     backward,
     _fake_backward,
 )
@@ -112,7 +113,7 @@ class _LinearCrossEntropy(Function):
             found: Sequence[Tensor | None] = (None, None, None)
         elif ctx.has_gradients:
             *gradients, unfinished = ctx.saved_tensors
-            found = _scaled(gradients, dloss, None if unfinished is None else unfinished.unbind())
+            found = scaled(gradients, dloss, None if unfinished is None else unfinished.unbind())
         else:
             arguments = (*ctx.saved_tensors, *ctx.options, *needs)
             found = OPERATORS("backward", dloss, dentropy, *arguments)
@@ -125,7 +126,7 @@ def _needs(ctx) -> Needs:  # type: ignore[no-untyped-def]
     return Needs(dx, dweight, dbias)
 
 
-def _scaled(gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence[Tensor] | None) -> list[Tensor | None]:
+def scaled(gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence[Tensor] | None) -> list[Tensor | None]:
     """Gradients times the upstream gradient and a factor each: in place unless the graph is kept for another backward."""
     present = [gradient for gradient in gradients if gradient is not None]
     each: Sequence[Tensor | None] = factors or [None] * len(gradients)

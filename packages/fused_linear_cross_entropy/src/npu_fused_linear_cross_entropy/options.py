@@ -8,6 +8,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("mean", "sum", "none")
+DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
 
 # Schema types of the fields, by their annotations.
 _SCHEMA_TYPES = {
@@ -86,4 +87,28 @@ class Options(NamedTuple):
 
 #: The options that a caller names; the other fields follow from the process group and the weight.
 NAMES = tuple(name for name in Options._fields if name not in ("group", "vocab_first", "vocab_size"))
-SCHEMA = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(Options).items())
+
+
+class DistillationOptions(NamedTuple):
+    """See `linear_distillation_loss`; in the order of the registered operators' arguments."""
+
+    divergence: str = "forward_kl"
+    beta: float = 0.5
+    temperature: float = 1.0
+    soft_weight: float = 1.0
+    hard_weight: float = 0.0
+    ignore_index: int = -100
+    reduction: str = "mean"
+    softcap: float | None = None
+    logit_scale: float = 1.0
+    teacher_softcap: float | None = None
+    teacher_logit_scale: float = 1.0
+    return_parts: bool = False
+    accum_dtype: torch.dtype | None = None
+    chunk_tokens: int | None = None
+    memory_budget: int | None = None
+
+
+def schema(options: type[Options] | type[DistillationOptions]) -> str:
+    """The arguments of a registered operator that are options."""
+    return ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(options).items())

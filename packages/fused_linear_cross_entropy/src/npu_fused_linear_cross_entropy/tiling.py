@@ -49,6 +49,10 @@ class Way(Enum):
     COLUMNS = (
         "PyTorch's product writes some columns of logits, twice; the second time g takes their place; dx += g W, dW = g^T x"
     )
+    DISTILLATION = (
+        "PyTorch's products write rows of a student's logits and of its teacher's; g takes the student's place; dx = g W,"
+        " dW += g^T x"
+    )
 
     DISTRIBUTIONS = (
         "PyTorch's product writes logits; a kernel reads what their distributions are; in the backward g takes their place"
@@ -222,7 +226,7 @@ def _tiling(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> 
         product_dtype=shape.logits_dtype,
         logits_dtype=shape.x_dtype if multiplies else shape.logits_dtype,
         sum_dtype=sum_dtype,
-        dweight_scale=_power_of_two(_MAX_SUM_OVER_MEAN / max(1, shape.tokens)) if shape.unfinished else 1.0,
+        dweight_scale=scale_of_sums(shape),
         buffer=tokens * chunks.pitch(columns) if stores else 0,
         sums_in_buffer=not multiplies and demands.has_room_for_sums(shape),
         why=rule.why,
@@ -230,9 +234,9 @@ def _tiling(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> 
     )
 
 
-def _power_of_two(limit: float) -> float:
-    """The largest power of two that is at most `limit`, and at most 1."""
+def scale_of_sums(shape: Shape) -> float:
+    """The factor of sums that become the weight's gradient: a power of two, below 1 where gradients are left unfinished."""
     scale = 1.0
-    while scale > limit:
+    while shape.unfinished and scale > _MAX_SUM_OVER_MEAN / max(1, shape.tokens):
         scale /= 2.0
     return scale

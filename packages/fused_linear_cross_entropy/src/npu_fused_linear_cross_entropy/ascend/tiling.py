@@ -24,6 +24,8 @@ _NUMBERS = 8  # fp32 numbers of 32 bytes, which the numbers of a row's tiles are
 _OVERLAPPING_BYTES = {ChunkKernel.BOTH: 53, ChunkKernel.KEEP: 53, ChunkKernel.EXPONENTIALS: 28}
 _ROW_VALUES = 6  # padded to 32 bytes each
 _ROW_TILES = 7  # fp32, of a tile that is a whole row
+_DISTILLATION_TILES = 14  # fp32, of whole rows of a student's logits and a teacher's
+_DISTILLATION_SUMS = 3  # more of them where running sums are kept from tile to tile
 _EXPONENTIAL_TILES = {"dav-c220": 3, "dav-c310": 4}  # fp32, of a tile of exponentials
 _REFERENCES = 3  # fp32, of each tile of a row
 _SHORT_BLOCK = 1024  # columns of a block of exponentials; shorter ones leave room enough
@@ -118,6 +120,11 @@ def tiles(shape: ChunkShape, device: Device, tail: int, *, streams: bool) -> lis
             block = ("BLOCK_M", "BLOCK_N")
             found.append(Tile("exponentials", block, FP32, exponentials))
         return found
+    if shape.kernel is ChunkKernel.DISTILLATION:
+        arithmetic = _DISTILLATION_TILES + streams * _DISTILLATION_SUMS + 2 * shape.transformed
+        length: str | int = "BLOCK_N" if streams else tail
+        found.append(Tile("numbers of rows", ("BLOCK_M", 1), FP32, 2 * _ROW_VALUES))
+        return [*found, Tile("arithmetic on both rows", ("BLOCK_M", length), FP32, arithmetic)]
     if not streams:
         arithmetic = _ROW_TILES + 2 * shape.transformed + shape.argmax
         return [*found, Tile("row", ("BLOCK_M", tail), FP32, arithmetic)]

@@ -18,6 +18,15 @@ weight, as in the kernels. Source: torch.nn.functional.cross_entropy; for the z-
 """
 
 from .chunks import ReferenceChunks
+from .distillation import ReferenceDistillation
 from .rows import ReferenceRows, coefficients, entropies, losses, target_facts
 
-__all__ = ["ReferenceChunks", "ReferenceRows", "coefficients", "entropies", "losses", "target_facts"]
+__all__ = [
+    "ReferenceChunks",
+    "ReferenceDistillation",
+    "ReferenceRows",
+    "coefficients",
+    "entropies",
+    "losses",
+    "target_facts",
+]

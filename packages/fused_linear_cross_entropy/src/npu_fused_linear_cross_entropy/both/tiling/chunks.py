@@ -30,6 +30,7 @@ class ChunkKernel(Enum):
     EXPONENTIALS = _Kernel("cross_entropy_exponentials_kernel", "both.one_sweep", True, True)
     DISTRIBUTIONS = _Kernel("distribution_statistics_kernel", "both.distributions", True, False)
     DISTRIBUTION_GRADIENT = _Kernel("distribution_gradient_kernel", "both.distributions", False, True)
+    DISTILLATION = _Kernel("distillation_kernel", "both.distillation", True, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +95,9 @@ class ChunkLaunch:
         if kernel is ChunkKernel.EXPONENTIALS:
             return {"TILES": tiles, "PADDED": is_padded, "BARRIER": barrier}
         found: dict[str, int | bool] = {}
-        if kernel in (ChunkKernel.STATISTICS, ChunkKernel.BOTH, ChunkKernel.DISTRIBUTIONS):
+        if kernel in (ChunkKernel.STATISTICS, ChunkKernel.BOTH, ChunkKernel.DISTRIBUTIONS, ChunkKernel.DISTILLATION):
             found["PADDED"] = is_padded
-        if kernel in (ChunkKernel.GRADIENT, ChunkKernel.BOTH, ChunkKernel.DISTRIBUTION_GRADIENT):
+        if kernel.value.writes_in_place:
             found["BARRIER"] = barrier and self.shape.written_itemsize < self.shape.itemsize
         return found
 

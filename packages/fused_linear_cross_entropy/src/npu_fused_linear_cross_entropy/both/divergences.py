@@ -1,0 +1,41 @@
+"""Divergences of a student's distribution p from a teacher's q, element by element, and their gradient.
+
+With s and t their log-probabilities, D = sum f(s, t), and h = (dD / dp) up to a constant:
+
+    gradient of the student's logits:  p h - p k      k = sum p h
+
+    forward_kl        f = q (t - s)                    p h = -q                 k = -1
+    reverse_kl        f = p (s - t)                    p h = f
+    jensen_shannon    f = beta q (t - u) + p h         p h = (1 - beta) p (s - u)     u = log((1 - beta) p + beta q)
+    total_variation   f = |p - q| / 2                  p h = p sign(p - q) / 2
+"""
+
+import triton
+import triton.language as tl
+
+MOST_APART: tl.constexpr = tl.constexpr(80.0)  # of t - s: e^80 is in fp32's range, and p (s - t) beyond is below e^-80 80
+
+
+@triton.jit
+def divergence_terms(b_s, b_t, beta, DIVERGENCE: tl.constexpr):
+    """f, p h and p of log-probabilities."""
+    b_p = tl.exp(b_s)
+    if DIVERGENCE == "forward_kl":
+        b_q = tl.exp(b_t)
+        b_term, b_slope = b_q * (b_t - b_s), -b_q
+    elif DIVERGENCE == "reverse_kl":
+        b_term = b_p * (b_s - b_t)
+        b_slope = b_term
+    elif DIVERGENCE == "jensen_shannon":
+        b_d = b_t - b_s
+        b_near = tl.where(b_d > MOST_APART, MOST_APART, b_d)
+        b_above = tl.log((1.0 - beta) + beta * tl.exp(b_near))  # u - s
+        b_slope = (beta - 1.0) * (b_p * b_above)
+        b_term = beta * (tl.exp(b_t) * (b_near - b_above)) + b_slope
+    else:
+        tl.static_assert(DIVERGENCE == "total_variation")
+        b_apart = b_p - tl.exp(b_t)
+        b_term = 0.5 * tl.abs(b_apart)
+        b_half = tl.where(b_apart > 0.0, 0.5, 0.0) - tl.where(b_apart < 0.0, 0.5, 0.0)
+        b_slope = b_p * b_half
+    return b_term, b_slope, b_p

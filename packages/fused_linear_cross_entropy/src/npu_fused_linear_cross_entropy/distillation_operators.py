@@ -1,0 +1,250 @@
+"""The operators of distillation registered with PyTorch, and their autograd: as operators.py has those of the loss.
+
+`distillation` computes the losses, and the gradients of a loss that is one number if they are needed.
+`distillation_backward` computes the gradients of losses of single tokens, with logits that are computed again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from npu_tiling import device_for
+from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
+from npu_tiling.pytorch.tensors import nothing, statistics_dtype, without_autocast
+from torch import Tensor
+
+from . import rows
+from .compute import shape_of
+from .gradients import Gradients
+from .operators import OPERATORS, scaled
+from .options import DistillationOptions, Needs, Options, schema
+from .rows import NO_COLUMN
+from .shape import Task
+from .ways.distillation import Distillation, DistillationInputs
+
+_TENSORS = (
+    "Tensor x, Tensor weight, Tensor? target, Tensor? bias, Tensor? teacher_x, Tensor? teacher_weight, "
+    "Tensor? teacher_bias, Tensor? teacher_probs"
+)
+_NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
+_GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
+_COUNT = len(DistillationInputs._fields)
+_NOTHING_NEEDED = Needs(False, False, False)
+
+
+def _split(arguments: tuple[Any, ...]) -> tuple[DistillationInputs, DistillationOptions, Needs]:
+    end = _COUNT + len(DistillationOptions._fields)
+    return DistillationInputs(*arguments[:_COUNT]), DistillationOptions(*arguments[_COUNT:end]), Needs(*arguments[end:])
+
+
+def _is_unfinished(x: Tensor, options: DistillationOptions) -> bool:
+    """Whether the forward leaves the gradients' 1 / N to the backward, where fp16 has no room for it."""
+    return x.dtype == torch.float16 and options.reduction == "mean"
+
+
+def _flat(inputs: DistillationInputs) -> DistillationInputs:
+    """Without leading dimensions."""
+    if inputs.x.dim() == 2:
+        return inputs
+
+    def rows_of(matrix: Tensor | None) -> Tensor | None:
+        return None if matrix is None else matrix.reshape(-1, matrix.shape[-1])
+
+    return inputs._replace(
+        x=inputs.x.reshape(-1, inputs.x.shape[-1]),
+        target=None if inputs.target is None else inputs.target.reshape(-1),
+        teacher_x=rows_of(inputs.teacher_x),
+        teacher_probs=rows_of(inputs.teacher_probs),
+    )
+
+
+def _start(inputs: DistillationInputs, options: DistillationOptions, needs: Needs, task: Task) -> Distillation:
+    x, device = inputs.x, device_for(inputs.x.device)
+    of_student = Options(
+        reduction=options.reduction,
+        accum_dtype=options.accum_dtype,
+        chunk_tokens=options.chunk_tokens,
+        memory_budget=options.memory_budget,
+    )
+    unfinished = task is Task.LOSS_AND_GRADIENTS and _is_unfinished(x, options)
+    shape = shape_of(task, x, inputs.weight, inputs.bias, of_student, needs, device, unfinished=unfinished)
+    return Distillation(inputs, options, shape, device)
+
+
+class _Rows:
+    """Which tokens count, and their columns.
+
+    Attributes:
+        columns: int32 [N] where targets have cross entropies, negative: none; else None.
+        counted: bool [N]; None: all.
+        known: bool [N]: counted, and within the vocabulary where targets have cross entropies; None: all.
+        divisor: how many count, at least 1, where the loss is a mean; else 1.
+    """
+
+    def __init__(self, inputs: DistillationInputs, options: DistillationOptions) -> None:
+        target, exact = inputs.target, statistics_dtype(inputs.x.dtype)
+        self.columns = self.counted = self.known = None
+        self.divisor: Tensor | int = max(1, inputs.x.shape[0]) if options.reduction == "mean" else 1
+        if target is None:
+            return
+        self.counted = self.known = rows.are_counted(target, options.ignore_index)
+        if options.hard_weight:
+            self.known = self.counted & (target >= 0) & (target < inputs.weight.shape[0])
+            self.columns = torch.where(self.known, target, NO_COLUMN).to(torch.int32)
+        if options.reduction == "mean":
+            self.divisor = self.counted.sum().to(exact).clamp_min_(1)
+
+    def factors(self, x: Tensor, dloss: Tensor | None, divisor: Tensor | int) -> Tensor:
+        """Of the gradients, [N]."""
+        value = torch.ones((), dtype=statistics_dtype(x.dtype), device=x.device) if dloss is None else dloss
+        value = value / divisor
+        if self.known is not None:
+            return torch.where(self.known, value, 0.0)
+        return value.expand(x.shape[0]).contiguous()
+
+    def masked(self, values: Tensor) -> Tensor:
+        """Of losses [N]: 0 where ignored, NaN where the target is outside the vocabulary."""
+        if self.known is None or self.counted is None:
+            return values
+        return torch.where(self.known, values, torch.where(self.counted, torch.nan, 0.0))
+
+
+@without_autocast
+def distillation(*arguments: Any) -> tuple[Tensor | None, ...]:
+    """The loss and its two parts, three gradients and the factors that these lack."""
+    inputs, options, needs = _split(arguments)
+    shape = inputs.x.shape
+    inputs = _flat(inputs)
+    facts = _Rows(inputs, options)
+    gradients = Gradients(None, None, None, None)
+    if any(needs):
+        run = _start(inputs, options, needs, Task.LOSS_AND_GRADIENTS)
+        unfinished, scale = _is_unfinished(inputs.x, options), run.tiling.dweight_scale
+        factors = facts.factors(inputs.x, None, 1 if unfinished else facts.divisor)
+        losses, gradients = run.losses_and_gradients(facts.columns, factors)
+        if unfinished:
+            left = losses.new_tensor([1.0, 1.0 / scale, 1.0 / scale]) / facts.divisor
+            gradients = gradients._replace(unfinished=left)
+    else:
+        losses = _start(inputs, options, needs, Task.LOSS).losses(facts.columns)
+
+    def reduced(values: Tensor) -> Tensor:
+        values = facts.masked(values)
+        return values.view(shape[:-1]) if options.reduction == "none" else values.sum() / facts.divisor
+
+    loss = options.soft_weight * losses[0]
+    if options.hard_weight:
+        loss = loss + options.hard_weight * losses[1]
+    soft = reduced(losses[0]) if options.return_parts else None
+    hard = reduced(losses[1]) if options.return_parts and options.hard_weight else None
+    return reduced(loss), soft, hard, *_shaped(gradients, shape), gradients.unfinished
+
+
+@without_autocast
+def distillation_backward(dloss: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
+    """Three gradients, given those of the tokens' losses: everything is computed again."""
+    inputs, options, needs = _split(arguments)
+    shape = inputs.x.shape
+    inputs = _flat(inputs)
+    facts = _Rows(inputs, options)
+    factors = facts.factors(inputs.x, dloss.reshape(-1), 1)
+    _, gradients = _start(inputs, options, needs, Task.GRADIENTS).losses_and_gradients(facts.columns, factors)
+    return _shaped(gradients, shape)
+
+
+def _shaped(gradients: Gradients, shape: torch.Size) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    dx, dweight, dbias, _ = gradients
+    return None if dx is None else dx.view(shape), dweight, dbias
+
+
+def _fake(*arguments: Any) -> tuple[Tensor, ...]:
+    inputs, options, needs = _split(arguments)
+    x, dtype = inputs.x, statistics_dtype(inputs.x.dtype)
+    size = x.shape[:-1] if options.reduction == "none" else ()
+    wanted = (True, options.return_parts, options.return_parts and options.hard_weight != 0.0)
+    losses = (x.new_empty(size, dtype=dtype) if asked else nothing(x) for asked in wanted)
+    unfinished = any(needs) and _is_unfinished(x, options)
+    return *losses, *_fake_gradients(inputs, needs), x.new_empty(3, dtype=dtype) if unfinished else nothing(x)
+
+
+def _fake_gradients(inputs: DistillationInputs, needs: Needs) -> tuple[Tensor, ...]:
+    tensors = (inputs.x, inputs.weight, inputs.bias)
+    return tuple(
+        inputs.x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else nothing(inputs.x)
+        for tensor, need in zip(tensors, needs, strict=True)
+    )
+
+
+def _fake_backward(dloss: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    inputs, _, needs = _split(arguments)
+    return _fake_gradients(inputs, needs)
+
+
+OPERATORS.define(
+    f"distillation({_TENSORS}, {schema(DistillationOptions)}, {_NEEDS})"
+    f" -> (Tensor loss, Tensor soft, Tensor hard, {_GRADIENTS}, Tensor unfinished)",
+    distillation,
+    _fake,
+)
+OPERATORS.define(
+    f"distillation_backward(Tensor dloss, {_TENSORS}, {schema(DistillationOptions)}, {_NEEDS}) -> ({_GRADIENTS})",
+    distillation_backward,
+    _fake_backward,
+)
+
+
+class _Distillation(Function):
+    """Of the results the loss has gradients."""
+
+    @staticmethod
+    def forward(ctx, run, *arguments):  # type: ignore[no-untyped-def]
+        *tensors, options = arguments
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        ctx.has_gradients = options.reduction != "none"
+        needs = _needs(ctx) if ctx.has_gradients else _NOTHING_NEEDED
+        found = run(*tensors, *options, *needs)
+        *outputs, dx, dweight, dbias, unfinished = found
+        if ctx.has_gradients:
+            gradients = [gradient if need else None for gradient, need in zip((dx, dweight, dbias), needs, strict=True)]
+            ctx.save_for_backward(*gradients, unfinished if _is_unfinished(tensors[0], options) else None)
+        else:
+            ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(*(part for part in outputs[1:] if part is not None))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx, dloss, dsoft, dhard):  # type: ignore[no-untyped-def]
+        needs = _needs(ctx)
+        if dloss is None:
+            found = (None, None, None)
+        elif ctx.has_gradients:
+            *gradients, unfinished = ctx.saved_tensors
+            found = scaled(gradients, dloss, None if unfinished is None else unfinished.unbind())
+        else:
+            found = OPERATORS("distillation_backward", dloss, *ctx.saved_tensors, *ctx.options, *needs)
+        dx, dweight, dbias = (gradient if needed else None for gradient, needed in zip(found, needs, strict=True))
+        return None, dx, dweight, None, dbias, *[None] * (_COUNT - 3)
+
+
+def _needs(ctx) -> Needs:  # type: ignore[no-untyped-def]
+    _, dx, dweight, _, dbias = ctx.needs_input_grad[:5]
+    return Needs(dx, dweight, dbias)
+
+
+def _recorded(run, *arguments):  # type: ignore[no-untyped-def]
+    inputs, options, needs = _split(arguments)
+    if needs_gradient((inputs.x, inputs.weight, inputs.bias)) and not any(needs):
+        return *apply(_Distillation, run, *inputs, options), None, None, None, None
+    return run(*arguments)
+
+
+OPERATORS.autograd("distillation", _recorded)
+OPERATORS.gradient("distillation_backward")
+
+
+def distill(inputs: DistillationInputs, options: DistillationOptions) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss and its two parts, recorded by autograd; parts that are not asked for are empty or None."""
+    loss, soft, hard, *_ = OPERATORS("distillation", *inputs, *options, *_NOTHING_NEEDED)
+    return loss, soft, hard

@@ -1,0 +1,168 @@
+"""Whole rows of a student's logits and of its teacher's at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from npu_tiling import Device
+from npu_tiling.places import here
+from npu_tiling.pytorch.tensors import allocate, statistics_dtype
+from torch import Tensor
+
+from .. import chunks, matmul
+from ..both.tiling.chunks import ROWS
+from ..chunks import Chunks, part
+from ..gradients import Gradients
+from ..launch.distillation import DistillationKernels
+from ..options import DistillationOptions
+from ..partition import UNIT, evenly, exactly
+from ..reference import ReferenceDistillation
+from ..shape import Shape
+from ..tiling import Tiling, Way, scale_of_sums
+from .head import Head
+
+# Bytes for both models' logits. Fewer than for a loss: on an H200 no peer's form of distillation takes more.
+_BUDGET = {"cuda": 512 * chunks.MIB, "ascend": 384 * chunks.MIB, "cpu": 256 * chunks.MIB}
+
+
+class DistillationInputs(NamedTuple):
+    """The tensors of a distillation, in the order of the registered operators.
+
+    Attributes:
+        x: [N, H].
+        weight: [V, H].
+        target: [N].
+        bias: [V].
+        teacher_x: [N, H'].
+        teacher_weight: [V, H'].
+        teacher_bias: [V].
+        teacher_probs: [N, V], in place of the last three.
+    """
+
+    x: Tensor
+    weight: Tensor
+    target: Tensor | None
+    bias: Tensor | None
+    teacher_x: Tensor | None
+    teacher_weight: Tensor | None
+    teacher_bias: Tensor | None
+    teacher_probs: Tensor | None
+
+    @property
+    def teacher_dtype(self) -> torch.dtype:
+        """Of the teacher's logits in memory."""
+        if self.teacher_x is None:
+            return statistics_dtype(self.x.dtype)
+        dtype = self.teacher_x.dtype
+        return statistics_dtype(dtype) if matmul.writes_fp32(self.teacher_x.device, dtype) else dtype
+
+
+class Distillation(Head):
+    """The losses of a distillation, and gradients.
+
+    Args:
+        inputs: without leading dimensions.
+        options: of the loss.
+        shape: the student's part of it.
+        device: whose kernels run; None for plain PyTorch.
+    """
+
+    def __init__(
+        self, inputs: DistillationInputs, options: DistillationOptions, shape: Shape, device: Device | None
+    ) -> None:
+        super().__init__(inputs.x, inputs.weight, shape.options, plan(shape, inputs.teacher_dtype), device)
+        self._teacher_x, self._teacher_weight, self._probs = inputs.teacher_x, inputs.teacher_weight, inputs.teacher_probs
+        if self._teacher_weight is not None and self._teacher_x is not None:
+            self._teacher_weight = self._teacher_weight.to(self._teacher_x.dtype)
+        bias, teacher_bias = (None if b is None else b.contiguous() for b in (inputs.bias, inputs.teacher_bias))
+        self._on_chunks: ReferenceDistillation | DistillationKernels = (
+            ReferenceDistillation(bias, teacher_bias, options)
+            if device is None
+            else DistillationKernels(bias, teacher_bias, options, device)
+        )
+        self._teacher_buffer = allocate(inputs.x, (self.tiling.buffer,), inputs.teacher_dtype)
+
+    def losses(self, target: Tensor | None) -> Tensor:
+        """Divergences and cross entropies of the targets, [2, N]; target: int32 [N], columns, negative: none."""
+        losses = allocate(self.x, (2, self.x.shape[0]), self.tiling.exact)
+        for tokens in self.tiling.chunks.tokens:
+            self._chunk(tokens, target, None, losses)
+        return losses
+
+    def losses_and_gradients(self, target: Tensor | None, factors: Tensor) -> tuple[Tensor, Gradients]:
+        """The same, and the gradients of the losses' sum times the factors [N]."""
+        losses = allocate(self.x, (2, self.x.shape[0]), self.tiling.exact)
+        (everything,) = self.tiling.chunks.columns
+        for tokens in self.tiling.chunks.tokens:
+            self.gradients.add(tokens, everything, self._chunk(tokens, target, factors, losses))
+        self.release()
+        return losses, self.gradients.finished()
+
+    def release(self) -> None:
+        super().release()
+        self._teacher_buffer = self._teacher_buffer.new_empty(0)
+
+    def _chunk(self, tokens: slice, target: Tensor | None, factors: Tensor | None, losses: Tensor) -> Tensor:
+        """Writes the losses of a chunk of tokens; returns the gradient of the student's raw products."""
+        (everything,) = self.tiling.chunks.columns
+        student, gradient = self.products(tokens, everything)
+        teacher = self._teacher_buffer.as_strided(student.shape, student.stride())
+        if self._probs is not None:
+            teacher.copy_(part(self._probs, tokens)).clamp_min_(torch.finfo(teacher.dtype).tiny).log_()
+        else:
+            assert self._teacher_x is not None and self._teacher_weight is not None
+            matmul.product(part(self._teacher_x, tokens), self._teacher_weight.t(), teacher)
+        self._on_chunks.losses_and_gradient(
+            student,
+            teacher,
+            None if target is None else part(target, tokens),
+            None if factors is None else part(factors, tokens),
+            None if factors is None else gradient,
+            part(losses, tokens, 1),
+        )
+        return gradient
+
+
+def plan(shape: Shape, teacher_dtype: torch.dtype) -> Tiling:
+    """Chunks of tokens, whose whole rows of logits of both models are in memory."""
+    kind = "cpu" if shape.device is None else shape.device.kind
+    budget = shape.options.memory_budget or _BUDGET[kind]
+    pitch, sum_dtype = chunks.pitch(shape.vocabulary), shape.options.accum_dtype
+    row = pitch * (shape.logits_dtype.itemsize + teacher_dtype.itemsize)
+    parts, exact = _split(shape, budget // row), statistics_dtype(shape.x_dtype)
+    sums = shape.vocabulary * shape.width * exact.itemsize
+    if sum_dtype is None and len(parts.tokens) > 1 and shape.needs.dweight and 2 * sums <= budget:
+        sum_dtype = exact
+        parts = _split(dataclasses.replace(shape, weight_dtype=exact), (budget - sums) // row)
+    longest = parts.longest[0]
+    if kind == "ascend":  # whose programs read whole tiles of rows
+        longest = -(-longest // ROWS) * ROWS
+    return Tiling(
+        shape=shape,
+        way=Way.DISTILLATION,
+        chunks=parts,
+        exact=exact,
+        product_dtype=shape.logits_dtype,
+        logits_dtype=shape.logits_dtype,
+        sum_dtype=sum_dtype or shape.weight_dtype,
+        dweight_scale=scale_of_sums(shape),
+        buffer=longest * pitch,
+        sums_in_buffer=False,
+        why="whole rows of both models' logits",
+        decided_at=here(),
+    )
+
+
+def _split(shape: Shape, affordable: int) -> Chunks:
+    """Chunks of at most so many tokens, and no more than hide the traffic of the weight."""
+    everything = (slice(0, shape.vocabulary),)
+    given, tokens = shape.options.chunk_tokens, shape.tokens
+    if given is not None:
+        return Chunks(tokens=exactly(tokens, given), columns=everything, why="chunk_tokens was given")
+    dweight_bytes = (shape.options.accum_dtype or shape.weight_dtype).itemsize if shape.needs.dweight else 0
+    wanted = chunks.wanted_tokens(dweight_bytes, shape.device)
+    longest = min(wanted, max(affordable // UNIT * UNIT or affordable, 1))
+    why = f"the budget holds {affordable} tokens, and {wanted} hide the weight's traffic behind products"
+    return Chunks(tokens=evenly(tokens, longest), columns=everything, why=why)
