@@ -22,7 +22,14 @@ from npu_fused_linear_cross_entropy import (
     linear_distillation_loss,
     linear_log_probs,
 )
-from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, rms_norm, rms_norm_dynamic_quant
+from npu_rms_norm import (
+    add_rms_norm,
+    add_rms_norm_dynamic_quant,
+    gated_rms_norm,
+    qk_rms_norm,
+    rms_norm,
+    rms_norm_dynamic_quant,
+)
 from torch.utils._pytree import tree_leaves
 
 PACKAGES = (npu_attn_res, npu_embedding, npu_fused_linear_cross_entropy, npu_rms_norm)
@@ -49,6 +56,7 @@ CALLS = {
     "rms_norm": lambda n, c: (rms_norm, (random(n, D), random(D)), {"eps": c, "offset": c}),
     "add_rms_norm": lambda n, c: (add_rms_norm, (random(n, D), random(n, D), random(D)), {"eps": c}),
     "gated_rms_norm": lambda n, c: (gated_rms_norm, (random(n, D), random(n, D), random(D)), {"eps": c}),
+    "qk_rms_norm": lambda n, c: (qk_rms_norm, (random(n, 4 * D), random(D), random(D), 2, 1), {"eps": c, "offset": c}),
     "rms_norm_dynamic_quant": lambda n, c: (rms_norm_dynamic_quant, (random(n, D), random(D)), {"eps": c}),
     "add_rms_norm_dynamic_quant": lambda n, c: (
         add_rms_norm_dynamic_quant,

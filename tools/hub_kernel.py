@@ -31,9 +31,9 @@ _ABSOLUTE = re.compile(rf"^(\s*)from ({'|'.join(SOURCES)})\b", re.MULTILINE)
 _INIT = '''"""RMSNorm for training on Ascend NPUs and CUDA: `layers` replace the norms of transformers."""
 
 from . import layers
-from .npu_rms_norm import add_rms_norm, gated_rms_norm, rms_norm
+from .npu_rms_norm import add_rms_norm, gated_rms_norm, qk_rms_norm, rms_norm
 
-__all__ = ["add_rms_norm", "gated_rms_norm", "layers", "rms_norm"]
+__all__ = ["add_rms_norm", "gated_rms_norm", "layers", "qk_rms_norm", "rms_norm"]
 '''
 _LAYERS_FILE = '''"""Layers by the names that transformers marks its norms with."""
 

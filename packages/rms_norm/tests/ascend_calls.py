@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, rms_norm, rms_norm_dynamic_quant
+from npu_rms_norm import (
+    add_rms_norm,
+    add_rms_norm_dynamic_quant,
+    gated_rms_norm,
+    qk_rms_norm,
+    rms_norm,
+    rms_norm_dynamic_quant,
+)
 
 ROWS = 4096  # the tile does not depend on it
 WIDE, FEW_ROWS = 16384, 512  # enough for every core, in an eighth of the time
@@ -34,6 +41,7 @@ WAYS = (
     "bfloat16 128, 32 weights, gated first",
     "bfloat16 512",
     "bfloat16 4096, residual",
+    "bfloat16, q and k, 4 and 2 heads of 128",
 )
 # Calls among these that launch every kernel: executed with every compiler, and for an A3.
 KERNELS = (
@@ -73,6 +81,7 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         )
     for heads in (4, 32):
         yield f"bfloat16, {heads} heads of 128", _call(128, bf16, bf16, heads=heads)
+        yield f"bfloat16, q and k, {heads} and 2 heads of 128", _projection(128, heads, 2)
 
 
 def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -130,6 +139,17 @@ def _gated(
         weight = torch.empty(shape, dtype=dtype, requires_grad=True)
         y = gated_rms_norm(x, gate, weight, casting_mode=mode, norm_before_gate=norm_before_gate)
         torch.autograd.backward(y, torch.empty_like(y))
+
+    return call
+
+
+def _projection(width: int, n_heads: int, n_kv_heads: int) -> Callable[[], None]:
+    def call() -> None:
+        heads = n_heads + 2 * n_kv_heads
+        qkv = torch.empty(ROWS // n_heads, heads * width, dtype=torch.bfloat16, requires_grad=True)
+        weights = (torch.empty(width, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        results = tuple(qk_rms_norm(qkv, *weights, n_heads, n_kv_heads))
+        torch.autograd.backward(results, [torch.empty_like(result) for result in results])
 
     return call
 

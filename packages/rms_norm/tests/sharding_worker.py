@@ -34,6 +34,10 @@ def gated(x, weight):
     return (npu_rms_norm.gated_rms_norm(x, 0.5 * x, weight),)
 
 
+def qkv(x, weight):
+    return npu_rms_norm.qk_rms_norm(x, weight[: SHAPE[-1] // 4], weight[SHAPE[-1] // 4 : SHAPE[-1] // 2], 2, 1)
+
+
 def train(function, x, weight):
     """Results and gradients."""
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
@@ -100,6 +104,8 @@ def check_refusals(mesh):
     refused(ValueError, split, npu_rms_norm.add_rms_norm, rows, place(x, Shard(0)), whole)
     split = "gate is Shard(dim=0) on mesh dimension 'ranks' and must be Shard(dim=1), as x is."
     refused(ValueError, split, npu_rms_norm.gated_rms_norm, rows, place(x, Shard(0)), whole)
+    split = "qkv is Shard(dim=2) on mesh dimension 'ranks' and must be Replicate() or Shard of a dimension from 0 to 1."
+    refused(ValueError, split, npu_rms_norm.qk_rms_norm, place(x, Shard(2)), None, None, 2, 1)
     refused(TypeError, "weight is a plain tensor and must be a DTensor on x's mesh", npu_rms_norm.rms_norm, rows, weight)
     refused(TypeError, "x is a plain tensor and must be a DTensor on weight's mesh", npu_rms_norm.rms_norm, x, whole)
     other = init_device_mesh(torch.get_default_device().type, (2,), mesh_dim_names=("others",))
@@ -127,6 +133,8 @@ def main() -> None:
             for placement in (Shard(0), Shard(1), Replicate()):
                 check(function, mesh, placement)
                 check(function, mesh, placement, per_head=True)
+        for placement in (Shard(0), Shard(1), Replicate()):
+            check(qkv, mesh, placement)
         check(norm, mesh, Shard(0), compiled=True)  # of parts of unequal length, PyTorch 2.11 gathers the gradient there
         check_quantised(mesh)
         check_sequence_parallel(mesh)

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from npu_rms_norm import GatedRMSNorm, RMSNorm, add_rms_norm, gated_rms_norm, rms_norm, rms_norm_dynamic_quant
+from npu_rms_norm import (
+    GatedRMSNorm,
+    RMSNorm,
+    add_rms_norm,
+    gated_rms_norm,
+    qk_rms_norm,
+    rms_norm,
+    rms_norm_dynamic_quant,
+)
 
 X = torch.ones(2, 8)
 REFUSED = {
@@ -72,6 +80,27 @@ REFUSED = {
     "hidden_size of a module": (lambda: RMSNorm(0), ValueError, "hidden_size is 0 and must be a whole number of at least 1"),
     "eps of a module": (lambda: RMSNorm(8, eps=None)(X), TypeError, "eps is a NoneType"),
     "offset of a module": (lambda: RMSNorm(8, offset="a"), TypeError, "offset is a str"),
+    "qkv is integer": (lambda: qk_rms_norm(X.long(), None, None, 2), TypeError, "qkv is torch.int64"),
+    "heads of q": (
+        lambda: qk_rms_norm(X, None, None, 0),
+        ValueError,
+        "n_heads is 0 and must be a whole number",
+    ),
+    "heads of k": (lambda: qk_rms_norm(X, None, None, 2, 0), ValueError, "n_kv_heads is 0 and must be a whole number"),
+    "heads of another projection": (
+        lambda: qk_rms_norm(X, None, None, 1),
+        ValueError,
+        "qkv has a last dimension of 8 and must have a multiple of 3, the heads of q, k and v",
+    ),
+    "weight of q": (
+        lambda: qk_rms_norm(X, torch.ones(3), None, 2, 1),
+        ValueError,
+        r"q_weight has shape \(3,\) and must have shape \(2,\) or \(4,\)",
+    ),
+    "weight of k": (lambda: qk_rms_norm(X, None, X[0, :2].half(), 2, 1), TypeError, "k_weight is torch.float16 and must be"),
+    "mode of q and k": (lambda: qk_rms_norm(X, None, None, 2, 1, casting_mode=1), ValueError, "casting_mode is 1"),
+    "eps of q and k": (lambda: qk_rms_norm(X, None, None, 2, 1, eps=-1), ValueError, "eps is -1 and must be at least 0"),
+    "offset of q and k": (lambda: qk_rms_norm(X, None, None, 2, 1, offset="a"), TypeError, "offset is a str"),
     "mode of a module": (lambda: RMSNorm(8, casting_mode="bert")(X), ValueError, "casting_mode is 'bert'"),
 }
 

@@ -13,13 +13,20 @@ CALLS = {
     "columns": ({"tokens": 4, "width": 40000}, npu_rms_norm.rms_norm),
     "residual, bias": ({"tokens": 24, "width": 2048, "residual": True, "bias": True}, npu_rms_norm.add_rms_norm),
     "gate, heads": ({"tokens": 96, "width": 128, "gate": True, "heads": 4}, npu_rms_norm.gated_rms_norm),
+    "q and k": ({"tokens": 96, "width": 128, "heads": 4, "kv_heads": 2}, npu_rms_norm.qk_rms_norm),
     "heads of a wider tensor": ({"tokens": 96, "width": 128, "heads": 4, "pitch": 1024}, npu_rms_norm.rms_norm),
 }  # fmt: skip
 
 
-def run(place, function, tokens, width, residual=False, gate=False, bias=False, heads=None, pitch=None):
+def run(place, function, tokens, width, residual=False, gate=False, bias=False, heads=None, pitch=None, kv_heads=None):
     """The call that `explain` has these options for."""
     make = {"dtype": torch.bfloat16, "device": place.torch}
+    if kv_heads is not None:
+        qkv = torch.ones(tokens // heads, (heads + 2 * kv_heads) * width, **make)
+        leaves = [each.requires_grad_() for each in (qkv, torch.ones(width, **make), torch.ones(width, **make))]
+        results = function(*leaves, heads, kv_heads)
+        torch.autograd.grad(tuple(results), leaves, [torch.ones_like(result) for result in results])
+        return
     shape, parameter = ((tokens, width), (width,)) if heads is None else ((tokens // heads, heads, width), (heads, width))
     x = torch.ones(tokens // (heads or 1), pitch or width * (heads or 1), **make)[:, : width * (heads or 1)].view(shape)
     others = [torch.ones(shape, **make)] * (residual or gate)
@@ -47,6 +54,8 @@ def test_bytes_are_those_of_the_formula():
     """2 M D forward and 3 M D backward, and parameters."""
     found = explain(tokens=1000, width=512, dtype="bf16", chip="Ascend910B4", backward=True).bytes_moved
     assert found == {"forward": 2 * (2 * 1000 * 512 + 512), "backward": 2 * (3 * 1000 * 512 + 2 * 512)}
+    found = explain(tokens=4000, width=64, heads=4, kv_heads=2, dtype="bf16", chip="H200", backward=True).bytes_moved
+    assert found == {"forward": 2 * 1000 * 64 * 12 + 4 * 64, "backward": 2 * 1000 * 64 * (6 + 8 + 8) + 8 * 64}
     added = explain(tokens=1000, width=512, dtype="fp32", chip="H200", residual=True).bytes_moved
     assert added == {"forward": 4 * (4 * 1000 * 512 + 512)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from .functional import add_rms_norm, rms_norm
 from .gated import gated_rms_norm
+from .qkv import qk_rms_norm
 from .quantised import add_rms_norm_dynamic_quant, rms_norm_dynamic_quant
 
 _EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -31,6 +33,7 @@ def explain(
     norm_before_gate: bool = True,
     bias: bool = False,
     heads: int | None = None,
+    kv_heads: int | None = None,
     pitch: int | None = None,
     casting_mode: Literal["llama", "gemma", "none"] = "llama",
     weight_dtype: Dtype | None = None,
@@ -50,6 +53,7 @@ def explain(
         norm_before_gate: whether the weighted norm is gated, or x is.
         bias: a bias is added.
         heads: a weight for each of so many heads.
+        kv_heads: as `qk_rms_norm`, for q with `heads` heads, which `tokens` counts; k and v have so many each.
         pitch: elements from one token's heads to the next token's, in a wider tensor.
         casting_mode: what is rounded to x's dtype on the way.
         weight_dtype: of weight and bias (default: dtype).
@@ -65,6 +69,12 @@ def explain(
     """
     if (gate and (residual or quantised)) or (quantised and backward):
         raise ValueError("gate goes with neither residual nor quantised, and quantised not with backward.")
+    if kv_heads is not None:
+        if heads is None or gate or residual or quantised or bias or return_fp32 or pitch:
+            raise ValueError("kv_heads goes with heads, and with no other option of x or y.")
+        sizes = (tokens // heads, width, dtype, heads, kv_heads)
+        projection = partial(_run_projection, *sizes, casting_mode, weight_dtype, backward)
+        return explain_run(f"RMSNorm of q and k, {tokens // heads} tokens in {dtype},", projection, chosen_chip(chip))
     x = _rows(tokens, width, dtype, heads, pitch).requires_grad_(backward)
     other = _rows(tokens, width, dtype, heads).requires_grad_(backward) if gate or residual else None
     shape = (width,) if heads is None else (heads, width)
@@ -92,6 +102,28 @@ def explain(
 
     named = "RMSNorm of x + residual" if residual else "gated RMSNorm" if gate else "RMSNorm"
     return explain_run(f"{named}, {tokens} x {width} in {dtype},", run, chosen_chip(chip))
+
+
+def _run_projection(
+    tokens: int,
+    width: int,
+    dtype: str,
+    heads: int,
+    kv_heads: int,
+    casting_mode: str,
+    weight_dtype: str | None,
+    backward: bool,
+) -> Mapping[str, int]:
+    """Calls `qk_rms_norm`; the bytes that have to move. v is not read forward."""
+    qkv = leaf(tokens, (heads + 2 * kv_heads) * width, dtype=dtype, gradient=backward)
+    q_weight, k_weight = weights = [leaf(width, dtype=weight_dtype or dtype, gradient=backward) for _ in range(2)]
+    results = qk_rms_norm(qkv, q_weight, k_weight, heads, kv_heads, casting_mode=casting_mode)
+    normalised = nbytes((results.q, results.k))
+    moved = {"forward": 2 * normalised + nbytes(weights)}
+    if backward:
+        read = nbytes((*results, *weights)) + normalised
+        moved["backward"] = read + nbytes(gradients(results, (qkv, *weights)))
+    return moved
 
 
 def _rows(tokens: int, width: int, dtype: str, heads: int | None, pitch: int | None = None) -> Tensor:

@@ -60,7 +60,7 @@ def _backward_(*arguments: Any) -> tuple[Tensor | None, ...]:
     call = Backward._make((*arguments[:-2], need_dx, need_dgate, *arguments[-2:]))
     device = device_for(call.dy.device)
     if device is not None:
-        return launch_backward(call, device, in_place=True)[2:]
+        return launch_backward(call, device, into=call.dy)[2:]
     dx, _, *parameters = cpu.backward(call)
     assert dx is not None
     call.dy.copy_(dx)

@@ -69,3 +69,17 @@ class AddedDynamicQuant(NamedTuple):
     y: Tensor
     residual: Tensor
     scale: Tensor
+
+
+class QKV(NamedTuple):
+    """What `qk_rms_norm` returns.
+
+    Attributes:
+        q: normalised queries.
+        k: normalised keys.
+        v: values, a view of the projection.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor

@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 
 
 def on_own_rows(run: Callable[..., Any], rows: Mapping[str, Tensor], parameters: Mapping[str, Tensor | None]) -> Any:
-    """`run(*rows, **parameters)` on each rank's part: a tensor, or a tuple of them, of x's rows."""
-    x = rows["x"]
+    """`run(*rows, **parameters)` on each rank's part: a tensor, or a tuple of them, of the rows of the first of `rows`."""
+    first, x = next(iter(rows.items()))
     shards = Shards({**rows, **parameters})
-    placements = shards.rows("x")
+    placements = shards.rows(first)
     for name in rows:
-        shards.alike(name, placements, "x")
+        shards.alike(name, placements, first)
     own = {name: _parameter(shards, name, tensor, placements, x) for name, tensor in parameters.items()}
     parts = run(*(shards.local(name, placements) for name in rows), **own)
-    if isinstance(parts, Tensor):
-        return shards.wrap(parts, placements, x.shape)
-    return tuple(shards.wrap(part, placements, x.shape[: part.dim()]) for part in parts)
+    wrap = lambda part: shards.wrap(part, placements, (*x.shape[:-1], *part.shape[x.dim() - 1 :]))  # noqa: E731
+    return wrap(parts) if isinstance(parts, Tensor) else tuple(map(wrap, parts))
 
 
 def _parameter(shards: Shards, name: str, tensor: Tensor | None, rows: Sequence[Placement], x: Tensor) -> Any:

@@ -16,10 +16,10 @@ from .plan import KERNELS, Plan, contiguous, plan_backward, writes_dx
 from .rstd import by_head
 
 
-def launch_backward(call: Backward, device: Device, *, in_place: bool = False) -> tuple[Tensor | None, ...]:
-    """dx, dgate, dweight and dbias, None for each that is not needed. `in_place`: dx is written to dy."""
+def launch_backward(call: Backward, device: Device, into: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    """dx, dgate, dweight and dbias, None for each that is not needed. dx is written to `into`, which may be dy."""
     dy, dsum, x, gate, weight, bias, rstd = call[:7]
-    dx = dy if in_place else allocate(x, x.shape, x.dtype) if writes_dx(call) else None
+    dx = allocate(x, x.shape, x.dtype) if into is None and writes_dx(call) else into
     dgate = allocate(gate, gate.shape, gate.dtype) if call.need_dgate and gate is not None else None
     dweight = _like(weight) if call.need_dweight else None
     dbias = _like(bias) if call.need_dbias else None
@@ -29,11 +29,13 @@ def launch_backward(call: Backward, device: Device, *, in_place: bool = False) -
             if gradient is not None:
                 gradient.zero_()
         return results
-    plan = plan_backward(call, device, in_place=in_place)
-    if in_place and plan.copies:
+    plan = plan_backward(call, into, device)
+    if into is not None and plan.copies:
+        if into is not dy and not dy.is_contiguous():
+            return launch_backward(call._replace(dy=dy.contiguous()), device, into)
         dx, *others = launch_backward(call, device)
         assert dx is not None
-        return dy.copy_(dx), *others
+        return into.copy_(dx), *others
     read = contiguous(dy, dsum, x, gate) if plan.copies else (dy, dsum, x, gate)
     weight, bias = contiguous(weight, bias)
     rstd = by_head(rstd, plan.per_head)

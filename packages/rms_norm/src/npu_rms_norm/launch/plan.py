@@ -63,9 +63,9 @@ def plan_forward(call: Forward, device: Device) -> Plan:
     return _plan_forward(_facts(call[:5]), call[5:], device)
 
 
-def plan_backward(call: Backward, device: Device, *, in_place: bool) -> Plan:
-    """For dy, dsum, x, the gate and dx, which is dy where `in_place`."""
-    return _plan_backward(_facts(call[:6]), call[7:], in_place, device)  # all but rstd
+def plan_backward(call: Backward, into: Tensor | None, device: Device) -> Plan:
+    """For dy, dsum, x, the gate and dx, which is `into`, or contiguous."""
+    return _plan_backward(_facts((*call[:6], into)), call[7:], device)  # all but rstd
 
 
 def writes_dx(call: Backward) -> bool:
@@ -96,9 +96,10 @@ def _plan_forward(facts: tuple[Any, ...], options: tuple[Any, ...], device: Devi
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan_backward(facts: tuple[Any, ...], options: tuple[Any, ...], in_place: bool, device: Device) -> Plan:
-    call: Any = Backward._make((*_records(facts), None, *options))  # without rstd
-    dx = call.dy if in_place else call.x.contiguous() if writes_dx(call) else None
+def _plan_backward(facts: tuple[Any, ...], options: tuple[Any, ...], device: Device) -> Plan:
+    *tensors, into = _records(facts)
+    call: Any = Backward._make((*tensors, None, *options))  # without rstd
+    dx = into or (call.x.contiguous() if writes_dx(call) else None)
     rows, dtype = (*call[:4], dx), None if dx is None else dx.dtype
     return _plan(call, rows, len(rows) - 1, dtype, call.rounded_to, device, second_output=False)
 

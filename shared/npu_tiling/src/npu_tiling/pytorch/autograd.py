@@ -75,6 +75,21 @@ class OperatorLibrary:
         if batched is not None:
             self._library.impl(name, _without_none(_plain(batched)), "FuncTorchBatched")
 
+    def compose(self, schema: str, function: Callable[..., Any]) -> None:
+        """Register what is made of other operators, and may return views of its arguments.
+
+        A compiler's graph, fake tensors, modes and transforms have the operators that it calls.
+
+        Args:
+            schema: as for `define`; views are annotated.
+            function: takes the arguments. It sees to gradients itself, and to tangents.
+        """
+        name = schema.partition("(")[0]
+        self._library.define(schema)
+        for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
+            self._library.impl(name, function, key)
+        self._direct[name] = function
+
     def autograd(self, name: str, record: Callable[..., Any]) -> None:
         """Set what the operator does where autograd may record it: mostly `apply` of a `Function`.
 

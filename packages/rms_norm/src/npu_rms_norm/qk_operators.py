@@ -1,0 +1,178 @@
+"""The operators of `qk_rms_norm`, registered with PyTorch, and their autograd.
+
+`qkv` is made of `qk_rms_norm` and a view of the values. In the backward of both, `qk_rms_norm_backward`, each part of the
+projection's gradient is written where it stays: those of q and k by the kernels of `rms_norm`, as slices of one tensor.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from npu_tiling import device_for
+from npu_tiling.pytorch.autograd import Function, apply, forward_mode, needs_gradient
+from npu_tiling.pytorch.tensors import allocate, statistics_dtype
+from torch import Tensor
+
+from . import cpu
+from .calls import Backward, Forward
+from .launch.backward import launch_backward
+from .launch.forward import launch_forward
+from .operators import OPERATORS
+
+_HEADS = "int n_heads, int n_kv_heads"
+_WEIGHTS = "Tensor? q_weight, Tensor? k_weight"
+_QKV = (
+    f"qkv(Tensor(a) qkv, {_WEIGHTS}, {_HEADS}, float eps, float offset, str casting_mode)"
+    " -> (Tensor q, Tensor k, Tensor(a) v)"
+)
+_FORWARD = (
+    f"qk_rms_norm(Tensor qkv, {_WEIGHTS}, {_HEADS}, float eps, float offset, str casting_mode, bool save_rstd)"
+    " -> (Tensor q, Tensor k, Tensor q_rstd, Tensor k_rstd)"
+)
+_BACKWARD = (
+    f"qk_rms_norm_backward(Tensor? dq, Tensor? dk, Tensor? dv, Tensor qkv, {_WEIGHTS}, Tensor q_rstd, Tensor k_rstd,"
+    f" {_HEADS}, float offset, str casting_mode, bool need_dqkv, bool need_dq_weight, bool need_dk_weight)"
+    " -> (Tensor dqkv, Tensor dq_weight, Tensor dk_weight)"
+)
+_NO_GATE = ("silu", True)  # activation and norm_before_gate, which nothing reads
+
+
+def split(qkv: Tensor, n_heads: int, n_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q [..., n_heads, D], k and v [..., n_kv_heads, D]: views."""
+    width = qkv.shape[-1] // (n_heads + 2 * n_kv_heads)
+    firsts, heads = (0, n_heads, n_heads + n_kv_heads), (n_heads, n_kv_heads, n_kv_heads)
+    q, k, v = (
+        qkv.narrow(-1, first * width, own * width).unflatten(-1, (own, width))
+        for first, own in zip(firsts, heads, strict=True)
+    )
+    return q, k, v
+
+
+def _rows(part: Tensor, weight: Tensor | None) -> Tensor:
+    """What is normalised: each head, or the heads of a token together where they share a weight as wide as all of them."""
+    return part if weight is None or weight.shape[0] == part.shape[-1] else part.flatten(-2)
+
+
+def _forward(  # type: ignore[no-untyped-def]
+    qkv, q_weight, k_weight, n_heads, n_kv_heads, eps, offset, casting_mode, save_rstd
+) -> tuple[Tensor | None, ...]:
+    device, results = device_for(qkv.device), []
+    for part, weight in zip(split(qkv, n_heads, n_kv_heads), (q_weight, k_weight), strict=False):
+        in_place = return_fp32 = False
+        options = (eps, offset, casting_mode, *_NO_GATE, in_place, qkv.dtype, return_fp32, save_rstd)
+        call = Forward(_rows(part, weight), None, None, weight, None, *options)
+        y, _, _, rstd, _ = cpu.forward(call) if device is None else launch_forward(call, device)
+        assert y is not None
+        results.append((y.view(part.shape), rstd))
+    (q, q_rstd), (k, k_rstd) = results
+    return q, k, q_rstd, k_rstd
+
+
+def _backward(  # type: ignore[no-untyped-def]
+    dq, dk, dv, qkv, q_weight, k_weight, q_rstd, k_rstd, n_heads, n_kv_heads, offset, casting_mode, need_dqkv, *need_weights
+) -> tuple[Tensor | None, ...]:
+    dqkv = allocate(qkv, qkv.shape, qkv.dtype) if need_dqkv else None
+    q, k, _ = split(qkv, n_heads, n_kv_heads)
+    into = (None, None, None) if dqkv is None else split(dqkv, n_heads, n_kv_heads)
+    *_, into_v = into
+    if into_v is not None and dv is not None:
+        into_v.copy_(dv)
+    for dy, part in zip((dq, dk, dv), into, strict=True):
+        if part is not None and dy is None:
+            part.zero_()
+    saved = ((q, q_weight, q_rstd), (k, k_weight, k_rstd))
+    dweights = [
+        None if dy is None else _backward_of_part(dy, *each, offset, casting_mode, part, need)
+        for dy, each, part, need in zip((dq, dk), saved, into, need_weights, strict=False)
+    ]
+    return dqkv, *dweights
+
+
+def _backward_of_part(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    offset: float,
+    casting_mode: str,
+    into: Tensor | None,
+    need_dweight: bool,
+) -> Tensor | None:
+    """Writes the gradient of x to `into`, where there is that; returns the weight's."""
+    dy, x, into = _rows(dy, weight), _rows(x, weight), None if into is None else _rows(into, weight)
+    need_dx, need_dgate, need_dbias = into is not None, False, False
+    options = (offset, casting_mode, *_NO_GATE, x.dtype, need_dx, need_dgate, need_dweight, need_dbias)
+    call, device = Backward(dy, None, x, None, weight, None, rstd, *options), device_for(dy.device)
+    if device is not None:
+        return launch_backward(call, device, into)[2]
+    dx, _, dweight, _ = cpu.backward(call)
+    if into is not None and dx is not None:
+        into.copy_(dx)
+    return dweight
+
+
+def _fake_forward(  # type: ignore[no-untyped-def]
+    qkv, q_weight, k_weight, n_heads, n_kv_heads, eps, offset, casting_mode, save_rstd
+):
+    make = lambda shape, dtype: torch.empty(shape, dtype=dtype, device=qkv.device)  # noqa: E731
+    q, k, _ = split(qkv, n_heads, n_kv_heads)
+    rstd = [
+        make(_rows(part, weight).shape[:-1], statistics_dtype(qkv.dtype)) if save_rstd else None
+        for part, weight in ((q, q_weight), (k, k_weight))
+    ]
+    return make(q.shape, qkv.dtype), make(k.shape, qkv.dtype), *rstd
+
+
+def _fake_backward(dq, dk, dv, qkv, q_weight, k_weight, *rest):  # type: ignore[no-untyped-def]
+    need_dqkv, need_dq_weight, need_dk_weight = rest[-3:]
+    needed = ((qkv, need_dqkv), (q_weight, need_dq_weight and dq is not None), (k_weight, need_dk_weight and dk is not None))
+    return tuple(torch.empty(each.shape, dtype=each.dtype, device=each.device) if need else None for each, need in needed)
+
+
+class _QKRMSNorm(Function):
+    """The gradient of `qkv`, and of `qk_rms_norm`, which has no v."""
+
+    @staticmethod
+    def forward(ctx, run, qkv, q_weight, k_weight, n_heads, n_kv_heads, eps, offset, casting_mode, with_v):  # type: ignore[no-untyped-def]
+        tensors, heads, save_rstd = (qkv, q_weight, k_weight), (n_heads, n_kv_heads), True
+        q, k, q_rstd, k_rstd = run(*tensors, *heads, eps, offset, casting_mode, save_rstd)
+        ctx.options = (*heads, offset, casting_mode)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(q_rstd, k_rstd)
+        ctx.save_for_backward(*tensors, q_rstd, k_rstd)
+        return q, k, q_rstd, k_rstd, split(qkv, *heads)[2] if with_v else None
+
+    @staticmethod
+    def backward(ctx, dq, dk, _, __, dv):  # type: ignore[no-untyped-def]
+        if dq is None and dk is None and dv is None:
+            return (None,) * 10
+        need_dqkv, need_dq_weight, need_dk_weight = ctx.needs_input_grad[1:4]
+        needs = (need_dqkv, need_dq_weight and dq is not None, need_dk_weight and dk is not None)
+        gradients = OPERATORS("qk_rms_norm_backward", dq, dk, dv, *ctx.saved_tensors, *ctx.options, *needs)
+        return None, *(each if needed else None for each, needed in zip(gradients, needs, strict=True)), *(None,) * 6
+
+
+def _recorded(run: Any, *arguments: Any) -> Any:
+    if needs_gradient(arguments):
+        q, k, q_rstd, k_rstd, _ = apply(_QKRMSNorm, run, *arguments[:-1], False)
+        return q, k, q_rstd, k_rstd
+    return run(*arguments)
+
+
+def _qkv(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    qkv, _, _, *heads = arguments[:5]
+    if needs_gradient((qkv,)) and not forward_mode(arguments):
+        q, k, _, _, v = apply(_QKRMSNorm, partial(OPERATORS.below_autograd, "qk_rms_norm"), *arguments, True)
+        return q, k, v
+    save_rstd = False  # autograd asks for it
+    q, k, *_ = OPERATORS("qk_rms_norm", *arguments, save_rstd)
+    return q, k, split(qkv, *heads)[2]
+
+
+OPERATORS.define(_FORWARD, _forward, _fake_forward, forward_mode=True)
+OPERATORS.define(_BACKWARD, _backward, _fake_backward)
+OPERATORS.autograd("qk_rms_norm", _recorded)
+OPERATORS.gradient("qk_rms_norm_backward")
+OPERATORS.compose(_QKV, _qkv)
