@@ -29,7 +29,7 @@ OPERATOR = (
     "distribution_rows",
     "parallel",
     "chunks | ids | rows",
-    "calls | casting | options | partition | tables",
+    "calls | casting | options | partition",
 )
 
 CORE = (

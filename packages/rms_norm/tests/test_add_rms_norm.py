@@ -79,15 +79,6 @@ def test_gradients_for_what_needs_them(device, needed):
         assert torch.allclose(gradient.cpu(), expected[index], rtol=1e-6, atol=1e-6)
 
 
-def test_in_place(device):
-    case = formula.make(37, 512, torch.float32)
-    residual, dsum = torch.randn(37, 512), torch.randn(37, 512)
-    for actual, expected in zip(
-        run(case, residual, dsum, device.torch, in_place=True), run(case, residual, dsum, device.torch), strict=True
-    ):
-        assert torch.equal(actual, expected)
-
-
 def test_no_rows(device):
     x = torch.empty(0, 64, device=device.torch, requires_grad=True)
     y, total = add_rms_norm(x, torch.empty(0, 64, device=device.torch))

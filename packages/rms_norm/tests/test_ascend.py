@@ -11,7 +11,8 @@ import torch
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
 from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, launch, operators, rms_norm
-from npu_rms_norm.ascend.tiling import POLICIES, AscendTiling
+from npu_rms_norm.ascend.tiling.choice import AscendTiling
+from npu_rms_norm.ascend.tiling.policies import POLICIES
 from npu_rms_norm.launch.plan import KERNELS
 from npu_rms_norm.shape import Rounding, Shape
 from npu_tiling.device.partials import sum_partials_kernel

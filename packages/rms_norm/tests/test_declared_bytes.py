@@ -11,7 +11,8 @@ import pytest
 import torch
 from npu_offline.check import load_calls
 from npu_offline.declared import FAMILIES, fits_everywhere, widest
-from npu_rms_norm.ascend.tiling import COLUMNS_BYTES, POLICIES, AscendTiling
+from npu_rms_norm.ascend.tiling.choice import AscendTiling
+from npu_rms_norm.ascend.tiling.policies import COLUMNS_BYTES, POLICIES
 from npu_rms_norm.shape import Rounding, Shape
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"

@@ -145,24 +145,6 @@ def test_operators_are_registered_properly(device, dtype, npu_opcheck):
         npu_opcheck(OPS.rms_norm_backward.default, (dy, None, x, gate, weight, None, rstd, *options, *needs))
 
 
-def test_compiles_to_one_graph(device):
-    backend = "inductor" if device.name == "cuda" else "aot_eager"
-    layer = lambda x, gate, weight: gated_rms_norm(torch.sin(x), gate, weight, norm_before_gate=False) * 2  # noqa: E731
-    inputs, dy = make((6, 64), torch.float32)
-    inputs, dy = [each.to(device.torch) for each in inputs], dy.to(device.torch)
-    compiled = torch.compile(layer, backend=backend, fullgraph=True)
-    for eager, traced in zip(train(layer, inputs, dy), train(compiled, inputs, dy), strict=True):
-        assert torch.allclose(eager, traced, rtol=1e-5, atol=1e-6)
-
-
-def test_second_derivative_is_refused(device):
-    inputs, _ = make((3, 64), torch.float32)
-    leaves = [each.to(device.torch).requires_grad_() for each in inputs]
-    (gradient,) = torch.autograd.grad(gated_rms_norm(*leaves).square().sum(), leaves[1], create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        gradient.sum().backward()
-
-
 def test_module(device):
     module = GatedRMSNorm(64, 1e-5, activation="sigmoid", norm_before_gate=False, offset=1.0, device=device.torch)
     (x, gate, _), _ = make((5, 64), torch.float32)

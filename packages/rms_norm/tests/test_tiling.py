@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from npu_rms_norm.ascend import tiling as ascend
+from npu_rms_norm.ascend.tiling import choice as ascend
 from npu_rms_norm.casting import CASTING_MODES, casting
-from npu_rms_norm.cuda import tiling as cuda
+from npu_rms_norm.cuda.tiling import choice as cuda
 from npu_rms_norm.shape import Rounding, Shape
 from npu_rms_norm.tiling import choose, smaller
 from npu_tiling import SOCS, Device, soc
@@ -68,13 +68,13 @@ def test_what_is_compiled_does_not_depend_on_the_number_of_rows(backward, chip):
 @BOTH
 def test_decisions_name_their_row_of_the_table(backward):
     for chip, table in ((B4, "ascend"), (H200, "cuda")):
-        source = (Path(ascend.__file__).parents[1] / table / "tiling.py").read_text().splitlines()
+        source = (Path(ascend.__file__).parents[2] / table / "tiling" / "policies.py").read_text().splitlines()
         for width in WIDTHS:
             tiling = choose(shape(width, backward=backward), chip)
             file, line = tiling.decided_at.split(":")
-            assert file == f"npu_rms_norm/{table}/tiling.py"
+            assert file == f"npu_rms_norm/{table}/tiling/policies.py"
             named = tiling.policy.way if chip is B4 else tiling.policy.shape
-            assert f'Policy("{named}"' in source[int(line) - 1]
+            assert f'_row("{named}"' in source[int(line) - 1]
             assert tiling.why
 
 

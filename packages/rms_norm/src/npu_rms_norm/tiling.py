@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from npu_tiling import Device
 
-from .ascend import tiling as ascend
-from .ascend.tiling import AscendTiling
-from .cuda import tiling as cuda
-from .cuda.tiling import CudaTiling
+from .ascend.tiling import choice as ascend
+from .ascend.tiling.choice import AscendTiling
+from .cuda.tiling import choice as cuda
+from .cuda.tiling.choice import CudaTiling
 from .shape import Shape
 
 Tiling = AscendTiling | CudaTiling

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from enum import Enum
-from pathlib import Path
 from typing import NamedTuple
 
 from npu_tiling import Device, Tile
 from npu_tiling.budget.arithmetic import FP32
+from npu_tiling.places import here
 
 from ...shape import Shape, Task
 
@@ -88,10 +87,8 @@ class Footprint(NamedTuple):
 
 
 def _row(way: Way, *sizes: tuple[int, int] | int, floors: float | None = None) -> Footprint:
-    frame = sys._getframe(1)
-    where = f"{'/'.join(Path(frame.f_code.co_filename).parts[-4:])}:{frame.f_lineno}"
     a16, a32, b16, b32 = (Bytes(*size) if isinstance(size, tuple) else Bytes(size) for size in sizes)
-    return Footprint(way, a16, a32, b16, b32, floors, where)
+    return Footprint(way, a16, a32, b16, b32, floors, here(2))
 
 
 # fmt: off

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from npu_tiling import Device
 from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import WARP, equal_chunks, register_cap, row_options
+from npu_tiling.places import here
 
 from ...both.tiling import KERNELS, Kernel, Tiling
 from ...shape import Shape, Task
@@ -167,9 +166,7 @@ def choose(shape: Shape, device: Device) -> CudaTiling | None:
 
 def _tiling(shape: Shape, device: Device, way: Way, why: str, **chosen: int) -> CudaTiling:
     """A tiling, with file and line of the rule that made it."""
-    frame = sys._getframe(1)
-    where = f"{'/'.join(Path(frame.f_code.co_filename).parts[-4:])}:{frame.f_lineno}"
-    return CudaTiling(shape=shape, device=device, way=way, why=why, decided_at=where, **chosen)
+    return CudaTiling(shape=shape, device=device, way=way, why=why, decided_at=here(2), **chosen)
 
 
 def _in_registers(shape: Shape, device: Device) -> CudaTiling | None:

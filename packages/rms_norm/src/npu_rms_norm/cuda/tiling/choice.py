@@ -1,99 +1,21 @@
-"""Which kernel runs on CUDA, with which tile and grid: two tables, and the arithmetic that reads them.
-
-Measured on an H200 with the shapes of the documentation's tables. Sizes are powers of two, which stock Triton asks for.
-"""
+"""Which kernel runs on CUDA, with which tile and grid. Sizes are powers of two, which stock Triton asks for."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
 from math import ceil
-from typing import NamedTuple
 
-from npu_tiling import ALL_TILES, Device, persistent_grid
+from npu_tiling import Device, persistent_grid
 from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import CORE_REGISTERS, WARP, equal_chunks, register_cap, row_options
 
-from ..shape import MAX_COUNTED_ROWS, Shape
-from ..tables import line_of
+from ...shape import MAX_COUNTED_ROWS, Shape
+from .policies import BACKWARD, FORWARD, SHARE_COLUMNS, Policy
 
 MAX_CHUNKS, MIN_CHUNK = 8, 256  # at most a fifth of a row is padding; code is compiled for each chunk
 MAX_GROUP = 1024  # rows of a group that a kernel is compiled for: heads of a token, not tokens of a sequence
 MAX_SHARE = 64  # programs that share a row
-SHARE_COLUMNS = 2048  # of each of them
-BY_REGISTERS = 0  # programs of a core: as many as its registers have room for
-
-
-class Policy(NamedTuple):
-    """A row of the tables; the first that a shape matches is taken.
-
-    Attributes:
-        shape: traits that a shape must have, all of them: "gated", "biased", "quantised"; "light": none of these, x the only
-            input, 16 bits an element, and 64, 128 or 256 columns; "one chunk": several chunks would pad the row as much as
-            one block does; "chunks": they pad it less; "unshareable": no program can share its rows; "any".
-        columns: the most columns of a row, padded to a power of two; of rows "in chunks", padded to chunks.
-        kernel: "rows" holds them in registers; "wide" reads them twice; "shared": several programs hold a row.
-        tile: elements of a tile of several rows; 0: a tile is one row, in chunks.
-        block: columns of a block of "wide" and "shared"; below 1 a share of the padded row.
-        warps: of a program; 0: by the chunk.
-        per_core: programs resident on a core.
-        capped: the compiler may use as many registers as leave room for them, and no more.
-        why: for people.
-    """
-
-    shape: str
-    columns: int
-    kernel: str
-    tile: int
-    block: float
-    warps: int
-    per_core: int
-    capped: bool
-    why: str
-
-
-END = 2**31
-_SEVERAL = "rows fit registers: several a program"
-_CAPPED = "the same, and more registers would mean fewer programs"
-_THRICE = "other kernels would read it three times"
-_CHUNKS = "a row fits registers, in chunks"
-_CACHED = "the second read finds the row in a cache, and fewer registers leave room for more rows"
-# fmt: off
-FORWARD = (
-    #      shape                  columns  kernel   tile  block  warps  per core   capped
-    Policy("gated",               1024,    "rows",  1024, 0,     4,     ALL_TILES, False, _SEVERAL),
-    Policy("light",               256,     "rows",  2048, 0,     4,     ALL_TILES, True,  _CAPPED),
-    Policy("any",                 256,     "rows",  2048, 0,     4,     ALL_TILES, False, _SEVERAL),
-    Policy("any",                 1024,    "rows",  4096, 0,     4,     ALL_TILES, False, _SEVERAL),
-    Policy("quantised, one chunk", 2048,   "rows",  0,    0,     4,     ALL_TILES, False, _THRICE),
-    Policy("quantised, one chunk", 4096,   "rows",  0,    0,     8,     ALL_TILES, False, _THRICE),
-    Policy("quantised, one chunk", 16384,  "rows",  0,    0,     16,    ALL_TILES, False, _THRICE),
-    Policy("quantised, chunks",   8192,    "rows",  0,    0,     8,     ALL_TILES, False, _THRICE),
-    Policy("quantised, chunks",   16384,   "rows",  0,    0,     16,    ALL_TILES, False, _THRICE),
-    Policy("in chunks, chunks",   6144,    "rows",  0,    0,     0,     ALL_TILES, False, "chunks pad it least"),
-    Policy("any",                 2048,    "wide",  0,    1 / 2, 4,     ALL_TILES, False, _CACHED),
-    Policy("any",                 8192,    "wide",  0,    1 / 2, 8,     ALL_TILES, False, _CACHED),
-    Policy("any",                 16384,   "wide",  0,    4096,  16,    ALL_TILES, False, _CACHED),
-    Policy("any",                 END,     "wide",  0,    1 / 4, 32,    1,         True,  "two rows evict each other"),
-)
-BACKWARD = (
-    #      shape                  columns  kernel   tile  block  warps  per core      capped
-    Policy("gated",               32,      "rows",  2048, 0,     8,     3,            False, _SEVERAL),
-    Policy("biased",              32,      "rows",  4096, 0,     8,     2,            False, _SEVERAL),
-    Policy("any",                 32,      "rows",  4096, 0,     8,     3,            False, _SEVERAL),
-    Policy("gated",               1024,    "rows",  2048, 0,     8,     3,            True,  _SEVERAL),
-    Policy("biased",              1024,    "rows",  4096, 0,     8,     2,            True,  _SEVERAL),
-    Policy("any",                 1024,    "rows",  4096, 0,     8,     3,            True,  _SEVERAL),
-    Policy("gated, one chunk",    4096,    "rows",  2048, 0,     8,     2,            True,  "a row fits registers"),
-    Policy("biased, one chunk",   4096,    "rows",  4096, 0,     8,     2,            True,  "a row fits registers"),
-    Policy("one chunk",           4096,    "rows",  4096, 0,     8,     3,            True,  "a row fits registers"),
-    Policy("in chunks",           4096,    "rows",  0,    0,     4,     BY_REGISTERS, True,  _CHUNKS),
-    Policy("in chunks",           8192,    "rows",  0,    0,     8,     BY_REGISTERS, True,  _CHUNKS),
-    Policy("any",                 16384,   "rows",  0,    0,     16,    BY_REGISTERS, True,  _CHUNKS),
-    Policy("unshareable",         END,     "wide",  0,    2048,  8,     4,            False, "no program holds a row"),
-    Policy("any",                 END,     "shared", 0,   SHARE_COLUMNS, 4, 4,        True,  "programs hold a row together"),
-)
-# fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +53,7 @@ class CudaTiling:
 
     @property
     def decided_at(self) -> str:
-        if self.shape.backward:
-            return line_of(__file__, "BACKWARD", BACKWARD.index(self.policy))
-        return line_of(__file__, "FORWARD", FORWARD.index(self.policy))
+        return self.policy.decided_at
 
     @property
     def kernel(self) -> str:
