@@ -14,7 +14,7 @@ OPERATOR = (
     "patching",
     "block_attn_res | causal_lm | distillation | log_probs | module | pipeline | quantised",
     "api | distillation_operators | functional | gated | qkv | bank | two_phase",
-    "autograd | distributions | qk_operators | writes",
+    "autograd | distributions | probability_targets | qk_operators | writes",
     "operators",
     "compute | cpu",
     "ways",

@@ -169,8 +169,8 @@ def everything_of_distributions(place, rank):
     device = "cuda" if place == "cuda" else "cpu"
     with torch.device("cpu"):
         tensors = log_probs.make(vocabulary=123, bias=True, temperature=True)
-    for ranges in ([(0, 120), (120, 123)], [(0, 60), (60, 123)]):
-        own = slice(*ranges[rank])
+    for middle in (120, 60)[: 1 if place == "emulated" else 2]:
+        own = slice(*[(0, middle), (middle, 123)][rank])
 
         def of_part(x, weight, target, bias, own=own, **options):
             part = {"process_group": dist.group.WORLD, "vocab_range": (own.start, own.stop), "vocab_size": 123}
@@ -187,6 +187,24 @@ def everything_of_distributions(place, rank):
             torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-5)
 
 
+def probabilities_as_targets(place, rank):
+    device = "cuda" if place == "cuda" else "cpu"
+    with torch.device("cpu"):
+        case = losses.make(13, 24, 123, torch.float32, class_weight=True)
+        q, own = torch.rand(13, 123, generator=torch.Generator().manual_seed(0)), slice(*[(0, 60), (60, 123)][rank])
+    results = []
+    for columns in (slice(0, 123), own):
+        part = {"process_group": dist.group.WORLD, "vocab_range": (own.start, own.stop), "vocab_size": 123}
+        part |= {"class_weight": case.class_weight[columns].to(device), "label_smoothing": 0.1, "memory_budget": 2**14}
+        x, weight = losses.leaf(case.x, device), losses.leaf(case.weight[columns], device)
+        options = part if columns is own else {name: part[name] for name in list(part)[3:]}
+        loss = fused_linear_cross_entropy(x, weight, q[:, columns].to(device), **options)
+        results.append((loss, *torch.autograd.grad(loss, (x, weight))))
+    (whole, *gradients), (part, dx, dweight) = results
+    for one, other in zip((part, dx, dweight), (whole, gradients[0], gradients[1][own]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def main() -> None:
     place = sys.argv[1]
     with ranks.join(place) as rank:
@@ -200,6 +218,8 @@ def main() -> None:
         the_scale_of_class_weights_costs_nothing(place, rank)
         a_row_of_nan_predicts_a_token(rank)
         everything_of_distributions(place, rank)
+        if place != "emulated":  # the same kernels
+            probabilities_as_targets(place, rank)
         if place == "cuda":
             with torch.device("cpu"):  # where cases are made and fp64 is computed
                 exponentials_of_the_product_itself(rank)

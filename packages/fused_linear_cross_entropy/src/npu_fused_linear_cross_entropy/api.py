@@ -14,6 +14,7 @@ from .checks import Part, autocast, check, checked_options
 from .counted import check_counted, of_counted_tokens
 from .operators import linear_cross_entropy
 from .options import Options
+from .probability_targets import probability_loss
 from .token_weights import checked_token_weight, divisors
 
 
@@ -79,6 +80,10 @@ def fused_linear_cross_entropy(
     entropy, the backward computes the logits again. Nothing is computed for an input that needs no gradient. Under autocast
     x, weight and bias are cast as in a linear layer. DTensors: see sharding.py.
 
+    With probabilities q as targets, c = w ((1 - e) q + e / V), row = L sum c - sum c z, and "mean" divides by all rows. The
+    backward computes the logits again. Neither `ignore_index` nor `counted_tokens`, accuracies, predictions, entropies or
+    `token_scaling` go with it.
+
     A target outside the vocabulary that is not `ignore_index`: on a CPU, an IndexError names it. On an accelerator, raising
     would need a device sync: nothing outside the tensors is read, the loss of that row is NaN, and so is the mean or sum,
     and the row adds nothing to the gradients.
@@ -87,7 +92,8 @@ def fused_linear_cross_entropy(
         x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).
         weight: [V, H], x's dtype or fp32. A wider one than x is copied to x's dtype for the products; its gradient is
             summed in its own dtype.
-        target: [...], int64 or int32.
+        target: [...], int64 or int32; or probabilities [..., V], floating point, without a gradient, with a process group of
+            this rank's columns.
         bias: [V], x's dtype or fp32.
         class_weight: [V], floating point; gets no gradient.
         token_weight: [...], floating point or bool: a factor of each token's loss, an advantage or a mask; gets no gradient.
@@ -155,7 +161,13 @@ def fused_linear_cross_entropy(
             memory_budget=memory_budget,
         ),
     )
-    outputs = call(x, weight, target, bias, class_weight, None, options, counted_tokens, token_weight)
+    if isinstance(target, Tensor) and target.is_floating_point():
+        if counted_tokens is not None:
+            raise ValueError("counted_tokens must be left out where target has probabilities.")
+        found = probability_loss(x, weight, target, bias, class_weight, token_weight, options)
+        outputs = LinearCrossEntropyOutput(found.loss, found.z_loss, None, None, found.lse if return_lse else None, None)
+    else:
+        outputs = call(x, weight, target, bias, class_weight, None, options, counted_tokens, token_weight)
     extras = (outputs.z_loss, outputs.token_accuracy, outputs.predicted_tokens, outputs.lse, outputs.entropy)
     return outputs.loss if all(extra is None for extra in extras) else outputs
 

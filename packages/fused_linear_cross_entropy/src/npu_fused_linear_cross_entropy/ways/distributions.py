@@ -84,7 +84,7 @@ class Distributions(Head):
         rising, exact, group = self.options.logit_scale >= 0.0, self.tiling.exact, self.options.group
         tops, firsts = [], []
         for columns in self.tiling.chunks.columns:
-            logits, _ = self._logits(tokens, columns)
+            logits, _ = self.products(tokens, columns, self._bias)
             first = self.options.vocab_first + columns.start
             self._kernels.statistics(logits, rates, result.statistics, merge=columns.start > 0)
             if result.id_logits is not None:
@@ -142,7 +142,7 @@ class Distributions(Head):
                 assert did_log_probs is not None
                 values, dots = self._of_ids(own, named, part(log_probs, tokens), part(did_log_probs, tokens), rates)
             for columns in self.tiling.chunks.columns:
-                logits, gradient = self._logits(tokens, columns)
+                logits, gradient = self.products(tokens, columns, self._bias)
                 of_columns = None if drates is None else own.new_empty(own.shape[1])
                 self._kernels.gradient(logits, rates, gradient, own, of_columns)
                 if named is not None:
@@ -172,13 +172,6 @@ class Distributions(Head):
         p, z = log_probs.exp(), log_probs + lse
         of_z = p * (a + b * log_probs + c * p) + d + ids.sums_of_equals(named, did)
         return of_z * slopes_of(z, rates, self.options), (did * z).sum(1)
-
-    def _logits(self, tokens: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        """A chunk of raw logits with their bias, and the memory for its gradient."""
-        logits, gradient = self.products(tokens, columns)
-        if self._bias is not None:
-            logits.add_(part(self._bias, columns))
-        return logits, gradient
 
     @staticmethod
     def _of_rows(tensor: Tensor | None, tokens: slice) -> Tensor | None:

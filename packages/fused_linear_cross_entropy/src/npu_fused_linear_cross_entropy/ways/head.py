@@ -33,13 +33,15 @@ class Head:
         self.gradients = GradientSums(x, self.weight, tiling)
         self.buffer = allocate(x, (tiling.buffer,), tiling.logits_dtype)
 
-    def products(self, tokens: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        """A chunk of raw logits, and memory for its gradient in x's dtype: in their place, in the upper half of it."""
+    def products(self, tokens: slice, columns: slice, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """A chunk of raw logits with a bias, and memory for its gradient in x's dtype: in their place, in its upper half."""
         x, weight = part(self.x, tokens), part(self.weight, columns)
         size = x.shape[0], weight.shape[0]
         pitch = chunks.pitch(size[1])
         logits = self.buffer.as_strided(size, (pitch, 1))
         matmul.product(x, weight.t(), logits)
+        if bias is not None:
+            logits.add_(part(bias, columns))
         if x.dtype == logits.dtype:
             return logits, logits
         narrow = self.buffer.view(x.dtype)

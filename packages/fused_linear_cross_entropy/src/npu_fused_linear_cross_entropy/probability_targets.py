@@ -1,0 +1,158 @@
+"""The cross entropy with probabilities as targets: an operator registered with PyTorch, and the loss made of it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from npu_tiling import device_for
+from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
+from npu_tiling.pytorch.sharding import is_distributed
+from npu_tiling.pytorch.tensors import nothing, statistics_dtype, without_autocast
+from torch import Tensor
+
+from . import tiling
+from .checks import autocast, check
+from .compute import shape_of
+from .distribution_rows import COEFFICIENTS, LSE, A, moments
+from .operators import OPERATORS
+from .options import SCHEMA, Needs, Options
+from .shape import Task
+from .token_weights import checked_token_weight
+from .ways.probability_targets import ProbabilityInputs, ProbabilityTargets
+
+_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? class_weight, Tensor probs"
+_NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
+_REFUSED = ("token_scaling", "return_token_accuracy", "return_predicted_tokens", "return_entropy")
+
+
+class ProbabilityLosses(NamedTuple):
+    """Losses of a probability target, [...] or a number each."""
+
+    loss: Tensor
+    z_loss: Tensor | None
+    lse: Tensor
+
+
+def _start(task: Task, arguments: tuple[Any, ...], needs: Needs) -> ProbabilityTargets:
+    end = len(ProbabilityInputs._fields)
+    inputs, options = ProbabilityInputs(*arguments[:end]), Options(*arguments[end : end + len(Options._fields)])
+    device = device_for(inputs.x.device)
+    if inputs.weight.dtype != inputs.x.dtype:
+        inputs = inputs._replace(weight=inputs.weight.to(inputs.x.dtype))
+    shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, options, needs, device)
+    return ProbabilityTargets(inputs, options, tiling.choose(shape), device)
+
+
+@without_autocast
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    """Rows' cross entropies, L, and the sums of their targets, [N] each."""
+    targets = _start(Task.DISTRIBUTIONS, arguments, Needs(False, False, False))
+    statistics, (dots, sums) = targets.statistics()
+    lse = moments(statistics, targets.options.vocab_size).lse
+    return lse * sums - dots, lse, sums.clone()
+
+
+@without_autocast
+def _backward(rows: Tensor, factors: Tensor | None, *arguments: Any) -> tuple[Tensor | None, ...]:
+    return _start(Task.DISTRIBUTION_GRADIENTS, arguments, Needs(*arguments[-3:])).gradients_of(rows, factors)[:3]
+
+
+def _fake_forward(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape[0], dtype=statistics_dtype(x.dtype)) for _ in range(3))
+
+
+def _fake_backward(
+    rows: Tensor, factors: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
+) -> Any:
+    tensors = zip((x, weight, bias), others[-3:], strict=True)
+    return tuple(torch.empty_like(one) if need and one is not None else nothing(x) for one, need in tensors)
+
+
+OPERATORS.define(
+    f"probability_targets({_TENSORS}, {SCHEMA}) -> (Tensor cross_entropy, Tensor lse, Tensor sums)", _forward, _fake_forward
+)
+OPERATORS.define(
+    f"probability_target_gradients(Tensor coefficients, Tensor? factors, {_TENSORS}, {SCHEMA}, {_NEEDS})"
+    " -> (Tensor dx, Tensor dweight, Tensor dbias)",
+    _backward,
+    _fake_backward,
+)
+
+
+class _ProbabilityTargets(Function):
+    @staticmethod
+    def forward(ctx, run, x, weight, bias, class_weight, probs, options):  # type: ignore[no-untyped-def]
+        tensors = (x, weight, bias, class_weight, probs)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        found, lse, sums = run(*tensors, *options)
+        ctx.save_for_backward(*tensors, lse, sums)
+        ctx.mark_non_differentiable(sums)
+        return found, lse, sums
+
+    @staticmethod
+    def backward(ctx, dfound, dlse, dsums):  # type: ignore[no-untyped-def]
+        *tensors, lse, sums = ctx.saved_tensors
+        rows = lse.new_zeros(COEFFICIENTS, *lse.shape)
+        rows[LSE] = lse
+        needed = ctx.needs_input_grad[1:4]
+        if dfound is not None:
+            rows[A] += dfound * sums
+        if dlse is not None:
+            rows[A] += dlse
+        found = OPERATORS("probability_target_gradients", rows, dfound, *tensors, *ctx.options, *needed)
+        gradients = (gradient if need else None for gradient, need in zip(found, needed, strict=True))
+        return None, *gradients, None, None, None
+
+
+def _recorded(run, x, weight, bias, class_weight, probs, *options):  # type: ignore[no-untyped-def]
+    if needs_gradient((x, weight, bias)):
+        return apply(_ProbabilityTargets, run, x, weight, bias, class_weight, probs, Options(*options))
+    return run(x, weight, bias, class_weight, probs, *options)
+
+
+OPERATORS.autograd("probability_targets", _recorded)
+OPERATORS.gradient("probability_target_gradients")
+
+
+def probability_loss(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    token_weight: Tensor | None,
+    options: Options,
+) -> ProbabilityLosses:
+    """The loss of target [..., V], floating point, with options that were checked."""
+    x, weight, bias = autocast(x, weight, bias)
+    for name in _REFUSED:
+        if getattr(options, name):
+            raise ValueError(f"{name} is True and must be False where target has probabilities.")
+    arguments.shape("target", target, (*x.shape[:-1], weight.shape[0]))
+    check(x, weight, target.new_zeros(x.shape[:-1], dtype=torch.int64), bias, class_weight)
+    arguments.device("target", target, x, "x's")
+    if target.requires_grad:
+        raise ValueError("target requires a gradient, which it does not get, and must be detached.")
+    if is_distributed((x, weight, target, bias, class_weight)):
+        raise ValueError("target has probabilities and must be int64 or int32 where there are DTensors.")
+    shape = x.shape[:-1]
+    flat = (x.reshape(-1, x.shape[-1]), weight, bias, class_weight, target.reshape(-1, target.shape[-1]))
+    loss, lse, _ = OPERATORS("probability_targets", *flat, *options)
+    z_loss = options.lse_square_scale * lse.square()
+    weights = None if token_weight is None else checked_token_weight(token_weight, x, lse.view(shape)).reshape(-1)
+    if options.lse_square_scale:
+        loss = loss + z_loss
+    loss, z_loss = (_reduced(one, weights, options.reduction, shape) for one in (loss, z_loss))
+    return ProbabilityLosses(loss, z_loss if options.return_z_loss else None, lse.detach().view(shape))
+
+
+def _reduced(rows: Tensor, weights: Tensor | None, reduction: str, shape: torch.Size) -> Tensor:
+    rows = rows if weights is None else rows * weights
+    if reduction == "none":
+        return rows.view(shape)
+    if reduction == "sum":
+        return rows.sum()
+    return rows.sum() / (max(1, rows.numel()) if weights is None else weights.sum())
