@@ -17,12 +17,13 @@ from .checks import autocast, check
 from .compute import shape_of
 from .distribution_rows import COEFFICIENTS, LSE, A, moments
 from .operators import OPERATORS
-from .options import SCHEMA, Needs, Options
+from .options import Needs, Options, schema
 from .shape import Task
 from .token_weights import checked_token_weight
 from .ways.probability_targets import ProbabilityInputs, ProbabilityTargets
 
 _TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? class_weight, Tensor probs"
+_OPTIONS = schema(Options)
 _NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
 _REFUSED = ("token_scaling", "return_token_accuracy", "return_predicted_tokens", "return_entropy")
 
@@ -71,10 +72,12 @@ def _fake_backward(
 
 
 OPERATORS.define(
-    f"probability_targets({_TENSORS}, {SCHEMA}) -> (Tensor cross_entropy, Tensor lse, Tensor sums)", _forward, _fake_forward
+    f"probability_targets({_TENSORS}, {_OPTIONS}) -> (Tensor cross_entropy, Tensor lse, Tensor sums)",
+    _forward,
+    _fake_forward,
 )
 OPERATORS.define(
-    f"probability_target_gradients(Tensor coefficients, Tensor? factors, {_TENSORS}, {SCHEMA}, {_NEEDS})"
+    f"probability_target_gradients(Tensor coefficients, Tensor? factors, {_TENSORS}, {_OPTIONS}, {_NEEDS})"
     " -> (Tensor dx, Tensor dweight, Tensor dbias)",
     _backward,
     _fake_backward,
