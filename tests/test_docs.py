@@ -87,7 +87,9 @@ def test_every_public_name_has_words_of_its_own():
             assert one.has_docstring, name
             if one.is_class and "NamedTuple" in map(str, one.bases):  # its page has the docstring's list of fields alone
                 fields = [key for key, member in one.members.items() if member.is_attribute]
-                assert all(re.search(rf"\b{field}\b", one.docstring.value) for field in fields), name
+                assert all(re.search(rf"\b{field}\b", one.docstring.value) for field in fields), (
+                    f"{name}: list its fields under Attributes"
+                )
 
 
 @pytest.mark.parametrize("key", PACKAGES)

@@ -36,7 +36,13 @@ class Teacher(NamedTuple):
 
 
 class DistillationLoss(NamedTuple):
-    """A loss and its parts, before their weights and reduced as it is; `hard` is None where its weight is 0."""
+    """A loss and its parts, before their weights and reduced as it is.
+
+    Attributes:
+        loss: the weighted sum of the parts.
+        soft: the divergence from the teacher.
+        hard: the cross entropy with the target; None where its weight is 0.
+    """
 
     loss: Tensor
     soft: Tensor
