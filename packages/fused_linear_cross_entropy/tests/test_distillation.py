@@ -154,6 +154,29 @@ def test_probabilities_of_the_teacher_are_divided_by_their_sum(device):
         torch.testing.assert_close(gradient.cpu().double(), wanted, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 2.0, "hard_weight": 0.5, "reduction": "none"}, {"hard_weight": 0.5}]
+)
+def test_the_largest_probabilities_of_the_teacher(device, options):
+    x, weight, target, _, teacher, _ = make((2, 5))
+    log_q, ids = torch.log_softmax(logits(teacher.x, teacher.weight), -1).topk(4)
+    ids[1, 2, 3] = -100
+    leaves, wide = ([each.to(*to).detach().requires_grad_() for each in (x, weight)] for to in ((device.torch,), (FP64,)))
+    pair = ids.to(device.torch), log_q.float().to(device.torch)
+    loss = linear_distillation_loss(*leaves, target.to(device.torch), teacher_top_k=pair, **options)
+    z, counted = wide[0] @ wide[1].t(), target != -100
+    log_p = torch.log_softmax(z / options.get("temperature", 1.0), -1).gather(-1, ids.clamp_min(0))
+    rows = torch.where(ids == -100, 0.0, log_q.exp() * (log_q - log_p)).sum(-1)
+    if "hard_weight" in options:
+        rows = rows + 0.5 * torch.nn.functional.cross_entropy(z.flatten(0, 1), target.flatten(), reduction="none").view(2, 5)
+    rows = torch.where(counted, rows, 0.0)
+    expected = rows if options.get("reduction") == "none" else rows.sum() / counted.sum()
+    torch.testing.assert_close(loss.detach().cpu().double(), expected.detach(), rtol=1e-5, atol=1e-6)
+    found, wanted = torch.autograd.grad(loss.sum(), leaves), torch.autograd.grad(expected.sum(), wide)
+    for gradient, exactly in zip(found, wanted, strict=True):
+        torch.testing.assert_close(gradient.cpu().double(), exactly, rtol=1e-4, atol=1e-6)
+
+
 def test_a_probability_of_zero_is_finite(device):
     x, weight, *_ = (each.to(device.torch) for each in make()[:2])
     probs = torch.nn.functional.one_hot(torch.arange(37) % 123, 123).float().to(device.torch)
@@ -225,7 +248,7 @@ def test_a_target_outside_the_vocabulary(device):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"teacher": None}, ValueError, "teacher and teacher_probs: one of them must be given"),
+        ({"teacher": None}, ValueError, "teacher, teacher_probs and teacher_top_k: one of them must be given"),
         ({"teacher": "a head"}, TypeError, "teacher is a str and must be a Teacher"),
         ({"divergence": "kl"}, ValueError, "divergence is 'kl' and must be one of 'forward_kl'"),
         ({"beta": 1.0}, ValueError, "beta is 1.0 and must be above 0 and below 1"),

@@ -14,6 +14,7 @@ from torch import Tensor
 from .checks import autocast
 from .compute import check_columns
 from .distillation_operators import distill
+from .distillation_top_k import distill_top_k
 from .options import DIVERGENCES, REDUCTIONS, DistillationOptions
 from .ways.distillation import DistillationInputs
 
@@ -57,6 +58,7 @@ def linear_distillation_loss(
     *,
     teacher: Teacher | tuple[Tensor, ...] | None = None,
     teacher_probs: Tensor | None = None,
+    teacher_top_k: tuple[Tensor, Tensor] | None = None,
     divergence: str = "forward_kl",
     beta: float = 0.5,
     temperature: float = 1.0,
@@ -101,6 +103,10 @@ def linear_distillation_loss(
         teacher: the teacher's head, a `Teacher` or a tuple of its fields in their order.
         teacher_probs: [..., V], floating point, in its place: q for T = 1, divided by its sum; a probability of 0 counts as
             the smallest number of fp32, 1.2e-38. With a temperature q is softmax(log(teacher_probs) / T).
+        teacher_top_k: ids [..., K], int64 or int32, and q's log-probabilities of them [..., K], floating point, in its
+            place: D = sum over the K columns of q log(q / p), for "forward_kl" alone. q is taken as it is, at any
+            temperature, and not divided by its sum; an id that is `ignore_index` counts nothing. The backward computes
+            logits again, whatever the reduction.
         divergence: one of the above.
         beta: above 0 and below 1; the share of the teacher in m.
         temperature: T, above 0. The hard labels' cross entropy is that of T = 1.
@@ -128,7 +134,7 @@ def linear_distillation_loss(
     Source: Hinton et al., "Distilling the Knowledge in a Neural Network", arXiv 1503.02531; Agarwal et al., "On-Policy
     Distillation of Language Models", arXiv 2306.13649; chunks: Hsu et al., "Liger Kernel", arXiv 2410.10989.
     """
-    given = _teacher(teacher, teacher_probs)
+    given = _teacher(teacher, teacher_probs, teacher_top_k)
     options = _options(
         weight,
         DistillationOptions(
@@ -149,6 +155,9 @@ def linear_distillation_loss(
             memory_budget=memory_budget,
         ),
     )
+    if teacher_top_k is not None:
+        loss, soft, hard = distill_top_k(x, weight, target, bias, *teacher_top_k, options)
+        return DistillationLoss(loss, soft, hard) if return_parts else loss
     x, weight, bias = autocast(x, weight, bias)
     teacher_x = teacher_weight = teacher_bias = None
     probs = None if teacher_probs is None else teacher_probs.detach()
@@ -161,11 +170,13 @@ def linear_distillation_loss(
     return DistillationLoss(loss, soft, hard if options.hard_weight else None) if return_parts else loss
 
 
-def _teacher(teacher: Any, teacher_probs: Any) -> Teacher | None:
-    if (teacher is None) == (teacher_probs is None):
-        raise ValueError("teacher and teacher_probs: one of them must be given, and not both.")
+def _teacher(teacher: Any, teacher_probs: Any, teacher_top_k: Any) -> Teacher | None:
+    if [teacher, teacher_probs, teacher_top_k].count(None) != 2:
+        raise ValueError("teacher, teacher_probs and teacher_top_k: one of them must be given, and no other.")
+    if teacher_top_k is not None and (not isinstance(teacher_top_k, tuple) or len(teacher_top_k) != 2):
+        raise TypeError(f"teacher_top_k is a {type(teacher_top_k).__name__} and must be a tuple (ids, log_probs).")
     if teacher is None:
-        arguments.tensor("teacher_probs", teacher_probs)
+        arguments.tensor("teacher_probs", teacher_probs, or_none=True)
         return None
     if not isinstance(teacher, tuple) or not 2 <= len(teacher) <= len(Teacher._fields):
         raise TypeError(f"teacher is a {type(teacher).__name__} and must be a Teacher, or a tuple (x, weight, bias).")
