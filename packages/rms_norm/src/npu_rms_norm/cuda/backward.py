@@ -6,7 +6,7 @@ from npu_tiling.device.partials import store_partial
 from npu_tiling.device.rounding import round_to
 
 from ..formula import activate, gradient_of_rows, load_factor, normalise, weigh
-from .rows import load_chunk, result_rows_at, rows_at, store_chunk, tile_position, tiles_of_program
+from .rows import load_chunk, parameters_of_head, result_rows_at, rows_at, store_chunk, tile_position, tiles_of_program
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
@@ -24,11 +24,8 @@ def backward_kernel(
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
     i_first, i_stop, n_step, i_head = tiles_of_program(n_outer, n_inner, M, ORDER)
-    if ORDER == "heads":
-        if p_weight is not None:
-            p_weight += i_head * N
-        if p_bias is not None:
-            p_bias += i_head * N
+    p_weight = parameters_of_head(p_weight, i_head, N, ORDER)
+    p_bias = parameters_of_head(p_bias, i_head, N, ORDER)
     if CHUNKS == 1:  # several chunks of the weight would take the registers of rows
         o_col = tl.arange(0, BLOCK_N)
         b_scale = load_factor(p_weight, o_col, offset, N, BLOCK_N == N, FACTORS)

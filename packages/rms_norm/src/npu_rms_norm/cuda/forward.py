@@ -5,7 +5,16 @@ import triton.language as tl
 from npu_tiling.device.rounding import round_to
 
 from ..formula import MIN_AMAX, activate, add_residual, inverse_rms, load_factor, normalise, quantise, weigh
-from .rows import load_chunk, load_factor_rows, result_rows_at, rows_at, store_chunk, tile_position, tiles_of_program
+from .rows import (
+    load_chunk,
+    load_factor_rows,
+    parameters_of_head,
+    result_rows_at,
+    rows_at,
+    store_chunk,
+    tile_position,
+    tiles_of_program,
+)
 
 
 @triton.jit
@@ -41,11 +50,8 @@ def forward_kernel(
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
     i_first, i_stop, n_step, i_head = tiles_of_program(n_outer, n_inner, M, ORDER)
-    if ORDER == "heads":
-        if p_weight is not None:
-            p_weight += i_head * N
-        if p_bias is not None:
-            p_bias += i_head * N
+    p_weight = parameters_of_head(p_weight, i_head, N, ORDER)
+    p_bias = parameters_of_head(p_bias, i_head, N, ORDER)
     for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, o_row, m_row = tile_position(i_tile, i_head, n_outer, n_inner, M, ORDER, GROUP)
         p_x_tile = rows_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, N, M, ORDER)

@@ -31,6 +31,16 @@ def tiles_of_program(n_outer, n_inner, M: tl.constexpr, ORDER: tl.constexpr):
 
 
 @triton.jit
+def parameters_of_head(p_parameters, i_head, N: tl.constexpr, ORDER: tl.constexpr):
+    """The [N] parameters of a program's head, or of all rows; None for None."""
+    if p_parameters is not None:
+        if ORDER == "heads":
+            return p_parameters + i_head * N
+        else:
+            return p_parameters
+
+
+@triton.jit
 def tile_position(i_tile, i_head, n_outer, n_inner, M: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr):
     """Group, and row of it, of a tile's first row ("one", "heads") or of each [M]; numbers in rstd, and which exist, [M]."""
     i_first = i_tile * M

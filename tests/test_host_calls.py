@@ -1,0 +1,54 @@
+"""Functions of ours that one call runs on the host: what a small call costs is Python, and these are counted, not timed."""
+
+import sys
+from collections.abc import Callable
+
+import npu_tiling
+import pytest
+import torch
+from npu_attn_res import attn_res, attn_res_bank
+from npu_rms_norm import add_rms_norm, rms_norm
+from npu_tiling import Kernels
+
+WEIGHTS = [(256,), (256,)]
+CALLS = {  # a call, its tensors, and how many functions it runs at most: forward, and forward with backward
+    "rms_norm": (rms_norm, [(16, 256), (256,)], 33, 65),
+    "add_rms_norm": (lambda *given: add_rms_norm(*given).y, [(16, 256)] * 2 + [(256,)], 36, 68),
+    "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 48, 117),
+    "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 55, 137),
+    "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 59, 138),
+}
+
+
+def functions(run: Callable[[], object]) -> int:
+    """How many functions of our packages a call runs, once all that is looked up has been met."""
+    found = 0
+
+    def count(frame, event, argument):
+        nonlocal found
+        found += event == "call" and frame.f_globals.get("__name__", "").startswith("npu_")
+
+    for _ in range(2):
+        run()
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_runs_few_functions(name, monkeypatch):
+    call, shapes, forward, both = CALLS[name]
+    monkeypatch.setattr(Kernels, "launch", lambda *_: None)
+    leaves = [torch.randn(shape).bfloat16().requires_grad_() for shape in shapes]
+    dy = torch.ones(16, 256, dtype=torch.bfloat16)
+
+    def without_gradients():
+        with torch.no_grad():
+            call(*leaves)
+
+    with npu_tiling.use_device(npu_tiling.GPUS["H200"], emulated=True):
+        counted = functions(without_gradients), functions(lambda: torch.autograd.grad(call(*leaves), leaves, dy))
+    assert counted[0] <= forward and counted[1] <= both, counted
