@@ -298,8 +298,6 @@ def test_links_of_included_text_lead_to_pages_or_name_files():
     assert 'title="tools/versions.toml in the repository">file</span>' in said
     said = 'see the page "Time model" of the\ndocumentation, `tools/docs/pages/tools/t.md` in the repository.'
     assert sections.relink(said, "README.md", "start/x.md", {}) == "see [Time model](../tools/t.md)."
-    said = sections.relink("`FAULTS.md`, beside\nthis file, `x.md`", "a/README.md", "p.md", {"a/FAULTS.md": "tools/f.md"})
-    assert said == "[FAULTS.md](tools/f.md), `x.md`"
     with pytest.raises(sections.DocsError, match="links to gone.md, which is not there"):
         sections.relink("[x](gone.md)", "README.md", "x.md", found)
 

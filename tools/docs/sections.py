@@ -25,7 +25,6 @@ from tools.workspace import ROOT
 
 DIRECTIVE = re.compile(r'^<!-- include (?P<file>\S+?)(?: (?P<how>but|section|text of) (?P<names>"[^>]*"))? -->$', re.M)
 # What a README says where it can link to nothing: its own page on an index has neither the file nor the site.
-_BESIDE = re.compile(r"`(?P<file>\w+\.md)`, beside\s+this\s+file")
 _PAGE = re.compile(
     r'the page "(?P<title>[^"]+)" of the\s+documentation, `tools/docs/pages/(?P<page>[^`]+)` in the repository'
 )
@@ -111,16 +110,12 @@ def relink(text: str, source: str, page: str, found: Mapping[str, str]) -> str:
             raise DocsError(f"{source} links to {target}, which is not there.")
         return to_repository(link["text"], file)
 
-    def to_file(said: re.Match[str]) -> str:
-        file = posixpath.join(posixpath.dirname(source), said["file"])
-        return f"[{said['file']}]({_relative(found[file], page)})" if file in found else said[0]
-
     def to_page(said: re.Match[str]) -> str:
         return f"[{said['title']}]({_relative(said['page'], page)})"
 
     blocks = re.split(r"(^ *```.*?^ *```)", text, flags=re.M | re.S)
     for number in range(0, len(blocks), 2):
-        blocks[number] = _PAGE.sub(to_page, _BESIDE.sub(to_file, _LINK.sub(follow, blocks[number])))
+        blocks[number] = _PAGE.sub(to_page, _LINK.sub(follow, blocks[number]))
     return "".join(blocks)
 
 
