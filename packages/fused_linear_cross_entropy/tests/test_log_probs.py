@@ -4,6 +4,7 @@ import log_probs
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import linear_log_probs
+from npu_tiling.explaining.products import Watch
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -194,11 +195,39 @@ def test_one_graph(device):
     log_probs.check(tensors, "cpu", 2e-5, compiled, **EVERYTHING)
 
 
+def test_no_logits_of_all_tokens_are_in_memory():
+    """8 MiB of fp32: half of it is more than a few copies of a chunk's logits take, 256 KiB each, and gradients."""
+    tensors = log_probs.make((512,), 16, 4096, temperature=True)
+    with Watch([]) as memory:
+        log_probs.gradients_of(*_of_leaves(tensors, memory_budget=2**18))
+    assert memory.peak < 2**22
+
+
+def _of_leaves(tensors, **options):
+    given, leaves = log_probs.leaves_of(tensors, "cpu")
+    return linear_log_probs(
+        given.pop("x"), given.pop("weight"), given.pop("target"), **given, **EVERYTHING, **options
+    ), leaves
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 1)])
+def test_a_temperature_is_expanded(shape):
+    tensors = log_probs.make()
+    temperature = torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.5
+    found, whole = (
+        linear_log_probs(tensors["x"], tensors["weight"], tensors["target"], temperature=each, return_entropy=True)
+        for each in (temperature, temperature.expand(3, 7).contiguous())
+    )
+    assert torch.equal(found.log_probs, whole.log_probs)
+    assert torch.equal(found.entropy, whole.entropy)
+
+
 BAD = {
     "top_k": ({"top_k": 124}, ValueError, "top_k is 124 and must be at most 123"),
     "no top_k": ({"top_k": 0}, ValueError, "top_k is 0"),
     "temperature": ({"temperature": 0}, ValueError, "temperature is 0 and must be above 0"),
     "temperatures": ({"temperature": torch.ones(3)}, ValueError, r"temperature has shape \(3,\)"),
+    "no ids": ({"ids": torch.zeros(3, 7, 0, dtype=torch.int64)}, ValueError, "ids has shape"),
     "ids": ({"ids": torch.zeros(3, 7, dtype=torch.int64)}, ValueError, "ids has shape"),
     "ids of floating point": ({"ids": torch.zeros(3, 7, 2)}, TypeError, "ids is torch.float32"),
     "nothing": ({"target": None}, ValueError, "target is None"),

@@ -104,7 +104,7 @@ def linear_log_probs(
             is 0, without a gradient. A column may be named more than once.
         top_k: return so many of the largest log-probabilities of each token, and their columns. Which of equal logits come
             first is not said.
-        temperature: a number above 0, or [...], x's dtype or fp32, a number above 0 for each token.
+        temperature: a number above 0, or a tensor of such numbers that expands to [...], x's dtype or fp32.
         ignore_index: all outputs of tokens with this target are 0, and have no gradient; their top_ids are -1.
         softcap: c, for logits c tanh(t / c) / temperature; None for no cap.
         logit_scale: factor of the logits.
@@ -207,17 +207,20 @@ def _rates(temperature: float | Tensor, x: Tensor) -> tuple[Tensor | None, float
         return None, 1.0 / arguments.number("temperature", temperature, above=0)
     arguments.floating("x", x)
     arguments.parameter_dtype("temperature", temperature, x, "x's")
-    arguments.shape("temperature", temperature, x.shape[:-1])
+    shape = x.shape[:-1]
+    sizes = zip(reversed(temperature.shape), reversed(shape), strict=False)
+    if temperature.dim() > len(shape) or not all(size in (1, wanted) for size, wanted in sizes):
+        arguments.shape("temperature", temperature, shape)
     arguments.device("temperature", temperature, x, "x's")
-    return 1.0 / temperature.to(statistics_dtype(x.dtype)), 1.0
+    return 1.0 / temperature.to(statistics_dtype(x.dtype)).expand(shape), 1.0
 
 
 def _check_ids(ids: Tensor | None, x: Tensor) -> None:
     arguments.tensor("ids", ids, or_none=True)
     if ids is not None:
         arguments.dtype("ids", ids, torch.int64, torch.int32)
-        if ids.dim() != x.dim() or ids.shape[:-1] != x.shape[:-1]:
-            raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {(*x.shape[:-1], 'K')}.")
+        if ids.dim() != x.dim() or ids.shape[:-1] != x.shape[:-1] or not ids.shape[-1]:
+            raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {(*x.shape[:-1], 'K')}, K at least 1.")
         arguments.device("ids", ids, x, "x's")
 
 
