@@ -13,6 +13,7 @@ from .points import SOURCES
 from .predicted import Prediction, Spread, counted, spread, times
 
 RESULTS = Path(__file__).parents[1] / "results" / "points.json"
+_HIDDEN = "---\nhide: [toc, navigation] # its table is wide\n---\n\n"
 PAGE = Path(__file__).parents[1] / "docs" / "pages" / "tools" / "time_model_points.md"
 _PIPES = {"V": "vector", "S": "scalar", "MTE2": "load (MTE2)", "MTE3": "store (MTE3)"}
 
@@ -47,7 +48,7 @@ def rendered(found: Sequence[Prediction]) -> str:
     """The page."""
     low, high = times(found)
     ranges = f"An estimate times {low:.2f} to {high:.2f} has nine of ten published times that count."
-    parts = ("# Published times", _INTRODUCTION, ranges, _summary(found), _PLOT, _named(found))
+    parts = (_HIDDEN + "# Published times", _INTRODUCTION, ranges, _summary(found), _PLOT, _named(found))
     tables = (
         "## Sources",
         _sources(),
