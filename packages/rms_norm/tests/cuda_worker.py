@@ -11,6 +11,7 @@ from npu_rms_norm import (
     add_rms_norm_dynamic_quant,
     formula,
     gated_rms_norm,
+    qk_rms_norm,
     rms_norm,
     rms_norm_dynamic_quant,
 )
@@ -79,6 +80,14 @@ def quantised(shape, *, residual=False) -> Callable[[], tuple[Tensor, ...]]:
     return call
 
 
+def projection() -> tuple[Tensor, ...]:
+    """q and k of a fused projection: their gradients are slices of one tensor."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(shape).requires_grad_() for shape in ((9, 8 * 64), (64,), (64,))]
+    results = tuple(qk_rms_norm(*leaves, 4, 2))
+    return (*results, *torch.autograd.grad(results, leaves, [torch.randn(each.shape) for each in results]))
+
+
 CASES = {
     "rows": case((37, 100)),
     "rows, bf16, none": case((37, 128), BF16, casting_mode="none", offset=1.0),
@@ -87,6 +96,7 @@ CASES = {
     "columns, bias": case((4, 17000), bias=True),
     "columns, gated": case((4, 17000), kind="gated"),
     "groups": case((9, 4, 64), slices=3),
+    "q and k": projection,
     "groups, chunks": case((3, 2, 1280), slices=3),
     "groups longer than a kernel is compiled for": case((2, 1030, 16), slices=3),
     "tokens and heads": case((9, 3, 64), parameter=(3, 64), bias=True),

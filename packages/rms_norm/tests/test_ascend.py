@@ -10,7 +10,15 @@ import pytest
 import torch
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
-from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, launch, operators, rms_norm
+from npu_rms_norm import (
+    add_rms_norm,
+    add_rms_norm_dynamic_quant,
+    gated_rms_norm,
+    launch,
+    qk_operators,
+    qk_rms_norm,
+    rms_norm,
+)
 from npu_rms_norm.ascend.tiling.choice import AscendTiling
 from npu_rms_norm.ascend.tiling.policies import POLICIES
 from npu_rms_norm.launch.plan import KERNELS
@@ -135,6 +143,16 @@ def test_heads_of_a_projection_are_read_in_place_in_whole_tiles():
         assert count * size <= moved(moving) <= 1.05 * count * size
 
 
+def test_the_gradient_of_a_projection_is_written_once_in_whole_tiles():
+    leaves = [torch.randn(3000, 8 * 128).bfloat16(), torch.ones(128).bfloat16(), torch.ones(128).bfloat16()]
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        results = qk_rms_norm(*[leaf.requires_grad_() for leaf in leaves], 4, 2)
+        torch.autograd.grad(tuple(results), leaves, [torch.ones_like(result) for result in results])
+    gradients = [moving.arguments["p_dx"] for moving in emulation.launches if "p_dx" in moving.arguments]
+    assert [traffic.written for traffic in gradients] == [3000 * heads * 128 * 2 for heads in (4, 2)]
+    assert all(traffic.written / traffic.transfers >= 8192 for traffic in gradients)
+
+
 def test_transfers_are_whole_tiles():
     x = torch.randn(4096, 512).bfloat16()
     with npu_offline.emulate("Ascend910B4") as emulation:
@@ -170,7 +188,7 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         checks.append(check)
         return tensor
 
-    for module in (launch.forward, launch.backward, launch.rstd, operators):
+    for module in (launch.forward, launch.backward, launch.rstd, qk_operators):
         monkeypatch.setattr(module, "allocate", guarding)
     case = formula.make(37, width, torch.float32)
     residual = torch.randn(37, width)
@@ -179,7 +197,10 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         y, total = add_rms_norm(*leaves)
         torch.autograd.grad((y, total), leaves, (case.dy, case.dy))
         gated_rms_norm(*leaves).backward(case.dy)
-    assert len(checks) >= 10
+        qkv, weight = torch.randn(9, 4 * width, requires_grad=True), leaves[2]
+        results = tuple(qk_rms_norm(qkv, weight, weight, 2, 1))
+        torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+    assert len(checks) >= 15
     for check in checks:
         check()
 
