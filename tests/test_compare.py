@@ -9,7 +9,7 @@ import pytest
 from npu_offline import installed
 from npu_offline.timing import Timing
 
-from tools.compare import depth, fla, peers, tables
+from tools.compare import depth, fla, peers
 from tools.compare.__main__ import main, missed
 from tools.compare.published import PUBLISHED, SOURCES
 from tools.compare.results import GOALS, results
@@ -126,9 +126,3 @@ def test_depths_are_a_command(tmp_path, capsys, monkeypatch, deep):
     assert main(["--depths", "--json", str(path)]) == 0
     assert len(json.loads(path.read_text())) == len(deep)
     assert "7168" in capsys.readouterr().out
-
-
-def test_a_call_of_the_pages_tables_is_predicted_in_both_directions():
-    found = list(tables.predictions(("1.2.0",), "rms_norm, 8192 x 4096 with a bias, gemma"))
-    assert [one.direction for one in found] == ["forward", "backward"]
-    assert all(not one.problem and 1 < one.seconds / one.floor < 3 for one in found)

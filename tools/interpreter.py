@@ -43,7 +43,6 @@ def _widened(data: Any) -> Any:
 
 # By a part of the text of the assembly.
 ASSEMBLY: dict[str, Callable[[Any], Any]] = {
-    "cvt.rn.bf16x2.f32": _bf16_as_fp32,
     "ex2.approx.ftz.f32": _sigmoid,
     "shl.b32 $0, $2, 16;": _widened,
     "prmt.b32 $0, $2, 0, 0x1044;": _widened,

@@ -35,7 +35,7 @@ def mend_interpreter() -> None:
         tensor.__index__ = lambda self: self.handle.data.item()
 
     def without_assembly(self, module, kernel, spec, grid, tensors, scalars):
-        constants = {name: "bf16" if value == "bf16x2" else value for name, value in spec.constants.items()}
+        constants = spec.constants
         launched.add(f"{module} {constants.get('ORDER', '')} {'chunks' if constants.get('CHUNKS', 1) > 1 else ''}".strip())
         self.function(module, kernel)[(grid,)](*tensors, *scalars, **constants)
 

@@ -19,7 +19,7 @@ def backward_kernel(
     s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner,
     s_dx_outer, s_dx_inner,
     offset,
-    N: tl.constexpr, CHUNKS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr,
+    N: tl.constexpr, CHUNKS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
@@ -39,13 +39,13 @@ def backward_kernel(
         if p_db is not None:
             db = db + (tl.zeros([M, BLOCK_N], tl.float32),)
     for i_tile in tl.range(i_first, i_stop, n_step):
-        i_outer, i_inner, o_row, m_row = tile_position(i_tile, i_head, n_outer, n_inner, M, ORDER, GROUP)
-        p_dy_tile = rows_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, N, M, ORDER)
-        p_dsum_tile = rows_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, N, M, ORDER)
-        p_x_tile = rows_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, N, M, ORDER)
-        p_gate_tile = rows_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner, N, M, ORDER)
-        p_dx_tile = rows_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, N, M, ORDER)
-        p_dgate_tile = result_rows_at(p_dgate, i_outer, i_inner, o_row, n_outer, N, M, ORDER, GROUP)
+        i_outer, i_inner, o_row, m_row = tile_position(i_tile, i_head, n_outer, n_inner, M, ORDER)
+        p_dy_tile = rows_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, M, ORDER)
+        p_dsum_tile = rows_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, M, ORDER)
+        p_x_tile = rows_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, M, ORDER)
+        p_gate_tile = rows_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner, M, ORDER)
+        p_dx_tile = rows_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, M, ORDER)
+        p_dgate_tile = result_rows_at(p_dgate, i_outer, i_inner, o_row, n_outer, N, M, ORDER)
 
         b_rstd = tl.load(p_rstd + o_row, mask=m_row, other=0.0)  # [M]
         b_product = tl.zeros([M, BLOCK_N], tl.float32)

@@ -45,7 +45,7 @@ def forward_kernel(
     n_outer, n_inner,
     s_x_outer, s_x_inner, s_residual_outer, s_residual_inner, s_gate_outer, s_gate_inner,
     eps, offset,
-    N: tl.constexpr, CHUNKS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr,
+    N: tl.constexpr, CHUNKS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
@@ -53,11 +53,11 @@ def forward_kernel(
     p_weight = parameters_of_head(p_weight, i_head, N, ORDER)
     p_bias = parameters_of_head(p_bias, i_head, N, ORDER)
     for i_tile in tl.range(i_first, i_stop, n_step):
-        i_outer, i_inner, o_row, m_row = tile_position(i_tile, i_head, n_outer, n_inner, M, ORDER, GROUP)
-        p_x_tile = rows_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, N, M, ORDER)
-        p_residual_tile = rows_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, N, M, ORDER)
-        p_gate_tile = rows_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner, N, M, ORDER)
-        p_sum_tile = result_rows_at(p_sum, i_outer, i_inner, o_row, n_outer, N, M, ORDER, GROUP)
+        i_outer, i_inner, o_row, m_row = tile_position(i_tile, i_head, n_outer, n_inner, M, ORDER)
+        p_x_tile = rows_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, M, ORDER)
+        p_residual_tile = rows_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, M, ORDER)
+        p_gate_tile = rows_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner, M, ORDER)
+        p_sum_tile = result_rows_at(p_sum, i_outer, i_inner, o_row, n_outer, N, M, ORDER)
 
         row, acts, scales = (), (), ()
         b_square = tl.zeros([M, BLOCK_N], tl.float32)
@@ -81,8 +81,8 @@ def forward_kernel(
         b_rstd = inverse_rms(b_square, eps, N)  # [M]
         if p_rstd is not None:
             tl.store(p_rstd + o_row, b_rstd, mask=m_row)
-        p_fp32_tile = result_rows_at(p_fp32, i_outer, i_inner, o_row, n_outer, N, M, ORDER, GROUP)
-        p_y_tile = result_rows_at(p_y, i_outer, i_inner, o_row, n_outer, N, M, ORDER, GROUP)
+        p_fp32_tile = result_rows_at(p_fp32, i_outer, i_inner, o_row, n_outer, N, M, ORDER)
+        p_y_tile = result_rows_at(p_y, i_outer, i_inner, o_row, n_outer, N, M, ORDER)
         results = ()
         for c in tl.static_range(CHUNKS):
             b_bias = load_factor_chunk(p_bias, i_outer, None, c, CHUNKS, N, M, BLOCK_N, ORDER, FACTORS)

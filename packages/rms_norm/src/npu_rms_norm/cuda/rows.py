@@ -6,11 +6,9 @@ as in both/columns.py. Threads may divide: the rows of a tile may be of several 
 ORDER says how rows are numbered, and so which of them share a tile:
 
     "one"      there is one group
-    "groups"   group after group; GROUP is n_inner, or 0 where that is not compiled in
-    "tokens"   groups are heads with parameters of their own, token after token; GROUP is the number of heads
+    "groups"   group after group
+    "tokens"   groups are heads with parameters of their own, token after token
     "heads"    the same, head after head: a program takes tiles of one head
-
-A stride of None between rows stands for N: rows that lie side by side, at distances that the compiler knows.
 """
 
 import triton
@@ -41,7 +39,7 @@ def parameters_of_head(p_parameters, i_head, N: tl.constexpr, ORDER: tl.constexp
 
 
 @triton.jit
-def tile_position(i_tile, i_head, n_outer, n_inner, M: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr):
+def tile_position(i_tile, i_head, n_outer, n_inner, M: tl.constexpr, ORDER: tl.constexpr):
     """Group, and row of it, of a tile's first row ("one", "heads") or of each [M]; numbers in rstd, and which exist, [M]."""
     i_first = i_tile * M
     o_tile = tl.arange(0, M)
@@ -53,35 +51,29 @@ def tile_position(i_tile, i_head, n_outer, n_inner, M: tl.constexpr, ORDER: tl.c
         o_row = i_first + o_tile
         m_row = o_tile < n_outer * n_inner - i_first
         if ORDER == "tokens":
-            o_token = o_row // GROUP
-            o_head = o_row - o_token * GROUP
+            o_token = o_row // n_outer
+            o_head = o_row - o_token * n_outer
             return o_head, o_token, tl.cast(o_head, tl.int64) * n_inner + o_token, m_row
-        elif GROUP > 0:
-            o_outer = o_row // GROUP
-            return o_outer, o_row - o_outer * GROUP, o_row, m_row
         else:
             o_outer = o_row // n_inner
             return o_outer, o_row - o_outer * n_inner, o_row, m_row
 
 
 @triton.jit
-def rows_at(p_rows, s_outer, s_inner, i_outer, i_inner, N: tl.constexpr, M: tl.constexpr, ORDER: tl.constexpr):
+def rows_at(p_rows, s_outer, s_inner, i_outer, i_inner, M: tl.constexpr, ORDER: tl.constexpr):
     """Pointers [M, 1] to the first elements of a tile's rows; None for None."""
     if p_rows is not None:
-        s_row = N if s_inner is None else s_inner
         if ORDER == "one":
-            return p_rows + tl.cast(i_inner, tl.int64) * s_row + tl.arange(0, M)[:, None] * s_row
+            return p_rows + tl.cast(i_inner, tl.int64) * s_inner + tl.arange(0, M)[:, None] * s_inner
         elif ORDER == "heads":
-            p_first = p_rows + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_row
-            return p_first + tl.arange(0, M)[:, None] * s_row
+            p_first = p_rows + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_inner
+            return p_first + tl.arange(0, M)[:, None] * s_inner
         else:
-            return (p_rows + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_row)[:, None]
+            return (p_rows + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_inner)[:, None]
 
 
 @triton.jit
-def result_rows_at(
-    p_rows, i_outer, i_inner, o_row, n_outer, N: tl.constexpr, M: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr
-):  # fmt: skip
+def result_rows_at(p_rows, i_outer, i_inner, o_row, n_outer, N: tl.constexpr, M: tl.constexpr, ORDER: tl.constexpr):
     """As `rows_at`, of a contiguous tensor, in which the heads of a token stand side by side."""
     if p_rows is not None:
         if ORDER == "one":
@@ -90,7 +82,7 @@ def result_rows_at(
             s_row = tl.cast(n_outer, tl.int64) * N
             return p_rows + tl.cast(i_outer, tl.int64) * N + i_inner * s_row + tl.arange(0, M)[:, None] * s_row
         elif ORDER == "tokens":
-            return p_rows + (tl.cast(i_inner * GROUP + i_outer, tl.int64) * N)[:, None]
+            return p_rows + (tl.cast(i_inner * n_outer + i_outer, tl.int64) * N)[:, None]
         else:
             return p_rows + (tl.cast(o_row, tl.int64) * N)[:, None]
 

@@ -46,7 +46,7 @@ class Plan(NamedTuple):
         per_head: each head has parameters of its own.
         spec: the tiling, and what is compiled for it.
         rows: groups, and rows of a group.
-        strides: two for each tensor of rows, 0 for each None; on CUDA None for rows that lie side by side.
+        strides: two for each tensor of rows, 0 for each None.
         offset: None on CUDA for 0, so that a product with a 16-bit weight is of 16 bits.
     """
 
@@ -152,9 +152,7 @@ def _plan(
         with_rows=result is not None,
     )
     tiling = choose(shape, device)
-    # Distances between rows that lie side by side are known to the compiler.
-    known = width if device.kind == "cuda" and tiling.kernel == "rows" else None
-    strides = tuple(stride for outer, inner in pairs for stride in (outer, None if inner == known else inner))
+    strides = tuple(stride for pair in pairs for stride in pair)
     return Plan(copies, per_head, LaunchSpec.of(tiling, {}), (rows.n_outer, rows.n_inner), strides, offset)
 
 

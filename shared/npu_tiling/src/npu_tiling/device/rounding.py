@@ -19,27 +19,14 @@ def widen(b_value):
 
 @triton.jit
 def round_to(b_value, DTYPE: tl.constexpr):
-    """fp32 b_value, rounded to DTYPE: "fp32" (no rounding), "fp16", "bf16", or "bf16x2".
-
-    "bf16x2" rounds as "bf16" does, by CUDA's conversion of two elements at once: single conversions run on the unit that
-    computes exp and 1 / x.
-    """
+    """fp32 b_value, rounded to DTYPE: "fp32" (no rounding), "fp16" or "bf16"."""
     if DTYPE == "fp32":
         return b_value
     elif DTYPE == "fp16":
         return widen(b_value.to(tl.float16))
-    elif DTYPE == "bf16":
-        return widen(b_value.to(tl.bfloat16))
     else:
-        tl.static_assert(DTYPE == "bf16x2")
-        return tl.inline_asm_elementwise(
-            "{.reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2; shl.b32 $0, both, 16; and.b32 $1, both, 0xffff0000;}",
-            "=r,=r,r,r",
-            [b_value],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=2,
-        )
+        tl.static_assert(DTYPE == "bf16")
+        return widen(b_value.to(tl.bfloat16))
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from ...shape import MAX_COUNTED_ROWS, Shape
 from .policies import BACKWARD, FORWARD, SHARE_COLUMNS, Policy
 
 MAX_CHUNKS, MIN_CHUNK = 8, 256  # at most a fifth of a row is padding; code is compiled for each chunk
-MAX_GROUP = 1024  # rows of a group that a kernel is compiled for: heads of a token, not tokens of a sequence
+MAX_HEADS = 1024  # whose rows share tiles in a forward
 MAX_SHARE = 64  # programs that share a row
 
 
@@ -29,7 +29,6 @@ class CudaTiling:
         warps: of a program.
         per_core: programs resident on a core.
         order: how "rows" kernels number rows: ORDER of rows.py.
-        group: rows of a group, or heads, that the kernel is compiled for; 0: none.
     """
 
     shape: Shape
@@ -40,7 +39,6 @@ class CudaTiling:
     warps: int
     per_core: int
     order: str
-    group: int = 0
 
     @property
     def way(self) -> str:
@@ -119,20 +117,9 @@ class CudaTiling:
         if self.kernel == "shared":
             sizes |= {"SHARE": self.share, "SLOTS": power_of_two(self.share), "STAGES": 2}
         elif self.kernel == "rows":
-            sizes |= {"CHUNKS": self.column_blocks, "M": self.rows, "GROUP": self.group}
+            sizes |= {"CHUNKS": self.column_blocks, "M": self.rows}
         formula = self.shape.rounding_constants if self.kernel == "shared" else self.shape.formula_constants
-        if self._rounds_in_pairs:
-            formula |= {name: "bf16x2" for name in ("NORMALISED", "WEIGHTED") if formula.get(name) == "bf16"}
         return {**sizes, **formula}
-
-    @property
-    def _rounds_in_pairs(self) -> bool:
-        """Whether two bf16 are converted at once; elsewhere products of two bf16 are computed in pairs."""
-        if self.shape.backward:
-            return self.kernel != "rows" or self.column_blocks == 1
-        if self.kernel == "wide":
-            return self.shape.biased or self.shape.width > 16384
-        return self.shape.adds_offset
 
     @property
     def options(self) -> dict[str, int]:
@@ -152,17 +139,14 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
     chunk, chunks = equal_chunks(shape.width, least=MIN_CHUNK, most=MAX_CHUNKS)
     share = ceil(shape.width / SHARE_COLUMNS)
     is_unshareable = shape.gated or shape.biased or shape.per_head or not shape.with_rows
-    order, group = _order(shape)
-    is_light = shape.itemsizes == (2,) and shape.width in (64, 128, 256) and order in ("one", "heads")
+    order = _order(shape)
     traits = {
         "any": True,
         "in chunks": True,
         "one chunk": chunks == 1,
         "chunks": chunks > 1,
         "gated": shape.gated,
-        "biased": shape.biased,
         "quantised": shape.quantised,
-        "light": is_light and not (shape.biased or shape.second_output or shape.quantised),
         "unshareable": is_unshareable or share > min(MAX_SHARE, 4 * device.vector_cores),
     }
     for policy in BACKWARD if shape.backward else FORWARD:
@@ -179,8 +163,7 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
     if policy.tile:
         wanted = max(1, policy.tile // padded)
         rows = _power_of_two_below(min(shape.max_rows, wanted) if order in ("one", "heads") else wanted)
-        group = group if rows > 1 or order == "tokens" else 0
-        return make(rows=rows, columns=padded, warps=warps, per_core=per_core, order=order, group=group)
+        return make(rows=rows, columns=padded, warps=warps, per_core=per_core, order=order)
     if shape.backward:
         if chunks == 1:
             chunk, chunks = padded // 4, 4  # no less padding, but fewer registers at once than one block takes
@@ -190,12 +173,12 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
     return make(columns=chunk, warps=warps, per_core=per_core, order=shape.order)
 
 
-def _order(shape: Shape) -> tuple[str, int]:
-    """How rows.py numbers the rows of tiles of several rows, and the rows of a group that the kernel is compiled for."""
-    if shape.per_head:
-        in_tokens = not shape.backward and shape.n_outer <= MAX_GROUP and shape.n_outer * shape.n_inner <= MAX_COUNTED_ROWS
-        return ("tokens", shape.n_outer) if in_tokens else ("heads", 0)
-    return shape.order, shape.n_inner if shape.n_outer > 1 and shape.n_inner <= MAX_GROUP else 0
+def _order(shape: Shape) -> str:
+    """How rows.py numbers the rows of tiles of several rows."""
+    if not shape.per_head:
+        return shape.order
+    in_tokens = not shape.backward and shape.n_outer <= MAX_HEADS and shape.n_outer * shape.n_inner <= MAX_COUNTED_ROWS
+    return "tokens" if in_tokens else "heads"
 
 
 def _programs_by_registers(shape: Shape, warps: int, padded: int) -> tuple[int, int]:

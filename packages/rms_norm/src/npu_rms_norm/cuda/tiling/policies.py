@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from npu_tiling import ALL_TILES
 from npu_tiling.places import here
 
-SHARE_COLUMNS = 2048  # of each of them
+SHARE_COLUMNS = 2048  # of each program that shares a row
 BY_REGISTERS = 0  # programs of a core: as many as its registers have room for
 
 
@@ -18,9 +18,9 @@ class Policy(NamedTuple):
     """A row of the tables; the first that a shape matches is taken.
 
     Attributes:
-        shape: traits that a shape must have, all of them: "gated", "biased", "quantised"; "light": none of these, x the only
-            input, 16 bits an element, and 64, 128 or 256 columns; "one chunk": several chunks would pad the row as much as
-            one block does; "chunks": they pad it less; "unshareable": no program can share its rows; "any".
+        shape: traits that a shape must have, all of them: "gated", "quantised"; "one chunk": several chunks would pad
+            the row as much as one block does; "chunks": they pad it less; "unshareable": no program can share its rows;
+            "any".
         columns: the most columns of a row, padded to a power of two; of rows "in chunks", padded to chunks.
         kernel: "rows" holds them in registers; "wide" reads them twice; "shared": several programs hold a row.
         tile: elements of a tile of several rows; 0: a tile is one row, in chunks.
@@ -50,7 +50,6 @@ def _row(*columns: Any) -> Policy:
 
 END = 2**31
 _SEVERAL = "rows fit registers: several a program"
-_CAPPED = "the same, and more registers would mean fewer programs"
 _THRICE = "other kernels would read it three times"
 _CHUNKS = "a row fits registers, in chunks"
 _CACHED = "the second read finds the row in a cache, and fewer registers leave room for more rows"
@@ -58,12 +57,11 @@ _CACHED = "the second read finds the row in a cache, and fewer registers leave r
 FORWARD = (
     #    shape                  columns  kernel   tile  block  warps  per core   capped
     _row("gated",               1024,    "rows",  1024, 0,     4,     ALL_TILES, False, _SEVERAL),
-    _row("light",               256,     "rows",  2048, 0,     4,     ALL_TILES, True,  _CAPPED),
     _row("any",                 256,     "rows",  2048, 0,     4,     ALL_TILES, False, _SEVERAL),
     _row("any",                 1024,    "rows",  4096, 0,     4,     ALL_TILES, False, _SEVERAL),
     _row("quantised, one chunk", 2048,   "rows",  0,    0,     4,     ALL_TILES, False, _THRICE),
     _row("quantised, one chunk", 4096,   "rows",  0,    0,     8,     ALL_TILES, False, _THRICE),
-    _row("quantised, one chunk", 16384,  "rows",  0,    0,     16,    ALL_TILES, False, _THRICE),
+    _row("quantised, one chunk", 8192,   "rows",  0,    0,     16,    ALL_TILES, False, _THRICE),
     _row("quantised, chunks",   8192,    "rows",  0,    0,     8,     ALL_TILES, False, _THRICE),
     _row("quantised, chunks",   16384,   "rows",  0,    0,     16,    ALL_TILES, False, _THRICE),
     _row("in chunks, chunks",   6144,    "rows",  0,    0,     0,     ALL_TILES, False, "chunks pad it least"),
@@ -75,13 +73,10 @@ FORWARD = (
 BACKWARD = (
     #    shape                  columns  kernel   tile  block  warps  per core      capped
     _row("gated",               32,      "rows",  2048, 0,     8,     3,            False, _SEVERAL),
-    _row("biased",              32,      "rows",  4096, 0,     8,     2,            False, _SEVERAL),
     _row("any",                 32,      "rows",  4096, 0,     8,     3,            False, _SEVERAL),
     _row("gated",               1024,    "rows",  2048, 0,     8,     3,            True,  _SEVERAL),
-    _row("biased",              1024,    "rows",  4096, 0,     8,     2,            True,  _SEVERAL),
     _row("any",                 1024,    "rows",  4096, 0,     8,     3,            True,  _SEVERAL),
     _row("gated, one chunk",    4096,    "rows",  2048, 0,     8,     2,            True,  "a row fits registers"),
-    _row("biased, one chunk",   4096,    "rows",  4096, 0,     8,     2,            True,  "a row fits registers"),
     _row("one chunk",           4096,    "rows",  4096, 0,     8,     3,            True,  "a row fits registers"),
     _row("in chunks",           4096,    "rows",  0,    0,     4,     BY_REGISTERS, True,  _CHUNKS),
     _row("in chunks",           8192,    "rows",  0,    0,     8,     BY_REGISTERS, True,  _CHUNKS),
