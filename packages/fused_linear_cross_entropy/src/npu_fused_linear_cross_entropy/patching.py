@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,15 @@ _DENSE = (
     "Starcoder2 VaultGemma Youtu"
 )
 CAUSAL_LMS = frozenset(f"{model}ForCausalLM" for model in _DENSE.split())
+# The same, plus the load-balancing loss of a router.
+_MIXTURES = "FlexOlmo MiniMaxM2 Mixtral Olmoe Qwen2Moe Qwen3Moe Qwen3Next Qwen3_5Moe"
+MIXTURES = frozenset(f"{model}ForCausalLM" for model in _MIXTURES.split())
+# Models of text and images, whose head is that of their text: dense ones, and mixtures.
+_WITH_IMAGES = (
+    "FastVlm Glm46V Glm4v InternVL Lfm2Vl Llava LlavaOnevision Mistral3 Qwen2VL Qwen2_5_VL Qwen3VL Qwen3_5 "
+    "Glm4vMoe Qwen3VLMoe Qwen3_5Moe"
+)
+WITH_IMAGES = frozenset(f"{model}ForConditionalGeneration" for model in _WITH_IMAGES.split())
 
 _LOSS = "ForCausalLMLoss"
 
@@ -56,7 +66,9 @@ def patch(
     what it did. Patch a model before it is sharded or wrapped.
 
     Known are the dense models of transformers, such as Llama, Mistral, Qwen 2 and 3, Phi-3, Gemma 1 to 3 (text) and OLMo 1
-    to 3, also as a part of another module. Other causal language models are left alone.
+    to 3; mixtures of experts, such as Mixtral, Qwen 2 to 3.5 and OLMoE, to whose loss the router's is added as before; and
+    models of text and images, such as Llava, Qwen 2 to 3.5 VL, InternVL and GLM 4V; also as a part of another module. Other
+    causal language models are left alone.
 
     Args:
         model: any module, changed in place.
@@ -80,7 +92,7 @@ def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None
         return None
     if isinstance(module, _Patched):
         return "it is patched already"
-    if known.__name__ not in CAUSAL_LMS or not known.__module__.startswith("transformers."):
+    if known.__name__ not in CAUSAL_LMS | MIXTURES | WITH_IMAGES or not known.__module__.startswith("transformers."):
         return "no causal language model that is known"
     if not _is_plain(module.lm_head) and not obstacle(module):
         return "its lm_head is not a plain torch.nn.Linear"
@@ -108,7 +120,7 @@ def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
 
 def _with_fused_loss(original: Callable[..., Any]) -> Callable[..., Any]:
     names = list(inspect.signature(original).parameters)[1:]
-    output_type = importlib.import_module("transformers.modeling_outputs").CausalLMOutputWithPast
+    output_type = _output_type(original)
 
     @functools.wraps(original)
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -117,22 +129,44 @@ def _with_fused_loss(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *arguments, **keywords)
         labels, kept = given.pop("labels"), given.pop("logits_to_keep", 0)
         as_dict = given.pop("return_dict", None)
+        has_router = "output_router_logits" in names
+        if has_router and given.get("output_router_logits") is None:
+            given["output_router_logits"] = self.config.get_text_config().output_router_logits
         outputs = self.model(**given)
         hidden = outputs.last_hidden_state
         if isinstance(kept, Tensor) or kept:
             hidden = hidden[:, kept if isinstance(kept, Tensor) else slice(-kept, None)]
-        result = output_type(
-            loss=_loss(self, hidden, labels, given),
-            logits=_logits(self, hidden) if self.options.keep_logits else None,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        found: dict[str, Any] = {name: getattr(outputs, name, None) for name in output_type.__dataclass_fields__}
+        found["loss"] = _loss(self, hidden, labels, given)
+        found["logits"] = _logits(self, hidden) if self.options.keep_logits else None
+        if has_router and given["output_router_logits"]:
+            found["aux_loss"], share = _router_loss(self, original.__module__, outputs, given.get("attention_mask"))
+            found["loss"] = found["loss"] + share
+        result = output_type(**found)
         return result if (self.config.return_dict if as_dict is None else as_dict) else result.to_tuple()
 
     forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # trainers read it
     del forward.__wrapped__  # or accelerate, unwrapping a model, would go on to the original
     return forward
+
+
+def _output_type(forward: Callable[..., Any]) -> Any:
+    """The class of what a model's forward returns, from its annotation."""
+    outputs = importlib.import_module("transformers.modeling_outputs")
+    annotation = inspect.signature(forward).return_annotation
+    for one in typing.get_args(annotation) or (annotation,):
+        if isinstance(one, type) and issubclass(one, outputs.ModelOutput):
+            return one
+    return outputs.CausalLMOutputWithPast
+
+
+def _router_loss(model: Any, module: str, outputs: Any, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A mixture's load-balancing loss, and its share of the loss, as the model computes them."""
+    config = model.config.get_text_config()
+    experts = getattr(model, "num_experts", None) or config.num_experts
+    balance = importlib.import_module(module).load_balancing_loss_func
+    aux_loss = balance(outputs.router_logits, experts, config.num_experts_per_tok, attention_mask)
+    return aux_loss, config.router_aux_loss_coef * aux_loss
 
 
 def _fuses(model: Any, given: dict[str, Any]) -> bool:
