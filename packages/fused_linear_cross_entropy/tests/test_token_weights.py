@@ -113,6 +113,13 @@ HOW = {
 }
 
 
+def test_items_may_be_a_tensor_with_a_dimension(device):
+    case = losses.make(TOKENS, 32, 123)
+    tensors = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
+    found, wanted = (causal_lm_loss(*tensors, items) for items in (torch.tensor([7], device=device.torch), 7))
+    assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("what", HOW)
 def test_heads_for_several_tokens_share_a_weight(device, what):
     case = losses.make(TOKENS, 32, 123, torch.float32, ignored=0.2)
