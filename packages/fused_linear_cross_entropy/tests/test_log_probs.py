@@ -16,6 +16,7 @@ CASES = {
     "softcap, temperatures": ({"temperature": True, "vocabulary": 1000}, {"softcap": 3.0, "chunk_tokens": 8}),
     "softcap, a temperature": ({"bias": True}, {"softcap": 3.0, "temperature": 0.6, "logit_scale": 1.3}),
     "columns": ({"vocabulary": 3000, "bias": True, "temperature": True}, {"memory_budget": 2**13}),
+    "rows of several tiles": ({"vocabulary": 9001, "temperature": True}, {"softcap": 9.0}),
     "a scale below 0": ({}, {"logit_scale": -0.8}),
 }
 
