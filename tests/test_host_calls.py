@@ -6,6 +6,7 @@ from collections.abc import Callable
 import npu_tiling
 import pytest
 import torch
+import torch.distributed.tensor  # where it is imported, calls look for DTensors: the same in every process
 from npu_attn_res import attn_res, attn_res_bank
 from npu_rms_norm import add_rms_norm, rms_norm
 from npu_tiling import Kernels
@@ -14,8 +15,8 @@ WEIGHTS = [(256,), (256,)]
 CALLS = {  # a call, its tensors, and how many functions it runs at most: forward, and forward with backward
     "rms_norm": (rms_norm, [(16, 256), (256,)], 33, 65),
     "add_rms_norm": (lambda *given: add_rms_norm(*given).y, [(16, 256)] * 2 + [(256,)], 36, 68),
-    "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 48, 117),
-    "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 55, 137),
+    "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 49, 118),
+    "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 56, 138),
     "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 59, 138),
 }
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import Device
-from npu_tiling.pytorch.tensors import allocate
+from npu_tiling.pytorch.tensors import allocate, allocate_like
 from torch import Tensor
 
 from .. import reference, tiling
@@ -50,7 +50,7 @@ def forward(
     """
     like, n_tokens = v.like, v.n_tokens
     h = allocate(like, v.shape, dtype)
-    y = None if weights.output is None else allocate(h, v.shape, h.dtype)
+    y = None if weights.output is None else allocate_like(h)
     score = rstd = lse = norm_rstd = None
     by_token = save and keeps_by_token(like, h.dtype, v.width, v.n_rows, device, prefix=v.prefix.rows is not None)
     if save:

@@ -12,7 +12,7 @@ import torch
 from npu_tiling import Device, Kernels, LaunchSpec, launch_with_fallback
 from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.partials import choose_sum
-from npu_tiling.pytorch.tensors import allocate
+from npu_tiling.pytorch.tensors import allocate_like
 from torch import Tensor
 
 from .. import tiling
@@ -75,8 +75,8 @@ def weights_gradient(
     if partials is None:
         return None, None
     query, norm, _ = weights
-    dquery = allocate(query, query.shape, query.dtype) if needed[0] else None
-    dnorm = allocate(norm, norm.shape, norm.dtype) if needed[1] else None
+    dquery = allocate_like(query) if needed[0] else None
+    dnorm = allocate_like(norm) if needed[1] else None
     n_partials, width = partials.shape
     spec = _weights_spec(width, device)
     tensors = (partials, query, norm, dquery, dnorm)

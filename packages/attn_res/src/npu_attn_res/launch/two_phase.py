@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from npu_tiling import Device
 from npu_tiling.launching.partials import add_partials
-from npu_tiling.pytorch.tensors import allocate
+from npu_tiling.pytorch.tensors import allocate, allocate_like
 from torch import Tensor
 
 from .. import reference
@@ -64,9 +64,9 @@ def merge(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Statistics]:
     """h, y and partial + x [..., D], y and the sum None where not asked for, and the statistics [T] where `save`."""
     n_tokens = state.lse.numel()
-    h = allocate(partial, partial.shape, partial.dtype)
-    y = None if weights.output is None else allocate(h, h.shape, h.dtype)
-    joined = None if x is None else allocate(h, h.shape, h.dtype)
+    h = allocate_like(partial)
+    y = None if weights.output is None else allocate_like(h)
+    joined = None if x is None else allocate_like(h)
     wanted = (save, save, False, save and y is not None)
     statistics = Statistics(*(allocate(h, (n_tokens,), torch.float32) if want else None for want in wanted))
     if not n_tokens:
@@ -97,7 +97,7 @@ def merge_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """do, dlse, the gradient of the (new) partial sum with `dpartial` added, and those of query and rms_weight."""
     width, n_tokens = partial.shape[-1], state.lse.numel()
-    do, dv = allocate(dh, state.o.shape, torch.float32), allocate(dh, partial.shape, partial.dtype)
+    do, dv = allocate(dh, state.o.shape, torch.float32), allocate_like(partial)
     dlse = allocate(dh, state.lse.shape, torch.float32)
     if not n_tokens:
         return do, dlse, dv, torch.zeros_like(weights.query), torch.zeros_like(weights.norm)
@@ -138,7 +138,7 @@ def normalise_backward(
     if run_rows(spec, n_tokens, arguments):
         if partials is None:
             return total, None
-        dweight = allocate(weight, weight.shape, weight.dtype)
+        dweight = allocate_like(weight)
         add_partials(partials, dweight, device)
         return total, dweight
     return reference.normalise_backward(dy, dh, h, weight, norm_rstd.view(h.shape[:-1]))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.pytorch.tensors import allocate, statistics_dtype
+from npu_tiling.pytorch.tensors import allocate, allocate_like, statistics_dtype
 from torch import Tensor
 
 from .. import reference
@@ -153,7 +153,7 @@ def attn_res_backward(
             (gradients[0] if count is not None else gradients[0][n_blocks:]).zero_()  # of what lies behind the blocks
         dprefix = None
         if prefix is not None and need_prefix:
-            dprefix = allocate(prefix, prefix.shape, prefix.dtype)
+            dprefix = allocate_like(prefix)
         sources = sources_and_prefix(blocks, stacked, n_blocks, count, prefix, device, gradients)
         unrounded = h if h is not None and reads_h(h) else None
         added = None if dprefix is None else djoined

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from npu_tiling.launching.partials import add_partials
-from npu_tiling.pytorch.tensors import allocate
+from npu_tiling.pytorch.tensors import allocate, allocate_like
 from torch import Tensor
 
 from ..calls import Backward
@@ -19,10 +19,10 @@ from .rstd import by_head
 def launch_backward(call: Backward, device: Device, into: Tensor | None = None) -> tuple[Tensor | None, ...]:
     """dx, dgate, dweight and dbias, None for each that is not needed. dx is written to `into`, which may be dy."""
     dy, dsum, x, gate, weight, bias, rstd = call[:7]
-    dx = allocate(x, x.shape, x.dtype) if into is None and writes_dx(call) else into
-    dgate = allocate(gate, gate.shape, gate.dtype) if call.need_dgate and gate is not None else None
-    dweight = _like(weight) if call.need_dweight else None
-    dbias = _like(bias) if call.need_dbias else None
+    dx = allocate_like(x) if into is None and writes_dx(call) else into
+    dgate = allocate_like(gate) if call.need_dgate and gate is not None else None
+    dweight = allocate_like(weight) if call.need_dweight and weight is not None else None
+    dbias = allocate_like(bias) if call.need_dbias and bias is not None else None
     results = (dx if call.need_dx else None, dgate, dweight, dbias)
     if not dy.numel():
         for gradient in (dweight, dbias):
@@ -67,10 +67,6 @@ def launch_backward(call: Backward, device: Device, into: Tensor | None = None) 
         if gradient is not None and partials is not None and partials is not gradient:
             add_partials(partials, gradient, device)
     return results
-
-
-def _like(parameter: Tensor | None) -> Tensor | None:
-    return None if parameter is None else allocate(parameter, parameter.shape, parameter.dtype)
 
 
 def _partials(gradient: Tensor | None, splits: int) -> Tensor | None:
