@@ -23,8 +23,8 @@ from ..shape import Shape
 from ..tiling import Tiling, Way, scale_of_sums
 from .head import Head
 
-# Bytes for both models' logits. Fewer than for a loss: on an H200 no peer's form of distillation takes more.
-_BUDGET = {"cuda": 512 * chunks.MIB, "ascend": 384 * chunks.MIB, "cpu": 256 * chunks.MIB}
+# Bytes for both models' logits: twice a loss's; on CUDA fewer, so that on an H200 no peer's form of distillation takes less.
+_BUDGET = {**{kind: 2 * count for kind, count in chunks.DEFAULT_BUDGET.items()}, "cuda": 512 * chunks.MIB}
 
 
 class DistillationInputs(NamedTuple):
