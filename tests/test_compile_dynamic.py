@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1, fused_attnres
-from npu_embedding import embedding
+from npu_embedding import embedding, ngram_embedding
 from npu_fused_linear_cross_entropy import (
     causal_lm_loss,
     fused_linear_cross_entropy,
@@ -67,6 +67,11 @@ CALLS = {
         embedding,
         (torch.randint(V, (n,)), random(V, D)),
         {"padding_idx": 2, "max_norm": 9 + c, "norm_type": 2 + c},
+    ),
+    "ngram_embedding": lambda n, c: (
+        ngram_embedding,
+        (torch.randint(V, (2, n)), random(V, D), *(torch.tensor(each) for each in ([3, 5, 7], [5, 3], [0, 5]))),
+        {"eos": 2, "ngram_size": 3},
     ),
     "attn_res": lambda n, c: (attn_res, ([random(n, D) for _ in range(BLOCKS)], *vectors(3)), {"rms_eps": c, "scale": c}),
     "attn_res_bank": lambda n, c: (

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
-from npu_embedding import embedding
+from npu_embedding import embedding, ngram_embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_fused_linear_cross_entropy.cuda import tiling as tiling_product
 from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, rms_norm
@@ -90,6 +90,13 @@ def embedding_calls(device: torch.device) -> Iterator[Call]:
         out = embedding(indices.to(index_dtype), weight, **options)
         out.backward(torch.ones_like(out))
 
+    def ngrams(width: int, dtype: torch.dtype, mode: str, history: bool = True) -> None:
+        ids = torch.randint(0, 9, (3, 41), device=device)
+        table = _leaf((301, width), dtype, device)
+        before = ids[:, :2] if history else None
+        out = ngram_embedding(ids, table, [2**62 - 1, 3, 5], [71, 73, 79, 67], [0, 71, 144, 223], 0, 3, before, mode=mode)
+        out.backward(torch.ones_like(out))
+
     for width in (1, 7, 64, 100, 512, 1000, 2048, 4096, 5000, 8192, 16411):
         for dtype in (FP32, BF16):
             yield f"{_name(dtype)} {width}", _call(run, width, dtype)
@@ -104,6 +111,10 @@ def embedding_calls(device: torch.device) -> Iterator[Call]:
         yield f"fp32 {width}, norms", _call(run, width, FP32, max_norm=1.0)
         yield f"bf16 {width}, one index", _call(run, width, BF16, n=1)
         yield f"bf16 {width}, one row", _call(run, width, BF16, rows=1)
+    for width in (1, 100, 160, 5000):
+        for mode in ("concat", "sum"):
+            yield f"bf16 {width}, n-grams, {mode}", _call(ngrams, width, BF16, mode)
+    yield "fp32 160, n-grams without history", _call(ngrams, 160, FP32, "concat", False)
     yield "bf16 1024, more indices than launches of ours sort", _call(run, 1024, BF16, n=70000, rows=40000)
     yield "bf16 64, many groups", _call(run, 64, BF16, n=20000, rows=40000)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from npu_embedding import embedding
+from npu_embedding import embedding, ngram_embedding
 
 N, ROWS = 2000, 300  # no tile depends on them
 OUTSIDE = 20  # rows of the shard before, which indices into a shard name too
@@ -19,6 +19,7 @@ SAMPLE = (
     "fp32 16384",
     "bf16 4096, by frequency",
     "fp32 768, equal indices",
+    "bf16 160, n-grams",
 )
 # Calls that launch every kernel with every value of its flags: executed at each commit.
 WAYS = (
@@ -26,9 +27,11 @@ WAYS = (
     "fp32 123, by frequency",
     "fp32 768, equal indices",
     "fp32 16384",
+    "bf16 160, n-grams",
+    "fp32 123, n-grams, added",
 )
 # Calls among these that launch every kernel: executed with every compiler, and for an A3.
-KERNELS = ("bf16 8192, shard",)
+KERNELS = ("bf16 8192, shard", "bf16 160, n-grams")
 
 
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -47,7 +50,32 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         for name in ("bf16", "fp32"):
             yield f"{name} {width}, equal indices", _call(width, DTYPES[name], named=1)
     yield "fp32 16411, equal indices, by frequency", _call(16411, torch.float32, named=1, scale_grad_by_freq=True)
+    for name, width, options in (
+        ("bf16 160", 160, {}),
+        ("fp32 160, added", 160, {"mode": "sum"}),
+        ("fp32 123, added", 123, {"mode": "sum", "mix": "sum", "history": False}),
+        ("bf16 123", 123, {"ngram_size": 2}),
+        ("fp32 16384", 16384, {"history": False}),
+    ):
+        label, _, added = name.partition(", ")
+        yield f"{label}, n-grams{', added' * bool(added)}", _ngrams(width, DTYPES[label[:4]], **options)
     yield "fp32 768, columns of a wider table", _call(768, torch.float32, pitch=1000)
+
+
+def _ngrams(
+    width: int, dtype: torch.dtype, *, ngram_size: int = 3, history: bool = True, **options: str
+) -> Callable[[], None]:
+    def call() -> None:
+        table = torch.empty(ROWS, width, dtype=dtype).requires_grad_()
+        ids = torch.arange(2 * N // 50).view(2, -1) % 11
+        before = ids[:, : ngram_size - 1] if history else None
+        heads = 2 * (ngram_size - 1)
+        sizes = [ROWS // heads] * heads
+        numbers = ([2**62 - 1] * ngram_size, sizes, [head * sizes[0] for head in range(heads)])
+        out = ngram_embedding(ids, table, *numbers, 0, ngram_size, before, **options)
+        out.backward(torch.empty_like(out))
+
+    return call
 
 
 def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:

@@ -3,6 +3,7 @@
 import sys
 
 import lookup
+import ngrams
 import npu_tiling
 import torch
 from npu_embedding import embedding
@@ -29,6 +30,11 @@ CASES = {
     "few, by frequency": lookup.make(30, 9, 500, kind="equal", scale_grad_by_freq=True),
     "few, of a shard": lookup.make(40, 50, 256, vocab_range=(30, 80)),
     "one": lookup.make(1, 5, 1030),
+}
+NGRAMS = {
+    "n-grams": ngrams.make((3, 41), 100, torch.float32, history=True, ngram_size=4),
+    "n-grams, added": ngrams.make((50,), 33, torch.float16, mode="sum", mix="sum", fill=0),
+    "n-grams, one token": ngrams.make((4, 1), 9, torch.float32, history=True, heads=1),
 }
 CASES["sorted"].indices = CASES["sorted"].indices.sort().values
 CASES["reverse"].indices = CASES["reverse"].indices.sort(descending=True).values.to(torch.int32)
@@ -61,6 +67,11 @@ def gradient(case: lookup.Case, **options: bool) -> torch.Tensor:
 def main() -> None:
     mend_interpreter()
     for name in sys.argv[1:]:
+        if name in NGRAMS:
+            with npu_tiling.use_device(GPU, emulated=True):
+                ngrams.check(NGRAMS[name], ngrams.run(NGRAMS[name], "cpu"))
+            print("right:", name, flush=True)
+            continue
         case = CASES[name]
         case.dy *= 10 ** torch.randint(-4, 5, case.dy.shape)  # so that the order of a sum shows
         _, dweight, added = lookup.expected(case)

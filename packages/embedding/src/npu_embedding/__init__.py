@@ -3,6 +3,8 @@
 from .api import embedding
 from .explain import explain
 from .module import Embedding, VocabParallelEmbedding
+from .ngram import ngram_embedding
+from .ngram_module import NGramEmbedding
 from .patching import patch
 
-__all__ = ["Embedding", "VocabParallelEmbedding", "embedding", "explain", "patch"]
+__all__ = ["Embedding", "NGramEmbedding", "VocabParallelEmbedding", "embedding", "explain", "ngram_embedding", "patch"]

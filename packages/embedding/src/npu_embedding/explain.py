@@ -9,8 +9,10 @@ from npu_tiling import Device
 from npu_tiling.explaining.explanation import Explanation
 from npu_tiling.explaining.explanation import explain as explain_run
 from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nbytes
+from torch import Tensor
 
 from .api import embedding
+from .ngram import ngram_embedding
 
 
 def explain(
@@ -24,6 +26,8 @@ def explain(
     pitch: int | None = None,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
+    ngram_size: int | None = None,
+    heads: int = 16,
 ) -> Explanation:
     """Explains which kernels a look-up launches on a chip, with which tiles, and why.
 
@@ -37,6 +41,8 @@ def explain(
         pitch: elements from one row to the next, in columns of a wider table.
         scale_grad_by_freq: the gradient of a row is divided by how many indices name it.
         sparse: the gradient has an entry for each index.
+        ngram_size: of an n-gram look-up; None: indices are given.
+        heads: of all n-grams; a row is one head's.
 
     Returns:
         An Explanation; `text` is for people.
@@ -48,13 +54,20 @@ def explain(
     indices = torch.empty(tokens, dtype=torch.int64, device="meta")
     table = leaf(vocabulary, pitch or width, dtype=dtype, gradient=False)[:, :width].requires_grad_(backward)
 
+    def look_up() -> Tensor:
+        if ngram_size is None:
+            return embedding(indices, table, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+        factors, sizes, offsets = (torch.empty(n, dtype=torch.int64, device="meta") for n in (ngram_size, heads, heads))
+        return ngram_embedding(indices, table, factors, sizes, offsets, 0, ngram_size, sparse=sparse)
+
     def run() -> Mapping[str, int]:
-        out = embedding(indices, table, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+        out = look_up()
         moved = {"forward": nbytes((indices, out, out))}  # a row of the table for each row of the output
         if backward:
             (dweight,) = gradients((out,), (table,))
             moved["backward"] = nbytes((indices, out, dweight._values() if sparse else dweight))
         return moved
 
-    call = f"Look-up of {tokens} rows, of {vocabulary} x {width} in {dtype},"
+    what = f"{tokens} rows" if ngram_size is None else f"{heads} rows for each of {tokens} tokens"
+    call = f"Look-up of {what}, of {vocabulary} x {width} in {dtype},"
     return explain_run(call, run, chosen_chip(chip))

@@ -1,4 +1,5 @@
-"""Device code of both chips: which row of the table an index names, and which sorted positions a program sums."""
+"""Device code of both chips: which row of the table an index names, which sorted positions a program sums, and where
+rows of dy lie."""
 
 import triton
 import triton.language as tl
@@ -18,3 +19,13 @@ def chunk_ends(i_chunk, n_chunks, i_begin, i_end):
     n_each = tl.cdiv(i_end - i_begin, n_chunks)
     i_first = i_begin + i_chunk * n_each
     return i_first, tl.minimum(i_first + n_each, i_end)
+
+
+@triton.jit
+def dy_offset(i_dy, n_part, s_part, s_dy, IN_PARTS: tl.constexpr):
+    """Where row `i_dy` of dy begins; IN_PARTS: of parts of `n_part` rows."""
+    if IN_PARTS:
+        i_part = i_dy // n_part
+        return i_part.to(tl.int64) * s_part + (i_dy - i_part * n_part).to(tl.int64) * s_dy
+    else:
+        return i_dy.to(tl.int64) * s_dy

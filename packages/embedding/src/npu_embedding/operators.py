@@ -4,6 +4,8 @@
 accelerators, reference.py on a CPU. `renormalise_` is PyTorch everywhere. A table is rows `first_row` to
 `first_row + V - 1` of `n_total`; `padding_idx` is NO_ROW for none. Of the forward's arguments autograd alone reads
 `padding_idx`, `scale_grad_by_freq` and `sparse`.
+
+`ngram` looks up rows that it finds by hashing; its gradient is `backward`, of the rows that it found.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, forwar
 from torch import Tensor
 
 from . import reference
-from .launch import lookup
+from .launch import lookup, ngram
+from .shape import NO_ROW
 
 OPERATORS = OperatorLibrary("npu_embedding")
 _GRADIENT = "SymInt padding_idx, bool scale_grad_by_freq, bool sparse, SymInt first_row"
@@ -123,3 +126,62 @@ def _recorded(run, indices, weight, *options):  # type: ignore[no-untyped-def]
 OPERATORS.autograd("forward", _recorded)
 OPERATORS.gradient("backward")
 OPERATORS.autograd("renormalise_", lambda run, *arguments: run(*arguments))
+
+
+def _ngram(ids, history, table, multipliers, sizes, offsets, eos, fill, add, concat, sparse):  # type: ignore[no-untyped-def]
+    device = device_for(table.device)
+    arguments = (ids, history, table, multipliers, sizes, offsets, eos, fill, add, concat)
+    return reference.ngram_forward(*arguments) if device is None else ngram.forward(*arguments, device)
+
+
+def _fake_ngram(ids, history, table, multipliers, sizes, offsets, eos, fill, add, concat, sparse):  # type: ignore[no-untyped-def]
+    heads, width = sizes.shape[0], table.shape[1]
+    out = torch.empty((*ids.shape, heads * width if concat else width), dtype=table.dtype, device=table.device)
+    return out, torch.empty((heads, *ids.shape), dtype=torch.int32, device=table.device)
+
+
+OPERATORS.define(
+    "ngram(Tensor ids, Tensor? history, Tensor table, Tensor multipliers, Tensor sizes, Tensor offsets, SymInt eos, "
+    "SymInt fill, bool add, bool concat, bool sparse) -> (Tensor out, Tensor rows)",
+    _ngram,
+    _fake_ngram,
+)
+
+
+class _NGram(Function):
+    @staticmethod
+    def forward(ctx, run, ids, history, table, multipliers, sizes, offsets, eos, fill, add, concat, sparse):  # type: ignore[no-untyped-def]
+        arguments = (ids, history, table, multipliers, sizes, offsets, eos, fill, add, concat, sparse)
+        out, rows = run(*arguments)
+        ctx.save_for_backward(rows)
+        ctx.mark_non_differentiable(rows)
+        ctx.set_materialize_grads(False)
+        ctx.options = (table.shape, concat, sparse)
+        return out, rows
+
+    @staticmethod
+    def backward(ctx, dy, _):  # type: ignore[no-untyped-def]
+        dtable = None
+        if dy is not None:
+            (rows,) = ctx.saved_tensors
+            shape, concat, sparse = ctx.options
+            # [H, B * T, D]: a head's part of dy, or all of it for each.
+            heads, n = rows.shape[0], rows.shape[1] * rows.shape[2]
+            dy = (
+                dy.reshape(n, heads, shape[1]).transpose(0, 1)
+                if concat
+                else dy.reshape(n, shape[1]).expand(heads, n, shape[1])
+            )
+            dtable, named = OPERATORS("backward", dy, rows.flatten(1), shape[0], NO_ROW, False, sparse, 0)
+            if sparse:
+                dtable = torch.sparse_coo_tensor(named.unsqueeze(0), dtable, shape, check_invariants=False)
+        return None, None, None, dtable, *[None] * 8
+
+
+def _ngram_recorded(run, *arguments):  # type: ignore[no-untyped-def]
+    if needs_gradient(arguments):
+        return apply(_NGram, run, *arguments)
+    return run(*arguments)
+
+
+OPERATORS.autograd("ngram", _ngram_recorded)

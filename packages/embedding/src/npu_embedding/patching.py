@@ -1,12 +1,15 @@
-"""`patch(model)`: `embedding` in place of a model's look-ups, and the classes whose look-up it is."""
+"""`patch(model)`: `embedding` and `ngram_embedding` in place of a model's look-ups, and the classes whose look-up it is."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, swap_classes
-from torch import nn
+from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, obstacle, swap_classes
+from torch import Tensor, nn
 
 from .module import Embedding
+from .ngram_module import ngram_rows_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -17,6 +20,8 @@ _SCALED = (
     "NllbMoe PLBart SeamlessM4T SeamlessM4Tv2 TrOCR VaultGemmaText XGLM"
 )
 SCALED = frozenset(f"{model}ScaledWordEmbedding" for model in _SCALED.split())
+_NGRAM = "Qwen4ExpTextNGramEmbedding"
+_IDS = 2  # which of a layer's states in transformers' cache has the last ids
 
 
 def patch(model: nn.Module) -> Patch:
@@ -27,9 +32,10 @@ def patch(model: nn.Module) -> Patch:
     `save_pretrained` are as before, and the model can be copied, pickled and compiled. Patch a model before it is sharded or
     wrapped.
 
-    Known are `torch.nn.Embedding`, subclasses of it that leave its forward alone, and the scaled embeddings of transformers'
-    Gemma 1 to 4, BART and others. Every other subclass is left alone, and so are embeddings whose forward was replaced, as
-    accelerate does, and weights that are quantised or sharded.
+    Known are `torch.nn.Embedding`, subclasses of it that leave its forward alone, the scaled embeddings of transformers'
+    Gemma 1 to 4, BART and others, and Qwen4-Exp's n-gram embedding, whose look-up `ngram_embedding` takes. Every other
+    subclass is left alone, and so are embeddings whose forward was replaced, as accelerate does, and weights that are
+    quantised or sharded.
 
     Args:
         model: any module, changed in place.
@@ -44,9 +50,11 @@ def patch(model: nn.Module) -> Patch:
 
 
 def _recognise(module: nn.Module) -> Replacement | str | None:
+    known = type(module)
+    if known.__name__ == _NGRAM and known.__module__.startswith("transformers."):
+        return obstacle(module.get_submodule("ngram_embedding")) or Replacement(_patched_ngram(known), "ngram_embedding")
     if not isinstance(module, nn.Embedding):
         return None
-    known = type(module)
     if issubclass(known, Embedding):
         return "it is one of this package already"
     scaled = known.__name__ in SCALED and known.__module__.startswith("transformers.")
@@ -62,3 +70,20 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
 def _patched(known: type) -> type[nn.Module]:
     # Where the known class's forward asks its superclass for the rows, Embedding is next.
     return derived(f"Npu{known.__name__}", (Derived, known, Embedding), {}, _patched, known)
+
+
+def _patched_ngram(known: type) -> type[nn.Module]:
+    return derived(f"Npu{known.__name__}", (Derived, known), {"forward": _ngram_forward}, _patched_ngram, known)
+
+
+def _ngram_forward(self: Any, input_ids: Tensor, past_key_values: Any) -> Tensor:
+    """The rows of `input_ids` [B, T], after the ids that the cache has; the cache gets these."""
+    history = None
+    if past_key_values is not None:
+        history = past_key_values.get_conv_state(self.layer_idx, state_idx=_IDS)
+        history = None if history is None else history.clone()  # which the cache is about to overwrite
+        kept, missing = input_ids.long(), self.context_len - input_ids.shape[1]
+        if history is None and missing > 0:
+            kept = nn.functional.pad(kept, (missing, 0), value=self.eos_token_id)
+        past_key_values.update_conv_state(kept, self.layer_idx, state_idx=_IDS, conv_kernel_size=self.context_len)
+    return ngram_rows_of(self, input_ids.long(), history, self.eos_token_id, sparse=False)

@@ -99,3 +99,57 @@ def slots(indices: Tensor, n_rows: int, padding_idx: int, first_row: int) -> tup
     known = ordered < n_rows
     slot = torch.where(known, torch.searchsorted(ordered, ordered), ordered.numel())
     return slot, order, torch.where(known, ordered, 0)
+
+
+def ngram_rows(
+    ids: Tensor,
+    history: Tensor | None,
+    multipliers: Tensor,
+    sizes: Tensor,
+    offsets: Tensor,
+    eos: int,
+    fill: int,
+    add: bool,
+) -> Tensor:
+    """int64 [H, B, T]: the row that each head looks up for ids [B, T]; see `ngram_embedding`."""
+    context = len(multipliers) - 1
+    before = ids.new_full((len(ids), context), eos) if history is None else history
+    ids = torch.cat((before.long(), ids.long()), dim=1)
+    n_tokens = ids.shape[1] - context
+    mixed = ids[:, context:] * multipliers[0]
+    apart = torch.zeros_like(mixed, dtype=torch.bool)  # where EOS stands between
+    rows = []
+    for k in range(1, context + 1):
+        token = ids[:, context - k : context - k + n_tokens]
+        apart = apart | (token == eos)
+        term = torch.where(apart, fill, token) * multipliers[k]
+        mixed = mixed + term if add else mixed ^ term
+        heads = slice((k - 1) * len(sizes) // context, k * len(sizes) // context)
+        rows.append(torch.remainder(mixed, sizes[heads, None, None]) + offsets[heads, None, None])
+    return torch.cat(rows)
+
+
+def ngram_forward(
+    ids: Tensor,
+    history: Tensor | None,
+    table: Tensor,
+    multipliers: Tensor,
+    sizes: Tensor,
+    offsets: Tensor,
+    eos: int,
+    fill: int,
+    add: bool,
+    concat: bool,
+) -> tuple[Tensor, Tensor]:
+    """[B, T, H * D], or [B, T, D] for the sum over heads, and the rows, int32 [H, B, T]."""
+    last = int((offsets + sizes).max())
+    if int(sizes.min()) < 1 or int(offsets.min()) < 0 or last > len(table):
+        raise ValueError(
+            f"sizes and offsets name rows up to {last - 1} and must name rows from 0 to {len(table) - 1}, table's."
+        )
+    rows = ngram_rows(ids, history, multipliers, sizes, offsets, eos, fill, add)
+    found = table[rows]
+    if concat:
+        return found.permute(1, 2, 0, 3).flatten(2).contiguous(), rows.int()
+    wide = found if found.dtype == torch.float64 else found.float()
+    return wide.sum(0).to(table.dtype), rows.int()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from math import ceil
+
+from npu_tiling import persistent_grid
 
 from .ascend import tiling as ascend
 from .ascend.tiling import RowLaunch
@@ -46,6 +49,23 @@ def choose(shape: Shape) -> Tiling:
 def gather_launch(shape: RowShape) -> Launch:
     """Blocks of the look-up. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return (cuda if shape.device.kind == "cuda" else ascend).gather_launch(shape)
+
+
+def ngram_launch(shape: RowShape) -> Launch:
+    """Blocks of the n-gram look-up that concatenates. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return cuda.gather_launch(shape) if shape.device.kind == "cuda" else ascend.ngram_launch(shape)
+
+
+def ngram_sum_launch(shape: RowShape) -> Launch:
+    """Blocks of the n-gram look-up that adds. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return cuda.gather_launch(shape) if shape.device.kind == "cuda" else ascend.ngram_sum_launch(shape)
+
+
+def ngram_grid(launch: Launch, n_batches: int, n_tokens: int, parts: int) -> int:
+    """Programs of an n-gram look-up: on CUDA a program takes one of `parts` of the heads."""
+    if launch.device.kind == "cuda":
+        return ceil(n_batches * n_tokens / launch.per_program) * launch.column_blocks * parts
+    return persistent_grid(n_batches * ceil(n_tokens / launch.per_program) * launch.column_blocks, launch.device)
 
 
 def smaller(launch: Launch) -> RowLaunch | None:

@@ -16,17 +16,17 @@ Sums are fp32, rounded once.
 import triton
 import triton.language as tl
 
-from ..formula import chunk_ends
+from ..formula import chunk_ends, dy_offset
 from .columns import block_columns
 
 
 @triton.jit
-def sum_rows(p_dy, p_order, i_first, i_stop, s_dy, o_col, BLOCK_N: tl.constexpr):
+def sum_rows(p_dy, p_order, i_first, i_stop, n_part, s_part, s_dy, o_col, BLOCK_N: tl.constexpr, IN_PARTS: tl.constexpr):
     """fp32 [BLOCK_N]: the sum of the rows of dy at the sorted positions from `i_first` to before `i_stop`."""
     b_sum = tl.zeros([BLOCK_N], tl.float32)
     for i in tl.range(i_first, i_stop):
-        i_dy = tl.load(p_order + i).to(tl.int64)
-        b_sum += tl.load(p_dy + i_dy * s_dy + o_col).to(tl.float32)
+        i_dy = dy_offset(tl.load(p_order + i), n_part, s_part, s_dy, IN_PARTS)
+        b_sum += tl.load(p_dy + i_dy + o_col).to(tl.float32)
     return b_sum
 
 
@@ -39,7 +39,7 @@ def store_gradient(p_row, b_sum, p_offsets, i_row, o_col, SCALE_BY_COUNT: tl.con
     tl.store(p_row + o_col, b_sum.to(p_row.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_chunks", "key_of_row_0", "i_padding"])
+@triton.jit(do_not_specialize=["n_rows", "n_chunks", "key_of_row_0", "i_padding", "n_part"])
 def sum_runs_kernel(
     p_dy,
     p_order,
@@ -51,10 +51,13 @@ def sum_runs_kernel(
     n_chunks,
     key_of_row_0,
     i_padding,  # the row that gets no gradient, -1 for none
+    n_part,  # rows of a part of dy
+    s_part,
     s_dy,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
+    IN_PARTS: tl.constexpr,
 ):
     """A program takes one chunk through one block of columns."""
     # races: allow p_partials: blocks of columns overlap at the row's end, where every program writes the same bits
@@ -76,17 +79,17 @@ def sum_runs_kernel(
         if tl.load(p_offsets + i_tail + 1) > i_stop:
             i_rest = tl.maximum(tl.load(p_offsets + i_tail).to(tl.int64), i_whole)
         if (i_first < i_whole) & (i_head != i_padding):
-            b_sum = sum_rows(p_dy, p_order, i_first, i_whole, s_dy, o_col, BLOCK_N)
+            b_sum = sum_rows(p_dy, p_order, i_first, i_whole, n_part, s_part, s_dy, o_col, BLOCK_N, IN_PARTS)
             tl.store(p_partials + i_chunk.to(tl.int64) * N + o_col, b_sum)
         if (i_rest < i_stop) & (i_tail != i_padding):
-            b_sum = sum_rows(p_dy, p_order, i_rest, i_stop, s_dy, o_col, BLOCK_N)
+            b_sum = sum_rows(p_dy, p_order, i_rest, i_stop, n_part, s_part, s_dy, o_col, BLOCK_N, IN_PARTS)
             tl.store(p_partials + (n_chunks + i_chunk).to(tl.int64) * N + o_col, b_sum)
         b_sum = tl.zeros([BLOCK_N], tl.float32)
         for i in tl.range(i_whole, i_rest):
-            i_dy = tl.load(p_order + i).to(tl.int64)
+            i_dy = dy_offset(tl.load(p_order + i), n_part, s_part, s_dy, IN_PARTS)
             i_row = tl.load(p_sorted + i).to(tl.int64) - key_of_row_0
             i_next = tl.load(p_sorted + tl.minimum(i + 1, i_stop - 1)).to(tl.int64) - key_of_row_0
-            b_sum += tl.load(p_dy + i_dy * s_dy + o_col).to(tl.float32)
+            b_sum += tl.load(p_dy + i_dy + o_col).to(tl.float32)
             if (i_row != i_next) | (i + 1 == i_stop):
                 if i_row != i_padding:
                     store_gradient(p_dweight + i_row * N, b_sum, p_offsets, i_row, o_col, SCALE_BY_COUNT)

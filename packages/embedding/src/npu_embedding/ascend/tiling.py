@@ -28,6 +28,9 @@ _ZEROS_BYTES = 2 * _TILE_BYTES
 # Rows of a tile, however narrow: few enough that a few thousand indices divide evenly over the cores.
 _MAX_TILE_ROWS = 32
 _INDEX = 8  # bytes
+# Tokens whose ids are hashed at once: whole 32-byte units of int32, two repeats of a vector instruction at most.
+_TOKENS, _MAX_TOKENS = 8, 128
+_NGRAM_NUMBERS = 40  # int32 of a token that are alive at once: limbs, products, remainders
 
 
 class Kernel(Enum):
@@ -36,6 +39,11 @@ class Kernel(Enum):
     GATHER = "gather_rows_kernel"
     SUMS = "sum_runs_kernel"
     FINISH = "finish_rows_kernel"
+    NGRAM = "ngram_rows_kernel"
+    NGRAM_SUM = "ngram_rows_kernel, which adds"
+
+
+_NGRAMS = (Kernel.NGRAM, Kernel.NGRAM_SUM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +71,18 @@ class RowLaunch(Launch):
 
 def row_launch(kernel: Kernel, shape: RowShape, block_m: int, block_n: int, *, why: str, decided_at: str) -> RowLaunch:
     """A launch with a tile of so many rows and columns."""
-    blocks = {"N": shape.width, "BLOCK_N": block_n}
+    blocks, per_program = {"N": shape.width, "BLOCK_N": block_n}, block_m
     if kernel is not Kernel.SUMS:
         blocks["BLOCK_M"] = block_m
     if kernel is Kernel.GATHER:  # the compiler moves rows that fill 32-byte units as one tile
         blocks["GATHER"] = _fills_units(block_n, shape)
+    if kernel in _NGRAMS:
+        blocks["TILES"] = _fills_units(block_n, shape)
+        per_program = block_m if blocks["TILES"] else 1
     return RowLaunch(
         device=shape.device,
         blocks=tuple(blocks.items()),
-        per_program=block_m,
+        per_program=per_program,
         column_blocks=ceil(shape.width / block_n),
         why=why,
         decided_at=decided_at,
@@ -110,6 +121,25 @@ def finish_launch(shape: RowShape) -> RowLaunch:
     rows = Block("BLOCK_M", max(1, min(_MAX_TILE_ROWS, _ZEROS_BYTES // (shape.width * shape.itemsize))))
     why = "zeros are stored without loads beside them: long stores"
     return _fitting(Kernel.FINISH, shape, rows, why=why, decided_at=here())
+
+
+def ngram_launch(shape: RowShape) -> RowLaunch:
+    """Blocks of the n-gram look-up that concatenates. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return _ngram_launch(Kernel.NGRAM, shape)
+
+
+def ngram_sum_launch(shape: RowShape) -> RowLaunch:
+    """Blocks of the n-gram look-up that adds. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return _ngram_launch(Kernel.NGRAM_SUM, shape)
+
+
+def _ngram_launch(kernel: Kernel, shape: RowShape) -> RowLaunch:
+    if not _fills_units(shape.width, shape):
+        why = "rows that do not fill 32-byte units move one by one"
+        return _fitting(kernel, shape, Block("BLOCK_M", _TOKENS, _TOKENS), moves_tiles=False, why=why, decided_at=here())
+    tokens = min(_MAX_TOKENS, _TILE_BYTES // (shape.width * shape.itemsize) // _TOKENS * _TOKENS)
+    rows = Block("BLOCK_M", max(_TOKENS, tokens), _TOKENS, _TOKENS)
+    return _fitting(kernel, shape, rows, why="ids of many tokens are hashed at once", decided_at=here())
 
 
 def keys_launch(device: Device) -> Launch:
@@ -155,6 +185,14 @@ def _tiles(kernel: Kernel, itemsize: int, *, moves_tiles: bool) -> list[Tile]:
             return [Tile("row", row, itemsize, 2), fills]
         # Rows that are taken one by one, where a tile has an index outside, use the tile's buffers.
         return [Tile("rows", tile, itemsize, 2), fills, Tile("indices", ("BLOCK_M",), _INDEX, 2)]
+    if kernel in _NGRAMS:
+        fetched: tuple[str, ...] = tile if moves_tiles else row
+        tiles = [Tile("rows", fetched, itemsize, 2), Tile("row of NaN", row, itemsize), Tile("ids", ("BLOCK_M",), _INDEX, 6)]
+        tiles += [Tile("numbers", (_NGRAM_NUMBERS, "BLOCK_M"), FP32)]
+        if kernel is Kernel.NGRAM_SUM:
+            rounded = [Tile("rows or sums that are rounded", fetched, FP32)] * (narrow or moves_tiles)
+            tiles += [Tile("sums", fetched, FP32, 2), *rounded]
+        return tiles
     if kernel is Kernel.SUMS:
         tiles = [Tile("row of dy", row, itemsize, 2), Tile("zeros", row, FP32), Tile("sum so far", row, FP32)]
         tiles += [Tile("row in fp32", row, FP32)] * narrow

@@ -11,7 +11,7 @@ order. Sums are fp32, rounded once. Every row of dweight is stored once.
 import triton
 import triton.language as tl
 
-from ..formula import chunk_ends
+from ..formula import chunk_ends, dy_offset
 from .columns import block_columns, load_row, store_row
 
 
@@ -64,11 +64,14 @@ def sum_chunk(
     i_end,
     i_chunk,
     n_chunks,
+    n_part,
+    s_part,
     s_dy,
     o_col,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
+    IN_PARTS: tl.constexpr,
 ):
     """The runs of one chunk, through one block of columns."""
     i_first, i_stop = chunk_ends(i_chunk, n_chunks, 0, i_end)
@@ -78,9 +81,9 @@ def sum_chunk(
         n_equal = 0
         b_sum = tl.zeros([BLOCK_N], tl.float32)
         for i in tl.range(i_first, i_stop):
-            i_dy = tl.load(p_order + i).to(tl.int64)
+            i_dy = dy_offset(tl.load(p_order + i), n_part, s_part, s_dy, IN_PARTS)
             i_next = tl.load(p_sorted + i + 1, mask=i + 1 < i_end, other=-1).to(tl.int64)
-            b_sum += load_row(p_dy + i_dy * s_dy, o_col, N, BLOCK_N).to(tl.float32)
+            b_sum += load_row(p_dy + i_dy, o_col, N, BLOCK_N).to(tl.float32)
             n_equal += 1
             if i_next != i_row:
                 if entered:
@@ -97,7 +100,7 @@ def sum_chunk(
             store_row(p_partials + i_partial * N, b_sum, o_col, N, BLOCK_N)
 
 
-@triton.jit(do_not_specialize=["n_chunks", "n_rows", "n_zeros"])
+@triton.jit(do_not_specialize=["n_chunks", "n_rows", "n_zeros", "n_part"])
 def sum_sorted_kernel(
     p_dy,
     p_order,
@@ -109,10 +112,13 @@ def sum_sorted_kernel(
     n_chunks,
     n_rows,
     n_zeros,  # programs that store zeros, for each that sums
+    n_part,  # rows of a part of dy
+    s_part,
     s_dy,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
+    IN_PARTS: tl.constexpr,
     ZERO_M: tl.constexpr,
     ZERO_N: tl.constexpr,
 ):
@@ -129,8 +135,8 @@ def sum_sorted_kernel(
         i_end = tl.load(p_inside).to(tl.int64)
         # fmt: off
         sum_chunk(
-            p_dy, p_order, p_sorted, p_dweight, p_partials, i_end, i_chunk, n_chunks, s_dy, o_col,
-            N, BLOCK_N, SCALE_BY_COUNT,
+            p_dy, p_order, p_sorted, p_dweight, p_partials, i_end, i_chunk, n_chunks, n_part, s_part, s_dy, o_col,
+            N, BLOCK_N, SCALE_BY_COUNT, IN_PARTS,
         )
         # fmt: on
     else:

@@ -65,17 +65,17 @@ def _sum_runs(
 ) -> None:
     """Writes every row r: the sum of the run of key_of_row_0 + r, zeros where it has none and in row `padding`."""
     (n_rows, width), n, dy = dweight.shape, keys.numel(), gradient.dy
-    options = (width, dy.dtype.itemsize, gradient.device, "SCALE_BY_COUNT", gradient.scale_by_count)
+    options, by_count = (width, dy.dtype.itemsize, gradient.device), gradient.scale_by_count
 
     def run(spec: LaunchSpec) -> Tensor:
         n_chunks = chunks(spec.launch, n)
         partials = allocate(dy, (2, n_chunks, width), torch.float32)
         tensors = (dy, order, keys, offsets, dweight, partials)
-        scalars = (n_rows, n_chunks, key_of_row_0, padding, dy.stride(0))
+        scalars = (n_rows, n_chunks, key_of_row_0, padding, *gradient.dy_strides)
         KERNELS.launch("ascend.sums", "sum_runs_kernel", spec, n_chunks * spec.launch.column_blocks, tensors, scalars)
         return partials
 
-    spec = row_spec(sums_launch, *options)
+    spec = row_spec(sums_launch, *options, SCALE_BY_COUNT=by_count, IN_PARTS=gradient.in_parts)
     partials = launch_with_fallback("embedding backward, sums", spec, run, tiling.smaller)
     tensors = (partials, keys, offsets, dweight)
     scalars = (n_rows, partials.shape[1], key_of_row_0, padding)
@@ -83,5 +83,5 @@ def _sum_runs(
     def finish(spec: LaunchSpec) -> None:
         KERNELS.launch("ascend.sums", "finish_rows_kernel", spec, spec.launch.grid(n_rows), tensors, scalars)
 
-    spec = row_spec(finish_launch, *options)
+    spec = row_spec(finish_launch, *options, SCALE_BY_COUNT=by_count)
     launch_with_fallback("embedding backward, partial sums", spec, finish, tiling.smaller)

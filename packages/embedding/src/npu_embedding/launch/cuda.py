@@ -85,16 +85,16 @@ def _mark_rows(gradient: Gradient, keys: Tensor | None) -> Tensor:
 def _sum_sorted(dweight: Tensor, gradient: Gradient, indices: Sorted) -> None:
     """Writes the sums of the rows that have a gradient, and zeros in those that have no mark."""
     (n_rows, width), dy = dweight.shape, gradient.dy
-    options = (width, dy.dtype.itemsize, gradient.device, "SCALE_BY_COUNT", gradient.scale_by_count)
-    spec = row_spec(tiling.sums_launch, *options)
+    options, by_count = (width, dy.dtype.itemsize, gradient.device), gradient.scale_by_count
+    spec = row_spec(tiling.sums_launch, *options, SCALE_BY_COUNT=by_count, IN_PARTS=gradient.in_parts)
     chunks = tiling.chunks(spec.launch, indices.rows.numel())
     partials = allocate(dy, (2, chunks, width), torch.float32)
     sums = chunks * spec.launch.column_blocks
     zeros = ceil(n_rows / spec.launch.per_program / sums)  # programs that store zeros, for each that sums
     tensors: tuple[Tensor, ...] = (dy, indices.order, indices.rows, indices.inside, indices.marks, dweight, partials)
-    scalars = (chunks, n_rows, zeros, dy.stride(0))
+    scalars = (chunks, n_rows, zeros, *gradient.dy_strides)
     KERNELS.launch("cuda.sums", "sum_sorted_kernel", spec, sums * (zeros + 1), tensors, scalars)
     if chunks > 1:
-        spec = row_spec(tiling.partials_launch, *options)
+        spec = row_spec(tiling.partials_launch, *options, SCALE_BY_COUNT=by_count)
         tensors = (partials, indices.rows, indices.inside, dweight)
         KERNELS.launch("cuda.sums", "add_partials_kernel", spec, spec.launch.grid(chunks - 1), tensors, (chunks,))

@@ -10,9 +10,7 @@ from torch import Tensor
 from .. import reference, tiling
 from ..shape import NO_ROW, Shape
 from . import ascend, cuda
-from .specs import KERNELS, Gradient, dense_rows, row_spec
-
-_NAN_BITS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
+from .specs import KERNELS, NAN_BITS, Gradient, as_bits, dense_rows, row_spec
 
 
 def forward(indices: Tensor, weight: Tensor, first_row: int, n_total: int, device: Device) -> Tensor:
@@ -28,9 +26,8 @@ def forward(indices: Tensor, weight: Tensor, first_row: int, n_total: int, devic
     flat = indices.reshape(-1).contiguous()
     n = flat.numel()
     scalars = (n, first_row, first_row + n_rows, n_total, weight.stride(0))
-    spec = row_spec(tiling.gather_launch, width, weight.dtype.itemsize, device, "NAN", _NAN_BITS[weight.dtype])
-    bits = torch.int16 if weight.dtype.itemsize == 2 else torch.int32
-    tensors = (flat, weight.view(bits), out.view(bits))
+    spec = row_spec(tiling.gather_launch, width, weight.dtype.itemsize, device, NAN=NAN_BITS[weight.dtype])
+    tensors = (flat, as_bits(weight), as_bits(out))
     module = f"{device.kind}.gather"
 
     def run(spec: LaunchSpec) -> None:
@@ -76,5 +73,6 @@ def _gradient(
 ) -> Gradient:
     padding = padding_idx - first_row if first_row <= padding_idx < first_row + n_rows else NO_ROW
     flat = indices.reshape(-1).contiguous()
-    rows = dense_rows(dy.reshape(flat.numel(), dy.shape[-1]))
+    in_parts = dy.dim() == 3 and min(dy.shape[:2]) > 1 and dy.stride(0) != dy.shape[1] * dy.stride(1)
+    rows = dense_rows(dy if in_parts else dy.reshape(flat.numel(), dy.shape[-1]))
     return Gradient(rows, flat, n_rows, padding, scale_by_count, first_row, device)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from npu_tiling import Device, Kernels, LaunchSpec
 from torch import Tensor
 
@@ -15,11 +16,19 @@ from ..shape import RowShape
 KERNELS = Kernels(__package__.rpartition(".")[0], "npu-embedding")
 
 
+NAN_BITS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
+
+
+def as_bits(tensor: Tensor) -> Tensor:
+    """The elements as integers of their size, for kernels that copy them."""
+    return tensor.view(torch.int16 if tensor.dtype.itemsize == 2 else torch.int32)
+
+
 class Gradient(NamedTuple):
     """A gradient that is asked for.
 
     Attributes:
-        dy: [n, D], the elements of a row next to each other.
+        dy: [n, D], or [P, n / P, D] where rows lie in P parts; the elements of a row next to each other.
         indices: [n], contiguous.
         n_rows: of the table at hand.
         padding: the row that gets no gradient, NO_ROW for none.
@@ -37,22 +46,31 @@ class Gradient(NamedTuple):
     device: Device
 
     @property
+    def dy_strides(self) -> tuple[int, int, int]:
+        """Rows of a part of dy, from a part to the next, and from a row to the next."""
+        rows = self.dy.shape[-2]
+        return rows, self.dy.stride(0) if self.in_parts else 0, self.dy.stride(-2)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether dy lies in parts."""
+        return self.dy.dim() == 3
+
+    @property
     def numbers(self) -> tuple[int, int, int, int]:
         """What kernels that read indices ask for."""
         return self.indices.numel(), self.n_rows, self.first_row, self.padding
 
 
 def dense_rows(rows: Tensor) -> Tensor:
-    """The tensor [n, D], copied only if the elements of a row are not next to each other."""
-    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+    """The tensor [..., D], copied only if the elements of a row are not next to each other."""
+    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
 
 
 @functools.lru_cache(maxsize=4096)
-def row_spec(
-    choose: Callable[[RowShape], Launch], width: int, itemsize: int, device: Device, flag: str, value: int
-) -> LaunchSpec:
-    """A launch over rows, with a flag of its kernel."""
-    return LaunchSpec.of(choose(RowShape(width=width, itemsize=itemsize, device=device)), {flag: value})
+def row_spec(choose: Callable[[RowShape], Launch], width: int, itemsize: int, device: Device, **flags: int) -> LaunchSpec:
+    """A launch over rows, with the flags of its kernel."""
+    return LaunchSpec.of(choose(RowShape(width=width, itemsize=itemsize, device=device)), flags)
 
 
 @functools.lru_cache(maxsize=256)

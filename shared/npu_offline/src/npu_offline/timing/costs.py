@@ -55,6 +55,8 @@ VECTOR_COSTS = {
     "vneg": VectorCost(1, 7, _INFERRED),  # as vmuls
     "vshl": VectorCost(1, 6),
     "vshr": VectorCost(1, 6),
+    "vshls": VectorCost(1, 6, _INFERRED),  # as vshl
+    "vshrs": VectorCost(1, 6, _INFERRED),  # as vshr
     "vexp": VectorCost(2, 12),
     "vln": VectorCost(2, 14),
     "vsqrt": VectorCost(2, 13),

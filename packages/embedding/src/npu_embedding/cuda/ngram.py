@@ -1,0 +1,98 @@
+"""Device code of the n-gram look-up on CUDA.
+
+    row[h, i] = offsets[h] + (mix over k of token[i - k] * multipliers[k]) mod sizes[h]
+
+Products and remainders are those of 64-bit integers.
+"""
+
+import triton
+import triton.language as tl
+
+from .columns import block_columns
+
+
+@triton.jit
+def load_tokens(
+    p_ids, p_history, o_place, n, n_tokens, eos, SHIFT: tl.constexpr, CONTEXT: tl.constexpr, HISTORY: tl.constexpr
+):
+    """int64 [BLOCK_M]: the ids SHIFT places before each token; before the first the history, or EOS."""
+    i_batch = o_place // n_tokens
+    i_source = o_place - i_batch * n_tokens - SHIFT
+    b_id = tl.load(p_ids + o_place - SHIFT, mask=(o_place < n) & (i_source >= 0), other=eos).to(tl.int64)
+    if HISTORY and SHIFT > 0:
+        p_before = p_history + i_batch * CONTEXT + CONTEXT + i_source
+        b_before = tl.load(p_before, mask=(o_place < n) & (i_source < 0), other=eos).to(tl.int64)
+        b_id = tl.where(i_source < 0, b_before, b_id)
+    return b_id
+
+
+@triton.jit
+def find_rows(b_mixed, p_sizes, p_offsets, i_head, n_rows):
+    """int64 [BLOCK_M]: the row of the table of each token for one head; -1 where the table does not have the head's rows."""
+    i_size, i_offset = tl.load(p_sizes + i_head), tl.load(p_offsets + i_head)
+    has = (i_size > 0) & (i_size <= n_rows) & (i_offset >= 0) & (i_offset <= n_rows - i_size)
+    i_size = tl.where(has, i_size, 1)
+    b_rest = b_mixed % i_size  # with the sign of the number
+    return tl.where(has, tl.where(b_rest < 0, b_rest + i_size, b_rest) + i_offset, -1)
+
+
+@triton.jit(do_not_specialize=["n", "n_tokens", "n_rows", "eos", "fill"])
+def ngram_rows_kernel(
+    p_ids,  # [n / n_tokens, n_tokens]
+    p_history,  # [n / n_tokens, CONTEXT]: the ids before those
+    p_multipliers,  # int64 [CONTEXT + 1]
+    p_sizes,  # int64 [CONTEXT * HEADS]
+    p_offsets,  # int64 [CONTEXT * HEADS]
+    p_table,  # [n_rows, N]
+    p_out,  # [n, CONTEXT * HEADS, N] where CONCAT, else [n, N]
+    p_rows,  # int32 [CONTEXT * HEADS, n]
+    n,
+    n_tokens,
+    n_rows,
+    eos,
+    fill,  # in place of EOS and what stands before it
+    s_table,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    CONTEXT: tl.constexpr,
+    HEADS: tl.constexpr,  # of an n-gram
+    HISTORY: tl.constexpr,
+    ADD: tl.constexpr,
+    CONCAT: tl.constexpr,  # elements are bits then, integers of their size
+    NAN: tl.constexpr,  # the bits of a NaN
+):
+    """A program takes BLOCK_M tokens by BLOCK_N columns, of one head where CONCAT, else of all."""
+    N_HEADS: tl.constexpr = CONTEXT * HEADS
+    PARTS: tl.constexpr = N_HEADS if CONCAT else 1
+    N_BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    o_col = block_columns(tl.program_id(0) % N_BLOCKS, BLOCK_N)
+    i_part = tl.program_id(0) // N_BLOCKS % PARTS
+    o_place = (tl.program_id(0) // (N_BLOCKS * PARTS)).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_tile = (o_place < n)[:, None] & (o_col < N)[None, :]
+    b_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    b_mixed = load_tokens(p_ids, p_history, o_place, n, n_tokens, eos, 0, CONTEXT, HISTORY) * tl.load(p_multipliers)
+    m_apart = o_place < 0  # EOS stands between
+    for k in tl.static_range(1, CONTEXT + 1):
+        b_id = load_tokens(p_ids, p_history, o_place, n, n_tokens, eos, k, CONTEXT, HISTORY)
+        m_apart = m_apart | (b_id == eos)
+        b_term = tl.where(m_apart, fill, b_id) * tl.load(p_multipliers + k)
+        b_mixed = b_mixed + b_term if ADD else b_mixed ^ b_term
+        if CONCAT:
+            i_first, i_stop = tl.maximum(i_part, (k - 1) * HEADS), tl.minimum(i_part + 1, k * HEADS)
+        else:
+            i_first, i_stop = (k - 1) * HEADS, k * HEADS
+        for i_head in tl.range(i_first, i_stop):
+            b_row = find_rows(b_mixed, p_sizes, p_offsets, i_head, n_rows)
+            tl.store(p_rows + n.to(tl.int64) * i_head + o_place, b_row.to(tl.int32), mask=o_place < n)
+            p_tile = p_table + tl.maximum(b_row, 0)[:, None] * s_table + o_col[None, :]
+            b_rows = tl.load(
+                p_tile, mask=m_tile & (b_row >= 0)[:, None], other=NAN if CONCAT else float("nan")
+            )  # [BLOCK_M, BLOCK_N]
+            if CONCAT:
+                p_tile = p_out + (o_place * N_HEADS + i_head)[:, None] * N + o_col[None, :]
+                tl.store(p_tile, b_rows, mask=m_tile)
+            else:
+                b_sum += b_rows.to(tl.float32)
+    if not CONCAT:
+        tl.store(p_out + o_place[:, None] * N + o_col[None, :], b_sum.to(p_out.dtype.element_ty), mask=m_tile)

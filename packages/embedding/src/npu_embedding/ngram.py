@@ -1,0 +1,121 @@
+"""The n-gram look-up: it checks its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from npu_tiling.pytorch import arguments
+from torch import Tensor
+
+from .operators import OPERATORS
+
+
+def ngram_embedding(
+    ids: Tensor,
+    table: Tensor,
+    multipliers: Tensor | Sequence[int],
+    sizes: Tensor | Sequence[int],
+    offsets: Tensor | Sequence[int],
+    eos: int,
+    ngram_size: int,
+    history: Tensor | None = None,
+    *,
+    mode: str = "concat",
+    mix: str = "xor",
+    fill: int | None = None,
+    sparse: bool = False,
+) -> Tensor:
+    """Rows of a table that n-grams of tokens name by a hash, several heads for each length of n-gram from 2.
+
+        token_k[i] = ids[i - k], or fill where it, or an id between the two, is EOS
+        row_h[i] = offsets[h] + (XOR over k < n of token_k[i] * multipliers[k]) mod sizes[h]
+        out[i] = table[row_0[i]], ..., table[row_H-1[i]], concatenated (mode "concat") or added (mode "sum")
+
+    where head h is of n-grams of n = 2 + h // (H / (ngram_size - 1)) tokens. Products are those of 64-bit integers, modulo
+    2^64; the remainder is from 0 to sizes[h] - 1. Before the first id stands the history, or EOS. Hash, look-up and
+    concatenation are one launch. The gradient of `table` is that of `embedding`: fp32 sums in a fixed order, the same bits
+    every time.
+
+    A head whose rows the table does not have: on a CPU a ValueError; an accelerator gives NaN there, and no gradient.
+
+    Args:
+        ids: [..., T], int32 or int64, from -2^31 to 2^31 - 1: sequences of tokens.
+        table: [V, D], fp32, bf16 or fp16 (fp64 too on a CPU): the tables of all heads, one after the other. Rows may lie at
+            any stride. Fewer than 2^30 rows on accelerators.
+        multipliers: [ngram_size], int64.
+        sizes: [H], int64: rows of each head, mostly primes. H is a multiple of ngram_size - 1.
+        offsets: [H], int64: the first row of each head.
+        eos: the id that ends a text. An n-gram holds nothing from before it.
+        ngram_size: tokens of the longest n-gram, at least 2.
+        history: [..., ngram_size - 1], in ids' dtype: the ids before `ids`, to decode with.
+        mode: "concat" or "sum" (in fp32, rounded once).
+        mix: "xor" or "sum" of the products.
+        fill: the id in place of EOS and what stands before it; None: EOS.
+        sparse: the gradient of `table` is a sparse tensor, as with `embedding`.
+
+    Returns:
+        [..., T, H * D], or [..., T, D] for the sum, in table's dtype.
+
+    Raises:
+        TypeError: an argument has a type or dtype that is not supported.
+        ValueError: shapes, devices or numbers do not match.
+
+    Source: `Qwen4ExpTextNGramEmbedding` of transformers 5.23; "Conditional Memory via Scalable Lookup" (Engram).
+    """
+    _check_tensors(ids, table, history, ngram_size)
+    context = ngram_size - 1
+    names, given = ("multipliers", "sizes", "offsets"), (multipliers, sizes, offsets)
+    factors, lengths, firsts = (_numbers(name, each, table) for name, each in zip(names, given, strict=True))
+    arguments.shape("multipliers", factors, (ngram_size,))
+    if not lengths.numel() or lengths.numel() % context:
+        raise ValueError(f"sizes has {lengths.numel()} numbers and must have a multiple of ngram_size - 1, {context}.")
+    arguments.shape("offsets", firsts, lengths.shape)
+    arguments.one_of("mode", mode, ("concat", "sum"))
+    arguments.one_of("mix", mix, ("xor", "sum"))
+    arguments.flags(sparse=sparse)
+    eos = _id("eos", eos)
+    fill = eos if fill is None else _id("fill", fill)
+    batches = ids.unsqueeze(0).flatten(0, -2)
+    before = None if history is None else history.unsqueeze(0).flatten(0, -2)
+    options = (eos, fill, mix == "sum", mode == "concat", sparse)
+    out, _ = OPERATORS("ngram", batches, before, table, factors, lengths, firsts, *options)
+    return out.view(*ids.shape, out.shape[-1])
+
+
+def _check_tensors(ids: Tensor, table: Tensor, history: Tensor | None, ngram_size: int) -> None:
+    arguments.tensor("ids", ids)
+    arguments.dtype("ids", ids, torch.int32, torch.int64)
+    if not ids.dim():
+        raise ValueError("ids has shape () and must have a last dimension of tokens.")
+    arguments.floating("table", table)
+    if table.dim() != 2:
+        raise ValueError(f"table has shape {tuple(table.shape)} and must have two dimensions.")
+    arguments.device("ids", ids, table, "table's")
+    arguments.whole("ngram_size", ngram_size, least=2)
+    arguments.tensor("history", history, or_none=True)
+    if history is not None:
+        arguments.dtype("history", history, ids.dtype)
+        arguments.shape("history", history, (*ids.shape[:-1], ngram_size - 1))
+        arguments.device("history", history, table, "table's")
+
+
+def _numbers(name: str, value: Tensor | Sequence[int], like: Tensor) -> Tensor:
+    """int64 [n] where the table is."""
+    if not isinstance(value, Tensor):
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"{name} is a {type(value).__name__} and must be a tensor, or a sequence of whole numbers.")
+        value = torch.tensor([arguments.whole(f"{name}[{i}]", each) for i, each in enumerate(value)], dtype=torch.int64)
+        return value.to(like.device)
+    arguments.dtype(name, value, torch.int64)
+    if value.dim() != 1:
+        raise ValueError(f"{name} has shape {tuple(value.shape)} and must have one dimension.")
+    arguments.device(name, value, like, "table's")
+    return value
+
+
+def _id(name: str, value: int) -> int:
+    found: int = arguments.whole(name, value)
+    if not -(2**31) <= found < 2**31:
+        raise ValueError(f"{name} is {value} and must be from {-(2**31)} to {2**31 - 1}.")
+    return found

@@ -1,0 +1,153 @@
+"""The n-gram look-up against its definition in Python's own integers, and its gradient in fp64."""
+
+import ngrams
+import pytest
+import torch
+from lookup import leaf
+from npu_embedding import NGramEmbedding, ngram_embedding
+
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
+OPS = torch.ops.npu_embedding
+
+
+# Several tiles of a sequence; tokens fewer than an n-gram; rows that are no multiple of 32 bytes; columns in blocks.
+@pytest.mark.parametrize(
+    ("shape", "width", "dtype", "options"),
+    [
+        ((2, 300), 32, torch.bfloat16, {}),
+        ((3, 1, 2), 160, torch.float32, {"history": True}),
+        ((2, 9), 7, torch.float32, {"history": True, "mix": "sum", "fill": 0}),
+        ((40,), 32, torch.float16, {"ngram_size": 4, "heads": 1}),
+        ((2, 9), 123, torch.bfloat16, {"ngram_size": 2, "mode": "sum"}),
+        ((3, 37), 64, torch.float32, {"history": True, "mode": "sum"}),
+        ((3,), 16411, torch.float32, {"heads": 1}),
+    ],
+)
+def test_rows_and_gradient(device, shape, width, dtype, options):
+    case = ngrams.make(shape, width, dtype, **options)
+    ngrams.check(case, ngrams.run(case, device.torch))
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("mix", ["xor", "sum"])
+def test_products_are_those_of_64_bit_integers(device, index_dtype, mix):
+    """Products past 2^63, ids below 0, and sizes from 1 to almost 2^30: of a table whose rows are all the same memory."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(-(2**31), 2**31, (3, 50), generator=generator)
+    ids[:, ::7] = 7
+    factors = torch.randint(-(2**63), 2**63 - 1, (3,), generator=generator)
+    sizes = torch.tensor([1, 2, 3, 2047, 2048, 2**30 - 35, 20_000_003, 2**30 - 1])
+    table = torch.zeros(1, 32, device=device.torch).expand(2**30 - 1, 32)
+    offsets = torch.zeros_like(sizes)
+    numbers = (each.to(device.torch) for each in (factors, sizes, offsets))
+    _, rows = OPS.ngram(ids.to(index_dtype).to(device.torch), None, table, *numbers, 7, 7, mix == "sum", True, False)
+    assert torch.equal(rows.cpu().long(), ngrams.rows_of(ids, None, factors, sizes, offsets, 7, 7, mix))
+
+
+def test_history_continues_a_text(device):
+    case = ngrams.make((2, 20), 32, torch.float32)
+    whole, _ = ngrams.run(case, device.torch)
+    parts, history = [], None
+    for first, last in ((0, 5), (5, 6), (6, 7), (7, 20)):
+        given = (each if each is None else each.to(device.torch) for each in (case.ids[:, first:last], case.table))
+        parts.append(ngram_embedding(*given, *case.numbers, case.eos, 3, history))
+        history = case.ids[:, last - 2 : last].to(device.torch)
+    assert torch.equal(torch.cat(parts, 1).cpu(), whole)
+
+
+def test_same_bits_every_time_dense_and_sparse(device):
+    case = ngrams.make((4, 60), 32, torch.float32, base=5)  # small tables: rows that many n-grams name
+    case.dy *= 10 ** torch.randint(-4, 5, case.dy.shape)
+    out, dense = ngrams.run(case, device.torch)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip((out, dense), ngrams.run(case, device.torch), strict=True))
+    sparse = ngrams.run(case, device.torch, sparse=True)[1]
+    assert sparse.is_sparse and sparse._nnz() == case.ids.numel() * 4
+    assert torch.equal(sparse.to_dense(), dense)
+
+
+def test_heads_that_the_table_does_not_have(device):
+    case = ngrams.make((2, 9), 32, torch.float32)
+    case.offsets[1] = len(case.table) - 1
+    if device.name == "cpu":
+        with pytest.raises(
+            ValueError, match=r"sizes and offsets name rows up to \d+ and must name rows from 0 to \d+, table's"
+        ):
+            ngrams.run(case, device.torch)
+        return
+    out, dtable = ngrams.run(case, device.torch)
+    assert out.view(2, 9, 4, 32).isnan().all(-1).all(0).all(0).tolist() == [False, True, False, False]
+    assert dtable.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 7), (3, 0)])
+def test_no_ids_and_no_columns(device, shape):
+    for shape_, width in ((shape, 32), ((2, 3), 0)):
+        case = ngrams.make(shape_, width, torch.float32)
+        out, dtable = ngrams.run(case, device.torch)
+        assert out.shape == (*shape_, 4 * width)
+        assert torch.equal(dtable, torch.zeros_like(case.table))
+
+
+def test_operator_is_registered_properly(device, npu_opcheck):
+    case = ngrams.make((2, 5), 32, torch.float32, history=True)
+    table = leaf(case.table, device.torch)
+    numbers = [each.to(device.torch) for each in case.numbers]
+    for table_, concat in ((table, True), (table.detach(), False)):
+        tensors = (case.ids.to(device.torch), case.history.to(device.torch), table_, *numbers)
+        npu_opcheck(OPS.ngram.default, (*tensors, 7, 7, False, concat, False))
+
+
+def test_compiles_to_one_graph(device):
+    case = ngrams.make((2, 12), 32, torch.float32)
+    ids, numbers = case.ids.to(device.torch), [each.to(device.torch) for each in case.numbers]
+    layer = lambda table: torch.sin(ngram_embedding(ids, table, *numbers, case.eos, 3)).sum()  # noqa: E731
+    gradients = []
+    for function in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        table = leaf(case.table, device.torch)
+        gradients.append(torch.autograd.grad(function(table), table)[0])
+    assert torch.equal(*gradients)
+
+
+def test_module_has_the_tables_of_qwen(device):
+    module = NGramEmbedding(1000, 64, 7, heads_per_ngram=2, table_size=97, layer_index=1, divisible_by=128).to(device.torch)
+    assert list(module.state_dict()) == [
+        "layer_multipliers",
+        "ngram_heads_vocab_sizes",
+        "ngram_heads_offsets",
+        "ngram_embedding.weight",
+    ]
+    assert module.ngram_heads_vocab_sizes.tolist() == [109, 113, 127, 131]  # the fifth prime from 97 on, and three more
+    assert module.ngram_heads_offsets.tolist() == [0, 109, 222, 349]
+    assert module.ngram_embedding.weight.shape == (512, 16)
+    assert all(number % 2 and number * 999 < 2**63 for number in module.layer_multipliers.tolist())
+    ids = torch.randint(0, 1000, (2, 6), device=device.torch)
+    assert torch.equal(module(ids)[:, 3:], module(ids[:, 3:], ids[:, 1:3]))
+
+
+IDS, TABLE, GOOD = torch.tensor([[1, 2]]), torch.randn(20, 4), ([3, 5, 7], [5, 5], [0, 5], 0, 3)
+WRONG = {
+    "ids is torch.float32 and must be torch.int32 or torch.int64": (TypeError, {"ids": IDS.float()}),
+    r"ids has shape \(\) and must have a last dimension": (ValueError, {"ids": IDS[0, 0]}),
+    "table has shape": (ValueError, {"table": TABLE[0]}),
+    "multipliers is a float and must be a tensor, or a sequence": (TypeError, {"multipliers": 1.0}),
+    r"multipliers\[0\] is 0.5 and must be a whole number": (ValueError, {"multipliers": [0.5, 1, 1]}),
+    r"multipliers has shape \(2,\) and must have shape \(3,\)": (ValueError, {"multipliers": [1, 2]}),
+    "sizes has 3 numbers and must have a multiple of ngram_size - 1, 2": (ValueError, {"sizes": [1, 2, 3]}),
+    "sizes is torch.int32 and must be torch.int64": (TypeError, {"sizes": torch.ones(2, dtype=torch.int32)}),
+    r"offsets has shape \(1,\) and must have shape \(2,\)": (ValueError, {"offsets": [0]}),
+    "eos is 4294967296 and must be from": (ValueError, {"eos": 2**32}),
+    "ngram_size is 1 and must be a whole number of at least 2": (ValueError, {"ngram_size": 1}),
+    r"history has shape \(1, 3\) and must have shape \(1, 2\)": (ValueError, {"history": torch.ones(1, 3).long()}),
+    "history is torch.int32 and must be torch.int64": (TypeError, {"history": torch.ones(1, 2).int()}),
+    "mode is 'mean' and must be one of 'concat', 'sum'": (ValueError, {"mode": "mean"}),
+    "mix is 1 and must be one of 'xor', 'sum'": (ValueError, {"mix": 1}),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_arguments_are_named(message):
+    kind, wrong = WRONG[message]
+    names = ("ids", "table", "multipliers", "sizes", "offsets", "eos", "ngram_size")
+    with pytest.raises(kind, match=message):
+        ngram_embedding(**{**dict(zip(names, (IDS, TABLE, *GOOD), strict=True)), **wrong})
