@@ -15,7 +15,7 @@ from unittest import mock
 import npu_tiling
 import torch
 from npu_offline import OfflineError, record
-from npu_offline.check.kernel_file import load_file
+from npu_offline.check.files import load_file
 
 from ..compare import peers
 

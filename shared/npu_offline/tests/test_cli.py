@@ -103,12 +103,12 @@ def calls():
 
 
 @pytest.mark.parametrize(("sizes", "issued"), [([7], False), ([7, 200], True)])
-def test_check_says_what_was_compared_with_nothing_and_which_instructions_no_program_issued(package, capsys, sizes, issued):
+def test_check_says_what_was_compared_and_which_instructions_no_program_issued(package, capsys, sizes, issued):
     assert main(["check", package(sizes, SCANS), "--soc", "Ascend910B4", "--toolchain", "1.2.0", "--jobs", "1"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     count = len(sizes)
-    assert f"{count} launches compared with their Linalg IR, {count} with nothing" in said
-    assert f"{count} launches, {2 * count} of {4 * count} programs, {count} compared with nothing" in said
+    assert f"{2 * count} launches compared with their Linalg IR, 0 with nothing" in said
+    assert f"{count} launches, {2 * count} of {4 * count} programs" in said
     left = re.findall(r"halves 1\.2\.0, BN=256, \*fp32: (\d+) of \d+ instructions issued by no program: (\S+)", said)
     assert left == [] if issued else "vexp" in left[0][1]
     total = re.search(r"(\d+) of (\d+) instructions issued", said)

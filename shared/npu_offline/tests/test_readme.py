@@ -38,7 +38,7 @@ def test_what_the_readme_tells_to_write_is_what_the_commands_take(tmp_path, caps
     assert main(["check", str(tmp_path), *where]) == 0
     assert main(["time", str(tmp_path), *where]) == 0
     assert main(["tune", str(tmp_path), *where]) in (0, 1)  # 1: another size is predicted to be faster
-    assert "1 choices" in capsys.readouterr().out
+    assert "(in use)" in capsys.readouterr().out
     report = ["report", str(tmp_path), *where, "--jobs", "1", "--output", str(tmp_path / "out")]
     assert main(report) == 0
     page = (tmp_path / "out" / "index.html").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import sys
 import warnings
 from collections.abc import Sequence
@@ -15,7 +16,15 @@ from .toolchain import compilers
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words:
+        parser.print_help()
+        return 0
+    words, script = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    options, rest = parser.parse_known_args(words)
+    if script and not hasattr(options, "script"):
+        parser.error(f"unrecognized arguments: -- {' '.join(script)}")
+    options.script = script
     given = [text for text in rest if "=" in text and not text.startswith("-")]  # NAME=VALUE after an option
     if given != rest or (given and "given" not in options):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -39,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="npu-offline", description="Ascend Triton kernels without an NPU: compile, run, check, lint, time and tune them"
     )
+    parser.add_argument("--version", action="version", version=f"npu-offline {importlib.metadata.version('npu-offline')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     fetch = commands.add_parser("fetch", help="install compiler versions into the cache folder")
     fetch.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(compilers.VERSIONS)} (all)")

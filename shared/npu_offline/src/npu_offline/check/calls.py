@@ -10,6 +10,7 @@ from ..errors import OfflineError
 from ..execute.recording import record
 from ..launches import LaunchRecord
 from . import kernel_file
+from .files import kernels_of, load_file
 from .stopped import said_of
 
 Call = tuple[str, Callable[[], None]]
@@ -34,8 +35,10 @@ def load_calls(
         OfflineError: there is no such file or kernel, it does not define that function, or that yields nothing.
     """
     if "::" in str(target):
-        call = kernel_file.parse(str(target), given, grid)
-        return [kernel_file.tuned_call(call) if function == "sized_calls" else (call.label, call.launch)]
+        found = kernel_file.parse(str(target), given, grid)
+        return (
+            [kernel_file.tuned_call(found)] if function == "sized_calls" else [(call.label, call.launch) for call in found]
+        )
     if given or grid is not None:
         raise OfflineError(f"arguments and --grid are for one kernel: {target}::KERNEL{_kernels(target)}")
     module = _module(target, function)
@@ -69,19 +72,19 @@ def load_sample(package: Path, name: str = "SAMPLE") -> list[str]:
 
 def _module(target: Path, function: str = "calls") -> Any:
     if target.suffix == ".py":
-        return kernel_file.load_file(target)
+        return load_file(target)
     path = target / "tests" / "ascend_calls.py"
     if not path.is_file():
         what = f"it must define {function}() -> Iterable[tuple[str, Callable[[], None]]]"
         raise OfflineError(f"{path} does not exist: {what}. For a kernel in a file write FILE::KERNEL")
-    return kernel_file.load_file(path)
+    return load_file(path)
 
 
 def _kernels(target: Path) -> str:
     """The kernels of a file, for messages."""
     if target.suffix != ".py" or not target.is_file():
         return ""
-    return f", KERNEL one of {', '.join(kernel_file.kernels_of(kernel_file.load_file(target, partly=True))) or '(none)'}"
+    return f", KERNEL one of {', '.join(kernels_of(load_file(target, partly=True))) or '(none)'}"
 
 
 def launches_of(calls: Iterable[Call], soc: str, refused: dict[str, str] | None = None) -> list[LaunchRecord]:

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import importlib.util
 import math
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import npu_tiling
 
 from ..errors import OfflineError
-from ..execute.recording import record
-from ..toolchain.triton_ascend import missing_triton_ascend
-
-_DTYPES = {
-    "fp64": "float64",
-    "fp32": "float32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "i64": "int64",
-    "i32": "int32",
-    "i16": "int16",
-    "i8": "int8",
-    "u8": "uint8",
-    "i1": "bool",
-}
-_BELOW = 2
-"""Random integers of a tensor are below this number, unless the argument says otherwise."""
-
-FORMS = """an argument is NAME=VALUE, and VALUE one of
-    bf16:512x1000    a tensor of random numbers (fp64, fp32, fp16, bf16, i64, i32, i16, i8, u8, i1)
-    i64:512:32000    a tensor of random integers below 32000 (2 if it is left out)
-    1000, 1e-5, True, None    a number, a flag, no argument
-    128,64,256    sizes that `tune` compares; other commands use the first"""
+from .files import configurations, heuristics, jit_function, kernels_of, load_file
+from .values import FORMS, combinations, number_of, value_of
 
 
 @dataclass(frozen=True)
@@ -52,6 +25,8 @@ class KernelCall:
         given: argument name to its values as they were written; several where `tune` may choose.
         grid: programs in x, y and z: an expression of the arguments.
         names: what its file defines.
+        configuration: sizes of one of an autotuned kernel's configurations.
+        computed: functions of the arguments for those that `@triton.heuristics` computes.
     """
 
     path: Path
@@ -59,19 +34,28 @@ class KernelCall:
     given: Mapping[str, Sequence[str]]
     grid: str
     names: Mapping[str, Any]
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """What tables call the launch."""
-        return str(self.kernel.__name__)
+        sizes = [f"{name}={size}" for name, size in self.configuration.items()]
+        return " ".join([str(self.kernel.__name__), *sizes])
 
     def choices(self) -> dict[str, tuple[Any, ...]]:
         """The arguments with several values."""
-        return {name: tuple(map(_number, values)) for name, values in self.given.items() if len(values) > 1}
+        return {name: tuple(map(number_of, values)) for name, values in self.given.items() if len(values) > 1}
 
     def arguments(self, **chosen: Any) -> dict[str, Any]:
         """New arguments: floating-point tensors are empty, integers random."""
-        return {name: chosen.get(name, _value(name, values[0])) for name, values in self.given.items()}
+        found = {name: chosen.get(name, value_of(name, values[0])) for name, values in self.given.items()}
+        found |= {**self.configuration, **chosen}
+        defaults = {each.name: each.default for each in self.kernel.params if each.has_default}
+        for name, compute in self.computed.items():
+            if name not in found:
+                found[name] = compute({**defaults, **found})
+        return found
 
     def launch(self, **chosen: Any) -> None:
         """Launch it on new arguments."""
@@ -102,78 +86,12 @@ class KernelCall:
         return grid
 
 
-def load_file(path: Path, *, partly: bool = False) -> ModuleType:
-    """Import a Python file, with its folder on the path, as Python does for a program, and with Triton's driver a recorder.
-
-    Where torch_npu is not installed, an empty module stands in its place.
-
-    Args:
-        path: the file.
-        partly: accept a file that fails after it has defined kernels, such as a program that goes on to run them on a chip.
-
-    Raises:
-        OfflineError: it does not exist, or fails.
-    """
-    if not path.is_file():
-        raise OfflineError(f"{path} does not exist")
-    spec = importlib.util.spec_from_file_location(f"npu_offline_file_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    problem = None
-    # Autotuning asks for a driver where it decorates. Without triton-ascend, on a CUDA machine, there is Triton's own.
-    with _no_torch_npu(), contextlib.nullcontext() if missing_triton_ascend() else record():
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            problem = error
-    if problem is not None:
-        frames = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == str(path)]
-        line = f" at line {frames[-1]}" if frames else ""
-        said = f"{path} fails{line}: {type(problem).__name__}: {problem}"
-        if not partly or not kernels_of(module):
-            raise OfflineError(said) from problem
-        print(f"npu-offline: {said}; the kernels above are used", file=sys.stderr)
-    return module
-
-
-@contextlib.contextmanager
-def _no_torch_npu() -> Iterator[None]:
-    """Until the block ends, `import torch_npu` finds an empty module, unless it is installed."""
-    if "torch_npu" in sys.modules or importlib.util.find_spec("torch_npu"):
-        yield
-        return
-    sys.modules["torch_npu"] = ModuleType("torch_npu")
-    try:
-        yield
-    finally:
-        del sys.modules["torch_npu"]
-
-
-def kernels_of(module: ModuleType) -> dict[str, Any]:
-    """The kernels that a module defines or imports, by name."""
-    from triton.runtime.jit import JITFunction
-
-    found = {name: jit_function(value) for name, value in vars(module).items()}
-    return {name: kernel for name, kernel in found.items() if isinstance(kernel, JITFunction)}
-
-
-def jit_function(value: Any) -> Any:
-    """What `@triton.jit` made, without autotuning and heuristics around it."""
-    while type(value).__module__.startswith("triton.runtime.auto"):
-        value = value.fn
-    return value
-
-
-def parse(target: str, given: Sequence[str], grid: str | None) -> KernelCall:
-    """The launch that a command line describes.
+def parse(target: str, given: Sequence[str], grid: str | None) -> list[KernelCall]:
+    """The launches that a command line describes: one, or one for each configuration of an autotuned kernel.
 
     Args:
         target: `FILE::kernel`.
-        given: arguments as NAME=VALUE.
+        given: arguments as NAME=VALUE. Those of a configuration stand in place of all configurations.
         grid: programs in x, y and z.
 
     Raises:
@@ -184,65 +102,47 @@ def parse(target: str, given: Sequence[str], grid: str | None) -> KernelCall:
     kernels = kernels_of(module)
     if name not in kernels:
         raise OfflineError(f"{file} has no kernel {name!r}; it has {', '.join(kernels) or 'none: @triton.jit is missing'}")
-    kernel = kernels[name]
+    kernel, computed = jit_function(kernels[name]), heuristics(kernels[name])
     values: dict[str, list[str]] = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key.isidentifier():
             raise OfflineError(f"{text!r} is no argument; {FORMS}")
         values[key] = value.split(",")
+        if len(values[key]) > 1 and ":" in value:
+            raise OfflineError(f"{key} is {value!r}: a tensor has one size; axes are joined by x, as in fp32:300x777")
     unknown = set(values) - set(kernel.arg_names)
     if unknown:
         raise OfflineError(f"kernel {name} has no argument {min(unknown)}; it has {', '.join(kernel.arg_names)}")
-    missing = [each.name for each in kernel.params if each.name not in values and not each.has_default]
+    found = [sizes for sizes in configurations(kernels[name]) if not sizes.keys() & values.keys()] or [{}]
+    missing = [each.name for each in kernel.params if not each.has_default]
+    missing = [each for each in missing if each not in values and each not in found[0] and each not in computed]
     if missing:
-        raise OfflineError(f"kernel {name} also needs {', '.join(missing)}; {FORMS}")
+        tuned = configurations(kernels[name])
+        why = f", of which its configurations give {', '.join(tuned[0])} where no other of them is given" if tuned else ""
+        raise OfflineError(f"kernel {name} also needs {', '.join(missing)}{why}; {FORMS}")
     if grid is None:
         raise OfflineError(
             "--grid is missing: the programs in x, y and z, numbers or an expression of the arguments, such as"
             " --grid 512, --grid 'cdiv(n, BLOCK)', --grid 8,4 or --grid cores"
         )
-    call = KernelCall(Path(file), kernel, values, grid, vars(module))
-    call.programs(call.arguments(), npu_tiling.soc("Ascend910B4"))  # so that a mistake is reported before anything runs
-    call.choices()
-    return call
+    chip = npu_tiling.soc("Ascend910B4")
+    calls = [KernelCall(Path(file), kernel, values, grid, vars(module), sizes, computed) for sizes in found]
+    for call in calls:  # so that a mistake is reported before anything runs
+        call.programs(call.arguments(), chip)
+        call.choices()
+    return calls
 
 
-def _value(name: str, text: str) -> Any:
-    kind, colon, rest = text.partition(":")
-    if not colon:
-        return _number(text)
-    import torch
-
-    dtype = getattr(torch, _DTYPES.get(kind, kind), None)
-    shape, _, below = rest.partition(":")
-    try:
-        sizes = [int(size) for size in shape.split("x")]
-        bound = int(below) if below else _BELOW
-    except ValueError:
-        sizes, bound = [], 0
-    if not isinstance(dtype, torch.dtype) or not sizes or min(sizes) < 0 or bound < 1:
-        raise OfflineError(f"{name} is {text!r}; {FORMS}")
-    if dtype.is_floating_point:
-        return torch.empty(sizes, dtype=dtype)
-    return torch.randint(bound, sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
-
-
-def _number(text: str) -> Any:
-    """A number, a flag or None as in Python; any other text stands for itself, as some kernels take names."""
-    try:
-        return float(text) if text in ("inf", "-inf", "nan") else ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def tuned_call(call: KernelCall) -> tuple[str, Callable[..., None], dict[str, tuple[Any, ...]]]:
+def tuned_call(calls: Sequence[KernelCall]) -> tuple[str, Callable[..., None], Sequence[Mapping[str, Any]]]:
     """What `tune.search` takes.
 
     Raises:
-        OfflineError: no argument has several values.
+        OfflineError: no argument has several values, and the kernel has no configurations.
     """
-    choices = call.choices()
+    call, choices = calls[0], calls[0].choices()
+    if len(calls) > 1:
+        return str(call.kernel.__name__), call.launch, [each.configuration for each in calls]
     if not choices:
         raise OfflineError("nothing can be tuned: give an argument several sizes, the one in use first: BLOCK=1024,512,2048")
-    return call.label, call.launch, choices
+    return call.label, call.launch, combinations(choices)

@@ -11,6 +11,11 @@ from ..errors import OfflineError, UnsupportedError, reason_of
 
 _NOT_THEIRS = (sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
 
+_NO_LIBDEVICE = (
+    "\nfunctions of triton.language.extra.libdevice return None with triton-ascend 3.2.0: import them from"
+    " triton.language.extra.ascend.libdevice, or take those of tl.math"
+)
+
 
 def said_of(error: BaseException) -> str:
     """One message for what stopped a call: ours, Triton's, or an exception of the caller's code with its line."""
@@ -18,7 +23,8 @@ def said_of(error: BaseException) -> str:
     if ours:
         return ours
     if _is_of_triton(error):
-        return f"Triton refuses the kernel: {_without_frame(str(error))}"
+        said = _without_frame(str(error))
+        return f"Triton refuses the kernel: {said}{_NO_LIBDEVICE if 'NoneType' in said else ''}"
     error = _wrapped(error) or error
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -16,7 +16,7 @@ from .. import check
 from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
 from . import execution_report
-from .options import add_target
+from .options import add_target, soc_name
 from .output import new_console, progress
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def add_parser(commands: Subparsers) -> None:
     """Add `check` to the command line."""
     parser = commands.add_parser("check", help="compile every kernel that a package launches, and execute it with checks")
     add_target(parser)
-    parser.add_argument("--soc", action="append", choices=sorted(npu_tiling.SOCS), metavar="NAME", help="a chip (all)")
+    parser.add_argument("--soc", action="append", type=soc_name, metavar="NAME", help="a chip (all)")
     parser.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
     parser.add_argument("--every-chip", action="store_true", help="compile even where chips differ in name alone")
     parser.add_argument("--jobs", type=int, metavar="N", help="compilations at a time (all cores)")
@@ -73,6 +73,10 @@ def _run(options: argparse.Namespace) -> int:
     for result in failures:
         if result.report is None:
             console.print(f"{result.job.kernel} {result.job.soc} {result.job.toolchain}: {result.problem}", markup=False)
+    vector_functions = sorted({result.job.soc for result in results if toolchains.is_a5(result.job.soc)})
+    if vector_functions and not options.compile_only:
+        what = f"the emulation has no vector functions of {', '.join(vector_functions)}"
+        console.print(f"final modules, not executed: {what}", markup=False)
     if options.json:
         options.json.write_text(json.dumps([_as_json(result) for result in results], indent=1))
     console.print(f"{len(results)} compilations, {len(failures)} failed", markup=False)
@@ -120,7 +124,15 @@ def _table(results: Sequence[check.Result], executed: Sequence[Executed] = ()) -
     for (kernel, tile, toolchain, *outcome), socs in chips.items():
         rows.setdefault((kernel, tile, *outcome, _span(socs)), []).append(toolchain)
     table = Table(
-        "kernel", "tile", "fits", "UB used", "doubled", "executed", "chips", "toolchains", title="UB is per vector core"
+        "kernel",
+        "tile",
+        "fits",
+        "UB used",
+        "double-buffered",
+        "executed",
+        "chips",
+        "toolchains",
+        title="UB is per vector core",
     )
     for (*cells, span), versions in sorted(rows.items(), key=lambda row: row[0][:2]):
         table.add_row(*cells, span, " ".join(versions))
@@ -134,7 +146,7 @@ def _outcome(result: check.Result) -> tuple[str, str, str]:
         return ("unsupported" if result.unsupported else "[red]error[/red]", "", "")
     if not report.fits:
         return ("[red]no[/red]", _share(report.required_ub_bytes, report.ub.available) or report.message, "")
-    doubled = {True: "yes", False: "[yellow]no[/yellow]", None: "no loop"}[report.double_buffered]
+    doubled = {True: "yes", False: "[yellow]no[/yellow]", None: "n/a (no loop)"}[report.double_buffered]
     return ("yes", _share(report.ub.used, report.ub.available), doubled)
 
 

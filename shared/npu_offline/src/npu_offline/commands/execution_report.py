@@ -31,7 +31,7 @@ def lines(executed: Sequence[Executed]) -> Iterator[str]:
     findings, partial = sum(len(call.findings) for call in executed), sum(bool(call.problem) for call in executed)
     yield (
         f"{len(final)} calls executed, {len(launches)} launches, {programs}, {findings} findings, "
-        f"{partial} calls not executed whole"
+        f"{f'{partial} calls not executed to their end' if partial else 'all calls executed to their end'}"
     )
     compared = sum(launch.compared for launch in launches)
     yield f"{compared} launches compared with their Linalg IR, {len(launches) - compared} with nothing"

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import npu_tiling
 from rich.table import Table
 
 from .. import check
@@ -16,7 +15,7 @@ from ..check.linting import Examined, as_json, examine_all, load, unused
 from ..errors import OfflineError
 from ..lint import RULES
 from ..toolchain import compilers as toolchains
-from .options import add_target
+from .options import add_target, soc_name
 from .output import new_console, progress
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def add_parser(commands: Subparsers) -> None:
     parser = commands.add_parser("lint", help="look for what costs time or safety in every kernel that a package launches")
     add_target(parser)
     socs = f"a chip ({', '.join(SOCS)})"
-    parser.add_argument("--soc", action="append", choices=sorted(npu_tiling.SOCS), metavar="NAME", help=socs)
+    parser.add_argument("--soc", action="append", type=soc_name, metavar="NAME", help=socs)
     parser.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
     parser.add_argument("--call", action="append", metavar="LABEL", help="a call, by its label (all)")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (all cores)")

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from pathlib import Path
 from typing import TypedDict, get_args
 
-from ..check.kernel_file import FORMS
+import npu_tiling
+
+from ..check.values import FORMS
 from ..timing.traffic import L2State
 from ..toolchain import compilers as toolchains
 
 _GIGA = 1e9
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """What a command works on: one kernel with its arguments, a file of calls, or a package."""
+def soc_name(text: str) -> str:
+    """A chip's name, for options."""
+    if text in npu_tiling.SOCS:
+        return text
+    close = [name for name in npu_tiling.SOCS if text and text.lower() in name.lower()]
+    close = close or difflib.get_close_matches(text, npu_tiling.SOCS, n=4, cutoff=0.5) or list(npu_tiling.SOCS)
+    raise argparse.ArgumentTypeError(f"{text!r} is no chip; did you mean {', '.join(close[:8])}?")
+
+
+def add_target(parser: argparse.ArgumentParser, *, or_script: bool = False) -> None:
+    """What a command works on: one kernel with its arguments, a file of calls, or a package; also a program after `--`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"{FORMS}\n\nexample: npu-offline {{}} softmax.py::softmax x=fp32:512x1000 n=1000 --grid 512"
     parser.epilog = parser.epilog.format(parser.prog.split()[-1])
     target = "FILE::KERNEL, a FILE with calls(), or a folder with tests/ascend_calls.py"
-    parser.add_argument("target", type=Path, metavar="TARGET", help=target)
+    if or_script:
+        target += "; or none, and a program: -- python FILE ..."
+    parser.add_argument("target", type=Path, nargs="?" if or_script else None, metavar="TARGET", help=target)
     parser.add_argument("given", nargs="*", metavar="NAME=VALUE", help="the kernel's arguments: see below")
     parser.add_argument(
         "--grid", metavar="X[,Y[,Z]]", help="the kernel's programs: numbers, arguments, cdiv(a, b), cores, cube_cores"
@@ -31,6 +45,7 @@ def add_what_to_time(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument(
         "--soc",
+        type=soc_name,
         default="Ascend910B4",
         metavar="NAME",
         help="a chip whose costs are known; an Ascend950 for vector kernels (Ascend910B4)",

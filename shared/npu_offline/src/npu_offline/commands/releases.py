@@ -16,14 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import npu_tiling
-
 from .. import check
 from ..errors import CompilationError
 from ..launches import LaunchRecord, describe_tile
 from ..toolchain import compilation
 from ..toolchain import compilers as toolchains
-from .options import add_target
+from .options import add_target, soc_name
 from .output import new_console, progress
 
 if TYPE_CHECKING:
@@ -94,7 +92,7 @@ def add_parser(commands: Subparsers) -> None:
     add_target(parser)
     parser.add_argument("--release", default="3.2.1", choices=sorted(RELEASES), help="of triton-ascend (%(default)s)")
     socs = f"a chip ({', '.join(SOCS)})"
-    parser.add_argument("--soc", action="append", choices=sorted(npu_tiling.SOCS), metavar="NAME", help=socs)
+    parser.add_argument("--soc", action="append", type=soc_name, metavar="NAME", help=socs)
     parser.add_argument("--toolchain", default=toolchains.DEFAULT, choices=toolchains.VERSIONS, help="(%(default)s)")
     parser.add_argument("--sample", action="store_true", help="of a package, the calls that stand for all")
     parser.set_defaults(run=_run)

@@ -14,6 +14,7 @@ import npu_tiling
 from .. import check
 from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
+from .options import soc_name
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -23,7 +24,7 @@ def add_parser(commands: Subparsers) -> None:
     """Add `report` to the command line."""
     parser = commands.add_parser("report", help="write a page and a JSON file on everything that packages launch")
     parser.add_argument("packages", nargs="*", type=Path, help="folders with tests/ascend_calls.py (packages/*)")
-    parser.add_argument("--soc", action="append", choices=sorted(npu_tiling.SOCS), metavar="NAME", help="a chip (all)")
+    parser.add_argument("--soc", action="append", type=soc_name, metavar="NAME", help="a chip (all)")
     parser.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
     parser.add_argument("--sample", action="store_true", help="only the calls that tests/ascend_calls.py names in SAMPLE")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (all cores)")

@@ -8,28 +8,26 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import npu_tiling
 from rich.table import Table
 
 from .. import check
 from ..errors import OfflineError
 from ..launches import Launch, Ledger, Traffic
 from ..toolchain import compilers as toolchains
-from .options import add_target
+from .options import add_target, soc_name
 from .output import new_console
+from .script import run_script
 
 if TYPE_CHECKING:
-    from ..check.whole import Outcome
+    from ..check.run_calls import Outcome
     from . import Subparsers
 
 
 def add_parser(commands: Subparsers) -> None:
     """Add `run` to the command line."""
     parser = commands.add_parser("run", help="run a kernel on CPU tensors: results, races between programs, bytes moved")
-    add_target(parser)
-    parser.add_argument(
-        "--soc", default="Ascend910B4", choices=sorted(npu_tiling.SOCS), metavar="NAME", help="(%(default)s)"
-    )
+    add_target(parser, or_script=True)
+    parser.add_argument("--soc", default="Ascend910B4", type=soc_name, metavar="NAME", help="(%(default)s)")
     parser.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="whose final modules run (all)")
     parser.add_argument("--linalg-only", action="store_true", help="no final modules: the Linalg IR alone")
     parser.add_argument(
@@ -39,25 +37,29 @@ def add_parser(commands: Subparsers) -> None:
         metavar="NAME=EXPRESSION",
         help="what PyTorch computes from the arguments: 'y=x.softmax(-1)'",
     )
-    parser.add_argument("--rtol", type=float, help="(torch.testing's, by dtype)")
-    parser.add_argument("--atol", type=float, help="(torch.testing's, by dtype)")
+    parser.add_argument("--rtol", type=float, help="relative tolerance (torch.testing's, by dtype)")
+    parser.add_argument("--atol", type=float, help="absolute tolerance (torch.testing's, of the largest element)")
     parser.add_argument(
         "--picture",
         type=Path,
         metavar="FOLDER",
         help="write pictures of the Unified Buffer over time there: a page, and a PNG file for each launch",
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, script=[])
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ..check import kernel_file, whole
+    if options.script:
+        return run_script(options)
+    if options.target is None:
+        raise OfflineError("TARGET is missing: FILE::KERNEL, a FILE with calls(), a folder, or -- python FILE ...")
+    from ..check import kernel_file, run_calls
     from ..check.execution import LINALG
 
     console = new_console()
     if "::" in str(options.target):
-        call = kernel_file.parse(str(options.target), options.given, options.grid)
-        calls = [(call.label, whole.compared(call, options.expect, options.rtol, options.atol))]
+        found = kernel_file.parse(str(options.target), options.given, options.grid)
+        calls = [(call.label, run_calls.compared(call, options.expect, options.rtol, options.atol)) for call in found]
     elif options.expect:
         raise OfflineError("--expect is for FILE::KERNEL; in calls() compare the results yourself")
     else:
@@ -70,12 +72,12 @@ def _run(options: argparse.Namespace) -> int:
     good, unrun = True, [f"final modules, {version}" for version in sorted(asked - {LINALG, *versions})]
     for label, function in calls:
         console.print(label, markup=False, highlight=False)
-        found = [whole.run_whole(label, function, options.soc, level) for level in (LINALG, *versions)]
-        console.print(_levels(found))
-        if found[0].launches:
-            console.print(_bytes(found[0].launches))
-        good = good and all(outcome.ok for outcome in found)
-        unrun += [f"{label}, {_level(outcome)}" for outcome in found if outcome.refused and outcome.level in asked]
+        outcomes = [run_calls.run_whole(label, function, options.soc, level) for level in (LINALG, *versions)]
+        console.print(_levels(outcomes))
+        if outcomes[0].launches:
+            console.print(_bytes(outcomes[0].launches))
+        good = good and all(outcome.ok for outcome in outcomes)
+        unrun += [f"{label}, {_level(outcome)}" for outcome in outcomes if outcome.refused and outcome.level in asked]
     if options.picture:
         for path in _draw(options.picture, calls, options.soc, versions):
             console.print(path, markup=False)
@@ -92,7 +94,7 @@ def _draw(
     folder: Path, calls: Sequence[tuple[str, Callable[[], object]]], soc: str, versions: Sequence[str]
 ) -> Iterator[Path]:
     """Write the pictures of all launches of final modules."""
-    from ..check.whole import run_with_accesses
+    from ..check.run_calls import run_with_accesses
     from ..reporting import buffers
 
     folder.mkdir(parents=True, exist_ok=True)

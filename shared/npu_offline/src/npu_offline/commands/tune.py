@@ -49,10 +49,18 @@ def _run(options: argparse.Namespace) -> int:
         raise OfflineError(_NOTHING)
     console.print(_table(found, assumptions(options), everything=options.all))
     slow = [tuned for tuned in found if tuned.best is not None and tuned.best.gain > MARGIN]
-    console.print(f"{len(found)} choices, {len(slow)} more than {MARGIN:.0%} above the best candidate", markup=False)
+    for tuned in found:
+        console.print(_verdict(tuned), markup=False)
     if options.json:
         options.json.write_text(json.dumps([_as_json(tuned) for tuned in found], indent=1))
     return 1 if slow else 0
+
+
+def _verdict(tuned: Tuned) -> str:
+    chosen, best = _sizes(dict(tuned.site.chosen)), tuned.best
+    if best is None:
+        return f"{tuned.label}: no candidate is faster than {chosen} (in use)"
+    return f"{tuned.label}: {_sizes(best.sizes)} is {best.gain:.0%} faster than {chosen} (in use)"
 
 
 def _table(found: Sequence[Tuned], title: str, *, everything: bool) -> Table:

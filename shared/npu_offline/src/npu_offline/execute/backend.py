@@ -6,11 +6,11 @@ the result in its own caches, in memory by device index and on disk by the backe
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import itertools
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -24,13 +24,14 @@ from triton.backends.driver import DriverBase
 from ..errors import OfflineError, UnsupportedError
 from ..toolchain.compilers import installed
 from ..toolchain.frontend import changed_options, options_from, to_linalg
+from .idle import first_configuration
 from .linalg.lowering import ENTRY, lower
 from .native import Binary, kept_object, load, native_key, shared_object
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
-EMULATED, RECORDED = "npu-offline-emulated", "npu-offline-recorded"
+EMULATED, RECORDED = "npu-offline-emulated", "npu-offline-recorded"  # first parts of the names of architectures
 FINAL, CHECKED = "final", "checked"  # levels of emulation; the level of Linalg IR is the empty string
 _FIRST_DEVICE = 1 << 16  # far above any real device's index, as the JIT's in-memory cache is shared
 
@@ -42,13 +43,13 @@ class _HostBackend(AscendBackend):
 
     @classmethod
     def supports_target(cls, target: GPUTarget) -> bool:
-        return bool(target.backend == cls.kind)
+        return str(target.arch).startswith(f"{cls.kind}/")
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
         self.binary_ext = "npubin"
         parts = [unquote(part) for part in str(target.arch).split("/")]
-        self.soc, self.toolchain, self.level, self.mutation = (*parts, "", "", "")[:4]
+        _, self.soc, self.toolchain, self.level, self.mutation = (*parts, "", "", "")[:5]
 
     def parse_options(self, opts: dict[str, Any]) -> NPUOptions:
         return options_from(opts)
@@ -121,6 +122,7 @@ class RecordedBackend(_HostBackend):
         stages["npubin"] = nothing
 
 
+_device = "cpu"  # libraries take the target's name for a torch device, and for a module of torch
 _indices: dict[GPUTarget, int] = {}
 mutations: dict[str, Callable[[ModuleOp], object]] = {}
 """Functions that change final modules before they run, by a name that is unique among all processes."""
@@ -134,12 +136,23 @@ def emulated_target(
     if mutate is not None:
         mutation = uuid.uuid4().hex
         mutations[mutation] = mutate
-    return GPUTarget(EMULATED, f"{soc}/{quote(toolchain, safe='')}/{level}/{mutation}", 0)
+    return GPUTarget(_device, f"{EMULATED}/{soc}/{quote(toolchain, safe='')}/{level}/{mutation}", 0)
 
 
 def recorded_target() -> GPUTarget:
     """The target of kernels that are only recorded: one for all chips, since the front end knows none."""
-    return GPUTarget(RECORDED, "any", 0)
+    return GPUTarget(_device, f"{RECORDED}/any", 0)
+
+
+@contextlib.contextmanager
+def seen_as(device: str) -> Iterator[None]:
+    """Until the block ends, libraries that ask Triton for the device of new targets are told this one, not "cpu"."""
+    global _device
+    before, _device = _device, device
+    try:
+        yield
+    finally:
+        _device = before
 
 
 class HostDriver(DriverBase):
@@ -171,9 +184,7 @@ class HostDriver(DriverBase):
         return 0
 
     def get_benchmarker(self) -> Callable[..., Any]:
-        """Autotuning measures nothing here and takes its first configuration."""
-        order = itertools.count()
-        return lambda kernel_call, quantiles: [float(next(order))] * len(quantiles)
+        return first_configuration()
 
     def get_active_torch_device(self) -> Any:
         return torch.device("cpu")
@@ -193,7 +204,18 @@ class HostDriver(DriverBase):
         return libraries, libraries.address, 0, 0
 
 
+def _leave_ours(compiler: Any) -> None:
+    """Let a backend for chips refuse the targets of this file, which have the same name."""
+    supports = compiler.supports_target
+
+    def is_for_chips(target: GPUTarget) -> bool:
+        ours = any(backend.supports_target(target) for backend in (EmulatedBackend, RecordedBackend))
+        return not ours and bool(supports(target))
+
+    compiler.supports_target = staticmethod(is_for_chips)
+
+
+for _other in list(backends.values()):
+    _leave_ours(_other.compiler)
 for _backend in (EmulatedBackend, RecordedBackend):
-    setattr(torch, _backend.kind, torch.cpu)  # libraries look for a target's module of torch under its name
-    # The names of these targets are no real device's: both can be registered at once.
     backends[_backend.kind] = Backend(compiler=_backend, driver=HostDriver)

@@ -13,10 +13,14 @@ from ..errors import OfflineError
 from ..launches import Emulation
 from ..toolchain.compilers import DEFAULT, tool
 from ..toolchain.triton_ascend import require_triton_ascend
+from .idle import decorate_without_devices
 from .launcher import Launcher, RunningEmulation, running
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
+
+
+decorate_without_devices()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..errors import EndlessLoopError, OfflineError, OutOfBoundsError, RaceError
@@ -37,6 +37,7 @@ def fault_of(
     ranges: Sequence[int],
     grid: tuple[int, int, int],
     seconds: int,
+    lines_of: Callable[[str, int], str],
 ) -> BaseException:
     """The error of a launch that failed.
 
@@ -49,6 +50,7 @@ def fault_of(
         ranges: first address and end of the storage of each argument, the reserved ones first.
         grid: programs in x, y and z.
         seconds: of processor time that a program may take.
+        lines_of: the lines of its source that access an argument in this way.
     """
     if fault.reason == _INTERRUPTED:
         return KeyboardInterrupt()
@@ -64,16 +66,20 @@ def fault_of(
         return OutOfBoundsError(f"{where}: {what} at address {fault.address:#x}, which is in no argument's storage")
     position = fault.argument - RESERVED
     place = f"at byte {fault.address - bases[position]} of argument {pointers[position]}"
+    lines = lines_of(pointers[position], fault.access)
+    source = f" ({lines})" if lines else ""
     if fault.reason != _RACE:
         low, high = ranges[2 * fault.argument : 2 * fault.argument + 2]
-        return OutOfBoundsError(f"{where}: {what} {place}, outside its storage of {high - low} bytes")
+        return OutOfBoundsError(f"{where}: {what} {place}, outside its storage of {high - low} bytes{source}")
     aliases = [
         name
         for i, name in enumerate(pointers)
         if i != position and ranges[2 * (i + RESERVED)] <= fault.address < ranges[2 * (i + RESERVED) + 1]
     ]
     shared = f" (in one storage with {', '.join(aliases)})" if aliases else ""
-    return RaceError(f"{where}: {what} {place}{shared}, which {_program(fault.other, grid)} {_DONE[fault.other_access]}")
+    other = lines_of(pointers[position], fault.other_access) if not aliases else ""
+    done = f"{_DONE[fault.other_access]} ({other})" if other and other != lines else _DONE[fault.other_access]
+    return RaceError(f"{where}: {what} {place}{shared}{source}, which {_program(fault.other, grid)} {done}")
 
 
 def _program(linear: int, grid: tuple[int, int, int]) -> str:

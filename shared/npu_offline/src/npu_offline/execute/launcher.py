@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import EndlessLoopError, Finding, FindingsError, OfflineError, OutOfBoundsError, RaceError
-from ..launches import MAX_PROGRAMS, RESERVED, Access, Emulation, Launch, Ledger, Traffic
+from ..launches import MAX_PROGRAMS, RESERVED, Access, Emulation, Launch, LaunchRecord, Ledger, Memory, Traffic
 from .faults import Fault, fault_of
 from .final.checked import PLAIN, SURVEYED, check
 from .final.findings import FINDING_BYTES, raise_findings, read_findings
 from .races import shared_writes
+from .source_lines import lines_of
 from .storage import bounds_of, bytes_of, row_bytes, storage_of
 
 _LENGTHS = 40  # classes of transfers by length, powers of two, as in launch.h
@@ -41,6 +42,24 @@ _SCALARS = {  # Triton type to struct format, in a slot of 8 bytes
     "fp32": "f4x",
     "fp64": "d",
 }
+
+
+def record_of(
+    source: Any, options: Any, grid: tuple[int, int, int], arguments: dict[str, Memory | int | float]
+) -> LaunchRecord:
+    """A record of a launch of a compiled kernel."""
+    from ..toolchain.frontend import changed_options
+
+    return LaunchRecord(
+        kernel=source.fn,
+        name=source.fn.__name__,
+        signature=dict(source.signature),
+        constants=dict(source.constants),
+        grid=grid,
+        options=changed_options(options),
+        divisible=tuple(source.fn.arg_names[i] for i in source.attrs.arg_properties.get("tt.divisibility", ())),
+        arguments=arguments,
+    )
 
 
 class RunningEmulation(Emulation):
@@ -127,6 +146,7 @@ class Launcher:
         from .native import runtime
 
         self._run = runtime().npu_offline_launch
+        self._source, self._options = source, metadata
         self._arguments = Arguments(source)
         kinds = self._arguments.types.values()
         formats = ("QQqqq" if kind.startswith("*") else _SCALARS[kind] for kind in kinds)
@@ -135,6 +155,9 @@ class Launcher:
         self._ranges = struct.Struct(f"<{2 * self._count}Q")
         self._row_bytes = struct.Struct(f"<{self._count}q")
         self._unit_bits = min((bytes_of(kind) for kind in kinds if kind.startswith("*")), default=1).bit_length() - 1
+
+    def _lines(self, argument: str, access: int) -> str:
+        return lines_of(record_of(self._source, self._options, (1, 1, 1), {}), argument, access)
 
     @functools.cached_property
     def _shared(self) -> int:
@@ -196,7 +219,7 @@ class Launcher:
 
         def run(address: int, *, mode: int = PLAIN, poison: int = _NOT_A_NUMBER) -> None:
             chosen = (ctypes.c_uint32 * len(programs))(*programs)
-            fault = (ctypes.c_int64 * 10)()
+            noted = (ctypes.c_int64 * 10)()
             ctypes.memset(counters, 0, ctypes.sizeof(counters))
             if emulation.checks:  # on a chip it holds what launches before have left
                 ctypes.memset(workspace, poison, len(workspace))
@@ -211,13 +234,13 @@ class Launcher:
                 (ctypes.c_int32 * 3)(*grid),
                 emulation.settings(self._unit_bits, shared, mode=mode, poison=poison, chosen=chosen, **filled),
                 counters,
-                fault,
+                noted,
                 found,
             )
             if failed:
                 raise_findings(self._arguments.name, found.value)
                 names, where = self._arguments.pointers, (bases, ranges, grid)
-                raise fault_of(failed, Fault(*fault), self._arguments.name, names, *where, PROGRAM_SECONDS)
+                raise fault_of(failed, Fault(*noted), self._arguments.name, names, *where, PROGRAM_SECONDS, self._lines)
 
         def survey() -> None:
             programs[:] = dict.fromkeys([0, count - 1, *range(count)])  # the first and the last program are always run

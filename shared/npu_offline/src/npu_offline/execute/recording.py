@@ -15,7 +15,7 @@ from ..launches import RESERVED, LaunchRecord, Memory
 from ..toolchain.compilation import front_end_of
 from ..toolchain.triton_ascend import require_triton_ascend
 from .emulation import active_driver, emulate
-from .launcher import Arguments, check_grid
+from .launcher import Arguments, check_grid, record_of
 from .storage import bounds_of, row_bytes
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ class Recorder:
     """Records a launch, in place of `Launcher`."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
-        from ..toolchain.frontend import changed_options
-
-        self._changed_options = changed_options
         self._source = source
         self._options = metadata
         self._arguments = Arguments(source)
@@ -51,23 +48,12 @@ class Recorder:
         leave: Any,
         *values: Any,
     ) -> None:
-        source = self._source
         grid = (grid_x, grid_y, grid_z)
-        check_grid(source.fn.__name__, grid)
+        check_grid(self._arguments.name, grid)
         kept = [value for value, keep in zip(values, self._arguments.kept, strict=True) if keep]
         given = dict(zip(self._arguments.types, kept, strict=True))
-        divisible = [source.fn.arg_names[i] for i in source.attrs.arg_properties.get("tt.divisibility", ())]
         soc, records = recordings[-1]
-        record = LaunchRecord(
-            kernel=source.fn,
-            name=source.fn.__name__,
-            signature=dict(source.signature),
-            constants=dict(source.constants),
-            grid=grid,
-            options=self._changed_options(self._options),
-            divisible=tuple(divisible),
-            arguments={name: _noted(value) for name, value in given.items()},
-        )
+        record = record_of(self._source, self._options, grid, {name: _noted(value) for name, value in given.items()})
         records.append(record)
         written = _integers_written(record)
         if written:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import npu_tiling
 
 from .. import check
+from ..check.values import combinations
 from ..errors import OfflineError
 from ..execute.recording import record
 from ..launches import LaunchRecord, describe_tile
@@ -69,7 +70,7 @@ _Recorded = tuple[list[Site], list[LaunchRecord]]
 def search(
     label: str,
     call: Callable[..., None],
-    choices: Mapping[str, Sequence[int]] | None = None,
+    choices: Mapping[str, Sequence[int]] | Sequence[Sizes] | None = None,
     *,
     soc: str = "Ascend910B4",
     toolchain: str = DEFAULT,
@@ -88,7 +89,8 @@ def search(
     Args:
         label: of the call.
         call: what to run, on CPU tensors.
-        choices: names of keyword arguments of `call` and the sizes that each may be; the first are those in use.
+        choices: names of keyword arguments of `call` and the sizes that each may be, or combinations of sizes; the first
+            are those in use.
         soc, toolchain: what for, and by which compiler.
         l2, clock: as for `time_launch`.
         jobs: compilations at a time; None for all cores.
@@ -99,7 +101,7 @@ def search(
     """
     runs: list[tuple[int, Sizes, Callable[[], _Recorded]]]
     if choices:
-        first, *others = (dict(zip(choices, sizes, strict=True)) for sizes in itertools.product(*choices.values()))
+        first, *others = combinations(choices) if isinstance(choices, Mapping) else choices
         sites, own = [Site((), tuple(first.items()))], _recorded(functools.partial(call, **first), soc)[1]
         runs = [(0, other, functools.partial(_recorded, functools.partial(call, **other), soc)) for other in others]
     else:

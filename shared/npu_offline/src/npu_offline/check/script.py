@@ -1,0 +1,168 @@
+"""Runs a whole Python program as if an NPU were there: its tensors lie on the CPU, and its kernels are emulated."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import os
+import runpy
+import shutil
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import npu_tiling
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..errors import OfflineError
+from ..execute.emulation import emulate
+from ..launches import Emulation
+
+_DEVICES = ("cuda", "npu")
+_UB_BITS = "ASCEND_UB_CAPACITY_BITS"  # libraries look for the size of the Unified Buffer there
+_METHODS = {"cuda": "cpu", "npu": "cpu"}  # of tensors: what they do here
+
+
+class _OnCpu(TorchFunctionMode):
+    """Tensors of devices that the program names lie on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _METHODS:
+            return args[0]
+        return func(*map(_on_cpu, args), **{key: _on_cpu(value) for key, value in (kwargs or {}).items()})
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type in (*_DEVICES, "privateuseone") else value
+    if isinstance(value, str) and value.partition(":")[0] in _DEVICES:
+        return "cpu"
+    return value
+
+
+@contextlib.contextmanager
+def npu_on_cpu(soc: str, *, toolchain: str | None = None) -> Iterator[Emulation]:
+    """Until the block ends, programs find an NPU: torch.npu, a module torch_npu, and Triton's target "npu".
+
+    Args:
+        soc: the chip.
+        toolchain: a compiler, whose final modules run with all checks; None for Linalg IR, with races between programs.
+
+    Yields:
+        The launches, with findings in their notes.
+    """
+    from ..execute.backend import seen_as
+
+    options: dict[str, Any] = {"toolchain": toolchain, "checks": True} if toolchain else {"races": True}
+    with (
+        _modules(soc),
+        seen_as("npu"),
+        emulate(soc, keep_going=True, **options) as emulation,
+        _OnCpu(),
+    ):
+        yield emulation
+
+
+@contextlib.contextmanager
+def _modules(soc: str) -> Iterator[None]:
+    with contextlib.suppress(RuntimeError):  # it has that name, where this ran before
+        torch.utils.rename_privateuse1_backend("npu")
+    npu = _npu(soc)
+    torch_npu = types.ModuleType("torch_npu")
+    torch_npu.npu = npu  # type: ignore[attr-defined]
+    torch_npu.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
+    with (
+        mock.patch.dict(os.environ, {_UB_BITS: str(8 * npu_tiling.soc(soc).ub_bytes)}),
+        mock.patch.object(torch, "npu", npu, create=True),
+        _imported({"torch.npu": npu, "torch_npu": torch_npu}),
+        mock.patch.object(torch.nn.Module, "npu", lambda module, device=None: module, create=True),
+        mock.patch.object(torch.nn.Module, "cuda", lambda module, device=None: module),
+        mock.patch.object(torch.Tensor, "npu", lambda tensor, *_, **__: tensor, create=True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _imported(modules: dict[str, types.ModuleType]) -> Iterator[None]:
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
+
+
+def _npu(soc: str) -> types.ModuleType:
+    """What programs ask torch.npu for: one device, and streams that do everything at once."""
+    chip = npu_tiling.soc(soc)
+    npu = types.ModuleType("torch.npu")
+    properties = types.SimpleNamespace(
+        name=soc, cube_core_num=chip.cube_cores, vector_core_num=chip.vector_cores, total_memory=64 * 2**30
+    )
+
+    def nothing(*_: object, **__: object) -> None:
+        return None
+
+    for name in ("synchronize", "set_device", "empty_cache", "manual_seed", "manual_seed_all", "reset_peak_memory_stats"):
+        setattr(npu, name, nothing)
+    answers: dict[str, Callable[..., object]] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda *_: soc,
+        "get_device_properties": lambda *_: properties,
+        "memory_allocated": lambda *_: 0,
+        "max_memory_allocated": lambda *_: 0,
+        "is_bf16_supported": lambda *_: True,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+        "device": lambda *_: contextlib.nullcontext(),
+        "stream": lambda *_: contextlib.nullcontext(),
+    }
+    for name, answer in answers.items():
+        setattr(npu, name, answer)
+    for name in ("Stream", "Event", "current_stream", "default_stream"):
+        setattr(npu, name, getattr(torch.cpu, name, torch.cpu.Stream))
+    return npu
+
+
+def program_of(words: Sequence[str]) -> Callable[[], object]:
+    """A function that runs a Python program in this process, as its command line does.
+
+    Args:
+        words: `python FILE ...`, `python -m MODULE ...`, or a console script of this environment.
+
+    Raises:
+        OfflineError: it is no Python program.
+    """
+    first, *rest = words
+    if not Path(first).name.startswith("python"):
+        found = shutil.which(first) or first
+        if not Path(found).is_file() or b"python" not in Path(found).read_bytes()[:200]:
+            raise OfflineError(f"{first} is no Python program; write: npu-offline run -- python FILE ...")
+        rest = [found, *rest]
+    is_module = rest[:1] == ["-m"]
+    arguments = rest[1:] if is_module else rest
+    if not arguments or arguments[0].startswith("-"):
+        raise OfflineError("write: npu-offline run -- python FILE ..., or python -m MODULE ...")
+    if not is_module and not Path(arguments[0]).is_file():
+        raise OfflineError(f"{arguments[0]} does not exist")
+    folder = "" if is_module else str(Path(arguments[0]).resolve().parent)
+
+    def run() -> None:
+        with mock.patch.object(sys, "argv", arguments), mock.patch.object(sys, "path", [folder, *sys.path]):
+            if is_module:
+                runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(arguments[0], run_name="__main__")
+
+    return run

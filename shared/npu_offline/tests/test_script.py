@@ -1,0 +1,95 @@
+"""`npu-offline run -- python FILE`: a program for an NPU, on the CPU, with its launches checked and listed."""
+
+import subprocess
+import sys
+
+import pytest
+from npu_offline.cli import main
+
+PROGRAM = """
+import sys
+
+import torch
+import torch_npu
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if MASKED:
+        tl.store(y + o, tl.load(x + o, mask=o < n) * 2, mask=o < n)
+    else:
+        tl.store(y + o, tl.load(x + o) * 2)
+
+
+assert triton.runtime.driver.active.get_current_target().backend == "npu"
+device = torch.device(sys.argv[1])
+x = torch.randn(100, device=device).to(device)
+x = x.cuda() if device.type == "cuda" else x.npu()
+for _ in range(2):
+    y = torch.empty(x.shape, device=x.device)
+    double[(2,)](x, y, 100, BLOCK=64, MASKED=sys.argv[2] == "masked")
+torch.npu.synchronize()
+print("equal", torch.equal(y, 2 * x))
+sys.exit(int(sys.argv[3]))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """In a process of its own: PyTorch keeps the name of a device to the end of its process."""
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+
+    def run(*words, options=()):
+        code = "import sys; from npu_offline.cli import main; sys.exit(main(sys.argv[1:]))"
+        command = [sys.executable, "-c", code, "run", *options, "--", "python", str(path), *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.returncode, " ".join((done.stdout + done.stderr).replace("│", " ").split())
+
+    return run
+
+
+@pytest.mark.parametrize("device", ["npu:0", "cuda"])
+def test_a_program_for_an_npu_runs_and_its_launches_are_listed(run, device):
+    status, said = run(device, "masked", "0")
+    assert "equal True" in said
+    assert "double BLOCK=64, MASKED=True, *fp32 2 4 no finding" in said
+    assert "2 launches, 0 with findings, from Linalg IR" in said
+    assert status == 0
+
+
+def test_final_modules_of_a_program_run_with_all_checks(run):
+    status, said = run("npu", "masked", "0", options=["--toolchain", "1.2.0"])
+    assert "2 launches, 0 with findings, from final modules of 1.2.0" in said
+    assert status == 0
+
+
+def test_a_finding_is_named_and_the_program_goes_on(run):
+    status, said = run("npu", "plain", "0")
+    assert "argument x, outside its storage of 400 bytes (program.py, line 16)" in said
+    assert "2 launches, 2 with findings" in said
+    assert status == 1
+
+
+def test_the_exit_status_of_the_program_counts(run):
+    status, said = run("npu", "masked", "3")
+    assert "the program's exit status is 3" in said
+    assert status == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--", "python", "no.py"], "no.py does not exist"),
+        (["run", "--", "ls"], "ls is no Python program"),
+        (["run", "--", "python"], "write: npu-offline run -- python FILE"),
+        (["run", "--grid", "1", "--", "python", "no.py"], "before -- may stand --soc and --toolchain alone"),
+        (["run"], "TARGET is missing"),
+    ],
+)
+def test_a_mistake_in_the_call_is_said_before_anything_runs(capsys, words, message):
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
