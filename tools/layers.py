@@ -61,7 +61,7 @@ FOLDERS = {
         "emulation",
         "backend | launcher",
         "final | linalg",
-        "faults | native | races | storage",
+        "faults | idle | native | races | source_lines | storage",
     ),
     "npu_bench": (
         "__main__",
