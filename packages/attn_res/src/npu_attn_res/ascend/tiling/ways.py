@@ -94,20 +94,20 @@ def _row(way: Way, *sizes: tuple[int, int] | int, floors: float | None = None) -
 # fmt: off
 _FORWARD = (
     #                                910B, 16     910B, 32     950, 16      950, 32
-    _row(Way.ROWS_AHEAD,             (20, 4),     (28, 8),     (22, 1),     (32, 1),    floors=1.48),
+    _row(Way.ROWS_AHEAD,             (20, 4),     (28, 8),     (22, 1),     (32, 1),    floors=1.72),
     _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          40),  # CANN 9.1 wants 4 more than the others
-    _row(Way.ROW_AHEAD,              24,          32,          28,          26,         floors=1.43),
+    _row(Way.ROW_AHEAD,              24,          32,          28,          26,         floors=1.65),
     _row(Way.ROW,                    20,          20,          16,          16),
 )
 _FORWARD_NORMALISED = (
-    _row(Way.ROWS_AHEAD,             (22, 4),     (25, 8),     (22, 2),     (24, 4),    floors=1.73),
+    _row(Way.ROWS_AHEAD,             (22, 3),     (25, 8),     (22, 2),     (24, 4),    floors=1.74),
     _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          40),
-    _row(Way.ROW_AHEAD,              26,          28,          26,          28,         floors=1.61),
+    _row(Way.ROW_AHEAD,              26,          28,          26,          28,         floors=1.72),
     _row(Way.ROW,                    20,          20,          16,          16),
 )
 _FORWARD_PREFIX = (
-    _row(Way.ROWS_AHEAD,             (20, 4),     (20, 8),     (22, 2),     (24, 2),    floors=1.74),
-    _row(Way.ROW_AHEAD,              24,          24,          22,          24,         floors=1.56),
+    _row(Way.ROWS_AHEAD,             (20, 4),     (20, 8),     (22, 2),     (24, 2),    floors=1.85),
+    _row(Way.ROW_AHEAD,              24,          24,          22,          24,         floors=1.78),
     _row(Way.ROW,                    20,          20,          16,          20),
 )
 _PHASE1 = (
@@ -117,31 +117,31 @@ _PHASE1 = (
     _row(Way.ROW,                    20,          20,          16,          16),
 )
 _BACKWARD = (
-    _row(Way.ROWS,                   (24, 5),     (28, 9),     (21, 5),     (28, 9),    floors=1.95),
+    _row(Way.ROWS,                   (24, 5),     (28, 9),     (21, 5),     (28, 9),    floors=1.93),
     _row(Way.ROW_AHEAD_TWO_BUFFERS,  32,          44,          30,          40),
     _row(Way.ROW_AHEAD,              28,          28,          26,          24),
     _row(Way.ROW,                    26,          22,          22,          24),  # 24 in most compilations with CANN 8.5
 )
 _BACKWARD_FP32_DH = (
     _row(Way.ROWS,                   (28, 5),     (28, 9),     (21, 5),     (30, 15)),
-    _row(Way.ROW_AHEAD_TWO_BUFFERS,  36,          44,          30,          40,         floors=1.46),
+    _row(Way.ROW_AHEAD_TWO_BUFFERS,  36,          44,          30,          40),
     _row(Way.ROW_AHEAD,              28,          28,          26,          24),
-    _row(Way.ROW,                    26,          22,          24,          24,         floors=1.42),
+    _row(Way.ROW,                    26,          22,          24,          24),
 )
 _BACKWARD_PREFIX = (
     _row(Way.ROWS,                   (30, 4),     (32, 4),     (28, 4),     (40, 2)),
-    _row(Way.ROW_TWO_BUFFERS,        32,          38,          28,          40,         floors=1.87),
+    _row(Way.ROW_TWO_BUFFERS,        32,          38,          28,          40,         floors=2.06),
     _row(Way.ROW,                    26,          26,          22,          24),
 )
 # The bytes that loads which do not wait need, more than a tile needs to fit: with less, compilers put a product where the
 # next row is to go. `statistics_by_token` never chooses these ways on an Ascend950.
 _BACKWARD_BY_TOKEN = (
-    _row(Way.ROW_KEPT,               46,          46,          46,          46,         floors=1.46),
-    _row(Way.HALVES_KEPT,            27,          27,          27,          27,         floors=1.46),
+    _row(Way.ROW_KEPT,               46,          46,          46,          46,         floors=1.57),
+    _row(Way.HALVES_KEPT,            27,          27,          27,          27,         floors=1.49),
 )
 _BACKWARD_BY_TOKEN_PREFIX = (
     _row(Way.ROW_KEPT,               46,          48,          46,          48),
-    _row(Way.HALVES_KEPT,            27,          27,          27,          27,         floors=1.53),
+    _row(Way.HALVES_KEPT,            27,          27,          27,          27,         floors=1.63),
 )
 _LAYERS = (
     _row(Way.LAYERS,                 (24, 4),     (24, 4),     (20, 1),     (20, 1),    floors=3.2),
