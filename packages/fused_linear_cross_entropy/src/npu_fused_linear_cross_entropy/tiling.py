@@ -166,14 +166,16 @@ def always(shape: Shape) -> bool:
     return True
 
 
-# The first row that holds is taken. Chunks of the first two are those of a kernel's product, which stores no logits.
+# The first row that holds is taken. KEPT_PRODUCT and PRODUCT have chunks of a kernel's product, which stores no logits.
 RULES = (
     _rule(Way.DISTRIBUTIONS, Layout.ROWS, is_of_distributions, "outputs of distributions; whole rows fit"),
     _rule(Way.DISTRIBUTIONS, Layout.COLUMNS, is_of_distributions, "outputs of distributions; few whole rows fit"),
     _rule(Way.KEPT_PRODUCT, Layout.KEPT, can_multiply, "a kernel's product stores exponentials, and all of them are kept"),
     _rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
-    _rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "few rows fit at a time; the gradient is v times E"),
-    _rule(Way.KEPT_LOGITS, Layout.KEPT, always, "few rows fit at a time; the gradient needs more than E"),
+    _rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "few rows fit at a time; the gradient is v times E, a factor of"
+          " each row times its exponentials"),
+    _rule(Way.KEPT_LOGITS, Layout.KEPT, always, "few rows fit at a time; an option, as the entropy, makes the gradient more"
+          " than v times E, a factor of each row times its exponentials"),
     _rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep all"
           " logits (more tokens than columns of x, no such gradient, a bias, or an option)"),
     _rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),

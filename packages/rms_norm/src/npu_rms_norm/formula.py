@@ -78,6 +78,7 @@ def activate(b_gate, ACTIVATION: tl.constexpr):
         b_act = b_gate * b_sigmoid
         return b_act, b_sigmoid + b_act * (1.0 - b_sigmoid)
     else:
+        tl.static_assert(ACTIVATION == "sigmoid")
         return b_sigmoid, b_sigmoid * (1.0 - b_sigmoid)
 
 

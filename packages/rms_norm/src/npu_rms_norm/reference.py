@@ -132,6 +132,7 @@ def _activate(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     sigmoid = torch.sigmoid(gate)
     if activation == "sigmoid":
         return sigmoid, sigmoid * (1 - sigmoid)
+    assert activation == "silu", activation
     return torch.nn.functional.silu(gate), sigmoid + gate * sigmoid * (1 - sigmoid)
 
 

@@ -28,7 +28,7 @@ def attn_res_backward_shared_kernel(
     # as of attn_res_backward_sources_kernel; p_dg: fp32 [programs / SHARE * TILES, D]
     p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
     p_count, p_prefix, p_djoined, p_dprefix,
-    # int64, zeros before the launch: [programs / SHARE, TURNS, SHARE, BLOCK_N, and one for the prefix]
+    # int64, zeros before the launch: [programs / SHARE, TURNS, SHARE, BLOCK_N, or BLOCK_N + 1 with a prefix]
     p_words,
     others, gradients,
     n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
@@ -36,7 +36,7 @@ def attn_res_backward_shared_kernel(
     D: tl.constexpr,
     PER_TILE: tl.constexpr, TILES: tl.constexpr,  # n_blocks <= PER_TILE * TILES
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,  # a program's tile: BLOCK_N >= PER_TILE, SHARE * BLOCK_D >= D * TILES
-    VECTOR: tl.constexpr,  # columns of a thread side by side: few enough for all warps, so that a thread has all blocks
+    VECTOR: tl.constexpr,  # adjacent columns of a thread: all warps divide columns, and a thread has its own of every source
     STAGES: tl.constexpr, SHARE: tl.constexpr,
     SLOTS: tl.constexpr,  # a power of two, >= SHARE
     ALIGNED: tl.constexpr,

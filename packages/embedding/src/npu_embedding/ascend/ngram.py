@@ -4,7 +4,7 @@
 
 No vector unit multiplies, divides or compares 64-bit integers. A 64-bit number is six limbs of 11 bits here, each in an
 int32: a product of two limbs has 22 bits, and no sum of products overflows. A remainder takes the limbs from the highest to
-the lowest; a quotient in fp32 is off by one at most, which leaves a remainder between -size and size for the next limb.
+the lowest. A quotient in fp32 is off by one at most: what is left for the next limb lies a little beyond -size to size.
 """
 
 import triton
@@ -70,7 +70,7 @@ def mix(b_0, b_1, b_2, b_3, b_4, b_5, b_id, p_multiplier, ADD: tl.constexpr):
 
 @triton.jit
 def take_limb(b_rest, b_limb, b_inverse, i_high, i_low):
-    """(rest * 2^11 + limb) mod size, or that less size: from -size to size; size = i_high * 2^11 + i_low."""
+    """rest * 2^11 + limb less a multiple of size, a little beyond -size to size; size = i_high * 2^11 + i_low."""
     b_quotient = ((b_rest.to(tl.float32) * 2048.0 + b_limb.to(tl.float32)) * b_inverse).to(tl.int32)
     return (b_rest - b_quotient * i_high) * 2048 + (b_limb - b_quotient * i_low)
 

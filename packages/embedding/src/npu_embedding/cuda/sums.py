@@ -1,11 +1,11 @@
 """Device code of the gradient on CUDA: rows of dy, summed by row of the table, and zeros.
 
 `sorted` are rows of the table in ascending order, of which the first `inside` have a gradient; `order` says where each of
-them stood. The sorted positions are cut in `n_chunks` chunks of equal length, one for each program, so that the work is even
-however long the runs of equal rows are. The sum of a run that lies in one chunk is stored at once. A run that crosses one
-border between chunks is short: the chunk where it begins sums all of it. A run that crosses several leaves partial sums: a
-head in each chunk that it enters from before, a tail in the chunk where it begins; a second launch adds those, in their
-order. Sums are fp32, rounded once. Every row of dweight is stored once.
+them stood. The sorted positions are cut in `n_chunks` chunks of equal length, so that the work is even however long the runs
+of equal rows are: a program sums one chunk in one block of columns. The sum of a run that lies in one chunk is stored at
+once. A run that crosses one border between chunks is short: the chunk where it begins sums all of it. A run that crosses
+several leaves partial sums: a head in each chunk that it enters from before, a tail in the chunk where it begins; a second
+launch adds those, in their order. Sums are fp32, rounded once. Every row of dweight is stored once.
 """
 
 import triton

@@ -2,7 +2,7 @@
 place of the student's logits. Formulas: divergences.py.
 
 Tiles are those of two_sweeps.py, of both matrices. Each matrix is swept for its log sum exp; both are swept for the sums of
-a row (the forward divergence's are taken with the gradient, which does not need them); and backwards for the gradient.
+a row; and backwards for the gradient. "forward_kl" has two sweeps: its gradient needs no sums, and its loss is summed there.
 A temperature is part of the scales and softcaps: c tanh(s z / c) / T = (c / T) tanh((s / T) z / (c / T)).
 """
 
@@ -96,7 +96,8 @@ def store_distilled(
     if HARD:
         if TEMPERED:
             b_p = tl.exp(b_z * temperature - b_hard_lse[:, None])
-        # fp32 compares: those of integers are loops over elements on Ascend. Exact below 2^24, and rounded never below that.
+        # fp32 compares: those of integers are loops over elements on Ascend. Exact below 2^24; a
+        # larger distance is never rounded to less, so that it equals no column.
         m_target = (b_column - i_col)[:, None].to(tl.float32) == tl.arange(0, BLOCK_N)[None, :].to(tl.float32)
         b_g += b_hard[:, None] * tl.where(m_target, b_p - 1.0, b_p)
     b_g = gradient_before_softcap(b_g, b_z, logit_scale, softcap, SCALED, SOFTCAP)

@@ -151,7 +151,8 @@ def store_gradient(
             b_g -= b_c[:, None] * load_columns(p_class_weight, i_col + o_lane, N, EXACT_N)
         else:
             b_g -= b_c[:, None]
-    # fp32 compares: those of integers are loops over elements on Ascend. Exact below 2^24, and rounded never below that.
+    # fp32 compares: those of integers are loops over elements on Ascend. Exact below 2^24; a
+    # larger distance is never rounded to less, so that it equals no column.
     m_target = (b_target - i_col)[:, None].to(tl.float32) == o_lane[None, :].to(tl.float32)
     b_g = gradient_of_raw(b_g, b_z, b_b, m_target, logit_scale, softcap, SCALED, SOFTCAP)
     store_tile(p_row, b_g, i_col, s_row, n_rows, N, BLOCK_M, BLOCK_N, EXACT_N, BARRIER)

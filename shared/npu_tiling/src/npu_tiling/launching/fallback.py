@@ -46,11 +46,6 @@ def is_out_of_resources(error: BaseException | None) -> bool:
     return any(type(cause).__name__ == "OutOfResources" for cause in _causes(error))
 
 
-def is_no_cooperation(error: BaseException | None) -> bool:
-    """Whether `error` says that programs which wait for one another cannot be launched: too many, or an older Triton."""
-    return error is not None and "cooperative" in str(error).lower()
-
-
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
@@ -80,8 +75,6 @@ def refusal(error: BaseException) -> Refusal | None:
         )
     if is_out_of_resources(error):
         return Refusal(GPUResourcesError, f"needs more than this GPU has ({error})")
-    if is_no_cooperation(error):
-        return Refusal(GPUResourcesError, f"cannot be launched with programs that wait for one another ({error})")
     return None
 
 
@@ -89,9 +82,6 @@ def launch_with_fallback(
     name: object, spec: LaunchSpec, run: Callable[[LaunchSpec], ResultT], smaller: Callable[[Any], Tiled | None]
 ) -> ResultT:
     """Run a launch; where it overflows the Unified Buffer or is out of a CUDA device's resources, run the next smaller one.
-
-    The same holds where programs that wait for one another are refused (`launch_cooperative_grid`: Triton before 3.3, or a
-    device that does not hold all of them at once).
 
     The spec that worked is remembered for the process, so the failed compilation happens once, and so does the warning.
 

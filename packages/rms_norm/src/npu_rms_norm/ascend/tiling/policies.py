@@ -66,7 +66,7 @@ POLICIES = (
     _row("a row, two buffers",         "rows", "one",     2,       0,     FP32_ROWS, # 129  194  141  201  236    -  339
          "one row of fp32 fits beside the next one"),
     _row("a row, one buffer",          "rows", "one",     1,       0,     ONE_ROW,   # 120  185  128  187  226  386  353
-         "one pass over memory moves a third less than two"),
+         "a row is read once; in blocks of columns it is read twice"),
     _row("blocks of columns",          "wide", "one",     2,       0,     ALL,       # 131  221  254  345  267  674  339
          "a row does not fit whole"),
 )

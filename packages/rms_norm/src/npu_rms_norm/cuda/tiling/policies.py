@@ -53,6 +53,7 @@ _SEVERAL = "rows fit registers: several a program"
 _THRICE = "other kernels would read it three times"
 _CHUNKS = "a row fits registers, in chunks"
 _CACHED = "the second read finds the row in a cache, and fewer registers leave room for more rows"
+_ALONE = "one program a core: rows of two evict each other before the second read"
 # fmt: off
 FORWARD = (
     #    shape                  columns  kernel   tile  block  warps  per core   capped
@@ -68,7 +69,7 @@ FORWARD = (
     _row("any",                 2048,    "wide",  0,    1 / 2, 4,     ALL_TILES, False, _CACHED),
     _row("any",                 8192,    "wide",  0,    1 / 2, 8,     ALL_TILES, False, _CACHED),
     _row("any",                 16384,   "wide",  0,    4096,  16,    ALL_TILES, False, _CACHED),
-    _row("any",                 END,     "wide",  0,    1 / 4, 32,    1,         True,  "two rows evict each other"),
+    _row("any",                 END,     "wide",  0,    1 / 4, 32,    1,         True,  _ALONE),
 )
 BACKWARD = (
     #    shape                  columns  kernel   tile  block  warps  per core      capped
