@@ -17,7 +17,11 @@ REFUSED = {
     "weight's dtype": (lambda: loss(X, W.half(), Y), TypeError, "weight is torch.float16 and must be torch.float32 or x's"),
     "weight is elsewhere": (lambda: loss(X, W.to("meta"), Y), ValueError, "weight is on meta"),
     "target is no tensor": (lambda: loss(X, W, [0, 0]), TypeError, "target is a list"),
-    "target is probabilities": (lambda: loss(X, W, X), TypeError, "target is torch.float32 and must be torch.int64"),
+    "probabilities of another vocabulary": (
+        lambda: loss(X, W, X),
+        ValueError,
+        r"target has shape \(2, 8\) and must have shape",
+    ),
     "target is longer": (lambda: loss(X, W, Y.new_zeros(3)), ValueError, r"target has shape \(3,\) .* \(2,\)"),
     "target is outside": (lambda: loss(X, W, Y + 11), IndexError, r"target\[0\] is 11 and must be from 0 to 10"),
     "bias is no tensor": (lambda: loss(X, W, Y, 1.0), TypeError, "bias is a float and must be a tensor or None"),
