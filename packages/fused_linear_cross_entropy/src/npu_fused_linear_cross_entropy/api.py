@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from . import sharding
-from .checks import Part, autocast, check, checked_options
+from .checks import Part, autocast, check, check_weight_grad, checked_options
 from .counted import check_counted, of_counted_tokens
 from .operators import linear_cross_entropy
 from .options import Options
@@ -65,6 +65,7 @@ def fused_linear_cross_entropy(
     vocab_range: tuple[int, int] | None = None,
     vocab_size: int | None = None,
     counted_tokens: int | Tensor | None = None,
+    weight_grad: Tensor | None = None,
 ) -> Tensor | LinearCrossEntropyOutput:
     """`cross_entropy(x @ weight.T + bias, target)` without the logits in memory.
 
@@ -127,6 +128,10 @@ def fused_linear_cross_entropy(
             on an accelerator a mask, whose count is not known, saves no time: tokens of zeros take the others' place. If
             more count than that number, or a place is outside of the target, the loss ("none": that of the first token
             that counts) is NaN, and on a CPU it is an error.
+        weight_grad: [V, H], fp32 or weight's dtype: each backward adds the weight's gradient to it, if the weight requires
+            one, and autograd gives the weight none. Of the weight's size nothing else is allocated, and no forward computes
+            gradients: the backward computes the logits again, which is a fourth product of a loss that is one number. In
+            fp16 its gradient then needs a scale of the loss, as that of "none" does.
 
     Returns:
         The loss, fp32 (fp64 for fp64 input): a number, or [...] for "none". If one of the `return_` options is set, a
@@ -156,7 +161,7 @@ def fused_linear_cross_entropy(
             return_predicted_tokens=return_predicted_tokens,
             return_lse=return_lse,
             return_entropy=return_entropy,
-            accum_dtype=accum_dtype,
+            accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype),
             chunk_tokens=chunk_tokens,
             memory_budget=memory_budget,
         ),
@@ -164,10 +169,10 @@ def fused_linear_cross_entropy(
     if isinstance(target, Tensor) and target.is_floating_point():
         if counted_tokens is not None:
             raise ValueError("counted_tokens must be left out where target has probabilities.")
-        found = probability_loss(x, weight, target, bias, class_weight, token_weight, options)
+        found = probability_loss(x, weight, target, bias, class_weight, token_weight, weight_grad, options)
         outputs = LinearCrossEntropyOutput(found.loss, found.z_loss, None, None, found.lse if return_lse else None, None)
     else:
-        outputs = call(x, weight, target, bias, class_weight, None, options, counted_tokens, token_weight)
+        outputs = call(x, weight, target, bias, class_weight, None, options, counted_tokens, token_weight, weight_grad)
     extras = (outputs.z_loss, outputs.token_accuracy, outputs.predicted_tokens, outputs.lse, outputs.entropy)
     return outputs.loss if all(extra is None for extra in extras) else outputs
 
@@ -182,6 +187,7 @@ def call(
     options: Options,
     counted_tokens: int | Tensor | None = None,
     token_weight: Tensor | None = None,
+    weight_grad: Tensor | None = None,
 ) -> LinearCrossEntropyOutput:
     """The loss with options that were checked.
 
@@ -195,7 +201,7 @@ def call(
             raise ValueError("counted_tokens must be left out where there are DTensors.")
 
         def of_counted(x: Tensor, target: Tensor, each: Tensor | None) -> LinearCrossEntropyOutput:
-            return call(x, weight, target, bias, class_weight, divisor, options, token_weight=each)
+            return call(x, weight, target, bias, class_weight, divisor, options, None, each, weight_grad)
 
         each = None if token_weight is None else checked_token_weight(token_weight, x, target)
         of_all: LinearCrossEntropyOutput = of_counted_tokens(of_counted, x, target, options, counted_tokens, (each,))
@@ -203,7 +209,7 @@ def call(
     if token_weight is not None:
         each = checked_token_weight(token_weight, x, target)
         if options.reduction == "none":
-            rows = call(x, weight, target, bias, class_weight, None, options)
+            rows = call(x, weight, target, bias, class_weight, None, options, weight_grad=weight_grad)
             return rows._replace(loss=rows.loss * each, z_loss=None if rows.z_loss is None else rows.z_loss * each)
         divisor = divisors(each, target, class_weight, divisor, options)
         options = options._replace(reduction="mean")
@@ -211,7 +217,7 @@ def call(
         tensors = {"x": x, "weight": weight, "target": target, "bias": bias, "class_weight": class_weight}
         outputs: LinearCrossEntropyOutput = sharding.linear_cross_entropy(call, tensors, divisor, options)
         return outputs
-    loss, *extras = linear_cross_entropy(x, weight, target, bias, class_weight, divisor, options=options)
+    loss, *extras = linear_cross_entropy(x, weight, target, bias, class_weight, divisor, weight_grad, options=options)
     return LinearCrossEntropyOutput(
         loss, *(extra if wanted else None for extra, wanted in zip(extras, options.extras, strict=True))
     )

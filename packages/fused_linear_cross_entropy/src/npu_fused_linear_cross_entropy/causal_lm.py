@@ -9,7 +9,7 @@ from npu_tiling.pytorch import arguments
 from torch import Tensor
 
 from .api import LinearCrossEntropyOutput, call
-from .checks import Part, check, checked_options, named_options
+from .checks import Part, check, check_weight_grad, checked_options, named_options
 from .options import Option
 from .token_weights import checked_token_weight, divisors
 
@@ -27,6 +27,7 @@ def causal_lm_loss(
     token_weight: Tensor | None = None,
     shifts: Sequence[int] | None = None,
     shift_weights: Sequence[float] | None = None,
+    weight_grad: Tensor | None = None,
     **options: Option,
 ) -> Tensor | LinearCrossEntropyOutput:
     """Next-token loss, as the loss functions of Hugging Face's models have it, of hidden states instead of logits.
@@ -52,6 +53,7 @@ def causal_lm_loss(
         shifts: whole numbers from 0 on: which label after each token a head's states predict. Each mean is over its own
             labels that are not ignored, or divided by `num_items_in_batch`.
         shift_weights: a factor of each shift's loss; None for 1.
+        weight_grad: [V, H], as for `fused_linear_cross_entropy`: each backward adds the weight's gradient to it.
         options: the other options of `fused_linear_cross_entropy`, except `reduction`.
 
     Returns:
@@ -72,6 +74,7 @@ def causal_lm_loss(
         num_items_in_batch = num_items_in_batch.reshape(())
     part = Part(*(options.pop(name, None) for name in Part._fields))  # type: ignore[arg-type]  # checked below
     checked = checked_options(lm_head_weight, part, named_options({"ignore_index": ignore_index, **options}))
+    checked = checked._replace(accum_dtype=check_weight_grad(weight_grad, lm_head_weight, checked.accum_dtype))
     if isinstance(shift_labels, Tensor):
         if token_weight is not None or shifts is not None:
             raise ValueError("token_weight and shifts must be left out where shift_labels is a tensor.")
@@ -100,8 +103,18 @@ def causal_lm_loss(
                 ]
             )
             checked, num_items_in_batch = checked._replace(reduction="sum"), None
+    divisor = num_items_in_batch
     outputs = call(
-        hidden_states, lm_head_weight, target, bias, class_weight, num_items_in_batch, checked, counted_tokens, token_weight
+        hidden_states,
+        lm_head_weight,
+        target,
+        bias,
+        class_weight,
+        divisor,
+        checked,
+        counted_tokens,
+        token_weight,
+        weight_grad,
     )
     return outputs if any(output is not None for output in outputs[1:]) else outputs.loss
 

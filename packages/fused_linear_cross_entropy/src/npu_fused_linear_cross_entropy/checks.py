@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.tensors import is_autocast
+from npu_tiling.pytorch.sharding import is_distributed
+from npu_tiling.pytorch.tensors import is_autocast, statistics_dtype
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -111,6 +112,27 @@ def _part(rows: int, part: Part) -> tuple[str, int, int]:
     if not 0 <= first <= last <= size or last - first != rows:
         raise ValueError(f"vocab_range is {vocab_range} and must be {rows} rows, weight's, within vocab_size, {size}.")
     return group.group_name, first, size
+
+
+def check_weight_grad(weight_grad: Tensor | None, weight: Tensor, accum_dtype: torch.dtype | None) -> torch.dtype | None:
+    """The dtype in which the weight's gradient is summed: that of what it is added to, if there is such a tensor."""
+    arguments.tensor("weight_grad", weight_grad, or_none=True)
+    if weight_grad is None:
+        return accum_dtype
+    arguments.tensor("weight", weight)
+    arguments.shape("weight_grad", weight_grad, weight.shape)
+    arguments.device("weight_grad", weight_grad, weight, "weight's")
+    if weight_grad.dtype != weight.dtype:
+        arguments.dtype("weight_grad", weight_grad, weight.dtype, statistics_dtype(weight.dtype))
+    if accum_dtype not in (None, weight_grad.dtype):
+        raise TypeError(f"accum_dtype is {accum_dtype} and must be weight_grad's, {weight_grad.dtype}, or None.")
+    if weight_grad.requires_grad:
+        raise ValueError("weight_grad requires a gradient and must not.")
+    if is_distributed((weight_grad, weight)):
+        raise ValueError("weight_grad must be left out where there are DTensors.")
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise NotImplementedError("weight_grad must be left out under torch.func, whose functions change no argument.")
+    return weight_grad.dtype
 
 
 def autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

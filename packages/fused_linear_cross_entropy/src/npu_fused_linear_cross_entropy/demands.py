@@ -7,7 +7,7 @@ from npu_tiling.pytorch.tensors import statistics_dtype
 from . import chunks
 from .chunks import Demand
 from .cuda.tiling import ProductLaunch
-from .shape import Shape
+from .shape import Shape, Task
 
 _ROW_NUMBERS = 16  # of each row: statistics, coefficients, references, v
 
@@ -58,5 +58,6 @@ def has_room_for_sums(shape: Shape) -> bool:
 
 def _kept_bytes(shape: Shape) -> int:
     """Bytes of a logit, or of its exponential, in the memory of the weight's gradient; 0 if none may be there."""
-    keeps = shape.needs.dweight and shape.bias_dtype is None and shape.options.shift_invariant
+    is_last = shape.task is Task.LOSS_AND_GRADIENTS  # what a backward adds to holds other gradients
+    keeps = is_last and shape.needs.dweight and shape.bias_dtype is None and shape.options.shift_invariant
     return shape.x_dtype.itemsize if keeps else 0

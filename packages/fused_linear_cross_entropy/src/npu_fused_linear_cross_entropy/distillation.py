@@ -11,7 +11,7 @@ from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
-from .checks import autocast
+from .checks import autocast, check_weight_grad
 from .compute import check_columns
 from .distillation_operators import distill
 from .distillation_top_k import distill_top_k
@@ -72,6 +72,7 @@ def linear_distillation_loss(
     accum_dtype: torch.dtype | None = None,
     chunk_tokens: int | None = None,
     memory_budget: int | None = None,
+    weight_grad: Tensor | None = None,
 ) -> Tensor | DistillationLoss:
     """The divergence of a student's next-token distribution from a teacher's, without the logits of either in memory.
 
@@ -121,6 +122,8 @@ def linear_distillation_loss(
         accum_dtype: as for `fused_linear_cross_entropy`.
         chunk_tokens: tokens of a chunk; None: chosen from the device and the budget.
         memory_budget: bytes for the logits of both and for sums, beside inputs and gradients; None for a default.
+        weight_grad: [V, H], fp32 or weight's dtype: each backward adds the weight's gradient to it, as for
+            `fused_linear_cross_entropy`.
 
     Returns:
         The loss, fp32 (fp64 for fp64 input): a number, or [...] for "none". With `return_parts` a `DistillationLoss` (loss,
@@ -150,13 +153,13 @@ def linear_distillation_loss(
             teacher_softcap=None if given is None else given.softcap,
             teacher_logit_scale=1.0 if given is None else given.logit_scale,
             return_parts=return_parts,
-            accum_dtype=accum_dtype,
+            accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype),
             chunk_tokens=chunk_tokens,
             memory_budget=memory_budget,
         ),
     )
     if teacher_top_k is not None:
-        loss, soft, hard = distill_top_k(x, weight, target, bias, *teacher_top_k, options)
+        loss, soft, hard = distill_top_k(x, weight, target, bias, *teacher_top_k, options, weight_grad)
         return DistillationLoss(loss, soft, hard) if return_parts else loss
     x, weight, bias = autocast(x, weight, bias)
     teacher_x = teacher_weight = teacher_bias = None
@@ -164,7 +167,7 @@ def linear_distillation_loss(
     if given is not None:
         teacher_x, teacher_weight, teacher_bias = autocast(given.x.detach(), given.weight.detach(), given.bias)
         teacher_bias = None if teacher_bias is None else teacher_bias.detach()
-    inputs = DistillationInputs(x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, probs)
+    inputs = DistillationInputs(x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, probs, weight_grad)
     _check(inputs, options)
     loss, soft, hard = distill(inputs, options)
     return DistillationLoss(loss, soft, hard if options.hard_weight else None) if return_parts else loss
@@ -216,7 +219,7 @@ def _options(weight: Tensor, options: DistillationOptions) -> DistillationOption
 
 def _check(inputs: DistillationInputs, options: DistillationOptions) -> None:
     """Types, dtypes, shapes and devices, and targets on a CPU."""
-    x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, teacher_probs = inputs
+    x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, teacher_probs, _ = inputs
     if is_distributed(tuple(inputs)):
         raise TypeError("x, weight and the teacher's tensors must be plain tensors, not DTensors: gather the weights first.")
     arguments.floating("x", x)

@@ -17,7 +17,7 @@ from torch import Tensor
 from . import rows
 from .compute import shape_of
 from .gradients import Gradients
-from .operators import OPERATORS, scaled
+from .operators import OPERATORS, define_gradient, gradient_of, scaled
 from .options import DistillationOptions, Needs, Options, schema
 from .rows import NO_COLUMN
 from .shape import Task
@@ -25,7 +25,7 @@ from .ways.distillation import Distillation, DistillationInputs
 
 _TENSORS = (
     "Tensor x, Tensor weight, Tensor? target, Tensor? bias, Tensor? teacher_x, Tensor? teacher_weight, "
-    "Tensor? teacher_bias, Tensor? teacher_probs"
+    "Tensor? teacher_bias, Tensor? teacher_probs, Tensor? weight_grad"
 )
 _NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
 _GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
@@ -143,12 +143,12 @@ def distillation(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 @without_autocast
 def distillation_backward(dloss: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
-    """Three gradients, given those of the tokens' losses: everything is computed again."""
+    """Three gradients, given those of the tokens' losses, or of the one loss: everything is computed again."""
     inputs, options, needs = _split(arguments)
     shape = inputs.x.shape
     inputs = _flat(inputs)
     facts = _Rows(inputs, options)
-    factors = facts.factors(inputs.x, dloss.reshape(-1), 1)
+    factors = facts.factors(inputs.x, dloss.reshape(-1), facts.divisor)
     _, gradients = _start(inputs, options, needs, Task.GRADIENTS).losses_and_gradients(facts.columns, factors)
     return _shaped(gradients, shape)
 
@@ -169,7 +169,7 @@ def _fake(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _fake_gradients(inputs: DistillationInputs, needs: Needs) -> tuple[Tensor, ...]:
-    tensors = (inputs.x, inputs.weight, inputs.bias)
+    tensors = (inputs.x, inputs.weight if inputs.weight_grad is None else None, inputs.bias)
     return tuple(
         inputs.x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else nothing(inputs.x)
         for tensor, need in zip(tensors, needs, strict=True)
@@ -187,7 +187,7 @@ OPERATORS.define(
     distillation,
     _fake,
 )
-OPERATORS.define(
+define_gradient(
     f"distillation_backward(Tensor dloss, {_TENSORS}, {schema(DistillationOptions)}, {_NEEDS}) -> ({_GRADIENTS})",
     distillation_backward,
     _fake_backward,
@@ -199,12 +199,12 @@ class _Distillation(Function):
 
     @staticmethod
     def forward(ctx, run, *arguments):  # type: ignore[no-untyped-def]
-        *tensors, options = arguments
-        ctx.options = options
+        *tensors, weight_grad, options = arguments
+        ctx.options, ctx.weight_grad = options, weight_grad
         ctx.set_materialize_grads(False)
-        ctx.has_gradients = options.reduction != "none"
+        ctx.has_gradients = options.reduction != "none" and weight_grad is None
         needs = _needs(ctx) if ctx.has_gradients else _NOTHING_NEEDED
-        found = run(*tensors, *options, *needs)
+        found = run(*tensors, weight_grad, *options, *needs)
         *outputs, dx, dweight, dbias, unfinished = found
         if ctx.has_gradients:
             gradients = [gradient if need else None for gradient, need in zip((dx, dweight, dbias), needs, strict=True)]
@@ -223,9 +223,16 @@ class _Distillation(Function):
             *gradients, unfinished = ctx.saved_tensors
             found = scaled(gradients, dloss, None if unfinished is None else unfinished.unbind())
         else:
-            found = OPERATORS("distillation_backward", dloss, *ctx.saved_tensors, *ctx.options, *needs)
+            found = OPERATORS(
+                gradient_of("distillation_backward", ctx.weight_grad),
+                dloss,
+                *ctx.saved_tensors,
+                ctx.weight_grad,
+                *ctx.options,
+                *needs,
+            )
         dx, dweight, dbias = (gradient if needed else None for gradient, needed in zip(found, needs, strict=True))
-        return None, dx, dweight, None, dbias, *[None] * (_COUNT - 3)
+        return None, dx, dweight if ctx.weight_grad is None else None, None, dbias, *[None] * (_COUNT - 3)
 
 
 def _needs(ctx) -> Needs:  # type: ignore[no-untyped-def]
@@ -241,7 +248,6 @@ def _recorded(run, *arguments):  # type: ignore[no-untyped-def]
 
 
 OPERATORS.autograd("distillation", _recorded)
-OPERATORS.gradient("distillation_backward")
 
 
 def distill(inputs: DistillationInputs, options: DistillationOptions) -> tuple[Tensor, Tensor, Tensor]:

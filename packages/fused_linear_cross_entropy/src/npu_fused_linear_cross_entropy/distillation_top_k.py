@@ -20,6 +20,7 @@ def distill_top_k(
     ids: Tensor,
     log_q: Tensor,
     options: DistillationOptions,
+    weight_grad: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The loss and its two parts; see `linear_distillation_loss`."""
     if options.divergence != "forward_kl":
@@ -34,6 +35,7 @@ def distill_top_k(
         name: getattr(options, name)
         for name in ("ignore_index", "softcap", "logit_scale", "accum_dtype", "chunk_tokens", "memory_budget")
     }
+    scores["weight_grad"] = weight_grad
     is_shared = options.hard_weight and options.temperature == 1.0
     found = linear_log_probs(
         x, weight, target if is_shared else None, bias, ids=ids, temperature=options.temperature, **scores

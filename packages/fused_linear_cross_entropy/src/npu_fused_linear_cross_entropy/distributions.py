@@ -14,7 +14,7 @@ from . import tiling
 from .compute import check_columns, shape_of
 from .distribution_rows import Moments, coefficients, moments
 from .ids import are_columns
-from .operators import OPERATORS
+from .operators import OPERATORS, define_gradient, gradient_of
 from .options import Needs, Options, schema
 from .shape import Task
 from .ways.distributions import Distributions, Inputs
@@ -53,7 +53,7 @@ class Outputs(NamedTuple):
 
 
 _OPTIONS = schema(Options)
-_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? ids, Tensor? rates"
+_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? ids, Tensor? rates, Tensor? weight_grad"
 _MOMENTS = "Tensor lse, Tensor entropy, Tensor square_sum, Tensor mean_logit"
 _OUTPUTS = f"{_MOMENTS}, Tensor ids_log_probs, Tensor top_log_probs, Tensor top_ids, Tensor first"
 _ENDS = len(Inputs._fields), len(Inputs._fields) + len(Options._fields)
@@ -114,8 +114,8 @@ def _fake_forward(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 
 def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    x, weight, bias, _, rates = arguments[3 : 3 + len(Inputs._fields)]
-    tensors, needed = (x, weight, bias, rates), arguments[-4:]
+    x, weight, bias, _, rates, weight_grad = arguments[3 : 3 + len(Inputs._fields)]
+    tensors, needed = (x, weight if weight_grad is None else None, bias, rates), arguments[-4:]
     return tuple(
         x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else nothing(x)
         for tensor, need in zip(tensors, needed, strict=True)
@@ -123,10 +123,13 @@ def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 OPERATORS.define(
-    f"distributions({_TENSORS}, {_OPTIONS}, int top_k, bool find_first) -> ({_OUTPUTS})", _forward, _fake_forward
+    f"distributions({_TENSORS}, {_OPTIONS}, int top_k, bool find_first) -> ({_OUTPUTS})",
+    _forward,
+    _fake_forward,
 )
-OPERATORS.define(
-    f"distribution_gradients(Tensor coefficients, Tensor? log_probs, Tensor? did_log_probs, {_TENSORS}, {_OPTIONS},"
+define_gradient(
+    f"distribution_gradients(Tensor coefficients, Tensor? log_probs, Tensor? did_log_probs, {_TENSORS}, "
+    f"{_OPTIONS},"
     " bool need_dx, bool need_dweight, bool need_dbias, bool need_drates)"
     " -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor drates)",
     _backward,
@@ -138,11 +141,11 @@ class _Distributions(Function):
     """All results but the columns of largest logits have gradients."""
 
     @staticmethod
-    def forward(ctx, run, x, weight, bias, ids, rates, options, wanted):  # type: ignore[no-untyped-def]
-        ctx.options = options
+    def forward(ctx, run, x, weight, bias, ids, rates, weight_grad, options, wanted):  # type: ignore[no-untyped-def]
+        ctx.options, ctx.weight_grad = options, weight_grad
         ctx.set_materialize_grads(False)
         tensors = (x, weight, bias, ids, rates)
-        found = Outputs(*run(*tensors, *options, *wanted))
+        found = Outputs(*run(*tensors, weight_grad, *options, *wanted))
         top = (found.top_log_probs, found.top_ids) if wanted.top_k else (None, None)
         ctx.save_for_backward(*tensors, *found[: len(Moments._fields)], found.ids_log_probs, *top)
         constant = (found.lse, found.top_ids, found.first)
@@ -152,7 +155,7 @@ class _Distributions(Function):
     @staticmethod
     def backward(ctx, dlse, dentropy, dsquare_sum, dmean_logit, dids, dtop, dtop_ids, dfirst):  # type: ignore[no-untyped-def]
         x, weight, bias, ids, rates, *known, of_ids, of_top, top_ids = ctx.saved_tensors
-        options = ctx.options
+        options, weight_grad = ctx.options, ctx.weight_grad
         named = []
         if dids is not None:
             known_ids = _are_known(ids, options)
@@ -164,9 +167,12 @@ class _Distributions(Function):
         rows = coefficients(Moments(*known), options.vocab_size, dentropy, dsquare_sum, dmean_logit, did)
         _, need_dx, need_dweight, need_dbias, _, need_drates, *_ = ctx.needs_input_grad
         needed = (need_dx, need_dweight, need_dbias, need_drates)
-        found = OPERATORS("distribution_gradients", rows, log_probs, did, x, weight, bias, ids, rates, *options, *needed)
+        inputs = (x, weight, bias, ids, rates, weight_grad)
+        found = OPERATORS(
+            gradient_of("distribution_gradients", weight_grad), rows, log_probs, did, *inputs, *options, *needed
+        )
         dx, dweight, dbias, drates = (gradient if need else None for gradient, need in zip(found, needed, strict=True))
-        return None, dx, dweight, dbias, None, drates, None, None
+        return None, dx, dweight if weight_grad is None else None, dbias, None, drates, None, None, None
 
 
 def distributions(inputs: Inputs, options: Options, wanted: Wanted) -> Outputs:
@@ -188,4 +194,3 @@ def _recorded(run, *arguments):  # type: ignore[no-untyped-def]
 
 
 OPERATORS.autograd("distributions", _recorded)
-OPERATORS.gradient("distribution_gradients")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from .tiling import Tiling
 
 
 class Gradients(NamedTuple):
-    """Gradients; None if not wanted.
+    """Gradients; None if not wanted, and where the weight's was added to what the caller gave.
 
     Attributes:
         unfinished: [3], factors that the gradients still lack, beside the upstream gradient; None for 1.
@@ -31,12 +32,15 @@ class Gradients(NamedTuple):
 class GradientSums:
     """The gradients of x, weight and bias as they grow, each in its final memory if its dtype allows."""
 
-    def __init__(self, x: Tensor, weight: Tensor, tiling: Tiling) -> None:
-        """For x [N, H] and weight [V, H] of one dtype."""
+    def __init__(self, x: Tensor, weight: Tensor, tiling: Tiling, weight_grad: Tensor | None) -> None:
+        """For x [N, H] and weight [V, H] of one dtype; the weight's gradient is added to `weight_grad`, if there is one."""
         needs, parts = tiling.shape.needs, tiling.chunks
         self._x, self._weight, self._tiling = x, weight, tiling
         self.dx = allocate(x, x.shape, x.dtype) if needs.dx else None
-        self.dweight = allocate(x, weight.shape, tiling.sum_dtype) if needs.dweight else None
+        self._is_added = weight_grad is not None
+        self.dweight = None
+        if needs.dweight:
+            self.dweight = allocate(x, weight.shape, tiling.sum_dtype) if weight_grad is None else weight_grad
         self._dbias = allocate(x, weight.shape[:1], tiling.exact) if needs.dbias else None
         self._wide_dx = None
         if needs.dx and parts.layout is Layout.COLUMNS and x.dtype != tiling.exact:
@@ -52,7 +56,7 @@ class GradientSums:
             if total is not dx and is_last:
                 dx.copy_(total)
         if self.dweight is not None:
-            add = matmul.product if tokens.start == 0 else matmul.add_product
+            add = self._add_to_dweight(tokens)
             add(gradient.t(), part(self._x, tokens), part(self.dweight, columns), self._tiling.dweight_scale)
         if self._dbias is not None:
             if tokens.start == 0:
@@ -77,19 +81,22 @@ class GradientSums:
         if self.dweight is not None:
             assert scaled is not None
             scale_rows(x, v, scaled, device)
-            add = matmul.product if tokens.start == 0 else matmul.add_product
+            add = self._add_to_dweight(tokens)
             add(exponentials.t(), scaled, self.dweight, self._tiling.dweight_scale)
+
+    def _add_to_dweight(self, tokens: slice) -> Callable[[Tensor, Tensor, Tensor, float], None]:
+        return matmul.product if tokens.start == 0 and not self._is_added else matmul.add_product
 
     def finished(self, unfinished: Tensor | None = None) -> Gradients:
         """All gradients, cast; `unfinished`: factors that they still lack."""
+        dweight, dbias, scale = None if self._is_added else self.dweight, self._dbias, self._tiling.dweight_scale
         if not self._tiling.chunks.tokens:
-            for sums in (self.dweight, self._dbias):
+            for sums in (dweight, dbias):
                 if sums is not None:
                     sums.zero_()
         shape = self._tiling.shape
         if self.dx is not None and shape.options.group:
             parallel.sum_(self.dx, shape.options.group)
-        dweight, dbias, scale = self.dweight, self._dbias, self._tiling.dweight_scale
         if dweight is not None and dweight.dtype != shape.weight_dtype:
             dweight = dweight.to(shape.weight_dtype)
         if dbias is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from .api import call
-from .checks import Part, autocast, check, checked_options
+from .checks import Part, autocast, check, check_weight_grad, checked_options
 from .counted import check_counted, of_counted_tokens
 from .distributions import Outputs, Wanted, distributions
 from .options import Options
@@ -79,6 +79,7 @@ def linear_log_probs(
     vocab_range: tuple[int, int] | None = None,
     vocab_size: int | None = None,
     counted_tokens: int | Tensor | None = None,
+    weight_grad: Tensor | None = None,
 ) -> Tensor | LogProbs:
     """log softmax(z)[target] of every token, and more of its distribution, without the logits z of all tokens in memory.
 
@@ -114,6 +115,8 @@ def linear_log_probs(
         accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size, counted_tokens: as for
             `fused_linear_cross_entropy`; no counted_tokens with `batch_invariant`. A budget holds a chunk's logits and not
             what PyTorch's topk takes.
+        weight_grad: [V, H], fp32 or weight's dtype: each backward adds the weight's gradient to it; see there. It takes no
+            more products.
 
     Returns:
         fp32 [...] (fp64 for fp64 input), the log-probabilities of the target; where anything else is asked for, `LogProbs`.
@@ -138,7 +141,7 @@ def linear_log_probs(
             softcap=None if softcap is None else softcap * factor,
             logit_scale=arguments.number("logit_scale", logit_scale) * factor,
             return_entropy=return_entropy,
-            accum_dtype=accum_dtype,
+            accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype),
             chunk_tokens=_INVARIANT_TOKENS if batch_invariant and chunk_tokens is None else chunk_tokens,
             memory_budget=memory_budget,
         ),
@@ -162,11 +165,11 @@ def linear_log_probs(
         raise ValueError("batch_invariant must be False, and entropies alone asked for, where there are DTensors.")
 
     def of_loss(x: Tensor, target: Tensor, *_: Tensor | None) -> LogProbs:
-        outputs = call(x, weight, target, bias, None, None, options, counted_tokens)
+        outputs = call(x, weight, target, bias, None, None, options, counted_tokens, weight_grad=weight_grad)
         return LogProbs(-outputs.loss, outputs.entropy)
 
     def of_rows(x: Tensor, target: Tensor, ids: Tensor | None, rates: Tensor | None) -> LogProbs:
-        inputs = Inputs(x, weight, bias, _columns(target if has_target else None, ids), rates)
+        inputs = Inputs(x, weight, bias, _columns(target if has_target else None, ids), rates, weight_grad)
         outputs = distributions(inputs, options._replace(return_entropy=False), Wanted(asked.top_k, asked.is_top))
         return _log_probs(outputs, target, has_target, asked, options)
 

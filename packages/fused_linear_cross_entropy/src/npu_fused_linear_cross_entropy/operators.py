@@ -7,7 +7,7 @@ the upstream one, and by factors that were left for later. A result that is not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from .rows import Losses
 from .ways import Inputs
 
 OPERATORS = OperatorLibrary("npu_fused_linear_cross_entropy")
-_TENSORS = "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? divisor"
+_TENSORS = "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? divisor, Tensor? weight_grad"
 _OPTIONS = schema(Options)
 _NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
 _OUTPUTS = "Tensor loss, Tensor z_loss, Tensor token_accuracy, Tensor predicted_tokens, Tensor lse, Tensor entropy"
@@ -49,7 +49,7 @@ def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _fake_gradients(inputs: Inputs, needed: Sequence[bool]) -> tuple[Tensor, ...]:
     x = inputs.x
-    tensors = (x, inputs.weight, inputs.bias)
+    tensors = (x, inputs.weight if inputs.weight_grad is None else None, inputs.bias)
     return tuple(
         x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else nothing(x)
         for tensor, need in zip(tensors, needed, strict=True)
@@ -65,13 +65,31 @@ def _fake_scale(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
     return [torch.empty_like(gradient) for gradient in gradients]
 
 
+def define_gradient(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Registers a gradient twice: under its name, and with `_added` where the weight's is added to the `weight_grad` given.
+
+    They are two, since torch.func.vmap takes no operator that may change an argument.
+    """
+    name = schema.partition("(")[0]
+    OPERATORS.define(schema, implementation, fake)
+    changing = schema.replace(f"{name}(", f"{name}_added(", 1).replace("Tensor? weight_grad", "Tensor(a!) weight_grad")
+    OPERATORS.define(changing, implementation, fake)
+    OPERATORS.gradient(name)
+    OPERATORS.gradient(f"{name}_added")
+
+
+def gradient_of(name: str, weight_grad: Tensor | None) -> str:
+    """The name of a gradient's operator."""
+    return name if weight_grad is None else f"{name}_added"
+
+
 OPERATORS.define(
     f"forward({_TENSORS}, {_OPTIONS}, bool save_statistics, {_NEEDS})"
     f" -> ({_OUTPUTS}, Tensor statistics, {_GRADIENTS}, Tensor unfinished)",
     forward,
     _fake_forward,
 )
-OPERATORS.define(
+define_gradient(
     f"backward(Tensor? dloss, Tensor? dentropy, Tensor statistics, {_TENSORS}, {_OPTIONS}, {_NEEDS}) -> ({_GRADIENTS})",
     backward,
     _fake_backward,
@@ -88,13 +106,13 @@ class _LinearCrossEntropy(Function):
     """Of the results of `forward` the loss and the entropy have gradients."""
 
     @staticmethod
-    def forward(ctx, run, x, weight, target, bias, class_weight, divisor, options):  # type: ignore[no-untyped-def]
+    def forward(ctx, run, x, weight, target, bias, class_weight, divisor, weight_grad, options):  # type: ignore[no-untyped-def]
         tensors = (x, weight, target, bias, class_weight, divisor)
-        ctx.options = options
+        ctx.options, ctx.weight_grad = options, weight_grad
         ctx.set_materialize_grads(False)
-        ctx.has_gradients = options.reduction != "none" and not options.return_entropy
+        ctx.has_gradients = options.reduction != "none" and not options.return_entropy and weight_grad is None
         needs = _needs(ctx) if ctx.has_gradients else _NOTHING_NEEDED
-        found = run(*tensors, *options, not ctx.has_gradients, *needs)
+        found = run(*tensors, weight_grad, *options, not ctx.has_gradients, *needs)
         *outputs, statistics, dx, dweight, dbias, unfinished = found
         if ctx.has_gradients:
             gradients = [gradient if need else None for gradient, need in zip((dx, dweight, dbias), needs, strict=True)]
@@ -115,10 +133,10 @@ class _LinearCrossEntropy(Function):
             *gradients, unfinished = ctx.saved_tensors
             found = scaled(gradients, dloss, None if unfinished is None else unfinished.unbind())
         else:
-            arguments = (*ctx.saved_tensors, *ctx.options, *needs)
-            found = OPERATORS("backward", dloss, dentropy, *arguments)
+            arguments = (*ctx.saved_tensors, ctx.weight_grad, *ctx.options, *needs)
+            found = OPERATORS(gradient_of("backward", ctx.weight_grad), dloss, dentropy, *arguments)
         dx, dweight, dbias = (gradient if needed else None for gradient, needed in zip(found, needs, strict=True))
-        return None, dx, dweight, None, dbias, None, None, None
+        return None, dx, dweight if ctx.weight_grad is None else None, None, dbias, None, None, None, None
 
 
 def _needs(ctx) -> Needs:  # type: ignore[no-untyped-def]
@@ -152,9 +170,9 @@ def linear_cross_entropy(*tensors: Tensor | None, options: Options) -> tuple[Ten
     return OPERATORS("forward", *tensors, *options, False, *_NOTHING_NEEDED)[: len(Losses._fields)]
 
 
-def _recorded(run, x, weight, target, bias, class_weight, divisor, *others):  # type: ignore[no-untyped-def]
+def _recorded(run, x, weight, target, bias, class_weight, divisor, weight_grad, *others):  # type: ignore[no-untyped-def]
     """`forward` where autograd may record it: a call that asks for gradients itself is no function of x and weight."""
-    tensors, end = (x, weight, target, bias, class_weight, divisor), len(Options._fields)
+    tensors, end = (x, weight, target, bias, class_weight, divisor, weight_grad), len(Options._fields)
     save_statistics, *needed = others[end:]
     if needs_gradient((x, weight, bias)) and not save_statistics and not any(needed):
         outputs = apply(_LinearCrossEntropy, run, *tensors, Options(*others[:end]))
@@ -163,5 +181,4 @@ def _recorded(run, x, weight, target, bias, class_weight, divisor, *others):  # 
 
 
 OPERATORS.autograd("forward", _recorded)
-OPERATORS.gradient("backward")
 OPERATORS.gradient("scale")

@@ -16,13 +16,13 @@ from . import tiling
 from .checks import autocast, check
 from .compute import shape_of
 from .distribution_rows import COEFFICIENTS, LSE, A, moments
-from .operators import OPERATORS
+from .operators import OPERATORS, define_gradient, gradient_of
 from .options import Needs, Options, schema
 from .shape import Task
 from .token_weights import checked_token_weight
 from .ways.probability_targets import ProbabilityInputs, ProbabilityTargets
 
-_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? class_weight, Tensor probs"
+_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? class_weight, Tensor probs, Tensor? weight_grad"
 _OPTIONS = schema(Options)
 _NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
 _REFUSED = ("token_scaling", "return_token_accuracy", "return_predicted_tokens", "return_entropy")
@@ -64,11 +64,11 @@ def _fake_forward(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape[0], dtype=statistics_dtype(x.dtype)) for _ in range(3))
 
 
-def _fake_backward(
-    rows: Tensor, factors: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
-) -> Any:
-    tensors = zip((x, weight, bias), others[-3:], strict=True)
-    return tuple(torch.empty_like(one) if need and one is not None else nothing(x) for one, need in tensors)
+def _fake_backward(rows: Tensor, factors: Tensor | None, *arguments: Any) -> Any:
+    inputs = ProbabilityInputs(*arguments[: len(ProbabilityInputs._fields)])
+    weight = inputs.weight if inputs.weight_grad is None else None
+    tensors = zip((inputs.x, weight, inputs.bias), arguments[-3:], strict=True)
+    return tuple(torch.empty_like(one) if need and one is not None else nothing(inputs.x) for one, need in tensors)
 
 
 OPERATORS.define(
@@ -76,9 +76,9 @@ OPERATORS.define(
     _forward,
     _fake_forward,
 )
-OPERATORS.define(
-    f"probability_target_gradients(Tensor coefficients, Tensor? factors, {_TENSORS}, {_OPTIONS}, {_NEEDS})"
-    " -> (Tensor dx, Tensor dweight, Tensor dbias)",
+define_gradient(
+    f"probability_target_gradients(Tensor coefficients, Tensor? factors, {_TENSORS}, {_OPTIONS},"
+    f" {_NEEDS}) -> (Tensor dx, Tensor dweight, Tensor dbias)",
     _backward,
     _fake_backward,
 )
@@ -86,11 +86,11 @@ OPERATORS.define(
 
 class _ProbabilityTargets(Function):
     @staticmethod
-    def forward(ctx, run, x, weight, bias, class_weight, probs, options):  # type: ignore[no-untyped-def]
+    def forward(ctx, run, x, weight, bias, class_weight, probs, weight_grad, options):  # type: ignore[no-untyped-def]
         tensors = (x, weight, bias, class_weight, probs)
-        ctx.options = options
+        ctx.options, ctx.weight_grad = options, weight_grad
         ctx.set_materialize_grads(False)
-        found, lse, sums = run(*tensors, *options)
+        found, lse, sums = run(*tensors, weight_grad, *options)
         ctx.save_for_backward(*tensors, lse, sums)
         ctx.mark_non_differentiable(sums)
         return found, lse, sums
@@ -105,19 +105,22 @@ class _ProbabilityTargets(Function):
             rows[A] += dfound * sums
         if dlse is not None:
             rows[A] += dlse
-        found = OPERATORS("probability_target_gradients", rows, dfound, *tensors, *ctx.options, *needed)
-        gradients = (gradient if need else None for gradient, need in zip(found, needed, strict=True))
-        return None, *gradients, None, None, None
+        inputs = (*tensors, ctx.weight_grad)
+        found = OPERATORS(
+            gradient_of("probability_target_gradients", ctx.weight_grad), rows, dfound, *inputs, *ctx.options, *needed
+        )
+        dx, dweight, dbias = (gradient if need else None for gradient, need in zip(found, needed, strict=True))
+        return None, dx, dweight if ctx.weight_grad is None else None, dbias, None, None, None, None
 
 
-def _recorded(run, x, weight, bias, class_weight, probs, *options):  # type: ignore[no-untyped-def]
+def _recorded(run, x, weight, bias, class_weight, probs, weight_grad, *options):  # type: ignore[no-untyped-def]
+    inputs = (x, weight, bias, class_weight, probs, weight_grad)
     if needs_gradient((x, weight, bias)):
-        return apply(_ProbabilityTargets, run, x, weight, bias, class_weight, probs, Options(*options))
-    return run(x, weight, bias, class_weight, probs, *options)
+        return apply(_ProbabilityTargets, run, *inputs, Options(*options))
+    return run(*inputs, *options)
 
 
 OPERATORS.autograd("probability_targets", _recorded)
-OPERATORS.gradient("probability_target_gradients")
 
 
 def probability_loss(
@@ -127,6 +130,7 @@ def probability_loss(
     bias: Tensor | None,
     class_weight: Tensor | None,
     token_weight: Tensor | None,
+    weight_grad: Tensor | None,
     options: Options,
 ) -> ProbabilityLosses:
     """The loss of target [..., V], floating point, with options that were checked."""
@@ -139,10 +143,10 @@ def probability_loss(
     arguments.device("target", target, x, "x's")
     if target.requires_grad:
         raise ValueError("target requires a gradient, which it does not get, and must be detached.")
-    if is_distributed((x, weight, target, bias, class_weight)):
+    if is_distributed((x, weight, target, bias, class_weight, weight_grad)):
         raise ValueError("target has probabilities and must be int64 or int32 where there are DTensors.")
     shape = x.shape[:-1]
-    flat = (x.reshape(-1, x.shape[-1]), weight, bias, class_weight, target.reshape(-1, target.shape[-1]))
+    flat = (x.reshape(-1, x.shape[-1]), weight, bias, class_weight, target.reshape(-1, target.shape[-1]), weight_grad)
     loss, lse, _ = OPERATORS("probability_targets", *flat, *options)
     z_loss = options.lse_square_scale * lse.square()
     weights = None if token_weight is None else checked_token_weight(token_weight, x, lse.view(shape)).reshape(-1)

@@ -39,6 +39,7 @@ class DistillationInputs(NamedTuple):
         teacher_weight: [V, H'].
         teacher_bias: [V].
         teacher_probs: [N, V], in place of the last three.
+        weight_grad: [V, H], what the weight's gradient is added to.
     """
 
     x: Tensor
@@ -49,6 +50,7 @@ class DistillationInputs(NamedTuple):
     teacher_weight: Tensor | None
     teacher_bias: Tensor | None
     teacher_probs: Tensor | None
+    weight_grad: Tensor | None
 
     @property
     def teacher_dtype(self) -> torch.dtype:
@@ -72,7 +74,8 @@ class Distillation(Head):
     def __init__(
         self, inputs: DistillationInputs, options: DistillationOptions, shape: Shape, device: Device | None
     ) -> None:
-        super().__init__(inputs.x, inputs.weight, shape.options, plan(shape, inputs.teacher_dtype), device)
+        tiling = plan(shape, inputs.teacher_dtype)
+        super().__init__(inputs.x, inputs.weight, shape.options, tiling, device, inputs.weight_grad)
         self._teacher_x, self._teacher_weight, self._probs = inputs.teacher_x, inputs.teacher_weight, inputs.teacher_probs
         if self._teacher_weight is not None and self._teacher_x is not None:
             self._teacher_weight = self._teacher_weight.to(self._teacher_x.dtype)

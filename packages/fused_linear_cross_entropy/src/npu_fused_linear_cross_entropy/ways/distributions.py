@@ -28,6 +28,7 @@ class Inputs(NamedTuple):
         bias: [V].
         ids: int64 [N, K], columns of the whole vocabulary; others stand for none.
         rates: [N], 1 / temperature.
+        weight_grad: [V, H], what the weight's gradient is added to.
     """
 
     x: Tensor
@@ -35,6 +36,7 @@ class Inputs(NamedTuple):
     bias: Tensor | None
     ids: Tensor | None
     rates: Tensor | None
+    weight_grad: Tensor | None
 
 
 class Found(NamedTuple):
@@ -58,7 +60,7 @@ class Distributions(Head):
     """See `Way.DISTRIBUTIONS`: some columns at a time, or all of them."""
 
     def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
-        super().__init__(inputs.x, inputs.weight, options, tiling, device)
+        super().__init__(inputs.x, inputs.weight, options, tiling, device, inputs.weight_grad)
         self._bias, self._ids, self._rates = inputs.bias, inputs.ids, inputs.rates
         self._kernels = ReferenceDistributions(options) if device is None else DistributionKernels(options, device)
 

@@ -23,14 +23,23 @@ class Head:
         options: of what is computed.
         tiling: how it is computed.
         device: whose kernels run; None for plain PyTorch.
+        weight_grad: [V, H], what the weight's gradient is added to.
     """
 
-    def __init__(self, x: Tensor, weight: Tensor, options: Options, tiling: Tiling, device: Device | None) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        options: Options,
+        tiling: Tiling,
+        device: Device | None,
+        weight_grad: Tensor | None,
+    ) -> None:
         if recording.active is not None:
             recording.active.decided(tiling)
         self.x, self.weight = x, weight if weight.dtype == x.dtype else weight.to(x.dtype)
         self.options, self.tiling, self.device = options, tiling, device
-        self.gradients = GradientSums(x, self.weight, tiling)
+        self.gradients = GradientSums(x, self.weight, tiling, weight_grad)
         self.buffer = allocate(x, (tiling.buffer,), tiling.logits_dtype)
 
     def products(self, tokens: slice, columns: slice, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:

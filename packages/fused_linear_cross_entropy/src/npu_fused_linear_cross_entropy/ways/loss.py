@@ -29,6 +29,7 @@ class Inputs(NamedTuple):
         target: [N].
         bias, class_weight: [V].
         divisor: what "mean" divides by instead of the number of counted rows: a number, or [N], one for each row.
+        weight_grad: [V, H], what the weight's gradient is added to.
     """
 
     x: Tensor
@@ -37,6 +38,7 @@ class Inputs(NamedTuple):
     bias: Tensor | None
     class_weight: Tensor | None
     divisor: Tensor | None
+    weight_grad: Tensor | None
 
 
 class Loss(Head):
@@ -50,8 +52,8 @@ class Loss(Head):
     """
 
     def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
-        x, weight, target, bias, class_weight, divisor = inputs
-        super().__init__(x, weight, options, tiling, device)
+        x, weight, target, bias, class_weight, divisor, weight_grad = inputs
+        super().__init__(x, weight, options, tiling, device, weight_grad)
         self.on_rows = ReferenceRows() if device is None else RowKernels(device)
         scale = tiling.dweight_scale if tiling.shape.unfinished else None
         self._factors: Tensor | None = None  # of losses, and of their gradients, [N] each

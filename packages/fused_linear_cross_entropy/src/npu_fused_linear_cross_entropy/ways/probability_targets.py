@@ -29,6 +29,7 @@ class ProbabilityInputs(NamedTuple):
         weight: [V, H].
         bias, class_weight: [V].
         probs: [N, V], of this rank's columns.
+        weight_grad: [V, H], what the weight's gradient is added to.
     """
 
     x: Tensor
@@ -36,13 +37,14 @@ class ProbabilityInputs(NamedTuple):
     bias: Tensor | None
     class_weight: Tensor | None
     probs: Tensor
+    weight_grad: Tensor | None
 
 
 class ProbabilityTargets(Head):
     """See `Way.DISTRIBUTIONS`. c = w ((1 - e) probs + e / V), with class weights w and label_smoothing e, is the target."""
 
     def __init__(self, inputs: ProbabilityInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
-        super().__init__(inputs.x, inputs.weight, options, tiling, device)
+        super().__init__(inputs.x, inputs.weight, options, tiling, device, inputs.weight_grad)
         self._bias, self._class_weight, self._probs = inputs.bias, inputs.class_weight, inputs.probs
         self._kernels = ReferenceDistributions(options) if device is None else DistributionKernels(options, device)
 
