@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from npu_offline.module.mlir import name_of, property_of
+from npu_offline.module.operations import operation_of
 from npu_offline.module.shapes import space_of
-from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, MemRefType, ModuleOp, i64
+from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, MemRefType, ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 UNIT = 32  # bytes that addresses are multiples of
+REMOVED, MOVED, RENUMBERED = 1, 2, 3  # settings of a switch of flags, barriers and state
+FIRST = 1  # of a selection: it takes its first buffer
+FLAGS = ("set_flag", "wait_flag")
+ACROSS = ("sync_block_set", "sync_block_wait")
+BARRIER = "pipe_barrier"
+STATE = ("set_mask_norm", "set_ffts_base_addr")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A defect: its kind, the operations that it concerns by their position in the module, and what it does to them."""
+    """A defect: its kind, the operations that it concerns by their position in the module, and the switches that plant it.
+
+    A switch is an operation's position with its setting: for a buffer, the new address plus one. Zero changes nothing.
+    """
 
     kind: str
     positions: tuple[int, ...]
-    edit: Callable[[Sequence[Operation]], None]
-
-    def plant(self, module: ModuleOp) -> None:
-        """Change a clone of the module that this was made for."""
-        operations = list(module.walk())
-        self.edit([operations[position] for position in self.positions])
+    switches: tuple[tuple[int, int], ...]
 
 
 def mutants(module: ModuleOp) -> Iterator[Mutant]:
@@ -35,12 +40,13 @@ def mutants(module: ModuleOp) -> Iterator[Mutant]:
     positions = {operation: position for position, operation in enumerate(operations)}
 
     def removal(kind: str, removed: Sequence[Operation]) -> Mutant:
-        return Mutant(kind, tuple(positions[operation] for operation in removed), _remove)
+        concerned = tuple(positions[operation] for operation in removed)
+        return Mutant(kind, concerned, tuple((position, REMOVED) for position in concerned))
 
-    flags = [op for op in operations if _short(op) in ("set_flag", "wait_flag")]
-    across = [op for op in operations if _short(op) in ("sync_block_set", "sync_block_wait")]
+    flags = [op for op in operations if short(op) in FLAGS]
+    across = [op for op in operations if short(op) in ACROSS]
     for op in flags:
-        yield removal("set removed" if _short(op) == "set_flag" else "wait removed", [op])
+        yield removal("set removed" if short(op) == "set_flag" else "wait removed", [op])
     for op in flags:
         pair = _pair(op)
         if pair:
@@ -51,12 +57,12 @@ def mutants(module: ModuleOp) -> Iterator[Mutant]:
     for group in by_pipes.values():
         yield removal("flags of two pipes removed", group)
     for op in operations:
-        if _short(op) == "pipe_barrier":
+        if short(op) == BARRIER:
             yield removal("barrier removed", [op])
     for op in across:
         yield removal("flag between cores removed", [op])
     for op in operations:
-        if _short(op) in ("set_mask_norm", "set_ffts_base_addr"):
+        if short(op) in STATE:
             yield removal("chip state removed", [op])
     by_number = defaultdict(list)
     for op in across:
@@ -64,11 +70,20 @@ def mutants(module: ModuleOp) -> Iterator[Mutant]:
     for group in by_number.values():
         yield removal("flag between cores removed", group)
     for op in operations:
+        if short(op) in (*FLAGS, *ACROSS):
+            yield Mutant("flag of another number", (positions[op],), ((positions[op], RENUMBERED),))
+        if passed(op) is not None:
+            kind = "set before its instruction" if is_set(op) else "wait or barrier after its instruction"
+            yield Mutant(kind, (positions[op],), ((positions[op], MOVED),))
+    for op in operations:
         if name_of(op) == "arith.select" and isinstance(op.results[0].type, MemRefType):
-            yield Mutant("one of two buffers", (positions[op],), _first)
-            casts = [_cast_of(operand) for operand in op.operands[1:3]]
-            if casts[0] is not None and casts[1] is not None and casts[0] is not casts[1]:
-                yield Mutant("two buffers at one address", tuple(positions[cast] for cast in casts if cast), _join)
+            yield Mutant("one of two buffers", (positions[op],), ((positions[op], FIRST),))
+            one, other = (_cast_of(operand) for operand in op.operands[1:3])
+            if one is not None and other is not None and one is not other:
+                address = _constant(one.operands[0])
+                assert address is not None
+                switch = positions[other], address + 1
+                yield Mutant("two buffers at one address", (positions[one], positions[other]), (switch,))
     yield from _moves(operations, positions)
 
 
@@ -79,22 +94,48 @@ def _moves(operations: Sequence[Operation], positions: dict[Operation, int]) -> 
             size, address = _bytes(op), _constant(op.operands[0])
             if size and address is not None:
                 buffers.append((space_of(op.results[0].type), address, size, op))
+
+    def move(kind: str, op: Operation, address: int) -> Mutant:
+        return Mutant(kind, (positions[op],), ((positions[op], address + 1),))
+
     for space, address, size, op in buffers:
         places = sorted({(a, n) for s, a, n, _ in buffers if s == space and (a + n <= address or address + size <= a)})
         end = max(a + n for s, a, n, _ in buffers if s == space)
         below = next((a for a, _ in reversed(places) if a < address), None)
         above = next(((a, n) for a, n in places if a > address), None)
         if below is not None:
-            yield Mutant("address of the buffer below", (positions[op],), _move(below))
+            yield move("address of the buffer below", op, below)
         if above is not None:
             target = min(above[0], (end - size) // UNIT * UNIT)
             if target > address:
-                yield Mutant("address of the buffer above", (positions[op],), _move(target))
+                yield move("address of the buffer above", op, target)
         if address + size + UNIT <= end:
-            yield Mutant("address 32 bytes on", (positions[op],), _move(address + UNIT))
+            yield move("address 32 bytes on", op, address + UNIT)
+            yield move("address 16 bytes on", op, address + UNIT // 2)
 
 
-def _short(op: Operation) -> str:
+def passed(op: Operation) -> Operation | None:
+    """The instruction that a defect moves a flag or a barrier over: a set's, before it, and all others', behind them."""
+    if short(op) not in (*FLAGS, *ACROSS, BARRIER):
+        return None
+    names = {"set_flag": "set_pipe", "wait_flag": "wait_pipe", "sync_block_set": "tpipe", BARRIER: "pipe"}
+    pipe = str(property_of(op, names[short(op)])).partition("PIPE_")[2].strip("<> ") if short(op) in names else "ALL"
+    other = op.prev_op if is_set(op) else op.next_op
+    while other is not None and not other.regions and not set(op.operands) & set(other.results):
+        operation = operation_of(other)
+        if operation is not None and pipe in ("ALL", operation.pipe):
+            return other
+        other = other.prev_op if is_set(op) else other.next_op
+    return None
+
+
+def is_set(op: Operation) -> bool:
+    """Whether an operation sets a flag."""
+    return short(op) in ("set_flag", "sync_block_set")
+
+
+def short(op: Operation) -> str:
+    """An operation's name without its dialect's."""
     return name_of(op).removeprefix("hivm.hir.")
 
 
@@ -114,9 +155,9 @@ def _number(op: Operation) -> object:
 
 def _pair(op: Operation) -> list[Operation]:
     """A set and the wait for it that follows in the same block."""
-    if _short(op) == "set_flag":
+    if short(op) == "set_flag":
         for other in itertools.takewhile(lambda o: o is not None, _after(op)):
-            if _short(other) == "wait_flag" and _pipes(other) == _pipes(op) and _event(other) == _event(op):
+            if short(other) == "wait_flag" and _pipes(other) == _pipes(op) and _event(other) == _event(op):
                 return [op, other]
     return []
 
@@ -147,35 +188,3 @@ def _bytes(op: Operation) -> int:
 def _constant(value: SSAValue) -> int | None:
     number = property_of(value.owner, "value") if isinstance(value.owner, Operation) else None
     return number.value.data if isinstance(number, IntegerAttr) else None
-
-
-def _remove(operations: Sequence[Operation]) -> None:
-    for op in operations:
-        op.detach()
-
-
-def _first(operations: Sequence[Operation]) -> None:
-    (select,) = operations
-    select.operands[2] = select.operands[1]
-
-
-def _join(operations: Sequence[Operation]) -> None:
-    one, other = operations
-    address = _constant(one.operands[0])
-    assert address is not None
-    _move(address)([other])
-
-
-def _move(address: int) -> Callable[[Sequence[Operation]], None]:
-    def edit(operations: Sequence[Operation]) -> None:
-        (cast,) = operations
-        old = cast.operands[0].owner
-        block = cast.parent
-        assert isinstance(old, Operation)
-        assert block is not None
-        new = old.clone()
-        new.properties["value"] = IntegerAttr(address, i64)
-        block.insert_op_before(new, cast)
-        cast.operands[0] = new.results[0]
-
-    return edit

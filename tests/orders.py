@@ -7,6 +7,7 @@ complete before it begins, and all pairs of accesses are held against each other
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ class Access:
     low: np.ndarray[Any, Any]
     high: np.ndarray[Any, Any]
 
+    def __post_init__(self) -> None:
+        self.first, self.last = int(self.low[0]), int(self.high.max())
+
 
 @dataclass
 class Program:
@@ -38,14 +42,28 @@ class Program:
     places: list[tuple[int, int, int]] = field(default_factory=list)  # core, pipe, number in the module
     before: list[int] = field(default_factory=list)  # a bit for each instruction
     accesses: list[Access] = field(default_factory=list)
+    operands: list[Sequence[Sequence[int]]] = field(default_factory=list)  # as the trace says them
+
+    @functools.cached_property
+    def sources(self) -> list[tuple[int, ...]]:
+        return sources(self)
+
+    @functools.cached_property
+    def unordered(self) -> dict[tuple[int, int], str]:
+        return unordered(self)
 
 
-def traced(library: ctypes.CDLL) -> list[Program]:
-    """What a module that was translated with trace.c before it issued, for each program that ran."""
+def trace_of(library: ctypes.CDLL) -> bytes:
+    """What a module that was translated with trace.c before it issued since its trace was empty."""
     length = ctypes.c_int64.in_dll(library, "npu_trace_length").value
-    words = (ctypes.c_int64 * length).from_address(ctypes.c_void_p.in_dll(library, "npu_trace").value or 0) if length else []
+    first = ctypes.c_void_p.in_dll(library, "npu_trace").value
+    return ctypes.string_at(first, 8 * length) if first else b""
+
+
+def ordered(words: bytes) -> list[Program]:
+    """The programs of a trace."""
+    trace = tuple(np.frombuffer(words, np.int64).tolist())
     programs: list[list[Sequence[int]]] = []
-    trace = list(words)
     position = 0
     while position < len(trace):
         kind, core, a, b, count = trace[position : position + 5]
@@ -60,10 +78,10 @@ def traced(library: ctypes.CDLL) -> list[Program]:
             programs.append([])
         else:
             programs[-1].append((kind, core, a, b, count, operands))
-    return [_ordered(events) for events in programs]
+    return [_order(events) for events in programs]
 
 
-def _ordered(events: Sequence[Any]) -> Program:
+def _order(events: Sequence[Any]) -> Program:
     program = Program()
     known: dict[tuple[int, int], int] = defaultdict(int)  # what a pipe waited for, as a bit for each instruction
     done: dict[tuple[int, int], int] = defaultdict(int)  # what it began itself
@@ -124,7 +142,8 @@ def _ordered(events: Sequence[Any]) -> Program:
             number = len(program.places)
             program.places.append((core, a, b))
             program.before.append(0)
-            program.accesses += _accesses(number, core, operands)
+            program.operands.append(operands)
+            program.accesses += filter(None, (_access(number, core, operand) for operand in operands))
             pipe, item = a, (kind, number, issued)
         elif kind == WAIT:
             pipe, item = b, (kind, (a, b, count), issued)
@@ -147,46 +166,49 @@ def _union(sets: Iterator[int]) -> int:
     return total
 
 
-def _accesses(instruction: int, core: int, operands: Sequence[Sequence[int]]) -> Iterator[Access]:
-    for role, space, place, bit, bits, rank, *rest in operands:
-        sizes, strides = rest[::2][:rank], rest[1::2][:rank]
-        if role == SIZE or space == NUMBER or 0 in sizes:
-            continue
-        starts, piece = np.array([place * 8 + bit]), bits
-        axes = list(zip(sizes, strides, strict=True))
-        while axes and (axes[-1][0] == 1 or axes[-1][1] * bits == piece):
-            piece *= axes.pop()[0]
-        for size, stride in axes:
-            starts = (starts[:, None] + np.arange(size) * stride * bits).reshape(-1)
-        starts = np.unique(starts)
-        low, high = starts >> 3, (starts + piece + 7) >> 3
-        yield Access(instruction, (GM, 0) if space == GM else (space, core), role, low, high)
+@functools.lru_cache(maxsize=1 << 14)
+def _access(instruction: int, core: int, operand: Sequence[int]) -> Access | None:
+    role, space, place, bit, bits, rank, *rest = operand
+    sizes, strides = rest[::2][:rank], rest[1::2][:rank]
+    if role == SIZE or space == NUMBER or 0 in sizes:
+        return None
+    starts, piece = np.array([place * 8 + bit]), bits
+    axes = list(zip(sizes, strides, strict=True))
+    while axes and (axes[-1][0] == 1 or axes[-1][1] * bits == piece):
+        piece *= axes.pop()[0]
+    for size, stride in axes:
+        starts = (starts[:, None] + np.arange(size) * stride * bits).reshape(-1)
+    starts = np.unique(starts)
+    return Access(instruction, (GM, 0) if space == GM else (space, core), role, starts >> 3, (starts + piece + 7) >> 3)
 
 
-def conflicts(program: Program) -> dict[tuple[int, int], str]:
-    """Pairs of instructions that touch the same bytes, one of them to write: which is complete before the other begins."""
+def unordered(program: Program) -> dict[tuple[int, int], str]:
+    """Pairs of instructions on the same bytes, one a write, where the earlier is not complete before the later begins.
+
+    Returns:
+        For each such pair "after", where the earlier begins when the later is complete, else "none".
+    """
     by_memory = defaultdict(list)
     for access in program.accesses:
         by_memory[access.memory].append(access)
+    count = len(program.before)
+    bits = b"".join(mask.to_bytes((count + 7) // 8, "little") for mask in program.before)
+    before = np.unpackbits(np.frombuffer(bits, np.uint8).reshape(count, -1), axis=1, bitorder="little")  # [later, earlier]
     found = {}
     for accesses in by_memory.values():
-        low = np.array([access.low[0] for access in accesses])
-        high = np.array([access.high.max() for access in accesses])
+        low = np.array([access.first for access in accesses])
+        high = np.array([access.last for access in accesses])
         writes = np.array([access.role != READ for access in accesses])
+        instructions = np.array([access.instruction for access in accesses])
         for position, access in enumerate(accesses):
             meets = (low[:position] < high[position]) & (low[position] < high[:position])
             meets &= writes[:position] | writes[position]
+            meets &= before[access.instruction, instructions[:position]] == 0
             for other in np.flatnonzero(meets):
                 pair = accesses[other].instruction, access.instruction
                 if pair[0] != pair[1] and pair not in found and _meet(accesses[other], access):
-                    found[pair] = _order(program, *pair)
+                    found[pair] = "after" if program.before[pair[0]] >> pair[1] & 1 else "none"
     return found
-
-
-def _order(program: Program, one: int, other: int) -> str:
-    if program.before[other] >> one & 1:
-        return "before"
-    return "after" if program.before[one] >> other & 1 else "none"
 
 
 def _meet(a: Access, b: Access) -> bool:
@@ -201,45 +223,19 @@ def _meet(a: Access, b: Access) -> bool:
 
 def sources(program: Program) -> list[tuple[int, ...]]:
     """For each access that reads, the instructions whose bytes it sees, where all run one after another; -1 for nobody's."""
-    extents: dict[tuple[int, int], tuple[int, int]] = {}
-    for access in program.accesses:
-        low, high = extents.get(access.memory, (int(access.low[0]), int(access.high.max())))
-        extents[access.memory] = min(low, int(access.low[0])), max(high, int(access.high.max()))
     found = []
-    last = {memory: _Writers(low, high) for memory, (low, high) in extents.items()}
+    by_memory = defaultdict(list)
     for access in program.accesses:
-        writers = last[access.memory]
-        if access.role == READ:
-            found.append((access.instruction, *writers.of(access)))
-        else:
-            writers.write(access)
+        by_memory[access.memory].append(access)
+    for accesses in by_memory.values():
+        edges = np.unique(np.concatenate([edge for access in accesses for edge in (access.low, access.high)]))
+        last = np.full(len(edges), -1)  # who wrote the bytes between an edge and the next
+        for access in accesses:
+            pieces = zip(np.searchsorted(edges, access.low), np.searchsorted(edges, access.high), strict=True)
+            if access.role == READ:
+                writers = {writer for low, high in pieces for writer in last[low:high].tolist()}
+                found.append((access.instruction, *sorted(writers)))
+            else:
+                for low, high in pieces:
+                    last[low:high] = access.instruction
     return found
-
-
-class _Writers:
-    """Who wrote each byte of a memory last. Global memory is large: runs of bytes, not a number for each."""
-
-    def __init__(self, low: int, high: int) -> None:
-        self._dense = np.full(high - low, -1, np.int32) if high - low < 1 << 26 else None
-        self._low = low
-        self._sparse: dict[int, int] = {}
-
-    def _pieces(self, access: Access) -> Iterator[tuple[int, int]]:
-        for low, high in zip(access.low.tolist(), access.high.tolist(), strict=True):
-            yield low - self._low, high - self._low
-
-    def of(self, access: Access) -> list[int]:
-        seen: set[int] = set()
-        for low, high in self._pieces(access):
-            if self._dense is not None:
-                seen.update(np.unique(self._dense[low:high]).tolist())
-            else:
-                seen.update(self._sparse.get(byte, -1) for byte in range(low, high, 2))
-        return sorted(seen)
-
-    def write(self, access: Access) -> None:
-        for low, high in self._pieces(access):
-            if self._dense is not None:
-                self._dense[low:high] = access.instruction
-            else:
-                self._sparse.update(dict.fromkeys(range(low, high), access.instruction))

@@ -1,29 +1,35 @@
-"""Runs launches of final modules with one defect each, and says what became of every defect."""
+"""Runs launches of final modules with one defect each, and says what became of every defect.
+
+A module is compiled once, with a switch for every defect.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import npu_offline.execute.emulation
+import npu_offline.execute.launcher
 import npu_tiling
 import torch
 from mutants import Mutant, mutants
-from npu_offline import FindingsError, OfflineError, UnsupportedError, emulate
+from npu_offline import Finding, FindingsError, OfflineError, emulate
 from npu_offline.execute.final.compare import differences
-from npu_offline.execute.final.translate import translate
+from npu_offline.execute.final.findings import raise_findings, read_findings
 from npu_offline.execute.launcher import Launcher, RunningEmulation, running
 from npu_offline.execute.linalg.lowering import ENTRY
-from npu_offline.execute.native import Binary, load, shared_object_of_c
+from npu_offline.execute.native import Binary, Loaded, load, shared_object_of_c
 from npu_offline.execute.storage import bounds_of
-from orders import Program, conflicts, sources, traced
+from orders import Program, ordered, trace_of
+from switches import switched
 from xdsl.dialects.builtin import ModuleOp
 
 SOC = "Ascend910B4"
@@ -45,8 +51,23 @@ class Site:
     before: list[bytes]
     written: dict[str, int] = field(default_factory=dict)  # bytes through each pointer
     after: list[bytes] = field(default_factory=list)
+    trace: bytes = b""
     programs: list[Program] = field(default_factory=list)
     notes: int = 0
+
+    @functools.cached_property
+    def library(self) -> Loaded:
+        """The module with its switches, loaded."""
+        source = switched(self.module)
+        assert _ENTRY in source
+        source = source.replace(_ENTRY, "{ note_event(T_PROGRAM, 0, 0, 0); execute(&M_, slots, x, y, z); }")
+        source = source.replace(_NOTED, f"{_NOTED}\n{_TRACE}")
+        return load(Binary(shared_object_of_c(source)), ENTRY)
+
+    @functools.cached_property
+    def planted(self) -> ctypes.Array[ctypes.c_int64]:
+        """The switches of the library."""
+        return (ctypes.c_int64 * sum(1 for _ in self.module.walk())).in_dll(self.library.libraries[0], "planted")
 
 
 def sites(call: Callable[[], object], toolchain: str) -> list[Site]:
@@ -86,10 +107,11 @@ def sites(call: Callable[[], object], toolchain: str) -> list[Site]:
     ):
         call()
     for site in found.values():
-        error, library, site.notes = run(site, site.module)
-        if error or library is None:
-            raise error or AssertionError
-        site.programs = traced(library)
+        error, site.notes = run(site)
+        if error:
+            raise error
+        site.trace = trace_of(site.library.libraries[0])
+        site.programs = ordered(site.trace)
         site.after = _copy(site.ranges)
     return list(found.values())
 
@@ -98,19 +120,19 @@ def fate(site: Site, mutant: Mutant) -> str:
     """What becomes of a defect.
 
     Returns:
-        "found: KIND" as the checks say it, "found: results" where the comparison of results does; "redundant" where every
-        pair of accesses to the same bytes is in the same order as without it, every read sees bytes of the same
-        instructions and all results are equal; "noted" where hazards inside one pipe are noted that were not before, and
-        nothing else has changed; "missed" otherwise.
+        "found: KIND" as the checks say it, "found: results" where the comparison of results does; "unreached" where the
+        launch issues exactly what it does without it; "redundant" where every pair of accesses to the same bytes is in the
+        same order as without it, every read sees bytes of the same instructions and all results are equal; "noted" where
+        hazards inside one pipe are noted that were not before, and nothing else has changed; "missed" otherwise.
     """
-    module = site.module.clone()
-    mutant.plant(module)
-    error, library, notes = run(site, module)
-    if error or library is None:
+    error, notes = run(site, mutant.switches)
+    if error:
         return f"found: {'+'.join(sorted(_kinds(error)))}"
     if _copy(site.ranges) != site.after:
         return "found: results" if _differ(site) else "missed: other results"
-    verdicts = changes(site, library)
+    if trace_of(site.library.libraries[0]) == site.trace:
+        return "unreached"
+    verdicts = changes(site)
     if not verdicts:
         return "redundant"
     if verdicts == {"one pipe"} and notes > site.notes:
@@ -130,9 +152,10 @@ def _differ(site: Site) -> bool:
     return any(True for _ in differences(site.pointers, before, after, site.written))
 
 
-def changes(site: Site, library: ctypes.CDLL) -> set[str]:
-    """What differs between a site's own order of accesses and that of a module that ran in its place; empty if nothing."""
-    return {_changed(one, other) for one, other in zip(site.programs, traced(library), strict=True)} - {""}
+def changes(site: Site) -> set[str]:
+    """What differs between a site's own order of accesses and that of its last run; empty if nothing."""
+    programs = zip(site.programs, ordered(trace_of(site.library.libraries[0])), strict=True)
+    return {_changed(one, other) for one, other in programs} - {""}
 
 
 def _kinds(error: OfflineError | None) -> set[str]:
@@ -147,43 +170,45 @@ def _changed(one: Program, other: Program) -> str:
     """What differs between the orders of two runs of one program."""
     if one.places != other.places:
         return "other instructions"
-    if sources(one) != sources(other):
+    if one.operands != other.operands and one.sources != other.sources:
         return "bytes of other instructions"
-    before, after = conflicts(one), conflicts(other)
-    lost = {pair for pair in before.keys() | after.keys() if before.get(pair, "before") != after.get(pair, "before")}
+    pairs = one.unordered.keys() | other.unordered.keys()
+    lost = {pair for pair in pairs if one.unordered.get(pair) != other.unordered.get(pair)}
     if not lost:
         return ""
     return "one pipe" if all(other.places[a][:2] == other.places[b][:2] for a, b in lost) else "no order"
 
 
-def run(site: Site, module: ModuleOp) -> tuple[OfflineError | None, ctypes.CDLL | None, int]:
-    """Run a module in a site's launch, with all checks but that against Linalg IR.
+def run(site: Site, switches: Iterable[tuple[int, int]] = ()) -> tuple[OfflineError | None, int]:
+    """Run a site's launch with some switches on, with all checks but that against Linalg IR, until one finds something.
 
     Returns:
-        What they find, the library that ran, and how many notes there are.
+        What they find, and how many notes there are.
     """
-    try:
-        source = translate(module)
-    except UnsupportedError as error:
-        return error, None, 0
-    assert _ENTRY in source
-    source = source.replace(_ENTRY, "{ note_event(T_PROGRAM, 0, 0, 0); execute(&M_, slots, x, y, z); }")
-    source = source.replace(_NOTED, f"{_NOTED}\n{_TRACE}")
-    loaded = load(Binary(shared_object_of_c(source)), ENTRY)
+    library = site.library.libraries[0]
+    ctypes.memset(site.planted, 0, ctypes.sizeof(site.planted))
+    for position, setting in switches:
+        site.planted[position] = setting
+    ctypes.c_int64.in_dll(library, "npu_trace_length").value = 0
     for (low, high), data in zip(site.ranges, site.before, strict=True):
         ctypes.memmove(low, data, high - low)
     emulation = RunningEmulation(SOC, site.toolchain, 1, None, checks=True)
+
+    def found(noted: bytes) -> list[Finding]:
+        raise_findings(site.kernel, noted)  # the runs that follow are for launches without findings
+        return read_findings(noted)
+
     running.append(emulation)
-    error = None
     try:
-        site.launch(loaded.address)
-    except OfflineError as found:
-        error = found
+        with mock.patch.object(npu_offline.execute.launcher, "read_findings", found):
+            site.launch(site.library.address)
+    except OfflineError as error:
+        return error, 0
     finally:
         running.remove(emulation)
-    for launch in emulation.launches if not site.written else ():
-        site.written = {name: traffic.written for name, traffic in launch.arguments.items()}
-    return error, loaded.libraries[0], sum(len(launch.notes) for launch in emulation.launches)
+    (launch,) = emulation.launches
+    site.written = site.written or {name: traffic.written for name, traffic in launch.arguments.items()}
+    return None, len(launch.notes)
 
 
 def _ranges(value: Any) -> Iterator[tuple[int, int]]:
