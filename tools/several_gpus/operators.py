@@ -68,9 +68,10 @@ def _embedding(rank: int, count: int, dtype: torch.dtype, tokens: int, width: in
     module = VocabParallelEmbedding(vocabulary, width, dtype=dtype)
     table = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
     indices, seen = torch.randint(0, vocabulary, (tokens,)), torch.randn(tokens, width, dtype=dtype)
+    own, seen_of_own = indices.chunk(count)[rank], seen.chunk(count)[rank]
     return (
         lambda: torch.autograd.grad(embedding(indices, table), table, seen),
-        lambda: torch.autograd.grad(module(indices), module.weight, seen),
+        lambda: torch.autograd.grad(module(own), module.weight, seen_of_own),
     )
 
 

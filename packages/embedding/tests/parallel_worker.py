@@ -3,40 +3,110 @@
 import sys
 
 import torch
+import torch.distributed as dist
 from npu_embedding import Embedding, VocabParallelEmbedding
 from npu_offline import ranks
 
+WIDTH = 24
+ITEM = {torch.int64: 8, torch.int32: 4, torch.float32: 4, torch.bfloat16: 2}
 
-def train(rank, count, place, rows, padding_idx):
-    """The sharded table and the whole one, three steps side by side."""
+
+class Sent:
+    """In its block, the bytes that this rank sends others through all_to_all_single, by dtype."""
+
+    def __enter__(self):
+        self.bytes, self._real = {}, dist.all_to_all_single
+
+        def counting(output, input, output_split_sizes=None, input_split_sizes=None, group=None):
+            pieces = input.split(input_split_sizes or len(input) // dist.get_world_size())
+            elements = sum(piece.numel() for rank, piece in enumerate(pieces) if rank != dist.get_rank())
+            self.bytes[input.dtype] = self.bytes.get(input.dtype, 0) + elements * input.element_size()
+            return self._real(output, input, output_split_sizes, input_split_sizes, group=group)
+
+        dist.all_to_all_single = counting
+        return self
+
+    def __exit__(self, *error):
+        dist.all_to_all_single = self._real
+
+
+def batches(count, rows, lengths, dtype=torch.int64, step=0):
+    """Indices of all ranks, the same on each: `lengths[r]` of rank r."""
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randint(0, rows, (lengths[r],), generator=generator).to(dtype) for r in range(count)]
+
+
+def check(rank, count, place, rows, padding_idx=None, **options):
+    """A split table on indices of each rank's own, beside the whole table on all indices."""
     torch.manual_seed(0)
-    whole = Embedding(rows, 24, padding_idx=padding_idx)
-    sharded = VocabParallelEmbedding(rows, 24, padding_idx)
-    assert (sharded.vocab_start_index, sharded.vocab_end_index) == (rank * rows // count, (rank + 1) * rows // count)
-    if padding_idx is not None and sharded.vocab_start_index <= padding_idx % rows < sharded.vocab_end_index:
-        assert not sharded.weight[padding_idx % rows - sharded.vocab_start_index].any()
-    sharded.load_table(whole.weight)
-    torch.manual_seed(1)  # shards of unequal length have drawn unequally often
-    head = torch.randn(24, 3)  # replicated, as what follows is
-    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (whole, sharded)]
-    for step in range(3):
-        indices = torch.randint(0, rows, (4, 9))
-        outputs = []
-        for module, optimizer in zip((whole, sharded), optimizers, strict=True):
-            optimizer.zero_grad()
-            out = module(indices)
-            (out @ head).square().sum().backward()
+    whole = Embedding(rows, WIDTH, padding_idx=padding_idx, **options)
+    split = VocabParallelEmbedding(rows, WIDTH, padding_idx, **options)
+    held = slice(split.vocab_start_index, split.vocab_end_index)
+    assert held == slice(rank * rows // count, (rank + 1) * rows // count)
+    if padding_idx is not None and held.start <= padding_idx % rows < held.stop:
+        assert not split.weight[padding_idx % rows - held.start].any()
+    split.load_table(whole.weight)
+    lengths = [9 + 20 * r if r != 1 else 0 for r in range(count)]  # the second rank has none
+    for dtype in (torch.int64, torch.int32):
+        indices = batches(count, rows, lengths, dtype)
+        seen = torch.randn(sum(lengths), WIDTH, generator=torch.Generator().manual_seed(1))
+        own, of_own = indices[rank].unsqueeze(0), seen.split(lengths)[rank].unsqueeze(0)
+        out, everything = split(own), whole(torch.cat(indices))
+        assert torch.equal(out[0], everything.split(lengths)[rank]), place
+        for module, result, gradient in ((split, out, of_own), (whole, everything, seen)):
+            module.zero_grad()
+            result.backward(gradient)
+        found, expected = (module.weight.grad.to_dense() for module in (split, whole))
+        # The owner adds in the order of the ranks. Kernels cut a table's sums elsewhere than a part's.
+        assert torch.equal(found, expected[held]) or place != "cpu"
+        torch.testing.assert_close(found, expected[held])
+
+
+def check_bytes(rank, count, dtype):
+    """Sent are the indices of others' rows, those rows, their gradients, and one number to each rank; nothing else."""
+    rows, lengths = 40 * count, [64] * count
+    split = VocabParallelEmbedding(rows, WIDTH, dtype=dtype)
+    owners = [own * count // rows for own in batches(count, rows, lengths)]
+    asked = int((owners[rank] != rank).sum())  # of others
+    answered = sum(int((owner == rank).sum()) for r, owner in enumerate(owners) if r != rank)
+    with Sent() as forward:
+        out = split(batches(count, rows, lengths)[rank])
+    assert forward.bytes == {torch.int64: 8 * (asked + count - 1), dtype: answered * WIDTH * ITEM[dtype]}
+    with Sent() as backward:
+        out.sum().backward()
+    assert backward.bytes == {dtype: asked * WIDTH * ITEM[dtype]}
+    # The sum over the ranks of look-ups of all ranks' indices, in a ring: 2 (ranks - 1) / ranks of its bytes from each rank.
+    summed = 2 * (count - 1) / count * sum(lengths) * WIDTH * ITEM[dtype]
+    assert forward.bytes[dtype] < summed / count
+
+
+def check_row_wise_optimizer(rank, count):
+    """`torch.optim.SparseAdam` changes rows that an index names, as Adam does in its first step, and no other."""
+    rows = 30 * count
+    split, dense = (VocabParallelEmbedding(rows, WIDTH, rows - 1, sparse=sparse) for sparse in (True, False))
+    start = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(2))
+    held = slice(split.vocab_start_index, split.vocab_end_index)
+    sparse_adam, adam = torch.optim.SparseAdam(split.parameters(), lr=0.1), torch.optim.Adam(dense.parameters(), lr=0.1)
+    for module in (split, dense):
+        module.load_table(start)
+    for step, last in enumerate((rows, 11)):  # in the second step all rows have momentum, and few are named
+        indices = [torch.randint(5 * step, last, (60,), generator=torch.Generator().manual_seed(r)) for r in range(count)]
+        indices = [torch.cat((own, torch.tensor([rows - 1]))) for own in indices]
+        before = split.weight.detach().clone()
+        for module, optimizer in ((split, sparse_adam), (dense, adam)):
+            module.zero_grad()
+            module(indices[rank]).sum().backward()
             optimizer.step()
-            outputs.append(out.detach())
-        assert torch.equal(*outputs) or step, place  # later, the order of a gradient's sums shows
-        assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6), place
-        assert torch.allclose(
-            sharded.weight, whole.weight[sharded.vocab_start_index : sharded.vocab_end_index], rtol=1e-5, atol=1e-6
-        ), place
+        named = torch.zeros(rows, dtype=torch.bool)
+        named[torch.cat(indices)] = True
+        named[rows - 1] = False
+        assert torch.equal((split.weight != before).any(-1), named[held]), step
+        if not step:
+            torch.testing.assert_close(split.weight, dense.weight)
 
 
 def check_outside(place, rows):
-    module = VocabParallelEmbedding(rows, 24)
+    module = VocabParallelEmbedding(rows, WIDTH)
     indices = torch.tensor([0, rows, 1])
     if place == "cpu":
         try:
@@ -53,16 +123,27 @@ def check_outside(place, rows):
 def main() -> None:
     place = sys.argv[1]
     with ranks.join(place) as rank:
-        for rows, padding_idx in ((20, None), (13, 5), (13, -1), (1, None)):
-            train(rank, 2, place, rows, padding_idx)
+        count = dist.get_world_size()
+        for rows, options in (
+            (20, {}),
+            (13, {"padding_idx": 5}),
+            (13, {"padding_idx": -1}),
+            (1, {}),
+            (20, {"padding_idx": 3, "scale_grad_by_freq": True}),
+            (20, {"padding_idx": 3, "sparse": True}),
+        ):
+            check(rank, count, place, rows, **options)
+        for dtype in (torch.float32, torch.bfloat16):
+            check_bytes(rank, count, dtype)
+        check_row_wise_optimizer(rank, count)
         check_outside(place, 13)
         try:
-            VocabParallelEmbedding(13, 24).load_table(torch.zeros(12, 24))
+            VocabParallelEmbedding(13, WIDTH).load_table(torch.zeros(12, WIDTH))
         except ValueError as error:
-            assert str(error) == "table has shape (12, 24) and must have shape (13, 24)."  # noqa: PT017
+            assert str(error) == f"table has shape (12, {WIDTH}) and must have shape (13, {WIDTH})."  # noqa: PT017
         else:
             raise AssertionError("a table of another shape was taken")
-        assert "13, 24, rows " in repr(VocabParallelEmbedding(13, 24))
+        assert "13, 24, rows " in repr(VocabParallelEmbedding(13, WIDTH))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A table split over two processes trains as the whole one does."""
+"""A table split over processes, each with indices of its own, trains as the whole one does on all of them."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ WORKER = Path(__file__).parent / "parallel_worker.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ranks.PLACES)
-def test_two_ranks_are_one_table(place):
-    ranks.need(place)
-    ranks.run(WORKER, 2, place)
+@pytest.mark.parametrize(("place", "count"), [("cpu", 2), ("cpu", 4), ("emulated", 2), ("cuda", 2)])
+def test_ranks_are_one_table(place, count):
+    ranks.need(place, count)
+    ranks.run(WORKER, count, place)

@@ -38,7 +38,7 @@ def backward(dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_g
 def sparse_backward(
     dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first_row: int
 ) -> tuple[Tensor, Tensor]:
-    """An entry for each index, in the order of their rows: values [n, D], and rows [n] (0 where there is no gradient)."""
+    """An entry for each index, in the order of their rows: values [n, D], and rows [n] (see `slots`)."""
     slot, order, rows = slots(indices.reshape(-1), n_rows, padding_idx, first_row)
     slot_of = torch.empty_like(slot).scatter_(0, order, slot)
     return backward(dy, slot_of, slot.numel(), NO_ROW, scale_grad_by_freq, 0), rows
@@ -92,13 +92,15 @@ def slots(indices: Tensor, n_rows: int, padding_idx: int, first_row: int) -> tup
 
     Returns:
         For each entry, in ascending order of rows: its slot, the first entry of its row, or n where it gets no gradient;
-        where in `indices` it stood; and its row (0 where it gets no gradient).
+        where in `indices` it stood; and its row. An entry that gets no gradient has a row that an index names, so that an
+        optimizer changes no other; where there is none, the padding row, else row 0.
     """
     rows, named = _named(indices, n_rows, padding_idx, first_row)
     ordered, order = torch.sort(torch.where(named, rows, n_rows), stable=True)
     known = ordered < n_rows
     slot = torch.where(known, torch.searchsorted(ordered, ordered), ordered.numel())
-    return slot, order, torch.where(known, ordered, 0)
+    unnamed = padding_idx - first_row if first_row <= padding_idx < first_row + n_rows else 0
+    return slot, order, torch.where(known, ordered, torch.where(known[:1], ordered[:1], unnamed))
 
 
 def ngram_rows(

@@ -1,22 +1,27 @@
-"""The embedding of DTensors: a table split in rows or in columns, or whole with the indices split. Nothing is sent.
+"""The embedding of DTensors: a table split in rows or in columns, or the indices split, or indices and rows.
 
     indices        weight         result               gradient of weight
     Replicate()    Replicate()    Replicate()          Replicate()
     Shard(i)       Replicate()    Shard(i)             Partial(): on each rank the sum over its own indices
     Replicate()    Shard(0)       Partial()            Shard(0)
     Replicate()    Shard(1)       Shard of the last    Shard(1)
+    Shard(i)       Shard(0)       Shard(i)             Shard(0)
 
-on each dimension of the mesh. With the table split in rows each rank looks up what it has and gives zeros for the rest, so
-that their sum, which `redistribute` takes, is the look-up.
+on each dimension of the mesh. With whole indices and the table split in rows each rank looks up what it has and gives zeros
+for the rest, so that their sum, which `redistribute` takes, is the look-up. With both split, indices and rows are sent: see
+exchange.py. The other four send nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npu_tiling.pytorch.sharding import Shards, is_replicated, shard
 from torch import Tensor
+
+from . import exchange
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -34,20 +39,30 @@ def embedding(
     shards = Shards({"indices": indices, "weight": weight})
     split = shards.check("indices", lambda _, p: is_replicated(p) or shard(p) >= 0, "Replicate() or Shard")
     table = shards.check("weight", lambda _, p: is_replicated(p) or shard(p) >= 0, "Replicate(), Shard(0) or Shard(1)")
-    shards.check("weight", lambda i, p: is_replicated(p) or is_replicated(split[i]), "Replicate() where indices is split")
+    met = [i for i, p in enumerate(split) if shard(p) >= 0 and shard(table[i]) == 0]
+    must = "Replicate() or Shard(0) where indices is split"
+    shards.check("weight", lambda i, p: is_replicated(p) or is_replicated(split[i]) or i in met, must)
     if sparse:
         raise ValueError("sparse is True and must be False where weight is a DTensor.")
-    if scale_grad_by_freq and not all(map(is_replicated, split)):
-        raise ValueError("scale_grad_by_freq is True and must be False where indices is split: each rank counts its own.")
-    if max_norm is not None and not all(is_replicated(i) and shard(w) != 1 for i, w in zip(split, table, strict=True)):
-        raise ValueError(f"max_norm is {max_norm} and must be None where indices is split, or weight in columns.")
-    rows = shards.part("weight", 0)
+    apart = any(not is_replicated(p) and i not in met for i, p in enumerate(split))  # ranks that do not know of each other
+    if scale_grad_by_freq and apart:
+        limits = "must be False where indices is split and weight's rows are not: each rank counts its own"
+        raise ValueError(f"scale_grad_by_freq is True and {limits}.")
+    if max_norm is not None and (apart or any(shard(p) == 1 for p in table)):
+        limits = "must be None where indices is split and weight's rows are not, or weight in columns"
+        raise ValueError(f"max_norm is {max_norm} and {limits}.")
+    rows, total = shards.part("weight", 0), weight.shape[0]
     options: dict[str, Any] = {"max_norm": max_norm, "scale_grad_by_freq": scale_grad_by_freq}
     if rows is not None:
-        options |= {"vocab_range": rows, "num_embeddings": weight.shape[0]}
+        options |= {"vocab_range": rows, "num_embeddings": total}
     placed = [_placed(i, w, indices.dim()) for i, w in zip(split, table, strict=True)]
-    local_weight = shards.local("weight", [gradient for _, gradient in placed])
-    part = run(shards.local("indices"), local_weight, **options)
+    local = partial(run, weight=shards.local("weight", [gradient for _, gradient in placed]), **options)
+    if met:
+        ranks = shards.mesh.size(met[0])
+        bounds = [min(r * -(-total // ranks), total) for r in range(ranks + 1)]
+        part = exchange.look_up(local, shards.local("indices"), bounds, shards.mesh.get_group(met[0]))
+    else:
+        part = local(shards.local("indices"))
     return shards.wrap(part, [result for result, _ in placed], (*indices.shape, weight.shape[1]))
 
 
@@ -56,7 +71,7 @@ def _placed(indices: Placement, weight: Placement, last: int) -> tuple[Any, Any]
     from torch.distributed.tensor import Partial, Shard
 
     if not is_replicated(indices):
-        return indices, Partial()
+        return indices, weight if shard(weight) == 0 else Partial()
     if is_replicated(weight):
         return weight, weight
     return Partial() if shard(weight) == 0 else Shard(last), weight

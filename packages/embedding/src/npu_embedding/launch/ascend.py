@@ -29,7 +29,7 @@ def slots(gradient: Gradient) -> tuple[Tensor, Tensor, Tensor]:
     offsets = _offsets(keys, gradient.n_rows, KEY_OF_ROW_0, gradient.device)
     rows = keys - KEY_OF_ROW_0
     known = (rows >= 0) & (rows < gradient.n_rows)
-    rows = torch.where(known, rows, 0)
+    rows = torch.where(known, rows, torch.where(known[:1], rows[:1], max(gradient.padding, 0)))
     return torch.where(known, offsets.index_select(0, rows), keys.numel()), order, rows.long()
 
 

@@ -1,0 +1,106 @@
+"""A table that is split over the ranks of a group."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from npu_tiling.pytorch import arguments
+from torch import Tensor, nn
+
+from . import exchange
+from .api import embedding
+
+
+class VocabParallelEmbedding(nn.Module):
+    """A table whose rows are split over the ranks of a process group.
+
+    Each rank holds the rows from `vocab_start_index` to before `vocab_end_index` as the parameter `weight`. A rank is called
+    with indices of its own, as many as it likes, and gets their rows: indices are sent to the ranks that hold their rows,
+    and rows come back. The backward sends gradients of rows the same way; the gradient of `weight` is the sum over the
+    indices of all ranks, in fp32, rounded once. All ranks call the forward, and all or none the backward. The host waits
+    once a forward, for the numbers of indices. With the same indices on all ranks a gradient counts once for each rank:
+    give each its part, or take DTensors.
+
+    Args:
+        num_embeddings: rows of the whole table; they need not divide evenly.
+        embedding_dim: D.
+        padding_idx: see `embedding`; counted in the whole table.
+        scale_grad_by_freq: see `embedding`; how many indices name a row is counted over all ranks.
+        sparse: see `embedding`: the gradient has an entry for each index that names a row of this rank.
+        process_group: the ranks; None for the default group.
+        device, dtype: of the weight.
+
+    Source: row-wise sharding of TorchRec, Ivchenko et al., RecSys 2022.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        process_group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        arguments.whole("num_embeddings", num_embeddings, least=0)
+        arguments.whole("embedding_dim", embedding_dim, least=0)
+        arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+        if arguments.whole("padding_idx", padding_idx, or_none=True) is not None:
+            assert padding_idx is not None
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                limits = f"from {-num_embeddings} to {num_embeddings - 1}"
+                raise ValueError(f"padding_idx is {padding_idx} and must be {limits}.")
+            padding_idx %= num_embeddings
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+        self.scale_grad_by_freq = scale_grad_by_freq
+        self.sparse = sparse
+        self.process_group = process_group
+        rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+        self._bounds = [r * num_embeddings // ranks for r in range(ranks + 1)]
+        self.vocab_start_index, self.vocab_end_index = self._bounds[rank : rank + 2]
+        self.weight = nn.Parameter(
+            torch.empty((self.vocab_end_index - self.vocab_start_index, embedding_dim), device=device, dtype=dtype)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weight from a normal distribution, as torch.nn.Embedding does; the padding row is zero."""
+        nn.init.normal_(self.weight)
+        if self.padding_idx is not None and self.vocab_start_index <= self.padding_idx < self.vocab_end_index:
+            with torch.no_grad():
+                self.weight[self.padding_idx - self.vocab_start_index].zero_()
+
+    def load_table(self, table: Tensor) -> None:
+        """Copies this rank's rows of a whole table [num_embeddings, embedding_dim]."""
+        arguments.tensor("table", table)
+        arguments.shape("table", table, (self.num_embeddings, self.embedding_dim))
+        with torch.no_grad():
+            self.weight.copy_(table[self.vocab_start_index : self.vocab_end_index])
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Rows [..., embedding_dim] for this rank's indices [...], int32 or int64, the same dtype on all ranks."""
+        arguments.tensor("indices", indices)
+        arguments.dtype("indices", indices, torch.int32, torch.int64)
+        run = partial(
+            embedding,
+            weight=self.weight,
+            padding_idx=self.padding_idx,
+            scale_grad_by_freq=self.scale_grad_by_freq,
+            sparse=self.sparse,
+            vocab_range=(self.vocab_start_index, self.vocab_end_index),
+            num_embeddings=self.num_embeddings,
+        )
+        return exchange.look_up(run, indices, self._bounds, self.process_group)
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        rows = f"rows {self.vocab_start_index} to {self.vocab_end_index - 1}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, {rows}"
