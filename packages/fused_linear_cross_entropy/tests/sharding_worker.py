@@ -103,6 +103,20 @@ def refused(error, message, *arguments, **options):
         raise AssertionError(f"not refused: {message}")
 
 
+def check_gathered_tokens(mesh, rank):
+    """x is split where the weight is: the gradients are those of whole tensors, and x's is split as x is."""
+    tensors = make(123)
+    tensors |= {"x": torch.randn(4, 5, WIDTH), "target": torch.randint(0, 123, (4, 5))}
+    outputs, gradients = train(tensors, **EVERYTHING)
+    place = {name: WHOLE if name == "target" else Shard(0) for name in tensors}
+    sharded = {name: distribute_tensor(tensor, mesh, [place[name]]) for name, tensor in tensors.items()}
+    parts, part_gradients = train(sharded, **EVERYTHING)
+    for found, expected in ((parts, outputs), (part_gradients, gradients)):
+        for name, tensor in expected.items():
+            assert found[name].placements == (WHOLE if found is parts else Shard(0),), name
+            torch.testing.assert_close(found[name].full_tensor(), tensor, rtol=1e-4, atol=1e-5)
+
+
 def check_refusals(mesh):
     tensors = make(120)
 
@@ -115,8 +129,10 @@ def check_refusals(mesh):
     refused(ValueError, said, place("x", Shard(2)), weight, target)
     said = "weight is Shard(dim=1) on mesh dimension 0 and must be Replicate() or Shard(0)."
     refused(ValueError, said, x, place("weight", Shard(1)), target)
-    said = "weight is Shard(dim=0) on mesh dimension 0 and must be Replicate() where x is split."
+    said = "weight is Shard(dim=0) on mesh dimension 0 and must be Replicate() where x is split along another dimension"
     refused(ValueError, said, rows, weight, part)
+    said = "x is Shard(dim=0) on mesh dimension 0 and must be Replicate(), or have a multiple of 2 rows along dimension 0"
+    refused(ValueError, said, place("x", Shard(0)), weight, target)
     refused(ValueError, "target is Shard(dim=1) on mesh dimension 0 and must be Replicate(), as x is.", x, weight, part)
     said = "bias is Replicate() on mesh dimension 0 and must be Shard(dim=0), as weight is."
     refused(ValueError, said, x, weight, target, place("bias", WHOLE))
@@ -144,6 +160,7 @@ def main() -> None:
         for reduction in ("sum", "none"):
             assert check(mesh, 120, Shard(0), WHOLE, reduction=reduction, **EVERYTHING) == 0
         check_other_functions(mesh)
+        check_gathered_tokens(mesh, rank)
         check_refusals(mesh)
 
 

@@ -61,6 +61,11 @@ REFUSED = {
     "labels": (lambda: causal_lm_loss(X, W, [0, 0]), TypeError, "labels is a list and must be a tensor"),
     "hidden_states": (lambda: causal_lm_loss(None, W, Y), TypeError, "hidden_states is a NoneType and must be a tensor"),
     "an option of a module": (lambda: Loss(softcap="a")(X, W, Y), TypeError, "softcap is a str"),
+    "sequence_parallel alone": (
+        lambda: loss(X, W, Y, sequence_parallel=True),
+        ValueError,
+        "where there is no process_group",
+    ),
     "vocab_range alone": (lambda: loss(X, W, Y, vocab_range=(0, 11)), ValueError, "must be left out where process_group is"),
 }
 

@@ -96,25 +96,33 @@ def unequal_parts_cut_tokens_alike(rank):
 
 
 def only_tokens_are_exchanged():
-    """Nothing as long as the vocabulary, or a product of the two, travels but the gradient of x."""
-    sizes = []
-    reduce, gather = dist.all_reduce, dist.all_gather_into_tensor
+    """Nothing as long as the vocabulary, or a product of the two, travels but x and its gradient."""
+    sizes, names = [], ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+    originals = {name: getattr(dist, name) for name in names}
 
-    def counting_reduce(tensor, *arguments, **keywords):
-        sizes.append(tensor.numel())
-        return reduce(tensor, *arguments, **keywords)
+    def counting(name):
+        def send(*arguments, **keywords):
+            sizes.append((name, arguments[name != "all_reduce"].numel()))
+            return originals[name](*arguments, **keywords)
 
-    def counting_gather(parts, tensor, *arguments, **keywords):
-        sizes.append(tensor.numel())
-        return gather(parts, tensor, *arguments, **keywords)
+        return send
 
-    dist.all_reduce, dist.all_gather_into_tensor = counting_reduce, counting_gather
+    x, weight = torch.randn(13, 24, requires_grad=True), torch.randn(60, 24, requires_grad=True)
+    statistics, sent = ("all_gather_into_tensor", 6 * 13), []
+    for name in names:
+        setattr(dist, name, counting(name))
     try:
-        x, weight = torch.randn(13, 24, requires_grad=True), torch.randn(60, 24, requires_grad=True)
-        fused_linear_cross_entropy(x, weight, torch.zeros(13, dtype=torch.int64), process_group=dist.group.WORLD).backward()
+        for tokens, options in ((13, {}), (26, {"sequence_parallel": True})):
+            target = torch.zeros(tokens, dtype=torch.int64)
+            fused_linear_cross_entropy(x, weight, target, process_group=dist.group.WORLD, **options).backward()
+            sent.append(list(sizes))
+            sizes.clear()
     finally:
-        dist.all_reduce, dist.all_gather_into_tensor = reduce, gather
-    assert sizes == [6 * 13, x.numel()]
+        for name, original in originals.items():
+            setattr(dist, name, original)
+    gathered, scattered = ("all_gather_into_tensor", x.numel()), ("reduce_scatter_tensor", 2 * x.numel())
+    assert sent[0] == [statistics, ("all_reduce", x.numel())], sent
+    assert sent[1] == [gathered, (statistics[0], 2 * statistics[1]), scattered], sent
 
 
 def exponentials_of_the_product_itself(rank):
@@ -205,6 +213,46 @@ def probabilities_as_targets(place, rank):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+def tokens_are_gathered(place, rank):
+    """x is this rank's tokens: outputs are those of whole tensors, and gradients too, x's scattered, the weight's added."""
+    device = "cuda" if place == "cuda" else "cpu"
+    with torch.device("cpu"):
+        tensors = log_probs.make(tokens=(6, 3), vocabulary=120, bias=True, temperature=True)
+    rows, columns = slice(3 * rank, 3 * rank + 3), slice(60 * rank, 60 * rank + 60)
+    part = {"process_group": dist.group.WORLD, "sequence_parallel": True}
+    probs = torch.rand(6, 3, 120, generator=torch.Generator().manual_seed(1))
+
+    def score(x, weight, bias, others, **options):
+        return linear_log_probs(x, weight, others["target"], bias, ids=others["ids"], temperature=others["temperature"],
+                                **log_probs.EVERYTHING, **options).ids_log_probs  # fmt: skip
+
+    def loss(x, weight, bias, others, **options):
+        return fused_linear_cross_entropy(x, weight, others["target"], bias, **options)
+
+    def of_probabilities(x, weight, bias, others, **options):
+        own = columns if "process_group" in options else slice(None)
+        return fused_linear_cross_entropy(x, weight, others["probs"][..., own], bias, **options)
+
+    for function in (loss, score, of_probabilities)[: 1 if place == "emulated" else 3]:
+        for budget in (None, 2**14):
+            found = []
+            for own in (False, True):
+                given = {name: None if value is None else value.to(device) for name, value in tensors.items()}
+                given["probs"] = probs.to(device)
+                x = losses.leaf(given["x"][rows] if own else given["x"], device)
+                weight, bias = (
+                    losses.leaf(given[name][columns] if own else given[name], device) for name in ("weight", "bias")
+                )
+                added = torch.ones_like(weight)
+                options = {"memory_budget": budget, "weight_grad": added, **(part if own else {})}
+                output = function(x, weight, bias, given, **options)
+                output.sum().backward()
+                pieces = (x.grad, added, bias.grad) if own else (x.grad[rows], added[columns], bias.grad[columns])
+                found.append((output.detach(), *pieces))
+            for whole, piece in zip(*found, strict=True):
+                torch.testing.assert_close(piece, whole, rtol=1e-4, atol=1e-5)
+
+
 def main() -> None:
     place = sys.argv[1]
     with ranks.join(place) as rank:
@@ -218,6 +266,7 @@ def main() -> None:
         the_scale_of_class_weights_costs_nothing(place, rank)
         a_row_of_nan_predicts_a_token(rank)
         everything_of_distributions(place, rank)
+        tokens_are_gathered(place, rank)
         if place != "emulated":  # the same kernels
             probabilities_as_targets(place, rank)
         if place == "cuda":

@@ -64,6 +64,7 @@ def fused_linear_cross_entropy(
     process_group: ProcessGroup | None = None,
     vocab_range: tuple[int, int] | None = None,
     vocab_size: int | None = None,
+    sequence_parallel: bool = False,
     counted_tokens: int | Tensor | None = None,
     weight_grad: Tensor | None = None,
 ) -> Tensor | LinearCrossEntropyOutput:
@@ -122,6 +123,9 @@ def fused_linear_cross_entropy(
             target and the loss are the same on every rank; the gradient of x is summed over the ranks.
         vocab_range: (start, stop), the rows that this rank has; None if all ranks have equally many.
         vocab_size: rows of all ranks; needed with `vocab_range`.
+        sequence_parallel: x is this rank's part of the tokens along its first dimension. The ranks' parts, equally long and
+            in their order, are gathered, and x's gradient is reduce-scattered instead of summed. Target and token weights
+            are those of all tokens. Needs `process_group`; not with `counted_tokens`.
         counted_tokens: how many targets are not `ignore_index`, or more than that; or int64 [n], where they are in the
             flattened target; or a mask of the target's shape. Other tokens are ignored and take part in no product: what
             they hold, NaN too, changes nothing. A place that is listed twice counts once. Nothing waits for the device; so
@@ -164,6 +168,7 @@ def fused_linear_cross_entropy(
             accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype),
             chunk_tokens=chunk_tokens,
             memory_budget=memory_budget,
+            sequence_parallel=sequence_parallel,
         ),
     )
     if isinstance(target, Tensor) and target.is_floating_point():
@@ -194,9 +199,11 @@ def call(
     `divisor`: what "mean" divides by instead of the number of counted rows, or of the sum of their weights.
     """
     x, weight, bias = autocast(x, weight, bias)
-    check(x, weight, target, bias, class_weight)
+    check(x, weight, target, bias, class_weight, options)
     if counted_tokens is not None:
         check_counted(counted_tokens, target)
+        if options.sequence_parallel:
+            raise ValueError("counted_tokens must be left out where sequence_parallel is True.")
         if is_distributed((x, weight, target, bias, class_weight)):
             raise ValueError("counted_tokens must be left out where there are DTensors.")
 

@@ -93,7 +93,7 @@ def causal_lm_loss(
                 raise ValueError("counted_tokens must be left out where shifts are given.")
             factors = _factors(shifts, shift_weights)
             target = torch.stack([_shifted(labels, shift, ignore_index) for shift in shifts])
-            check(hidden_states, lm_head_weight, target, bias, class_weight)
+            check(hidden_states, lm_head_weight, target, bias, class_weight, checked)
             each = labels.new_ones(labels.shape, dtype=torch.bool) if token_weight is None else token_weight
             shifted = [checked_token_weight(_shifted(each, shift, 0), hidden_states, labels) for shift in shifts]
             token_weight = torch.stack(

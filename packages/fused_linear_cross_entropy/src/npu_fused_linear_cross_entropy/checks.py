@@ -78,6 +78,8 @@ def _check_options(weight: Tensor, part: Part, options: Options) -> Options:
     arguments.whole("memory_budget", options.memory_budget, least=1, or_none=True)
     arguments.flags(**{name: getattr(options, name) for name in _FLAGS})
     group, first, size = _part(weight.shape[0], part)
+    if options.sequence_parallel and not group:
+        raise ValueError("sequence_parallel is True and must be False where there is no process_group.")
     if part.process_group is not None and part.vocab_range is not None and chunk_tokens is None:
         share = -(-size // part.process_group.size())
         chunk_tokens = parallel.chunk_tokens(share, options.memory_budget, weight.device)
@@ -148,7 +150,9 @@ def autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Te
     return x, weight, bias
 
 
-def check(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, class_weight: Tensor | None) -> None:
+def check(
+    x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, class_weight: Tensor | None, options: Options
+) -> None:
     """Types, dtypes, shapes and devices."""
     arguments.floating("x", x)
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
@@ -156,7 +160,7 @@ def check(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, class_
     arguments.parameter_dtype("weight", weight, x, "x's")
     arguments.tensor("target", target)
     arguments.dtype("target", target, torch.int64, torch.int32)
-    arguments.shape("target", target, x.shape[:-1])
+    arguments.shape("target", target, parallel.whole_shape(x, options))
     arguments.tensor("class_weight", class_weight, or_none=True)
     arguments.parameter("bias", bias, (weight.shape[:1],), x, "x's", or_none=True)
     if class_weight is not None:

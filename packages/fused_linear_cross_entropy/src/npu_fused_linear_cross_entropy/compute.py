@@ -9,7 +9,7 @@ from npu_tiling import Device, device_for
 from npu_tiling.pytorch.tensors import without_autocast
 from torch import Tensor
 
-from . import matmul, rows, tiling
+from . import matmul, parallel, rows, tiling
 from .gradients import Gradients
 from .launch import chunk as launch
 from .launch.product import is_possible
@@ -80,7 +80,9 @@ def _start(inputs: Inputs, options: Options, needs: Needs, task: Task) -> Loss:
     x, weight, bias = inputs.x, inputs.weight, inputs.bias
     if x.dim() != 2:
         x = x.reshape(-1, x.shape[-1])
-        inputs = inputs._replace(x=x, target=inputs.target.reshape(-1))
+        inputs = inputs._replace(target=inputs.target.reshape(-1))
+    x = parallel.whole_rows(x, options)
+    inputs = inputs._replace(x=x)
     if weight.dtype != x.dtype:
         inputs = inputs._replace(weight=weight.to(x.dtype))
     unfinished = task is Task.LOSS_AND_GRADIENTS and is_unfinished(x, inputs.class_weight, options)

@@ -10,7 +10,7 @@ from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
 from npu_tiling.pytorch.tensors import nothing, statistics_dtype, without_autocast
 from torch import Tensor
 
-from . import tiling
+from . import parallel, tiling
 from .compute import check_columns, shape_of
 from .distribution_rows import Moments, coefficients, moments
 from .ids import are_columns
@@ -68,6 +68,7 @@ def _start(task: Task, inputs: Inputs, options: Options, needs: Needs) -> Distri
     device = device_for(inputs.x.device)
     if inputs.weight.dtype != inputs.x.dtype:
         inputs = inputs._replace(weight=inputs.weight.to(inputs.x.dtype))
+    inputs = inputs._replace(x=parallel.whole_rows(inputs.x, options))
     shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, options, needs, device)
     return Distributions(inputs, options, tiling.choose(shape), device)
 
@@ -104,9 +105,9 @@ def _backward(
 
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    inputs, _, (top_k, find_first) = _split(arguments)
+    inputs, options, (top_k, find_first) = _split(arguments)
     x, dtype = inputs.x, statistics_dtype(inputs.x.dtype)
-    rows = x.shape[0]
+    (rows,) = parallel.whole_shape(x, options)
     moment = [x.new_empty(rows, dtype=dtype) for _ in Moments._fields]
     of_ids = None if inputs.ids is None else x.new_empty(inputs.ids.shape, dtype=dtype)
     tops = [x.new_empty(rows, top_k, dtype=kind) if top_k else None for kind in (dtype, torch.int64)]

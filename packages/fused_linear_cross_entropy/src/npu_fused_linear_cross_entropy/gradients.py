@@ -95,11 +95,10 @@ class GradientSums:
                 if sums is not None:
                     sums.zero_()
         shape = self._tiling.shape
-        if self.dx is not None and shape.options.group:
-            parallel.sum_(self.dx, shape.options.group)
+        dx = None if self.dx is None else parallel.summed_dx(self.dx, shape.options)
         if dweight is not None and dweight.dtype != shape.weight_dtype:
             dweight = dweight.to(shape.weight_dtype)
         if dbias is not None:
             dbias = dbias if scale == 1.0 else dbias.mul_(scale)  # its sums were exact until here
             dbias = dbias.to(shape.bias_dtype or dbias.dtype)
-        return Gradients(self.dx, dweight, dbias, unfinished)
+        return Gradients(dx, dweight, dbias, unfinished)

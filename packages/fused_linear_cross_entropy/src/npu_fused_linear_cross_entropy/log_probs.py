@@ -11,6 +11,7 @@ from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from . import parallel
 from .api import call
 from .checks import Part, autocast, check, check_weight_grad, checked_options
 from .counted import check_counted, of_counted_tokens
@@ -78,6 +79,7 @@ def linear_log_probs(
     process_group: ProcessGroup | None = None,
     vocab_range: tuple[int, int] | None = None,
     vocab_size: int | None = None,
+    sequence_parallel: bool = False,
     counted_tokens: int | Tensor | None = None,
     weight_grad: Tensor | None = None,
 ) -> Tensor | LogProbs:
@@ -112,9 +114,9 @@ def linear_log_probs(
         return_entropy, return_square_sum, return_mean_logit, return_is_top: return these too.
         batch_invariant: make a token's results independent of the other tokens. Costs a copy of x, and the time of at least
             `chunk_tokens` tokens, 512 by default.
-        accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size, counted_tokens: as for
-            `fused_linear_cross_entropy`; no counted_tokens with `batch_invariant`. A budget holds a chunk's logits and not
-            what PyTorch's topk takes.
+        accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size, sequence_parallel, counted_tokens:
+            as for `fused_linear_cross_entropy`; neither of the last two with `batch_invariant`. A budget holds a chunk's
+            logits and not what PyTorch's topk takes.
         weight_grad: [V, H], fp32 or weight's dtype: each backward adds the weight's gradient to it; see there. It takes no
             more products.
 
@@ -130,7 +132,7 @@ def linear_log_probs(
     Inference", Thinking Machines Lab, 2025.
     """
     asked = _asked(top_k, return_entropy, return_square_sum, return_mean_logit, return_is_top)
-    rates, factor = _rates(temperature, x)
+    factor = 1.0 if isinstance(temperature, Tensor) else 1.0 / arguments.number("temperature", temperature, above=0)
     softcap = arguments.number("softcap", softcap, above=0, or_none=True)
     options = checked_options(
         weight,
@@ -144,6 +146,7 @@ def linear_log_probs(
             accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype),
             chunk_tokens=_INVARIANT_TOKENS if batch_invariant and chunk_tokens is None else chunk_tokens,
             memory_budget=memory_budget,
+            sequence_parallel=sequence_parallel,
         ),
     )
     if asked.top_k > options.vocab_size:
@@ -152,14 +155,18 @@ def linear_log_probs(
     if not has_target and (return_is_top or counted_tokens is not None or (ids is None and not any(asked))):
         raise ValueError("target is None and must be a tensor, unless ids or outputs that need no target are asked for.")
     x, weight, bias = autocast(x, weight, bias)
+    shape = torch.Size(parallel.whole_shape(x, options))
+    rates = _rates(temperature, x, shape) if isinstance(temperature, Tensor) else None
     if target is None:
-        target = torch.full(x.shape[:-1], int(ignore_index == 0), device=x.device)  # not ignored
-    check(x, weight, target, bias, None)
-    _check_ids(ids, x)
+        target = torch.full(shape, int(ignore_index == 0), device=x.device)  # not ignored
+    check(x, weight, target, bias, None, options)
+    _check_ids(ids, x, shape)
     check_counted(counted_tokens, target)
     arguments.flags(batch_invariant=batch_invariant)
-    if batch_invariant and counted_tokens is not None:
-        raise ValueError("counted_tokens must be left out where batch_invariant is True.")
+    if batch_invariant and (counted_tokens is not None or sequence_parallel):
+        raise ValueError("counted_tokens and sequence_parallel must be left out where batch_invariant is True.")
+    if sequence_parallel and counted_tokens is not None:
+        raise ValueError("counted_tokens must be left out where sequence_parallel is True.")
     is_loss = has_target and ids is None and rates is None and not any(asked._replace(entropy=False))
     if is_distributed((x, weight, target, bias)) and (batch_invariant or not is_loss):
         raise ValueError("batch_invariant must be False, and entropies alone asked for, where there are DTensors.")
@@ -178,11 +185,11 @@ def linear_log_probs(
     elif counted_tokens is not None:
         found = of_counted_tokens(of_rows, x, target, options, counted_tokens, (ids, rates))
     else:
-        tokens, shape = target.numel(), target.shape
+        tokens = target.numel()
         more = -tokens % options.chunk_tokens if batch_invariant and options.chunk_tokens else 0
 
         def rows(tensor: Tensor, value: int) -> Tensor:
-            flat = tensor.reshape(tokens, *tensor.shape[len(shape) :])
+            flat = tensor.reshape(-1, *tensor.shape[len(shape) :])
             # Copied even where nothing is added: a framework chooses a product by the address and strides too.
             return torch.cat((flat, flat.new_full((more, *flat.shape[1:]), value))) if batch_invariant else flat
 
@@ -204,26 +211,23 @@ def _asked(top_k: int | None, entropy: bool, square_sum: bool, mean_logit: bool,
     return _Asked(top_k or 0, entropy, square_sum, mean_logit, is_top)
 
 
-def _rates(temperature: float | Tensor, x: Tensor) -> tuple[Tensor | None, float]:
-    """1 / temperature, of each token or of all."""
-    if not isinstance(temperature, Tensor):
-        return None, 1.0 / arguments.number("temperature", temperature, above=0)
+def _rates(temperature: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
+    """1 / temperature of each token [...]."""
     arguments.floating("x", x)
     arguments.parameter_dtype("temperature", temperature, x, "x's")
-    shape = x.shape[:-1]
     sizes = zip(reversed(temperature.shape), reversed(shape), strict=False)
     if temperature.dim() > len(shape) or not all(size in (1, wanted) for size, wanted in sizes):
         arguments.shape("temperature", temperature, shape)
     arguments.device("temperature", temperature, x, "x's")
-    return 1.0 / temperature.to(statistics_dtype(x.dtype)).expand(shape), 1.0
+    return 1.0 / temperature.to(statistics_dtype(x.dtype)).expand(shape)
 
 
-def _check_ids(ids: Tensor | None, x: Tensor) -> None:
+def _check_ids(ids: Tensor | None, x: Tensor, shape: torch.Size) -> None:
     arguments.tensor("ids", ids, or_none=True)
     if ids is not None:
         arguments.dtype("ids", ids, torch.int64, torch.int32)
-        if ids.dim() != x.dim() or ids.shape[:-1] != x.shape[:-1] or not ids.shape[-1]:
-            raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {(*x.shape[:-1], 'K')}, K at least 1.")
+        if ids.dim() != x.dim() or ids.shape[:-1] != shape or not ids.shape[-1]:
+            raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {(*shape, 'K')}, K at least 1.")
         arguments.device("ids", ids, x, "x's")
 
 

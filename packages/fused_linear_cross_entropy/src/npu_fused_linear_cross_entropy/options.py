@@ -60,6 +60,7 @@ class Options(NamedTuple):
     accum_dtype: torch.dtype | None = None
     chunk_tokens: int | None = None
     memory_budget: int | None = None
+    sequence_parallel: bool = False
     group: str = ""
     vocab_first: int = 0
     vocab_size: int = 0

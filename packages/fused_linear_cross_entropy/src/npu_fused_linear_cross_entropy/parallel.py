@@ -13,6 +13,7 @@ from npu_tiling import device_for
 from torch import Tensor
 
 from . import chunks
+from .options import Options
 
 _UNIT = 128  # tokens of a chunk are a multiple of this
 
@@ -42,6 +43,29 @@ def gather(values: Tensor, group: str) -> Tensor:
     gathered = values.new_empty(meeting.size() * values.shape[0], *values.shape[1:])
     dist.all_gather_into_tensor(gathered, values.contiguous(), group=meeting)
     return gathered.unflatten(0, (-1, values.shape[0]))
+
+
+def whole_shape(x: Tensor, options: Options) -> tuple[int, ...]:
+    """The shape [...] of all tokens, of which x [..., H] has this rank's, or all."""
+    first, *others = x.shape[:-1] or (1,)
+    return x.shape[:-1] if not options.sequence_parallel else (first * _resolve(options.group).size(), *others)
+
+
+def whole_rows(x: Tensor, options: Options) -> Tensor:
+    """x [N, H] of all ranks."""
+    return gather(x, options.group).flatten(0, 1) if options.sequence_parallel else x
+
+
+def summed_dx(dx: Tensor, options: Options) -> Tensor:
+    """The gradient of x: the sum over the ranks, of those rows that x has."""
+    if options.sequence_parallel:
+        group = _resolve(options.group)
+        part = dx.new_empty(dx.shape[0] // group.size(), dx.shape[1])
+        dist.reduce_scatter_tensor(part, dx, group=group)
+        return part
+    if options.group:
+        sum_(dx, options.group)
+    return dx
 
 
 def combine_(statistics: Tensor, group: str, *, argmax: bool) -> None:

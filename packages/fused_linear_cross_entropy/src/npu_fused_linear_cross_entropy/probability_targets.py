@@ -12,7 +12,7 @@ from npu_tiling.pytorch.sharding import is_distributed
 from npu_tiling.pytorch.tensors import nothing, statistics_dtype, without_autocast
 from torch import Tensor
 
-from . import tiling
+from . import parallel, tiling
 from .checks import autocast, check
 from .compute import shape_of
 from .distribution_rows import COEFFICIENTS, LSE, A, moments
@@ -36,12 +36,17 @@ class ProbabilityLosses(NamedTuple):
     lse: Tensor
 
 
-def _start(task: Task, arguments: tuple[Any, ...], needs: Needs) -> ProbabilityTargets:
+def _split(arguments: tuple[Any, ...]) -> tuple[ProbabilityInputs, Options]:
     end = len(ProbabilityInputs._fields)
-    inputs, options = ProbabilityInputs(*arguments[:end]), Options(*arguments[end : end + len(Options._fields)])
+    return ProbabilityInputs(*arguments[:end]), Options(*arguments[end : end + len(Options._fields)])
+
+
+def _start(task: Task, arguments: tuple[Any, ...], needs: Needs) -> ProbabilityTargets:
+    inputs, options = _split(arguments)
     device = device_for(inputs.x.device)
     if inputs.weight.dtype != inputs.x.dtype:
         inputs = inputs._replace(weight=inputs.weight.to(inputs.x.dtype))
+    inputs = inputs._replace(x=parallel.whole_rows(inputs.x, options))
     shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, options, needs, device)
     return ProbabilityTargets(inputs, options, tiling.choose(shape), device)
 
@@ -60,12 +65,14 @@ def _backward(rows: Tensor, factors: Tensor | None, *arguments: Any) -> tuple[Te
     return _start(Task.DISTRIBUTION_GRADIENTS, arguments, Needs(*arguments[-3:])).gradients_of(rows, factors)[:3]
 
 
-def _fake_forward(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape[0], dtype=statistics_dtype(x.dtype)) for _ in range(3))
+def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
+    inputs, options = _split(arguments)
+    rows, dtype = parallel.whole_shape(inputs.x, options), statistics_dtype(inputs.x.dtype)
+    return tuple(inputs.x.new_empty(rows, dtype=dtype) for _ in range(3))
 
 
 def _fake_backward(rows: Tensor, factors: Tensor | None, *arguments: Any) -> Any:
-    inputs = ProbabilityInputs(*arguments[: len(ProbabilityInputs._fields)])
+    inputs, _ = _split(arguments)
     weight = inputs.weight if inputs.weight_grad is None else None
     tensors = zip((inputs.x, weight, inputs.bias), arguments[-3:], strict=True)
     return tuple(torch.empty_like(one) if need and one is not None else nothing(inputs.x) for one, need in tensors)
@@ -138,14 +145,14 @@ def probability_loss(
     for name in _REFUSED:
         if getattr(options, name):
             raise ValueError(f"{name} is True and must be False where target has probabilities.")
-    arguments.shape("target", target, (*x.shape[:-1], weight.shape[0]))
-    check(x, weight, target.new_zeros(x.shape[:-1], dtype=torch.int64), bias, class_weight)
+    shape = torch.Size(parallel.whole_shape(x, options))
+    arguments.shape("target", target, (*shape, weight.shape[0]))
+    check(x, weight, target.new_zeros(shape, dtype=torch.int64), bias, class_weight, options)
     arguments.device("target", target, x, "x's")
     if target.requires_grad:
         raise ValueError("target requires a gradient, which it does not get, and must be detached.")
     if is_distributed((x, weight, target, bias, class_weight, weight_grad)):
         raise ValueError("target has probabilities and must be int64 or int32 where there are DTensors.")
-    shape = x.shape[:-1]
     flat = (x.reshape(-1, x.shape[-1]), weight, bias, class_weight, target.reshape(-1, target.shape[-1]), weight_grad)
     loss, lse, _ = OPERATORS("probability_targets", *flat, *options)
     z_loss = options.lse_square_scale * lse.square()

@@ -4,15 +4,17 @@
     Replicate()    Replicate()    Replicate()                              Replicate()      Replicate()
     Replicate()    Shard(0)       Replicate()                              Replicate()      Shard(0)
     Shard(i)       Replicate()    Partial(), or Shard(i) of one a token    Shard(i)         Partial()
+    Shard(0)       Shard(0)       Replicate()                              Shard(0)         Shard(0)
 
-The target is placed as x is, bias and class weights as the weight is. What is sent: for the vocabulary what `process_group`
-sends, for tokens and "mean" how many count on each rank, one number.
+The target is placed as x is, bias and class weights as the weight is. In the last row ranks gather x, as `sequence_parallel`
+does, and the target is Replicate(). What is sent: for the vocabulary what `process_group` sends, for tokens and "mean" how
+many count on each rank, one number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from npu_tiling.pytorch.sharding import Shards, is_distributed, is_replicated, shard, summed
@@ -21,6 +23,9 @@ from torch import Tensor
 from . import parallel
 from .options import Options
 from .rows import are_counted
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Placement
 
 _BY_TOKEN = ("predicted_tokens", "lse", "entropy")
 
@@ -35,19 +40,23 @@ def linear_cross_entropy(
     x, target = tensors["x"], tensors["target"]
     assert x is not None
     assert target is not None
-    tokens = shards.rows("x")
-    shards.alike("target", tokens, "x")
+    placed = shards.rows("x")
     table = shards.check("weight", lambda _, p: is_replicated(p) or shard(p) == 0, "Replicate() or Shard(0)")
-    shards.check("weight", lambda i, p: is_replicated(p) or is_replicated(tokens[i]), "Replicate() where x is split")
+    shards.check(
+        "weight", lambda i, p: is_replicated(p) or is_replicated(placed[i]) or shard(placed[i]) == 0,
+        "Replicate() where x is split along another dimension than its first"
+    )  # fmt: skip
+    tokens, is_gathered = _of_target(shards, x.shape[0], placed, table)
+    shards.alike("target", tokens, "x")
     for name in ("bias", "class_weight"):
         shards.alike(name, table, "weight")
-    options = _part_of_vocabulary(shards, options, x.device)
+    options = _part_of_vocabulary(shards, options._replace(sequence_parallel=is_gathered), x.device)
     if not all(map(is_replicated, tokens)):
         divisor = _count(target, tensors["class_weight"], divisor, options)
     if divisor is not None and is_distributed((divisor,)):
         divisor = divisor.full_tensor()  # type: ignore[attr-defined]
     gradient = [w if shard(w) == 0 else s for w, s in zip(table, summed(tokens), strict=True)]
-    own = {"x": tokens, "weight": gradient, "bias": gradient}
+    own = {"x": placed, "weight": gradient, "bias": gradient}
     outputs = run(*(shards.local(name, own.get(name)) for name in tensors), divisor, options)
 
     def wrap(name: str, part: Tensor | None) -> Tensor | None:
@@ -57,6 +66,20 @@ def linear_cross_entropy(
         return shards.wrap(part, tokens if by_token else summed(tokens), target.shape if by_token else ())
 
     return type(outputs)(*(wrap(name, part) for name, part in outputs._asdict().items()))
+
+
+def _of_target(
+    shards: Shards, rows: int, placed: Sequence[Placement], table: Sequence[Placement]
+) -> tuple[tuple[Placement, ...], bool]:
+    """The placements of the target, and whether ranks that have parts of the vocabulary gather x."""
+    from torch.distributed.tensor import Replicate
+
+    gathers = [shard(p) == 0 and not is_replicated(w) for p, w in zip(placed, table, strict=True)]
+    for dimension, gathered in enumerate(gathers):
+        ranks = shards.mesh.size(dimension)
+        if gathered and rows % ranks:
+            shards.refuse("x", dimension, f"Replicate(), or have a multiple of {ranks} rows along dimension 0, not {rows}")
+    return tuple(Replicate() if gathered else p for p, gathered in zip(placed, gathers, strict=True)), any(gathers)
 
 
 def _part_of_vocabulary(shards: Shards, options: Options, device: torch.device) -> Options:
