@@ -27,14 +27,14 @@ MIN_A_OVER_B: tl.constexpr = tl.constexpr(2.0**-24)  # v is divided by a, which 
 
 
 @triton.jit
-def logits_of_raw(b_raw, b_bias, logit_scale, softcap, BIASED: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr):
-    """z of raw products, fp32."""
+def logits_of_raw(b_raw, b_bias, logit_scale, softcap):
+    """z of raw products, fp32; None for no bias, no scale, no cap."""
     b_z = b_raw
-    if BIASED:
+    if b_bias is not None:
         b_z += b_bias
-    if SCALED:
+    if logit_scale is not None:
         b_z *= logit_scale
-    if SOFTCAP:
+    if softcap is not None:
         b_e = tl.exp(tl.abs(b_z) * (-2.0 / softcap))
         b_tanh = (1.0 - b_e) / (1.0 + b_e)
         b_z = softcap * tl.where(b_z < 0.0, -b_tanh, b_tanh)
@@ -42,22 +42,25 @@ def logits_of_raw(b_raw, b_bias, logit_scale, softcap, BIASED: tl.constexpr, SCA
 
 
 @triton.jit
-def gradient_of_raw(
-    b_g, b_z, b_b, m_target, logit_scale, softcap, SCALED: tl.constexpr, SOFTCAP: tl.constexpr
-):  # fmt: skip
-    """The gradient of raw products, given p (a + q z) - c w of their tile, and where the target's column is."""
-    b_g = tl.where(m_target, b_g - b_b[:, None], b_g)
-    return gradient_before_softcap(b_g, b_z, logit_scale, softcap, SCALED, SOFTCAP)
+def at_rate(b_z, b_rate):
+    """z [BLOCK_M, BLOCK_N] times the rates of rows, 1 / temperature; None for 1."""
+    if b_rate is not None:
+        b_z *= b_rate[:, None]
+    return b_z
 
 
 @triton.jit
-def gradient_before_softcap(b_g, b_z, logit_scale, softcap, SCALED: tl.constexpr, SOFTCAP: tl.constexpr):
-    """The gradient of raw products, given that of z."""
-    if SOFTCAP:
+def gradient_of_raw(b_g, b_z, b_rate, logit_scale, softcap):
+    """The gradient of raw products, given that of z; b_rate: as for `at_rate`."""
+    if softcap is not None:
         b_t = b_z * (1.0 / softcap)
+        if b_rate is not None:
+            b_t /= b_rate[:, None]
         b_g *= 1.0 - b_t * b_t
-    if SCALED:
+    if logit_scale is not None:
         b_g *= logit_scale
+    if b_rate is not None:
+        b_g *= b_rate[:, None]
     return b_g
 
 
@@ -74,6 +77,14 @@ def merge_statistics(
     if ARGMAX:
         b_index = tl.where(b_max2 > b_max, b_index2, b_index)
     return b_top, b_e * b_sum + b_e2 * b_sum2, b_dot, b_index
+
+
+@triton.jit
+def merge_squares(b_max, b_squares, b_max2, b_squares2):
+    """Sums of exp^2 of earlier columns and of later ones together."""
+    b_top = tl.maximum(b_max, b_max2)
+    b_e, b_e2 = tl.exp(b_max - b_top), tl.exp(b_max2 - b_top)
+    return b_e * b_e * b_squares + b_e2 * b_e2 * b_squares2
 
 
 @triton.jit
@@ -118,11 +129,17 @@ def raise_reference(b_reference, b_top):
 
 
 @triton.jit
-def exponentials_of(b_z, b_reference, b_sum, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr):
+def inside(b_tile, other, COLUMNS: tl.constexpr):
+    """A tile [BLOCK_M, BLOCK_N], and `other` behind its COLUMNS columns."""
+    if b_tile.shape[1] != COLUMNS:
+        b_tile = tl.where((tl.arange(0, b_tile.shape[1]) < COLUMNS)[None, :], b_tile, other)
+    return b_tile
+
+
+@triton.jit
+def exponentials_of(b_z, b_reference, b_sum, COLUMNS: tl.constexpr):
     """The exponentials of a tile, the references of its rows, and their sums of exponentials so far, [rows]."""
-    b_seen = b_z
-    if not EXACT_N:
-        b_seen = tl.where((tl.arange(0, BLOCK_N) < N - i_col)[None, :], b_z, LOWEST)
+    b_seen = inside(b_z, LOWEST, COLUMNS)
     b_raised = raise_reference(b_reference, tl.max(b_seen, axis=1))
     b_e = tl.exp(b_seen - b_raised[:, None])
     b_sum = b_sum * tl.exp(b_reference - b_raised) + tl.sum(b_e, axis=1)

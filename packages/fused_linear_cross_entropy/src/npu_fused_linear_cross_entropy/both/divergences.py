@@ -17,8 +17,9 @@ MOST_APART: tl.constexpr = tl.constexpr(80.0)  # of t - s: e^80 is in fp32's ran
 
 
 @triton.jit
-def divergence_terms(b_s, b_t, beta, DIVERGENCE: tl.constexpr):
-    """f, p h and p of log-probabilities."""
+def divergence_terms(b_z, b_teacher, b_lse, b_teacher_lse, beta, DIVERGENCE: tl.constexpr):
+    """f, p h and p, [BLOCK_M, BLOCK_N] each, of a tile of both logits; L of both rows, [BLOCK_M]."""
+    b_s, b_t = b_z - b_lse[:, None], b_teacher - b_teacher_lse[:, None]
     b_p = tl.exp(b_s)
     if DIVERGENCE == "forward_kl":
         b_q = tl.exp(b_t)

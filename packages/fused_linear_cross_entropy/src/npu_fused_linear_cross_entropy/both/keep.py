@@ -6,7 +6,7 @@ The row maximum so far is subtracted from each logit that is kept: in a narrow d
 import triton
 import triton.language as tl
 
-from .statistics import row_statistics
+from .statistics import store_statistics
 from .tile import load_logits, load_tail, store_tile, tile_of_rows
 
 
@@ -35,27 +35,23 @@ def cross_entropy_keep_kernel(
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
-    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
-        b_tail = load_tail(p_row, s_logits, n_left, None, 1.0, 1.0, N, BLOCK_M, BLOCK_N, TAIL_N, False, False, False)
-        b_max, b_sum, b_z, m_here, b_safe = row_statistics(
-            p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, None,
-            p_class_weight, first, 1.0, 1.0, N, BLOCK_M, BLOCK_N, TAIL_N, MERGE, SMOOTHED, False, ARGMAX, False, False,
-            False
+        b_tail = load_tail(p_row, s_logits, n_left, None, None, None, N, BLOCK_M, BLOCK_N, TAIL_N)
+        b_max, b_sum, b_z, m_here, b_safe = store_statistics(
+            p_row, p_statistics + i_row + o_row, b_tail, b_column, m_row, s_logits, s_statistics, n_left, n_left, None,
+            p_class_weight, first, None, None, N, BLOCK_M, BLOCK_N, MERGE, SMOOTHED, False, ARGMAX
         )  # fmt: skip
         tl.store(p_largest + i_row + o_row, b_max, mask=m_row)
         p_out = p_kept + i_row.to(tl.int64) * s_kept
         if TAIL_N > 0:
             if N_FULL > 0:
-                b_tail = load_tail(p_row, s_logits, n_left, None, 1.0, 1.0, N, BLOCK_M, BLOCK_N, TAIL_N, False, False, False)
-            store_tile(p_out, b_tail - b_max[:, None], N_FULL, s_kept, n_left, N, BLOCK_M, TAIL_N, EXACT_N, False)
+                b_tail = load_tail(p_row, s_logits, n_left, None, None, None, N, BLOCK_M, BLOCK_N, TAIL_N)
+            store_tile(p_out, b_tail - b_max[:, None], N_FULL, s_kept, n_left, N - N_FULL, False)
         if N_FULL > 0:
             for i_block in tl.range(0, N_FULL, BLOCK_N):
                 i_col = N_FULL - BLOCK_N - i_block
-                b_tile = load_logits(
-                    p_row, i_col, s_logits, n_left, None, 1.0, 1.0, N, BLOCK_M, BLOCK_N, True, False, False
-                )  # fmt: skip
-                store_tile(p_out, b_tile - b_max[:, None], i_col, s_kept, n_left, N, BLOCK_M, BLOCK_N, True, False)
+                b_tile = load_logits(p_row, i_col, s_logits, n_left, None, None, None, BLOCK_N, BLOCK_M, BLOCK_N)
+                store_tile(p_out, b_tile - b_max[:, None], i_col, s_kept, n_left, BLOCK_N, False)

@@ -11,35 +11,32 @@ import triton
 import triton.language as tl
 
 from ..formula import LOWEST, exponentials_of, target_exponential
-from .tile import load_logits, store_tile, target_column, target_logit
+from .tile import load_logits, load_tail, store_tile, target_column, target_logit, tile_of_rows
 
 
 @triton.jit
 def exponentiate(
-    p_out, b_z, b_reference, b_sum, i_col, s_out, n_left, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    EXACT_N: tl.constexpr, BARRIER: tl.constexpr
+    p_out, b_z, b_reference, b_sum, i_col, s_out, n_rows, COLUMNS: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
     """Stores the exponentials of a tile. Returns the references of rows and their sums of exponentials so far, [BLOCK_M]."""
-    b_e, b_raised, b_sum = exponentials_of(b_z, b_reference, b_sum, i_col, N, BLOCK_N, EXACT_N)
-    store_tile(p_out, b_e, i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, EXACT_N, BARRIER)
+    b_e, b_raised, b_sum = exponentials_of(b_z, b_reference, b_sum, COLUMNS)
+    store_tile(p_out, b_e, i_col, s_out, n_rows, COLUMNS, BARRIER)
     return b_raised, b_sum
 
 
 @triton.jit
 def rescale_tile(
-    p_out, b_factor, i_col, s_out, n_left, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    EXACT_N: tl.constexpr, BARRIER: tl.constexpr
+    p_out, b_factor, i_col, s_out, n_rows, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
     """Multiplies the exponentials of a tile by a factor of their row."""
-    b_e = load_logits(p_out, i_col, s_out, n_left, None, 1.0, 1.0, N, BLOCK_M, BLOCK_N, EXACT_N, False, False)
-    store_tile(p_out, b_e * b_factor[:, None], i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, EXACT_N, BARRIER)
+    b_e = load_logits(p_out, i_col, s_out, n_rows, None, None, None, COLUMNS, b_factor.shape[0], BLOCK_N)
+    store_tile(p_out, b_e * b_factor[:, None], i_col, s_out, n_rows, COLUMNS, BARRIER)
 
 
 @triton.jit
 def sweep_exponentials(
-    p_row, p_out, b_reference, b_sum, s_logits, s_out, n_left, p_bias, logit_scale, N: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, TILES: tl.constexpr, PADDED: tl.constexpr, SCALED: tl.constexpr,
-    BARRIER: tl.constexpr
+    p_row, p_out, b_reference, b_sum, s_row, s_out, n_rows, n_left, p_bias, logit_scale, N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, TILES: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
     """Exponentials of a tile of rows in place of their logits, all of them for the references that are returned.
 
@@ -47,27 +44,17 @@ def sweep_exponentials(
         References of rows and their sums of exponentials, [BLOCK_M] each; of earlier columns too, if they began with those.
     """
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
-    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
     if TAIL_N > 0:
-        b_tail = load_logits(
-            p_row, N_FULL, s_logits, n_left, p_bias, logit_scale, 1.0, N, BLOCK_M, TAIL_N, EXACT_N, SCALED, False, PADDED
-        )  # fmt: skip
-        b_reference, b_sum = exponentiate(
-            p_out, b_tail, b_reference, b_sum, N_FULL, s_out, n_left, N, BLOCK_M, TAIL_N, EXACT_N, BARRIER
-        )  # fmt: skip
+        b_tail = load_tail(p_row, s_row, n_rows, p_bias, logit_scale, None, N, BLOCK_M, BLOCK_N, TAIL_N)
+        b_reference, b_sum = exponentiate(p_out, b_tail, b_reference, b_sum, N_FULL, s_out, n_left, N - N_FULL, BARRIER)
     if N_FULL > 0:
         o_tile = tl.arange(0, TILES).to(tl.float32)[None, :]
         b_first = b_reference
         b_references = tl.zeros([BLOCK_M, TILES], tl.float32)
         for i_block in tl.range(0, N_FULL, BLOCK_N):
             i_col = N_FULL - BLOCK_N - i_block
-            b_z = load_logits(
-                p_row, i_col, s_logits, n_left, p_bias, logit_scale, 1.0, N, BLOCK_M, BLOCK_N, True, SCALED, False,
-                PADDED
-            )  # fmt: skip
-            b_reference, b_sum = exponentiate(
-                p_out, b_z, b_reference, b_sum, i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, True, BARRIER
-            )  # fmt: skip
+            b_z = load_logits(p_row, i_col, s_row, n_rows, p_bias, logit_scale, None, BLOCK_N, BLOCK_M, BLOCK_N)
+            b_reference, b_sum = exponentiate(p_out, b_z, b_reference, b_sum, i_col, s_out, n_left, BLOCK_N, BARRIER)
             i_tile = (i_block // BLOCK_N).to(tl.float32)
             b_references = tl.where(o_tile == i_tile, b_reference[:, None], b_references)
         # The first block's reference, of rows that no earlier columns gave one.
@@ -79,23 +66,21 @@ def sweep_exponentials(
                 tl.debug_barrier()
             if TAIL_N > 0:
                 b_factor = tl.exp(b_first - b_reference)
-                rescale_tile(p_out, b_factor, N_FULL, s_out, n_left, N, BLOCK_M, TAIL_N, EXACT_N, BARRIER)
+                rescale_tile(p_out, b_factor, N_FULL, s_out, n_left, N - N_FULL, TAIL_N, BARRIER)
             for i_block in tl.range(0, N_FULL, BLOCK_N):
                 i_tile = (i_block // BLOCK_N).to(tl.float32)
                 b_then = tl.sum(tl.where(o_tile == i_tile, b_references, 0.0), axis=1)
                 b_factor = tl.exp(b_then - b_reference)
-                i_col = N_FULL - BLOCK_N - i_block
-                rescale_tile(p_out, b_factor, i_col, s_out, n_left, N, BLOCK_M, BLOCK_N, True, BARRIER)
+                rescale_tile(p_out, b_factor, N_FULL - BLOCK_N - i_block, s_out, n_left, BLOCK_N, BLOCK_N, BARRIER)
     return b_reference, b_sum
 
 
 @triton.jit
 def put_targets_right(
-    p_out, b_z, b_reference, b_lse, b_a, b_b, m_here, b_safe, n_left, s_out, logit_scale, BLOCK_M: tl.constexpr,
-    SCALED: tl.constexpr, BARRIER: tl.constexpr
+    p_out, b_z, b_reference, b_lse, b_a, b_b, m_here, b_safe, n_left, s_out, logit_scale, BARRIER: tl.constexpr
 ):  # fmt: skip
     """Stores the targets' elements of E such that v E is the gradient; returns v, [BLOCK_M]."""
-    o_row = tl.arange(0, BLOCK_M)
+    o_row = tl.arange(0, b_z.shape[0])
     b_e, b_stored, b_a = target_exponential(b_z, b_reference, b_lse, b_a, b_b, p_out.dtype.element_ty == tl.bfloat16)
     if BARRIER:
         tl.debug_barrier()  # other threads have stored the row
@@ -104,7 +89,7 @@ def put_targets_right(
     # v times what was stored is the target's gradient again, which outweighs what rounding is then added to the others.
     m_some = m_here & (b_stored != 0.0)
     b_v = tl.where(m_some, b_v * (b_e / tl.where(m_some, b_stored, 1.0)), b_v)
-    if SCALED:
+    if logit_scale is not None:
         b_v *= logit_scale
     return b_v
 
@@ -139,16 +124,14 @@ def cross_entropy_exponentials_kernel(
     # lint: allow scalar-reduction: once a row, whether its reference was raised
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    logit_scale = logit_scale if SCALED else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
-        i_row = i_tile * BLOCK_M
-        n_left = n_rows - i_row
-        m_row = o_row < n_left
-        p_row = p_logits + i_row.to(tl.int64) * s_logits
+        i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
         p_out = p_exponentials + i_row.to(tl.int64) * s_exponentials
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
         m_here, b_safe = target_column(b_column, N)
-        b_z = target_logit(p_row, m_here, b_safe, s_logits, n_left, p_bias, logit_scale, 1.0, BLOCK_M, SCALED, False)
+        b_z = target_logit(p_row, m_here, b_safe, s_logits, n_left, p_bias, logit_scale, None)
         p_row_statistics = p_statistics + i_row + o_row
         if MERGE:
             b_reference = tl.load(p_row_statistics, mask=m_row, other=0.0)
@@ -160,8 +143,8 @@ def cross_entropy_exponentials_kernel(
         if BARRIER:
             tl.debug_barrier()
         b_reference, b_sum = sweep_exponentials(
-            p_row, p_out, b_reference, b_sum, s_logits, s_exponentials, n_left, p_bias, logit_scale, N, BLOCK_M, BLOCK_N,
-            TAIL_N, TILES, PADDED, SCALED, BARRIER
+            p_row, p_out, b_reference, b_sum, s_logits, s_exponentials, None if PADDED else n_left, n_left, p_bias,
+            logit_scale, N, BLOCK_M, BLOCK_N, TAIL_N, TILES, BARRIER
         )  # fmt: skip
         tl.store(p_row_statistics, b_reference, mask=m_row)
         tl.store(p_row_statistics + s_statistics, b_sum, mask=m_row)
@@ -199,13 +182,10 @@ def cross_entropy_settle_kernel(
     # lint: allow short-transfer: numbers of rows; exponentials only where a reference was raised
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
-    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
+    logit_scale = logit_scale if SCALED else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
-        i_row = i_tile * BLOCK_M
-        n_left = n_rows - i_row
-        m_row = o_row < n_left
-        p_out = p_exponentials + i_row.to(tl.int64) * s_exponentials
+        i_row, n_left, m_row, p_out = tile_of_rows(p_exponentials, i_tile, n_rows, s_exponentials, BLOCK_M)
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
         m_here, b_safe = target_column(b_column, N)
         b_z = tl.load(p_target_logit + i_row + o_row, mask=m_row, other=0.0)
@@ -218,13 +198,12 @@ def cross_entropy_settle_kernel(
         if tl.max(tl.where(b_reference > b_before, 1.0, 0.0), axis=0) > 0:
             b_factor = tl.exp(b_before - b_reference)
             if TAIL_N > 0:
-                rescale_tile(p_out, b_factor, N_FULL, s_exponentials, n_left, N, BLOCK_M, TAIL_N, EXACT_N, BARRIER)
+                rescale_tile(p_out, b_factor, N_FULL, s_exponentials, n_left, N - N_FULL, TAIL_N, BARRIER)
             if N_FULL > 0:
                 for i_col in tl.range(0, N_FULL, BLOCK_N):
-                    rescale_tile(p_out, b_factor, i_col, s_exponentials, n_left, N, BLOCK_M, BLOCK_N, True, BARRIER)
+                    rescale_tile(p_out, b_factor, i_col, s_exponentials, n_left, BLOCK_N, BLOCK_N, BARRIER)
         b_v = put_targets_right(
-            p_out, b_z, b_reference, b_lse, b_a, b_b, m_here, b_safe, n_left, s_exponentials, logit_scale, BLOCK_M,
-            SCALED, BARRIER
+            p_out, b_z, b_reference, b_lse, b_a, b_b, m_here, b_safe, n_left, s_exponentials, logit_scale, BARRIER
         )  # fmt: skip
         if not FIRST:
             b_v = tl.where(m_here, b_v, tl.load(p_v + i_row + o_row, mask=m_row, other=0.0))

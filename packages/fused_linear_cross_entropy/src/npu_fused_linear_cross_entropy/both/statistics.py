@@ -1,9 +1,13 @@
-"""Statistics of rows of logits: maximum, sum of exp, sum of (weighted) z, sum of exp times z, place of the first maximum."""
+"""Statistics of rows of logits: of whole blocks, of a tail, and of both.
+
+Maximum and sum of exp; with SMOOTHED the sum of (weighted) z; with ENTROPY the sum of exp times z; with ARGMAX the place of
+the first maximum; with SQUARES the sum of exp^2. Functions return all six in this order, a number for what is not computed.
+"""
 
 import triton
 import triton.language as tl
 
-from ..formula import LOWEST, merge_statistics
+from ..formula import LOWEST, at_rate, inside, merge_squares, merge_statistics
 from .tile import load_columns, load_logits, target_column, target_logit
 
 VANISHES: tl.constexpr = tl.constexpr(-200.0)  # exp of it is 0 in fp32
@@ -12,60 +16,55 @@ PAST_ALL_COLUMNS: tl.constexpr = tl.constexpr(1.0e9)
 
 @triton.jit
 def tile_statistics(
-    b_z, i_col, p_class_weight, N: tl.constexpr, BLOCK_N: tl.constexpr, EXACT_N: tl.constexpr, SMOOTHED: tl.constexpr,
-    ENTROPY: tl.constexpr, ARGMAX: tl.constexpr
+    b_z, i_col, p_class_weight, COLUMNS: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr,
+    SQUARES: tl.constexpr
 ):  # fmt: skip
-    """Statistics [BLOCK_M] of one tile: maximum, sum of exp, sum of (weighted) z, sum of exp times z, first maximum."""
-    o_lane = tl.arange(0, BLOCK_N)
-    b_dot, b_total, b_index = 0.0, 0.0, 0.0
-    if not EXACT_N:
-        m_col = (o_lane < N - i_col)[None, :]
-        b_seen = tl.where(m_col, b_z, LOWEST)
-    else:
-        b_seen = b_z
+    """Statistics [BLOCK_M] of one tile."""
+    BLOCK_N: tl.constexpr = b_z.shape[1]
+    b_dot, b_total, b_index, b_squares = 0.0, 0.0, 0.0, 0.0
+    b_seen = inside(b_z, LOWEST, COLUMNS)
     b_max = tl.maximum(tl.max(b_seen, axis=1), LOWEST)
     b_d = b_seen - b_max[:, None]
     b_e = tl.exp(b_d)
     b_sum = tl.sum(b_e, axis=1)
     if ENTROPY:
         b_dot = tl.sum(b_e * tl.maximum(b_d, VANISHES), axis=1)
+    if SQUARES:
+        b_squares = tl.sum(b_e * b_e, axis=1)
     if SMOOTHED:
         b_w = b_z
         if p_class_weight is not None:
-            b_w = b_z * load_columns(p_class_weight, i_col + o_lane, N, EXACT_N)
-        if not EXACT_N:
-            b_w = tl.where(m_col, b_w, 0.0)
-        b_total = tl.sum(b_w, axis=1)
+            b_w = b_z * load_columns(p_class_weight, i_col, COLUMNS, BLOCK_N)
+        b_total = tl.sum(inside(b_w, 0.0, COLUMNS), axis=1)
     if ARGMAX:
-        b_col = i_col + o_lane[None, :].to(tl.float32) + tl.zeros(b_z.shape, tl.float32)
+        b_col = i_col + tl.arange(0, BLOCK_N)[None, :].to(tl.float32) + tl.zeros(b_z.shape, tl.float32)
         b_index = tl.min(tl.where(b_seen == b_max[:, None], b_col, PAST_ALL_COLUMNS), axis=1)
-    return b_max, b_sum, b_total, b_dot, b_index
+    return b_max, b_sum, b_total, b_dot, b_index, b_squares
 
 
 @triton.jit
 def sweep_statistics(
-    p_row, i_end, s_row, n_rows, p_bias, p_class_weight, logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr, SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr, PADDED: tl.constexpr
+    p_row, i_end, s_row, n_rows, b_rate, p_bias, p_class_weight, logit_scale, softcap, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr, SQUARES: tl.constexpr
 ):  # fmt: skip
     """Statistics [BLOCK_M] of the columns before i_end, a multiple of BLOCK_N; one exp for each logit."""
-    o_lane = tl.arange(0, BLOCK_N)
     b_maxima = tl.full([BLOCK_M, BLOCK_N], LOWEST, tl.float32)
     b_sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    b_dot, b_total, b_index = 0.0, 0.0, 0.0
+    b_dot, b_total, b_index, b_squares = 0.0, 0.0, 0.0, 0.0
     if ENTROPY:
         b_dots = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    if SQUARES:
+        b_sums_of_squares = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if SMOOTHED:
         b_totals = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if ARGMAX:
         b_places = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)  # in blocks
     for i_col in tl.range(0, i_end, BLOCK_N):
-        b_z = load_logits(
-            p_row, i_col, s_row, n_rows, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SCALED, SOFTCAP, PADDED
-        )  # fmt: skip
+        b_z = load_logits(p_row, i_col, s_row, n_rows, p_bias, logit_scale, softcap, BLOCK_N, BLOCK_M, BLOCK_N)
+        b_z = at_rate(b_z, b_rate)
         if SMOOTHED:
             if p_class_weight is not None:
-                b_totals += b_z * load_columns(p_class_weight, i_col + o_lane, N, True)
+                b_totals += b_z * load_columns(p_class_weight, i_col, BLOCK_N, BLOCK_N)
             else:
                 b_totals += b_z
         b_d = b_z - b_maxima
@@ -74,6 +73,9 @@ def sweep_statistics(
         if ENTROPY:
             b_dots = tl.where(m_above, b_e * (b_dots - b_d * b_sums), b_dots + b_e * tl.maximum(b_d, VANISHES))
         b_sums = tl.where(m_above, b_sums * b_e + 1.0, b_sums + b_e)
+        if SQUARES:
+            b_e *= b_e
+            b_sums_of_squares = tl.where(m_above, b_sums_of_squares * b_e + 1.0, b_sums_of_squares + b_e)
         if ARGMAX:
             # Not m_above: CUDA may fuse the product that z is into the difference, which then is none of equal numbers.
             b_places = tl.where(b_z > b_maxima, i_col.to(tl.float32), b_places)
@@ -84,74 +86,104 @@ def sweep_statistics(
     b_sum = tl.sum(b_e * b_sums, axis=1)
     if ENTROPY:
         b_dot = tl.sum(b_e * (b_dots + b_d * b_sums), axis=1)
+    if SQUARES:
+        b_squares = tl.sum(b_e * b_e * b_sums_of_squares, axis=1)
     if SMOOTHED:
         b_total = tl.sum(b_totals, axis=1)
     if ARGMAX:
-        b_col = b_places + o_lane[None, :].to(tl.float32)
+        b_col = b_places + tl.arange(0, BLOCK_N)[None, :].to(tl.float32)
         b_index = tl.min(tl.where(b_maxima == b_max[:, None], b_col, PAST_ALL_COLUMNS), axis=1)
-    return b_max, b_sum, b_total, b_dot, b_index
+    return b_max, b_sum, b_total, b_dot, b_index, b_squares
 
 
 @triton.jit
-def row_statistics(
-    p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, p_bias, p_class_weight, first,
-    logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr,
-    MERGE: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr, SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr, PADDED: tl.constexpr
+def statistics_of_rows(
+    p_row, b_tail, s_row, n_rows, b_rate, p_bias, p_class_weight, logit_scale, softcap, N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr,
+    SQUARES: tl.constexpr
 ):  # fmt: skip
-    """Stores the statistics of a tile of rows, whose last columns b_tail has, and returns a part of them.
-
-    MERGE: together with those of earlier columns, which are there already.
-
-    Returns:
-        Maximum, sum of exp, the target's z, whether the target is a column of this chunk, and that column or another one.
-    """
+    """Statistics [BLOCK_M] of a tile of rows, whose columns behind the last whole block b_tail has."""
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
-    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
-    o_row = tl.arange(0, BLOCK_M)
-    if TAIL_N > 0:
-        b_max, b_sum, b_total, b_dot, b_index = tile_statistics(
-            b_tail, N_FULL, p_class_weight, N, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, ARGMAX
+    if N > N_FULL:
+        b_max, b_sum, b_total, b_dot, b_index, b_squares = tile_statistics(
+            b_tail, N_FULL, p_class_weight, N - N_FULL, SMOOTHED, ENTROPY, ARGMAX, SQUARES
         )
     if N_FULL > 0:
-        b_max1, b_sum1, b_total1, b_dot1, b_index1 = sweep_statistics(
-            p_row, N_FULL, s_logits, n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N,
-            SMOOTHED, ENTROPY, ARGMAX, SCALED, SOFTCAP, PADDED
+        b_max1, b_sum1, b_total1, b_dot1, b_index1, b_squares1 = sweep_statistics(
+            p_row, N_FULL, s_row, n_rows, b_rate, p_bias, p_class_weight, logit_scale, softcap, BLOCK_M, BLOCK_N, SMOOTHED,
+            ENTROPY, ARGMAX, SQUARES
         )  # fmt: skip
-        if TAIL_N > 0:
+        if N > N_FULL:
+            if SQUARES:
+                b_squares = merge_squares(b_max1, b_squares1, b_max, b_squares)
             b_max, b_sum, b_dot, b_index = merge_statistics(
                 b_max1, b_sum1, b_dot1, b_index1, b_max, b_sum, b_dot, b_index, ENTROPY, ARGMAX
             )
             if SMOOTHED:
                 b_total += b_total1
         else:
-            b_max, b_sum, b_total, b_dot, b_index = b_max1, b_sum1, b_total1, b_dot1, b_index1
+            b_max, b_sum, b_total, b_dot, b_index, b_squares = b_max1, b_sum1, b_total1, b_dot1, b_index1, b_squares1
+    return b_max, b_sum, b_total, b_dot, b_index, b_squares
+
+
+@triton.jit
+def log_sum_exp(
+    p_row, b_tail, s_row, n_rows, p_bias, logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """log sum exp z, [BLOCK_M], of a tile of rows, whose columns behind the last whole block b_tail has."""
+    b_max, b_sum, _, _, _, _ = statistics_of_rows(
+        p_row, b_tail, s_row, n_rows, None, p_bias, None, logit_scale, softcap, N, BLOCK_M, BLOCK_N, False, False, False,
+        False
+    )  # fmt: skip
+    return b_max + tl.log(b_sum)
+
+
+@triton.jit
+def store_statistics(
+    p_row, p_out, b_tail, b_column, m_row, s_row, s_out, n_rows, n_left, p_bias, p_class_weight, first, logit_scale, softcap,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MERGE: tl.constexpr, SMOOTHED: tl.constexpr,
+    ENTROPY: tl.constexpr, ARGMAX: tl.constexpr
+):  # fmt: skip
+    """Stores the statistics of a tile of rows and their targets' z, and returns some of them.
+
+    Args:
+        p_out: of the first row of a tensor [6, rows].
+        b_column: the targets' columns, of these or of others.
+        MERGE: together with those of earlier columns, which are there already.
+
+    Returns:
+        Maximum, sum of exp, the target's z, whether the target is a column of this chunk, and that column or another one.
+    """
+    b_max, b_sum, b_total, b_dot, b_index, _ = statistics_of_rows(
+        p_row, b_tail, s_row, n_rows, None, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, SMOOTHED,
+        ENTROPY, ARGMAX, False
+    )  # fmt: skip
     m_here, b_safe = target_column(b_column, N)
-    b_z = target_logit(p_row, m_here, b_safe, s_logits, n_left, p_bias, logit_scale, softcap, BLOCK_M, SCALED, SOFTCAP)
+    b_z = target_logit(p_row, m_here, b_safe, s_row, n_left, p_bias, logit_scale, softcap)
     if ARGMAX:
         b_index += first.to(tl.float32)
-    p_out = p_statistics + i_row + o_row
     if MERGE:
         b_max0 = tl.load(p_out, mask=m_row, other=0.0)
-        b_sum0 = tl.load(p_out + s_statistics, mask=m_row, other=1.0)
-        b_z += tl.load(p_out + 2 * s_statistics, mask=m_row, other=0.0)
+        b_sum0 = tl.load(p_out + s_out, mask=m_row, other=1.0)
+        b_z += tl.load(p_out + 2 * s_out, mask=m_row, other=0.0)
         b_dot0, b_index0 = 0.0, 0.0
         if SMOOTHED:
-            b_total += tl.load(p_out + 3 * s_statistics, mask=m_row, other=0.0)
+            b_total += tl.load(p_out + 3 * s_out, mask=m_row, other=0.0)
         if ENTROPY:
-            b_dot0 = tl.load(p_out + 4 * s_statistics, mask=m_row, other=0.0)
+            b_dot0 = tl.load(p_out + 4 * s_out, mask=m_row, other=0.0)
         if ARGMAX:
-            b_index0 = tl.load(p_out + 5 * s_statistics, mask=m_row, other=0.0)
+            b_index0 = tl.load(p_out + 5 * s_out, mask=m_row, other=0.0)
         b_max, b_sum, b_dot, b_index = merge_statistics(
             b_max0, b_sum0, b_dot0, b_index0, b_max, b_sum, b_dot, b_index, ENTROPY, ARGMAX
         )
     tl.store(p_out, b_max, mask=m_row)
-    tl.store(p_out + s_statistics, b_sum, mask=m_row)
-    tl.store(p_out + 2 * s_statistics, b_z, mask=m_row)
+    tl.store(p_out + s_out, b_sum, mask=m_row)
+    tl.store(p_out + 2 * s_out, b_z, mask=m_row)
     if SMOOTHED:
-        tl.store(p_out + 3 * s_statistics, b_total, mask=m_row)
+        tl.store(p_out + 3 * s_out, b_total, mask=m_row)
     if ENTROPY:
-        tl.store(p_out + 4 * s_statistics, b_dot, mask=m_row)
+        tl.store(p_out + 4 * s_out, b_dot, mask=m_row)
     if ARGMAX:
-        tl.store(p_out + 5 * s_statistics, b_index, mask=m_row)
+        tl.store(p_out + 5 * s_out, b_index, mask=m_row)
     return b_max, b_sum, b_z, m_here, b_safe

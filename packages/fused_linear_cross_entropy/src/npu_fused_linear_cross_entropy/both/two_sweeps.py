@@ -11,36 +11,41 @@ once a block is stored.
 import triton
 import triton.language as tl
 
-from ..formula import row_coefficients
-from .statistics import row_statistics
-from .tile import load_logits, load_tail, store_gradient, tile_of_rows
+from ..formula import gradient_of_raw, row_coefficients
+from .statistics import store_statistics
+from .tile import gradient_of_logits, load_logits, load_tail, store_tile, tile_of_rows
+
+
+@triton.jit
+def store_gradient(
+    p_out, b_z, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, s_out, n_rows, p_class_weight, logit_scale, softcap,
+    COLUMNS: tl.constexpr, BARRIER: tl.constexpr
+):  # fmt: skip
+    """Stores the gradient of the raw logits of a tile, given z and the rows' factors."""
+    b_g = gradient_of_logits(b_z, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, p_class_weight, COLUMNS)
+    b_g = gradient_of_raw(b_g, b_z, None, logit_scale, softcap)
+    store_tile(p_out, b_g, i_col, s_out, n_rows, COLUMNS, BARRIER)
 
 
 @triton.jit
 def sweep_gradient(
-    p_row, p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, s_logits, s_gradient, n_left, p_bias, p_class_weight,
-    logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr,
-    SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, SCALED: tl.constexpr, SOFTCAP: tl.constexpr, PADDED: tl.constexpr,
-    BARRIER: tl.constexpr
+    p_row, p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, s_row, s_out, n_rows, n_left, p_bias, p_class_weight,
+    logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
-    """Stores the gradient of a tile of rows, whose last columns b_tail has, backwards."""
+    """Stores the gradient of a tile of rows, whose columns behind the last whole block b_tail has, backwards."""
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
-    EXACT_N: tl.constexpr = N_FULL + TAIL_N == N
-    if TAIL_N > 0:
+    if N > N_FULL:
         store_gradient(
-            p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, N_FULL, s_gradient, n_left, p_class_weight, logit_scale,
-            softcap, N, BLOCK_M, TAIL_N, EXACT_N, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
+            p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, N_FULL, s_out, n_left, p_class_weight, logit_scale, softcap,
+            N - N_FULL, BARRIER
         )  # fmt: skip
     if N_FULL > 0:
         for i_block in tl.range(0, N_FULL, BLOCK_N):
             i_col = N_FULL - BLOCK_N - i_block
-            b_tile = load_logits(
-                p_row, i_col, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, True, SCALED, SOFTCAP,
-                PADDED
-            )  # fmt: skip
+            b_z = load_logits(p_row, i_col, s_row, n_rows, p_bias, logit_scale, softcap, BLOCK_N, BLOCK_M, BLOCK_N)
             store_gradient(
-                p_out, b_tile, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, s_gradient, n_left, p_class_weight, logit_scale,
-                softcap, N, BLOCK_M, BLOCK_N, True, SMOOTHED, ENTROPY, SCALED, SOFTCAP, BARRIER
+                p_out, b_z, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, s_out, n_left, p_class_weight, logit_scale, softcap,
+                BLOCK_N, BARRIER
             )  # fmt: skip
 
 
@@ -79,17 +84,17 @@ def cross_entropy_kernel(
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
+        n_read = None if PADDED else n_left
         p_out = p_gradient + i_row.to(tl.int64) * s_gradient
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
-        b_tail = load_tail(
-            p_row, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SCALED, SOFTCAP, PADDED
-        )  # fmt: skip
-        b_max, b_sum, b_z, m_here, b_safe = row_statistics(
-            p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, p_bias, p_class_weight,
-            first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, False, SMOOTHED, False, ARGMAX, SCALED, SOFTCAP, PADDED
+        b_tail = load_tail(p_row, s_logits, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
+        b_max, b_sum, b_z, m_here, b_safe = store_statistics(
+            p_row, p_statistics + i_row + o_row, b_tail, b_column, m_row, s_logits, s_statistics, n_read, n_left, p_bias,
+            p_class_weight, first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, False, SMOOTHED, False, ARGMAX
         )  # fmt: skip
         b_lse = b_max + tl.log(b_sum)
         b_main, b_of_z_loss, b_weight = tl.where(m_here, tl.load(p_factors), 0.0), 0.0, 0.0
@@ -102,13 +107,10 @@ def cross_entropy_kernel(
             p_class_weight is not None, SMOOTHED, Z_LOSS, TOKEN_SCALING
         )  # fmt: skip
         if TAIL_N > 0 and N >= BLOCK_N:  # not kept while the other columns are swept
-            b_tail = load_tail(
-                p_row, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SCALED, SOFTCAP, PADDED
-            )  # fmt: skip
+            b_tail = load_tail(p_row, s_logits, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
         sweep_gradient(
-            p_row, p_out, b_tail, b_lse, b_a, b_b, b_c, 0.0, b_column, s_logits, s_gradient, n_left, p_bias,
-            p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SMOOTHED, False, SCALED, SOFTCAP, PADDED,
-            BARRIER
+            p_row, p_out, b_tail, b_lse, b_a, b_b, b_c if SMOOTHED else None, None, b_column, s_logits, s_gradient, n_read,
+            n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, BARRIER
         )  # fmt: skip
 
 
@@ -141,17 +143,16 @@ def cross_entropy_statistics_kernel(
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
+        n_read = None if PADDED else n_left
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
-        b_tail = load_tail(
-            p_row, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SCALED, SOFTCAP, PADDED
-        )  # fmt: skip
-        row_statistics(
-            p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, p_bias, p_class_weight,
-            first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, MERGE, SMOOTHED, ENTROPY, ARGMAX, SCALED, SOFTCAP,
-            PADDED
+        b_tail = load_tail(p_row, s_logits, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
+        store_statistics(
+            p_row, p_statistics + i_row + o_row, b_tail, b_column, m_row, s_logits, s_statistics, n_read, n_left, p_bias,
+            p_class_weight, first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, MERGE, SMOOTHED, ENTROPY, ARGMAX
         )  # fmt: skip
 
 
@@ -183,6 +184,7 @@ def cross_entropy_gradient_kernel(
     """The gradient alone, of any upstream gradient; arguments as above."""
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
@@ -193,14 +195,11 @@ def cross_entropy_gradient_kernel(
         b_a = tl.load(p_in + s_coefficients, mask=m_row, other=0.0)
         b_b = tl.load(p_in + 2 * s_coefficients, mask=m_row, other=0.0)
         b_c = tl.load(p_in + 3 * s_coefficients, mask=m_row, other=0.0)
-        b_q = 0.0
+        b_q = None
         if ENTROPY:
             b_q = tl.load(p_in + 4 * s_coefficients, mask=m_row, other=0.0)
-        b_tail = load_tail(
-            p_row, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SCALED, SOFTCAP, False
-        )  # fmt: skip
+        b_tail = load_tail(p_row, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
         sweep_gradient(
-            p_row, p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, s_logits, s_gradient, n_left, p_bias,
-            p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N, SMOOTHED, ENTROPY, SCALED, SOFTCAP, False,
-            BARRIER
+            p_row, p_out, b_tail, b_lse, b_a, b_b, b_c if SMOOTHED else None, b_q, b_column, s_logits, s_gradient, n_left,
+            n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, BARRIER
         )  # fmt: skip
