@@ -29,8 +29,8 @@ def lint(folder, sections):
 
 
 MODULES = {
-    "npu-one": ("module", "autograd", "operators", "launch", "reference", "tiling", "formula"),
-    "npu-other": ("autograd",),
+    "npu-one": ("module", "cpu", "operators", "launch", "reference", "tiling", "formula"),
+    "npu-other": ("cpu",),
     "npu-tiling": ("pytorch", "launching", "chips", "device/rounding", "errors"),
     "npu-offline": ("commands", "timing", "lint", "execute/emulation", "execute/native", "module", "errors"),
 }

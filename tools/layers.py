@@ -16,7 +16,7 @@ OPERATOR = (
     "distillation_top_k",
     "block_attn_res | causal_lm | log_probs | module | ngram_module | pipeline | quantised | vocab_parallel",
     "api | distillation_operators | functional | gated | qkv | bank | ngram | two_phase",
-    "autograd | distributions | probability_targets | qk_operators | writes",
+    "distributions | probability_targets | qk_operators | writes",
     "operators",
     "compute | cpu",
     "ways",

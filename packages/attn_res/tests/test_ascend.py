@@ -12,8 +12,7 @@ from carried import carried_in_the_same_bytes
 from npu_attn_res import attn_res, attn_res_bank, attn_res_phase1
 from npu_attn_res.ascend.tiling.choice import AscendTiling
 from npu_attn_res.ascend.tiling.ways import ways
-from npu_attn_res.launch import columns, single, sources, specs, two_phase
-from npu_attn_res.operators import library
+from npu_attn_res.launch import backward, columns, layers, merge, norm, outputs, pointers, specs, weights
 from npu_attn_res.shape import Shape, Task
 from npu_offline.check import load_calls
 from npu_offline.memory import guarded
@@ -258,7 +257,7 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
         checks.append(check)
         return tensor
 
-    for module in (sources, single, specs, columns, two_phase, library):
+    for module in (backward, columns, layers, merge, norm, outputs, pointers, weights):
         monkeypatch.setattr(module, "allocate", guarding, raising=False)
         monkeypatch.setattr(module, "allocate_like", lambda like: guarding(like, like.shape, like.dtype), raising=False)
     case = depth.make(3, 37, width, torch.float32)

@@ -3,7 +3,7 @@
 import npu_tiling
 import pytest
 import torch
-from npu_attn_res.launch import sources
+from npu_attn_res.launch import pointers, sources
 
 DEVICES = {
     "cuda": npu_tiling.Device("NVIDIA H200", "cuda", "sm_90", 132, 132, 232448, ub_align=16, max_grid=2**31 - 1),
@@ -16,27 +16,27 @@ DEVICES = {
 def test_every_source_lives_until_the_launch_that_reads_it(place, block, monkeypatch):
     """On a device a kernel is given one source and distances: nothing else keeps the copies of the others."""
     entries = []
-    monkeypatch.setattr(sources, "Neighbours", lambda tensors: tensors[0])
-    monkeypatch.setattr(sources.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
+    monkeypatch.setattr(pointers, "Neighbours", lambda tensors: tensors[0])
+    monkeypatch.setattr(pointers.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
     blocks = [torch.randn(6, 16) for _ in range(4)]
     if block == "transposed":
         blocks = [tensor.t().contiguous().t() for tensor in blocks]
     elif block == "of two strides":
         blocks = [tensor if i else torch.randn(6, 32)[:, :16] for i, tensor in enumerate(blocks)]
-    found = sources.follow(blocks, DEVICES[place], stacked=False)
+    found = sources.follow(blocks, False, DEVICES[place])
     first = found.at.base.data_ptr()
     read = {first + entry * blocks[0].itemsize for entry in entries[: len(blocks)]}
-    assert len(read) == len(blocks) and read <= {tensor.data_ptr() for tensor in found.held}
-    for tensor, copy in zip(blocks, found.held, strict=True):
+    assert len(read) == len(blocks) and read <= {tensor.data_ptr() for tensor in found.tensors}
+    for tensor, copy in zip(blocks, found.tensors, strict=True):
         assert torch.equal(tensor, copy)
 
 
 @pytest.fixture(params=["3.6.0"])
 def triton(request, monkeypatch):
-    monkeypatch.setattr(sources, "version", lambda name: request.param)
-    sources._has_tuples.cache_clear()
+    monkeypatch.setattr(pointers, "version", lambda name: request.param)
+    pointers._has_tuples.cache_clear()
     yield request.param
-    sources._has_tuples.cache_clear()
+    pointers._has_tuples.cache_clear()
 
 
 @pytest.mark.parametrize("triton", ["3.4.0", "3.10.1", None], indirect=True)
@@ -45,9 +45,9 @@ def triton(request, monkeypatch):
 def test_a_kernel_for_cuda_gets_each_of_a_few_blocks_as_an_argument(n_blocks, missing, triton):
     blocks = [torch.randn(3, 16) for _ in range(n_blocks)]
     gradients = [None if i in missing else torch.empty(3, 16) for i in range(n_blocks)]
-    found = sources.follow(blocks, DEVICES["cuda"], gradients, stacked=False, in_arguments=True)
+    found = sources.follow(blocks, False, DEVICES["cuda"], gradients, as_arguments=True)
     assert found.at.table is None
-    for at, wanted in ((found.at, blocks), (found.gradients, gradients)):
+    for at, wanted in ((found.at, blocks), (found.gradients_at, gradients)):
         if all(one is None for one in wanted):
             assert (at.base, at.others, at.needed) == (None, None, 0)
             continue
@@ -65,23 +65,23 @@ def test_a_kernel_for_cuda_gets_each_of_a_few_blocks_as_an_argument(n_blocks, mi
 )
 def test_other_blocks_are_found_through_a_table(place, n_blocks, triton, monkeypatch):
     entries = []
-    monkeypatch.setattr(sources, "Neighbours", lambda tensors: tensors[0])
-    monkeypatch.setattr(sources.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
+    monkeypatch.setattr(pointers, "Neighbours", lambda tensors: tensors[0])
+    monkeypatch.setattr(pointers.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
     blocks = [torch.randn(3, 16) for _ in range(n_blocks)]
-    found = sources.follow(blocks, DEVICES[place], stacked=False, in_arguments=True)
+    found = sources.follow(blocks, False, DEVICES[place], as_arguments=True)
     assert found.at.others is None
     assert [blocks[0].data_ptr() + 4 * entry for entry in entries[:n_blocks]] == [block.data_ptr() for block in blocks]
 
 
 def test_blocks_that_were_arguments_are_put_into_a_table_for_kernels_that_take_columns(triton, monkeypatch):
     entries = []
-    monkeypatch.setattr(sources, "Neighbours", lambda tensors: tensors[0])
-    monkeypatch.setattr(sources.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
+    monkeypatch.setattr(pointers, "Neighbours", lambda tensors: tensors[0])
+    monkeypatch.setattr(pointers.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
     blocks, gradients = [torch.randn(3, 16) for _ in range(3)], [torch.empty(3, 16), None, torch.empty(3, 16)]
-    found = sources.follow(blocks, DEVICES["cuda"], gradients, stacked=False, in_arguments=True)
+    found = sources.follow(blocks, False, DEVICES["cuda"], gradients, as_arguments=True)
     assert not entries
-    tabled = sources.in_tables(found, DEVICES["cuda"])
-    assert tabled.at.others is None and tabled.gradients.others is None
+    tabled = found.in_tables(DEVICES["cuda"])
+    assert tabled.at.others is None and tabled.gradients_at.others is None
     assert [blocks[0].data_ptr() + 4 * entry for entry in entries[:3]] == [block.data_ptr() for block in blocks]
-    assert entries[5] == sources._NO_GRADIENT
+    assert entries[5] == pointers._NO_GRADIENT
     assert [gradients[0].data_ptr() + 4 * entries[i] for i in (4, 6)] == [gradients[i].data_ptr() for i in (0, 2)]

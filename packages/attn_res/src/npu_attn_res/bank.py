@@ -12,9 +12,9 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding, writes
-from .autograd import OPERATORS
+from .calls import Forward
 from .checks import as_blocks, check_bank, check_written
-from .operators.single import Call
+from .operators import OPERATORS
 from .reference import scaled_query, softmax
 from .results import AttnResResult
 
@@ -92,30 +92,43 @@ def attn_res_bank(
         run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale, output_dtype=output_dtype)
         run = functools.partial(run, output_rms_eps=output_rms_eps, **flags)
         return sharding.with_prefix(run, {"prefix": prefix, "layer_output": layer_output}, weights, bank)
-    query = scaled_query(query, scale)
     stacked = isinstance(bank, Tensor)
     blocks = [bank.movedim(-2, 0)] if isinstance(bank, Tensor) else bank
     count = n_blocks if isinstance(n_blocks, Tensor) else None
-    capacity = len(blocks[0]) if stacked else len(blocks)
-    used = n_blocks if isinstance(n_blocks, int) else capacity
-    given = (blocks, stacked, used, count, prefix, layer_output, query, rms_weight, output_rms_weight)
-    call = Call(*given, rms_eps, output_rms_eps, output_dtype, save=return_weights)
-    by_kernel = len(written) > 0 and _may_write((bank, *given), recorded)
+    call = Forward(
+        blocks=blocks,
+        stacked=stacked,
+        n_blocks=n_blocks if isinstance(n_blocks, int) else len(blocks[0]) if stacked else len(blocks),
+        device_count=count,
+        prefix=prefix,
+        layer_output=layer_output,
+        query=scaled_query(query, scale),
+        rms_weight=rms_weight,
+        output_rms_weight=output_rms_weight,
+        eps=rms_eps,
+        norm_eps=output_rms_eps,
+        dtype=output_dtype,
+        save=return_weights,
+        append=append,
+        in_place=replaces,
+    )
+    by_kernel = len(written) > 0 and _may_write((bank, *call), recorded)
     if by_kernel:
-        h, y, joined, score, *_ = OPERATORS("attn_res_update", *call, append, replaces)
+        h, y, new_prefix, score, *_ = OPERATORS("attn_res_update", *call)
     else:
-        h, y, joined, score, *_ = OPERATORS("attn_res", *call)
-    joined = prefix if layer_output is None or (replaces and by_kernel and not recorded) else joined
+        h, y, new_prefix, score, *_ = OPERATORS("attn_res", *call[:-2])
+    if layer_output is None or (replaces and by_kernel and not recorded):
+        new_prefix = prefix
     if by_kernel and not recorded:
         writes.count_as_written(written)
     elif written:
         if isinstance(bank, Tensor) and append:
-            writes.append(bank, used if count is None else count, joined, by_kernel)
+            writes.append(bank, call.n_blocks if count is None else count, new_prefix, by_kernel)
         if replaces:
-            writes.replace(prefix, joined, by_kernel)
-            joined = prefix
+            writes.replace(prefix, new_prefix, by_kernel)
+            new_prefix = prefix
     alpha = _weights(score, count, prefix.shape[:-1]) if return_weights else None
-    return AttnResResult(h, y if output_rms_weight is not None else None, joined, alpha)
+    return AttnResResult(h, y if output_rms_weight is not None else None, new_prefix, alpha)
 
 
 def _may_write(arguments: Sequence[Any], recorded: bool) -> bool:

@@ -12,9 +12,9 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding
-from .autograd import OPERATORS
+from .calls import Forward
 from .checks import as_blocks, check_sources
-from .operators.single import Call
+from .operators import OPERATORS
 from .reference import scaled_query, softmax
 from .results import AttnResResult
 
@@ -102,13 +102,25 @@ def attn_res(
         run = functools.partial(attn_res, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
         blocks = residuals if stacked else sources
         return sharding.attn_res(functools.partial(run, return_weights=return_weights), blocks, weights)
-    query = scaled_query(query, scale)
-    n_blocks = sources[0].shape[0] if stacked else len(sources)
-    given = (sources, stacked, n_blocks, None, None, None, query, rms_weight, output_rms_weight)
-    h, y, _, score, *_ = OPERATORS("attn_res", *Call(*given, rms_eps, output_rms_eps, dtype=None, save=return_weights))
+    call = Forward(
+        blocks=sources,
+        stacked=stacked,
+        n_blocks=sources[0].shape[0] if stacked else len(sources),
+        device_count=None,
+        prefix=None,
+        layer_output=None,
+        query=scaled_query(query, scale),
+        rms_weight=rms_weight,
+        output_rms_weight=output_rms_weight,
+        eps=rms_eps,
+        norm_eps=output_rms_eps,
+        dtype=None,
+        save=return_weights,
+    )
+    h, y, _, score, *_ = OPERATORS("attn_res", *call[:-2])
     if output_rms_weight is None and not return_weights:
-        found: Tensor = h
-        return found
+        output: Tensor = h
+        return output
     alpha = None
     if return_weights:
         with torch.no_grad():

@@ -54,7 +54,7 @@ class TorchPasses:
 
     Attributes:
         dv: of every tensor of sources, what `gradients` computed; None where none is needed.
-        dprefix: the same of the prefix.
+        dprefix_sum: the same of the prefix.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TorchPasses:
         count: Tensor | None = None,
         prefix: Tensor | None = None,
         need_prefix: bool = False,
-        djoined: Tensor | None = None,
+        dprefix: Tensor | None = None,
     ) -> None:
         """For N tensors [..., D] or, `stacked`, one [N, ..., D], and a prefix [..., D], which is the last source.
 
@@ -79,10 +79,10 @@ class TorchPasses:
             count: the same, on the device.
             prefix: may have a dtype of its own.
             need_prefix: whether it needs a gradient.
-            djoined: what is added to that gradient before it is rounded.
+            dprefix: a gradient that reaches the prefix from elsewhere: is added before the sum is rounded.
         """
         self._sources, self._stacked, self._needed, self._prefix = sources, stacked, needed, prefix
-        self._djoined = None if djoined is None else flat(djoined)
+        self._dprefix = None if dprefix is None else flat(dprefix)
         self._rows = [flat(source) for source in (sources[0].unbind()[:n_blocks] if stacked else sources)]
         self._there = None if count is None else torch.arange(len(self._rows), device=count.device) < count
         if self._there is not None:  # what lies behind the last block may be anything
@@ -95,7 +95,7 @@ class TorchPasses:
         self.device, self.width = like.device, like.shape[-1]
         self.dtype = torch.float64 if any(row.dtype == torch.float64 for row in self._rows) else torch.float32
         self.dv: list[Tensor | None] = []
-        self.dprefix: Tensor | None = None
+        self.dprefix_sum: Tensor | None = None
 
     def scores(self, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         score, rstd = [], []
@@ -130,12 +130,12 @@ class TorchPasses:
                 dv.append(None)
                 continue
             gradient = (weights[i].unsqueeze(1) @ do).squeeze(1) + ds_rstd[i] @ g - dv_coef[i].unsqueeze(-1) * wide
-            if self._djoined is not None and i == len(self._rows) - 1:
-                gradient = gradient + self._djoined
+            if self._dprefix is not None and i == len(self._rows) - 1:
+                gradient = gradient + self._dprefix
             dv.append(gradient.to(row.dtype))
         if self._prefix is not None:
-            dprefix = dv.pop()
-            self.dprefix = None if dprefix is None else dprefix.view(self._prefix.shape)
+            of_prefix = dv.pop()
+            self.dprefix_sum = None if of_prefix is None else of_prefix.view(self._prefix.shape)
         if self._stacked:
             dv = self._in_one(dv)
         self.dv = [None if one is None else one.view(v.shape) for one, v in zip(dv, self._sources, strict=True)]

@@ -14,37 +14,14 @@ Source: "Attention Residuals", arXiv 2603.15031.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from npu_tiling.pytorch.tensors import without_autocast
 from torch import Tensor
 
+from .calls import Backward, Merge, MergeBackward, Phase1, Phase1Backward, Statistics, Weights
 from .passes import Passes, flat
-
-
-class Weights(NamedTuple):
-    """query and rms_weight [D], and the weight [D] of the RMSNorm of h, None where there is none."""
-
-    query: Tensor
-    norm: Tensor
-    output: Tensor | None
-
-
-class State(NamedTuple):
-    """What `phase1` knows of a layer: o [..., D] and lse [...]."""
-
-    o: Tensor
-    lse: Tensor
-
-
-class Statistics(NamedTuple):
-    """What a backward needs: s and r of the sources, log(sum(exp(s))) and 1 / rms(h); None for what was not asked for."""
-
-    score: Tensor | None
-    rstd: Tensor | None
-    lse: Tensor | None
-    norm_rstd: Tensor | None
 
 
 def scaled_query(query: Tensor, scale: float) -> Tensor:
@@ -58,7 +35,7 @@ def fuse_qk_weight(query: Tensor, rms_weight: Tensor, dtype: torch.dtype) -> Ten
 
 
 def fuse_qk_weight_backward(
-    dg: Tensor, query: Tensor, rms_weight: Tensor, needed: tuple[bool, bool]
+    dg: Tensor, query: Tensor, rms_weight: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of query [S, D] and rms_weight [D] or [S, D] (or of both [D]) from dg [S, D], where needed."""
     dquery = (dg * rms_weight).view(query.shape).to(query.dtype) if needed[0] else None
@@ -83,47 +60,37 @@ def forward(
 
 
 @without_autocast
-def backward(
-    v: Passes, dh: Tensor, weights: Weights, statistics: Statistics, needed: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
+def backward(v: Passes, call: Backward, dh: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of query and rms_weight, where needed, from dh [..., D]; those of the sources stay with `v`."""
-    assert statistics.score is not None and statistics.rstd is not None
-    g = fuse_qk_weight(weights.query, weights.norm, v.dtype).unsqueeze(0)
-    do, score = dh.reshape(-1, 1, v.width), statistics.score.unsqueeze(-1)
+    g = fuse_qk_weight(call.query, call.rms_weight, v.dtype).unsqueeze(0)
+    do, score = dh.reshape(-1, 1, v.width), call.score.unsqueeze(-1)
     alpha, _ = softmax(score)
-    dg = _gradients(v, do, g, alpha, score, statistics.rstd, softmax_backward(alpha, v.products(do)))
-    return fuse_qk_weight_backward(dg, weights.query, weights.norm, needed)
+    dg = _gradients(v, do, g, alpha, score, call.rstd, softmax_backward(alpha, v.products(do)))
+    return fuse_qk_weight_backward(dg, call.query, call.rms_weight, call.need_weights)
 
 
 @without_autocast
-def phase1(v: Passes, queries: Tensor, rms_weight: Tensor, eps: float) -> tuple[State, Tensor, Tensor]:
-    """o [T, S, D] with lse [T, S]; s [N, T, S] and r [N, T]."""
-    score, rstd = v.scores(fuse_qk_weight(queries, rms_weight, v.dtype), eps)
+def phase1(v: Passes, call: Phase1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """o [T, S, D] and lse [T, S]; s [N, T, S] and r [N, T]."""
+    score, rstd = v.scores(fuse_qk_weight(call.queries, call.rms_weight, v.dtype), call.eps)
     alpha, lse = softmax(score)
-    return State(v.weighted_sum(alpha, v.dtype), lse), score, rstd
+    return v.weighted_sum(alpha, v.dtype), lse, score, rstd
 
 
 @without_autocast
-def phase1_backward(
-    v: Passes,
-    gradient: tuple[Tensor | None, Tensor | None],
-    queries: Tensor,
-    rms_weight: Tensor,
-    score: Tensor,
-    rstd: Tensor,
-    needed: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the queries and of rms_weight, where needed; `gradient` is that of a State, or None."""
-    do, dlse = gradient
-    g = fuse_qk_weight(queries, rms_weight, v.dtype)
+def phase1_backward(v: Passes, call: Phase1Backward) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the queries and of rms_weight, where needed; those of the sources stay with `v`."""
+    do, score = call.do, call.score
+    g = fuse_qk_weight(call.queries, call.rms_weight, v.dtype)
     if do is None:
         do = score.new_zeros((*score.shape[1:], v.width))
     elif do.stride(-1) != 1:
         do = do.contiguous()
     alpha, _ = softmax(score)
     dscore = softmax_backward(alpha, v.products(do))
-    dscore = dscore if dlse is None else dscore + alpha * dlse
-    return fuse_qk_weight_backward(_gradients(v, do, g, alpha, score, rstd, dscore), queries, rms_weight, needed)
+    dscore = dscore if call.dlse is None else dscore + alpha * call.dlse.t()
+    dg = _gradients(v, do, g, alpha, score, call.rstd, dscore)
+    return fuse_qk_weight_backward(dg, call.queries, call.rms_weight, call.need_weights)
 
 
 def _gradients(v: Passes, do: Tensor, g: Tensor, weights: Tensor, score: Tensor, rstd: Tensor, dscore: Tensor) -> Tensor:
@@ -155,54 +122,41 @@ def shares(lse: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @without_autocast
-def merge(
-    state: State, partial: Tensor, x: Tensor | None, weights: Weights, eps: float, norm_eps: float
-) -> tuple[Tensor, Tensor | None, Tensor | None, Statistics]:
-    """h, y and partial + x [..., D] in partial's dtype, y and the sum None where not asked for, and the statistics [T]."""
-    joined = None if x is None else (partial.to(state.o.dtype) + x).to(partial.dtype)
-    v = partial if joined is None else joined
-    o, wide = flat(state.o), flat(v).to(state.o.dtype)
-    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
-    score = (wide @ fuse_qk_weight(weights.query, weights.norm, o.dtype)) * rstd
-    w, a = shares(state.lse.reshape(-1), score)
-    h = (o * w.unsqueeze(-1) + wide * a.unsqueeze(-1)).to(partial.dtype)
+def merge(call: Merge) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor, Tensor | None]:
+    """h, its RMSNorm and the new prefix [..., D] in the prefix's dtype, None where not asked for; s, r, 1 / rms(h) [T]."""
+    prefix, new_prefix, dtype = call.prefix, None, call.o.dtype
+    if call.layer_output is not None:
+        prefix = new_prefix = (prefix.to(dtype) + call.layer_output).to(prefix.dtype)
+    o, wide = flat(call.o), flat(prefix).to(dtype)
+    rstd = torch.rsqrt(wide.square().mean(-1) + call.eps)
+    score = (wide @ fuse_qk_weight(call.query, call.rms_weight, dtype)) * rstd
+    w, a = shares(call.lse.reshape(-1), score)
+    h = (o * w.unsqueeze(-1) + wide * a.unsqueeze(-1)).to(prefix.dtype)
     norm_rstd = y = None
-    if weights.output is not None:
-        norm_rstd = torch.rsqrt(h.to(o.dtype).square().mean(-1) + norm_eps)
-        y = scaled(h, weights.output, norm_rstd).view(partial.shape)
-    statistics = Statistics(score, rstd, None, norm_rstd)
-    return h.view(partial.shape), y, joined, statistics
+    if call.output_rms_weight is not None:
+        norm_rstd = torch.rsqrt(h.to(dtype).square().mean(-1) + call.norm_eps)
+        y = scaled(h, call.output_rms_weight, norm_rstd).view(prefix.shape)
+    return h.view(prefix.shape), y, new_prefix, score, rstd, norm_rstd
 
 
 @without_autocast
-def merge_backward(
-    dh: Tensor,
-    dpartial: Tensor | None,
-    state: State,
-    partial: Tensor,
-    weights: Weights,
-    statistics: Statistics,
-    needed: tuple[bool, bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """do, dlse, the gradient of the (new) partial sum with `dpartial` added, and those of query and rms_weight."""
-    score, rstd, *_ = statistics
-    assert score is not None and rstd is not None
-    o = flat(state.o)
-    dh, wide = flat(dh).to(o.dtype), flat(partial).to(o.dtype)
-    w, a = shares(state.lse.reshape(-1), score)
+def merge_backward(call: MergeBackward, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """do, dlse and the gradients of the prefix, with `dprefix` added, of query and of rms_weight, from dh [..., D]."""
+    score, rstd, dtype = call.score, call.rstd, call.o.dtype
+    o, dh, wide = flat(call.o), flat(dh).to(dtype), flat(call.prefix).to(dtype)
+    w, a = shares(call.lse.reshape(-1), score)
     dscore = a * w * ((dh * wide).sum(-1) - (dh * o).sum(-1))
     ds_rstd = dscore * rstd
-    dv_coef = ds_rstd * score * rstd / partial.shape[-1]
-    g = fuse_qk_weight(weights.query, weights.norm, o.dtype)
+    dv_coef = ds_rstd * score * rstd / call.prefix.shape[-1]
+    g = fuse_qk_weight(call.query, call.rms_weight, dtype)
     dv = dh * a.unsqueeze(-1) + ds_rstd.unsqueeze(-1) * g - dv_coef.unsqueeze(-1) * wide
-    if dpartial is not None:
-        dv = dv + flat(dpartial)
-    dweights = fuse_qk_weight_backward(ds_rstd @ wide, weights.query, weights.norm, needed)
+    if call.dprefix is not None:
+        dv = dv + flat(call.dprefix)
     return (
-        (dh * w.unsqueeze(-1)).view(state.o.shape),
-        -dscore.view(state.lse.shape),
-        dv.to(partial.dtype).view(partial.shape),
-        *dweights,
+        (dh * w.unsqueeze(-1)).view(call.o.shape),
+        -dscore.view(call.lse.shape),
+        dv.to(call.prefix.dtype).view(call.prefix.shape),
+        *fuse_qk_weight_backward(ds_rstd @ wide, call.query, call.rms_weight, call.need_weights),
     )
 
 

@@ -9,8 +9,9 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding
-from .autograd import OPERATORS
+from .calls import Merge, Phase1
 from .checks import as_blocks, check_merge, check_phase1
+from .operators import OPERATORS
 from .reference import scaled_query
 from .results import AttnResResult, Phase1Result
 
@@ -42,14 +43,13 @@ def attn_res_phase1(
     Source: arXiv 2603.15031, the two-phase computation.
     """
     stacked = isinstance(residuals, Tensor)
-    blocks = residuals if stacked else as_blocks(residuals)
-    sources = [residuals] if stacked else blocks
+    sources = [residuals] if isinstance(residuals, Tensor) else as_blocks(residuals)
     first, rms_eps, scale = check_phase1(queries, sources, stacked, rms_weight, rms_eps, scale)
     if is_distributed((queries, sources, rms_weight)):
         run = functools.partial(attn_res_phase1, rms_eps=rms_eps, scale=scale)
-        return Phase1Result(*sharding.phase1(run, queries, blocks, rms_weight))
-    queries = scaled_query(queries, scale)
-    o, lse, *_ = OPERATORS("phase1", queries, sources, stacked, rms_weight, rms_eps, False)
+        return Phase1Result(*sharding.phase1(run, queries, residuals if stacked else sources, rms_weight))
+    call = Phase1(scaled_query(queries, scale), sources, stacked, rms_weight, eps=rms_eps, save=False)
+    o, lse, *_ = OPERATORS("phase1", *call)
     leading = first.shape[1:-1] if stacked else first.shape[:-1]
     o = o.view(*leading, *o.shape[1:]).movedim(-2, 0)
     return Phase1Result(o, lse.view(len(queries), *leading))
@@ -101,7 +101,17 @@ def attn_res_merge(
     if is_distributed((*rows.values(), *weights.values())):
         run = functools.partial(attn_res_merge, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
         return sharding.with_prefix(run, rows, weights)
-    numbers = (rms_eps, output_rms_eps, False)
-    given = (o, lse, prefix, layer_output, scaled_query(query, scale), rms_weight, output_rms_weight)
-    h, y, joined, *_ = OPERATORS("merge", *given, *numbers)
-    return AttnResResult(h, None if output_rms_weight is None else y, prefix if layer_output is None else joined)
+    call = Merge(
+        o=o,
+        lse=lse,
+        prefix=prefix,
+        layer_output=layer_output,
+        query=scaled_query(query, scale),
+        rms_weight=rms_weight,
+        output_rms_weight=output_rms_weight,
+        eps=rms_eps,
+        norm_eps=output_rms_eps,
+        save=False,
+    )
+    h, y, new_prefix, *_ = OPERATORS("merge", *call)
+    return AttnResResult(h, None if output_rms_weight is None else y, prefix if layer_output is None else new_prefix)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from npu_tiling import Device, LaunchSpec
+from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
+from .. import tiling
 from ..both.tiling import Tiling
 from ..shape import Task
 from .sources import Sources, follow
-from .specs import Arguments, launch_spec, run_columns
+from .specs import KERNELS, launch_spec
+
+_Arguments = tuple[int, tuple[Any, ...], tuple[int, ...]]  # grid, tensors, numbers
 
 
 class KernelPasses:
@@ -22,7 +28,7 @@ class KernelPasses:
         self._sources, self._device, self._need_dg = sources, device, need_dg
         self.device, self.width = sources.like.device, sources.width
         self._tensors = sources.at[:2]
-        self._strides = sources.s_source, sources.s_token
+        self._strides = sources.s_block, sources.s_token
 
     def scores(self, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         dot, square = self._products(g, (0, g.stride(0) if len(g) > 1 else 0), len(g), squares=True)
@@ -32,18 +38,15 @@ class KernelPasses:
 
     def rstd(self, h: Tensor, eps: float) -> Tensor:
         """By the kernel that sums sources: PyTorch's sums of long rows depend on the number of rows."""
-        return KernelPasses(follow([h], self._device, stacked=False), self._device).scores(h[:1].to(self.dtype), eps)[1][0]
+        rows = KernelPasses(follow([h], False, self._device), self._device)
+        return rows.scores(h[:1].to(self.dtype), eps)[1][0]
 
     def weighted_sum(self, weights: Tensor, dtype: torch.dtype) -> Tensor:
         n_layers, n_tokens = weights.shape[2], self._sources.n_tokens
         o = allocate(weights, (n_tokens, n_layers, self.width), dtype)
-        weights = weights.contiguous()
-
-        def arguments(chosen: Tiling) -> tuple[int, Arguments]:
-            scalars = (self._sources.n_sources, n_tokens, *self._strides)
-            return chosen.grid(n_tokens), ((*self._tensors, weights, o), scalars)
-
-        run_columns(self._spec(Task.WEIGHTED_SUM, n_layers), arguments)
+        tensors = (*self._tensors, weights.contiguous(), o)
+        scalars = (self._sources.n_blocks, n_tokens, *self._strides)
+        self._launch(Task.WEIGHTED_SUM, n_layers, lambda chosen: (chosen.grid(n_tokens), tensors, scalars))
         return o
 
     def products(self, do: Tensor) -> Tensor:
@@ -52,42 +55,50 @@ class KernelPasses:
     def gradients(self, do: Tensor, g: Tensor, weights: Tensor, ds_rstd: Tensor, dv_coef: Tensor) -> Tensor:
         """Nothing is returned unless the caller needs dg."""
         n_layers, n_tokens = len(g), self._sources.n_tokens
-        dv, dv_table, aligned = self._sources.gradients[:3]
+        dv, dv_table, aligned = self._sources.gradients_at[:3]
         rows = (g.contiguous(), weights.contiguous(), ds_rstd.contiguous(), dv_coef.contiguous())
         partials = None
 
-        def arguments(chosen: Tiling) -> tuple[int, Arguments]:
+        def arguments(chosen: Tiling) -> _Arguments:
             nonlocal partials
             splits = chosen.splits(n_tokens)
             partials = allocate(g, (splits, n_layers, self.width), torch.float32) if self._need_dg else None
-            scalars = (self._sources.n_sources, n_tokens, splits, *self._strides, *_row_strides(do))
-            return splits * chosen.column_blocks, ((*self._tensors, do, *rows, dv, dv_table, partials), scalars)
+            scalars = (self._sources.n_blocks, n_tokens, splits, *self._strides, *_row_strides(do))
+            return splits * chosen.column_blocks, (*self._tensors, do, *rows, dv, dv_table, partials), scalars
 
-        run_columns(self._spec(Task.GRADIENT, n_layers, also_aligned=aligned), arguments)
+        self._launch(Task.GRADIENT, n_layers, arguments, also_aligned=aligned)
         return torch.empty(0, device=g.device) if partials is None else partials.sum(0)
 
     def _products(
         self, a: Tensor, strides: tuple[int, int], n_layers: int, *, squares: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Partial sums, one for each block of columns, of <a, v_i> and, where asked for, <v_i, v_i>."""
-        n_sources, n_tokens = self._sources.n_sources, self._sources.n_tokens
+        n_blocks, n_tokens = self._sources.n_blocks, self._sources.n_tokens
         dot, square = a, None
 
-        def arguments(chosen: Tiling) -> tuple[int, Arguments]:
+        def arguments(chosen: Tiling) -> _Arguments:
             nonlocal dot, square
-            shape = (chosen.column_blocks, n_sources, n_tokens)
+            shape = (chosen.column_blocks, n_blocks, n_tokens)
             dot = allocate(a, (*shape, n_layers), torch.float32)
             square = allocate(a, shape, torch.float32) if squares else None
-            scalars = (n_sources, n_tokens, *self._strides, *strides)
-            return chosen.grid(n_tokens), ((*self._tensors, a, dot, square), scalars)
+            return chosen.grid(n_tokens), (*self._tensors, a, dot, square), (n_blocks, n_tokens, *self._strides, *strides)
 
-        run_columns(self._spec(Task.PRODUCTS, n_layers), arguments)
+        self._launch(Task.PRODUCTS, n_layers, arguments)
         return dot, square
 
-    def _spec(self, task: Task, n_layers: int, *, also_aligned: bool = True) -> LaunchSpec | None:
-        at, dtype, row_stride = self._sources.at, self._sources.like.dtype, self._sources.s_token
-        aligned = at.aligned and also_aligned
-        return launch_spec(self._device, task, self.width, dtype, layers=n_layers, row_stride=row_stride, aligned=aligned)
+    def _launch(
+        self, task: Task, n_layers: int, arguments: Callable[[Tiling], _Arguments], *, also_aligned: bool = True
+    ) -> None:
+        """Launches the kernel of a task with its grid and arguments for a tiling."""
+        v = self._sources
+        options = {"layers": n_layers, "row_stride": v.s_token, "aligned": v.at.aligned and also_aligned}
+        spec = launch_spec(self._device, task, self.width, v.like.dtype, **options)
+        assert spec is not None
+
+        def run(spec: LaunchSpec) -> None:
+            KERNELS.launch(spec.launch.kernel.module, spec.launch.kernel.name, spec, *arguments(spec.launch))
+
+        launch_with_fallback(spec.launch.shape, spec, run, tiling.smaller)
 
 
 def _row_strides(do: Tensor) -> tuple[int, int]:

@@ -1,12 +1,13 @@
-"""The operators registered with PyTorch, in its namespace `npu_attn_res`: schema, implementation, fake function.
+"""The operators registered with PyTorch, in its namespace `npu_attn_res`: one forward and one backward a function.
 
-`attn_res`, `phase1`, `merge` and the gradient of each; kernels on accelerators, reference.py on a CPU. Sources (the argument
-`blocks`) come as a list of tensors [..., D], or, `stacked`, as a list of one tensor [N, ..., D]. Statistics have one
-dimension for all tokens, T. A result that is not asked for is None, to the dispatcher an empty tensor. autograd.py sets the
-gradients.
+`attn_res` is in attn_res.py, with the same operator for arguments that it writes to, `attn_res_update`; `phase1` and `merge`
+are in two_phase.py. Each file has schemas, what runs, shapes of results and autograd. Kernels run on accelerators (launch),
+the definition on a CPU (cpu.py). Blocks come as a list of tensors [..., D], or, `stacked`, as a list of one tensor
+[N, ..., D]. Statistics have one dimension for all tokens, T. A result that is not asked for is None, to the dispatcher an
+empty tensor.
 """
 
-from . import single, two_phase
+from . import attn_res, two_phase
 from .library import OPERATORS
 
-__all__ = ["OPERATORS", "single", "two_phase"]
+__all__ = ["OPERATORS", "attn_res", "two_phase"]

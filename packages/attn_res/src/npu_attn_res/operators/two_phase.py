@@ -1,178 +1,195 @@
-"""`phase1`, `merge` and their gradients."""
+"""`phase1` and `merge`, which the functions of the two phases call, and their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
+from typing import Any
 
-import torch
 from npu_tiling import device_for
+from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
-from .. import reference
-from ..launch import two_phase
-from ..launch.columns import KernelPasses
-from ..launch.sources import follow
-from ..passes import TorchPasses
-from ..reference import State, Statistics, Weights
-from . import library
-from .library import OPERATORS, WEIGHTS, allocate_gradients, fake_gradients
+from .. import cpu, reference
+from ..calls import Merge, MergeBackward, Phase1, Phase1Backward
+from ..launch.layers import launch_phase1, launch_phase1_backward
+from ..launch.merge import launch_merge, launch_merge_backward
+from ..launch.norm import gradient_of_h
+from .library import DWEIGHTS, OPERATORS, WEIGHTS, fake_gradients, needed_only, split_gradient
 
 
-def phase1(
-    queries: Tensor, blocks: Sequence[Tensor], stacked: bool, rms_weight: Tensor, eps: float, save: bool
-) -> tuple[Tensor | None, ...]:
-    device = device_for(queries.device)
-    score: Tensor | None
-    rstd: Tensor | None
-    if device is None:
-        state, score, rstd = reference.phase1(TorchPasses(blocks, stacked), queries, rms_weight, eps)
-    else:
-        sources = follow(blocks, device, stacked=stacked)
-        state, score, rstd = two_phase.phase1(sources, queries, rms_weight, eps, save, device)
-    return state.o, state.lse.t().contiguous(), *((score, rstd) if save else (None, None))
+def _phase1(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = Phase1(*arguments)
+    device = device_for(call.queries.device)
+    o, lse, *statistics = cpu.phase1(call) if device is None else launch_phase1(call, device)
+    return o, lse.t().contiguous(), *(statistics if call.save else (None, None))
 
 
-def phase1_backward(
-    do: Tensor | None,
-    dlse: Tensor | None,
-    queries: Tensor,
-    blocks: Sequence[Tensor],
-    stacked: bool,
-    rms_weight: Tensor,
-    score: Tensor,
-    rstd: Tensor,
-    need_blocks: Sequence[bool],
-    need_weights: Sequence[bool],
-) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
-    needed = (need_weights[0], need_weights[1])
-    given = ((do, None if dlse is None else dlse.t()), queries, rms_weight, score, rstd, needed)
-    device = device_for(score.device)
-    if device is None:
-        rows = TorchPasses(blocks, stacked, need_blocks)
-        dweights = reference.phase1_backward(rows, *given)
-        return rows.dv, *dweights
-    gradients = allocate_gradients(blocks, need_blocks)
-    if not score.numel():
-        return gradients, torch.zeros_like(queries), torch.zeros_like(rms_weight)
-    passes = KernelPasses(follow(blocks, device, gradients, stacked=stacked), device, need_dg=any(needed))
-    return gradients, *reference.phase1_backward(passes, *given)
+def _phase1_backward(*arguments: Any) -> tuple[Any, ...]:
+    call = Phase1Backward(*arguments)
+    device = device_for(call.score.device)
+    return cpu.phase1_backward(call) if device is None else launch_phase1_backward(call, device)
 
 
-def merge(
-    o: Tensor,
-    lse: Tensor,
-    partial: Tensor,
-    x: Tensor | None,
-    query: Tensor,
-    rms_weight: Tensor,
-    output_rms_weight: Tensor | None,
-    eps: float,
-    norm_eps: float,
-    save: bool,
-) -> tuple[Tensor | None, ...]:
-    state, weights = State(o, lse), Weights(query, rms_weight, output_rms_weight)
-    device = device_for(partial.device)
-    if device is not None:
-        h, y, joined, statistics = two_phase.merge(state, partial, x, weights, eps, norm_eps, save, device)
-    else:
-        h, y, joined, statistics = reference.merge(state, partial, x, weights, eps, norm_eps)
-    score, rstd, _, norm_rstd = statistics
-    kept = (score, rstd, norm_rstd) if save else (None, None, None)
-    return tuple([library.contiguous(result) for result in (h, y, joined, *kept)])
+def _merge(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = Merge(*arguments)
+    device = device_for(call.prefix.device)
+    *rows, score, rstd, norm_rstd = reference.merge(call) if device is None else launch_merge(call, device)
+    return _contiguous((*rows, *((score, rstd, norm_rstd) if call.save else (None, None, None))))
 
 
-def merge_backward(
-    dh: Tensor | None,
-    dy: Tensor | None,
-    dpartial: Tensor | None,
-    h: Tensor | None,
-    o: Tensor,
-    lse: Tensor,
-    partial: Tensor,
-    query: Tensor,
-    rms_weight: Tensor,
-    output_rms_weight: Tensor | None,
-    score: Tensor,
-    rstd: Tensor,
-    norm_rstd: Tensor | None,
-    need_weights: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    state, weights = State(o, lse), Weights(query, rms_weight, output_rms_weight)
-    statistics, needed = Statistics(score, rstd, None, norm_rstd), (need_weights[0], need_weights[1])
-    if dh is None and dy is None:
-        dh = torch.zeros_like(partial)
-    dh, dweight = library.gradient_of_h(dh, dy, h, weights, statistics, need_weights[2])
-    given = (dh, dpartial, state, partial, weights, statistics, needed)
-    device = device_for(partial.device)
-    gradients = reference.merge_backward(*given) if device is None else two_phase.merge_backward(*given, device)
-    return tuple([library.contiguous(result) for result in (*gradients, dweight)])
+def _merge_backward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = MergeBackward(*arguments)
+    device = device_for(call.prefix.device)
+    dh, dweight = gradient_of_h(call, device)
+    gradients = reference.merge_backward(call, dh) if device is None else launch_merge_backward(call, dh, device)
+    return _contiguous((*gradients, dweight))
 
 
-def _fake_phase1(queries, blocks, stacked, rms_weight, eps, save):  # type: ignore[no-untyped-def]
-    like, dtype = blocks[0], statistics_dtype(blocks[0].dtype)
-    shape = like.shape[1:] if stacked else like.shape
-    n_blocks, n_tokens = like.shape[0] if stacked else len(blocks), prod(shape[:-1])
-    n_layers = queries.shape[0]
+def _contiguous(results: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """Results with the strides that the fake functions promise: those of PyTorch's operators follow the inputs."""
+    return tuple([None if result is None else result.contiguous() for result in results])
+
+
+def _fake_phase1(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = Phase1(*arguments)
+    like, dtype = call.blocks[0], statistics_dtype(call.blocks[0].dtype)
+    shape = like.shape[1:] if call.stacked else like.shape
+    n_blocks, n_tokens = like.shape[0] if call.stacked else len(call.blocks), prod(shape[:-1])
+    n_layers = call.queries.shape[0]
     o = like.new_empty((n_tokens, n_layers, shape[-1]), dtype=dtype)
     lse = like.new_empty((n_layers, n_tokens), dtype=dtype)
-    if not save:
+    if not call.save:
         return o, lse, None, None
     score = like.new_empty((n_blocks, n_tokens, n_layers), dtype=dtype)
     return o, lse, score, like.new_empty((n_blocks, n_tokens), dtype=dtype)
 
 
-def _fake_phase1_backward(do, dlse, queries, blocks, stacked, rms_weight, *rest):  # type: ignore[no-untyped-def]
-    need_blocks, need_weights = rest[-2:]
-    return fake_gradients(blocks, need_blocks), *fake_gradients((queries, rms_weight), need_weights)
+def _fake_phase1_backward(*arguments: Any) -> tuple[Any, ...]:
+    call = Phase1Backward(*arguments)
+    dweights = fake_gradients((call.queries, call.rms_weight), call.need_weights)
+    return fake_gradients(call.blocks, call.need_blocks), *dweights
 
 
-def _fake_merge(o, lse, partial, x, query, rms_weight, output_rms_weight, eps, norm_eps, save):  # type: ignore[no-untyped-def]
-    rows = lambda there: partial.new_empty(partial.shape) if there else None  # noqa: E731
-    tokens = lambda there: lse.new_empty((lse.numel(),)) if there else None  # noqa: E731
-    outputs = rows(True), rows(output_rms_weight is not None), rows(x is not None)
-    return *outputs, *(tokens(save) for _ in range(2)), tokens(save and output_rms_weight is not None)
+def _fake_merge(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = Merge(*arguments)
+    has_weight, has_output, save = call.output_rms_weight is not None, call.layer_output is not None, call.save
+    rows = [call.prefix.new_empty(call.prefix.shape) if asked else None for asked in (True, has_weight, has_output)]
+    n_tokens = call.lse.numel()
+    return *rows, *(call.lse.new_empty((n_tokens,)) if asked else None for asked in (save, save, save and has_weight))
 
 
-def _fake_merge_backward(  # type: ignore[no-untyped-def]
-    dh, dy, dpartial, h, o, lse, partial, query, rms_weight, output_rms_weight, *rest
-):
-    state = (tensor.new_empty(tensor.shape) for tensor in (o, lse, partial))
-    weights = (query, rms_weight, query if output_rms_weight is None else output_rms_weight)
-    return *state, *fake_gradients(weights, rest[-1])
+def _fake_merge_backward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = MergeBackward(*arguments)
+    output_rms_weight = call.query if call.output_rms_weight is None else call.output_rms_weight
+    state = (tensor.new_empty(tensor.shape) for tensor in (call.o, call.lse, call.prefix))
+    return *state, *fake_gradients((call.query, call.rms_weight, output_rms_weight), call.need_weights)
 
 
-_STATE = "Tensor o, Tensor lse, Tensor partial"
+_PHASE1 = "Tensor queries, Tensor[] blocks, bool stacked, Tensor rms_weight"
+_MERGE = "Tensor o, Tensor lse, Tensor prefix"
 OPERATORS.define(
-    "phase1(Tensor queries, Tensor[] blocks, bool stacked, Tensor rms_weight, float eps, bool save) -> (Tensor o,"
-    " Tensor lse, Tensor score, Tensor rstd)",
-    phase1,
+    f"phase1({_PHASE1}, float eps, bool save) -> (Tensor o, Tensor lse, Tensor score, Tensor rstd)",
+    _phase1,
     _fake_phase1,
     forward_mode=True,
-    batched=phase1,
+    batched=_phase1,
 )
 OPERATORS.define(
-    "phase1_backward(Tensor? do, Tensor? dlse, Tensor queries, Tensor[] blocks, bool stacked,"
-    " Tensor rms_weight, Tensor score, Tensor rstd, bool[] need_blocks, bool[] need_weights) -> (Tensor[]"
-    " dblocks, Tensor dqueries, Tensor drms_weight)",
-    phase1_backward,
+    f"phase1_backward(Tensor? do, Tensor? dlse, {_PHASE1}, Tensor score, Tensor rstd, bool[] need_blocks,"
+    " bool[] need_weights) -> (Tensor[] dblocks, Tensor dqueries, Tensor drms_weight)",
+    _phase1_backward,
     _fake_phase1_backward,
     forward_mode=True,
-    batched=phase1_backward,
+    batched=_phase1_backward,
 )
 OPERATORS.define(
-    f"merge({_STATE}, Tensor? x, {WEIGHTS}, float eps, float norm_eps, bool save) -> (Tensor h, Tensor y, Tensor joined,"
-    " Tensor score, Tensor rstd, Tensor norm_rstd)",
-    merge,
+    f"merge({_MERGE}, Tensor? layer_output, {WEIGHTS}, float eps, float norm_eps, bool save) -> (Tensor h, Tensor y,"
+    " Tensor new_prefix, Tensor score, Tensor rstd, Tensor norm_rstd)",
+    _merge,
     _fake_merge,
     forward_mode=True,
 )
 OPERATORS.define(
-    f"merge_backward(Tensor? dh, Tensor? dy, Tensor? dpartial, Tensor? h, {_STATE}, {WEIGHTS}, Tensor score, Tensor rstd,"
-    " Tensor? norm_rstd, bool[] need_weights) -> (Tensor do, Tensor dlse, Tensor dpartial_sum, Tensor dquery,"
-    " Tensor drms_weight, Tensor doutput_rms_weight)",
-    merge_backward,
+    f"merge_backward(Tensor? dh, Tensor? dy, Tensor? dprefix, Tensor? h, {_MERGE}, {WEIGHTS}, Tensor score, Tensor rstd,"
+    f" Tensor? norm_rstd, bool[] need_weights) -> (Tensor do, Tensor dlse, Tensor dprefix_sum, {DWEIGHTS})",
+    _merge_backward,
     _fake_merge_backward,
     forward_mode=True,
 )
+
+
+class _Phase1(Function):
+    @staticmethod
+    def forward(ctx, run, stacked, eps, save, queries, rms_weight, *blocks):  # type: ignore[no-untyped-def]
+        o, lse, score, rstd = run(queries, blocks, stacked, rms_weight, eps, True)
+        ctx.save_for_backward(queries, rms_weight, score, rstd, *blocks)
+        ctx.stacked = stacked
+        ctx.set_materialize_grads(False)
+        if not save:
+            return o, lse, None, None
+        ctx.mark_non_differentiable(score, rstd)
+        return o, lse, score, rstd
+
+    @staticmethod
+    def backward(ctx, do, dlse, *_):  # type: ignore[no-untyped-def]
+        if do is None and dlse is None:
+            return (None,) * len(ctx.needs_input_grad)
+        queries, rms_weight, score, rstd, *blocks = ctx.saved_tensors
+        need_weights, need_blocks = list(ctx.needs_input_grad[4:6]), list(ctx.needs_input_grad[6:])
+        inputs = (queries, blocks, ctx.stacked, rms_weight, score, rstd)
+        dblocks, *dweights = OPERATORS("phase1_backward", do, dlse, *inputs, need_blocks, need_weights)
+        return None, None, None, None, *needed_only(dweights, need_weights), *needed_only(dblocks, need_blocks)
+
+
+class _Merge(Function):
+    """`options`: eps and what follows it in `calls.Merge`."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, run, o, lse, prefix, layer_output, query, rms_weight, output_rms_weight, options
+    ):
+        eps, norm_eps, save = options
+        weights = (query, rms_weight, output_rms_weight)
+        h, y, new_prefix, *statistics = run(o, lse, prefix, layer_output, *weights, eps, norm_eps, True)
+        new_prefix = None if layer_output is None else new_prefix
+        kept = h
+        if output_rms_weight is None:  # of what was not asked for, the dispatcher made empty tensors
+            kept = y = statistics[2] = None
+        ctx.save_for_backward(kept, o, lse, prefix if layer_output is None else new_prefix, *weights, *statistics)
+        ctx.output_dtype = None if layer_output is None else layer_output.dtype
+        ctx.set_materialize_grads(False)
+        if not save:
+            return h, y, new_prefix, None, None, None
+        ctx.mark_non_differentiable(*[each for each in statistics if each is not None])
+        return h, y, new_prefix, *statistics
+
+    @staticmethod
+    def backward(ctx, dh, dy, dprefix, *_):  # type: ignore[no-untyped-def]
+        _, *need_state, need_prefix, need_output, need_query, need_rms_weight, need_output_weight, _ = ctx.needs_input_grad
+        need_weights = [need_query, need_rms_weight, need_output_weight and dy is not None]
+        state, dweights = [None] * 2, [None] * 3
+        if dh is not None or dy is not None:
+            *state, dprefix, dquery, dnorm, dweight = OPERATORS(
+                "merge_backward", dh, dy, dprefix, *ctx.saved_tensors, need_weights
+            )
+            dweights = [dquery, dnorm, dweight]
+        of_prefix = split_gradient(dprefix, need_prefix, need_output, ctx.output_dtype)
+        return None, *needed_only(state, need_state), *of_prefix, *needed_only(dweights, need_weights), None
+
+
+def _recorded_phase1(run: Any, *arguments: Any) -> Any:
+    if not needs_gradient(arguments):
+        return run(*arguments)
+    queries, blocks, stacked, rms_weight, eps, save = arguments
+    return apply(_Phase1, run, stacked, eps, save, queries, rms_weight, *blocks)
+
+
+def _recorded_merge(run: Any, *arguments: Any) -> Any:
+    return apply(_Merge, run, *arguments[:7], arguments[7:]) if needs_gradient(arguments) else run(*arguments)
+
+
+OPERATORS.autograd("phase1", _recorded_phase1)
+OPERATORS.autograd("merge", _recorded_merge)
+OPERATORS.gradient("phase1_backward")
+OPERATORS.gradient("merge_backward")

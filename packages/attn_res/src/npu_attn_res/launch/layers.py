@@ -1,0 +1,60 @@
+"""The launches of `phase1` and its gradient: whole rows of all layers of a token, or columns."""
+
+from __future__ import annotations
+
+import torch
+from npu_tiling import Device, LaunchSpec, launch_with_fallback
+from npu_tiling.pytorch.tensors import allocate, allocate_like
+from torch import Tensor
+
+from .. import reference, tiling
+from ..calls import Phase1, Phase1Backward, Weights
+from ..shape import Task
+from .columns import KernelPasses
+from .forward import launch_rows
+from .outputs import Outputs
+from .sources import follow
+from .specs import KERNELS, launch_spec
+
+
+def launch_phase1(call: Phase1, device: Device) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """o [T, S, D], lse [T, S], and s [N, T, S] and r [N, T] where `save`."""
+    v, n_layers = follow(call.blocks, call.stacked, device), len(call.queries)
+    like, n_tokens, width = v.like, v.n_tokens, v.width
+    o = allocate(like, (n_tokens, n_layers, width), torch.float32)
+    lse = allocate(like, (n_tokens, n_layers), torch.float32)
+    score = allocate(like, (v.n_blocks, n_tokens, n_layers), torch.float32) if call.save else None
+    rstd = allocate(like, (v.n_blocks, n_tokens), torch.float32) if call.save else None
+    if not n_tokens:
+        return o, lse, score, rstd
+    queries, rms_weight = call.queries.contiguous(), call.rms_weight.contiguous()
+    if n_layers == 1 and device.kind == "ascend":
+        weights, outputs, eps = Weights(queries, rms_weight, None), Outputs(o, None, None, score, rstd, lse), call.eps
+        if launch_rows(v, weights, outputs, (eps, eps), like.dtype, device, task=Task.PHASE1):
+            return o, lse, score, rstd
+        return reference.phase1(KernelPasses(v, device), call)
+    base, table, aligned = v.at[:3]
+    s_norm = 0 if rms_weight.dim() == 1 and n_layers > 1 else width
+    tensors = (base, table, queries, rms_weight, o, score, rstd, lse)
+    scalars = (v.n_blocks, n_tokens, v.s_block, v.s_token, s_norm, call.eps)
+    options = {"layers": n_layers, "row_stride": v.s_token, "aligned": aligned}
+    spec = launch_spec(device, Task.LAYERS, width, like.dtype, **options)
+
+    def run(spec: LaunchSpec) -> bool:
+        chosen = spec.launch
+        if chosen.has_whole_rows:
+            KERNELS.launch(chosen.kernel.module, chosen.kernel.name, spec, chosen.grid(n_tokens), tensors, scalars)
+        return chosen.has_whole_rows
+
+    if spec is not None and launch_with_fallback(spec.launch.shape, spec, run, tiling.smaller):
+        return o, lse, score, rstd
+    return reference.phase1(KernelPasses(v, device), call)
+
+
+def launch_phase1_backward(call: Phase1Backward, device: Device) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
+    """The gradients of blocks, queries and rms_weight, None for those that are not needed."""
+    gradients = [allocate_like(block) if need else None for block, need in zip(call.blocks, call.need_blocks, strict=True)]
+    if not call.score.numel():
+        return gradients, torch.zeros_like(call.queries), torch.zeros_like(call.rms_weight)
+    v = follow(call.blocks, call.stacked, device, gradients)
+    return gradients, *reference.phase1_backward(KernelPasses(v, device, need_dg=any(call.need_weights)), call)

@@ -1,0 +1,116 @@
+"""How kernels find several tensors without a copy of them: as arguments on CUDA, or through a table of distances."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from operator import or_
+from typing import Any, NamedTuple
+
+import torch
+from npu_tiling import Device, LaunchSpec
+from npu_tiling.budget.arithmetic import power_of_two
+from npu_tiling.installation.triton import version
+from npu_tiling.pytorch.tensors import Neighbours, allocate
+from torch import Tensor
+
+from ..both.tiling import TableTiling
+from .specs import KERNELS
+
+_NO_GRADIENT = -(2**63)  # as in both/tile.py
+_ENTRIES, _MORE_ENTRIES = 16, 64  # that one launch writes to a table: of the kernel for short tables, and for long ones
+_ALIGNMENT = 16  # elements, as in both/tile.py
+_MAX_ARGUMENTS = 32  # tensors that kernels for CUDA choose among
+
+
+class Pointers(NamedTuple):
+    """Where a kernel finds several tensors.
+
+    Attributes:
+        base: the first tensor; None where there is none.
+        table: int64, elements from there to each tensor; None where there is one tensor, or `others` are given.
+        aligned: every entry of the table is a multiple of 16.
+        others: the tensors that follow the first, for a kernel for CUDA, then the first again, up to a power of two: few
+            lengths need a compiled kernel each. None: the table, or a stride, leads to them.
+        needed: bit i says whether there is a tensor i; where there is none, `others` has a second pointer to another.
+    """
+
+    base: Any
+    table: Tensor | None
+    aligned: bool
+    others: tuple[Tensor, ...] | None = None
+    needed: int = 0
+
+
+NOWHERE = Pointers(None, None, aligned=True)
+
+
+def can_be_arguments(tensors: Sequence[Tensor], device: Device) -> bool:
+    """Whether a kernel can choose among these tensors as its arguments."""
+    return device.kind == "cuda" and 1 < len(tensors) <= _MAX_ARGUMENTS and _has_tuples()
+
+
+@functools.lru_cache(maxsize=1)
+def _has_tuples() -> bool:
+    """Triton has tuples of pointers from 3.4 on, if it is installed under that name."""
+    installed = version("triton")
+    return installed is None or tuple(map(int, installed.split(".")[:2])) >= (3, 4)
+
+
+def as_arguments(tensors: Sequence[Tensor | None]) -> Pointers:
+    """Pointers for a kernel that chooses among its arguments."""
+    needed = (1 << len(tensors)) - 1
+    present = [tensor for tensor in tensors if tensor is not None]
+    if not present:
+        return NOWHERE
+    first = present[0]
+    if len(present) < len(tensors):
+        needed = sum(1 << i for i, tensor in enumerate(tensors) if tensor is not None)
+        present = [first if tensor is None else tensor for tensor in tensors]
+    padding = (first,) * (power_of_two(len(tensors)) - len(tensors))
+    return Pointers(present[0], None, aligned=True, others=(*present[1:], *padding), needed=needed)
+
+
+def in_tables(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], device: Device) -> tuple[Pointers, Pointers]:
+    """Pointers to sources and to their gradients, which are none where none is needed.
+
+    Launches that carry the numbers as arguments fill the tables: a copy from the host would be waited for, and could not be
+    captured in a graph. Both tables are one tensor, so that short ones take one launch.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    if len(sources) == 1:
+        return Pointers(sources[0], None, aligned=False), Pointers(present[0], None, aligned=False) if present else NOWHERE
+    start, itemsize = sources[0].data_ptr(), sources[0].dtype.itemsize
+    entries = [(address - start) // itemsize for address in map(Tensor.data_ptr, sources)]
+    begin = len(entries) + len(entries) % 2  # of the gradients' table, which Triton takes to be aligned to 16 bytes
+    if present:
+        start = present[0].data_ptr()
+        entries += [0] * (begin - len(entries))
+        entries += [_NO_GRADIENT if each is None else (each.data_ptr() - start) // itemsize for each in gradients]
+    aligned = device.kind == "cuda" and functools.reduce(or_, entries) % _ALIGNMENT == 0
+    table = _table_of(entries, sources[0], device)
+    if not present:
+        return Pointers(_reached(sources), table, aligned), NOWHERE
+    return Pointers(_reached(sources), table, aligned), Pointers(_reached(present), table[begin:], aligned)
+
+
+def _table_of(entries: list[int], like: Tensor, device: Device) -> Tensor:
+    is_short = len(entries) <= _ENTRIES
+    each = _ENTRIES if is_short else _MORE_ENTRIES
+    kernel = "attn_res_table_kernel" if is_short else "attn_res_long_table_kernel"
+    entries += [0] * (-len(entries) % each)
+    table = allocate(like, (len(entries),), torch.int64)
+    spec = _table_spec(device)
+    for i in range(0, len(entries), each):
+        KERNELS.launch("both.table", kernel, spec, 1, (table,), (i, *entries[i : i + each]))
+    return table
+
+
+@functools.lru_cache(maxsize=64)
+def _table_spec(device: Device) -> LaunchSpec:
+    return LaunchSpec.of(TableTiling(device=device), {})
+
+
+def _reached(tensors: Sequence[Tensor]) -> Any:
+    """The argument for a pointer through which a kernel reaches several tensors."""
+    return Neighbours(tensors) if tensors[0].device.type == "cpu" else tensors[0]

@@ -1,0 +1,33 @@
+"""The launch that makes the gradients of query and rms_weight from partial sums of dg."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from npu_tiling import Device, LaunchSpec
+from npu_tiling.launching.partials import choose_sum
+from npu_tiling.pytorch.tensors import allocate_like
+from torch import Tensor
+
+from .specs import KERNELS
+
+
+def add_partials(
+    partials: Tensor | None, query: Tensor, rms_weight: Tensor, needed: Sequence[bool], device: Device
+) -> tuple[Tensor | None, Tensor | None]:
+    """dquery and drms_weight, where needed, from partial sums of dg [n, D]."""
+    if partials is None:
+        return None, None
+    dquery = allocate_like(query) if needed[0] else None
+    dnorm = allocate_like(rms_weight) if needed[1] else None
+    n_partials, width = partials.shape
+    spec = _spec(width, device)
+    tensors = (partials, query, rms_weight, dquery, dnorm)
+    KERNELS.launch("both.weights", "attn_res_add_partials_kernel", spec, spec.launch.grid, tensors, (n_partials,))
+    return dquery, dnorm
+
+
+@functools.lru_cache(maxsize=4096)
+def _spec(width: int, device: Device) -> LaunchSpec:
+    return LaunchSpec.of(choose_sum(width, device), {})

@@ -1,0 +1,172 @@
+"""`attn_res`, which `attn_res` and `attn_res_bank` call, and its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npu_tiling import device_for
+from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
+from torch import Tensor
+
+from .. import cpu
+from ..calls import Backward, Forward
+from ..launch.backward import launch_backward
+from ..launch.forward import launch_forward
+from ..launch.norm import gradient_of_h
+from ..launch.outputs import allocate_outputs, keeps_by_token, reads_h
+from .library import DWEIGHTS, OPERATORS, WEIGHTS, fake_gradients, needed_only, split_gradient
+
+
+def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = Forward(*arguments)
+    device = device_for(call.like.device)
+    outputs = None if device is None else launch_forward(call, device)
+    return cpu.forward(call) if outputs is None else outputs
+
+
+def _update(*arguments: Any) -> tuple[Tensor | None, ...]:
+    h, y, prefix, *statistics = _forward(*arguments)
+    in_place = arguments[-1]
+    return h, y, None if in_place else prefix, *statistics
+
+
+def _backward(*arguments: Any) -> tuple[Any, ...]:
+    call = Backward(*arguments)
+    device = device_for(call.score.device)
+    dh, dweight = gradient_of_h(call, device)
+    gradients = None if device is None else launch_backward(call, dh, device)
+    return *(cpu.backward(call, dh) if gradients is None else gradients), dweight
+
+
+def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
+    call = Forward(*arguments)
+    device = device_for(call.like.device)
+    by_token = call.save and device is not None and keeps_by_token(call, call.dtype or call.like.dtype, device)
+    return allocate_outputs(call, device, by_token=by_token)
+
+
+def _fake_update(*arguments: Any) -> tuple[Tensor | None, ...]:
+    h, y, prefix, *statistics = _fake(*arguments)
+    in_place = arguments[-1]
+    return h, y, None if in_place else prefix, *statistics
+
+
+def _fake_backward(*arguments: Any) -> tuple[Any, ...]:
+    call = Backward(*arguments)
+    output_rms_weight = call.query if call.output_rms_weight is None else call.output_rms_weight
+    weights = fake_gradients((call.query, call.rms_weight, output_rms_weight), call.need_weights)
+    dprefix = None if call.prefix is None else fake_gradients([call.prefix], [call.need_prefix])[0]
+    return fake_gradients(call.blocks, call.need_blocks), dprefix, *weights
+
+
+_SOURCES = "bool stacked, SymInt n_blocks, Tensor? device_count"
+_OPTIONS = f"{WEIGHTS}, float eps, float norm_eps, ScalarType? dtype, bool save"
+_RESULTS = "(Tensor h, Tensor y, Tensor new_prefix, Tensor score, Tensor rstd, Tensor lse, Tensor norm_rstd)"
+OPERATORS.define(
+    f"attn_res(Tensor[] blocks, {_SOURCES}, Tensor? prefix, Tensor? layer_output, {_OPTIONS}) -> {_RESULTS}",
+    _forward,
+    _fake,
+    forward_mode=True,
+    batched=_forward,
+)
+OPERATORS.define(
+    f"attn_res_update(Tensor(a!)[] blocks, {_SOURCES}, Tensor(b!) prefix, Tensor? layer_output, {_OPTIONS}, bool append,"
+    f" bool in_place) -> {_RESULTS}",
+    _update,
+    _fake_update,
+)
+OPERATORS.define(
+    f"attn_res_backward(Tensor? dh, Tensor? dy, Tensor? dprefix, Tensor? h, Tensor[] blocks, {_SOURCES}, Tensor? prefix,"
+    f" {WEIGHTS}, Tensor score, Tensor rstd, Tensor lse, Tensor? norm_rstd, bool[] need_blocks, bool need_prefix,"
+    f" bool[] need_weights) -> (Tensor[] dblocks, Tensor dprefix_sum, {DWEIGHTS})",
+    _backward,
+    _fake_backward,
+    forward_mode=True,
+    batched=_backward,
+)
+
+
+class _AttnRes(Function):
+    """The gradient. `options`: eps and what follows it in `Forward`."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        run,
+        stacked,
+        n_blocks,
+        device_count,
+        prefix,
+        layer_output,
+        query,
+        rms_weight,
+        output_rms_weight,
+        options,
+        *blocks,
+    ):
+        eps, norm_eps, dtype, save, *update = options
+        weights = (query, rms_weight, output_rms_weight)
+        options = (eps, norm_eps, dtype, True, *update)  # statistics, for the backward
+        h, y, new_prefix, *statistics = run(
+            blocks, stacked, n_blocks, device_count, prefix, layer_output, *weights, *options
+        )
+        new_prefix = None if prefix is None or layer_output is None else new_prefix
+        ctx.overwritten = None
+        if layer_output is not None and update and update[1]:  # in place
+            new_prefix = _without_version_check(prefix)
+            ctx.overwritten = prefix.detach(), prefix._version + 1  # as it will be once `writes.replace` has told autograd
+        kept = h if output_rms_weight is not None or reads_h(h) else None
+        if output_rms_weight is None:  # of what was not asked for, the dispatcher made empty tensors
+            y = statistics[3] = None
+        if stacked and prefix is not None:
+            blocks = [_without_version_check(block) for block in blocks]
+        ctx.save_for_backward(
+            kept, *weights, *statistics, device_count, prefix if new_prefix is None else new_prefix, *blocks
+        )
+        ctx.stacked, ctx.n_blocks = stacked, n_blocks
+        ctx.output_dtype = None if layer_output is None else layer_output.dtype
+        ctx.set_materialize_grads(False)
+        if not save:
+            return h, y, new_prefix, None, None, None, None
+        ctx.mark_non_differentiable(*[each for each in statistics if each is not None])
+        return h, y, new_prefix, *statistics
+
+    @staticmethod
+    def backward(ctx, dh, dy, dprefix, *_):  # type: ignore[no-untyped-def]
+        _, _, _, _, need_prefix, need_output, *need_weights, _ = ctx.needs_input_grad[:10]
+        need_blocks = list(ctx.needs_input_grad[10:])
+        dblocks, dweights = [None] * len(need_blocks), [None] * 3
+        if dh is not None or dy is not None:
+            if ctx.overwritten is not None and ctx.overwritten[0]._version != ctx.overwritten[1]:
+                raise RuntimeError(
+                    "prefix was written to again after in_place=True and must keep its values until the backward."
+                )
+            h, query, rms_weight, output_rms_weight, *others = ctx.saved_tensors
+            *statistics, device_count, prefix = others[:6]
+            weights, blocks = (query, rms_weight, output_rms_weight), others[6:]
+            sources = (blocks, ctx.stacked, ctx.n_blocks, device_count, prefix)
+            need_weights[2] = need_weights[2] and dy is not None
+            needed = (need_blocks, need_prefix or need_output, need_weights)
+            dblocks, dprefix, *dweights = OPERATORS(
+                "attn_res_backward", dh, dy, dprefix, h, *sources, *weights, *statistics, *needed
+            )
+        of_prefix = split_gradient(dprefix, need_prefix, need_output, ctx.output_dtype)
+        of_weights, of_blocks = needed_only(dweights, need_weights), needed_only(dblocks, need_blocks)
+        return None, None, None, None, *of_prefix, *of_weights, None, *of_blocks
+
+
+def _without_version_check(bank: Tensor) -> Tensor:
+    """The same memory, of which autograd checks no version: blocks behind those that count may be written to meanwhile."""
+    return bank.data
+
+
+def _recorded(run: Any, *arguments: Any) -> Any:
+    if not needs_gradient(arguments):
+        return run(*arguments)
+    blocks, *tensors = arguments[:9]
+    return apply(_AttnRes, run, *tensors, arguments[9:], *blocks)
+
+
+OPERATORS.autograd("attn_res", _recorded)
+OPERATORS.autograd("attn_res_update", _recorded)
+OPERATORS.gradient("attn_res_backward")
