@@ -6,6 +6,7 @@ from npu_offline.cli import main
 KERNELS = """
 import triton
 import triton.language as tl
+from triton.language.extra.ascend import libdevice
 
 
 @triton.jit
@@ -35,7 +36,7 @@ def dropout(x, y, seed, BLOCK: tl.constexpr):
 def scans(x, y, z, M: tl.constexpr, N: tl.constexpr):
     o = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     b = tl.load(x + o)
-    tl.store(y + o, tl.cumsum(b, 0))
+    tl.store(y + o, tl.cumsum(b, 0) + 2 * tl.cumsum(b, 0, reverse=True))
     tl.store(z + o, tl.cumprod(b, 1, reverse=True))
 
 
@@ -69,6 +70,12 @@ def histogram(x, y, BLOCK: tl.constexpr, BINS: tl.constexpr):
 
 
 @triton.jit
+def power(x, y, e, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(y + o, libdevice.pow(tl.load(x + o), tl.cast(e, tl.float32)))
+
+
+@triton.jit
 def combine(m, s, n, m2, s2, n2):
     return m + m2, s + s2, n + n2
 
@@ -84,11 +91,15 @@ TABLE = "x=fp32:4x32 y=fp32:4x32"
 RIGHT = {
     "hints": (f"{LINE} n=60 BLOCK=64", ["y=torch.cat((2 * x[:60], y[60:]))"]),
     "printing": (f"{LINE} n=3 BLOCK=64", ["y=2 * x"]),
-    "scans": (f"{TABLE} z=fp32:4x32 M=4 N=32", ["y=x.cumsum(0)", "z=x.flip(1).cumprod(1).flip(1)"]),
+    "scans": (
+        f"{TABLE} z=fp32:4x32 M=4 N=32",
+        ["y=x.cumsum(0) + 2 * x.flip(0).cumsum(0).flip(0)", "z=x.flip(1).cumprod(1).flip(1)"],
+    ),
     "integers": ("x=i32:64:100 y=i32:64 BLOCK=64", ["y=x.cumsum(0)"]),
     "sort": (f"{TABLE} M=4 N=32 DOWN=True", ["y=x.sort(1, descending=True)[0]"]),
     "flip": (f"{LINE} BLOCK=64", ["y=x.flip(0)"]),
     "gather": (f"{TABLE} i=i32:4x32:32 M=4 N=32", ["y=x.gather(1, i.long())"]),
+    "power": ("x=fp32:64:positive y=fp32:64 e=2.5 BLOCK=64", ["y=x**2.5"]),
     "histogram": ("x=i32:64:8 y=i32:8 BLOCK=64 BINS=8", ["y=x.bincount(minlength=8)"]),
 }
 

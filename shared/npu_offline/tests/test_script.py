@@ -24,12 +24,19 @@ def double(x, y, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
         tl.store(y + o, tl.load(x + o) * 2)
 
 
-assert triton.runtime.driver.active.get_current_target().backend == "npu"
+from triton.language.extra.cann import libdevice  # the name in triton-ascend's later releases
+
+driver = triton.runtime.driver.active
+assert driver.get_current_target().backend == "npu"
+assert driver.get_device_interface() is torch.npu
 device = torch.device(sys.argv[1])
 x = torch.randn(100, device=device).to(device)
 x = x.cuda() if device.type == "cuda" else x.npu()
+assert x.device.type == "npu" and x.is_npu and not x.is_cpu
+with torch.autocast(device.type, torch.bfloat16):
+    assert (x[None] @ x[:, None]).dtype == torch.bfloat16 and torch.is_autocast_enabled("npu")
 for _ in range(2):
-    y = torch.empty(x.shape, device=x.device)
+    y = torch.compile(torch.empty_like)(x)
     double[(2,)](x, y, 100, BLOCK=64, MASKED=sys.argv[2] == "masked")
 torch.npu.synchronize()
 print("equal", torch.equal(y, 2 * x))

@@ -1,5 +1,7 @@
 """The pytest plugin: tests with the fixture `npu_place` run on every available place; the summary says which are missing.
 
+With --npu-device emulated, suites without that fixture run as on an NPU (`suite`).
+
 Projects that do not use it are not affected: every option and fixture is named `npu_...`, and torch and Triton are imported
 only when a test uses a fixture.
 """
@@ -58,7 +60,7 @@ def why_not(name: str) -> str | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("npu-offline")
-    group.addoption("--npu-device", choices=PLACES, help="run tests that use the fixture npu_place there, nowhere else")
+    group.addoption("--npu-device", choices=PLACES, help="run tests there, and nowhere else")
     group.addoption("--npu-soc", default="Ascend910B4", help="the chip that is emulated (default: %(default)s)")
     group.addoption("--npu-final", metavar="VERSION", help="emulate the final modules of that compiler version")
     group.addoption("--npu-checks", action="store_true", help="with --npu-final: every check at every launch")
@@ -66,6 +68,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--npu-seed", type=int, default=0, help="of the examples that properties are tried on (default: 0)")
     group.addoption("--npu-seconds", type=float, help="a long search of one property takes (default: 100)")
     group.addoption("--npu-shares", type=int, default=1, help="searches of each property, with seeds of their own")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """With --npu-device emulated, an NPU is there before a conftest.py is imported."""
+    options = early_config.known_args_namespace
+    if options.npu_device == "emulated" and why_not("emulated") is None:
+        from .suite import Suite
+
+        early_config.pluginmanager.register(Suite(options.npu_soc, options.npu_final))
 
 
 def pytest_configure(config: pytest.Config) -> None:

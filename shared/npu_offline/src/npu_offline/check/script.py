@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.machinery
 import os
 import runpy
@@ -24,16 +25,22 @@ from ..launches import Emulation
 
 _DEVICES = ("cuda", "npu")
 _UB_BITS = "ASCEND_UB_CAPACITY_BITS"  # libraries look for the size of the Unified Buffer there
-_METHODS = {"cuda": "cpu", "npu": "cpu"}  # of tensors: what they do here
+_METHODS = ("cuda", "npu")  # of tensors: they lie here
+_DEVICE, _IS_CPU = torch.Tensor.device.__get__, torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 
 
 class _OnCpu(TorchFunctionMode):
-    """Tensors of devices that the program names lie on the CPU."""
+    """Tensors of devices that the program names lie on the CPU, and every tensor says that it lies on the NPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in _METHODS:
             return args[0]
+        if name == "__get__" and func == _DEVICE:
+            device = func(*args)
+            return torch.device("npu", 0) if device.type == "cpu" else device
+        if name == "__get__" and func == _IS_CPU:
+            return False
         return func(*map(_on_cpu, args), **{key: _on_cpu(value) for key, value in (kwargs or {}).items()})
 
 
@@ -79,10 +86,48 @@ def _modules(soc: str) -> Iterator[None]:
     with (
         mock.patch.dict(os.environ, {_UB_BITS: str(8 * npu_tiling.soc(soc).ub_bytes)}),
         mock.patch.object(torch, "npu", npu, create=True),
-        _imported({"torch.npu": npu, "torch_npu": torch_npu}),
+        mock.patch.object(torch, "compile", _not_compiled),
+        _imported({"torch.npu": npu, "torch_npu": torch_npu, **_later_names()}),
+        _autocast_on_cpu(),
         mock.patch.object(torch.nn.Module, "npu", lambda module, device=None: module, create=True),
         mock.patch.object(torch.nn.Module, "cuda", lambda module, device=None: module),
+        mock.patch.object(torch.Tensor, "is_npu", True, create=True),
         mock.patch.object(torch.Tensor, "npu", lambda tensor, *_, **__: tensor, create=True),
+    ):
+        yield
+
+
+def _not_compiled(model: Any = None, **options: Any) -> Any:
+    """In place of torch.compile, which would compile for the CPU: what it is given runs as it is."""
+    return model if model is not None else lambda function: function
+
+
+def _later_names() -> dict[str, types.ModuleType]:
+    """Modules under the names that triton-ascend has them under after 3.2.0."""
+    base = "triton.language.extra"
+    return {f"{base}.cann{name}": importlib.import_module(f"{base}.ascend{name}") for name in ("", ".libdevice")}
+
+
+@contextlib.contextmanager
+def _autocast_on_cpu() -> Iterator[None]:
+    """Until the block ends, autocast for an NPU is autocast for the CPU, where the tensors lie."""
+    autocast = torch.amp.autocast
+    init, enabled, get_dtype = autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
+
+    def on_cpu(
+        self: Any,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        dtype = dtype or (torch.float16 if device_type in _DEVICES else None)  # their default; a CPU's is bf16
+        init(self, _on_cpu(device_type), dtype, enabled, cache_enabled)
+
+    with (
+        mock.patch.object(autocast, "__init__", on_cpu),
+        mock.patch.object(torch, "is_autocast_enabled", lambda *device: enabled(*map(_on_cpu, device))),
+        mock.patch.object(torch, "get_autocast_dtype", lambda device: get_dtype(_on_cpu(device))),
     ):
         yield
 
@@ -123,6 +168,7 @@ def _npu(soc: str) -> types.ModuleType:
         "memory_allocated": lambda *_: 0,
         "max_memory_allocated": lambda *_: 0,
         "is_bf16_supported": lambda *_: True,
+        "_is_in_bad_fork": lambda: False,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "device": lambda *_: contextlib.nullcontext(),

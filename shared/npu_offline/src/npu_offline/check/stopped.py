@@ -12,7 +12,7 @@ from ..errors import OfflineError, UnsupportedError, reason_of
 _NOT_THEIRS = (sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
 
 _NO_LIBDEVICE = (
-    "\nfunctions of triton.language.extra.libdevice return None with triton-ascend 3.2.0: import them from"
+    ": functions of triton.language.extra.libdevice return None with triton-ascend 3.2.0: import them from"
     " triton.language.extra.ascend.libdevice, or take those of tl.math"
 )
 
@@ -24,7 +24,9 @@ def said_of(error: BaseException) -> str:
         return ours
     if _is_of_triton(error):
         said = _without_frame(str(error))
-        return f"Triton refuses the kernel: {said}{_NO_LIBDEVICE if 'NoneType' in said else ''}"
+        source, caret, reason = said.rpartition("^\n")
+        hint = _NO_LIBDEVICE if "NoneType" in reason else ""
+        return f"Triton refuses the kernel: {reason}{hint}\n{source}{caret}".rstrip()
     error = _wrapped(error) or error
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -189,6 +189,9 @@ class HostDriver(DriverBase):
     def get_active_torch_device(self) -> Any:
         return torch.device("cpu")
 
+    def get_device_interface(self) -> Any:
+        return getattr(torch, "npu", torch.cpu)
+
     def get_device_properties(self, device: int) -> dict[str, int]:
         """As the Ascend driver reports them."""
         return {

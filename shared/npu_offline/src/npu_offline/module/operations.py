@@ -42,7 +42,7 @@ ROUNDINGS = ("rint", "round", "floor", "ceil", "trunc", "odd", "truncwithoverflo
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "xori", "ori", "andi")
 ATOMICS = ("none", "add", "max", "min", "and", "or", "xor")
 _TYPE = r"(?:float|half|bfloat16_t|u?int\d+_t|bool)"
-_AXES = "[ar]*r[ar]*"  # in a library reduction's name: r is reduced, a stays
+_AXES = r"(?:a\d?)*r(?:[ar]\d?)*"  # in a library reduction's name: r is reduced, a stays
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def operation_of(op: Op) -> Operation | None:
 
 
 def _letters(axes: str) -> tuple[int, ...]:
-    return tuple(axis for axis, letter in enumerate(axes) if letter == "r")
+    return tuple(axis for axis, letter in enumerate(re.findall("[ar]", axes)) if letter == "r")
 
 
 def is_memory(kind: Attribute) -> bool:
@@ -113,9 +113,14 @@ _CALLS: tuple[tuple[str, Pipe, str, Callable[[re.Match[str]], _Made]], ...] = (
         lambda m: ("reduce", m[1], _letters(m[2])),
     ),
     (rf"broadcast_scalar_{_TYPE}_to_\dd", "V", "rwt", lambda m: ("broadcast", "", ())),
-    (rf"broadcast_(?:first|middle|last)_axis\w*_\dd_{_TYPE}", "V", "rwt", lambda m: ("broadcast", "", ())),
+    (rf"broadcast_(?:(?:first|middle|last)_axis\w*_)?\dd_{_TYPE}", "V", "rwt", lambda m: ("broadcast", "", ())),
     (rf"arange_\dd_{_TYPE}", "V", "wr", lambda m: ("arange", "", ())),
-    (rf"cum(sum|prod)_({_AXES})_{_TYPE}", "V", "rwt", lambda m: ("accumulate", m[1], _letters(m[2]))),
+    (
+        rf"cum(sum|prod)_({_AXES})(_reverse)?_{_TYPE}",
+        "V",
+        "rwt",
+        lambda m: ("accumulate", m[1] + (m[3] or "").replace("_", " "), _letters(m[2])),
+    ),
     (rf"flip_\dd_{_TYPE}", "V", "rwt", lambda m: ("flip", "", ())),
     (rf"gather_[12]d_{_TYPE}", "V", "rrwt", lambda m: ("gather", "", ())),
     (rf"sort_1d_{_TYPE}", "V", "rwtr", lambda m: ("sort", "", ())),
