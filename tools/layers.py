@@ -21,7 +21,7 @@ OPERATOR = (
     "compute | cpu",
     "ways",
     "gradients",
-    "launch",
+    "adapter | launch",
     "checks",
     "sharding",
     "exchange",

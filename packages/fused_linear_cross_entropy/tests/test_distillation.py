@@ -272,9 +272,9 @@ def test_operators_are_registered_properly(device, npu_opcheck):
     for reduction in ("mean", "none"):
         options = DistillationOptions(reduction=reduction, hard_weight=0.5, return_parts=True)
         for first in ((x, weight), tuple(losses.leaf(each, device.torch) for each in (x, weight))):
-            arguments = (*first, target, None, *of_teacher, None, None, None, *options, False, False, False)
+            arguments = (*first, target, None, *of_teacher, None, None, None, None, *options, False, False, False)
             npu_opcheck(OPS.distillation.default, arguments)
-        rest = (x, weight, target, None, *of_teacher, None, None, None, *options, True, True, False)
+        rest = (x, weight, target, None, *of_teacher, None, None, None, None, *options, True, True, False)
         if reduction == "none":
             npu_opcheck(OPS.distillation_backward.default, (torch.rand(5, device=device.torch), *rest))
         else:

@@ -62,7 +62,7 @@ def test_logits_of_all_tokens_are_never_there(device, what, how, grad):
     case = losses.make(TOKENS, WIDTH, VOCABULARY)
     options = Options(**{**MODES[what], **how}, vocab_size=VOCABULARY)
     inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
-    arguments = (*inputs, None, None, None, None)
+    arguments = (*inputs, None, None, None, None, None)
     needs, nothing = (True, True, False), (False, False, False)
     with Largest() as largest, torch.no_grad():
         if not grad:

@@ -27,7 +27,7 @@ def tensors(device, tokens=5, vocabulary=123, dtype=torch.float32, **changes):
 def test_operators_are_registered_properly(device, changes, npu_opcheck):
     x, weight, target = tensors(device)
     options = Options(**changes, vocab_size=123)
-    none = (None, None, None, None)
+    none = (None, None, None, None, None)
     leaves = (x.clone().requires_grad_(), weight.clone().requires_grad_())
     for first in (leaves, (x, weight)):
         npu_opcheck(OPS.forward.default, (*first, target, *none, *options, False, False, False, False))

@@ -181,7 +181,7 @@ def test_compiles_to_one_graph(device):
 def test_the_operator_is_registered_properly(device, npu_opcheck):
     x, weight, target = on(device.torch, CASE.x, CASE.weight, CASE.target)
     given, options = torch.zeros_like(weight), Options(vocab_size=VOCABULARY, accum_dtype=FP32)
-    inputs = (x, weight, target, None, None, None, given, *options)
+    inputs = (x, weight, target, None, None, None, None, given, *options)
     npu_opcheck(OPS.forward.default, (x.clone().requires_grad_(), *inputs[1:], False, False, False, False))
     statistics = OPS.forward(*inputs, True, False, False, False)[6]
     npu_opcheck(

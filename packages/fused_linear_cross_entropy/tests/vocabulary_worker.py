@@ -253,6 +253,23 @@ def tokens_are_gathered(place, rank):
                 torch.testing.assert_close(piece, whole, rtol=1e-4, atol=1e-5)
 
 
+def an_adapter_is_split_with_the_vocabulary(rank):
+    """LoRA's B has this rank's columns, and what A makes of the tokens is gathered with them."""
+    x, weight, lora_a, lora_b = torch.randn(6, 8), torch.randn(120, 8), torch.randn(2, 8), torch.randn(120, 2)
+    rows, columns = slice(3 * rank, 3 * rank + 3), slice(60 * rank, 60 * rank + 60)
+    target, part = torch.randint(0, 120, (6,)), {"process_group": dist.group.WORLD, "sequence_parallel": True}
+    results = []
+    for some, some_columns, options in ((slice(None), slice(None), {}), (rows, columns, part)):
+        leaves = [tensor.clone().requires_grad_() for tensor in (x[some], lora_a, lora_b[some_columns])]
+        adapter = torch.nn.functional.linear(leaves[0], leaves[1]), leaves[2]
+        loss = fused_linear_cross_entropy(leaves[0], weight[some_columns], target, adapter=adapter, **options)
+        results.append([loss, *torch.autograd.grad(loss, leaves)])
+    dist.all_reduce(results[1][2])  # each rank's A has the gradient of its tokens
+    (whole, dx, da, db), found = results
+    for one, other in zip(found, (whole, dx[rows], da, db[columns]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def main() -> None:
     place = sys.argv[1]
     with ranks.join(place) as rank:
@@ -273,6 +290,7 @@ def main() -> None:
             with torch.device("cpu"):  # where cases are made and fp64 is computed
                 exponentials_of_the_product_itself(rank)
         torch.manual_seed(0)
+        an_adapter_is_split_with_the_vocabulary(rank)
         x, weight, target = torch.randn(5, 8), torch.randn(120, 8), torch.randint(0, 120, (5,))
         part = linear_log_probs(x, weight[60 * rank : 60 * rank + 60], target, process_group=dist.group.WORLD)
         assert torch.allclose(part, linear_log_probs(x, weight, target), rtol=1e-5)

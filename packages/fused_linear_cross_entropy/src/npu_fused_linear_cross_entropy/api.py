@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from . import sharding
+from .adapter import joined
 from .checks import Part, autocast, check, check_weight_grad, checked_options
 from .counted import check_counted, of_counted_tokens
 from .operators import linear_cross_entropy
@@ -67,6 +68,7 @@ def fused_linear_cross_entropy(
     sequence_parallel: bool = False,
     counted_tokens: int | Tensor | None = None,
     weight_grad: Tensor | None = None,
+    adapter: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | LinearCrossEntropyOutput:
     """`cross_entropy(x @ weight.T + bias, target)` without the logits in memory.
 
@@ -136,6 +138,9 @@ def fused_linear_cross_entropy(
             one, and autograd gives the weight none. Of the weight's size nothing else is allocated, and no forward computes
             gradients: the backward computes the logits again, which is a fourth product of a loss that is one number. In
             fp16 its gradient then needs a scale of the loss, as that of "none" does.
+        adapter: (u [..., R], b [V, R]), x's dtype or fp32: the logits are x weight^T + u b^T + bias, as LoRA's are with
+            u = scaling lora_a(x) and b = lora_b's weight. Both get gradients; the weight must not require one, and nothing
+            of its size is allocated.
 
     Returns:
         The loss, fp32 (fp64 for fp64 input): a number, or [...] for "none". If one of the `return_` options is set, a
@@ -171,13 +176,16 @@ def fused_linear_cross_entropy(
             sequence_parallel=sequence_parallel,
         ),
     )
+    x, weight, frozen = joined(x, weight, adapter, weight_grad)
     if isinstance(target, Tensor) and target.is_floating_point():
         if counted_tokens is not None:
             raise ValueError("counted_tokens must be left out where target has probabilities.")
-        found = probability_loss(x, weight, target, bias, class_weight, token_weight, weight_grad, options)
+        found = probability_loss(x, weight, target, bias, class_weight, token_weight, frozen, weight_grad, options)
         outputs = LinearCrossEntropyOutput(found.loss, found.z_loss, None, None, found.lse if return_lse else None, None)
     else:
-        outputs = call(x, weight, target, bias, class_weight, None, options, counted_tokens, token_weight, weight_grad)
+        outputs = call(
+            x, weight, target, bias, class_weight, None, options, counted_tokens, token_weight, weight_grad, frozen
+        )
     extras = (outputs.z_loss, outputs.token_accuracy, outputs.predicted_tokens, outputs.lse, outputs.entropy)
     return outputs.loss if all(extra is None for extra in extras) else outputs
 
@@ -193,13 +201,14 @@ def call(
     counted_tokens: int | Tensor | None = None,
     token_weight: Tensor | None = None,
     weight_grad: Tensor | None = None,
+    frozen: Tensor | None = None,
 ) -> LinearCrossEntropyOutput:
     """The loss with options that were checked.
 
     `divisor`: what "mean" divides by instead of the number of counted rows, or of the sum of their weights.
     """
     x, weight, bias = autocast(x, weight, bias)
-    check(x, weight, target, bias, class_weight, options)
+    check(x, weight, target, bias, class_weight, frozen, options)
     if counted_tokens is not None:
         check_counted(counted_tokens, target)
         if options.sequence_parallel:
@@ -208,7 +217,7 @@ def call(
             raise ValueError("counted_tokens must be left out where there are DTensors.")
 
         def of_counted(x: Tensor, target: Tensor, each: Tensor | None) -> LinearCrossEntropyOutput:
-            return call(x, weight, target, bias, class_weight, divisor, options, None, each, weight_grad)
+            return call(x, weight, target, bias, class_weight, divisor, options, None, each, weight_grad, frozen)
 
         each = None if token_weight is None else checked_token_weight(token_weight, x, target)
         of_all: LinearCrossEntropyOutput = of_counted_tokens(of_counted, x, target, options, counted_tokens, (each,))
@@ -216,7 +225,7 @@ def call(
     if token_weight is not None:
         each = checked_token_weight(token_weight, x, target)
         if options.reduction == "none":
-            rows = call(x, weight, target, bias, class_weight, None, options, weight_grad=weight_grad)
+            rows = call(x, weight, target, bias, class_weight, None, options, weight_grad=weight_grad, frozen=frozen)
             return rows._replace(loss=rows.loss * each, z_loss=None if rows.z_loss is None else rows.z_loss * each)
         divisor = divisors(each, target, class_weight, divisor, options)
         options = options._replace(reduction="mean")
@@ -224,7 +233,9 @@ def call(
         tensors = {"x": x, "weight": weight, "target": target, "bias": bias, "class_weight": class_weight}
         outputs: LinearCrossEntropyOutput = sharding.linear_cross_entropy(call, tensors, divisor, options)
         return outputs
-    loss, *extras = linear_cross_entropy(x, weight, target, bias, class_weight, divisor, weight_grad, options=options)
+    loss, *extras = linear_cross_entropy(
+        x, weight, target, bias, class_weight, divisor, frozen, weight_grad, options=options
+    )
     return LinearCrossEntropyOutput(
         loss, *(extra if wanted else None for extra, wanted in zip(extras, options.extras, strict=True))
     )

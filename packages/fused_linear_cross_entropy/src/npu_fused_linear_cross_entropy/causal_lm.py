@@ -8,6 +8,7 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 
+from .adapter import joined
 from .api import LinearCrossEntropyOutput, call
 from .checks import Part, check, check_weight_grad, checked_options, named_options
 from .options import Option
@@ -28,6 +29,7 @@ def causal_lm_loss(
     shifts: Sequence[int] | None = None,
     shift_weights: Sequence[float] | None = None,
     weight_grad: Tensor | None = None,
+    adapter: tuple[Tensor, Tensor] | None = None,
     **options: Option,
 ) -> Tensor | LinearCrossEntropyOutput:
     """Next-token loss, as the loss functions of Hugging Face's models have it, of hidden states instead of logits.
@@ -54,6 +56,7 @@ def causal_lm_loss(
             labels that are not ignored, or divided by `num_items_in_batch`.
         shift_weights: a factor of each shift's loss; None for 1.
         weight_grad: [V, H], as for `fused_linear_cross_entropy`: each backward adds the weight's gradient to it.
+        adapter: (u [..., T, R], b [V, R]), as there: LoRA's share of the logits.
         options: the other options of `fused_linear_cross_entropy`, except `reduction`.
 
     Returns:
@@ -75,6 +78,7 @@ def causal_lm_loss(
     part = Part(*(options.pop(name, None) for name in Part._fields))  # type: ignore[arg-type]  # checked below
     checked = checked_options(lm_head_weight, part, named_options({"ignore_index": ignore_index, **options}))
     checked = checked._replace(accum_dtype=check_weight_grad(weight_grad, lm_head_weight, checked.accum_dtype))
+    hidden_states, lm_head_weight, frozen = joined(hidden_states, lm_head_weight, adapter, weight_grad)
     if isinstance(shift_labels, Tensor):
         if token_weight is not None or shifts is not None:
             raise ValueError("token_weight and shifts must be left out where shift_labels is a tensor.")
@@ -93,7 +97,7 @@ def causal_lm_loss(
                 raise ValueError("counted_tokens must be left out where shifts are given.")
             factors = _factors(shifts, shift_weights)
             target = torch.stack([_shifted(labels, shift, ignore_index) for shift in shifts])
-            check(hidden_states, lm_head_weight, target, bias, class_weight, checked)
+            check(hidden_states, lm_head_weight, target, bias, class_weight, frozen, checked)
             each = labels.new_ones(labels.shape, dtype=torch.bool) if token_weight is None else token_weight
             shifted = [checked_token_weight(_shifted(each, shift, 0), hidden_states, labels) for shift in shifts]
             token_weight = torch.stack(
@@ -103,19 +107,8 @@ def causal_lm_loss(
                 ]
             )
             checked, num_items_in_batch = checked._replace(reduction="sum"), None
-    divisor = num_items_in_batch
-    outputs = call(
-        hidden_states,
-        lm_head_weight,
-        target,
-        bias,
-        class_weight,
-        divisor,
-        checked,
-        counted_tokens,
-        token_weight,
-        weight_grad,
-    )
+    tensors = (hidden_states, lm_head_weight, target, bias, class_weight, num_items_in_batch)
+    outputs = call(*tensors, checked, counted_tokens, token_weight, weight_grad, frozen)
     return outputs if any(output is not None for output in outputs[1:]) else outputs.loss
 
 

@@ -150,13 +150,29 @@ def autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Te
     return x, weight, bias
 
 
+def check_width(x: Tensor, weight: Tensor, frozen: Tensor | None) -> None:
+    """Raises ValueError where x has not as many columns as the weight, or where an adapter stands beside that, as both."""
+    frozen, rank = (weight, 0) if frozen is None else (frozen, weight.shape[1])
+    if x.dim() == 0 or x.shape[-1] != frozen.shape[1] + rank:
+        shape = (*x.shape[:-1], x.shape[-1] - rank) if x.dim() else ()
+        raise ValueError(f"x has shape {shape} and must have weight's last dimension, {frozen.shape[1]}.")
+    if rank:
+        arguments.parameter_dtype("weight", frozen, x, "x's")
+        arguments.device("weight", frozen, x, "x's")
+
+
 def check(
-    x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, class_weight: Tensor | None, options: Options
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    frozen: Tensor | None,
+    options: Options,
 ) -> None:
     """Types, dtypes, shapes and devices."""
     arguments.floating("x", x)
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"x has shape {tuple(x.shape)} and must have weight's last dimension, {weight.shape[1]}.")
+    check_width(x, weight, frozen)
     arguments.parameter_dtype("weight", weight, x, "x's")
     arguments.tensor("target", target)
     arguments.dtype("target", target, torch.int64, torch.int32)

@@ -77,7 +77,7 @@ def _start(inputs: Inputs, options: Options, needs: Needs, task: Task) -> Loss:
     device = device_for(inputs.x.device)
     if device is None:
         check_columns("target", inputs.target, options.ignore_index, options.vocab_size)
-    x, weight, bias = inputs.x, inputs.weight, inputs.bias
+    x, weight, bias, frozen = inputs.x, inputs.weight, inputs.bias, inputs.frozen
     if x.dim() != 2:
         x = x.reshape(-1, x.shape[-1])
         inputs = inputs._replace(target=inputs.target.reshape(-1))
@@ -87,7 +87,8 @@ def _start(inputs: Inputs, options: Options, needs: Needs, task: Task) -> Loss:
         inputs = inputs._replace(weight=weight.to(x.dtype))
     unfinished = task is Task.LOSS_AND_GRADIENTS and is_unfinished(x, inputs.class_weight, options)
     is_readable = is_possible(x, inputs.weight, device)
-    shape = shape_of(task, x, weight, bias, options, needs, device, unfinished=unfinished, is_readable=is_readable)
+    flags = {"unfinished": unfinished, "is_readable": is_readable}
+    shape = shape_of(task, x, weight, bias, frozen, options, needs, device, **flags)
     return start(inputs, options, tiling.choose(shape), device)
 
 
@@ -96,6 +97,7 @@ def shape_of(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    frozen: Tensor | None,
     options: Options,
     needs: Needs,
     device: Device | None,
@@ -103,7 +105,7 @@ def shape_of(
     unfinished: bool = False,
     is_readable: bool = False,
 ) -> Shape:
-    """What decisions about x [N, H] and the weight depend on."""
+    """What decisions about x [N, H], the weight and the frozen weight in front of it depend on."""
     return Shape(
         task=task,
         tokens=x.shape[0],
@@ -118,6 +120,7 @@ def shape_of(
         writes_fp32=matmul.writes_fp32(x.device, x.dtype),
         is_readable=is_readable,
         device=device,
+        frozen_width=0 if frozen is None else frozen.shape[1],
     )
 
 

@@ -22,7 +22,7 @@ def of_logits(shape: Shape) -> Demand:
         width=shape.width,
         vocabulary=shape.vocabulary,
         logit_bytes=logits.itemsize,
-        dweight_bytes=(shape.options.accum_dtype or shape.weight_dtype).itemsize if shape.needs.dweight else 0,
+        dweight_bytes=dweight_bytes(shape),
         dx=shape.needs.dx and dtype.itemsize < exact.itemsize,
         kept_bytes=_kept_bytes(shape),
         scaled_bytes=shape.width * (dtype.itemsize + sums) if once and not has_room_for_sums(shape) else 0,
@@ -41,7 +41,7 @@ def of_product(shape: Shape) -> Demand:
         width=shape.width,
         vocabulary=shape.vocabulary,
         logit_bytes=dtype.itemsize if is_stored else 0,
-        dweight_bytes=(shape.options.accum_dtype or shape.weight_dtype).itemsize if needs.dweight else 0,
+        dweight_bytes=dweight_bytes(shape),
         dx=needs.dx,
         kept_bytes=_kept_bytes(shape),
         scaled_bytes=shape.width * (dtype.itemsize + sums) if is_stored else 0,
@@ -56,8 +56,15 @@ def has_room_for_sums(shape: Shape) -> bool:
     return halves and 2 * shape.width <= chunks.pitch(shape.vocabulary)
 
 
+def dweight_bytes(shape: Shape) -> int:
+    """Bytes of an element of the weight's gradient, 0 if there is none; an adapter's is small, and does not count."""
+    return (
+        (shape.options.accum_dtype or shape.weight_dtype).itemsize if shape.needs.dweight and not shape.frozen_width else 0
+    )
+
+
 def _kept_bytes(shape: Shape) -> int:
     """Bytes of a logit, or of its exponential, in the memory of the weight's gradient; 0 if none may be there."""
     is_last = shape.task is Task.LOSS_AND_GRADIENTS  # what a backward adds to holds other gradients
-    keeps = is_last and shape.needs.dweight and shape.bias_dtype is None and shape.options.shift_invariant
+    keeps = is_last and dweight_bytes(shape) and shape.bias_dtype is None and shape.options.shift_invariant
     return shape.x_dtype.itemsize if keeps else 0

@@ -11,7 +11,8 @@ from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
-from .checks import autocast, check_weight_grad
+from .adapter import joined
+from .checks import autocast, check_weight_grad, check_width
 from .compute import check_columns
 from .distillation_operators import distill
 from .distillation_top_k import distill_top_k
@@ -73,6 +74,7 @@ def linear_distillation_loss(
     chunk_tokens: int | None = None,
     memory_budget: int | None = None,
     weight_grad: Tensor | None = None,
+    adapter: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | DistillationLoss:
     """The divergence of a student's next-token distribution from a teacher's, without the logits of either in memory.
 
@@ -124,6 +126,7 @@ def linear_distillation_loss(
         memory_budget: bytes for the logits of both and for sums, beside inputs and gradients; None for a default.
         weight_grad: [V, H], fp32 or weight's dtype: each backward adds the weight's gradient to it, as for
             `fused_linear_cross_entropy`.
+        adapter: (u [..., R], b [V, R]), as there: LoRA's share of the student's logits.
 
     Returns:
         The loss, fp32 (fp64 for fp64 input): a number, or [...] for "none". With `return_parts` a `DistillationLoss` (loss,
@@ -159,15 +162,16 @@ def linear_distillation_loss(
         ),
     )
     if teacher_top_k is not None:
-        loss, soft, hard = distill_top_k(x, weight, target, bias, *teacher_top_k, options, weight_grad)
+        loss, soft, hard = distill_top_k(x, weight, target, bias, *teacher_top_k, options, weight_grad, adapter)
         return DistillationLoss(loss, soft, hard) if return_parts else loss
+    x, weight, frozen = joined(x, weight, adapter, weight_grad)
     x, weight, bias = autocast(x, weight, bias)
     teacher_x = teacher_weight = teacher_bias = None
     probs = None if teacher_probs is None else teacher_probs.detach()
     if given is not None:
         teacher_x, teacher_weight, teacher_bias = autocast(given.x.detach(), given.weight.detach(), given.bias)
         teacher_bias = None if teacher_bias is None else teacher_bias.detach()
-    inputs = DistillationInputs(x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, probs, weight_grad)
+    inputs = DistillationInputs(x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, probs, frozen, weight_grad)
     _check(inputs, options)
     loss, soft, hard = distill(inputs, options)
     return DistillationLoss(loss, soft, hard if options.hard_weight else None) if return_parts else loss
@@ -219,12 +223,11 @@ def _options(weight: Tensor, options: DistillationOptions) -> DistillationOption
 
 def _check(inputs: DistillationInputs, options: DistillationOptions) -> None:
     """Types, dtypes, shapes and devices, and targets on a CPU."""
-    x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, teacher_probs, _ = inputs
+    x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, teacher_probs, frozen, _ = inputs
     if is_distributed(tuple(inputs)):
         raise TypeError("x, weight and the teacher's tensors must be plain tensors, not DTensors: gather the weights first.")
     arguments.floating("x", x)
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"x has shape {tuple(x.shape)} and must have weight's last dimension, {weight.shape[1]}.")
+    check_width(x, weight, frozen)
     arguments.parameter("weight", weight, (weight.shape,), x, "x's")
     arguments.parameter("bias", bias, (weight.shape[:1],), x, "x's", or_none=True)
     if teacher_x is not None and teacher_weight is not None:

@@ -25,7 +25,8 @@ from .ways.distillation import Distillation, DistillationInputs
 
 _TENSORS = (
     "Tensor x, Tensor weight, Tensor? target, Tensor? bias, Tensor? teacher_x, Tensor? teacher_weight, "
-    "Tensor? teacher_bias, Tensor? teacher_probs, Tensor? weight_grad"
+    "Tensor? teacher_bias, Tensor? teacher_probs, Tensor? frozen, "
+    "Tensor? weight_grad"
 )
 _NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
 _GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
@@ -68,7 +69,7 @@ def _start(inputs: DistillationInputs, options: DistillationOptions, needs: Need
         memory_budget=options.memory_budget,
     )
     unfinished = task is Task.LOSS_AND_GRADIENTS and _is_unfinished(x, options)
-    shape = shape_of(task, x, inputs.weight, inputs.bias, of_student, needs, device, unfinished=unfinished)
+    shape = shape_of(task, x, inputs.weight, inputs.bias, inputs.frozen, of_student, needs, device, unfinished=unfinished)
     return Distillation(inputs, options, shape, device)
 
 

@@ -21,6 +21,7 @@ def distill_top_k(
     log_q: Tensor,
     options: DistillationOptions,
     weight_grad: Tensor | None,
+    adapter: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The loss and its two parts; see `linear_distillation_loss`."""
     if options.divergence != "forward_kl":
@@ -35,7 +36,7 @@ def distill_top_k(
         name: getattr(options, name)
         for name in ("ignore_index", "softcap", "logit_scale", "accum_dtype", "chunk_tokens", "memory_budget")
     }
-    scores["weight_grad"] = weight_grad
+    scores |= {"weight_grad": weight_grad, "adapter": adapter}
     is_shared = options.hard_weight and options.temperature == 1.0
     found = linear_log_probs(
         x, weight, target if is_shared else None, bias, ids=ids, temperature=options.temperature, **scores

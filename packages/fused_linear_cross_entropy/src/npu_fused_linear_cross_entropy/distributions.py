@@ -53,7 +53,7 @@ class Outputs(NamedTuple):
 
 
 _OPTIONS = schema(Options)
-_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? ids, Tensor? rates, Tensor? weight_grad"
+_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? ids, Tensor? rates, Tensor? frozen, Tensor? weight_grad"
 _MOMENTS = "Tensor lse, Tensor entropy, Tensor square_sum, Tensor mean_logit"
 _OUTPUTS = f"{_MOMENTS}, Tensor ids_log_probs, Tensor top_log_probs, Tensor top_ids, Tensor first"
 _ENDS = len(Inputs._fields), len(Inputs._fields) + len(Options._fields)
@@ -69,7 +69,7 @@ def _start(task: Task, inputs: Inputs, options: Options, needs: Needs) -> Distri
     if inputs.weight.dtype != inputs.x.dtype:
         inputs = inputs._replace(weight=inputs.weight.to(inputs.x.dtype))
     inputs = inputs._replace(x=parallel.whole_rows(inputs.x, options))
-    shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, options, needs, device)
+    shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, inputs.frozen, options, needs, device)
     return Distributions(inputs, options, tiling.choose(shape), device)
 
 
@@ -115,7 +115,7 @@ def _fake_forward(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 
 def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    x, weight, bias, _, rates, weight_grad = arguments[3 : 3 + len(Inputs._fields)]
+    x, weight, bias, _, rates, _, weight_grad = arguments[3 : 3 + len(Inputs._fields)]
     tensors, needed = (x, weight if weight_grad is None else None, bias, rates), arguments[-4:]
     return tuple(
         x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else nothing(x)
@@ -142,10 +142,10 @@ class _Distributions(Function):
     """All results but the columns of largest logits have gradients."""
 
     @staticmethod
-    def forward(ctx, run, x, weight, bias, ids, rates, weight_grad, options, wanted):  # type: ignore[no-untyped-def]
+    def forward(ctx, run, x, weight, bias, ids, rates, frozen, weight_grad, options, wanted):  # type: ignore[no-untyped-def]
         ctx.options, ctx.weight_grad = options, weight_grad
         ctx.set_materialize_grads(False)
-        tensors = (x, weight, bias, ids, rates)
+        tensors = (x, weight, bias, ids, rates, frozen)
         found = Outputs(*run(*tensors, weight_grad, *options, *wanted))
         top = (found.top_log_probs, found.top_ids) if wanted.top_k else (None, None)
         ctx.save_for_backward(*tensors, *found[: len(Moments._fields)], found.ids_log_probs, *top)
@@ -155,7 +155,7 @@ class _Distributions(Function):
 
     @staticmethod
     def backward(ctx, dlse, dentropy, dsquare_sum, dmean_logit, dids, dtop, dtop_ids, dfirst):  # type: ignore[no-untyped-def]
-        x, weight, bias, ids, rates, *known, of_ids, of_top, top_ids = ctx.saved_tensors
+        x, weight, bias, ids, rates, frozen, *known, of_ids, of_top, top_ids = ctx.saved_tensors
         options, weight_grad = ctx.options, ctx.weight_grad
         named = []
         if dids is not None:
@@ -168,12 +168,12 @@ class _Distributions(Function):
         rows = coefficients(Moments(*known), options.vocab_size, dentropy, dsquare_sum, dmean_logit, did)
         _, need_dx, need_dweight, need_dbias, _, need_drates, *_ = ctx.needs_input_grad
         needed = (need_dx, need_dweight, need_dbias, need_drates)
-        inputs = (x, weight, bias, ids, rates, weight_grad)
+        inputs = (x, weight, bias, ids, rates, frozen, weight_grad)
         found = OPERATORS(
             gradient_of("distribution_gradients", weight_grad), rows, log_probs, did, *inputs, *options, *needed
         )
         dx, dweight, dbias, drates = (gradient if need else None for gradient, need in zip(found, needed, strict=True))
-        return None, dx, dweight if weight_grad is None else None, dbias, None, drates, None, None, None
+        return None, dx, dweight if weight_grad is None else None, dbias, None, drates, None, None, None, None
 
 
 def distributions(inputs: Inputs, options: Options, wanted: Wanted) -> Outputs:

@@ -29,13 +29,27 @@ class Gradients(NamedTuple):
     unfinished: Tensor | None
 
 
+#: Columns of x, and the weight [V, columns] that they are multiplied by; the last weight is the one that is trained.
+Operands = tuple[tuple[slice, Tensor], ...]
+
+
+def operands(weight: Tensor, frozen: Tensor | None) -> Operands:
+    """The weight, and what stands in front of it."""
+    if frozen is None:
+        return ((slice(0, weight.shape[1]), weight),)
+    first = frozen.shape[1]
+    return (slice(0, first), frozen.to(weight.dtype)), (slice(first, first + weight.shape[1]), weight)
+
+
 class GradientSums:
     """The gradients of x, weight and bias as they grow, each in its final memory if its dtype allows."""
 
-    def __init__(self, x: Tensor, weight: Tensor, tiling: Tiling, weight_grad: Tensor | None) -> None:
-        """For x [N, H] and weight [V, H] of one dtype; the weight's gradient is added to `weight_grad`, if there is one."""
+    def __init__(self, x: Tensor, operands: Operands, tiling: Tiling, weight_grad: Tensor | None) -> None:
+        """For x [N, H], of the operands' dtype; the last one's gradient is added to `weight_grad`, if there is one."""
         needs, parts = tiling.shape.needs, tiling.chunks
-        self._x, self._weight, self._tiling = x, weight, tiling
+        columns, self._weight = operands[-1]
+        self._operands, self._tiling, self._trained_x = operands, tiling, part(x, columns, 1)
+        self._x, weight = x, self._weight
         self.dx = allocate(x, x.shape, x.dtype) if needs.dx else None
         self._is_added = weight_grad is not None
         self.dweight = None
@@ -52,12 +66,14 @@ class GradientSums:
         if self.dx is not None:
             dx = part(self.dx, tokens)
             total = dx if self._wide_dx is None else self._wide_dx[: dx.shape[0]]
-            (matmul.product if is_first else matmul.add_product)(gradient, part(self._weight, columns), total)
+            for where, weight in self._operands:
+                multiply = matmul.product if is_first else matmul.add_product
+                multiply(gradient, part(weight, columns), part(total, where, 1))
             if total is not dx and is_last:
                 dx.copy_(total)
         if self.dweight is not None:
             add = self._add_to_dweight(tokens)
-            add(gradient.t(), part(self._x, tokens), part(self.dweight, columns), self._tiling.dweight_scale)
+            add(gradient.t(), part(self._trained_x, tokens), part(self.dweight, columns), self._tiling.dweight_scale)
         if self._dbias is not None:
             if tokens.start == 0:
                 torch.sum(gradient, 0, dtype=self._dbias.dtype, out=self._dbias[columns])

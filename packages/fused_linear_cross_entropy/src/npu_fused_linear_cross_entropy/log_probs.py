@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from . import parallel
+from .adapter import joined
 from .api import call
 from .checks import Part, autocast, check, check_weight_grad, checked_options
 from .counted import check_counted, of_counted_tokens
@@ -82,6 +83,7 @@ def linear_log_probs(
     sequence_parallel: bool = False,
     counted_tokens: int | Tensor | None = None,
     weight_grad: Tensor | None = None,
+    adapter: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | LogProbs:
     """log softmax(z)[target] of every token, and more of its distribution, without the logits z of all tokens in memory.
 
@@ -119,6 +121,7 @@ def linear_log_probs(
             logits and not what PyTorch's topk takes.
         weight_grad: [V, H], fp32 or weight's dtype: each backward adds the weight's gradient to it; see there. It takes no
             more products.
+        adapter: (u [..., R], b [V, R]), as for `fused_linear_cross_entropy`: LoRA's share of the logits.
 
     Returns:
         fp32 [...] (fp64 for fp64 input), the log-probabilities of the target; where anything else is asked for, `LogProbs`.
@@ -154,12 +157,13 @@ def linear_log_probs(
     has_target = target is not None
     if not has_target and (return_is_top or counted_tokens is not None or (ids is None and not any(asked))):
         raise ValueError("target is None and must be a tensor, unless ids or outputs that need no target are asked for.")
+    x, weight, frozen = joined(x, weight, adapter, weight_grad)
     x, weight, bias = autocast(x, weight, bias)
     shape = torch.Size(parallel.whole_shape(x, options))
     rates = _rates(temperature, x, shape) if isinstance(temperature, Tensor) else None
     if target is None:
         target = torch.full(shape, int(ignore_index == 0), device=x.device)  # not ignored
-    check(x, weight, target, bias, None, options)
+    check(x, weight, target, bias, None, frozen, options)
     _check_ids(ids, x, shape)
     check_counted(counted_tokens, target)
     arguments.flags(batch_invariant=batch_invariant)
@@ -172,11 +176,11 @@ def linear_log_probs(
         raise ValueError("batch_invariant must be False, and entropies alone asked for, where there are DTensors.")
 
     def of_loss(x: Tensor, target: Tensor, *_: Tensor | None) -> LogProbs:
-        outputs = call(x, weight, target, bias, None, None, options, counted_tokens, weight_grad=weight_grad)
+        outputs = call(x, weight, target, bias, None, None, options, counted_tokens, weight_grad=weight_grad, frozen=frozen)
         return LogProbs(-outputs.loss, outputs.entropy)
 
     def of_rows(x: Tensor, target: Tensor, ids: Tensor | None, rates: Tensor | None) -> LogProbs:
-        inputs = Inputs(x, weight, bias, _columns(target if has_target else None, ids), rates, weight_grad)
+        inputs = Inputs(x, weight, bias, _columns(target if has_target else None, ids), rates, frozen, weight_grad)
         outputs = distributions(inputs, options._replace(return_entropy=False), Wanted(asked.top_k, asked.is_top))
         return _log_probs(outputs, target, has_target, asked, options)
 

@@ -36,6 +36,7 @@ class FusedLinearCrossEntropyLoss(nn.Module):
         counted_tokens: int | Tensor | None = None,
         token_weight: Tensor | None = None,
         weight_grad: Tensor | None = None,
+        adapter: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor | LinearCrossEntropyOutput:
         """The loss of x [..., H], the linear layer's weight [V, H] and bias [V], and target [...]; the others as there.
 
@@ -46,7 +47,7 @@ class FusedLinearCrossEntropyLoss(nn.Module):
             TypeError, ValueError, IndexError: as `fused_linear_cross_entropy`.
         """
         tensors = {"class_weight": self.class_weight, "token_weight": token_weight, "counted_tokens": counted_tokens}
-        given: dict[str, Any] = {**self.options, **tensors, "weight_grad": weight_grad}
+        given: dict[str, Any] = {**self.options, **tensors, "weight_grad": weight_grad, "adapter": adapter}
         return fused_linear_cross_entropy(x, weight, target, bias, **given)
 
     def extra_repr(self) -> str:

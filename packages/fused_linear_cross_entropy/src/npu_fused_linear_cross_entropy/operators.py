@@ -21,7 +21,10 @@ from .rows import Losses
 from .ways import Inputs
 
 OPERATORS = OperatorLibrary("npu_fused_linear_cross_entropy")
-_TENSORS = "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? divisor, Tensor? weight_grad"
+_TENSORS = (
+    "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? divisor, Tensor? frozen, "
+    "Tensor? weight_grad"
+)
 _OPTIONS = schema(Options)
 _NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
 _OUTPUTS = "Tensor loss, Tensor z_loss, Tensor token_accuracy, Tensor predicted_tokens, Tensor lse, Tensor entropy"
@@ -106,8 +109,8 @@ class _LinearCrossEntropy(Function):
     """Of the results of `forward` the loss and the entropy have gradients."""
 
     @staticmethod
-    def forward(ctx, run, x, weight, target, bias, class_weight, divisor, weight_grad, options):  # type: ignore[no-untyped-def]
-        tensors = (x, weight, target, bias, class_weight, divisor)
+    def forward(ctx, run, x, weight, target, bias, class_weight, divisor, frozen, weight_grad, options):  # type: ignore[no-untyped-def]
+        tensors = (x, weight, target, bias, class_weight, divisor, frozen)
         ctx.options, ctx.weight_grad = options, weight_grad
         ctx.set_materialize_grads(False)
         ctx.has_gradients = options.reduction != "none" and not options.return_entropy and weight_grad is None
@@ -136,7 +139,7 @@ class _LinearCrossEntropy(Function):
             arguments = (*ctx.saved_tensors, ctx.weight_grad, *ctx.options, *needs)
             found = OPERATORS(gradient_of("backward", ctx.weight_grad), dloss, dentropy, *arguments)
         dx, dweight, dbias = (gradient if needed else None for gradient, needed in zip(found, needs, strict=True))
-        return None, dx, dweight if ctx.weight_grad is None else None, None, dbias, None, None, None, None
+        return None, dx, dweight if ctx.weight_grad is None else None, None, dbias, None, None, None, None, None
 
 
 def _needs(ctx) -> Needs:  # type: ignore[no-untyped-def]
@@ -170,9 +173,9 @@ def linear_cross_entropy(*tensors: Tensor | None, options: Options) -> tuple[Ten
     return OPERATORS("forward", *tensors, *options, False, *_NOTHING_NEEDED)[: len(Losses._fields)]
 
 
-def _recorded(run, x, weight, target, bias, class_weight, divisor, weight_grad, *others):  # type: ignore[no-untyped-def]
+def _recorded(run, x, weight, target, bias, class_weight, divisor, frozen, weight_grad, *others):  # type: ignore[no-untyped-def]
     """`forward` where autograd may record it: a call that asks for gradients itself is no function of x and weight."""
-    tensors, end = (x, weight, target, bias, class_weight, divisor, weight_grad), len(Options._fields)
+    tensors, end = (x, weight, target, bias, class_weight, divisor, frozen, weight_grad), len(Options._fields)
     save_statistics, *needed = others[end:]
     if needs_gradient((x, weight, bias)) and not save_statistics and not any(needed):
         outputs = apply(_LinearCrossEntropy, run, *tensors, Options(*others[:end]))

@@ -22,7 +22,7 @@ from .shape import Task
 from .token_weights import checked_token_weight
 from .ways.probability_targets import ProbabilityInputs, ProbabilityTargets
 
-_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? class_weight, Tensor probs, Tensor? weight_grad"
+_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? class_weight, Tensor probs, Tensor? frozen, Tensor? weight_grad"
 _OPTIONS = schema(Options)
 _NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
 _REFUSED = ("token_scaling", "return_token_accuracy", "return_predicted_tokens", "return_entropy")
@@ -47,7 +47,7 @@ def _start(task: Task, arguments: tuple[Any, ...], needs: Needs) -> ProbabilityT
     if inputs.weight.dtype != inputs.x.dtype:
         inputs = inputs._replace(weight=inputs.weight.to(inputs.x.dtype))
     inputs = inputs._replace(x=parallel.whole_rows(inputs.x, options))
-    shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, options, needs, device)
+    shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, inputs.frozen, options, needs, device)
     return ProbabilityTargets(inputs, options, tiling.choose(shape), device)
 
 
@@ -93,8 +93,8 @@ define_gradient(
 
 class _ProbabilityTargets(Function):
     @staticmethod
-    def forward(ctx, run, x, weight, bias, class_weight, probs, weight_grad, options):  # type: ignore[no-untyped-def]
-        tensors = (x, weight, bias, class_weight, probs)
+    def forward(ctx, run, x, weight, bias, class_weight, probs, frozen, weight_grad, options):  # type: ignore[no-untyped-def]
+        tensors = (x, weight, bias, class_weight, probs, frozen)
         ctx.options, ctx.weight_grad = options, weight_grad
         ctx.set_materialize_grads(False)
         found, lse, sums = run(*tensors, weight_grad, *options)
@@ -117,11 +117,11 @@ class _ProbabilityTargets(Function):
             gradient_of("probability_target_gradients", ctx.weight_grad), rows, dfound, *inputs, *ctx.options, *needed
         )
         dx, dweight, dbias = (gradient if need else None for gradient, need in zip(found, needed, strict=True))
-        return None, dx, dweight if ctx.weight_grad is None else None, dbias, None, None, None, None
+        return None, dx, dweight if ctx.weight_grad is None else None, dbias, None, None, None, None, None
 
 
-def _recorded(run, x, weight, bias, class_weight, probs, weight_grad, *options):  # type: ignore[no-untyped-def]
-    inputs = (x, weight, bias, class_weight, probs, weight_grad)
+def _recorded(run, x, weight, bias, class_weight, probs, frozen, weight_grad, *options):  # type: ignore[no-untyped-def]
+    inputs = (x, weight, bias, class_weight, probs, frozen, weight_grad)
     if needs_gradient((x, weight, bias)):
         return apply(_ProbabilityTargets, run, *inputs, Options(*options))
     return run(*inputs, *options)
@@ -137,6 +137,7 @@ def probability_loss(
     bias: Tensor | None,
     class_weight: Tensor | None,
     token_weight: Tensor | None,
+    frozen: Tensor | None,
     weight_grad: Tensor | None,
     options: Options,
 ) -> ProbabilityLosses:
@@ -147,13 +148,21 @@ def probability_loss(
             raise ValueError(f"{name} is True and must be False where target has probabilities.")
     shape = torch.Size(parallel.whole_shape(x, options))
     arguments.shape("target", target, (*shape, weight.shape[0]))
-    check(x, weight, target.new_zeros(shape, dtype=torch.int64), bias, class_weight, options)
+    check(x, weight, target.new_zeros(shape, dtype=torch.int64), bias, class_weight, frozen, options)
     arguments.device("target", target, x, "x's")
     if target.requires_grad:
         raise ValueError("target requires a gradient, which it does not get, and must be detached.")
     if is_distributed((x, weight, target, bias, class_weight, weight_grad)):
         raise ValueError("target has probabilities and must be int64 or int32 where there are DTensors.")
-    flat = (x.reshape(-1, x.shape[-1]), weight, bias, class_weight, target.reshape(-1, target.shape[-1]), weight_grad)
+    flat = (
+        x.reshape(-1, x.shape[-1]),
+        weight,
+        bias,
+        class_weight,
+        target.reshape(-1, target.shape[-1]),
+        frozen,
+        weight_grad,
+    )
     loss, lse, _ = OPERATORS("probability_targets", *flat, *options)
     z_loss = options.lse_square_scale * lse.square()
     weights = None if token_weight is None else checked_token_weight(token_weight, x, lse.view(shape)).reshape(-1)

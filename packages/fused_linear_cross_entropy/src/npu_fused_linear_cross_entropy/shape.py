@@ -35,6 +35,7 @@ class Shape:
         needs: which gradients are computed.
         unfinished: whether factors of the gradients are left for later (see `reference.target_facts`).
         writes_fp32: whether matrix products of x's dtype can be fp32.
+        frozen_width: of the columns of x, those of a weight that is not trained; the others are an adapter's.
         is_readable: whether a kernel's own matrix product can read x and the weight (see launch/product.py).
         device: whose kernels run; None for plain PyTorch.
     """
@@ -52,6 +53,7 @@ class Shape:
     writes_fp32: bool
     is_readable: bool
     device: Device | None = field(repr=False)
+    frozen_width: int = 0
 
     @property
     def is_of_distributions(self) -> bool:
@@ -64,6 +66,7 @@ class Shape:
         options = self.options
         other = (
             self.is_of_distributions
+            or self.frozen_width
             or options.softcap is not None
             or options.return_entropy
             or options.smoothed

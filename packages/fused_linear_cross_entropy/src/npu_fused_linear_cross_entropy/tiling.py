@@ -212,7 +212,7 @@ def _split(shape: Shape, demand: Demand) -> tuple[Chunks, torch.dtype]:
     if shape.options.accum_dtype is not None:
         return chunks.split(demand, *limits), shape.options.accum_dtype
     parts, in_fp32 = chunks.split_and_sum(demand, *limits)
-    return parts, statistics_dtype(shape.x_dtype) if in_fp32 else shape.weight_dtype
+    return parts, statistics_dtype(shape.x_dtype) if in_fp32 or shape.frozen_width else shape.weight_dtype
 
 
 def _tiling(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> Tiling:

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import chunks, matmul
 from ..both.tiling.chunks import ROWS
 from ..chunks import Chunks, part
+from ..demands import dweight_bytes
 from ..gradients import Gradients
 from ..launch.distillation import DistillationKernels
 from ..options import DistillationOptions
@@ -39,6 +40,7 @@ class DistillationInputs(NamedTuple):
         teacher_weight: [V, H'].
         teacher_bias: [V].
         teacher_probs: [N, V], in place of the last three.
+        frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
         weight_grad: [V, H], what the weight's gradient is added to.
     """
 
@@ -50,6 +52,7 @@ class DistillationInputs(NamedTuple):
     teacher_weight: Tensor | None
     teacher_bias: Tensor | None
     teacher_probs: Tensor | None
+    frozen: Tensor | None
     weight_grad: Tensor | None
 
     @property
@@ -75,7 +78,7 @@ class Distillation(Head):
         self, inputs: DistillationInputs, options: DistillationOptions, shape: Shape, device: Device | None
     ) -> None:
         tiling = plan(shape, inputs.teacher_dtype)
-        super().__init__(inputs.x, inputs.weight, shape.options, tiling, device, inputs.weight_grad)
+        super().__init__(inputs.x, inputs.weight, shape.options, tiling, device, inputs.frozen, inputs.weight_grad)
         self._teacher_x, self._teacher_weight, self._probs = inputs.teacher_x, inputs.teacher_weight, inputs.teacher_probs
         if self._teacher_weight is not None and self._teacher_x is not None:
             self._teacher_weight = self._teacher_weight.to(self._teacher_x.dtype)
@@ -136,7 +139,9 @@ def plan(shape: Shape, teacher_dtype: torch.dtype) -> Tiling:
     row = pitch * (shape.logits_dtype.itemsize + teacher_dtype.itemsize)
     parts, exact = _split(shape, budget // row), statistics_dtype(shape.x_dtype)
     sums = shape.vocabulary * shape.width * exact.itemsize
-    if sum_dtype is None and len(parts.tokens) > 1 and shape.needs.dweight and 2 * sums <= budget:
+    if shape.frozen_width:
+        sum_dtype = sum_dtype or exact
+    elif sum_dtype is None and len(parts.tokens) > 1 and shape.needs.dweight and 2 * sums <= budget:
         sum_dtype = exact
         parts = _split(dataclasses.replace(shape, weight_dtype=exact), (budget - sums) // row)
     longest = parts.longest[0]
@@ -164,8 +169,7 @@ def _split(shape: Shape, affordable: int) -> Chunks:
     given, tokens = shape.options.chunk_tokens, shape.tokens
     if given is not None:
         return Chunks(tokens=exactly(tokens, given), columns=everything, why="chunk_tokens was given")
-    dweight_bytes = (shape.options.accum_dtype or shape.weight_dtype).itemsize if shape.needs.dweight else 0
-    wanted = chunks.wanted_tokens(dweight_bytes, shape.device)
+    wanted = chunks.wanted_tokens(dweight_bytes(shape), shape.device)
     longest = min(wanted, max(affordable // UNIT * UNIT or affordable, 1))
     why = f"the budget holds {affordable} tokens, and {wanted} hide the weight's traffic behind products"
     return Chunks(tokens=evenly(tokens, longest), columns=everything, why=why)

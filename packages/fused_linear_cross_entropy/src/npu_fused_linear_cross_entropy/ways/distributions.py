@@ -28,6 +28,7 @@ class Inputs(NamedTuple):
         bias: [V].
         ids: int64 [N, K], columns of the whole vocabulary; others stand for none.
         rates: [N], 1 / temperature.
+        frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
         weight_grad: [V, H], what the weight's gradient is added to.
     """
 
@@ -36,6 +37,7 @@ class Inputs(NamedTuple):
     bias: Tensor | None
     ids: Tensor | None
     rates: Tensor | None
+    frozen: Tensor | None
     weight_grad: Tensor | None
 
 
@@ -60,7 +62,7 @@ class Distributions(Head):
     """See `Way.DISTRIBUTIONS`: some columns at a time, or all of them."""
 
     def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
-        super().__init__(inputs.x, inputs.weight, options, tiling, device, inputs.weight_grad)
+        super().__init__(inputs.x, inputs.weight, options, tiling, device, inputs.frozen, inputs.weight_grad)
         self._bias, self._ids, self._rates = inputs.bias, inputs.ids, inputs.rates
         self._kernels = ReferenceDistributions(options) if device is None else DistributionKernels(options, device)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import chunks, matmul
 from ..chunks import part
-from ..gradients import GradientSums
+from ..gradients import GradientSums, operands
 from ..options import Options
 from ..tiling import Tiling
 
@@ -23,6 +23,7 @@ class Head:
         options: of what is computed.
         tiling: how it is computed.
         device: whose kernels run; None for plain PyTorch.
+        frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
         weight_grad: [V, H], what the weight's gradient is added to.
     """
 
@@ -33,22 +34,26 @@ class Head:
         options: Options,
         tiling: Tiling,
         device: Device | None,
+        frozen: Tensor | None,
         weight_grad: Tensor | None,
     ) -> None:
         if recording.active is not None:
             recording.active.decided(tiling)
         self.x, self.weight = x, weight if weight.dtype == x.dtype else weight.to(x.dtype)
+        self._operands = operands(self.weight, frozen)
         self.options, self.tiling, self.device = options, tiling, device
-        self.gradients = GradientSums(x, self.weight, tiling, weight_grad)
+        self.gradients = GradientSums(x, self._operands, tiling, weight_grad)
         self.buffer = allocate(x, (tiling.buffer,), tiling.logits_dtype)
 
     def products(self, tokens: slice, columns: slice, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """A chunk of raw logits with a bias, and memory for its gradient in x's dtype: in their place, in its upper half."""
-        x, weight = part(self.x, tokens), part(self.weight, columns)
-        size = x.shape[0], weight.shape[0]
+        x, count = part(self.x, tokens), columns.stop - columns.start
+        size = x.shape[0], count
         pitch = chunks.pitch(size[1])
         logits = self.buffer.as_strided(size, (pitch, 1))
-        matmul.product(x, weight.t(), logits)
+        for where, weight in self._operands:
+            multiply = matmul.add_product if where.start else matmul.product
+            multiply(part(x, where, 1), part(weight, columns).t(), logits)
         if bias is not None:
             logits.add_(part(bias, columns))
         if x.dtype == logits.dtype:

@@ -29,6 +29,7 @@ class Inputs(NamedTuple):
         target: [N].
         bias, class_weight: [V].
         divisor: what "mean" divides by instead of the number of counted rows: a number, or [N], one for each row.
+        frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
         weight_grad: [V, H], what the weight's gradient is added to.
     """
 
@@ -38,6 +39,7 @@ class Inputs(NamedTuple):
     bias: Tensor | None
     class_weight: Tensor | None
     divisor: Tensor | None
+    frozen: Tensor | None
     weight_grad: Tensor | None
 
 
@@ -52,8 +54,8 @@ class Loss(Head):
     """
 
     def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
-        x, weight, target, bias, class_weight, divisor, weight_grad = inputs
-        super().__init__(x, weight, options, tiling, device, weight_grad)
+        x, weight, target, bias, class_weight, divisor, frozen, weight_grad = inputs
+        super().__init__(x, weight, options, tiling, device, frozen, weight_grad)
         self.on_rows = ReferenceRows() if device is None else RowKernels(device)
         scale = tiling.dweight_scale if tiling.shape.unfinished else None
         self._factors: Tensor | None = None  # of losses, and of their gradients, [N] each

@@ -29,6 +29,7 @@ class ProbabilityInputs(NamedTuple):
         weight: [V, H].
         bias, class_weight: [V].
         probs: [N, V], of this rank's columns.
+        frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
         weight_grad: [V, H], what the weight's gradient is added to.
     """
 
@@ -37,6 +38,7 @@ class ProbabilityInputs(NamedTuple):
     bias: Tensor | None
     class_weight: Tensor | None
     probs: Tensor
+    frozen: Tensor | None
     weight_grad: Tensor | None
 
 
@@ -44,7 +46,7 @@ class ProbabilityTargets(Head):
     """See `Way.DISTRIBUTIONS`. c = w ((1 - e) probs + e / V), with class weights w and label_smoothing e, is the target."""
 
     def __init__(self, inputs: ProbabilityInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
-        super().__init__(inputs.x, inputs.weight, options, tiling, device, inputs.weight_grad)
+        super().__init__(inputs.x, inputs.weight, options, tiling, device, inputs.frozen, inputs.weight_grad)
         self._bias, self._class_weight, self._probs = inputs.bias, inputs.class_weight, inputs.probs
         self._kernels = ReferenceDistributions(options) if device is None else DistributionKernels(options, device)
 

@@ -1,0 +1,45 @@
+"""An adapter of low rank beside the head's weight, as LoRA trains: one more block of columns of x and of the weight."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.sharding import is_distributed
+from torch import Tensor
+
+from .checks import autocast
+
+
+class Joined(NamedTuple):
+    """The tensors of a call, whose logits are x[..., :H] frozen^T + x[..., H:] weight^T; without an adapter as they were."""
+
+    x: Tensor
+    weight: Tensor
+    frozen: Tensor | None
+
+
+def joined(x: Tensor, weight: Tensor, adapter: tuple[Tensor, Tensor] | None, weight_grad: Tensor | None) -> Joined:
+    """[x, u] and b in the weight's place, for the adapter (u [..., R], b [V, R])."""
+    if adapter is None:
+        return Joined(x, weight, None)
+    if not isinstance(adapter, tuple) or len(adapter) != len(("u", "b")):
+        raise TypeError(f"adapter is a {type(adapter).__name__} and must be a tuple (u, b) of two tensors.")
+    u, b = adapter
+    arguments.floating("x", x)
+    arguments.floating("adapter[0]", u)
+    arguments.tensor("adapter[1]", b)
+    if weight.requires_grad and torch.is_grad_enabled():
+        raise ValueError("weight requires a gradient and must not where there is an adapter: detach it.")
+    if weight_grad is not None:
+        raise ValueError("weight_grad must be left out where there is an adapter.")
+    if is_distributed((x, weight, u, b)):
+        raise ValueError("adapter must be left out where there are DTensors.")
+    rank = u.shape[-1]
+    arguments.shape("adapter[0]", u, (*x.shape[:-1], rank))
+    arguments.device("adapter[0]", u, x, "x's")
+    x, weight, _ = autocast(x, weight, None)
+    _, b, _ = autocast(x, b, None)
+    arguments.parameter("adapter[1]", b, ((weight.shape[0], rank),), x, "x's")
+    return Joined(torch.cat((x, u.to(x.dtype)), -1), b, weight)
