@@ -63,6 +63,7 @@ def test_our_operators_stay_within_the_band(plain, precision):
     assert curve.held_out[-1] < curve.held_out[0] - 0.5
 
 
+@pytest.mark.slow
 def test_compiled_training_stays_within_the_band(plain):
     curve, allowed = plain("autocast")
     assert leaves(run(OURS, "autocast", backend="aot_eager"), curve, allowed) is None
@@ -155,6 +156,7 @@ def test_nothing_is_trained_on_that_is_measured():
     assert trained + SETUP.context < measured
 
 
+@pytest.mark.slow
 def test_command_saves_curves_and_fails_where_one_leaves_the_band(tmp_path, capsys):
     plot, data = tmp_path / "plots" / "curves.png", tmp_path / "curves.json"
     arguments = ["--device", "cpu", "--steps", "20", "--precision", "fp32", "--no-compile"]

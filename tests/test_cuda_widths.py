@@ -55,6 +55,7 @@ def _of_fp16(found):
     return sorted(both for (_, dtype, _), both in found.items() if dtype == torch.float16)
 
 
+@pytest.mark.slow
 def test_processes_share_the_work():
     found = plan(H200, 20, ["embedding"], 2)
     assert found == tilings(H200, range(1, 21), ["embedding"])

@@ -10,6 +10,7 @@ from tools.large import __main__ as large
 
 
 @pytest.mark.parametrize("operator", large.OPERATORS)
+@pytest.mark.slow
 def test_it_finds_nothing_wrong_with_small_tensors(operator, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["large", "--device", "cpu", "--elements", str(2**16), "--only", operator])
     assert large.main() == 0

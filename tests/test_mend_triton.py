@@ -16,6 +16,7 @@ from npu_tiling.installation import triton as installation
 from tools import mend_triton, wheels
 from tools.workspace import ROOT
 
+pytestmark = pytest.mark.slow
 # What stands in a wheel's place: files that both have, and a back end of each, which only its own files can import.
 _ALL_BACKENDS = "import importlib, pkgutil\nfor found in pkgutil.iter_modules(__path__):\n"
 FILES = {

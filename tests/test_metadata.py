@@ -44,6 +44,7 @@ def metadata(package, wheel):
 
 
 @each
+@pytest.mark.slow
 def test_metadata_is_complete(package, metadata):
     folder = ROOT / package.folder
     assert metadata["Name"] == package.name == "npu-" + package.key.removeprefix("npu_").replace("_", "-")

@@ -46,10 +46,12 @@ def run(pytester, monkeypatch):
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.slow
 def test_a_worker_computes_on_one_thread(run, workers):
     run("-n", workers, threads="1" if workers == "2" else None).assert_outcomes(passed=3, skipped=3)
 
 
+@pytest.mark.slow
 def test_emulated_tests_need_compilers(run):
     run("-m", "not compilers").assert_outcomes(passed=2, deselected=4)
 

@@ -40,6 +40,7 @@ def trained(patched, folder, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}, {"bf16": True}], ids=str)
+@pytest.mark.slow
 def test_trainer_gets_the_original_losses(options, tmp_path):
     losses, predictions = trained(True, tmp_path, **options)
     expected, _ = trained(False, tmp_path, **options)

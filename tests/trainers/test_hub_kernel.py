@@ -29,6 +29,7 @@ def kernels():
     return pytest.importorskip("kernels")
 
 
+@pytest.mark.slow
 def test_nothing_but_torch_and_the_standard_library_is_imported():
     for path, text in files("npu").items():
         if path == "metadata.json":

@@ -93,6 +93,7 @@ def test_strided_blocks_and_gradient(device, view, listed):
         assert torch.allclose(strided, copied, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_blocks_further_apart_than_32_bits_reach(device):
     if device.name == "npu":
         pytest.skip("takes more memory than a test should on an NPU")

@@ -20,6 +20,7 @@ def tensors(device, *shapes, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.slow
 def test_operators_are_registered_properly(device, dtype, npu_opcheck):
     blocks, a, b, query, norm, weight = tensors(
         device, (3, 5, WIDTH), (5, WIDTH), (5, WIDTH), (WIDTH,), (WIDTH,), (WIDTH,), dtype=dtype

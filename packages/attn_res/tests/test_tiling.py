@@ -33,6 +33,7 @@ def chosen(chip, width, *, itemsize=2, **options):
     return choose(Shape(width=width, itemsize=itemsize, **options), chip)
 
 
+@pytest.mark.slow
 def test_importing_tilings_needs_neither_triton_nor_a_device():
     code = "import sys; sys.modules['triton'] = None; import npu_attn_res; sys.exit('torch.cuda.nvtx' not in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

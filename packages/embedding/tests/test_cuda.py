@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from cuda_worker import CASES, NGRAMS
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton's interpreter")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton's interpreter"),
+]
 
 
 @pytest.mark.parametrize("part", [0, 1])

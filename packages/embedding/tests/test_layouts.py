@@ -46,6 +46,7 @@ def test_table_and_gradient_at_any_strides(device, view):
     lookup.check(case, (out.detach().cpu(), dweight.cpu()))
 
 
+@pytest.mark.slow
 def test_rows_further_apart_than_32_bits_reach(device):
     if device.name == "npu":
         pytest.skip("takes more memory than a test should on an NPU")

@@ -161,6 +161,7 @@ def test_large_and_small_values(device):
     assert torch.allclose(y[[0, 3]].float(), torch.ones(2, 64), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_rows_further_apart_than_32_bits_reach(device):
     if device.name == "npu":
         pytest.skip("takes more memory than a test should on an NPU")

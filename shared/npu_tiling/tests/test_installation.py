@@ -198,6 +198,7 @@ def operator(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_doctor_imports_every_module_of_device_code(operator, monkeypatch, capsys):
     """Not those alone that an `__init__` names."""
     monkeypatch.setattr(doctor, "triton_problem", lambda **_: None)
@@ -219,6 +220,7 @@ def test_doctor_refuses_a_package_that_is_not_there(capsys):
     assert "there is no package npu_of_nobody" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_doctor_is_a_command_that_imports_neither_torch_nor_triton():
     code = "import sys, npu_tiling.installation.doctor; sys.exit(bool({'torch', 'triton'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -23,6 +23,7 @@ def mesh():
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_import_leaves_dtensors_alone():
     """Nobody pays a second for them who has none; where torch_npu is installed, `import torch` loads it, and it does."""
     code = "import sys, torch, npu_tiling.pytorch.sharding; sys.exit('torch.distributed.tensor' in sys.modules)"

@@ -34,6 +34,7 @@ class Place:
     torch: torch.device
 
 
+@functools.cache
 def why_not(name: str) -> str | None:
     """Why tests cannot run at a place on this machine, None if they can."""
     if name == "emulated":
