@@ -17,6 +17,7 @@ import numpy as np
 
 INSTRUCTION, SET, WAIT, BARRIER, CROSS_SET, CROSS_WAIT, PROGRAM = range(1, 8)
 S, ALL = 0, 7  # pipes
+Matrix = np.ndarray[Any, Any]
 READ, WRITE, TEMPORARY, SIZE = range(4)  # what an operand is to an instruction
 GM, NUMBER = 0, 6  # spaces
 
@@ -37,20 +38,51 @@ class Access:
 
 @dataclass
 class Program:
-    """One program: its instructions with where they run, what is complete before each, and their accesses."""
+    """One program: its instructions with where they run, what is complete before each, and their operands in the trace."""
 
     places: list[tuple[int, int, int]] = field(default_factory=list)  # core, pipe, number in the module
     before: list[int] = field(default_factory=list)  # a bit for each instruction
-    accesses: list[Access] = field(default_factory=list)
-    operands: list[Sequence[Sequence[int]]] = field(default_factory=list)  # as the trace says them
+    operands: list[Sequence[Sequence[int]]] = field(default_factory=list)
+
+    @functools.cached_property
+    def accesses(self) -> list[Access]:
+        """Of all instructions, in order."""
+        cores = (core for core, _, _ in self.places)
+        found = (_accesses(i, *of) for i, of in enumerate(zip(cores, self.operands, strict=True)))
+        return [access for accesses in found for access in accesses]
 
     @functools.cached_property
     def sources(self) -> list[tuple[int, ...]]:
         return sources(self)
 
     @functools.cached_property
-    def unordered(self) -> dict[tuple[int, int], str]:
-        return unordered(self)
+    def meeting(self) -> Matrix:
+        return meeting(self)
+
+    @functools.cached_property
+    def order(self) -> Matrix:
+        """For a later and an earlier instruction: 0 if the earlier is complete first, 1 if the later is, else 2."""
+        count = len(self.before)
+        bits = b"".join(mask.to_bytes((count + 7) // 8, "little") for mask in self.before)
+        rows = np.frombuffer(bits, np.uint8).reshape(count, (count + 7) // 8)
+        before = np.unpackbits(rows, axis=1, count=count, bitorder="little")
+        return np.where(before, 0, 2 - before.T)
+
+
+def reordered(one: Program, other: Program) -> list[tuple[int, int]]:
+    """Pairs of a later and an earlier instruction on the same bytes, one a write, whose orders in two programs differ.
+
+    Args:
+        one: a program.
+        other: another, of the same instructions, some with other operands.
+    """
+    changed = [i for i, operands in enumerate(one.operands) if operands != other.operands[i]]
+    meets = one.meeting
+    if changed:
+        meets = meets.copy()
+        meets[changed] = meets[:, changed] = False
+        meets |= meeting(other, frozenset(changed))
+    return np.argwhere(one.meeting * one.order != meets * other.order).tolist()
 
 
 def trace_of(library: ctypes.CDLL) -> bytes:
@@ -77,7 +109,7 @@ def ordered(words: bytes) -> list[Program]:
         if kind == PROGRAM:
             programs.append([])
         else:
-            programs[-1].append((kind, core, a, b, count, operands))
+            programs[-1].append((kind, core, a, b, count, tuple(operands)))
     return [_order(events) for events in programs]
 
 
@@ -143,7 +175,6 @@ def _order(events: Sequence[Any]) -> Program:
             program.places.append((core, a, b))
             program.before.append(0)
             program.operands.append(operands)
-            program.accesses += filter(None, (_access(number, core, operand) for operand in operands))
             pipe, item = a, (kind, number, issued)
         elif kind == WAIT:
             pipe, item = b, (kind, (a, b, count), issued)
@@ -167,11 +198,18 @@ def _union(sets: Iterator[int]) -> int:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _access(instruction: int, core: int, operand: Sequence[int]) -> Access | None:
-    role, space, place, bit, bits, rank, *rest = operand
-    sizes, strides = rest[::2][:rank], rest[1::2][:rank]
-    if role == SIZE or space == NUMBER or 0 in sizes:
-        return None
+def _accesses(instruction: int, core: int, operands: Sequence[Sequence[int]]) -> list[Access]:
+    return [_access(instruction, core, *operand) for operand in operands if _is_accessed(*operand)]
+
+
+def _is_accessed(role: int, space: int, place: int, bit: int, bits: int, rank: int, *axes: int) -> bool:
+    return role != SIZE and space != NUMBER and 0 not in axes[: 2 * rank : 2]
+
+
+def _access(
+    instruction: int, core: int, role: int, space: int, place: int, bit: int, bits: int, rank: int, *rest: int
+) -> Access:
+    sizes, strides = rest[: 2 * rank : 2], rest[1 : 2 * rank : 2]
     starts, piece = np.array([place * 8 + bit]), bits
     axes = list(zip(sizes, strides, strict=True))
     while axes and (axes[-1][0] == 1 or axes[-1][1] * bits == piece):
@@ -182,38 +220,32 @@ def _access(instruction: int, core: int, operand: Sequence[int]) -> Access | Non
     return Access(instruction, (GM, 0) if space == GM else (space, core), role, starts >> 3, (starts + piece + 7) >> 3)
 
 
-def unordered(program: Program) -> dict[tuple[int, int], str]:
-    """Pairs of instructions on the same bytes, one a write, where the earlier is not complete before the later begins.
-
-    Returns:
-        For each such pair "after", where the earlier begins when the later is complete, else "none".
-    """
-    by_memory = defaultdict(list)
-    for access in program.accesses:
-        by_memory[access.memory].append(access)
-    count = len(program.before)
-    bits = b"".join(mask.to_bytes((count + 7) // 8, "little") for mask in program.before)
-    before = np.unpackbits(np.frombuffer(bits, np.uint8).reshape(count, -1), axis=1, bitorder="little")  # [later, earlier]
-    found = {}
-    for accesses in by_memory.values():
-        low = np.array([access.first for access in accesses])
-        high = np.array([access.last for access in accesses])
+def meeting(program: Program, only: frozenset[int] | None = None) -> Matrix:
+    """Which instructions touch the same bytes, one of them to write: a truth for a later and an earlier; of `only` some."""
+    found = np.zeros((len(program.before),) * 2, bool)
+    for accesses in _by_memory(program).values():
+        low, high = np.array([access.first for access in accesses]), np.array([access.last for access in accesses])
         writes = np.array([access.role != READ for access in accesses])
+        scattered = np.array([len(access.low) > 1 for access in accesses])
         instructions = np.array([access.instruction for access in accesses])
         for position, access in enumerate(accesses):
-            meets = (low[:position] < high[position]) & (low[position] < high[:position])
-            meets &= writes[:position] | writes[position]
-            meets &= before[access.instruction, instructions[:position]] == 0
-            for other in np.flatnonzero(meets):
-                pair = accesses[other].instruction, access.instruction
-                if pair[0] != pair[1] and pair not in found and _meet(accesses[other], access):
-                    found[pair] = "after" if program.before[pair[0]] >> pair[1] & 1 else "none"
+            if only is not None and access.instruction not in only:
+                continue
+            meets = (low < access.last) & (access.first < high) & (writes | writes[position])
+            for other in np.flatnonzero(meets & (scattered | scattered[position])):
+                meets[other] = _meet(accesses[other], access)
+            found[access.instruction, instructions[meets]] = True
+    return np.tril(found | found.T, -1)
+
+
+def _by_memory(program: Program) -> dict[tuple[int, int], list[Access]]:
+    found = defaultdict(list)
+    for access in program.accesses:
+        found[access.memory].append(access)
     return found
 
 
 def _meet(a: Access, b: Access) -> bool:
-    if len(a.low) == len(b.low) == 1:
-        return True
     if len(a.low) > len(b.low):
         a, b = b, a
     first = np.searchsorted(b.low, a.high)  # pieces of b that begin before each of a's ends
@@ -224,10 +256,7 @@ def _meet(a: Access, b: Access) -> bool:
 def sources(program: Program) -> list[tuple[int, ...]]:
     """For each access that reads, the instructions whose bytes it sees, where all run one after another; -1 for nobody's."""
     found = []
-    by_memory = defaultdict(list)
-    for access in program.accesses:
-        by_memory[access.memory].append(access)
-    for accesses in by_memory.values():
+    for accesses in _by_memory(program).values():
         edges = np.unique(np.concatenate([edge for access in accesses for edge in (access.low, access.high)]))
         last = np.full(len(edges), -1)  # who wrote the bytes between an edge and the next
         for access in accesses:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
-from npu_embedding import embedding
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy
+from npu_embedding import embedding, ngram_embedding
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs, matmul
 from npu_rms_norm import add_rms_norm, rms_norm
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -33,8 +34,9 @@ def _noise(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
     return torch.randn(*shape).to(dtype).requires_grad_()
 
 
-def _backward(*outputs: torch.Tensor) -> None:
-    torch.autograd.backward(outputs, [torch.randn(out.shape).to(out.dtype) for out in outputs])
+def _backward(*outputs: torch.Tensor | None) -> None:
+    given = [out for out in outputs if out is not None and out.requires_grad]
+    torch.autograd.backward(given, [torch.randn(out.shape).to(out.dtype) for out in given])
 
 
 def _rms_norm() -> None:
@@ -45,6 +47,10 @@ def _add_rms_norm() -> None:
     _backward(*add_rms_norm(_noise(90, 1000, dtype=BF16), _noise(90, 1000), _noise(1000)))
 
 
+def _wide_rms_norm() -> None:
+    _backward(rms_norm(_noise(5, 16384), _noise(16384)))
+
+
 def _embedding() -> None:
     _backward(embedding(torch.randint(19, (150,)), _noise(19, 768), scale_grad_by_freq=True))
 
@@ -53,8 +59,23 @@ def _wide_embedding() -> None:
     _backward(embedding(torch.randint(5, (20,), dtype=torch.int32), _noise(5, 12300, dtype=BF16)))
 
 
-def _attn_res() -> None:
-    _backward(attn_res([_noise(9, 1024, dtype=BF16) for _ in range(4)], _noise(1024), _noise(1024)))
+def _ngrams() -> None:
+    ids, before = torch.randint(11, (2, 9)), torch.randint(11, (2, 2))
+    sizes, firsts = [10] * 4, [0, 10, 20, 30]
+    _backward(ngram_embedding(ids, _noise(40, 160, dtype=BF16), [2**62 - 1] * 3, sizes, firsts, 0, 3, before))
+
+
+def _attn_res(n: int = 4, width: int = 1024) -> None:
+    _backward(attn_res([_noise(9, width, dtype=BF16) for _ in range(n)], _noise(width), _noise(width)))
+
+
+def _attn_res_of_a_tensor() -> None:
+    _backward(attn_res(_noise(4, 5, 8192), _noise(8192), _noise(8192)))
+
+
+def _normalised_attn_res() -> None:
+    given = (_noise(4, 5, 7168, dtype=BF16), *(_noise(7168, dtype=BF16) for _ in range(2)))
+    _backward(*attn_res(*given, output_rms_weight=_noise(7168, dtype=BF16)))
 
 
 def _phase1() -> None:
@@ -69,7 +90,7 @@ def _merge() -> None:
         _noise(1024, dtype=BF16),
         _noise(1024, dtype=BF16),
     ]
-    _backward(*(out for out in attn_res_merge(*given, layer_output=_noise(9, 1024, dtype=BF16).detach()) if out is not None))
+    _backward(*attn_res_merge(*given, layer_output=_noise(9, 1024, dtype=BF16).detach()))
 
 
 def _loss() -> None:
@@ -89,11 +110,32 @@ def _loss_with_everything() -> None:
     )
 
 
-def _cross_entropy(vocabulary: int, **options: object) -> None:
-    x, weight = _noise(7, 16, dtype=BF16), _noise(vocabulary, 16, dtype=BF16)
-    found = fused_linear_cross_entropy(x, weight, torch.randint(vocabulary, (7,)), **options)  # type: ignore[arg-type]
+def _loss_of_narrow_logits() -> None:
+    with mock.patch.object(matmul, "writes_fp32", lambda *_: False):
+        _cross_entropy(4096, 12)
+
+
+def _cross_entropy(vocabulary: int, tokens: int = 7, **options: object) -> None:
+    x, weight = _noise(tokens, 16, dtype=BF16), _noise(vocabulary, 16, dtype=BF16)
+    found = fused_linear_cross_entropy(x, weight, torch.randint(vocabulary, (tokens,)), **options)  # type: ignore[arg-type]
     loss = found if isinstance(found, torch.Tensor) else found.loss
     loss.backward(torch.full_like(loss, 0.5))  # 1 would multiply nothing
+
+
+def _log_probs() -> None:
+    x, weight = _noise(7, 16, dtype=BF16), _noise(20000, 16, dtype=BF16)
+    temperature = torch.rand(7).add(0.5).requires_grad_()
+    extras = {"top_k": 4, "return_entropy": True, "return_square_sum": True, "return_mean_logit": True, "softcap": 30.0}
+    ids = torch.randint(20000, (7, 3))
+    _backward(*linear_log_probs(x, weight, ids[:, 0], ids=ids, temperature=temperature, **extras))  # type: ignore[arg-type]
+
+
+def _distillation() -> None:
+    x, weight, target = _noise(7, 16, dtype=BF16), _noise(20000, 16, dtype=BF16), torch.randint(20000, (7,))
+    teacher = torch.randn(7, 32).bfloat16(), torch.randn(20000, 32).bfloat16(), torch.randn(20000).bfloat16(), 20.0
+    options = {"divergence": "jensen_shannon", "hard_weight": 0.5, "temperature": 2.0, "softcap": 30.0}
+    loss = linear_distillation_loss(x, weight, target, teacher=teacher, **options)  # type: ignore[arg-type]
+    loss.backward(torch.full_like(loss, 0.5))
 
 
 def _matmul() -> None:
@@ -114,13 +156,24 @@ def _matmul_of_exp() -> None:
 CALLS: dict[str, Callable[[], None]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
+    "wide rms_norm": _wide_rms_norm,
     "embedding": _embedding,
     "wide embedding": _wide_embedding,
+    "n-grams": _ngrams,
     "attn_res": _attn_res,
+    "wide attn_res": partial(_attn_res, width=16384),
+    "attn_res of 33 sources": partial(_attn_res, 33, 512),
+    "attn_res of a tensor": _attn_res_of_a_tensor,
+    "attn_res, normalised": _normalised_attn_res,
     "attn_res, phase 1": _phase1,
     "attn_res, merge": _merge,
     "loss": _loss,
     "loss with everything": _loss_with_everything,
+    "loss of many rows": partial(_cross_entropy, 40, 4200),
+    "loss, narrow logits": _loss_of_narrow_logits,
+    "loss, kept logits": partial(_cross_entropy, 20000, 16, label_smoothing=0.1, memory_budget=2**18),
+    "log probabilities": _log_probs,
+    "distillation": _distillation,
     "matmul": _matmul,
     "exp of matmul": _exp_of_matmul,
     "matmul of exp": _matmul_of_exp,

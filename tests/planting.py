@@ -28,7 +28,7 @@ from npu_offline.execute.launcher import Launcher, RunningEmulation, running
 from npu_offline.execute.linalg.lowering import ENTRY
 from npu_offline.execute.native import Binary, Loaded, load, shared_object_of_c
 from npu_offline.execute.storage import bounds_of
-from orders import Program, ordered, trace_of
+from orders import Program, ordered, reordered, trace_of
 from switches import switched
 from xdsl.dialects.builtin import ModuleOp
 
@@ -172,11 +172,10 @@ def _changed(one: Program, other: Program) -> str:
         return "other instructions"
     if one.operands != other.operands and one.sources != other.sources:
         return "bytes of other instructions"
-    pairs = one.unordered.keys() | other.unordered.keys()
-    lost = {pair for pair in pairs if one.unordered.get(pair) != other.unordered.get(pair)}
-    if not lost:
+    pairs = reordered(one, other)
+    if not pairs:
         return ""
-    return "one pipe" if all(other.places[a][:2] == other.places[b][:2] for a, b in lost) else "no order"
+    return "one pipe" if all(other.places[a][:2] == other.places[b][:2] for a, b in pairs) else "no order"
 
 
 def run(site: Site, switches: Iterable[tuple[int, int]] = ()) -> tuple[OfflineError | None, int]:
