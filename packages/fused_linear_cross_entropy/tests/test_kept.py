@@ -32,7 +32,7 @@ def products(device, tokens=TOKENS, width=WIDTH, dtype=torch.bfloat16, bias=Fals
     inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
     added = torch.zeros(VOCABULARY, device=device.torch) if bias else None
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        compute.forward(*inputs, added, None, None, *given, False, *needs)
+        compute.forward(*inputs, added, None, None, None, None, *given, False, *needs)
     return counter.get_total_flops() / (2 * tokens * width * VOCABULARY)
 
 
