@@ -32,7 +32,16 @@ MODULES = {
     "npu-one": ("module", "cpu", "operators", "launch", "reference", "tiling", "formula"),
     "npu-other": ("cpu",),
     "npu-tiling": ("pytorch", "launching", "chips", "device/rounding", "errors"),
-    "npu-offline": ("commands", "timing", "lint", "execute/emulation", "execute/native", "module", "errors"),
+    "npu-offline": (
+        "bounds/kernel",
+        "commands",
+        "timing",
+        "lint",
+        "execute/emulation",
+        "execute/native",
+        "module",
+        "errors",
+    ),
 }
 
 

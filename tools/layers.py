@@ -54,7 +54,7 @@ FOLDERS = {
         "plugin",
         "suite",
         "cann | check | declared",
-        "execute | lint | timing",
+        "bounds | execute | lint | timing",
         "toolchain",
         "module",
         "forward_mode | launches | memory | properties | reports | source_comments",
@@ -66,6 +66,13 @@ FOLDERS = {
         "backend | launcher",
         "final | linalg",
         "faults | idle | native | races | source_lines | storage",
+    ),
+    "npu_offline.bounds": (
+        "kernel",
+        "proof | walk",
+        "loops | results",
+        "arithmetic | expressions | movement | origins | pointers",
+        "question | subject | types",
     ),
     "npu_bench": (
         "__main__",

@@ -46,12 +46,12 @@ def test_what_the_readme_tells_to_write_is_what_the_commands_take(tmp_path, caps
     assert not re.search("rms_norm|attn_res|liger", page), "a report is of the packages that were asked for"
 
 
-def test_the_front_page_has_an_example_of_each_command_for_one_kernel():
-    assert {line.split()[0] for line, _ in CONSOLE} == {"run", "check", "lint", "time", "tune"}
+def test_the_readme_has_an_example_of_each_command_for_one_kernel():
+    assert {line.split()[0] for line, _ in CONSOLE} == {"run", "check", "lint", "time", "tune", "bounds"}
 
 
 @pytest.mark.parametrize(("line", "printed"), CONSOLE, ids=[line.split()[0] for line, _ in CONSOLE])
-def test_commands_print_what_the_front_page_shows(line, printed, tmp_path, monkeypatch, capsys):
+def test_commands_print_what_the_readme_shows(line, printed, tmp_path, monkeypatch, capsys):
     (tmp_path / "kernels.py").write_text(BLOCKS[0])
     monkeypatch.chdir(tmp_path)
     main(shlex.split(line.replace("\\\n", " ")))

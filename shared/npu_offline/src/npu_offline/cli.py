@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from .commands import check, lint, maintenance, releases, report, run, time, tune
+from .commands import bounds, check, lint, maintenance, releases, report, run, time, tune
 from .errors import OfflineError
 from .toolchain import compilers
 
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="npu-offline", description="Ascend Triton kernels without an NPU: compile, run, check, lint, time and tune them"
+        prog="npu-offline",
+        description="Triton kernels for Ascend without an NPU: compile, run, check, prove, lint, time, tune",
     )
     parser.add_argument("--version", action="version", version=f"npu-offline {importlib.metadata.version('npu-offline')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(compilers.VERSIONS)} (all)")
     fetch.set_defaults(run=_fetch)
     check.add_parser(commands)
+    bounds.add_parser(commands)
     run.add_parser(commands)
     lint.add_parser(commands)
     releases.add_parser(commands)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import npu_tiling
@@ -86,6 +87,20 @@ class KernelCall:
         return grid
 
 
+def find(target: str) -> tuple[Path, ModuleType, Any]:
+    """The file, its module, and the kernel with what stands around it, of `FILE::kernel`.
+
+    Raises:
+        OfflineError: the file fails, or has no such kernel.
+    """
+    file, _, name = target.partition("::")
+    module = load_file(Path(file), partly=True)
+    kernels = kernels_of(module)
+    if name not in kernels:
+        raise OfflineError(f"{file} has no kernel {name!r}; it has {', '.join(kernels) or 'none: @triton.jit is missing'}")
+    return Path(file), module, kernels[name]
+
+
 def parse(target: str, given: Sequence[str], grid: str | None) -> list[KernelCall]:
     """The launches that a command line describes: one, or one for each configuration of an autotuned kernel.
 
@@ -97,12 +112,9 @@ def parse(target: str, given: Sequence[str], grid: str | None) -> list[KernelCal
     Raises:
         OfflineError: a part of it is missing or wrong.
     """
-    file, _, name = target.partition("::")
-    module = load_file(Path(file), partly=True)
-    kernels = kernels_of(module)
-    if name not in kernels:
-        raise OfflineError(f"{file} has no kernel {name!r}; it has {', '.join(kernels) or 'none: @triton.jit is missing'}")
-    kernel, computed = jit_function(kernels[name]), heuristics(kernels[name])
+    path, module, decorated = find(target)
+    kernel, computed = jit_function(decorated), heuristics(decorated)
+    name = kernel.__name__
     values: dict[str, list[str]] = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -114,11 +126,11 @@ def parse(target: str, given: Sequence[str], grid: str | None) -> list[KernelCal
     unknown = set(values) - set(kernel.arg_names)
     if unknown:
         raise OfflineError(f"kernel {name} has no argument {min(unknown)}; it has {', '.join(kernel.arg_names)}")
-    found = [sizes for sizes in configurations(kernels[name]) if not sizes.keys() & values.keys()] or [{}]
+    found = [sizes for sizes in configurations(decorated) if not sizes.keys() & values.keys()] or [{}]
     missing = [each.name for each in kernel.params if not each.has_default]
     missing = [each for each in missing if each not in values and each not in found[0] and each not in computed]
     if missing:
-        tuned = configurations(kernels[name])
+        tuned = configurations(decorated)
         why = f", of which its configurations give {', '.join(tuned[0])} where no other of them is given" if tuned else ""
         raise OfflineError(f"kernel {name} also needs {', '.join(missing)}{why}; {FORMS}")
     if grid is None:
@@ -127,7 +139,7 @@ def parse(target: str, given: Sequence[str], grid: str | None) -> list[KernelCal
             " --grid 512, --grid 'cdiv(n, BLOCK)', --grid 8,4 or --grid cores"
         )
     chip = npu_tiling.soc("Ascend910B4")
-    calls = [KernelCall(Path(file), kernel, values, grid, vars(module), sizes, computed) for sizes in found]
+    calls = [KernelCall(path, kernel, values, grid, vars(module), sizes, computed) for sizes in found]
     for call in calls:  # so that a mistake is reported before anything runs
         call.programs(call.arguments(), chip)
         call.choices()

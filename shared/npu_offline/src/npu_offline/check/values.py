@@ -14,7 +14,7 @@ from ..errors import OfflineError
 if TYPE_CHECKING:
     import torch
 
-_DTYPES = {
+DTYPES = {
     "fp64": "float64",
     "fp32": "float32",
     "fp16": "float16",
@@ -64,7 +64,7 @@ def number_of(text: str) -> Any:
 def _tensor(name: str, text: str, kind: str, shape: str, content: str = "", *more: str) -> torch.Tensor:
     import torch
 
-    dtype = getattr(torch, _DTYPES.get(kind, kind), None)
+    dtype = getattr(torch, DTYPES.get(kind, kind), None)
     try:
         sizes = [int(size) for size in shape.split("x")]
     except ValueError:

@@ -6,9 +6,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ..launches import LaunchRecord
+from ..module.places import places_of
 from ..toolchain.compilation import front_end_of
 
 LOAD, STORE, UPDATE = 0, 1, 2  # as in runtime.h
@@ -16,9 +16,8 @@ _ACCESS = re.compile(r"(?:\w|%|:|=| )*?tt\.(load|store|atomic_rmw|atomic_cas)\b[
 _KINDS = {"load": LOAD, "store": STORE, "atomic_rmw": UPDATE, "atomic_cas": UPDATE}
 _ASSIGNED = re.compile(r"\s*(%\w+)(?::\d+)? = (?:\w|\.)+(.*)")
 _CARRIED = re.compile(r"(%\w+) = (%\w+)(?:#\d+)?")
+_POINTER = re.compile(r"!tt\.ptr|: <tensor")  # the types of pointers, and of block pointers that are made or moved
 _PLACE = re.compile(r"loc\((#loc\d*)\)\s*$")
-_DEFINED = re.compile(r"^(#loc\d*) = loc\((.*)\)\s*$", re.MULTILINE)
-_FILE = re.compile(r'^"([^"]+)":(\d+):\d+$')
 _MOST = 4  # lines that are named
 
 
@@ -35,7 +34,7 @@ def lines_of(record: LaunchRecord, argument: str, access: int) -> str:
     except Exception:
         return ""
     names = [name for name in record.signature if name not in record.constants]
-    places = _places(text)
+    places = places_of(text)
     found = {places.get(place, ("", 0)) for place in _accesses(text, f"%arg{names.index(argument)}", access)} - {("", 0)}
     files: dict[str, list[int]] = defaultdict(list)
     for file, line in sorted(found):
@@ -56,23 +55,13 @@ def _accesses(text: str, pointer: str, access: int) -> Iterable[str]:
         for line in lines:
             derived |= {name for name, start in _CARRIED.findall(line) if start in derived and "iter_args" in line}
             found = _ASSIGNED.match(line)
-            if found and "!tt.ptr" in found[2] and derived & set(re.findall(r"%\w+", found[2].partition(" : ")[0])):
+            if (
+                found
+                and ("!tt.ptr" in found[2] or ": <tensor" in found[2])
+                and derived & set(re.findall(r"%\w+", found[2].partition(" : ")[0]))
+            ):
                 derived.add(found[1])
     for line in lines:
         found, place = _ACCESS.match(line), _PLACE.search(line)
         if found and place and found[2] in derived and _KINDS[found[1]] == access:
             yield place[1]
-
-
-def _places(text: str) -> dict[str, tuple[str, int]]:
-    """File and line of each location; of a call the line in the helper."""
-    defined = dict(_DEFINED.findall(text))
-
-    def resolved(place: Any) -> tuple[str, int]:
-        direct = _FILE.match(place)
-        if direct:
-            return direct[1], int(direct[2])
-        inner = re.search(r"#loc\d*", place)
-        return resolved(defined[inner[0]]) if inner and inner[0] in defined else ("", 0)
-
-    return {name: resolved(place) for name, place in defined.items()}
