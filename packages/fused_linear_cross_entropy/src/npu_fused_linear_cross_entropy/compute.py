@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from npu_tiling import Device, device_for
@@ -13,9 +14,11 @@ from . import matmul, parallel, rows, tiling
 from .gradients import Gradients
 from .launch import chunk as launch
 from .launch.product import is_possible
-from .options import Needs, Options
+from .options import Needs, Options, split
 from .shape import Shape, Task
 from .ways import Inputs, Loss, start
+
+_Way = TypeVar("_Way")
 
 
 def is_unfinished(x: Tensor, class_weight: Tensor | None, options: Options) -> bool:
@@ -26,7 +29,7 @@ def is_unfinished(x: Tensor, class_weight: Tensor | None, options: Options) -> b
 @without_autocast
 def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
     """The six outputs, statistics, three gradients and the factors that these lack (see `gradients.Gradients`)."""
-    inputs, options, (save_statistics, *needed) = split(arguments)
+    inputs, options, (save_statistics, *needed) = split(arguments, Inputs, Options)
     needs = Needs(*needed)
     if not any(needs):
         loss = _start(inputs, options, needs, Task.LOSS)
@@ -44,7 +47,7 @@ def backward(
     dloss: Tensor | None, dentropy: Tensor | None, statistics: Tensor, *arguments: Any
 ) -> tuple[Tensor | None, ...]:
     """Three gradients: everything is computed again but the statistics."""
-    inputs, options, needed = split(arguments)
+    inputs, options, needed = split(arguments, Inputs, Options)
     loss = _start(inputs, options, Needs(*needed), Task.GRADIENTS)
     dloss, dentropy = (d if d is None or d.dim() == 0 else d.reshape(-1) for d in (dloss, dentropy))
     return _shaped(loss.gradients_of(statistics, dloss, dentropy), inputs.x)
@@ -67,12 +70,6 @@ def scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
             gradient *= factor.item()
 
 
-def split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options, tuple[Any, ...]]:
-    """An operator's arguments: tensors, options, and what follows them."""
-    end = len(Inputs._fields) + len(Options._fields)
-    return Inputs(*arguments[: len(Inputs._fields)]), Options(*arguments[len(Inputs._fields) : end]), arguments[end:]
-
-
 def _start(inputs: Inputs, options: Options, needs: Needs, task: Task) -> Loss:
     device = device_for(inputs.x.device)
     if device is None:
@@ -90,6 +87,16 @@ def _start(inputs: Inputs, options: Options, needs: Needs, task: Task) -> Loss:
     flags = {"unfinished": unfinished, "is_readable": is_readable}
     shape = shape_of(task, x, weight, bias, frozen, options, needs, device, **flags)
     return start(inputs, options, tiling.choose(shape), device)
+
+
+def begin(way: Callable[..., _Way], task: Task, inputs: Any, options: Options, needs: Needs) -> _Way:
+    """A way of ways/ for x [N, H], or this rank's rows of it, and a weight in its dtype or a wider one."""
+    device = device_for(inputs.x.device)
+    if inputs.weight.dtype != inputs.x.dtype:
+        inputs = inputs._replace(weight=inputs.weight.to(inputs.x.dtype))
+    inputs = inputs._replace(x=parallel.whole_rows(inputs.x, options))
+    shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, inputs.frozen, options, needs, device)
+    return way(inputs, options, tiling.choose(shape), device)
 
 
 def shape_of(

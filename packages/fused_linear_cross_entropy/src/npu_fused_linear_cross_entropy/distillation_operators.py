@@ -17,26 +17,14 @@ from torch import Tensor
 from . import rows
 from .compute import shape_of
 from .gradients import Gradients
-from .operators import OPERATORS, define_gradient, gradient_of, scaled
-from .options import DistillationOptions, Needs, Options, schema
+from .operators import OPERATORS, define_gradient, fake_gradients, gradient_of, scaled
+from .options import GRADIENTS, NEEDS, DistillationOptions, Needs, Options, schema, split
 from .rows import NO_COLUMN
 from .shape import Task
 from .ways.distillation import Distillation, DistillationInputs
 
-_TENSORS = (
-    "Tensor x, Tensor weight, Tensor? target, Tensor? bias, Tensor? teacher_x, Tensor? teacher_weight, "
-    "Tensor? teacher_bias, Tensor? teacher_probs, Tensor? frozen, "
-    "Tensor? weight_grad"
-)
-_NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
-_GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
-_COUNT = len(DistillationInputs._fields)
+_ARGUMENTS = schema(DistillationInputs, DistillationOptions)
 _NOTHING_NEEDED = Needs(False, False, False)
-
-
-def _split(arguments: tuple[Any, ...]) -> tuple[DistillationInputs, DistillationOptions, Needs]:
-    end = _COUNT + len(DistillationOptions._fields)
-    return DistillationInputs(*arguments[:_COUNT]), DistillationOptions(*arguments[_COUNT:end]), Needs(*arguments[end:])
 
 
 def _is_unfinished(x: Tensor, options: DistillationOptions) -> bool:
@@ -114,13 +102,13 @@ class _Rows:
 @without_autocast
 def distillation(*arguments: Any) -> tuple[Tensor | None, ...]:
     """The loss and its two parts, three gradients and the factors that these lack."""
-    inputs, options, needs = _split(arguments)
+    inputs, options, needs = split(arguments, DistillationInputs, DistillationOptions)
     shape = inputs.x.shape
     inputs = _flat(inputs)
     facts = _Rows(inputs, options)
     gradients = Gradients(None, None, None, None)
     if any(needs):
-        run = _start(inputs, options, needs, Task.LOSS_AND_GRADIENTS)
+        run = _start(inputs, options, Needs(*needs), Task.LOSS_AND_GRADIENTS)
         unfinished, scale = _is_unfinished(inputs.x, options), run.tiling.dweight_scale
         factors = facts.factors(inputs.x, None, 1 if unfinished else facts.divisor)
         losses, gradients = run.losses_and_gradients(facts.columns, factors)
@@ -128,7 +116,7 @@ def distillation(*arguments: Any) -> tuple[Tensor | None, ...]:
             left = losses.new_tensor([1.0, 1.0 / scale, 1.0 / scale]) / facts.divisor
             gradients = gradients._replace(unfinished=left)
     else:
-        losses = _start(inputs, options, needs, Task.LOSS).losses(facts.columns)
+        losses = _start(inputs, options, Needs(*needs), Task.LOSS).losses(facts.columns)
 
     def reduced(values: Tensor) -> Tensor:
         values = facts.masked(values)
@@ -145,12 +133,12 @@ def distillation(*arguments: Any) -> tuple[Tensor | None, ...]:
 @without_autocast
 def distillation_backward(dloss: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
     """Three gradients, given those of the tokens' losses, or of the one loss: everything is computed again."""
-    inputs, options, needs = _split(arguments)
+    inputs, options, needs = split(arguments, DistillationInputs, DistillationOptions)
     shape = inputs.x.shape
     inputs = _flat(inputs)
     facts = _Rows(inputs, options)
     factors = facts.factors(inputs.x, dloss.reshape(-1), facts.divisor)
-    _, gradients = _start(inputs, options, needs, Task.GRADIENTS).losses_and_gradients(facts.columns, factors)
+    _, gradients = _start(inputs, options, Needs(*needs), Task.GRADIENTS).losses_and_gradients(facts.columns, factors)
     return _shaped(gradients, shape)
 
 
@@ -160,36 +148,27 @@ def _shaped(gradients: Gradients, shape: torch.Size) -> tuple[Tensor | None, Ten
 
 
 def _fake(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, options, needs = _split(arguments)
+    inputs, options, needs = split(arguments, DistillationInputs, DistillationOptions)
     x, dtype = inputs.x, statistics_dtype(inputs.x.dtype)
     size = x.shape[:-1] if options.reduction == "none" else ()
     wanted = (True, options.return_parts, options.return_parts and options.hard_weight != 0.0)
     losses = (x.new_empty(size, dtype=dtype) if asked else nothing(x) for asked in wanted)
     unfinished = any(needs) and _is_unfinished(x, options)
-    return *losses, *_fake_gradients(inputs, needs), x.new_empty(3, dtype=dtype) if unfinished else nothing(x)
-
-
-def _fake_gradients(inputs: DistillationInputs, needs: Needs) -> tuple[Tensor, ...]:
-    tensors = (inputs.x, inputs.weight if inputs.weight_grad is None else None, inputs.bias)
-    return tuple(
-        inputs.x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else nothing(inputs.x)
-        for tensor, need in zip(tensors, needs, strict=True)
-    )
+    return *losses, *fake_gradients(inputs, needs), x.new_empty(3, dtype=dtype) if unfinished else nothing(x)
 
 
 def _fake_backward(dloss: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    inputs, _, needs = _split(arguments)
-    return _fake_gradients(inputs, needs)
+    inputs, _, needs = split(arguments, DistillationInputs, DistillationOptions)
+    return fake_gradients(inputs, needs)
 
 
 OPERATORS.define(
-    f"distillation({_TENSORS}, {schema(DistillationOptions)}, {_NEEDS})"
-    f" -> (Tensor loss, Tensor soft, Tensor hard, {_GRADIENTS}, Tensor unfinished)",
+    f"distillation({_ARGUMENTS}, {NEEDS}) -> (Tensor loss, Tensor soft, Tensor hard, {GRADIENTS}, Tensor unfinished)",
     distillation,
     _fake,
 )
 define_gradient(
-    f"distillation_backward(Tensor dloss, {_TENSORS}, {schema(DistillationOptions)}, {_NEEDS}) -> ({_GRADIENTS})",
+    f"distillation_backward(Tensor dloss, {_ARGUMENTS}, {NEEDS}) -> ({GRADIENTS})",
     distillation_backward,
     _fake_backward,
 )
@@ -233,7 +212,14 @@ class _Distillation(Function):
                 *needs,
             )
         dx, dweight, dbias = (gradient if needed else None for gradient, needed in zip(found, needs, strict=True))
-        return None, dx, dweight if ctx.weight_grad is None else None, None, dbias, *[None] * (_COUNT - 3)
+        return (
+            None,
+            dx,
+            dweight if ctx.weight_grad is None else None,
+            None,
+            dbias,
+            *[None] * (len(DistillationInputs._fields) - 3),
+        )
 
 
 def _needs(ctx) -> Needs:  # type: ignore[no-untyped-def]
@@ -242,7 +228,7 @@ def _needs(ctx) -> Needs:  # type: ignore[no-untyped-def]
 
 
 def _recorded(run, *arguments):  # type: ignore[no-untyped-def]
-    inputs, options, needs = _split(arguments)
+    inputs, options, needs = split(arguments, DistillationInputs, DistillationOptions)
     if needs_gradient((inputs.x, inputs.weight, inputs.bias)) and not any(needs):
         return *apply(_Distillation, run, *inputs, options), None, None, None, None
     return run(*arguments)

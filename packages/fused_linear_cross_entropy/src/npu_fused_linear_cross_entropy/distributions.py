@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling import device_for
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
-from npu_tiling.pytorch.tensors import nothing, statistics_dtype, without_autocast
+from npu_tiling.pytorch.tensors import statistics_dtype, without_autocast
 from torch import Tensor
 
-from . import parallel, tiling
-from .compute import check_columns, shape_of
+from . import parallel
+from .compute import begin, check_columns
 from .distribution_rows import Moments, coefficients, moments
 from .ids import are_columns
-from .operators import OPERATORS, define_gradient, gradient_of
-from .options import Needs, Options, schema
+from .operators import OPERATORS, define_gradient, fake_gradients, gradient_of
+from .options import GRADIENTS, NEEDS, Needs, Options, schema, split
 from .shape import Task
 from .ways.distributions import Distributions, Inputs
 
@@ -52,33 +52,16 @@ class Outputs(NamedTuple):
     first: Tensor | None
 
 
-_OPTIONS = schema(Options)
-_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? ids, Tensor? rates, Tensor? frozen, Tensor? weight_grad"
 _MOMENTS = "Tensor lse, Tensor entropy, Tensor square_sum, Tensor mean_logit"
 _OUTPUTS = f"{_MOMENTS}, Tensor ids_log_probs, Tensor top_log_probs, Tensor top_ids, Tensor first"
-_ENDS = len(Inputs._fields), len(Inputs._fields) + len(Options._fields)
-
-
-def _split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options, tuple[Any, ...]]:
-    first, second = _ENDS
-    return Inputs(*arguments[:first]), Options(*arguments[first:second]), arguments[second:]
-
-
-def _start(task: Task, inputs: Inputs, options: Options, needs: Needs) -> Distributions:
-    device = device_for(inputs.x.device)
-    if inputs.weight.dtype != inputs.x.dtype:
-        inputs = inputs._replace(weight=inputs.weight.to(inputs.x.dtype))
-    inputs = inputs._replace(x=parallel.whole_rows(inputs.x, options))
-    shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, inputs.frozen, options, needs, device)
-    return Distributions(inputs, options, tiling.choose(shape), device)
 
 
 @without_autocast
 def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    inputs, options, wanted = _split(arguments)
+    inputs, options, wanted = split(arguments, Inputs, Options)
     if inputs.ids is not None and device_for(inputs.x.device) is None:
         check_columns("ids", inputs.ids, options.ignore_index, options.vocab_size)
-    found = _start(Task.DISTRIBUTIONS, inputs, options, Needs(False, False, False)).found(*wanted)
+    found = begin(Distributions, Task.DISTRIBUTIONS, inputs, options, Needs(False, False, False)).found(*wanted)
     known = moments(found.statistics, options.vocab_size)
     of_ids = of_top = None
     if inputs.ids is not None:
@@ -98,14 +81,14 @@ def _are_known(ids: Tensor, options: Options) -> Tensor:
 def _backward(
     rows: Tensor, log_probs: Tensor | None, did_log_probs: Tensor | None, *arguments: Any
 ) -> tuple[Tensor | None, ...]:
-    inputs, options, (*needed, need_drates) = _split(arguments)
-    distributions = _start(Task.DISTRIBUTION_GRADIENTS, inputs, options, Needs(*needed))
+    inputs, options, (*needed, need_drates) = split(arguments, Inputs, Options)
+    distributions = begin(Distributions, Task.DISTRIBUTION_GRADIENTS, inputs, options, Needs(*needed))
     found, drates = distributions.gradients_of(rows, log_probs, did_log_probs, need_drates)
     return found.dx, found.dweight, found.dbias, drates
 
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    inputs, options, (top_k, find_first) = _split(arguments)
+    inputs, options, (top_k, find_first) = split(arguments, Inputs, Options)
     x, dtype = inputs.x, statistics_dtype(inputs.x.dtype)
     (rows,) = parallel.whole_shape(x, options)
     moment = [x.new_empty(rows, dtype=dtype) for _ in Moments._fields]
@@ -115,24 +98,18 @@ def _fake_forward(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 
 def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    x, weight, bias, _, rates, _, weight_grad = arguments[3 : 3 + len(Inputs._fields)]
-    tensors, needed = (x, weight if weight_grad is None else None, bias, rates), arguments[-4:]
-    return tuple(
-        x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else nothing(x)
-        for tensor, need in zip(tensors, needed, strict=True)
-    )
+    inputs, _, needed = split(arguments[3:], Inputs, Options)
+    return fake_gradients(inputs, needed, inputs.rates)
 
 
 OPERATORS.define(
-    f"distributions({_TENSORS}, {_OPTIONS}, int top_k, bool find_first) -> ({_OUTPUTS})",
+    f"distributions({schema(Inputs, Options)}, int top_k, bool find_first) -> ({_OUTPUTS})",
     _forward,
     _fake_forward,
 )
 define_gradient(
-    f"distribution_gradients(Tensor coefficients, Tensor? log_probs, Tensor? did_log_probs, {_TENSORS}, "
-    f"{_OPTIONS},"
-    " bool need_dx, bool need_dweight, bool need_dbias, bool need_drates)"
-    " -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor drates)",
+    f"distribution_gradients(Tensor coefficients, Tensor? log_probs, Tensor? did_log_probs, {schema(Inputs, Options)},"
+    f" {NEEDS}, bool need_drates) -> ({GRADIENTS}, Tensor drates)",
     _backward,
     _fake_backward,
 )
@@ -188,7 +165,7 @@ def distributions(inputs: Inputs, options: Options, wanted: Wanted) -> Outputs:
 
 
 def _recorded(run, *arguments):  # type: ignore[no-untyped-def]
-    inputs, options, wanted = _split(arguments)
+    inputs, options, wanted = split(arguments, Inputs, Options)
     if needs_gradient((inputs.x, inputs.weight, inputs.bias, inputs.rates)):
         return apply(_Distributions, run, *inputs, options, Wanted(*wanted))
     return run(*arguments)

@@ -15,25 +15,19 @@ from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, can_by
 from npu_tiling.pytorch.tensors import nothing, statistics_dtype
 from torch import Tensor
 
-from .compute import backward, count_saved, forward, is_unfinished, scale, scale_, split
-from .options import Needs, Options, schema
+from .compute import backward, count_saved, forward, is_unfinished, scale, scale_
+from .options import GRADIENTS, NEEDS, Needs, Options, schema, split
 from .rows import Losses
 from .ways import Inputs
 
 OPERATORS = OperatorLibrary("npu_fused_linear_cross_entropy")
-_TENSORS = (
-    "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? divisor, Tensor? frozen, "
-    "Tensor? weight_grad"
-)
-_OPTIONS = schema(Options)
-_NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
+_ARGUMENTS = schema(Inputs, Options)
 _OUTPUTS = "Tensor loss, Tensor z_loss, Tensor token_accuracy, Tensor predicted_tokens, Tensor lse, Tensor entropy"
-_GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
 _NOTHING_NEEDED = Needs(False, False, False)
 
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, options, (save_statistics, *needed) = split(arguments)
+    inputs, options, (save_statistics, *needed) = split(arguments, Inputs, Options)
     x, target, dtype = inputs.x, inputs.target, statistics_dtype(inputs.x.dtype)
     reduced = target.shape if options.reduction == "none" else ()
     unfinished = any(needed) and is_unfinished(x, inputs.class_weight, options)
@@ -47,12 +41,13 @@ def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
         (save_statistics, (count_saved(options), target.numel()), dtype),
     ]
     outputs = [x.new_empty(shape, dtype=dtype) if asked else nothing(x) for asked, shape, dtype in wanted]
-    return *outputs, *_fake_gradients(inputs, needed), x.new_empty(3, dtype=dtype) if unfinished else nothing(x)
+    return *outputs, *fake_gradients(inputs, needed), x.new_empty(3, dtype=dtype) if unfinished else nothing(x)
 
 
-def _fake_gradients(inputs: Inputs, needed: Sequence[bool]) -> tuple[Tensor, ...]:
+def fake_gradients(inputs: Any, needed: Sequence[bool], *others: Tensor | None) -> tuple[Tensor, ...]:
+    """Shapes of the gradients of x, weight and bias, and of other inputs: the same for every operator that has them."""
     x = inputs.x
-    tensors = (x, inputs.weight if inputs.weight_grad is None else None, inputs.bias)
+    tensors = (x, inputs.weight if inputs.weight_grad is None else None, inputs.bias, *others)
     return tuple(
         x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else nothing(x)
         for tensor, need in zip(tensors, needed, strict=True)
@@ -60,8 +55,8 @@ def _fake_gradients(inputs: Inputs, needed: Sequence[bool]) -> tuple[Tensor, ...
 
 
 def _fake_backward(dloss: Tensor | None, dentropy: Tensor | None, statistics: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    inputs, _, needed = split(arguments)
-    return _fake_gradients(inputs, needed)
+    inputs, _, needed = split(arguments, Inputs, Options)
+    return fake_gradients(inputs, needed)
 
 
 def _fake_scale(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
@@ -87,13 +82,13 @@ def gradient_of(name: str, weight_grad: Tensor | None) -> str:
 
 
 OPERATORS.define(
-    f"forward({_TENSORS}, {_OPTIONS}, bool save_statistics, {_NEEDS})"
-    f" -> ({_OUTPUTS}, Tensor statistics, {_GRADIENTS}, Tensor unfinished)",
+    f"forward({_ARGUMENTS}, bool save_statistics, {NEEDS})"
+    f" -> ({_OUTPUTS}, Tensor statistics, {GRADIENTS}, Tensor unfinished)",
     forward,
     _fake_forward,
 )
 define_gradient(
-    f"backward(Tensor? dloss, Tensor? dentropy, Tensor statistics, {_TENSORS}, {_OPTIONS}, {_NEEDS}) -> ({_GRADIENTS})",
+    f"backward(Tensor? dloss, Tensor? dentropy, Tensor statistics, {_ARGUMENTS}, {NEEDS}) -> ({GRADIENTS})",
     backward,
     _fake_backward,
 )

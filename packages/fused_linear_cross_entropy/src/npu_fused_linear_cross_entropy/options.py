@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -19,7 +20,13 @@ _SCHEMA_TYPES = {
     float | None: "float?",
     int | None: "int?",
     torch.dtype | None: "ScalarType?",
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
 }
+NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"  # schema of `Needs`, and of the gradients
+GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
+_Inputs = TypeVar("_Inputs", bound=tuple[Any, ...])
+_Options = TypeVar("_Options", bound=tuple[Any, ...])
 
 
 #: What an option can be.
@@ -110,6 +117,16 @@ class DistillationOptions(NamedTuple):
     memory_budget: int | None = None
 
 
-def schema(options: type[Options] | type[DistillationOptions]) -> str:
-    """The arguments of a registered operator that are options."""
-    return ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(options).items())
+def schema(inputs: type[tuple[Any, ...]], options: type[tuple[Any, ...]]) -> str:
+    """The tensors and options among the arguments of a registered operator, from the records that hold them."""
+    fields = {**get_type_hints(inputs), **get_type_hints(options)}
+    return ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in fields.items())
+
+
+def split(
+    arguments: tuple[Any, ...], inputs: type[_Inputs], options: type[_Options]
+) -> tuple[_Inputs, _Options, tuple[Any, ...]]:
+    """The arguments of a registered operator: tensors, options, and what follows them."""
+    first = len(inputs._fields)  # type: ignore[attr-defined]
+    end = first + len(options._fields)  # type: ignore[attr-defined]
+    return inputs(*arguments[:first]), options(*arguments[first:end]), arguments[end:]

@@ -5,26 +5,23 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
 from npu_tiling.pytorch.sharding import is_distributed
-from npu_tiling.pytorch.tensors import nothing, statistics_dtype, without_autocast
+from npu_tiling.pytorch.tensors import statistics_dtype, without_autocast
 from torch import Tensor
 
-from . import parallel, tiling
+from . import parallel
 from .checks import autocast, check
-from .compute import shape_of
+from .compute import begin
 from .distribution_rows import COEFFICIENTS, LSE, A, moments
-from .operators import OPERATORS, define_gradient, gradient_of
-from .options import Needs, Options, schema
+from .operators import OPERATORS, define_gradient, fake_gradients, gradient_of
+from .options import GRADIENTS, NEEDS, Needs, Options, schema, split
 from .shape import Task
 from .token_weights import checked_token_weight
 from .ways.probability_targets import ProbabilityInputs, ProbabilityTargets
 
-_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? class_weight, Tensor probs, Tensor? frozen, Tensor? weight_grad"
-_OPTIONS = schema(Options)
-_NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"
+_ARGUMENTS = schema(ProbabilityInputs, Options)
 _REFUSED = ("token_scaling", "return_token_accuracy", "return_predicted_tokens", "return_entropy")
 
 
@@ -36,56 +33,39 @@ class ProbabilityLosses(NamedTuple):
     lse: Tensor
 
 
-def _split(arguments: tuple[Any, ...]) -> tuple[ProbabilityInputs, Options]:
-    end = len(ProbabilityInputs._fields)
-    return ProbabilityInputs(*arguments[:end]), Options(*arguments[end : end + len(Options._fields)])
-
-
-def _start(task: Task, arguments: tuple[Any, ...], needs: Needs) -> ProbabilityTargets:
-    inputs, options = _split(arguments)
-    device = device_for(inputs.x.device)
-    if inputs.weight.dtype != inputs.x.dtype:
-        inputs = inputs._replace(weight=inputs.weight.to(inputs.x.dtype))
-    inputs = inputs._replace(x=parallel.whole_rows(inputs.x, options))
-    shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, inputs.frozen, options, needs, device)
-    return ProbabilityTargets(inputs, options, tiling.choose(shape), device)
-
-
 @without_autocast
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     """Rows' cross entropies, L, and the sums of their targets, [N] each."""
-    targets = _start(Task.DISTRIBUTIONS, arguments, Needs(False, False, False))
+    inputs, options, _ = split(arguments, ProbabilityInputs, Options)
+    targets = begin(ProbabilityTargets, Task.DISTRIBUTIONS, inputs, options, Needs(False, False, False))
     statistics, (dots, sums) = targets.statistics()
-    lse = moments(statistics, targets.options.vocab_size).lse
+    lse = moments(statistics, options.vocab_size).lse
     return lse * sums - dots, lse, sums.clone()
 
 
 @without_autocast
 def _backward(rows: Tensor, factors: Tensor | None, *arguments: Any) -> tuple[Tensor | None, ...]:
-    return _start(Task.DISTRIBUTION_GRADIENTS, arguments, Needs(*arguments[-3:])).gradients_of(rows, factors)[:3]
+    inputs, options, needed = split(arguments, ProbabilityInputs, Options)
+    targets = begin(ProbabilityTargets, Task.DISTRIBUTION_GRADIENTS, inputs, options, Needs(*needed))
+    return targets.gradients_of(rows, factors)[:3]
 
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, options = _split(arguments)
+    inputs, options, _ = split(arguments, ProbabilityInputs, Options)
     rows, dtype = parallel.whole_shape(inputs.x, options), statistics_dtype(inputs.x.dtype)
     return tuple(inputs.x.new_empty(rows, dtype=dtype) for _ in range(3))
 
 
 def _fake_backward(rows: Tensor, factors: Tensor | None, *arguments: Any) -> Any:
-    inputs, _ = _split(arguments)
-    weight = inputs.weight if inputs.weight_grad is None else None
-    tensors = zip((inputs.x, weight, inputs.bias), arguments[-3:], strict=True)
-    return tuple(torch.empty_like(one) if need and one is not None else nothing(inputs.x) for one, need in tensors)
+    inputs, _, needed = split(arguments, ProbabilityInputs, Options)
+    return fake_gradients(inputs, needed)
 
 
 OPERATORS.define(
-    f"probability_targets({_TENSORS}, {_OPTIONS}) -> (Tensor cross_entropy, Tensor lse, Tensor sums)",
-    _forward,
-    _fake_forward,
+    f"probability_targets({_ARGUMENTS}) -> (Tensor cross_entropy, Tensor lse, Tensor sums)", _forward, _fake_forward
 )
 define_gradient(
-    f"probability_target_gradients(Tensor coefficients, Tensor? factors, {_TENSORS}, {_OPTIONS},"
-    f" {_NEEDS}) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+    f"probability_target_gradients(Tensor coefficients, Tensor? factors, {_ARGUMENTS}, {NEEDS}) -> ({GRADIENTS})",
     _backward,
     _fake_backward,
 )

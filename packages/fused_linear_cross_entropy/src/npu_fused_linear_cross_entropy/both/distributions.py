@@ -66,13 +66,15 @@ def distribution_statistics_kernel(
 @triton.jit
 def store_gradient(
     p_out, b_z, b_lse, b_a, b_b, b_c, b_d, b_rate, i_col, s_out, n_rows, logit_scale, softcap, COLUMNS: tl.constexpr,
-    BARRIER: tl.constexpr
+    DOTS: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
-    """Stores the gradient of the raw logits of a tile. Returns the sums [BLOCK_M] of z times its gradient."""
+    """Stores the gradient of the raw logits of a tile. Returns the sums [BLOCK_M] of z times its gradient, with DOTS."""
     b_log = tl.maximum(b_z - b_lse[:, None], VANISHES)
     b_p = tl.exp(b_log)
     b_g = b_p * (b_a[:, None] + b_b[:, None] * b_log + b_c[:, None] * b_p) + b_d[:, None]
-    b_dot = tl.sum(inside(b_g * b_z, 0.0, COLUMNS), axis=1)
+    b_dot = b_lse * 0.0
+    if DOTS:
+        b_dot = tl.sum(inside(b_g * b_z, 0.0, COLUMNS), axis=1)
     b_g = gradient_of_raw(b_g, b_z, b_rate, logit_scale, softcap)
     store_tile(p_out, b_g, i_col, s_out, n_rows, COLUMNS, BARRIER)
     return b_dot
@@ -120,7 +122,7 @@ def distribution_gradient_kernel(
             b_tail = load_tail(p_row, s_logits, n_left, None, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
             b_dot += store_gradient(
                 p_out, at_rate(b_tail, b_rate), b_lse, b_a, b_b, b_c, b_d, b_rate, N_FULL, s_gradient, n_left, logit_scale,
-                softcap, N - N_FULL, BARRIER
+                softcap, N - N_FULL, p_dots is not None, BARRIER
             )  # fmt: skip
         if N_FULL > 0:
             for i_block in tl.range(0, N_FULL, BLOCK_N):
@@ -128,7 +130,7 @@ def distribution_gradient_kernel(
                 b_z = load_logits(p_row, i_col, s_logits, n_left, None, logit_scale, softcap, BLOCK_N, BLOCK_M, BLOCK_N)
                 b_dot += store_gradient(
                     p_out, at_rate(b_z, b_rate), b_lse, b_a, b_b, b_c, b_d, b_rate, i_col, s_gradient, n_left, logit_scale,
-                    softcap, BLOCK_N, BARRIER
+                    softcap, BLOCK_N, p_dots is not None, BARRIER
                 )  # fmt: skip
         if p_dots is not None:
             tl.store(p_dots + i_row + o_row, b_dot, mask=m_row)
