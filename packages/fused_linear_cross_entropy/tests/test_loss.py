@@ -76,7 +76,9 @@ def test_chunks_of_columns(device, tokens, vocabulary, budget, reduction):
 
 def test_fp32_sums_of_the_weights_gradient(device):
     """bf16 sums over many chunks lose what fp32 sums keep, which are the default where the budget has room for them."""
-    case = losses.make(512, 16, 123, chunk_tokens=4)
+    if device.name == "emulated":
+        pytest.skip("sums are PyTorch's products")
+    case = losses.make(128, 16, 123, chunk_tokens=2)
     exact = losses.exact(case).gradients["weight"]
     error = {}
     for what, options in {
@@ -226,11 +228,11 @@ def test_gradients_become_the_leaves_own(device):
     assert weight.grad.data_ptr() == address
 
 
-@pytest.mark.parametrize("budget", [None, 100_000])
+@pytest.mark.parametrize("budget", [None, 30_000])
 def test_equal_inputs_give_equal_bits(device, budget):
     if device.name == "emulated" and budget:
         pytest.skip("kernels to compile")
-    case = losses.make(150, 64, 3000, class_weight=True, label_smoothing=0.1, memory_budget=budget, chunk_tokens=64)
+    case = losses.make(40, 64, 1000, class_weight=True, label_smoothing=0.1, memory_budget=budget, chunk_tokens=16)
     first = losses.run(case, device.torch)
     for _ in range(2):
         again = losses.run(case, device.torch)
