@@ -36,11 +36,11 @@ class Inputs(NamedTuple):
     x: Tensor
     weight: Tensor
     target: Tensor
-    bias: Tensor | None
-    class_weight: Tensor | None
-    divisor: Tensor | None
-    frozen: Tensor | None
-    weight_grad: Tensor | None
+    bias: Tensor | None = None
+    class_weight: Tensor | None = None
+    divisor: Tensor | None = None
+    frozen: Tensor | None = None
+    weight_grad: Tensor | None = None
 
 
 class Loss(Head):
