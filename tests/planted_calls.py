@@ -123,16 +123,15 @@ def _cross_entropy(vocabulary: int, tokens: int = 7, **options: object) -> None:
 
 
 def _log_probs() -> None:
-    x, weight = _noise(7, 16, dtype=BF16), _noise(20000, 16, dtype=BF16)
-    temperature = torch.rand(7).add(0.5).requires_grad_()
+    x, weight, temperature = _noise(3, 16, dtype=BF16), _noise(9000, 16, dtype=BF16), torch.rand(3).add(0.5).requires_grad_()
     extras = {"top_k": 4, "return_entropy": True, "return_square_sum": True, "return_mean_logit": True, "softcap": 30.0}
-    ids = torch.randint(20000, (7, 3))
+    ids = torch.randint(9000, (3, 3))
     _backward(*linear_log_probs(x, weight, ids[:, 0], ids=ids, temperature=temperature, **extras))  # type: ignore[arg-type]
 
 
 def _distillation() -> None:
-    x, weight, target = _noise(7, 16, dtype=BF16), _noise(20000, 16, dtype=BF16), torch.randint(20000, (7,))
-    teacher = torch.randn(7, 32).bfloat16(), torch.randn(20000, 32).bfloat16(), torch.randn(20000).bfloat16(), 20.0
+    x, weight, target = _noise(3, 16, dtype=BF16), _noise(2500, 16, dtype=BF16), torch.randint(2500, (3,))
+    teacher = torch.randn(3, 32).bfloat16(), torch.randn(2500, 32).bfloat16(), torch.randn(2500).bfloat16(), 20.0
     options = {"divergence": "jensen_shannon", "hard_weight": 0.5, "temperature": 2.0, "softcap": 30.0}
     loss = linear_distillation_loss(x, weight, target, teacher=teacher, **options)  # type: ignore[arg-type]
     loss.backward(torch.full_like(loss, 0.5))

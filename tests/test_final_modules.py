@@ -46,6 +46,11 @@ def _ways(package, labels):
         yield from ((launch.name, name, "given") for name, kind in launch.signature.items() if kind.startswith("*"))
 
 
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_calls_that_every_place_executes_are_among_the_sample(package):
+    assert set(load_sample(package, "KERNELS")) <= set(load_sample(package, "WAYS"))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_the_sample_has_every_kernel_and_every_way(package):

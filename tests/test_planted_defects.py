@@ -1,14 +1,16 @@
 """Defects planted in final modules: the checks find each, or it is shown to change nothing."""
 
 import dataclasses
+from pathlib import Path
 
 import npu_offline
 import pytest
 from mutants import FLAGS, REMOVED, short
+from npu_offline.check import launches_of, load_calls, load_sample
 from npu_offline.module.mlir import name_of, property_of
 from orders import trace_of
 from planted_calls import CALLS, call_of
-from planting import changes, planted, run, sites
+from planting import SOC, changes, planted, run, sites
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [
@@ -16,6 +18,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON),
 ]
+PACKAGES = sorted(path.parents[1] for path in Path(__file__).parents[1].glob("packages/*/tests/ascend_calls.py"))
 TOOLCHAINS = ("1.0.0", "1.1.0", "1.2.0")
 SAMPLE = {  # of calls, by toolchain: every package with one, every call with some
     "1.0.0": ("rms_norm", "attn_res, merge"),
@@ -52,6 +55,14 @@ def test_defects_of_a_sample_are_found_or_change_nothing(toolchain, name):
 @pytest.mark.parametrize("name", CALLS)
 def test_every_defect_is_found_or_changes_nothing(toolchain, name):
     _check(_fates(name, toolchain, None))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_defects_are_planted_in_every_kernel(package):
+    labels = load_sample(package, "KERNELS")
+    kernels = {launch.name for launch in launches_of([call for call in load_calls(package) if call[0] in labels], SOC)}
+    assert kernels <= {launch.name for launch in launches_of([(name, call_of(name)) for name in CALLS], SOC)}
 
 
 @pytest.mark.parametrize("toolchain", TOOLCHAINS)
