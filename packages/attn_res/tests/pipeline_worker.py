@@ -37,35 +37,45 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inner, *message, use_reentrant=False)
 
 
-def main():
-    name, how = sys.argv[1:]
+def train(name, rank, *, checkpointed):
+    """Two steps of a schedule; every gradient of the rank's stages is that of one process."""
     made, placement, style = SCHEDULES[name]
+    modules, blocks = pipeline_stages.stages(made), PipelineBlocks(made, N_RANKS, style)
+    row = torch.zeros(pipeline_stages.TOKENS, pipeline_stages.WIDTH, dtype=torch.float64, requires_grad=True)
+    last, stages = len(made) - 1, []
+    for module in (modules[i] for i in placement[rank]):
+        module.blocks = blocks
+        first = row if module.stage else row.detach()
+        given = (first, *(row,) * blocks.arriving(module.stage))
+        sent = 0 if module.stage == last else blocks.arriving(module.stage + 1)
+        result = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        options = {"input_args": given, "output_args": (result,) if module.stage == last else (row,) * (1 + sent)}
+        run = Checkpointed(module) if checkpointed else module
+        stages.append(pipelining.PipelineStage(run, module.stage, len(made), torch.device("cpu"), **options))
+    schedule_type = getattr(pipelining, f"Schedule{name}")
+    given = stages[0] if len(stages) == 1 else stages
+    options = {"loss_fn": lambda output, target: output[0].sum(), "scale_grads": False}
+    schedule = schedule_type(given, pipeline_stages.N_MICROBATCHES, **options)
+    whole = torch.cat(pipeline_stages.microbatches())
+    target = torch.zeros(pipeline_stages.N_MICROBATCHES, dtype=torch.float64)
+    expected = pipeline_stages.whole(made)
+    for step in (1, 2):  # gradients add up
+        schedule.step(*([whole] if rank == 0 else []), **({"target": target} if last in placement[rank] else {}))
+        for i in placement[rank]:
+            gradients = pipeline_stages.gradients([modules[i]])
+            for gradient, of_one in zip(gradients, pipeline_stages.of_stage(expected, i, made), strict=True):
+                torch.testing.assert_close(gradient, step * of_one)
+
+
+def main():
     with ranks.join() as rank:
-        modules, blocks = pipeline_stages.stages(made), PipelineBlocks(made, N_RANKS, style)
-        row = torch.zeros(pipeline_stages.TOKENS, pipeline_stages.WIDTH, dtype=torch.float64, requires_grad=True)
-        last, stages = len(made) - 1, []
-        for module in (modules[i] for i in placement[rank]):
-            module.blocks = blocks
-            first = row if module.stage else row.detach()
-            given = (first, *(row,) * blocks.arriving(module.stage))
-            sent = 0 if module.stage == last else blocks.arriving(module.stage + 1)
-            result = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-            options = {"input_args": given, "output_args": (result,) if module.stage == last else (row,) * (1 + sent)}
-            run = Checkpointed(module) if how == "checkpointed" else module
-            stages.append(pipelining.PipelineStage(run, module.stage, len(made), torch.device("cpu"), **options))
-        schedule_type = getattr(pipelining, f"Schedule{name}")
-        given = stages[0] if len(stages) == 1 else stages
-        options = {"loss_fn": lambda output, target: output[0].sum(), "scale_grads": False}
-        schedule = schedule_type(given, pipeline_stages.N_MICROBATCHES, **options)
-        whole = torch.cat(pipeline_stages.microbatches())
-        target = torch.zeros(pipeline_stages.N_MICROBATCHES, dtype=torch.float64)
-        expected = pipeline_stages.whole(made)
-        for step in (1, 2):  # gradients add up
-            schedule.step(*([whole] if rank == 0 else []), **({"target": target} if last in placement[rank] else {}))
-            for i in placement[rank]:
-                gradients = pipeline_stages.gradients([modules[i]])
-                for gradient, of_one in zip(gradients, pipeline_stages.of_stage(expected, i, made), strict=True):
-                    torch.testing.assert_close(gradient, step * of_one)
+        for name in SCHEDULES:
+            if hasattr(pipelining, f"Schedule{name}"):
+                for checkpointed in (False, True):
+                    print(
+                        name, "checkpointed" if checkpointed else "plain", flush=True
+                    )  # the last one named is that which failed
+                    train(name, rank, checkpointed=checkpointed)
 
 
 main()

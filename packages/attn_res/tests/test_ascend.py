@@ -36,13 +36,10 @@ def launches_of(label, soc="Ascend910B4"):
     [
         "bfloat16 4096, list",
         "bfloat16 7168, normalised merge",
-        "float32 123",
         "bfloat16 16384",
         "bfloat16 1024, 5 layers",
         "bfloat16 1000, bank",
         "bfloat16 7168, bank",
-        "bfloat16 4096, float32 bank",
-        "bfloat16 4096, bank, in place",
     ],
 )
 def test_tiles_fit_and_are_double_buffered(label, soc, toolchain):

@@ -95,8 +95,8 @@ def test_strided_blocks_and_gradient(device, view, listed):
 
 @pytest.mark.slow
 def test_blocks_further_apart_than_32_bits_reach(device):
-    if device.name == "npu":
-        pytest.skip("takes more memory than a test should on an NPU")
+    if device.name in ("cpu", "npu"):
+        pytest.skip("plain PyTorch has offsets of its own; on an NPU it takes more memory than a test should")
     stride = 2**31 + 64
     storage = torch.zeros(stride + 512, dtype=torch.bfloat16, device=device.torch)  # untouched pages cost nothing
     case = depth.make(2, 2, 256, torch.bfloat16)

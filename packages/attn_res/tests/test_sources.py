@@ -23,7 +23,7 @@ def test_every_source_lives_until_the_launch_that_reads_it(place, block, monkeyp
         blocks = [tensor.t().contiguous().t() for tensor in blocks]
     elif block == "of two strides":
         blocks = [tensor if i else torch.randn(6, 32)[:, :16] for i, tensor in enumerate(blocks)]
-    found = sources.follow(blocks, False, DEVICES[place])
+    found = sources.follow(blocks, DEVICES[place], stacked=False)
     first = found.at.base.data_ptr()
     read = {first + entry * blocks[0].itemsize for entry in entries[: len(blocks)]}
     assert len(read) == len(blocks) and read <= {tensor.data_ptr() for tensor in found.tensors}
@@ -45,7 +45,7 @@ def triton(request, monkeypatch):
 def test_a_kernel_for_cuda_gets_each_of_a_few_blocks_as_an_argument(n_blocks, missing, triton):
     blocks = [torch.randn(3, 16) for _ in range(n_blocks)]
     gradients = [None if i in missing else torch.empty(3, 16) for i in range(n_blocks)]
-    found = sources.follow(blocks, False, DEVICES["cuda"], gradients, as_arguments=True)
+    found = sources.follow(blocks, DEVICES["cuda"], gradients, stacked=False, as_arguments=True)
     assert found.at.table is None
     for at, wanted in ((found.at, blocks), (found.gradients_at, gradients)):
         if all(one is None for one in wanted):
@@ -68,7 +68,7 @@ def test_other_blocks_are_found_through_a_table(place, n_blocks, triton, monkeyp
     monkeypatch.setattr(pointers, "Neighbours", lambda tensors: tensors[0])
     monkeypatch.setattr(pointers.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
     blocks = [torch.randn(3, 16) for _ in range(n_blocks)]
-    found = sources.follow(blocks, False, DEVICES[place], as_arguments=True)
+    found = sources.follow(blocks, DEVICES[place], stacked=False, as_arguments=True)
     assert found.at.others is None
     assert [blocks[0].data_ptr() + 4 * entry for entry in entries[:n_blocks]] == [block.data_ptr() for block in blocks]
 
@@ -78,7 +78,7 @@ def test_blocks_that_were_arguments_are_put_into_a_table_for_kernels_that_take_c
     monkeypatch.setattr(pointers, "Neighbours", lambda tensors: tensors[0])
     monkeypatch.setattr(pointers.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
     blocks, gradients = [torch.randn(3, 16) for _ in range(3)], [torch.empty(3, 16), None, torch.empty(3, 16)]
-    found = sources.follow(blocks, False, DEVICES["cuda"], gradients, as_arguments=True)
+    found = sources.follow(blocks, DEVICES["cuda"], gradients, stacked=False, as_arguments=True)
     assert not entries
     tabled = found.in_tables(DEVICES["cuda"])
     assert tabled.at.others is None and tabled.gradients_at.others is None

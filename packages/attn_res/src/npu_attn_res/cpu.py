@@ -24,7 +24,7 @@ def forward(call: Forward) -> tuple[Tensor | None, ...]:
         assert prefix is not None
         _append(call, prefix)
     used = call.n_blocks if call.device_count is None else None
-    passes = TorchPasses(call.blocks, call.stacked, n_blocks=used, count=call.device_count, prefix=prefix)
+    passes = TorchPasses(call.blocks, stacked=call.stacked, n_blocks=used, device_count=call.device_count, prefix=prefix)
     like = call.like
     h, y, statistics = reference.forward(passes, call.weights, call.eps, call.norm_eps, call.dtype or like.dtype)
     shape = like.shape[1:] if call.stacked and prefix is None else like.shape
@@ -47,10 +47,10 @@ def backward(call: Backward, dh: Tensor) -> tuple[Sequence[Tensor | None], Tenso
     """The gradients of blocks, prefix, query and rms_weight, from that of h; None for those that are not needed."""
     passes = TorchPasses(
         call.blocks,
-        call.stacked,
         call.need_blocks,
+        stacked=call.stacked,
         n_blocks=call.n_blocks if call.device_count is None else None,
-        count=call.device_count,
+        device_count=call.device_count,
         prefix=call.prefix,
         need_prefix=call.need_prefix,
         dprefix=call.dprefix,
@@ -61,11 +61,11 @@ def backward(call: Backward, dh: Tensor) -> tuple[Sequence[Tensor | None], Tenso
 
 def phase1(call: Phase1) -> tuple[Tensor, ...]:
     """o [T, S, D], lse [T, S], s [N, T, S] and r [N, T]."""
-    return reference.phase1(TorchPasses(call.blocks, call.stacked), call)
+    return reference.phase1(TorchPasses(call.blocks, stacked=call.stacked), call)
 
 
 def phase1_backward(call: Phase1Backward) -> tuple[Sequence[Tensor | None], Tensor | None, Tensor | None]:
     """The gradients of blocks, queries and rms_weight, None for those that are not needed."""
-    passes = TorchPasses(call.blocks, call.stacked, call.need_blocks)
+    passes = TorchPasses(call.blocks, call.need_blocks, stacked=call.stacked)
     dqueries, dnorm = reference.phase1_backward(passes, call)
     return passes.dv, dqueries, dnorm

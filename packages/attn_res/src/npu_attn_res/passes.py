@@ -60,11 +60,11 @@ class TorchPasses:
     def __init__(
         self,
         sources: Sequence[Tensor],
-        stacked: bool,
         needed: Sequence[bool] = (),
         *,
+        stacked: bool,
         n_blocks: int | None = None,
-        count: Tensor | None = None,
+        device_count: Tensor | None = None,
         prefix: Tensor | None = None,
         need_prefix: bool = False,
         dprefix: Tensor | None = None,
@@ -76,7 +76,7 @@ class TorchPasses:
             stacked: whether there is one.
             needed: which of these tensors need a gradient.
             n_blocks: how many of the N count; None: all.
-            count: the same, on the device.
+            device_count: the same, on the device.
             prefix: may have a dtype of its own.
             need_prefix: whether it needs a gradient.
             dprefix: a gradient that reaches the prefix from elsewhere: is added before the sum is rounded.
@@ -84,7 +84,9 @@ class TorchPasses:
         self._sources, self._stacked, self._needed, self._prefix = sources, stacked, needed, prefix
         self._dprefix = None if dprefix is None else flat(dprefix)
         self._rows = [flat(source) for source in (sources[0].unbind()[:n_blocks] if stacked else sources)]
-        self._there = None if count is None else torch.arange(len(self._rows), device=count.device) < count
+        self._there = (
+            None if device_count is None else torch.arange(len(self._rows), device=device_count.device) < device_count
+        )
         if self._there is not None:  # what lies behind the last block may be anything
             self._rows = [torch.where(there, row, 0.0) for there, row in zip(self._there, self._rows, strict=True)]
         self._need_rows = [needed[0]] * len(self._rows) if stacked and needed else list(needed)

@@ -8,7 +8,7 @@ from .ascend.tiling import choice as ascend
 from .ascend.tiling.choice import AscendTiling
 from .both.tiling import Tiling
 from .cuda.tiling import choice as cuda
-from .cuda.tiling.choice import CudaTiling
+from .cuda.tiling.tile import CudaTiling
 from .shape import Shape
 
 

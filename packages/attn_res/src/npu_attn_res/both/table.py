@@ -9,13 +9,7 @@ import triton.language as tl
 # fmt: off
 
 
-@triton.jit(
-    do_not_specialize=[
-        "first",
-        "o_0", "o_1", "o_2", "o_3", "o_4", "o_5", "o_6", "o_7",
-        "o_8", "o_9", "o_10", "o_11", "o_12", "o_13", "o_14", "o_15",
-    ]
-)
+@triton.jit(do_not_specialize=["first", *(f"o_{i}" for i in range(16))])
 def attn_res_table_kernel(
     p_table, first,
     o_0: tl.int64, o_1: tl.int64, o_2: tl.int64, o_3: tl.int64,
@@ -43,19 +37,7 @@ def attn_res_table_kernel(
     tl.store(p_entry + 15, o_15)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "first",
-        "o_0", "o_1", "o_2", "o_3", "o_4", "o_5", "o_6", "o_7",
-        "o_8", "o_9", "o_10", "o_11", "o_12", "o_13", "o_14", "o_15",
-        "o_16", "o_17", "o_18", "o_19", "o_20", "o_21", "o_22", "o_23",
-        "o_24", "o_25", "o_26", "o_27", "o_28", "o_29", "o_30", "o_31",
-        "o_32", "o_33", "o_34", "o_35", "o_36", "o_37", "o_38", "o_39",
-        "o_40", "o_41", "o_42", "o_43", "o_44", "o_45", "o_46", "o_47",
-        "o_48", "o_49", "o_50", "o_51", "o_52", "o_53", "o_54", "o_55",
-        "o_56", "o_57", "o_58", "o_59", "o_60", "o_61", "o_62", "o_63",
-    ]
-)
+@triton.jit(do_not_specialize=["first", *(f"o_{i}" for i in range(64))])
 def attn_res_long_table_kernel(
     p_table, first,
     o_0: tl.int64, o_1: tl.int64, o_2: tl.int64, o_3: tl.int64,

@@ -38,7 +38,7 @@ class KernelPasses:
 
     def rstd(self, h: Tensor, eps: float) -> Tensor:
         """By the kernel that sums sources: PyTorch's sums of long rows depend on the number of rows."""
-        rows = KernelPasses(follow([h], False, self._device), self._device)
+        rows = KernelPasses(follow([h], self._device, stacked=False), self._device)
         return rows.scores(h[:1].to(self.dtype), eps)[1][0]
 
     def weighted_sum(self, weights: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,7 +19,7 @@ from .specs import KERNELS, launch_spec
 
 def launch_phase1(call: Phase1, device: Device) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """o [T, S, D], lse [T, S], and s [N, T, S] and r [N, T] where `save`."""
-    v, n_layers = follow(call.blocks, call.stacked, device), len(call.queries)
+    v, n_layers = follow(call.blocks, device, stacked=call.stacked), len(call.queries)
     like, n_tokens, width = v.like, v.n_tokens, v.width
     o = allocate(like, (n_tokens, n_layers, width), torch.float32)
     lse = allocate(like, (n_tokens, n_layers), torch.float32)
@@ -56,5 +56,5 @@ def launch_phase1_backward(call: Phase1Backward, device: Device) -> tuple[list[T
     gradients = [allocate_like(block) if need else None for block, need in zip(call.blocks, call.need_blocks, strict=True)]
     if not call.score.numel():
         return gradients, torch.zeros_like(call.queries), torch.zeros_like(call.rms_weight)
-    v = follow(call.blocks, call.stacked, device, gradients)
+    v = follow(call.blocks, device, gradients, stacked=call.stacked)
     return gradients, *reference.phase1_backward(KernelPasses(v, device, need_dg=any(call.need_weights)), call)

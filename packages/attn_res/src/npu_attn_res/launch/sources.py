@@ -88,23 +88,23 @@ def _row_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
 
 def sources_of(call: Forward | Backward, device: Device, gradients: Sequence[Tensor | None] = ()) -> Sources:
     """The sources of a call whose kernels choose among arguments on CUDA: the blocks that count, if any, and a prefix."""
-    blocks, n_blocks = call.blocks, call.n_blocks
+    blocks, n_blocks, stacked = call.blocks, call.n_blocks, call.stacked
     if call.prefix is None:
-        return follow(blocks, call.stacked, device, gradients, as_arguments=True)
+        return follow(blocks, device, gradients, stacked=stacked, as_arguments=True)
     rows, stride = rows_of(call.prefix)
     prefix = Prefix(call.device_count, rows, stride)
     if blocks and blocks[0].numel():
-        return follow(blocks, call.stacked, device, gradients, as_arguments=True, n_blocks=n_blocks, prefix=prefix)
+        return follow(blocks, device, gradients, stacked=stacked, as_arguments=True, n_blocks=n_blocks, prefix=prefix)
     at, n_tokens, shape = Pointers(rows, None, aligned=False), prod(rows.shape[:-1]), rows.shape  # never read
     return Sources(at, n_blocks, n_tokens, shape, 0, shape[-1], rows, NOWHERE, (), prefix=prefix)
 
 
 def follow(
     blocks: Sequence[Tensor],
-    stacked: bool,
     device: Device,
     gradients: Sequence[Tensor | None] = (),
     *,
+    stacked: bool,
     as_arguments: bool = False,
     n_blocks: int | None = None,
     prefix: Prefix = NO_PREFIX,

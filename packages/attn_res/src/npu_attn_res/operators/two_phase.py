@@ -122,7 +122,7 @@ OPERATORS.define(
 class _Phase1(Function):
     @staticmethod
     def forward(ctx, run, stacked, eps, save, queries, rms_weight, *blocks):  # type: ignore[no-untyped-def]
-        o, lse, score, rstd = run(queries, blocks, stacked, rms_weight, eps, True)
+        o, lse, score, rstd = run(*Phase1(queries, blocks, stacked, rms_weight, eps, save=True))
         ctx.save_for_backward(queries, rms_weight, score, rstd, *blocks)
         ctx.stacked = stacked
         ctx.set_materialize_grads(False)
@@ -151,7 +151,7 @@ class _Merge(Function):
     ):
         eps, norm_eps, save = options
         weights = (query, rms_weight, output_rms_weight)
-        h, y, new_prefix, *statistics = run(o, lse, prefix, layer_output, *weights, eps, norm_eps, True)
+        h, y, new_prefix, *statistics = run(*Merge(o, lse, prefix, layer_output, *weights, eps, norm_eps, save=True))
         new_prefix = None if layer_output is None else new_prefix
         kept = h
         if output_rms_weight is None:  # of what was not asked for, the dispatcher made empty tensors

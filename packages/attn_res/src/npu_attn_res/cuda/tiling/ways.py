@@ -84,6 +84,17 @@ class Cooperating(NamedTuple):
     measured: str
 
 
+MAX_ROW = 16384  # columns; wider rows are split into blocks of columns
+LAYER_ELEMENTS, LAYER_WARPS = 32768, 16  # rows of layers times columns
+COLUMN_ELEMENTS, COLUMN_WARPS, COLUMN_PER_CORE = 4096, 4, 4
+ROW_ELEMENTS_PER_WARP, ROW_PER_CORE = 1024, 2  # merge and the gradient of the RMSNorm
+
+# A row forward in chunks: how many at most, their columns at least, and the padding of a whole row that they are worth.
+MAX_CHUNKS, MIN_CHUNK, MIN_PADDING = 8, 512, 1.2
+CHUNK_COLUMNS_PER_WARP = 256  # all warps have columns side by side: sums over sources need no exchange between warps
+NARROW_PER_CORE = 4  # programs of two warps
+MIN_EXTRA_STAGE = 4096  # columns of a row in chunks from which on one more tile is under way
+
 # Several small tiles under way are faster than one large one.
 STAGES = 3  # tiles under way in a loop over sources, or over tokens
 MIN_WARPS = 4
