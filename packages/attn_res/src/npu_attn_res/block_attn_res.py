@@ -124,7 +124,7 @@ class Depth:
                 weights.query[of_block], self.blocks, weights.rms_weight[of_block], weights.rms_eps, weights.scale
             )
         assert self._phase1 is not None
-        o, lse = (found[place] for found in self._phase1)
+        o, lse = (result[place] for result in self._phase1)
         self._layer += 1
         if place == 0:
             return o.to(self.blocks[0].dtype)
@@ -135,9 +135,9 @@ class Depth:
         else:
             prefix, output = self.prefix, self._output
         of_layer = (weights.query[layer], weights.rms_weight[layer], None, weights.rms_eps, weights.scale)
-        found = attn_res_merge(o, lse, prefix, *of_layer, layer_output=output)
-        self.prefix, self._output = found.prefix, None
-        return found.output
+        result = attn_res_merge(o, lse, prefix, *of_layer, layer_output=output)
+        self.prefix, self._output = result.prefix, None
+        return result.output
 
     def add(self, output: Tensor) -> None:
         """Take the output of the layer whose input was asked for last.

@@ -83,8 +83,8 @@ def _check_weights(weights: Mapping[str, Any], like: Tensor, of: str) -> None:
 
 def _check_numbers(rms_eps: Any, scale: Any, output_rms_eps: Any) -> tuple[float, float, float]:
     eps = check_eps("rms_eps", rms_eps)
-    found: float = scale if type(scale) is float and scale == 1.0 else arguments.number("scale", scale)
-    return eps, found, eps if output_rms_eps is None else check_eps("output_rms_eps", output_rms_eps)
+    number: float = scale if type(scale) is float and scale == 1.0 else arguments.number("scale", scale)
+    return eps, number, eps if output_rms_eps is None else check_eps("output_rms_eps", output_rms_eps)
 
 
 def check_bank(
@@ -184,8 +184,8 @@ def check_blocks(blocks: Any, stacked: bool) -> Tensor:
     arguments.rows("residuals[0]", first)
     shape, dtype, device = first.shape, first.dtype, first.device
     for i, block in enumerate(blocks):
-        alike = isinstance(block, Tensor) and block.shape == shape and block.dtype == dtype and block.device == device
-        if not alike:
+        is_alike = isinstance(block, Tensor) and block.shape == shape and block.dtype == dtype and block.device == device
+        if not is_alike:
             check_like(f"residuals[{i}]", block, shape, dtype, first, of="residuals[0]'s")
     return first
 
@@ -211,5 +211,5 @@ def check_eps(name: str, eps: float) -> float:
     """Zero or more, as a float."""
     if type(eps) is float and eps >= 0:  # most are
         return eps
-    found: float = arguments.number(name, eps, least=0, finite=False)
-    return found
+    number: float = arguments.number(name, eps, least=0, finite=False)
+    return number

@@ -68,13 +68,13 @@ def explain(
     sources = [] if merge else [rows(tokens, width) for _ in range(blocks)] if listed else [rows(blocks, tokens, width)]
     state = [leaf(tokens, *shape, dtype="fp32", gradient=backward) for shape in ((width,), ())] if merge else []
     running = rows(tokens, width)
-    added = rows(tokens, width) if layer_output else None
+    output = rows(tokens, width) if layer_output else None
     queries = query if layers is None else leaf(layers, width, dtype="fp32", gradient=backward)
     inputs = [
         *sources,
         *state,
         running if prefix or merge else None,
-        added,
+        output,
         queries,
         norm,
         output_norm if normalised else None,
@@ -82,24 +82,24 @@ def explain(
     options: dict[str, Any] = {"output_rms_weight": inputs[-1]}
 
     def run() -> Mapping[str, int]:
-        given: Any = sources if listed else sources[0] if sources else None
+        v: Any = sources if listed else sources[0] if sources else None
         results: Sequence[Tensor | None]
         if merge:
             o, lse = state
-            results = attn_res_merge(o, lse, running, query, norm, layer_output=added, **options)
+            results = attn_res_merge(o, lse, running, query, norm, layer_output=output, **options)
         elif layers is not None:
-            results = attn_res_phase1(queries, given, norm)
+            results = attn_res_phase1(queries, v, norm)
         elif prefix:
-            bank = given if listed else given.movedim(0, -2)
-            results = attn_res_bank(bank, None, running, query, norm, layer_output=added, **options)
+            bank = v if listed else v.movedim(0, -2)
+            results = attn_res_bank(bank, None, running, query, norm, layer_output=output, **options)
         else:
-            found = attn_res(given, query, norm, **options)
-            results = (found,) if isinstance(found, Tensor) else found
+            h = attn_res(v, query, norm, **options)
+            results = (h,) if isinstance(h, Tensor) else h
         results = [result for result in results if result is not None and result is not running]
         moved = {"forward": nbytes((*inputs, *results))}
         if backward:
             # The backward reads the new prefix, which is a result, in place of the prefix and the layer's output.
-            read = [tensor for tensor in inputs if added is None or (tensor is not running and tensor is not added)]
+            read = [tensor for tensor in inputs if output is None or (tensor is not running and tensor is not output)]
             moved["backward"] = nbytes((*results, *read, *gradients(results, inputs)))
         return moved
 

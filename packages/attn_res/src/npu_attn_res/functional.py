@@ -158,9 +158,9 @@ def fused_attnres(
         raise ValueError(f"checkpoint_level is {checkpoint_level} and must be 0 or 1.")
     if isinstance(query, Tensor) and query.dim() == 2 and query.shape[1] == 1:  # noqa: PLR2004
         query = query.squeeze(1)
-    given = (residuals, query, rms_weight, output_rms_weight, rms_eps, scale)
-    found = attn_res(*given, return_weights=return_weights)
-    if isinstance(found, Tensor):
-        return found
-    output = found.output if found.normalized is None else found.normalized
-    return output if found.weights is None else (output, found.weights)
+    weights, numbers = (query, rms_weight, output_rms_weight), (rms_eps, scale)
+    result = attn_res(residuals, *weights, *numbers, return_weights=return_weights)
+    if isinstance(result, Tensor):
+        return result
+    output = result.output if result.normalized is None else result.normalized
+    return output if result.weights is None else (output, result.weights)

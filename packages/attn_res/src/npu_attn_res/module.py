@@ -86,13 +86,13 @@ class AttnResBank(nn.Module):
 
     Two of them make a decoder's layer one of Attention Residuals, one before attention and one before the MLP:
 
-        found = self.before_attention(blocks, None, prefix, layer_output=output)
+        mixed = self.before_attention(blocks, None, prefix, layer_output=output)
         if self.begins_block:
-            blocks, prefix, output = [*blocks, found.prefix], self.attention(found.normalized), None
+            blocks, prefix, output = [*blocks, mixed.prefix], self.attention(mixed.normalized), None
         else:
-            prefix, output = found.prefix, self.attention(found.normalized)
-        found = self.before_mlp(blocks, None, prefix, layer_output=output)
-        return blocks, found.prefix, self.mlp(found.normalized)
+            prefix, output = mixed.prefix, self.attention(mixed.normalized)
+        mixed = self.before_mlp(blocks, None, prefix, layer_output=output)
+        return blocks, mixed.prefix, self.mlp(mixed.normalized)
 
     The parameters are `query` [hidden_size], zero at first, which makes h the mean of the blocks and the prefix, and
     `rms_weight` and `output_rms_weight` [hidden_size], one at first.

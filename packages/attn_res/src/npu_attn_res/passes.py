@@ -84,11 +84,11 @@ class TorchPasses:
         self._sources, self._stacked, self._needed, self._prefix = sources, stacked, needed, prefix
         self._dprefix = None if dprefix is None else flat(dprefix)
         self._rows = [flat(source) for source in (sources[0].unbind()[:n_blocks] if stacked else sources)]
-        self._there = (
+        self._mask = (
             None if device_count is None else torch.arange(len(self._rows), device=device_count.device) < device_count
         )
-        if self._there is not None:  # what lies behind the last block may be anything
-            self._rows = [torch.where(there, row, 0.0) for there, row in zip(self._there, self._rows, strict=True)]
+        if self._mask is not None:  # what lies behind the last block may be anything
+            self._rows = [torch.where(counts, row, 0.0) for counts, row in zip(self._mask, self._rows, strict=True)]
         self._need_rows = [needed[0]] * len(self._rows) if stacked and needed else list(needed)
         if prefix is not None:
             self._rows.append(flat(prefix))
@@ -102,14 +102,14 @@ class TorchPasses:
     def scores(self, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         score, rstd = [], []
         for row in self._rows:
-            wide = row.to(self.dtype)
-            rstd.append(torch.rsqrt(wide.square().mean(-1) + eps))
+            v = row.to(self.dtype)
+            rstd.append(torch.rsqrt(v.square().mean(-1) + eps))
             # A matrix product's sums of a row depend on how many rows there are; of one layer this costs little more.
-            dot = (wide * g).sum(-1, keepdim=True) if len(g) == 1 else wide @ g.T
+            dot = (v * g).sum(-1, keepdim=True) if len(g) == 1 else v @ g.T
             score.append(dot * rstd[-1].unsqueeze(-1))
-        if self._there is not None:
+        if self._mask is not None:
             low = torch.finfo(self.dtype).min / 4  # not -inf: times zero it is to be zero
-            score[:-1] = [torch.where(there, one, low) for there, one in zip(self._there, score, strict=False)]
+            score[:-1] = [torch.where(counts, each, low) for counts, each in zip(self._mask, score, strict=False)]
         return torch.stack(score), torch.stack(rstd)
 
     def weighted_sum(self, weights: Tensor, dtype: torch.dtype) -> Tensor:
@@ -126,12 +126,12 @@ class TorchPasses:
         do, dg = do.to(self.dtype), torch.zeros_like(g)
         dv: list[Tensor | None] = []
         for i, row in enumerate(self._rows):
-            wide = row.to(self.dtype)
-            dg = dg + ds_rstd[i].T @ wide  # not in place: under torch.func.vmap there may be several of it alone
+            v = row.to(self.dtype)
+            dg = dg + ds_rstd[i].T @ v  # not in place: under torch.func.vmap dg gets a dimension
             if not self._need_rows[i]:
                 dv.append(None)
                 continue
-            gradient = (weights[i].unsqueeze(1) @ do).squeeze(1) + ds_rstd[i] @ g - dv_coef[i].unsqueeze(-1) * wide
+            gradient = (weights[i].unsqueeze(1) @ do).squeeze(1) + ds_rstd[i] @ g - dv_coef[i].unsqueeze(-1) * v
             if self._dprefix is not None and i == len(self._rows) - 1:
                 gradient = gradient + self._dprefix
             dv.append(gradient.to(row.dtype))
@@ -140,7 +140,7 @@ class TorchPasses:
             self.dprefix_sum = None if of_prefix is None else of_prefix.view(self._prefix.shape)
         if self._stacked:
             dv = self._in_one(dv)
-        self.dv = [None if one is None else one.view(v.shape) for one, v in zip(dv, self._sources, strict=True)]
+        self.dv = [None if each is None else each.view(of.shape) for each, of in zip(dv, self._sources, strict=True)]
         return dg
 
     def _in_one(self, dv: list[Tensor | None]) -> list[Tensor | None]:
@@ -148,8 +148,9 @@ class TorchPasses:
         (source,) = self._sources
         if not self._needed[0]:
             return [None]
-        none = [torch.zeros_like(flat(source[i])) for i in range(len(dv), len(source))]
-        return [torch.stack([one for one in (*dv, *none) if one is not None]) if len(source) else torch.zeros_like(source)]
+        zeros = [torch.zeros_like(flat(source[i])) for i in range(len(dv), len(source))]
+        stacked = [each for each in (*dv, *zeros) if each is not None]
+        return [torch.stack(stacked) if len(source) else torch.zeros_like(source)]
 
     def rstd(self, h: Tensor, eps: float) -> Tensor:
         return torch.rsqrt(h.to(self.dtype).square().mean(-1) + eps)

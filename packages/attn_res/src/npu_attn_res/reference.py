@@ -127,11 +127,11 @@ def merge(call: Merge) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Te
     prefix, new_prefix, dtype = call.prefix, None, call.o.dtype
     if call.layer_output is not None:
         prefix = new_prefix = (prefix.to(dtype) + call.layer_output).to(prefix.dtype)
-    o, wide = flat(call.o), flat(prefix).to(dtype)
-    rstd = torch.rsqrt(wide.square().mean(-1) + call.eps)
-    score = (wide @ fuse_qk_weight(call.query, call.rms_weight, dtype)) * rstd
+    o, p = flat(call.o), flat(prefix).to(dtype)
+    rstd = torch.rsqrt(p.square().mean(-1) + call.eps)
+    score = (p @ fuse_qk_weight(call.query, call.rms_weight, dtype)) * rstd
     w, a = shares(call.lse.reshape(-1), score)
-    h = (o * w.unsqueeze(-1) + wide * a.unsqueeze(-1)).to(prefix.dtype)
+    h = (o * w.unsqueeze(-1) + p * a.unsqueeze(-1)).to(prefix.dtype)
     norm_rstd = y = None
     if call.output_rms_weight is not None:
         norm_rstd = torch.rsqrt(h.to(dtype).square().mean(-1) + call.norm_eps)
@@ -143,20 +143,20 @@ def merge(call: Merge) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Te
 def merge_backward(call: MergeBackward, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """do, dlse and the gradients of the prefix, with `dprefix` added, of query and of rms_weight, from dh [..., D]."""
     score, rstd, dtype = call.score, call.rstd, call.o.dtype
-    o, dh, wide = flat(call.o), flat(dh).to(dtype), flat(call.prefix).to(dtype)
+    o, dh, p = flat(call.o), flat(dh).to(dtype), flat(call.prefix).to(dtype)
     w, a = shares(call.lse.reshape(-1), score)
-    dscore = a * w * ((dh * wide).sum(-1) - (dh * o).sum(-1))
+    dscore = a * w * ((dh * p).sum(-1) - (dh * o).sum(-1))
     ds_rstd = dscore * rstd
     dv_coef = ds_rstd * score * rstd / call.prefix.shape[-1]
     g = fuse_qk_weight(call.query, call.rms_weight, dtype)
-    dv = dh * a.unsqueeze(-1) + ds_rstd.unsqueeze(-1) * g - dv_coef.unsqueeze(-1) * wide
+    dp = dh * a.unsqueeze(-1) + ds_rstd.unsqueeze(-1) * g - dv_coef.unsqueeze(-1) * p
     if call.dprefix is not None:
-        dv = dv + flat(call.dprefix)
+        dp = dp + flat(call.dprefix)
     return (
         (dh * w.unsqueeze(-1)).view(call.o.shape),
         -dscore.view(call.lse.shape),
-        dv.to(call.prefix.dtype).view(call.prefix.shape),
-        *fuse_qk_weight_backward(ds_rstd @ wide, call.query, call.rms_weight, call.need_weights),
+        dp.to(call.prefix.dtype).view(call.prefix.shape),
+        *fuse_qk_weight_backward(ds_rstd @ p, call.query, call.rms_weight, call.need_weights),
     )
 
 

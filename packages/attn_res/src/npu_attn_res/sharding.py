@@ -19,10 +19,10 @@ def attn_res(
 ) -> Tensor | AttnResResult:
     """`run(residuals, **weights)` on each rank's own tokens."""
     placed = _Blocks(residuals, weights)
-    found = run(placed.local(), **{name: placed.shards.local(name, placed.gradient) for name in weights})
-    if isinstance(found, Tensor):
-        return placed.wrap(found, 0, placed.shape)
-    output, normalized, _, alpha = found
+    result = run(placed.local(), **{name: placed.shards.local(name, placed.gradient) for name in weights})
+    if isinstance(result, Tensor):
+        return placed.wrap(result, 0, placed.shape)
+    output, normalized, _, alpha = result
     if normalized is not None:
         normalized = placed.wrap(normalized, 0, placed.shape)
     if alpha is not None:
@@ -55,19 +55,19 @@ def with_prefix(
     for name in (*rows, *blocks):
         shards.alike(name, placements, "prefix")
     shards.replicated(*weights)
-    given = {name: shards.local(name, placements) for name in rows}
-    given |= {name: shards.local(name, summed(placements)) for name in weights}
+    local = {name: shards.local(name, placements) for name in rows}
+    local |= {name: shards.local(name, summed(placements)) for name in weights}
     if bank is not None:
         parts = [shards.local(name, placements) for name in blocks]
-        given["bank"] = parts[0] if isinstance(bank, Tensor) else parts
-    found = run(**given)
+        local["bank"] = parts[0] if isinstance(bank, Tensor) else parts
+    result = run(**local)
     prefix = rows["prefix"]
     assert prefix is not None
-    shape, alpha = prefix.shape, found.weights
+    shape, alpha = prefix.shape, result.weights
     return AttnResResult(
-        output=shards.wrap(found.output, placements, shape),
-        normalized=None if found.normalized is None else shards.wrap(found.normalized, placements, shape),
-        prefix=None if found.prefix is None else shards.wrap(found.prefix, placements, shape),
+        output=shards.wrap(result.output, placements, shape),
+        normalized=None if result.normalized is None else shards.wrap(result.normalized, placements, shape),
+        prefix=None if result.prefix is None else shards.wrap(result.prefix, placements, shape),
         weights=None if alpha is None else shards.wrap(alpha, moved(placements, 1), (len(alpha), *shape[:-1])),
     )
 

@@ -1,12 +1,12 @@
 """The backward of one layer for Ascend, of one row a tile, where h was rounded.
 
-The first sweep over a token's blocks keeps every e_i = <dh, v_i>, so that the second one multiplies and adds alone. SLOTS of
-them are kept. What belongs to one block is picked from tiles of SLOTS numbers by a mask and a sum, for the next block while
-there is work to do for the current one. Statistics are [tokens, sources]: one load brings those of a token.
+The first sweep over a token's blocks keeps every e_i = <dh, v_i>, up to SLOTS, so that the second sweep multiplies and adds
+alone. A mask and a sum pick the numbers of a block from tiles of SLOTS numbers, those of the next block while the current
+one is computed. Statistics are [tokens, sources]: one load brings those of a token.
 
-The kernel loads what comes next while it computes. With HALVES it takes a row as two halves, one after the other: where
-whole rows fill the chip, compilers for Ascend would keep the next one where a product goes. Then the statistics of the next
-token are loaded before the second sweep, else its dh: both do not fit.
+The kernel loads the next rows while it computes. With HALVES it takes a row as two halves, one after the other: where whole
+rows fill the chip, compilers for Ascend would put a product where the next row goes. Then the statistics of the next token
+are loaded before the second sweep, else its dh: both do not fit.
 """
 
 import triton
@@ -16,8 +16,8 @@ from ..both.tile import ALIGNMENT, block_at, count_blocks, fetch_rows, fetch_who
 from ..formula import expanded_gradient
 
 SLOTS = tl.constexpr(64)
-LEAST = tl.constexpr(-(2**62))
-LOW = tl.constexpr(-1e30)  # the score of what is no source: its weight is zero
+MIN_OFFSET = tl.constexpr(-(2**62))  # of a gradient from its base: below is NO_GRADIENT, with a token's offset added
+NO_SCORE = tl.constexpr(-1e30)  # of a slot without a source: its weight is zero
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def load_statistics(p_score, p_rstd, p_lse, i_token, n_rows, n_tokens):
     n_there = tl.where(i_token < n_tokens, n_rows, 0)
     m_slot = tl.arange(0, SLOTS) < n_there
     o_slot = i_token * n_rows + tl.arange(0, SLOTS)
-    b_score = tl.load(p_score + o_slot, mask=m_slot, other=LOW)
+    b_score = tl.load(p_score + o_slot, mask=m_slot, other=NO_SCORE)
     b_rstd = tl.load(p_rstd + o_slot, mask=m_slot, other=0.0)
     b_lse = tl.load(p_lse + i_token + tl.arange(0, 1), mask=tl.arange(0, 1) < n_there, other=0.0)
     return b_score, b_rstd, b_lse
@@ -50,7 +50,7 @@ def factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D: tl.constexpr)
     if p_count is not None:  # what lies between the blocks and the prefix was never written
         o_slot = tl.arange(0, SLOTS).to(tl.float32)
         m_other = (o_slot >= tl.cast(n_blocks, tl.float32)) & (o_slot < tl.cast(n_slots, tl.float32))
-        b_score = tl.where(m_other, LOW, b_score)
+        b_score = tl.where(m_other, NO_SCORE, b_score)
         b_rstd = tl.where(m_other, 0.0, b_rstd)
     b_alpha = tl.exp(b_score - b_lse)
     b_alpha_rstd = b_alpha * b_rstd
@@ -59,7 +59,7 @@ def factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D: tl.constexpr)
 
 @triton.jit
 def pick(b_alpha, b_c, b_slope_c, i_slot):
-    """What belongs to one source, [1] each."""
+    """The numbers of one source, [1] each."""
     m_slot = tl.arange(0, SLOTS).to(tl.float32) == tl.cast(i_slot, tl.float32)
     b_alpha = tl.sum(tl.where(m_slot, b_alpha, 0.0)[None, :], axis=1)
     b_c = tl.sum(tl.where(m_slot, b_c, 0.0)[None, :], axis=1)
@@ -198,7 +198,7 @@ def attn_res_backward_row_kernel(
             b_dv, b_dg = gradient_of_piece(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c, HAS_DG)
             if p_dv is not None:
                 i_out = gradient_offset(p_dv_table, i_block, i_token, n_tokens, D, ALIGNED)
-                is_wanted = True if p_dv_table is None else i_out >= LEAST
+                is_wanted = True if p_dv_table is None else i_out >= MIN_OFFSET
                 if is_wanted:
                     store_piece(p_dv + i_out, b_dv, N, C)
             if HALVES:
@@ -219,19 +219,9 @@ def attn_res_backward_row_kernel(
                 p_added = None if p_added is None else p_added + C
                 p_out = None if p_out is None else p_out + C
                 b_dg_rest = prefix_gradient(
-                    p_prefix_row + C,
-                    p_added,
-                    p_out,
-                    b_dh_rest,
-                    b_g_rest,
-                    b_dg_rest,
-                    b_alpha,
-                    b_c,
-                    b_slope_c,
-                    HAS_DG,
-                    REST,
-                    C,
-                )
+                    p_prefix_row + C, p_added, p_out, b_dh_rest, b_g_rest, b_dg_rest, b_alpha, b_c, b_slope_c,
+                    HAS_DG, REST, C,
+                )  # fmt: skip
     if HAS_DG:
         p_partial = p_dg + tl.program_id(0).to(tl.int64) * D
         store_piece(p_partial, b_dg, N, C)

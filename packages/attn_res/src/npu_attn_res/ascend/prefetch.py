@@ -27,8 +27,8 @@ from ..both.tile import (
 from ..formula import score_rows
 from .forward import append_rows, forward_tiles, store_output, store_scores
 
-LARGE = tl.constexpr(1e13)  # e^30: a sum of exp(s - reference) from which on the reference was too low
-OVERFLOW = tl.constexpr(3e38)  # a sum of squares from which on it is infinite, or as good as
+MAX_SUM = tl.constexpr(1e13)  # e^30: of exp(s - reference); above it the reference was too low
+MAX_SQUARE = tl.constexpr(3e38)  # a larger sum of squares counts as infinite
 PARTS = tl.constexpr(2)  # in which a tile is stored
 
 
@@ -114,7 +114,7 @@ def attn_res_forward_prefetch_kernel(
             b_next = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
             b_score, b_rstd, b_square = score_rows(b_v, b_g, eps, D)
             # Where squares of v overflow, its score is zero, above a low reference, and v times its weight may overflow too.
-            b_sum = tl.where(b_square > OVERFLOW, 2.0 * LARGE, b_sum)  # false of NaN, which spoils its own token alone
+            b_sum = tl.where(b_square > MAX_SQUARE, 2.0 * MAX_SUM, b_sum)  # false of NaN, which spoils its own token alone
             b_weight = tl.exp(b_score - b_reference)
             b_o += b_v * b_weight[:, None]
             b_sum += b_weight
@@ -129,7 +129,7 @@ def attn_res_forward_prefetch_kernel(
         store_scores(
             p_score, p_rstd, b_first, b_first_rstd, i_source, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN
         )
-        if tl.max(tl.where(b_sum > LARGE, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
+        if tl.max(tl.where(b_sum > MAX_SUM, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
             i_again = tl.minimum(i_again, i_tile)
         b_factor = store_lse(p_lse, b_reference, b_sum, i_token, n_left, BLOCK_M)
         if DEFER_STORE:

@@ -49,7 +49,7 @@ def row_pointers(p_row, s_row, R: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def row_tile_mask(n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
-    """What of [R, C] lies inside; EXACT: every column does."""
+    """The mask of what lies inside of [R, C]; EXACT: every column does."""
     if R > 1:
         m_tile = (tl.arange(0, R) < n_rows)[:, None]
         if not EXACT:
@@ -78,7 +78,7 @@ def load_rows(p_row, s_row, n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EX
 
 @triton.jit
 def fetch_whole_rows(p_row, s_row, n_rows, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """[R, C >= D] in the dtype of the memory, zero outside, of rows of which there may be none: n_rows may be negative."""
+    """[R, C >= D] in the dtype of the memory, zero outside. There may be no rows: n_rows may be negative."""
     if R == 1:
         n_cols = tl.where(n_rows > 0, D, 0)
         b_tile = fetch_rows(p_row, s_row, n_rows, n_cols, R, C, False)
@@ -110,6 +110,7 @@ def load_statistic(p_value, n_rows, R: tl.constexpr):
 
 @triton.jit
 def store_statistic(p_value, b_value, n_rows, R: tl.constexpr, s_row=1):
+    """Stores [R], s_row elements apart."""
     o_row = tl.arange(0, R)
     if R > 1:
         tl.store(p_value + o_row * s_row, b_value, mask=o_row < n_rows)

@@ -1,8 +1,8 @@
 """The backward of one layer for CUDA: gradients of several sources of a token at once.
 
-HELD: all blocks of a token stay in registers while the next token's are on their way. Otherwise they come a few at a time,
-in two sweeps, as in ascend/backward.py: the second one finds them in the L2 cache. Tokens that several programs share:
-cooperating.py.
+HELD: all blocks of a token stay in registers while those of the next token are loaded. Otherwise a tile has a few blocks,
+and a token takes two sweeps, as in ascend/backward.py: the second sweep finds the blocks in the L2 cache. Where several
+programs share a token: cooperating.py.
 """
 
 import triton
@@ -68,8 +68,8 @@ def attn_res_backward_sources_kernel(
             b_e = tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1)
             b_delta = (b_delta + tl.sum(b_alpha * b_e, axis=0)) / (b_sum + tl.sum(b_alpha, axis=0))
         else:
-            # delta = <dh, h>, of an h that is not rounded: no sum over warps for each tile. Where registers are short, the
-            # sum of alpha_i <dh, v_i>, which holds no row.
+            # delta = <dh, h> of an h that is not rounded takes one sum over warps a token, and not one a tile. Where
+            # registers are short, delta is the sum of alpha_i <dh, v_i>, which needs no row of h.
             if SUM_H:
                 b_h = tl.zeros([BLOCK_D], tl.float32)
             for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):

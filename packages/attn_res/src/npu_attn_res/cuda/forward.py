@@ -1,8 +1,8 @@
 """The forward of one layer for CUDA, where many warps share a tile: one token, several of its sources at once.
 
 A tile has BLOCK_N blocks by whole rows, in CHUNKS pieces of BLOCK_D columns: a row of 2560 is five pieces of 512, and not
-one of 4096 of which a third is padding. HELD: that is all blocks of a token, which stay in registers while the next token's
-are on their way. Otherwise a token's blocks come a few at a time, with all loads of a few tiles under way together.
+one of 4096 of which a third is padding. HELD: a tile has all blocks of a token, which stay in registers while those
+of the next token are loaded. Otherwise a tile has a few blocks, and several tiles are loaded at once.
 """
 
 import triton
@@ -20,7 +20,7 @@ def add_pairs(a, b, c, d):
 
 @triton.jit
 def add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D: tl.constexpr, CHUNKS: tl.constexpr):
-    """The online softmax and its sum, with a tile more. Returns its scores and 1 / rms, too."""
+    """Adds a tile to the online softmax and to its weighted sum; returns the tile's scores and 1 / rms, too."""
     b_x = widen_tile(tiles[0])
     b_square, b_dot = b_x * b_x, b_x * g[0][None, :]
     widened = (b_x,)
@@ -28,7 +28,7 @@ def add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D: tl.constexpr, CHUNKS: t
         b_x = widen_tile(tiles[i])
         b_square, b_dot = b_square + b_x * b_x, b_dot + b_x * g[i][None, :]
         widened = widened + (b_x,)
-    b_square, b_dot = tl.reduce((b_square, b_dot), 1, add_pairs)  # both [BLOCK_N], by one exchange of warps
+    b_square, b_dot = tl.reduce((b_square, b_dot), 1, add_pairs)  # both [BLOCK_N]; one exchange between warps
     b_rstd = rms_inverse(b_square, eps, D)
     b_score = b_dot * b_rstd
     b_seen = tl.where(m_block, b_score, float("-inf"))
@@ -53,7 +53,7 @@ def attn_res_forward_sources_kernel(
     p_v, p_table, p_query, p_norm, p_weight,
     # written: h, its RMSNorm; fp32 s and r [sources, n_tokens] (None: no backward follows), lse, 1 / rms(h)
     p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
-    # how many blocks count (None: n_blocks); the prefix, what is added to it, where the sum goes, and the bank that takes it
+    # how many blocks count (None: n_blocks); the prefix, the layer's output, the new prefix, and the bank that takes that
     p_count, p_prefix, p_x, p_joined, p_append,
     others,  # a list's blocks after the first, a tuple; None: there is no list, or it is in the table
     n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,

@@ -12,7 +12,7 @@ _ASSEMBLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # which Tri
 
 @triton.jit
 def widen_tile(b_v):
-    """fp32. Of bf16 an instruction an element, where Triton's cast takes three for two."""
+    """fp32. From bf16 it takes one instruction an element; Triton's cast takes three for two elements."""
     if _ASSEMBLY and b_v.dtype == tl.bfloat16 and b_v.numel > 1:  # pairs
         return tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [b_v], tl.float32, is_pure=True, pack=2
@@ -23,7 +23,7 @@ def widen_tile(b_v):
 
 @triton.jit
 def widen_again(b_v):
-    """As `widen_tile`, for a tile's second use: were it the same, results of the first would stay in registers meanwhile."""
+    """As `widen_tile`, by another instruction, for a tile's second use: the compiler would keep results of the same one."""
     if _ASSEMBLY and b_v.dtype == tl.bfloat16 and b_v.numel > 1:  # pairs
         return tl.inline_asm_elementwise(
             "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;", "=r,=r,r", [b_v], tl.float32, is_pure=True, pack=2
@@ -41,7 +41,7 @@ def load_row(p_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def columns(I_CHUNK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Which columns a chunk of a row has, and which of them there are."""
+    """The columns of a chunk of a row, and the mask of those inside the row."""
     o_col = I_CHUNK * BLOCK_D + tl.arange(0, BLOCK_D)
     return o_col, (o_col < D) | ((I_CHUNK + 1) * BLOCK_D <= D)
 

@@ -28,9 +28,8 @@ def launch_backward(call: Backward, dh: Tensor, device: Device) -> _Gradients | 
     """
     gradients = [allocate_like(block) if need else None for block, need in zip(call.blocks, call.need_blocks, strict=True)]
     if call.stacked and gradients[0] is not None and call.prefix is not None:
-        (
-            gradients[0] if call.device_count is not None else gradients[0][call.n_blocks :]
-        ).zero_()  # of blocks that do not count
+        uncounted = gradients[0] if call.device_count is not None else gradients[0][call.n_blocks :]
+        uncounted.zero_()  # kernels write those of blocks that count
     dprefix_sum = allocate_like(call.prefix) if call.prefix is not None and call.need_prefix else None
     v = sources_of(call, device, gradients)
     if not v.n_tokens:
@@ -52,18 +51,9 @@ def launch_backward(call: Backward, dh: Tensor, device: Device) -> _Gradients | 
         dg = allocate(dh, (chosen.partials(v.n_tokens), width), torch.float32) if need_dg else None
         statistics = (call.score.t(), call.rstd.t()) if chosen.shape.by_token else (call.score, call.rstd)
         score, rstd = [each.contiguous() for each in statistics]  # copied where they lie in the other order
-        tensors: tuple[Any, ...] = (dh,) if on_cuda else (dh, h)
+        tensors: Any = (dh,) if on_cuda else (dh, h)
         tensors += (base, table, query, norm, score, rstd, call.lse, dv, dv_table, dg, *v.prefix[:2], dprefix, dprefix_sum)
-        scalars: tuple[int, ...] = (
-            v.n_blocks,
-            v.n_tokens,
-            v.s_block,
-            v.s_token,
-            s_dh,
-            v.n_blocks,
-            v.prefix.stride,
-            s_dprefix,
-        )
+        scalars: Any = (v.n_blocks, v.n_tokens, v.s_block, v.s_token, s_dh, v.n_blocks, v.prefix.stride, s_dprefix)
         if on_cuda:
             if chosen.cooperating:
                 tensors += (allocate(dh, (chosen.words(v.n_tokens),), torch.int64).zero_(),)

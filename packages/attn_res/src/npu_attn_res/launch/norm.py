@@ -34,7 +34,7 @@ def _launch(
     total, partials = allocate(h, h.shape, torch.float32), None
     if not n_tokens:
         return total, torch.zeros_like(weight)
-    (rows, s_dy), (added, s_dh) = rows_of(dy), (None, 0) if dh is None else rows_of(dh)
+    (dy_rows, s_dy), (dh_rows, s_dh) = rows_of(dy), (None, 0) if dh is None else rows_of(dh)
     spec = launch_spec(device, Task.NORM_BACKWARD, width, h.dtype, row_stride=max(s_dy, s_dh))
 
     def run(spec: LaunchSpec) -> bool:
@@ -43,7 +43,7 @@ def _launch(
         if chosen.has_whole_rows:
             grid = chosen.grid(n_tokens)
             partials = allocate(h, (grid, width), torch.float32) if need_dweight else None
-            tensors = (rows, added, h, weight.contiguous(), rstd, total, partials)
+            tensors = (dy_rows, dh_rows, h, weight.contiguous(), rstd, total, partials)
             KERNELS.launch(chosen.kernel.module, chosen.kernel.name, spec, grid, tensors, (n_tokens, s_dy, s_dh))
         return chosen.has_whole_rows
 

@@ -18,7 +18,7 @@ from ..both.tiling import TableTiling
 from .specs import KERNELS
 
 _NO_GRADIENT = -(2**63)  # as in both/tile.py
-_ENTRIES, _MORE_ENTRIES = 16, 64  # that one launch writes to a table: of the kernel for short tables, and for long ones
+_ENTRIES, _MORE_ENTRIES = 16, 64  # of a table that one launch writes: by the kernel for short tables, and for long ones
 _ALIGNMENT = 16  # elements, as in both/tile.py
 _MAX_ARGUMENTS = 32  # tensors that kernels for CUDA choose among
 
@@ -96,13 +96,13 @@ def in_tables(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], dev
 
 def _table_of(entries: list[int], like: Tensor, device: Device) -> Tensor:
     is_short = len(entries) <= _ENTRIES
-    each = _ENTRIES if is_short else _MORE_ENTRIES
+    n_entries = _ENTRIES if is_short else _MORE_ENTRIES
     kernel = "attn_res_table_kernel" if is_short else "attn_res_long_table_kernel"
-    entries += [0] * (-len(entries) % each)
+    entries += [0] * (-len(entries) % n_entries)
     table = allocate(like, (len(entries),), torch.int64)
     spec = _table_spec(device)
-    for i in range(0, len(entries), each):
-        KERNELS.launch("both.table", kernel, spec, 1, (table,), (i, *entries[i : i + each]))
+    for i in range(0, len(entries), n_entries):
+        KERNELS.launch("both.table", kernel, spec, 1, (table,), (i, *entries[i : i + n_entries]))
     return table
 
 

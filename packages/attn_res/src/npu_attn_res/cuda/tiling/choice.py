@@ -59,9 +59,9 @@ def _in_registers(shape: Shape, device: Device) -> CudaTiling | None:
         per_core = max(1, min(row.per_core, ways.MAX_CORE_WARPS // warps))
     chosen = {"block_d": padded, "block_n": block_n, "warps": warps, "per_core": per_core}
     for stages in range(ways.STAGES, 1, -1):
-        found = _tiling(shape, device, Way.IN_REGISTERS, f"{elements} elements a token", stages=stages, **chosen)
-        if found.shared_bytes <= device.ub_bytes:
-            return found
+        tiling = _tiling(shape, device, Way.IN_REGISTERS, f"{elements} elements a token", stages=stages, **chosen)
+        if tiling.shared_bytes <= device.ub_bytes:
+            return tiling
     return None
 
 
@@ -80,9 +80,9 @@ def _cooperating(shape: Shape, device: Device) -> CudaTiling | None:
     chosen = {"block_d": block_d, "block_n": block_n, "tiles": tiles, "cooperating": programs, "warps": policy.warps}
     why = f"too many elements for one program; {programs} programs share a token"
     for stages in range(ways.STAGES, 1, -1):
-        found = _tiling(shape, device, Way.COOPERATING, why, stages=stages, per_core=policy.per_core, **chosen)
-        if found.per_core * found.shared_bytes <= device.ub_bytes:
-            return found if programs <= device.vector_cores * found.per_core else None
+        tiling = _tiling(shape, device, Way.COOPERATING, why, stages=stages, per_core=policy.per_core, **chosen)
+        if tiling.per_core * tiling.shared_bytes <= device.ub_bytes:
+            return tiling if programs <= device.vector_cores * tiling.per_core else None
     return None
 
 
@@ -107,10 +107,10 @@ def _loop(shape: Shape, device: Device) -> CudaTiling:
     why = (
         "more sources than registers" if not is_backward else "more sources than programs that share a token have registers"
     )
-    found = _tiling(shape, device, Way.LOOP, why, stages=stages, **blocks_and_chunks)
-    while found.shared_bytes > device.ub_bytes:
-        found = _fewer_under_way(found)
-    return found
+    tiling = _tiling(shape, device, Way.LOOP, why, stages=stages, **blocks_and_chunks)
+    while tiling.shared_bytes > device.ub_bytes:
+        tiling = _fewer_under_way(tiling)
+    return tiling
 
 
 def _chunks(width: int) -> tuple[int, int]:
