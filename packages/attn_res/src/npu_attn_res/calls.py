@@ -1,4 +1,8 @@
-"""The arguments of the operators, in their order: records that registration, definition and launches share."""
+"""The arguments of the operators, in their order: records that registration, definition and launches share.
+
+An option more has a field here, and a place in the schema (operators), in the definition (cpu.py, reference.py), in the
+launch that passes it to a kernel (launch) and in the kernels that read it; the public function gives it.
+"""
 
 from __future__ import annotations
 

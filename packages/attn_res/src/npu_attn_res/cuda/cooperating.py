@@ -36,7 +36,7 @@ def attn_res_backward_shared_kernel(
     D: tl.constexpr,
     PER_TILE: tl.constexpr, TILES: tl.constexpr,  # n_blocks <= PER_TILE * TILES
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,  # a program's tile: BLOCK_N >= PER_TILE, SHARE * BLOCK_D >= D * TILES
-    VECTOR: tl.constexpr,  # adjacent columns of a thread: warps divide columns, and a thread has the same columns of every source
+    VECTOR: tl.constexpr,  # adjacent columns of a thread: warps divide columns; a thread has the same ones of every source
     STAGES: tl.constexpr, SHARE: tl.constexpr,
     SLOTS: tl.constexpr,  # a power of two, >= SHARE
     ALIGNED: tl.constexpr,
