@@ -21,15 +21,6 @@ class Weights(NamedTuple):
     output: Tensor | None
 
 
-class Statistics(NamedTuple):
-    """What a backward needs: s and r of the sources, log(sum(exp(s))) and 1 / rms(h); None for what was not asked for."""
-
-    score: Tensor | None
-    rstd: Tensor | None
-    lse: Tensor | None
-    norm_rstd: Tensor | None
-
-
 class Forward(NamedTuple):
     """The arguments of `attn_res`, and behind them two of `attn_res_update`.
 

@@ -26,7 +26,7 @@ def forward(call: Forward) -> tuple[Tensor | None, ...]:
     used = call.n_blocks if call.device_count is None else None
     passes = TorchPasses(call.blocks, stacked=call.stacked, n_blocks=used, device_count=call.device_count, prefix=prefix)
     like = call.like
-    h, y, statistics = reference.forward(passes, call.weights, call.eps, call.norm_eps, call.dtype or like.dtype)
+    h, y, *statistics = reference.forward(passes, call)
     shape = like.shape[1:] if call.stacked and prefix is None else like.shape
     new_prefix = None if x is None else prefix
     results = (h.view(shape), None if y is None else y.view(shape), new_prefix)

@@ -20,7 +20,7 @@ import torch
 from npu_tiling.pytorch.tensors import without_autocast
 from torch import Tensor
 
-from .calls import Backward, Merge, MergeBackward, Phase1, Phase1Backward, Statistics, Weights
+from .calls import Backward, Forward, Merge, MergeBackward, Phase1, Phase1Backward
 from .passes import Passes, flat
 
 
@@ -44,19 +44,17 @@ def fuse_qk_weight_backward(
 
 
 @without_autocast
-def forward(
-    v: Passes, weights: Weights, eps: float, norm_eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None, Statistics]:
-    """h [T, D] in `dtype`, its RMSNorm where there is a weight, and the statistics."""
-    g = fuse_qk_weight(weights.query, weights.norm, v.dtype).unsqueeze(0)
-    score, rstd = v.scores(g, eps)
+def forward(v: Passes, call: Forward) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None]:
+    """h [T, D], its RMSNorm where there is a weight, and s, r, log(sum(exp(s))) and 1 / rms(h)."""
+    g = fuse_qk_weight(call.query, call.rms_weight, v.dtype).unsqueeze(0)
+    score, rstd = v.scores(g, call.eps)
     alpha, lse = softmax(score)
-    h = v.weighted_sum(alpha, dtype).squeeze(1)
+    h = v.weighted_sum(alpha, call.dtype or call.like.dtype).squeeze(1)
     norm_rstd = y = None
-    if weights.output is not None:
-        norm_rstd = v.rstd(h, norm_eps)
-        y = scaled(h, weights.output, norm_rstd)
-    return h, y, Statistics(score.squeeze(-1), rstd, lse.squeeze(-1), norm_rstd)
+    if call.output_rms_weight is not None:
+        norm_rstd = v.rstd(h, call.norm_eps)
+        y = scaled(h, call.output_rms_weight, norm_rstd)
+    return h, y, score.squeeze(-1), rstd, lse.squeeze(-1), norm_rstd
 
 
 @without_autocast

@@ -44,6 +44,7 @@ def attn_res_backward_kernel(
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
     PREFETCH: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    """Gradients of sources and prefix, and partial sums of dg; a tile has rows of one source, a token one or two sweeps."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D

@@ -112,7 +112,7 @@ def attn_res_backward_row_kernel(
     D: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
     HALVES: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """One row a tile; the first sweep keeps every <dh, v_i>. The arguments are those of attn_res_backward_kernel."""
+    """Gradients and partial sums of dg, one row a tile, every <dh, v_i> kept; arguments as of attn_res_backward_kernel."""
     # lint: allow short-transfer: halves are rows of more than 4 KB; whole rows would fill the chip
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero

@@ -109,6 +109,7 @@ def attn_res_forward_kernel(
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
     ALIGNED: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
+    """h, its RMSNorm and the statistics, from one read of every source; the compiler orders the loads."""
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     n_blocks = count_blocks(p_count, n_blocks, n_slots)

@@ -59,7 +59,7 @@ def attn_res_forward_prefetch_kernel(
     n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, ALIGNED: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
-    """The arguments are those of attn_res_forward_kernel."""
+    """h, its RMSNorm and the statistics; loads the next source ahead. The arguments are those of attn_res_forward_kernel."""
     # time: rare: that a score is higher by 30 than the first block's
     # lint: allow scalar-reduction: once a tile, whether its sums are too large; and tiles are sized for the 910B's compilers
     # lint: allow strided-transfer: statistics by token, of two or three rows a tile; a backward loads them at once

@@ -26,6 +26,7 @@ def attn_res_products_kernel(
     D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    """Sums over blocks of columns of <a, v_i> and of <v_i, v_i>."""
     # lint: allow short-transfer: where a row does not fit beside those of all layers, it comes in equal pieces
     # lint: allow scalar-reduction: rows of a tile are the layers of one token, whose own row is squared alone
     # lint: allow single-buffer: CANN 9.0 on dav-c310 has one buffer for rows of 4096 columns beside those of several layers
@@ -59,6 +60,7 @@ def attn_res_weighted_sum_kernel(
     D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    """o, the sum of the sources with weights, in blocks of columns."""
     # lint: allow short-transfer: where a row does not fit beside those of all layers, it comes in equal pieces
     EXACT: tl.constexpr = D % BLOCK_D == 0
     ROWS: tl.constexpr = BLOCK_M * BLOCK_S

@@ -17,6 +17,7 @@ def attn_res_layers_kernel(
     D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    """o and lse of several layers, and the statistics, from one read of every source."""
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
     ROWS: tl.constexpr = BLOCK_M * BLOCK_S
     b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]

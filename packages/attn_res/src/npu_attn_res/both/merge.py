@@ -35,6 +35,7 @@ def attn_res_merge_kernel(
     n_tokens, s_o, s_partial, s_x, eps, norm_eps,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
 ):  # fmt: skip
+    """h = w o + a p and its RMSNorm, and the new prefix p."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
@@ -69,6 +70,7 @@ def attn_res_merge_backward_kernel(
     n_tokens, s_dh, s_dtotal, s_o, s_total,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
 ):  # fmt: skip
+    """do, dlse, the gradient of the prefix, and partial sums of dg."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D

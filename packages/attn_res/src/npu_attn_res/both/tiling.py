@@ -24,7 +24,7 @@ class Kernel(NamedTuple):
 
 _ROWS = ("D", "BLOCK_M", "BLOCK_D")
 _LAYERS = ("D", "S", "BLOCK_M", "BLOCK_S", "BLOCK_D", "ALIGNED")
-KERNELS = {
+KERNEL_OF_TASK = {
     Task.LAYERS: Kernel("both.layers", "attn_res_layers_kernel", _LAYERS),
     Task.MERGE: Kernel("both.merge", "attn_res_merge_kernel", _ROWS),
     Task.MERGE_BACKWARD: Kernel("both.merge", "attn_res_merge_backward_kernel", _ROWS),

@@ -37,6 +37,7 @@ def attn_res_backward_sources_kernel(
     HELD: tl.constexpr,  # n_blocks <= BLOCK_N
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    """Gradients of sources and prefix, and partial sums of dg; a tile has several sources of a token."""
     SUM_H: tl.constexpr = BLOCK_D <= 8192
     o_col = tl.arange(0, BLOCK_D)
     b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)

@@ -61,6 +61,7 @@ def attn_res_forward_sources_kernel(
     BLOCK_D: tl.constexpr, CHUNKS: tl.constexpr,  # BLOCK_D * CHUNKS >= D
     STAGES: tl.constexpr, HELD: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    """h, its RMSNorm and the statistics, from one read of every source; a tile has several sources of a token."""
     g = ()
     for i in tl.static_range(CHUNKS):
         g = g + (load_chunk(p_query, i, D, BLOCK_D) * load_chunk(p_norm, i, D, BLOCK_D),)

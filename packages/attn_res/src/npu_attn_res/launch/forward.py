@@ -30,7 +30,7 @@ def launch_forward(call: Forward, device: Device) -> Outputs | None:
         return outputs
     if v.prefix.rows is not None:
         return None
-    h, y, statistics = reference.forward(KernelPasses(v.in_tables(device), device), call.weights, *eps, h.dtype)
+    h, y, *statistics = reference.forward(KernelPasses(v.in_tables(device), device), call)
     y = None if y is None else y.view(v.shape)
     return Outputs(h.view(v.shape), y, None, *(statistics if call.save else ()))
 

@@ -11,7 +11,7 @@ from typing import Any
 from npu_tiling import Block, Device, TileTooLargeError, UnifiedBufferError, fit, footprint
 from npu_tiling.budget.arithmetic import INT32_END, equal_blocks, round_up
 
-from ...both.tiling import KERNELS, Kernel, Tiling
+from ...both.tiling import KERNEL_OF_TASK, Kernel, Tiling
 from ...shape import Shape, Task
 from .ways import Footprint, Way, ways
 
@@ -50,7 +50,7 @@ class AscendTiling(Tiling):
             return _FORWARD_AHEAD if self.way.ahead else _FORWARD
         if task == Task.BACKWARD:
             return _BACKWARD_ROW if self.shape.by_token else _BACKWARD
-        return KERNELS[task]
+        return KERNEL_OF_TASK[task]
 
     @property
     def sizes(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import WARP, register_cap, row_options
 
-from ...both.tiling import KERNELS, Kernel, Tiling
+from ...both.tiling import KERNEL_OF_TASK, Kernel, Tiling
 from ...shape import Shape, Task
 from .ways import Way
 
@@ -62,7 +62,7 @@ class CudaTiling(Tiling):
     def kernel(self) -> Kernel:
         if self.way is Way.COOPERATING:
             return _COOPERATING
-        return {Task.FORWARD: _FORWARD, Task.BACKWARD: _BACKWARD}.get(self.shape.task) or KERNELS[self.shape.task]
+        return {Task.FORWARD: _FORWARD, Task.BACKWARD: _BACKWARD}.get(self.shape.task) or KERNEL_OF_TASK[self.shape.task]
 
     @property
     def sizes(self) -> dict[str, Any]:
