@@ -26,7 +26,8 @@ def launch_forward(call: Forward, device: Device) -> Outputs | None:
     h, x, eps = outputs.h, call.layer_output, (call.eps, call.norm_eps)
     dtype = widest(h, v.like, v.prefix.rows, x)
     append_to = v.at.base if call.append else None
-    if launch_rows(v, call.weights, outputs, eps, dtype, device, x=x, append_to=append_to, by_token=by_token):
+    weights = contiguous_weights(call.weights)
+    if launch_rows(v, weights, outputs, eps, dtype, device, x=x, append_to=append_to, by_token=by_token):
         return outputs
     if v.prefix.rows is not None:
         return None
@@ -52,7 +53,7 @@ def launch_rows(
 
     Args:
         v: the sources.
-        weights: the query, and those of the RMSNorms.
+        weights: contiguous.
         outputs: where results go.
         eps: of the scores, and of the RMSNorm of h.
         dtype: whose elements a tile is sized for.
@@ -81,7 +82,7 @@ def launch_rows(
     )
     if spec is None:
         return False
-    tensors: tuple[Any, ...] = (base, table, *contiguous_weights(weights), h, y, score, rstd, lse, norm_rstd)
+    tensors: tuple[Any, ...] = (base, table, *weights, h, y, score, rstd, lse, norm_rstd)
     tensors += (device_count, prefix, x, new_prefix, append_to, *((others,) if device.kind == "cuda" else ()))
     scalars = (v.n_blocks, v.n_tokens, v.s_block, v.s_token, *eps, v.n_blocks, s_prefix, s_x, s_new)
 
