@@ -15,7 +15,7 @@ OPERATOR = (
     "distillation",
     "distillation_top_k",
     "block_attn_res | causal_lm | log_probs | module | ngram_module | pipeline | quantised | vocab_parallel",
-    "api | distillation_operators | functional | gated | qkv | bank | ngram | two_phase",
+    "api | distillation_checks | distillation_operators | functional | gated | qkv | bank | ngram | two_phase",
     "distributions | probability_targets | qk_operators | writes",
     "operators",
     "compute | cpu",

@@ -211,6 +211,42 @@ def test_no_tokens_that_count(device, tokens):
     check(device, x, weight, target, None, teacher, {"reduction": "none"})
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("by", ["head", "top_k"])
+def test_weights_of_tokens_and_how_many_count(device, by, reduction):
+    """Losses and gradients are those of the tokens' losses times their weights; what does not count takes no part."""
+    if device.name == "emulated" and (by, reduction) != ("head", "mean"):
+        pytest.skip("the same kernels")
+    x, weight, target, _, teacher, _ = make((2, 5))
+    log_q, ids = torch.log_softmax(logits(teacher.x, teacher.weight), -1).topk(4)
+    weights, counted = torch.rand(2, 5, generator=torch.Generator().manual_seed(0)), target != -100
+    given = {"teacher": teacher[:2]} if by == "head" else {"teacher_top_k": (ids, log_q.float())}
+    given = {name: tuple(each.to(device.torch) for each in pair) for name, pair in given.items()}
+    places = counted.flatten().nonzero().squeeze(1).to(device.torch)
+
+    def run(to, hard, **options):
+        leaves = [losses.leaf(each, device.torch) for each in (x, weight)]
+        options = {"hard_weight": hard, "reduction": reduction, **given, **options}
+        loss = linear_distillation_loss(*leaves, target.to(device.torch), **options)
+        loss = to(loss)
+        return loss.detach().cpu(), *torch.autograd.grad(loss.sum(), leaves)
+
+    def weighted(rows):
+        rows = rows * weights.to(rows)
+        return rows if reduction == "none" else rows.sum() / ((weights * counted).sum() if reduction == "mean" else 1)
+
+    for hard in (0.3, 0.0):
+        wanted = run(weighted, hard, reduction="none")
+        for counts in (None, 10, places):
+            found = run(lambda loss: loss, hard, token_weight=weights.to(device.torch), counted_tokens=counts)
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+        if device.name == "cpu":
+            with pytest.raises(ValueError, match="counted_tokens is 1 and must be at least"):
+                run(lambda loss: loss, hard, counted_tokens=1)
+        else:
+            assert run(lambda loss: loss, hard, counted_tokens=1)[0].isnan().any()
+
+
 def test_rows_at_strides(device):
     x, weight, target, _, teacher, _ = make((6, 5))
     wide = torch.randn(5, 6, 20)
@@ -270,11 +306,11 @@ def test_operators_are_registered_properly(device, npu_opcheck):
     x, weight, target, _, teacher, _ = make((5,))
     x, weight, target, *of_teacher = (each.to(device.torch) for each in (x, weight, target, *teacher[:2]))
     for reduction in ("mean", "none"):
-        options = DistillationOptions(reduction=reduction, hard_weight=0.5, return_parts=True)
+        options = DistillationOptions(reduction=reduction, hard_weight=0.5, return_parts=True, vocab_size=123)
         for first in ((x, weight), tuple(losses.leaf(each, device.torch) for each in (x, weight))):
-            arguments = (*first, target, None, *of_teacher, None, None, None, None, *options, False, False, False)
+            arguments = (*first, target, None, *of_teacher, None, None, None, None, None, *options, False, False, False)
             npu_opcheck(OPS.distillation.default, arguments)
-        rest = (x, weight, target, None, *of_teacher, None, None, None, None, *options, True, True, False)
+        rest = (x, weight, target, None, *of_teacher, None, None, None, None, None, *options, True, True, False)
         if reduction == "none":
             npu_opcheck(OPS.distillation_backward.default, (torch.rand(5, device=device.torch), *rest))
         else:

@@ -6,8 +6,9 @@ import log_probs
 import losses
 import torch
 import torch.distributed as dist
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_fused_linear_cross_entropy.cuda import tiling as product
+from npu_fused_linear_cross_entropy.options import DIVERGENCES
 from npu_offline import ranks
 
 FLAGS = ("return_z_loss", "return_token_accuracy", "return_predicted_tokens", "return_lse")
@@ -253,6 +254,40 @@ def tokens_are_gathered(place, rank):
                 torch.testing.assert_close(piece, whole, rtol=1e-4, atol=1e-5)
 
 
+def a_student_and_its_teacher_are_split(place, rank):
+    """Every divergence, with hard labels, weights of tokens and gathered tokens: what whole heads give."""
+    device = "cuda" if place == "cuda" else "cpu"
+    with torch.device("cpu"):
+        generator = torch.Generator().manual_seed(0)
+        case, other = (losses.make((4, 3), width, 123, torch.float32, ignored=0.2, seed=width) for width in (8, 24))
+        probs, each = torch.rand(4, 3, 123, generator=generator), torch.rand(4, 3, generator=generator)
+        log_q, ids = torch.log_softmax(other.x @ other.weight.t(), -1).topk(4)
+    middle = 100
+    columns, rows = slice(*[(0, middle), (middle, 123)][rank]), slice(2 * rank, 2 * rank + 2)
+    part = {"process_group": dist.group.WORLD, "vocab_range": (columns.start, columns.stop), "vocab_size": 123}
+    teachers = (
+        lambda columns, rows: {"teacher": (other.x[rows].to(device), other.weight[columns].to(device))},
+        lambda columns, rows: {"teacher_probs": probs[..., columns].to(device)},
+        lambda columns, rows: {"teacher_top_k": (ids.to(device), log_q.to(device))},
+    )
+    for teacher, divergence in zip([0, 0, 0, 1, 2], [*DIVERGENCES, "forward_kl"], strict=True):
+        for reduction in ("mean", "none"):
+            options = {"divergence": divergence, "hard_weight": 0.3, "temperature": 2.0, "reduction": reduction, "beta": 0.3}
+            options |= {"chunk_tokens": 5, "token_weight": each.to(device)}
+            found = []
+            for own in (False, True):
+                mine, tokens = (columns, rows) if own else (slice(None), slice(None))
+                x, weight = losses.leaf(case.x[tokens], device), losses.leaf(case.weight[mine], device)
+                given = {**options, **teachers[teacher](mine, tokens), "weight_grad": torch.ones_like(weight)}
+                given |= {**part, "sequence_parallel": True} if own else {}
+                loss = linear_distillation_loss(x, weight, case.target.to(device), **given)
+                (dx,) = torch.autograd.grad(loss.sum(), x)
+                pieces = (dx, given["weight_grad"]) if own else (dx[rows], given["weight_grad"][columns])
+                found.append((loss.detach(), *pieces))
+            for whole, piece in zip(*found, strict=True):
+                torch.testing.assert_close(piece, whole, rtol=1e-4, atol=1e-6)
+
+
 def an_adapter_is_split_with_the_vocabulary(rank):
     """LoRA's B has this rank's columns, and what A makes of the tokens is gathered with them."""
     x, weight, lora_a, lora_b = torch.randn(6, 8), torch.randn(120, 8), torch.randn(2, 8), torch.randn(120, 2)
@@ -284,6 +319,8 @@ def main() -> None:
         a_row_of_nan_predicts_a_token(rank)
         everything_of_distributions(place, rank)
         tokens_are_gathered(place, rank)
+        if place != "emulated":  # the same operators of PyTorch
+            a_student_and_its_teacher_are_split(place, rank)
         if place != "emulated":  # the same kernels
             probabilities_as_targets(place, rank)
         if place == "cuda":

@@ -219,11 +219,11 @@ def call(
         def of_counted(x: Tensor, target: Tensor, each: Tensor | None) -> LinearCrossEntropyOutput:
             return call(x, weight, target, bias, class_weight, divisor, options, None, each, weight_grad, frozen)
 
-        each = None if token_weight is None else checked_token_weight(token_weight, x, target)
+        each = None if token_weight is None else checked_token_weight(token_weight, x, target.shape)
         of_all: LinearCrossEntropyOutput = of_counted_tokens(of_counted, x, target, options, counted_tokens, (each,))
         return of_all
     if token_weight is not None:
-        each = checked_token_weight(token_weight, x, target)
+        each = checked_token_weight(token_weight, x, target.shape)
         if options.reduction == "none":
             rows = call(x, weight, target, bias, class_weight, None, options, weight_grad=weight_grad, frozen=frozen)
             return rows._replace(loss=rows.loss * each, z_loss=None if rows.z_loss is None else rows.z_loss * each)

@@ -99,7 +99,7 @@ def causal_lm_loss(
             target = torch.stack([_shifted(labels, shift, ignore_index) for shift in shifts])
             check(hidden_states, lm_head_weight, target, bias, class_weight, frozen, checked)
             each = labels.new_ones(labels.shape, dtype=torch.bool) if token_weight is None else token_weight
-            shifted = [checked_token_weight(_shifted(each, shift, 0), hidden_states, labels) for shift in shifts]
+            shifted = [checked_token_weight(_shifted(each, shift, 0), hidden_states, labels.shape) for shift in shifts]
             token_weight = torch.stack(
                 [
                     factor / divisors(weights, of_shift, class_weight, num_items_in_batch, checked)

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
-from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.autograd import can_bypass_dispatcher
-from npu_tiling.pytorch.sharding import is_distributed
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from . import parallel
 from .adapter import joined
-from .checks import autocast, check_weight_grad, check_width
-from .compute import check_columns
+from .checks import Part, autocast, check_weight_grad
+from .counted import check_counted, of_counted_tokens
+from .distillation_checks import Teacher, check_inputs, checked, checked_teacher
 from .distillation_operators import distill
 from .distillation_top_k import distill_top_k
-from .options import DIVERGENCES, REDUCTIONS, DistillationOptions
+from .ids import are_columns
+from .options import DistillationOptions
+from .rows import are_counted
+from .token_weights import checked_token_weight
 from .ways.distillation import DistillationInputs
-
-
-class Teacher(NamedTuple):
-    """A teacher's head: logits t = logit_scale (x weight^T + bias), or softcap tanh(t / softcap). It gets no gradients.
-
-    Attributes:
-        x: [..., H'], with the leading dimensions of the student's x; H' may differ from H.
-        weight: [V, H'], x's dtype or fp32.
-        bias: [V], x's dtype or fp32.
-        softcap, logit_scale: as the student's.
-    """
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None = None
-    softcap: float | None = None
-    logit_scale: float = 1.0
 
 
 class DistillationLoss(NamedTuple):
@@ -73,6 +61,12 @@ def linear_distillation_loss(
     accum_dtype: torch.dtype | None = None,
     chunk_tokens: int | None = None,
     memory_budget: int | None = None,
+    process_group: ProcessGroup | None = None,
+    vocab_range: tuple[int, int] | None = None,
+    vocab_size: int | None = None,
+    sequence_parallel: bool = False,
+    counted_tokens: int | Tensor | None = None,
+    token_weight: Tensor | None = None,
     weight_grad: Tensor | None = None,
     adapter: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | DistillationLoss:
@@ -124,6 +118,11 @@ def linear_distillation_loss(
         accum_dtype: as for `fused_linear_cross_entropy`.
         chunk_tokens: tokens of a chunk; None: chosen from the device and the budget.
         memory_budget: bytes for the logits of both and for sums, beside inputs and gradients; None for a default.
+        process_group, vocab_range, vocab_size, sequence_parallel: as for `fused_linear_cross_entropy`. The teacher's weight,
+            bias and probabilities are of this rank's columns too, and teacher.x of its tokens. PyTorch's operators compute
+            the divergence of each chunk then, not a kernel.
+        counted_tokens: as there. A target outside the vocabulary then makes its loss NaN, whatever hard_weight is.
+        token_weight: [...], floating point or bool: a factor of each token's row; "mean" divides by their sum.
         weight_grad: [V, H], fp32 or weight's dtype: each backward adds the weight's gradient to it, as for
             `fused_linear_cross_entropy`.
         adapter: (u [..., R], b [V, R]), as there: LoRA's share of the student's logits.
@@ -140,9 +139,10 @@ def linear_distillation_loss(
     Source: Hinton et al., "Distilling the Knowledge in a Neural Network", arXiv 1503.02531; Agarwal et al., "On-Policy
     Distillation of Language Models", arXiv 2306.13649; chunks: Hsu et al., "Liger Kernel", arXiv 2410.10989.
     """
-    given = _teacher(teacher, teacher_probs, teacher_top_k)
-    options = _options(
+    given, part = checked_teacher(teacher, teacher_probs, teacher_top_k), Part(process_group, vocab_range, vocab_size)
+    options = checked(
         weight,
+        part,
         DistillationOptions(
             divergence=divergence,
             beta=beta,
@@ -159,97 +159,69 @@ def linear_distillation_loss(
             accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype),
             chunk_tokens=chunk_tokens,
             memory_budget=memory_budget,
+            sequence_parallel=sequence_parallel,
         ),
     )
-    if teacher_top_k is not None:
-        loss, soft, hard = distill_top_k(x, weight, target, bias, *teacher_top_k, options, weight_grad, adapter)
-        return DistillationLoss(loss, soft, hard) if return_parts else loss
-    x, weight, frozen = joined(x, weight, adapter, weight_grad)
-    x, weight, bias = autocast(x, weight, bias)
-    teacher_x = teacher_weight = teacher_bias = None
+    if token_weight is not None:
+        arguments.tensor("x", x)
+        token_weight = checked_token_weight(token_weight, x, parallel.whole_shape(x, options.of_head))
+    teacher_weight = teacher_bias = None
     probs = None if teacher_probs is None else teacher_probs.detach()
+    teacher_hidden = None
     if given is not None:
-        teacher_x, teacher_weight, teacher_bias = autocast(given.x.detach(), given.weight.detach(), given.bias)
-        teacher_bias = None if teacher_bias is None else teacher_bias.detach()
-    inputs = DistillationInputs(x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, probs, frozen, weight_grad)
-    _check(inputs, options)
-    loss, soft, hard = distill(inputs, options)
-    return DistillationLoss(loss, soft, hard if options.hard_weight else None) if return_parts else loss
+        teacher_hidden, teacher_weight = given.x.detach(), given.weight.detach()
+        teacher_bias = None if given.bias is None else given.bias.detach()
+
+    def run(
+        x: Tensor, target: Tensor | None, u: Tensor | None, each: Tensor | None, *of_tokens: Tensor | None
+    ) -> DistillationLoss:
+        of_adapter = adapter if u is None or adapter is None else (u, adapter[1])
+        teacher_x, probs, ids, log_q = of_tokens
+        if ids is not None and log_q is not None:
+            return DistillationLoss(
+                *distill_top_k(
+                    x, weight, target, bias, ids, log_q, each, options, part, weight_grad=weight_grad, adapter=of_adapter
+                )
+            )
+        own_x, own_weight, frozen = joined(x, weight, of_adapter, weight_grad)
+        own_x, own_weight, own_bias = autocast(own_x, own_weight, bias)
+        student = (own_x, own_weight, target, own_bias)
+        heads: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
+        if teacher_x is not None and teacher_weight is not None:
+            heads = autocast(teacher_x, teacher_weight, teacher_bias)
+        inputs = DistillationInputs(*student, *heads, probs, each, frozen, weight_grad)
+        check_inputs(inputs, options)
+        loss, soft, hard = distill(inputs, options)
+        return DistillationLoss(loss, soft, hard if options.hard_weight else None)
+
+    u = adapter[0] if isinstance(adapter, tuple) and adapter else None
+    others = (u, token_weight, teacher_hidden, probs, *(teacher_top_k or (None, None)))
+    if counted_tokens is None:
+        found = run(x, target, *others)
+    else:
+        found = _of_counted(run, x, target, others, counted_tokens, options)
+    return found if return_parts else found.loss
 
 
-def _teacher(teacher: Any, teacher_probs: Any, teacher_top_k: Any) -> Teacher | None:
-    if [teacher, teacher_probs, teacher_top_k].count(None) != 2:
-        raise ValueError("teacher, teacher_probs and teacher_top_k: one of them must be given, and no other.")
-    if teacher_top_k is not None and (not isinstance(teacher_top_k, tuple) or len(teacher_top_k) != 2):
-        raise TypeError(f"teacher_top_k is a {type(teacher_top_k).__name__} and must be a tuple (ids, log_probs).")
-    if teacher is None:
-        arguments.tensor("teacher_probs", teacher_probs, or_none=True)
-        return None
-    if not isinstance(teacher, tuple) or not 2 <= len(teacher) <= len(Teacher._fields):
-        raise TypeError(f"teacher is a {type(teacher).__name__} and must be a Teacher, or a tuple (x, weight, bias).")
-    made = Teacher(*teacher)
-    for name in ("x", "weight"):
-        arguments.tensor(f"teacher.{name}", getattr(made, name))
-    arguments.tensor("teacher.bias", made.bias, or_none=True)
-    return made
+def _of_counted(
+    run: Callable[..., DistillationLoss],
+    x: Tensor,
+    target: Tensor | None,
+    others: Sequence[Tensor | None],
+    counted: int | Tensor,
+    options: DistillationOptions,
+) -> DistillationLoss:
+    if target is None or options.sequence_parallel:
+        raise ValueError("counted_tokens must be left out where target is None, and where sequence_parallel is True.")
+    check_counted(counted, target)
+    exact = statistics_dtype(x.dtype)
 
+    def run_or_nan(
+        x: Tensor, target: Tensor, u: Tensor | None, each: Tensor | None, *of_tokens: Tensor | None
+    ) -> DistillationLoss:
+        """What is wrong with the count is a target outside the vocabulary, which without a hard weight nobody reads."""
+        wrong = are_counted(target, options.ignore_index) & ~are_columns(target, 0, options.vocab_size)
+        return run(x, target, u, torch.where(wrong, torch.nan, 1.0 if each is None else each).to(exact), *of_tokens)
 
-def _options(weight: Tensor, options: DistillationOptions) -> DistillationOptions:
-    arguments.tensor("weight", weight)
-    if weight.dim() != 2 or not weight.shape[0] or not weight.shape[1]:
-        raise ValueError(f"weight has shape {tuple(weight.shape)} and must have shape (V, H), both at least 1.")
-    arguments.one_of("divergence", options.divergence, DIVERGENCES)
-    arguments.one_of("reduction", options.reduction, REDUCTIONS)
-    arguments.whole("ignore_index", options.ignore_index)
-    beta = arguments.number("beta", options.beta, above=0)
-    if beta >= 1:
-        raise ValueError(f"beta is {options.beta} and must be above 0 and below 1.")
-    arguments.whole("chunk_tokens", options.chunk_tokens, least=1, or_none=True)
-    arguments.whole("memory_budget", options.memory_budget, least=1, or_none=True)
-    arguments.flags(return_parts=options.return_parts)
-    if options.accum_dtype not in (None, torch.float32, weight.dtype):
-        raise TypeError(f"accum_dtype is {options.accum_dtype} and must be torch.float32, weight's dtype or None.")
-    return options._replace(
-        beta=beta,
-        temperature=arguments.number("temperature", options.temperature, above=0),
-        soft_weight=arguments.number("soft_weight", options.soft_weight),
-        hard_weight=arguments.number("hard_weight", options.hard_weight),
-        softcap=arguments.number("softcap", options.softcap, above=0, or_none=True),
-        logit_scale=arguments.number("logit_scale", options.logit_scale),
-        teacher_softcap=arguments.number("teacher.softcap", options.teacher_softcap, above=0, or_none=True),
-        teacher_logit_scale=arguments.number("teacher.logit_scale", options.teacher_logit_scale),
-    )
-
-
-def _check(inputs: DistillationInputs, options: DistillationOptions) -> None:
-    """Types, dtypes, shapes and devices, and targets on a CPU."""
-    x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, teacher_probs, frozen, _ = inputs
-    if is_distributed(tuple(inputs)):
-        raise TypeError("x, weight and the teacher's tensors must be plain tensors, not DTensors: gather the weights first.")
-    arguments.floating("x", x)
-    check_width(x, weight, frozen)
-    arguments.parameter("weight", weight, (weight.shape,), x, "x's")
-    arguments.parameter("bias", bias, (weight.shape[:1],), x, "x's", or_none=True)
-    if teacher_x is not None and teacher_weight is not None:
-        arguments.floating("teacher.x", teacher_x)
-        arguments.shape("teacher.x", teacher_x, (*x.shape[:-1], teacher_x.shape[-1]))
-        arguments.parameter(
-            "teacher.weight", teacher_weight, ((weight.shape[0], teacher_x.shape[-1]),), teacher_x, "teacher.x's"
-        )
-        arguments.parameter("teacher.bias", teacher_bias, (weight.shape[:1],), teacher_x, "teacher.x's", or_none=True)
-        arguments.device("teacher.x", teacher_x, x, "x's")
-    if teacher_probs is not None:
-        arguments.shape("teacher_probs", teacher_probs, (*x.shape[:-1], weight.shape[0]))
-        arguments.device("teacher_probs", teacher_probs, x, "x's")
-        if not teacher_probs.is_floating_point():
-            raise TypeError(f"teacher_probs is {teacher_probs.dtype} and must be floating point.")
-    if target is None:
-        if options.hard_weight:
-            raise ValueError(f"target is None and must be given where hard_weight is not 0: it is {options.hard_weight}.")
-        return
-    arguments.tensor("target", target)
-    arguments.dtype("target", target, torch.int64, torch.int32)
-    arguments.shape("target", target, x.shape[:-1])
-    arguments.device("target", target, x, "x's")
-    if options.hard_weight and can_bypass_dispatcher((target,)) and device_for(target.device) is None:
-        check_columns("target", target, options.ignore_index, weight.shape[0])
+    found: DistillationLoss = of_counted_tokens(run_or_nan, x, target, options.of_head, counted, others)
+    return found

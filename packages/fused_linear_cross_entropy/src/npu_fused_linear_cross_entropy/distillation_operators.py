@@ -14,11 +14,11 @@ from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
 from npu_tiling.pytorch.tensors import nothing, statistics_dtype, without_autocast
 from torch import Tensor
 
-from . import rows
+from . import ids, parallel, rows
 from .compute import shape_of
 from .gradients import Gradients
 from .operators import OPERATORS, define_gradient, fake_gradients, gradient_of, scaled
-from .options import GRADIENTS, NEEDS, DistillationOptions, Needs, Options, schema, split
+from .options import GRADIENTS, NEEDS, DistillationOptions, Needs, schema, split
 from .rows import NO_COLUMN
 from .shape import Task
 from .ways.distillation import Distillation, DistillationInputs
@@ -32,32 +32,35 @@ def _is_unfinished(x: Tensor, options: DistillationOptions) -> bool:
     return x.dtype == torch.float16 and options.reduction == "mean"
 
 
-def _flat(inputs: DistillationInputs) -> DistillationInputs:
-    """Without leading dimensions."""
-    if inputs.x.dim() == 2:
+def _flat(inputs: DistillationInputs, options: DistillationOptions) -> DistillationInputs:
+    """All ranks' tokens, without leading dimensions."""
+    if inputs.x.dim() == 2 and not options.sequence_parallel:
         return inputs
 
     def rows_of(matrix: Tensor | None) -> Tensor | None:
         return None if matrix is None else matrix.reshape(-1, matrix.shape[-1])
 
+    def whole(x: Tensor | None) -> Tensor | None:
+        return None if x is None else parallel.whole_rows(x.reshape(-1, x.shape[-1]), options.of_head)
+
+    x = whole(inputs.x)
+    assert x is not None
+
     return inputs._replace(
-        x=inputs.x.reshape(-1, inputs.x.shape[-1]),
+        x=x,
         target=None if inputs.target is None else inputs.target.reshape(-1),
-        teacher_x=rows_of(inputs.teacher_x),
+        teacher_x=whole(inputs.teacher_x),
         teacher_probs=rows_of(inputs.teacher_probs),
+        token_weight=None if inputs.token_weight is None else inputs.token_weight.reshape(-1),
     )
 
 
 def _start(inputs: DistillationInputs, options: DistillationOptions, needs: Needs, task: Task) -> Distillation:
     x, device = inputs.x, device_for(inputs.x.device)
-    of_student = Options(
-        reduction=options.reduction,
-        accum_dtype=options.accum_dtype,
-        chunk_tokens=options.chunk_tokens,
-        memory_budget=options.memory_budget,
-    )
     unfinished = task is Task.LOSS_AND_GRADIENTS and _is_unfinished(x, options)
-    shape = shape_of(task, x, inputs.weight, inputs.bias, inputs.frozen, of_student, needs, device, unfinished=unfinished)
+    shape = shape_of(
+        task, x, inputs.weight, inputs.bias, inputs.frozen, options.of_head, needs, device, unfinished=unfinished
+    )
     return Distillation(inputs, options, shape, device)
 
 
@@ -68,32 +71,45 @@ class _Rows:
         columns: int32 [N] where targets have cross entropies, negative: none; else None.
         counted: bool [N]; None: all.
         known: bool [N]: counted, and within the vocabulary where targets have cross entropies; None: all.
-        divisor: how many count, at least 1, where the loss is a mean; else 1.
+        weights: [N], of the losses; None: 1.
+        divisor: how many count, at least 1, or the sum of their weights, where the loss is a mean; else 1.
     """
 
     def __init__(self, inputs: DistillationInputs, options: DistillationOptions) -> None:
-        target, exact = inputs.target, statistics_dtype(inputs.x.dtype)
+        target, self.weights, exact = inputs.target, inputs.token_weight, statistics_dtype(inputs.x.dtype)
         self.columns = self.counted = self.known = None
-        self.divisor: Tensor | int = max(1, inputs.x.shape[0]) if options.reduction == "mean" else 1
-        if target is None:
+        self.divisor: Tensor | int = 1
+        if target is not None:
+            self.counted = self.known = rows.are_counted(target, options.ignore_index)
+            if options.hard_weight:
+                self.known = self.counted & ids.are_columns(target, 0, options.vocab_size)
+                self.columns = torch.where(self.known, target, NO_COLUMN).to(torch.int32)
+            if self.weights is not None:
+                self.weights = torch.where(self.counted, self.weights, 0.0)
+        if options.reduction != "mean":
             return
-        self.counted = self.known = rows.are_counted(target, options.ignore_index)
-        if options.hard_weight:
-            self.known = self.counted & (target >= 0) & (target < inputs.weight.shape[0])
-            self.columns = torch.where(self.known, target, NO_COLUMN).to(torch.int32)
-        if options.reduction == "mean":
+        if self.weights is not None:
+            total = self.weights.sum()
+            self.divisor = torch.where(total == 0.0, 1.0, total)
+        elif self.counted is not None:
             self.divisor = self.counted.sum().to(exact).clamp_min_(1)
+        else:
+            self.divisor = max(1, inputs.x.shape[0])
 
     def factors(self, x: Tensor, dloss: Tensor | None, divisor: Tensor | int) -> Tensor:
         """Of the gradients, [N]."""
         value = torch.ones((), dtype=statistics_dtype(x.dtype), device=x.device) if dloss is None else dloss
         value = value / divisor
+        if self.weights is not None:
+            value = value * self.weights
         if self.known is not None:
             return torch.where(self.known, value, 0.0)
         return value.expand(x.shape[0]).contiguous()
 
     def masked(self, values: Tensor) -> Tensor:
-        """Of losses [N]: 0 where ignored, NaN where the target is outside the vocabulary."""
+        """Of losses [N], times their weights: 0 where ignored, NaN where the target is outside the vocabulary."""
+        if self.weights is not None:
+            values = values * self.weights
         if self.known is None or self.counted is None:
             return values
         return torch.where(self.known, values, torch.where(self.counted, torch.nan, 0.0))
@@ -103,8 +119,8 @@ class _Rows:
 def distillation(*arguments: Any) -> tuple[Tensor | None, ...]:
     """The loss and its two parts, three gradients and the factors that these lack."""
     inputs, options, needs = split(arguments, DistillationInputs, DistillationOptions)
-    shape = inputs.x.shape
-    inputs = _flat(inputs)
+    shape, whole = inputs.x.shape, parallel.whole_shape(inputs.x, options.of_head)
+    inputs = _flat(inputs, options)
     facts = _Rows(inputs, options)
     gradients = Gradients(None, None, None, None)
     if any(needs):
@@ -120,7 +136,7 @@ def distillation(*arguments: Any) -> tuple[Tensor | None, ...]:
 
     def reduced(values: Tensor) -> Tensor:
         values = facts.masked(values)
-        return values.view(shape[:-1]) if options.reduction == "none" else values.sum() / facts.divisor
+        return values.view(whole) if options.reduction == "none" else values.sum() / facts.divisor
 
     loss = options.soft_weight * losses[0]
     if options.hard_weight:
@@ -135,7 +151,7 @@ def distillation_backward(dloss: Tensor, *arguments: Any) -> tuple[Tensor | None
     """Three gradients, given those of the tokens' losses, or of the one loss: everything is computed again."""
     inputs, options, needs = split(arguments, DistillationInputs, DistillationOptions)
     shape = inputs.x.shape
-    inputs = _flat(inputs)
+    inputs = _flat(inputs, options)
     facts = _Rows(inputs, options)
     factors = facts.factors(inputs.x, dloss.reshape(-1), facts.divisor)
     _, gradients = _start(inputs, options, Needs(*needs), Task.GRADIENTS).losses_and_gradients(facts.columns, factors)
@@ -150,7 +166,7 @@ def _shaped(gradients: Gradients, shape: torch.Size) -> tuple[Tensor | None, Ten
 def _fake(*arguments: Any) -> tuple[Tensor, ...]:
     inputs, options, needs = split(arguments, DistillationInputs, DistillationOptions)
     x, dtype = inputs.x, statistics_dtype(inputs.x.dtype)
-    size = x.shape[:-1] if options.reduction == "none" else ()
+    size = parallel.whole_shape(x, options.of_head) if options.reduction == "none" else ()
     wanted = (True, options.return_parts, options.return_parts and options.hard_weight != 0.0)
     losses = (x.new_empty(size, dtype=dtype) if asked else nothing(x) for asked in wanted)
     unfinished = any(needs) and _is_unfinished(x, options)

@@ -8,6 +8,7 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 
+from .checks import Part
 from .log_probs import LogProbs, linear_log_probs
 from .options import DistillationOptions
 
@@ -19,11 +20,12 @@ def distill_top_k(
     bias: Tensor | None,
     ids: Tensor,
     log_q: Tensor,
+    each: Tensor | None,
     options: DistillationOptions,
-    weight_grad: Tensor | None,
-    adapter: tuple[Tensor, Tensor] | None,
+    part: Part,
+    **scored: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The loss and its two parts; see `linear_distillation_loss`."""
+    """The loss and its two parts; see `linear_distillation_loss`. `scored`: more arguments of `linear_log_probs`."""
     if options.divergence != "forward_kl":
         raise ValueError(f"divergence is {options.divergence!r} and must be 'forward_kl' where teacher_top_k is given.")
     ignored = options.ignore_index
@@ -34,9 +36,17 @@ def distill_top_k(
         raise ValueError(f"target is None and must be given where hard_weight is not 0: it is {options.hard_weight}.")
     scores: dict[str, Any] = {
         name: getattr(options, name)
-        for name in ("ignore_index", "softcap", "logit_scale", "accum_dtype", "chunk_tokens", "memory_budget")
+        for name in (
+            "ignore_index",
+            "softcap",
+            "logit_scale",
+            "accum_dtype",
+            "chunk_tokens",
+            "memory_budget",
+            "sequence_parallel",
+        )
     }
-    scores |= {"weight_grad": weight_grad, "adapter": adapter}
+    scores |= {**scored, **part._asdict()}
     is_shared = options.hard_weight and options.temperature == 1.0
     found = linear_log_probs(
         x, weight, target if is_shared else None, bias, ids=ids, temperature=options.temperature, **scores
@@ -51,10 +61,13 @@ def distill_top_k(
         assert isinstance(of_target, Tensor)
         hard = -of_target
     counted = torch.ones_like(soft, dtype=torch.bool) if target is None else target != ignored
-    divisor = counted.sum().clamp_min(1) if options.reduction == "mean" else 1
+    divisor: Tensor | int = 1
+    if options.reduction == "mean":
+        total = counted.sum() if each is None else torch.where(counted, each, 0.0).sum()
+        divisor = torch.where(total == 0, 1, total)
 
     def reduced(rows: Tensor) -> Tensor:
-        rows = torch.where(counted, rows, 0.0)
+        rows = torch.where(counted, rows if each is None else rows * each, 0.0)
         return rows if options.reduction == "none" else rows.sum() / divisor
 
     loss = reduced(options.soft_weight * soft if hard is None else options.soft_weight * soft + options.hard_weight * hard)

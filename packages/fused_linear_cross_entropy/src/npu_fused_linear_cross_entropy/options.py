@@ -115,6 +115,27 @@ class DistillationOptions(NamedTuple):
     accum_dtype: torch.dtype | None = None
     chunk_tokens: int | None = None
     memory_budget: int | None = None
+    sequence_parallel: bool = False
+    group: str = ""
+    vocab_first: int = 0
+    vocab_size: int = 0
+
+    @property
+    def of_head(self) -> Options:
+        """Those that every loss of a linear layer has."""
+        return Options(
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            softcap=self.softcap,
+            logit_scale=self.logit_scale,
+            accum_dtype=self.accum_dtype,
+            chunk_tokens=self.chunk_tokens,
+            memory_budget=self.memory_budget,
+            sequence_parallel=self.sequence_parallel,
+            group=self.group,
+            vocab_first=self.vocab_first,
+            vocab_size=self.vocab_size,
+        )
 
 
 def schema(inputs: type[tuple[Any, ...]], options: type[tuple[Any, ...]]) -> str:

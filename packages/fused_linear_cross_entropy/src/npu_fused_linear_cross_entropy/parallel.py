@@ -45,6 +45,11 @@ def gather(values: Tensor, group: str) -> Tensor:
     return gathered.unflatten(0, (-1, values.shape[0]))
 
 
+def most_columns(options: Options, own: int) -> int:
+    """Columns of the vocabulary that a rank has in equal parts: the same number on all, so that they cut tokens alike."""
+    return -(-options.vocab_size // _resolve(options.group).size()) if options.group else own
+
+
 def whole_shape(x: Tensor, options: Options) -> tuple[int, ...]:
     """The shape [...] of all tokens, of which x [..., H] has this rank's, or all."""
     first, *others = x.shape[:-1] or (1,)

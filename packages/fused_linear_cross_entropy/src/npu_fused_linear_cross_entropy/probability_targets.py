@@ -145,7 +145,7 @@ def probability_loss(
     )
     loss, lse, _ = OPERATORS("probability_targets", *flat, *options)
     z_loss = options.lse_square_scale * lse.square()
-    weights = None if token_weight is None else checked_token_weight(token_weight, x, lse.view(shape)).reshape(-1)
+    weights = None if token_weight is None else checked_token_weight(token_weight, x, shape).reshape(-1)
     if options.lse_square_scale:
         loss = loss + z_loss
     loss, z_loss = (_reduced(one, weights, options.reduction, shape) for one in (loss, z_loss))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.sharding import is_distributed
@@ -13,14 +15,14 @@ from .options import Options
 from .rows import are_counted
 
 
-def checked_token_weight(token_weight: Tensor, x: Tensor, target: Tensor) -> Tensor:
-    """The weights in the dtype of the losses, without a gradient."""
+def checked_token_weight(token_weight: Tensor, x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The weights of tokens of that shape in the dtype of the losses, without a gradient."""
     arguments.tensor("token_weight", token_weight)
     if not (token_weight.is_floating_point() or token_weight.dtype == torch.bool):
         raise TypeError(f"token_weight is {token_weight.dtype} and must be floating point or torch.bool.")
-    arguments.shape("token_weight", token_weight, target.shape)
+    arguments.shape("token_weight", token_weight, shape)
     arguments.device("token_weight", token_weight, x, "x's")
-    if is_distributed((x, target, token_weight)):
+    if is_distributed((x, token_weight)):
         raise ValueError("token_weight must be left out where there are DTensors.")
     return token_weight.detach().to(statistics_dtype(x.dtype))
 

@@ -9,9 +9,11 @@ With s = log softmax(z / T) of the student, t = log softmax(z' / T) of the teach
     row               soft_weight D + hard_weight (log sum exp z - z_y)
 
 The gradient of D with respect to z / T is h - p sum h, h = p dD / dp with the other elements of p fixed, up to a constant
-times p. Source of the generalised Jensen-Shannon divergence: Agarwal et al., "On-Policy Distillation of Language Models",
-arXiv 2306.13649; of total variation: Wen et al., "f-Divergence Minimization for Sequence-Level Knowledge Distillation",
-arXiv 2307.15190.
+times p. Of a vocabulary over ranks each has its columns of the logits: they exchange log sum exp, then the sums of D and h.
+
+Source of the generalised Jensen-Shannon divergence: Agarwal et al., "On-Policy Distillation of Language Models", arXiv
+2306.13649; of total variation: Wen et al., "f-Divergence Minimization for Sequence-Level Knowledge Distillation", arXiv
+2307.15190.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from __future__ import annotations
 import math
 
 import torch
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
+from .. import ids, parallel
 from ..options import DistillationOptions
 
 
@@ -51,16 +55,23 @@ class ReferenceDistillation:
         options = self._options
         z = _logits(student, self._bias, options.logit_scale, options.softcap)
         of_teacher = _logits(teacher, self._teacher_bias, options.teacher_logit_scale, options.teacher_softcap)
-        s, t = (torch.log_softmax(each / options.temperature, 1) for each in (z, of_teacher))
-        losses[0], g = divergence(s, t, options.divergence, options.beta)
-        g *= options.soft_weight / options.temperature
-        if options.hard_weight:
+        hard = (z,) if options.hard_weight else ()
+        s, t, *log_p = self._log_softmax(z / options.temperature, of_teacher / options.temperature, *hard)
+        terms, h = divergence_terms(s, t, options.divergence, options.beta)
+        sums = [terms.sum(1), h.sum(1)]
+        if hard:
             assert target is not None
-            log_p = torch.log_softmax(z, 1)
-            column = target.long().unsqueeze(1).clamp_min(0)
-            losses[1] = -log_p.gather(1, column).squeeze(1)
-            p = log_p.exp()
-            g += options.hard_weight * p.scatter_add_(1, column, torch.full_like(column, -1, dtype=p.dtype))
+            column = target.long().unsqueeze(1) - options.vocab_first
+            here, column = ids.are_columns(column, 0, z.shape[1]), column.clamp(0, z.shape[1] - 1)
+            sums.append(torch.where(here, -log_p[0].gather(1, column), 0.0).squeeze(1))
+        of_all = torch.stack(sums)
+        if options.group:
+            parallel.sum_(of_all, options.group)
+        losses[0] = of_all[0]
+        g = (h - s.exp() * of_all[1].unsqueeze(1)) * (options.soft_weight / options.temperature)
+        if hard:
+            losses[1] = of_all[2]
+            g += options.hard_weight * log_p[0].exp().scatter_add_(1, column, torch.where(here, -1.0, 0.0).to(g.dtype))
         if gradient is None:
             return
         assert factors is not None
@@ -69,25 +80,32 @@ class ReferenceDistillation:
         g *= options.logit_scale
         gradient.copy_(torch.where(factors.unsqueeze(1) != 0.0, g * factors.unsqueeze(1), 0.0))
 
+    def _log_softmax(self, *logits: Tensor) -> list[Tensor]:
+        """Log-probabilities, of the whole vocabulary, of which there may be this rank's columns."""
+        if not self._options.group:
+            return [torch.log_softmax(each, 1) for each in logits]
+        own = torch.stack([torch.logsumexp(each, 1) for each in logits])
+        of_all = torch.logsumexp(parallel.gather(own, self._options.group), 0)
+        return [each - lse.unsqueeze(1) for each, lse in zip(logits, of_all, strict=True)]
 
-def divergence(s: Tensor, t: Tensor, kind: str, beta: float) -> tuple[Tensor, Tensor]:
-    """D [rows], and its gradient [rows, V] with respect to the logits of s; s and t are log-probabilities [rows, V]."""
+
+def divergence_terms(s: Tensor, t: Tensor, kind: str, beta: float) -> tuple[Tensor, Tensor]:
+    """What D sums, and h, both [rows, V]; s and t are log-probabilities [rows, V]."""
     p, q = s.exp(), t.exp()
     if kind == "forward_kl":
-        return (q * (t - s)).sum(1), p - q
+        return q * (t - s), -q
     if kind == "reverse_kl":
         h = p * (s - t)
-        terms = h
-    elif kind == "jensen_shannon":
+        return h, h
+    if kind == "jensen_shannon":
         u = torch.logaddexp(s + math.log1p(-beta), t + math.log(beta))
         h = (1.0 - beta) * p * (s - u)
-        terms = beta * q * (t - u) + h
-    else:
-        h, terms = 0.5 * p * torch.sign(p - q), 0.5 * (p - q).abs()
-    return terms.sum(1), h - p * h.sum(1, keepdim=True)
+        return beta * q * (t - u) + h, h
+    return 0.5 * (p - q).abs(), 0.5 * p * torch.sign(p - q)
 
 
 def _logits(raw: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
-    z = raw if bias is None else raw + bias
+    z = raw.to(statistics_dtype(raw.dtype))
+    z = z if bias is None else z + bias
     z = z * scale
     return z if softcap is None else softcap * torch.tanh(z / softcap)

@@ -11,7 +11,7 @@ from npu_tiling.places import here
 from npu_tiling.pytorch.tensors import allocate, statistics_dtype
 from torch import Tensor
 
-from .. import chunks, matmul
+from .. import chunks, matmul, parallel
 from ..both.tiling.chunks import ROWS
 from ..chunks import Chunks, part
 from ..demands import dweight_bytes
@@ -27,6 +27,8 @@ from .head import Head
 # Bytes for both models' logits: twice a loss's; on CUDA fewer, so that on an H200 no peer's form of distillation takes less.
 _BUDGET = {**{kind: 2 * count for kind, count in chunks.DEFAULT_BUDGET.items()}, "cuda": 512 * chunks.MIB}
 
+_TEMPORARIES = 10  # matrices as a chunk's logits that the arithmetic in PyTorch's operators takes
+
 
 class DistillationInputs(NamedTuple):
     """The tensors of a distillation, in the order of the registered operators.
@@ -40,6 +42,7 @@ class DistillationInputs(NamedTuple):
         teacher_weight: [V, H'].
         teacher_bias: [V].
         teacher_probs: [N, V], in place of the last three.
+        token_weight: [N], factors of the losses.
         frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
         weight_grad: [V, H], what the weight's gradient is added to.
     """
@@ -52,6 +55,7 @@ class DistillationInputs(NamedTuple):
     teacher_weight: Tensor | None
     teacher_bias: Tensor | None
     teacher_probs: Tensor | None
+    token_weight: Tensor | None
     frozen: Tensor | None
     weight_grad: Tensor | None
 
@@ -85,7 +89,7 @@ class Distillation(Head):
         bias, teacher_bias = (None if b is None else b.contiguous() for b in (inputs.bias, inputs.teacher_bias))
         self._on_chunks: ReferenceDistillation | DistillationKernels = (
             ReferenceDistillation(bias, teacher_bias, options)
-            if device is None
+            if device is None or options.group  # whose ranks exchange what no kernel writes
             else DistillationKernels(bias, teacher_bias, options, device)
         )
         self._teacher_buffer = allocate(inputs.x, (self.tiling.buffer,), inputs.teacher_dtype)
@@ -135,10 +139,13 @@ def plan(shape: Shape, teacher_dtype: torch.dtype) -> Tiling:
     """Chunks of tokens, whose whole rows of logits of both models are in memory."""
     kind = "cpu" if shape.device is None else shape.device.kind
     budget = shape.options.memory_budget or _BUDGET[kind]
-    pitch, sum_dtype = chunks.pitch(shape.vocabulary), shape.options.accum_dtype
+    exact, vocabulary = statistics_dtype(shape.x_dtype), parallel.most_columns(shape.options, shape.vocabulary)
+    pitch, sum_dtype = chunks.pitch(vocabulary), shape.options.accum_dtype
     row = pitch * (shape.logits_dtype.itemsize + teacher_dtype.itemsize)
-    parts, exact = _split(shape, budget // row), statistics_dtype(shape.x_dtype)
-    sums = shape.vocabulary * shape.width * exact.itemsize
+    if shape.options.group:
+        row += pitch * _TEMPORARIES * exact.itemsize
+    parts = _split(shape, budget // row)
+    sums = vocabulary * shape.width * exact.itemsize
     if shape.frozen_width:
         sum_dtype = sum_dtype or exact
     elif sum_dtype is None and len(parts.tokens) > 1 and shape.needs.dweight and 2 * sums <= budget:
@@ -156,7 +163,7 @@ def plan(shape: Shape, teacher_dtype: torch.dtype) -> Tiling:
         logits_dtype=shape.logits_dtype,
         sum_dtype=sum_dtype or shape.weight_dtype,
         dweight_scale=scale_of_sums(shape),
-        buffer=longest * pitch,
+        buffer=longest * chunks.pitch(shape.vocabulary),
         sums_in_buffer=False,
         why="whole rows of both models' logits",
         decided_at=here(),

@@ -1,0 +1,112 @@
+"""Checks of the arguments of `linear_distillation_loss`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from npu_tiling import device_for
+from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.autograd import can_bypass_dispatcher
+from npu_tiling.pytorch.sharding import is_distributed
+from torch import Tensor
+
+from . import parallel
+from .checks import Part, check_width, checked_options
+from .compute import check_columns
+from .options import DIVERGENCES, DistillationOptions
+from .ways.distillation import DistillationInputs
+
+
+class Teacher(NamedTuple):
+    """A teacher's head: logits t = logit_scale (x weight^T + bias), or softcap tanh(t / softcap). It gets no gradients.
+
+    Attributes:
+        x: [..., H'], with the leading dimensions of the student's x; H' may differ from H.
+        weight: [V, H'], x's dtype or fp32.
+        bias: [V], x's dtype or fp32.
+        softcap, logit_scale: as the student's.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    softcap: float | None = None
+    logit_scale: float = 1.0
+
+
+def checked_teacher(teacher: Any, teacher_probs: Any, teacher_top_k: Any) -> Teacher | None:
+    """The teacher's head, None where there is something in its place."""
+    if [teacher, teacher_probs, teacher_top_k].count(None) != 2:
+        raise ValueError("teacher, teacher_probs and teacher_top_k: one of them must be given, and no other.")
+    if teacher_top_k is not None and (not isinstance(teacher_top_k, tuple) or len(teacher_top_k) != 2):
+        raise TypeError(f"teacher_top_k is a {type(teacher_top_k).__name__} and must be a tuple (ids, log_probs).")
+    if teacher is None:
+        arguments.tensor("teacher_probs", teacher_probs, or_none=True)
+        return None
+    if not isinstance(teacher, tuple) or not 2 <= len(teacher) <= len(Teacher._fields):
+        raise TypeError(f"teacher is a {type(teacher).__name__} and must be a Teacher, or a tuple (x, weight, bias).")
+    made = Teacher(*teacher)
+    for name in ("x", "weight"):
+        arguments.tensor(f"teacher.{name}", getattr(made, name))
+    arguments.tensor("teacher.bias", made.bias, or_none=True)
+    return made
+
+
+def checked(weight: Tensor, part: Part, options: DistillationOptions) -> DistillationOptions:
+    """The options with the weight's part of the vocabulary."""
+    head = checked_options(weight, part, options.of_head)
+    arguments.one_of("divergence", options.divergence, DIVERGENCES)
+    beta = arguments.number("beta", options.beta, above=0)
+    if beta >= 1:
+        raise ValueError(f"beta is {options.beta} and must be above 0 and below 1.")
+    arguments.flags(return_parts=options.return_parts)
+    return options._replace(
+        softcap=head.softcap,
+        logit_scale=head.logit_scale,
+        chunk_tokens=head.chunk_tokens,
+        group=head.group,
+        vocab_first=head.vocab_first,
+        vocab_size=head.vocab_size,
+        beta=beta,
+        temperature=arguments.number("temperature", options.temperature, above=0),
+        soft_weight=arguments.number("soft_weight", options.soft_weight),
+        hard_weight=arguments.number("hard_weight", options.hard_weight),
+        teacher_softcap=arguments.number("teacher.softcap", options.teacher_softcap, above=0, or_none=True),
+        teacher_logit_scale=arguments.number("teacher.logit_scale", options.teacher_logit_scale),
+    )
+
+
+def check_inputs(inputs: DistillationInputs, options: DistillationOptions) -> None:
+    """Types, dtypes, shapes and devices, and targets on a CPU."""
+    x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, teacher_probs, _, frozen, _ = inputs
+    if is_distributed(tuple(inputs)):
+        raise TypeError("x, weight and the teacher's tensors must be plain tensors, not DTensors: gather the weights first.")
+    arguments.floating("x", x)
+    shape = parallel.whole_shape(x, options.of_head)
+    check_width(x, weight, frozen)
+    arguments.parameter("weight", weight, (weight.shape,), x, "x's")
+    arguments.parameter("bias", bias, (weight.shape[:1],), x, "x's", or_none=True)
+    if teacher_x is not None and teacher_weight is not None:
+        arguments.floating("teacher.x", teacher_x)
+        arguments.shape("teacher.x", teacher_x, (*x.shape[:-1], teacher_x.shape[-1]))
+        arguments.parameter(
+            "teacher.weight", teacher_weight, ((weight.shape[0], teacher_x.shape[-1]),), teacher_x, "teacher.x's"
+        )
+        arguments.parameter("teacher.bias", teacher_bias, (weight.shape[:1],), teacher_x, "teacher.x's", or_none=True)
+        arguments.device("teacher.x", teacher_x, x, "x's")
+    if teacher_probs is not None:
+        arguments.shape("teacher_probs", teacher_probs, (*shape, weight.shape[0]))
+        arguments.device("teacher_probs", teacher_probs, x, "x's")
+        if not teacher_probs.is_floating_point():
+            raise TypeError(f"teacher_probs is {teacher_probs.dtype} and must be floating point.")
+    if target is None:
+        if options.hard_weight:
+            raise ValueError(f"target is None and must be given where hard_weight is not 0: it is {options.hard_weight}.")
+        return
+    arguments.tensor("target", target)
+    arguments.dtype("target", target, torch.int64, torch.int32)
+    arguments.shape("target", target, shape)
+    arguments.device("target", target, x, "x's")
+    if options.hard_weight and can_bypass_dispatcher((target,)) and device_for(target.device) is None:
+        check_columns("target", target, options.ignore_index, options.vocab_size)
