@@ -70,6 +70,14 @@ def histogram(x, y, BLOCK: tl.constexpr, BINS: tl.constexpr):
 
 
 @triton.jit
+def many_axes(x, y):
+    o = tl.reshape(tl.arange(0, 128), (2, 2, 2, 2, 2, 2, 2))
+    b = tl.reshape(tl.load(x + tl.arange(0, 128)), (2, 2, 2, 2, 2, 2, 2))
+    b = b + tl.flip(o, 6).to(tl.float32)
+    tl.store(y + tl.arange(0, 64), tl.reshape(tl.sum(b, 3), (64,)))
+
+
+@triton.jit
 def power(x, y, e, BLOCK: tl.constexpr):
     o = tl.arange(0, BLOCK)
     tl.store(y + o, libdevice.pow(tl.load(x + o), tl.cast(e, tl.float32)))
@@ -99,6 +107,7 @@ RIGHT = {
     "sort": (f"{TABLE} M=4 N=32 DOWN=True", ["y=x.sort(1, descending=True)[0]"]),
     "flip": (f"{LINE} BLOCK=64", ["y=x.flip(0)"]),
     "gather": (f"{TABLE} i=i32:4x32:32 M=4 N=32", ["y=x.gather(1, i.long())"]),
+    "many_axes": ("x=fp32:128 y=fp32:64", ["y=(x + (torch.arange(128) ^ 1)).view(8, 2, 8).sum(1).flatten()"]),
     "power": ("x=fp32:64:positive y=fp32:64 e=2.5 BLOCK=64", ["y=x**2.5"]),
     "histogram": ("x=i32:64:8 y=i32:8 BLOCK=64 BINS=8", ["y=x.bincount(minlength=8)"]),
 }

@@ -12,6 +12,7 @@ import sys
 import torch
 import torch_npu
 import triton
+from torch_npu import npu_rms_norm
 import triton.language as tl
 
 
@@ -37,8 +38,10 @@ with torch.autocast(device.type, torch.bfloat16):
     assert (x[None] @ x[:, None]).dtype == torch.bfloat16 and torch.is_autocast_enabled("npu")
 for _ in range(2):
     y = torch.compile(torch.empty_like)(x)
-    double[(2,)](x, y, 100, BLOCK=64, MASKED=sys.argv[2] == "masked")
+    double[(2,)](x, y, 100, BLOCK=64, MASKED=sys.argv[2] != "plain")
 torch.npu.synchronize()
+if sys.argv[2] == "operator":
+    npu_rms_norm(x)
 print("equal", torch.equal(y, 2 * x))
 sys.exit(int(sys.argv[3]))
 """
@@ -79,6 +82,12 @@ def test_a_finding_is_named_and_the_program_goes_on(run):
     assert "argument x, outside its storage of 400 bytes (program.py, line 16)" in said
     assert "2 launches, 2 with findings" in said
     assert status == 1
+
+
+def test_an_operator_of_torch_npu_is_refused_by_its_name(run):
+    status, said = run("npu", "operator", "0")
+    assert "stopped: torch_npu.npu_rms_norm runs an operator of CANN's, not a Triton kernel" in said
+    assert status == 2
 
 
 def test_the_exit_status_of_the_program_counts(run):

@@ -26,9 +26,13 @@ def double(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + o, tl.load(x + o, mask=o < n) * 2)
 
 @triton.jit
+def helper(x):
+    return libdevice.tanh(x) + 1
+
+@triton.jit
 def refused(x, y, BLOCK: tl.constexpr):
     o = tl.arange(0, BLOCK)
-    tl.store(y + o, libdevice.tanh(tl.load(x + o)))
+    tl.store(y + o, helper(tl.load(x + o)))
 
 @pytest.fixture
 def x():
@@ -66,7 +70,7 @@ def test_tests_pass_fail_and_are_refused_by_name(pytester, monkeypatch):
             "*REFUSED*::test_refused*",
             "double, bounds: *write of 512 bytes at byte 0 of argument y, outside its storage of 256 bytes (*.py, line 9)",
             "3 launches in 3 tests, as on Ascend910B4, from Linalg IR",
-            "1 refused: Triton refuses the kernel: *triton.language.extra.ascend.libdevice*",
+            "1 refused: Triton refuses the kernel: AttributeError(*NoneType*triton.language.extra.ascend.libdevice*",
             "*2 failed, 1 passed, 1 refused*",
         ]
     )

@@ -19,7 +19,7 @@ import npu_tiling
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..errors import OfflineError
+from ..errors import OfflineError, UnsupportedError
 from ..execute.emulation import emulate
 from ..launches import Emulation
 
@@ -82,6 +82,7 @@ def _modules(soc: str) -> Iterator[None]:
     npu = _npu(soc)
     torch_npu = types.ModuleType("torch_npu")
     torch_npu.npu = npu  # type: ignore[attr-defined]
+    torch_npu.__getattr__ = _fused  # type: ignore[method-assign]
     torch_npu.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
     with (
         mock.patch.dict(os.environ, {_UB_BITS: str(8 * npu_tiling.soc(soc).ub_bytes)}),
@@ -95,6 +96,19 @@ def _modules(soc: str) -> Iterator[None]:
         mock.patch.object(torch.Tensor, "npu", lambda tensor, *_, **__: tensor, create=True),
     ):
         yield
+
+
+def _fused(name: str) -> Callable[..., None]:
+    """An operator of torch_npu's: programs import it, and here it cannot run."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def operator(*_: object, **__: object) -> None:
+        raise UnsupportedError(
+            f"torch_npu.{name} runs an operator of CANN's, not a Triton kernel: take another way in the program"
+        )
+
+    return operator
 
 
 def _not_compiled(model: Any = None, **options: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sysconfig
 import traceback
@@ -11,6 +12,9 @@ from ..errors import OfflineError, UnsupportedError, reason_of
 
 _NOT_THEIRS = (sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
 
+_NESTED = re.compile(
+    r"""<ast\.\w+ object at 0x\w+>, (['"])(.*)\1\)$""", re.DOTALL
+)  # the reason, in a function that a kernel calls
 _NO_LIBDEVICE = (
     ": functions of triton.language.extra.libdevice return None with triton-ascend 3.2.0: import them from"
     " triton.language.extra.ascend.libdevice, or take those of tl.math"
@@ -25,6 +29,8 @@ def said_of(error: BaseException) -> str:
     if _is_of_triton(error):
         said = _without_frame(str(error))
         source, caret, reason = said.rpartition("^\n")
+        inner = _NESTED.search(reason)
+        reason = inner[2].replace("\\'", "'") if inner else reason
         hint = _NO_LIBDEVICE if "NoneType" in reason else ""
         return f"Triton refuses the kernel: {reason}{hint}\n{source}{caret}".rstrip()
     error = _wrapped(error) or error

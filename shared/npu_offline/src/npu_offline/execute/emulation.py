@@ -13,7 +13,7 @@ from ..errors import OfflineError
 from ..launches import Emulation
 from ..toolchain.compilers import DEFAULT, tool
 from ..toolchain.triton_ascend import require_triton_ascend
-from .idle import decorate_without_devices
+from .idle import decorate_without_devices, no_benchmark
 from .launcher import Launcher, RunningEmulation, running
 
 if TYPE_CHECKING:
@@ -121,12 +121,15 @@ def emulate(
 
 @contextlib.contextmanager
 def active_driver(driver: Any) -> Iterator[None]:
-    """Until the block ends, Triton's active driver is this one."""
+    """Until the block ends, Triton's active driver is this one, and autotuning takes the first configuration."""
+    from triton import testing
     from triton.runtime.driver import driver as config
 
-    before = config.active
+    before = config.active, testing.do_bench
     config.set_active(driver)
+    testing.do_bench = no_benchmark()
     try:
         yield
     finally:
-        config.set_active(before)
+        config.set_active(before[0])
+        testing.do_bench = before[1]

@@ -38,7 +38,7 @@ enum { F32, F16, BF16, I64, I32, I16, I8, I1, U32, U16, U8, F64 };              
 enum { GM, UB, L1, L0A, L0B, L0C, SPACES, NUMBER = SPACES };                        // where a view is; a number has its value
 enum { S, V, MTE2, MTE3, MTE1, M, FIX, PIPES };                                     // of one core
 enum { PLAIN, CHECKED, SURVEYED };                                                  // how a launch runs
-enum { RANK = 6, CORES = 3, CLOCKS = PIPES * CORES, CROSS_FLAGS = 16 };
+enum { RANK = 12, CORES = 3, CLOCKS = PIPES * CORES, CROSS_FLAGS = 16 };
 enum { FLAGS = 8, EVENTS = 16, OWN_EVENT = EVENTS - 1 };  // FLAGS of two pipes: EVENT_ID0 to 7 of the dialect; OWN_EVENT: cube.c's
 enum { CROSS_SETS = 15 };  // the most that a counter between cores counts: the manual of CrossCoreWaitFlag, CANN 8.5
 

@@ -13,6 +13,7 @@ from ...errors import UnsupportedError
 from ...module.arithmetic import COMPARISONS, arithmetic_of
 from ...module.mlir import name_of, property_of
 
+_RANK = 12  # of machine.h
 _BINARY = {
     **dict.fromkeys(("addi", "addf"), "{0} + {1}"),
     **dict.fromkeys(("subi", "subf"), "{0} - {1}"),
@@ -88,6 +89,8 @@ PAIRS: dict[str, Callable[[Operation], str]] = dict.fromkeys(("arith.mulsi_exten
 def c_type(kind: Attribute) -> str:
     """The C type of a value."""
     if isinstance(kind, MemRefType):
+        if len(kind.get_shape()) > _RANK:
+            raise UnsupportedError(f"execution does not know memory of more than {_RANK} axes, as {kind}")
         return "view"
     if isinstance(kind, IndexType):
         return "int64_t"
