@@ -119,7 +119,7 @@ def fused_linear_cross_entropy(
         accum_dtype: dtype of the weight's gradient while several chunks of tokens add to it: torch.float32, or None for fp32
             if the budget has room for it, else the weight's dtype, which is rounded once a chunk.
         chunk_tokens: tokens of a chunk; None: chosen from the device and the budget.
-        memory_budget: bytes for logits and sums, beside inputs and gradients; None for a default. If it holds too few
+        memory_budget: bytes for logits and sums, without inputs and gradients; None for a default. If it holds too few
             tokens, the vocabulary is cut into chunks too; logits are then computed twice where they cannot be kept.
         process_group: weight, bias and class_weight are this rank's rows of a vocabulary that is split over the group. x,
             target and the loss are the same on every rank; the gradient of x is summed over the ranks.
@@ -205,7 +205,7 @@ def call(
 ) -> LinearCrossEntropyOutput:
     """The loss with options that were checked.
 
-    `divisor`: what "mean" divides by instead of the number of counted rows, or of the sum of their weights.
+    `divisor`: replaces the number of counted rows, or the sum of their weights, by which "mean" divides.
     """
     x, weight, bias = autocast(x, weight, bias)
     check(x, weight, target, bias, class_weight, frozen, options)

@@ -37,13 +37,13 @@ def named_options(options: Mapping[str, object]) -> Options:
     unknown = [name for name in options if name not in NAMES]
     if unknown:
         raise TypeError(f"{unknown[0]} is no option: {', '.join(NAMES)} are.")
-    return Options(**options)  # type: ignore[arg-type]  # what they are is asked by `checked_options`
+    return Options(**options)  # type: ignore[arg-type]  # `checked_options` checks their types
 
 
 def checked_options(weight: Tensor, part: Part, options: Options) -> Options:
-    """The options with the weight's part of the vocabulary, or an error that names what is wrong with one.
+    """The options with the weight's part of the vocabulary, or an error that names the wrong option.
 
-    Those of a whole vocabulary are remembered: in a training step they are the same as in the last one.
+    Checked options of a whole vocabulary are remembered: every training step passes the same.
     """
     arguments.tensor("weight", weight)
     key = None
@@ -117,7 +117,7 @@ def _part(rows: int, part: Part) -> tuple[str, int, int]:
 
 
 def check_weight_grad(weight_grad: Tensor | None, weight: Tensor, accum_dtype: torch.dtype | None) -> torch.dtype | None:
-    """The dtype in which the weight's gradient is summed: that of what it is added to, if there is such a tensor."""
+    """The dtype in which the weight's gradient is summed: weight_grad's, if it is given."""
     arguments.tensor("weight_grad", weight_grad, or_none=True)
     if weight_grad is None:
         return accum_dtype

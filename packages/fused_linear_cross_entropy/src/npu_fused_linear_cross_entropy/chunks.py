@@ -9,8 +9,8 @@ one that adds to the weight's gradient moves 2 H V elements of it:
 but no more than the memory budget allows.
 
 More tokens take chunks of the vocabulary or chunks of tokens. With chunks of the vocabulary the gradient needs all logits a
-second time: if they fit in the memory of the weight's gradient, they are kept there in x's dtype, and no chunk adds to what
-another one wrote. If not, there are chunks of tokens; and if the budget allows much fewer than T tokens, chunks of the
+second time: if they fit in the memory of the weight's gradient, they are kept there in x's dtype, and no chunk adds to
+another chunk's result. If not, there are chunks of tokens; and if the budget allows much fewer than T tokens, chunks of the
 vocabulary whose logits are computed twice.
 """
 
@@ -34,7 +34,7 @@ MIB = 2**20
 DEFAULT_BUDGET = {"cuda": 800 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
 _MAX_FP32_SUMS = 600 * MIB  # fp32 sums that a default budget has room for
 _OVERLAP = 2.75  # at this many times the break-even length, chunking costs no measurable time
-# An H200: 790 TFLOP/s, 4.28 TB/s. Ascend: of chips without published figures; those that have them take their own.
+# CUDA: an H200, 790 TFLOP/s and 4.28 TB/s. Ascend: a default for chips whose figures are not published.
 _OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}
 _KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more was not faster on an H200
 _MIN_CHUNK_SHARE = 0.375  # of T: with fewer tokens, weight traffic costs more than computing all logits twice
@@ -52,7 +52,7 @@ class Layout(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Sizes and what is wanted.
+    """The memory that a loss asks for, in sizes and bytes.
 
     Attributes:
         tokens, width, vocabulary: N, H and V.
@@ -60,8 +60,8 @@ class Demand:
         dweight_bytes: bytes of an element of the sums that become the weight's gradient; 0 if it is not wanted.
         dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
         kept_bytes: bytes of a logit that is kept for the gradient; 0 if none may be.
-        scaled_bytes: bytes beside a token's logits, for its row of x times a factor.
-        sum_bytes: bytes beside a token's logits, for sums of parts of a row, wherever logits are.
+        scaled_bytes: bytes of a token's row of x times a factor.
+        sum_bytes: bytes of a token's partial sums.
         length_factor: chunks have this many times T tokens.
     """
 
@@ -147,7 +147,7 @@ def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
 
 
 def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Chunks:
-    """Chunks for a demand; `memory_budget`: bytes for logits and sums, beside inputs and gradients."""
+    """Chunks for a demand; `memory_budget`: bytes for logits and sums, without inputs and gradients."""
     tokens, vocabulary = demand.tokens, demand.vocabulary
     budget = _budget(memory_budget, device)
     row = _row_bytes(demand)
@@ -199,7 +199,7 @@ def _columns(demand: Demand, budget: int, chunk_tokens: int | None, needed: str)
 def split_and_sum(
     demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None
 ) -> tuple[Chunks, bool]:
-    """The same, and whether the weight's gradient is to be summed in fp32 although its dtype is narrower.
+    """Chunks as from `split`, and whether the weight's gradient is summed in fp32 although its dtype is narrower.
 
     It is if several chunks of tokens add to it, and the budget holds fp32 sums and logits; the default budget holds either.
     """
@@ -216,7 +216,7 @@ def split_and_sum(
 
 
 def _row_bytes(demand: Demand) -> int:
-    """Bytes of a whole row of logits, and of what lies beside it."""
+    """Bytes of a whole row of logits, its row of scaled x and its partial sums."""
     return pitch(demand.vocabulary) * demand.logit_bytes + demand.scaled_bytes + demand.sum_bytes
 
 

@@ -1,4 +1,4 @@
-"""What the operators compute, at the place of their tensors: kernels on accelerators, `reference` on a CPU."""
+"""The computation of each operator: kernels on accelerators, `reference` on a CPU."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def backward(
 
 
 def scale(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
-    """The gradients times a number each, in memory of their own."""
+    """The gradients times a number each, in new memory."""
     copies = [gradient.clone() for gradient in gradients]
     scale_(copies, factors)
     return copies
 
 
 def scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
-    """The same in place; reads and writes no gradient whose number is 1."""
+    """Multiplies gradients by a number each, in place; a gradient whose number is 1 is neither read nor written."""
     for gradient, factor in zip(gradients, factors, strict=True):
         device = device_for(factor.device)
         if device is not None:
@@ -112,7 +112,7 @@ def shape_of(
     unfinished: bool = False,
     is_readable: bool = False,
 ) -> Shape:
-    """What decisions about x [N, H], the weight and the frozen weight in front of it depend on."""
+    """The `Shape` of a call with x [N, H], the weight, and the frozen weight in front of it."""
     return Shape(
         task=task,
         tokens=x.shape[0],

@@ -21,7 +21,7 @@ class Counted(NamedTuple):
         rows: int64 [n], where they are among all tokens.
         target: [n]; ignored for zeros.
         zeros: bool [n], which are no tokens.
-        place: int64 [tokens], each token's among those; n where it does not count.
+        place: int64 [tokens], each token's place among the chosen; n where it does not count.
     """
 
     rows: Tensor
@@ -55,7 +55,7 @@ def of_counted_tokens(
 ) -> Any:
     """The outputs, a NamedTuple, of `loss` for x [..., H], target [...] and others [..., ...], of the tokens that count.
 
-    On a CPU what is wrong with `counted` is an error. On an accelerator, where that would wait, the first token's target is
+    On a CPU a wrong `counted` is an error. On an accelerator, where that would wait, the first token's target is
     then outside the vocabulary, which makes its loss NaN, and so the mean and the sum.
 
     Raises:
@@ -80,7 +80,7 @@ def of_counted_tokens(
 
 
 def _rows(tensor: Tensor, dimensions: int) -> Tensor:
-    """The tensor with its first dimensions, those of the tokens, as one."""
+    """The tensor with the dimensions of its tokens flattened."""
     return tensor.reshape(-1, *tensor.shape[dimensions:])
 
 

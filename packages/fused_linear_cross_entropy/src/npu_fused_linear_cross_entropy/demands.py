@@ -13,7 +13,7 @@ _ROW_NUMBERS = 16  # of each row: statistics, coefficients, references, v
 
 
 def of_logits(shape: Shape) -> Demand:
-    """What is in memory where PyTorch's product writes logits."""
+    """Memory for a loss whose logits PyTorch's product writes."""
     dtype, exact, logits = shape.x_dtype, statistics_dtype(shape.x_dtype), shape.logits_dtype
     once = shape.device is not None and shape.is_row_factor_times_exponentials
     sums = exact.itemsize if shape.needs.dx and logits != dtype else 0
@@ -30,7 +30,7 @@ def of_logits(shape: Shape) -> Demand:
 
 
 def of_product(shape: Shape) -> Demand:
-    """What is in memory where a kernel's product writes exponentials, if it writes any."""
+    """Memory for a loss whose exponentials a kernel's product writes, or keeps in registers."""
     assert shape.device is not None
     dtype, exact, needs = shape.x_dtype, statistics_dtype(shape.x_dtype), shape.needs
     is_stored = needs.dx or needs.dweight
@@ -65,6 +65,6 @@ def dweight_bytes(shape: Shape) -> int:
 
 def _kept_bytes(shape: Shape) -> int:
     """Bytes of a logit, or of its exponential, in the memory of the weight's gradient; 0 if none may be there."""
-    is_last = shape.task is Task.LOSS_AND_GRADIENTS  # what a backward adds to holds other gradients
+    is_last = shape.task is Task.LOSS_AND_GRADIENTS  # a weight_grad holds other gradients
     keeps = is_last and dweight_bytes(shape) and shape.bias_dtype is None and shape.options.shift_invariant
     return shape.x_dtype.itemsize if keeps else 0

@@ -82,7 +82,7 @@ def linear_distillation_loss(
         "mean": sum of row / N, N tokens not ignored
 
     D is not multiplied by T^2, nor is it in Liger's and TRL's losses; Hinton et al. do: give soft_weight that factor. At
-    beta = 0 and 1 those have the forward and the reverse divergence, where D above would be 0.
+    beta = 0 and 1 these compute the forward and the reverse divergence, where D above would be 0.
 
     Arithmetic is fp32, and so is the loss. The logits of a chunk of tokens, the student's and the teacher's, are in memory
     at a time, in whole rows. For "mean" and "sum" the forward computes the gradients, in the memory of the student's
@@ -117,7 +117,7 @@ def linear_distillation_loss(
         return_parts: also return D and the cross entropy by themselves.
         accum_dtype: as for `fused_linear_cross_entropy`.
         chunk_tokens: tokens of a chunk; None: chosen from the device and the budget.
-        memory_budget: bytes for the logits of both and for sums, beside inputs and gradients; None for a default.
+        memory_budget: bytes for the logits of both and for sums, without inputs and gradients; None for a default.
         process_group, vocab_range, vocab_size, sequence_parallel: as for `fused_linear_cross_entropy`. The teacher's weight,
             bias and probabilities are of this rank's columns too, and teacher.x of its tokens. PyTorch's operators compute
             the divergence of each chunk then, not a kernel.

@@ -1,4 +1,4 @@
-"""The operators of distillation registered with PyTorch, and their autograd: as operators.py has those of the loss.
+"""The registered operators of distillation and their autograd.
 
 `distillation` computes the losses, and the gradients of a loss that is one number if they are needed.
 `distillation_backward` computes the gradients of losses of single tokens, with logits that are computed again.

@@ -1,4 +1,4 @@
-"""What is known of the softmax distribution of each row, vectors of [tokens]: from statistics to outputs and back.
+"""From statistics of each row's softmax distribution to outputs, and from outputs' gradients to coefficients.
 
 With z the logits of a row, L = log sum exp z and p = exp(z - L):
 
@@ -30,7 +30,7 @@ COEFFICIENTS = 5
 
 
 class Moments(NamedTuple):
-    """What statistics say of each row, [tokens] each."""
+    """Log sum exp, entropy, sum of p^2 and mean logit of each row, [tokens] each."""
 
     lse: Tensor
     entropy: Tensor
@@ -39,7 +39,7 @@ class Moments(NamedTuple):
 
 
 def merged(parts: Tensor) -> Tensor:
-    """Statistics [5, tokens] of all columns, from those of parts of the columns, [parts, 5, tokens]."""
+    """Statistics [5, tokens] of all columns, from statistics of parts, [parts, 5, tokens]."""
     result = parts.sum(0)  # the sum of z; the others follow
     result[MAXIMUM] = parts[:, MAXIMUM].amax(0)
     sums, dots = parallel.rebased(parts[:, MAXIMUM], parts[:, SUM], parts[:, DOT], result[MAXIMUM])

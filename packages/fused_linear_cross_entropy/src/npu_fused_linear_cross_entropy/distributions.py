@@ -1,4 +1,4 @@
-"""What the distributions of tokens are: an operator registered with PyTorch. Formulas: distribution_rows.py."""
+"""The registered operator for moments and log-probabilities of tokens' distributions. Formulas: distribution_rows.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .ways.distributions import Distributions, Inputs
 
 
 class Wanted(NamedTuple):
-    """What is asked for beside the moments and the log-probabilities of ids.
+    """Outputs that are computed on demand.
 
     Attributes:
         top_k: how many of the largest logits.
@@ -154,7 +154,7 @@ class _Distributions(Function):
 
 
 def distributions(inputs: Inputs, options: Options, wanted: Wanted) -> Outputs:
-    """What the distributions of x [N, H] are, recorded by autograd."""
+    """Moments and log-probabilities of the distributions of x [N, H], recorded by autograd."""
     found = Outputs(*OPERATORS("distributions", *inputs, *options, *wanted))
     return found._replace(
         ids_log_probs=None if inputs.ids is None else found.ids_log_probs,

@@ -1,4 +1,4 @@
-"""What a loss launches on a chip, and why, with neither tensors' data nor a device.
+"""Explains the launches of a loss on a chip, without data and without a device.
 
 `python -m npu_fused_linear_cross_entropy explain` is the same as a command.
 """
@@ -143,7 +143,7 @@ def explain(
 
 
 def _options_of(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a function that is explained in place of the loss; the others have to be left out."""
+    """The options of a function that is explained in place of the loss; raises for options that it does not have."""
     known = inspect.signature(function).parameters
     for name, value in options.items():
         if name not in known and value and (name, value) != ("reduction", "mean"):
@@ -152,7 +152,7 @@ def _options_of(function: Callable[..., Any], options: Mapping[str, Any]) -> dic
 
 
 def _described(tiling: Tiling) -> dict[str, str]:
-    """What was decided for one call, in words."""
+    """The decision for one call, in words."""
     chunks, dtype = tiling.chunks, short(tiling.logits_dtype)
     (tokens, columns), size = chunks.longest, tiling.buffer * tiling.logits_dtype.itemsize
     what = "exponentials" if tiling.way.multiplies else "logits"

@@ -148,7 +148,7 @@ def exponentials_of(b_z, b_reference, b_sum, COLUMNS: tl.constexpr):
 
 @triton.jit
 def target_exponential(b_z, b_reference, b_lse, b_a, b_b, BF16: tl.constexpr):
-    """The targets' elements of E such that v E is the gradient, those as they are stored, and a away from 0; [rows]."""
+    """The targets' elements of E such that v E is the gradient; the same, rounded as stored; a, kept away from 0; [rows]."""
     b_least = MIN_A_OVER_B * tl.abs(b_b)
     b_a = tl.where(tl.abs(b_a) < b_least, b_least, b_a)
     b_ratio = tl.where(b_b == 0.0, 0.0, b_b / b_a)

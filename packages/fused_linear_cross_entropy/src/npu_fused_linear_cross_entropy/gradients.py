@@ -17,10 +17,10 @@ from .tiling import Tiling
 
 
 class Gradients(NamedTuple):
-    """Gradients; None if not wanted, and where the weight's was added to what the caller gave.
+    """Gradients; None where not wanted. dweight is None too where it was added to weight_grad.
 
     Attributes:
-        unfinished: [3], factors that the gradients still lack, beside the upstream gradient; None for 1.
+        unfinished: [3], factors that the gradients still lack, apart from the upstream gradient; None for 1.
     """
 
     dx: Tensor | None
@@ -34,7 +34,7 @@ Operands = tuple[tuple[slice, Tensor], ...]
 
 
 def operands(weight: Tensor, frozen: Tensor | None) -> Operands:
-    """The weight, and what stands in front of it."""
+    """The weight, and the frozen weight in front of it."""
     if frozen is None:
         return ((slice(0, weight.shape[1]), weight),)
     first = frozen.shape[1]

@@ -1,7 +1,7 @@
 """Columns of the vocabulary that are named for each row, and the largest ones, of chunks of logits; on every device.
 
-PyTorch's gather, scatter, max and topk. Where a row names a column twice both places hold the same gradient, the sum: what
-is scattered twice is the same number, whatever the order.
+PyTorch's gather, scatter, max and topk. Where a row names a column twice both places hold the same gradient, the sum, so
+that the order in which they are scattered does not matter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def scatter(gradient: Tensor, ids: Tensor, values: Tensor, first: int) -> None:
     """Writes values [rows, ids] to the ids' columns of a chunk [rows, columns]; equal ids have equal values."""
     count = gradient.shape[1]
     here, places = are_columns(ids, first, count), (ids - first).clamp(0, count - 1)
-    # What has no column here writes what another id writes, or what the row's first column has.
+    # An id outside the chunk repeats the write of an id inside, or writes back the row's first column.
     some, which = here.to(torch.float32).max(1, keepdim=True)
     spare = torch.where(some > 0, places.gather(1, which), 0)
     kept = torch.where(some > 0, values.gather(1, which), gradient[:, :1])
@@ -36,7 +36,7 @@ def scatter(gradient: Tensor, ids: Tensor, values: Tensor, first: int) -> None:
 
 
 def sums_of_equals(ids: Tensor, values: Tensor) -> Tensor:
-    """[rows, ids]: the sum of the values of all of a row's ids that are the same column."""
+    """[rows, ids]: for each id, the sum of the values of all equal ids in its row."""
     rows, count = ids.shape
     if count == 1:
         return values

@@ -25,7 +25,7 @@ _INVARIANT_TOKENS = 512  # of a chunk, where its length must not follow from how
 
 
 class LogProbs(NamedTuple):
-    """What `linear_log_probs` returns; None for what was not asked for.
+    """Outputs of `linear_log_probs`; None where not asked for.
 
     Attributes:
         log_probs: [...], of the targets.
@@ -48,7 +48,7 @@ class LogProbs(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """Which outputs are asked for beside log-probabilities of the target and the ids."""
+    """Which optional outputs are asked for."""
 
     top_k: int
     entropy: bool
@@ -118,7 +118,7 @@ def linear_log_probs(
             `chunk_tokens` tokens, 512 by default.
         accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size, sequence_parallel, counted_tokens:
             as for `fused_linear_cross_entropy`; neither of the last two with `batch_invariant`. A budget holds a chunk's
-            logits and not what PyTorch's topk takes.
+            logits, not the memory of PyTorch's topk.
         weight_grad: [V, H], fp32 or weight's dtype: each backward adds the weight's gradient to it; see there. It takes no
             more products.
         adapter: (u [..., R], b [V, R]), as for `fused_linear_cross_entropy`: LoRA's share of the logits.
@@ -194,7 +194,7 @@ def linear_log_probs(
 
         def rows(tensor: Tensor, value: int) -> Tensor:
             flat = tensor.reshape(-1, *tensor.shape[len(shape) :])
-            # Copied even where nothing is added: a framework chooses a product by the address and strides too.
+            # Copied even without padding: a framework chooses a product by the address and strides too.
             return torch.cat((flat, flat.new_full((more, *flat.shape[1:]), value))) if batch_invariant else flat
 
         of_chunks = of_loss if is_loss else of_rows

@@ -52,7 +52,7 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def _add_product(a: Tensor, b: Tensor, out: Tensor, beta: float, alpha: float) -> None:
-    """out = beta out + alpha a @ b; what out held does not count where beta is 0."""
+    """out = beta out + alpha a @ b; out may hold anything where beta is 0."""
     if out.dtype == a.dtype:
         if not _is_misread(a):
             torch.addmm(out, a, b, beta=beta, alpha=alpha, out=out)
@@ -116,11 +116,11 @@ def _pieces(a: Tensor) -> Iterator[slice]:
 
 
 def _is_misread(a: Tensor) -> bool:
-    """Whether PyTorch's product may take in what lies between the rows of a left operand.
+    """Whether PyTorch's product may read memory between the rows of a left operand.
 
     On a CPU with matrix tiles (AMX) oneDNN's bf16 and fp16 products, as of torch 2.13, read whole tiles and
-    multiply what is past the end of a row by zero: a NaN there, in memory that nobody has written, becomes one in the
-    result. In torch 2.7 so does what lies between the elements of a single row.
+    multiply elements past the end of a row by zero: a NaN there, in memory that nobody has written, becomes one in the
+    result. In torch 2.7 so does a NaN between the elements of a single row.
     """
     if not a.is_cpu or a.itemsize != _HALF:
         return False

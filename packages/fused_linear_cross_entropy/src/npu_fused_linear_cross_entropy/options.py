@@ -29,7 +29,7 @@ _Inputs = TypeVar("_Inputs", bound=tuple[Any, ...])
 _Options = TypeVar("_Options", bound=tuple[Any, ...])
 
 
-#: What an option can be.
+#: Types of options.
 Option = str | float | bool | torch.dtype | ProcessGroup | tuple[int, int] | None
 
 
@@ -42,7 +42,7 @@ class Needs(NamedTuple):
 
 
 class Options(NamedTuple):
-    """See `fused_linear_cross_entropy`; `group`, `vocab_first` and `vocab_size` say what part of a vocabulary this is.
+    """See `fused_linear_cross_entropy`; `group`, `vocab_first` and `vocab_size` say which part of it the weight is.
 
     A tuple, in the order of the registered operators' arguments: its hash, by which launches are remembered, costs little.
 
@@ -74,7 +74,7 @@ class Options(NamedTuple):
 
     @property
     def extras(self) -> tuple[bool, ...]:
-        """Which outputs are wanted beside the loss, in their order."""
+        """Which optional outputs are wanted, in their order."""
         return self[7:12]
 
     @property
@@ -147,7 +147,7 @@ def schema(inputs: type[tuple[Any, ...]], options: type[tuple[Any, ...]]) -> str
 def split(
     arguments: tuple[Any, ...], inputs: type[_Inputs], options: type[_Options]
 ) -> tuple[_Inputs, _Options, tuple[Any, ...]]:
-    """The arguments of a registered operator: tensors, options, and what follows them."""
+    """The arguments of a registered operator as records of tensors and options, and the arguments behind these."""
     first = len(inputs._fields)  # type: ignore[attr-defined]
     end = first + len(options._fields)  # type: ignore[attr-defined]
     return inputs(*arguments[:first]), options(*arguments[first:end]), arguments[end:]

@@ -62,7 +62,7 @@ def whole_rows(x: Tensor, options: Options) -> Tensor:
 
 
 def summed_dx(dx: Tensor, options: Options) -> Tensor:
-    """The gradient of x: the sum over the ranks, of those rows that x has."""
+    """The gradient of x, summed over the ranks; with `sequence_parallel` this rank's rows of it."""
     if options.sequence_parallel:
         group = _resolve(options.group)
         part = dx.new_empty(dx.shape[0] // group.size(), dx.shape[1])
@@ -74,7 +74,7 @@ def summed_dx(dx: Tensor, options: Options) -> Tensor:
 
 
 def combine_(statistics: Tensor, group: str, *, argmax: bool) -> None:
-    """Statistics [6, tokens] (see rows.py) of each rank's columns become those of all columns, in place."""
+    """Statistics [6, tokens] (see rows.py) of each rank's columns become statistics of all columns, in place."""
     parts = gather(statistics, group)
     maxima = parts[:, 0]
     top = maxima.amax(0)

@@ -151,7 +151,7 @@ def _with_fused_loss(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _output_type(forward: Callable[..., Any]) -> Any:
-    """The class of what a model's forward returns, from its annotation."""
+    """The class that a model's forward returns, from its annotation."""
     outputs = importlib.import_module("transformers.modeling_outputs")
     annotation = inspect.signature(forward).return_annotation
     for one in typing.get_args(annotation) or (annotation,):

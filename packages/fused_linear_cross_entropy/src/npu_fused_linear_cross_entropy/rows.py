@@ -1,4 +1,4 @@
-"""What is known of rows, vectors of [tokens]: of their targets, of their logits, and their losses."""
+"""Records of rows, vectors of [tokens]: facts of targets, statistics of logits, losses."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 # Rows of the tensor of statistics [6, tokens]: the largest z, the sum of exp(z - largest), the z of the target, the sum of
-# (weighted) z, the sum of exp(z - largest) (z - largest), and the column of the first largest z. Beside
-# exponentials the reference k stands for the largest z.
+# (weighted) z, the sum of exp(z - largest) (z - largest), and the column of the first largest z. Where
+# exponentials take the place of logits, the reference k takes that of the largest z.
 MAXIMUM, SUM, TARGET, TOTAL, DOT, PLACE = range(6)
 STATISTICS = 6
 SAVED, SAVED_ENTROPY = 3, 5  # how many of these, the first ones, the gradient needs: without and with an entropy
 # Rows of the tensor of coefficients [5, tokens]: L, and the factors of the gradient p (a + q z) - c w - b [column = target].
 LSE, A, B, C, Q = range(5)
 COEFFICIENTS = 5
-# What stands for a column where there is none: the target is outside the vocabulary, or ignored.
+# These stand for a column: the target is outside the vocabulary, or ignored.
 NO_COLUMN, IGNORED = -1, -2
 # Class weights are divided by their mean over the counted rows where fp16 gradients are left unfinished, or by more where
 # there are many rows: none is then above this, and dx = g W is within fp16's range if elements of W are at most 8.
@@ -24,7 +24,7 @@ MAX_RELATIVE_WEIGHT = 4096.0
 
 
 class TargetFacts(NamedTuple):
-    """What the targets alone say about rows.
+    """Columns, weights and factors of rows, which follow from the targets alone.
 
     Attributes:
         columns: int32 [tokens], the target's column; NO_COLUMN, IGNORED.
@@ -41,7 +41,7 @@ class TargetFacts(NamedTuple):
     unfinished: Tensor | None
 
     def part(self, tokens: slice) -> TargetFacts:
-        """Those of a chunk."""
+        """The facts of a chunk of tokens."""
         if tokens.stop - tokens.start == self.columns.shape[0]:
             return self
         weights = None if self.target_weight is None else self.target_weight[tokens]

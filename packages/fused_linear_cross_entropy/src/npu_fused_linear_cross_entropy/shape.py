@@ -1,4 +1,4 @@
-"""What decisions about a loss depend on: sizes, dtypes, options and the device, and no tensor."""
+"""Sizes, dtypes, options and the device, which decide how a loss is computed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .options import Needs, Options
 
 
 class Task(Enum):
-    """What one call of an operator computes."""
+    """Results of one call of an operator."""
 
     LOSS = "the outputs alone"
     LOSS_AND_GRADIENTS = "the outputs, and the gradients of a loss that is one number"
@@ -27,7 +27,7 @@ class Shape:
     """A loss.
 
     Attributes:
-        task: what is computed.
+        task: the results.
         tokens, width, vocabulary: N, H and the rows of the weight.
         x_dtype, weight_dtype: of x, and of the weight as it was given.
         bias_dtype: None where there is no bias.
@@ -76,5 +76,5 @@ class Shape:
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """What PyTorch's product of x and the weight is rounded to."""
+        """The dtype that PyTorch's product of x and the weight is rounded to."""
         return statistics_dtype(self.x_dtype) if self.writes_fp32 else self.x_dtype

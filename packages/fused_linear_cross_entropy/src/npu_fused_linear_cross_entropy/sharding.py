@@ -7,8 +7,8 @@
     Shard(0)       Shard(0)       Replicate()                              Shard(0)         Shard(0)
 
 The target is placed as x is, bias and class weights as the weight is. In the last row ranks gather x, as `sequence_parallel`
-does, and the target is Replicate(). What is sent: for the vocabulary what `process_group` sends, for tokens and "mean" how
-many count on each rank, one number.
+does, and the target is Replicate(). Ranks send for the vocabulary as with `process_group`, for tokens and "mean" one number,
+the count of tokens on each rank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BY_TOKEN = ("predicted_tokens", "lse", "entropy")
 def linear_cross_entropy(
     run: Callable[..., Any], tensors: Mapping[str, Tensor | None], divisor: Tensor | None, options: Options
 ) -> Any:
-    """`run(x, weight, target, bias, class_weight, divisor, options)` on each rank's own part; a NamedTuple of outputs."""
+    """`run(x, weight, target, bias, class_weight, divisor, options)` on each rank's part; a NamedTuple of outputs."""
     if options.group:
         raise ValueError("process_group must be left out where weight is a DTensor, whose mesh says who has what.")
     shards = Shards(tensors)
@@ -97,7 +97,7 @@ def _part_of_vocabulary(shards: Shards, options: Options, device: torch.device) 
 
 
 def _count(target: Any, class_weight: Tensor | None, divisor: Tensor | None, options: Options) -> Tensor | None:
-    """What "mean" divides by where each rank has some of the tokens."""
+    """The divisor of "mean" where the tokens are split over ranks."""
     if options.return_token_accuracy:
         raise ValueError("return_token_accuracy is True and must be False where x is split.")
     if options.reduction != "mean" or divisor is not None:

@@ -32,8 +32,8 @@ _MAX_EXPONENTIAL_COLUMNS = 2**20  # a kernel notes a number for each tile of a r
 class Way(Enum):
     """How a loss and its gradients come about: ways/ has a class for each.
 
-    g is the gradient of the logits. Where it is a factor v of each row times exponentials E, those are written in one sweep,
-    before v is known, and v is multiplied in with the products.
+    g is the gradient of the logits. Where it is a factor v of each row times exponentials E, one sweep writes E before v
+    is known, and v is multiplied in with the products.
     """
 
     WHOLE_ROWS = "PyTorch's product writes rows of logits; g takes their place; dx = g W, dW += g^T x"
@@ -74,14 +74,14 @@ class Tiling:
     """How a loss is computed.
 
     Attributes:
-        shape: what it was made for.
+        shape: of the loss.
         way: which class of ways/ runs.
         chunks: where chunks end.
         exact: the dtype of statistics and arithmetic.
         product_dtype: of matrix products.
         logits_dtype: of logits in memory, or of exponentials where there are never logits.
         sum_dtype: of the sums that become the weight's gradient.
-        dweight_scale: factor of those sums.
+        dweight_scale: factor of the sums that become the weight's gradient.
         buffer: elements of the memory for logits.
         sums_in_buffer: whether a chunk's exponentials leave memory in its logits' place for sums of dx.
         why: why this way.
@@ -106,9 +106,9 @@ class Rule(NamedTuple):
     """A row of `RULES`.
 
     Attributes:
-        way: what runs.
-        layout: what the chunks are, that the memory budget and the lengths of products allow.
-        holds: what else has to be so.
+        way: the class of ways/ that runs.
+        layout: how chunks take the vocabulary, by the memory budget and the lengths of products.
+        holds: the other condition.
         why: the same in words.
         decided_at: file and line of the row.
     """
@@ -162,7 +162,7 @@ def is_of_distributions(shape: Shape) -> bool:
 
 
 def always(shape: Shape) -> bool:
-    """Whatever the shape."""
+    """Holds for every shape."""
     return True
 
 

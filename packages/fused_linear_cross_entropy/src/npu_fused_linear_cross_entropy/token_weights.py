@@ -1,4 +1,4 @@
-"""Factors of the losses of single tokens: what each token's loss is divided by, in place of the number of tokens."""
+"""Weights of single tokens, as divisors of each token's loss in place of the number of tokens."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def checked_token_weight(token_weight: Tensor, x: Tensor, shape: Sequence[int]) 
 def divisors(
     token_weight: Tensor, target: Tensor, class_weight: Tensor | None, divisor: Tensor | None, options: Options
 ) -> Tensor:
-    """[...], what each token's loss is divided by for the reduction; infinity where a token is ignored.
+    """[...], the divisors of the tokens' losses for the reduction; infinity where a token is ignored.
 
     Args:
-        divisor: what "mean" divides by instead of the sum of the weights.
+        divisor: replaces the sum of the weights, by which "mean" divides.
     """
     weights = torch.where(are_counted(target, options.ignore_index), token_weight, 0.0)
     total: Tensor | float = 1.0

@@ -103,7 +103,7 @@ def _streaming(shape: ChunkShape, device: Device, largest: int) -> AscendLaunch:
 
 
 def tiles(shape: ChunkShape, device: Device, tail: int, *, streams: bool) -> list[Tile]:
-    """What a kernel keeps on chip at once, as the compiler of CANN 8.5 and 9.0 plans it on a 910B.
+    """The tiles that a kernel keeps on chip at once, as the compiler of CANN 8.5 and 9.0 plans them on a 910B.
 
     A value that a loop carries takes two buffers. The statistics of single rows are small, but every one is padded.
     """

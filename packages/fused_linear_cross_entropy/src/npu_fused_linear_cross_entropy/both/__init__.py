@@ -1,1 +1,1 @@
-"""Kernels that are the same on every chip (Triton, no PyTorch), and the tilings that both chips share (neither)."""
+"""Kernels for every chip (they import Triton, not PyTorch), and the tilings that chips share (they import neither)."""

@@ -1,8 +1,8 @@
-"""Device code of distillation: the divergence of each row of a student's logits from a teacher's, and its gradient in the
+"""The kernel of distillation: the divergence of each row of a student's logits from a teacher's, and its gradient in the
 place of the student's logits. Formulas: divergences.py.
 
-Tiles are those of two_sweeps.py, of both matrices. Each matrix is swept for its log sum exp; both are swept for the sums of
-a row; and backwards for the gradient. "forward_kl" has two sweeps: its gradient needs no sums, and its loss is summed there.
+Tiles: as in two_sweeps.py, of both matrices. The first sweep computes log sum exp of each matrix, the second one the sums of
+a row, the third one, backwards, the gradient. "forward_kl" needs no sums for its gradient: the last sweep sums its loss.
 A temperature is part of the scales and softcaps: c tanh(s z / c) / T = (c / T) tanh((s / T) z / (c / T)).
 """
 
@@ -111,7 +111,7 @@ def distillation_kernel(
     BARRIER: tl.constexpr,
     DIVERGENCE: tl.constexpr,
     HARD: tl.constexpr,
-    TEMPERED: tl.constexpr,  # the targets' cross entropy has probabilities of its own
+    TEMPERED: tl.constexpr,  # the targets' cross entropy has probabilities of another temperature, 1
     SCALED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     TEACHER_SCALED: tl.constexpr,
@@ -120,7 +120,7 @@ def distillation_kernel(
     """Losses of whole rows, and the gradient of their sum times the factors, if there is memory for it."""
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it
-    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
     RELOADS: tl.constexpr = TAIL_N > 0 and N >= BLOCK_N  # a tail is not kept while the other columns are swept
     logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
@@ -164,19 +164,19 @@ def distillation_kernel(
                 p_teacher_bias, logit_scale, softcap, teacher_scale, teacher_softcap, beta, N, BLOCK_M, BLOCK_N, DIVERGENCE
             )  # fmt: skip
         if p_gradient is not None:
-            p_out = p_gradient + i_row.to(tl.int64) * s_gradient
             b_factor = tl.load(p_factors + i_row + o_row, mask=m_row, other=0.0)
             m_counted = (b_factor != 0.0)[:, None]
+            if RELOADS:
+                b_tail, b_teacher_tail = load_both(
+                    p_row, p_teacher_row, N_FULL, s_student, s_teacher, n_read, p_bias, p_teacher_bias, logit_scale, softcap,
+                    teacher_scale, teacher_softcap, N - N_FULL, BLOCK_M, TAIL_N
+                )  # fmt: skip
+            p_out = p_gradient + i_row.to(tl.int64) * s_gradient
             b_soft, b_hard = b_factor * soft_weight, b_factor * (hard_weight * temperature) if HARD else None
             hard_temperature = temperature if TEMPERED else None
             if DIVERGENCE == "forward_kl":
                 b_loss = tl.zeros([BLOCK_M], tl.float32)
             if TAIL_N > 0:
-                if RELOADS:
-                    b_tail, b_teacher_tail = load_both(
-                        p_row, p_teacher_row, N_FULL, s_student, s_teacher, n_read, p_bias, p_teacher_bias, logit_scale,
-                        softcap, teacher_scale, teacher_softcap, N - N_FULL, BLOCK_M, TAIL_N
-                    )  # fmt: skip
                 b_last, b_last_slope, b_last_p = divergence_terms(
                     b_tail, b_teacher_tail, b_lse, b_teacher_lse, beta, DIVERGENCE
                 )

@@ -1,7 +1,7 @@
 """Device code of the distributions of rows: statistics of a chunk of logits, and their gradient in their place.
 
-Formulas: distribution_rows.py; z is that of formula.py times the row's rate. Tiles, tails and the order in which columns are
-swept are those of two_sweeps.py.
+Formulas: distribution_rows.py; z is that of formula.py times the row's rate. Tiles, tails and the order of columns: as in
+two_sweeps.py.
 """
 
 import triton
@@ -32,7 +32,7 @@ def distribution_statistics_kernel(
     SOFTCAP: tl.constexpr,
 ):
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
-    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
@@ -102,7 +102,7 @@ def distribution_gradient_kernel(
     SOFTCAP: tl.constexpr,
 ):
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
-    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
     logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)

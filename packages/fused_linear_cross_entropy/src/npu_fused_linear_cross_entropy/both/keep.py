@@ -33,7 +33,7 @@ def cross_entropy_keep_kernel(
 ):
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
-    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
@@ -41,7 +41,7 @@ def cross_entropy_keep_kernel(
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
         b_tail = load_tail(p_row, s_logits, n_left, None, None, None, N, BLOCK_M, BLOCK_N, TAIL_N)
         b_max, b_sum, b_z, m_here, b_safe = store_statistics(
-            p_row, p_statistics + i_row + o_row, b_tail, b_column, m_row, s_logits, s_statistics, n_left, n_left, None,
+            p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, n_left, None,
             p_class_weight, first, None, None, N, BLOCK_M, BLOCK_N, MERGE, SMOOTHED, False, ARGMAX
         )  # fmt: skip
         tl.store(p_largest + i_row + o_row, b_max, mask=m_row)

@@ -12,7 +12,7 @@ from .targets import IGNORED, PARTIAL_WIDTH, add_partials, partial_number, parti
 
 @triton.jit
 def store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, REDUCED: tl.constexpr):
-    """What is one number of all rows."""
+    """Stores the results that are one number: the reduced loss and z-loss, and the accuracy."""
     if REDUCED:
         store_first(p_loss, loss, 1)
         if p_z_loss is not None:
@@ -118,7 +118,7 @@ def cross_entropy_losses_kernel(
 def cross_entropy_sums_kernel(
     p_partials, p_factors, p_loss, p_z_loss, p_accuracy, n_partials, BLOCK_P: tl.constexpr, REDUCED: tl.constexpr
 ):  # fmt: skip
-    """One program: what `cross_entropy_losses_kernel` stores where it is the last."""
+    """One program adds partial sums and stores what a single program of `cross_entropy_losses_kernel` would."""
     b_sums = add_partials(p_partials, n_partials, BLOCK_P)
     store_sums(
         partial_number(b_sums, 0),
@@ -174,7 +174,7 @@ def cross_entropy_coefficients_kernel(
         b_sum = tl.load(p_row + s_statistics, mask=m_row, other=1.0)
         b_log = tl.log(b_sum)
         b_lse = tl.load(p_row, mask=m_row, other=0.0) + b_log
-        b_zero = b_column * 0.0  # of each iteration its own, so that stores overlap
+        b_zero = b_column * 0.0  # computed in each iteration, so that stores overlap
         b_a, b_b, b_c, b_q = b_zero, b_zero, b_zero, b_zero
         if LOSS:
             b_on = tl.where(b_column >= 0.0, 1.0, 0.0)

@@ -1,10 +1,10 @@
 """Kernels of the cross entropy in one sweep: exponentials in place of the logits, whose factors are known after the row.
 
 Logits are read once, E is written once, and the target's element is put right when L is known. k is the first tile's
-maximum. A tile that rises above it by more than SWEEP_LIMIT raises k; at the end of such a row what was written before is
+maximum. A tile that rises above it by more than SWEEP_LIMIT raises k; at the end of such a row the earlier exponentials are
 multiplied by a power of two. Formulas: formula.py.
 
-Tiles, tails and the order in which columns are swept are those of two_sweeps.py's second sweep.
+Tiles, tails and the order of columns: as in two_sweeps.py's second sweep.
 """
 
 import triton
@@ -41,7 +41,7 @@ def sweep_exponentials(
     """Exponentials of a tile of rows in place of their logits, all of them for the references that are returned.
 
     Returns:
-        References of rows and their sums of exponentials, [BLOCK_M] each; of earlier columns too, if they began with those.
+        References of rows and their sums of exponentials, [BLOCK_M] each, with those that they began with.
     """
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
     if TAIL_N > 0:
@@ -86,7 +86,7 @@ def put_targets_right(
         tl.debug_barrier()  # other threads have stored the row
     tl.store(p_out + o_row * s_out + b_safe, b_stored.to(p_out.dtype.element_ty), mask=m_here & (o_row < n_left))
     b_v = b_a * tl.exp(b_reference - b_lse)
-    # v times what was stored is the target's gradient again, which outweighs what rounding is then added to the others.
+    # v is corrected so that v times the rounded element is the target's gradient. The other elements change with v, by less.
     m_some = m_here & (b_stored != 0.0)
     b_v = tl.where(m_some, b_v * (b_e / tl.where(m_some, b_stored, 1.0)), b_v)
     if logit_scale is not None:
@@ -123,7 +123,7 @@ def cross_entropy_exponentials_kernel(
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow scalar-reduction: once a row, whether its reference was raised
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it
-    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     logit_scale = logit_scale if SCALED else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
@@ -180,7 +180,7 @@ def cross_entropy_settle_kernel(
     # lint: allow single-buffer: compilers for an Ascend950 give the loop that stores the targets' elements one
     # lint: allow scalar-reduction: once a tile of rows, whether their reference was raised
     # lint: allow short-transfer: numbers of rows; exponentials only where a reference was raised
-    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
     logit_scale = logit_scale if SCALED else None
     o_row = tl.arange(0, BLOCK_M)

@@ -35,7 +35,7 @@ def cross_entropy_scale_rows_kernel(
     BLOCK_N: tl.constexpr,
 ):
     """out = values times their row's factor, in fp32 and rounded once."""
-    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
+    # lint: allow unaligned-rows: rows are as wide as the caller's; those not of whole 32 bytes are padded on chip
     # lint: allow fill-in-loop: the end of a row that is no whole block
     # lint: allow short-transfer: rows are as wide as the caller's
     o_lane = tl.arange(0, BLOCK_N)

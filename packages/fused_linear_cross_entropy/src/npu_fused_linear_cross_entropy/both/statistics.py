@@ -1,7 +1,7 @@
 """Statistics of rows of logits: of whole blocks, of a tail, and of both.
 
 Maximum and sum of exp; with SMOOTHED the sum of (weighted) z; with ENTROPY the sum of exp times z; with ARGMAX the place of
-the first maximum; with SQUARES the sum of exp^2. Functions return all six in this order, a number for what is not computed.
+the first maximum; with SQUARES the sum of exp^2. Functions return all six in this order, 0 for those not computed.
 """
 
 import triton
@@ -141,16 +141,16 @@ def log_sum_exp(
 
 @triton.jit
 def store_statistics(
-    p_row, p_out, b_tail, b_column, m_row, s_row, s_out, n_rows, n_left, p_bias, p_class_weight, first, logit_scale, softcap,
-    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MERGE: tl.constexpr, SMOOTHED: tl.constexpr,
-    ENTROPY: tl.constexpr, ARGMAX: tl.constexpr
+    p_row, p_statistics, b_tail, b_column, i_row, m_row, s_row, s_out, n_rows, n_left, p_bias, p_class_weight, first,
+    logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MERGE: tl.constexpr,
+    SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr
 ):  # fmt: skip
     """Stores the statistics of a tile of rows and their targets' z, and returns some of them.
 
     Args:
-        p_out: of the first row of a tensor [6, rows].
+        p_statistics: of a tensor [6, rows].
         b_column: the targets' columns, of these or of others.
-        MERGE: together with those of earlier columns, which are there already.
+        MERGE: merged with the statistics of earlier columns, which are there already.
 
     Returns:
         Maximum, sum of exp, the target's z, whether the target is a column of this chunk, and that column or another one.
@@ -163,6 +163,7 @@ def store_statistics(
     b_z = target_logit(p_row, m_here, b_safe, s_row, n_left, p_bias, logit_scale, softcap)
     if ARGMAX:
         b_index += first.to(tl.float32)
+    p_out = p_statistics + i_row + tl.arange(0, BLOCK_M)
     if MERGE:
         b_max0 = tl.load(p_out, mask=m_row, other=0.0)
         b_sum0 = tl.load(p_out + s_out, mask=m_row, other=1.0)

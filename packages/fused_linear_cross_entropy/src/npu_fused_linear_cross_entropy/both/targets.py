@@ -1,4 +1,4 @@
-"""Device code of the arithmetic on rows, vectors of [tokens]: what the targets alone decide. Formulas: reference.
+"""Columns, class weights and factors of rows, vectors of [tokens], from the targets alone. Formulas: reference.
 
 A tile is BLOCK_M rows; programs stride over the tiles. Sums over rows are kept for every lane and reduced once. One program
 stores the result (LAST); several store a row of partial sums each, which one more launch adds, in the same order every time.
@@ -50,7 +50,7 @@ def store_factors(
     count, weighted, total, weight_size, p_divisor, p_factors, p_unfinished, unscale, MEAN: tl.constexpr,
     WEIGHTED: tl.constexpr
 ):  # fmt: skip
-    """Factors [2, PARTIAL_WIDTH] of the losses and of their gradient, and what is left to multiply the gradients by, [3]."""
+    """Stores factors [2, PARTIAL_WIDTH] of losses and of their gradient, and the factors that gradients still lack, [3]."""
     of_loss, of_z_loss = count * 0.0 + 1.0, count * 0.0 + 1.0
     if MEAN:
         if p_divisor is not None:
@@ -98,7 +98,7 @@ def cross_entropy_targets_kernel(
     LAST: tl.constexpr,
 ):
     # lint: allow scalar-loop: the class weight of a target comes from wherever it is
-    # lint: allow short-transfer: with class weights, such loads are what takes time, and many programs share them
+    # lint: allow short-transfer: loads of single class weights dominate the time; many programs share them
     o_row = tl.arange(0, BLOCK_M)
     b_counts = tl.zeros([BLOCK_M], tl.float32)
     b_weights = tl.zeros([BLOCK_M], tl.float32)
@@ -163,7 +163,7 @@ def cross_entropy_factors_kernel(
     p_partials, p_divisor, p_factors, p_unfinished, n_partials, unscale, BLOCK_P: tl.constexpr, MEAN: tl.constexpr,
     WEIGHTED: tl.constexpr
 ):  # fmt: skip
-    """One program: what `cross_entropy_targets_kernel` stores where it is the last."""
+    """One program adds partial sums and stores what a single program of `cross_entropy_targets_kernel` would."""
     b_sums = add_partials(p_partials, n_partials, BLOCK_P)
     store_factors(
         partial_number(b_sums, 0), partial_number(b_sums, 1), partial_number(b_sums, 2), partial_number(b_sums, 3),

@@ -8,7 +8,7 @@ from ..formula import logits_of_raw
 
 @triton.jit
 def tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M: tl.constexpr):
-    """A tile's first row, how many rows are left, the mask of those, and where the first one is."""
+    """A tile's first row, the number of rows from it on, their mask, and the pointer to the first."""
     i_row = i_tile * BLOCK_M
     n_left = n_rows - i_row
     m_row = tl.arange(0, BLOCK_M) < n_left
@@ -75,15 +75,15 @@ def load_tail(
 
 @triton.jit
 def target_column(b_column, N: tl.constexpr):
-    """Whether int32 columns [BLOCK_M] are columns here, and those, or others that are."""
+    """Whether int32 columns [BLOCK_M] are in the chunk, and the columns clamped to it."""
     b_number = b_column.to(tl.float32)  # compares of integers are loops over elements on Ascend; exact below 2^24
     return (b_number >= 0.0) & (b_number < N), tl.minimum(tl.maximum(b_column, 0), N - 1)
 
 
 @triton.jit
 def target_logit(p_row, m_here, b_safe, s_row, n_rows, p_bias, logit_scale, softcap):
-    """z of the rows' targets, [BLOCK_M], 0 where those are no columns here; m_here, b_safe: as `target_column` returns."""
-    # One load for each row; a row that has no target here loads another column and drops it.
+    """z of the rows' targets, [BLOCK_M], 0 outside the chunk; m_here, b_safe: as `target_column` returns."""
+    # One load for each row; a row whose target is outside loads another column and drops it.
     b_raw = tl.load(p_row + tl.minimum(tl.arange(0, m_here.shape[0]), n_rows - 1) * s_row + b_safe).to(tl.float32)
     b_bias = None
     if p_bias is not None:
@@ -93,13 +93,13 @@ def target_logit(p_row, m_here, b_safe, s_row, n_rows, p_bias, logit_scale, soft
 
 @triton.jit
 def store_tile(p_row, b_tile, i_col, s_row, n_rows, COLUMNS: tl.constexpr, BARRIER: tl.constexpr):
-    """Stores a tile [BLOCK_M, BLOCK_N] at COLUMNS columns from i_col on, in the dtype of what it points to."""
+    """Stores a tile [BLOCK_M, BLOCK_N] at COLUMNS columns from i_col on, in the pointer's dtype."""
     BLOCK_M: tl.constexpr = b_tile.shape[0]
     BLOCK_N: tl.constexpr = b_tile.shape[1]
     p_tile = p_row + (tl.arange(0, BLOCK_M)[:, None] * s_row + (i_col + tl.arange(0, BLOCK_N))[None, :])
     b_tile = b_tile.to(p_row.dtype.element_ty)
     if BARRIER:
-        tl.debug_barrier()  # other threads may still have to load what this one overwrites
+        tl.debug_barrier()  # other threads may still have to load the elements that this thread overwrites
     if (BLOCK_M == 1) and (COLUMNS == BLOCK_N):
         tl.store(p_tile, b_tile)
     else:
@@ -108,9 +108,9 @@ def store_tile(p_row, b_tile, i_col, s_row, n_rows, COLUMNS: tl.constexpr, BARRI
 
 @triton.jit
 def is_column(b_place, BLOCK_N: tl.constexpr):
-    """[BLOCK_M, BLOCK_N]: where the columns of a tile are those at places [BLOCK_M]."""
-    # fp32 compares: those of integers are loops over elements on Ascend. Exact below 2^24; a
-    # larger distance is never rounded to less, so that it equals no column.
+    """[BLOCK_M, BLOCK_N], whether a column is at its row's place, [BLOCK_M], counted from the first column."""
+    # Compares of integers are loops over elements on Ascend. fp32 is exact below 2^24, and never rounds a larger distance to
+    # a column's number.
     return b_place[:, None].to(tl.float32) == tl.arange(0, BLOCK_N)[None, :].to(tl.float32)
 
 

@@ -1,11 +1,11 @@
-"""Device code of the cross entropy: statistics of each row of a chunk of logits, and their gradient in their place,
-in two sweeps (for most options one is enough: one_sweep.py). Formulas: formula.py.
+"""Kernels of the cross entropy in two sweeps: statistics of each row of a chunk of logits, then the gradient in their place.
 
-A tile is BLOCK_M rows by BLOCK_N columns, and the last TAIL_N columns, where N is no multiple, are a tile of their own;
-programs stride over the row tiles. Columns are swept twice. The first sweep keeps a running maximum and sum for every lane
-and reduces them once, at the end of the row. The second one goes backwards, so that it begins with what the caches still
-hold, and overwrites the logits: a narrower gradient lies in the upper half of its own row, where no column is left to read
-once a block is stored.
+For most options one sweep is enough: one_sweep.py. Formulas: formula.py.
+
+A tile is BLOCK_M rows by BLOCK_N columns. Where N is no multiple of BLOCK_N, the last columns are a tile of TAIL_N columns.
+Programs stride over the tiles of rows. The first sweep keeps a running maximum and sum for every lane and reduces them once,
+at the end of the row. The second sweep goes backwards, because the caches still have the last columns, and overwrites the
+logits. A narrower gradient lies in the upper half of its row, where no column is left to read once a block is stored.
 """
 
 import triton
@@ -83,7 +83,7 @@ def cross_entropy_kernel(
     """Statistics of whole rows, and the gradient of the loss that is one number."""
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
-    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
@@ -93,7 +93,7 @@ def cross_entropy_kernel(
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
         b_tail = load_tail(p_row, s_logits, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
         b_max, b_sum, b_z, m_here, b_safe = store_statistics(
-            p_row, p_statistics + i_row + o_row, b_tail, b_column, m_row, s_logits, s_statistics, n_read, n_left, p_bias,
+            p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_read, n_left, p_bias,
             p_class_weight, first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, False, SMOOTHED, False, ARGMAX
         )  # fmt: skip
         b_lse = b_max + tl.log(b_sum)
@@ -142,7 +142,7 @@ def cross_entropy_statistics_kernel(
     """Statistics alone; arguments as above."""
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
-    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
@@ -151,7 +151,7 @@ def cross_entropy_statistics_kernel(
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
         b_tail = load_tail(p_row, s_logits, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
         store_statistics(
-            p_row, p_statistics + i_row + o_row, b_tail, b_column, m_row, s_logits, s_statistics, n_read, n_left, p_bias,
+            p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_read, n_left, p_bias,
             p_class_weight, first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, MERGE, SMOOTHED, ENTROPY, ARGMAX
         )  # fmt: skip
 
@@ -183,7 +183,7 @@ def cross_entropy_gradient_kernel(
 ):
     """The gradient alone, of any upstream gradient; arguments as above."""
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
-    # lint: allow unaligned-rows: rows are as wide as the vocabulary; what is no multiple of 32 bytes is padded on chip
+    # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):

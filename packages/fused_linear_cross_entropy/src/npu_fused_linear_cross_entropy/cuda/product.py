@@ -8,7 +8,7 @@ PRODUCT_LIMIT note their maximum, and `cross_entropy_product_again_kernel` compu
 the reference.
 
 Tiles are taken column by column, so that programs that run together read the same rows of the weight. x is read through a
-descriptor too: what lies outside of a tensor is read as zero, and not written.
+descriptor too: elements outside a tensor are read as zero, and not written.
 """
 
 import triton
@@ -94,7 +94,7 @@ def exponentiate_tile(
     b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, SCALED: tl.constexpr, STORE: tl.constexpr
 ):  # fmt: skip
-    """The same of a whole tile, whose halves are stored one after the other: that takes less shared memory."""
+    """Exponentials of a tile. Its halves are stored one after the other, which takes less shared memory."""
     HALF: tl.constexpr = BLOCK_N // 2
     b_left, b_right = tl.split(tl.permute(tl.reshape(b_z, (BLOCK_M, 2, HALF)), (0, 2, 1)))
     b_sum, b_top = exponentiate_half(

@@ -36,7 +36,7 @@ _WIDE, _NARROW = 256, 128  # columns of a tile: with the stages and half a tile 
 _NARROW_TERMS = 2048  # terms of a sum below which tiles are narrow
 _ARCH = "sm_90"  # on other GPUs it was not measured
 _ROWS_IN_CACHE = 24 * 2**20  # bytes of x that programs that run together read, of 50 MB of level 2 cache
-_MIN_OPERATIONS = 2e11  # about .3 ms: below, what launches cost on the host is more than they save
+_MIN_OPERATIONS = 2e11  # about .3 ms: a shorter product saves less than its launches cost on the host
 _SUM_ROWS, _SUM_TILES = 32, 32
 
 

@@ -39,11 +39,11 @@ def liger_fused_linear_cross_entropy(
     """`fused_linear_cross_entropy` with the arguments and results of liger_kernel.functional's function of that name.
 
     Args:
-        knobs: what Liger's own kernels are tuned with (`ce_impl`, `ce_mode`, `chunk_mem_const`); ours have none of them.
+        knobs: tuning of Liger's own kernels (`ce_impl`, `ce_mode`, `chunk_mem_const`), which ours ignore.
         mode: None or "default".
 
     Returns:
-        loss, z_loss, token_accuracy, predicted_tokens; None for what was not asked for.
+        loss, z_loss, token_accuracy, predicted_tokens; None where not asked for.
     """
     if mode not in (None, "default"):
         raise ValueError(f"mode is {mode!r} and must be None or 'default'.")

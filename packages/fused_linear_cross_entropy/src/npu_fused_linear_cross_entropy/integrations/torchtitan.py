@@ -34,7 +34,7 @@ class FusedLinearLoss(ChunkedLossWrapper):
         Args:
             pred: hidden states [B, T, H].
             labels: [B, T].
-            global_valid_tokens: what to divide by.
+            global_valid_tokens: the divisor.
             loss_inputs: of other losses; the cross entropy reads none.
         """
         if not self._is_ours(pred, labels):
@@ -69,6 +69,6 @@ def _inside(head: Any, x: Tensor, labels: Tensor) -> Tensor:
 
 @override(target=ChunkedLossWrapper.Config, exact=True, description="npu_fused_linear_cross_entropy")
 def loss(config: ChunkedLossWrapper.Config) -> FusedLinearLoss.Config:
-    """What torchtitan calls for a chunked loss in its configuration."""
+    """The function that torchtitan calls for a chunked loss in its configuration."""
     replacement: FusedLinearLoss.Config = derive(config, FusedLinearLoss.Config)
     return replacement

@@ -49,7 +49,7 @@ class ChunkedLogProbFunction:
             outputs: which extras are wanted.
 
         Returns:
-            log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1: [N] each, None for what was not asked for. The first
+            log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1: [N] each, None where not asked for. The first
             two are differentiable.
         """
         if hasattr(weight, "ds_id"):

@@ -1,4 +1,4 @@
-"""What verl's entry point loads: registers when it is imported."""
+"""The module that verl's entry point loads: it registers when it is imported."""
 
 from .verl import register
 

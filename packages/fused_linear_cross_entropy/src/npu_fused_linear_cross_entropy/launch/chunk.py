@@ -18,7 +18,7 @@ KERNELS = Kernels(__package__.rpartition(".")[0], "npu-fused-linear-cross-entrop
 
 
 class ChunkKernels:
-    """What `reference.ReferenceChunks` does, in Triton: statistics and gradients of chunks of raw logits."""
+    """`reference.ReferenceChunks` in Triton: statistics and gradients of chunks of raw logits."""
 
     def __init__(self, bias: Tensor | None, class_weight: Tensor | None, options: Options, device: Device) -> None:
         self._bias = bias
@@ -31,14 +31,14 @@ class ChunkKernels:
         """Nothing: kernels read raw products."""
 
     def statistics(self, chunk: Chunk, result: Tensor, *, merge: bool) -> None:
-        """Writes statistics [6, rows]; `merge`: together with those of earlier columns, which `result` has."""
+        """Writes statistics [6, rows]; `merge`: merged with the statistics of earlier columns in `result`."""
         logits, bias = chunk.logits, self._columns(self._bias, chunk)
         tensors = (logits, chunk.target, bias, self._smoothing_weight(chunk), result)
         sizes = (logits.shape[0], logits.stride(0), result.stride(0), chunk.first)
         self._launch(ChunkKernel.STATISTICS, chunk, None, tensors, (*sizes, self._options.logit_scale, self._softcap), merge)
 
     def keep(self, chunk: Chunk, kept: Tensor, result: Tensor, largest: Tensor, *, merge: bool) -> None:
-        """Statistics as `statistics` has them; the largest [rows] so far; and the logits less those, in other memory."""
+        """Writes statistics as `statistics` does, the row maxima so far, [rows], and elsewhere the logits minus these."""
         tensors = (chunk.logits, kept, chunk.target, self._smoothing_weight(chunk), result, largest)
         self._launch(ChunkKernel.KEEP, chunk, kept, tensors, _sizes(chunk, kept, result), merge)
 

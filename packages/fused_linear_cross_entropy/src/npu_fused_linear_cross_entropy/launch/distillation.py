@@ -15,7 +15,7 @@ from .chunk import KERNELS
 
 
 class DistillationKernels:
-    """What `reference.ReferenceDistillation` does, in Triton."""
+    """`reference.ReferenceDistillation` in Triton."""
 
     def __init__(
         self, bias: Tensor | None, teacher_bias: Tensor | None, options: DistillationOptions, device: Device

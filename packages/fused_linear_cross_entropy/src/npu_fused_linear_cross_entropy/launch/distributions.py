@@ -15,14 +15,14 @@ from .chunk import KERNELS
 
 
 class DistributionKernels:
-    """What `reference.ReferenceDistributions` does, in Triton."""
+    """`reference.ReferenceDistributions` in Triton."""
 
     def __init__(self, options: Options, device: Device) -> None:
         self._options, self._device = options, device
         self._numbers = options.logit_scale, 1.0 if options.softcap is None else options.softcap
 
     def statistics(self, logits: Tensor, rates: Tensor | None, result: Tensor, *, merge: bool) -> None:
-        """Writes statistics [5, rows]; `merge`: together with those of earlier columns, which `result` has."""
+        """Writes statistics [5, rows]; `merge`: merged with the statistics of earlier columns in `result`."""
         strides = logits.stride(0), result.stride(0)
         self._launch(ChunkKernel.DISTRIBUTIONS, logits, None, (logits, rates, result), strides, merge)
 
@@ -68,7 +68,7 @@ def _spec(
     options: Options,
     device: Device,
 ) -> LaunchSpec:
-    """A launch over a chunk of `width` logits; `merge`: of statistics with those of earlier columns."""
+    """A launch over a chunk of `width` logits; `merge`: the statistics are merged with earlier columns'."""
     shape = ChunkShape(
         kernel=kernel,
         width=width,

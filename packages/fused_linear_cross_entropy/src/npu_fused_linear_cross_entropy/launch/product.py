@@ -44,7 +44,7 @@ def _descriptor() -> Any:
 
 
 class _Listed(NamedTuple):
-    """What a dry run lists in place of a descriptor where there is no Triton."""
+    """Stands for a descriptor in dry runs without Triton."""
 
     base: Tensor
     block_shape: list[int]

@@ -1,4 +1,4 @@
-"""From vectors of [tokens] to kernel launches: what `reference` defines, on an accelerator."""
+"""From vectors of [tokens] to kernel launches. Definitions: reference/rows.py."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RowKernels:
             spec = _partials_spec((("MEAN", mean), ("WEIGHTED", class_weight is not None)), self._device)
             tensors, scalars = (partials, divisor, factors, unfinished), (partials.shape[0], unscale)
             KERNELS.launch("both.targets", "cross_entropy_factors_kernel", spec, 1, tensors, scalars)
-        of_loss = factors[0]  # and of the gradient, where nothing is left for later
+        of_loss = factors[0]  # and of the gradient, where no factor is left for later
         return TargetFacts(columns, target_weight, of_loss, of_loss if unfinished is None else factors[1], unfinished)
 
     def losses(self, facts: TargetFacts, statistics: Tensor, options: Options, shape: torch.Size) -> Losses:
@@ -152,7 +152,7 @@ def _partials_spec(flags: tuple[tuple[str, bool], ...], device: Device) -> Launc
 
 
 def _dense(values: Tensor) -> Tensor:
-    """[tokens], contiguous, or one number where all are the same one."""
+    """[tokens], contiguous; or a number where all elements are one element in memory."""
     if values.dim() and values.stride(0) == 0:
         return values[0]
     return values.contiguous()

@@ -27,7 +27,7 @@ def chunk(
     """A launch over a chunk of `width` logits.
 
     Args:
-        logits, written: dtypes of the logits, and of what is written for each; None for nothing.
+        logits, written: dtypes of the logits and of the numbers written for them; None where none are written.
         biased: whether a bias is added to logits.
         merge: whether the statistics are merged with those of earlier columns.
     """

@@ -1,4 +1,4 @@
-"""The definition of the loss in plain PyTorch, and what runs on a CPU: of rows, and of chunks of their logits.
+"""The definition of the loss in plain PyTorch, which runs on a CPU: arithmetic on rows and on chunks of logits.
 
 With z the logits, L = log sum exp z, y the target, e = label_smoothing, V the vocabulary's size, w class weights, w_y the
 target's, W the sum of all w, N the rows that are not ignored and S the sum of w_y over them:

@@ -46,7 +46,7 @@ class ReferenceChunks:
             logits.div_(self._options.softcap).tanh_().mul_(self._options.softcap)
 
     def statistics(self, chunk: Chunk, result: Tensor, *, merge: bool) -> None:
-        """Writes statistics [6, rows] of z; `merge`: together with those of earlier columns, which `result` has."""
+        """Writes statistics [6, rows] of z; `merge`: merged with the statistics of earlier columns in `result`."""
         z, columns, target, first = chunk
         found = torch.zeros_like(result)
         found[MAXIMUM], place = z.max(1)
@@ -66,7 +66,7 @@ class ReferenceChunks:
         result.copy_(merge_statistics(result, found) if merge else found)
 
     def keep(self, chunk: Chunk, kept: Tensor, result: Tensor, largest: Tensor, *, merge: bool) -> None:
-        """Statistics as `statistics` has them; the largest [rows] so far; and z less those, in other memory."""
+        """Writes statistics as `statistics` does, the row maxima so far, [rows], and z minus these, in other memory."""
         self.statistics(chunk, result, merge=merge)
         lowest = torch.finfo(largest.dtype).min  # minus infinity less itself is no number
         torch.clamp(result[MAXIMUM], min=lowest, out=largest)

@@ -1,4 +1,4 @@
-"""The definition of distillation's losses and gradients in plain PyTorch, and what runs on a CPU: of chunks of logits.
+"""The definition of distillation's losses and gradients of chunks of logits in plain PyTorch, which runs on a CPU.
 
 With s = log softmax(z / T) of the student, t = log softmax(z' / T) of the teacher, p = exp(s), q = exp(t):
 

@@ -35,7 +35,7 @@ class ReferenceDistributions:
         self._options = options
 
     def statistics(self, logits: Tensor, rates: Tensor | None, result: Tensor, *, merge: bool) -> None:
-        """Writes statistics [5, rows]; `merge`: together with those of earlier columns, which `result` has."""
+        """Writes statistics [5, rows]; `merge`: merged with the statistics of earlier columns in `result`."""
         z = logits_of(logits.to(result.dtype), rates, self._options)
         found = result.new_empty(STATISTICS, z.shape[0])
         found[MAXIMUM] = z.amax(1)

@@ -40,7 +40,7 @@ def target_facts(
     """Everything that follows from the targets [tokens] alone; nothing waits for the device.
 
     Args:
-        divisor: what "mean" divides by instead of the number of counted rows.
+        divisor: replaces the number of counted rows, by which "mean" divides.
         dweight_scale: None, or the factor of the sums that become the gradients of the weight and the bias. Then gradients
             are computed without the 1 / N of "mean", and with class weights divided by their mean over the rows that count;
             both are left for later. The gradient of the logits is then as large as a probability: divided by N it would

@@ -27,5 +27,5 @@ WAYS: dict[Way, type[Loss]] = {
 
 
 def start(inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> Loss:
-    """A loss, ready to compute what its tiling was made for."""
+    """The way of a tiling, with its inputs."""
     return WAYS[tiling.way](inputs, options, tiling, device)

@@ -44,7 +44,7 @@ class DistillationInputs(NamedTuple):
         teacher_probs: [N, V], in place of the last three.
         token_weight: [N], factors of the losses.
         frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
-        weight_grad: [V, H], what the weight's gradient is added to.
+        weight_grad: [V, H], to which the weight's gradient is added.
     """
 
     x: Tensor
@@ -102,7 +102,7 @@ class Distillation(Head):
         return losses
 
     def losses_and_gradients(self, target: Tensor | None, factors: Tensor) -> tuple[Tensor, Gradients]:
-        """The same, and the gradients of the losses' sum times the factors [N]."""
+        """Losses as from `losses`, and the gradients of the weighted sum of both times the factors [N]."""
         losses = allocate(self.x, (2, self.x.shape[0]), self.tiling.exact)
         (everything,) = self.tiling.chunks.columns
         for tokens in self.tiling.chunks.tokens:

@@ -1,4 +1,4 @@
-"""The distributions of rows: statistics, logits of ids, and the largest logits; and gradients of what follows from them."""
+"""Distributions of rows: statistics, logits of ids, the largest logits, and gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Inputs(NamedTuple):
         ids: int64 [N, K], columns of the whole vocabulary; others stand for none.
         rates: [N], 1 / temperature.
         frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
-        weight_grad: [V, H], what the weight's gradient is added to.
+        weight_grad: [V, H], to which the weight's gradient is added.
     """
 
     x: Tensor
@@ -42,7 +42,7 @@ class Inputs(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is found in the logits; None if it was not asked for.
+    """Numbers read from the logits; None where not asked for.
 
     Attributes:
         statistics: [5, N], see distribution_rows.py.
@@ -135,7 +135,7 @@ class Distributions(Head):
 
         Args:
             coefficients: [5, N], see distribution_rows.py.
-            log_probs, did_log_probs: [N, K], of the ids, and the gradients that those received; 0 for no columns.
+            log_probs, did_log_probs: [N, K], of the ids, and their upstream gradients; 0 where an id is no column.
         """
         drates = coefficients.new_empty(self.x.shape[0]) if need_drates else None
         for tokens in self.tiling.chunks.tokens:
@@ -171,7 +171,7 @@ class Distributions(Head):
     def _of_ids(
         self, coefficients: Tensor, named: Tensor, log_probs: Tensor, did: Tensor, rates: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of the raw logits of ids, [rows, K], and the sum of their z times what they received, [rows]."""
+        """The gradient of the raw logits of ids, [rows, K], and the sum of z times the upstream gradient, [rows]."""
         lse, a, b, c, d = coefficients.unsqueeze(2).unbind(0)
         p, z = log_probs.exp(), log_probs + lse
         of_z = p * (a + b * log_probs + c * p) + d + ids.sums_of_equals(named, did)

@@ -1,4 +1,4 @@
-"""Exponentials of whole rows: one sweep, and the gradient is a factor of the row times what it wrote."""
+"""Exponentials of whole rows in one sweep; the gradient is a factor of each row times its exponentials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every way has: a linear layer's tensors, memory for a chunk of its logits, and the gradients that grow."""
+"""The base of every way: a linear layer's tensors, memory for a chunk of its logits, and its gradients so far."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Head:
     Args:
         x: [N, H].
         weight: [V, H].
-        options: of what is computed.
+        options: of the loss.
         tiling: how it is computed.
         device: whose kernels run; None for plain PyTorch.
         frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
-        weight_grad: [V, H], what the weight's gradient is added to.
+        weight_grad: [V, H], to which the weight's gradient is added.
     """
 
     def __init__(

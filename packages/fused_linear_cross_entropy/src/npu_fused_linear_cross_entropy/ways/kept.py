@@ -22,7 +22,7 @@ class Kept(NamedTuple):
     """A chunk of columns that waits.
 
     Attributes:
-        chunk: what was kept, as logits.
+        chunk: the kept numbers as its logits.
         subtracted: [tokens], from the logits of each row.
     """
 
@@ -62,16 +62,16 @@ class KeptLogits(Loss):
         return kept
 
     def keep_chunk(self, chunk: Chunk, place: Tensor, statistics: Tensor, subtracted: Tensor) -> None:
-        """Writes what is kept of a chunk of logits, and what was subtracted, and merges its statistics."""
+        """Keeps a chunk of logits minus the row maxima, which `subtracted` gets, and merges its statistics."""
         self.on_chunks.keep(chunk, place, statistics, subtracted, merge=chunk.columns.start > 0)
 
     def prepare(self, kept: list[Kept], statistics: Tensor, coefficients: Tensor) -> Tensor | None:
-        """What `differentiate` needs; returns factors [N] of the gradients that it writes, None for 1."""
+        """Prepares `differentiate`; returns factors [N] of the gradients that it writes, None for 1."""
         self._coefficients, self._lse = coefficients, coefficients[rows.LSE].clone()
         return None
 
     def differentiate(self, kept: Kept) -> None:
-        """Writes the gradient of a chunk of logits in the place of what was kept."""
+        """Overwrites a kept chunk with the gradient of its logits."""
         torch.sub(self._lse, kept.subtracted, out=self._coefficients[rows.LSE])
         self.on_chunks.gradient(kept.chunk, kept.chunk.logits, self._coefficients)
 

@@ -61,13 +61,13 @@ class KeptMemory:
         differentiate: Callable[[slice], None],
         factors: Tensor | None,
     ) -> None:
-        """dx [N, H] = gradients of the logits, which lie where those were kept, @ weight.
+        """dx [N, H] = gradients of the logits, in the place of the kept logits, @ weight.
 
         Args:
             memory: for the sums, 1-D and contiguous; used if dx is narrower than they are.
             differentiate: turns the logits of a part into their gradient; called before the first product of each part, so
                 that short launches are queued while a long one runs.
-            factors: [N], of what lies there; None for 1.
+            factors: [N], of the gradients there; None for 1.
         """
         if dx is None:
             for part in self.parts:
@@ -88,7 +88,7 @@ class KeptMemory:
                 target.copy_(sums)
 
     def finish_dweight(self, x: Tensor, memory: Tensor, scale: float, factors: Tensor | None) -> None:
-        """The weight's gradient = scale times gradients of the logits, transposed, @ x [N, H], where those lie.
+        """The weight's gradient = scale times gradients of the logits, transposed, @ x [N, H]; it overwrites them.
 
         Args:
             memory: for a copy of a part, 1-D and contiguous.

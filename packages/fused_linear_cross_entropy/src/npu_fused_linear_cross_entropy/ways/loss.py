@@ -1,4 +1,4 @@
-"""What every way of computing a loss has: facts of its targets, the arithmetic of its place, and the loop over chunks."""
+"""The base of every way of computing a loss: facts of its targets, and the loop over chunks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Inputs(NamedTuple):
         weight: [V, H].
         target: [N].
         bias, class_weight: [V].
-        divisor: what "mean" divides by instead of the number of counted rows: a number, or [N], one for each row.
+        divisor: replaces the number of counted rows, by which "mean" divides: a number, or [N], one for each row.
         frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
-        weight_grad: [V, H], what the weight's gradient is added to.
+        weight_grad: [V, H], to which the weight's gradient is added.
     """
 
     x: Tensor
@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 
 
 class Loss(Head):
-    """One loss. A way says what is done for a chunk of tokens: `add_statistics`, `add_gradients`, or both at once.
+    """One loss. A way defines the steps for a chunk of tokens: `add_statistics`, `add_gradients`, or both at once.
 
     Args:
         inputs: x and target without leading dimensions.
@@ -82,7 +82,7 @@ class Loss(Head):
         assert isinstance(self.on_chunks, ChunkKernels)
         return self.on_chunks
 
-    # What a way does for a chunk of tokens.
+    # Steps for a chunk of tokens.
 
     def add_statistics(self, tokens: slice, result: Tensor) -> None:
         """Writes statistics [6, tokens] of the whole vocabulary."""
@@ -95,11 +95,11 @@ class Loss(Head):
         raise NotImplementedError
 
     def add_both(self, tokens: slice, statistics: Tensor) -> None:
-        """Writes the chunk's statistics among those of all tokens, and adds the gradients of the one loss."""
+        """Writes the chunk's columns of the statistics [6, N], and adds the gradients of a loss that is one number."""
         self.add_statistics(tokens, part(statistics, tokens, 1))
         self.add_gradients(tokens, statistics, 1.0, None)
 
-    # What a call of an operator asks for.
+    # Results of a call of an operator.
 
     def statistics(self) -> Tensor:
         """Statistics [6, N]."""
@@ -147,7 +147,7 @@ class Loss(Head):
         return Chunk(logits, columns, part(self.facts.columns, tokens), self.options.vocab_first + columns.start), gradient
 
     def exchange(self, statistics: Tensor) -> None:
-        """Statistics [6, tokens] of this rank's columns become those of the whole vocabulary."""
+        """Statistics [6, tokens] of this rank's columns become statistics of the whole vocabulary."""
         if self.options.group:
             parallel.combine_(statistics, self.options.group, argmax=self.options.argmax)
 

@@ -30,7 +30,7 @@ class ProbabilityInputs(NamedTuple):
         bias, class_weight: [V].
         probs: [N, V], of this rank's columns.
         frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
-        weight_grad: [V, H], what the weight's gradient is added to.
+        weight_grad: [V, H], to which the weight's gradient is added.
     """
 
     x: Tensor

@@ -1,1 +1,1 @@
-"""What launches of kernels that are the same on every chip depend on: neither Triton nor PyTorch is imported."""
+"""Shapes and launches of the kernels in both/. They import neither Triton nor PyTorch."""

@@ -1,4 +1,4 @@
-"""Launches over chunks of logits: what they depend on, and what a chip's tiling chooses."""
+"""Launches over chunks of logits: the shape that decides them, and the blocks that a chip's tiling chooses."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class ChunkKernel(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkShape:
-    """What a launch over a chunk of logits depends on.
+    """The sizes and options that decide a launch over a chunk of logits.
 
     Attributes:
         kernel: which one.
         width: columns of the chunk.
         itemsize: bytes of a logit.
-        written_itemsize: bytes of what is written for a logit, its gradient, exponential or copy; 0 for nothing.
+        written_itemsize: bytes of the gradient, exponential or copy that is written for a logit; 0 for none.
         smoothed, entropy, argmax: whether sums of z, sums of exp times z, and the places of maxima are kept.
         transformed: whether logits are biased, scaled or softcapped.
     """
@@ -61,7 +61,7 @@ class ChunkLaunch:
     """One launch but for its number of rows: blocks and compiler options. Each chip has a class of its own.
 
     Attributes:
-        shape: what it was made for.
+        shape: the launch's.
         device: the chip.
         block_m, block_n: rows and columns of a tile; block_n is above the width where a row is one tile.
         tail_n: columns of the last tile of a row, 0 for none.
@@ -88,8 +88,8 @@ class ChunkLaunch:
 
         Args:
             is_padded: the logits' memory has whole tiles of rows.
-            barrier: the threads of a program meet before what one of them overwrites may still have to be read.
-            tiles: what the numbers of a row's tiles are padded to.
+            barrier: the threads of a program meet before one overwrites elements that another may have to read.
+            tiles: the padded number of a row's tiles.
         """
         kernel = self.shape.kernel
         if kernel is ChunkKernel.EXPONENTIALS:

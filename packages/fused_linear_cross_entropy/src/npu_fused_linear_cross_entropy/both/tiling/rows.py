@@ -13,7 +13,7 @@ from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
 from npu_tiling.budget.arithmetic import FP32, power_of_two
 
 _ROWS = 1024  # of a tile: 4 KB of fp32
-_WEIGHTED_ROWS = 128  # where each takes a load of its own, of a class weight: on Ascend .1 us by npu-offline's model
+_WEIGHTED_ROWS = 128  # where each row loads a class weight: on Ascend .1 us by npu-offline's model
 _MIN_ROWS = 32
 _SINGLE_PROGRAM_TILES = 4  # tiles that one program takes alone, which takes it less time than another launch would
 _WARPS = 4
@@ -24,9 +24,9 @@ class _Kernel(NamedTuple):
 
     Attributes:
         module, function: where it is.
-        values: fp32 numbers of a row in the Unified Buffer: the most that the compilers of CANN 8.5, 9.0 and 9.1 take where
-            they have room, with every option. They can do with half of it.
-        loads_weights: whether each row takes a load of its own, of a class weight.
+        values: fp32 numbers of a row in the Unified Buffer, the maximum over the compilers of CANN 8.5, 9.0 and 9.1 and over
+            all options. The compilers take fewer, down to half, where there is less room.
+        loads_weights: whether each row loads a class weight.
     """
 
     module: str
