@@ -15,9 +15,9 @@ WEIGHTS = [(256,), (256,)]
 CALLS = {  # a call, its tensors, and how many functions it runs at most: forward, and forward with backward
     "rms_norm": (rms_norm, [(16, 256), (256,)], 33, 65),
     "add_rms_norm": (lambda *given: add_rms_norm(*given).y, [(16, 256)] * 2 + [(256,)], 36, 68),
-    "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 45, 105),
-    "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 53, 127),
-    "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 55, 125),
+    "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 43, 101),
+    "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 51, 123),
+    "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 53, 121),
 }
 
 

@@ -1,6 +1,6 @@
 """The arguments of the operators, in their order: records that registration, definition and launches share.
 
-An option more has a field here, and a place in the schema (operators), in the definition (cpu.py, reference.py), in the
+An option more has a field here, of which the schema is made, and a place in the definition (cpu.py, reference.py), in the
 launch that passes it to a kernel (launch) and in the kernels that read it; the public function gives it.
 """
 
@@ -11,14 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-
-class Weights(NamedTuple):
-    """query and rms_weight [D], and the weight [D] of the RMSNorm of h, None where there is none."""
-
-    query: Tensor
-    norm: Tensor
-    output: Tensor | None
 
 
 class Forward(NamedTuple):
@@ -54,10 +46,6 @@ class Forward(NamedTuple):
     save: bool
     append: bool = False
     in_place: bool = False
-
-    @property
-    def weights(self) -> Weights:
-        return Weights(self.query, self.rms_weight, self.output_rms_weight)
 
     @property
     def like(self) -> Tensor:
@@ -98,10 +86,6 @@ class Backward(NamedTuple):
     need_blocks: Sequence[bool]
     need_prefix: bool
     need_weights: Sequence[bool]
-
-    @property
-    def weights(self) -> Weights:
-        return Weights(self.query, self.rms_weight, self.output_rms_weight)
 
 
 class Phase1(NamedTuple):
@@ -152,10 +136,6 @@ class Merge(NamedTuple):
     norm_eps: float
     save: bool
 
-    @property
-    def weights(self) -> Weights:
-        return Weights(self.query, self.rms_weight, self.output_rms_weight)
-
 
 class MergeBackward(NamedTuple):
     """The arguments of `merge_backward`: as those of `attn_res_backward`, with o and lse in place of blocks."""
@@ -174,7 +154,3 @@ class MergeBackward(NamedTuple):
     rstd: Tensor
     norm_rstd: Tensor | None
     need_weights: Sequence[bool]
-
-    @property
-    def weights(self) -> Weights:
-        return Weights(self.query, self.rms_weight, self.output_rms_weight)

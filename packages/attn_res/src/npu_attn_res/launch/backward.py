@@ -15,7 +15,7 @@ from ..shape import Task
 from .columns import KernelPasses
 from .outputs import keeps_by_token, reads_h
 from .sources import rows_of, sources_of
-from .specs import KERNELS, contiguous_weights, launch_spec, widest
+from .specs import KERNELS, launch_spec, widest
 from .weights import add_partials
 
 _Gradients = tuple[list[Tensor | None], Tensor | None, Tensor | None, Tensor | None]
@@ -36,7 +36,7 @@ def launch_backward(call: Backward, dh: Tensor, device: Device) -> _Gradients | 
         return gradients, dprefix_sum, torch.zeros_like(call.query), torch.zeros_like(call.rms_weight)
     need_dg, width = call.need_weights[0] or call.need_weights[1], v.width
     h = call.h if call.h is not None and reads_h(call.h) else None
-    query, norm, _ = contiguous_weights(call.weights)
+    query, norm = call.query.contiguous(), call.rms_weight.contiguous()
     dh, s_dh = rows_of(dh)
     dprefix, s_dprefix = (None, 0) if call.dprefix is None or dprefix_sum is None else rows_of(call.dprefix)
     (base, table, aligned, *_), (dv, dv_table, also_aligned, *_) = v.at, v.gradients_at

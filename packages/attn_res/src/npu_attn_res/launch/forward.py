@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,12 +10,12 @@ from npu_tiling import Device, LaunchSpec, launch_with_fallback
 from torch import Tensor
 
 from .. import reference, tiling
-from ..calls import Forward, Weights
+from ..calls import Forward
 from ..shape import Task
 from .columns import KernelPasses
 from .outputs import Outputs, allocate_outputs, keeps_by_token
 from .sources import Sources, rows_of, sources_of
-from .specs import KERNELS, contiguous_weights, launch_spec, widest
+from .specs import KERNELS, launch_spec, widest
 
 
 def launch_forward(call: Forward, device: Device) -> Outputs | None:
@@ -26,7 +27,12 @@ def launch_forward(call: Forward, device: Device) -> Outputs | None:
     h, x, eps = outputs.h, call.layer_output, (call.eps, call.norm_eps)
     dtype = widest(h, v.like, v.prefix.rows, x)
     append_to = v.at.base if call.append else None
-    weights = contiguous_weights(call.weights)
+    norm_weight = call.output_rms_weight
+    weights = (
+        call.query.contiguous(),
+        call.rms_weight.contiguous(),
+        None if norm_weight is None else norm_weight.contiguous(),
+    )
     if launch_rows(v, weights, outputs, eps, dtype, device, x=x, append_to=append_to, by_token=by_token):
         return outputs
     if v.prefix.rows is not None:
@@ -38,7 +44,7 @@ def launch_forward(call: Forward, device: Device) -> Outputs | None:
 
 def launch_rows(
     v: Sources,
-    weights: Weights,
+    weights: Sequence[Tensor | None],
     outputs: Outputs,
     eps: tuple[float, float],
     dtype: torch.dtype,
@@ -53,7 +59,7 @@ def launch_rows(
 
     Args:
         v: the sources.
-        weights: contiguous.
+        weights: query, rms_weight and output_rms_weight, contiguous.
         outputs: where results go.
         eps: of the scores, and of the RMSNorm of h.
         dtype: whose elements a tile is sized for.

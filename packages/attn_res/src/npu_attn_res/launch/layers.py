@@ -8,7 +8,7 @@ from npu_tiling.pytorch.tensors import allocate, allocate_like
 from torch import Tensor
 
 from .. import reference, tiling
-from ..calls import Phase1, Phase1Backward, Weights
+from ..calls import Phase1, Phase1Backward
 from ..shape import Task
 from .columns import KernelPasses
 from .forward import launch_rows
@@ -29,8 +29,8 @@ def launch_phase1(call: Phase1, device: Device) -> tuple[Tensor, Tensor, Tensor 
         return o, lse, score, rstd
     queries, rms_weight = call.queries.contiguous(), call.rms_weight.contiguous()
     if n_layers == 1 and device.kind == "ascend":
-        weights, outputs, eps = Weights(queries, rms_weight, None), Outputs(o, None, None, score, rstd, lse), call.eps
-        if launch_rows(v, weights, outputs, (eps, eps), like.dtype, device, task=Task.PHASE1):
+        outputs, eps = Outputs(o, None, None, score, rstd, lse), (call.eps, call.eps)
+        if launch_rows(v, (queries, rms_weight, None), outputs, eps, like.dtype, device, task=Task.PHASE1):
             return o, lse, score, rstd
         return reference.phase1(KernelPasses(v, device), call)
     base, table, aligned = v.at[:3]

@@ -11,7 +11,7 @@ from .. import reference, tiling
 from ..calls import Merge, MergeBackward
 from ..shape import Task
 from .sources import rows_of
-from .specs import KERNELS, contiguous_weights, launch_spec, widest
+from .specs import KERNELS, launch_spec, widest
 from .weights import add_partials
 
 
@@ -26,7 +26,13 @@ def launch_merge(call: Merge, device: Device) -> tuple[Tensor | None, ...]:
     if not n_tokens:
         return h, y, new_prefix, *statistics
     (o, s_o), (rows, s_prefix), (x, s_x) = rows_of(call.o), rows_of(prefix), (None, 0) if x is None else rows_of(x)
-    tensors = (o, call.lse.contiguous(), rows, x, *contiguous_weights(call.weights), h, y, new_prefix, *statistics)
+    norm_weight = call.output_rms_weight
+    weights = (
+        call.query.contiguous(),
+        call.rms_weight.contiguous(),
+        None if norm_weight is None else norm_weight.contiguous(),
+    )
+    tensors = (o, call.lse.contiguous(), rows, x, *weights, h, y, new_prefix, *statistics)
     scalars = (n_tokens, s_o, s_prefix, s_x, call.eps, call.norm_eps)
     spec = launch_spec(device, Task.MERGE, prefix.shape[-1], widest(prefix, x), row_stride=max(s_o, s_prefix, s_x))
 
@@ -50,7 +56,7 @@ def launch_merge_backward(call: MergeBackward, dh: Tensor, device: Device) -> tu
         return do, dlse, dprefix_sum, torch.zeros_like(call.query), torch.zeros_like(call.rms_weight)
     (rows, s_dh), (o, s_o), (p, s_prefix) = rows_of(dh), rows_of(call.o), rows_of(prefix)
     dprefix, s_dprefix = (None, 0) if call.dprefix is None else rows_of(call.dprefix)
-    (query, norm, _), lse = contiguous_weights(call.weights), call.lse.contiguous()
+    query, norm, lse = call.query.contiguous(), call.rms_weight.contiguous(), call.lse.contiguous()
     scalars = (n_tokens, s_dh, s_dprefix, s_o, s_prefix)
     spec = launch_spec(device, Task.MERGE_BACKWARD, width, prefix.dtype, row_stride=max(s_dh, s_dprefix, s_o, s_prefix))
 

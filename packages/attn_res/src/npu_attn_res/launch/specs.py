@@ -13,7 +13,6 @@ from npu_tiling.budget.arithmetic import power_of_two
 from torch import Tensor
 
 from .. import tiling
-from ..calls import Weights
 from ..shape import Shape, Task
 
 KERNELS = Kernels(__package__.rpartition(".")[0], "npu-attn-res")
@@ -42,11 +41,3 @@ def sources_on_chip(n_sources: int, device: Device) -> int:
 def widest(*tensors: Tensor | None) -> torch.dtype:
     """The dtype with the largest elements, which a tile is sized for."""
     return max([tensor.dtype for tensor in tensors if tensor is not None], key=_ITEMSIZE)
-
-
-def contiguous_weights(weights: Weights) -> Weights:
-    """The weights, copied where they are not contiguous."""
-    query, norm, output = weights
-    if query.is_contiguous() and norm.is_contiguous() and (output is None or output.is_contiguous()):  # usually
-        return weights
-    return Weights(query.contiguous(), norm.contiguous(), None if output is None else output.contiguous())

@@ -14,7 +14,7 @@ from ..launch.backward import launch_backward
 from ..launch.forward import launch_forward
 from ..launch.norm import gradient_of_h
 from ..launch.outputs import allocate_outputs, keeps_by_token, reads_h
-from .library import DWEIGHTS, OPERATORS, WEIGHTS, fake_gradients, needed_only, split_gradient
+from .library import DWEIGHTS, OPERATORS, fake_gradients, needed_only, schema, split_gradient
 
 
 def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
@@ -59,26 +59,18 @@ def _fake_backward(*arguments: Any) -> tuple[Any, ...]:
     return fake_gradients(call.blocks, call.need_blocks), dprefix, *weights
 
 
-_SOURCES = "bool stacked, SymInt n_blocks, Tensor? device_count"
-_OPTIONS = f"{WEIGHTS}, float eps, float norm_eps, ScalarType? dtype, bool save"
 _RESULTS = "(Tensor h, Tensor y, Tensor new_prefix, Tensor score, Tensor rstd, Tensor lse, Tensor norm_rstd)"
+_UPDATE = schema(Forward).replace("Tensor[] blocks", "Tensor(a!)[] blocks").replace("Tensor? prefix", "Tensor(b!) prefix")
 OPERATORS.define(
-    f"attn_res(Tensor[] blocks, {_SOURCES}, Tensor? prefix, Tensor? layer_output, {_OPTIONS}) -> {_RESULTS}",
+    f"attn_res({schema(Forward).removesuffix(', bool append, bool in_place')}) -> {_RESULTS}",
     _forward,
     _fake,
     forward_mode=True,
     batched=_forward,
 )
+OPERATORS.define(f"attn_res_update({_UPDATE}) -> {_RESULTS}", _update, _fake_update)
 OPERATORS.define(
-    f"attn_res_update(Tensor(a!)[] blocks, {_SOURCES}, Tensor(b!) prefix, Tensor? layer_output, {_OPTIONS}, bool append,"
-    f" bool in_place) -> {_RESULTS}",
-    _update,
-    _fake_update,
-)
-OPERATORS.define(
-    f"attn_res_backward(Tensor? dh, Tensor? dy, Tensor? dprefix, Tensor? h, Tensor[] blocks, {_SOURCES}, Tensor? prefix,"
-    f" {WEIGHTS}, Tensor score, Tensor rstd, Tensor lse, Tensor? norm_rstd, bool[] need_blocks, bool need_prefix,"
-    f" bool[] need_weights) -> (Tensor[] dblocks, Tensor dprefix_sum, {DWEIGHTS})",
+    f"attn_res_backward({schema(Backward)}) -> (Tensor[] dblocks, Tensor dprefix_sum, {DWEIGHTS})",
     _backward,
     _fake_backward,
     forward_mode=True,

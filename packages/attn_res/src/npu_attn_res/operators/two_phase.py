@@ -15,7 +15,7 @@ from ..calls import Merge, MergeBackward, Phase1, Phase1Backward
 from ..launch.layers import launch_phase1, launch_phase1_backward
 from ..launch.merge import launch_merge, launch_merge_backward
 from ..launch.norm import gradient_of_h
-from .library import DWEIGHTS, OPERATORS, WEIGHTS, fake_gradients, needed_only, split_gradient
+from .library import DWEIGHTS, OPERATORS, fake_gradients, needed_only, schema, split_gradient
 
 
 def _phase1(*arguments: Any) -> tuple[Tensor | None, ...]:
@@ -86,33 +86,28 @@ def _fake_merge_backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     return *state, *fake_gradients((call.query, call.rms_weight, output_rms_weight), call.need_weights)
 
 
-_PHASE1 = "Tensor queries, Tensor[] blocks, bool stacked, Tensor rms_weight"
-_MERGE = "Tensor o, Tensor lse, Tensor prefix"
 OPERATORS.define(
-    f"phase1({_PHASE1}, float eps, bool save) -> (Tensor o, Tensor lse, Tensor score, Tensor rstd)",
+    f"phase1({schema(Phase1)}) -> (Tensor o, Tensor lse, Tensor score, Tensor rstd)",
     _phase1,
     _fake_phase1,
     forward_mode=True,
     batched=_phase1,
 )
 OPERATORS.define(
-    f"phase1_backward(Tensor? do, Tensor? dlse, {_PHASE1}, Tensor score, Tensor rstd, bool[] need_blocks,"
-    " bool[] need_weights) -> (Tensor[] dblocks, Tensor dqueries, Tensor drms_weight)",
+    f"phase1_backward({schema(Phase1Backward)}) -> (Tensor[] dblocks, Tensor dqueries, Tensor drms_weight)",
     _phase1_backward,
     _fake_phase1_backward,
     forward_mode=True,
     batched=_phase1_backward,
 )
 OPERATORS.define(
-    f"merge({_MERGE}, Tensor? layer_output, {WEIGHTS}, float eps, float norm_eps, bool save) -> (Tensor h, Tensor y,"
-    " Tensor new_prefix, Tensor score, Tensor rstd, Tensor norm_rstd)",
+    f"merge({schema(Merge)}) -> (Tensor h, Tensor y, Tensor new_prefix, Tensor score, Tensor rstd, Tensor norm_rstd)",
     _merge,
     _fake_merge,
     forward_mode=True,
 )
 OPERATORS.define(
-    f"merge_backward(Tensor? dh, Tensor? dy, Tensor? dprefix, Tensor? h, {_MERGE}, {WEIGHTS}, Tensor score, Tensor rstd,"
-    f" Tensor? norm_rstd, bool[] need_weights) -> (Tensor do, Tensor dlse, Tensor dprefix_sum, {DWEIGHTS})",
+    f"merge_backward({schema(MergeBackward)}) -> (Tensor do, Tensor dlse, Tensor dprefix_sum, {DWEIGHTS})",
     _merge_backward,
     _fake_merge_backward,
     forward_mode=True,
