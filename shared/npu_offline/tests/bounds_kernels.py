@@ -62,6 +62,25 @@ def strided(x, y, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def long_loop(x, y, n, BLOCK: tl.constexpr):
+    """y = the sum of x, by one program: the number behind the loop's last may be too large for 32 bits."""
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for i in range(0, n, BLOCK):
+        o = i + tl.arange(0, BLOCK)
+        b_sum += tl.load(x + o, mask=o < n, other=0.0)
+    tl.store(y, tl.sum(b_sum))
+
+
+@triton.jit
+def after_loop(x, y, n, BLOCK: tl.constexpr):
+    """y = the last tile of x, which is a tile before the number that the loop ends with."""
+    o, i_stop = tl.arange(0, BLOCK), 0
+    for _ in range(0, n, BLOCK):
+        i_stop += BLOCK
+    tl.store(y + o, tl.load(x + i_stop - BLOCK + o))
+
+
+@triton.jit
 def grouped(y, n_rows, n_cols, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """y = 1; programs take tiles in the order of a grouped matrix product."""
     n_m, n_n = tl.cdiv(n_rows, BLOCK), tl.cdiv(n_cols, BLOCK)

@@ -121,6 +121,23 @@ def test_a_branch_does_not_hide_what_overflows_in_its_condition():
     assert verdict.counterexample.program[0] * 65536 >= 2**31
 
 
+def test_a_loop_whose_counter_overflows_goes_on():
+    assert [each.kind for each in verdicts("long_loop", "n=1..2**30 x=fp32:n y=fp32:1 BLOCK=1024 --grid=1")] == [
+        "proved"
+    ] * 2
+    load, _ = verdicts("long_loop", "n=1..2**31 x=fp32:n y=fp32:1 BLOCK=1024 --grid=1")
+    assert load.kind == "out of bounds"
+    assert load.counterexample.sizes["n"] > 2**31 - 1024
+    assert load.counterexample.overflow.startswith("2,147,483,648 in bounds_kernels.py, line")
+
+
+def test_numbers_after_a_loop_are_as_large_as_its_turns_make_them():
+    tiles = "n=1..65536 y=fp32:256 BLOCK=256 --grid=1"
+    assert [each.kind for each in verdicts("after_loop", f"{tiles} x=fp32:cdiv(n,BLOCK)*BLOCK")] == ["proved"] * 2
+    load, store = verdicts("after_loop", f"{tiles} x=fp32:n")
+    assert (load.kind, load.counterexample.sizes, store.kind) == ("out of bounds", {"n": 1}, "proved")
+
+
 def test_what_depends_on_data_is_refused_by_name():
     found = verdicts("gather", f"{TABLE} ids=i64:T")
     assert [each.kind for each in found] == ["proved", "refused", "proved"]

@@ -46,7 +46,7 @@ def prove(subject: Subject) -> Iterator[Verdict]:
     walk = Walk(Results(grid, contents, origins), origins)
     walk.through(function, arguments)
     for access in walk.accesses:
-        yield decide(access, sizes, origins.places)
+        yield decide(access, sizes, origins.place)
 
 
 def sizes_of(subject: Subject) -> Sizes:

@@ -73,32 +73,53 @@ def _is_outside(op: Operation, loop: Operation) -> bool:
 
 
 class Turns(NamedTuple):
-    """Of a loop: the number of the turn, from 0, how many turns it takes, and the induction variable."""
+    """Of a loop: the number of the turn, from 0, how many turns it takes, and the induction variable.
+
+    A question that asks for the induction variable learns that the turn takes place.
+    """
 
     turn: Value
     total: Value
     induction: Value
 
 
-def turns_of(first: Value, stop: Value, step: Value) -> Turns:
-    """The turns of an `scf.for` with these operands."""
+def turns_of(loop: Operation, bits: int, first: Value, stop: Value, step: Value) -> Turns:
+    """The turns of an `scf.for` whose induction variable has so many bits: if it overflows, the loop goes on."""
 
     def turn(question: Question, _: Index) -> Term:
         found = z3.FreshInt("turn")
-        question.facts += [found >= 0, _at(question, found) < question.at(stop), question.at(step) > 0]
+        question.facts += [found >= 0, question.at(step) > 0]
+        return found
+
+    def at(question: Question, number: Term) -> Term:
+        return question.at(first) + number * question.at(step)
+
+    def induction(question: Question, _: Index) -> Term:
+        number = question.at(turns.turn)
+        exact = at(question, number)
+        reached = z3.Or(number == 0, exact - question.at(step) < question.at(stop))
+        if question.wraps(loop):  # or there is a turn before this one whose next number is too large
+            last = z3.FreshInt("turn")
+            too_large = at(question, last) + question.at(step) >= 2 ** (bits - 1)
+            overflowed = z3.And(last >= 0, last < number, at(question, last) < question.at(stop), too_large)
+            reached = z3.Or(reached, overflowed)
+        question.facts.append(reached)
+        found = question.integer(loop, exact, bits)
+        question.facts.append(found < question.at(stop))
         return found
 
     def total(question: Question, _: Index) -> Term:
+        if question.wraps(loop):
+            return question.unknown("how often a loop turns whose counter may be too large", bits)
         found = z3.FreshInt("turns")
-        last = z3.Or(found == 0, _at(question, found - 1) < question.at(stop))
-        question.facts += [found >= 0, _at(question, found) >= question.at(stop), last, question.at(step) > 0]
+        end = at(question, found)
+        last = z3.Or(found == 0, end - question.at(step) < question.at(stop))
+        question.facts += [found >= 0, question.at(step) > 0, last]
+        question.facts.append(question.integer(loop, end, bits) >= question.at(stop))
         return found
 
-    def _at(question: Question, number: Term) -> Term:
-        return question.at(first) + number * question.at(step)
-
-    number = Value((), turn)
-    return Turns(number, Value((), total), Value((), lambda question, _: _at(question, question.at(number))))
+    turns = Turns(Value((), turn), Value((), total), Value((), induction))
+    return turns
 
 
 def grown(

@@ -17,7 +17,6 @@ class Origins:
     """Where the operations of a function stand, and what they load.
 
     Attributes:
-        places: lines of operations without regions.
         arguments: the tensor of each access that has been met.
     """
 
@@ -27,19 +26,19 @@ class Origins:
             function: the kernel.
             lines: as `lines_by_operation` returns them.
         """
-        self.places: dict[Operation, str] = {}
+        self._places: dict[Operation, str] = {}
         self.arguments: dict[Operation, str] = {}
         met: dict[str, int] = defaultdict(int)
         for op in function.walk():
             name = name_of(op)
             found = lines.get(name, ())
-            self.places[op] = found[met[name]] if met[name] < len(found) else ""
+            self._places[op] = found[met[name]] if met[name] < len(found) else ""
             met[name] += 1
 
     def place(self, op: Operation) -> str:
         """Where an operation stands; of one with regions where the first operation in it does."""
-        inside = (self.places.get(each, "") for each in op.walk())
-        return next((place for place in inside if place), "unknown line")
+        inside = (self._places.get(each, "") for each in op.walk())
+        return next((place for place in inside if place), "an unknown line")
 
     def name(self, op: Operation) -> str:
         """What the result of an operation is: values of these tensors, or of this operation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -91,13 +91,13 @@ def is_possible(sizes: Sizes) -> bool:
     return not is_impossible(sizes.facts)
 
 
-def decide(access: Access, sizes: Sizes, places: Mapping[Operation, str]) -> Verdict:
+def decide(access: Access, sizes: Sizes, place: Callable[[Operation], str]) -> Verdict:
     """The verdict about an access.
 
     Args:
         access: which.
         sizes: for which it is judged.
-        places: lines of operations.
+        place: the line of an operation.
     """
     if access.refused or access.offset is None:
         return Verdict("refused", access, access.refused)
@@ -107,10 +107,10 @@ def decide(access: Access, sizes: Sizes, places: Mapping[Operation, str]) -> Ver
         wrapping |= found
         asked = _Asked(access, sizes, wrapping)
     outside = z3.Or(asked.offset < 0, asked.offset >= sizes.extents[access.argument])
-    verdict = _answered(asked, outside, "out of bounds", places, wrapping)
+    verdict = _answered(asked, outside, "out of bounds", place, wrapping)
     if verdict is None and wrapping:
         too_large = [result.overflows for result in asked.question.results if result.op in wrapping]
-        verdict = _answered(asked, z3.Or(*too_large), "overflow", places, wrapping)
+        verdict = _answered(asked, z3.Or(*too_large), "overflow", place, wrapping)
     if verdict is None and is_impossible([*asked.question.facts, asked.active]):
         return Verdict("proved", access, "no program gets here")
     return verdict or Verdict("proved", access)
@@ -147,7 +147,7 @@ def _answered(
     asked: _Asked,
     wrong: Term,
     kind: Literal["out of bounds", "overflow"],
-    places: Mapping[Operation, str],
+    place: Callable[[Operation], str],
     wrapping: Collection[Operation],
 ) -> Verdict | None:
     """None where nothing can go wrong; else the smallest counterexample that is found soon."""
@@ -163,11 +163,11 @@ def _answered(
         return Verdict("refused", asked.access, f"it depends on {' and on '.join(data)}")
     counted = [(each, 0) for each in (*asked.sizes.programs, *asked.index)]
     model = _smallest(solver, [*asked.sizes.named.values(), *counted])
-    return Verdict(kind, asked.access, counterexample=_counterexample(asked, model, places, wrapping))
+    return Verdict(kind, asked.access, counterexample=_counterexample(asked, model, place, wrapping))
 
 
 def _counterexample(
-    asked: _Asked, model: Any, places: Mapping[Operation, str], wrapping: Collection[Operation]
+    asked: _Asked, model: Any, place: Callable[[Operation], str], wrapping: Collection[Operation]
 ) -> Counterexample:
     sizes, question = asked.sizes, asked.question
 
@@ -184,12 +184,12 @@ def _counterexample(
         tuple(_number(model, each) for each in sizes.programs),
         _number(model, asked.offset),
         values({each.name: each.term for each in question.unknowns}),
-        _overflow(found, _number(model, found.term), places) if found else "",
+        _overflow(found, _number(model, found.term), place) if found else "",
     )
 
 
-def _overflow(result: Result, value: int, places: Mapping[Operation, str]) -> str:
-    return f"{value:,} in {places.get(result.op, '') or 'an unknown line'} is too large for i{result.bits}"
+def _overflow(result: Result, value: int, place: Callable[[Operation], str]) -> str:
+    return f"{value:,} in {place(result.op)} is too large for i{result.bits}"
 
 
 def _smallest(solver: Any, terms: Sequence[tuple[Term, int]]) -> Any:

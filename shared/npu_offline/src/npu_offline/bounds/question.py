@@ -105,13 +105,17 @@ class Question:
             self._kept[key] = value.element(self, index), (value, index)
         return self._kept[key][0]
 
+    def wraps(self, op: Operation) -> bool:
+        """Whether an operation's results are taken modulo two to the power of their bits."""
+        return op in self._wrapping
+
     def integer(self, op: Operation, term: Term, bits: int) -> Term:
         """The term of an operation's result."""
         term = z3.simplify(term)
         if z3.is_int_value(term) and -(2 ** (bits - 1)) <= term.as_long() < 2 ** (bits - 1):
             return term
         self.results.append(Result(op, term, bits, len(self.facts)))
-        if op not in self._wrapping:
+        if not self.wraps(op):
             return term
         wrapped = term - z3.FreshInt("turns") * 2**bits
         self.facts += [wrapped >= -(2 ** (bits - 1)), wrapped < 2 ** (bits - 1)]

@@ -86,10 +86,10 @@ class Walk:
         assert isinstance(first, Value)
         assert isinstance(stop, Value)
         assert isinstance(step, Value)
-        turns, body = turns_of(first, stop, step), op.regions[0].blocks[0]
+        turns, body = turns_of(op, bits_of(op.operands[0].type), first, stop, step), op.regions[0].blocks[0]
         self._known[body.args[0]] = turns.induction
         ends = [self._carried(op, number, turns) for number in range(len(op.results))]
-        self._block(body, (*path, _entered(turns.turn)))
+        self._block(body, (*path, _entered(turns.induction)))
         self._know(op, ends)
 
     def _carried(self, op: Operation, number: int, turns: Turns) -> Known:
@@ -148,9 +148,9 @@ class Walk:
         return found
 
 
-def _entered(turn: Value) -> Value:
-    """A condition that holds in every turn; a question that asks for it takes the turn's facts."""
-    return Value((), lambda question, _: question.at(turn) >= 0)
+def _entered(induction: Value) -> Value:
+    """A condition that always holds; a question that asks for it learns that the turn takes place."""
+    return Value((), lambda question, _: question.at(induction) == question.at(induction))
 
 
 def _not(condition: Value) -> Value:
