@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1, fused_attnres
-from npu_embedding import embedding, ngram_embedding
+from npu_embedding import embedding, embedding_bag, ngram_embedding
 from npu_fused_linear_cross_entropy import (
     causal_lm_loss,
     fused_linear_cross_entropy,
@@ -68,6 +68,7 @@ CALLS = {
         (torch.randint(V, (n,)), random(V, D)),
         {"padding_idx": 2, "max_norm": 9 + c, "norm_type": 2 + c},
     ),
+    "embedding_bag": lambda n, c: (embedding_bag, (torch.randint(V, (n, 3)), random(V, D)), {"max_norm": 9 + c}),
     "ngram_embedding": lambda n, c: (
         ngram_embedding,
         (torch.randint(V, (2, n)), random(V, D), *(torch.tensor(each) for each in ([3, 5, 7], [5, 3], [0, 5]))),

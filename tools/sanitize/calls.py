@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
-from npu_embedding import embedding, ngram_embedding
+from npu_embedding import embedding, embedding_bag, ngram_embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_fused_linear_cross_entropy.cuda import tiling as tiling_product
 from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, rms_norm
@@ -97,6 +97,15 @@ def embedding_calls(device: torch.device) -> Iterator[Call]:
         out = ngram_embedding(ids, table, [2**62 - 1, 3, 5], [71, 73, 79, 67], [0, 71, 144, 223], 0, 3, before, mode=mode)
         out.backward(torch.ones_like(out))
 
+    def bags(width: int, dtype: torch.dtype, ends: list[int] | None = None, **options: Any) -> None:
+        indices = torch.randint(0, 301, (120,), device=device)
+        offsets = None if ends is None else torch.tensor(ends, device=device)
+        weights = _leaf((120,), dtype, device) if options["mode"] == "sum" else None
+        if ends is None:
+            indices, weights = indices.view(-1, 4), None if weights is None else weights.view(-1, 4)
+        out = embedding_bag(indices, _leaf((301, width), dtype, device), offsets, per_sample_weights=weights, **options)
+        out.backward(torch.ones_like(out))
+
     for width in (1, 7, 64, 100, 512, 1000, 2048, 4096, 5000, 8192, 16411):
         for dtype in (FP32, BF16):
             yield f"{_name(dtype)} {width}", _call(run, width, dtype)
@@ -114,6 +123,9 @@ def embedding_calls(device: torch.device) -> Iterator[Call]:
     for width in (1, 100, 160, 5000):
         for mode in ("concat", "sum"):
             yield f"bf16 {width}, n-grams, {mode}", _call(ngrams, width, BF16, mode)
+    for width in (7, 1100):
+        yield f"bf16 {width}, bags", _call(bags, width, BF16, mode="mean", padding_idx=5)
+        yield f"fp32 {width}, bags between offsets", _call(bags, width, FP32, [0, 3, 3, 77], mode="sum")
     yield "fp32 160, n-grams without history", _call(ngrams, 160, FP32, "concat", False)
     yield "bf16 1024, more indices than launches of ours sort", _call(run, 1024, BF16, n=70000, rows=40000)
     yield "bf16 64, many groups", _call(run, 64, BF16, n=20000, rows=40000)

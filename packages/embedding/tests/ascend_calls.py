@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from npu_embedding import embedding, ngram_embedding
+from npu_embedding import embedding, embedding_bag, ngram_embedding
 
 N, ROWS = 2000, 300  # no tile depends on them
 OUTSIDE = 20  # rows of the shard before, which indices into a shard name too
@@ -20,6 +20,7 @@ SAMPLE = (
     "bf16 4096, by frequency",
     "fp32 768, equal indices",
     "bf16 160, n-grams",
+    "bf16 160, bags",
 )
 # Calls that launch every kernel with every value of its flags: executed at each commit.
 WAYS = (
@@ -29,9 +30,12 @@ WAYS = (
     "fp32 16384",
     "bf16 160, n-grams",
     "fp32 123, n-grams, added",
+    "bf16 160, bags",
+    "fp32 123, bags between offsets",
+    "e4m3 768",
 )
 # Calls among these that launch every kernel: executed with every compiler, and for an A3.
-KERNELS = ("bf16 8192, shard", "bf16 160, n-grams")
+KERNELS = ("bf16 8192, shard", "bf16 160, n-grams", "bf16 160, bags")
 
 
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -59,6 +63,14 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     ):
         label, _, added = name.partition(", ")
         yield f"{label}, n-grams{', added' * bool(added)}", _ngrams(width, DTYPES[label[:4]], **options)
+    yield "bf16 160, bags", _bags(160, torch.bfloat16, mode="sum", padding_idx=3)
+    yield "fp32 123, bags between offsets", _bags(123, torch.float32, ragged=True, mode="mean", padding_idx=3)
+    yield "fp32 16411, bags between offsets, weights", _bags(16411, torch.float32, ragged=True, weighted=True, mode="sum")
+    for width in (768, 4096, 16411):
+        yield f"bf16 {width}, scaled", _call(width, torch.bfloat16, multiplier=3.0)
+    for name, kind in (("int8", torch.int8), ("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
+        for width in (768, 7168):
+            yield f"{name} {width}", _frozen(width, kind)
     yield "fp32 768, columns of a wider table", _call(768, torch.float32, pitch=1000)
 
 
@@ -74,6 +86,30 @@ def _ngrams(
         numbers = ([2**62 - 1] * ngram_size, sizes, [head * sizes[0] for head in range(heads)])
         out = ngram_embedding(ids, table, *numbers, 0, ngram_size, before, **options)
         out.backward(torch.empty_like(out))
+
+    return call
+
+
+def _bags(
+    width: int, dtype: torch.dtype, *, ragged: bool = False, weighted: bool = True, **options: object
+) -> Callable[[], None]:
+    def call() -> None:
+        table = torch.empty(ROWS, width, dtype=dtype).requires_grad_()
+        indices = torch.arange(N // 5) * 7919 % ROWS
+        weights = torch.ones(N // 5, dtype=dtype).requires_grad_() if weighted and options["mode"] == "sum" else None
+        offsets = torch.tensor([0, 3, 3, 200, N // 5 - 1]) if ragged else None
+        if not ragged:
+            indices, weights = indices.view(-1, 4), None if weights is None else weights.view(-1, 4)
+        out = embedding_bag(indices, table, offsets, per_sample_weights=weights, **options)  # type: ignore[arg-type]
+        out.backward(torch.empty_like(out))
+
+    return call
+
+
+def _frozen(width: int, kind: torch.dtype) -> Callable[[], None]:
+    def call() -> None:
+        table = torch.zeros(ROWS, width, dtype=torch.int8).view(kind)
+        embedding(torch.arange(N) % ROWS, table, row_scales=torch.ones(ROWS), dtype=torch.bfloat16)
 
     return call
 

@@ -6,7 +6,7 @@ import lookup
 import ngrams
 import npu_tiling
 import torch
-from npu_embedding import embedding
+from npu_embedding import embedding, embedding_bag
 from npu_embedding.both.tiling import Way
 from triton.runtime import interpreter
 
@@ -36,6 +36,13 @@ NGRAMS = {
     "n-grams, added": ngrams.make((50,), 33, torch.float16, mode="sum", mix="sum", fill=0),
     "n-grams, one token": ngrams.make((4, 1), 9, torch.float32, history=True, heads=1),
 }
+# Options of bags of 60 indices; offsets, or ids to a bag; weights.
+BAGS = {
+    "bags": ({"mode": "mean", "padding_idx": 3}, 5, False),
+    "bags with weights": ({"mode": "sum"}, 3, True),
+    "bags between offsets": ({"mode": "sum", "padding_idx": 3}, [0, 7, 7, 30], True),
+    "means between offsets": ({"mode": "mean"}, [0, 59], False),
+}
 CASES["sorted"].indices = CASES["sorted"].indices.sort().values
 CASES["reverse"].indices = CASES["reverse"].indices.sort(descending=True).values.to(torch.int32)
 CASES["outside"].indices[::3] = -1
@@ -64,9 +71,37 @@ def gradient(case: lookup.Case, **options: bool) -> torch.Tensor:
         return torch.autograd.grad(out, weight, case.dy)[0]
 
 
+def check_bags(options: dict, bags: int | list[int], weighted: bool) -> None:
+    """Results and gradients against PyTorch's; rows of 8 bits against the same in fp32."""
+    case = lookup.make(60, 11, 1100)
+    samples = torch.randn(60).requires_grad_() if weighted else None
+    ids, ends = (case.indices.view(-1, bags), None) if isinstance(bags, int) else (case.indices, torch.tensor(bags))
+    results = []
+    for function in (embedding_bag, torch.nn.functional.embedding_bag):
+        weight = lookup.leaf(case.weight, "cpu")
+        given = None if samples is None else samples.view(ids.shape)
+        with npu_tiling.use_device(GPU, emulated=True):
+            out = function(ids, weight, ends, per_sample_weights=given, **options)
+            asked = [weight] if samples is None else [weight, samples]
+            results.append([out, *torch.autograd.grad(out, asked, torch.linspace(-1, 1, out.numel()).view(out.shape))])
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    for kind in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
+        table, scales = torch.randint(-128, 128, (11, 256), dtype=torch.int8).view(kind), torch.rand(11)
+        with npu_tiling.use_device(GPU, emulated=True):
+            out = embedding(case.indices, table, row_scales=scales, multiplier=3.0)
+        exact = table.float()[case.indices] * scales[case.indices].unsqueeze(-1) * 3
+        assert torch.equal(out.isnan(), exact.isnan())
+        assert torch.allclose(out, exact, rtol=1e-6, equal_nan=True)
+
+
 def main() -> None:
     mend_interpreter()
     for name in sys.argv[1:]:
+        if name in BAGS:
+            check_bags(*BAGS[name])
+            print("right:", name, flush=True)
+            continue
         if name in NGRAMS:
             with npu_tiling.use_device(GPU, emulated=True):
                 ngrams.check(NGRAMS[name], ngrams.run(NGRAMS[name], "cpu"))

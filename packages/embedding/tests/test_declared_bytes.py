@@ -22,9 +22,17 @@ KERNELS = {
     "gather_rows_kernel, odd": (Kernel.GATHER, (2, 8)),
     "sum_runs_kernel": (Kernel.SUMS, (1,)),
     "finish_rows_kernel": (Kernel.FINISH, (1, 8)),
+    "sum_bags_kernel": (Kernel.BAGS, (1,)),
+    "spread_bags_kernel": (Kernel.SPREAD, (1,)),
 }
 LABELS = ("bf16 4096", "fp32 4096", "bf16 4096, by frequency", "fp32 4096, by frequency")
-CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in itertools.product(LABELS, KERNELS)]
+BAGS = ("sum_bags_kernel", "spread_bags_kernel")
+OF_BAGS = [("bf16 160, bags", each) for each in BAGS] + [
+    ("fp32 16411, bags between offsets, weights", each) for each in BAGS
+]
+OF_BAGS.append(("e4m3 768", "sum_bags_kernel"))
+ROWS = [case for case in itertools.product(LABELS, KERNELS) if case[1] not in BAGS]
+CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in [*ROWS, *OF_BAGS]]
 
 
 @functools.cache

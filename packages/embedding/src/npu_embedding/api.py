@@ -9,9 +9,9 @@ from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
-from . import sharding
+from . import checks, sharding
+from .bag_operators import computed_rows
 from .operators import OPERATORS
-from .shape import NO_ROW
 
 _UNKNOWN_TOTAL = 2**63 - 1  # rows of a sharded table: any index from 0 may be another shard's
 
@@ -27,12 +27,16 @@ def embedding(
     *,
     vocab_range: tuple[int, int] | None = None,
     num_embeddings: int | None = None,
+    multiplier: float | None = None,
+    row_scales: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Rows of a table, by index: `torch.nn.functional.embedding`.
 
         out[...] = weight[indices[...]]        dweight[r] = sum of dy over the positions whose index is r
+        out[...] = multiplier * row_scales[indices[...]] * weight[indices[...]]        where they are given, in one launch
 
-    A row of the output is a copy, bit for bit, whatever the other indices are.
+    Without them a row of the output is a copy, bit for bit, whatever the other indices are.
     The gradient's sums are fp32, rounded once, and the same bits every time: they are added in a fixed order. Nothing waits
     for the device. Under autocast nothing is cast. DTensors: see sharding.py.
 
@@ -42,7 +46,8 @@ def embedding(
 
     Args:
         indices: [...], int32 or int64, at any strides.
-        weight: [V, D], fp32, bf16 or fp16 (fp64 too on a CPU). Rows may lie at any stride.
+        weight: [V, D], fp32, bf16 or fp16 (fp64 too on a CPU); with `row_scales` int8, float8_e4m3fn or float8_e5m2, which
+            have no gradient. Rows may lie at any stride.
         padding_idx: this row gets no gradient; its output is the row as it is. Negative: counted from the end.
         max_norm: rows that an index names and whose norm is larger are scaled down to it, in place, before the look-up.
         norm_type: the p of that norm.
@@ -56,9 +61,13 @@ def embedding(
             in the whole table.
         num_embeddings: rows of the whole table. With it an index past them is outside the table; without it only a negative
             index is.
+        multiplier: of every row, in fp32, rounded once, as in Gemma. Transformers' Gemma rounds it to weight's dtype first.
+            The gradient of a row is `multiplier * dy`, rounded to weight's dtype, before it is summed.
+        row_scales: [V], fp32, bf16 or fp16: a factor for each row, in fp32.
+        dtype: of the result, with `row_scales`; None: theirs.
 
     Returns:
-        [..., D] in weight's dtype, contiguous.
+        [..., D] in weight's dtype, or `dtype`, contiguous.
 
     Raises:
         TypeError: an argument has a type or dtype that is not supported.
@@ -67,32 +76,34 @@ def embedding(
 
     Source: torch.nn.functional.embedding; for `vocab_range`, Shoeybi et al., "Megatron-LM", arXiv 1909.08053.
     """
-    first_row, n_total = _check(indices, weight, vocab_range, num_embeddings)
-    padding = _padding_row(padding_idx, weight.shape[0] if vocab_range is None else num_embeddings)
+    dtype = checks.table(indices, weight, row_scales, dtype)
+    first_row, n_total = _check(weight, vocab_range, num_embeddings)
+    padding = checks.padding_row(padding_idx, weight.shape[0] if vocab_range is None else num_embeddings)
     max_norm = arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
     norm_type = arguments.number("norm_type", norm_type, finite=False)
     arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+    multiplier = arguments.number("multiplier", multiplier, or_none=True)
     if is_distributed((indices, weight)):
+        if row_scales is not None:
+            raise ValueError("row_scales is given and must be None where weight is a DTensor.")
         if vocab_range is not None:
             raise ValueError(f"vocab_range is {vocab_range} and must be left out where weight is a DTensor.")
-        run = partial(embedding, padding_idx=padding_idx, norm_type=norm_type)
+        run = partial(embedding, padding_idx=padding_idx, norm_type=norm_type, multiplier=multiplier)
         return sharding.embedding(run, indices, weight, max_norm, scale_grad_by_freq, sparse)
     if max_norm is not None:
+        if row_scales is not None:
+            raise ValueError(f"max_norm is {max_norm} and must be None where row_scales is given: such a table is frozen.")
         with torch.no_grad():
             OPERATORS("renormalise_", indices, weight, max_norm, norm_type, first_row, n_total)
+    if multiplier is not None or row_scales is not None:
+        factor = 1.0 if multiplier is None else multiplier
+        gradient = (padding, scale_grad_by_freq, sparse, first_row, n_total)
+        return computed_rows(indices, weight, row_scales, factor, dtype, *gradient)
     return OPERATORS("forward", indices, weight, padding, scale_grad_by_freq, sparse, first_row, n_total)
 
 
-def _check(
-    indices: Tensor, weight: Tensor, vocab_range: tuple[int, int] | None, num_embeddings: int | None
-) -> tuple[int, int]:
+def _check(weight: Tensor, vocab_range: tuple[int, int] | None, num_embeddings: int | None) -> tuple[int, int]:
     """The first row of `weight` in the whole table, and the number of rows of the whole table."""
-    arguments.tensor("indices", indices)
-    arguments.dtype("indices", indices, torch.int32, torch.int64)
-    arguments.floating("weight", weight)
-    if weight.dim() != 2:
-        raise ValueError(f"weight has shape {tuple(weight.shape)} and must have two dimensions.")
-    arguments.device("indices", indices, weight, "weight's")
     rows = weight.shape[0]
     if vocab_range is None:
         if num_embeddings is not None:
@@ -106,17 +117,3 @@ def _check(
     if arguments.whole("num_embeddings", num_embeddings) < last:
         raise ValueError(f"num_embeddings is {num_embeddings} and must be at least {last}, where vocab_range ends.")
     return first, num_embeddings
-
-
-def _padding_row(padding_idx: int | None, rows: int | None) -> int:
-    """padding_idx counted from the start, NO_ROW for none; `rows`: of the table, None where that is not known."""
-    if arguments.whole("padding_idx", padding_idx, or_none=True) is None:
-        return NO_ROW
-    assert padding_idx is not None
-    if rows is None:
-        if padding_idx < 0:
-            raise ValueError(f"padding_idx is {padding_idx} and must be at least 0 where num_embeddings is not given.")
-        return padding_idx
-    if not -rows <= padding_idx < rows:
-        raise ValueError(f"padding_idx is {padding_idx} and must be from {-rows} to {rows - 1}.")
-    return padding_idx % rows

@@ -1,10 +1,11 @@
-"""The embedding as a module: a drop-in for torch.nn.Embedding."""
+"""The embedding as modules: drop-ins for torch.nn.Embedding and torch.nn.EmbeddingBag."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from .api import embedding
+from .bags import embedding_bag
 
 
 class Embedding(nn.Embedding):
@@ -23,4 +24,27 @@ class Embedding(nn.Embedding):
             self.norm_type,
             self.scale_grad_by_freq,
             self.sparse,
+        )
+
+
+class EmbeddingBag(nn.EmbeddingBag):
+    """torch.nn.EmbeddingBag, with `npu_embedding.embedding_bag` for its forward and its gradient.
+
+    Arguments, attributes, `from_pretrained`, initial values and state_dict are those of torch.nn.EmbeddingBag.
+    """
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Sums or means [B, embedding_dim] of rows for indices [B, K], or [n] with offsets [B]."""
+        return embedding_bag(
+            input,
+            self.weight,
+            offsets,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.mode,
+            self.sparse,
+            per_sample_weights,
+            self.include_last_offset,
+            self.padding_idx,
         )

@@ -155,3 +155,90 @@ def ngram_forward(
         return found.permute(1, 2, 0, 3).flatten(2).contiguous(), rows.int()
     wide = found if found.dtype == torch.float64 else found.float()
     return wide.sum(0).to(table.dtype), rows.int()
+
+
+def bags(
+    indices: Tensor,
+    offsets: Tensor | None,
+    base: Tensor | None,
+    sample_weights: Tensor | None,
+    weight: Tensor,
+    row_scales: Tensor | None,
+    n_bags: int,
+    mean: bool,
+    factor: float,
+    dtype: torch.dtype,
+    left_out: int,
+    first_row: int,
+    n_total: int,
+) -> Tensor:
+    """[n_bags, D] in `dtype`: sums, or means, of the rows of ids [n] in each bag; see `launch.bags.Bags`."""
+    ids, bag, counted = _bag_of_ids(indices, offsets, base, n_bags, left_out)
+    check(ids[counted], n_total)
+    local, inside = _local(ids, first_row, weight.shape[0], always=True)
+    wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    assert inside is not None
+    if weight.shape[0]:
+        narrow = weight.dtype.itemsize == 1  # PyTorch does not index 8-bit floats
+        rows = (weight.view(torch.int8)[local].view(weight.dtype) if narrow else weight[local]).to(wide)
+    else:
+        rows = torch.zeros((ids.numel(), weight.shape[1]), dtype=wide, device=weight.device)
+    if row_scales is not None and weight.shape[0]:
+        rows *= row_scales[local].to(wide).unsqueeze(-1)
+    rows = rows.masked_fill(~(inside & counted).unsqueeze(-1), 0)
+    if sample_weights is not None:
+        rows *= sample_weights.to(wide).unsqueeze(-1)
+    out = rows.new_zeros(n_bags + 1, rows.shape[1]).index_add_(0, bag, rows)
+    return (out[:n_bags] * (factor / _counts(bag, counted, n_bags, mean))).to(dtype)
+
+
+def spread(
+    dy: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
+    base: Tensor | None,
+    sample_weights: Tensor | None,
+    weight: Tensor | None,
+    rows: bool,
+    n_bags: int,
+    mean: bool,
+    factor: float,
+    left_out: int,
+    first_row: int,
+) -> tuple[Tensor | None, Tensor | None]:
+    """What dy [n_bags, D] gives to each id, dx [n, D] where `rows`, and with `weight` to each sample weight [n]."""
+    ids, bag, counted = _bag_of_ids(indices, offsets, base, n_bags, left_out)
+    wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
+    shares = dy.to(wide) * (factor / _counts(bag, counted, n_bags, mean))
+    share = torch.cat((shares, shares.new_zeros(1, dy.shape[1])))[bag]
+    dsample = None
+    if weight is not None:
+        local, inside = _local(ids, first_row, weight.shape[0], always=True)
+        assert inside is not None
+        found = weight[local].to(wide) if len(weight) else torch.zeros_like(share)
+        dsample = (found * share).sum(-1).masked_fill(~(inside & counted), 0)
+    if sample_weights is not None:
+        share = share * sample_weights.to(wide).unsqueeze(-1)
+    return share.to(dy.dtype) if rows else None, dsample
+
+
+def _bag_of_ids(
+    indices: Tensor, offsets: Tensor | None, base: Tensor | None, n_bags: int, left_out: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """int64 [n]: ids, and the bag of each, n_bags for none; and whether each is in its bag."""
+    n = indices.numel()
+    ids = indices.long() if base is None else (indices.view(-1, base.numel()).long() + base).view(-1)
+    place = torch.arange(n, device=indices.device)
+    if offsets is None:
+        bag = place // max(n // max(n_bags, 1), 1)
+    else:
+        ends = offsets.long()
+        if ends.numel() and (int(ends[0]) != 0 or bool((ends.diff() < 0).any()) or int(ends[-1]) > n):
+            raise ValueError(f"offsets must begin with 0, not descend, and end at {n} or before, the number of indices.")
+        bag = (torch.searchsorted(ends, place, right=True) - 1).clamp(max=n_bags)
+    return ids, bag, (ids != left_out) & (bag < n_bags)
+
+
+def _counts(bag: Tensor, counted: Tensor, n_bags: int, mean: bool) -> Tensor | int:
+    """[n_bags, 1]: how many ids each bag has, 1 where it has none; 1 without `mean`."""
+    return torch.bincount(bag[counted], minlength=n_bags).clamp(min=1).unsqueeze(-1) if mean else 1

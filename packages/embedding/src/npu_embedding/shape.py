@@ -9,6 +9,8 @@ from npu_tiling import Device
 
 NO_ROW = -1  # in place of the padding row where there is none
 
+NO_ID = -(2**63)  # in place of the padding row where none is left out of its bag
+
 
 class Shape(NamedTuple):
     """A gradient: a tuple, which every call makes and looks up.

@@ -61,6 +61,16 @@ def ngram_sum_launch(shape: RowShape) -> Launch:
     return cuda.gather_launch(shape) if shape.device.kind == "cuda" else ascend.ngram_sum_launch(shape)
 
 
+def bags_launch(shape: RowShape) -> Launch:
+    """Blocks of the look-up that computes. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return (cuda if shape.device.kind == "cuda" else ascend).bags_launch(shape)
+
+
+def spread_launch(shape: RowShape) -> Launch:
+    """Blocks of what its gradient needs of each row. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return cuda.bags_launch(shape) if shape.device.kind == "cuda" else ascend.spread_launch(shape)
+
+
 def ngram_grid(launch: Launch, n_batches: int, n_tokens: int, parts: int) -> int:
     """Programs of an n-gram look-up: on CUDA a program takes one of `parts` of the heads."""
     if launch.device.kind == "cuda":

@@ -41,6 +41,8 @@ class Kernel(Enum):
     FINISH = "finish_rows_kernel"
     NGRAM = "ngram_rows_kernel"
     NGRAM_SUM = "ngram_rows_kernel, which adds"
+    BAGS = "sum_bags_kernel"
+    SPREAD = "spread_bags_kernel"
 
 
 _NGRAMS = (Kernel.NGRAM, Kernel.NGRAM_SUM)
@@ -72,7 +74,7 @@ class RowLaunch(Launch):
 def row_launch(kernel: Kernel, shape: RowShape, block_m: int, block_n: int, *, why: str, decided_at: str) -> RowLaunch:
     """A launch with a tile of so many rows and columns."""
     blocks, per_program = {"N": shape.width, "BLOCK_N": block_n}, block_m
-    if kernel is not Kernel.SUMS:
+    if kernel not in (Kernel.SUMS, Kernel.BAGS, Kernel.SPREAD):
         blocks["BLOCK_M"] = block_m
     if kernel is Kernel.GATHER:  # the compiler moves rows that fill 32-byte units as one tile
         blocks["GATHER"] = _fills_units(block_n, shape)
@@ -142,6 +144,16 @@ def _ngram_launch(kernel: Kernel, shape: RowShape) -> RowLaunch:
     return _fitting(kernel, shape, rows, why="ids of many tokens are hashed at once", decided_at=here())
 
 
+def bags_launch(shape: RowShape) -> RowLaunch:
+    """Blocks of the look-up that computes. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return _fitting(Kernel.BAGS, shape, None, why="rows of a bag are added one by one", decided_at=here())
+
+
+def spread_launch(shape: RowShape) -> RowLaunch:
+    """Blocks of what its gradient needs of each row. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return _fitting(Kernel.SPREAD, shape, None, why="rows of a bag are written one by one", decided_at=here())
+
+
 def keys_launch(device: Device) -> Launch:
     """The launch that makes keys of indices."""
     return way_launch(WAYS[0], device, {"BLOCK_M": 256, "KEY_OF_ROW_0": KEY_OF_ROW_0}, 256)
@@ -193,6 +205,10 @@ def _tiles(kernel: Kernel, itemsize: int, *, moves_tiles: bool) -> list[Tile]:
             rounded = [Tile("rows or sums that are rounded", fetched, FP32)] * (narrow or moves_tiles)
             tiles += [Tile("sums", fetched, FP32, 2), *rounded]
         return tiles
+    if kernel is Kernel.BAGS:
+        return [Tile("row and result", row, itemsize, 4), Tile("sum, and fp32 of a row in decoding", row, FP32, 8)]
+    if kernel is Kernel.SPREAD:
+        return [Tile("row, dy and dx", row, itemsize, 6), Tile("fp32: row, dy, product, dx", row, FP32, 4)]
     if kernel is Kernel.SUMS:
         tiles = [Tile("row of dy", row, itemsize, 2), Tile("zeros", row, FP32), Tile("sum so far", row, FP32)]
         tiles += [Tile("row in fp32", row, FP32)] * narrow

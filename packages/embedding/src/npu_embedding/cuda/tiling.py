@@ -53,6 +53,11 @@ def gather_launch(shape: RowShape) -> Launch:
     return _launch(shape, _GATHER, {"BLOCK_M": rows}, per_program=rows, warps=_GATHER.max_warps)
 
 
+def bags_launch(shape: RowShape) -> Launch:
+    """Blocks of the look-up that computes, and of what its gradient needs of each row. Not measured."""
+    return _launch(shape, _GATHER, {}, warps=_GATHER.max_warps)
+
+
 def sums_launch(shape: RowShape) -> Launch:
     """Blocks of the gradient's sums and zeros; a program fills `per_program` rows with zeros."""
     rows = power_of_two(max(1, min(_MAX_ZERO_ROWS, _ZEROS_BYTES // (shape.width * shape.itemsize))))

@@ -1,0 +1,179 @@
+"""Device code of both chips: look-ups that compute, and what their gradients need of each row.
+
+    x_i = step[index[i]] weight[index[i]]      out[b] = factor * sum over the positions i of bag b of w_i x_i
+    dx_i = factor w_i dy[b]                    dw_i = factor x_i . dy[b]
+
+A program takes bags one by one, BLOCK_N columns at a time. The table at hand holds rows from `first_row` to before
+`stop_row` of `n_total`. An id of another shard counts as zeros, an id that no shard has as NaN; the id `i_padding` is not in
+its bag.
+Sums are fp32, rounded once.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def decode(b_bits, FORMAT: tl.constexpr):
+    """fp32: numbers as they are, or 8-bit floats from their bits in int8.
+
+    A float with 5 bits of exponent is the upper half of an fp16. One with 4 has its fields one place lower, and is 2^8 times
+    as large as an fp16 with the same fields.
+    """
+    if FORMAT == "e5m2":
+        return (b_bits.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    elif FORMAT == "e4m3":
+        b_wide = b_bits.to(tl.int16)  # the sign fills the upper byte
+        b_half = ((b_wide & -32768) | ((b_wide & 127) << 7)).to(tl.float16, bitcast=True)
+        b_value = b_half.to(tl.float32) * 256.0
+        return tl.where(tl.abs(b_value) == 480.0, float("nan"), b_value)
+    else:
+        return b_bits.to(tl.float32)
+
+
+@triton.jit
+def bag_ends(p_offsets, i_bag, n, n_offsets, n_each):
+    """int64: first and stop of a bag's positions: `n_each` of them, or from one offset to the next, or to the end."""
+    if p_offsets is None:
+        return i_bag * n_each, (i_bag + 1) * n_each
+    else:
+        i_first = tl.load(p_offsets + i_bag).to(tl.int64)
+        i_stop = tl.load(p_offsets + tl.minimum(i_bag + 1, n_offsets - 1)).to(tl.int64)
+        i_stop = tl.where(i_bag + 1 < n_offsets, i_stop, n)
+        return tl.maximum(i_first, 0), tl.minimum(i_stop, n)
+
+
+@triton.jit
+def id_at(p_index, p_base, i, n_base):
+    """int64: the id at position `i`, in the whole of the packed tables."""
+    i_id = tl.load(p_index + i).to(tl.int64)
+    if p_base is not None:
+        i_id += tl.load(p_base + i % n_base)
+    return i_id
+
+
+@triton.jit
+def load_values(
+    p_weight, p_steps, i_id, counted, first_row, stop_row, s_weight, o_col, N: tl.constexpr, FORMAT: tl.constexpr
+):
+    """fp32 [BLOCK_N]: a block of the row of an id, zeros where the table at hand does not have it or it is not counted."""
+    has = counted & (i_id >= first_row) & (i_id < stop_row)
+    i_row = tl.where(has, i_id - first_row, 0)
+    b_value = decode(tl.load(p_weight + i_row * s_weight + o_col, mask=o_col < tl.where(has, N, 0), other=0), FORMAT)
+    if p_steps is not None:
+        b_value *= tl.load(p_steps + i_row).to(tl.float32)
+    return b_value
+
+
+@triton.jit(
+    do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "n_total", "i_padding"]
+)
+def sum_bags_kernel(
+    p_index,  # [n]
+    p_offsets,  # [n_offsets], n_bags or one more; None: n_each ids to a bag
+    p_base,  # int64 [n_base]: the first rows of packed tables, which ids are of in turn; None: one table
+    p_sample,  # [n]: weights of the ids; None: 1
+    p_weight,  # [stop_row - first_row, N]
+    p_steps,  # [stop_row - first_row]: factors of the rows; None: 1
+    p_out,  # [n_bags, N]
+    n,
+    n_bags,
+    n_offsets,
+    n_each,
+    n_base,
+    first_row,
+    stop_row,
+    n_total,
+    i_padding,
+    s_weight,
+    factor,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    FORMAT: tl.constexpr,  # "e4m3" or "e5m2": int8 that are the bits of such floats
+    MEAN: tl.constexpr,
+):
+    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
+    # lint: allow short-transfer: rows are as wide as the caller's
+    n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    for i_task in tl.range(tl.program_id(0), n_bags * n_blocks, tl.num_programs(0)):
+        i_bag = tl.cast(i_task // n_blocks, tl.int64)
+        o_col = i_task % n_blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+        i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
+        b_sum = tl.zeros([BLOCK_N], tl.float32)
+        n_counted, n_wrong = 0, 0
+        for i in tl.range(i_first, i_stop):
+            i_id = id_at(p_index, p_base, i, n_base)
+            counted = i_id != i_padding
+            n_counted += tl.cast(counted, tl.int32)
+            n_wrong += tl.cast(counted & ((i_id < 0) | (i_id >= n_total)), tl.int32)
+            b_value = load_values(p_weight, p_steps, i_id, counted, first_row, stop_row, s_weight, o_col, N, FORMAT)
+            if p_sample is not None:
+                b_value *= tl.load(p_sample + i).to(tl.float32)
+            b_sum += b_value
+        if MEAN:
+            b_sum = b_sum / tl.maximum(n_counted, 1).to(tl.float32)
+        b_sum = b_sum * factor + tl.where(n_wrong > 0, float("nan"), 0.0)
+        tl.store(p_out + i_bag * N + o_col, b_sum.to(p_out.dtype.element_ty), mask=o_col < N)
+
+
+@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "i_padding"])
+def spread_bags_kernel(
+    p_dy,  # [n_bags, N]
+    p_index,
+    p_offsets,
+    p_base,
+    p_sample,
+    p_weight,  # None: nobody asks for dw
+    p_dx,  # [n, N]; None: nobody asks for it
+    p_dsample,  # fp32 [blocks of columns, n]: parts of dw; None: nobody asks for it
+    n,
+    n_bags,
+    n_offsets,
+    n_each,
+    n_base,
+    first_row,
+    stop_row,
+    i_padding,
+    s_dy,
+    s_weight,
+    factor,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MEAN: tl.constexpr,
+):
+    """What dy gives to each position of its bag. Arguments are those of `sum_bags_kernel`."""
+    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
+    # lint: allow short-transfer: rows are as wide as the caller's
+    # lint: allow scalar-reduction: a weight's gradient is one number of two rows
+    n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    for i_task in tl.range(tl.program_id(0), n_bags * n_blocks, tl.num_programs(0)):
+        i_bag = tl.cast(i_task // n_blocks, tl.int64)
+        i_block = i_task % n_blocks
+        o_col = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
+        i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
+        b_dy = tl.load(p_dy + i_bag * s_dy + o_col, mask=o_col < N, other=0.0).to(tl.float32) * factor
+        if MEAN:
+            n_counted = 0
+            for i in tl.range(i_first, i_stop):
+                n_counted += (id_at(p_index, p_base, i, n_base) != i_padding).to(tl.int32)
+            b_dy = b_dy / tl.maximum(n_counted, 1).to(tl.float32)
+        for i in tl.range(i_first, i_stop):
+            if p_dsample is not None:
+                i_id = id_at(p_index, p_base, i, n_base)
+                counted = i_id != i_padding
+                b_x = load_values(p_weight, None, i_id, counted, first_row, stop_row, s_weight, o_col, N, "")
+                b_dot = tl.sum(tl.reshape(b_x * b_dy, [1, BLOCK_N]), axis=1)  # [1]
+                tl.store(p_dsample + i_block * tl.cast(n, tl.int64) + i + tl.arange(0, 1), b_dot)
+            if p_dx is not None:
+                b_dx = b_dy
+                if p_sample is not None:
+                    b_dx = b_dx * tl.load(p_sample + i).to(tl.float32)
+                tl.store(p_dx + i * N + o_col, b_dx.to(p_dx.dtype.element_ty), mask=o_col < N)
+        if p_offsets is not None:
+            if i_bag == n_bags - 1:  # positions after the last bag
+                b_zero = tl.zeros([BLOCK_N], tl.float32)
+                for i in tl.range(i_stop, n):
+                    if p_dx is not None:
+                        tl.store(p_dx + i * N + o_col, b_zero.to(p_dx.dtype.element_ty), mask=o_col < N)
+                    if p_dsample is not None:
+                        tl.store(p_dsample + i_block * tl.cast(n, tl.int64) + i + tl.arange(0, 1), tl.zeros([1], tl.float32))

@@ -1,0 +1,274 @@
+"""Several ids a result, scaled rows and rows of 8 bits, against their definition in fp64 and PyTorch's own functions."""
+
+import pytest
+import torch
+from lookup import check_gradient, draw, leaf
+from npu_embedding import EmbeddingBag, embedding, embedding_bag
+
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
+OPS = torch.ops.npu_embedding
+ROWS = 40
+
+
+def make(n, width, dtype=torch.float32, seed=0):
+    """Indices [n], a table [ROWS, width] and weights [n]."""
+    generator = torch.Generator().manual_seed(seed)
+    indices = draw("zipf", n, ROWS, generator)
+    weight = torch.randn(ROWS, width, generator=generator).to(dtype)
+    return indices, weight, torch.randn(n, generator=generator).to(dtype)
+
+
+def expected(indices, weight, bags, mode, samples=None, padding_idx=None):
+    """Sums or means in fp64, with autograd, and the sums of magnitudes; `bags`: the bag of each index."""
+    kept = torch.ones(len(indices), dtype=torch.bool) if padding_idx is None else indices != padding_idx % ROWS
+    factors = kept.double() if samples is None else kept * samples
+    n_bags = int(bags.max()) + 1
+    if mode == "mean":
+        factors = factors / torch.bincount(bags[kept], minlength=n_bags).clamp(min=1)[bags]
+    terms = weight[indices] * factors.unsqueeze(-1)
+    out = terms.new_zeros(n_bags, weight.shape[1]).index_add(0, bags, terms)
+    return out, torch.zeros_like(out).index_add(0, bags, terms.abs()).detach()
+
+
+def compare(device, indices, weight, samples, bags, shape=None, offsets=None, **options):
+    """The result and the gradients of the table and of the weights."""
+    table, scales = (None if each is None else leaf(each, device.torch) for each in (weight, samples))
+    given = (None if each is None else each.to(device.torch) for each in (indices.view(shape or -1), offsets))
+    ids, ends = given
+    weights = None if scales is None else scales.view(ids.shape)
+    out = embedding_bag(ids, table, ends, per_sample_weights=weights, **options)
+    dy = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(weight.dtype)
+    asked = [table] if scales is None else [table, scales]
+    found = torch.autograd.grad(out, asked, dy.to(device.torch))
+    wide = [leaf(each.detach().double(), "cpu") for each in (weight, samples) if each is not None]
+    mode, padding_idx = options.get("mode", "mean"), options.get("padding_idx")
+    exact, size = expected(indices.long(), wide[0], bags, mode, wide[1] if len(wide) > 1 else None, padding_idx)
+    check_gradient(out.detach().cpu().view(exact.shape), exact.detach(), size, len(indices))
+    gradients = torch.autograd.grad(exact, wide, dy.double().view(exact.shape))
+    for actual, gradient, like in zip(found, gradients, wide, strict=True):
+        assert actual.dtype == weight.dtype and actual.shape == like.shape
+        terms = max(len(indices), weight.shape[1]) ** 0.5  # a weight's gradient is a sum over columns
+        rounding = torch.finfo(weight.dtype).eps * (terms + 4)
+        assert torch.allclose(actual.cpu().double(), gradient, rtol=rounding, atol=terms * rounding)
+    return out
+
+
+OFFSETS = [0, 0, 3, 4, 30, 30, 59, 61]  # empty bags, short ones, long ones
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "options", "weighted"),
+    [
+        (64, torch.bfloat16, {"mode": "mean"}, False),
+        (123, torch.float32, {"mode": "mean", "padding_idx": 1}, False),
+        (64, torch.float16, {"mode": "sum"}, True),
+        (123, torch.float32, {"mode": "sum", "padding_idx": -ROWS}, True),
+        (16411, torch.float32, {"mode": "sum"}, True),
+    ],
+)
+def test_call_forms_of_embedding_bag(device, width, dtype, options, weighted):
+    """Bags of equal length, and between offsets, with or without the last one; 32-bit indices and offsets too."""
+    indices, weight, samples = make(60, width, dtype)
+    samples = samples if weighted else None
+    compare(device, indices, weight, samples, torch.arange(60) // 5, (3, 4, 5), **options)
+    ends = torch.tensor(OFFSETS[:-1])
+    bags = torch.searchsorted(ends, torch.arange(60), right=True) - 1
+    if width != 16411:
+        compare(device, indices, weight, samples, bags, offsets=ends, **options)
+    ends = torch.tensor([*OFFSETS[:-1], 60], dtype=torch.int32)
+    compare(device, indices.int(), weight, samples, bags, offsets=ends, include_last_offset=True, **options)
+
+
+def test_positions_after_the_last_bag_count_nowhere(device):
+    indices, weight, samples = (each.to(device.torch) for each in make(10, 64))
+    table, weights = leaf(weight, device.torch), leaf(samples, device.torch)
+    ends = torch.tensor([0, 4, 7], device=device.torch)
+    out = embedding_bag(indices, table, ends, mode="sum", per_sample_weights=weights, include_last_offset=True)
+    got = torch.autograd.grad(out.sum(), (table, weights))
+    short = embedding_bag(indices[:7], table, ends[:2], mode="sum", per_sample_weights=weights[:7])
+    assert torch.equal(out, short)
+    for actual, gradient in zip(got, torch.autograd.grad(short.sum(), (table, weights)), strict=True):
+        assert torch.equal(actual, gradient)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("sum", {"sparse": True}),
+        ("sum", {"max_norm": 1.0}),
+        ("mean", {"scale_grad_by_freq": True}),
+        ("concat", {}),
+    ],
+)
+def test_packed_tables(device, mode, options):
+    """Tables one after the other, of which each id of a bag has one."""
+    ids = torch.randint(0, 10, (7, 3), generator=torch.Generator().manual_seed(0))
+    firsts = torch.tensor([0, 12, 30])
+    weight = make(1, 32)[1]
+    ours, theirs = leaf(weight, device.torch), leaf(weight, "cpu")
+    out = embedding_bag(
+        ids.to(device.torch), ours, table_offsets=firsts.to(device.torch), mode=mode, padding_idx=13, **options
+    )
+    if mode == "concat":
+        exact = torch.nn.functional.embedding(ids + firsts, theirs, 13, **options).flatten(1)
+    elif "scale_grad_by_freq" in options:  # PyTorch's embedding_bag divides rows by the counts of others
+        kept = (ids + firsts != 13).unsqueeze(-1)
+        exact = (torch.nn.functional.embedding(ids + firsts, theirs, 13, **options) * kept).sum(1)
+        exact = exact / kept.sum(1) if mode == "mean" else exact
+    else:
+        exact = torch.nn.functional.embedding_bag(ids + firsts, theirs, mode=mode, padding_idx=13, **options)
+    assert torch.allclose(out.cpu(), exact, rtol=1e-6, atol=1e-6)
+    dy = torch.randn(exact.shape, generator=torch.Generator().manual_seed(1))
+    (dtheirs,), (dours,) = torch.autograd.grad(exact, theirs, dy), torch.autograd.grad(out, ours, dy.to(device.torch))
+    assert dours.is_sparse == ("sparse" in options)
+    dense = [each.to_dense().cpu() if each.is_sparse else each.cpu() for each in (dours, dtheirs)]
+    assert torch.allclose(*dense, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scaled_rows_are_those_of_gemma(device, dtype):
+    """Equal in bits to the rows times a scale that is rounded to the table's dtype. The gradient sums rounded rows."""
+    indices, weight, _ = make(30, 72, dtype)
+    scale = torch.tensor(72**0.5).to(dtype)
+    ours, theirs = leaf(weight, device.torch), leaf(weight, "cpu")
+    out = embedding(indices.to(device.torch), ours, multiplier=float(scale))
+    exact = theirs[indices] * scale
+    assert torch.equal(out.cpu(), exact)
+    dy = torch.randn(exact.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    (gradient,) = torch.autograd.grad(out, ours, dy.to(device.torch))
+    rows = (dy * scale).double()
+    summed, size = (torch.zeros(ROWS, 72).double().index_add(0, indices, each) for each in (rows, rows.abs()))
+    check_gradient(gradient.cpu(), summed, size, 30)
+
+
+def test_scaled_rows_of_a_shard(device):
+    indices, weight, _ = make(30, 64)
+    parts = [
+        embedding(
+            indices.to(device.torch), weight[first:last].to(device.torch), vocab_range=(first, last), num_embeddings=ROWS,
+            multiplier=2.0,
+        )
+        for first, last in ((0, 13), (13, 13), (13, ROWS))
+    ]  # fmt: skip
+    assert torch.equal(sum(parts).cpu(), 2 * weight[indices])
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [(torch.int8, torch.float32), (torch.float8_e4m3fn, torch.bfloat16), (torch.float8_e5m2, torch.float32)],
+)
+def test_rows_of_8_bits(device, kind, dtype):
+    """Every number that 8 bits have, decoded and scaled in one launch, alone and in bags; int32 and int64 indices."""
+    numbers = torch.arange(256).to(torch.uint8).view(torch.int8).view(kind)
+    table = torch.stack([numbers.view(torch.int8).roll(i) for i in range(6)]).view(kind)[:, :250]
+    scales, indices = torch.tensor([1.0, 0.5, 3, 1e-3, 7, 100]), torch.tensor([[5, 0, 2], [1, 1, 3]])
+    exact = table.float()[indices.view(-1)].view(2, 3, 250) * scales[indices].unsqueeze(-1)
+    ours = [each.to(device.torch) for each in (indices.int(), table, scales)]
+    out = embedding(*ours[:2], row_scales=ours[2], dtype=dtype).cpu()
+    assert torch.equal(out.isnan(), exact.isnan()) and torch.equal(out.nan_to_num(3), exact.to(dtype).nan_to_num(3))
+    bags = embedding_bag(ours[0].long(), *ours[1:2], mode="sum", row_scales=ours[2], dtype=dtype).cpu()
+    tolerance = torch.finfo(dtype).eps
+    assert torch.allclose(bags.float(), exact.sum(1), rtol=tolerance, atol=1e-5, equal_nan=True)
+
+
+def test_index_outside_the_table(device):
+    indices, weight = torch.tensor([[3, 2], [1, 40], [-1, 2], [0, 2**40]]).to(device.torch), make(1, 64)[1].to(device.torch)
+    if device.name == "cpu":
+        with pytest.raises(IndexError, match="is 40 and must be from 0 to 39"):
+            embedding_bag(indices, weight)
+        return
+    assert embedding_bag(indices, weight).isnan().all(1).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0)])
+def test_no_indices(device, shape):
+    weight = torch.ones(5, 64, device=device.torch, requires_grad=True)
+    out = embedding_bag(torch.empty(shape, dtype=torch.int64, device=device.torch), weight)
+    assert torch.equal(out, torch.zeros_like(out)) and out.shape == (shape[0], 64)
+    out.sum().backward()
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+def test_columns_of_a_packed_table_are_read_in_place(device, monkeypatch):
+    """A layer's columns of [V, layers * D]: no copy of the table, and a gradient of the layer's size."""
+    whole = torch.randn(ROWS, 4 * 64, device=device.torch)
+    layer = whole[:, 64:128].detach().requires_grad_()
+    ids = torch.tensor([[3, 1], [3, 9]], device=device.torch)
+    contiguous = torch.Tensor.contiguous
+    copied = lambda self: pytest.fail("a copy") if len(self) == ROWS else contiguous(self)  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "contiguous", copied)
+    out = embedding(ids, layer), embedding(ids, layer, multiplier=2.0), embedding_bag(ids, layer, mode="sum")
+    assert torch.equal(out[0], layer[ids]) and torch.equal(out[1], 2 * layer[ids])
+    (gradient,) = torch.autograd.grad(out[0].sum() + out[2].sum(), layer)
+    assert gradient.shape == (ROWS, 64)
+    assert gradient[:, 0].tolist() == [2.0 * (ids == row).sum().item() for row in range(ROWS)]
+
+
+def test_same_bits_every_time(device):
+    indices, weight, samples = make(300, 64)
+    run = lambda: compare(device, indices, weight, samples, torch.arange(300) // 3, (100, 3), mode="sum")  # noqa: E731
+    assert torch.equal(run(), run())
+
+
+def test_operators_are_registered_properly(device, npu_opcheck):
+    indices, weight, samples = (each.to(device.torch) for each in make(12, 64))
+    ends = torch.tensor([0, 5, 5], device=device.torch)
+    options = (3, False, 1.0, torch.float32, -1, True, False, False, 0, ROWS)
+    npu_opcheck(
+        OPS.bags.default, (indices, ends, None, leaf(samples, device.torch), leaf(weight, device.torch), None, *options)
+    )
+    dy = torch.randn(3, 64, device=device.torch)
+    npu_opcheck(OPS.spread.default, (dy, indices, ends, None, samples, weight, True, 3, False, 1.0, -1, 0))
+
+
+def test_compiles_to_one_graph(device):
+    indices, weight, _ = (each.to(device.torch) for each in make(12, 64))
+    layer = lambda w: torch.sin(embedding_bag(indices.view(4, 3), w) + embedding(indices[:4], w, multiplier=3.0)).sum()  # noqa: E731
+    gradients = []
+    for function in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        table = leaf(weight, device.torch)
+        gradients.append(torch.autograd.grad(function(table), table)[0])
+    assert torch.allclose(*gradients, rtol=1e-6, atol=1e-6)
+
+
+def test_module_is_a_drop_in():
+    theirs = torch.nn.EmbeddingBag(ROWS, 8, mode="sum", padding_idx=2)
+    ours = EmbeddingBag(ROWS, 8, mode="sum", padding_idx=2)
+    ours.load_state_dict(theirs.state_dict())
+    ids, offsets, weights = torch.arange(9), torch.tensor([0, 4]), torch.rand(9)
+    assert torch.allclose(ours(ids, offsets, weights), theirs(ids, offsets, weights), atol=1e-6)
+
+
+IDS, TABLE, SCALES = torch.tensor([[1, 2]]), torch.randn(10, 4), torch.ones(10)
+WRONG = {
+    "mode is 'max' and must be 'sum', 'mean' or 'concat': take": (NotImplementedError, {"mode": "max"}),
+    "mode is 'min' and must be one of": (ValueError, {"mode": "min"}),
+    "indices has at|indices has shape": (ValueError, {"indices": IDS[0]}),
+    r"indices has shape \(1, 2\) and must have one dimension where offsets": (ValueError, {"offsets": torch.tensor([0])}),
+    "offsets must begin with 0, not descend": (ValueError, {"indices": IDS[0], "offsets": torch.tensor([1])}),
+    "offsets is torch.float32": (TypeError, {"indices": IDS[0], "offsets": torch.ones(1)}),
+    "include_last_offset is True and must be False": (ValueError, {"include_last_offset": True}),
+    "mode is 'mean' and must be 'sum' where per_sample_weights": (ValueError, {"per_sample_weights": torch.ones(1, 2)}),
+    r"per_sample_weights has shape \(2,\)": (ValueError, {"per_sample_weights": torch.ones(2), "mode": "sum"}),
+    r"table_offsets has shape \(1,\) and must have shape \(2,\)": (ValueError, {"table_offsets": [0]}),
+    "table_offsets is a float": (TypeError, {"table_offsets": 1.0}),
+    "weight is torch.float32 and must be torch.int8 or": (TypeError, {"row_scales": SCALES}),
+    "row_scales has shape": (ValueError, {"weight": TABLE.char(), "row_scales": SCALES[:3]}),
+    "weight requires grad and must not where row_scales": (
+        ValueError,
+        {"weight": TABLE.to(torch.float8_e4m3fn).requires_grad_(), "row_scales": SCALES},
+    ),
+    "max_norm is 1.0 and must be None where row_scales": (
+        ValueError,
+        {"weight": TABLE.char(), "row_scales": SCALES, "max_norm": 1.0},
+    ),
+    "dtype is torch.bfloat16 and must be left out": (ValueError, {"dtype": torch.bfloat16}),
+    "weight is torch.int8 on cpu and must be": (TypeError, {"weight": TABLE.char()}),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_arguments_are_named(message):
+    kind, wrong = WRONG[message]
+    with pytest.raises(kind, match=message):
+        embedding_bag(**{"indices": IDS, "weight": TABLE, **wrong})
