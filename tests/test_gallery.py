@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import npu_offline
 import pytest
@@ -10,9 +11,10 @@ import triton
 import triton.language as tl
 
 from tools.compare import peers
-from tools.gallery import page
-from tools.gallery.__main__ import RESULTS
+from tools.gallery import count, page, suites, tallies
+from tools.gallery.__main__ import RESULTS, tallied
 from tools.gallery.calls import ENTRIES
+from tools.gallery.counted import PACKAGES, Counted
 from tools.gallery.measure import Case, Row, measure
 from tools.gallery.sources import TITLES
 
@@ -40,8 +42,44 @@ def case(block=256, factor=2.0, *, masked=True):
     return Case([torch.randn(1000)], call, lambda x: 2 * x)
 
 
+COUNTS = json.loads(count.RESULTS.read_text())
+
+
+def test_every_call_was_counted_and_no_verdict_is_a_crash_or_unexplained():
+    for package, verdicts in COUNTS.items():
+        assert set(verdicts) == {call.call for call in PACKAGES[package.split()[0]]}
+        for call, levels in verdicts.items():
+            kind = tallies.kind_of(tallies.worst_of(levels))
+            assert kind != "failed", call
+            assert kind != "WRONG" or call in tallies.EXPLAINED, call
+    assert {package.split()[0] for package in json.loads(suites.RESULTS.read_text())} == set(suites.COMMITS)
+
+
+def doubled(x):
+    return case().call(x.flatten()).view(x.shape)
+
+
+def gone(x):
+    os._exit(1)
+
+
+@compilers
+@pytest.mark.compilers
+@pytest.mark.parametrize(
+    ("call", "expected", "verdict"),
+    [
+        ("doubled(x)", "2 * x", "right"),
+        ("doubled(x)", "3 * x", "WRONG: result 0 differs by"),
+        ("doubled.no(x)", "x", "failed: "),
+        ("gone(x)", "x", "failed: the process died"),
+    ],
+)
+def test_a_call_is_counted_as_what_it_is(call, expected, verdict):
+    assert count.verdict_on(Counted(__name__, call, expected), "Linalg IR").startswith(verdict)
+
+
 def test_the_page_is_what_was_measured():
-    assert page.PAGE.read_text() == page.rendered(ROWS), "python -m tools.gallery --page-only"
+    assert page.PAGE.read_text() == page.rendered(ROWS, tallied()), "python -m tools.gallery --page-only"
 
 
 def test_every_call_has_its_row_and_every_row_its_call():

@@ -18,7 +18,7 @@ from pathlib import Path
 from npu_offline import OfflineError
 from npu_offline.errors import reason_of
 
-from . import page, sources
+from . import count, page, sources, suites, tallies
 from .calls import ENTRIES
 from .measure import Row, measure, short
 
@@ -52,8 +52,13 @@ def main() -> int:
         kept[key] = {**row, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
         print(f"{key}: {time.perf_counter() - start:.0f} s {row['results']}", file=sys.stderr, flush=True)
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-    page.PAGE.write_text(page.rendered(kept))
+    page.PAGE.write_text(page.rendered(kept, tallied()))
     return 0
+
+
+def tallied() -> str:
+    """The part of the page with counts."""
+    return tallies.rendered(json.loads(count.RESULTS.read_text()), json.loads(suites.RESULTS.read_text()), suites.COMMITS)
 
 
 if __name__ == "__main__":

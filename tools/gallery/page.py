@@ -42,14 +42,15 @@ bytes, and nothing orders the stores; the results are right here.
 """
 
 
-def rendered(rows: Mapping[str, Mapping[str, Any]]) -> str:
+def rendered(rows: Mapping[str, Mapping[str, Any]], tallied: str) -> str:
     """The page.
 
     Args:
         rows: by source and name, the fields of `measure.Row` and the date.
+        tallied: the part with counts.
     """
     dates = sorted({row["date"] for row in rows.values()})
-    parts = [_HEAD.format(dates=" and ".join(dates))]
+    parts = [_HEAD.format(dates=" and ".join(dates)), tallied]
     for source, title in TITLES.items():
         own = [(entry, rows[f"{source} {entry.name}"]) for entry in ENTRIES if f"{source} {entry.name}" in rows]
         own = [(entry, row) for entry, row in own if entry.source == source]
