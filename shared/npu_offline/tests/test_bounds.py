@@ -225,10 +225,13 @@ def test_integers_are_those_of_32_bits(name):
             assert solver.check() == z3.unsat, (left, right)
 
 
+PACKAGES = Path(__file__).parents[3] / "packages"
+needs_packages = pytest.mark.skipif(not PACKAGES.is_dir(), reason="needs the repository: the kernel is another package's")
+
+
+@needs_packages
 def test_rms_norm_forward_of_ascend_is_proved_for_every_number_of_rows():
-    kernel = Path(__file__).parents[3] / "packages/rms_norm/src/npu_rms_norm/ascend/forward.py"
-    if not kernel.is_file():
-        pytest.skip("needs the repository: the kernel is another package's")
+    kernel = PACKAGES / "rms_norm/src/npu_rms_norm/ascend/forward.py"
     absent = ["p_residual", "p_gate", "p_bias", "p_sum", "p_fp32", "p_scale"]
     unused = ["s_x_outer", "s_residual_outer", "s_residual_inner", "s_gate_outer", "s_gate_inner"]
     given = [
@@ -242,3 +245,17 @@ def test_rms_norm_forward_of_ascend_is_proved_for_every_number_of_rows():
     found = [(each.access.kind, each.access.argument, each.kind, each.reason) for each in prove(subject)]
     accesses = [("load", "p_weight"), ("load", "p_x"), ("store", "p_rstd"), ("store", "p_y")]
     assert found == [(*each, "proved", "") for each in accesses]
+
+
+@needs_packages
+def test_embedding_of_ascend_is_proved_for_any_indices():
+    """The indices are data of which nothing is declared: the kernel checks them."""
+    kernel = PACKAGES / "embedding/src/npu_embedding/ascend/gather.py"
+    given = [
+        "n=1..2**31 n_total=1..2**24 p_index=i64:n p_weight=i16:n_total*128 p_out=i16:n*128",
+        "first_row=0 stop_row=n_total s_weight=128 N=128 BLOCK_M=32 BLOCK_N=128 GATHER=False NAN=32704",
+    ]
+    subject = subject_of(f"{kernel}::gather_rows_kernel", " ".join(given).split(), "cores", ())
+    found = list(prove(subject))
+    assert {each.access.argument for each in found} == {"p_index", "p_weight", "p_out"}
+    assert {each.kind for each in found} == {"proved"}
