@@ -18,6 +18,8 @@ def _noise(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 def _calls() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
     indices, target = (torch.randint(300, (64,), device="npu") for _ in range(2))
+    ids, given = torch.randint(300, (64, 4), device="npu"), torch.zeros(300, 64, device="npu")
+    teacher, frozen = (_noise(64, 32).detach(), _noise(300, 32).detach()), _noise(300, 64).detach()
     return {
         "npu-rms-norm": (npu_rms_norm.rms_norm, (_noise(8, 256), _noise(256))),
         "npu-embedding": (lambda table: npu_embedding.embedding(indices, table), (_noise(300, 64, dtype=torch.float32),)),
@@ -41,6 +43,22 @@ def _calls() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
         "npu-fused-linear-cross-entropy, each row": (
             lambda x, w: npu_fused_linear_cross_entropy.linear_log_probs(x, w, target),
             (_noise(64, 64), _noise(300, 64)),
+        ),
+        "npu-fused-linear-cross-entropy, named columns": (
+            lambda x, w: npu_fused_linear_cross_entropy.linear_log_probs(x, w, ids=ids, return_entropy=True).ids_log_probs,
+            (_noise(64, 64), _noise(300, 64)),
+        ),
+        "npu-fused-linear-cross-entropy, distillation": (
+            lambda x, w: npu_fused_linear_cross_entropy.linear_distillation_loss(x, w, teacher=teacher),
+            (_noise(64, 64), _noise(300, 64)),
+        ),
+        "npu-fused-linear-cross-entropy, given gradient": (
+            lambda x, w: npu_fused_linear_cross_entropy.fused_linear_cross_entropy(x, w, target, weight_grad=given),
+            (_noise(64, 64), _noise(300, 64)),
+        ),
+        "npu-fused-linear-cross-entropy, adapter": (
+            lambda x, u, b: npu_fused_linear_cross_entropy.fused_linear_cross_entropy(x, frozen, target, adapter=(u, b)),
+            (_noise(64, 64), _noise(64, 8), _noise(300, 8)),
         ),
     }
 
@@ -66,10 +84,10 @@ def main() -> None:
             gradient = torch.ones_like(result)
             torch.npu.synchronize()
             if line is None:
-                torch.autograd.grad(result, inputs, gradient)
+                torch.autograd.grad(result, inputs, gradient, allow_unused=True)
                 continue
             print(line, file=sys.stderr, flush=True)
-            torch.autograd.grad(call(*inputs), inputs, gradient)
+            torch.autograd.grad(call(*inputs), inputs, gradient, allow_unused=True)
             torch.npu.synchronize()
             print("end", file=sys.stderr, flush=True)
 

@@ -28,6 +28,14 @@ CALLS = {
     "npu-fused-linear-cross-entropy": ("fused_linear_cross_entropy", "A call with gradients", 8),
     "npu-fused-linear-cross-entropy, every option": ("fused_linear_cross_entropy", "A call with every option", 12),
     "npu-fused-linear-cross-entropy, each row": ("fused_linear_cross_entropy", "A call of `linear_log_probs`", 12),
+    "npu-fused-linear-cross-entropy, named columns": ("fused_linear_cross_entropy", "A call with `ids`", None),
+    "npu-fused-linear-cross-entropy, distillation": (
+        "fused_linear_cross_entropy",
+        "A call of `linear_distillation_loss`",
+        13,
+    ),
+    "npu-fused-linear-cross-entropy, given gradient": ("fused_linear_cross_entropy", "A call with `weight_grad`", 10),
+    "npu-fused-linear-cross-entropy, adapter": ("fused_linear_cross_entropy", "A call with `adapter`", 12),
 }
 
 
