@@ -54,6 +54,9 @@ def test_out_of_bounds(x):
 
 def test_refused(x):
     refused[(1,)](x, torch.empty_like(x), BLOCK=64)
+
+def test_refused_option(x):
+    double[(1,)](x, torch.empty_like(x), 64, BLOCK=64, option_of_another_release=True)
 """
 
 
@@ -71,7 +74,8 @@ def test_tests_pass_fail_and_are_refused_by_name(pytester, monkeypatch):
             "double, bounds: *write of 512 bytes at byte 0 of argument y, outside its storage of 256 bytes (*.py, line 9)",
             "3 launches in 3 tests, as on Ascend910B4, from Linalg IR",
             "1 refused: Triton refuses the kernel: AttributeError(*NoneType*triton.language.extra.ascend.libdevice*",
-            "*2 failed, 1 passed, 1 refused*",
+            "1 refused: Triton refuses the launch: Keyword argument option_of_another_release was *",
+            "*2 failed, 1 passed, 2 refused*",
         ]
     )
 

@@ -26,6 +26,8 @@ def said_of(error: BaseException) -> str:
     ours = reason_of(error)
     if ours:
         return ours
+    if _is_unknown_option(error):
+        return f"Triton refuses the launch: {error.args[0]}: triton-ascend 3.2.0 has no such option"
     if _is_of_triton(error):
         said = _without_frame(str(error))
         source, caret, reason = said.rpartition("^\n")
@@ -42,7 +44,7 @@ def said_of(error: BaseException) -> str:
 def is_refusal(error: BaseException | None) -> bool:
     """Whether an error says nothing about results: Triton refuses the kernel, or the emulation cannot run it."""
     if error is not None and not reason_of(error):
-        return _is_of_triton(error)
+        return _is_of_triton(error) or _is_unknown_option(error)
     while error is not None and not isinstance(error, OfflineError):
         error = error.__cause__ or error.__context__
     return isinstance(error, UnsupportedError)
@@ -50,6 +52,10 @@ def is_refusal(error: BaseException | None) -> bool:
 
 def _is_of_triton(error: BaseException) -> bool:
     return type(error).__module__.startswith("triton.") and _wrapped(error) is None
+
+
+def _is_unknown_option(error: BaseException) -> bool:
+    return isinstance(error, KeyError) and "was specified but unrecognised" in str(error)
 
 
 def _wrapped(error: BaseException) -> BaseException | None:
