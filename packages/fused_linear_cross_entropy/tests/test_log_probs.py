@@ -70,7 +70,7 @@ def test_derivatives_are_exact():
         found = linear_log_probs(x, weight, tensors["target"], bias, **given)
         return tuple(output for output in found if output is not None and output.requires_grad)
 
-    assert torch.autograd.gradcheck(function, leaves)
+    assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
 
 
 def test_ignored_tokens_and_ids_are_zero_and_have_no_gradient(device):
@@ -197,11 +197,11 @@ def test_one_graph(device):
 
 
 def test_no_logits_of_all_tokens_are_in_memory():
-    """8 MiB of fp32: half of it is more than a few copies of a chunk's logits take, 256 KiB each, and gradients."""
-    tensors = log_probs.make((512,), 16, 4096, temperature=True)
+    """4 MiB of fp32: three quarters are more than a few copies of a chunk, 256 KiB each, and gradients."""
+    tensors = log_probs.make((256,), 16, 4096, temperature=True)
     with Watch([]) as memory:
         log_probs.gradients_of(*_of_leaves(tensors, memory_budget=2**18))
-    assert memory.peak < 2**22
+    assert memory.peak < 3 * 2**20
 
 
 def _of_leaves(tensors, **options):
