@@ -78,7 +78,7 @@ def test_emulated_training_follows_plain_pytorch_and_reports_every_kernel(demo, 
     assert demo("--device", "emulated") == 0
     said = capsys.readouterr().out
     assert "The curves agree" in said
-    for kernel in ("forward", "gather_rows", "finish_rows", "attn_res_forward", "merge", "cross_entropy"):
+    for kernel in ("forward", "gather_rows", "sum_rows", "attn_res_forward", "merge", "cross_entropy"):
         assert kernel in said
     assert "of 192" in said
     assert "not known" not in said

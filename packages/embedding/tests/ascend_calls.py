@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 from npu_embedding import embedding, embedding_bag, ngram_embedding
+from npu_embedding.both.tiling import Way
+from npu_embedding.launch import ascend
+from npu_embedding.launch.specs import Gradient
+from npu_tiling import device_for
 
 N, ROWS = 2000, 300  # no tile depends on them
 OUTSIDE = 20  # rows of the shard before, which indices into a shard name too
@@ -19,15 +23,18 @@ SAMPLE = (
     "fp32 16384",
     "bf16 4096, by frequency",
     "fp32 768, equal indices",
+    "bf16 64, several groups",
     "bf16 160, n-grams",
     "bf16 160, bags",
 )
 # Calls that launch every kernel with every value of its flags: executed at each commit.
 WAYS = (
-    "bf16 8192, shard",
+    "bf16 8192, sparse, shard",
     "fp32 123, by frequency",
     "fp32 768, equal indices",
     "fp32 16384",
+    "bf16 64, several groups",
+    "sort by two digits",
     "bf16 160, n-grams",
     "fp32 123, n-grams, added",
     "bf16 160, bags",
@@ -35,7 +42,7 @@ WAYS = (
     "e4m3 768",
 )
 # Calls among these that launch every kernel: executed with every compiler, and for an A3.
-KERNELS = ("bf16 8192, shard", "bf16 160, n-grams", "bf16 160, bags")
+KERNELS = ("bf16 8192, sparse, shard", "bf16 64, several groups", "bf16 160, n-grams", "bf16 160, bags")
 
 
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -47,12 +54,14 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"bf16 {width}, int32", _call(width, torch.bfloat16, index_dtype=torch.int32)
         for name in ("bf16", "fp32"):
             yield f"{name} {width}, by frequency", _call(width, DTYPES[name], scale_grad_by_freq=True)
-        yield f"bf16 {width}, sparse", _call(width, torch.bfloat16, sparse=True)
+        yield f"bf16 {width}, sparse, shard", _call(width, torch.bfloat16, sparse=True, vocab_range=(1000, 1000 + ROWS))
         yield f"bf16 {width}, shard", _call(width, torch.bfloat16, vocab_range=(1000, 1000 + ROWS))
     # A run over many chunks, so that partial sums are added up.
     for width in (123, 768, 4096, 16384, 16411):
         for name in ("bf16", "fp32"):
             yield f"{name} {width}, equal indices", _call(width, DTYPES[name], named=1)
+    yield "bf16 64, several groups", _call(64, torch.bfloat16, n=5000, rows=20000)
+    yield "sort by two digits", _sort
     yield "fp32 16411, equal indices, by frequency", _call(16411, torch.float32, named=1, scale_grad_by_freq=True)
     for name, width, options in (
         ("bf16 160", 160, {}),
@@ -72,6 +81,15 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         for width in (768, 7168):
             yield f"{name} {width}", _frozen(width, kind)
     yield "fp32 768, columns of a wider table", _call(768, torch.float32, pitch=1000)
+
+
+def _sort() -> None:
+    """Of indices into a table of so many rows that its gradient is too large for a test."""
+    indices = (torch.arange(5000) * 7919 % 2**30).to(torch.int32)
+    device = device_for(indices.device)
+    assert device is not None
+    for way in (Way.BUCKETS, Way.SORTED_AS_FP32):
+        ascend.sorted_keys(Gradient(indices, indices, 2**30, 5, False, 0, device), way)
 
 
 def _ngrams(

@@ -20,8 +20,8 @@ CALLS = dict(load_calls(Path(__file__).parents[1]))
 KERNELS = {
     "gather_rows_kernel": (Kernel.GATHER, (2, 8)),
     "gather_rows_kernel, odd": (Kernel.GATHER, (2, 8)),
-    "sum_runs_kernel": (Kernel.SUMS, (1,)),
-    "finish_rows_kernel": (Kernel.FINISH, (1, 8)),
+    "sum_rows_kernel": (Kernel.SUMS, (1, 8)),
+    "add_partials_kernel": (Kernel.PARTIALS, (1,)),
     "sum_bags_kernel": (Kernel.BAGS, (1,)),
     "spread_bags_kernel": (Kernel.SPREAD, (1,)),
 }

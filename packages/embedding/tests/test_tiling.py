@@ -12,7 +12,7 @@ from npu_embedding.shape import RowShape, Shape
 from npu_tiling import SOCS
 
 WIDTHS = [*range(1, 200), 256, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 9000, 12288, 16384, 16411, 65536, 100003]
-CHOOSE = [ascend.gather_launch, ascend.sums_launch, ascend.finish_launch]
+CHOOSE = [ascend.gather_launch, ascend.sums_launch, ascend.partials_launch]
 CHIPS = {(soc.ub_bytes, soc.vector_cores): soc for soc in SOCS.values()}.values()
 CHIP = SOCS["Ascend910B4"]
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=132, cube_cores=132, ub_bytes=232448, ub_align=16)
@@ -46,10 +46,10 @@ def test_rows_move_in_tiles_where_they_fill_units():
 
 
 def test_grids_are_persistent():
-    gather, finish = ascend.gather_launch(rows(768)), ascend.finish_launch(rows(768))
-    assert gather.grid(1) == finish.grid(1) == 1
-    assert gather.grid(16384) == finish.grid(131072) == CHIP.vector_cores
-    for launch in (ascend.keys_launch(CHIP), ascend.offsets_launch(CHIP)):
+    gather, partials = ascend.gather_launch(rows(768)), ascend.partials_launch(rows(768))
+    assert gather.grid(1) == partials.grid(1) == 1
+    assert gather.grid(16384) == partials.grid(131072) == CHIP.vector_cores
+    for launch in (ascend.keys_launch(CHIP), ascend.offsets_launch(CHIP), ascend.groups_launch(CHIP)):
         assert launch.grid(1) == 1 and launch.grid(10**6) == CHIP.vector_cores
     wide = ascend.sums_launch(rows(16384))
     assert wide.column_blocks * ascend.chunks(wide, 10**6) <= CHIP.vector_cores
@@ -79,7 +79,8 @@ def test_what_cannot_fit_says_what_needs_how_much():
 @pytest.mark.parametrize(
     ("device", "indices", "n_rows", "way"),
     [
-        (CHIP, 10**9, 2**30, Way.SORTED_AS_FP32),
+        (CHIP, 65536, 2**30, Way.BUCKETS),
+        (CHIP, 65537, 2**30, Way.SORTED_AS_FP32),
         (GPU, 1, 2**30, Way.RANKED),
         (GPU, 65536, 1, Way.RANKED),
         (GPU, 65536, 2**30 + 1, Way.SORTED),
@@ -94,6 +95,14 @@ def test_the_way_follows_from_the_numbers_of_indices_and_rows(device, indices, n
     assert module.__file__.endswith(file)
     with open(module.__file__) as source:
         assert way.name in source.readlines()[int(line) - 1]
+
+
+def test_buckets_of_sorted_samples_fit_in_a_block():
+    piece = ascend.BLOCK // ascend.SAMPLES
+    assert ascend.SHARE * piece + (piece - 1) * ascend.GROUPS <= ascend.BLOCK  # whatever the indices are: see sort.py
+    assert ascend.GROUPS * ascend.SAMPLES <= ascend.BLOCK and ascend.SAMPLES % ascend.SHARE == 0
+    last = ascend.KEY_OF_ROW_0 + (ascend.MAX_ROWS_OF_ONE_DIGIT + 1) * ascend.BLOCK + ascend.BLOCK - 1
+    assert last < 0x7F800000  # the bits of an fp32 number that is not infinite
 
 
 def test_cuda_blocks_are_powers_of_two():

@@ -235,5 +235,10 @@ def test_a_row_reduction_adds_halves_and_then_sums_64_lanes():
 
 
 def test_an_instruction_without_a_cost_is_refused():
-    with pytest.raises(UnsupportedError, match="vsort_1d_float"):
-        vector("vsort_1d_float", (64,), 4, None, 13)
+    with pytest.raises(UnsupportedError, match="vhash_1d_float"):
+        vector("vhash_1d_float", (64,), 4, None, 13)
+
+
+def test_a_sort_merges_four_lists_at_a_time():
+    cost = vector("sort_1d_float", (2048,), 4, None, 13)
+    assert cost.busy == 4 * 64 + 2 * 2048 * 3 + 14 * 64

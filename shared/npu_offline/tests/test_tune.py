@@ -63,7 +63,7 @@ def test_the_command_needs_calls_of_a_size(tmp_path):
         ("rms_norm", "x 2048", "forward"),
         ("rms_norm", "x 2048", "backward_kernel"),
         ("embedding", "fp32", "gather"),
-        ("embedding", "fp32", "finish_rows"),
+        ("embedding", "fp32", "sum_rows"),
         ("attn_res", "x 4096", "forward"),
         ("attn_res", "x 2048", "forward"),
     ],

@@ -1,40 +1,7 @@
-"""Device code around the sort of the gradient on Ascend: what is sorted, and where the indices of each row lie.
-
-CANN sorts fp32 numbers on the vector cores, integers on the AI CPU. So a row's number becomes the bits of an fp32 number:
-
-    key = KEY_OF_ROW_0 + r for the row r of this table     KEY_OF_ROW_0 + n_rows for an index that names none
-
-From KEY_OF_ROW_0, the smallest normal number, up to infinity, larger bits are a larger number: 2^31 - 2^24 rows are an fp32
-number each, in the order of the rows.
-"""
+"""Device code of a sparse gradient on Ascend: where the indices of each row lie among all that are sorted."""
 
 import triton
 import triton.language as tl
-
-from ..formula import named_row
-
-
-@triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
-def make_keys_kernel(
-    p_index,
-    p_key,  # int32 [n]
-    n,
-    n_rows,
-    first_row,
-    i_padding,  # the row that gets no gradient, -1 for none
-    BLOCK_M: tl.constexpr,
-    KEY_OF_ROW_0: tl.constexpr,
-):
-    """Writes the key of every index."""
-    # lint: allow scalar-loop: indices have 64 bits, which no vector unit compares
-    # lint: allow integer-arithmetic: the same
-    # lint: allow short-transfer: a tile is what is compared, number by number, before it is stored
-    o_m = tl.arange(0, BLOCK_M)
-    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_M), tl.num_programs(0)):
-        i = i_tile.to(tl.int64) * BLOCK_M
-        m_tile = o_m < n - i
-        b_row = named_row(tl.load(p_index + i + o_m, mask=m_tile, other=0), n_rows, first_row, i_padding)  # [BLOCK_M]
-        tl.store(p_key + i + o_m, b_row.to(tl.int32) + KEY_OF_ROW_0, mask=m_tile)
 
 
 @triton.jit

@@ -13,17 +13,25 @@ from npu_tiling.places import here
 from ..both.tiling import MIN_CHUNK, Launch, Rule, Way, way_launch
 from ..shape import RowShape
 
-KEY_OF_ROW_0 = 0x00800000  # of the keys that are sorted: see keys.py
-_MAX_ROWS = 2**31 - 2**24 - 1  # of a table: their keys are below infinity
+# See sort.py.
+KEY_OF_ROW_0 = 0x00800000
+_MAX_ROWS = 2**31 - 2**24 - 3  # of a table: their keys, and three more, are finite
+_LOG, _PIECE, SHARE = 11, 32, 32
+BLOCK = 2**_LOG  # indices of a group; a sort takes 32 bytes of each
+SAMPLES = BLOCK // _PIECE  # of a group
+GROUPS = BLOCK // SAMPLES  # all samples are sorted at once
+MAX_ROWS_OF_ONE_DIGIT = 2 ** (31 - _LOG) - 2 ** (24 - _LOG) - 2  # and n_rows + 1 too
+_BUCKET = {"LOG": _LOG, "KEY_OF_ROW_0": KEY_OF_ROW_0}
 
 WAYS = (
     # way, indices, rows of the table, why
+    Rule(Way.BUCKETS, BLOCK * GROUPS, _MAX_ROWS, "the samples of so many groups are sorted at once", here()),
     Rule(Way.SORTED_AS_FP32, inf, _MAX_ROWS, "CANN sorts fp32 numbers on vector cores, integers on the AI CPU", here()),
 )
 
 # A store of 32 KB is past the point where its length matters (16 KB reach 94 % of the bandwidth).
 _TILE_BYTES = 32768
-# Zeros are stored without a load beside them, so that the start of each store shows: half as many starts.
+# Where rows are far apart, zeros are stored without a load beside them, so that the start of each store shows.
 _ZEROS_BYTES = 2 * _TILE_BYTES
 # Rows of a tile, however narrow: few enough that a few thousand indices divide evenly over the cores.
 _MAX_TILE_ROWS = 32
@@ -37,8 +45,8 @@ class Kernel(Enum):
     """The kernels over rows."""
 
     GATHER = "gather_rows_kernel"
-    SUMS = "sum_runs_kernel"
-    FINISH = "finish_rows_kernel"
+    SUMS = "sum_rows_kernel"
+    PARTIALS = "add_partials_kernel"
     NGRAM = "ngram_rows_kernel"
     NGRAM_SUM = "ngram_rows_kernel, which adds"
     BAGS = "sum_bags_kernel"
@@ -67,14 +75,14 @@ class RowLaunch(Launch):
     @property
     def ub_bytes(self) -> int:
         """Unified Buffer that the declared tiles take."""
-        tiles = _tiles(self.kernel, self.shape.itemsize, moves_tiles=_fills_units(self.block_n, self.shape))
+        tiles = _tiles(self.kernel, self.shape, moves_tiles=_fills_units(self.block_n, self.shape))
         return footprint(tiles, {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n}, self.device)
 
 
 def row_launch(kernel: Kernel, shape: RowShape, block_m: int, block_n: int, *, why: str, decided_at: str) -> RowLaunch:
     """A launch with a tile of so many rows and columns."""
     blocks, per_program = {"N": shape.width, "BLOCK_N": block_n}, block_m
-    if kernel not in (Kernel.SUMS, Kernel.BAGS, Kernel.SPREAD):
+    if kernel not in (Kernel.PARTIALS, Kernel.BAGS, Kernel.SPREAD):
         blocks["BLOCK_M"] = block_m
     if kernel is Kernel.GATHER:  # the compiler moves rows that fill 32-byte units as one tile
         blocks["GATHER"] = _fills_units(block_n, shape)
@@ -96,7 +104,7 @@ def row_launch(kernel: Kernel, shape: RowShape, block_m: int, block_n: int, *, w
 
 
 def chunks(sums: Launch, n: int) -> int:
-    """Pieces that n sorted positions are cut in: as many as run at once, each through one block of columns."""
+    """Pieces that n sorted positions and rows are cut in: as many as run at once, each through one block of columns."""
     return max(1, min(sums.device.vector_cores // sums.column_blocks, ceil(n / MIN_CHUNK)))
 
 
@@ -107,22 +115,23 @@ def gather_launch(shape: RowShape) -> RowLaunch:
     why, decided_at = "a tile of rows moves at once", here()
     if not moves_tiles:
         why, decided_at = "rows that do not fill 32-byte units move one by one", here()
-        single = _tiles(Kernel.GATHER, shape.itemsize, moves_tiles=False)
+        single = _tiles(Kernel.GATHER, shape, moves_tiles=False)
         if footprint(single, {"BLOCK_N": shape.width}, shape.device) > shape.device.ub_bytes:
             moves_tiles, why, decided_at = True, "a row does not fit: blocks of it, which fill 32-byte units", here()
     return _fitting(Kernel.GATHER, shape, rows, moves_tiles=moves_tiles, why=why, decided_at=decided_at)
 
 
 def sums_launch(shape: RowShape) -> RowLaunch:
-    """Blocks of the gradient's sums. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    return _fitting(Kernel.SUMS, shape, None, why="rows are added one by one", decided_at=here())
+    """Blocks of the gradient's sums and zeros. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    # One row of zeros alone takes the double buffers of the sums from CANN 9.1 on an Ascend950.
+    rows = Block("BLOCK_M", max(2, min(_MAX_TILE_ROWS, _ZEROS_BYTES // (shape.width * shape.itemsize))), 2)
+    why = "rows are added one by one; zeros between them are long stores"
+    return _fitting(Kernel.SUMS, shape, rows, why=why, decided_at=here())
 
 
-def finish_launch(shape: RowShape) -> RowLaunch:
-    """Blocks of the gradient's zeros and partial sums. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    rows = Block("BLOCK_M", max(1, min(_MAX_TILE_ROWS, _ZEROS_BYTES // (shape.width * shape.itemsize))))
-    why = "zeros are stored without loads beside them: long stores"
-    return _fitting(Kernel.FINISH, shape, rows, why=why, decided_at=here())
+def partials_launch(shape: RowShape) -> RowLaunch:
+    """Blocks of the gradient's partial sums. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return _fitting(Kernel.PARTIALS, shape, None, why="rows are added one by one", decided_at=here())
 
 
 def ngram_launch(shape: RowShape) -> RowLaunch:
@@ -154,14 +163,34 @@ def spread_launch(shape: RowShape) -> RowLaunch:
     return _fitting(Kernel.SPREAD, shape, None, why="rows of a bag are written one by one", decided_at=here())
 
 
+def groups_launch(device: Device) -> Launch:
+    """The launch that sorts groups of indices."""
+    return way_launch(WAYS[0], device, {**_BUCKET, "PIECE": _PIECE}, 1)
+
+
+def parts_launch(device: Device) -> Launch:
+    """The launch that finds where buckets begin."""
+    return way_launch(WAYS[0], device, {**_BUCKET, "PIECE": _PIECE, "SHARE": SHARE, "GROUPS": GROUPS}, 1)
+
+
+def copies_launch(device: Device) -> Launch:
+    """The launch that puts the parts of buckets together."""
+    return way_launch(WAYS[0], device, {"LOG": _LOG, "GROUPS": GROUPS}, 1)
+
+
+def buckets_launch(device: Device) -> Launch:
+    """The launch that sorts buckets."""
+    return way_launch(WAYS[0], device, _BUCKET, 1)
+
+
 def keys_launch(device: Device) -> Launch:
     """The launch that makes keys of indices."""
-    return way_launch(WAYS[0], device, {"BLOCK_M": 256, "KEY_OF_ROW_0": KEY_OF_ROW_0}, 256)
+    return way_launch(WAYS[1], device, {"BLOCK": BLOCK, "KEY_OF_ROW_0": KEY_OF_ROW_0}, BLOCK)
 
 
 def offsets_launch(device: Device) -> Launch:
     """The launch that finds where the indices of each row begin. With 256 rows a tile its search is little of the work."""
-    return way_launch(WAYS[0], device, {"BLOCK_R": 256, "BLOCK_I": 32}, 256)
+    return way_launch(WAYS[1], device, {"BLOCK_R": 256, "BLOCK_I": 32}, 256)
 
 
 def smaller(launch: RowLaunch) -> RowLaunch | None:
@@ -182,14 +211,15 @@ def _fitting(
     """The largest tile that fits: fewer rows, then fewer columns."""
     unit = shape.device.ub_align // shape.itemsize
     columns = Block("BLOCK_N", shape.width, min(shape.width, unit), unit)
-    tiles = _tiles(kernel, shape.itemsize, moves_tiles=moves_tiles)
+    tiles = _tiles(kernel, shape, moves_tiles=moves_tiles)
     blocks = fit(tiles, (columns,) if rows is None else (rows, columns), shape.device)
     block_n = _equal_columns(shape, blocks["BLOCK_N"])
     return row_launch(kernel, shape, blocks.get("BLOCK_M", 1), block_n, why=why, decided_at=decided_at)
 
 
-def _tiles(kernel: Kernel, itemsize: int, *, moves_tiles: bool) -> list[Tile]:
+def _tiles(kernel: Kernel, shape: RowShape, *, moves_tiles: bool) -> list[Tile]:
     """What a kernel keeps in the Unified Buffer at once, as the compilers of CANN 8.5, 9.0 and 9.1 plan it."""
+    itemsize = shape.itemsize
     row, tile, narrow = ("BLOCK_N",), ("BLOCK_M", "BLOCK_N"), itemsize < FP32
     if kernel is Kernel.GATHER:
         fills = Tile("rows of zeros and of NaN", (2, "BLOCK_N"), itemsize)
@@ -212,9 +242,9 @@ def _tiles(kernel: Kernel, itemsize: int, *, moves_tiles: bool) -> list[Tile]:
     if kernel is Kernel.SUMS:
         tiles = [Tile("row of dy", row, itemsize, 2), Tile("zeros", row, FP32), Tile("sum so far", row, FP32)]
         tiles += [Tile("row in fp32", row, FP32)] * narrow
+        tiles += [Tile("tile of zeros", tile, itemsize)]
     else:
-        tiles = [Tile("row of zeros", row, itemsize), Tile("tile of zeros", tile, itemsize)]
-        tiles += [Tile("partial sum", row, FP32, 2), *[Tile("sum so far", row, FP32)] * narrow]
+        tiles = [Tile("partial sum", row, FP32, 2), *[Tile("sum so far", row, FP32)] * narrow]
     return [*tiles, Tile("row of dweight", row, itemsize, 2), Tile("length of a run", (1,), FP32)]
 
 

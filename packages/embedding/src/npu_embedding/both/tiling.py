@@ -16,6 +16,7 @@ class Way(Enum):
     """How the indices of one row of the table come together for its gradient."""
 
     RANKED = "two kernels sort: groups of indices, then each in all groups"
+    BUCKETS = "four kernels sort: groups of indices, then buckets of the groups' parts"
     SORTED = "torch.sort sorts rows of the table"
     SORTED_AS_FP32 = "torch.sort sorts rows of the table, as fp32 numbers"
 

@@ -1,4 +1,4 @@
-"""The gradient's launches on Ascend: keys, a sort, where the indices of each row lie, sums, zeros and partial sums."""
+"""The gradient's launches on Ascend: indices in the order of their rows, sums and zeros, partial sums."""
 
 from __future__ import annotations
 
@@ -9,79 +9,108 @@ from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from .. import tiling
-from ..ascend.tiling import KEY_OF_ROW_0, chunks, finish_launch, keys_launch, offsets_launch, sums_launch
+from ..ascend import tiling as ascend
+from ..ascend.tiling import BLOCK, GROUPS, KEY_OF_ROW_0, SAMPLES, SHARE, chunks, keys_launch, offsets_launch
 from ..both.tiling import Way
-from ..shape import NO_ROW
+from ..shape import Shape
 from .specs import KERNELS, Gradient, index_spec, row_spec
 
 
 def backward(dweight: Tensor, gradient: Gradient, way: Way) -> None:
     """Writes dweight [n_rows, D]."""
-    assert way is Way.SORTED_AS_FP32
-    keys, order = sorted_keys(gradient)
-    offsets = _offsets(keys, gradient.n_rows, KEY_OF_ROW_0, gradient.device)
-    _sum_runs(dweight, gradient, keys, order, offsets, KEY_OF_ROW_0, gradient.padding)
+    keys, order = sorted_keys(gradient, way)
+    _sum_rows(dweight, gradient, keys, order, KEY_OF_ROW_0)
 
 
 def slots(gradient: Gradient) -> tuple[Tensor, Tensor, Tensor]:
     """`reference.slots` without an operator that Ascend's vector cores do not have."""
-    keys, order = sorted_keys(gradient)
-    offsets = _offsets(keys, gradient.n_rows, KEY_OF_ROW_0, gradient.device)
+    n_rows, device = gradient.n_rows, gradient.device
+    keys, order = sorted_keys(gradient, tiling.choose(Shape(gradient.indices.numel(), n_rows, device)).way)
+    offsets = _offsets(keys, n_rows, device)
     rows = keys - KEY_OF_ROW_0
-    known = (rows >= 0) & (rows < gradient.n_rows)
+    known = (rows >= 0) & (rows < n_rows)
     rows = torch.where(known, rows, torch.where(known[:1], rows[:1], max(gradient.padding, 0)))
     return torch.where(known, offsets.index_select(0, rows), keys.numel()), order, rows.long()
 
 
 def sum_slots(values: Tensor, gradient: Gradient, slot: Tensor, order: Tensor) -> None:
     """Writes values [n, D]: row r is the sum of dy's rows at `order`, where `slot` [n] is r; zeros where it never is."""
-    offsets = _offsets(slot, values.shape[0], 0, gradient.device)
-    _sum_runs(values, gradient, slot, order, offsets, 0, NO_ROW)
+    _sum_rows(values, gradient, slot, order, 0)
 
 
-def sorted_keys(gradient: Gradient) -> tuple[Tensor, Tensor]:
-    """Indices as keys (see ascend/keys.py) in ascending order, int32 [n], and where each stood."""
-    indices = gradient.indices
-    keys = allocate(indices, (indices.numel(),), torch.int32)
-    spec = index_spec(keys_launch, gradient.device)
-    grid = spec.launch.grid(indices.numel())
-    KERNELS.launch("ascend.keys", "make_keys_kernel", spec, grid, (indices, keys), gradient.numbers)
-    ordered, order = torch.sort(keys.view(torch.float32), stable=True)
-    return ordered.view(torch.int32), order
+def sorted_keys(gradient: Gradient, way: Way) -> tuple[Tensor, Tensor]:
+    """Indices as keys (see ascend/sort.py) in ascending order, int32 [n], and where each stood."""
+    indices, device = gradient.indices, gradient.device
+    n, n_rows, *_ = gradient.numbers
+    flags = (("LONG", indices.dtype == torch.int64), ("WIDE", n_rows > ascend.MAX_ROWS_OF_ONE_DIGIT))
+    halves = indices.view(torch.int32)
+    if way is Way.SORTED_AS_FP32:
+        keys = _numbers(indices, n)
+        spec = index_spec(keys_launch, device, flags[:1])
+        KERNELS.launch("ascend.sort", "make_keys_kernel", spec, spec.launch.grid(n), (halves, keys), gradient.numbers)
+        ordered, order = torch.sort(keys.view(torch.float32), stable=True)
+        return ordered.view(torch.int32), order
+    groups = -(-n // BLOCK)
+    buckets = groups * SAMPLES // SHARE
+    keys, order, samples = (_numbers(indices, groups * each) for each in (BLOCK, BLOCK, SAMPLES))
+    spec = index_spec(ascend.groups_launch, device, flags)
+    tensors: tuple[Tensor, ...] = (halves, keys, order, samples)
+    KERNELS.launch("ascend.sort", "sort_groups_kernel", spec, spec.launch.grid(groups), tensors, gradient.numbers)
+    if groups == 1:
+        return keys[:n], order[:n]
+    parts = _numbers(indices, (buckets + 1) * GROUPS)
+    spec = index_spec(ascend.parts_launch, device, flags[1:])
+    KERNELS.launch(
+        "ascend.sort", "find_parts_kernel", spec, spec.launch.grid(buckets + 1), (keys, samples, parts), (groups, n_rows)
+    )
+    in_buckets = tuple(_numbers(indices, buckets * each) for each in (BLOCK, BLOCK, 2))
+    spec = index_spec(ascend.copies_launch, device)
+    tensors = (keys, order, parts, *in_buckets)
+    KERNELS.launch("ascend.sort", "copy_parts_kernel", spec, spec.launch.grid(buckets), tensors, (groups, buckets))
+    keys, order = _numbers(indices, n), _numbers(indices, n)
+    spec = index_spec(ascend.buckets_launch, device, flags[1:])
+    tensors, scalars = (*in_buckets, keys, order), (n, buckets, n_rows)
+    KERNELS.launch("ascend.sort", "sort_buckets_kernel", spec, spec.launch.grid(buckets), tensors, scalars)
+    return keys, order
 
 
-def _offsets(keys: Tensor, n_rows: int, key_of_row_0: int, device: Device) -> Tensor:
-    """Offsets [n_rows + 1] of the runs: how many of the sorted keys [n] are below key_of_row_0 + r."""
+def _numbers(like: Tensor, count: int) -> Tensor:
+    return allocate(like, (count,), torch.int32)
+
+
+def _offsets(keys: Tensor, n_rows: int, device: Device) -> Tensor:
+    """Offsets [n_rows + 1] of the runs: how many of the sorted keys [n] are below those of row r."""
     n = keys.numel()
     offsets = allocate(keys, (n_rows + 1,), torch.int32 if n < INT32_END else torch.int64)
     spec = index_spec(offsets_launch, device)
-    scalars = (n, n_rows, key_of_row_0, n.bit_length())
+    scalars = (n, n_rows, KEY_OF_ROW_0, n.bit_length())
     KERNELS.launch("ascend.keys", "find_runs_kernel", spec, spec.launch.grid(n_rows + 1), (keys, offsets), scalars)
     return offsets
 
 
-def _sum_runs(
-    dweight: Tensor, gradient: Gradient, keys: Tensor, order: Tensor, offsets: Tensor, key_of_row_0: int, padding: int
-) -> None:
-    """Writes every row r: the sum of the run of key_of_row_0 + r, zeros where it has none and in row `padding`."""
+def _sum_rows(dweight: Tensor, gradient: Gradient, keys: Tensor, order: Tensor, key_of_row_0: int) -> None:
+    """Writes every row r: the sum of the run of key_of_row_0 + r, zeros where it has none."""
     (n_rows, width), n, dy = dweight.shape, keys.numel(), gradient.dy
     options, by_count = (width, dy.dtype.itemsize, gradient.device), gradient.scale_by_count
+    steps = n.bit_length()
 
     def run(spec: LaunchSpec) -> Tensor:
-        n_chunks = chunks(spec.launch, n)
+        n_chunks = chunks(spec.launch, n + n_rows)
         partials = allocate(dy, (2, n_chunks, width), torch.float32)
-        tensors = (dy, order, keys, offsets, dweight, partials)
-        scalars = (n_rows, n_chunks, key_of_row_0, padding, *gradient.dy_strides)
-        KERNELS.launch("ascend.sums", "sum_runs_kernel", spec, n_chunks * spec.launch.column_blocks, tensors, scalars)
+        scalars = (n, n_rows, n_chunks, key_of_row_0, steps, *gradient.dy_strides)
+        tensors = (dy, order, keys, dweight, partials)
+        KERNELS.launch("ascend.sums", "sum_rows_kernel", spec, n_chunks * spec.launch.column_blocks, tensors, scalars)
         return partials
 
-    spec = row_spec(sums_launch, *options, SCALE_BY_COUNT=by_count, IN_PARTS=gradient.in_parts)
+    spec = row_spec(ascend.sums_launch, *options, SCALE_BY_COUNT=by_count, IN_PARTS=gradient.in_parts)
     partials = launch_with_fallback("embedding backward, sums", spec, run, tiling.smaller)
-    tensors = (partials, keys, offsets, dweight)
-    scalars = (n_rows, partials.shape[1], key_of_row_0, padding)
+    n_chunks = partials.shape[1]
+    if n_chunks == 1:
+        return
+    tensors, scalars = (partials, keys, dweight), (n, n_rows, n_chunks, key_of_row_0, steps)
 
-    def finish(spec: LaunchSpec) -> None:
-        KERNELS.launch("ascend.sums", "finish_rows_kernel", spec, spec.launch.grid(n_rows), tensors, scalars)
+    def add(spec: LaunchSpec) -> None:
+        KERNELS.launch("ascend.sums", "add_partials_kernel", spec, spec.launch.grid(n_chunks - 1), tensors, scalars)
 
-    spec = row_spec(finish_launch, *options, SCALE_BY_COUNT=by_count)
-    launch_with_fallback("embedding backward, partial sums", spec, finish, tiling.smaller)
+    spec = row_spec(ascend.partials_launch, *options, SCALE_BY_COUNT=by_count)
+    launch_with_fallback("embedding backward, partial sums", spec, add, tiling.smaller)

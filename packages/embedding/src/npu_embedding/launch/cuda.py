@@ -76,7 +76,7 @@ def _mark_rows(gradient: Gradient, keys: Tensor | None) -> Tensor:
     """Marks [n_rows] of the rows that indices name; `keys`, where they are asked for, to sort by."""
     indices = gradient.indices
     marks = torch.zeros(gradient.n_rows, dtype=torch.int8, device=indices.device)
-    spec = index_spec(tiling.mark_launch, gradient.device, "KEYS", keys is not None)
+    spec = index_spec(tiling.mark_launch, gradient.device, (("KEYS", keys is not None),))
     grid = spec.launch.grid(indices.numel())
     KERNELS.launch("cuda.rank", "mark_rows_kernel", spec, grid, (indices, keys, marks), gradient.numbers)
     return marks

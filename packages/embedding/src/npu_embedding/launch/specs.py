@@ -74,6 +74,6 @@ def row_spec(choose: Callable[[RowShape], Launch], width: int, itemsize: int, de
 
 
 @functools.lru_cache(maxsize=256)
-def index_spec(choose: Callable[[Device], Launch], device: Device, flag: str = "", value: bool = False) -> LaunchSpec:
-    """A launch over numbers, with a flag of its kernel."""
-    return LaunchSpec.of(choose(device), {flag: value} if flag else {})
+def index_spec(choose: Callable[[Device], Launch], device: Device, flags: tuple[tuple[str, bool], ...] = ()) -> LaunchSpec:
+    """A launch over numbers, with the flags of its kernel."""
+    return LaunchSpec.of(choose(device), dict(flags))

@@ -69,7 +69,12 @@ VECTOR_COSTS = {
     "copy": VectorCost(1.06, 0.9),  # vcopy
     "varange": VectorCost(2.07, 5.9, _INFERRED),  # additions
     "reduce": VectorCost(7, 20),  # vcadd, of 64 lanes to one
+    "gather": VectorCost(12, 5),  # vgather, of elements next to each other
+    "deinterleave": VectorCost(14, 5),  # vreducev2
+    "bitcast": VectorCost(0, 0, _INFERRED),  # another type of the same bytes
 }
+SORT_32, MERGED = VectorCost(4, 8), VectorCost(2, 8, _INFERRED)
+"""A sort: vbitsort of each 32 elements, and for each element that vmrgsort4 merges, with its place, two cycles."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import ceil, log2, prod
 
 from ..errors import UnsupportedError
-from .costs import VECTOR_BYTES, VECTOR_COSTS, VectorCost
+from .costs import MERGED, SORT_32, VECTOR_BYTES, VECTOR_COSTS, VectorCost
 from .instructions import Vector
 
 _ADD, _REDUCE = VECTOR_COSTS["vadd"], VECTOR_COSTS["reduce"]
@@ -21,6 +21,7 @@ _LIBRARY = {  # the library's names, and the operations' names for the same
 }
 _COSTS = {**VECTOR_COSTS, **{name: VECTOR_COSTS[known] for name, known in _LIBRARY.items()}}
 _BASE = re.compile(rf"^({'|'.join(sorted(_COSTS, key=len, reverse=True))})(_|$)")
+_SORT = re.compile("v?sort(_|$)")
 _CHUNK = 64  # lanes of fp32 that vcadd reduces to one
 
 
@@ -42,6 +43,9 @@ def vector(name: str, shape: Sequence[int], itemsize: float, reduced: Sequence[i
     if reduced is not None:
         busy, latency = _reduction(shape, itemsize, reduced, head)
         return Vector(name, elements, busy, head + latency, peak)
+    if _SORT.match(name):
+        busy, latency = _sort(shape)
+        return Vector(name, elements, busy, head + latency, peak)
     cost = _cost(name)
     return Vector(name, elements, cost.per_repeat * repeats(shape, itemsize), head + cost.latency, peak)
 
@@ -56,6 +60,16 @@ def _cost(name: str) -> VectorCost:
     if found is None:
         raise UnsupportedError(f"the time model has no cost for the vector instruction {name}")
     return _COSTS[found[1]]
+
+
+def _sort(shape: Sequence[int]) -> tuple[float, float]:
+    """Cycles of sorting rows: lists of 32, of which four are merged at a time; keys leave their places at the end."""
+    rows, length = prod(shape[:-1]), shape[-1]
+    lists = ceil(length / 32)
+    levels = ceil(log2(max(1, lists)) / 2)
+    ends = VECTOR_COSTS["deinterleave"].per_repeat * ceil(8 * length / VECTOR_BYTES)
+    busy = SORT_32.per_repeat * lists + MERGED.per_repeat * length * levels + ends
+    return rows * busy, SORT_32.latency + MERGED.latency * levels
 
 
 def _reduction(shape: Sequence[int], itemsize: float, reduced: Sequence[int], head: float) -> tuple[float, float]:
