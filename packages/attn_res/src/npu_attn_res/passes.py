@@ -69,7 +69,7 @@ class TorchPasses:
         need_prefix: bool = False,
         dprefix: Tensor | None = None,
     ) -> None:
-        """For N tensors [..., D] or, `stacked`, one [N, ..., D], and a prefix [..., D], which is the last source.
+        """For N tensors [..., D] or, `stacked`, one [N, ..., D], and a prefix [..., D], the last source.
 
         Args:
             sources: the tensors.

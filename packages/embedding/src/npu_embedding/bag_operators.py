@@ -1,7 +1,8 @@
-"""The operators of look-ups that compute: `bags`, and `spread`, what its gradient needs of each row.
+"""The operators of look-ups that sum or decode rows: `bags`, and `spread`, its backward up to dx and dsample.
 
-The gradient of the table is `backward` of operators.py: each id's row of the upstream gradient is dy of its bag, times its
-weight. Bags of equal lengths without weights need no `spread`: all ids of a bag read the same row of dy.
+dx is the gradient of each position of a bag: dy of the bag, times the sample weight of the position and the factor. dsample
+is the gradient of the sample weights. `backward` of operators.py makes the table's gradient of dx. Bags of equal lengths
+without sample weights need no `spread`: all ids of a bag read the same row of dy.
 """
 
 from __future__ import annotations

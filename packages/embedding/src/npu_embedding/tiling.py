@@ -62,12 +62,12 @@ def ngram_sum_launch(shape: RowShape) -> Launch:
 
 
 def bags_launch(shape: RowShape) -> Launch:
-    """Blocks of the look-up that computes. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    """Blocks of the look-up that sums or decodes rows (bags). Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return (cuda if shape.device.kind == "cuda" else ascend).bags_launch(shape)
 
 
 def spread_launch(shape: RowShape) -> Launch:
-    """Blocks of what its gradient needs of each row. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    """Blocks of the backward of bags up to dx and dsample. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return cuda.bags_launch(shape) if shape.device.kind == "cuda" else ascend.spread_launch(shape)
 
 

@@ -1,7 +1,7 @@
 """The forward of one layer for Ascend where the compiler orders loads: every source is read once, in an online softmax.
 
-The prefix, where there is one, is the first source; its statistics are the last row. Statistics are [sources, tokens] or,
-BY_TOKEN, [tokens, sources]: backward_row.py loads those of a token at once.
+The prefix, where there is one, is the last source by number, so that its statistics are the last row; the kernel processes
+it first. Statistics are [sources, tokens] or, BY_TOKEN, [tokens, sources]: backward_row.py loads those of a token at once.
 """
 
 import triton
@@ -54,7 +54,8 @@ def append_rows(
     p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token,
     D: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Stores rows of the prefix behind the blocks, where that is asked for, and where a bank of n_slots blocks has room."""
+    """Stores rows of the prefix behind the blocks where p_append is given; with a count on the device, only where the bank,
+    whose capacity is n_slots then, has room."""
     if p_append is not None:
         p_end = p_append + tl.cast(n_blocks, tl.int64) * s_block + i_token * s_token
         if p_count is None or n_blocks < n_slots:
@@ -105,6 +106,7 @@ def attn_res_forward_kernel(
     p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
     # the number of blocks (None: n_blocks); the prefix, what is added to it, where the sum goes, and the blocks that take it
     p_count, p_prefix, p_x, p_joined, p_append,
+    # n_slots: the bank's capacity; n_blocks where the count is not on the device
     n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
     ALIGNED: tl.constexpr, BY_TOKEN: tl.constexpr,

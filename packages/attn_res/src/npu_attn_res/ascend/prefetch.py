@@ -5,10 +5,11 @@ off the vector unit's work. They would overflow if a later score were higher by 
 score is higher by 30, a program computes its tiles again, with the highest score so far as the reference. (CANN 8.5 compiles
 a branch inside the loop wrongly: it overwrites the reference.)
 
-The kernel computes with one source while the next is loaded and the tile before is stored. That tile is stored in two parts,
-after each of the next tile's first two blocks: a load waits for a store that takes longer than the memory is idle. Compilers
-for Ascend double a load's buffer themselves, but when the Unified Buffer is full they reuse the idle half. They do not reuse
-tiles that a loop carries, so the loop carries the next source and the tile to be stored.
+The kernel computes with one source while the next is loaded and the finished tile is stored. That tile is stored in two
+halves, after the second and after the third block of the next tile; a whole store would delay the next load. With fewer
+than three blocks it is stored whole. Compilers for Ascend double a load's buffer themselves, but when the Unified Buffer is
+full they reuse the idle half. They do not reuse tiles that a loop carries, so the loop carries the next source and the tile
+to be stored.
 """
 
 import triton
@@ -66,7 +67,7 @@ def attn_res_forward_prefetch_kernel(
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     DTYPE: tl.constexpr = p_o.dtype.element_ty
-    # The stored tile has another buffer than the computed one.
+    # Only where h is narrower than fp32, without prefix or norm: the rounded tile then has another buffer than the sum.
     DEFER_STORE: tl.constexpr = (p_prefix is None and p_weight is None) and tl.float32 != DTYPE
     PART: tl.constexpr = (BLOCK_D + PARTS * ALIGNMENT - 1) // (PARTS * ALIGNMENT) * ALIGNMENT  # columns
     n_blocks = count_blocks(p_count, n_blocks, n_slots)
@@ -129,7 +130,7 @@ def attn_res_forward_prefetch_kernel(
         store_scores(
             p_score, p_rstd, b_first, b_first_rstd, i_source, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN
         )
-        if tl.max(tl.where(b_sum > MAX_SUM, 1.0, 0.0), axis=0) > 0:  # not the largest: it is NaN if any is
+        if tl.max(tl.where(b_sum > MAX_SUM, 1.0, 0.0), axis=0) > 0:  # not max(b_sum): a NaN would hide other rows
             i_again = tl.minimum(i_again, i_tile)
         b_factor = store_lse(p_lse, b_reference, b_sum, i_token, n_left, BLOCK_M)
         if DEFER_STORE:

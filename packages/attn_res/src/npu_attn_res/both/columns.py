@@ -1,4 +1,4 @@
-"""Device code for rows that do not fit on chip, and for more layers than do. Formulas, tiles and blocks: tile.py.
+"""Device code for rows that do not fit on chip, and for more layers than fit on it together. Formulas and tiles: tile.py.
 
 Programs take one block of columns of one tile of tokens. What sums over a whole row is written as one partial sum per block
 of columns and added up in between (small tensors, [blocks, tokens, layers]):

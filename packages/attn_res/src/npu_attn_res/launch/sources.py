@@ -46,7 +46,7 @@ class Sources(NamedTuple):
         gradients_at: where the gradients of the blocks go.
         tensors: those that a table points to, copies among them, which live until the launch.
         gradients: those that `gradients_at` points to, None among them.
-        prefix: the first source of a forward; its statistics are the last row.
+        prefix: the last source by number, so that its statistics are the last row; kernels of a forward process it first.
     """
 
     at: Pointers

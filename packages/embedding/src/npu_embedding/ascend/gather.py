@@ -45,6 +45,7 @@ def gather_rows_kernel(
     GATHER: tl.constexpr,  # whether a tile whose indices are all in the table moves at once; else rows move one by one
     NAN: tl.constexpr,  # the bits of a NaN
 ):
+    """Copies the row of the table that each index names; zeros where another shard has it, NaN where no shard does."""
     # races: allow p_out: blocks of columns overlap at the row's end, where every program writes the same bits
     # lint: allow scalar-loop: indices that lie in the table are counted on scalars, before a tile of rows moves
     o_row = tl.arange(0, BLOCK_M)

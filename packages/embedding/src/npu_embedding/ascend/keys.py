@@ -26,7 +26,7 @@ def find_runs_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
-    """offsets[r] = how many of the n sorted keys are below key_of_row_0 + r. A tile is BLOCK_R rows, by BLOCK_I keys."""
+    """offsets[r] = how many sorted keys are below key_of_row_0 + r. Compares BLOCK_R rows with BLOCK_I keys at a time."""
     # lint: allow scalar-loop: a search for the two ends of a tile reads single keys
     # lint: allow short-transfer: the indices of a tile's rows are few, wherever they are not all the same
     o_r = tl.arange(0, BLOCK_R)

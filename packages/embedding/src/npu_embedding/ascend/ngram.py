@@ -141,7 +141,10 @@ def ngram_rows_kernel(
     CONCAT: tl.constexpr,  # elements are bits then, integers of their size
     NAN: tl.constexpr,  # the bits of a NaN
 ):
-    """A program takes tiles of TOKENS tokens of one sequence by BLOCK_N columns, through all heads."""
+    """Finds the rows of the table that n-grams hash to, and copies them (CONCAT) or adds those of a token.
+
+    A program takes tiles of TOKENS tokens of one sequence by BLOCK_N columns, through all heads.
+    """
     # races: allow p_out: blocks of columns overlap at the row's end, where every program writes the same bits
     # lint: allow short-transfer: rows are as wide as the caller's, and a head's lie apart
     # lint: allow scalar-reduction: rows that are no multiple of 32 bytes are fetched one by one, by a number

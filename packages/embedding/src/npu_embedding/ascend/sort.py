@@ -2,7 +2,7 @@
 
 A row is stored as its key, KEY_OF_ROW_0 + row, in the bits of a normal fp32 number: from KEY_OF_ROW_0, the smallest, up to
 infinity, larger bits are a larger number, so that 2^31 - 2^24 rows are one each. The key of row n_rows stands for an index
-that names none, the next for a place after the last index.
+that names no row of the table or the padding row, the next for a place after the last index.
 
 The vector unit sorts fp32 numbers that fit in the Unified Buffer, and no others: row * BLOCK + place, in the bits of one. Of
 rows too many for that, one digit is sorted after the other, the lower first.
@@ -49,7 +49,9 @@ def sort_rows(b_row, LOG: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def named_rows(p_index, i, n, n_rows, first_row, i_padding, BLOCK: tl.constexpr, LONG: tl.constexpr):
-    """int32 [BLOCK]: the rows that indices from place `i` name, `n_rows` where none, `n_rows` + 1 after the last index.
+    """int32 [BLOCK]: the rows that indices from place `i` name.
+
+    It is `n_rows` where an index names no row or the padding row, and `n_rows` + 1 after the last index.
 
     LONG: an index is two int32, of which the lower stands first.
     """

@@ -3,14 +3,15 @@
     dweight[r] = sum of dy[order[i]] over the positions i with sorted[i] = key_of_row_0 + r
 
 `sorted` are keys in ascending order: row r has the key `key_of_row_0` + r. `order` says where each of them stood. Run r is
-the equal keys of row r. Keys from `key_of_row_0` + n_rows on name no row of this table.
+the equal keys of row r. Indices with keys from `key_of_row_0` + n_rows on get no gradient.
 
 Work is a list: for each row, the positions of its run, then the row itself, which is to be stored. Position i stands at
 place i + its row, the end of row r at place r + the positions before row r + 1. The list is cut in `n_chunks` chunks of
 equal length, one for each program, so that as much is read and written by each, however long the runs and the gaps between
 them are. `sum_rows_kernel` stores zeros and the sum of a run that lies in one chunk. A row that crosses a border between
 chunks leaves partial sums: a head in each chunk that it enters from before, a tail in the chunk where it starts.
-`add_partials_kernel` adds those, in their order. Every row of dweight is stored once.
+`add_partials_kernel` adds the heads of such a row in the order of the chunks, then its tail. Every row of dweight is stored
+once.
 
 Sums are fp32, rounded once.
 """
@@ -159,7 +160,7 @@ def add_partials_kernel(
     BLOCK_N: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
 ):
-    """Rows that cross a border between two chunks: their partial sums."""
+    """Adds the partial sums of rows that cross a border between two chunks."""
     # lint: allow scalar-loop: a search among the keys reads single keys
     # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
     n_each = chunk_length(p_sorted, n, n_rows, n_chunks, key_of_row_0, n_steps)

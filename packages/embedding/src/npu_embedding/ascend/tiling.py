@@ -154,12 +154,12 @@ def _ngram_launch(kernel: Kernel, shape: RowShape) -> RowLaunch:
 
 
 def bags_launch(shape: RowShape) -> RowLaunch:
-    """Blocks of the look-up that computes. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    """Blocks of the look-up that sums or decodes rows (bags). Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return _fitting(Kernel.BAGS, shape, None, why="rows of a bag are added one by one", decided_at=here())
 
 
 def spread_launch(shape: RowShape) -> RowLaunch:
-    """Blocks of what its gradient needs of each row. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    """Blocks of the backward of bags up to dx and dsample. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return _fitting(Kernel.SPREAD, shape, None, why="rows of a bag are written one by one", decided_at=here())
 
 

@@ -1,11 +1,11 @@
-"""Device code of both chips: look-ups that compute, and what their gradients need of each row.
+"""Device code of both chips: look-ups that sum or decode rows (bags), and their backward up to dx and dsample.
 
     x_i = step[index[i]] weight[index[i]]      out[b] = factor * sum over the positions i of bag b of w_i x_i
-    dx_i = factor w_i dy[b]                    dw_i = factor x_i . dy[b]
+    dx_i = factor w_i dy[b]                    dsample_i = factor x_i . dy[b]
 
-A program takes bags one by one, BLOCK_N columns at a time. The table at hand holds rows from `first_row` to before
-`stop_row` of `n_total`. An id of another shard counts as zeros, an id that no shard has as NaN; the id `i_padding` is not in
-its bag.
+w_i is the sample weight of position i. A program takes bags one by one, BLOCK_N columns at a time. The table at hand holds
+rows from `first_row` to before `stop_row` of `n_total`. An id of another shard counts as zeros, an id that no shard has as
+NaN; the id `i_padding` is not in its bag.
 Sums are fp32, rounded once.
 """
 
@@ -92,6 +92,7 @@ def sum_bags_kernel(
     FORMAT: tl.constexpr,  # "e4m3" or "e5m2": int8 that are the bits of such floats
     MEAN: tl.constexpr,
 ):
+    """The sum of the rows of each bag, decoded, weighted and times a factor; MEAN: over the number of its ids."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow short-transfer: rows are as wide as the caller's
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -123,9 +124,9 @@ def spread_bags_kernel(
     p_offsets,
     p_base,
     p_sample,
-    p_weight,  # None: nobody asks for dw
-    p_dx,  # [n, N]; None: nobody asks for it
-    p_dsample,  # fp32 [blocks of columns, n]: parts of dw; None: nobody asks for it
+    p_weight,  # None: dsample, the gradient of the sample weights, is not needed
+    p_dx,  # [n, N]; None: not needed
+    p_dsample,  # fp32 [blocks of columns, n]: parts of dsample; None: not needed
     n,
     n_bags,
     n_offsets,
@@ -141,7 +142,7 @@ def spread_bags_kernel(
     BLOCK_N: tl.constexpr,
     MEAN: tl.constexpr,
 ):
-    """What dy gives to each position of its bag. Arguments are those of `sum_bags_kernel`."""
+    """dx of each position of a bag, and the gradient of its sample weight. Other arguments: those of `sum_bags_kernel`."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow short-transfer: rows are as wide as the caller's
     # lint: allow scalar-reduction: a weight's gradient is one number of two rows

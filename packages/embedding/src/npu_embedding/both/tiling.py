@@ -13,7 +13,7 @@ MIN_CHUNK = 8  # sorted positions: a shorter chunk costs more in partial sums th
 
 
 class Way(Enum):
-    """How the indices of one row of the table come together for its gradient."""
+    """How the indices of one row of the table come together for its gradient. torch.sort sorts row numbers."""
 
     RANKED = "two kernels sort: groups of indices, then each in all groups"
     BUCKETS = "four kernels sort: groups of indices, then buckets of the groups' parts"

@@ -27,7 +27,10 @@ def gather_rows_kernel(
     BLOCK_N: tl.constexpr,
     NAN: tl.constexpr,  # the bits of a NaN
 ):
-    """Programs that run together read blocks of columns of the same rows, which lie side by side in memory."""
+    """Copies the row of the table that each index names; zeros where another shard has it, NaN where no shard does.
+
+    Programs that run together read blocks of columns of the same rows, which lie side by side in memory.
+    """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     o_row = tl.arange(0, BLOCK_M)

@@ -62,7 +62,10 @@ def ngram_rows_kernel(
     CONCAT: tl.constexpr,  # elements are bits then, integers of their size
     NAN: tl.constexpr,  # the bits of a NaN
 ):
-    """A program takes BLOCK_M tokens by BLOCK_N columns, of one head where CONCAT, else of all."""
+    """Finds the rows of the table that n-grams hash to, and copies them (CONCAT) or adds those of a token.
+
+    A program takes BLOCK_M tokens by BLOCK_N columns, of one head where CONCAT, else of all.
+    """
     N_HEADS: tl.constexpr = CONTEXT * HEADS
     PARTS: tl.constexpr = N_HEADS if CONCAT else 1
     N_BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N

@@ -54,7 +54,7 @@ def sort_groups_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_Z: tl.constexpr,
 ):
-    """BLOCK_M indices, compared with all of their group at once: one wait for memory."""
+    """Sorts the keys of each group. A program compares BLOCK_M indices with all of their group: one wait for memory."""
     o_i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     i_group = tl.program_id(0) * BLOCK_M // GROUP * GROUP
     o_k = i_group + tl.arange(0, GROUP)

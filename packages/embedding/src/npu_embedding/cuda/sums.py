@@ -5,7 +5,8 @@ them stood. The sorted positions are cut in `n_chunks` chunks of equal length, s
 of equal rows are: a program sums one chunk in one block of columns. The sum of a run that lies in one chunk is stored at
 once. A run that crosses one border between chunks is short: the chunk where it begins sums all of it. A run that crosses
 several leaves partial sums: a head in each chunk that it enters from before, a tail in the chunk where it begins; a second
-launch adds those, in their order. Sums are fp32, rounded once. Every row of dweight is stored once.
+launch adds the heads of a run, then its tail, in one fixed order. Sums are fp32, rounded once. Every row of dweight is
+stored once.
 """
 
 import triton
@@ -122,8 +123,9 @@ def sum_sorted_kernel(
     ZERO_M: tl.constexpr,
     ZERO_N: tl.constexpr,
 ):
-    """A program takes one chunk through one block of columns, or stores zeros in those of ZERO_M rows that have no run.
+    """Sums of the rows of dy that one index names, and zeros in rows that have no run.
 
+    A program takes one chunk through one block of columns, or stores zeros in those of ZERO_M rows that have no run.
     Sums and zeros take turns: memory is idle for a part of the time while all programs store and none reads.
     """
     i_turn = tl.program_id(0) // (n_zeros + 1)
@@ -165,7 +167,10 @@ def add_partials_kernel(
     BLOCK_N: tl.constexpr,
     SCALE_BY_COUNT: tl.constexpr,
 ):
-    """A program for BLOCK_C borders between chunks and a block of columns, which adds BLOCK_P partial sums at a time."""
+    """Adds the partial sums of runs that cross several borders between chunks.
+
+    A program takes BLOCK_C borders and one block of columns, and adds BLOCK_P partial sums at a time.
+    """
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     o_col = block_columns(tl.program_id(0) % n_blocks, BLOCK_N)
     i_end = tl.load(p_inside).to(tl.int64)

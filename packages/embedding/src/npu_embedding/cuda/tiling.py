@@ -54,7 +54,7 @@ def gather_launch(shape: RowShape) -> Launch:
 
 
 def bags_launch(shape: RowShape) -> Launch:
-    """Blocks of the look-up that computes, and of what its gradient needs of each row. Not measured."""
+    """Blocks of the look-up that sums or decodes rows (bags), and of its backward up to dx and dsample. Not measured."""
     return _launch(shape, _GATHER, {}, warps=_GATHER.max_warps)
 
 

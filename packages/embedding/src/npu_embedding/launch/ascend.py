@@ -23,7 +23,7 @@ def backward(dweight: Tensor, gradient: Gradient, way: Way) -> None:
 
 
 def slots(gradient: Gradient) -> tuple[Tensor, Tensor, Tensor]:
-    """`reference.slots` without an operator that Ascend's vector cores do not have."""
+    """`reference.slots` without torch.searchsorted and sorts of integers: users report that CANN runs both on the AI CPU."""
     n_rows, device = gradient.n_rows, gradient.device
     keys, order = sorted_keys(gradient, tiling.choose(Shape(gradient.indices.numel(), n_rows, device)).way)
     offsets = _offsets(keys, n_rows, device)

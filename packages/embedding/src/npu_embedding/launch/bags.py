@@ -1,4 +1,4 @@
-"""The launches of look-ups that compute, and of what their gradients need of each row."""
+"""The launches of look-ups that sum or decode rows (bags), and of their backward up to dx and dsample."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def forward(bags: Bags, weight: Tensor, row_scales: Tensor | None, dtype: torch.
 
 
 def spread(dy: Tensor, bags: Bags, weight: Tensor | None, rows: bool, device: Device) -> tuple[Tensor | None, Tensor | None]:
-    """What dy [n_bags, D] gives to each position: dx [n, D] where `rows`, and with `weight` to sample weights, fp32 [n]."""
+    """Of dy [n_bags, D]: dx [n, D] of each position where `rows`; with `weight` the gradient of sample weights, fp32 [n]."""
     n, width = bags.indices.numel(), dy.shape[-1]
     dx = allocate(dy, (n, width), dy.dtype) if rows else None
     if not n or not width or not bags.n_bags or (weight is not None and not len(weight)):

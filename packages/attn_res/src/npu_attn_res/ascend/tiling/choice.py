@@ -137,7 +137,7 @@ def _can_keep(width: int, itemsize: int, device: Device) -> bool:
 def smaller(tiling: AscendTiling) -> AscendTiling | None:
     """The next smaller tiling for a compiler that needs more Unified Buffer than was declared; None at the end.
 
-    The last one for whole rows has fewer columns than a row: none fits, and other kernels are to take columns.
+    The last one for whole rows is a sentinel: block_d < D, so `has_whole_rows` is False and the caller takes another way.
     """
     shape = tiling.shape
     single = [row for row in ways(shape) if row.way.has_one_row]

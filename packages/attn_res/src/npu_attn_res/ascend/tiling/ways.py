@@ -53,8 +53,8 @@ class Bytes(NamedTuple):
 class Footprint(NamedTuple):
     """One way to run one kind of launch.
 
-    The compilers of CANN 8.5 and 9.0 reuse buffers where they can: bytes are totals and no sums over tiles, as the compilers
-    state them, the larger, when they refuse a tile. Tests compare.
+    Bytes are the larger total that CANN 8.5 or 9.0 prints when it refuses a tile. They are no sums over tiles: the compilers
+    reuse buffers where they can. Tests compare.
 
     Attributes:
         way: how.

@@ -126,7 +126,7 @@ def _chunks(width: int) -> tuple[int, int]:
 def smaller(tiling: CudaTiling) -> CudaTiling | None:
     """The next smaller tiling for a kernel that needs more than the device has; None at the end.
 
-    The last one for whole rows has fewer columns than a row: none fits, and other kernels are to take columns.
+    The last one for whole rows is a sentinel: block_d < D, so `has_whole_rows` is False and the caller takes another way.
     """
     if tiling.cooperating:
         return _loop(tiling.shape, tiling.device)
