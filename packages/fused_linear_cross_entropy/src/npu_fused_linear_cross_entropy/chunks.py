@@ -8,10 +8,13 @@ one that adds to the weight's gradient moves 2 H V elements of it:
 
 but no more than the memory budget allows.
 
-More tokens take chunks of the vocabulary or chunks of tokens. With chunks of the vocabulary the gradient needs all logits a
-second time: if they fit in the memory of the weight's gradient, they are kept there in x's dtype, and no chunk adds to
-another chunk's result. If not, there are chunks of tokens; and if the budget allows much fewer than T tokens, chunks of the
-vocabulary whose logits are computed twice.
+More tokens take chunks of the vocabulary or of tokens. With chunks of the vocabulary the gradient needs all logits a second
+time. The first case that holds is taken:
+
+    all logits may be kept (`Demand.kept_bytes`) and fit, in x's dtype, in the memory of the weight's gradient (in equal
+    dtypes: tokens <= H): chunks of the vocabulary, whose logits are kept there; no chunk adds to another chunk's result
+    the budget allows at least three eighths of T tokens (`_MIN_CHUNK_SHARE`): chunks of tokens
+    else: chunks of the vocabulary, whose logits are computed twice
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 DEFAULT_BUDGET = {"cuda": 800 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
-_MAX_FP32_SUMS = 600 * MIB  # fp32 sums that a default budget has room for
+_MAX_FP32_SUMS = 600 * MIB  # fp32 sums beside a default budget
 _OVERLAP = 2.75  # at this many times the break-even length, chunking costs no measurable time
 # CUDA: an H200, 790 TFLOP/s and 4.28 TB/s. Ascend: a default for chips whose figures are not published.
 _OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}
@@ -201,7 +204,8 @@ def split_and_sum(
 ) -> tuple[Chunks, bool]:
     """Chunks as from `split`, and whether the weight's gradient is summed in fp32 although its dtype is narrower.
 
-    It is if several chunks of tokens add to it, and the budget holds fp32 sums and logits; the default budget holds either.
+    It is if several chunks of tokens add to it, and a given budget holds fp32 sums and logits together. The default budget
+    is for logits alone: sums that take less than it, and less than 600 MiB, come beside it.
     """
     narrow = split(demand, chunk_tokens, memory_budget, device)
     if len(narrow.tokens) > 1 and 0 < demand.dweight_bytes < FP32:

@@ -82,7 +82,7 @@ def linear_distillation_loss(
         "mean": sum of row / N, N tokens not ignored
 
     D is not multiplied by T^2, nor is it in Liger's and TRL's losses; Hinton et al. do: give soft_weight that factor. At
-    beta = 0 and 1 these compute the forward and the reverse divergence, where D above would be 0.
+    beta = 0 and 1 Liger and TRL compute the forward and the reverse divergence, where D above would be 0.
 
     Arithmetic is fp32, and so is the loss. The logits of a chunk of tokens, the student's and the teacher's, are in memory
     at a time, in whole rows. For "mean" and "sum" the forward computes the gradients, in the memory of the student's

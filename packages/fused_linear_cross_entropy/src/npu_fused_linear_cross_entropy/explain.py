@@ -22,7 +22,7 @@ from .api import fused_linear_cross_entropy
 from .chunks import Layout
 from .distillation import linear_distillation_loss
 from .log_probs import linear_log_probs
-from .tiling import Tiling
+from .tiling import Tiling, Way
 
 
 def explain(
@@ -157,6 +157,7 @@ def _described(tiling: Tiling) -> dict[str, str]:
     (tokens, columns), size = chunks.longest, tiling.buffer * tiling.logits_dtype.itemsize
     what = "exponentials" if tiling.way.multiplies else "logits"
     kept = f"; all {what} in the weight's gradient" if chunks.layout is Layout.KEPT else ""
+    whose = " of each model" if tiling.way is Way.DISTILLATION else ""
     sums = f"of the weight's gradient in {short(tiling.sum_dtype)}" if tiling.shape.needs.dweight else ""
     return {
         "way": f"{tiling.way.name}: {tiling.way.value}",
@@ -164,7 +165,7 @@ def _described(tiling: Tiling) -> dict[str, str]:
         "decided at": tiling.decided_at,
         "chunks": f"{_parts(len(chunks.tokens), tokens, 'tokens')}, {_parts(len(chunks.columns), columns, 'columns')}",
         "their lengths": chunks.why,
-        what: f"{size:,} bytes of {dtype} at a time{kept}" if size else "none in memory",
+        what: f"{size:,} bytes of {dtype}{whose} at a time{kept}" if size else "none in memory",
         "sums": sums,
     }
 

@@ -166,7 +166,8 @@ def always(shape: Shape) -> bool:
     return True
 
 
-# The first row that holds is taken. KEPT_PRODUCT and PRODUCT have chunks of a kernel's product, which stores no logits.
+# The first row that holds is taken. Chunks of KEPT_PRODUCT and PRODUCT come from `demands.of_product`; those of
+# the other ways from `demands.of_logits`.
 RULES = (
     _rule(Way.DISTRIBUTIONS, Layout.ROWS, is_of_distributions, "outputs of distributions; whole rows fit"),
     _rule(Way.DISTRIBUTIONS, Layout.COLUMNS, is_of_distributions, "outputs of distributions; few whole rows fit"),
@@ -179,7 +180,9 @@ RULES = (
     _rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep all"
           " logits (more tokens than columns of x, no such gradient, a bias, or an option)"),
     _rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),
-    _rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and the gradient takes the logits' place"),
+    _rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and the gradient takes the logits' place: it is more than v"
+          " times E (smoothing, entropy, softcap, argmax, a bias's gradient, an adapter or fp16), or E would save no sweep"
+          " (no gradients in this pass, rows of one tile or of more than 2^20 columns, or a CPU)"),
 )  # fmt: skip
 
 

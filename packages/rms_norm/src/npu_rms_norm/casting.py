@@ -2,14 +2,15 @@
 
 A new mode is a row of `CASTING_MODES`, and
 
-    its name in the docstrings of reference.py, `rms_norm` (functional.py) and `RMSNorm` (module.py), in the README and in
-    explain.py, whose option lists the modes
+    its name in the docstrings of reference.py, `rms_norm` (functional.py), `gated_rms_norm` (gated.py) and `RMSNorm`
+    (module.py), in the README and in explain.py, whose option lists the modes
     its formula in tests/test_reference.py, how often it rounds in `check` of tests/formula.py, what it rounds in
     tests/test_ascend.py (`test_final_modules_round_where_the_mode_says`), and the lists of modes in other tests:
     `git grep -n '"gemma"'` finds them
 
 A mode that rounds something else needs a new column here, in `Rounding` and in the constants of shape.py, where reference.py
-(`_round`) and formula.py (`round_to`) round, and in both tilings, which ask `shape.rounding`.
+(`_round`) and formula.py (`round_to`) round, in the signature of every kernel that `git grep FACTORS` finds, and in
+ascend/tiling/policies.py and cuda/tiling/choice.py, which read `shape.rounding`.
 """
 
 from __future__ import annotations

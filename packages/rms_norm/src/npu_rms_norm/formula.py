@@ -103,7 +103,10 @@ def amax_of_rows(b_amax, b_zero):
 
 @triton.jit
 def quantise(b_y, b_amax, INT8: tl.constexpr):
-    """y in steps of its row's scale, whole for int8, and the scales; b_amax: `amax_of_rows`."""
+    """y in steps of its row's scale, whole for int8, and the scales; b_amax: `amax_of_rows`.
+
+    Where the scale is NaN, so are the steps, of which the conversion to int8 makes 0.
+    """
     MAX_STEPS: tl.constexpr = 127.0 if INT8 else 448.0
     b_y *= (MAX_STEPS / b_amax)[:, None]
     if INT8:

@@ -25,6 +25,12 @@ from torch import Tensor
 
 from .casting import To, casting
 
+# A new activation is a name here and
+#
+#     its formula and derivative in `_activate` below and in `activate` of formula.py
+#     its name in the docstrings of reference.py, `gated_rms_norm` (gated.py), `GatedRMSNorm` (module.py) and shape.py, in
+#     the message of patching.py and in the README
+#     its formula in tests/test_gated.py (`WAYS`), tests/test_option_properties.py and tests/test_patching.py
 ACTIVATIONS = ("silu", "sigmoid")
 
 

@@ -69,7 +69,8 @@ def store_gradient(
 
     Args:
         b_soft, b_hard: [BLOCK_M], factors of the divergence's gradient and of the cross entropy's; b_hard: None for none.
-        b_hard_lse: [BLOCK_M], log sum exp of temperature z; where the temperature is None, the cross entropy has the same p.
+        b_hard_lse: [BLOCK_M], log sum exp of (temperature * z), the logits at T = 1; where T is 1, the temperature is
+            None and p serves both.
     """
     b_g = (b_slope - b_p * b_k[:, None]) * b_soft[:, None]
     if b_hard is not None:
@@ -152,7 +153,7 @@ def distillation_kernel(
             BLOCK_N
         )  # fmt: skip
         b_k = tl.full([BLOCK_M], -1.0, tl.float32)
-        b_loss = b_k
+        b_loss = b_k  # a placeholder with its type: the branches below assign it
         if DIVERGENCE != "forward_kl" or p_gradient is None:  # the sums of a row, which its gradient needs
             if RELOADS:
                 b_tail, b_teacher_tail = load_both(

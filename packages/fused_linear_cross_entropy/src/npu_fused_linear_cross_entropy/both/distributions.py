@@ -31,6 +31,7 @@ def distribution_statistics_kernel(
     SCALED: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
+    """Statistics of rows of logits for the outputs of their distributions."""
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
@@ -101,6 +102,7 @@ def distribution_gradient_kernel(
     SCALED: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
+    """The gradient of the logits that their distributions' outputs received, in the logits' place."""
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N

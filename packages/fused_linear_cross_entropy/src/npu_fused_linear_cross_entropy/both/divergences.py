@@ -1,24 +1,25 @@
 """Divergences of a student's distribution p from a teacher's q, element by element, and their gradient.
 
-With s and t their log-probabilities, D = sum f(s, t), and h = (dD / dp) up to a constant:
+With s and t their log-probabilities, D = sum f(s, t), and h = p dD / dp with the other elements of p fixed, up to a constant
+times p:
 
-    gradient of the student's logits:  p h - p k      k = sum p h
+    gradient of the student's logits:  h - p k      k = sum h
 
-    forward_kl        f = q (t - s)                    p h = -q                 k = -1
-    reverse_kl        f = p (s - t)                    p h = f
-    jensen_shannon    f = beta q (t - u) + p h         p h = (1 - beta) p (s - u)     u = log((1 - beta) p + beta q)
-    total_variation   f = |p - q| / 2                  p h = p sign(p - q) / 2
+    forward_kl        f = q (t - s)                  h = -q                 k = -1
+    reverse_kl        f = p (s - t)                  h = f
+    jensen_shannon    f = beta q (t - u) + h         h = (1 - beta) p (s - u)     u = log((1 - beta) p + beta q)
+    total_variation   f = |p - q| / 2                h = p sign(p - q) / 2
 """
 
 import triton
 import triton.language as tl
 
-MOST_APART: tl.constexpr = tl.constexpr(80.0)  # of t - s: e^80 is in fp32's range, and p (s - t) beyond is below e^-80 80
+MOST_APART: tl.constexpr = tl.constexpr(80.0)  # of t - s: e^80 is in fp32's range; beyond it |p (s - t)| <= 80 e^-80
 
 
 @triton.jit
 def divergence_terms(b_z, b_teacher, b_lse, b_teacher_lse, beta, DIVERGENCE: tl.constexpr):
-    """f, p h and p, [BLOCK_M, BLOCK_N] each, of a tile of both logits; L of both rows, [BLOCK_M]."""
+    """f, h and p, [BLOCK_M, BLOCK_N] each, of a tile of both logits; L of both rows, [BLOCK_M]."""
     b_s, b_t = b_z - b_lse[:, None], b_teacher - b_teacher_lse[:, None]
     b_p = tl.exp(b_s)
     if DIVERGENCE == "forward_kl":

@@ -31,6 +31,7 @@ def cross_entropy_keep_kernel(
     SMOOTHED: tl.constexpr,
     ARGMAX: tl.constexpr,
 ):
+    """Statistics of rows of logits, and a copy of the logits minus their row's maximum so far."""
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip

@@ -46,6 +46,7 @@ def cross_entropy_losses_kernel(
     REDUCED: tl.constexpr,
     LAST: tl.constexpr,
 ):
+    """Losses and other outputs of rows from their statistics; reduced outputs as numbers or (not LAST) as partial sums."""
     o_row = tl.arange(0, BLOCK_M)
     b_losses = tl.zeros([BLOCK_M], tl.float32)
     b_z_losses = tl.zeros([BLOCK_M], tl.float32)
@@ -164,6 +165,7 @@ def cross_entropy_coefficients_kernel(
     EACH_ENTROPY: tl.constexpr,
     TOKEN_SCALING: tl.constexpr,
 ):
+    """Factors of each row's gradient, from its statistics and the gradients that the outputs received."""
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row = i_tile * BLOCK_M

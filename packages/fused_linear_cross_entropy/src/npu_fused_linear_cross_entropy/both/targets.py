@@ -97,6 +97,7 @@ def cross_entropy_targets_kernel(
     MEAN: tl.constexpr,
     LAST: tl.constexpr,
 ):
+    """Columns and class weights of rows from their targets; factors of the losses, or (not LAST) sums for them."""
     # lint: allow scalar-loop: the class weight of a target comes from wherever it is
     # lint: allow short-transfer: loads of single class weights dominate the time; many programs share them
     o_row = tl.arange(0, BLOCK_M)

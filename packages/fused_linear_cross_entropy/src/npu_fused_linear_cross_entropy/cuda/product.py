@@ -125,6 +125,7 @@ def cross_entropy_product_kernel(
     SCALED: tl.constexpr,
     STORE: tl.constexpr,  # exponentials, and not their sums alone
 ):
+    """Exponentials of x w^T, their sums over each tile's columns, and maxima of rows far above their reference."""
     n_row_tiles, n_column_tiles = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(N, BLOCK_N)
     # One loop over tiles and terms: the next tile's operands are loaded while this one's exponentials are computed.
     for i_tile in tl.range(tl.program_id(0), n_row_tiles * n_column_tiles, tl.num_programs(0), flatten=True):

@@ -46,7 +46,10 @@ class Head:
         self.buffer = allocate(x, (tiling.buffer,), tiling.logits_dtype)
 
     def products(self, tokens: slice, columns: slice, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """A chunk of raw logits with a bias, and memory for its gradient in x's dtype: in their place, in its upper half."""
+        """A chunk of raw logits with a bias, and memory for its gradient in x's dtype.
+
+        That memory lies over the logits; if x's dtype is narrower, in the upper half of each row.
+        """
         x, count = part(self.x, tokens), columns.stop - columns.start
         size = x.shape[0], count
         pitch = chunks.pitch(size[1])

@@ -25,7 +25,10 @@ def share_of_rows(n_rows):
 
 @triton.jit
 def tiles_of_program(n_outer, n_inner, G: tl.constexpr, M: tl.constexpr, SPLIT: tl.constexpr):
-    """This program's first tile, where its tiles stop, and the step between them. Shares and heads count their own tiles."""
+    """This program's first tile, where its tiles stop, and the step between them.
+
+    With "rows" and "heads" tile numbers start at 0 in each share or head.
+    """
     if SPLIT == "rows":
         i_first, i_stop = share_of_rows(n_inner)
         return 0, tl.cdiv(i_stop - i_first, M), 1
@@ -122,7 +125,7 @@ def load_rows(
 def store_rows(
     p_rows, b_tile, s_outer, s_inner, i_outer, i_inner, m_tile, G: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
-    """Rounds a tile [G * M, N] to the tensor's dtype, y's last rounding, and stores it."""
+    """Rounds a tile [G * M, N] to the tensor's dtype (of y, dx and dgate the last rounding), and stores it."""
     p_tile = tile_pointers(p_rows, s_outer, s_inner, i_outer, i_inner, G, M, N)
     b_tile = b_tile.to(p_rows.dtype.element_ty)
     if G > 1:

@@ -23,6 +23,7 @@ def backward_wide_mean_kernel(
     WEIGHTED: tl.constexpr,  # not read: both kernels of a backward are compiled for one set of constants
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
+    """mean(g n) of each row, for `backward_wide_kernel`, a block of columns at a time."""
     # lint: allow short-transfer: on an Ascend950 a row that does not fit beside another comes in equal pieces
     # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
     o_one = tl.arange(0, 1)
@@ -66,6 +67,7 @@ def backward_wide_kernel(
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
+    """The gradients of blocks of columns of many rows, and partial sums of the parameters' gradients."""
     # lint: allow short-transfer: on an Ascend950 a row that does not fit beside another comes in equal pieces
     EXACT: tl.constexpr = N % BLOCK_N == 0
     o_one = tl.arange(0, 1)

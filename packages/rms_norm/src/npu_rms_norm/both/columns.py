@@ -64,7 +64,7 @@ def load_columns(p_row, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr, EVICTION:
 
 @triton.jit
 def store_columns(p_row, b_block, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rounds [1, BLOCK_N] to the tensor's dtype, y's last rounding, and stores it."""
+    """Rounds [1, BLOCK_N] to the tensor's dtype (of y, dx and dgate the last rounding), and stores it."""
     p_block = p_row + i_col + tl.arange(0, BLOCK_N)[None, :]
     b_block = b_block.to(p_row.dtype.element_ty)
     if N % BLOCK_N == 0:

@@ -57,6 +57,7 @@ def forward_wide_kernel(
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
+    """y of wide rows, each read for rstd, for the largest element where y is quantised, and for y."""
     # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
     GATE_RESULT: tl.constexpr = p_gate is not None and not GATE_FIRST
     o_one = tl.arange(0, 1)

@@ -23,6 +23,7 @@ def backward_kernel(
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
+    """The gradients of rows held in registers, and a partial sum of each parameter's gradient."""
     i_first, i_stop, n_step, i_head = tiles_of_program(n_outer, n_inner, M, ORDER)
     p_weight = parameters_of_head(p_weight, i_head, N, ORDER)
     p_bias = parameters_of_head(p_bias, i_head, N, ORDER)

@@ -43,6 +43,7 @@ def backward_shared_kernel(
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ORDER: tl.constexpr,  # SHARE * BLOCK_N >= N
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr,
 ):  # fmt: skip
+    """dx of rows that SHARE programs hold together, and partial sums of dw."""
     n_rows = n_inner
     if ORDER == "groups":
         n_rows = n_outer * n_inner

@@ -112,7 +112,7 @@ def load_chunk(p_tile, m_row, CHUNK: tl.constexpr, N: tl.constexpr, M: tl.conste
 
 @triton.jit
 def store_chunk(p_tile, b_chunk, m_row, CHUNK: tl.constexpr, N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rounds [M, BLOCK_N] to the tensor's dtype and stores it: of y the last rounding."""
+    """Rounds [M, BLOCK_N] to the tensor's dtype (of y, dx and dgate the last rounding), and stores it."""
     p_chunk = p_tile + (CHUNK * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     tl.store(p_chunk, b_chunk.to(p_tile.dtype.element_ty), mask=chunk_mask(m_row, CHUNK, N, M, BLOCK_N))
 

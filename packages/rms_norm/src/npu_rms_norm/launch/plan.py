@@ -69,7 +69,7 @@ def plan_backward(call: Backward, into: Tensor | None, device: Device) -> Plan:
 
 
 def writes_dx(call: Backward) -> bool:
-    """Whether kernels write dx: the gradient of a gate of x is made of it."""
+    """Whether kernels write dx: where x is gated, dgate is computed from dx."""
     return call.need_dx or (call.need_dgate and not call.norm_before_gate)
 
 

@@ -120,7 +120,7 @@ _CHIPS = (
 )
 
 SOCS: Mapping[str, Device] = MappingProxyType({chip.name: chip for chip in _CHIPS})
-"""Every Ascend chip that the compiler targets, by SoC name."""
+"""Every Ascend chip that tilings know, by SoC name."""
 
 
 def _gpu(

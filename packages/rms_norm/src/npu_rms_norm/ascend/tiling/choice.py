@@ -131,7 +131,8 @@ def choose(shape: Shape, device: Device) -> AscendTiling:
         if policy.kernel == "wide":
             ways.append(Way(policy, tiles_of_columns(shape), (columns_block,)))
             continue
-        several = policy.rows == "several" and rows_block.largest > 1  # to the compiler one row of several is one row
+        # A several-row tile cut to one row compiles as a one-row tile.
+        several = policy.rows == "several" and rows_block.largest > 1
         tiles = tiles_of_rows(shape, device, padded, several=several, buffers=policy.buffers)
         if policy.spare:
             tiles.append(Tile("room to spare", (1, int(device.ub_bytes * policy.spare)), 1))

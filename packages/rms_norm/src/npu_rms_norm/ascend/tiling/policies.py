@@ -45,7 +45,8 @@ def _row(*columns: Any) -> Policy:
 ALL = frozenset({"forward", "backward", "forward 950", "backward 950"})
 # A forward of an Ascend950 in tiles that leave no room: twice the time with CANN 9.1 (bf16 with a bias, 6144, predicted).
 NO_ROOM = ALL - {"forward 950"}
-# Rows of 16 bits are cast as soon as they are loaded: the buffer is free for the next row. Arithmetic on fp32 keeps it.
+# Rows of 16 bits are cast as soon as they are loaded: their buffer is free for the next row. fp32 rows are computed on
+# in the load's buffer, so a second buffer pays.
 FP32_ROWS = frozenset({"forward of fp32", "backward of fp32", "forward 950"})
 # An Ascend950 sums a single row of a backward anew for every 64 columns that use the sum: two passes are faster there.
 ONE_ROW = ALL - {"backward 950"}
@@ -54,8 +55,9 @@ ONE_ROW = ALL - {"backward 950"}
 # rows): of bf16, for forward 2048, forward 5760, backward 2048, backward 3584, forward 8192 and backward 8192, without the
 # sum of dw's parts; of fp32, for a gated forward of 4096. -: it does not fit. CANN 8.5 and 9.0 agree about which is faster:
 # a forward in several rows without room takes 20 to 36 % less time than one in single rows (bf16, widths from 4096 with a
-# bias, 3072 with a sum to int8, 5504 plain); a row of bf16 with one buffer takes as long as with two or less, by 3 to 11 %,
-# on CANN 8.5 by up to 34 % (forward 10240: 294 and 395); of fp32 it takes up to 12 % more. No chip has shown any of it.
+# bias, 3072 with a sum to int8, 5504 plain); a row of bf16 takes with two buffers as long as with one, or 3 to 11 % longer,
+# on CANN 8.5 up to 34 % longer (forward 10240: 395 and 294); a row of fp32 takes up to 12 % longer with one buffer than with
+# two. No chip has shown any of it.
 # fmt: off
 POLICIES = (
     #    way                           kernel  rows       buffers  spare  launches     bf16                           fp32
