@@ -1,4 +1,5 @@
 // The cores that run a program: their memories, and the coroutines that they take turns in.
+#include <sys/mman.h>
 #include "survey.h"
 
 __thread cluster *machine;
@@ -29,14 +30,22 @@ static void enter(void) {
 
 static int waits_alone(const core *c) { return !c->finished && c->waits >= 0 && !c->cross[c->waits].count; }
 
+enum { STACK = 1 << 26, PAGE = 1 << 12 };  // bytes; a module has as many views as values, and only pages that it writes are taken
+
+// A coroutine's stack, whose lowest page cannot be written.
+static char *new_stack(void) {
+  char *stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (stack == MAP_FAILED || mprotect(stack, PAGE, PROT_NONE)) fail(OUT_OF_MEMORY, LOCAL, LOAD, NULL, STACK);
+  return stack;
+}
+
 static void take_turns(void) {
-  static const int stack_bytes = 1 << 18;
   for (int k = 0; k < machine->count; k++) {
     core *c = &machine->cores[k];
-    if (!c->stack) c->stack = malloc((size_t)stack_bytes);
+    if (!c->stack) c->stack = new_stack();
     getcontext(&c->context);
     c->context.uc_stack.ss_sp = c->stack;
-    c->context.uc_stack.ss_size = (size_t)stack_bytes;
+    c->context.uc_stack.ss_size = STACK;
     c->context.uc_link = NULL;
     makecontext(&c->context, enter, 0);
   }
