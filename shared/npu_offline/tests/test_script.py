@@ -79,7 +79,7 @@ def test_final_modules_of_a_program_run_with_all_checks(run):
 
 def test_a_finding_is_named_and_the_program_goes_on(run):
     status, said = run("npu", "plain", "0")
-    assert "argument x, outside its storage of 400 bytes (program.py, line 16)" in said
+    assert "argument x, outside its storage of 400 bytes (program.py, line 17)" in said
     assert "2 launches, 2 with findings" in said
     assert status == 1
 
