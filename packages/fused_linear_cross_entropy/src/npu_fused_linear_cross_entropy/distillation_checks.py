@@ -14,7 +14,7 @@ from torch import Tensor
 from . import parallel
 from .checks import Part, check_width, checked_options
 from .compute import check_columns
-from .options import DIVERGENCES, DistillationOptions
+from .options import DIVERGENCES, OF_EVERY_HEAD, DistillationOptions
 from .ways.distillation import DistillationInputs
 
 
@@ -62,12 +62,7 @@ def checked(weight: Tensor, part: Part, options: DistillationOptions) -> Distill
         raise ValueError(f"beta is {options.beta} and must be above 0 and below 1.")
     arguments.flags(return_parts=options.return_parts)
     return options._replace(
-        softcap=head.softcap,
-        logit_scale=head.logit_scale,
-        chunk_tokens=head.chunk_tokens,
-        group=head.group,
-        vocab_first=head.vocab_first,
-        vocab_size=head.vocab_size,
+        **{name: getattr(head, name) for name in OF_EVERY_HEAD},
         beta=beta,
         temperature=arguments.number("temperature", options.temperature, above=0),
         soft_weight=arguments.number("soft_weight", options.soft_weight),

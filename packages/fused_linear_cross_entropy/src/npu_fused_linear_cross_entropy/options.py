@@ -123,19 +123,11 @@ class DistillationOptions(NamedTuple):
     @property
     def of_head(self) -> Options:
         """Those that every loss of a linear layer has."""
-        return Options(
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            softcap=self.softcap,
-            logit_scale=self.logit_scale,
-            accum_dtype=self.accum_dtype,
-            chunk_tokens=self.chunk_tokens,
-            memory_budget=self.memory_budget,
-            sequence_parallel=self.sequence_parallel,
-            group=self.group,
-            vocab_first=self.vocab_first,
-            vocab_size=self.vocab_size,
-        )
+        return Options(**{name: getattr(self, name) for name in OF_EVERY_HEAD})
+
+
+#: Options of a loss that a distillation has too.
+OF_EVERY_HEAD = tuple(name for name in DistillationOptions._fields if name in Options._fields)
 
 
 def schema(inputs: type[tuple[Any, ...]], options: type[tuple[Any, ...]]) -> str:
