@@ -49,8 +49,8 @@ def test_history_continues_a_text(device):
     whole, _ = ngrams.run(case, device.torch)
     parts, history = [], None
     for first, last in ((0, 5), (5, 6), (6, 7), (7, 20)):
-        given = (each if each is None else each.to(device.torch) for each in (case.ids[:, first:last], case.table))
-        parts.append(ngram_embedding(*given, *case.numbers, case.eos, 3, history))
+        given = (each.to(device.torch) for each in (case.ids[:, first:last], case.table, *case.numbers))
+        parts.append(ngram_embedding(*given, case.eos, 3, history))
         history = case.ids[:, last - 2 : last].to(device.torch)
     assert torch.equal(torch.cat(parts, 1).cpu(), whole)
 

@@ -102,9 +102,10 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = function(*args, **kwargs)
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         adds = _PRODUCTS.get(function.overloadpacket)
+        # PyTorch 2.11 has no addmm of meta tensors into another dtype.
+        result = function(*args, **kwargs) if adds is None or "out" not in kwargs else kwargs["out"]
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if adds is not None:
             self._add_product(given[-3:] if "out" in kwargs else [*given[-2:], result], adds and kwargs.get("beta", 1) != 0)
         if function.overloadpacket is torch.ops.aten.sort:
