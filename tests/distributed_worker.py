@@ -12,11 +12,12 @@ import npu_fused_linear_cross_entropy
 import npu_rms_norm
 import torch
 import torch.distributed as dist
-from npu_offline import ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from testing import ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

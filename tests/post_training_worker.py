@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy
-from npu_offline import ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
+
+from testing import ranks
 
 PAGE = Path(__file__).parents[1] / "tools" / "docs" / "pages" / "trainers" / "post_training.md"
 (SOURCE,) = re.findall(r"^class LossHead.*?(?=^loss_head)", PAGE.read_text(), re.M | re.S)

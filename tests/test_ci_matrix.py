@@ -60,6 +60,7 @@ ALL = {"core", "tool", "operator", "alone"}
             set(),
         ),
         (["hatch.toml"], set(), ALL),
+        (["testing/ranks.py"], set(), ALL),
         (["packages/alone/src/a.py", "tools/suite.py"], {"alone"}, ALL - {"alone"}),
         (["packages/gone/src/x.py"], set(), ALL),
         (["packages/alonely"], set(), ALL),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from npu_offline import ranks
+
+from testing import ranks
 
 WORKER = Path(__file__).parent / "distributed_worker.py"
 

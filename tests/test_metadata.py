@@ -210,8 +210,8 @@ def test_what_tests_import_is_asked_for(package):
     folder = ROOT / package.folder / "tests"
     there = importable(package)
     files = [file for file in folder.glob("*.py") if "triton" in there or not file.stem.endswith("_kernels")]
-    there |= sys.stdlib_module_names | {file.stem for file in files}
-    for file in files:
+    there |= sys.stdlib_module_names | {file.stem for file in files} | {"testing"}
+    for file in (*files, *ROOT.glob("testing/**/*.py")) if package.is_operator else files:
         nodes = ast.parse(file.read_text()).body  # what a function imports, it may import where it is there
         names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
         names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]

@@ -74,9 +74,9 @@ def test_wheel_passes_the_packages_tests(workspace, tmp_path):
     with zipfile.ZipFile(wheels.build(package, tmp_path, workspace)) as wheel:
         wheel.extractall(tmp_path / "installed")
     tests = workspace / package.folder / "tests"
-    options = ["-q", "-c", str(ROOT / "pytest.ini"), "--rootdir", str(workspace), "-p", "no:cacheprovider"]
+    options = ["-q", "-c", str(ROOT / "pytest.ini"), "--rootdir", str(workspace), "-p", "testing.plugin"]
     command = [sys.executable, "-m", "pytest", *options, str(tests)]
-    said = run(*command, cwd=workspace, PYTHONPATH=str(tmp_path / "installed"), OMP_NUM_THREADS="1")
+    said = run(*command, cwd=workspace, PYTHONPATH=f"{tmp_path / 'installed'}:{ROOT}", OMP_NUM_THREADS="1")
     assert "cpu: run" in said
     try:
         import npu_offline

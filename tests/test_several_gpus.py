@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from npu_offline import ranks
 
+from testing import ranks
 from tools.several_gpus import __main__ as program
 
 RESULTS = Path(program.__file__).parent / "results" / "h200.json"

@@ -28,7 +28,7 @@ RUN_WITH = frozenset(
             f"tools/{name}.py"
             for name in ("__init__", "ci_matrix", "cpu_plugin", "mend_triton", "suite", "wheel_test", "wheels", "workspace")
         ),
-        *("hatch.toml", "pytest.ini", ".github/workflows/ci.yml"),
+        *("conftest.py", "hatch.toml", "pytest.ini", ".github/workflows/ci.yml"),
     )
 )
 """Files that the tests of every package run with."""
@@ -45,7 +45,7 @@ def affected(paths: Iterable[str], packages: Mapping[str, Package]) -> tuple[lis
             changed.add(owner.name)
             if path.relative_to(owner.folder).parts[0] in ("src", "pyproject.toml"):
                 seen_by_others.add(owner.name)
-        all_run |= str(path) in RUN_WITH or (owner is None and path.parts[0] in ("packages", "shared"))
+        all_run |= str(path) in RUN_WITH or (owner is None and path.parts[0] in ("packages", "shared", "testing"))
     names = {package.name for package in packages.values()}
     reached = names if all_run else with_dependents(seen_by_others, packages.values())
     others = [package for package in packages.values() if package.name in reached - changed]

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from npu_offline import ranks
+from testing import ranks
 
 WORKER = Path(__file__).with_name("worker.py")
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import torch
-from npu_offline import ranks
+
+from testing import ranks
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools.several_gpus import operators, training  # noqa: E402

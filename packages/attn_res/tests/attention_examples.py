@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from hypothesis import strategies as st
-from npu_offline import properties
-from npu_offline.properties import Drawn, blurred, expect
 from torch import Tensor
+
+from testing import properties
+from testing.properties import Drawn, blurred, expect
 
 WIDTHS = {
     "cpu": st.integers(1, 200) | st.sampled_from([1000, 4099]),

@@ -11,11 +11,12 @@ import pipeline_stages
 import torch
 import torch.distributed as dist
 from npu_attn_res import BlockAttnRes, PipelineBlocks
-from npu_offline import ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
+
+from testing import ranks
 
 STEPS, BATCH, WIDTH = 4, 4, 32
 

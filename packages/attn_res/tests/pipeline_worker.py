@@ -8,10 +8,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pipeline_stages
 import torch
 from npu_attn_res import PipelineBlocks
-from npu_offline import ranks
 from torch import nn
 from torch.distributed import pipelining
 from torch.utils.checkpoint import checkpoint
+
+from testing import ranks
 
 N_RANKS = 2
 LOOP, V = {0: [0, 2], 1: [1, 3]}, {0: [0, 3], 1: [1, 2]}  # rank: its stages

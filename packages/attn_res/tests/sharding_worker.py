@@ -4,7 +4,8 @@ import sys
 
 import npu_attn_res
 import torch
-from npu_offline import ranks
+
+from testing import ranks
 
 imported = "torch.distributed.tensor" in sys.modules
 assert not imported, "the package imports torch.distributed.tensor, which takes a second"

@@ -15,7 +15,8 @@ from npu_attn_res.ascend.tiling.ways import ways
 from npu_attn_res.launch import backward, columns, layers, merge, norm, outputs, pointers, weights
 from npu_attn_res.shape import Shape, Task
 from npu_offline.check import load_calls
-from npu_offline.memory import guarded
+
+from testing.memory import guarded
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]

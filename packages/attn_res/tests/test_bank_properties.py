@@ -4,7 +4,8 @@ import attention_examples as attention
 import pytest
 import torch
 from npu_attn_res import attn_res_bank
-from npu_offline.properties import Search
+
+from testing.properties import Search
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 

@@ -17,7 +17,8 @@ from npu_attn_res.ascend.tiling.choice import AscendTiling
 from npu_attn_res.ascend.tiling.ways import Way
 from npu_attn_res.ascend.tiling.ways import ways as ways_of
 from npu_attn_res.shape import COLUMN_TASKS, Shape, Task
-from npu_offline.declared import FAMILIES, fits_everywhere, widest
+
+from testing.declared_bytes import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
-from npu_offline import forward_mode
+
+from testing import forward_mode
 
 
 def formula(blocks, query, norm):

@@ -6,9 +6,10 @@ import pipeline_stages
 import pytest
 import torch
 from npu_attn_res import PipelineBlocks
-from npu_offline import ranks
 from torch.distributed.pipelining import _utils
 from torch.utils.checkpoint import checkpoint
+
+from testing import ranks
 
 WORKER = Path(__file__).parent / "pipeline_worker.py"
 

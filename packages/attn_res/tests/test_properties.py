@@ -4,8 +4,9 @@ import pytest
 import torch
 from attention_examples import Example, Maker, compare, examples, normalise, scores, through
 from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
-from npu_offline.properties import Drawn, blurred
 from torch import Tensor
+
+from testing.properties import Drawn, blurred
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 

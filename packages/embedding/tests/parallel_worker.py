@@ -5,7 +5,8 @@ import sys
 import torch
 import torch.distributed as dist
 from npu_embedding import Embedding, VocabParallelEmbedding
-from npu_offline import ranks
+
+from testing import ranks
 
 WIDTH = 24
 ITEM = {torch.int64: 8, torch.int32: 4, torch.float32: 4, torch.bfloat16: 2}

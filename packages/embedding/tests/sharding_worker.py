@@ -4,8 +4,9 @@ import sys
 
 import torch
 from npu_embedding import Embedding, embedding
-from npu_offline import ranks
 from torch import Tensor
+
+from testing import ranks
 
 imported = "torch.distributed.tensor" in sys.modules
 assert not imported, "the package imports torch.distributed.tensor, which takes a second"

@@ -250,7 +250,7 @@ def test_programs_in_any_order_and_at_once_give_the_same_bits():
 @pytest.mark.parametrize("width", [1, 7, 123, 512, 16411])
 def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
     """Every tensor that the operator allocates stands between guard values."""
-    from npu_offline.memory import guarded
+    from testing.memory import guarded
 
     checks = []
 

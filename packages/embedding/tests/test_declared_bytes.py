@@ -11,7 +11,8 @@ import pytest
 from npu_embedding.ascend.tiling import Kernel, row_launch
 from npu_embedding.shape import RowShape
 from npu_offline.check import load_calls
-from npu_offline.declared import FAMILIES, fits_everywhere, widest
+
+from testing.declared_bytes import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]

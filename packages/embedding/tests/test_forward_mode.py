@@ -3,7 +3,8 @@
 import pytest
 import torch
 from npu_embedding import embedding
-from npu_offline import forward_mode
+
+from testing import forward_mode
 
 INDICES = torch.tensor([4, 0, 2, 2])
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from npu_embedding import embedding
-from npu_offline import properties
-from npu_offline.properties import Drawn, Layout
+
+from testing import properties
+from testing.properties import Drawn, Layout
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 

@@ -15,7 +15,8 @@ from npu_fused_linear_cross_entropy.both.tiling.chunks import ChunkKernel, Chunk
 from npu_fused_linear_cross_entropy.ways import exponentials, loss
 from npu_offline.check import load_calls
 from npu_offline.check.execution import WEAK
-from npu_offline.memory import guarded
+
+from testing.memory import guarded
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]

@@ -13,7 +13,8 @@ from npu_fused_linear_cross_entropy.ascend.tiling import AscendLaunch
 from npu_fused_linear_cross_entropy.both.tiling.chunks import ChunkKernel, ChunkShape
 from npu_fused_linear_cross_entropy.both.tiling.rows import RowKernel, row_launch
 from npu_offline.check import load_calls
-from npu_offline.declared import FAMILIES, fits_everywhere, widest
+
+from testing.declared_bytes import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]

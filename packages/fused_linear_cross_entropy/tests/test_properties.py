@@ -19,9 +19,10 @@ from npu_fused_linear_cross_entropy import (
     linear_log_probs,
     matmul,
 )
-from npu_offline import properties
-from npu_offline.properties import Drawn, Layout
 from torch import Tensor
+
+from testing import properties
+from testing.properties import Drawn, Layout
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from npu_offline import ranks
+
+from testing import ranks
 
 WORKER = Path(__file__).parent / "sharding_worker.py"
 

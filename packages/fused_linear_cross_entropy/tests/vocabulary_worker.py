@@ -9,7 +9,8 @@ import torch.distributed as dist
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_fused_linear_cross_entropy.cuda import tiling as product
 from npu_fused_linear_cross_entropy.options import DIVERGENCES
-from npu_offline import ranks
+
+from testing import ranks
 
 FLAGS = ("return_z_loss", "return_token_accuracy", "return_predicted_tokens", "return_lse")
 OPTIONS = {

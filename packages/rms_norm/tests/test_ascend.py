@@ -9,7 +9,6 @@ import npu_tiling
 import pytest
 import torch
 from npu_offline.check import load_calls
-from npu_offline.memory import guarded
 from npu_rms_norm import (
     add_rms_norm,
     add_rms_norm_dynamic_quant,
@@ -25,6 +24,8 @@ from npu_rms_norm.launch.plan import KERNELS
 from npu_rms_norm.shape import Rounding, Shape
 from npu_tiling.device.partials import sum_partials_kernel
 from npu_tiling.launching.partials import choose_sum
+
+from testing.memory import guarded
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]

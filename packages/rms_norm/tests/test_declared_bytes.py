@@ -10,10 +10,11 @@ import npu_tiling
 import pytest
 import torch
 from npu_offline.check import load_calls
-from npu_offline.declared import FAMILIES, fits_everywhere, widest
 from npu_rms_norm.ascend.tiling.choice import AscendTiling
 from npu_rms_norm.ascend.tiling.policies import COLUMNS_BYTES, POLICIES
 from npu_rms_norm.shape import Rounding, Shape
+
+from testing.declared_bytes import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]

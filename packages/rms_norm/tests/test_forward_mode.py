@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from npu_offline import forward_mode
 from npu_rms_norm import RMSNorm, add_rms_norm, gated_rms_norm, rms_norm
+
+from testing import forward_mode
 
 
 def formula(x, weight):

@@ -9,8 +9,6 @@ import formula
 import pytest
 import torch
 from hypothesis import strategies as st
-from npu_offline import properties
-from npu_offline.properties import Drawn
 from npu_rms_norm import (
     add_rms_norm,
     add_rms_norm_dynamic_quant,
@@ -20,6 +18,9 @@ from npu_rms_norm import (
 )
 from npu_rms_norm.casting import CASTING_MODES
 from npu_rms_norm.reference import ACTIVATIONS
+
+from testing import properties
+from testing.properties import Drawn
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 

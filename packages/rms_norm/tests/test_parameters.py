@@ -3,8 +3,9 @@
 import formula
 import pytest
 import torch
-from npu_offline import properties
 from npu_rms_norm import GatedRMSNorm, RMSNorm, add_rms_norm, gated_rms_norm, rms_norm
+
+from testing import properties
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 

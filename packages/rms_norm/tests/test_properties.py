@@ -10,10 +10,11 @@ import formula
 import pytest
 import torch
 from hypothesis import strategies as st
-from npu_offline import properties
-from npu_offline.properties import Drawn, Layout
 from npu_rms_norm import add_rms_norm, rms_norm
 from npu_rms_norm.casting import CASTING_MODES
+
+from testing import properties
+from testing.properties import Drawn, Layout
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 

@@ -17,8 +17,7 @@ CACHE = cache.cache_dir()
 TESTS = """
 import npu_tiling, torch
 
-def test_place(npu_place, npu_poisoned):
-    assert torch.empty(3, device=npu_place.torch).isnan().all()
+def test_place(npu_place):
     chip = npu_tiling.device_for(npu_place.torch)
     if npu_place.name == "cpu":
         assert chip is None

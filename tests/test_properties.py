@@ -3,8 +3,9 @@
 import pytest
 import torch
 from hypothesis import strategies as st
-from npu_offline import properties
-from npu_offline.properties import Layout, Search
+
+from testing import properties
+from testing.properties import Layout, Search
 
 
 def test_a_search_finds_what_does_not_hold_and_names_the_smallest():

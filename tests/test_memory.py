@@ -1,6 +1,7 @@
 import pytest
 import torch
-from npu_offline.memory import guarded, poisoned
+
+from testing.memory import guarded, poisoned
 
 
 def test_poisoned_memory_is_nan_or_the_largest_integer_and_ends():

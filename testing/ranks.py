@@ -23,9 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PLACES = ("cpu", "emulated", "cuda")
-_RANK, _COUNT, _STORE = "RANK", "WORLD_SIZE", "NPU_OFFLINE_STORE"
+_RANK, _COUNT, _STORE = "RANK", "WORLD_SIZE", "RANKS_STORE"
 _FIRST = "first"  # in the folder of the store: the rank whose block raised first
 _POLL = 0.05  # seconds
+_ROOT = Path(__file__).parents[1]
 _SHOWN = 3000  # characters of what a rank said
 
 
@@ -33,12 +34,15 @@ def why_not(place: str = "cpu", count: int = 2) -> str | None:
     """Why `count` ranks cannot meet at a place on this machine, None if they can."""
     import torch.distributed
 
-    from .plugin import why_not as why_no_place
-
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         return "torch was built without gloo"
-    if (reason := why_no_place(place)) is not None:
-        return reason
+    if place != "cpu":
+        try:
+            from npu_offline.plugin import why_not as why_no_place
+        except ModuleNotFoundError:
+            return "npu-offline is not installed"
+        if (reason := why_no_place(place)) is not None:
+            return reason
     if place == "cuda" and torch.cuda.device_count() < count:
         return f"{count} ranks need a CUDA device each, and there are {torch.cuda.device_count()}"
     if place == "cuda" and not torch.distributed.is_nccl_available():
@@ -75,8 +79,9 @@ def run(worker: Path, count: int, *arguments: str, timeout: float = 300.0) -> li
         files = [(Path(folder, f"{rank}.out"), Path(folder, f"{rank}.err")) for rank in range(count)]
         with contextlib.ExitStack() as stack:
             processes = []
+            path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))  # this module, for the file
             for rank, (out, error) in enumerate(files):
-                known = {_RANK: str(rank), _COUNT: str(count), _STORE: str(Path(folder, "store"))}
+                known = {_RANK: str(rank), _COUNT: str(count), _STORE: str(Path(folder, "store")), "PYTHONPATH": path}
                 # Ranks that wait for each other must leave the cores to those that work.
                 # Torch is not to load what it finds of a device of another maker, with all that this imports.
                 environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **known}
@@ -130,7 +135,7 @@ def join(place: str = "cpu") -> Iterator[int]:
         RuntimeError: `run` did not start this process.
     """
     if _STORE not in os.environ:
-        raise RuntimeError(f"{sys.argv[0]} is one rank of a test and must be started by npu_offline.ranks.run.")
+        raise RuntimeError(f"{sys.argv[0]} is one rank of a test and must be started by testing.ranks.run.")
     import torch
     import torch.distributed as dist
 
@@ -166,6 +171,6 @@ def _kernels(place: str) -> contextlib.AbstractContextManager[object]:
     """Where kernels run at a place that has no device for them."""
     if place != "emulated":
         return contextlib.nullcontext()
-    from .execute.emulation import emulate
+    from npu_offline import emulate
 
     return emulate("Ascend910B4")

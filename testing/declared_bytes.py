@@ -10,10 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import npu_tiling
-
-from .launches import LaunchRecord
-from .toolchain.compilation import compile_kernel
-from .toolchain.compilers import VERSIONS, supported
+from npu_offline import VERSIONS, LaunchRecord, compile_kernel, supported
 
 if TYPE_CHECKING:
     from triton.runtime.jit import JITFunction

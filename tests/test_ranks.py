@@ -6,7 +6,8 @@ import sys
 import time
 
 import pytest
-from npu_offline import ranks
+
+from testing import ranks
 
 pytestmark = pytest.mark.skipif(ranks.why_not() is not None, reason=str(ranks.why_not()))
 
@@ -14,7 +15,7 @@ MEETING = """
 import sys
 import torch
 import torch.distributed as dist
-from npu_offline import ranks
+from testing import ranks
 with ranks.join() as rank:
     value = torch.tensor([rank + 1.0])
     dist.all_reduce(value)
@@ -24,7 +25,7 @@ with ranks.join() as rank:
 ENDING = """
 import atexit, os, sys
 import torch.distributed as dist
-from npu_offline import ranks
+from testing import ranks
 atexit.register(os.abort)
 with ranks.join() as rank:
     print("said", end="")
@@ -88,4 +89,4 @@ def test_ranks_that_take_too_long_are_ended(worker):
 
 def test_worker_started_alone_says_who_must_start_it(worker):
     done = subprocess.run([sys.executable, worker(MEETING)], capture_output=True, text=True)
-    assert "must be started by npu_offline.ranks.run" in done.stderr
+    assert "must be started by testing.ranks.run" in done.stderr
