@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from npu_tiling import device_for
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
+from npu_tiling.pytorch.schemas import schema
 from npu_tiling.pytorch.tensors import nothing, statistics_dtype, without_autocast
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from . import ids, parallel, rows
 from .compute import shape_of
 from .gradients import Gradients
 from .operators import OPERATORS, define_gradient, fake_gradients, gradient_of, scaled
-from .options import GRADIENTS, NEEDS, DistillationOptions, Needs, schema, split
+from .options import GRADIENTS, NEEDS, DistillationOptions, Needs, split
 from .rows import NO_COLUMN
 from .shape import Task
 from .ways.distillation import Distillation, DistillationInputs

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling import device_for
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
+from npu_tiling.pytorch.schemas import schema
 from npu_tiling.pytorch.tensors import statistics_dtype, without_autocast
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from .compute import begin, check_columns
 from .distribution_rows import Moments, coefficients, moments
 from .ids import are_columns
 from .operators import OPERATORS, define_gradient, fake_gradients, gradient_of
-from .options import GRADIENTS, NEEDS, Needs, Options, schema, split
+from .options import GRADIENTS, NEEDS, Needs, Options, split
 from .shape import Task
 from .ways.distributions import Distributions, Inputs
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, can_bypass_dispatcher, needs_gradient
+from npu_tiling.pytorch.schemas import schema
 from npu_tiling.pytorch.tensors import nothing, statistics_dtype
 from torch import Tensor
 
 from .compute import backward, count_saved, forward, is_unfinished, scale, scale_
-from .options import GRADIENTS, NEEDS, Needs, Options, schema, split
+from .options import GRADIENTS, NEEDS, Needs, Options, split
 from .rows import Losses
 from .ways import Inputs
 

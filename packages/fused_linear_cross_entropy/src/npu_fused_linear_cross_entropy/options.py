@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("mean", "sum", "none")
 DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
 
-# Schema types of the fields, by their annotations.
-_SCHEMA_TYPES = {
-    int: "int",
-    str: "str",
-    float: "float",
-    bool: "bool",
-    float | None: "float?",
-    int | None: "int?",
-    torch.dtype | None: "ScalarType?",
-    Tensor: "Tensor",
-    Tensor | None: "Tensor?",
-}
 NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"  # schema of `Needs`, and of the gradients
 GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
 _Inputs = TypeVar("_Inputs", bound=tuple[Any, ...])
@@ -128,12 +115,6 @@ class DistillationOptions(NamedTuple):
 
 #: Options of a loss that a distillation has too.
 OF_EVERY_HEAD = tuple(name for name in DistillationOptions._fields if name in Options._fields)
-
-
-def schema(inputs: type[tuple[Any, ...]], options: type[tuple[Any, ...]]) -> str:
-    """The tensors and options among the arguments of a registered operator, from the records that hold them."""
-    fields = {**get_type_hints(inputs), **get_type_hints(options)}
-    return ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in fields.items())
 
 
 def split(

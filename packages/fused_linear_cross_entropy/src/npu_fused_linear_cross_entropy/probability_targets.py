@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
+from npu_tiling.pytorch.schemas import schema
 from npu_tiling.pytorch.sharding import is_distributed
 from npu_tiling.pytorch.tensors import statistics_dtype, without_autocast
 from torch import Tensor
@@ -16,7 +17,7 @@ from .checks import autocast, check
 from .compute import begin
 from .distribution_rows import COEFFICIENTS, LSE, A, moments
 from .operators import OPERATORS, define_gradient, fake_gradients, gradient_of
-from .options import GRADIENTS, NEEDS, Needs, Options, schema, split
+from .options import GRADIENTS, NEEDS, Needs, Options, split
 from .shape import Task
 from .token_weights import checked_token_weight
 from .ways.probability_targets import ProbabilityInputs, ProbabilityTargets

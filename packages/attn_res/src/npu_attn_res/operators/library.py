@@ -1,31 +1,19 @@
-"""What the operators share: their library, schemas from the records of arguments, and functions on gradients."""
+"""What the operators share: their library, and functions on gradients."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import get_type_hints
 
 import torch
+from npu_tiling.pytorch import schemas
 from npu_tiling.pytorch.autograd import OperatorLibrary
 from torch import Tensor
 
 OPERATORS = OperatorLibrary("npu_attn_res")
 DWEIGHTS = "Tensor dquery, Tensor drms_weight, Tensor doutput_rms_weight"
-_TYPES = {
-    Tensor: "Tensor",
-    Tensor | None: "Tensor?",
-    Sequence[Tensor]: "Tensor[]",
-    Sequence[bool]: "bool[]",
-    bool: "bool",
-    int: "SymInt",
-    float: "float",
-    torch.dtype | None: "ScalarType?",
-}
 
-
-def schema(arguments: type[tuple[object, ...]]) -> str:
-    """The arguments of an operator, from their record in calls.py."""
-    return ", ".join(f"{_TYPES[kind]} {name}" for name, kind in get_type_hints(arguments).items())
+schema = functools.partial(schemas.schema, symbolic=True)  # how many blocks there are is a size
 
 
 def needed_only(gradients: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
