@@ -44,7 +44,8 @@ for ours in (False, True):
     run_exp({
         "model_name_or_path": str(folder), "stage": stage, "do_train": True, "finetuning_type": "full", "dataset": "tiny",
         "dataset_dir": str(folder), "template": "default", "cutoff_len": 64, "output_dir": str(output), "max_steps": 2,
-        "logging_steps": 1, "per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no", "use_cpu": True,
+        "logging_steps": 1, "per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no",
+        "use_cpu": not torch.cuda.is_available(),
     })
     lines = [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
     losses[str(ours)] = [line["loss"] for line in lines if "loss" in line]

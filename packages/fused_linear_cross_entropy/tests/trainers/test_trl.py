@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("trl", reason="TRL is not installed")
+pytest.importorskip("trl.kernels.chunked_logprob", reason="TRL from 1.16 is not installed")
 
 from npu_fused_linear_cross_entropy.integrations import trl as integration  # noqa: E402
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction as OfTRL  # noqa: E402

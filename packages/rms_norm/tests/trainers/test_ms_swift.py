@@ -35,7 +35,7 @@ def loaded(folder):
     options = {
         "model_type": "qwen3",
         "torch_dtype": torch.float32,
-        "device_map": "cpu",
+        "device_map": torch.get_default_device().type,
         "attn_impl": "eager",
         "use_hf": True,
     }

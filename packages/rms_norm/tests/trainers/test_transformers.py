@@ -32,8 +32,8 @@ def marked_classes():
 
 
 @pytest.fixture
-def registered():
-    npu_rms_norm.use_kernels(["cpu"])
+def registered(device):
+    npu_rms_norm.use_kernels([device.type])
     yield
     integration.unregister()
 
@@ -55,14 +55,14 @@ def outputs(norm, x, *gate):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("mark", "known"), marked_classes())
-def test_marked_class_computes_what_it_did(registered, mark, known, dtype):
+def test_marked_class_computes_what_it_did(registered, device, mark, known, dtype):
     torch.manual_seed(0)
     norm = a_norm(known, dtype)
     x = torch.randn(3, 5, 32).to(dtype)
     gate = [torch.randn(3, 5, 32).to(dtype)] if mark == "RMSNormGated" else []
     expected = outputs(norm, x, *gate)
     norm.zero_grad()
-    kernels.kernelize(norm, mode=kernels.Mode.TRAINING, device="cpu")
+    kernels.kernelize(norm, mode=kernels.Mode.TRAINING, device=device.type)
     assert norm.forward.__func__.__module__ == layers.__name__
     # Ours rounds gradients once, PyTorch's operators each.
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 8e-2}
@@ -99,7 +99,7 @@ def test_model_takes_our_layers_and_trains(registered):
     assert all(norm.weight.grad.abs().sum() > 0 for norm in norms)
 
 
-def test_a_class_that_is_not_known_keeps_its_own_forward(registered):
+def test_a_class_that_is_not_known_keeps_its_own_forward(registered, device):
     class Doubled(torch.nn.Module):
         kernel_layer_name = "RMSNorm"
 
@@ -107,7 +107,7 @@ def test_a_class_that_is_not_known_keeps_its_own_forward(registered):
             return 2 * hidden_states
 
     norm = Doubled().train()
-    kernels.kernelize(norm, mode=kernels.Mode.TRAINING, device="cpu")
+    kernels.kernelize(norm, mode=kernels.Mode.TRAINING, device=device.type)
     assert norm(torch.ones(3)).tolist() == [2, 2, 2]
 
 
