@@ -19,7 +19,7 @@ FIRST = 1  # of a selection: it takes its first buffer
 FLAGS = ("set_flag", "wait_flag")
 ACROSS = ("sync_block_set", "sync_block_wait")
 BARRIER = "pipe_barrier"
-STATE = ("set_mask_norm", "set_ffts_base_addr")
+STATE = ("set_ffts_base_addr",)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ any, as on an Ascend910B4: from Linalg IR, looking for accesses out of bounds an
 9.1's compiler with all checks. Results are compared with PyTorch in fp64 (1e-4 of the largest element). A call counts once,
 as the worse of its two levels. Liger's operators count twice: its kernels for GPUs, and those that it takes on an NPU.
 flash-linear-attention's `chunk_delta_rule` takes no fp32 and is not counted; nor are gradients of
-`fused_recurrent_gated_delta_rule`, which has none. `parallel_attn` with a gate differs between the levels in a gradient
-that is 0 but for rounding: its sums cancel.
+`fused_recurrent_gated_delta_rule`, which has none.
 **{right} of {calls} are right ({share:.0f} %).**
 
 - **finding**: values may be right, and the compiled kernel does something wrong: it reads outside of a tensor where

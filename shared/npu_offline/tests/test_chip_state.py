@@ -5,12 +5,25 @@ import pytest
 import sample_kernels
 import timing_kernels
 import torch
+import triton
+import triton.language as tl
 from npu_offline import FindingsError, emulate
 from npu_offline.errors import reason_of
 from npu_offline.module.mlir import make, name_of, parse_attribute
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
+
+
+@triton.jit
+def larger(x_ptr, y_ptr, z_ptr, BN: tl.constexpr):
+    cols = tl.arange(0, BN)
+    x, y = tl.load(x_ptr + cols), tl.load(y_ptr + cols)
+    tl.store(z_ptr + cols, tl.where(x > y, x, y))
+
+
+def comparison():
+    larger[(1,)](torch.randn(128), torch.randn(128), torch.empty(128), BN=128)
 
 
 def cast():
@@ -29,7 +42,7 @@ def states(module, name):
 @pytest.mark.parametrize(
     ("call", "name", "said"),
     [
-        (cast, "set_mask_norm", r"state.*vcast\w*#\d+ before set_mask_norm"),
+        (comparison, "set_mask_norm", r"state.*vcmp\w*#\d+ before set_mask_norm"),
         (product_and_exp, "set_ffts_base_addr", "state.*a flag between cores before set_ffts_base_addr"),
     ],
 )
@@ -45,6 +58,16 @@ def test_a_module_that_depends_on_what_launches_before_have_left_is_a_finding(to
         call()
     with emulate(toolchain=toolchain, checks=True, mutate=mutate), pytest.raises(FindingsError, match=said):
         call()
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_functions_that_set_the_mode_of_the_mask_need_none(toolchain):
+    def mutate(module):
+        for op in states(module, "set_mask_norm"):
+            op.detach()
+
+    with emulate(toolchain=toolchain, checks=True, mutate=mutate):
+        cast()
 
 
 @pytest.mark.parametrize(

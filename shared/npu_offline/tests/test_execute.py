@@ -9,7 +9,6 @@ import timing_kernels
 import torch
 from npu_offline import FindingsError, OutOfBoundsError, emulate
 from npu_offline.check.execution import execute_calls
-from npu_offline.execute.final.compare import bytes_at, differences
 from npu_offline.module.mlir import name_of, property_of, symbol_of
 from xdsl.dialects.builtin import SymbolRefAttr
 
@@ -96,75 +95,6 @@ def test_sums_of_fp16_that_a_compiler_takes_in_fp32_are_no_finding(toolchain):
     with emulate(toolchain=toolchain, checks=True):
         sample_kernels.row_sums[(4,)](x, y, 60, BM=16, D=256)
     assert torch.allclose(y.double(), x.double().sum(1), rtol=2**-11, atol=2**-13)
-
-
-def compared(*changed, written=None):
-    """What `differences` says of tensors; each is given with a function that changes it after the other execution."""
-    places, before, expected = [], {}, {}
-    for number, (tensor, start, change) in enumerate(changed):
-        bounds = (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
-        kind = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}[tensor.dtype]
-        places.append((f"p{number}", kind, tensor))
-        before[bounds] = start.contiguous().view(torch.uint8).clone() if start is not None else bytes_at(*bounds).clone()
-        expected[bounds] = bytes_at(*bounds).clone()
-        change(tensor)
-    counts = {name: tensor.nbytes if written is None else written for name, _, tensor in places}
-    return list(differences(places, before, expected, counts))
-
-
-def a_unit_off(tensor, place=7):
-    tensor.view(torch.int16)[place] += 1
-
-
-@pytest.mark.parametrize(("written", "is_explained"), [(2000, True), (2, False)])
-def test_numbers_rounded_apart_are_a_share_of_what_was_written_whatever_was_there_before(written, is_explained):
-    found = compared((torch.randn(1000).bfloat16(), None, a_unit_off), written=written)
-    assert (not found) == is_explained
-
-
-def test_the_size_of_numbers_that_nobody_wrote_excuses_nothing():
-    y = torch.randn(1000)
-    y[500:] = 1e30
-    start = torch.full((1000,), 1e30)
-
-    def change(y):
-        y[:500] += 1
-
-    ((name, text),) = compared((y, start, change))
-    assert name == "p0"
-    assert text.startswith("500 of 1000 numbers differ, 500 by more than rounding: number ")
-
-
-def test_the_least_numbers_of_fp16_are_a_unit_apart_where_their_distance_is():
-    y = torch.full((1000,), 3 * 2.0**-24).half()
-
-    def change(y):
-        y[3] = 2 * 2.0**-24
-
-    assert compared((y, None, change)) == []
-
-
-def test_what_follows_from_a_number_that_is_a_unit_off_is_no_finding():
-    h = torch.randn(1000).half()
-    y = torch.randn(1000).half()
-
-    def two_units_off(y):
-        y.view(torch.int16)[7] += 2
-
-    assert compared((h, None, a_unit_off), (y, None, two_units_off)) == []
-    ((name, _),) = compared((h, None, lambda h: a_unit_off(h, 8)), (y, None, two_units_off))
-    assert name == "p1"
-
-
-def test_the_message_shows_a_number_that_rounding_does_not_explain():
-    y = torch.randn(1000).bfloat16()
-    y[3], y[9] = 1e-20, 1.0
-
-    def change(y):
-        y[3], y[9] = 9e-20, 1.5  # the first is many units off and small beside the others
-
-    ((_, text),) = compared((y, None, change))
-    assert "1 by more than rounding: number 9 is 1, not 1.5" in text
 
 
 @pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])

@@ -20,6 +20,7 @@ _ULPS = 4  # fp32: the order of sums and products may differ
 _FOLLOWING_ULPS = 3  # narrow: a number computed from one that is a unit off, which is rounded again
 _SHARE = 0.02  # of the numbers of a narrow type may be rounded apart, where the fp32 values are close
 _OF_SCALE = 2.0**-18  # of the largest number: an error that a sum with cancellation may have
+_OF_SPREAD = 8  # times how far a number moves when the inputs move by a rounding: two sums in other orders
 
 
 def bytes_at(low: int, high: int) -> torch.Tensor:
@@ -50,22 +51,36 @@ def changes(
                 yield name, f"{positions.numel()} bytes, the first at {int(positions[0])} of its storage"
 
 
+def moved(arguments: Sequence[tuple[str, str, Any]], seed: int) -> None:
+    """Move each number of the fp32 arguments by a unit in the last place, up, down or not at all."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    for _, kind, value in arguments:
+        for low, high in _storages(value) if kind == "*fp32" else ():
+            numbers = bytes_at(low, high)[: (high - low) // 4 * 4].view(torch.float32)
+            numbers *= 1 + 2.0**-23 * torch.randint(-1, 2, numbers.shape, generator=generator)
+
+
 def differences(
     arguments: Sequence[tuple[str, str, Any]],
     before: Mapping[Bounds, torch.Tensor],
     expected: Mapping[Bounds, torch.Tensor],
     written: Mapping[str, int],
+    nearby: Sequence[Mapping[Bounds, torch.Tensor]] = (),
 ) -> Iterator[tuple[str, str]]:
     """Arguments whose numbers differ from what another execution left, by more than rounding explains.
 
     Numbers that neither execution has changed take no part: their size excuses nothing. Where a narrow result is one unit
-    off, the number in the same place of another result of the launch may follow from it, and be off by three.
+    off, the number in the same place of another result of the launch may follow from it, and be off by three. A sum whose
+    terms cancel moves by more than that when its inputs move by a rounding, as `nearby` shows, and may be off by as much.
 
     Args:
         arguments: as for `changes`.
         before: bytes of each storage before both executions.
         expected: bytes of each storage after the other execution.
         written: bytes that were written through each argument.
+        nearby: bytes of each storage after executions from inputs that `moved` has moved.
 
     Yields:
         The argument's name and a description of the difference.
@@ -82,7 +97,8 @@ def differences(
                 continue
             # Not counted by comparison with `before` alone: a kernel may write the bytes that were there.
             total = sum(count for other, count in written.items() if other in _names_in(arguments, bounds))
-            pairs.append((name, _Numbers.of(kind, before[bounds], expected[bounds], now, total)))
+            others = [copies[bounds] for copies in nearby]
+            pairs.append((name, _Numbers.of(kind, before[bounds], expected[bounds], now, total, others)))
     for name, numbers in pairs:
         text = numbers.unexplained([other for _, other in pairs if other is not numbers])
         if text:
@@ -111,6 +127,7 @@ class _Numbers:
         places: where the two differ.
         x, y: the two numbers there, in fp64.
         ulps: how many units in the last place they are apart.
+        spread: how far the second moves when the inputs move by a rounding; the median of all that were written, if more.
     """
 
     kind: str
@@ -121,10 +138,19 @@ class _Numbers:
     x: torch.Tensor
     y: torch.Tensor
     ulps: torch.Tensor
+    spread: torch.Tensor
 
     @classmethod
-    def of(cls, kind: str, before: torch.Tensor, one: torch.Tensor, other: torch.Tensor, bytes_written: int) -> _Numbers:
-        """Of the bytes of a storage before both executions and after each."""
+    def of(
+        cls,
+        kind: str,
+        before: torch.Tensor,
+        one: torch.Tensor,
+        other: torch.Tensor,
+        bytes_written: int,
+        nearby: Sequence[torch.Tensor],
+    ) -> _Numbers:
+        """Of the bytes of a storage before both executions and after each, and after each from inputs nearby."""
         import torch
 
         dtype = getattr(torch, _FLOATS[kind])
@@ -137,7 +163,12 @@ class _Numbers:
         places = ((a != b) & ~(a.isnan() & b.isnan())).nonzero().flatten()
         x, y = a[places].double(), b[places].double()
         written = max(int(changed.sum()), min(bytes_written // dtype.itemsize, a.numel()))
-        return cls(kind, a.numel(), written, scale, places, x, y, _ulps(x, y, kind))
+        moves = torch.zeros(b.shape, dtype=torch.float64)
+        for copy in nearby:
+            moved_by = (copy[:whole].view(dtype).double() - b.double()).abs()
+            moves = torch.maximum(moves, moved_by.nan_to_num(0.0, 0.0))
+        spread = moves[places].clamp(min=float(moves[changed].median()) if changed.any() else 0.0)
+        return cls(kind, a.numel(), written, scale, places, x, y, _ulps(x, y, kind), spread)
 
     def unexplained(self, others: Sequence[_Numbers]) -> str | None:
         """What rounding does not explain; None if it explains all.
@@ -151,6 +182,7 @@ class _Numbers:
             return None
         narrow = self.kind != "*fp32"
         small = (self.x - self.y).abs() <= _OF_SCALE * self.scale
+        small |= (self.x - self.y).abs() <= _OF_SPREAD * self.spread
         explained = (self.ulps <= (1 if narrow else _ULPS)) | small
         if narrow:
             for other in others:

@@ -143,11 +143,17 @@ static void need_ffts(void) {
   if (checking() && !CORE->ffts_is_set) note("state|a flag between cores before set_ffts_base_addr: where the flags are is not known");
 }
 
+// All vector functions of the compilers' library set the mode that they need, and leave this one; but for comparisons.
+static void need_mask(const instruction *i) {
+  if (i->perform == do_compare && !CORE->mask_is_norm)
+    note("state|%s#%d before set_mask_norm: the mask may count elements, as a launch before has left it", i->name, i->number);
+  CORE->mask_is_norm = 1;
+}
+
 void issue(const instruction *i, const view *const *operands) {
   mark_issued(i);
   if (i->perform == do_lock) count_lock(operands[0]);
-  if (checking() && i->pipe == V && !CORE->mask_is_norm)
-    note("state|%s#%d before set_mask_norm: the mask may count elements, as a launch before has left it", i->name, i->number);
+  if (checking() && i->pipe == V) need_mask(i);
   if (!checking()) {
     if (!surveying() || survey_instruction(i, operands, i->reads + i->writes + i->temporaries)) i->perform(i, operands);
     return;
