@@ -110,11 +110,26 @@ def test_a_plain_call_skips_the_dispatcher_and_a_watched_one_does_not(monkeypatc
         OPERATORS("squares", plain, 3.0)
 
 
+def test_generated_code_skips_the_dispatcher_and_a_mode_still_sees_the_call(monkeypatch):
+    squares, double_ = torch.ops.npu_tiling_test.squares.default, torch.ops.npu_tiling_test.double_.default
+    x = torch.ones(3)
+    with Seen() as seen:
+        squares([x], 3.0)
+    assert "npu_tiling_test::squares" in seen.names
+    monkeypatch.setattr(OPERATORS, "_direct", {})  # what a call without the dispatcher looks up
+    for plain in (lambda: squares([x], 3.0), lambda: OPERATORS("squares", [x], 3.0)):
+        with pytest.raises(KeyError):
+            plain()
+    double_(x)
+    assert x._version == 1  # the dispatcher told autograd
+
+
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, FakeTensorMode])
 def test_the_dispatcher_gets_an_empty_tensor_for_none(mode):
     with mode():
-        (copy,), total = torch.ops.npu_tiling_test.some([torch.ones(3)], False)
-        assert (copy.numel(), total.numel()) == (0, 0)
+        for some in (torch.ops.npu_tiling_test.some, torch.ops.npu_tiling_test.some.default):
+            (copy,), total = some([torch.ones(3)], False)
+            assert (copy.numel(), total.numel()) == (0, 0)
         (copy,), _ = torch.ops.npu_tiling_test.some([torch.ones(3)], True)
         assert copy.shape == (3,)
     assert OPERATORS("some", [torch.ones(3)], False) == ([None], None)

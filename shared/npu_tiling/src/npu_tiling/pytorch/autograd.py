@@ -67,6 +67,9 @@ class OperatorLibrary:
         """
         name = schema.partition("(")[0]
         self._library.define(schema)
+        overload = self._operator(name).default
+        if not overload._schema.is_mutable:  # the dispatcher tells autograd what was written to
+            self._shorten(overload)
         for backend in _BACKENDS:
             self._library.impl(name, _without_none(implementation), backend)
         torch.library.register_fake(f"{self._namespace}::{name}", _without_none(fake), lib=self._library)
@@ -139,6 +142,17 @@ class OperatorLibrary:
         with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
             return self._operator(name)(*arguments)
 
+    def _shorten(self, overload: Any) -> None:
+        """Let code that a compiler generated, which calls operators by their overloads, skip the dispatcher as well."""
+        name, dispatched = overload._opname, overload._op  # which OpOverload.__call__ calls
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            if named or not can_bypass_dispatcher(arguments):
+                return dispatched(*arguments, **named)
+            return _filled(self._direct[name](*arguments), arguments)
+
+        overload._op = run
+
     def _with_tangents(self, name: str, *arguments: Any) -> Any:
         if not self._forward_mode[name]:
             raise NotImplementedError(
@@ -155,18 +169,29 @@ class OperatorLibrary:
 def _without_none(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with an empty tensor for each None in a tuple of results, or in a list among them."""
 
-    def run(*arguments: Any) -> Any:
-        found = function(*arguments)
-        return tuple(_filled(found, arguments)) if isinstance(found, tuple) else found
-
-    return run
+    return lambda *arguments: _filled(function(*arguments), arguments)
 
 
-def _filled(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    leaves = (leaf for argument in arguments for leaf in (argument if isinstance(argument, (list, tuple)) else [argument]))
-    like = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
-    lists = [_filled(one, arguments) if type(one) is list else one for one in results]
-    return [nothing(like) if one is None else one for one in lists]
+def _filled(results: Any, arguments: Sequence[Any]) -> Any:
+    if not isinstance(results, tuple):
+        return results
+    like = _first_tensor(arguments)
+    return tuple([
+        nothing(like) if one is None
+        else [nothing(like) if each is None else each for each in one] if type(one) is list
+        else one
+        for one in results
+    ])  # fmt: skip
+
+
+def _first_tensor(arguments: Sequence[Any]) -> Tensor:
+    """The first tensor, also of a list: the same for a call and for its fake."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            return argument
+        if isinstance(argument, (list, tuple)) and argument:
+            return argument[0]
+    raise AssertionError("an operator of no tensors")
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
