@@ -72,7 +72,7 @@ def test_the_table_says_which_way_a_row_is_taken():
     ways = {4096: Way.ROWS_AHEAD, 5120: Way.ROW_AHEAD_TWO_BUFFERS, 7168: Way.ROW_AHEAD, 8192: Way.ROW}
     assert {width: chosen(B4, width, **FORWARD).way for width in ways} == ways
     assert chosen(B4, 1000, **BACKWARD).way is Way.ROWS
-    assert chosen(B4, 5120, **BACKWARD).way is Way.ROW_AHEAD_TWO_BUFFERS
+    assert chosen(B4, 5120, **BACKWARD).way is Way.ROW_TWO_BUFFERS
     assert chosen(B4, 4096, by_token=True, **BACKWARD).way is Way.ROW_KEPT
     assert chosen(B4, 7168, by_token=True, **BACKWARD).way is Way.HALVES_KEPT
     assert chosen(B4, 16384, **FORWARD) is None

@@ -14,7 +14,46 @@ from .functional import attn_res
 from .results import AttnResResult
 
 
-class AttnRes(nn.Module):
+class _Weights(nn.Module):
+    """The query of one layer, and the weights of its norms.
+
+    Attributes:
+        hidden_size, rms_eps, scale: the arguments.
+        query, rms_weight: [hidden_size]; a subclass may name more norms.
+    """
+
+    rms_weight: nn.Parameter
+    _norms: tuple[str, ...] = ("rms_weight",)
+
+    def __init__(
+        self,
+        hidden_size: int,
+        rms_eps: float = 1e-6,
+        scale: float = 1.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
+        self.rms_eps = check_eps("rms_eps", rms_eps)
+        self.scale = arguments.number("scale", scale)
+        self.query = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        for name in self._norms:
+            self.register_parameter(name, nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Zero queries and unit norms, as in the paper."""
+        nn.init.zeros_(self.query)
+        for name in self._norms:
+            nn.init.ones_(getattr(self, name))
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_size}, rms_eps={self.rms_eps}, scale={self.scale}"
+
+
+class AttnRes(_Weights):
     """`attn_res` with a learned query and a learned norm of the keys.
 
     The parameters are `query` [hidden_size], zero at first, which makes h the mean of the blocks, and `rms_weight`
@@ -31,28 +70,6 @@ class AttnRes(nn.Module):
 
     Source: "Attention Residuals", arXiv 2603.15031.
     """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        rms_eps: float = 1e-6,
-        scale: float = 1.0,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
-        self.rms_eps = check_eps("rms_eps", rms_eps)
-        self.scale = arguments.number("scale", scale)
-        self.query = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        self.rms_weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Zero queries and unit norms, as in the paper."""
-        nn.init.zeros_(self.query)
-        nn.init.ones_(self.rms_weight)
 
     def forward(
         self,
@@ -77,11 +94,8 @@ class AttnRes(nn.Module):
         weights = (self.query, self.rms_weight, output_rms_weight, self.rms_eps, self.scale)
         return attn_res(residuals, *weights, output_rms_eps=output_rms_eps, return_weights=return_weights)
 
-    def extra_repr(self) -> str:
-        return f"{self.hidden_size}, rms_eps={self.rms_eps}, scale={self.scale}"
 
-
-class AttnResBank(nn.Module):
+class AttnResBank(_Weights):
     """`attn_res_bank` with a learned query, a learned norm of the keys and the RMSNorm that follows.
 
     Two of them make a decoder's layer one of Attention Residuals, one before attention and one before the MLP:
@@ -109,29 +123,8 @@ class AttnResBank(nn.Module):
     Source: "Attention Residuals", arXiv 2603.15031.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        rms_eps: float = 1e-6,
-        scale: float = 1.0,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
-        self.rms_eps = check_eps("rms_eps", rms_eps)
-        self.scale = arguments.number("scale", scale)
-        self.query = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        self.rms_weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        self.output_rms_weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Zero queries and unit norms, as in the paper."""
-        nn.init.zeros_(self.query)
-        nn.init.ones_(self.rms_weight)
-        nn.init.ones_(self.output_rms_weight)
+    output_rms_weight: nn.Parameter
+    _norms = ("rms_weight", "output_rms_weight")
 
     def forward(
         self,
@@ -173,6 +166,3 @@ class AttnResBank(nn.Module):
             output_rms_eps=output_rms_eps,
             return_weights=return_weights,
         )
-
-    def extra_repr(self) -> str:
-        return f"{self.hidden_size}, rms_eps={self.rms_eps}, scale={self.scale}"

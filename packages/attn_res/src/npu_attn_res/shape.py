@@ -10,7 +10,6 @@ class Task(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11's)
     """What a launch computes."""
 
     FORWARD = "forward"
-    PHASE1 = "phase 1"  # of one layer: h in fp32
     LAYERS = "forward of layers"
     BACKWARD = "backward"
     MERGE = "merge"
@@ -37,7 +36,7 @@ class Shape:
         n_sources: rounded up to a multiple of a power of two; 0 where the tiling does not depend on it (Ascend).
         prefix: whether a prefix is one more source, of any dtype.
         normalised: forward: whether the RMSNorm of h is stored too.
-        fp32_dh: backward: whether the gradient of h is fp32, whatever the sources are.
+        fp32_dh: backward: whether the gradient of h is fp32, whatever the sources are; tilings for CUDA depend on it.
         by_token: whether statistics are [tokens, sources] instead of [sources, tokens].
         aligned: whether a table's entries are multiples of 16.
     """

@@ -8,9 +8,10 @@ the scores. Where h was not rounded (fp32), delta is <dh, h> and there is one sw
 lse is rounded: of scores in the hundreds exp(s - lse) sums to 1 + 1e-5. As a factor of all alpha_i that is as small as the
 scores' own rounding, in delta alone it would not cancel against e_i. So delta is divided by the sum of its weights.
 
-PREFETCH: the kernel loads the next block at the top of the loop, computes with the current one, and casts the next one at
-the end. The first sweep over single rows always does so, because it keeps less on chip than the second. The order of the
-reductions and the expression for dv decide where compilers for Ascend wait: change neither without looking at timings.
+The first sweep over single rows loads the next block at the top of the loop, computes with the current one, and casts the
+next one at the end; 4096 columns with a prefix are predicted to take 15 % more without it. The second sweep keeps more on
+chip and gains nothing by it. The order of the reductions and the expression for dv decide where compilers for Ascend wait:
+change neither without looking at timings.
 """
 
 import triton
@@ -19,7 +20,6 @@ import triton.language as tl
 from ..both.tile import (
     block_at,
     count_blocks,
-    fetch_rows,
     fetch_whole_rows,
     load_query,
     load_rows,
@@ -42,13 +42,13 @@ def attn_res_backward_kernel(
     p_count, p_prefix, p_djoined, p_dprefix,
     n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
-    PREFETCH: tl.constexpr, ALIGNED: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sources and prefix, and partial sums of dg; a tile has rows of one source, a token one or two sweeps."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
-    PREFETCH_FIRST: tl.constexpr = PREFETCH or (p_h is None and BLOCK_M == 1)
+    PREFETCH: tl.constexpr = p_h is None and BLOCK_M == 1  # in the first sweep
     n_blocks = count_blocks(p_count, n_blocks, n_slots)
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     if p_dg is not None:
@@ -56,7 +56,7 @@ def attn_res_backward_kernel(
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
-        if PREFETCH_FIRST:
+        if PREFETCH:
             p_block = block_at(p_v, p_table, s_block, 0, ALIGNED) + i_token * s_token
             b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
         b_dh = load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
@@ -81,14 +81,10 @@ def attn_res_backward_kernel(
             for i_block in tl.range(0, n_blocks):
                 i_row = i_block.to(tl.int64) * n_tokens + i_token
                 b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
-                if PREFETCH_FIRST:
+                if PREFETCH:
                     is_last = i_block + 1 == n_blocks
-                    i_next = tl.where(is_last, 0, i_block + 1)  # the second sweep starts over
-                    p_block = block_at(p_v, p_table, s_block, i_next, ALIGNED) + i_token * s_token
-                    if PREFETCH:
-                        b_next = fetch_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-                    else:
-                        b_next = fetch_whole_rows(p_block, s_token, tl.where(is_last, 0, n_left), D, BLOCK_M, BLOCK_D)
+                    p_block = block_at(p_v, p_table, s_block, tl.where(is_last, 0, i_block + 1), ALIGNED) + i_token * s_token
+                    b_next = fetch_whole_rows(p_block, s_token, tl.where(is_last, 0, n_left), D, BLOCK_M, BLOCK_D)
                 else:
                     p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
                     b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
@@ -96,22 +92,15 @@ def attn_res_backward_kernel(
                 b_e = tl.sum(b_dh * b_v, axis=1)
                 b_sum += b_alpha
                 b_delta += b_alpha * b_e
-                if PREFETCH_FIRST:
+                if PREFETCH:
                     b_v = b_next.to(tl.float32)
             b_delta = b_delta / b_sum
         for i_block in tl.range(0, n_blocks):
             i_row = i_block.to(tl.int64) * n_tokens + i_token
-            if PREFETCH:
-                b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
-                b_rstd = load_statistic(p_rstd + i_row, n_left, BLOCK_M)
-                is_last = i_block + 1 == n_blocks
-                p_block = block_at(p_v, p_table, s_block, tl.where(is_last, 0, i_block + 1), ALIGNED) + i_token * s_token
-                b_next = fetch_whole_rows(p_block, s_token, tl.where(is_last, 0, n_left), D, BLOCK_M, BLOCK_D)
-            else:
-                p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
-                b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-                b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
-                b_rstd = load_statistic(p_rstd + i_row, n_left, BLOCK_M)
+            p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+            b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+            b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
+            b_rstd = load_statistic(p_rstd + i_row, n_left, BLOCK_M)
             b_e = tl.sum(b_dh * b_v, axis=1)  # [BLOCK_M]
             b_alpha = tl.exp(b_score - b_lse)
             b_c = score_gradient(b_alpha, b_e, b_delta, b_rstd)  # [BLOCK_M]
@@ -122,8 +111,6 @@ def attn_res_backward_kernel(
                 store_gradient(
                     p_dv, p_dv_table, b_dv, i_block, i_row, i_token, 0, n_left, D, BLOCK_M, BLOCK_D, EXACT, ALIGNED
                 )
-            if PREFETCH:
-                b_v = b_next.to(tl.float32)
         if p_prefix is not None:
             b_p = load_rows(p_prefix + i_token * s_prefix, s_prefix, n_left, D, BLOCK_M, BLOCK_D, EXACT)
             b_p_c = score_gradient(b_p_alpha, b_p_e, b_delta, b_p_rstd)

@@ -5,42 +5,20 @@ off the vector unit's work. They would overflow if a later score were higher by 
 score is higher by 30, a program computes its tiles again, with the highest score so far as the reference. (CANN 8.5 compiles
 a branch inside the loop wrongly: it overwrites the reference.)
 
-The kernel computes with one source while the next is loaded and the finished tile is stored. That tile is stored in two
-halves, after the second and after the third block of the next tile; a whole store would delay the next load. With fewer
-than three blocks it is stored whole. Compilers for Ascend double a load's buffer themselves, but when the Unified Buffer is
-full they reuse the idle half. They do not reuse tiles that a loop carries, so the loop carries the next source and the tile
-to be stored.
+The kernel computes with one source while the next is loaded. Compilers for Ascend double a load's buffer themselves, but
+when the Unified Buffer is full they reuse the idle half. They do not reuse tiles that a loop carries, so the loop carries
+the next source.
 """
 
 import triton
 import triton.language as tl
 
-from ..both.tile import (
-    ALIGNMENT,
-    block_at,
-    count_blocks,
-    fetch_whole_rows,
-    load_prefix,
-    load_query,
-    row_pointers,
-    store_lse,
-)
+from ..both.tile import block_at, count_blocks, fetch_whole_rows, load_prefix, load_query, store_lse
 from ..formula import score_rows
 from .forward import append_rows, forward_tiles, store_output, store_scores
 
 MAX_SUM = tl.constexpr(1e13)  # e^30: of exp(s - reference); above it the reference was too low
 MAX_SQUARE = tl.constexpr(3e38)  # a larger sum of squares counts as infinite
-PARTS = tl.constexpr(2)  # in which a tile is stored
-
-
-@triton.jit
-def store_columns(p_row, s_row, b_tile, n_rows, i_col, i_end, R: tl.constexpr, C: tl.constexpr):
-    """Stores columns i_col to i_end, exclusive, of [R, C], in the dtype of the memory."""
-    o_col = tl.arange(0, C)
-    m_tile = ((o_col >= i_col) & (o_col < i_end))[None, :]
-    if R > 1:
-        m_tile = (tl.arange(0, R) < n_rows)[:, None] & m_tile
-    tl.store(row_pointers(p_row, s_row, R, C), b_tile.to(p_row.dtype.element_ty), mask=m_tile)
 
 
 @triton.jit
@@ -66,47 +44,33 @@ def attn_res_forward_prefetch_kernel(
     # lint: allow strided-transfer: statistics by token, of two or three rows a tile; a backward loads them at once
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
-    DTYPE: tl.constexpr = p_o.dtype.element_ty
-    # Only where h is narrower than fp32, without prefix or norm: the rounded tile then has another buffer than the sum.
-    DEFER_STORE: tl.constexpr = (p_prefix is None and p_weight is None) and tl.float32 != DTYPE
-    PART: tl.constexpr = (BLOCK_D + PARTS * ALIGNMENT - 1) // (PARTS * ALIGNMENT) * ALIGNMENT  # columns
     n_blocks = count_blocks(p_count, n_blocks, n_slots)
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
-    if p_prefix is None:
-        p_block, n_next = next_block(p_v, p_table, s_block, s_token, 0, n_blocks, i_first, n_tokens, BLOCK_M, ALIGNED)
-    else:  # there may be no block
-        p_block = block_at(p_v, p_table, s_block, 0, ALIGNED) + i_first * s_token
-        n_next = tl.where(n_blocks > 0, n_tokens - i_first, 0).to(tl.int32)
+    p_block = block_at(p_v, p_table, s_block, 0, ALIGNED) + i_first * s_token
+    n_next = tl.where(n_blocks > 0, n_tokens - i_first, 0).to(tl.int32)  # beside a prefix there may be no block
     b_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
     n_tiles = tl.cdiv(n_tokens, BLOCK_M)
     n_sources = n_slots if p_prefix is None else n_slots + 1
     i_again = n_tiles
-    if DEFER_STORE:
-        i_stored, n_stored = i_first, 0
-        b_stored = tl.zeros([BLOCK_M, BLOCK_D], DTYPE)
     for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
         if p_prefix is None:
             p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED)
             b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
-            b_first, b_first_rstd, _ = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] each
-            b_reference = b_first
-            b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
-            # A computed 1: with a sum that starts as b_v itself, compilers for Ascend keep it where the next blocks go.
-            b_o = b_v * tl.exp(b_first - b_reference)[:, None]
-            b_v = b_second.to(tl.float32)
+            b_first = b_v
         else:
-            b_p = load_prefix(p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D, BLOCK_M, BLOCK_D)
-            append_rows(p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token, D, BLOCK_M, BLOCK_D)
-            b_first, b_first_rstd, _ = score_rows(b_p, b_g, eps, D)
-            b_reference = b_first
-            b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
-            b_o = b_p * tl.exp(b_first - b_reference)[:, None]
-        if DEFER_STORE:
-            if (n_blocks <= PARTS) & (n_stored > 0):
-                store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
+            b_first = load_prefix(p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D, BLOCK_M, BLOCK_D)
+            append_rows(
+                p_append, p_count, b_first, i_token, n_left, n_blocks, n_slots, s_block, s_token, D, BLOCK_M, BLOCK_D
+            )
+        b_reference, b_first_rstd, _ = score_rows(b_first, b_g, eps, D)  # [BLOCK_M] each
+        b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
+        # A computed 1: with a sum that starts as b_first itself, compilers for Ascend keep it where the next blocks go.
+        b_o = b_first * tl.exp(b_reference - b_reference)[:, None]
+        if p_prefix is None:
+            b_v = b_second.to(tl.float32)
         for i_block in tl.range(1 if p_prefix is None else 0, n_blocks):
             i_next = i_block + 1
             p_block, n_next = next_block(
@@ -121,27 +85,15 @@ def attn_res_forward_prefetch_kernel(
             b_sum += b_weight
             b_v = b_next.to(tl.float32)
             store_scores(p_score, p_rstd, b_score, b_rstd, i_block, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN)
-            if DEFER_STORE:
-                if (n_blocks > PARTS) & (i_block <= PARTS) & (n_stored > 0):
-                    i_col = (i_block - 1) * PART
-                    p_out = p_o + i_stored * D
-                    store_columns(p_out, D, b_stored, n_stored, i_col, tl.minimum(i_col + PART, D), BLOCK_M, BLOCK_D)
         i_source = 0 if p_prefix is None else n_slots
         store_scores(
-            p_score, p_rstd, b_first, b_first_rstd, i_source, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN
+            p_score, p_rstd, b_reference, b_first_rstd, i_source, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN
         )
         if tl.max(tl.where(b_sum > MAX_SUM, 1.0, 0.0), axis=0) > 0:  # not max(b_sum): a NaN would hide other rows
             i_again = tl.minimum(i_again, i_tile)
         b_factor = store_lse(p_lse, b_reference, b_sum, i_token, n_left, BLOCK_M)
-        if DEFER_STORE:
-            i_stored, n_stored = i_token, n_left
-            b_stored = (b_o * b_factor[:, None]).to(DTYPE)
-        else:
-            b_done = (b_o * b_factor[:, None]).to(DTYPE)
-            store_output(p_weight, p_o, p_y, p_norm_rstd, b_done, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
-    if DEFER_STORE:
-        if n_stored > 0:
-            store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_stored, n_stored, norm_eps, D, BLOCK_M, BLOCK_D)
+        b_stored = (b_o * b_factor[:, None]).to(p_o.dtype.element_ty)
+        store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
     if BLOCK_M == 1:
         # A computed 1: behind the loop the scalar unit writes a number that the vector unit takes. Without it CANN 8.5 sets
         # a flag before the last wait for it, where the vector unit uses bytes again that the scalar unit used.

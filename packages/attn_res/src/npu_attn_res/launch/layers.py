@@ -8,17 +8,18 @@ from npu_tiling.pytorch.tensors import allocate, allocate_like
 from torch import Tensor
 
 from .. import reference, tiling
-from ..calls import Phase1, Phase1Backward
+from ..calls import Forward, Phase1, Phase1Backward
 from ..shape import Task
 from .columns import KernelPasses
-from .forward import launch_rows
-from .outputs import Outputs
+from .forward import launch_forward
 from .sources import follow
 from .specs import KERNELS, launch_spec
 
 
 def launch_phase1(call: Phase1, device: Device) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """o [T, S, D], lse [T, S], and s [N, T, S] and r [N, T] where `save`."""
+    if len(call.queries) == 1 and device.kind == "ascend":
+        return _launch_layer(call, device)
     v, n_layers = follow(call.blocks, device, stacked=call.stacked), len(call.queries)
     like, n_tokens, width = v.like, v.n_tokens, v.width
     o = allocate(like, (n_tokens, n_layers, width), torch.float32)
@@ -28,13 +29,8 @@ def launch_phase1(call: Phase1, device: Device) -> tuple[Tensor, Tensor, Tensor 
     if not n_tokens:
         return o, lse, score, rstd
     queries, rms_weight = call.queries.contiguous(), call.rms_weight.contiguous()
-    if n_layers == 1 and device.kind == "ascend":
-        outputs, eps = Outputs(o, None, None, score, rstd, lse), (call.eps, call.eps)
-        if launch_rows(v, (queries, rms_weight, None), outputs, eps, like.dtype, device, task=Task.PHASE1):
-            return o, lse, score, rstd
-        return reference.phase1(KernelPasses(v, device), call)
     base, table, aligned = v.at[:3]
-    s_norm = 0 if rms_weight.dim() == 1 and n_layers > 1 else width
+    s_norm = 0 if rms_weight.dim() == 1 else width
     tensors = (base, table, queries, rms_weight, o, score, rstd, lse)
     scalars = (v.n_blocks, n_tokens, v.s_block, v.s_token, s_norm, call.eps)
     options = {"layers": n_layers, "row_stride": v.s_token, "aligned": aligned}
@@ -49,6 +45,29 @@ def launch_phase1(call: Phase1, device: Device) -> tuple[Tensor, Tensor, Tensor 
     if spec is not None and launch_with_fallback(spec.launch.shape, spec, run, tiling.smaller):
         return o, lse, score, rstd
     return reference.phase1(KernelPasses(v, device), call)
+
+
+def _launch_layer(call: Phase1, device: Device) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The first phase of one layer is `attn_res` with an h that is not rounded."""
+    forward = Forward(
+        blocks=call.blocks,
+        stacked=call.stacked,
+        n_blocks=call.blocks[0].shape[0] if call.stacked else len(call.blocks),
+        device_count=None,
+        prefix=None,
+        layer_output=None,
+        query=call.queries[0],
+        rms_weight=call.rms_weight.view(-1),
+        output_rms_weight=None,
+        eps=call.eps,
+        norm_eps=call.eps,
+        dtype=torch.float32,
+        save=True,
+    )
+    outputs = launch_forward(forward, device)
+    assert outputs is not None and outputs.lse is not None and outputs.score is not None
+    width = outputs.h.shape[-1]
+    return outputs.h.view(-1, 1, width), outputs.lse.unsqueeze(-1), outputs.score.unsqueeze(-1), outputs.rstd
 
 
 def launch_phase1_backward(call: Phase1Backward, device: Device) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:

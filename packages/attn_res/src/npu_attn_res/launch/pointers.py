@@ -18,7 +18,7 @@ from ..both.tiling import TableTiling
 from .specs import KERNELS
 
 _NO_GRADIENT = -(2**63)  # as in both/tile.py
-_ENTRIES, _MORE_ENTRIES = 16, 64  # of a table that one launch writes: by the kernel for short tables, and for long ones
+_ENTRIES = 16  # of a table, that one launch writes
 _ALIGNMENT = 16  # elements, as in both/tile.py
 _MAX_ARGUMENTS = 32  # tensors that kernels for CUDA choose among
 
@@ -75,7 +75,7 @@ def in_tables(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], dev
     """Pointers to sources and to their gradients, which are none where none is needed.
 
     Launches that carry the numbers as arguments fill the tables: a copy from the host would be waited for, and could not be
-    captured in a graph. Both tables are one tensor, so that short ones take one launch.
+    captured in a graph. Both tables are one tensor, so that those of up to 8 tensors take one launch.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     if len(sources) == 1:
@@ -95,14 +95,11 @@ def in_tables(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], dev
 
 
 def _table_of(entries: list[int], like: Tensor, device: Device) -> Tensor:
-    is_short = len(entries) <= _ENTRIES
-    n_entries = _ENTRIES if is_short else _MORE_ENTRIES
-    kernel = "attn_res_table_kernel" if is_short else "attn_res_long_table_kernel"
-    entries += [0] * (-len(entries) % n_entries)
+    entries += [0] * (-len(entries) % _ENTRIES)
     table = allocate(like, (len(entries),), torch.int64)
     spec = _table_spec(device)
-    for i in range(0, len(entries), n_entries):
-        KERNELS.launch("both.table", kernel, spec, 1, (table,), (i, *entries[i : i + n_entries]))
+    for i in range(0, len(entries), _ENTRIES):
+        KERNELS.launch("both.table", "attn_res_table_kernel", spec, 1, (table,), (i, *entries[i : i + _ENTRIES]))
     return table
 
 

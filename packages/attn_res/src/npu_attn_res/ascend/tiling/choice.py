@@ -33,7 +33,7 @@ _ROWS = ("D", "BLOCK_M", "BLOCK_D")
 _FORWARD_CONSTANTS = (*_ROWS, "ALIGNED", "BY_TOKEN")
 _FORWARD = Kernel("ascend.forward", "attn_res_forward_kernel", _FORWARD_CONSTANTS)
 _FORWARD_AHEAD = Kernel("ascend.prefetch", "attn_res_forward_prefetch_kernel", _FORWARD_CONSTANTS)
-_BACKWARD = Kernel("ascend.backward", "attn_res_backward_kernel", (*_ROWS, "PREFETCH", "ALIGNED"))
+_BACKWARD = Kernel("ascend.backward", "attn_res_backward_kernel", (*_ROWS, "ALIGNED"))
 _BACKWARD_ROW = Kernel("ascend.backward_row", "attn_res_backward_row_kernel", ("D", "BLOCK_D", "HALVES", "ALIGNED"))
 
 
@@ -46,7 +46,7 @@ class AscendTiling(Tiling):
     @functools.cached_property
     def kernel(self) -> Kernel:
         task = self.shape.task
-        if task in (Task.FORWARD, Task.PHASE1):
+        if task == Task.FORWARD:
             return _FORWARD_AHEAD if self.way.ahead else _FORWARD
         if task == Task.BACKWARD:
             return _BACKWARD_ROW if self.shape.by_token else _BACKWARD
@@ -54,7 +54,7 @@ class AscendTiling(Tiling):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        return {"PREFETCH": self.way.ahead, "HALVES": self.way is Way.HALVES_KEPT, "BY_TOKEN": self.shape.by_token}
+        return {"HALVES": self.way is Way.HALVES_KEPT, "BY_TOKEN": self.shape.by_token}
 
     @property
     def options(self) -> dict[str, int]:

@@ -94,9 +94,9 @@ def _row(way: Way, *sizes: tuple[int, int] | int, floors: float | None = None) -
 # fmt: off
 _FORWARD = (
     #                                910B, 16     910B, 32     950, 16      950, 32
-    _row(Way.ROWS_AHEAD,             (20, 4),     (28, 8),     (22, 1),     (32, 1),    floors=1.72),
+    _row(Way.ROWS_AHEAD,             (20, 4),     (28, 8),     (22, 1),     (32, 1),    floors=1.76),
     _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          40),  # CANN 9.1 wants 4 more than the others
-    _row(Way.ROW_AHEAD,              24,          32,          28,          26,         floors=1.65),
+    _row(Way.ROW_AHEAD,              24,          32,          28,          26,         floors=1.70),
     _row(Way.ROW,                    20,          20,          16,          16),
 )
 _FORWARD_NORMALISED = (
@@ -110,22 +110,10 @@ _FORWARD_PREFIX = (
     _row(Way.ROW_AHEAD,              24,          24,          22,          24,         floors=1.78),
     _row(Way.ROW,                    20,          20,          16,          20),
 )
-_PHASE1 = (
-    _row(Way.ROWS_AHEAD,             (23, 4),     (28, 8),     (24, 4),     (28, 4)),
-    _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          30,          40),
-    _row(Way.ROW_AHEAD,              28,          32,          30,          26),
-    _row(Way.ROW,                    20,          20,          16,          16),
-)
 _BACKWARD = (
-    _row(Way.ROWS,                   (24, 5),     (28, 9),     (21, 5),     (28, 9),    floors=1.93),
-    _row(Way.ROW_AHEAD_TWO_BUFFERS,  32,          44,          30,          40),
-    _row(Way.ROW_AHEAD,              28,          28,          26,          24),
-    _row(Way.ROW,                    26,          22,          22,          24),  # 24 in most compilations with CANN 8.5
-)
-_BACKWARD_FP32_DH = (
-    _row(Way.ROWS,                   (28, 5),     (28, 9),     (21, 5),     (30, 15)),
-    _row(Way.ROW_AHEAD_TWO_BUFFERS,  36,          44,          30,          40),
-    _row(Way.ROW_AHEAD,              28,          28,          26,          24),
+    # with a gradient of h in fp32, whatever the sources are
+    _row(Way.ROWS,                   (28, 5),     (28, 9),     (21, 5),     (30, 15),   floors=1.93),
+    _row(Way.ROW_TWO_BUFFERS,        36,          38,          30,          40),
     _row(Way.ROW,                    26,          22,          24,          24),
 )
 _BACKWARD_PREFIX = (
@@ -168,7 +156,6 @@ _GRADIENT = (_row(Way.COLUMNS,       (36, 16),    (36, 16),    (26, 16),    (27,
 # fmt: on
 
 _TABLES = {
-    Task.PHASE1: _PHASE1,
     Task.LAYERS: _LAYERS,
     Task.MERGE: _MERGE,
     Task.MERGE_BACKWARD: _MERGE_BACKWARD,
@@ -187,4 +174,4 @@ def ways(shape: Shape) -> tuple[Footprint, ...]:
         return _TABLES[shape.task]
     if shape.by_token:
         return _BACKWARD_BY_TOKEN_PREFIX if shape.prefix else _BACKWARD_BY_TOKEN
-    return _BACKWARD_PREFIX if shape.prefix else _BACKWARD_FP32_DH if shape.fp32_dh else _BACKWARD
+    return _BACKWARD_PREFIX if shape.prefix else _BACKWARD
