@@ -26,7 +26,9 @@ def losses_of(head, **config):
     return found
 
 
-def a_head(dtype=torch.float64, bias=False):
+def a_head(dtype=torch.float32, bias=False):
+    if dtype is torch.float64 and torch.cuda.is_available():
+        pytest.skip("our kernels take no fp64")
     torch.manual_seed(0)
     head = Linear.Config(in_features=24, out_features=52, bias=bias).build().to(dtype)
     labels = torch.randint(52, (2, 12))

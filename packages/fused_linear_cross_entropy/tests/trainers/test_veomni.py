@@ -18,7 +18,9 @@ def registered():
     integration.unregister()
 
 
-def a_head(dtype=torch.float64):
+def a_head(dtype=torch.float32):
+    if dtype is torch.float64 and torch.cuda.is_available():
+        pytest.skip("our kernels take no fp64")
     torch.manual_seed(0)
     x = torch.randn(2, 11, WIDTH, dtype=dtype, requires_grad=True)
     weight = (torch.randn(VOCABULARY, WIDTH, dtype=dtype) / 2).requires_grad_()
