@@ -6,9 +6,9 @@ import npu_tiling
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import compute, explain, fused_linear_cross_entropy, linear_log_probs, matmul
+from npu_fused_linear_cross_entropy.calls import LossInputs
 from npu_fused_linear_cross_entropy.options import Options
 from npu_fused_linear_cross_entropy.tiling import Way
-from npu_fused_linear_cross_entropy.ways import Inputs
 from npu_tiling.explaining.explanation import explained
 from npu_tiling.explaining.products import Watch
 
@@ -73,7 +73,7 @@ def test_memory_is_what_the_operators_take(npu_place, way, monkeypatch):
     x, weight = (torch.zeros(count, width, dtype=torch.bfloat16) for count in (tokens, vocabulary))
     target = torch.zeros(tokens, dtype=torch.int64)
     with Watch([]) as memory:
-        arguments = (*Inputs(x, weight, target, bias), *Options(**options, vocab_size=vocabulary))
+        arguments = (*LossInputs(x, weight, target, bias), *Options(**options, vocab_size=vocabulary))
         found = compute.forward(*arguments, False, True, True, bias is not None)
     assert found[0].numel() == 1
     sizes = {"tokens": tokens, "width": width, "vocabulary": vocabulary, "bias": bias is not None}

@@ -4,9 +4,9 @@ import losses
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import chunks, compute, fused_linear_cross_entropy, gradients, linear_log_probs
+from npu_fused_linear_cross_entropy.calls import LossInputs
 from npu_fused_linear_cross_entropy.chunks import MIB, Demand, split
 from npu_fused_linear_cross_entropy.options import Options
-from npu_fused_linear_cross_entropy.ways import Inputs
 from npu_tiling import Device, soc
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -63,7 +63,7 @@ def test_logits_of_all_tokens_are_never_there(device, what, how, grad):
     case = losses.make(TOKENS, WIDTH, VOCABULARY)
     options = Options(**{**MODES[what], **how}, vocab_size=VOCABULARY)
     inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
-    arguments = Inputs(*inputs)
+    arguments = LossInputs(*inputs)
     needs, nothing = (True, True, False), (False, False, False)
     with Largest() as largest, torch.no_grad():
         if not grad:

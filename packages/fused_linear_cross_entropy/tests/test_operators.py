@@ -13,8 +13,8 @@ from npu_fused_linear_cross_entropy import (
     fused_linear_cross_entropy,
     linear_log_probs,
 )
+from npu_fused_linear_cross_entropy.calls import LossInputs
 from npu_fused_linear_cross_entropy.options import Options
-from npu_fused_linear_cross_entropy.ways import Inputs
 
 OPS = torch.ops.npu_fused_linear_cross_entropy
 
@@ -30,7 +30,7 @@ def test_operators_are_registered_properly(device, changes, npu_opcheck):
         pytest.skip("schemas and shapes are a CPU's")
     x, weight, target = tensors(device)
     options = Options(**changes, vocab_size=123)
-    none = Inputs(x, weight, target)[3:]
+    none = LossInputs(x, weight, target)[3:]
     leaves = (x.clone().requires_grad_(), weight.clone().requires_grad_())
     for first in (leaves, (x, weight)):
         npu_opcheck(OPS.forward.default, (*first, target, *none, *options, False, False, False, False))

@@ -6,9 +6,10 @@ import losses
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs, tiling
+from npu_fused_linear_cross_entropy.calls import Needs
 from npu_fused_linear_cross_entropy.cuda.tiling import ProductLaunch
 from npu_fused_linear_cross_entropy.launch import product
-from npu_fused_linear_cross_entropy.options import Needs, Options
+from npu_fused_linear_cross_entropy.options import Options
 from npu_fused_linear_cross_entropy.shape import Shape, Task
 from npu_tiling import Device
 

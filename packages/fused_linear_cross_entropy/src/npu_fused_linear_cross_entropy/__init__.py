@@ -1,12 +1,13 @@
 """Linear layer and cross entropy in one, for training on Huawei Ascend NPUs, CUDA and CPUs."""
 
-from .api import LinearCrossEntropyOutput, fused_linear_cross_entropy
+from .api import fused_linear_cross_entropy
 from .causal_lm import causal_lm_loss
 from .distillation import DistillationLoss, Teacher, linear_distillation_loss
 from .explain import explain
 from .log_probs import LogProbs, linear_log_probs
 from .module import FusedLinearCrossEntropyLoss
 from .patching import patch
+from .rows import LinearCrossEntropyOutput
 
 __all__ = [
     "DistillationLoss",

@@ -13,17 +13,24 @@ from .checks import autocast
 
 
 class Joined(NamedTuple):
-    """The tensors of a call, whose logits are x[..., :H] frozen^T + x[..., H:] weight^T; without an adapter as they were."""
+    """A linear layer's tensors. With a frozen weight its logits are x[..., :H] frozen^T + x[..., H:] weight^T + bias."""
 
     x: Tensor
     weight: Tensor
+    bias: Tensor | None
     frozen: Tensor | None
 
 
-def joined(x: Tensor, weight: Tensor, adapter: tuple[Tensor, Tensor] | None, weight_grad: Tensor | None) -> Joined:
-    """[x, u] and b in the weight's place, for the adapter (u [..., R], b [V, R])."""
+def joined(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    adapter: tuple[Tensor, Tensor] | None,
+    weight_grad: Tensor | None,
+) -> Joined:
+    """The tensors as autocast casts them. With an adapter (u [..., R], b [V, R]) x is [x, u], and the weight b."""
     if adapter is None:
-        return Joined(x, weight, None)
+        return Joined(*autocast(x, weight, bias), None)
     if not isinstance(adapter, tuple) or len(adapter) != len(("u", "b")):
         raise TypeError(f"adapter is a {type(adapter).__name__} and must be a tuple (u, b) of two tensors.")
     u, b = adapter
@@ -39,7 +46,7 @@ def joined(x: Tensor, weight: Tensor, adapter: tuple[Tensor, Tensor] | None, wei
     rank = u.shape[-1]
     arguments.shape("adapter[0]", u, (*x.shape[:-1], rank))
     arguments.device("adapter[0]", u, x, "x's")
-    x, weight, _ = autocast(x, weight, None)
+    x, weight, bias = autocast(x, weight, bias)
     _, b, _ = autocast(x, b, None)
     arguments.parameter("adapter[1]", b, ((weight.shape[0], rank),), x, "x's")
-    return Joined(torch.cat((x, u.to(x.dtype)), -1), b, weight)
+    return Joined(torch.cat((x, u.to(x.dtype)), -1), b, bias, weight)

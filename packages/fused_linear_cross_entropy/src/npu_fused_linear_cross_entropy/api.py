@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
@@ -11,32 +9,15 @@ from torch.distributed import ProcessGroup
 
 from . import sharding
 from .adapter import joined
-from .checks import Part, autocast, check, check_weight_grad, checked_options
+from .calls import LossInputs, ProbabilityInputs
+from .checks import check, check_weight_grad
 from .counted import check_counted, of_counted_tokens
 from .operators import linear_cross_entropy
+from .option_checks import Part, checked_options
 from .options import Options
 from .probability_targets import probability_loss
+from .rows import LinearCrossEntropyOutput
 from .token_weights import checked_token_weight, divisors
-
-
-class LinearCrossEntropyOutput(NamedTuple):
-    """A loss and the extras that were asked for; the others are None.
-
-    Attributes:
-        loss: a scalar, or [...] with the reduction "none".
-        z_loss: lse_square_scale times the squares of lse, reduced as the loss is.
-        token_accuracy: the share of counted rows whose first largest logit is the target's.
-        predicted_tokens: int64 [...], the first largest logit of every row; -1 where ignored.
-        lse: [...], the logarithm of the sum of exponentials of the logits; 0 where ignored.
-        entropy: [...], of the distribution over the vocabulary; 0 where ignored.
-    """
-
-    loss: Tensor
-    z_loss: Tensor | None
-    token_accuracy: Tensor | None
-    predicted_tokens: Tensor | None
-    lse: Tensor | None
-    entropy: Tensor | None
 
 
 def fused_linear_cross_entropy(
@@ -176,66 +157,55 @@ def fused_linear_cross_entropy(
             sequence_parallel=sequence_parallel,
         ),
     )
-    x, weight, frozen = joined(x, weight, adapter, weight_grad)
+    x, weight, bias, frozen = joined(x, weight, bias, adapter, weight_grad)
     if isinstance(target, Tensor) and target.is_floating_point():
         if counted_tokens is not None:
             raise ValueError("counted_tokens must be left out where target has probabilities.")
-        found = probability_loss(x, weight, target, bias, class_weight, token_weight, frozen, weight_grad, options)
-        outputs = LinearCrossEntropyOutput(found.loss, found.z_loss, None, None, found.lse if return_lse else None, None)
+        of_probabilities = ProbabilityInputs(x, weight, bias, class_weight, target, frozen, weight_grad)
+        outputs = probability_loss(of_probabilities, token_weight, options)
     else:
-        outputs = call(
-            x, weight, target, bias, class_weight, None, options, counted_tokens, token_weight, weight_grad, frozen
-        )
-    extras = (outputs.z_loss, outputs.token_accuracy, outputs.predicted_tokens, outputs.lse, outputs.entropy)
-    return outputs.loss if all(extra is None for extra in extras) else outputs
+        inputs = LossInputs(x, weight, target, bias, class_weight, None, frozen, weight_grad)
+        outputs = call(inputs, options, counted_tokens, token_weight)
+    return outputs if any(options.extras) else outputs.loss
 
 
 def call(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    class_weight: Tensor | None,
-    divisor: Tensor | None,
+    inputs: LossInputs,
     options: Options,
     counted_tokens: int | Tensor | None = None,
     token_weight: Tensor | None = None,
-    weight_grad: Tensor | None = None,
-    frozen: Tensor | None = None,
 ) -> LinearCrossEntropyOutput:
-    """The loss with options that were checked.
+    """The loss with options that were checked."""
+    check(inputs, options)
+    check_counted(counted_tokens, inputs.target, options)
+    each = None if token_weight is None else checked_token_weight(token_weight, inputs.x, inputs.target.shape)
+    if counted_tokens is None:
+        return _weighted(inputs, each, options)
 
-    `divisor`: replaces the number of counted rows, or the sum of their weights, by which "mean" divides.
-    """
-    x, weight, bias = autocast(x, weight, bias)
-    check(x, weight, target, bias, class_weight, frozen, options)
-    if counted_tokens is not None:
-        check_counted(counted_tokens, target)
-        if options.sequence_parallel:
-            raise ValueError("counted_tokens must be left out where sequence_parallel is True.")
-        if is_distributed((x, weight, target, bias, class_weight)):
-            raise ValueError("counted_tokens must be left out where there are DTensors.")
+    def of_counted(x: Tensor, target: Tensor, each: Tensor | None) -> LinearCrossEntropyOutput:
+        return _weighted(inputs._replace(x=x, target=target), each, options)
 
-        def of_counted(x: Tensor, target: Tensor, each: Tensor | None) -> LinearCrossEntropyOutput:
-            return call(x, weight, target, bias, class_weight, divisor, options, None, each, weight_grad, frozen)
-
-        each = None if token_weight is None else checked_token_weight(token_weight, x, target.shape)
-        of_all: LinearCrossEntropyOutput = of_counted_tokens(of_counted, x, target, options, counted_tokens, (each,))
-        return of_all
-    if token_weight is not None:
-        each = checked_token_weight(token_weight, x, target.shape)
-        if options.reduction == "none":
-            rows = call(x, weight, target, bias, class_weight, None, options, weight_grad=weight_grad, frozen=frozen)
-            return rows._replace(loss=rows.loss * each, z_loss=None if rows.z_loss is None else rows.z_loss * each)
-        divisor = divisors(each, target, class_weight, divisor, options)
-        options = options._replace(reduction="mean")
-    if is_distributed((x, weight, target, bias, class_weight)):
-        tensors = {"x": x, "weight": weight, "target": target, "bias": bias, "class_weight": class_weight}
-        outputs: LinearCrossEntropyOutput = sharding.linear_cross_entropy(call, tensors, divisor, options)
-        return outputs
-    loss, *extras = linear_cross_entropy(
-        x, weight, target, bias, class_weight, divisor, frozen, weight_grad, options=options
+    found: LinearCrossEntropyOutput = of_counted_tokens(
+        of_counted, inputs.x, inputs.target, options, counted_tokens, (each,)
     )
-    return LinearCrossEntropyOutput(
-        loss, *(extra if wanted else None for extra, wanted in zip(extras, options.extras, strict=True))
-    )
+    return found
+
+
+def _weighted(inputs: LossInputs, each: Tensor | None, options: Options) -> LinearCrossEntropyOutput:
+    """The loss with checked weights [...] of the tokens."""
+    if each is None:
+        return computed(inputs, options)
+    if options.reduction == "none":
+        found = computed(inputs, options)
+        return found._replace(loss=found.loss * each, z_loss=None if found.z_loss is None else found.z_loss * each)
+    divisor = divisors(each, inputs.target, inputs.class_weight, inputs.divisor, options)
+    return computed(inputs._replace(divisor=divisor), options._replace(reduction="mean"))
+
+
+def computed(inputs: LossInputs, options: Options) -> LinearCrossEntropyOutput:
+    """The loss of arguments that were checked."""
+    if is_distributed(inputs[:5]):
+        return sharding.linear_cross_entropy(computed, inputs, options)
+    loss, *extras = linear_cross_entropy(inputs, options)
+    wanted = zip(extras, options.extras, strict=True)
+    return LinearCrossEntropyOutput(loss, *[extra if is_wanted else None for extra, is_wanted in wanted])

@@ -9,9 +9,12 @@ from npu_tiling.pytorch import arguments
 from torch import Tensor
 
 from .adapter import joined
-from .api import LinearCrossEntropyOutput, call
-from .checks import Part, check, check_weight_grad, checked_options, named_options
+from .api import call
+from .calls import LossInputs
+from .checks import check, check_weight_grad
+from .option_checks import Part, checked_options, named_options
 from .options import Option
+from .rows import LinearCrossEntropyOutput
 from .token_weights import checked_token_weight, divisors
 
 
@@ -78,7 +81,7 @@ def causal_lm_loss(
     part = Part(*(options.pop(name, None) for name in Part._fields))  # type: ignore[arg-type]  # checked below
     checked = checked_options(lm_head_weight, part, named_options({"ignore_index": ignore_index, **options}))
     checked = checked._replace(accum_dtype=check_weight_grad(weight_grad, lm_head_weight, checked.accum_dtype))
-    hidden_states, lm_head_weight, frozen = joined(hidden_states, lm_head_weight, adapter, weight_grad)
+    x, weight, bias, frozen = joined(hidden_states, lm_head_weight, bias, adapter, weight_grad)
     if isinstance(shift_labels, Tensor):
         if token_weight is not None or shifts is not None:
             raise ValueError("token_weight and shifts must be left out where shift_labels is a tensor.")
@@ -97,9 +100,9 @@ def causal_lm_loss(
                 raise ValueError("counted_tokens must be left out where shifts are given.")
             factors = _factors(shifts, shift_weights)
             target = torch.stack([_shifted(labels, shift, ignore_index) for shift in shifts])
-            check(hidden_states, lm_head_weight, target, bias, class_weight, frozen, checked)
+            check(LossInputs(x, weight, target, bias, class_weight, None, frozen), checked)
             each = labels.new_ones(labels.shape, dtype=torch.bool) if token_weight is None else token_weight
-            shifted = [checked_token_weight(_shifted(each, shift, 0), hidden_states, labels.shape) for shift in shifts]
+            shifted = [checked_token_weight(_shifted(each, shift, 0), x, labels.shape) for shift in shifts]
             token_weight = torch.stack(
                 [
                     factor / divisors(weights, of_shift, class_weight, num_items_in_batch, checked)
@@ -107,9 +110,9 @@ def causal_lm_loss(
                 ]
             )
             checked, num_items_in_batch = checked._replace(reduction="sum"), None
-    tensors = (hidden_states, lm_head_weight, target, bias, class_weight, num_items_in_batch)
-    outputs = call(*tensors, checked, counted_tokens, token_weight, weight_grad, frozen)
-    return outputs if any(output is not None for output in outputs[1:]) else outputs.loss
+    inputs = LossInputs(x, weight, target, bias, class_weight, num_items_in_batch, frozen, weight_grad)
+    outputs = call(inputs, checked, counted_tokens, token_weight)
+    return outputs if any(checked.extras) else outputs.loss
 
 
 def _shifted(values: Tensor, shift: int, ending: int) -> Tensor:

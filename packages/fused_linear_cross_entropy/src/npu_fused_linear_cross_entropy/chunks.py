@@ -126,6 +126,25 @@ class Chunk(NamedTuple):
     first: int
 
 
+class DistilledChunk(NamedTuple):
+    """Logits of a student and of its teacher that are in memory, and what is computed of them.
+
+    Attributes:
+        student, teacher: [rows, V], raw products.
+        target: int32 [rows], columns of the whole vocabulary, negative: none; None where the hard weight is 0.
+        factors: [rows], of the gradient, which is 0 where a factor is.
+        gradient: [rows, V], is written: of the student's raw products, whose memory it may share. None: there is none.
+        losses: [2, rows], is written: divergences, and cross entropies of the targets, these if there is a hard weight.
+    """
+
+    student: Tensor
+    teacher: Tensor
+    target: Tensor | None
+    factors: Tensor | None
+    gradient: Tensor | None
+    losses: Tensor
+
+
 def part(tensor: Tensor, where: slice, dimension: int = 0) -> Tensor:
     """A part of a tensor along its first or second dimension. If that is all of it, no view is made, which saves time."""
     if where.stop is None or where.stop - where.start == tensor.shape[dimension]:

@@ -1,4 +1,4 @@
-"""The computation of each operator: kernels on accelerators, `reference` on a CPU."""
+"""What the operators of the loss compute: kernels on accelerators, `reference` on a CPU."""
 
 from __future__ import annotations
 
@@ -6,40 +6,42 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from npu_tiling import Device, device_for
+from npu_tiling import device_for
 from npu_tiling.pytorch.tensors import without_autocast
 from torch import Tensor
 
-from . import matmul, parallel, rows, tiling
-from .gradients import Gradients
+from . import matmul, parallel, rows
+from .calls import LossInputs, Needs, split
 from .launch import chunk as launch
 from .launch.product import is_possible
-from .options import Needs, Options, split
+from .options import EachOptions, Options
 from .shape import Shape, Task
-from .ways import Inputs, Loss, start
+from .ways import start
 
 _Way = TypeVar("_Way")
+# Fields of the operators' records of tensors that have the tokens' leading dimensions.
+_MATRICES, _VECTORS = ("x", "teacher_x", "teacher_probs"), ("target", "token_weight")
 
 
-def is_unfinished(x: Tensor, class_weight: Tensor | None, options: Options) -> bool:
+def is_unfinished(inputs: Any, options: EachOptions) -> bool:
     """Whether the forward leaves factors of the gradients to the backward (see `reference.target_facts`)."""
-    return x.dtype == torch.float16 and (options.reduction == "mean" or class_weight is not None)
+    is_scaled = options.reduction == "mean" or getattr(inputs, "class_weight", None) is not None
+    return inputs.x.dtype == torch.float16 and is_scaled
 
 
 @without_autocast
 def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
     """The six outputs, statistics, three gradients and the factors that these lack (see `gradients.Gradients`)."""
-    inputs, options, (save_statistics, *needed) = split(arguments, Inputs, Options)
-    needs = Needs(*needed)
+    inputs, options, (save_statistics, *needed) = split(arguments, LossInputs, Options)
+    needs, shape = Needs(*needed), inputs.target.shape
     if not any(needs):
-        loss = _start(inputs, options, needs, Task.LOSS)
+        loss = begin(start, Task.LOSS, inputs, options, needs)
         statistics = loss.statistics()
         saved = statistics[: count_saved(options)] if save_statistics else None
-        return *loss.losses(statistics, inputs.target.shape), saved, None, None, None, None
-    loss = _start(inputs, options, needs, Task.LOSS_AND_GRADIENTS)
+        return *loss.losses(statistics, shape), saved, None, None, None, None
+    loss = begin(start, Task.LOSS_AND_GRADIENTS, inputs, options, needs)
     statistics, gradients = loss.statistics_and_gradients()
-    outputs = loss.losses(statistics, inputs.target.shape)
-    return *outputs, None, *_shaped(gradients, inputs.x), gradients.unfinished
+    return *loss.losses(statistics, shape), None, *gradients.of(inputs.x), gradients.unfinished
 
 
 @without_autocast
@@ -47,10 +49,10 @@ def backward(
     dloss: Tensor | None, dentropy: Tensor | None, statistics: Tensor, *arguments: Any
 ) -> tuple[Tensor | None, ...]:
     """Three gradients: everything is computed again but the statistics."""
-    inputs, options, needed = split(arguments, Inputs, Options)
-    loss = _start(inputs, options, Needs(*needed), Task.GRADIENTS)
+    inputs, options, needed = split(arguments, LossInputs, Options)
+    loss = begin(start, Task.GRADIENTS, inputs, options, Needs(*needed))
     dloss, dentropy = (d if d is None or d.dim() == 0 else d.reshape(-1) for d in (dloss, dentropy))
-    return _shaped(loss.gradients_of(statistics, dloss, dentropy), inputs.x)
+    return loss.gradients_of(statistics, dloss, dentropy).of(inputs.x)
 
 
 def scale(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
@@ -70,65 +72,46 @@ def scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
             gradient *= factor.item()
 
 
-def _start(inputs: Inputs, options: Options, needs: Needs, task: Task) -> Loss:
-    device = device_for(inputs.x.device)
-    if device is None:
+def _flat(inputs: Any, options: EachOptions) -> Any:
+    """All ranks' tokens, without leading dimensions, in an operator's record of tensors."""
+    changed = {}
+    for name, tensor in inputs._asdict().items():
+        if tensor is not None and name in _MATRICES:
+            matrix = tensor.reshape(-1, tensor.shape[-1])
+            changed[name] = matrix if name == "teacher_probs" else parallel.whole_rows(matrix, options)
+        elif tensor is not None and name in _VECTORS:
+            changed[name] = tensor.reshape(-1)
+    return inputs._replace(**changed)
+
+
+def begin(way: Callable[..., _Way], task: Task, inputs: Any, options: EachOptions, needs: Needs) -> _Way:
+    """`way`, which makes a class of ways/, for an operator's record of tensors, their `Shape` and device."""
+    device, weight_dtype = device_for(inputs.x.device), inputs.weight.dtype
+    is_loss = isinstance(inputs, LossInputs)
+    if is_loss and device is None:
         check_columns("target", inputs.target, options.ignore_index, options.vocab_size)
-    x, weight, bias, frozen = inputs.x, inputs.weight, inputs.bias, inputs.frozen
-    if x.dim() != 2:
-        x = x.reshape(-1, x.shape[-1])
-        inputs = inputs._replace(target=inputs.target.reshape(-1))
-    x = parallel.whole_rows(x, options)
-    inputs = inputs._replace(x=x)
-    if weight.dtype != x.dtype:
-        inputs = inputs._replace(weight=weight.to(x.dtype))
-    unfinished = task is Task.LOSS_AND_GRADIENTS and is_unfinished(x, inputs.class_weight, options)
-    is_readable = is_possible(x, inputs.weight, device)
-    flags = {"unfinished": unfinished, "is_readable": is_readable}
-    shape = shape_of(task, x, weight, bias, frozen, options, needs, device, **flags)
-    return start(inputs, options, tiling.choose(shape), device)
-
-
-def begin(way: Callable[..., _Way], task: Task, inputs: Any, options: Options, needs: Needs) -> _Way:
-    """A way of ways/ for x [N, H], or this rank's rows of it, and a weight in its dtype or a wider one."""
-    device = device_for(inputs.x.device)
-    if inputs.weight.dtype != inputs.x.dtype:
-        inputs = inputs._replace(weight=inputs.weight.to(inputs.x.dtype))
-    inputs = inputs._replace(x=parallel.whole_rows(inputs.x, options))
-    shape = shape_of(task, inputs.x, inputs.weight, inputs.bias, inputs.frozen, options, needs, device)
-    return way(inputs, options, tiling.choose(shape), device)
-
-
-def shape_of(
-    task: Task,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    frozen: Tensor | None,
-    options: Options,
-    needs: Needs,
-    device: Device | None,
-    *,
-    unfinished: bool = False,
-    is_readable: bool = False,
-) -> Shape:
-    """The `Shape` of a call with x [N, H], the weight, and the frozen weight in front of it."""
-    return Shape(
+    if inputs.x.dim() != 2 or options.sequence_parallel:
+        inputs = _flat(inputs, options)
+    x, bias, frozen = inputs.x, inputs.bias, inputs.frozen
+    if weight_dtype != x.dtype:
+        inputs = inputs._replace(weight=inputs.weight.to(x.dtype))
+    shape = Shape(
         task=task,
         tokens=x.shape[0],
         width=x.shape[1],
-        vocabulary=weight.shape[0],
+        vocabulary=inputs.weight.shape[0],
         x_dtype=x.dtype,
-        weight_dtype=weight.dtype,
+        weight_dtype=weight_dtype,
         bias_dtype=None if bias is None else bias.dtype,
-        options=options,
+        options=options.of_head,
         needs=needs,
-        unfinished=unfinished,
+        unfinished=task is Task.LOSS_AND_GRADIENTS and is_unfinished(inputs, options),
         writes_fp32=matmul.writes_fp32(x.device, x.dtype),
-        is_readable=is_readable,
+        is_readable=is_loss and is_possible(x, inputs.weight, device),
         device=device,
         frozen_width=0 if frozen is None else frozen.shape[1],
     )
+    return way(inputs, options, shape, device)
 
 
 def check_columns(name: str, target: Tensor, ignore_index: int, vocab_size: int) -> None:
@@ -141,11 +124,6 @@ def check_columns(name: str, target: Tensor, ignore_index: int, vocab_size: int)
             f"{name}{f'[{index}]' if place else ''} is {target[tuple(place)].item()} and must be from 0 to "
             f"{vocab_size - 1}, or ignore_index, {ignore_index}."
         )
-
-
-def _shaped(gradients: Gradients, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    dx, dweight, dbias, _ = gradients
-    return dx if dx is None or x.dim() == 2 else dx.view(x.shape), dweight, dbias
 
 
 def count_saved(options: Options) -> int:

@@ -9,9 +9,10 @@ import torch
 from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.autograd import can_bypass_dispatcher
+from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
-from .options import Options
+from .options import EachOptions
 
 
 class Counted(NamedTuple):
@@ -30,10 +31,14 @@ class Counted(NamedTuple):
     place: Tensor
 
 
-def check_counted(counted: int | Tensor | None, target: Tensor) -> None:
+def check_counted(counted: int | Tensor | None, target: Tensor, options: EachOptions) -> None:
     """Raises TypeError or ValueError where this is no number of tokens, no places of them and no mask."""
     if counted is None:
         return
+    if options.sequence_parallel:
+        raise ValueError("counted_tokens must be left out where sequence_parallel is True.")
+    if is_distributed((target,)):
+        raise ValueError("counted_tokens must be left out where there are DTensors.")
     if isinstance(counted, Tensor):
         arguments.dtype("counted_tokens", counted, torch.int64, torch.bool)
         arguments.device("counted_tokens", counted, target, "target's")
@@ -49,7 +54,7 @@ def of_counted_tokens(
     loss: Callable[..., Any],
     x: Tensor,
     target: Tensor,
-    options: Options,
+    options: EachOptions,
     counted: int | Tensor,
     others: Sequence[Tensor | None] = (),
 ) -> Any:
@@ -84,7 +89,7 @@ def _rows(tensor: Tensor, dimensions: int) -> Tensor:
     return tensor.reshape(-1, *tensor.shape[dimensions:])
 
 
-def _choose(target: Tensor, counted: int | Tensor, options: Options) -> Counted:
+def _choose(target: Tensor, counted: int | Tensor, options: EachOptions) -> Counted:
     """The tokens of a target [tokens] that count, in their order; a place that is listed twice counts once."""
     tokens, ignored = target.shape[0], options.ignore_index
     can_ask = can_bypass_dispatcher((target, counted)) and device_for(target.device) is None

@@ -13,16 +13,17 @@ from torch.distributed import ProcessGroup
 
 from . import parallel
 from .adapter import joined
-from .checks import Part, autocast, check_weight_grad
+from .calls import DistillationInputs
+from .checks import autocast, check_weight_grad
 from .counted import check_counted, of_counted_tokens
-from .distillation_checks import Teacher, check_inputs, checked, checked_teacher
-from .distillation_operators import distill
+from .distillation_checks import Teacher, check_inputs, checked_teacher
+from .distillation_operators import distillation
 from .distillation_top_k import distill_top_k
 from .ids import are_columns
+from .option_checks import Part, checked_options
 from .options import DistillationOptions
 from .rows import are_counted
 from .token_weights import checked_token_weight
-from .ways.distillation import DistillationInputs
 
 
 class DistillationLoss(NamedTuple):
@@ -140,7 +141,7 @@ def linear_distillation_loss(
     Distillation of Language Models", arXiv 2306.13649; chunks: Hsu et al., "Liger Kernel", arXiv 2410.10989.
     """
     given, part = checked_teacher(teacher, teacher_probs, teacher_top_k), Part(process_group, vocab_range, vocab_size)
-    options = checked(
+    options = checked_options(
         weight,
         part,
         DistillationOptions(
@@ -162,40 +163,38 @@ def linear_distillation_loss(
             sequence_parallel=sequence_parallel,
         ),
     )
+    each = None
     if token_weight is not None:
         arguments.tensor("x", x)
-        token_weight = checked_token_weight(token_weight, x, parallel.whole_shape(x, options.of_head))
-    teacher_weight = teacher_bias = None
-    probs = None if teacher_probs is None else teacher_probs.detach()
-    teacher_hidden = None
-    if given is not None:
-        teacher_hidden, teacher_weight = given.x.detach(), given.weight.detach()
-        teacher_bias = None if given.bias is None else given.bias.detach()
+        each = checked_token_weight(token_weight, x, parallel.whole_shape(x, options))
 
     def run(
-        x: Tensor, target: Tensor | None, u: Tensor | None, each: Tensor | None, *of_tokens: Tensor | None
+        x: Tensor,
+        target: Tensor | None,
+        u: Tensor | None,
+        each: Tensor | None,
+        teacher_x: Tensor | None,
+        probs: Tensor | None,
+        ids: Tensor | None,
+        log_q: Tensor | None,
     ) -> DistillationLoss:
         of_adapter = adapter if u is None or adapter is None else (u, adapter[1])
-        teacher_x, probs, ids, log_q = of_tokens
         if ids is not None and log_q is not None:
-            return DistillationLoss(
-                *distill_top_k(
-                    x, weight, target, bias, ids, log_q, each, options, part, weight_grad=weight_grad, adapter=of_adapter
-                )
-            )
-        own_x, own_weight, frozen = joined(x, weight, of_adapter, weight_grad)
-        own_x, own_weight, own_bias = autocast(own_x, own_weight, bias)
-        student = (own_x, own_weight, target, own_bias)
+            more = {"weight_grad": weight_grad, "adapter": of_adapter}
+            return DistillationLoss(*distill_top_k(x, weight, target, bias, ids, log_q, each, options, part, **more))
+        x, own_weight, own_bias, frozen = joined(x, weight, bias, of_adapter, weight_grad)
         heads: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
-        if teacher_x is not None and teacher_weight is not None:
-            heads = autocast(teacher_x, teacher_weight, teacher_bias)
+        if teacher_x is not None and given is not None:
+            heads = autocast(teacher_x, given.weight.detach(), None if given.bias is None else given.bias.detach())
+        student = (x, own_weight, target, own_bias)
         inputs = DistillationInputs(*student, *heads, probs, each, frozen, weight_grad)
         check_inputs(inputs, options)
-        loss, soft, hard = distill(inputs, options)
+        loss, soft, hard = distillation(inputs, options)
         return DistillationLoss(loss, soft, hard if options.hard_weight else None)
 
     u = adapter[0] if isinstance(adapter, tuple) and adapter else None
-    others = (u, token_weight, teacher_hidden, probs, *(teacher_top_k or (None, None)))
+    probs = None if teacher_probs is None else teacher_probs.detach()
+    others = (u, each, None if given is None else given.x.detach(), probs, *(teacher_top_k or (None, None)))
     if counted_tokens is None:
         found = run(x, target, *others)
     else:
@@ -211,9 +210,9 @@ def _of_counted(
     counted: int | Tensor,
     options: DistillationOptions,
 ) -> DistillationLoss:
-    if target is None or options.sequence_parallel:
-        raise ValueError("counted_tokens must be left out where target is None, and where sequence_parallel is True.")
-    check_counted(counted, target)
+    if target is None:
+        raise ValueError("counted_tokens must be left out where target is None.")
+    check_counted(counted, target, options)
     exact = statistics_dtype(x.dtype)
 
     def run_or_nan(
@@ -223,5 +222,5 @@ def _of_counted(
         wrong = are_counted(target, options.ignore_index) & ~are_columns(target, 0, options.vocab_size)
         return run(x, target, u, torch.where(wrong, torch.nan, 1.0 if each is None else each).to(exact), *of_tokens)
 
-    found: DistillationLoss = of_counted_tokens(run_or_nan, x, target, options.of_head, counted, others)
+    found: DistillationLoss = of_counted_tokens(run_or_nan, x, target, options, counted, others)
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.autograd import can_bypass_dispatcher
@@ -12,10 +11,10 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import parallel
-from .checks import Part, check_width, checked_options
+from .calls import DistillationInputs
+from .checks import check_head, check_target
 from .compute import check_columns
-from .options import DIVERGENCES, OF_EVERY_HEAD, DistillationOptions
-from .ways.distillation import DistillationInputs
+from .options import DistillationOptions
 
 
 class Teacher(NamedTuple):
@@ -53,35 +52,12 @@ def checked_teacher(teacher: Any, teacher_probs: Any, teacher_top_k: Any) -> Tea
     return made
 
 
-def checked(weight: Tensor, part: Part, options: DistillationOptions) -> DistillationOptions:
-    """The options with the weight's part of the vocabulary."""
-    head = checked_options(weight, part, options.of_head)
-    arguments.one_of("divergence", options.divergence, DIVERGENCES)
-    beta = arguments.number("beta", options.beta, above=0)
-    if beta >= 1:
-        raise ValueError(f"beta is {options.beta} and must be above 0 and below 1.")
-    arguments.flags(return_parts=options.return_parts)
-    return options._replace(
-        **{name: getattr(head, name) for name in OF_EVERY_HEAD},
-        beta=beta,
-        temperature=arguments.number("temperature", options.temperature, above=0),
-        soft_weight=arguments.number("soft_weight", options.soft_weight),
-        hard_weight=arguments.number("hard_weight", options.hard_weight),
-        teacher_softcap=arguments.number("teacher.softcap", options.teacher_softcap, above=0, or_none=True),
-        teacher_logit_scale=arguments.number("teacher.logit_scale", options.teacher_logit_scale),
-    )
-
-
 def check_inputs(inputs: DistillationInputs, options: DistillationOptions) -> None:
     """Types, dtypes, shapes and devices, and targets on a CPU."""
     x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, teacher_probs, _, frozen, _ = inputs
     if is_distributed(tuple(inputs)):
         raise TypeError("x, weight and the teacher's tensors must be plain tensors, not DTensors: gather the weights first.")
-    arguments.floating("x", x)
-    shape = parallel.whole_shape(x, options.of_head)
-    check_width(x, weight, frozen)
-    arguments.parameter("weight", weight, (weight.shape,), x, "x's")
-    arguments.parameter("bias", bias, (weight.shape[:1],), x, "x's", or_none=True)
+    check_head(x, weight, bias, frozen)
     if teacher_x is not None and teacher_weight is not None:
         arguments.floating("teacher.x", teacher_x)
         arguments.shape("teacher.x", teacher_x, (*x.shape[:-1], teacher_x.shape[-1]))
@@ -91,17 +67,19 @@ def check_inputs(inputs: DistillationInputs, options: DistillationOptions) -> No
         arguments.parameter("teacher.bias", teacher_bias, (weight.shape[:1],), teacher_x, "teacher.x's", or_none=True)
         arguments.device("teacher.x", teacher_x, x, "x's")
     if teacher_probs is not None:
-        arguments.shape("teacher_probs", teacher_probs, (*shape, weight.shape[0]))
+        arguments.shape("teacher_probs", teacher_probs, (*parallel.whole_shape(x, options), weight.shape[0]))
         arguments.device("teacher_probs", teacher_probs, x, "x's")
         if not teacher_probs.is_floating_point():
             raise TypeError(f"teacher_probs is {teacher_probs.dtype} and must be floating point.")
+    check_hard_weight(target, options)
     if target is None:
-        if options.hard_weight:
-            raise ValueError(f"target is None and must be given where hard_weight is not 0: it is {options.hard_weight}.")
         return
-    arguments.tensor("target", target)
-    arguments.dtype("target", target, torch.int64, torch.int32)
-    arguments.shape("target", target, shape)
-    arguments.device("target", target, x, "x's")
+    check_target(target, x, options)
     if options.hard_weight and can_bypass_dispatcher((target,)) and device_for(target.device) is None:
         check_columns("target", target, options.ignore_index, options.vocab_size)
+
+
+def check_hard_weight(target: Tensor | None, options: DistillationOptions) -> None:
+    """Raises ValueError where hard labels count, and there are none."""
+    if target is None and options.hard_weight:
+        raise ValueError(f"target is None and must be given where hard_weight is not 0: it is {options.hard_weight}.")

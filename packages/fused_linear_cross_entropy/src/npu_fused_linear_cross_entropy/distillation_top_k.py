@@ -8,9 +8,13 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 
-from .checks import Part
+from .distillation_checks import check_hard_weight
 from .log_probs import LogProbs, linear_log_probs
+from .option_checks import Part
 from .options import DistillationOptions
+
+# Options of a distillation that `linear_log_probs` has too.
+_SCORES = ("ignore_index", "softcap", "logit_scale", "accum_dtype", "chunk_tokens", "memory_budget", "sequence_parallel")
 
 
 def distill_top_k(
@@ -32,21 +36,8 @@ def distill_top_k(
     arguments.tensor("teacher_top_k[0]", ids)
     arguments.tensor("teacher_top_k[1]", log_q)
     arguments.shape("teacher_top_k[1]", log_q, ids.shape)
-    if options.hard_weight and target is None:
-        raise ValueError(f"target is None and must be given where hard_weight is not 0: it is {options.hard_weight}.")
-    scores: dict[str, Any] = {
-        name: getattr(options, name)
-        for name in (
-            "ignore_index",
-            "softcap",
-            "logit_scale",
-            "accum_dtype",
-            "chunk_tokens",
-            "memory_budget",
-            "sequence_parallel",
-        )
-    }
-    scores |= {**scored, **part._asdict()}
+    check_hard_weight(target, options)
+    scores: dict[str, Any] = {name: getattr(options, name) for name in _SCORES} | {**scored, **part._asdict()}
     is_shared = options.hard_weight and options.temperature == 1.0
     found = linear_log_probs(
         x, weight, target if is_shared else None, bias, ids=ids, temperature=options.temperature, **scores

@@ -12,13 +12,14 @@ from npu_tiling.pytorch.tensors import statistics_dtype, without_autocast
 from torch import Tensor
 
 from . import parallel
+from .calls import DistributionInputs, Needs, split
 from .compute import begin, check_columns
 from .distribution_rows import Moments, coefficients, moments
 from .ids import are_columns
-from .operators import OPERATORS, define_gradient, fake_gradients, gradient_of
-from .options import GRADIENTS, NEEDS, Needs, Options, split
+from .options import Options
+from .registration import OPERATORS, Gradient
 from .shape import Task
-from .ways.distributions import Distributions, Inputs
+from .ways.distributions import Distributions
 
 
 class Wanted(NamedTuple):
@@ -59,7 +60,7 @@ _OUTPUTS = f"{_MOMENTS}, Tensor ids_log_probs, Tensor top_log_probs, Tensor top_
 
 @without_autocast
 def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    inputs, options, wanted = split(arguments, Inputs, Options)
+    inputs, options, wanted = split(arguments, DistributionInputs, Options)
     if inputs.ids is not None and device_for(inputs.x.device) is None:
         check_columns("ids", inputs.ids, options.ignore_index, options.vocab_size)
     found = begin(Distributions, Task.DISTRIBUTIONS, inputs, options, Needs(False, False, False)).found(*wanted)
@@ -82,14 +83,14 @@ def _are_known(ids: Tensor, options: Options) -> Tensor:
 def _backward(
     rows: Tensor, log_probs: Tensor | None, did_log_probs: Tensor | None, *arguments: Any
 ) -> tuple[Tensor | None, ...]:
-    inputs, options, (*needed, need_drates) = split(arguments, Inputs, Options)
+    inputs, options, (*needed, need_drates) = split(arguments, DistributionInputs, Options)
     distributions = begin(Distributions, Task.DISTRIBUTION_GRADIENTS, inputs, options, Needs(*needed))
     found, drates = distributions.gradients_of(rows, log_probs, did_log_probs, need_drates)
     return found.dx, found.dweight, found.dbias, drates
 
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    inputs, options, (top_k, find_first) = split(arguments, Inputs, Options)
+    inputs, options, (top_k, find_first) = split(arguments, DistributionInputs, Options)
     x, dtype = inputs.x, statistics_dtype(inputs.x.dtype)
     (rows,) = parallel.whole_shape(x, options)
     moment = [x.new_empty(rows, dtype=dtype) for _ in Moments._fields]
@@ -98,21 +99,18 @@ def _fake_forward(*arguments: Any) -> tuple[Tensor | None, ...]:
     return *moment, of_ids, *tops, x.new_empty(rows, dtype=torch.int64) if find_first else None
 
 
-def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, _, needed = split(arguments[3:], Inputs, Options)
-    return fake_gradients(inputs, needed, inputs.rates)
-
-
 OPERATORS.define(
-    f"distributions({schema(Inputs, Options)}, int top_k, bool find_first) -> ({_OUTPUTS})",
+    f"distributions({schema(DistributionInputs, Options)}, int top_k, bool find_first) -> ({_OUTPUTS})",
     _forward,
     _fake_forward,
 )
-define_gradient(
-    f"distribution_gradients(Tensor coefficients, Tensor? log_probs, Tensor? did_log_probs, {schema(Inputs, Options)},"
-    f" {NEEDS}, bool need_drates) -> ({GRADIENTS}, Tensor drates)",
+_GRADIENT = Gradient(
+    "distribution_gradients",
+    "Tensor coefficients, Tensor? log_probs, Tensor? did_log_probs",
+    DistributionInputs,
+    Options,
     _backward,
-    _fake_backward,
+    other="rates",
 )
 
 
@@ -120,13 +118,12 @@ class _Distributions(Function):
     """All results but the columns of largest logits have gradients."""
 
     @staticmethod
-    def forward(ctx, run, x, weight, bias, ids, rates, frozen, weight_grad, options, wanted):  # type: ignore[no-untyped-def]
-        ctx.options, ctx.weight_grad = options, weight_grad
+    def forward(ctx, run, options, wanted, *tensors):  # type: ignore[no-untyped-def]
+        ctx.options, ctx.weight_grad = options, tensors[-1]
         ctx.set_materialize_grads(False)
-        tensors = (x, weight, bias, ids, rates, frozen)
-        found = Outputs(*run(*tensors, weight_grad, *options, *wanted))
+        found = Outputs(*run(*tensors, *options, *wanted))
         top = (found.top_log_probs, found.top_ids) if wanted.top_k else (None, None)
-        ctx.save_for_backward(*tensors, *found[: len(Moments._fields)], found.ids_log_probs, *top)
+        ctx.save_for_backward(*tensors[:-1], *found[: len(Moments._fields)], found.ids_log_probs, *top)
         constant = (found.lse, found.top_ids, found.first)
         ctx.mark_non_differentiable(*(output for output in constant if output is not None))
         return tuple(found)
@@ -134,8 +131,7 @@ class _Distributions(Function):
     @staticmethod
     def backward(ctx, dlse, dentropy, dsquare_sum, dmean_logit, dids, dtop, dtop_ids, dfirst):  # type: ignore[no-untyped-def]
         x, weight, bias, ids, rates, frozen, *known, of_ids, of_top, top_ids = ctx.saved_tensors
-        options, weight_grad = ctx.options, ctx.weight_grad
-        named = []
+        options, named = ctx.options, []
         if dids is not None:
             known_ids = _are_known(ids, options)
             values = (torch.where(known_ids, value, 0.0) for value in (of_ids, dids))
@@ -144,17 +140,10 @@ class _Distributions(Function):
             named.append((top_ids, of_top, dtop))
         ids, log_probs, did = (torch.cat(parts, 1) for parts in zip(*named, strict=True)) if named else (None, None, None)
         rows = coefficients(Moments(*known), options.vocab_size, dentropy, dsquare_sum, dmean_logit, did)
-        _, need_dx, need_dweight, need_dbias, _, need_drates, *_ = ctx.needs_input_grad
-        needed = (need_dx, need_dweight, need_dbias, need_drates)
-        inputs = (x, weight, bias, ids, rates, frozen, weight_grad)
-        found = OPERATORS(
-            gradient_of("distribution_gradients", weight_grad), rows, log_probs, did, *inputs, *options, *needed
-        )
-        dx, dweight, dbias, drates = (gradient if need else None for gradient, need in zip(found, needed, strict=True))
-        return None, dx, dweight if weight_grad is None else None, dbias, None, drates, None, None, None, None
+        return _GRADIENT(ctx, (rows, log_probs, did), (x, weight, bias, ids, rates, frozen))
 
 
-def distributions(inputs: Inputs, options: Options, wanted: Wanted) -> Outputs:
+def distributions(inputs: DistributionInputs, options: Options, wanted: Wanted) -> Outputs:
     """Moments and log-probabilities of the distributions of x [N, H], recorded by autograd."""
     found = Outputs(*OPERATORS("distributions", *inputs, *options, *wanted))
     return found._replace(
@@ -166,9 +155,9 @@ def distributions(inputs: Inputs, options: Options, wanted: Wanted) -> Outputs:
 
 
 def _recorded(run, *arguments):  # type: ignore[no-untyped-def]
-    inputs, options, wanted = split(arguments, Inputs, Options)
+    inputs, options, wanted = split(arguments, DistributionInputs, Options)
     if needs_gradient((inputs.x, inputs.weight, inputs.bias, inputs.rates)):
-        return apply(_Distributions, run, *inputs, options, Wanted(*wanted))
+        return apply(_Distributions, run, options, Wanted(*wanted), *inputs)
     return run(*arguments)
 
 

@@ -28,6 +28,10 @@ class Gradients(NamedTuple):
     dbias: Tensor | None
     unfinished: Tensor | None
 
+    def of(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The first three, the gradient of x in its shape [..., H]."""
+        return self.dx if self.dx is None or x.dim() == 2 else self.dx.view(x.shape), self.dweight, self.dbias
+
 
 #: Columns of x, and the weight [V, columns] that they are multiplied by; the last weight is the one that is trained.
 Operands = tuple[tuple[slice, Tensor], ...]

@@ -13,13 +13,14 @@ from torch.distributed import ProcessGroup
 
 from . import parallel
 from .adapter import joined
-from .api import call
-from .checks import Part, autocast, check, check_weight_grad, checked_options
+from .api import computed
+from .calls import DistributionInputs, LossInputs
+from .checks import check, check_weight_grad
 from .counted import check_counted, of_counted_tokens
 from .distributions import Outputs, Wanted, distributions
+from .option_checks import Part, checked_options
 from .options import Options
 from .rows import are_counted
-from .ways.distributions import Inputs
 
 _INVARIANT_TOKENS = 512  # of a chunk, where its length must not follow from how many tokens there are
 
@@ -154,59 +155,57 @@ def linear_log_probs(
     )
     if asked.top_k > options.vocab_size:
         raise ValueError(f"top_k is {top_k} and must be at most {options.vocab_size}, the size of the vocabulary.")
-    has_target = target is not None
-    if not has_target and (return_is_top or counted_tokens is not None or (ids is None and not any(asked))):
+    is_more = ids is not None or any(asked)
+    if target is None and (return_is_top or counted_tokens is not None or not is_more):
         raise ValueError("target is None and must be a tensor, unless ids or outputs that need no target are asked for.")
-    x, weight, frozen = joined(x, weight, adapter, weight_grad)
-    x, weight, bias = autocast(x, weight, bias)
-    shape = torch.Size(parallel.whole_shape(x, options))
-    rates = _rates(temperature, x, shape) if isinstance(temperature, Tensor) else None
-    if target is None:
-        target = torch.full(shape, int(ignore_index == 0), device=x.device)  # not ignored
-    check(x, weight, target, bias, None, frozen, options)
-    _check_ids(ids, x, shape)
-    check_counted(counted_tokens, target)
     arguments.flags(batch_invariant=batch_invariant)
     if batch_invariant and (counted_tokens is not None or sequence_parallel):
         raise ValueError("counted_tokens and sequence_parallel must be left out where batch_invariant is True.")
-    if sequence_parallel and counted_tokens is not None:
-        raise ValueError("counted_tokens must be left out where sequence_parallel is True.")
+    x, weight, bias, frozen = joined(x, weight, bias, adapter, weight_grad)
+    shape = torch.Size(parallel.whole_shape(x, options))
+    rates = _rates(temperature, x, shape) if isinstance(temperature, Tensor) else None
+    has_target = target is not None
+    targets = torch.full(shape, int(ignore_index == 0), device=x.device) if target is None else target  # not ignored
+    head = LossInputs(x, weight, targets, bias, None, None, frozen, weight_grad)
+    check(head, options)
+    _check_ids(ids, x, shape)
+    check_counted(counted_tokens, targets, options)
     is_loss = has_target and ids is None and rates is None and not any(asked._replace(entropy=False))
     if is_distributed((x, weight, target, bias)) and (batch_invariant or not is_loss):
         raise ValueError("batch_invariant must be False, and entropies alone asked for, where there are DTensors.")
 
-    def of_loss(x: Tensor, target: Tensor, *_: Tensor | None) -> LogProbs:
-        outputs = call(x, weight, target, bias, None, None, options, counted_tokens, weight_grad=weight_grad, frozen=frozen)
-        return LogProbs(-outputs.loss, outputs.entropy)
-
-    def of_rows(x: Tensor, target: Tensor, ids: Tensor | None, rates: Tensor | None) -> LogProbs:
-        inputs = Inputs(x, weight, bias, _columns(target if has_target else None, ids), rates, frozen, weight_grad)
+    def score(x: Tensor, target: Tensor, ids: Tensor | None, rates: Tensor | None) -> LogProbs:
+        """The outputs of tokens, the log-probabilities negated where they are a loss."""
+        if is_loss:
+            found = computed(head._replace(x=x, target=target), options)
+            return LogProbs(found.loss, found.entropy)
+        columns = _columns(target if has_target else None, ids)
+        inputs = DistributionInputs(x, weight, bias, columns, rates, frozen, weight_grad)
         outputs = distributions(inputs, options._replace(return_entropy=False), Wanted(asked.top_k, asked.is_top))
         return _log_probs(outputs, target, has_target, asked, options)
 
-    if is_loss and not batch_invariant:
-        found = of_loss(x, target)
-    elif counted_tokens is not None:
-        found = of_counted_tokens(of_rows, x, target, options, counted_tokens, (ids, rates))
+    if counted_tokens is not None:
+        found: LogProbs = of_counted_tokens(score, x, targets, options, counted_tokens, (ids, rates))
+    elif is_loss and not batch_invariant:
+        found = score(x, targets, None, None)
     else:
-        tokens = target.numel()
-        more = -tokens % options.chunk_tokens if batch_invariant and options.chunk_tokens else 0
+        more = -targets.numel() % options.chunk_tokens if batch_invariant and options.chunk_tokens else 0
 
         def rows(tensor: Tensor, value: int) -> Tensor:
             flat = tensor.reshape(-1, *tensor.shape[len(shape) :])
             # Copied even without padding: a framework chooses a product by the address and strides too.
             return torch.cat((flat, flat.new_full((more, *flat.shape[1:]), value))) if batch_invariant else flat
 
-        of_chunks = of_loss if is_loss else of_rows
-        ids_or_none = None if ids is None else rows(ids, ignore_index)
-        found = of_chunks(
-            rows(x, 0), rows(target.long(), ignore_index), ids_or_none, None if rates is None else rows(rates, 1)
-        )
-        found = LogProbs(*(None if one is None else one[:tokens].view((*shape, *one.shape[1:])) for one in found))
-    if ids is None and not any(asked):
-        assert found.log_probs is not None
-        return found.log_probs
-    return found
+        chosen = (None if ids is None else rows(ids, ignore_index), None if rates is None else rows(rates, 1))
+        of_rows = score(rows(x, 0), rows(targets.long(), ignore_index), *chosen)
+        tokens = targets.numel()
+        found = LogProbs(*[None if one is None else one[:tokens].view((*shape, *one.shape[1:])) for one in of_rows])
+    if is_loss and found.log_probs is not None:
+        found = found._replace(log_probs=-found.log_probs)
+    if is_more:
+        return found
+    assert found.log_probs is not None
+    return found.log_probs
 
 
 def _asked(top_k: int | None, entropy: bool, square_sum: bool, mean_logit: bool, is_top: bool) -> _Asked:

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .api import LinearCrossEntropyOutput, fused_linear_cross_entropy
-from .checks import named_options
+from .api import fused_linear_cross_entropy
+from .option_checks import named_options
 from .options import Option
+from .rows import LinearCrossEntropyOutput
 
 
 class FusedLinearCrossEntropyLoss(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup
@@ -10,22 +10,9 @@ from torch.distributed import ProcessGroup
 REDUCTIONS = ("mean", "sum", "none")
 DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
 
-NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"  # schema of `Needs`, and of the gradients
-GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
-_Inputs = TypeVar("_Inputs", bound=tuple[Any, ...])
-_Options = TypeVar("_Options", bound=tuple[Any, ...])
-
 
 #: Types of options.
 Option = str | float | bool | torch.dtype | ProcessGroup | tuple[int, int] | None
-
-
-class Needs(NamedTuple):
-    """Which gradients are wanted."""
-
-    dx: bool
-    dweight: bool
-    dbias: bool
 
 
 class Options(NamedTuple):
@@ -60,6 +47,21 @@ class Options(NamedTuple):
     vocab_size: int = 0
 
     @property
+    def of_head(self) -> Options:
+        """Those that every loss of a linear layer has."""
+        return self
+
+    @property
+    def is_one_number(self) -> bool:
+        """Whether the forward can compute the gradients: those of one number are known but for a factor."""
+        return self.reduction != "none" and not self.return_entropy
+
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        """Places of the outputs that have gradients: the loss, and entropies."""
+        return (0, 5) if self.return_entropy else (0,)
+
+    @property
     def extras(self) -> tuple[bool, ...]:
         """Which optional outputs are wanted, in their order."""
         return self[7:12]
@@ -76,8 +78,7 @@ class Options(NamedTuple):
     @property
     def shift_invariant(self) -> bool:
         """Whether gradients of the one loss depend on differences of raw logits alone."""
-        one = self.reduction != "none" and not self.return_entropy
-        return one and self.softcap is None and self.logit_scale == 1.0
+        return self.is_one_number and self.softcap is None and self.logit_scale == 1.0
 
 
 #: The options that a caller names; the other fields follow from the process group and the weight.
@@ -108,19 +109,19 @@ class DistillationOptions(NamedTuple):
     vocab_size: int = 0
 
     @property
+    def is_one_number(self) -> bool:
+        """Whether the forward can compute the gradients: those of one number are known but for a factor."""
+        return self.reduction != "none"
+
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        """Places of the outputs that have gradients: the loss."""
+        return (0,)
+
+    @property
     def of_head(self) -> Options:
         """Those that every loss of a linear layer has."""
-        return Options(**{name: getattr(self, name) for name in OF_EVERY_HEAD})
+        return Options(**{name: value for name, value in self._asdict().items() if name in Options._fields})
 
 
-#: Options of a loss that a distillation has too.
-OF_EVERY_HEAD = tuple(name for name in DistillationOptions._fields if name in Options._fields)
-
-
-def split(
-    arguments: tuple[Any, ...], inputs: type[_Inputs], options: type[_Options]
-) -> tuple[_Inputs, _Options, tuple[Any, ...]]:
-    """The arguments of a registered operator as records of tensors and options, and the arguments behind these."""
-    first = len(inputs._fields)  # type: ignore[attr-defined]
-    end = first + len(options._fields)  # type: ignore[attr-defined]
-    return inputs(*arguments[:first]), options(*arguments[first:end]), arguments[end:]
+EachOptions = Options | DistillationOptions

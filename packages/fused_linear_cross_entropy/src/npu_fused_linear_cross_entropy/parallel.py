@@ -13,7 +13,7 @@ from npu_tiling import device_for
 from torch import Tensor
 
 from . import chunks
-from .options import Options
+from .options import EachOptions
 
 _UNIT = 128  # tokens of a chunk are a multiple of this
 
@@ -45,23 +45,23 @@ def gather(values: Tensor, group: str) -> Tensor:
     return gathered.unflatten(0, (-1, values.shape[0]))
 
 
-def most_columns(options: Options, own: int) -> int:
+def most_columns(options: EachOptions, own: int) -> int:
     """Columns of the vocabulary that a rank has in equal parts: the same number on all, so that they cut tokens alike."""
     return -(-options.vocab_size // _resolve(options.group).size()) if options.group else own
 
 
-def whole_shape(x: Tensor, options: Options) -> tuple[int, ...]:
+def whole_shape(x: Tensor, options: EachOptions) -> tuple[int, ...]:
     """The shape [...] of all tokens, of which x [..., H] has this rank's, or all."""
     first, *others = x.shape[:-1] or (1,)
     return x.shape[:-1] if not options.sequence_parallel else (first * _resolve(options.group).size(), *others)
 
 
-def whole_rows(x: Tensor, options: Options) -> Tensor:
+def whole_rows(x: Tensor, options: EachOptions) -> Tensor:
     """x [N, H] of all ranks."""
     return gather(x, options.group).flatten(0, 1) if options.sequence_parallel else x
 
 
-def summed_dx(dx: Tensor, options: Options) -> Tensor:
+def summed_dx(dx: Tensor, options: EachOptions) -> Tensor:
     """The gradient of x, summed over the ranks; with `sequence_parallel` this rank's rows of it."""
     if options.sequence_parallel:
         group = _resolve(options.group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from npu_tiling.pytorch import arguments
@@ -13,25 +13,18 @@ from npu_tiling.pytorch.tensors import statistics_dtype, without_autocast
 from torch import Tensor
 
 from . import parallel
-from .checks import autocast, check
+from .calls import LossInputs, Needs, ProbabilityInputs, split
+from .checks import check
 from .compute import begin
 from .distribution_rows import COEFFICIENTS, LSE, A, moments
-from .operators import OPERATORS, define_gradient, fake_gradients, gradient_of
-from .options import GRADIENTS, NEEDS, Needs, Options, split
+from .options import Options
+from .registration import OPERATORS, Gradient
+from .rows import LinearCrossEntropyOutput
 from .shape import Task
 from .token_weights import checked_token_weight
-from .ways.probability_targets import ProbabilityInputs, ProbabilityTargets
+from .ways.probability_targets import ProbabilityTargets
 
-_ARGUMENTS = schema(ProbabilityInputs, Options)
 _REFUSED = ("token_scaling", "return_token_accuracy", "return_predicted_tokens", "return_entropy")
-
-
-class ProbabilityLosses(NamedTuple):
-    """Losses of a probability target, [...] or a number each."""
-
-    loss: Tensor
-    z_loss: Tensor | None
-    lse: Tensor
 
 
 @without_autocast
@@ -57,29 +50,23 @@ def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
     return tuple(inputs.x.new_empty(rows, dtype=dtype) for _ in range(3))
 
 
-def _fake_backward(rows: Tensor, factors: Tensor | None, *arguments: Any) -> Any:
-    inputs, _, needed = split(arguments, ProbabilityInputs, Options)
-    return fake_gradients(inputs, needed)
-
-
 OPERATORS.define(
-    f"probability_targets({_ARGUMENTS}) -> (Tensor cross_entropy, Tensor lse, Tensor sums)", _forward, _fake_forward
+    f"probability_targets({schema(ProbabilityInputs, Options)}) -> (Tensor cross_entropy, Tensor lse, Tensor sums)",
+    _forward,
+    _fake_forward,
 )
-define_gradient(
-    f"probability_target_gradients(Tensor coefficients, Tensor? factors, {_ARGUMENTS}, {NEEDS}) -> ({GRADIENTS})",
-    _backward,
-    _fake_backward,
+_GRADIENT = Gradient(
+    "probability_target_gradients", "Tensor coefficients, Tensor? factors", ProbabilityInputs, Options, _backward
 )
 
 
 class _ProbabilityTargets(Function):
     @staticmethod
-    def forward(ctx, run, x, weight, bias, class_weight, probs, frozen, weight_grad, options):  # type: ignore[no-untyped-def]
-        tensors = (x, weight, bias, class_weight, probs, frozen)
-        ctx.options, ctx.weight_grad = options, weight_grad
+    def forward(ctx, run, options, *tensors):  # type: ignore[no-untyped-def]
+        ctx.options, ctx.weight_grad = options, tensors[-1]
         ctx.set_materialize_grads(False)
-        found, lse, sums = run(*tensors, weight_grad, *options)
-        ctx.save_for_backward(*tensors, lse, sums)
+        found, lse, sums = run(*tensors, *options)
+        ctx.save_for_backward(*tensors[:-1], lse, sums)
         ctx.mark_non_differentiable(sums)
         return found, lse, sums
 
@@ -88,69 +75,46 @@ class _ProbabilityTargets(Function):
         *tensors, lse, sums = ctx.saved_tensors
         rows = lse.new_zeros(COEFFICIENTS, *lse.shape)
         rows[LSE] = lse
-        needed = ctx.needs_input_grad[1:4]
         if dfound is not None:
             rows[A] += dfound * sums
         if dlse is not None:
             rows[A] += dlse
-        inputs = (*tensors, ctx.weight_grad)
-        found = OPERATORS(
-            gradient_of("probability_target_gradients", ctx.weight_grad), rows, dfound, *inputs, *ctx.options, *needed
-        )
-        dx, dweight, dbias = (gradient if need else None for gradient, need in zip(found, needed, strict=True))
-        return None, dx, dweight if ctx.weight_grad is None else None, dbias, None, None, None, None, None
+        return _GRADIENT(ctx, (rows, dfound), tensors)
 
 
-def _recorded(run, x, weight, bias, class_weight, probs, frozen, weight_grad, *options):  # type: ignore[no-untyped-def]
-    inputs = (x, weight, bias, class_weight, probs, frozen, weight_grad)
-    if needs_gradient((x, weight, bias)):
-        return apply(_ProbabilityTargets, run, *inputs, Options(*options))
-    return run(*inputs, *options)
+def _recorded(run, *arguments):  # type: ignore[no-untyped-def]
+    inputs, options, _ = split(arguments, ProbabilityInputs, Options)
+    if needs_gradient((inputs.x, inputs.weight, inputs.bias)):
+        return apply(_ProbabilityTargets, run, options, *inputs)
+    return run(*arguments)
 
 
 OPERATORS.autograd("probability_targets", _recorded)
 
 
-def probability_loss(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    class_weight: Tensor | None,
-    token_weight: Tensor | None,
-    frozen: Tensor | None,
-    weight_grad: Tensor | None,
-    options: Options,
-) -> ProbabilityLosses:
-    """The loss of target [..., V], floating point, with options that were checked."""
-    x, weight, bias = autocast(x, weight, bias)
+def probability_loss(inputs: ProbabilityInputs, token_weight: Tensor | None, options: Options) -> LinearCrossEntropyOutput:
+    """The loss of x [..., H] and probabilities [..., V], with options that were checked."""
+    x, weight, bias, class_weight, target, frozen, weight_grad = inputs
     for name in _REFUSED:
         if getattr(options, name):
             raise ValueError(f"{name} is True and must be False where target has probabilities.")
     shape = torch.Size(parallel.whole_shape(x, options))
     arguments.shape("target", target, (*shape, weight.shape[0]))
-    check(x, weight, target.new_zeros(shape, dtype=torch.int64), bias, class_weight, frozen, options)
+    check(LossInputs(x, weight, target.new_zeros(shape, dtype=torch.int64), bias, class_weight, None, frozen), options)
     arguments.device("target", target, x, "x's")
     if target.requires_grad:
         raise ValueError("target requires a gradient, which it does not get, and must be detached.")
-    if is_distributed((x, weight, target, bias, class_weight, weight_grad)):
+    if is_distributed(inputs):
         raise ValueError("target has probabilities and must be int64 or int32 where there are DTensors.")
-    flat = (
-        x.reshape(-1, x.shape[-1]),
-        weight,
-        bias,
-        class_weight,
-        target.reshape(-1, target.shape[-1]),
-        frozen,
-        weight_grad,
-    )
+    flat = inputs._replace(x=x.reshape(-1, x.shape[-1]), probs=target.reshape(-1, target.shape[-1]))
     loss, lse, _ = OPERATORS("probability_targets", *flat, *options)
     z_loss = options.lse_square_scale * lse.square()
     weights = None if token_weight is None else checked_token_weight(token_weight, x, shape).reshape(-1)
     if options.lse_square_scale:
         loss = loss + z_loss
     loss, z_loss = (_reduced(one, weights, options.reduction, shape) for one in (loss, z_loss))
-    return ProbabilityLosses(loss, z_loss if options.return_z_loss else None, lse.detach().view(shape))
+    known = lse.detach().view(shape) if options.return_lse else None
+    return LinearCrossEntropyOutput(loss, z_loss if options.return_z_loss else None, None, None, known, None)
 
 
 def _reduced(rows: Tensor, weights: Tensor | None, reduction: str, shape: torch.Size) -> Tensor:

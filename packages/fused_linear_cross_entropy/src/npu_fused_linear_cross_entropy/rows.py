@@ -48,8 +48,17 @@ class TargetFacts(NamedTuple):
         return self._replace(columns=self.columns[tokens], target_weight=weights)
 
 
-class Losses(NamedTuple):
-    """Outputs, None where not asked for."""
+class LinearCrossEntropyOutput(NamedTuple):
+    """A loss and the extras that were asked for; the others are None.
+
+    Attributes:
+        loss: a scalar, or [...] with the reduction "none".
+        z_loss: lse_square_scale times the squares of lse, reduced as the loss is.
+        token_accuracy: the share of counted rows whose first largest logit is the target's.
+        predicted_tokens: int64 [...], the first largest logit of every row; -1 where ignored.
+        lse: [...], the logarithm of the sum of exponentials of the logits; 0 where ignored.
+        entropy: [...], of the distribution over the vocabulary; 0 where ignored.
+    """
 
     loss: Tensor
     z_loss: Tensor | None

@@ -9,7 +9,8 @@ import torch
 from npu_tiling import Device
 from npu_tiling.pytorch.tensors import statistics_dtype
 
-from .options import Needs, Options
+from .calls import Needs
+from .options import Options
 
 
 class Task(Enum):

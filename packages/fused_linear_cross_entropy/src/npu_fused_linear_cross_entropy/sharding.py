@@ -13,7 +13,7 @@ the count of tokens on each rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +21,9 @@ from npu_tiling.pytorch.sharding import Shards, is_distributed, is_replicated, s
 from torch import Tensor
 
 from . import parallel
+from .calls import LossInputs
 from .options import Options
-from .rows import are_counted
+from .rows import LinearCrossEntropyOutput, are_counted
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -31,15 +32,14 @@ _BY_TOKEN = ("predicted_tokens", "lse", "entropy")
 
 
 def linear_cross_entropy(
-    run: Callable[..., Any], tensors: Mapping[str, Tensor | None], divisor: Tensor | None, options: Options
-) -> Any:
-    """`run(x, weight, target, bias, class_weight, divisor, options)` on each rank's part; a NamedTuple of outputs."""
+    run: Callable[[LossInputs, Options], LinearCrossEntropyOutput], inputs: LossInputs, options: Options
+) -> LinearCrossEntropyOutput:
+    """`run(inputs, options)` on each rank's part."""
     if options.group:
         raise ValueError("process_group must be left out where weight is a DTensor, whose mesh says who has what.")
-    shards = Shards(tensors)
-    x, target = tensors["x"], tensors["target"]
-    assert x is not None
-    assert target is not None
+    x, target, class_weight, divisor = inputs.x, inputs.target, inputs.class_weight, inputs.divisor
+    names = ("x", "weight", "target", "bias", "class_weight")
+    shards = Shards({name: getattr(inputs, name) for name in names})
     placed = shards.rows("x")
     table = shards.check("weight", lambda _, p: is_replicated(p) or shard(p) == 0, "Replicate() or Shard(0)")
     shards.check(
@@ -52,12 +52,13 @@ def linear_cross_entropy(
         shards.alike(name, table, "weight")
     options = _part_of_vocabulary(shards, options._replace(sequence_parallel=is_gathered), x.device)
     if not all(map(is_replicated, tokens)):
-        divisor = _count(target, tensors["class_weight"], divisor, options)
+        divisor = _count(target, class_weight, divisor, options)
     if divisor is not None and is_distributed((divisor,)):
         divisor = divisor.full_tensor()  # type: ignore[attr-defined]
     gradient = [w if shard(w) == 0 else s for w, s in zip(table, summed(tokens), strict=True)]
     own = {"x": placed, "weight": gradient, "bias": gradient}
-    outputs = run(*(shards.local(name, own.get(name)) for name in tensors), divisor, options)
+    local: dict[str, Any] = {name: shards.local(name, own.get(name)) for name in names}
+    outputs = run(inputs._replace(**local, divisor=divisor), options)
 
     def wrap(name: str, part: Tensor | None) -> Tensor | None:
         if part is None:
@@ -65,7 +66,8 @@ def linear_cross_entropy(
         by_token = name in _BY_TOKEN or options.reduction == "none" and name != "token_accuracy"
         return shards.wrap(part, tokens if by_token else summed(tokens), target.shape if by_token else ())
 
-    return type(outputs)(*(wrap(name, part) for name, part in outputs._asdict().items()))
+    wrapped: dict[str, Any] = {name: wrap(name, part) for name, part in outputs._asdict().items()}
+    return LinearCrossEntropyOutput(**wrapped)
 
 
 def _of_target(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from npu_tiling import Device, Kernels, LaunchSpec, launch_with_fallback
+from npu_tiling import Device, Kernels
 from torch import Tensor
 
 from .. import tiling
@@ -98,15 +98,10 @@ class ChunkKernels:
         merge: bool = False,
     ) -> None:
         """Launches a kernel whose first scalar is the number of rows."""
-        function, module, *_ = kernel.value
-        logits, rows = chunk.logits, chunk.logits.shape[0]
+        logits, (function, module, *_) = chunk.logits, kernel.value
         dtype, biased = None if written is None else written.dtype, self._bias is not None
         spec = specs.chunk(kernel, logits.shape[1], logits.dtype, dtype, biased, merge, self._options, self._device)
-
-        def run(spec: LaunchSpec) -> None:
-            KERNELS.launch(module, function, spec, spec.launch.grid(rows), tensors, scalars)
-
-        launch_with_fallback(function, spec, run, tiling.smaller)
+        KERNELS.launch_rows(module, function, spec, logits.shape[0], tensors, scalars, tiling.smaller)
 
 
 def _sizes(chunk: Chunk, written: Tensor, statistics: Tensor) -> tuple[int, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 
 import torch
-from npu_tiling import Device, LaunchSpec, launch_with_fallback
+from npu_tiling import Device, LaunchSpec
 from torch import Tensor
 
 from .. import tiling
 from ..both.tiling.chunks import ChunkKernel, ChunkShape
+from ..chunks import DistilledChunk
 from ..options import DistillationOptions
 from .chunk import KERNELS
 
@@ -23,16 +24,9 @@ class DistillationKernels:
         self._bias, self._teacher_bias = bias, teacher_bias
         self._options, self._device = options, device
 
-    def losses_and_gradient(
-        self,
-        student: Tensor,
-        teacher: Tensor,
-        target: Tensor | None,
-        factors: Tensor | None,
-        gradient: Tensor | None,
-        losses: Tensor,
-    ) -> None:
+    def losses_and_gradient(self, chunk: DistilledChunk) -> None:
         """See `reference.ReferenceDistillation.losses_and_gradient`."""
+        student, teacher, target, factors, gradient, losses = chunk
         options, (rows, width) = self._options, student.shape
         hard = options.hard_weight != 0.0
         tensors = (student, gradient, teacher, target if hard else None, self._bias, self._teacher_bias, factors, losses)
@@ -48,17 +42,11 @@ class DistillationKernels:
             options.soft_weight,
             options.hard_weight,
         )
-        dtype, biased = (
-            None if gradient is None else gradient.dtype,
-            (self._bias is not None, self._teacher_bias is not None),
-        )
+        dtype = None if gradient is None else gradient.dtype
+        biased = self._bias is not None or self._teacher_bias is not None
         spec = _spec(width, student.dtype, dtype, biased, options, self._device)
         function, module, *_ = ChunkKernel.DISTILLATION.value
-
-        def run(spec: LaunchSpec) -> None:
-            KERNELS.launch(module, function, spec, spec.launch.grid(rows), tensors, (*sizes, *scales))
-
-        launch_with_fallback(function, spec, run, tiling.smaller)
+        KERNELS.launch_rows(module, function, spec, rows, tensors, (*sizes, *scales), tiling.smaller)
 
 
 @functools.lru_cache(maxsize=256)
@@ -66,7 +54,7 @@ def _spec(
     width: int,
     logits: torch.dtype,
     written: torch.dtype | None,
-    biased: tuple[bool, bool],
+    biased: bool,
     options: DistillationOptions,
     device: Device,
 ) -> LaunchSpec:
@@ -86,6 +74,6 @@ def _spec(
         width=width,
         itemsize=logits.itemsize,
         written_itemsize=0 if written is None else written.itemsize,
-        transformed=any(biased) or any(flags[name] for name in changes),
+        transformed=biased or any(flags[name] for name in changes),
     )
     return LaunchSpec.of(tiling.chunk_launch(shape, device), flags)

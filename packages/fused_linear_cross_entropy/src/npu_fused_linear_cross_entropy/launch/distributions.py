@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
-from npu_tiling import Device, LaunchSpec, launch_with_fallback
+from npu_tiling import Device, LaunchSpec
 from torch import Tensor
 
 from .. import tiling
@@ -47,15 +47,10 @@ class DistributionKernels:
         strides: tuple[int, ...],
         merge: bool | None = None,
     ) -> None:
-        function, module, *_ = kernel.value
-        rows, width = logits.shape
+        (rows, width), (function, module, *_) = logits.shape, kernel.value
         dtype = None if written is None else written.dtype
         spec = _spec(kernel, width, logits.dtype, dtype, merge, self._options, self._device)
-
-        def run(spec: LaunchSpec) -> None:
-            KERNELS.launch(module, function, spec, spec.launch.grid(rows), tensors, (rows, *strides, *self._numbers))
-
-        launch_with_fallback(function, spec, run, tiling.smaller)
+        KERNELS.launch_rows(module, function, spec, rows, tensors, (rows, *strides, *self._numbers), tiling.smaller)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ from .. import parallel
 from ..both.tiling import rows as tiling
 from ..both.tiling.rows import RowKernel
 from ..options import Options
-from ..rows import COEFFICIENTS, Losses, TargetFacts
+from ..rows import COEFFICIENTS, LinearCrossEntropyOutput, TargetFacts
 from .chunk import KERNELS
 
 _PARTIAL_WIDTH = 8  # numbers of a row of partial sums, and of factors: 32 bytes
@@ -74,7 +74,9 @@ class RowKernels:
         of_loss = factors[0]  # and of the gradient, where no factor is left for later
         return TargetFacts(columns, target_weight, of_loss, of_loss if unfinished is None else factors[1], unfinished)
 
-    def losses(self, facts: TargetFacts, statistics: Tensor, options: Options, shape: torch.Size) -> Losses:
+    def losses(
+        self, facts: TargetFacts, statistics: Tensor, options: Options, shape: torch.Size
+    ) -> LinearCrossEntropyOutput:
         """See `reference.losses`."""
         reduced = options.reduction != "none"
         summed = reduced or options.return_token_accuracy
@@ -86,7 +88,7 @@ class RowKernels:
         def output(wanted: bool, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor | None:
             return allocate(statistics, size, dtype) if wanted else None
 
-        outputs = Losses(
+        outputs = LinearCrossEntropyOutput(
             allocate(statistics, size, torch.float32),
             output(options.return_z_loss, size),
             output(options.return_token_accuracy, ()),

@@ -25,6 +25,7 @@ from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
 from .. import ids, parallel
+from ..chunks import DistilledChunk
 from ..options import DistillationOptions
 
 
@@ -34,24 +35,9 @@ class ReferenceDistillation:
     def __init__(self, bias: Tensor | None, teacher_bias: Tensor | None, options: DistillationOptions) -> None:
         self._bias, self._teacher_bias, self._options = bias, teacher_bias, options
 
-    def losses_and_gradient(
-        self,
-        student: Tensor,
-        teacher: Tensor,
-        target: Tensor | None,
-        factors: Tensor | None,
-        gradient: Tensor | None,
-        losses: Tensor,
-    ) -> None:
-        """Writes losses, and the gradient of their sum times the factors.
-
-        Args:
-            student, teacher: [rows, V], raw products.
-            target: int32 [rows], columns; negative: none.
-            factors: [rows], of the gradient, which is 0 where a factor is.
-            gradient: [rows, V], of the student's raw products, whose memory it may share; None: there is none.
-            losses: [2, rows]: divergences, and cross entropies of the targets, which without a hard weight are not written.
-        """
+    def losses_and_gradient(self, chunk: DistilledChunk) -> None:
+        """Writes losses, and the gradient of their weighted sum times the factors."""
+        student, teacher, target, factors, gradient, losses = chunk
         options = self._options
         z = _logits(student, self._bias, options.logit_scale, options.softcap)
         of_teacher = _logits(teacher, self._teacher_bias, options.teacher_logit_scale, options.teacher_softcap)

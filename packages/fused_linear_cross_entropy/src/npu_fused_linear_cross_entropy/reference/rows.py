@@ -22,7 +22,7 @@ from ..rows import (
     A,
     B,
     C,
-    Losses,
+    LinearCrossEntropyOutput,
     Q,
     TargetFacts,
     are_counted,
@@ -81,7 +81,7 @@ def target_facts(
     return TargetFacts(columns, target_weight, factors, of_gradient, unfinished)
 
 
-def losses(facts: TargetFacts, statistics: Tensor, options: Options, shape: torch.Size) -> Losses:
+def losses(facts: TargetFacts, statistics: Tensor, options: Options, shape: torch.Size) -> LinearCrossEntropyOutput:
     """The outputs that the caller asked for, from the statistics of all rows; `shape`: of the targets."""
     lse = statistics[MAXIMUM] + statistics[SUM].log()
     nll = lse - statistics[TARGET]
@@ -118,7 +118,7 @@ def losses(facts: TargetFacts, statistics: Tensor, options: Options, shape: torc
         assert z_loss is not None
         z_loss = _reduced(torch.where(known, z_loss, absent), options, shape)
     kept = torch.where(counted, lse, 0.0).view(shape) if options.return_lse else None
-    return Losses(
+    return LinearCrossEntropyOutput(
         _reduced(loss, options, shape), z_loss if options.return_z_loss else None, accuracy, predicted, kept, entropy
     )
 

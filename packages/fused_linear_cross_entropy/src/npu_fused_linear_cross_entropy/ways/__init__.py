@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from npu_tiling import Device
 
+from ..calls import LossInputs
 from ..options import Options
-from ..tiling import Tiling, Way
+from ..shape import Shape
+from ..tiling import Way, choose
 from .columns import Columns
 from .exponentials import Exponentials
 from .kept import KeptExponentials, KeptLogits, KeptProduct
-from .loss import Inputs, Loss
+from .loss import Loss
 from .product import Product
 from .whole_rows import WholeRows
 
-__all__ = ["WAYS", "Inputs", "Loss", "start"]
+__all__ = ["WAYS", "LossInputs", "Loss", "start"]
 
 WAYS: dict[Way, type[Loss]] = {
     Way.WHOLE_ROWS: WholeRows,
@@ -26,6 +28,7 @@ WAYS: dict[Way, type[Loss]] = {
 }
 
 
-def start(inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> Loss:
-    """The way of a tiling, with its inputs."""
+def start(inputs: LossInputs, options: Options, shape: Shape, device: Device | None) -> Loss:
+    """The way that the tiling chooses, with its inputs."""
+    tiling = choose(shape)
     return WAYS[tiling.way](inputs, options, tiling, device)

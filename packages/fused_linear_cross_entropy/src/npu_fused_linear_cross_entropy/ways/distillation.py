@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import torch
 from npu_tiling import Device
@@ -13,8 +12,10 @@ from torch import Tensor
 
 from .. import chunks, matmul, parallel
 from ..both.tiling.chunks import ROWS
-from ..chunks import Chunks, part
+from ..calls import DistillationInputs
+from ..chunks import Chunks, DistilledChunk, part
 from ..demands import dweight_bytes
+from ..distillation_rows import DistilledRows
 from ..gradients import Gradients
 from ..launch.distillation import DistillationKernels
 from ..options import DistillationOptions
@@ -30,49 +31,11 @@ _BUDGET = {**{kind: 2 * count for kind, count in chunks.DEFAULT_BUDGET.items()},
 _TEMPORARIES = 10  # matrices as a chunk's logits that the arithmetic in PyTorch's operators takes
 
 
-class DistillationInputs(NamedTuple):
-    """The tensors of a distillation, in the order of the registered operators.
-
-    Attributes:
-        x: [N, H].
-        weight: [V, H].
-        target: [N].
-        bias: [V].
-        teacher_x: [N, H'].
-        teacher_weight: [V, H'].
-        teacher_bias: [V].
-        teacher_probs: [N, V], in place of the last three.
-        token_weight: [N], factors of the losses.
-        frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
-        weight_grad: [V, H], to which the weight's gradient is added.
-    """
-
-    x: Tensor
-    weight: Tensor
-    target: Tensor | None
-    bias: Tensor | None
-    teacher_x: Tensor | None
-    teacher_weight: Tensor | None
-    teacher_bias: Tensor | None
-    teacher_probs: Tensor | None
-    token_weight: Tensor | None
-    frozen: Tensor | None
-    weight_grad: Tensor | None
-
-    @property
-    def teacher_dtype(self) -> torch.dtype:
-        """Of the teacher's logits in memory."""
-        if self.teacher_x is None:
-            return statistics_dtype(self.x.dtype)
-        dtype = self.teacher_x.dtype
-        return statistics_dtype(dtype) if matmul.writes_fp32(self.teacher_x.device, dtype) else dtype
-
-
 class Distillation(Head):
     """The losses of a distillation, and gradients.
 
     Args:
-        inputs: without leading dimensions.
+        inputs: all ranks' tokens, without leading dimensions.
         options: of the loss.
         shape: the student's part of it.
         device: whose kernels run; None for plain PyTorch.
@@ -81,8 +44,8 @@ class Distillation(Head):
     def __init__(
         self, inputs: DistillationInputs, options: DistillationOptions, shape: Shape, device: Device | None
     ) -> None:
-        tiling = plan(shape, inputs.teacher_dtype)
-        super().__init__(inputs.x, inputs.weight, shape.options, tiling, device, inputs.frozen, inputs.weight_grad)
+        super().__init__(inputs, shape.options, plan(shape, _teacher_dtype(inputs)), device)
+        self.facts = DistilledRows(inputs, options)
         self._teacher_x, self._teacher_weight, self._probs = inputs.teacher_x, inputs.teacher_weight, inputs.teacher_probs
         if self._teacher_weight is not None and self._teacher_x is not None:
             self._teacher_weight = self._teacher_weight.to(self._teacher_x.dtype)
@@ -92,30 +55,34 @@ class Distillation(Head):
             if device is None or options.group  # whose ranks exchange what no kernel writes
             else DistillationKernels(bias, teacher_bias, options, device)
         )
-        self._teacher_buffer = allocate(inputs.x, (self.tiling.buffer,), inputs.teacher_dtype)
+        self._teacher_buffer = allocate(inputs.x, (self.tiling.buffer,), _teacher_dtype(inputs))
 
-    def losses(self, target: Tensor | None) -> Tensor:
-        """Divergences and cross entropies of the targets, [2, N]; target: int32 [N], columns, negative: none."""
+    def losses(self) -> Tensor:
+        """Divergences and cross entropies of the targets, [2, N]."""
         losses = allocate(self.x, (2, self.x.shape[0]), self.tiling.exact)
         for tokens in self.tiling.chunks.tokens:
-            self._chunk(tokens, target, None, losses)
+            self._chunk(tokens, None, losses)
         return losses
 
-    def losses_and_gradients(self, target: Tensor | None, factors: Tensor) -> tuple[Tensor, Gradients]:
-        """Losses as from `losses`, and the gradients of the weighted sum of both times the factors [N]."""
+    def losses_and_gradients(self, dloss: Tensor | None) -> tuple[Tensor, Gradients]:
+        """Losses as from `losses`, and the gradients of the loss, given the upstream gradient, [1] or [N]; None for 1."""
         losses = allocate(self.x, (2, self.x.shape[0]), self.tiling.exact)
         (everything,) = self.tiling.chunks.columns
+        divisor, is_unfinished = self.facts.divisor, self.tiling.shape.unfinished
+        upstream = torch.ones((), dtype=losses.dtype, device=losses.device) if dloss is None else dloss
+        factors = self.facts.factors(upstream, 1 if is_unfinished else divisor)
         for tokens in self.tiling.chunks.tokens:
-            self.gradients.add(tokens, everything, self._chunk(tokens, target, factors, losses))
+            self.gradients.add(tokens, everything, self._chunk(tokens, factors, losses))
         self.release()
-        return losses, self.gradients.finished()
+        scale = 1.0 / self.tiling.dweight_scale
+        return losses, self.gradients.finished(losses.new_tensor([1.0, scale, scale]) / divisor if is_unfinished else None)
 
     def release(self) -> None:
         super().release()
         self._teacher_buffer = self._teacher_buffer.new_empty(0)
 
-    def _chunk(self, tokens: slice, target: Tensor | None, factors: Tensor | None, losses: Tensor) -> Tensor:
-        """Writes the losses of a chunk of tokens; returns the gradient of the student's raw products."""
+    def _chunk(self, tokens: slice, factors: Tensor | None, losses: Tensor) -> Tensor:
+        """Writes the losses of a chunk of tokens, and given factors returns the gradient of the student's raw products."""
         (everything,) = self.tiling.chunks.columns
         student, gradient = self.products(tokens, everything)
         teacher = self._teacher_buffer.as_strided(student.shape, student.stride())
@@ -124,15 +91,25 @@ class Distillation(Head):
         else:
             assert self._teacher_x is not None and self._teacher_weight is not None
             matmul.product(part(self._teacher_x, tokens), self._teacher_weight.t(), teacher)
-        self._on_chunks.losses_and_gradient(
-            student,
-            teacher,
-            None if target is None else part(target, tokens),
-            None if factors is None else part(factors, tokens),
-            None if factors is None else gradient,
-            part(losses, tokens, 1),
+        target = self.facts.columns
+        chunk = DistilledChunk(
+            student=student,
+            teacher=teacher,
+            target=None if target is None else part(target, tokens),
+            factors=None if factors is None else part(factors, tokens),
+            gradient=None if factors is None else gradient,
+            losses=part(losses, tokens, 1),
         )
+        self._on_chunks.losses_and_gradient(chunk)
         return gradient
+
+
+def _teacher_dtype(inputs: DistillationInputs) -> torch.dtype:
+    """Of the teacher's logits in memory."""
+    if inputs.teacher_x is None:
+        return statistics_dtype(inputs.x.dtype)
+    dtype = inputs.teacher_x.dtype
+    return statistics_dtype(dtype) if matmul.writes_fp32(inputs.teacher_x.device, dtype) else dtype
 
 
 def plan(shape: Shape, teacher_dtype: torch.dtype) -> Tiling:

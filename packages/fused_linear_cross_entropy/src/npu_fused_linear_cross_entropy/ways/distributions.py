@@ -10,35 +10,15 @@ from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from .. import distribution_rows, ids, parallel
+from ..calls import DistributionInputs
 from ..chunks import part
 from ..gradients import Gradients
 from ..launch.distributions import DistributionKernels
 from ..options import Options
 from ..reference.distributions import ReferenceDistributions, logits_of, slopes_of
-from ..tiling import Tiling
+from ..shape import Shape
+from ..tiling import choose
 from .head import Head
-
-
-class Inputs(NamedTuple):
-    """The tensors of a call.
-
-    Attributes:
-        x: [N, H].
-        weight: [V, H].
-        bias: [V].
-        ids: int64 [N, K], columns of the whole vocabulary; others stand for none.
-        rates: [N], 1 / temperature.
-        frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
-        weight_grad: [V, H], to which the weight's gradient is added.
-    """
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    ids: Tensor | None
-    rates: Tensor | None
-    frozen: Tensor | None
-    weight_grad: Tensor | None
 
 
 class Found(NamedTuple):
@@ -61,9 +41,9 @@ class Found(NamedTuple):
 class Distributions(Head):
     """See `Way.DISTRIBUTIONS`: some columns at a time, or all of them."""
 
-    def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
-        super().__init__(inputs.x, inputs.weight, options, tiling, device, inputs.frozen, inputs.weight_grad)
-        self._bias, self._ids, self._rates = inputs.bias, inputs.ids, inputs.rates
+    def __init__(self, inputs: DistributionInputs, options: Options, shape: Shape, device: Device | None) -> None:
+        super().__init__(inputs, options, choose(shape), device)
+        self._ids, self._rates = inputs.ids, inputs.rates
         self._kernels = ReferenceDistributions(options) if device is None else DistributionKernels(options, device)
 
     def found(self, top_k: int, find_first: bool) -> Found:
@@ -88,7 +68,7 @@ class Distributions(Head):
         rising, exact, group = self.options.logit_scale >= 0.0, self.tiling.exact, self.options.group
         tops, firsts = [], []
         for columns in self.tiling.chunks.columns:
-            logits, _ = self.products(tokens, columns, self._bias)
+            logits, _ = self.products(tokens, columns, bias=True)
             first = self.options.vocab_first + columns.start
             self._kernels.statistics(logits, rates, result.statistics, merge=columns.start > 0)
             if result.id_logits is not None:
@@ -146,7 +126,7 @@ class Distributions(Head):
                 assert did_log_probs is not None
                 values, dots = self._of_ids(own, named, part(log_probs, tokens), part(did_log_probs, tokens), rates)
             for columns in self.tiling.chunks.columns:
-                logits, gradient = self.products(tokens, columns, self._bias)
+                logits, gradient = self.products(tokens, columns, bias=True)
                 of_columns = None if drates is None else own.new_empty(own.shape[1])
                 self._kernels.gradient(logits, rates, gradient, own, of_columns)
                 if named is not None:

@@ -8,11 +8,11 @@ from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from .. import chunks, rows
+from ..calls import LossInputs
 from ..chunks import Chunk, part
 from ..options import Options
 from ..tiling import Tiling
 from .columns import Columns
-from .loss import Inputs
 
 _MAX_LSE_GAP = 64.0  # e^64 times 2^24, which the target's element may add, is far from the end of fp32 and bf16
 
@@ -25,7 +25,7 @@ def reachable(reference: Tensor, coefficients: Tensor, options: Options) -> Tens
 class Exponentials(Columns):
     """See `Way.EXPONENTIALS`."""
 
-    def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
+    def __init__(self, inputs: LossInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
         super().__init__(inputs, options, tiling, device)
         self._scratch: tuple[Tensor | None, Tensor | None] | None = None
 

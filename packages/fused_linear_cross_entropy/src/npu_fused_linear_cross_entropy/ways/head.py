@@ -8,6 +8,7 @@ from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from .. import chunks, matmul
+from ..calls import HeadInputs
 from ..chunks import part
 from ..gradients import GradientSums, operands
 from ..options import Options
@@ -18,35 +19,23 @@ class Head:
     """A linear layer whose logits are in memory a chunk at a time. One buffer holds every chunk, and its gradient.
 
     Args:
-        x: [N, H].
-        weight: [V, H].
+        inputs: of its tensors; the weight in x's dtype.
         options: of the loss.
         tiling: how it is computed.
         device: whose kernels run; None for plain PyTorch.
-        frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
-        weight_grad: [V, H], to which the weight's gradient is added.
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        options: Options,
-        tiling: Tiling,
-        device: Device | None,
-        frozen: Tensor | None,
-        weight_grad: Tensor | None,
-    ) -> None:
+    def __init__(self, inputs: HeadInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
         if recording.active is not None:
             recording.active.decided(tiling)
-        self.x, self.weight = x, weight if weight.dtype == x.dtype else weight.to(x.dtype)
-        self._operands = operands(self.weight, frozen)
+        self.x, self.weight, self.bias = inputs.x, inputs.weight, inputs.bias
+        self._operands = operands(self.weight, inputs.frozen)
         self.options, self.tiling, self.device = options, tiling, device
-        self.gradients = GradientSums(x, self._operands, tiling, weight_grad)
-        self.buffer = allocate(x, (tiling.buffer,), tiling.logits_dtype)
+        self.gradients = GradientSums(self.x, self._operands, tiling, inputs.weight_grad)
+        self.buffer = allocate(self.x, (tiling.buffer,), tiling.logits_dtype)
 
-    def products(self, tokens: slice, columns: slice, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """A chunk of raw logits with a bias, and memory for its gradient in x's dtype.
+    def products(self, tokens: slice, columns: slice, *, bias: bool = False) -> tuple[Tensor, Tensor]:
+        """A chunk of raw logits, with the bias or without, and memory for its gradient in x's dtype.
 
         That memory lies over the logits; if x's dtype is narrower, in the upper half of each row.
         """
@@ -57,8 +46,8 @@ class Head:
         for where, weight in self._operands:
             multiply = matmul.add_product if where.start else matmul.product
             multiply(part(x, where, 1), part(weight, columns).t(), logits)
-        if bias is not None:
-            logits.add_(part(bias, columns))
+        if bias and self.bias is not None:
+            logits.add_(part(self.bias, columns))
         if x.dtype == logits.dtype:
             return logits, logits
         narrow = self.buffer.view(x.dtype)

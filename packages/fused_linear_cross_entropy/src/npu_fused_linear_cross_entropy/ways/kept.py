@@ -9,13 +9,14 @@ from npu_tiling import Device
 from torch import Tensor
 
 from .. import rows
+from ..calls import LossInputs
 from ..chunks import Chunk
 from ..launch.product import ExponentialProduct
 from ..options import Options
 from ..tiling import Tiling
 from .exponentials import reachable
 from .kept_memory import KeptMemory
-from .loss import Inputs, Loss
+from .loss import Loss
 
 
 class Kept(NamedTuple):
@@ -95,7 +96,7 @@ class KeptExponentials(KeptLogits):
 class KeptProduct(KeptExponentials):
     """See `Way.KEPT_PRODUCT`."""
 
-    def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
+    def __init__(self, inputs: LossInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
         super().__init__(inputs, options, tiling, device)
         assert device is not None
         self.product = ExponentialProduct(self.weight, options, device)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from npu_tiling import Device
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from .. import parallel, rows
+from ..calls import LossInputs
 from ..chunks import Chunk, part
 from ..gradients import Gradients
 from ..launch.chunk import ChunkKernels
@@ -18,29 +17,6 @@ from ..options import Options
 from ..reference import ReferenceChunks, ReferenceRows
 from ..tiling import Tiling
 from .head import Head
-
-
-class Inputs(NamedTuple):
-    """The tensors of a loss, in the order of the registered operators.
-
-    Attributes:
-        x: [N, H].
-        weight: [V, H].
-        target: [N].
-        bias, class_weight: [V].
-        divisor: replaces the number of counted rows, by which "mean" divides: a number, or [N], one for each row.
-        frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
-        weight_grad: [V, H], to which the weight's gradient is added.
-    """
-
-    x: Tensor
-    weight: Tensor
-    target: Tensor
-    bias: Tensor | None = None
-    class_weight: Tensor | None = None
-    divisor: Tensor | None = None
-    frozen: Tensor | None = None
-    weight_grad: Tensor | None = None
 
 
 class Loss(Head):
@@ -53,9 +29,9 @@ class Loss(Head):
         device: whose kernels run; None for plain PyTorch.
     """
 
-    def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
-        x, weight, target, bias, class_weight, divisor, frozen, weight_grad = inputs
-        super().__init__(x, weight, options, tiling, device, frozen, weight_grad)
+    def __init__(self, inputs: LossInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
+        super().__init__(inputs, options, tiling, device)
+        divisor, tokens = inputs.divisor, max(1, inputs.x.shape[0])
         self.on_rows = ReferenceRows() if device is None else RowKernels(device)
         scale = tiling.dweight_scale if tiling.shape.unfinished else None
         self._factors: Tensor | None = None  # of losses, and of their gradients, [N] each
@@ -63,13 +39,12 @@ class Loss(Head):
             self._factors = 1.0 / divisor.reshape(-1).to(tiling.exact)
             divisor, options = None, options._replace(reduction="none")
         self._gradient_factors, self._row_options = self._factors, options
-        self.facts = self.on_rows.target_facts(target, class_weight, divisor, options, tiling.exact, scale)
+        self.facts = self.on_rows.target_facts(inputs.target, inputs.class_weight, divisor, options, tiling.exact, scale)
         if self._factors is not None and self.facts.unfinished is not None:
             # A mean's factors are about 1 / N: see `reference.target_facts`.
-            self._gradient_factors = self._factors * max(1, x.shape[0])
-            self.facts = self.facts._replace(unfinished=self.facts.unfinished / max(1, x.shape[0]))
-        bias = None if bias is None else bias.contiguous()
-        class_weight = None if class_weight is None else class_weight.contiguous()
+            self._gradient_factors = self._factors * tokens
+            self.facts = self.facts._replace(unfinished=self.facts.unfinished / tokens)
+        bias, class_weight = (None if one is None else one.contiguous() for one in (inputs.bias, inputs.class_weight))
         self.on_chunks = (
             ReferenceChunks(bias, class_weight, options)
             if device is None
@@ -124,7 +99,7 @@ class Loss(Head):
             self.add_gradients(tokens, statistics, dloss, dentropy)
         return self.gradients.finished()
 
-    def losses(self, statistics: Tensor, shape: torch.Size) -> rows.Losses:
+    def losses(self, statistics: Tensor, shape: torch.Size) -> rows.LinearCrossEntropyOutput:
         """The outputs that the caller asked for; `shape`: of the targets."""
         found = self.on_rows.losses(self.facts, statistics, self._row_options, shape)
         if self._factors is None:

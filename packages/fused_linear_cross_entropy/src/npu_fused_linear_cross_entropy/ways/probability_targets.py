@@ -3,51 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from npu_tiling import Device
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from .. import distribution_rows, parallel
+from ..calls import ProbabilityInputs
 from ..chunks import part
 from ..gradients import Gradients
 from ..launch.distributions import DistributionKernels
 from ..options import Options
 from ..reference.distributions import ReferenceDistributions, logits_of, slopes_of
-from ..tiling import Tiling
+from ..shape import Shape
+from ..tiling import choose
 from .head import Head
 
 _PIECE = 2**22  # fp32 elements of a chunk's targets in memory at a time: 16 MiB
 
 
-class ProbabilityInputs(NamedTuple):
-    """The tensors of a call.
-
-    Attributes:
-        x: [N, H].
-        weight: [V, H].
-        bias, class_weight: [V].
-        probs: [N, V], of this rank's columns.
-        frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
-        weight_grad: [V, H], to which the weight's gradient is added.
-    """
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    class_weight: Tensor | None
-    probs: Tensor
-    frozen: Tensor | None
-    weight_grad: Tensor | None
-
-
 class ProbabilityTargets(Head):
     """See `Way.DISTRIBUTIONS`. c = w ((1 - e) probs + e / V), with class weights w and label_smoothing e, is the target."""
 
-    def __init__(self, inputs: ProbabilityInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
-        super().__init__(inputs.x, inputs.weight, options, tiling, device, inputs.frozen, inputs.weight_grad)
-        self._bias, self._class_weight, self._probs = inputs.bias, inputs.class_weight, inputs.probs
+    def __init__(self, inputs: ProbabilityInputs, options: Options, shape: Shape, device: Device | None) -> None:
+        super().__init__(inputs, options, choose(shape), device)
+        self._class_weight, self._probs = inputs.class_weight, inputs.probs
         self._kernels = ReferenceDistributions(options) if device is None else DistributionKernels(options, device)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
@@ -58,7 +38,7 @@ class ProbabilityTargets(Head):
             result, of_targets = part(statistics, tokens, 1), part(sums, tokens, 1)
             of_targets.zero_()
             for columns in self.tiling.chunks.columns:
-                logits, _ = self.products(tokens, columns, self._bias)
+                logits, _ = self.products(tokens, columns, bias=True)
                 self._kernels.statistics(logits, None, result, merge=columns.start > 0)
                 for piece, targets in self._pieces(tokens, columns):
                     z = logits_of(logits[piece].to(exact), None, self.options)
@@ -79,7 +59,7 @@ class ProbabilityTargets(Head):
         for tokens in self.tiling.chunks.tokens:
             own = part(coefficients, tokens, 1)
             for columns in self.tiling.chunks.columns:
-                logits, gradient = self.products(tokens, columns, self._bias)
+                logits, gradient = self.products(tokens, columns, bias=True)
                 if factors is None:
                     self._kernels.gradient(logits, None, gradient, own, None)
                 else:

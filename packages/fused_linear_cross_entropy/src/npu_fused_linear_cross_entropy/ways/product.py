@@ -6,18 +6,18 @@ from npu_tiling import Device
 from torch import Tensor
 
 from .. import chunks, rows
+from ..calls import LossInputs
 from ..chunks import part
 from ..launch.product import ExponentialProduct
 from ..options import Options
 from ..tiling import Tiling
 from .exponentials import Exponentials
-from .loss import Inputs
 
 
 class Product(Exponentials):
     """See `Way.PRODUCT`."""
 
-    def __init__(self, inputs: Inputs, options: Options, tiling: Tiling, device: Device | None) -> None:
+    def __init__(self, inputs: LossInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
         super().__init__(inputs, options, tiling, device)
         assert device is not None
         self.product = ExponentialProduct(self.weight, options, device)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingTritonError
 from ..installation import triton as installation
 from . import recording
+from .fallback import launch_with_fallback
 from .launcher import Launcher
-from .spec import LaunchSpec
+from .spec import LaunchSpec, Tiled
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +87,23 @@ class Kernels:
             launcher(grid, tensors, scalars, spec.constants, spec.options, spec.key)
         if recorder is not None:
             recorder.add(f"{self._package}.{module}", kernel, grid, (*tensors, *scalars), spec)
+
+    def launch_rows(
+        self,
+        module: str,
+        kernel: str,
+        spec: LaunchSpec,
+        rows: int,
+        tensors: Sequence[torch.Tensor | tuple[torch.Tensor, ...] | None],
+        scalars: tuple[int | float | None, ...],
+        smaller: Callable[[Any], Tiled | None],
+    ) -> None:
+        """Launch `kernel` over rows, on the grid that the tiling has for them; see `launch` and `launch_with_fallback`."""
+
+        def run(spec: LaunchSpec) -> None:
+            self.launch(module, kernel, spec, spec.launch.grid(rows), tensors, scalars)
+
+        launch_with_fallback(kernel, spec, run, smaller)
 
     def _import(self, module: str, kernel: str) -> Any:
         return getattr(import_kernels(f"{self._package}.{module}", self._distribution), kernel)

@@ -1,0 +1,132 @@
+"""Operators whose result is a loss, and their autograd.
+
+If the loss is one number, the forward computes the gradients: they are known but for a factor, by which the backward
+multiplies them. The gradients of anything else another operator computes in the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from npu_tiling.pytorch.autograd import Function, apply, can_bypass_dispatcher, needs_gradient
+from npu_tiling.pytorch.schemas import schema
+from torch import Tensor
+
+from .calls import split
+from .compute import is_unfinished, scale, scale_
+from .registration import GRADIENTS, NEEDS, OPERATORS, Gradient
+
+
+class LossOperator:
+    """A registered operator whose first result is a loss.
+
+    Args:
+        name: of the operator.
+        inputs, options: the records of tensors and options.
+        outputs: names of the loss and of the other outputs.
+        implementation: computes the outputs, what is saved, three gradients and the factors that these lack.
+        fake: the same for tensors without data.
+        gradient: computes the gradients, given those of the outputs `upstream`, and what was saved.
+        upstream: places of the outputs that may have gradients.
+        saved: name of a result that `gradient` takes; "" for none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: type[tuple[Any, ...]],
+        options: type[tuple[Any, ...]],
+        outputs: Sequence[str],
+        implementation: Callable[..., Any],
+        fake: Callable[..., Any],
+        gradient: Gradient,
+        upstream: Sequence[int],
+        saved: str = "",
+    ) -> None:
+        self._name, self.inputs, self._options, self.gradient, self.upstream = name, inputs, options, gradient, upstream
+        self.outputs, self.saves = len(outputs), bool(saved)
+        self.nothing = (False,) * (3 + self.saves)
+        results = ", ".join(f"Tensor {each}" for each in (*outputs, *([saved] if saved else [])))
+        flags = f"bool save_{saved}, {NEEDS}" if saved else NEEDS
+        signature = f"({schema(inputs, options)}, {flags}) -> ({results}, {GRADIENTS}, Tensor unfinished)"
+        OPERATORS.define(f"{name}{signature}", implementation, fake)
+        OPERATORS.autograd(name, self._record)
+
+    def __call__(self, inputs: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """The outputs, recorded by autograd."""
+        found: tuple[Tensor, ...] = OPERATORS(self._name, *inputs, *options, *self.nothing)
+        return found[: self.outputs]
+
+    def _record(self, run: Callable[..., Any], *arguments: Any) -> Any:
+        """The operator where autograd may record it. A call that asks for gradients itself is not recorded."""
+        inputs, options, flags = split(arguments, self.inputs, self._options)
+        if any(flags) or not needs_gradient((inputs.x, inputs.weight, inputs.bias)):  # type: ignore[attr-defined]
+            return run(*arguments)
+        return *apply(_Loss, run, self, options, *inputs), *[None] * (len(self.nothing) + 1)
+
+
+class _Loss(Function):
+    @staticmethod
+    def forward(ctx, run, operator, options, *tensors):  # type: ignore[no-untyped-def]
+        ctx.operator, ctx.options, ctx.weight_grad = operator, options, tensors[-1]
+        ctx.set_materialize_grads(False)
+        ctx.has_gradients = options.is_one_number and ctx.weight_grad is None
+        needs = operator.gradient.needs(ctx.needs_input_grad) if ctx.has_gradients else [False] * 3
+        found = run(*tensors, *options, *[not ctx.has_gradients] * operator.saves, *needs)
+        outputs, saved, (*gradients, unfinished) = found[: operator.outputs], found[operator.outputs : -4], found[-4:]
+        if ctx.has_gradients:
+            gradients = [gradient if need else None for gradient, need in zip(gradients, needs, strict=True)]
+            is_saved = is_unfinished(operator.inputs(*tensors), options)
+            ctx.save_for_backward(*gradients, unfinished if is_saved else None)
+        else:
+            ctx.save_for_backward(*saved, *tensors[:-1])
+        differentiable = options.differentiable
+        constant = [one for place, one in enumerate(outputs) if one is not None and place not in differentiable]
+        ctx.mark_non_differentiable(*constant)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx, *upstream):  # type: ignore[no-untyped-def]
+        gradient, given = ctx.operator.gradient, [upstream[place] for place in ctx.operator.upstream]
+        if all(one is None for one in given):
+            return (None,) * len(ctx.needs_input_grad)
+        if not ctx.has_gradients:
+            return gradient(ctx, given, ctx.saved_tensors)
+        *gradients, unfinished = ctx.saved_tensors
+        return gradient.in_place(ctx, _scaled(gradients, given[0], None if unfinished is None else unfinished.unbind()))
+
+
+def _scaled(gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence[Tensor] | None) -> list[Tensor | None]:
+    """Gradients times the upstream gradient and a factor each: in place unless the graph is kept for another backward."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    each: Sequence[Tensor | None] = factors or [None] * len(gradients)
+    numbers = [
+        dloss if factor is None else dloss * factor
+        for gradient, factor in zip(gradients, each, strict=True)
+        if gradient is not None
+    ]
+    once = not torch._C._autograd._get_current_graph_task_keep_graph()
+    if once and not torch.is_grad_enabled() and can_bypass_dispatcher((*present, *numbers)):
+        scale_(present, numbers)
+        return list(gradients)
+    if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+        # A second derivative must be an error: the operator refuses arguments that require a gradient. Under torch.func the
+        # outer level knows that these gradients come from x and weight.
+        present = [gradient.detach().requires_grad_() for gradient in present]
+    found = iter(OPERATORS("scale", present, numbers))
+    return [None if gradient is None else next(found) for gradient in gradients]
+
+
+def _fake_scale(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(gradient) for gradient in gradients]
+
+
+OPERATORS.define(
+    "scale(Tensor[] gradients, Tensor[] factors) -> Tensor[]",
+    scale,
+    _fake_scale,
+    batched=lambda gradients, factors: [gradient * factor for gradient, factor in zip(gradients, factors, strict=True)],
+)
+OPERATORS.gradient("scale")

@@ -1,0 +1,130 @@
+"""Checks of options, those of the loss and those of a distillation, and the part of a vocabulary that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from npu_tiling.pytorch import arguments
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from . import parallel
+from .options import DIVERGENCES, NAMES, REDUCTIONS, DistillationOptions, EachOptions, Options
+
+_Checked = TypeVar("_Checked", Options, DistillationOptions)
+_PLACES = 2**24  # columns up to which fp32 counts
+_MOST_CHECKED = 1024
+_checked: dict[Hashable, Any] = {}
+# Options that are numbers, with their limits, and those that are one of a few words.
+_POSITIVE: dict[str, Any] = {"above": 0}
+_NUMBERS: dict[str, dict[str, Any]] = {
+    "label_smoothing": {"least": 0, "most": 1},
+    "lse_square_scale": {},
+    "logit_scale": {},
+    "softcap": {**_POSITIVE, "or_none": True},
+    "beta": _POSITIVE,
+    "temperature": _POSITIVE,
+    "soft_weight": {},
+    "hard_weight": {},
+    "teacher_softcap": {**_POSITIVE, "or_none": True},
+    "teacher_logit_scale": {},
+}
+_WORDS = {"reduction": REDUCTIONS, "divergence": DIVERGENCES}
+_FLAGS = {
+    kind: [name for name, default in kind._field_defaults.items() if default is False]
+    for kind in (Options, DistillationOptions)
+}
+
+
+class Part(NamedTuple):
+    """Which part of a vocabulary the weight is; see `fused_linear_cross_entropy`."""
+
+    process_group: ProcessGroup | None = None
+    vocab_range: tuple[int, int] | None = None
+    vocab_size: int | None = None
+
+
+_WHOLE = Part()
+
+
+def named_options(options: Mapping[str, object]) -> Options:
+    """`Options` by name, the defaults where none are given; not checked yet."""
+    unknown = [name for name in options if name not in NAMES]
+    if unknown:
+        raise TypeError(f"{unknown[0]} is no option: {', '.join(NAMES)} are.")
+    return Options(**options)  # type: ignore[arg-type]  # `checked_options` checks their types
+
+
+def checked_options(weight: Tensor, part: Part, options: _Checked) -> _Checked:
+    """The options with the weight's part of the vocabulary, or an error that names the wrong option.
+
+    Checked options of a whole vocabulary are remembered: every training step passes the same.
+    """
+    arguments.tensor("weight", weight)
+    key = None
+    if part == _WHOLE and not torch.compiler.is_compiling():
+        key = (options, tuple(map(type, options)), weight.shape, weight.dtype)  # with their types: 1, 1.0 and True are equal
+        try:
+            known: _Checked | None = _checked.get(key)
+        except TypeError:  # an option without a hash is refused below
+            known = None
+        if known is not None:
+            return known
+    checked: _Checked = _check_options(weight, part, options)
+    if key is not None:
+        if len(_checked) >= _MOST_CHECKED:
+            _checked.clear()
+        _checked[key] = checked
+    return checked
+
+
+def _check_options(weight: Tensor, part: Part, options: EachOptions) -> Any:
+    if weight.dim() != 2 or not weight.shape[0] or not weight.shape[1]:
+        raise ValueError(f"weight has shape {tuple(weight.shape)} and must have shape (V, H), both at least 1.")
+    given: dict[str, Any] = options._asdict()
+    arguments.whole("ignore_index", options.ignore_index)
+    for name, words in _WORDS.items():
+        if name in given:
+            arguments.one_of(name, given[name], words)
+    changed: dict[str, Any] = {
+        name: arguments.number(name.replace("teacher_", "teacher."), given[name], **limits)
+        for name, limits in _NUMBERS.items()
+        if name in given
+    }
+    if changed.get("beta", 0) >= 1:
+        raise ValueError(f"beta is {given['beta']} and must be above 0 and below 1.")
+    if options.accum_dtype not in (None, torch.float32, weight.dtype):
+        raise TypeError(f"accum_dtype is {options.accum_dtype} and must be torch.float32, weight's dtype or None.")
+    chunk_tokens = arguments.whole("chunk_tokens", options.chunk_tokens, least=1, or_none=True)
+    arguments.whole("memory_budget", options.memory_budget, least=1, or_none=True)
+    arguments.flags(**{name: given[name] for name in _FLAGS[type(options)]})
+    group, first, size = _part(weight.shape[0], part)
+    if options.sequence_parallel and not group:
+        raise ValueError("sequence_parallel is True and must be False where there is no process_group.")
+    if part.process_group is not None and part.vocab_range is not None and chunk_tokens is None:
+        share = -(-size // part.process_group.size())
+        chunk_tokens = parallel.chunk_tokens(share, options.memory_budget, weight.device)
+    checked = options._replace(**changed, chunk_tokens=chunk_tokens, group=group, vocab_first=first, vocab_size=size)
+    if checked.of_head.argmax and size > _PLACES:
+        raise ValueError(f"weight has {size} rows and must have at most {_PLACES} where predicted tokens are asked for.")
+    return checked
+
+
+def _part(rows: int, part: Part) -> tuple[str, int, int]:
+    """Name of the group, the first row, and how many rows all ranks have."""
+    group, vocab_range, size = part
+    if group is None:
+        if vocab_range is not None or size is not None:
+            raise ValueError("vocab_range and vocab_size must be left out where process_group is.")
+        return "", 0, rows
+    if vocab_range is None:
+        return group.group_name, group.rank() * rows, group.size() * rows
+    first, last = arguments.span("vocab_range", vocab_range)
+    if arguments.whole("vocab_size", size, or_none=True) is None:
+        raise ValueError("vocab_size is None and must be given with vocab_range.")
+    assert size is not None
+    if not 0 <= first <= last <= size or last - first != rows:
+        raise ValueError(f"vocab_range is {vocab_range} and must be {rows} rows, weight's, within vocab_size, {size}.")
+    return group.group_name, first, size

@@ -1,0 +1,90 @@
+"""Registration with PyTorch, in the namespace `npu_fused_linear_cross_entropy`: what the operators have in common.
+
+The arguments of an operator are the fields of a record of tensors, those of a record of options, and flags. A result that is
+not asked for is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from npu_tiling.pytorch.autograd import OperatorLibrary
+from npu_tiling.pytorch.schemas import schema
+from npu_tiling.pytorch.tensors import nothing
+from torch import Tensor
+
+from .calls import split
+
+OPERATORS = OperatorLibrary("npu_fused_linear_cross_entropy")
+NEEDS = "bool need_dx, bool need_dweight, bool need_dbias"  # schema of `Needs`, and of the gradients
+GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
+
+
+class Gradient:
+    """An operator that computes the gradients of x, weight and bias, and its call in the backward of a `Function`.
+
+    That has the record's tensors as its last arguments; its ctx has `options` and `weight_grad`.
+
+    It is registered twice: under its name, and with `_added` where the weight's gradient is added to a `weight_grad`. They
+    are two, since torch.func.vmap takes no operator that may change an argument.
+
+    Args:
+        name: of the operator.
+        given: the schema of its arguments in front of the tensors: upstream gradients, and what a forward saved.
+        inputs, options: the records of tensors and options.
+        implementation: computes the gradients, given all of these and which are needed.
+        other: one more field of `inputs` that has a gradient; "" for none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        given: str,
+        inputs: type[tuple[Any, ...]],
+        options: type[tuple[Any, ...]],
+        implementation: Callable[..., Any],
+        other: str = "",
+    ) -> None:
+        self._name, fields = name, inputs._fields  # type: ignore[attr-defined]
+        trained = ("x", "weight", "bias", other) if other else ("x", "weight", "bias")
+        self._places = [fields.index(field) - len(fields) for field in trained]
+        self.needs = itemgetter(*self._places)  # of ctx.needs_input_grad: which gradients autograd needs
+        count = given.count(",") + 1
+
+        def fake(*arguments: Any) -> tuple[Tensor, ...]:
+            tensors, _, needed = split(arguments[count:], inputs, options)
+            return fake_gradients(tensors, needed, *([getattr(tensors, other)] if other else []))
+
+        more = (f", bool need_d{other}", f", Tensor d{other}") if other else ("", "")
+        arguments = f"({given}, {schema(inputs, options)}, {NEEDS}{more[0]}) -> ({GRADIENTS}{more[1]})"
+        changing = arguments.replace("Tensor? weight_grad", "Tensor(a!) weight_grad")
+        for operator, signature in ((name, arguments), (f"{name}_added", changing)):
+            OPERATORS.define(f"{operator}{signature}", implementation, fake)
+            OPERATORS.gradient(operator)
+
+    def __call__(self, ctx: Any, given: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """What the backward returns; `tensors`: those of the record but its last, `weight_grad`."""
+        name = self._name if ctx.weight_grad is None else f"{self._name}_added"
+        found = OPERATORS(name, *given, *tensors, ctx.weight_grad, *ctx.options, *self.needs(ctx.needs_input_grad))
+        return self.in_place(ctx, found)
+
+    def in_place(self, ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """Gradients in the places of their tensors among the `Function`'s arguments, None for the others."""
+        found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        for place, gradient, needed in zip(self._places, gradients, self.needs(ctx.needs_input_grad), strict=True):
+            found[place] = gradient if needed else None
+        if ctx.weight_grad is not None:
+            found[self._places[1]] = None
+        return tuple(found)
+
+
+def fake_gradients(inputs: Any, needed: Sequence[bool], *others: Tensor | None) -> tuple[Tensor, ...]:
+    """Shapes of the gradients of x, weight and bias, and of other tensors."""
+    x = inputs.x
+    tensors = (x, inputs.weight if inputs.weight_grad is None else None, inputs.bias, *others)
+    return tuple(
+        x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else nothing(x)
+        for tensor, need in zip(tensors, needed, strict=True)
+    )
