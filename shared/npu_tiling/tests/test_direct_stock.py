@@ -124,15 +124,15 @@ def test_numbers_with_one_key_here_have_one_key_in_the_jit(triton, kernels, name
     assert len(set(theirs)) > 1
 
 
-def addresses(call):
-    """A launch without its hooks, its tensors as addresses."""
+def addresses(call, marks=6):
+    """A launch without its metadata and hooks, which begin at `marks`, its tensors as addresses."""
 
     def address(value):
         if type(value) is tuple and value and isinstance(value[0], (OnCuda, int)):
             return tuple(map(address, value))
         return value.data_ptr() if isinstance(value, OnCuda) else value
 
-    return [*map(address, [*call[:6], *call[9:]])]
+    return [*map(address, [*call[:marks], *call[marks + 3 :]])]
 
 
 def arguments(name):
@@ -163,6 +163,32 @@ def test_the_third_launch_does_without_the_jit(triton, driver, kernels, monkeypa
     for _ in range(5):
         launcher(2, *arguments("as it was"), {"BLOCK": 64}, {}, "key")
     assert (len(seen), len(driver.calls)) == (2, 5)
+
+
+@pytest.mark.parametrize("scratch", [0, 64])
+def test_tritons_wrapper_is_left_out_for_kernels_without_scratch_memory(triton, driver, kernels, monkeypatch, scratch):
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    if not (Watchers(triton, kernels.scale_rows).known and "launch_pdl" in CudaLauncher.__call__.__code__.co_names):
+        pytest.skip(f"Triton {triton.__version__} keeps its hooks elsewhere, or its wrapper is another")
+    launch = lambda *given: driver.calls.append(given)  # noqa: E731
+
+    def make(source, metadata):
+        wrapper = CudaLauncher.__new__(CudaLauncher)
+        sizes = {"num_ctas": 1, "global_scratch_size": scratch, "global_scratch_align": 1}
+        vars(wrapper).update(sizes, profile_scratch_size=0, profile_scratch_align=1, launch=launch)
+        vars(wrapper).update(launch_cooperative_grid=False, launch_pdl=False)
+        return wrapper
+
+    monkeypatch.setattr(driver, "launcher_cls", make)
+    triton.set_allocator(lambda size, alignment, stream: OnCuda(torch.int8, size))
+    launcher, (tensors, scalars) = Launcher(kernels.scale_rows), arguments("as it was")
+    for _ in range(5):
+        launcher(2, tensors, scalars, {"BLOCK": 64}, {}, "key")
+    assert len(driver.calls) == 5
+    assert addresses(driver.calls[1], 10) == addresses(driver.calls[-1], 10)  # the JIT's, and one without it
+    (call,) = launcher._met.values()
+    assert (call.run is launch) == (scratch == 0)
 
 
 @pytest.mark.parametrize("dtypes", [[torch.float32], [torch.float32] * 3, [torch.float32, torch.bfloat16, torch.float32]])

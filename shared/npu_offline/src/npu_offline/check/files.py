@@ -50,6 +50,9 @@ def load_file(path: Path, *, partly: bool = False) -> ModuleType:
         except Exception as error:
             problem = error
     if problem is not None:
+        for other in list(sys.modules.values()):  # what it imports may have imported it, under the name that it has there
+            if getattr(other, "__file__", None) == str(path.resolve()) and kernels_of(other):
+                return other
         frames = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == str(path)]
         line = f" at line {frames[-1]}" if frames else ""
         said = f"{path} fails{line}: {type(problem).__name__}: {problem}"

@@ -107,7 +107,7 @@ def compared(call: KernelCall, expected: Sequence[str], rtol: float | None, atol
 
     Args:
         call: the launch.
-        expected: `NAME = EXPRESSION` of the arguments' values before the launch, floating-point tensors in fp64. An argument
+        expected: `NAME = EXPRESSION` of the arguments' values before the launch, in fp64 and int64. An argument
             that no expression reads is full of NaN before.
         rtol, atol: tolerances; None for those of `torch.testing.assert_close` for the dtype, the absolute one as a share of
             the largest element where that is above 1.
@@ -119,7 +119,7 @@ def compared(call: KernelCall, expected: Sequence[str], rtol: float | None, atol
     with random_values():  # the same at each level
         given = call.arguments()
     names = {"torch": torch, "F": torch.nn.functional, **call.names, **{name: _wide(value) for name, value in given.items()}}
-    wanted = {name: _evaluated(name, code, names, given[name].shape) for name, code in rules}
+    wanted = {name: _evaluated(name, code, names, given[name]) for name, code in rules}
     unread = set(wanted) - {name for _, code in rules for name in code.co_names}
 
     def run() -> Differences:
@@ -148,17 +148,20 @@ def _rule(text: str, call: KernelCall) -> tuple[str, Any]:
 def _wide(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value.double() if value.is_floating_point() else value.clone()
+    if value.dtype == torch.bool:
+        return value.clone()
+    return value.double() if value.is_floating_point() else value.long()
 
 
-def _evaluated(name: str, code: Any, names: Mapping[str, Any], shape: torch.Size) -> Tensor:
+def _evaluated(name: str, code: Any, names: Mapping[str, Any], like: Tensor) -> Tensor:
     try:
         wanted = torch.as_tensor(eval(code, dict(names)))
     except Exception as error:
         raise OfflineError(f"--expect {name}: {type(error).__name__}: {error}") from None
-    if wanted.shape != shape:
-        raise OfflineError(f"--expect {name} has shape {tuple(wanted.shape)}, must be {tuple(shape)}")
-    return wanted
+    if wanted.shape != like.shape:
+        raise OfflineError(f"--expect {name} has shape {tuple(wanted.shape)}, must be {tuple(like.shape)}")
+    integers = not wanted.is_floating_point() and not like.is_floating_point()
+    return wanted.to(like.dtype) if integers else wanted  # as the kernel's integers wrap around
 
 
 def _difference(name: str, got: Tensor, wanted: Tensor, rtol: float | None, atol: float | None) -> Difference:

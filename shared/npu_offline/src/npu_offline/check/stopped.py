@@ -7,6 +7,7 @@ import subprocess
 import sysconfig
 import traceback
 from pathlib import Path
+from types import ModuleType
 
 from ..errors import OfflineError, UnsupportedError, reason_of
 
@@ -28,6 +29,9 @@ def said_of(error: BaseException) -> str:
         return ours
     if _is_unknown_option(error):
         return f"Triton refuses the launch: {error.args[0]}: triton-ascend 3.2.0 has no such option"
+    missing = _missing_from_triton(error)
+    if missing:
+        return f"Triton refuses the kernel: triton-ascend 3.2.0 has no {missing}"
     if _is_of_triton(error):
         said = _without_frame(str(error))
         source, caret, reason = said.rpartition("^\n")
@@ -44,7 +48,7 @@ def said_of(error: BaseException) -> str:
 def is_refusal(error: BaseException | None) -> bool:
     """Whether an error says nothing about results: Triton refuses the kernel, or the emulation cannot run it."""
     if error is not None and not reason_of(error):
-        return _is_of_triton(error) or _is_unknown_option(error)
+        return _is_of_triton(error) or _is_unknown_option(error) or bool(_missing_from_triton(error))
     while error is not None and not isinstance(error, OfflineError):
         error = error.__cause__ or error.__context__
     return isinstance(error, UnsupportedError)
@@ -56,6 +60,14 @@ def _is_of_triton(error: BaseException) -> bool:
 
 def _is_unknown_option(error: BaseException) -> bool:
     return isinstance(error, KeyError) and "was specified but unrecognised" in str(error)
+
+
+def _missing_from_triton(error: BaseException) -> str:
+    """What a kernel names of a module of Triton that this release does not have; empty if the error is another."""
+    module = getattr(error, "obj", None)
+    if isinstance(error, AttributeError) and isinstance(module, ModuleType) and module.__name__.startswith("triton"):
+        return f"{module.__name__}.{error.name}"
+    return ""
 
 
 def _wrapped(error: BaseException) -> BaseException | None:

@@ -36,7 +36,7 @@ FORMS = """an argument is NAME=VALUE, and VALUE one of
     fp32:512:positive    of positive ones; also zeros, ones, and 0..1 for numbers between
     i64:512:32000    a tensor of random integers below 32000 (2 if it is left out); 5..9 for 5, 6, 7 and 8
     x.npy, model.safetensors:lm_head.weight    a tensor of a file
-    1000, 1e-5, True, None    a number, a flag, no argument
+    1000, 1e-5, True, None, tl.int32    a number, a flag, no argument, a dtype
     128,64,256    sizes that `tune` compares; other commands use the first"""
 
 
@@ -54,7 +54,11 @@ def value_of(name: str, text: str) -> Any:
 
 
 def number_of(text: str) -> Any:
-    """A number, a flag or None as in Python; any other text stands for itself, as some kernels take names."""
+    """A number, a flag or None as in Python, or a dtype; other text stands for itself, as some kernels take names."""
+    if text.startswith("tl."):
+        import triton.language
+
+        return getattr(triton.language, text[3:], text)
     try:
         return float(text) if text in ("inf", "-inf", "nan") else ast.literal_eval(text)
     except (ValueError, SyntaxError):

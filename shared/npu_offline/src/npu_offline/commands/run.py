@@ -116,10 +116,14 @@ def _level(outcome: Outcome) -> str:
 
 def _levels(found: Sequence[Outcome]) -> Table:
     table = Table("what ran", "programs", "largest error", "verdict")
+    said = ""
     for outcome in found:
         programs = sum(launch.grid[0] * launch.grid[1] * launch.grid[2] for launch in outcome.launches)
         errors = "\n".join(f"{each.name} {each.error:.2g}" for each in outcome.differences)
-        table.add_row(_level(outcome), str(programs or ""), errors, _verdict(outcome))
+        verdict = _verdict(outcome)
+        repeated = "\n" in verdict and verdict == said
+        table.add_row(_level(outcome), str(programs or ""), errors, "as above" if repeated else verdict)
+        said = verdict
     return table
 
 

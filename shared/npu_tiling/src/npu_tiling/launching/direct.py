@@ -8,19 +8,27 @@ that is not as expected, launches stay with the JIT.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 _INT32_END, _INT64_END = 2**31, 2**63
 _MULTIPLE = 16  # Triton compiles another kernel for integers, and for addresses, that are multiples of this
 _NO_MARKS = (None, None, None)  # launch metadata and two hooks: there are none where no profiler watches
-_WRAPPER_NAMES = {  # all that triton-ascend 3.2.0's wrapper around its launcher in C names
-    *("TRITON_PROFILER_REGISTERED", "Tensor", "append", "ascend", "backends", "cache_dir", "compile_only"),
-    *("enable_msprof_register_tensor", "get_cache_manager", "isinstance", "launch", "print", "shape", "torch"),
-    *("triton", "utils"),
-}
+_FLAGS = {bool, int, type(None)}  # of launches, and the scratch memory that a kernel has none of
+_WRAPPERS = (  # all that a wrapper around a launcher in C names: triton-ascend 3.2.0's, and Triton's for CUDA to 3.6
+    {
+        *("TRITON_PROFILER_REGISTERED", "Tensor", "append", "ascend", "backends", "cache_dir", "compile_only"),
+        *("enable_msprof_register_tensor", "get_cache_manager", "isinstance", "launch", "print", "shape", "torch"),
+        *("triton", "utils"),
+    },
+    {
+        *("_allocation", "_allocator", "_profile_allocator", "get", "global_scratch_align", "global_scratch_size"),
+        *("launch", "launch_cooperative_grid", "launch_pdl", "num_ctas", "profile_scratch_align", "profile_scratch_size"),
+    },
+)
 _watching = threading.Lock()
 
 
@@ -108,43 +116,64 @@ def observe(
     Returns:
         The same call without the JIT; None where it is another one than expected.
     """
-    holder, name = compiled, "_run" if hasattr(compiled, "_run") else "run"
-    run = getattr(holder, name, None)
-    if not is_cuda and callable(getattr(run, "__dict__", {}).get("launch")) and _adds_nothing(run):
-        # triton-ascend's own launcher in C. A wrapper that is not known, as 3.2.1's, is called as the JIT calls it.
-        holder, name, run = run, "launch", run.launch  # type: ignore[union-attr]
-    calls: list[tuple[Any, ...]] = []
-
-    def watched(*values: Any, **named: Any) -> Any:
-        calls.append(() if named else values)
-        return run(*values, **named)  # type: ignore[misc]
-
-    with _watching:
+    function, metadata = getattr(compiled, "function", None), getattr(compiled, "packed_metadata", None)
+    name = "_run" if hasattr(compiled, "_run") else "run"
+    wrapper = getattr(compiled, name, None)
+    holders = [(compiled, name)]
+    if callable(getattr(wrapper, "__dict__", {}).get("launch")) and _adds_nothing(wrapper):
+        # The launcher in C. A wrapper that is not known, as triton-ascend 3.2.1's, is called as the JIT calls it.
+        holders.insert(0, (wrapper, "launch"))
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+    with _watching, contextlib.ExitStack() as watched:
         try:
-            setattr(holder, name, watched)
+            for holder, attribute in holders:
+                watched.enter_context(_noting_calls(holder, attribute, calls))
         except AttributeError:
+            watched.close()
             launch()
             return None
-        try:
-            launch()
-        finally:
-            setattr(holder, name, run)
-    handles = (getattr(compiled, "function", None), getattr(compiled, "packed_metadata", None))
-    before = 3 + 1 + len(handles) + len(_NO_MARKS)  # grid, stream
-    for values in calls:
-        given = values[before : before + len(arguments)]
-        as_expected = values[:3] == (grid, 1, 1) and _same(values[4:6], handles) and _same(given, arguments)
+        launch()
+    for run, values in calls:  # of the launcher in C first, which returns first
+        first = next((i for i, value in enumerate(values) if value is arguments[0]), 0)  # of the kernel's arguments
+        end, marks = first + len(arguments), first - len(_NO_MARKS)
+        as_expected = (
+            values[:3] == (grid, 1, 1)
+            and _same(values[4:5], [function])
+            and set(map(type, values[5 : marks - 1])) <= _FLAGS
+            and _same(values[marks - 1 : marks], [metadata])
+            and _same(values[first:end], arguments)
+        )
         if as_expected and callable(run):
             stream_of = next((one for one in streams if is_cuda or one(device) == values[3]), None)
             if stream_of is not None:
-                return DirectCall(run, stream_of, (*handles, *_NO_MARKS), values[before + len(arguments) :])
+                return DirectCall(run, stream_of, (*values[4:marks], *_NO_MARKS), values[end:])
     return None
 
 
+@contextlib.contextmanager
+def _noting_calls(holder: Any, name: str, calls: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> Iterator[None]:
+    """Add what `holder` has as `name`, and its arguments, to `calls` whenever it was called by position."""
+    run = getattr(holder, name)
+
+    def watched(*values: Any, **named: Any) -> Any:
+        found = run(*values, **named)
+        calls.append((run, () if named else values))
+        return found
+
+    setattr(holder, name, watched)
+    try:
+        yield
+    finally:
+        setattr(holder, name, run)
+
+
 def _adds_nothing(wrapper: Any) -> bool:
-    """Whether calling it is known to be nothing but the call of its `launch`, where no profiler watches."""
+    """Whether calling it is known to be nothing but the call of its `launch`, where no profiler watches.
+
+    For a kernel without scratch memory, which `observe` sees to.
+    """
     code = getattr(vars(type(wrapper)).get("__call__"), "__code__", None)
-    return code is not None and _names(code) <= _WRAPPER_NAMES
+    return code is not None and any(_names(code) <= known for known in _WRAPPERS)
 
 
 def _names(code: Any) -> set[str]:

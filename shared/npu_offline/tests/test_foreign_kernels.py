@@ -1,0 +1,62 @@
+"""What kernels of other packages need of a command: dtypes as arguments, wide expectations, names of a later Triton."""
+
+import sys
+
+import pytest
+from npu_offline.check.files import load_file
+from npu_offline.cli import main
+
+KERNELS = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def packed(x_ptr, y_ptr, OUT: tl.constexpr, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + o).to(OUT)
+    tl.store(y_ptr + o, x * 100)
+
+
+@triton.jit
+def merged(x_ptr, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(x_ptr + o, tl.bitonic_merge(tl.load(x_ptr + o)))
+"""
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+
+    def run(kernel, *given):
+        status = main(["run", f"{path}::{kernel}", *given, "BLOCK=64", "--grid", "1", "--linalg-only"])
+        said = capsys.readouterr()
+        return status, " ".join((said.out + said.err).replace("│", " ").split())
+
+    return run
+
+
+@pytest.mark.parametrize(("out", "kind"), [("tl.int32", "i32"), ("tl.int8", "i8")])
+def test_expectations_of_integers_are_computed_in_64_bits_and_wrap_around_as_the_kernels_do(run, out, kind):
+    status, said = run("packed", "x_ptr=i8:64:100", f"y_ptr={kind}:64", f"OUT={out}", "--expect", "y_ptr=x_ptr*100")
+    assert status == 0, said
+    assert "as expected" in said
+
+
+def test_a_function_of_a_later_triton_is_refused_by_name(run):
+    status, said = run("merged", "x_ptr=fp32:64")
+    assert "Triton refuses the kernel: triton-ascend 3.2.0 has no triton.language.bitonic_merge" in said
+    assert status == 2
+
+
+def test_a_file_that_its_package_imports_and_that_cannot_be_imported_twice_is_imported_once(tmp_path, monkeypatch):
+    folder = tmp_path / "package_of_a_file"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("registered = []\nfrom . import kernels\n")
+    once = "import package_of_a_file\nassert not package_of_a_file.registered\npackage_of_a_file.registered.append(1)\n"
+    (folder / "kernels.py").write_text(once + KERNELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = load_file(folder / "kernels.py")
+    assert module is sys.modules["package_of_a_file.kernels"]
