@@ -13,11 +13,11 @@ from npu_tiling import Kernels
 
 WEIGHTS = [(256,), (256,)]
 CALLS = {  # a call, its tensors, and how many functions it runs at most: forward, and forward with backward
-    "rms_norm": (rms_norm, [(16, 256), (256,)], 33, 65),
-    "add_rms_norm": (lambda *given: add_rms_norm(*given).y, [(16, 256)] * 2 + [(256,)], 36, 68),
-    "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 43, 101),
-    "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 51, 123),
-    "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 53, 121),
+    "rms_norm": (rms_norm, [(16, 256), (256,)], 29, 59),
+    "add_rms_norm": (lambda *given: add_rms_norm(*given).y, [(16, 256)] * 2 + [(256,)], 31, 61),
+    "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 39, 96),
+    "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 47, 118),
+    "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 50, 116),
 }
 
 

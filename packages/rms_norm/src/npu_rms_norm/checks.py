@@ -37,13 +37,15 @@ def check(
     if bias is not None:
         arguments.parameter("bias", bias, shapes if weight is None else (weight.shape,), x, "x's", or_none=True)
     arguments.one_of("casting_mode", casting_mode, CASTING_MODES)
-    arguments.flags(in_place=in_place)
+    if in_place is not False:
+        arguments.flags(in_place=in_place)
     return arguments.number("eps", eps, least=0, finite=False), arguments.number("offset", offset)
 
 
 def output_dtype(dtype: torch.dtype | None, return_fp32: bool, x: Tensor) -> torch.dtype:
     """y's, where `dtype` is asked for."""
-    arguments.flags(return_fp32=return_fp32)
+    if return_fp32 is not False:
+        arguments.flags(return_fp32=return_fp32)
     if dtype is None or dtype is x.dtype:
         return x.dtype
     if dtype not in arguments.DTYPES:

@@ -27,9 +27,9 @@ def tensor(name: str, value: Any, *, or_none: bool = False) -> None:
 
 def floating(name: str, value: Any) -> None:
     """A tensor of a dtype that there are kernels for; fp64 too where plain PyTorch serves it."""
-    if isinstance(value, Tensor) and value.dtype in DTYPES:  # most are
-        return
     tensor(name, value)
+    if value.dtype in DTYPES:
+        return
     wide = value.dtype == torch.float64 and value.device.type == "cpu" and device_for(value.device) is None
     if not wide:
         allowed = "torch.float32, torch.bfloat16 or torch.float16"
@@ -38,7 +38,8 @@ def floating(name: str, value: Any) -> None:
 
 def rows(name: str, value: Any) -> None:
     """A floating tensor [..., D]."""
-    floating(name, value)
+    if not isinstance(value, Tensor) or value.dtype not in DTYPES:
+        floating(name, value)
     if value.dim() == 0 or value.shape[-1] == 0:
         raise ValueError(f"{name} has shape {tuple(value.shape)} and must have a last dimension of at least 1.")
 
@@ -74,7 +75,8 @@ def parameter(
     """A tensor of one of some shapes, in fp32 or in the dtype of `like`, and on its device."""
     if or_none and value is None:
         return
-    tensor(name, value, or_none=or_none)
+    if not isinstance(value, Tensor):
+        tensor(name, value, or_none=or_none)
     if value.shape not in shapes or value.dtype != like.dtype or value.device != like.device:
         shape(name, value, *shapes)
         parameter_dtype(name, value, like, of)

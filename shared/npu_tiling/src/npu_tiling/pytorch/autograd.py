@@ -253,15 +253,13 @@ def _any_has_tangent(arguments: Sequence[Any]) -> bool:
 
 def needs_gradient(arguments: Sequence[Any]) -> bool:
     """Whether autograd would record a call with these arguments; tensors may stand in lists."""
-    return torch.is_grad_enabled() and _any_requires_gradient(arguments)
-
-
-def _any_requires_gradient(arguments: Sequence[Any]) -> bool:
+    if not torch.is_grad_enabled():
+        return False
     for argument in arguments:
         if isinstance(argument, Tensor):
             if argument.requires_grad:
                 return True
-        elif isinstance(argument, (list, tuple)) and _any_requires_gradient(argument):
+        elif isinstance(argument, (list, tuple)) and needs_gradient(argument):
             return True
     return False
 
