@@ -22,12 +22,7 @@ def attn_res(
     result = run(placed.local(), **{name: placed.shards.local(name, placed.gradient) for name in weights})
     if isinstance(result, Tensor):
         return placed.wrap(result, 0, placed.shape)
-    output, normalized, _, alpha = result
-    if normalized is not None:
-        normalized = placed.wrap(normalized, 0, placed.shape)
-    if alpha is not None:
-        alpha = placed.wrap(alpha, 1, (placed.count, *placed.shape[:-1]))
-    return AttnResResult(placed.wrap(output, 0, placed.shape), normalized, None, alpha)
+    return _wrapped(result, placed.shards, placed.of_tokens, placed.shape)
 
 
 def phase1(
@@ -37,9 +32,7 @@ def phase1(
     placed = _Blocks(residuals, {"queries": queries, "rms_weight": rms_weight})
     local_queries, local_norm = (placed.shards.local(name, placed.gradient) for name in ("queries", "rms_weight"))
     o, lse = run(local_queries, placed.local(), local_norm)
-    layers, tokens = len(queries), placed.shape[:-1]
-    o = placed.wrap(o, 1, (layers, *placed.shape))
-    return o, placed.wrap(lse, 1, (layers, *tokens))
+    return placed.wrap(o, 1, (len(queries), *placed.shape)), placed.wrap(lse, 1, (len(queries), *placed.shape[:-1]))
 
 
 def with_prefix(
@@ -60,15 +53,17 @@ def with_prefix(
     if bank is not None:
         parts = [shards.local(name, placements) for name in blocks]
         local["bank"] = parts[0] if isinstance(bank, Tensor) else parts
-    result = run(**local)
     prefix = rows["prefix"]
     assert prefix is not None
-    shape, alpha = prefix.shape, result.weights
+    return _wrapped(run(**local), shards, placements, prefix.shape)
+
+
+def _wrapped(result: AttnResResult, shards: Shards, placements: Sequence[Any], shape: Sequence[int]) -> AttnResResult:
+    """Results of one rank as DTensors; rows [..., D] have these placements and this shape."""
+    rows = [None if part is None else shards.wrap(part, placements, shape) for part in result[:3]]
+    alpha = result.weights
     return AttnResResult(
-        output=shards.wrap(result.output, placements, shape),
-        normalized=None if result.normalized is None else shards.wrap(result.normalized, placements, shape),
-        prefix=None if result.prefix is None else shards.wrap(result.prefix, placements, shape),
-        weights=None if alpha is None else shards.wrap(alpha, moved(placements, 1), (len(alpha), *shape[:-1])),
+        *rows, None if alpha is None else shards.wrap(alpha, moved(placements, 1), (len(alpha), *shape[:-1]))
     )
 
 
@@ -77,7 +72,8 @@ class _Blocks:
 
     Attributes:
         shards: all of them.
-        count, shape: N and the shape [..., D] of one block.
+        shape: of one block, [..., D].
+        of_tokens: placements of tensors [..., D].
         gradient: where the gradients of the weights are.
     """
 
@@ -91,10 +87,10 @@ class _Blocks:
         for name in self._names[1:]:
             self.shards.alike(name, placements, first)
         self.shards.replicated(*weights)
-        self.count, self.shape = len(blocks), named[first].shape[int(self._stacked) :]
+        self.shape = named[first].shape[int(self._stacked) :]
         self.gradient = summed(placements)
         self._of_blocks = placements
-        self._of_tokens = moved(placements, -1) if self._stacked else placements
+        self.of_tokens = moved(placements, -1) if self._stacked else placements
 
     def local(self) -> Any:
         parts = [self.shards.local(name, self._of_blocks) for name in self._names]
@@ -102,4 +98,4 @@ class _Blocks:
 
     def wrap(self, part: Tensor, leading: int, shape: Sequence[int]) -> Tensor:
         """A result with `leading` dimensions before those of the tokens."""
-        return self.shards.wrap(part, moved(self._of_tokens, leading), shape)
+        return self.shards.wrap(part, moved(self.of_tokens, leading), shape)

@@ -42,7 +42,6 @@ def attn_res_backward_kernel(
     p_count, p_prefix, p_djoined, p_dprefix,
     n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
-    ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sources and prefix, and partial sums of dg; a tile has rows of one source, a token one or two sweeps."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
@@ -57,7 +56,7 @@ def attn_res_backward_kernel(
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
         if PREFETCH:
-            p_block = block_at(p_v, p_table, s_block, 0, ALIGNED) + i_token * s_token
+            p_block = block_at(p_v, p_table, s_block, 0) + i_token * s_token
             b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
         b_dh = load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)  # [BLOCK_M, BLOCK_D]
         b_lse = load_statistic(p_lse + i_token, n_left, BLOCK_M)  # [BLOCK_M]
@@ -83,10 +82,10 @@ def attn_res_backward_kernel(
                 b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
                 if PREFETCH:
                     is_last = i_block + 1 == n_blocks
-                    p_block = block_at(p_v, p_table, s_block, tl.where(is_last, 0, i_block + 1), ALIGNED) + i_token * s_token
+                    p_block = block_at(p_v, p_table, s_block, tl.where(is_last, 0, i_block + 1)) + i_token * s_token
                     b_next = fetch_whole_rows(p_block, s_token, tl.where(is_last, 0, n_left), D, BLOCK_M, BLOCK_D)
                 else:
-                    p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+                    p_block = block_at(p_v, p_table, s_block, i_block) + i_token * s_token
                     b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
                 b_alpha = tl.exp(b_score - b_lse)
                 b_e = tl.sum(b_dh * b_v, axis=1)
@@ -97,7 +96,7 @@ def attn_res_backward_kernel(
             b_delta = b_delta / b_sum
         for i_block in tl.range(0, n_blocks):
             i_row = i_block.to(tl.int64) * n_tokens + i_token
-            p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+            p_block = block_at(p_v, p_table, s_block, i_block) + i_token * s_token
             b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, EXACT)
             b_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
             b_rstd = load_statistic(p_rstd + i_row, n_left, BLOCK_M)
@@ -108,9 +107,7 @@ def attn_res_backward_kernel(
                 b_dg += b_v * b_c[:, None]
             if p_dv is not None:
                 b_dv = expanded_gradient(b_v, slope(b_score, b_rstd, D) * b_c, b_dh, b_alpha, b_g, b_c)
-                store_gradient(
-                    p_dv, p_dv_table, b_dv, i_block, i_row, i_token, 0, n_left, D, BLOCK_M, BLOCK_D, EXACT, ALIGNED
-                )
+                store_gradient(p_dv, p_dv_table, b_dv, i_block, i_row, i_token, 0, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         if p_prefix is not None:
             b_p = load_rows(p_prefix + i_token * s_prefix, s_prefix, n_left, D, BLOCK_M, BLOCK_D, EXACT)
             b_p_c = score_gradient(b_p_alpha, b_p_e, b_delta, b_p_rstd)

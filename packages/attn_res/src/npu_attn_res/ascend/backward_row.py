@@ -92,27 +92,23 @@ def prefix_gradient(
 
 
 @triton.jit
-def gradient_offset(p_dv_table, i_block, i_token, n_tokens, D: tl.constexpr, ALIGNED: tl.constexpr):
+def gradient_offset(p_dv_table, i_block, i_token, n_tokens, D: tl.constexpr):
     """From the gradients' base to the row of a block's gradient; NO_GRADIENT or little more where there is none."""
     if p_dv_table is None:
         return (i_block.to(tl.int64) * n_tokens + i_token) * D
     else:
-        i_offset = tl.load(p_dv_table + i_block)
-        if ALIGNED:
-            i_offset = tl.multiple_of(i_offset, ALIGNMENT)
-        return i_offset + i_token * D
+        return tl.load(p_dv_table + i_block) + i_token * D
 
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_backward_row_kernel(
-    # p_h is None; p_score and p_rstd are fp32 [n_tokens, sources]; p_dg: both/weights.py makes dquery and drms_weight of it
-    p_dh, p_h, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
+    # as of attn_res_backward_kernel, without h; p_score and p_rstd are fp32 [n_tokens, sources]
+    p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
     p_count, p_prefix, p_djoined, p_dprefix,
     n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
-    D: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
-    HALVES: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, HALVES: tl.constexpr,  # BLOCK_D >= D
 ):  # fmt: skip
-    """Gradients and partial sums of dg, one row a tile, every <dh, v_i> kept; arguments as of attn_res_backward_kernel."""
+    """Gradients and partial sums of dg, one row a tile, every <dh, v_i> kept."""
     # lint: allow short-transfer: halves are rows of more than 4 KB; whole rows would fill the chip
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
@@ -128,7 +124,7 @@ def attn_res_backward_row_kernel(
     if HALVES:
         b_g_rest = fetch_piece(p_query + C, REST, C).to(tl.float32) * fetch_piece(p_norm + C, REST, C).to(tl.float32)
         b_dg_rest = tl.zeros([1, C], tl.float32)
-    p_first = p_v if p_table is None else block_at(p_v, p_table, s_block, 0, ALIGNED)
+    p_first = p_v if p_table is None else block_at(p_v, p_table, s_block, 0)
     o_slot = tl.arange(0, SLOTS).to(tl.float32)
     i_next = tl.program_id(0).to(tl.int64)
     if HALVES:
@@ -163,7 +159,7 @@ def attn_res_backward_row_kernel(
             b_e = tl.where(o_slot == tl.cast(n_slots, tl.float32), b_dot, b_e)
         for i_block in tl.range(0, n_blocks):
             i_after = tl.where(i_block + 1 == n_blocks, 0, i_block + 1)  # the second sweep starts over
-            p_after = block_at(p_v, p_table, s_block, i_after, ALIGNED) + i_token * s_token
+            p_after = block_at(p_v, p_table, s_block, i_after) + i_token * s_token
             if HALVES:
                 b_load = fetch_piece(p_block + C, REST, C)
                 p_block = p_after
@@ -188,7 +184,7 @@ def attn_res_backward_row_kernel(
         for i_block in tl.range(0, n_blocks):
             is_last = i_block + 1 == n_blocks
             n_after = tl.where(is_last, 0, 1)
-            p_after = block_at(p_v, p_table, s_block, tl.where(is_last, 0, i_block + 1), ALIGNED) + i_token * s_token
+            p_after = block_at(p_v, p_table, s_block, tl.where(is_last, 0, i_block + 1)) + i_token * s_token
             if HALVES:
                 b_load = fetch_piece(p_block + C, REST, C)
                 p_block = p_after
@@ -197,7 +193,7 @@ def attn_res_backward_row_kernel(
             b_alpha_after, b_c_after, b_slope_c_after = pick(b_alphas, b_cs, b_slope_cs, i_block + 1)
             b_dv, b_dg = gradient_of_piece(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c, HAS_DG)
             if p_dv is not None:
-                i_out = gradient_offset(p_dv_table, i_block, i_token, n_tokens, D, ALIGNED)
+                i_out = gradient_offset(p_dv_table, i_block, i_token, n_tokens, D)
                 is_wanted = True if p_dv_table is None else i_out >= MIN_OFFSET
                 if is_wanted:
                     store_piece(p_dv + i_out, b_dv, N, C)

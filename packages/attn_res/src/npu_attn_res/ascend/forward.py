@@ -66,7 +66,7 @@ def append_rows(
 def forward_tiles(
     p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_joined, p_append,
     b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, ALIGNED: tl.constexpr, BY_TOKEN: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Tiles i_first, i_first + n_step, ... before i_end, with the highest score so far as the reference."""
     n_sources = n_slots if p_prefix is None else n_slots + 1
@@ -87,7 +87,7 @@ def forward_tiles(
             # A computed 1: with a sum that starts as b_p itself, compilers for Ascend keep it where the next blocks go.
             b_o = b_p * tl.exp(b_max - b_max)[:, None]
         for i_block in tl.range(0, n_blocks):
-            p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+            p_block = block_at(p_v, p_table, s_block, i_block) + i_token * s_token
             b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, BLOCK_D == D)  # [BLOCK_M, BLOCK_D]
             b_score, b_rstd, _ = score_rows(b_v, b_g, eps, D)  # [BLOCK_M] both
             b_o, b_sum, b_max = add_source(b_v, b_score, b_o, b_sum, b_max)
@@ -109,7 +109,7 @@ def attn_res_forward_kernel(
     # n_slots: the bank's capacity; n_blocks where the count is not on the device
     n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
-    ALIGNED: tl.constexpr, BY_TOKEN: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """h, its RMSNorm and the statistics, from one read of every source; the compiler orders the loads."""
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
@@ -119,5 +119,5 @@ def attn_res_forward_kernel(
         p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_joined, p_append,
         b_g, tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0),
         n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
-        D, BLOCK_M, BLOCK_D, ALIGNED, BY_TOKEN,
+        D, BLOCK_M, BLOCK_D, BY_TOKEN,
     )  # fmt: skip

@@ -22,12 +22,12 @@ MAX_SQUARE = tl.constexpr(3e38)  # a larger sum of squares counts as infinite
 
 
 @triton.jit
-def next_block(p_v, p_table, s_block, s_token, i_block, n_blocks, i_token, n_tokens, M: tl.constexpr, ALIGNED: tl.constexpr):
+def next_block(p_v, p_table, s_block, s_token, i_block, n_blocks, i_token, n_tokens, M: tl.constexpr):
     """Where a block of tokens i_token on lies, and how many tokens are left there; after the last block the first one of
     this program's next tokens."""
     is_last = i_block >= n_blocks
     i_next = tl.where(is_last, i_token + tl.num_programs(0) * M, i_token)
-    p_block = block_at(p_v, p_table, s_block, tl.where(is_last, 0, i_block), ALIGNED) + i_next * s_token
+    p_block = block_at(p_v, p_table, s_block, tl.where(is_last, 0, i_block)) + i_next * s_token
     return p_block, (n_tokens - i_next).to(tl.int32)
 
 
@@ -36,7 +36,7 @@ def attn_res_forward_prefetch_kernel(
     p_v, p_table, p_query, p_norm, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
     p_count, p_prefix, p_x, p_joined, p_append,
     n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, ALIGNED: tl.constexpr, BY_TOKEN: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """h, its RMSNorm and the statistics; loads the next source ahead. The arguments are those of attn_res_forward_kernel."""
     # time: rare: that a score is higher by 30 than the first block's
@@ -47,7 +47,7 @@ def attn_res_forward_prefetch_kernel(
     n_blocks = count_blocks(p_count, n_blocks, n_slots)
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
-    p_block = block_at(p_v, p_table, s_block, 0, ALIGNED) + i_first * s_token
+    p_block = block_at(p_v, p_table, s_block, 0) + i_first * s_token
     n_next = tl.where(n_blocks > 0, n_tokens - i_first, 0).to(tl.int32)  # beside a prefix there may be no block
     b_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
     n_tiles = tl.cdiv(n_tokens, BLOCK_M)
@@ -57,7 +57,7 @@ def attn_res_forward_prefetch_kernel(
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
         if p_prefix is None:
-            p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED)
+            p_block, n_next = next_block(p_v, p_table, s_block, s_token, 1, n_blocks, i_token, n_tokens, BLOCK_M)
             b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
             b_first = b_v
         else:
@@ -73,9 +73,7 @@ def attn_res_forward_prefetch_kernel(
             b_v = b_second.to(tl.float32)
         for i_block in tl.range(1 if p_prefix is None else 0, n_blocks):
             i_next = i_block + 1
-            p_block, n_next = next_block(
-                p_v, p_table, s_block, s_token, i_next, n_blocks, i_token, n_tokens, BLOCK_M, ALIGNED
-            )
+            p_block, n_next = next_block(p_v, p_table, s_block, s_token, i_next, n_blocks, i_token, n_tokens, BLOCK_M)
             b_next = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
             b_score, b_rstd, b_square = score_rows(b_v, b_g, eps, D)
             # Where squares of v overflow, its score is zero, above a low reference, and v times its weight may overflow too.
@@ -107,5 +105,5 @@ def attn_res_forward_prefetch_kernel(
             p_v, p_table, p_weight, p_o, p_y, None, None, p_lse, p_norm_rstd, None, p_stored, None, None, None,
             b_g, i_again, n_tiles, tl.num_programs(0),
             n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_stored, 0, 0,
-            D, BLOCK_M, BLOCK_D, ALIGNED, BY_TOKEN,
+            D, BLOCK_M, BLOCK_D, BY_TOKEN,
         )  # fmt: skip

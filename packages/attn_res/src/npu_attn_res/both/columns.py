@@ -131,7 +131,7 @@ def attn_res_gradient_kernel(
                         b_dv = tl.sum(b_dv, axis=0)[None, :]
                     b_dv -= b_v * b_dv_coef[:, None]
                     store_gradient(
-                        p_dv, p_dv_table, b_dv, i_block, i_row, i_token, i_col, n_left, D, BLOCK_M, BLOCK_D, EXACT, False
+                        p_dv, p_dv_table, b_dv, i_block, i_row, i_token, i_col, n_left, D, BLOCK_M, BLOCK_D, EXACT
                     )
         if p_dg is not None:
             p_partial = p_dg + i_split.to(tl.int64) * S * D + i_col

@@ -13,13 +13,13 @@ from npu_tiling.device.rounding import widen
 
 from ..formula import rms_inverse
 
-ALIGNMENT = tl.constexpr(16)  # ALIGNED: every entry of a table is a multiple of this
+ALIGNMENT = tl.constexpr(16)  # elements
 NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a source that needs none
 
 
 @triton.jit
-def block_at(p_v, p_table, s_block, i_block, ALIGNED: tl.constexpr):
-    """The first row of a block."""
+def block_at(p_v, p_table, s_block, i_block, ALIGNED: tl.constexpr = False):
+    """The first row of a block. ALIGNED: the table's entries are multiples of 16, which matters to CUDA's compiler alone."""
     if p_table is None:
         return p_v + tl.cast(i_block, tl.int64) * s_block
     else:
@@ -121,7 +121,7 @@ def store_statistic(p_value, b_value, n_rows, R: tl.constexpr, s_row=1):
 @triton.jit
 def store_gradient(
     p_dv, p_table, b_dv, i_source, i_row, i_token, i_col, n_rows, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-    EXACT: tl.constexpr, ALIGNED: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """Stores the gradient of a source, columns i_col on of tokens i_token on; nothing where the table says NO_GRADIENT."""
     if p_table is None:
@@ -129,8 +129,6 @@ def store_gradient(
     else:
         i_offset = tl.load(p_table + i_source)
         if i_offset != NO_GRADIENT:
-            if ALIGNED:
-                i_offset = tl.multiple_of(i_offset, ALIGNMENT)
             store_rows(p_dv + i_offset + i_token * D + i_col, D, b_dv, n_rows, D - i_col, R, C, EXACT)
 
 

@@ -51,7 +51,7 @@ def launch_backward(call: Backward, dh: Tensor, device: Device) -> _Gradients | 
         dg = allocate(dh, (chosen.partials(v.n_tokens), width), torch.float32) if need_dg else None
         statistics = (call.score.t(), call.rstd.t()) if chosen.shape.by_token else (call.score, call.rstd)
         score, rstd = [each.contiguous() for each in statistics]  # copied where they lie in the other order
-        tensors: Any = (dh,) if on_cuda else (dh, h)
+        tensors: Any = (dh,) if on_cuda or chosen.shape.by_token else (dh, h)
         tensors += (base, table, query, norm, score, rstd, call.lse, dv, dv_table, dg, *v.prefix[:2], dprefix, dprefix_sum)
         scalars: Any = (v.n_blocks, v.n_tokens, v.s_block, v.s_token, s_dh, v.n_blocks, v.prefix.stride, s_dprefix)
         if on_cuda:

@@ -30,11 +30,11 @@ _MIN_KEPT_WIDTH_PREFIX = 4448  # with a prefix: below, the forward has tiles of 
 _MAX_KEPT_SOURCES = 64  # as SLOTS of ascend/backward_row.py
 
 _ROWS = ("D", "BLOCK_M", "BLOCK_D")
-_FORWARD_CONSTANTS = (*_ROWS, "ALIGNED", "BY_TOKEN")
+_FORWARD_CONSTANTS = (*_ROWS, "BY_TOKEN")
 _FORWARD = Kernel("ascend.forward", "attn_res_forward_kernel", _FORWARD_CONSTANTS)
 _FORWARD_AHEAD = Kernel("ascend.prefetch", "attn_res_forward_prefetch_kernel", _FORWARD_CONSTANTS)
-_BACKWARD = Kernel("ascend.backward", "attn_res_backward_kernel", (*_ROWS, "ALIGNED"))
-_BACKWARD_ROW = Kernel("ascend.backward_row", "attn_res_backward_row_kernel", ("D", "BLOCK_D", "HALVES", "ALIGNED"))
+_BACKWARD = Kernel("ascend.backward", "attn_res_backward_kernel", _ROWS)
+_BACKWARD_ROW = Kernel("ascend.backward_row", "attn_res_backward_row_kernel", ("D", "BLOCK_D", "HALVES"))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
