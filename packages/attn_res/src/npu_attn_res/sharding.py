@@ -60,11 +60,10 @@ def with_prefix(
 
 def _wrapped(result: AttnResResult, shards: Shards, placements: Sequence[Any], shape: Sequence[int]) -> AttnResResult:
     """Results of one rank as DTensors; rows [..., D] have these placements and this shape."""
-    rows = [None if part is None else shards.wrap(part, placements, shape) for part in result[:3]]
+    normalized, prefix = [None if part is None else shards.wrap(part, placements, shape) for part in result[1:3]]
     alpha = result.weights
-    return AttnResResult(
-        *rows, None if alpha is None else shards.wrap(alpha, moved(placements, 1), (len(alpha), *shape[:-1]))
-    )
+    alpha = None if alpha is None else shards.wrap(alpha, moved(placements, 1), (len(alpha), *shape[:-1]))
+    return AttnResResult(shards.wrap(result.output, placements, shape), normalized, prefix, alpha)
 
 
 class _Blocks:
