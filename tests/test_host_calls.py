@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed.tensor  # where it is imported, calls look for DTensors: the same in every process
 from npu_attn_res import attn_res, attn_res_bank
+from npu_embedding import embedding
 from npu_rms_norm import add_rms_norm, rms_norm
 from npu_tiling import Kernels
 
@@ -15,6 +16,7 @@ WEIGHTS = [(256,), (256,)]
 CALLS = {  # a call, its tensors, and how many functions it runs at most: forward, and forward with backward
     "rms_norm": (rms_norm, [(16, 256), (256,)], 29, 59),
     "add_rms_norm": (lambda *given: add_rms_norm(*given).y, [(16, 256)] * 2 + [(256,)], 31, 61),
+    "embedding": (lambda table: embedding(torch.arange(16), table), [(64, 256)], 99, 199),
     "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 39, 96),
     "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 47, 118),
     "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 50, 116),

@@ -79,10 +79,12 @@ def embedding(
     dtype = checks.table(indices, weight, row_scales, dtype)
     first_row, n_total = _check(weight, vocab_range, num_embeddings)
     padding = checks.padding_row(padding_idx, weight.shape[0] if vocab_range is None else num_embeddings)
-    max_norm = arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
+    if max_norm is not None:
+        max_norm = arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
+    if multiplier is not None:
+        multiplier = arguments.number("multiplier", multiplier, or_none=True)
     norm_type = arguments.number("norm_type", norm_type, finite=False)
     arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
-    multiplier = arguments.number("multiplier", multiplier, or_none=True)
     if is_distributed((indices, weight)):
         if row_scales is not None:
             raise ValueError("row_scales is given and must be None where weight is a DTensor.")

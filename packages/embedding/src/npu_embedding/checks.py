@@ -47,9 +47,9 @@ def table(indices: Tensor, weight: Tensor, row_scales: Tensor | None, dtype: tor
 
 def padding_row(padding_idx: int | None, rows: int | None) -> int:
     """padding_idx counted from the start, NO_ROW for none; `rows`: of the table, None where that is not known."""
-    if arguments.whole("padding_idx", padding_idx, or_none=True) is None:
+    if padding_idx is None:
         return NO_ROW
-    assert padding_idx is not None
+    arguments.whole("padding_idx", padding_idx, or_none=True)
     if rows is None:
         if padding_idx < 0:
             raise ValueError(f"padding_idx is {padding_idx} and must be at least 0 where num_embeddings is not given.")

@@ -23,11 +23,10 @@ def forward(indices: Tensor, weight: Tensor, first_row: int, n_total: int, devic
         known = (indices >= 0) & (indices.long() < n_total)  # PyTorch wraps a number that it compares int32 with
         return out.copy_(torch.where(known, 0.0, torch.nan).unsqueeze(-1).expand(out.shape))
     weight = dense_rows(weight)
-    flat = indices.reshape(-1).contiguous()
-    n = flat.numel()
+    indices, n = indices.contiguous(), indices.numel()
     scalars = (n, first_row, first_row + n_rows, n_total, weight.stride(0))
     spec = row_spec(tiling.gather_launch, width, weight.dtype.itemsize, device, NAN=NAN_BITS[weight.dtype])
-    tensors = (flat, as_bits(weight), as_bits(out))
+    tensors = (indices, as_bits(weight), as_bits(out))
     module = f"{device.kind}.gather"
 
     def run(spec: LaunchSpec) -> None:
