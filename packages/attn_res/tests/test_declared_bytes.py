@@ -26,7 +26,6 @@ UNIT = 16  # columns
 NAMES = {
     "forward": "attn_res_forward_prefetch_kernel",
     "forward, normalised": "attn_res_forward_prefetch_kernel",
-    "forward of layers": "attn_res_layers_kernel",
     "backward": "attn_res_backward_kernel",
     "backward from fp32": "attn_res_backward_kernel",
     "products": "attn_res_products_kernel",
@@ -81,8 +80,6 @@ def ways(kernel, dtype):
     if kernel in COLUMN_TASKS:
         return [(Way.COLUMNS, 2, 1), (Way.COLUMNS, 1, 4)]
     found = [row.way for row in ways_of(shape_of(kernel, dtype, 16))]
-    if kernel == "forward of layers":
-        return [(way, 1, 4) for way in found]
     return [(way, 1 if way.has_one_row else 4, 1) for way in found]
 
 
@@ -130,7 +127,7 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, kernel, dtype):
             too_little.append((width, way))
         if (soc, kernel, dtype, way[0]) in GENEROUS:
             continue
-        if kernel not in (*COLUMN_TASKS, "forward of layers"):  # whose bytes depend on the number of layers
+        if kernel not in COLUMN_TASKS:  # whose bytes depend on the number of layers
             wider = width * 4 // 3 // UNIT * UNIT
             if fits(kernel, tile(kernel, dtype, soc, wider, *way), dtype, soc):
                 too_much.append((wider, way))

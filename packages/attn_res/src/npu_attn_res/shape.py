@@ -10,7 +10,7 @@ class Task(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11's)
     """What a launch computes."""
 
     FORWARD = "forward"
-    LAYERS = "forward of layers"
+    LAYERS = "forward of layers"  # on CUDA
     BACKWARD = "backward"
     MERGE = "merge"
     MERGE_BACKWARD = "merge backward"

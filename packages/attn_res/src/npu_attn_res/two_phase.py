@@ -24,8 +24,8 @@ def attn_res_phase1(
         s_i = scale <query, k_i>, as in `attn_res`
         o = sum_i softmax_i(s_i) v_i                      lse = log(sum_i exp(s_i))
 
-    so that o is what `attn_res` gives for a layer, and `attn_res_merge` joins what comes later. Every block is read once
-    where one token's rows of all layers fit on chip, twice otherwise; both results may be differentiated.
+    so that o is what `attn_res` gives for a layer, and `attn_res_merge` joins what comes later. Every block is read twice,
+    or once on CUDA where one token's rows of all layers fit in registers; both results may be differentiated.
 
     Args:
         queries: [S, D], one query for each layer.

@@ -23,15 +23,14 @@ class Kernel(NamedTuple):
 
 
 _ROWS = ("D", "BLOCK_M", "BLOCK_D")
-_LAYERS = ("D", "S", "BLOCK_M", "BLOCK_S", "BLOCK_D", "ALIGNED")
+LAYER_CONSTANTS = ("D", "S", "BLOCK_M", "BLOCK_S", "BLOCK_D", "ALIGNED")
 KERNEL_OF_TASK = {
-    Task.LAYERS: Kernel("both.layers", "attn_res_layers_kernel", _LAYERS),
     Task.MERGE: Kernel("both.merge", "attn_res_merge_kernel", _ROWS),
     Task.MERGE_BACKWARD: Kernel("both.merge", "attn_res_merge_backward_kernel", _ROWS),
     Task.NORM_BACKWARD: Kernel("both.merge", "attn_res_norm_backward_kernel", _ROWS),
-    Task.PRODUCTS: Kernel("both.columns", "attn_res_products_kernel", _LAYERS),
-    Task.WEIGHTED_SUM: Kernel("both.columns", "attn_res_weighted_sum_kernel", _LAYERS),
-    Task.GRADIENT: Kernel("both.columns", "attn_res_gradient_kernel", _LAYERS),
+    Task.PRODUCTS: Kernel("both.columns", "attn_res_products_kernel", LAYER_CONSTANTS),
+    Task.WEIGHTED_SUM: Kernel("both.columns", "attn_res_weighted_sum_kernel", LAYER_CONSTANTS),
+    Task.GRADIENT: Kernel("both.columns", "attn_res_gradient_kernel", LAYER_CONSTANTS),
 }
 """Those that both chips have."""
 

@@ -18,23 +18,25 @@ from .specs import KERNELS, launch_spec
 
 def launch_phase1(call: Phase1, device: Device) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """o [T, S, D], lse [T, S], and s [N, T, S] and r [N, T] where `save`."""
-    if len(call.queries) == 1 and device.kind == "ascend":
+    n_layers, on_cuda = len(call.queries), device.kind == "cuda"
+    if n_layers == 1 and not on_cuda:
         return _launch_layer(call, device)
-    v, n_layers = follow(call.blocks, device, stacked=call.stacked), len(call.queries)
+    v = follow(call.blocks, device, stacked=call.stacked)
     like, n_tokens, width = v.like, v.n_tokens, v.width
+    options = {"layers": n_layers, "row_stride": v.s_token, "aligned": v.at.aligned}
+    spec = launch_spec(device, Task.LAYERS, width, like.dtype, **options) if on_cuda else None
+    if spec is None and n_tokens:
+        return reference.phase1(KernelPasses(v, device), call)
     o = allocate(like, (n_tokens, n_layers, width), torch.float32)
     lse = allocate(like, (n_tokens, n_layers), torch.float32)
     score = allocate(like, (v.n_blocks, n_tokens, n_layers), torch.float32) if call.save else None
     rstd = allocate(like, (v.n_blocks, n_tokens), torch.float32) if call.save else None
-    if not n_tokens:
+    if spec is None or not n_tokens:
         return o, lse, score, rstd
     queries, rms_weight = call.queries.contiguous(), call.rms_weight.contiguous()
-    base, table, aligned = v.at[:3]
     s_norm = 0 if rms_weight.dim() == 1 else width
-    tensors = (base, table, queries, rms_weight, o, score, rstd, lse)
+    tensors = (*v.at[:2], queries, rms_weight, o, score, rstd, lse)
     scalars = (v.n_blocks, n_tokens, v.s_block, v.s_token, s_norm, call.eps)
-    options = {"layers": n_layers, "row_stride": v.s_token, "aligned": aligned}
-    spec = launch_spec(device, Task.LAYERS, width, like.dtype, **options)
 
     def run(spec: LaunchSpec) -> bool:
         chosen = spec.launch
@@ -42,7 +44,7 @@ def launch_phase1(call: Phase1, device: Device) -> tuple[Tensor, Tensor, Tensor 
             KERNELS.launch(chosen.kernel.module, chosen.kernel.name, spec, chosen.grid(n_tokens), tensors, scalars)
         return chosen.has_whole_rows
 
-    if spec is not None and launch_with_fallback(spec.launch.shape, spec, run, tiling.smaller):
+    if launch_with_fallback(spec.launch.shape, spec, run, tiling.smaller):
         return o, lse, score, rstd
     return reference.phase1(KernelPasses(v, device), call)
 

@@ -100,9 +100,9 @@ def _blocks(row: Footprint, shape: Shape, device: Device) -> dict[str, int] | No
         columns = Block("COLUMNS", min(padded, _COLUMN_BYTES // shape.itemsize), unit, unit)
         largest = fit(row.tiles(shape, device, "COLUMNS", shape.layers * block_m), (columns,), device)["COLUMNS"]
         return {"block_m": block_m, "block_s": shape.layers, "block_d": equal_blocks(padded, largest, unit)}
-    if shape.task == Task.LAYERS or row.way.has_one_row:
-        fit(row.tiles(shape, device, padded, shape.layers), (), device)
-        return {"block_s": shape.layers, "block_d": padded}
+    if row.way.has_one_row:
+        fit(row.tiles(shape, device, padded, 1), (), device)
+        return {"block_d": padded}
     rows = _rows(row.way, padded * shape.itemsize, _addressable(shape))
     if rows < 2:  # one row alone has ways of its own
         return None

@@ -31,8 +31,6 @@ class Way(Enum):
     ROW = ("one row a tile; loads wait", False, False)
     ROW_KEPT = ("one row a tile; the first sweep keeps every <dh, v_i>", True, True)
     HALVES_KEPT = ("a row as two halves; the first sweep keeps every <dh, v_i>", True, False)
-    LAYERS = ("the layers of a token share a tile; loads have two buffers", False, True)
-    LAYERS_ONE_BUFFER = ("the layers of a token share a tile; loads wait", False, False)
     COLUMNS = ("blocks of columns", False, True)
 
     def __str__(self) -> str:
@@ -131,10 +129,6 @@ _BACKWARD_BY_TOKEN_PREFIX = (
     _row(Way.ROW_KEPT,               46,          48,          46,          48),
     _row(Way.HALVES_KEPT,            27,          27,          27,          27,         floors=1.63),
 )
-_LAYERS = (
-    _row(Way.LAYERS,                 (24, 4),     (24, 4),     (20, 1),     (20, 1),    floors=3.2),
-    _row(Way.LAYERS_ONE_BUFFER,      (20, 1),     (20, 1),     (16, 1),     (16, 1)),
-)
 _MERGE = (
     _row(Way.ROWS,                   (20, 4),     (20, 4),     (18, 3),     (24, 8)),
     _row(Way.ROW_TWO_BUFFERS,        24,          24,          21,          32),
@@ -156,7 +150,6 @@ _GRADIENT = (_row(Way.COLUMNS,       (36, 16),    (36, 16),    (26, 16),    (27,
 # fmt: on
 
 _TABLES = {
-    Task.LAYERS: _LAYERS,
     Task.MERGE: _MERGE,
     Task.MERGE_BACKWARD: _MERGE_BACKWARD,
     Task.NORM_BACKWARD: _NORM_BACKWARD,

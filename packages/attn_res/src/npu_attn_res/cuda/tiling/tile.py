@@ -10,7 +10,7 @@ from typing import Any
 from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import WARP, register_cap, row_options
 
-from ...both.tiling import KERNEL_OF_TASK, Kernel, Tiling
+from ...both.tiling import KERNEL_OF_TASK, LAYER_CONSTANTS, Kernel, Tiling
 from ...shape import Shape, Task
 from .ways import Way
 
@@ -28,6 +28,7 @@ _BACKWARD = Kernel(
     "attn_res_backward_sources_kernel",
     ("D", "BLOCK_N", "BLOCK_D", "STAGES", "HELD", "ALIGNED"),
 )
+_LAYERS = Kernel("cuda.layers", "attn_res_layers_kernel", LAYER_CONSTANTS)
 _COOPERATING = Kernel(
     "cuda.cooperating",
     "attn_res_backward_shared_kernel",
@@ -62,7 +63,8 @@ class CudaTiling(Tiling):
     def kernel(self) -> Kernel:
         if self.way is Way.COOPERATING:
             return _COOPERATING
-        return {Task.FORWARD: _FORWARD, Task.BACKWARD: _BACKWARD}.get(self.shape.task) or KERNEL_OF_TASK[self.shape.task]
+        kernels = {**KERNEL_OF_TASK, Task.FORWARD: _FORWARD, Task.BACKWARD: _BACKWARD, Task.LAYERS: _LAYERS}
+        return kernels[self.shape.task]
 
     @property
     def sizes(self) -> dict[str, Any]:

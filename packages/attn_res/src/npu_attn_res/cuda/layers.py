@@ -1,10 +1,14 @@
-"""The forward of several layers that read the same sources: every source is read once for all of them."""
+"""The forward of several layers that read the same sources, for CUDA: every source is read once for all of them.
+
+On Ascend two passes over blocks of columns (both/columns.py) take less: the vector unit is the busiest part there, and an
+online softmax rescales the sums of all layers for every source.
+"""
 
 import triton
 import triton.language as tl
 
+from ..both.tile import block_at, count_rows, load_query, load_rows, store_lse, store_rows, store_statistic
 from ..formula import add_source, score_rows
-from .tile import block_at, count_rows, load_query, load_rows, store_lse, store_rows, store_statistic
 
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
@@ -18,7 +22,6 @@ def attn_res_layers_kernel(
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """o and lse of several layers, and the statistics, from one read of every source."""
-    # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
     ROWS: tl.constexpr = BLOCK_M * BLOCK_S
     b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
