@@ -29,7 +29,7 @@ def attn_res_products_kernel(
     """Sums over blocks of columns of <a, v_i> and of <v_i, v_i>."""
     # lint: allow short-transfer: where a row does not fit beside those of all layers, it comes in equal pieces
     # lint: allow scalar-reduction: rows of a tile are the layers of one token, whose own row is squared alone
-    # lint: allow single-buffer: CANN 9.0 on dav-c310 has one buffer for rows of 4096 columns beside those of several layers
+    # lint: allow single-buffer: CANN 9.0 on dav-c310 has one buffer for rows beside those of several layers
     EXACT: tl.constexpr = D % BLOCK_D == 0
     ROWS: tl.constexpr = BLOCK_M * BLOCK_S
     N_COLS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
