@@ -16,6 +16,7 @@ OPERATOR = (
     "distillation_top_k",
     "block_attn_res | causal_lm | log_probs | module | ngram_module | pipeline | quantised | vocab_parallel",
     "api | bags | distillation_checks | distillation_operators | functional | gated | qkv | bank | ngram | two_phase",
+    "log_prob_outputs",
     "bag_operators | distributions | probability_targets | qk_operators | writes",
     "operators",
     "loss_operator",
@@ -33,6 +34,7 @@ OPERATOR = (
     "formula | kept_blocks | matmul | passes | results | shape",
     "distillation_rows | distribution_rows",
     "parallel",
+    "splitting",
     "chunks | ids | registration | rows",
     "calls | casting | options | partition",
 )

@@ -28,10 +28,10 @@ HOW = ("count", "more", "places", "places, twice", "mask")
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("ignored", [0.0, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("ignored", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("options", [{}, {"reduction": "none", **EXTRAS}, {"class_weight": True, **EXTRAS}])
 def test_results_are_those_of_all_tokens(device, how, ignored, options):
-    if device.name == "emulated" and how != "count":
+    if device.name == "emulated" and (how != "count" or "reduction" in options or not ignored):
         pytest.skip("the same kernels")
     case = losses.make((3, 13), 32, 1000, ignored=ignored, **options)
     counted = counting(case, how)

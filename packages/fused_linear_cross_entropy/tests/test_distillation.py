@@ -1,87 +1,17 @@
-"""`linear_distillation_loss` against its formula in fp64, at every place, and what it promises beside values."""
-
-import math
+"""`linear_distillation_loss` against its formula in fp64, at every place."""
 
 import losses
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import DistillationLoss, Teacher, explain, linear_distillation_loss
-from npu_fused_linear_cross_entropy.options import DistillationOptions
+from distilled import DIVERGENCES, check, exact, logits, make
+from npu_fused_linear_cross_entropy import linear_distillation_loss
 from npu_offline.plugin import Place
 
-DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
-OPS = torch.ops.npu_fused_linear_cross_entropy
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 CPU = Place("cpu", torch.device("cpu"))
 SOFTCAPS = {"softcap": 4.0, "logit_scale": 0.7, "bias": True, "teacher_bias": True, "teacher_options": (6.0, 1.3)}
 HARD = {"temperature": 2.5, "hard_weight": 0.7, "soft_weight": 0.4, "return_parts": True}
 OPTIONS = ({}, HARD, SOFTCAPS, {**SOFTCAPS, **HARD, "reduction": "none"})
-
-
-def exact(x, weight, target, bias, teacher, *, divergence="forward_kl", beta=0.5, temperature=1.0, **options):
-    """The row losses and their parts in fp64, from torch's own functions."""
-    softcap, scale = options.get("softcap"), options.get("logit_scale", 1.0)
-    z = logits(x, weight, bias, softcap, scale)
-    of_teacher = teacher.log() if isinstance(teacher, torch.Tensor) else logits(*teacher)
-    s, t = torch.log_softmax(z / temperature, -1), torch.log_softmax(of_teacher / temperature, -1).detach()
-    kl = lambda a, b: torch.nn.functional.kl_div(b, a, reduction="none", log_target=True).sum(-1)  # noqa: E731
-    m = torch.logaddexp(t + math.log(beta), s + math.log1p(-beta))
-    soft = {
-        "forward_kl": lambda: kl(t, s),
-        "reverse_kl": lambda: kl(s, t),
-        "jensen_shannon": lambda: beta * kl(t, m) + (1 - beta) * kl(s, m),
-        "total_variation": lambda: (s.exp() - t.exp()).abs().sum(-1) / 2,
-    }[divergence]()
-    counted = torch.ones(x.shape[:-1], dtype=torch.bool) if target is None else target != options.get("ignore_index", -100)
-    hard = torch.zeros_like(soft)
-    if options.get("hard_weight"):
-        hard = torch.nn.functional.cross_entropy(z.flatten(0, -2), target.flatten(), reduction="none").view(target.shape)
-    rows = options.get("soft_weight", 1.0) * soft + options.get("hard_weight", 0.0) * hard
-    reduction = options.get("reduction", "mean")
-
-    def reduced(values):
-        values = torch.where(counted, values, 0.0)
-        return values if reduction == "none" else values.sum() / (max(1, int(counted.sum())) if reduction == "mean" else 1)
-
-    return reduced(rows), reduced(soft), reduced(hard)
-
-
-def logits(x, weight, bias=None, softcap=None, scale=1.0):
-    z = x.double() @ weight.double().t()
-    z = (z if bias is None else z + bias.double()) * scale
-    return z if softcap is None else softcap * torch.tanh(z / softcap)
-
-
-def make(shape=(37,), width=16, teacher_width=24, vocabulary=123, dtype=FP32, *, scale=1.0, bias=False, teacher_bias=False,
-         teacher_options=(None, 1.0), ignored=0.3, **options):  # fmt: skip
-    """x, weight, target, bias, teacher and options."""
-    case = losses.make(shape, width, vocabulary, dtype, scale=scale, ignored=ignored, bias=dtype if bias else None, seed=1)
-    other = losses.make(shape, teacher_width, vocabulary, dtype, scale=scale, bias=dtype if teacher_bias else None, seed=2)
-    return case.x, case.weight, case.target, case.bias, Teacher(other.x, other.weight, other.bias, *teacher_options), options
-
-
-def check(device, x, weight, target, bias, teacher, options, *, tolerance=None):
-    leaves = [None if each is None else losses.leaf(each, device.torch) for each in (x, weight, bias)]
-    moved = tuple(each.to(device.torch) if isinstance(each, torch.Tensor) else each for each in teacher)
-    on_device = None if target is None else target.to(device.torch)
-    found = linear_distillation_loss(*leaves[:2], on_device, leaves[2], teacher=moved, **options)
-    wide = [None if each is None else each.double().requires_grad_() for each in (x, weight, bias)]
-    expected, soft, hard = exact(*wide[:2], target, wide[2], teacher, **options)
-    if options.get("return_parts"):
-        assert isinstance(found, DistillationLoss)
-        for part, wanted in ((found.soft, soft), (found.hard, hard)):
-            assert part is None or not part.requires_grad
-            torch.testing.assert_close(part.cpu().double(), wanted.detach(), rtol=1e-4, atol=2e-5)
-        found = found.loss
-    eps = torch.finfo(x.dtype).eps
-    tolerance = tolerance or 40 * 2.0**-23
-    torch.testing.assert_close(found.detach().cpu().double(), expected.detach(), rtol=tolerance, atol=tolerance)
-    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3), dtype=FP64)
-    some = [(leaf, w) for leaf, w in zip(leaves, wide, strict=True) if leaf is not None]
-    gradients = torch.autograd.grad(found, [leaf for leaf, _ in some], upstream.to(device.torch, found.dtype))
-    for gradient, wanted in zip(gradients, torch.autograd.grad(expected, [w for _, w in some], upstream), strict=True):
-        bound = max(tolerance, 4 * eps) * (wanted.abs().max() if wanted.numel() else 0.0)
-        torch.testing.assert_close(gradient.cpu().double(), wanted, rtol=2 * eps, atol=float(bound))
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
@@ -300,58 +230,3 @@ def test_errors_name_the_argument(options, error, message):
     given = {"target": target, "teacher": teacher, **options}
     with pytest.raises(error, match=message):
         linear_distillation_loss(x, weight, **given)
-
-
-def test_operators_are_registered_properly(device, npu_opcheck):
-    x, weight, target, _, teacher, _ = make((5,))
-    x, weight, target, *of_teacher = (each.to(device.torch) for each in (x, weight, target, *teacher[:2]))
-    for reduction in ("mean", "none"):
-        options = DistillationOptions(reduction=reduction, hard_weight=0.5, return_parts=True, vocab_size=123)
-        for first in ((x, weight), tuple(losses.leaf(each, device.torch) for each in (x, weight))):
-            arguments = (*first, target, None, *of_teacher, None, None, None, None, None, *options, False, False, False)
-            npu_opcheck(OPS.distillation.default, arguments)
-        rest = (x, weight, target, None, *of_teacher, None, None, None, None, None, *options, True, True, False)
-        if reduction == "none":
-            npu_opcheck(OPS.distillation_backward.default, (torch.rand(5, device=device.torch), *rest))
-        else:
-            npu_opcheck(OPS.distillation.default, rest)
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch.func.vmap, which takes one after the other
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_compilation_transforms_and_checkpoints(device, reduction):
-    x, weight, target, _, teacher, _ = make((5,))
-    x, weight, target, *pair = (each.to(device.torch) for each in (x, weight, target, *teacher[:2]))
-
-    def head(x, weight):
-        loss = linear_distillation_loss(torch.sin(x), weight, target, teacher=tuple(pair), reduction=reduction)
-        return loss.square().sum()
-
-    def gradients(function):
-        leaves = [losses.leaf(each, device.torch) for each in (x, weight)]
-        return torch.autograd.grad(function(*leaves), leaves)
-
-    expected = gradients(head)
-    compiled = torch.compile(head, backend="inductor" if device.name == "cuda" else "aot_eager", fullgraph=True)
-    again = lambda *leaves: torch.utils.checkpoint.checkpoint(head, *leaves, use_reentrant=False)  # noqa: E731
-    for found in (gradients(compiled), gradients(again), torch.func.grad(head, argnums=(0, 1))(x, weight)):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
-    batched = torch.func.vmap(torch.func.grad(head), in_dims=(0, None))(torch.stack((x, 2 * x)), weight)
-    torch.testing.assert_close(batched[0], expected[0], rtol=1e-5, atol=1e-7)
-    (gradient,) = torch.autograd.grad(head(x.requires_grad_(), weight), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        gradient.sum().backward()
-
-
-def test_what_is_explained():
-    """Four products of each chunk, whose logits of both models fit in the budget, and one of our kernels."""
-    found = explain(tokens=4096, width=4096, vocabulary=128256, teacher_width=8192, chip="H200", backward=True)
-    decided = found.decisions[0][1]
-    assert decided["way"].startswith("DISTILLATION")
-    chunks = int(decided["chunks"].split()[0])
-    assert [launch.kernel for launch in found.launches].count("distillation_kernel") == chunks
-    assert len(found.products) == 4 * chunks
-    gradients = 2 * 4096 * (4096 + 128256)
-    assert found.peak <= gradients + 512 * 2**20 + 10**6
-    with pytest.raises(ValueError, match="label_smoothing must be left out where linear_distillation_loss is explained"):
-        explain(tokens=1, width=1, vocabulary=1, teacher_width=1, label_smoothing=0.1, chip="H200")

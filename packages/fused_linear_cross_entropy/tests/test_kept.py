@@ -5,8 +5,9 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import compute
 from npu_fused_linear_cross_entropy.calls import LossInputs
-from npu_fused_linear_cross_entropy.chunks import MIB, Demand, pitch, split
+from npu_fused_linear_cross_entropy.chunks import pitch
 from npu_fused_linear_cross_entropy.options import Options
+from npu_fused_linear_cross_entropy.splitting import MIB, Demand, split
 from torch.utils.flop_counter import FlopCounterMode
 
 TOKENS, WIDTH, VOCABULARY = 96, 96, 2560

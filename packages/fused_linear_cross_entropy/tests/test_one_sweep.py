@@ -1,6 +1,7 @@
 """Exponentials in place of the logits, whose factors are known after the row: against fp64 and two sweeps."""
 
 import losses
+import npu_tiling
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, launch, matmul
@@ -35,25 +36,41 @@ def names(device, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "swept"),
+    ("options", "is_one"),
     [
-        ({}, "exponentials"),
-        ({"lse_square_scale": 0.1, "token_scaling": True, "class_weight": True, "ignored": 0.3}, "exponentials"),
-        ({"logit_scale": 0.5, "reduction": "sum", "chunk_tokens": 8}, "exponentials"),
-        ({"dtype": torch.float32}, "exponentials"),
-        ({"dtype": torch.float16}, ""),
-        ({"softcap": 30.0}, ""),
-        ({"label_smoothing": 0.1}, ""),
-        ({"return_token_accuracy": True}, ""),
-        ({"bias": torch.bfloat16}, ""),
-        ({"vocabulary": 123}, ""),
+        ({}, True),
+        ({"lse_square_scale": 0.1, "token_scaling": True, "class_weight": True, "ignored": 0.3}, True),
+        ({"logit_scale": 0.5, "reduction": "sum", "chunk_tokens": 8}, True),
+        ({"dtype": torch.float32}, True),
+        ({"dtype": torch.float16}, False),
+        ({"softcap": 30.0}, False),
+        ({"label_smoothing": 0.1}, False),
+        ({"return_token_accuracy": True}, False),
+        ({"bias": torch.bfloat16}, False),
+        ({"vocabulary": 123}, False),
     ],
 )
-def test_options_take_one_sweep_or_two(device, names, options, swept):
+@pytest.mark.parametrize("chip", [npu_tiling.soc("Ascend910B4"), npu_tiling.GPUS["A100"]], ids=["ascend", "cuda"])
+def test_options_take_one_sweep_or_two(chip, options, is_one):
     case = losses.make(**{"tokens": 19, "width": 32, "vocabulary": WIDE, **options})
+    with npu_tiling.dry_run(chip) as launches:
+        losses.run(case, "cpu")
+    names = [launch.kernel for launch in launches]
+    assert ("cross_entropy_exponentials_kernel" in names) == is_one
+    assert ("cross_entropy_kernel" in names) != is_one
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lse_square_scale": 0.1, "token_scaling": True, "class_weight": True, "ignored": 0.3},
+        {"logit_scale": 0.5, "reduction": "sum", "chunk_tokens": 8},
+    ],
+)
+def test_values_of_one_sweep(device, names, options):
+    case = losses.make(19, 32, WIDE, **options)
     losses.check(case, losses.run(case, device.torch), roundings=3)
-    assert ("cross_entropy_exponentials_kernel" in names) == bool(swept)
-    assert ("cross_entropy_kernel" in names) != bool(swept)
+    assert "cross_entropy_exponentials_kernel" in names
 
 
 RISES = {
@@ -70,7 +87,9 @@ RISES = {
 
 @pytest.mark.parametrize("what", RISES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_rows_that_rise_above_their_first_tile(device, what, dtype):
+def test_rows_that_rise_above_their_first_tile(device, names, what, dtype):
+    if dtype == torch.float32 and what not in ("up", "ten thousand"):
+        pytest.skip("the same sweep over logits in fp32")
     case = shaped(RISES[what], dtype)
     losses.check(case, losses.run(case, device.torch))
 
@@ -92,9 +111,9 @@ def test_a_gradient_that_vanishes_but_for_the_targets(device):
     losses.check(case, results)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 85, 171])
 @pytest.mark.parametrize(
-    "options", [{}, {"lse_square_scale": 0.1, "token_scaling": True, "class_weight": True, "ignored": 0.3}]
+    ("tokens", "options"),
+    [(1, {}), (171, {}), (85, {"lse_square_scale": 0.1, "token_scaling": True, "class_weight": True, "ignored": 0.3})],
 )
 def test_rows_that_are_one_tile(device, names, tokens, options):
     """One tile a program, and several, the last of one row."""
@@ -103,8 +122,7 @@ def test_rows_that_are_one_tile(device, names, tokens, options):
     assert ("cross_entropy_exponentials_kernel" in names) == (device.name != "cuda")  # such rows are two sweeps on CUDA
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("column", [0, 5000, WIDE - 1])
+@pytest.mark.parametrize(("value", "column"), [(torch.nan, 0), (torch.inf, 5000), (-torch.inf, 0), (torch.nan, WIDE - 1)])
 def test_a_row_with_no_number_spoils_no_other(device, value, column):
     case = losses.make(6, 32, WIDE, torch.float32, reduction="sum")
     x, weight = case.x.clone(), case.weight.clone()
@@ -134,15 +152,13 @@ def test_a_row_with_no_number_spoils_no_other(device, value, column):
     assert torch.isfinite(dx[[0, 1, 2, 4, 5]]).all()
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("tokens", [60, 64])
-@pytest.mark.parametrize("scale", [1.0, 4.0])
-def test_errors_of_one_sweep_and_of_two(device, names, seed, tokens, scale):
+@pytest.mark.parametrize(("tokens", "scale"), [(60, 1.0), (60, 4.0), (64, 4.0)])
+def test_errors_of_one_sweep_and_of_two(device, names, tokens, scale):
     """In norm, against fp64. x times the factor is rounded, which the weight's gradient adds to the exponentials' rounding.
 
     Two sweeps round the targets' elements, 1 / N less little: not where N is a power of two.
     """
-    case = losses.make(tokens, 64, WIDE, seed=seed, scale=scale)
+    case = losses.make(tokens, 64, WIDE, scale=scale)
     case.seeds = {"loss": torch.tensor(1.0)}
     exact = losses.exact(case)
     once = losses.run(case, device.torch)

@@ -30,7 +30,7 @@ ALONE = {
 
 @pytest.mark.parametrize("what", ALONE)
 def test_each_option_alone(device, what):
-    for reduction in ("mean",) if device.name == "emulated" else ("mean", "sum", "none"):  # each is kernels to compile
+    for reduction in ("mean",) if device.name == "emulated" else ("mean", "none"):  # each is kernels to compile
         case = losses.make(37, 32, 123, ignored=0.3, reduction=reduction, **ALONE[what])
         losses.check(case, losses.run(case, device.torch), roundings=4 if "chunk_tokens" in case.options else 1)
 

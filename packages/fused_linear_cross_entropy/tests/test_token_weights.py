@@ -45,8 +45,8 @@ def weighted(rows, weights, target, reduction, class_weight=None):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("what", CASES)
 def test_losses_and_gradients_are_those_of_weighted_rows(device, what, reduction, dtype):
-    if dtype != torch.bfloat16 and what not in ("plain", "every option"):
-        pytest.skip("one dtype is enough")
+    if (dtype != torch.bfloat16 or reduction == "sum") and what not in ("plain", "every option"):
+        pytest.skip("one dtype is enough, and the sum is the mean's but for its divisor")
     if device.name == "emulated" and reduction != "mean":
         pytest.skip("the same kernels")
     making = {"width": 32, "vocabulary": 123, **CASES[what]}

@@ -1,9 +1,9 @@
 """The weight's gradient added to a tensor that the caller gives: its values against fp64, its memory, what is refused."""
 
+import distilled
 import log_probs
 import losses
 import pytest
-import test_distillation as distillation
 import torch
 from npu_fused_linear_cross_entropy import (
     FusedLinearCrossEntropyLoss,
@@ -105,7 +105,7 @@ FUNCTIONS = {  # a function of ours, and its definition
     "scores of ids": (scores_of_ids, of_logits(ids_exactly)),
     "distillation": (
         student,
-        lambda x, w: distillation.exact(x, w, None, None, TEACHER, divergence="reverse_kl")[0],
+        lambda x, w: distilled.exact(x, w, None, None, TEACHER, divergence="reverse_kl")[0],
     ),
     "distillation of the largest": (student_of_top, of_logits(top_exactly)),
 }

@@ -4,7 +4,8 @@ from .api import fused_linear_cross_entropy
 from .causal_lm import causal_lm_loss
 from .distillation import DistillationLoss, Teacher, linear_distillation_loss
 from .explain import explain
-from .log_probs import LogProbs, linear_log_probs
+from .log_prob_outputs import LogProbs
+from .log_probs import linear_log_probs
 from .module import FusedLinearCrossEntropyLoss
 from .patching import patch
 from .rows import LinearCrossEntropyOutput

@@ -1,8 +1,17 @@
-"""The arguments of the registered operators, in their order: a record of tensors, the options (options.py), and flags."""
+"""The arguments of the registered operators, in their order: a record of tensors, the options (options.py), and flags.
+
+Every record has the tensors of a linear layer:
+
+    x            [N, H]
+    weight       [V, H]
+    bias         [V]
+    frozen       [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others
+    weight_grad  [V, H], to which the weight's gradient is added
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -10,34 +19,10 @@ _Inputs = TypeVar("_Inputs", bound=tuple[Any, ...])
 _Options = TypeVar("_Options", bound=tuple[Any, ...])
 
 
-class HeadInputs(Protocol):
-    """The tensors of a linear layer, fields of the record of tensors that each registered operator has.
-
-    Attributes:
-        x: [N, H].
-        weight: [V, H].
-        bias: [V].
-        frozen: [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others.
-        weight_grad: [V, H], to which the weight's gradient is added.
-    """
-
-    @property
-    def x(self) -> Tensor: ...
-    @property
-    def weight(self) -> Tensor: ...
-    @property
-    def bias(self) -> Tensor | None: ...
-    @property
-    def frozen(self) -> Tensor | None: ...
-    @property
-    def weight_grad(self) -> Tensor | None: ...
-
-
 class LossInputs(NamedTuple):
     """The tensors of a loss.
 
     Attributes:
-        x, weight, bias, frozen, weight_grad: see `HeadInputs`.
         target: [N].
         class_weight: [V].
         divisor: replaces the number of counted rows, by which "mean" divides: a number, or [N], one for each row.
@@ -57,7 +42,6 @@ class DistributionInputs(NamedTuple):
     """The tensors of `distributions`.
 
     Attributes:
-        x, weight, bias, frozen, weight_grad: see `HeadInputs`.
         ids: int64 [N, K], columns of the whole vocabulary; others stand for none.
         rates: [N], 1 / temperature.
     """
@@ -75,7 +59,6 @@ class ProbabilityInputs(NamedTuple):
     """The tensors of a loss with probabilities as targets.
 
     Attributes:
-        x, weight, bias, frozen, weight_grad: see `HeadInputs`.
         class_weight: [V].
         probs: [N, V], of this rank's columns.
     """
@@ -93,7 +76,6 @@ class DistillationInputs(NamedTuple):
     """The tensors of a distillation.
 
     Attributes:
-        x, weight, bias, frozen, weight_grad: the student's, see `HeadInputs`.
         target: [N].
         teacher_x: [N, H'].
         teacher_weight: [V, H'].
@@ -113,6 +95,9 @@ class DistillationInputs(NamedTuple):
     token_weight: Tensor | None
     frozen: Tensor | None
     weight_grad: Tensor | None
+
+
+EachInputs = LossInputs | DistributionInputs | ProbabilityInputs | DistillationInputs
 
 
 class Needs(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from npu_tiling.pytorch.tensors import statistics_dtype
 
 from . import chunks
-from .chunks import Demand
 from .cuda.tiling import ProductLaunch
 from .shape import Shape, Task
+from .splitting import Demand
 
 _ROW_NUMBERS = 16  # of each row: statistics, coefficients, references, v
 

@@ -9,7 +9,8 @@ from npu_tiling.pytorch import arguments
 from torch import Tensor
 
 from .distillation_checks import check_hard_weight
-from .log_probs import LogProbs, linear_log_probs
+from .log_prob_outputs import LogProbs
+from .log_probs import linear_log_probs
 from .option_checks import Part
 from .options import DistillationOptions
 

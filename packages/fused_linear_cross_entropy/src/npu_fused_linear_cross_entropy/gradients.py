@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from npu_tiling import device_for
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
@@ -91,16 +90,15 @@ class GradientSums:
             sums: memory [tokens, H] for the sums of dx, None if they are in dx's dtype.
             scaled: memory [tokens, H] for v times x; may be that of `sums`.
         """
-        x, device = part(self._x, tokens), device_for(v.device)
-        assert device is not None
+        x = part(self._x, tokens)
         if self.dx is not None:
             dx = part(self.dx, tokens)
             sums = dx if sums is None else sums
             matmul.product(exponentials, self._weight, sums)
-            scale_rows(sums, v, dx, device)
+            scale_rows(sums, v, dx)
         if self.dweight is not None:
             assert scaled is not None
-            scale_rows(x, v, scaled, device)
+            scale_rows(x, v, scaled)
             add = self._add_to_dweight(tokens)
             add(exponentials.t(), scaled, self.dweight, self._tiling.dweight_scale)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.sharding import is_distributed
@@ -17,45 +15,12 @@ from .api import computed
 from .calls import DistributionInputs, LossInputs
 from .checks import check, check_weight_grad
 from .counted import check_counted, of_counted_tokens
-from .distributions import Outputs, Wanted, distributions
+from .distributions import Wanted, distributions
+from .log_prob_outputs import Asked, LogProbs, asked_outputs
 from .option_checks import Part, checked_options
 from .options import Options
-from .rows import are_counted
 
 _INVARIANT_TOKENS = 512  # of a chunk, where its length must not follow from how many tokens there are
-
-
-class LogProbs(NamedTuple):
-    """Outputs of `linear_log_probs`; None where not asked for.
-
-    Attributes:
-        log_probs: [...], of the targets.
-        entropy: [...], - sum p log p.
-        ids_log_probs: [..., K], of the ids.
-        top_log_probs, top_ids: [..., top_k], the largest log-probabilities in descending order, and their columns, int64.
-        square_sum: [...], sum p^2.
-        mean_logit: [...], sum z / V.
-        is_top: bool [...], whether the first largest logit is the target's.
-    """
-
-    log_probs: Tensor | None = None
-    entropy: Tensor | None = None
-    ids_log_probs: Tensor | None = None
-    top_log_probs: Tensor | None = None
-    top_ids: Tensor | None = None
-    square_sum: Tensor | None = None
-    mean_logit: Tensor | None = None
-    is_top: Tensor | None = None
-
-
-class _Asked(NamedTuple):
-    """Which optional outputs are asked for."""
-
-    top_k: int
-    entropy: bool
-    square_sum: bool
-    mean_logit: bool
-    is_top: bool
 
 
 def linear_log_probs(
@@ -135,7 +100,10 @@ def linear_log_probs(
     Source: torch.nn.functional.cross_entropy, negated; batch invariance: He et al., "Defeating Nondeterminism in LLM
     Inference", Thinking Machines Lab, 2025.
     """
-    asked = _asked(top_k, return_entropy, return_square_sum, return_mean_logit, return_is_top)
+    arguments.whole("top_k", top_k, least=1, or_none=True)
+    flags = {"return_square_sum": return_square_sum, "return_mean_logit": return_mean_logit, "return_is_top": return_is_top}
+    arguments.flags(**flags, batch_invariant=batch_invariant)
+    asked = Asked(top_k or 0, return_entropy, return_square_sum, return_mean_logit, return_is_top)
     factor = 1.0 if isinstance(temperature, Tensor) else 1.0 / arguments.number("temperature", temperature, above=0)
     softcap = arguments.number("softcap", softcap, above=0, or_none=True)
     options = checked_options(
@@ -158,7 +126,6 @@ def linear_log_probs(
     is_more = ids is not None or any(asked)
     if target is None and (return_is_top or counted_tokens is not None or not is_more):
         raise ValueError("target is None and must be a tensor, unless ids or outputs that need no target are asked for.")
-    arguments.flags(batch_invariant=batch_invariant)
     if batch_invariant and (counted_tokens is not None or sequence_parallel):
         raise ValueError("counted_tokens and sequence_parallel must be left out where batch_invariant is True.")
     x, weight, bias, frozen = joined(x, weight, bias, adapter, weight_grad)
@@ -182,7 +149,7 @@ def linear_log_probs(
         columns = _columns(target if has_target else None, ids)
         inputs = DistributionInputs(x, weight, bias, columns, rates, frozen, weight_grad)
         outputs = distributions(inputs, options._replace(return_entropy=False), Wanted(asked.top_k, asked.is_top))
-        return _log_probs(outputs, target, has_target, asked, options)
+        return asked_outputs(outputs, target, has_target, asked, options)
 
     if counted_tokens is not None:
         found: LogProbs = of_counted_tokens(score, x, targets, options, counted_tokens, (ids, rates))
@@ -206,12 +173,6 @@ def linear_log_probs(
         return found
     assert found.log_probs is not None
     return found.log_probs
-
-
-def _asked(top_k: int | None, entropy: bool, square_sum: bool, mean_logit: bool, is_top: bool) -> _Asked:
-    arguments.whole("top_k", top_k, least=1, or_none=True)
-    arguments.flags(return_square_sum=square_sum, return_mean_logit=mean_logit, return_is_top=is_top)
-    return _Asked(top_k or 0, entropy, square_sum, mean_logit, is_top)
 
 
 def _rates(temperature: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
@@ -239,21 +200,3 @@ def _columns(target: Tensor | None, ids: Tensor | None) -> Tensor | None:
     parts = [None if target is None else target.unsqueeze(1), ids]
     found = [part.long() for part in parts if part is not None]
     return torch.cat(found, 1) if found else None
-
-
-def _log_probs(outputs: Outputs, target: Tensor, has_target: bool, asked: _Asked, options: Options) -> LogProbs:
-    """The outputs that were asked for, of tokens [tokens] with their targets."""
-    counted = are_counted(target, options.ignore_index)
-    every = counted.unsqueeze(1)
-    of_ids = outputs.ids_log_probs
-    named = None if of_ids is None else of_ids[:, int(has_target) :]
-    return LogProbs(
-        log_probs=of_ids[:, 0] if has_target and of_ids is not None else None,
-        entropy=torch.where(counted, outputs.entropy, 0.0) if asked.entropy else None,
-        ids_log_probs=torch.where(every, named, 0.0) if named is not None and named.shape[1] else None,
-        top_log_probs=None if outputs.top_log_probs is None else torch.where(every, outputs.top_log_probs, 0.0),
-        top_ids=None if outputs.top_ids is None else torch.where(every, outputs.top_ids, -1),
-        square_sum=torch.where(counted, outputs.square_sum, 0.0) if asked.square_sum else None,
-        mean_logit=torch.where(counted, outputs.mean_logit, 0.0) if asked.mean_logit else None,
-        is_top=None if outputs.first is None else (outputs.first == target) & counted,
-    )

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from npu_tiling import device_for
 from torch import Tensor
 
-from . import chunks
+from . import chunks, splitting
 from .options import EachOptions
 
 _UNIT = 128  # tokens of a chunk are a multiple of this
@@ -27,7 +27,7 @@ def chunk_tokens(rows: int, memory_budget: int | None, device: torch.device) -> 
         device: of the tensors.
     """
     chip = device_for(device)
-    default = chunks.DEFAULT_BUDGET["cpu" if chip is None else chip.kind]
+    default = splitting.DEFAULT_BUDGET["cpu" if chip is None else chip.kind]
     budget = default if memory_budget is None else memory_budget
     return max(_UNIT, budget // (chunks.pitch(rows) * torch.float32.itemsize) // _UNIT * _UNIT)
 

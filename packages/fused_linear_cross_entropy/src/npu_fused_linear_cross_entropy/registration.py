@@ -25,10 +25,10 @@ GRADIENTS = "Tensor dx, Tensor dweight, Tensor dbias"
 class Gradient:
     """An operator that computes the gradients of x, weight and bias, and its call in the backward of a `Function`.
 
-    That has the record's tensors as its last arguments; its ctx has `options` and `weight_grad`.
+    The `Function` takes the record's tensors as its last arguments, and keeps `options` and `weight_grad` in its ctx.
 
-    It is registered twice: under its name, and with `_added` where the weight's gradient is added to a `weight_grad`. They
-    are two, since torch.func.vmap takes no operator that may change an argument.
+    The operator is registered twice: under its name, and with `_added`, which adds the weight's gradient to a `weight_grad`.
+    torch.func.vmap takes no operator that may change an argument.
 
     Args:
         name: of the operator.

@@ -14,14 +14,15 @@ from npu_tiling import Device
 from npu_tiling.places import here
 from npu_tiling.pytorch.tensors import statistics_dtype
 
-from . import chunks, demands
+from . import chunks, demands, splitting
 from .ascend import tiling as ascend
 from .ascend.tiling import AscendLaunch
 from .both.tiling.chunks import ROWS, ChunkKernel, ChunkShape
-from .chunks import Chunks, Demand, Layout
+from .chunks import Chunks, Layout
 from .cuda import tiling as cuda
 from .cuda.tiling import CudaLaunch, is_worth_it
 from .shape import Shape, Task
+from .splitting import Demand
 
 # fp16 sums over tokens are scaled to at most this many times their mean. A mean is at most as large as x, and in a
 # vocabulary of 2^15 as small as x / 2^15 / sqrt(tokens): both are within fp16's range if elements of x are at most 255.
@@ -120,7 +121,8 @@ class Rule(NamedTuple):
     decided_at: str
 
 
-def _rule(way: Way, layout: Layout, holds: Callable[[Shape], bool], why: str) -> Rule:
+def rule(way: Way, layout: Layout, holds: Callable[[Shape], bool], why: str) -> Rule:
+    """A rule that stands where this is called."""
     return Rule(way, layout, holds, why, here(2))
 
 
@@ -169,18 +171,18 @@ def always(shape: Shape) -> bool:
 # The first row that holds is taken. Chunks of KEPT_PRODUCT and PRODUCT come from `demands.of_product`; those of
 # the other ways from `demands.of_logits`.
 RULES = (
-    _rule(Way.DISTRIBUTIONS, Layout.ROWS, is_of_distributions, "outputs of distributions; whole rows fit"),
-    _rule(Way.DISTRIBUTIONS, Layout.COLUMNS, is_of_distributions, "outputs of distributions; few whole rows fit"),
-    _rule(Way.KEPT_PRODUCT, Layout.KEPT, can_multiply, "a kernel's product stores exponentials, and all of them are kept"),
-    _rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
-    _rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "few rows fit at a time; the gradient is v times E, a factor of"
+    rule(Way.DISTRIBUTIONS, Layout.ROWS, is_of_distributions, "outputs of distributions; whole rows fit"),
+    rule(Way.DISTRIBUTIONS, Layout.COLUMNS, is_of_distributions, "outputs of distributions; few whole rows fit"),
+    rule(Way.KEPT_PRODUCT, Layout.KEPT, can_multiply, "a kernel's product stores exponentials, and all of them are kept"),
+    rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
+    rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "few rows fit at a time; the gradient is v times E, a factor of"
           " each row times its exponentials"),
-    _rule(Way.KEPT_LOGITS, Layout.KEPT, always, "few rows fit at a time; an option, as the entropy, makes the gradient more"
+    rule(Way.KEPT_LOGITS, Layout.KEPT, always, "few rows fit at a time; an option, as the entropy, makes the gradient more"
           " than v times E, a factor of each row times its exponentials"),
-    _rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep all"
+    rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep all"
           " logits (more tokens than columns of x, no such gradient, a bias, or an option)"),
-    _rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),
-    _rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and the gradient takes the logits' place: it is more than v"
+    rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),
+    rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and the gradient takes the logits' place: it is more than v"
           " times E (smoothing, entropy, softcap, argmax, a bias's gradient, an adapter or fp16), or E would save no sweep"
           " (no gradients in this pass, rows of one tile or of more than 2^20 columns, or a CPU)"),
 )  # fmt: skip
@@ -192,10 +194,10 @@ def choose(shape: Shape) -> Tiling:
     plans = {False: _split(shape, demands.of_logits(shape))}
     if can_multiply(shape):
         plans[True] = _split(shape, demands.of_product(shape))
-    for rule in RULES:
-        parts, sum_dtype = plans.get(rule.way.multiplies, (None, None))
-        if parts is not None and sum_dtype is not None and parts.layout is rule.layout and rule.holds(shape):
-            return _tiling(shape, rule, parts, sum_dtype)
+    for each in RULES:
+        parts, sum_dtype = plans.get(each.way.multiplies, (None, None))
+        if parts is not None and sum_dtype is not None and parts.layout is each.layout and each.holds(shape):
+            return made(shape, each, parts, sum_dtype)
     raise AssertionError(f"no rule for {shape}")
 
 
@@ -213,12 +215,13 @@ def _split(shape: Shape, demand: Demand) -> tuple[Chunks, torch.dtype]:
     """Chunks, and the dtype of the sums that become the weight's gradient."""
     limits = (shape.options.chunk_tokens, shape.options.memory_budget, shape.device)
     if shape.options.accum_dtype is not None:
-        return chunks.split(demand, *limits), shape.options.accum_dtype
-    parts, in_fp32 = chunks.split_and_sum(demand, *limits)
+        return splitting.split(demand, *limits), shape.options.accum_dtype
+    parts, in_fp32 = splitting.split_and_sum(demand, *limits)
     return parts, statistics_dtype(shape.x_dtype) if in_fp32 or shape.frozen_width else shape.weight_dtype
 
 
-def _tiling(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> Tiling:
+def made(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> Tiling:
+    """The tiling of a rule, with its chunks and the dtype of the sums that become the weight's gradient."""
     multiplies, (tokens, columns) = rule.way.multiplies, parts.longest
     if shape.device is not None and shape.device.kind == "ascend":  # whose programs read whole tiles of rows
         tokens = ceil(tokens / ROWS) * ROWS
@@ -231,15 +234,15 @@ def _tiling(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> 
         product_dtype=shape.logits_dtype,
         logits_dtype=shape.x_dtype if multiplies else shape.logits_dtype,
         sum_dtype=sum_dtype,
-        dweight_scale=scale_of_sums(shape),
+        dweight_scale=_scale_of_sums(shape),
         buffer=tokens * chunks.pitch(columns) if stores else 0,
-        sums_in_buffer=not multiplies and demands.has_room_for_sums(shape),
+        sums_in_buffer=rule.way is Way.EXPONENTIALS and demands.has_room_for_sums(shape),
         why=rule.why,
         decided_at=rule.decided_at,
     )
 
 
-def scale_of_sums(shape: Shape) -> float:
+def _scale_of_sums(shape: Shape) -> float:
     """The factor of sums that become the weight's gradient: a power of two, below 1 where gradients are left unfinished."""
     scale = 1.0
     while shape.unfinished and scale > _MAX_SUM_OVER_MEAN / max(1, shape.tokens):

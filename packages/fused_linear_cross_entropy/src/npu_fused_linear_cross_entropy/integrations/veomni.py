@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..api import fused_linear_cross_entropy
-from ..log_probs import LogProbs, linear_log_probs
+from ..log_prob_outputs import LogProbs
+from ..log_probs import linear_log_probs
 
 _hook = Hook()
 

@@ -14,7 +14,8 @@ from npu_tiling.hooks import Hook
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from ..log_probs import LogProbs, linear_log_probs
+from ..log_prob_outputs import LogProbs
+from ..log_probs import linear_log_probs
 
 _hook = Hook()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from npu_tiling import Device, Kernels
+from npu_tiling import Device, Kernels, device_for
 from torch import Tensor
 
 from .. import tiling
@@ -118,9 +118,10 @@ def scale_(values: Tensor, factor: Tensor, device: Device) -> None:
         KERNELS.launch("both.scale", "cross_entropy_scale_kernel", spec, grid, (values, factor), (n,))
 
 
-def scale_rows(values: Tensor, factors: Tensor, out: Tensor, device: Device) -> None:
+def scale_rows(values: Tensor, factors: Tensor, out: Tensor) -> None:
     """out = values [rows, N] times factors [rows]; out may be the values. PyTorch's product is slow where dtypes differ."""
-    rows, width = values.shape
+    (rows, width), device = values.shape, device_for(factors.device)
+    assert device is not None
     if rows:
         spec = specs.scale_rows(width, device)
         grid, scalars = spec.launch.grid(rows), (rows, values.stride(0), out.stride(0))

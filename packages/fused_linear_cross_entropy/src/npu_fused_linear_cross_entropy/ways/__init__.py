@@ -8,12 +8,11 @@ from ..calls import LossInputs
 from ..options import Options
 from ..shape import Shape
 from ..tiling import Way, choose
-from .columns import Columns
+from .columns import Columns, WholeRows
 from .exponentials import Exponentials
 from .kept import KeptExponentials, KeptLogits, KeptProduct
 from .loss import Loss
 from .product import Product
-from .whole_rows import WholeRows
 
 __all__ = ["WAYS", "LossInputs", "Loss", "start"]
 

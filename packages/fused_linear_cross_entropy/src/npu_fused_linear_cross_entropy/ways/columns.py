@@ -1,9 +1,10 @@
-"""Some columns of the vocabulary at a time: their logits are computed twice."""
+"""Logits by PyTorch's product: some columns of the vocabulary at a time, computed twice, or whole rows, computed once."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from ..chunks import part
 from .loss import Loss
 
 
@@ -24,3 +25,19 @@ class Columns(Loss):
             chunk, gradient = self.logits(tokens, columns)
             self.on_chunks.gradient(chunk, gradient, coefficients)
             self.gradients.add(tokens, columns, gradient)
+
+
+class WholeRows(Columns):
+    """See `Way.WHOLE_ROWS`: one chunk of columns, whose logits are still there when the statistics are known."""
+
+    def add_both(self, tokens: slice, statistics: Tensor) -> None:
+        (columns,) = self.tiling.chunks.columns
+        chunk, gradient = self.logits(tokens, columns)
+        result = part(statistics, tokens, 1)
+        if self.options.group or not self.has_equal_rows:
+            self.on_chunks.statistics(chunk, result, merge=False)
+            self.exchange(result)
+            self.on_chunks.gradient(chunk, gradient, self.coefficients(tokens, statistics, 1.0, None))
+        else:
+            self.on_chunks.statistics_and_gradient(chunk, gradient, self.facts.part(tokens), result)
+        self.gradients.add(tokens, columns, gradient)

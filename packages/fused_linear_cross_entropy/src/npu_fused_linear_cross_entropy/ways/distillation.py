@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 from npu_tiling import Device
-from npu_tiling.places import here
 from npu_tiling.pytorch.tensors import allocate, statistics_dtype
 from torch import Tensor
 
-from .. import chunks, matmul, parallel
-from ..both.tiling.chunks import ROWS
+from .. import chunks, matmul, parallel, splitting
 from ..calls import DistillationInputs
-from ..chunks import Chunks, DistilledChunk, part
+from ..chunks import Chunks, DistilledChunk, Layout, part
 from ..demands import dweight_bytes
 from ..distillation_rows import DistilledRows
 from ..gradients import Gradients
@@ -22,12 +21,13 @@ from ..options import DistillationOptions
 from ..partition import UNIT, evenly, exactly
 from ..reference import ReferenceDistillation
 from ..shape import Shape
-from ..tiling import Tiling, Way, scale_of_sums
+from ..tiling import Tiling, Way, made, rule
 from .head import Head
 
 # Bytes for both models' logits: twice a loss's; on CUDA fewer, so that on an H200 no peer's form of distillation takes less.
-_BUDGET = {**{kind: 2 * count for kind, count in chunks.DEFAULT_BUDGET.items()}, "cuda": 512 * chunks.MIB}
+_BUDGET = {**{kind: 2 * count for kind, count in splitting.DEFAULT_BUDGET.items()}, "cuda": 512 * splitting.MIB}
 
+_RULE = rule(Way.DISTILLATION, Layout.ROWS, lambda _: True, "whole rows of both models' logits")
 _TEMPORARIES = 10  # matrices as a chunk's logits that the arithmetic in PyTorch's operators takes
 
 
@@ -114,10 +114,15 @@ def _teacher_dtype(inputs: DistillationInputs) -> torch.dtype:
 
 def plan(shape: Shape, teacher_dtype: torch.dtype) -> Tiling:
     """Chunks of tokens, whose whole rows of logits of both models are in memory."""
-    kind = "cpu" if shape.device is None else shape.device.kind
-    budget = shape.options.memory_budget or _BUDGET[kind]
-    exact, vocabulary = statistics_dtype(shape.x_dtype), parallel.most_columns(shape.options, shape.vocabulary)
-    pitch, sum_dtype = chunks.pitch(vocabulary), shape.options.accum_dtype
+    columns = parallel.most_columns(shape.options, shape.vocabulary)
+    return _plan(shape, teacher_dtype, columns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(shape: Shape, teacher_dtype: torch.dtype, vocabulary: int) -> Tiling:
+    """`vocabulary`: columns that each rank has in equal parts."""
+    budget = shape.options.memory_budget or _BUDGET["cpu" if shape.device is None else shape.device.kind]
+    exact, pitch, sum_dtype = statistics_dtype(shape.x_dtype), chunks.pitch(vocabulary), shape.options.accum_dtype
     row = pitch * (shape.logits_dtype.itemsize + teacher_dtype.itemsize)
     if shape.options.group:
         row += pitch * _TEMPORARIES * exact.itemsize
@@ -128,23 +133,7 @@ def plan(shape: Shape, teacher_dtype: torch.dtype) -> Tiling:
     elif sum_dtype is None and len(parts.tokens) > 1 and shape.needs.dweight and 2 * sums <= budget:
         sum_dtype = exact
         parts = _split(dataclasses.replace(shape, weight_dtype=exact), (budget - sums) // row)
-    longest = parts.longest[0]
-    if kind == "ascend":  # whose programs read whole tiles of rows
-        longest = -(-longest // ROWS) * ROWS
-    return Tiling(
-        shape=shape,
-        way=Way.DISTILLATION,
-        chunks=parts,
-        exact=exact,
-        product_dtype=shape.logits_dtype,
-        logits_dtype=shape.logits_dtype,
-        sum_dtype=sum_dtype or shape.weight_dtype,
-        dweight_scale=scale_of_sums(shape),
-        buffer=longest * chunks.pitch(shape.vocabulary),
-        sums_in_buffer=False,
-        why="whole rows of both models' logits",
-        decided_at=here(),
-    )
+    return made(shape, _RULE, parts, sum_dtype or shape.weight_dtype)
 
 
 def _split(shape: Shape, affordable: int) -> Chunks:
@@ -153,7 +142,7 @@ def _split(shape: Shape, affordable: int) -> Chunks:
     given, tokens = shape.options.chunk_tokens, shape.tokens
     if given is not None:
         return Chunks(tokens=exactly(tokens, given), columns=everything, why="chunk_tokens was given")
-    wanted = chunks.wanted_tokens(dweight_bytes(shape), shape.device)
+    wanted = splitting.wanted_tokens(dweight_bytes(shape), shape.device)
     longest = min(wanted, max(affordable // UNIT * UNIT or affordable, 1))
     why = f"the budget holds {affordable} tokens, and {wanted} hide the weight's traffic behind products"
     return Chunks(tokens=evenly(tokens, longest), columns=everything, why=why)

@@ -8,7 +8,7 @@ from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from .. import chunks, matmul
-from ..calls import HeadInputs
+from ..calls import EachInputs
 from ..chunks import part
 from ..gradients import GradientSums, operands
 from ..options import Options
@@ -25,7 +25,7 @@ class Head:
         device: whose kernels run; None for plain PyTorch.
     """
 
-    def __init__(self, inputs: HeadInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
+    def __init__(self, inputs: EachInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
         if recording.active is not None:
             recording.active.decided(tiling)
         self.x, self.weight, self.bias = inputs.x, inputs.weight, inputs.bias

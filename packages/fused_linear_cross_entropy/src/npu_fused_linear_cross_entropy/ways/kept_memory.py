@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from npu_tiling import device_for
 from torch import Tensor
 
 from .. import chunks, matmul
@@ -83,7 +82,7 @@ class KeptMemory:
                     differentiate(part)
                 (matmul.add_product if part.start else matmul.product)(self.part(part)[tokens], weight[part], sums)
             if factors is not None:
-                _scale_rows(sums, factors[tokens], target)
+                scale_rows(sums, factors[tokens], target)
             elif wide is not None:
                 target.copy_(sums)
 
@@ -102,11 +101,5 @@ class KeptMemory:
             if factors is None:
                 copy.copy_(gradient)
             else:
-                _scale_rows(gradient, factors, copy)
+                scale_rows(gradient, factors, copy)
             matmul.product(copy.t(), x, self._dweight[part], scale)
-
-
-def _scale_rows(values: Tensor, factors: Tensor, out: Tensor) -> None:
-    device = device_for(factors.device)
-    assert device is not None
-    scale_rows(values, factors, out, device)

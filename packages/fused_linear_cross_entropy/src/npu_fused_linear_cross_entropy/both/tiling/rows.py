@@ -12,11 +12,12 @@ from typing import ClassVar, NamedTuple
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
 from npu_tiling.budget.arithmetic import FP32, power_of_two
 
+from .scaling import FourWarps
+
 _ROWS = 1024  # of a tile: 4 KB of fp32
 _WEIGHTED_ROWS = 128  # where each row loads a class weight: on Ascend .1 us by npu-offline's model
 _MIN_ROWS = 32
 _SINGLE_PROGRAM_TILES = 4  # tiles that one program takes alone, which takes it less time than another launch would
-_WARPS = 4
 
 
 class _Kernel(NamedTuple):
@@ -45,7 +46,7 @@ class RowKernel(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowLaunch:
+class RowLaunch(FourWarps):
     """One launch but for its number of rows.
 
     Attributes:
@@ -73,14 +74,9 @@ class RowLaunch:
     def constants(self) -> dict[str, int]:
         return {"BLOCK_M": self.block_m}
 
-    @property
-    def options(self) -> dict[str, int]:
-        """Compiler options."""
-        return {"num_warps": _WARPS} if self.device.kind == "cuda" else {}
-
 
 @dataclass(frozen=True, kw_only=True)
-class PartialsLaunch:
+class PartialsLaunch(FourWarps):
     """The launch of one program that adds partial sums."""
 
     adds_partials: ClassVar = True  # which `explain` says of the launches that leave them
@@ -90,11 +86,6 @@ class PartialsLaunch:
     def constants(self) -> dict[str, int]:
         programs = self.device.vector_cores
         return {"BLOCK_P": power_of_two(programs) if self.device.kind == "cuda" else programs}
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Compiler options."""
-        return {"num_warps": _WARPS} if self.device.kind == "cuda" else {}
 
 
 @functools.lru_cache(maxsize=64)

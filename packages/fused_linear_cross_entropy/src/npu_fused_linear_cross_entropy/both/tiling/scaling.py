@@ -18,8 +18,19 @@ _PROGRAMS = {"cuda": 8, "ascend": 1}  # that scale values, of a core
 _UNIT = 16  # columns that make up an aligned piece of a row
 
 
+class FourWarps:
+    """A launch whose programs have four warps on CUDA."""
+
+    device: Device
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return {"num_warps": 4} if self.device.kind == "cuda" else {}
+
+
 @dataclass(frozen=True, kw_only=True)
-class SettleLaunch:
+class SettleLaunch(FourWarps):
     """The launch that makes exponentials a gradient: tiles of many rows, whose columns are rarely read."""
 
     width: int
@@ -38,11 +49,11 @@ class SettleLaunch:
     @property
     def options(self) -> dict[str, int]:
         """Compiler options."""
-        return {"num_warps": 4, **UNFUSED} if self.device.kind == "cuda" else {}
+        return {**super().options, **UNFUSED} if self.device.kind == "cuda" else {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleRowsLaunch:
+class ScaleRowsLaunch(FourWarps):
     """The launch that multiplies rows by a number each: programs stride over rows."""
 
     width: int
@@ -58,14 +69,9 @@ class ScaleRowsLaunch:
             return {"N": self.width, "BLOCK_N": min(longest, power_of_two(self.width))}
         return {"N": self.width, "BLOCK_N": equal_units(self.width, longest, _UNIT)}
 
-    @property
-    def options(self) -> dict[str, int]:
-        """Compiler options."""
-        return {"num_warps": 4} if self.device.kind == "cuda" else {}
-
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleLaunch:
+class ScaleLaunch(FourWarps):
     """The launch that multiplies values of `itemsize` bytes by a number: programs stride over blocks of them."""
 
     itemsize: int
@@ -81,10 +87,6 @@ class ScaleLaunch:
     @property
     def constants(self) -> dict[str, int | bool]:
         return {"BLOCK_N": self.block_n}
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {"num_warps": 4} if self.device.kind == "cuda" else {}
 
 
 def _all_or_one(device: Device) -> int:
