@@ -59,7 +59,7 @@ class Footprint(NamedTuple):
         dav_c220_16, dav_c220_32: bytes on a 910B, for elements of 16 and 32 bits.
         dav_c310_16, dav_c310_32: bytes on an Ascend950.
         floors: predicted time as a multiple of that of the bytes: 910B4, CANN about 9.1, 8 sources of 8192 tokens in bf16, a
-            width that takes this way. None: not predicted.
+            width that takes this way.
         decided_at: file and line of the row.
     """
 
@@ -68,7 +68,7 @@ class Footprint(NamedTuple):
     dav_c220_32: Bytes
     dav_c310_16: Bytes
     dav_c310_32: Bytes
-    floors: float | None
+    floors: float
     decided_at: str
 
     def bytes(self, shape: Shape, device: Device) -> Bytes:
@@ -84,7 +84,7 @@ class Footprint(NamedTuple):
         return [*tiles, Tile("weights", (1, columns), column)] if column else tiles
 
 
-def _row(way: Way, *sizes: tuple[int, int] | int, floors: float | None = None) -> Footprint:
+def _row(way: Way, *sizes: tuple[int, int] | int, floors: float) -> Footprint:
     a16, a32, b16, b32 = (Bytes(*size) if isinstance(size, tuple) else Bytes(size) for size in sizes)
     return Footprint(way, a16, a32, b16, b32, floors, here(2))
 
@@ -93,60 +93,54 @@ def _row(way: Way, *sizes: tuple[int, int] | int, floors: float | None = None) -
 _FORWARD = (
     #                                910B, 16     910B, 32     950, 16      950, 32
     _row(Way.ROWS_AHEAD,             (20, 4),     (28, 8),     (22, 1),     (32, 1),    floors=1.76),
-    _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          40),  # CANN 9.1 wants 4 more than the others
+    # CANN 9.1 wants 4 bytes more than the others
+    _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          40,         floors=1.96),
     _row(Way.ROW_AHEAD,              24,          32,          28,          26,         floors=1.70),
-    _row(Way.ROW,                    20,          20,          16,          16),
+    _row(Way.ROW,                    20,          20,          16,          16,         floors=2.73),
 )
 _FORWARD_NORMALISED = (
     _row(Way.ROWS_AHEAD,             (22, 3),     (25, 8),     (22, 2),     (24, 4),    floors=1.74),
-    _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          40),
+    _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          40,         floors=2.04),
     _row(Way.ROW_AHEAD,              26,          28,          26,          28,         floors=1.72),
-    _row(Way.ROW,                    20,          20,          16,          16),
+    _row(Way.ROW,                    20,          20,          16,          16,         floors=2.63),
 )
 _FORWARD_PREFIX = (
     _row(Way.ROWS_AHEAD,             (20, 4),     (20, 8),     (22, 2),     (24, 2),    floors=1.85),
     _row(Way.ROW_AHEAD,              24,          24,          22,          24,         floors=1.78),
-    _row(Way.ROW,                    20,          20,          16,          20),
+    _row(Way.ROW,                    20,          20,          16,          20,         floors=2.68),
 )
-_BACKWARD = (
-    # with a gradient of h in fp32, whatever the sources are
+_BACKWARD = (  # with a gradient of h in fp32, whatever the sources are
     _row(Way.ROWS,                   (28, 5),     (28, 9),     (21, 5),     (30, 15),   floors=1.93),
-    _row(Way.ROW_TWO_BUFFERS,        36,          38,          30,          40),
-    _row(Way.ROW,                    26,          22,          24,          24),
+    _row(Way.ROW_TWO_BUFFERS,        36,          38,          30,          40,         floors=1.27),  # in fp32
+    _row(Way.ROW,                    26,          22,          24,          24,         floors=1.93),
 )
 _BACKWARD_PREFIX = (
-    _row(Way.ROWS,                   (30, 4),     (32, 4),     (28, 4),     (40, 2)),
+    _row(Way.ROWS,                   (30, 4),     (32, 4),     (28, 4),     (40, 2),    floors=2.02),
     _row(Way.ROW_TWO_BUFFERS,        32,          38,          28,          40,         floors=2.06),
-    _row(Way.ROW,                    26,          26,          22,          24),
+    _row(Way.ROW,                    26,          26,          22,          24,         floors=1.88),
 )
 # The bytes that loads which do not wait need, more than a tile needs to fit: with less, compilers put a product where the
-# next row is to go. `statistics_by_token` never chooses these ways on an Ascend950.
+# next row is to go. `statistics_by_token` chooses these ways on a 910B alone, in 16 bits.
 _BACKWARD_BY_TOKEN = (
     _row(Way.ROW_KEPT,               46,          46,          46,          46,         floors=1.57),
     _row(Way.HALVES_KEPT,            27,          27,          27,          27,         floors=1.49),
 )
-_BACKWARD_BY_TOKEN_PREFIX = (
-    _row(Way.ROW_KEPT,               46,          48,          46,          48),
-    _row(Way.HALVES_KEPT,            27,          27,          27,          27,         floors=1.63),
-)
 _MERGE = (
-    _row(Way.ROWS,                   (20, 4),     (20, 4),     (18, 3),     (24, 8)),
-    _row(Way.ROW_TWO_BUFFERS,        24,          24,          21,          32),
-    _row(Way.ROW,                    16,          16,          16,          20),
+    _row(Way.ROWS,                   (20, 4),     (20, 4),     (18, 3),     (24, 8),    floors=1.43),
+    _row(Way.ROW,                    16,          16,          16,          20,         floors=1.46),
 )
 _MERGE_BACKWARD = (
-    _row(Way.ROWS,                   (28, 4),     (30, 3),     (33, 4),     (48, 0)),
-    _row(Way.ROW_TWO_BUFFERS,        32,          33,          37,          48),
-    _row(Way.ROW,                    24,          22,          28,          28),
+    _row(Way.ROWS,                   (28, 4),     (30, 3),     (33, 4),     (48, 0),    floors=1.23),
+    _row(Way.ROW_TWO_BUFFERS,        32,          33,          37,          48,         floors=1.23),
+    _row(Way.ROW,                    24,          22,          28,          28,         floors=1.23),
 )
 _NORM_BACKWARD = (
-    _row(Way.ROWS,                   (24, 2),     (26, 4),     (23, 10),    (26, 15)),
-    _row(Way.ROW_TWO_BUFFERS,        26,          30,          33,          41),
-    _row(Way.ROW,                    22,          22,          28,          28),
+    _row(Way.ROWS,                   (24, 2),     (26, 4),     (23, 10),    (26, 15),   floors=1.26),
+    _row(Way.ROW,                    22,          22,          28,          28,         floors=1.26),
 )
-_PRODUCTS = (_row(Way.COLUMNS,       (20, 8),     (22, 8),     (16, 8),     (16, 8)),)
-_WEIGHTED_SUM = (_row(Way.COLUMNS,   (17, 8),     (20, 8),     (16, 8),     (16, 8)),)
-_GRADIENT = (_row(Way.COLUMNS,       (36, 16),    (36, 16),    (26, 16),    (27, 20)),)
+_PRODUCTS = (_row(Way.COLUMNS,       (20, 8),     (22, 8),     (16, 8),     (16, 8),    floors=2.81),)
+_WEIGHTED_SUM = (_row(Way.COLUMNS,   (17, 8),     (20, 8),     (16, 8),     (16, 8),    floors=1.13),)
+_GRADIENT = (_row(Way.COLUMNS,       (36, 16),    (36, 16),    (26, 16),    (27, 20),   floors=1.28),)
 # fmt: on
 
 _TABLES = {
@@ -166,5 +160,5 @@ def ways(shape: Shape) -> tuple[Footprint, ...]:
     if shape.task != Task.BACKWARD:
         return _TABLES[shape.task]
     if shape.by_token:
-        return _BACKWARD_BY_TOKEN_PREFIX if shape.prefix else _BACKWARD_BY_TOKEN
+        return _BACKWARD_BY_TOKEN
     return _BACKWARD_PREFIX if shape.prefix else _BACKWARD
