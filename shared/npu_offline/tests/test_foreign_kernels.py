@@ -51,6 +51,11 @@ def test_a_function_of_a_later_triton_is_refused_by_name(run):
     assert status == 2
 
 
+def test_a_file_may_ask_whether_torch_npu_is_installed(tmp_path):
+    (tmp_path / "kernels.py").write_text(f"import importlib.util\nimportlib.util.find_spec('torch_npu')\n{KERNELS}")
+    assert load_file(tmp_path / "kernels.py").packed
+
+
 def test_a_file_that_its_package_imports_and_that_cannot_be_imported_twice_is_imported_once(tmp_path, monkeypatch):
     folder = tmp_path / "package_of_a_file"
     folder.mkdir()

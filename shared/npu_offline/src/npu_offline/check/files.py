@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 import traceback
@@ -96,7 +97,7 @@ def _no_torch_npu() -> Iterator[None]:
     if "torch_npu" in sys.modules or importlib.util.find_spec("torch_npu"):
         yield
         return
-    sys.modules["torch_npu"] = ModuleType("torch_npu")
+    sys.modules["torch_npu"] = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("torch_npu", None))
     try:
         yield
     finally:
