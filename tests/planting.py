@@ -24,9 +24,11 @@ from mutants import Mutant, mutants
 from npu_offline import Finding, FindingsError, OfflineError, emulate
 from npu_offline.execute.final.compare import differences
 from npu_offline.execute.final.findings import raise_findings, read_findings
-from npu_offline.execute.launcher import Launcher, RunningEmulation, running
+from npu_offline.execute.launcher import Launcher
 from npu_offline.execute.linalg.lowering import ENTRY
-from npu_offline.execute.native import Binary, Loaded, load, shared_object_of_c
+from npu_offline.execute.loading import Binary, Loaded, load
+from npu_offline.execute.native import shared_object_of_c
+from npu_offline.execute.settings import RunningEmulation, running
 from npu_offline.execute.storage import bounds_of
 from orders import Program, ordered, reordered, trace_of
 from switches import switched

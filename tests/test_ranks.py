@@ -54,6 +54,7 @@ def worker(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_ranks_meet_and_are_given_the_arguments(worker):
     said = ranks.run(worker(MEETING), 2, "a", "b")
     assert [line.split() for line in said] == [["0", "3.0", "1", "a", "b"], ["1", "3.0", "1", "a", "b"]]
@@ -66,10 +67,12 @@ def test_first_failure_ends_the_others_and_is_shown(worker):
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.slow
 def test_a_rank_ends_with_its_block(worker):
     assert ranks.run(worker(ENDING), 2) == ["said", "said"]
 
 
+@pytest.mark.slow
 def test_a_rank_whose_block_raises_is_shown_and_ends_the_one_that_waits_for_it(worker):
     start = time.monotonic()
     with pytest.raises(RuntimeError, match=r"(?s)rank 1 of 2 ended with status 1:\nsaid.*ValueError: gave up\n$"):

@@ -67,7 +67,9 @@ FOLDERS = {
         "emulation",
         "backend | launcher",
         "final | linalg",
-        "faults | idle | native | races | source_lines | storage",
+        "loading",
+        "faults | idle | native | races | settings | source_lines | storage",
+        "c_compiler",
     ),
     "npu_offline.bounds": (
         "kernel",

@@ -13,7 +13,8 @@ from npu_attn_res.both import tiling
 from npu_attn_res.tiling import statistics_by_token
 from npu_offline.timing import costs_of, time_launch
 
-pytestmark = pytest.mark.skipif(not npu_offline.installed(), reason="needs triton-ascend (npu-offline fetch)")
+REASON = "needs triton-ascend (npu-offline fetch)"
+pytestmark = [pytest.mark.compilers, pytest.mark.skipif(not npu_offline.installed(), reason=REASON)]
 compilers = pytest.mark.skipif(len(npu_offline.installed()) < 3, reason="needs the three toolchains (npu-offline fetch)")
 CHIP = "Ascend910B4"
 KERNEL, OTHER = "attn_res_backward_row_kernel", "attn_res_backward_kernel"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from npu_offline import OfflineError, OutOfBoundsError, UnsupportedError, emulate, record
-from npu_offline.execute.linalg import library
+from npu_offline.execute.linalg import loops
 from sample_kernels import (
     add_narrow,
     cast,
@@ -172,7 +172,7 @@ def test_empty_tensors_and_empty_grids():
 
 
 def test_operation_that_only_the_chip_has_is_named(monkeypatch):
-    monkeypatch.delitem(library._WRITERS, "triton_cumsum")
+    monkeypatch.delitem(loops._WRITERS, "triton_cumsum")
     with emulate(), pytest.raises(Exception, match="the emulator has no triton_cumsum"):
         running_sum[(1,)](torch.randn(48), torch.empty(48), BN=48)  # a size of which Triton's cache has no kernel
     assert issubclass(UnsupportedError, OfflineError)

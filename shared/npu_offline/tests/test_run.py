@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from npu_offline.cli import main
-from npu_offline.execute import launcher
+from npu_offline.execute import settings
 from npu_offline.timing import program
 
 FILE = """
@@ -139,7 +139,7 @@ def test_every_ticket_is_given_once(run):
 )
 @pytest.mark.parametrize("command", ["run", "check"])
 def test_a_loop_that_does_not_end_is_named(run, monkeypatch, command, launch):
-    monkeypatch.setattr(launcher, "PROGRAM_SECONDS", 1)
+    monkeypatch.setattr(settings, "PROGRAM_SECONDS", 1)
     where = ["--toolchain", "1.2.0", *(["--soc", "Ascend910B4", "--jobs", "1"] if command == "check" else [])]
     status, said = run(command, f'yield "endless", lambda: {launch}', *where)
     assert "program (0, 0, 0): stopped after 1 s of processor time: a loop does not end" in said
@@ -157,14 +157,17 @@ def test_time_names_a_loop_that_does_not_end(run, monkeypatch):
 def interrupt_launches(monkeypatch):
     """Every launch is interrupted a second after it begins."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore interrupts
-    settings = launcher.RunningEmulation.settings
+    made, timers = settings.RunningEmulation.settings, []
 
     def settings_of_a_launch(*arguments, **options):
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-        return settings(*arguments, **options)
+        timers.append(threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)))
+        timers[-1].start()
+        return made(*arguments, **options)
 
-    monkeypatch.setattr(launcher.RunningEmulation, "settings", settings_of_a_launch)
+    monkeypatch.setattr(settings.RunningEmulation, "settings", settings_of_a_launch)
     yield
+    for timer in timers:
+        timer.cancel()
     signal.signal(signal.SIGINT, before)
 
 

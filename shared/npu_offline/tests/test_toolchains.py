@@ -169,20 +169,20 @@ def test_what_each_version_supports():
 
 
 def test_missing_c_compiler_is_named(monkeypatch):
-    from npu_offline.execute import native
+    from npu_offline.execute import c_compiler
 
     monkeypatch.setenv("CC", "")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ToolchainMissingError, match="needs a C compiler"):
-        native.c_compiler()
-    assert "needs a C compiler" in native.missing_c_compiler()
+        c_compiler.c_compiler()
+    assert "needs a C compiler" in c_compiler.missing_c_compiler()
 
 
 def test_chosen_c_compiler_is_used(monkeypatch):
-    from npu_offline.execute import native
+    from npu_offline.execute import c_compiler
 
     monkeypatch.setenv("CC", "cc -g0")
-    assert native.c_compiler() == ["cc", "-g0"]
+    assert c_compiler.c_compiler() == ["cc", "-g0"]
 
 
 def test_package_imports_without_triton(tmp_path):

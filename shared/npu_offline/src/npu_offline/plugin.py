@@ -35,7 +35,7 @@ class Place:
 def why_not(name: str) -> str | None:
     """Why tests cannot run at a place on this machine, None if they can."""
     if name == "emulated":
-        from .execute.native import missing_c_compiler
+        from .execute.c_compiler import missing_c_compiler
         from .toolchain.compilers import DEFAULT, installed
         from .toolchain.triton_ascend import missing_triton_ascend
 

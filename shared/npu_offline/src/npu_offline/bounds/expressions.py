@@ -24,16 +24,6 @@ _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
 _FORMS = "must be of sizes, numbers, + - * // % **, comparisons, and, or, cdiv(a, b), min(a, b) and max(a, b)"
 
 
-def names_in(text: str) -> set[str]:
-    """The sizes that an expression names; none where it is no expression."""
-    try:
-        tree = ast.parse(text, mode="eval")
-    except SyntaxError:
-        return set()
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
-
-
 def term_of(what: str, text: str, sizes: Mapping[str, Term], facts: list[Term], quotients: list[Quotient]) -> Term:
     """An expression's term.
 

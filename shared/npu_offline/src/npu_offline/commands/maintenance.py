@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npu_tiling.installation import doctor
 from npu_tiling.installation.triton import Problem
 
-from ..execute.native import missing_c_compiler
+from ..execute.c_compiler import missing_c_compiler
 from ..toolchain import cache
 from ..toolchain import compilers as toolchains
 

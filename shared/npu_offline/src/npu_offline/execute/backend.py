@@ -26,7 +26,8 @@ from ..toolchain.compilers import installed
 from ..toolchain.frontend import changed_options, options_from, to_linalg
 from .idle import first_configuration
 from .linalg.lowering import ENTRY, lower
-from .native import Binary, kept_object, load, native_key, shared_object
+from .loading import Binary, load
+from .native import kept_object, native_key, shared_object
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp

@@ -14,7 +14,8 @@ from ..launches import Emulation
 from ..toolchain.compilers import DEFAULT, tool
 from ..toolchain.triton_ascend import require_triton_ascend
 from .idle import decorate_without_devices, no_benchmark
-from .launcher import Launcher, RunningEmulation, running
+from .launcher import Launcher
+from .settings import RunningEmulation, running
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp

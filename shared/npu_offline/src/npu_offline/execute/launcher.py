@@ -9,22 +9,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import EndlessLoopError, Finding, FindingsError, OfflineError, OutOfBoundsError, RaceError
-from ..launches import MAX_PROGRAMS, RESERVED, Access, Emulation, Launch, LaunchRecord, Ledger, Memory, Traffic
+from ..launches import MAX_PROGRAMS, RESERVED, Access, Launch, LaunchRecord, Ledger, Memory, Traffic
+from . import settings
 from .faults import Fault, fault_of
 from .final.checked import PLAIN, SURVEYED, check
 from .final.findings import FINDING_BYTES, raise_findings, read_findings
 from .races import shared_writes
+from .settings import ACCESS_FIELDS, running
 from .source_lines import lines_of
 from .storage import bounds_of, bytes_of, row_bytes, storage_of
 
 _LENGTHS = 40  # classes of transfers by length, powers of two, as in launch.h
-_ACCESS_FIELDS = 8  # as in launch.h
 _MOST_ACCESSES = 20_000  # of a launch that are noted: more than a picture can show
 _TRAFFIC, _USE = len(Traffic.__dataclass_fields__), 4
 _COUNTERS = _TRAFFIC + _USE + _LENGTHS
-_WATCH_USE, _WATCH_RACES = 1, 2  # as in launch.h
-PROGRAM_SECONDS = 60
-"""The processor time that one program of a grid may take: a limit for loops that do not end, not for slow programs."""
 _NOT_A_NUMBER = 0xFF  # bytes of a core's memory that nobody has written
 _KINDS = {OutOfBoundsError: "bounds", RaceError: "programs", EndlessLoopError: "endless"}  # of findings
 _SCALARS = {  # Triton type to struct format, in a slot of 8 bytes
@@ -60,71 +58,6 @@ def record_of(
         divisible=tuple(source.fn.arg_names[i] for i in source.attrs.arg_properties.get("tt.divisibility", ())),
         arguments=arguments,
     )
-
-
-class RunningEmulation(Emulation):
-    """An active emulation, and the settings of its launches."""
-
-    def __init__(
-        self,
-        soc: str,
-        toolchain: str,
-        threads: int,
-        shuffle: int | None,
-        *,
-        races: bool = False,
-        ledgers: bool = False,
-        checks: bool = False,
-        distinct: bool = False,
-        keep_going: bool = False,
-        accesses: bool = False,
-    ) -> None:
-        super().__init__(soc, toolchain)
-        self.accesses = accesses
-        self.checks, self.distinct, self.keep_going = checks, distinct, keep_going
-        self.ledgers = ledgers
-        self._settings = (threads, shuffle is not None, (shuffle or 0) & (2**64 - 1))
-        self.watching = _WATCH_USE * ledgers + _WATCH_RACES * races
-
-    def settings(
-        self, unit_bits: int, shared: int, *, mode: int, poison: int, chosen: Any, news: Any, issued: Any, accesses: Any
-    ) -> bytes:
-        """The struct `settings` of launch.h.
-
-        With checks, programs run one after another, so that atomic updates have the same order in every run.
-
-        Args:
-            unit_bits: log2 of the bytes of the narrowest argument's elements.
-            shared: a bit for each argument that several programs may write.
-            mode: `PLAIN`, `CHECKED` or `SURVEYED`.
-            poison: the byte that unwritten memory of a core is filled with.
-            chosen: numbers of the only programs to run; empty for all.
-            news: a byte for each program, which a survey fills in.
-            issued: a byte for each instruction, which checks fill in.
-            accesses: a number, and fields of each access of the Unified Buffer by the first program, which checks fill in.
-        """
-        threads, shuffle, seed = self._settings
-        return _SETTINGS.pack(
-            1 if self.checks else threads,
-            shuffle,
-            PROGRAM_SECONDS,
-            seed,
-            self.watching,
-            unit_bits,
-            shared,
-            mode,
-            poison,
-            ctypes.addressof(chosen),
-            len(chosen),
-            ctypes.addressof(news),
-            ctypes.addressof(issued) if self.checks else 0,
-            ctypes.addressof(accesses) if self.accesses else 0,
-            len(accesses) // _ACCESS_FIELDS,
-        )
-
-
-_SETTINGS = struct.Struct("<qqqQqqqqqQqQQQq")
-running: list[RunningEmulation] = []
 
 
 class Arguments:
@@ -178,7 +111,7 @@ class Launcher:
         leave: Any,
         *values: Any,
     ) -> None:
-        from .native import loaded
+        from .loading import loaded
 
         emulation = running[-1]
         grid = (grid_x, grid_y, grid_z)
@@ -213,7 +146,7 @@ class Launcher:
         count = grid_x * grid_y * grid_z
         news = (ctypes.c_uint8 * count)()
         issued = (ctypes.c_uint8 * len(binary.instructions))()
-        accesses = (ctypes.c_int64 * (1 + _ACCESS_FIELDS * _MOST_ACCESSES * emulation.accesses))()
+        accesses = (ctypes.c_int64 * (1 + ACCESS_FIELDS * _MOST_ACCESSES * emulation.accesses))()
         programs: list[int] = []
         filled = {"news": news, "issued": issued, "accesses": accesses}
 
@@ -240,7 +173,9 @@ class Launcher:
             if failed:
                 raise_findings(self._arguments.name, found.value)
                 names, where = self._arguments.pointers, (bases, ranges, grid)
-                raise fault_of(failed, Fault(*noted), self._arguments.name, names, *where, PROGRAM_SECONDS, self._lines)
+                raise fault_of(
+                    failed, Fault(*noted), self._arguments.name, names, *where, settings.PROGRAM_SECONDS, self._lines
+                )
 
         def survey() -> None:
             programs[:] = dict.fromkeys([0, count - 1, *range(count)])  # the first and the last program are always run
@@ -299,8 +234,8 @@ def _accesses(noted: Any, binary: Any) -> tuple[Access, ...]:
     from ..module.operations import PIPES  # needs xdsl, which `import npu_offline` does not
 
     found = []
-    for at in range(1, 1 + _ACCESS_FIELDS * noted[0], _ACCESS_FIELDS):
-        step, number, pipe, core, buffer, low, high, writes = noted[at : at + _ACCESS_FIELDS]
+    for at in range(1, 1 + ACCESS_FIELDS * noted[0], ACCESS_FIELDS):
+        step, number, pipe, core, buffer, low, high, writes = noted[at : at + ACCESS_FIELDS]
         instruction = f"{binary.instructions[number]}#{number}"
         found.append(Access(step, instruction, PIPES[pipe], core, binary.buffers[buffer], low, high, bool(writes)))
     return tuple(found)

@@ -62,14 +62,6 @@ def cache_of(l2: L2State, costs: ChipCosts, traffic: Traffic, cores: Cores, laun
     )
 
 
-def _starts_alike(argument: str, cores: Cores, launch: LaunchRecord, running: int) -> bool:
-    """Whether the first and the last program that run at the same time begin to read an argument at the same address."""
-    if running == 1:
-        return False
-    first, last = (_first_read(argument, cores, launch, number) for number in (0, running - 1))
-    return first == last
-
-
 def _first_read(argument: str, cores: Cores, launch: LaunchRecord, number: int) -> tuple[Any, ...] | None:
     """Where a program reads an argument first."""
     for name in cores:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...launches import Traffic
-    from ..native import Loaded
+    from ..loading import Loaded
 
 PLAIN, CHECKED, SURVEYED = range(3)  # how a launch runs, as in machine.h
 _INTEGERS = ("*i", "*u")  # later launches may use integers as addresses: all programs are run to write them

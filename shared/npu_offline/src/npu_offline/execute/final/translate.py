@@ -13,7 +13,7 @@ from xdsl.ir import Operation as Op
 from ...errors import UnsupportedError
 from ...module.mlir import name_of, symbol_of
 from ...module.plan import read_spec
-from ..native import BUFFERS, INSTRUCTIONS, LOCKS, WORKSPACE
+from ..loading import BUFFERS, INSTRUCTIONS, LOCKS, WORKSPACE
 from .data_dependence import is_data_dependent
 from .function import Function
 from .host import locks, workspace_bytes

@@ -26,7 +26,7 @@ from ...errors import UnsupportedError
 from ...module.mlir import make, name_of, parse, parse_attribute, property_of, symbol_of
 from ...toolchain.compilers import tool
 from ...toolchain.opt import opt
-from ..native import has_c_function, host_triple
+from ..c_compiler import has_c_function, host_triple
 from .instrument import instrument
 from .library import PRINTING, write_out
 from .sums import widen_sums
