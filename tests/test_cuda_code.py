@@ -8,6 +8,7 @@ import torch
 
 from tools import cuda_code, interpreted, interpreter
 from tools.cuda_code import Code
+from tools.sanitize.calls import CALLS
 from tools.workspace import ROOT
 
 H200 = npu_tiling.GPUS["H200"]
@@ -25,6 +26,13 @@ def test_launches_that_triton_compiles_apart_are_told_apart():
 def test_the_largest_numbers_of_a_kernel_are_told():
     found = {("rms_norm", "cuda.forward_kernel", "sm_90"): [Code(32, 0, 16), Code(20, 8, 4)]}
     assert cuda_code.table(found).splitlines()[-1] == "| rms_norm | `cuda.forward_kernel` |  | 2: 32, 8, 16 |  |"
+
+
+@pytest.mark.nightly
+def test_the_record_has_the_kernels_that_are_launched():
+    made = {(package, launch.kernel) for package in CALLS for launch in cuda_code.unique(package, H200).values()}
+    kept = re.findall(r"^\| (\w+) \| `[\w.]+\.(\w+)` \|", cuda_code.RECORD.read_text(), re.MULTILINE)
+    assert made == set(kept), "hatch run interpreted:record"
 
 
 def test_every_kernel_without_waiting_programs_is_interpreted():
