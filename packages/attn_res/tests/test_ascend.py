@@ -1,6 +1,5 @@
 """What the Ascend compilers make of the kernels, and how many bytes they move: no chip, and no time, involved."""
 
-import importlib
 from pathlib import Path
 
 import depth
@@ -10,10 +9,7 @@ import pytest
 import torch
 from carried import carried_in_the_same_bytes
 from npu_attn_res import attn_res, attn_res_bank, attn_res_phase1
-from npu_attn_res.ascend.tiling.choice import AscendTiling
-from npu_attn_res.ascend.tiling.ways import ways
 from npu_attn_res.launch import backward, columns, layers, merge, norm, outputs, pointers, weights
-from npu_attn_res.shape import Shape, Task
 from npu_offline.check import load_calls
 
 from testing.memory import guarded
@@ -61,41 +57,6 @@ def test_what_a_loop_carries_has_bytes_of_its_own_on_the_ascend950(label, toolch
     for record in launches_of(label, "Ascend950PR_957b"):
         report = npu_offline.compile_kernel(record, soc="Ascend950PR_957b", toolchain=toolchain)
         assert not list(carried_in_the_same_bytes(report))
-
-
-SHAPES = {  # of launches with a prefix; test_declared_bytes.py has the others
-    "forward": ("bfloat16 4096, bank", "attn_res_forward_prefetch_kernel", Task.FORWARD),
-    "backward": ("bfloat16 1000, bank", "attn_res_backward_kernel", Task.BACKWARD),
-}
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_declared_tiles_are_what_the_compiler_needs(shape, rows):
-    """Never less, or a chosen tile would not compile; not much more, or rows would be split that fit."""
-    label, name, task = SHAPES[shape]
-    (record, *_) = [record for record in launches_of(label) if record.name == name]
-    width = 16384 // rows
-    shape = Shape(task=task, width=width, itemsize=2, prefix=True)
-    for row in ways(shape):
-        if row.way.has_one_row != (rows == 1):
-            continue
-        declared = AscendTiling(shape=shape, device=B4, way=row.way, block_m=rows, block_d=width)
-        module, kernel, _ = declared.kernel
-        function = getattr(importlib.import_module(f"npu_attn_res.{module}"), kernel)
-        needed = 0
-        for toolchain in ("1.0.0", "1.1.0"):
-            report = npu_offline.compile_kernel(
-                function,
-                record.signature,
-                {**record.constants, **declared.constants},
-                soc="Ascend910B4",
-                toolchain=toolchain,
-                options=declared.options,
-            )
-            assert not report.fits
-            needed = max(needed, report.required_ub_bytes)
-        assert needed <= declared.ub_bytes <= 1.25 * needed
 
 
 def test_compiling_depends_neither_on_the_tokens_nor_on_the_blocks():

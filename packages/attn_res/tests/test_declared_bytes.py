@@ -12,7 +12,7 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
+from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
 from npu_attn_res.ascend.tiling.choice import AscendTiling
 from npu_attn_res.ascend.tiling.ways import Way
 from npu_attn_res.ascend.tiling.ways import ways as ways_of
@@ -26,8 +26,10 @@ UNIT = 16  # columns
 NAMES = {
     "forward": "attn_res_forward_prefetch_kernel",
     "forward, normalised": "attn_res_forward_prefetch_kernel",
+    "forward, with a prefix": "attn_res_forward_prefetch_kernel",
     "backward": "attn_res_backward_kernel",
     "backward from fp32": "attn_res_backward_kernel",
+    "backward, with a prefix": "attn_res_backward_kernel",
     "products": "attn_res_products_kernel",
     "weighted sum": "attn_res_weighted_sum_kernel",
     "gradient": "attn_res_gradient_kernel",
@@ -50,6 +52,9 @@ def call(kernel, dtype, layers):
         state = leaf(200, width), leaf(200)
         partial = leaf(200, width, dtype=dtype)
         found = attn_res_merge(*state, partial, *weights[:2], layer_output=partial.detach(), output_rms_weight=weights[2])
+    elif kernel.endswith("with a prefix"):
+        prefix, x = (leaf(200, width, dtype=dtype) for _ in range(2))
+        found = attn_res_bank(blocks.movedim(0, 1), None, prefix, *weights, layer_output=x)
     elif layers > 1:
         found = attn_res_phase1(leaf(layers, width), blocks, leaf(width))
     else:
@@ -71,8 +76,8 @@ def shape_of(kernel, dtype, width, layers=1):
     name, _, option = kernel.partition(", ")
     fp32_dh = name == "backward from fp32"
     task = Task.BACKWARD if fp32_dh else Task(name)
-    normalised = option == "normalised"
-    return Shape(task=task, width=width, itemsize=dtype.itemsize, layers=layers, normalised=normalised, fp32_dh=fp32_dh)
+    options = {"normalised": option == "normalised", "prefix": option == "with a prefix", "fp32_dh": fp32_dh}
+    return Shape(task=task, width=width, itemsize=dtype.itemsize, layers=layers, **options)
 
 
 def ways(kernel, dtype):

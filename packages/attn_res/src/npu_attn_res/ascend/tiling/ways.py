@@ -116,7 +116,7 @@ _BACKWARD = (  # with a gradient of h in fp32, whatever the sources are
 )
 _BACKWARD_PREFIX = (
     _row(Way.ROWS,                   (30, 4),     (32, 4),     (28, 4),     (40, 2),    floors=2.02),
-    _row(Way.ROW_TWO_BUFFERS,        32,          38,          28,          40,         floors=2.06),
+    _row(Way.ROW_TWO_BUFFERS,        32,          38,          32,          40,         floors=2.06),
     _row(Way.ROW,                    26,          26,          22,          24,         floors=1.88),
 )
 # The bytes that loads which do not wait need, more than a tile needs to fit: with less, compilers put a product where the
