@@ -23,10 +23,8 @@ def forward(call: Forward) -> tuple[Tensor | None, ...]:
     if call.append:
         assert prefix is not None
         _append(call, prefix)
-    used = call.n_blocks if call.device_count is None else None
-    passes = TorchPasses(call.blocks, stacked=call.stacked, n_blocks=used, device_count=call.device_count, prefix=prefix)
     like = call.like
-    h, y, *statistics = reference.forward(passes, call)
+    h, y, *statistics = reference.forward(TorchPasses(call._replace(prefix=prefix)), call)
     shape = like.shape[1:] if call.stacked and prefix is None else like.shape
     new_prefix = None if x is None else prefix
     results = (h.view(shape), None if y is None else y.view(shape), new_prefix)
@@ -45,27 +43,18 @@ def _append(call: Forward, block: Tensor) -> None:
 
 def backward(call: Backward, dh: Tensor) -> tuple[Sequence[Tensor | None], Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of blocks, prefix, query and rms_weight, from that of h; None for those that are not needed."""
-    passes = TorchPasses(
-        call.blocks,
-        call.need_blocks,
-        stacked=call.stacked,
-        n_blocks=call.n_blocks if call.device_count is None else None,
-        device_count=call.device_count,
-        prefix=call.prefix,
-        need_prefix=call.need_prefix,
-        dprefix=call.dprefix,
-    )
+    passes = TorchPasses(call)
     dquery, dnorm = reference.backward(passes, call, dh)
     return passes.dv, passes.dprefix_sum, dquery, dnorm
 
 
 def phase1(call: Phase1) -> tuple[Tensor, ...]:
     """o [T, S, D], lse [T, S], s [N, T, S] and r [N, T]."""
-    return reference.phase1(TorchPasses(call.blocks, stacked=call.stacked), call)
+    return reference.phase1(TorchPasses(call), call)
 
 
 def phase1_backward(call: Phase1Backward) -> tuple[Sequence[Tensor | None], Tensor | None, Tensor | None]:
     """The gradients of blocks, queries and rms_weight, None for those that are not needed."""
-    passes = TorchPasses(call.blocks, call.need_blocks, stacked=call.stacked)
+    passes = TorchPasses(call)
     dqueries, dnorm = reference.phase1_backward(passes, call)
     return passes.dv, dqueries, dnorm

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .calls import Backward, Forward, Phase1, Phase1Backward
+
 
 def flat(rows: Tensor) -> Tensor:
     """[..., D] as [T, D]."""
@@ -50,39 +52,22 @@ class Passes(Protocol):
 
 
 class TorchPasses:
-    """Passes by PyTorch's operators, in fp64 too.
+    """Passes by PyTorch's operators, in fp64 too, over the blocks and the prefix of a call.
 
     Attributes:
         dv: of every tensor of sources, what `gradients` computed; None where none is needed.
-        dprefix_sum: the same of the prefix.
+        dprefix_sum: the same of the prefix, with the gradient that reaches it from elsewhere.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Tensor],
-        needed: Sequence[bool] = (),
-        *,
-        stacked: bool,
-        n_blocks: int | None = None,
-        device_count: Tensor | None = None,
-        prefix: Tensor | None = None,
-        need_prefix: bool = False,
-        dprefix: Tensor | None = None,
-    ) -> None:
-        """For N tensors [..., D] or, `stacked`, one [N, ..., D], and a prefix [..., D], the last source.
-
-        Args:
-            sources: the tensors.
-            stacked: whether there is one.
-            needed: which of these tensors need a gradient.
-            n_blocks: how many of the N count; None: all.
-            device_count: the same, on the device.
-            prefix: may have a dtype of its own.
-            need_prefix: whether it needs a gradient.
-            dprefix: a gradient that reaches the prefix from elsewhere: is added before the sum is rounded.
-        """
+    def __init__(self, call: Forward | Backward | Phase1 | Phase1Backward) -> None:
+        sources: Sequence[Tensor] = call.blocks
+        needed: Sequence[bool] = call.need_blocks if isinstance(call, (Backward, Phase1Backward)) else ()
+        stacked, prefix, n_blocks, device_count = call.stacked, None, None, None
+        if isinstance(call, (Forward, Backward)):
+            prefix, device_count = call.prefix, call.device_count
+            n_blocks = call.n_blocks if device_count is None else None
         self._sources, self._stacked, self._needed, self._prefix = sources, stacked, needed, prefix
-        self._dprefix = None if dprefix is None else flat(dprefix)
+        self._dprefix = flat(call.dprefix) if isinstance(call, Backward) and call.dprefix is not None else None
         self._rows = [flat(source) for source in (sources[0].unbind()[:n_blocks] if stacked else sources)]
         self._mask = (
             None if device_count is None else torch.arange(len(self._rows), device=device_count.device) < device_count
@@ -92,7 +77,7 @@ class TorchPasses:
         self._need_rows = [needed[0]] * len(self._rows) if stacked and needed else list(needed)
         if prefix is not None:
             self._rows.append(flat(prefix))
-            self._need_rows.append(need_prefix)
+            self._need_rows.append(isinstance(call, Backward) and call.need_prefix)
         like = self._rows[-1]
         self.device, self.width = like.device, like.shape[-1]
         self.dtype = torch.float64 if any(row.dtype == torch.float64 for row in self._rows) else torch.float32
