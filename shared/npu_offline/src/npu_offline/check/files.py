@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import OfflineError
 from ..execute.recording import record
 from ..toolchain.triton_ascend import missing_triton_ascend
+from .absent import import_without
 
 
 def load_file(path: Path, *, partly: bool = False) -> ModuleType:
@@ -27,7 +28,8 @@ def load_file(path: Path, *, partly: bool = False) -> ModuleType:
 
     Args:
         path: the file.
-        partly: accept a file that fails after it has defined kernels, such as a program that goes on to run them on a chip.
+        partly: accept a file that fails after it has defined kernels, such as a program that goes on to run them on a chip,
+            and one that imports what is not installed.
 
     Raises:
         OfflineError: it does not exist, or fails.
@@ -37,17 +39,25 @@ def load_file(path: Path, *, partly: bool = False) -> ModuleType:
     root, name = _place(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
-    assert spec.loader is not None
+    loader = spec.loader
+    assert loader is not None
     module = importlib.util.module_from_spec(spec)
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
-    problem = None
+    problem, missing = None, []
+
+    def execute() -> None:
+        if "." in name:
+            _import_packages(root, name)
+        loader.exec_module(module)
+
     # Autotuning asks for a driver where it decorates. Without triton-ascend, on a CUDA machine, there is Triton's own.
     with _no_torch_npu(), contextlib.nullcontext() if missing_triton_ascend() else record():
         try:
-            if "." in name:
-                _import_packages(root, name)
-            spec.loader.exec_module(module)
+            if partly:
+                missing = import_without(execute)
+            else:
+                execute()
         except Exception as error:
             problem = error
     if problem is not None:
@@ -60,6 +70,8 @@ def load_file(path: Path, *, partly: bool = False) -> ModuleType:
         if not partly or not kernels_of(module):
             raise OfflineError(said) from problem
         print(f"npu-offline: {said}; the kernels above are used", file=sys.stderr)
+    if missing:
+        print(f"npu-offline: {path} runs without {', '.join(missing)}: not installed", file=sys.stderr)
     return module
 
 
