@@ -24,7 +24,7 @@ CALLS = {  # a call, its tensors, and how many functions it runs at most: forwar
     "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 47, 118),
     "cross entropy": (lambda *head: fused_linear_cross_entropy(*head, TARGET), HEAD, 123, 180),
     "log_probs": (lambda *head: linear_log_probs(*head, TARGET), HEAD, 132, 260),
-    "distillation": (lambda *head: linear_distillation_loss(*head, TARGET, teacher=TEACHER), HEAD, 115, 175),
+    "distillation": (lambda *head: linear_distillation_loss(*head, TARGET, teacher=TEACHER), HEAD, 117, 176),
     "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 50, 116),
 }
 

@@ -110,8 +110,7 @@ def test_compiling_does_not_depend_on_the_number_of_tokens():
         (50257, {"softcap": 30.0}, 2),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(("dtype", "narrow"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)])
 def test_memory_traffic_is_the_minimum(vocabulary, options, reads, dtype, narrow, monkeypatch):
     """The logits are read once (twice, where an option takes a second sweep), and the gradient is written once."""
     if narrow:

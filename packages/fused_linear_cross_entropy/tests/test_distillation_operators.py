@@ -13,7 +13,7 @@ OPS = torch.ops.npu_fused_linear_cross_entropy
 def test_operators_are_registered_properly(device, npu_opcheck):
     x, weight, target, _, teacher, _ = make((5,))
     x, weight, target, *of_teacher = (each.to(device.torch) for each in (x, weight, target, *teacher[:2]))
-    for reduction in ("mean", "none"):
+    for reduction in ("mean",) if device.name == "emulated" else ("mean", "none"):
         options = DistillationOptions(reduction=reduction, hard_weight=0.5, return_parts=True, vocab_size=123)
         for first in ((x, weight), tuple(losses.leaf(each, device.torch) for each in (x, weight))):
             arguments = (*first, target, None, *of_teacher, None, None, None, None, None, *options, False, False, False)
@@ -28,6 +28,8 @@ def test_operators_are_registered_properly(device, npu_opcheck):
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch.func.vmap, which takes one after the other
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_compilation_transforms_and_checkpoints(device, reduction):
+    if device.name == "emulated" and reduction == "none":
+        pytest.skip("what is traced is the same")
     x, weight, target, _, teacher, _ = make((5,))
     x, weight, target, *pair = (each.to(device.torch) for each in (x, weight, target, *teacher[:2]))
 

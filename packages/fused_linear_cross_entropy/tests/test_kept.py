@@ -66,8 +66,13 @@ OPTIONS = {
 }
 
 
+EMULATED = ("plain", "fp32", "options", "a ragged vocabulary, no place for its end")
+
+
 @pytest.mark.parametrize("what", OPTIONS)
 def test_gradients_of_kept_logits(device, what, npu_poisoned):
+    if device.name == "emulated" and what not in EMULATED:
+        pytest.skip("the same kernels")
     case = {"tokens": TOKENS, "width": WIDTH, "vocabulary": VOCABULARY, **SMALL, **OPTIONS[what]}
     dtype = case.get("dtype", torch.bfloat16)
     sums = case.get("accum_dtype", dtype)
@@ -80,6 +85,8 @@ def test_gradients_of_kept_logits(device, what, npu_poisoned):
 @pytest.mark.parametrize("scale", [1.0, 30.0, 2500.0])
 def test_no_less_exact_than_products_in_the_dtype_of_x(device, scale):
     """PyTorch's own loss of bf16 logits, with logits of a few units up to ten thousand."""
+    if device.name == "emulated" and scale == 30.0:
+        pytest.skip("between the other two")
     case = losses.make(TOKENS, WIDTH, VOCABULARY, scale=scale, **SMALL)
     exact = losses.exact(case)
     seed = losses.upstream(case, exact.outputs)["loss"].float()
@@ -95,6 +102,8 @@ def test_no_less_exact_than_products_in_the_dtype_of_x(device, scale):
 
 
 def test_equal_inputs_give_equal_bits(device):
+    if device.name == "emulated":
+        pytest.skip("test_ascend.py runs programs in several orders")
     case = losses.make(TOKENS, WIDTH, VOCABULARY, **SMALL)
     first, again = losses.run(case, device.torch), losses.run(case, device.torch)
     assert all(torch.equal(again.gradients[name], first.gradients[name]) for name in first.gradients)

@@ -62,6 +62,8 @@ def test_logits_of_all_tokens_are_never_there(device, what, how, grad):
         pytest.skip("the same memory, and kernels to compile")
     if not grad and what not in ("mean", "entropy"):
         pytest.skip("the forward of these is that of the mean")
+    if what in ("every option", "fp32 sums") and "memory_budget" in how:
+        pytest.skip("chunks do not depend on these")
     case = losses.make(TOKENS, WIDTH, VOCABULARY)
     options = Options(**{**MODES[what], **how}, vocab_size=VOCABULARY)
     inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]

@@ -30,6 +30,8 @@ def probabilities(vocabulary):
 def test_losses_and_gradients_are_torchs(device, what, reduction, dtype):
     if device.name != "cpu" and (dtype == torch.float64 or reduction != "mean"):
         pytest.skip("fp64 is for CPUs, and reductions are PyTorch's")
+    if device.name == "cpu" and dtype == torch.float32:
+        pytest.skip("fp64 there says the same")
     making = {"width": 32, "vocabulary": 123, **CASES[what]}
     if dtype == torch.float64 and "bias" in making:
         making["bias"] = torch.float64

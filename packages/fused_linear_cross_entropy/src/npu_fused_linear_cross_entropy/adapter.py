@@ -1,4 +1,4 @@
-"""An adapter of low rank beside the head's weight, as LoRA trains: one more block of columns of x and of the weight."""
+"""A low-rank adapter of the head's weight, as LoRA trains: its factors are more columns of x and of the weight."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def call(
     counted_tokens: int | Tensor | None = None,
     token_weight: Tensor | None = None,
 ) -> LinearCrossEntropyOutput:
-    """The loss with options that were checked."""
+    """The loss of tensors that are checked here, with checked options."""
     check(inputs, options)
     check_counted(counted_tokens, inputs.target, options)
     each = None if token_weight is None else checked_token_weight(token_weight, inputs.x, inputs.target.shape)
@@ -192,7 +192,7 @@ def call(
 
 
 def _weighted(inputs: LossInputs, each: Tensor | None, options: Options) -> LinearCrossEntropyOutput:
-    """The loss with checked weights [...] of the tokens."""
+    """The loss of checked tensors and weights [...] of the tokens; None for 1."""
     if each is None:
         return computed(inputs, options)
     if options.reduction == "none":
@@ -203,7 +203,7 @@ def _weighted(inputs: LossInputs, each: Tensor | None, options: Options) -> Line
 
 
 def computed(inputs: LossInputs, options: Options) -> LinearCrossEntropyOutput:
-    """The loss of arguments that were checked."""
+    """The loss of checked tensors, DTensors among them."""
     if is_distributed(inputs[:5]):
         return sharding.linear_cross_entropy(computed, inputs, options)
     loss, *extras = linear_cross_entropy(inputs, options)

@@ -101,7 +101,7 @@ EachInputs = LossInputs | DistributionInputs | ProbabilityInputs | DistillationI
 
 
 class Needs(NamedTuple):
-    """Which gradients are wanted."""
+    """Which gradients are computed."""
 
     dx: bool
     dweight: bool
@@ -111,7 +111,7 @@ class Needs(NamedTuple):
 def split(
     arguments: tuple[Any, ...], inputs: type[_Inputs], options: type[_Options]
 ) -> tuple[_Inputs, _Options, tuple[Any, ...]]:
-    """The arguments of a registered operator as records of tensors and options, and the arguments behind these."""
+    """The arguments of a registered operator as a record of tensors, a record of options, and flags."""
     first = len(inputs._fields)  # type: ignore[attr-defined]
     end = first + len(options._fields)  # type: ignore[attr-defined]
     return inputs(*arguments[:first]), options(*arguments[first:end]), arguments[end:]

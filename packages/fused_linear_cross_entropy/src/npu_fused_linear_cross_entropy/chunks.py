@@ -1,15 +1,16 @@
-"""Chunks of tokens and of the vocabulary, and their logits in memory. Which chunks a loss has, splitting.py decides."""
+"""Chunks of tokens and of the vocabulary, and their logits in memory. splitting.py decides where chunks end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_Tensor = TypeVar("_Tensor", "Tensor", "Tensor | None")
 _PITCH_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: 32 bytes in every dtype
 
 
@@ -68,7 +69,7 @@ class Chunk(NamedTuple):
 
 
 class DistilledChunk(NamedTuple):
-    """Logits of a student and of its teacher that are in memory, and what is computed of them.
+    """Logits of a student and of its teacher, and memory for the losses and the gradient.
 
     Attributes:
         student, teacher: [rows, V], raw products.
@@ -86,8 +87,10 @@ class DistilledChunk(NamedTuple):
     losses: Tensor
 
 
-def part(tensor: Tensor, where: slice, dimension: int = 0) -> Tensor:
-    """A part of a tensor along its first or second dimension. If that is all of it, no view is made, which saves time."""
+def part(tensor: _Tensor, where: slice, dimension: int = 0) -> _Tensor:
+    """A part of a tensor along its first or second dimension; None of None. All of it is no view, which takes time."""
+    if tensor is None:
+        return None
     if where.stop is None or where.stop - where.start == tensor.shape[dimension]:
         return tensor
     return tensor[where] if dimension == 0 else tensor[:, where]

@@ -1,4 +1,4 @@
-"""What the operators of the loss compute: kernels on accelerators, `reference` on a CPU."""
+"""The operators of the loss, on a device: kernels on accelerators, `reference` on a CPU."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
 
 
 def _flat(inputs: Any, options: EachOptions) -> Any:
-    """All ranks' tokens, without leading dimensions, in an operator's record of tensors."""
+    """A record of tensors with all ranks' tokens in one dimension."""
     changed = {}
     for name, tensor in inputs._asdict().items():
         if tensor is not None and name in _MATRICES:
@@ -85,7 +85,12 @@ def _flat(inputs: Any, options: EachOptions) -> Any:
 
 
 def begin(way: Callable[..., _Way], task: Task, inputs: Any, options: EachOptions, needs: Needs) -> _Way:
-    """`way`, which makes a class of ways/, for an operator's record of tensors, their `Shape` and device."""
+    """Prepares an operator's tensors, and gives them to a way with their `Shape` and device.
+
+    Args:
+        way: a class of ways/, or a function that chooses one.
+        inputs: the operator's record of tensors.
+    """
     device, weight_dtype = device_for(inputs.x.device), inputs.weight.dtype
     is_loss = isinstance(inputs, LossInputs)
     if is_loss and device is None:

@@ -32,7 +32,7 @@ class Counted(NamedTuple):
 
 
 def check_counted(counted: int | Tensor | None, target: Tensor, options: EachOptions) -> None:
-    """Raises TypeError or ValueError where this is no number of tokens, no places of them and no mask."""
+    """A number of tokens, places of tokens or a mask: otherwise raises TypeError or ValueError."""
     if counted is None:
         return
     if options.sequence_parallel:

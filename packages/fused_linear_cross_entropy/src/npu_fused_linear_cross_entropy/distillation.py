@@ -218,7 +218,7 @@ def _of_counted(
     def run_or_nan(
         x: Tensor, target: Tensor, u: Tensor | None, each: Tensor | None, *of_tokens: Tensor | None
     ) -> DistillationLoss:
-        """What is wrong with the count is a target outside the vocabulary, which without a hard weight nobody reads."""
+        """A wrong count is noted as a target outside the vocabulary. Without a hard weight none is read: NaN says it."""
         wrong = are_counted(target, options.ignore_index) & ~are_columns(target, 0, options.vocab_size)
         return run(x, target, u, torch.where(wrong, torch.nan, 1.0 if each is None else each).to(exact), *of_tokens)
 

@@ -35,7 +35,7 @@ class Teacher(NamedTuple):
 
 
 def checked_teacher(teacher: Any, teacher_probs: Any, teacher_top_k: Any) -> Teacher | None:
-    """The teacher's head, None where there is something in its place."""
+    """The teacher's head; None where probabilities are given."""
     if [teacher, teacher_probs, teacher_top_k].count(None) != 2:
         raise ValueError("teacher, teacher_probs and teacher_top_k: one of them must be given, and no other.")
     if teacher_top_k is not None and (not isinstance(teacher_top_k, tuple) or len(teacher_top_k) != 2):
@@ -80,6 +80,6 @@ def check_inputs(inputs: DistillationInputs, options: DistillationOptions) -> No
 
 
 def check_hard_weight(target: Tensor | None, options: DistillationOptions) -> None:
-    """Raises ValueError where hard labels count, and there are none."""
+    """Raises ValueError where the cross entropy has a weight, and there are no targets."""
     if target is None and options.hard_weight:
         raise ValueError(f"target is None and must be given where hard_weight is not 0: it is {options.hard_weight}.")

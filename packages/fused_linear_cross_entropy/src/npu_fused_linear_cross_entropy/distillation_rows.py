@@ -13,7 +13,7 @@ from .rows import NO_COLUMN
 
 
 class DistilledRows:
-    """Which tokens count, and their columns.
+    """Which tokens count, and their targets' columns.
 
     Attributes:
         columns: int32 [N] where targets have cross entropies, negative: none; else None.
@@ -45,7 +45,7 @@ class DistilledRows:
             self.divisor = max(1, self._tokens)
 
     def factors(self, dloss: Tensor, divisor: Tensor | int) -> Tensor:
-        """Of the gradients, [N], given the upstream gradient, [] or [N]."""
+        """Factors [N] of the tokens' gradients, given the upstream gradient, [], [1] or [N]."""
         value = dloss / divisor
         if self.weights is not None:
             value = value * self.weights
@@ -54,7 +54,7 @@ class DistilledRows:
         return value.expand(self._tokens).contiguous()
 
     def masked(self, values: Tensor) -> Tensor:
-        """Of losses [N], times their weights: 0 where ignored, NaN where the target is outside the vocabulary."""
+        """Losses [N] times their weights: 0 where ignored, NaN where the target is outside the vocabulary."""
         if self.weights is not None:
             values = values * self.weights
         if self.known is None or self.counted is None:

@@ -23,7 +23,7 @@ from .ways.distributions import Distributions
 
 
 class Wanted(NamedTuple):
-    """Outputs that are computed on demand.
+    """Outputs that are computed if they are asked for.
 
     Attributes:
         top_k: how many of the largest logits.
@@ -54,8 +54,7 @@ class Outputs(NamedTuple):
     first: Tensor | None
 
 
-_MOMENTS = "Tensor lse, Tensor entropy, Tensor square_sum, Tensor mean_logit"
-_OUTPUTS = f"{_MOMENTS}, Tensor ids_log_probs, Tensor top_log_probs, Tensor top_ids, Tensor first"
+_OUTPUTS = ", ".join(f"Tensor {name}" for name in Outputs._fields)
 
 
 @without_autocast

@@ -65,7 +65,7 @@ class Gradient:
             OPERATORS.gradient(operator)
 
     def __call__(self, ctx: Any, given: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """What the backward returns; `tensors`: those of the record but its last, `weight_grad`."""
+        """The results of a `Function`'s backward; `tensors`: the record without `weight_grad`, its last field."""
         name = self._name if ctx.weight_grad is None else f"{self._name}_added"
         found = OPERATORS(name, *given, *tensors, ctx.weight_grad, *ctx.options, *self.needs(ctx.needs_input_grad))
         return self.in_place(ctx, found)

@@ -19,13 +19,13 @@ class Task(Enum):
     LOSS = "the outputs alone"
     LOSS_AND_GRADIENTS = "the outputs, and the gradients of a loss that is one number"
     GRADIENTS = "gradients, given those of the losses and entropies of single tokens"
-    DISTRIBUTIONS = "what the distributions of single tokens are"
-    DISTRIBUTION_GRADIENTS = "gradients, given those of what the distributions are"
+    DISTRIBUTIONS = "moments and log-probabilities of each token's distribution"
+    DISTRIBUTION_GRADIENTS = "gradients, given those of moments and log-probabilities"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A loss.
+    """All that the decision how a loss is computed depends on.
 
     Attributes:
         task: the results.

@@ -122,7 +122,7 @@ class Rule(NamedTuple):
 
 
 def rule(way: Way, layout: Layout, holds: Callable[[Shape], bool], why: str) -> Rule:
-    """A rule that stands where this is called."""
+    """A rule, with the file and line of the call."""
     return Rule(way, layout, holds, why, here(2))
 
 

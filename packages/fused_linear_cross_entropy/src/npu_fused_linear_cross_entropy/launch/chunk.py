@@ -32,7 +32,7 @@ class ChunkKernels:
 
     def statistics(self, chunk: Chunk, result: Tensor, *, merge: bool) -> None:
         """Writes statistics [6, rows]; `merge`: merged with the statistics of earlier columns in `result`."""
-        logits, bias = chunk.logits, self._columns(self._bias, chunk)
+        logits, bias = chunk.logits, part(self._bias, chunk.columns)
         tensors = (logits, chunk.target, bias, self._smoothing_weight(chunk), result)
         sizes = (logits.shape[0], logits.stride(0), result.stride(0), chunk.first)
         self._launch(ChunkKernel.STATISTICS, chunk, None, tensors, (*sizes, self._options.logit_scale, self._softcap), merge)
@@ -44,7 +44,7 @@ class ChunkKernels:
 
     def gradient(self, chunk: Chunk, gradient: Tensor, coefficients: Tensor) -> None:
         """Writes the gradient of the logits, which may share their memory, given coefficients [5, rows]."""
-        bias = self._columns(self._bias, chunk)
+        bias = part(self._bias, chunk.columns)
         tensors = (chunk.logits, gradient, chunk.target, bias, self._smoothing_weight(chunk), coefficients)
         scalars = (*_sizes(chunk, gradient, coefficients), self._options.logit_scale, self._softcap)
         self._launch(ChunkKernel.GRADIENT, chunk, gradient, tensors, scalars)
@@ -58,7 +58,7 @@ class ChunkKernels:
 
     def exponentials(self, chunk: Chunk, exponentials: Tensor, result: Tensor, reference: Tensor, *, merge: bool) -> None:
         """Statistics as `statistics` has them, and exponentials of the logits less a reference [rows], in any memory."""
-        tensors = (chunk.logits, exponentials, chunk.target, self._columns(self._bias, chunk), result, reference)
+        tensors = (chunk.logits, exponentials, chunk.target, part(self._bias, chunk.columns), result, reference)
         scalars = (*_sizes(chunk, exponentials, result), self._options.logit_scale)
         self._launch(ChunkKernel.EXPONENTIALS, chunk, exponentials, tensors, scalars, merge)
 
@@ -80,13 +80,9 @@ class ChunkKernels:
         spec = specs.settle(width, is_first, scaled, self._device)
         KERNELS.launch("both.one_sweep", "cross_entropy_settle_kernel", spec, spec.launch.grid(rows), tensors, scalars)
 
-    def _columns(self, vector: Tensor | None, chunk: Chunk) -> Tensor | None:
-        """The part of a vector over the vocabulary that belongs to a chunk."""
-        return None if vector is None else part(vector, chunk.columns)
-
     def _smoothing_weight(self, chunk: Chunk) -> Tensor | None:
         """The class weights of a chunk's columns, where smoothing needs them."""
-        return self._columns(self._class_weight, chunk) if self._options.smoothed else None
+        return part(self._class_weight, chunk.columns) if self._options.smoothed else None
 
     def _launch(
         self,

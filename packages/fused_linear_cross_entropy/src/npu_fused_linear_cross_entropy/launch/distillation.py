@@ -9,9 +9,10 @@ from npu_tiling import Device, LaunchSpec
 from torch import Tensor
 
 from .. import tiling
-from ..both.tiling.chunks import ChunkKernel, ChunkShape
+from ..both.tiling.chunks import ChunkKernel
 from ..chunks import DistilledChunk
 from ..options import DistillationOptions
+from . import specs
 from .chunk import KERNELS
 
 
@@ -68,12 +69,5 @@ def _spec(
         "TEACHER_SCALED": options.teacher_logit_scale / temperature != 1.0,
         "TEACHER_SOFTCAP": options.teacher_softcap is not None,
     }
-    changes = ("SCALED", "SOFTCAP", "TEACHER_SCALED", "TEACHER_SOFTCAP")
-    shape = ChunkShape(
-        kernel=ChunkKernel.DISTILLATION,
-        width=width,
-        itemsize=logits.itemsize,
-        written_itemsize=0 if written is None else written.itemsize,
-        transformed=biased or any(flags[name] for name in changes),
-    )
-    return LaunchSpec.of(tiling.chunk_launch(shape, device), flags)
+    changed = biased or any(flags[name] for name in ("SCALED", "SOFTCAP", "TEACHER_SCALED", "TEACHER_SOFTCAP"))
+    return specs.of_chunk(ChunkKernel.DISTILLATION, width, logits, written, flags, device, transformed=changed)

@@ -9,8 +9,9 @@ from npu_tiling import Device, LaunchSpec
 from torch import Tensor
 
 from .. import tiling
-from ..both.tiling.chunks import ChunkKernel, ChunkShape
+from ..both.tiling.chunks import ChunkKernel
 from ..options import Options
+from . import specs
 from .chunk import KERNELS
 
 
@@ -64,14 +65,6 @@ def _spec(
     device: Device,
 ) -> LaunchSpec:
     """A launch over a chunk of `width` logits; `merge`: the statistics are merged with earlier columns'."""
-    shape = ChunkShape(
-        kernel=kernel,
-        width=width,
-        itemsize=logits.itemsize,
-        written_itemsize=0 if written is None else written.itemsize,
-        smoothed=True,
-        entropy=True,
-        transformed=True,
-    )
     flags = {"SCALED": options.logit_scale != 1.0, "SOFTCAP": options.softcap is not None}
-    return LaunchSpec.of(tiling.chunk_launch(shape, device), flags if merge is None else {"MERGE": merge, **flags})
+    flags = flags if merge is None else {"MERGE": merge, **flags}
+    return specs.of_chunk(kernel, width, logits, written, flags, device, smoothed=True, entropy=True, transformed=True)

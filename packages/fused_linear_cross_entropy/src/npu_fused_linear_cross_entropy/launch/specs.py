@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import torch
 from npu_tiling import Device, LaunchSpec
@@ -32,16 +33,6 @@ def chunk(
         merge: whether the statistics are merged with those of earlier columns.
     """
     scaled, capped = options.logit_scale != 1.0, options.softcap is not None
-    shape = ChunkShape(
-        kernel=kernel,
-        width=width,
-        itemsize=logits.itemsize,
-        written_itemsize=0 if written is None else written.itemsize,
-        smoothed=options.smoothed,
-        entropy=options.return_entropy,
-        argmax=options.argmax and kernel is not ChunkKernel.GRADIENT,
-        transformed=biased or scaled or capped,
-    )
     statistics = {"SMOOTHED": options.smoothed, "ARGMAX": options.argmax}
     transform = {"SCALED": scaled, "SOFTCAP": capped}
     flags = {
@@ -56,7 +47,28 @@ def chunk(
         ChunkKernel.KEEP: {"MERGE": merge, **statistics},
         ChunkKernel.EXPONENTIALS: {"MERGE": merge, "SCALED": scaled},
     }
-    return LaunchSpec.of(tiling.chunk_launch(shape, device), flags[kernel])
+    kept = {
+        "smoothed": options.smoothed,
+        "entropy": options.return_entropy,
+        "argmax": options.argmax and kernel is not ChunkKernel.GRADIENT,
+        "transformed": biased or scaled or capped,
+    }
+    return of_chunk(kernel, width, logits, written, flags[kernel], device, **kept)
+
+
+def of_chunk(
+    kernel: ChunkKernel,
+    width: int,
+    logits: torch.dtype,
+    written: torch.dtype | None,
+    flags: Mapping[str, object],
+    device: Device,
+    **kept: bool,
+) -> LaunchSpec:
+    """A launch with its flags; `kept`: the options of its `ChunkShape`."""
+    written_itemsize = 0 if written is None else written.itemsize
+    shape = ChunkShape(kernel=kernel, width=width, itemsize=logits.itemsize, written_itemsize=written_itemsize, **kept)
+    return LaunchSpec.of(tiling.chunk_launch(shape, device), flags)
 
 
 @functools.lru_cache(maxsize=64)

@@ -17,15 +17,10 @@ def merge_statistics(first: Tensor, second: Tensor) -> Tensor:
     top = torch.maximum(first[MAXIMUM], second[MAXIMUM])
     result = first + second  # the target's z and the sum of z; the others follow
     result[MAXIMUM] = top
-    (sum1, dot1), (sum2, dot2) = (rebased(part, top) for part in (first, second))
+    (sum1, dot1), (sum2, dot2) = (parallel.rebased(one[MAXIMUM], one[SUM], one[DOT], top) for one in (first, second))
     result[SUM], result[DOT] = sum1 + sum2, dot1 + dot2
     result[PLACE] = torch.where(second[MAXIMUM] > first[MAXIMUM], second[PLACE], first[PLACE])
     return result
-
-
-def rebased(statistics: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of exp, and of exp times z, for another maximum."""
-    return parallel.rebased(statistics[MAXIMUM], statistics[SUM], statistics[DOT], top)
 
 
 class ReferenceChunks:

@@ -1,4 +1,4 @@
-"""How a loss is computed, a class for each way of tiling.py; a new way is a row here and in that enum, and a file."""
+"""A class for each `Way` of tiling.py. A new way is a member of that enum, a row of its table, a class, and a row here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .kept import KeptExponentials, KeptLogits, KeptProduct
 from .loss import Loss
 from .product import Product
 
-__all__ = ["WAYS", "LossInputs", "Loss", "start"]
+__all__ = ["WAYS", "Loss", "start"]
 
 WAYS: dict[Way, type[Loss]] = {
     Way.WHOLE_ROWS: WholeRows,
@@ -28,6 +28,6 @@ WAYS: dict[Way, type[Loss]] = {
 
 
 def start(inputs: LossInputs, options: Options, shape: Shape, device: Device | None) -> Loss:
-    """The way that the tiling chooses, with its inputs."""
+    """The class that the tiling chooses, with its inputs."""
     tiling = choose(shape)
     return WAYS[tiling.way](inputs, options, tiling, device)

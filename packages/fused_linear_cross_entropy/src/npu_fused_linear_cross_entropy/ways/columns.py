@@ -34,7 +34,7 @@ class WholeRows(Columns):
         (columns,) = self.tiling.chunks.columns
         chunk, gradient = self.logits(tokens, columns)
         result = part(statistics, tokens, 1)
-        if self.options.group or not self.has_equal_rows:
+        if self.options.group or self.factors is not None:
             self.on_chunks.statistics(chunk, result, merge=False)
             self.exchange(result)
             self.on_chunks.gradient(chunk, gradient, self.coefficients(tokens, statistics, 1.0, None))

@@ -65,7 +65,7 @@ class Distillation(Head):
         return losses
 
     def losses_and_gradients(self, dloss: Tensor | None) -> tuple[Tensor, Gradients]:
-        """Losses as from `losses`, and the gradients of the loss, given the upstream gradient, [1] or [N]; None for 1."""
+        """Losses as `losses` returns them, and gradients, given the upstream gradient, [1] or [N]; None for 1."""
         losses = allocate(self.x, (2, self.x.shape[0]), self.tiling.exact)
         (everything,) = self.tiling.chunks.columns
         divisor, is_unfinished = self.facts.divisor, self.tiling.shape.unfinished
@@ -91,12 +91,11 @@ class Distillation(Head):
         else:
             assert self._teacher_x is not None and self._teacher_weight is not None
             matmul.product(part(self._teacher_x, tokens), self._teacher_weight.t(), teacher)
-        target = self.facts.columns
         chunk = DistilledChunk(
             student=student,
             teacher=teacher,
-            target=None if target is None else part(target, tokens),
-            factors=None if factors is None else part(factors, tokens),
+            target=part(self.facts.columns, tokens),
+            factors=part(factors, tokens),
             gradient=None if factors is None else gradient,
             losses=part(losses, tokens, 1),
         )

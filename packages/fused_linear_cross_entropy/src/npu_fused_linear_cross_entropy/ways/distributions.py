@@ -47,7 +47,7 @@ class Distributions(Head):
         self._kernels = ReferenceDistributions(options) if device is None else DistributionKernels(options, device)
 
     def found(self, top_k: int, find_first: bool) -> Found:
-        """Everything of the whole vocabulary."""
+        """Numbers of the whole vocabulary."""
         rows, exact = self.x.shape[0], self.tiling.exact
         found = Found(
             allocate(self.x, (distribution_rows.STATISTICS, rows), exact),
@@ -57,14 +57,11 @@ class Distributions(Head):
             allocate(self.x, (rows,), torch.int64) if find_first else None,
         )
         for tokens in self.tiling.chunks.tokens:
-            here = Found(
-                part(found.statistics, tokens, 1), *(None if whole is None else part(whole, tokens) for whole in found[1:])
-            )
-            self._find(tokens, here)
+            self._find(tokens, Found(part(found.statistics, tokens, 1), *[part(whole, tokens) for whole in found[1:]]))
         return found
 
     def _find(self, tokens: slice, result: Found) -> None:
-        rates, named = self._of_rows(self._rates, tokens), self._of_rows(self._ids, tokens)
+        rates, named = part(self._rates, tokens), part(self._ids, tokens)
         rising, exact, group = self.options.logit_scale >= 0.0, self.tiling.exact, self.options.group
         tops, firsts = [], []
         for columns in self.tiling.chunks.columns:
@@ -119,8 +116,8 @@ class Distributions(Head):
         """
         drates = coefficients.new_empty(self.x.shape[0]) if need_drates else None
         for tokens in self.tiling.chunks.tokens:
-            own, rates = part(coefficients, tokens, 1), self._of_rows(self._rates, tokens)
-            named, values, dots = self._of_rows(self._ids, tokens), None, None
+            own, rates = part(coefficients, tokens, 1), part(self._rates, tokens)
+            named, values, dots = part(self._ids, tokens), None, None
             if named is not None:
                 assert log_probs is not None
                 assert did_log_probs is not None
@@ -156,7 +153,3 @@ class Distributions(Head):
         p, z = log_probs.exp(), log_probs + lse
         of_z = p * (a + b * log_probs + c * p) + d + ids.sums_of_equals(named, did)
         return of_z * slopes_of(z, rates, self.options), (did * z).sum(1)
-
-    @staticmethod
-    def _of_rows(tensor: Tensor | None, tokens: slice) -> Tensor | None:
-        return None if tensor is None else part(tensor, tokens)

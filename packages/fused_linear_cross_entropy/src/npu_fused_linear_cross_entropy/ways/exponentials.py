@@ -18,7 +18,7 @@ _MAX_LSE_GAP = 64.0  # e^64 times 2^24, which the target's element may add, is f
 
 
 def reachable(reference: Tensor, coefficients: Tensor, options: Options) -> Tensor:
-    """References that exp(L - k) is finite for: logits of other ranks may be far above all that one rank has."""
+    """References k for which exp(L - k) is finite: logits of other ranks may be far above those of this one."""
     return torch.maximum(reference, coefficients[rows.LSE] - _MAX_LSE_GAP) if options.group else reference
 
 

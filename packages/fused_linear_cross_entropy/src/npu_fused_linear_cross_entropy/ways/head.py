@@ -19,7 +19,7 @@ class Head:
     """A linear layer whose logits are in memory a chunk at a time. One buffer holds every chunk, and its gradient.
 
     Args:
-        inputs: of its tensors; the weight in x's dtype.
+        inputs: a record of calls.py, the weight in x's dtype.
         options: of the loss.
         tiling: how it is computed.
         device: whose kernels run; None for plain PyTorch.

@@ -34,15 +34,15 @@ class Loss(Head):
         divisor, tokens = inputs.divisor, max(1, inputs.x.shape[0])
         self.on_rows = ReferenceRows() if device is None else RowKernels(device)
         scale = tiling.dweight_scale if tiling.shape.unfinished else None
-        self._factors: Tensor | None = None  # of losses, and of their gradients, [N] each
+        self.factors: Tensor | None = None  # of losses, and of their gradients, [N] each; None: one for all
         if divisor is not None and divisor.dim():
-            self._factors = 1.0 / divisor.reshape(-1).to(tiling.exact)
+            self.factors = 1.0 / divisor.reshape(-1).to(tiling.exact)
             divisor, options = None, options._replace(reduction="none")
-        self._gradient_factors, self._row_options = self._factors, options
+        self._gradient_factors, self._row_options = self.factors, options
         self.facts = self.on_rows.target_facts(inputs.target, inputs.class_weight, divisor, options, tiling.exact, scale)
-        if self._factors is not None and self.facts.unfinished is not None:
+        if self.factors is not None and self.facts.unfinished is not None:
             # A mean's factors are about 1 / N: see `reference.target_facts`.
-            self._gradient_factors = self._factors * tokens
+            self._gradient_factors = self.factors * tokens
             self.facts = self.facts._replace(unfinished=self.facts.unfinished / tokens)
         bias, class_weight = (None if one is None else one.contiguous() for one in (inputs.bias, inputs.class_weight))
         self.on_chunks = (
@@ -102,16 +102,11 @@ class Loss(Head):
     def losses(self, statistics: Tensor, shape: torch.Size) -> rows.LinearCrossEntropyOutput:
         """The outputs that the caller asked for; `shape`: of the targets."""
         found = self.on_rows.losses(self.facts, statistics, self._row_options, shape)
-        if self._factors is None:
+        if self.factors is None:
             return found
-        loss, z_loss = (one if one is None else torch.dot(one.reshape(-1), self._factors) for one in found[:2])
+        loss, z_loss = (one if one is None else torch.dot(one.reshape(-1), self.factors) for one in found[:2])
         assert loss is not None
         return found._replace(loss=loss, z_loss=z_loss)
-
-    @property
-    def has_equal_rows(self) -> bool:
-        """Whether one factor serves all rows that count."""
-        return self._factors is None
 
     # Steps that ways have in common.
 
