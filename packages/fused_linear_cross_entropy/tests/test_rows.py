@@ -4,10 +4,11 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import reference, rows
+from npu_fused_linear_cross_entropy import rows
 from npu_fused_linear_cross_entropy.both.tiling.rows import RowKernel, row_launch
 from npu_fused_linear_cross_entropy.launch.rows import RowKernels
 from npu_fused_linear_cross_entropy.options import Options
+from npu_fused_linear_cross_entropy.reference import rows as reference
 from npu_tiling import device_for
 
 VOCABULARY = 1000

@@ -34,7 +34,7 @@ class Shape:
         bias_dtype: None where there is no bias.
         options: of the loss.
         needs: which gradients are computed.
-        unfinished: whether factors of the gradients are left for later (see `reference.target_facts`).
+        unfinished: whether factors of the gradients are left for later (see `reference.rows.target_facts`).
         writes_fp32: whether matrix products of x's dtype can be fp32.
         frozen_width: of the columns of x, those of a weight that is not trained; the others are an adapter's.
         is_readable: whether a kernel's own matrix product can read x and the weight (see launch/product.py).

@@ -18,7 +18,7 @@ KERNELS = Kernels(__package__.rpartition(".")[0], "npu-fused-linear-cross-entrop
 
 
 class ChunkKernels:
-    """`reference.ReferenceChunks` in Triton: statistics and gradients of chunks of raw logits."""
+    """`reference.chunks.ReferenceChunks` in Triton: statistics and gradients of chunks of raw logits."""
 
     def __init__(self, bias: Tensor | None, class_weight: Tensor | None, options: Options, device: Device) -> None:
         self._bias = bias

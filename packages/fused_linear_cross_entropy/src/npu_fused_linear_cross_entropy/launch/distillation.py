@@ -17,7 +17,7 @@ from .chunk import KERNELS
 
 
 class DistillationKernels:
-    """`reference.ReferenceDistillation` in Triton."""
+    """`reference.distillation.ReferenceDistillation` in Triton."""
 
     def __init__(
         self, bias: Tensor | None, teacher_bias: Tensor | None, options: DistillationOptions, device: Device
@@ -26,7 +26,7 @@ class DistillationKernels:
         self._options, self._device = options, device
 
     def losses_and_gradient(self, chunk: DistilledChunk) -> None:
-        """See `reference.ReferenceDistillation.losses_and_gradient`."""
+        """See `reference.distillation.ReferenceDistillation`."""
         student, teacher, target, factors, gradient, losses = chunk
         options, (rows, width) = self._options, student.shape
         hard = options.hard_weight != 0.0

@@ -16,7 +16,7 @@ from .chunk import KERNELS
 
 
 class DistributionKernels:
-    """`reference.ReferenceDistributions` in Triton."""
+    """`reference.distributions.ReferenceDistributions` in Triton."""
 
     def __init__(self, options: Options, device: Device) -> None:
         self._options, self._device = options, device

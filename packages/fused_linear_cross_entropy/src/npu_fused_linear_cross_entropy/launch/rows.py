@@ -23,7 +23,7 @@ _COUNTED = 2**24  # integers below are fp32 numbers
 
 
 class RowKernels:
-    """`target_facts`, `losses` and `coefficients` of `reference`, a launch each; two for many rows, or ranks."""
+    """`target_facts`, `losses` and `coefficients` of reference/rows.py, a launch each; two for many rows, or ranks."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -37,7 +37,7 @@ class RowKernels:
         dtype: torch.dtype,
         dweight_scale: float | None,
     ) -> TargetFacts:
-        """See `reference.target_facts`."""
+        """See `reference.rows.target_facts`."""
         target, mean = target.contiguous(), options.reduction == "mean"
         if divisor is not None:
             divisor = divisor.to(target.device, divisor.dtype if divisor.dtype in _READ else torch.float32) if mean else None
@@ -77,7 +77,7 @@ class RowKernels:
     def losses(
         self, facts: TargetFacts, statistics: Tensor, options: Options, shape: torch.Size
     ) -> LinearCrossEntropyOutput:
-        """See `reference.losses`."""
+        """See `reference.rows.losses`."""
         reduced = options.reduction != "none"
         summed = reduced or options.return_token_accuracy
         tokens = statistics.shape[1]
@@ -116,7 +116,7 @@ class RowKernels:
     def coefficients(
         self, facts: TargetFacts, statistics: Tensor, options: Options, dloss: Tensor | float | None, dentropy: Tensor | None
     ) -> Tensor:
-        """See `reference.coefficients`; q is written only with entropies; a number that is no tensor must be 1."""
+        """See `reference.rows.coefficients`; q is written only with entropies; a number that is no tensor must be 1."""
         assert not isinstance(dloss, float) or dloss == 1.0
         tokens = statistics.shape[1]
         result = allocate(statistics, (COEFFICIENTS, tokens), torch.float32)

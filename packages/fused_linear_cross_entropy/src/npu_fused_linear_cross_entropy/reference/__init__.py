@@ -16,17 +16,3 @@ All arithmetic is fp32 (fp64 for fp64 input); the gradient of the logits is roun
 weight, as in the kernels. Source: torch.nn.functional.cross_entropy; for the z-loss, Chowdhery et al., "PaLM", arXiv
 2204.02311.
 """
-
-from .chunks import ReferenceChunks
-from .distillation import ReferenceDistillation
-from .rows import ReferenceRows, coefficients, entropies, losses, target_facts
-
-__all__ = [
-    "ReferenceChunks",
-    "ReferenceDistillation",
-    "ReferenceRows",
-    "coefficients",
-    "entropies",
-    "losses",
-    "target_facts",
-]

@@ -19,7 +19,7 @@ from ..gradients import Gradients
 from ..launch.distillation import DistillationKernels
 from ..options import DistillationOptions
 from ..partition import UNIT, evenly, exactly
-from ..reference import ReferenceDistillation
+from ..reference.distillation import ReferenceDistillation
 from ..shape import Shape
 from ..tiling import Tiling, Way, made, rule
 from .head import Head

@@ -14,7 +14,8 @@ from ..gradients import Gradients
 from ..launch.chunk import ChunkKernels
 from ..launch.rows import RowKernels
 from ..options import Options
-from ..reference import ReferenceChunks, ReferenceRows
+from ..reference.chunks import ReferenceChunks
+from ..reference.rows import ReferenceRows
 from ..tiling import Tiling
 from .head import Head
 
@@ -41,7 +42,7 @@ class Loss(Head):
         self._gradient_factors, self._row_options = self.factors, options
         self.facts = self.on_rows.target_facts(inputs.target, inputs.class_weight, divisor, options, tiling.exact, scale)
         if self.factors is not None and self.facts.unfinished is not None:
-            # A mean's factors are about 1 / N: see `reference.target_facts`.
+            # A mean's factors are about 1 / N: see `reference.rows.target_facts`.
             self._gradient_factors = self.factors * tokens
             self.facts = self.facts._replace(unfinished=self.facts.unfinished / tokens)
         bias, class_weight = (None if one is None else one.contiguous() for one in (inputs.bias, inputs.class_weight))
