@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import grimp
-from npu_tiling.explaining.explanation import ExplainedLaunch, explained
+from npu_tiling.explaining.launches import ExplainedLaunch
 
 from . import launches
 from .workspace import ROOT, Package, read_packages
 
 PAGE = Path(".github", "ARCHITECTURE.md")
 OPERATOR = "npu_rms_norm"  # the one whose modules are drawn: the others have the same
-COLUMNS = ("Kernel", "Chips", "Directions", "Launched by", "A smaller launch changes", "Partial sums are added by")
+COLUMNS = ("Kernel", "Chips", "Directions", "Launched by", "Falls back to", "Partial sums are added by")
 CHIPS = {kind: launches.CHIPS[kind][number] for kind, number in (("ascend", 0), ("cuda", 1))}
 _TABLE = re.compile(r"(?P<head><!-- drawn: launches -->\n)(?:\|.*\n)*")
 _PICTURE = re.compile(r"(?P<head><!-- drawn: (?P<name>\w+) -->\n```mermaid\n).*?(?=```\n)", re.DOTALL)
@@ -66,10 +66,10 @@ def _rows(package: Package) -> list[str]:
     kernels: dict[tuple[str, str], list[set[str]]] = {}
     folders = {other.module: other.folder for other in read_packages().values()}  # a kernel may be the core's
     for kind, chip in CHIPS.items():
-        for _, made in launches.of_package(package.key, chip):
-            for recorded, launch in zip(made, explained(made), strict=True):
+        for _, explanation in launches.explained(package.key, chip):
+            for launch in explanation.launches:
                 cells = kernels.setdefault((launch.module, launch.kernel), [set() for _ in COLUMNS[1:]])
-                for cell, value in zip(cells, _cells(kind, launch, recorded.caller), strict=True):
+                for cell, value in zip(cells, _cells(kind, launch), strict=True):
                     cell.update(value)
     return [
         f"| [{kernel}](../{folders[module.partition('.')[0]]}/src/{module.replace('.', '/')}.py) | "
@@ -79,11 +79,16 @@ def _rows(package: Package) -> list[str]:
     ]
 
 
-def _cells(kind: str, launch: ExplainedLaunch, caller: str) -> tuple[set[str], ...]:
+def _cells(kind: str, launch: ExplainedLaunch) -> tuple[set[str], ...]:
     file = launch.called_from.partition("/")[2].partition(":")[0]
-    smaller = {change.partition("=")[0] for change in launch.falls_back_to.split(", ")}
-    sums = f"`{launch.partials_added_by}`" if launch.partials_added_by else ""
-    return {kind}, {launch.direction}, {f"`{file}`: `{caller}`"}, {f"`{name}`" for name in smaller if name}, {sums} - {""}
+    smaller = {f"`{name}`" for each in launch.fallback if not each.defined_at for name in each.changes}
+    others = {
+        f"`{each.kernel}`" if each.defined_at else each.kernel
+        for each in launch.fallback
+        if each.defined_at or not each.changes
+    }
+    sums = re.sub(r"(\S+_kernel)|\(.*/(\S+/\S+):\d+\)", lambda found: f"`{found[1] or found[2]}`", launch.partials_added_by)
+    return {kind}, {launch.direction}, {f"`{file}`: `{launch.caller}`"}, smaller | others, {sums} - {""}
 
 
 def drawn(page: str) -> str:

@@ -6,10 +6,12 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import npu_tiling
 import torch
 from npu_tiling import Device
+from npu_tiling.explaining.explanation import Explanation, explain
 from npu_tiling.launching.recording import RecordedLaunch
 
 from .sanitize.calls import CALLS
@@ -19,6 +21,7 @@ CHIPS: dict[str, tuple[Device, ...]] = {
     "ascend": (npu_tiling.soc("Ascend910B4"), npu_tiling.soc("Ascend910_9579")),
     "cuda": tuple(npu_tiling.GPUS[name] for name in ("A100", "H200", "B200")),
 }
+ResultT = TypeVar("ResultT")
 META, CPU = torch.device("meta"), torch.device("cpu")
 
 
@@ -26,6 +29,12 @@ def of_package(package: str, chip: Device) -> Iterator[tuple[str, list[RecordedL
     """A label and the launches of each call that `package` tests on a chip."""
     for label, run in _calls(package, chip):
         yield label, _launches(run, chip)
+
+
+def explained(package: str, chip: Device) -> Iterator[tuple[str, Explanation]]:
+    """A label and the explanation of each call that `package` tests on a chip."""
+    for label, run in _calls(package, chip):
+        yield label, _on_meta(lambda device, label=label, run=run: explain(label, lambda: run(device) or {}, chip))
 
 
 def _calls(package: str, chip: Device) -> Iterator[tuple[str, Callable[[torch.device], None]]]:
@@ -44,14 +53,20 @@ def _on(device: torch.device, call: Callable[[], None]) -> None:
 
 
 def _launches(run: Callable[[torch.device], None], chip: Device) -> list[RecordedLaunch]:
+    def listed(device: torch.device) -> list[RecordedLaunch]:
+        with npu_tiling.dry_run(chip) as launches:
+            run(device)
+        return launches
+
+    return _on_meta(listed)
+
+
+def _on_meta(function: Callable[[torch.device], ResultT]) -> ResultT:
     """On the meta device, or on a CPU where a call takes integers from tensors or PyTorch knows no autocast on meta."""
     try:
-        with npu_tiling.dry_run(chip) as launches:
-            run(META)
+        return function(META)
     except (NotImplementedError, RuntimeError):
-        with npu_tiling.dry_run(chip) as launches:
-            run(CPU)
-    return launches
+        return function(CPU)
 
 
 @contextmanager

@@ -4,7 +4,9 @@ import npu_tiling
 import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1, explain
-from npu_tiling.explaining.explanation import explained
+from npu_tiling.explaining.inputs import computed
+from npu_tiling.explaining.launches import explained
+from npu_tiling.explaining.operators import Watch
 
 BF16 = torch.bfloat16
 CALLS = {
@@ -14,12 +16,13 @@ CALLS = {
     "columns": {"tokens": 4, "width": 20000, "blocks": 2, "listed": True},
     "normalised": {"tokens": 24, "width": 1000, "blocks": 2, "normalised": True},
     "bank": {"tokens": 24, "width": 1000, "blocks": 3, "prefix": True, "layer_output": True},
+    "append": {"tokens": 24, "width": 1000, "blocks": 2, "prefix": True, "append": True, "layer_output": True},
     "layers": {"tokens": 24, "width": 1024, "blocks": 3, "layers": 4},
     "merge": {"tokens": 24, "width": 1024, "merge": True, "layer_output": True, "normalised": True},
 }
 
 
-def run(place, tokens, width, blocks=8, listed=False, prefix=False, layers=None, merge=False, **options):
+def run(place, tokens, width, blocks=8, listed=False, prefix=False, append=False, layers=None, merge=False, **options):
     """The call that `explain` has these options for."""
 
     def rows(*shape, dtype=BF16):
@@ -39,7 +42,13 @@ def run(place, tokens, width, blocks=8, listed=False, prefix=False, layers=None,
         query = rows(layers, width, dtype=torch.float32)
         results = attn_res_phase1(query, given, norm)
     elif prefix:
-        results, leaves = attn_res_bank(given.movedim(0, -2), None, running, query, norm, **more), [*leaves, running]
+        bank = given.movedim(0, -2)
+        if append:
+            leaves = [rows(blocks + 1, tokens, width)]
+            bank = computed(leaves[0]).movedim(0, -2)
+        count = blocks if append else None
+        results = attn_res_bank(bank, count, running, query, norm, append=append, **more)
+        leaves.append(running)
     else:
         results = attn_res(given, query, norm, **more)
         results = (results,) if isinstance(results, torch.Tensor) else results
@@ -48,21 +57,22 @@ def run(place, tokens, width, blocks=8, listed=False, prefix=False, layers=None,
     torch.autograd.grad(results, leaves, [torch.ones_like(result) for result in results])
 
 
+def by_package(calls):
+    return [call for call in calls if call.called_from.startswith("npu_attn_res/") and "explain.py" not in call.called_from]
+
+
 @pytest.mark.parametrize("call", CALLS)
-def test_explained_launches_are_those_that_are_made(npu_place, call):
+def test_explained_launches_and_operators_are_those_that_are_made(npu_place, call, monkeypatch):
     chip = npu_tiling.device_for(npu_place.torch)
     if chip is None:
         pytest.skip("plain PyTorch launches none of our kernels")
-    with npu_tiling.watch_launches() as launches:
+    monkeypatch.setattr("npu_tiling.pytorch.autograd.dry_runs", [chip])  # the dispatcher hides what operators call
+    with npu_tiling.watch_launches() as launches, Watch(launches) as watch:
         run(npu_place, **CALLS[call])
-    found = explain(**CALLS[call], dtype="bf16", chip=chip, backward=True).launches
-    assert found == explained(launches)
-    assert {launch.direction for launch in found} == {"forward", "backward"}
-    assert all(
-        launch.way and launch.why and launch.decided_at
-        for launch in found
-        if launch.blocks and "partials" not in launch.kernel
-    )
+    found = explain(**CALLS[call], dtype="bf16", chip=chip, backward=True)
+    assert found.launches == explained(launches, watch.calls)
+    assert by_package(found.calls) == by_package(watch.calls)
+    assert {launch.direction for launch in found.launches} == {"forward", "backward"}
 
 
 def test_bytes_are_those_of_the_formula():

@@ -4,8 +4,9 @@ import lookup
 import npu_tiling
 import pytest
 import torch
-from npu_embedding import embedding, explain
-from npu_tiling.explaining.explanation import explained
+from npu_embedding import embedding, embedding_bag, explain
+from npu_tiling.explaining.launches import explained
+from npu_tiling.explaining.operators import Watch
 
 CALLS = {
     "few indices": {"tokens": 100, "vocabulary": 300, "width": 512},
@@ -14,27 +15,40 @@ CALLS = {
     "sparse": {"tokens": 300, "vocabulary": 300, "width": 64, "sparse": True},
     "columns of a wider table": {"tokens": 300, "vocabulary": 40, "width": 123, "pitch": 200},
     "columns": {"tokens": 24, "vocabulary": 40, "width": 40000},
+    "bags": {"tokens": 96, "vocabulary": 300, "width": 64, "bag": 4, "mode": "sum", "per_sample_weights": True},
+    "padding and a factor": {"tokens": 300, "vocabulary": 300, "width": 64, "padding_idx": 5, "multiplier": 8.0},
 }
 
 
-def run(place, tokens, vocabulary, width, pitch=None, **options):
+def run(place, tokens, vocabulary, width, pitch=None, bag=None, per_sample_weights=False, **options):
     """The call that `explain` has these options for."""
     table = torch.ones(vocabulary, pitch or width, dtype=torch.bfloat16)[:, :width]
     weight = lookup.leaf(table, place.torch) if pitch is None else table.to(place.torch).requires_grad_()
-    out = embedding(lookup.draw("zipf", tokens, vocabulary).to(place.torch), weight, **options)
-    torch.autograd.grad(out, weight, torch.ones_like(out))
+    indices, leaves = lookup.draw("zipf", tokens, vocabulary).to(place.torch), [weight]
+    if bag is None:
+        out = embedding(indices, weight, **options)
+    else:
+        leaves.append(torch.ones(tokens // bag, bag, dtype=torch.bfloat16, device=place.torch, requires_grad=True))
+        out = embedding_bag(indices.view(-1, bag), weight, per_sample_weights=leaves[1], **options)
+    torch.autograd.grad(out, leaves, torch.ones_like(out))
+
+
+def by_package(calls):
+    return [call for call in calls if call.called_from.startswith("npu_embedding/") and "explain.py" not in call.called_from]
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_explained_launches_are_those_that_are_made(device, call):
+def test_explained_launches_and_operators_are_those_that_are_made(device, call, monkeypatch):
     chip = npu_tiling.device_for(device.torch)
     if chip is None:
         pytest.skip("plain PyTorch launches none of our kernels")
-    with npu_tiling.watch_launches() as launches:
+    monkeypatch.setattr("npu_tiling.pytorch.autograd.dry_runs", [chip])  # the dispatcher hides what operators call
+    with npu_tiling.watch_launches() as launches, Watch(launches) as watch:
         run(device, **CALLS[call])
-    found = explain(**CALLS[call], dtype="bf16", chip=chip, backward=True).launches
-    assert found == explained(launches)
-    assert {launch.direction for launch in found} == {"forward", "backward"}
+    found = explain(**CALLS[call], dtype="bf16", chip=chip, backward=True)
+    assert found.launches == explained(launches, watch.calls)
+    assert by_package(found.calls) == by_package(watch.calls)
+    assert {launch.direction for launch in found.launches} == {"forward", "backward"}
 
 
 def test_every_launch_says_what_decided_it():
@@ -44,14 +58,14 @@ def test_every_launch_says_what_decided_it():
                 assert launch.why and launch.decided_at.startswith("npu_embedding/"), launch.kernel
 
 
-def test_the_sort_stands_between_the_launches():
-    text = explain(tokens=65537, vocabulary=300, width=64, chip="Ascend910B4", backward=True).text
-    places = [
-        text.index(step) for step in ("make_keys_kernel", "2. PyTorch's sort of 65537 fp32 numbers", "sum_rows_kernel")
-    ]
-    assert places == sorted(places) and "3 launches and 1 sort" in text
-    text = explain(tokens=65536, vocabulary=300, width=64, chip="Ascend910B4", backward=True).text
-    assert "6 launches" in text and "PyTorch's sort" not in text
+def test_pytorchs_sort_stands_between_the_launches():
+    def steps(tokens):
+        found = explain(tokens=tokens, vocabulary=300, width=64, chip="Ascend910B4", backward=True)
+        return [getattr(step, "kernel", "sort") for step in found.steps if step.direction == "backward"]
+
+    sums = ["sum_rows_kernel", "add_partials_kernel"]
+    assert steps(65537) == ["make_keys_kernel", "sort", *sums]
+    assert steps(65536)[-2:] == sums and len(steps(65536)) == 6
 
 
 def test_bytes_are_those_of_the_formula():

@@ -5,7 +5,8 @@ import npu_tiling
 import pytest
 import torch
 from npu_rms_norm import explain
-from npu_tiling.explaining.explanation import explained
+from npu_tiling.explaining.launches import explained
+from npu_tiling.explaining.operators import Watch
 
 CALLS = {
     "rows": ({"tokens": 96, "width": 512}, npu_rms_norm.rms_norm),
@@ -13,12 +14,15 @@ CALLS = {
     "columns": ({"tokens": 4, "width": 40000}, npu_rms_norm.rms_norm),
     "residual, bias": ({"tokens": 24, "width": 2048, "residual": True, "bias": True}, npu_rms_norm.add_rms_norm),
     "gate, heads": ({"tokens": 96, "width": 128, "gate": True, "heads": 4}, npu_rms_norm.gated_rms_norm),
+    "sigmoid": ({"tokens": 9, "width": 128, "gate": True, "activation": "sigmoid"}, npu_rms_norm.gated_rms_norm),
     "q and k": ({"tokens": 96, "width": 128, "heads": 4, "kv_heads": 2}, npu_rms_norm.qk_rms_norm),
     "heads of a wider tensor": ({"tokens": 96, "width": 128, "heads": 4, "pitch": 1024}, npu_rms_norm.rms_norm),
 }  # fmt: skip
 
 
-def run(place, function, tokens, width, residual=False, gate=False, bias=False, heads=None, pitch=None, kv_heads=None):
+def run(
+    place, function, tokens, width, residual=False, gate=False, bias=False, heads=None, pitch=None, kv_heads=None, **more
+):
     """The call that `explain` has these options for."""
     make = {"dtype": torch.bfloat16, "device": place.torch}
     if kv_heads is not None:
@@ -32,22 +36,28 @@ def run(place, function, tokens, width, residual=False, gate=False, bias=False, 
     others = [torch.ones(shape, **make)] * (residual or gate)
     weight, added = torch.ones(parameter, **make), torch.ones(parameter, **make) if bias else None
     leaves = [each.requires_grad_() for each in (x, *others, weight, *([added] if bias else []))]
-    results = function(x, *others, weight, bias=added)
+    results = function(x, *others, weight, bias=added, **more)
     results = (results,) if isinstance(results, torch.Tensor) else tuple(results)
     torch.autograd.grad(results, leaves, [torch.ones_like(result) for result in results])
 
 
+def by_package(calls):
+    return [call for call in calls if call.called_from.startswith("npu_rms_norm/") and "explain.py" not in call.called_from]
+
+
 @pytest.mark.parametrize("call", CALLS)
-def test_explained_launches_are_those_that_are_made(npu_place, call):
+def test_explained_launches_and_operators_are_those_that_are_made(npu_place, call, monkeypatch):
     chip = npu_tiling.device_for(npu_place.torch)
     if chip is None:
         pytest.skip("plain PyTorch launches none of our kernels")
     options, function = CALLS[call]
-    with npu_tiling.watch_launches() as launches:
+    monkeypatch.setattr("npu_tiling.pytorch.autograd.dry_runs", [chip])  # the dispatcher hides what operators call
+    with npu_tiling.watch_launches() as launches, Watch(launches) as watch:
         run(npu_place, function, **options)
-    found = explain(**options, dtype="bf16", chip=chip, backward=True).launches
-    assert found == explained(launches)
-    assert {launch.direction for launch in found} == {"forward", "backward"}
+    found = explain(**options, dtype="bf16", chip=chip, backward=True)
+    assert found.launches == explained(launches, watch.calls)
+    assert by_package(found.calls) == by_package(watch.calls)
+    assert {launch.direction for launch in found.launches} == {"forward", "backward"}
 
 
 def test_bytes_are_those_of_the_formula():

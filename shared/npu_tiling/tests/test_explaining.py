@@ -1,5 +1,6 @@
 """Launches that are listed in place of being made, and their explanation; what the device code imports is not there."""
 
+import functools
 import sys
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -8,12 +9,13 @@ import pytest
 import torch
 from npu_tiling import GPUS, Kernels, LaunchSpec, device_for, dry_run, launch_with_fallback, soc, watch_launches
 from npu_tiling.explaining.command import main
-from npu_tiling.explaining.explanation import Explanation, explain, explained
+from npu_tiling.explaining.explanation import Explanation, explain
 from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nbytes
+from npu_tiling.explaining.launches import explained
 from npu_tiling.explaining.order import repeated
 
 B4 = soc("Ascend910B4")
-SOURCE = "import no_such_triton\n\n\ndef scale_kernel(p_x):\n    pass\n\n\ndef add_partials_kernel(p_x):\n    '''Adds.'''\n"
+SOURCE = "import no_such_triton\n\n\ndef scale_kernel(p_x):\n    pass\n\n\ndef last_kernel(p_partials):\n    '''Adds.'''\n"
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,20 @@ def halve(tiling):
     return replace(tiling, block=tiling.block // 2) if tiling.block > 4 else None
 
 
+@functools.cache
+def spec_of(block):
+    return LaunchSpec.of(Tiling(block), {})
+
+
 def launch(kernels, x, block=8):
     """A kernel with a fallback, and one that adds its partial sums."""
     partials = torch.empty(3, device=x.device)
-    spec = LaunchSpec.of(Tiling(block), {})
 
     def run(spec):
         kernels.launch("device_code", "scale_kernel", spec, 5, (x, partials), (2.0,))
 
-    launch_with_fallback("scale", spec, run, halve)
-    kernels.launch("device_code", "add_partials_kernel", LaunchSpec.of(Tiling(4), {}), 1, (partials,), ())
+    launch_with_fallback("scale", spec_of(block), run, halve)
+    kernels.launch("device_code", "last_kernel", LaunchSpec.of(Tiling(4), {}), 1, (partials,), ())
 
 
 def test_a_dry_run_lists_launches_and_imports_no_device_code(kernels):
@@ -66,7 +72,7 @@ def test_a_dry_run_lists_launches_and_imports_no_device_code(kernels):
     assert (first.module, first.kernel, first.grid) == ("package_of_mine.device_code", "scale_kernel", 5)
     assert first.arguments[0].shape == (2**40,) and first.arguments[0].dtype == "float32" and first.arguments[2] == 2.0
     assert first.arguments[1].memory == second.arguments[0].memory != first.arguments[0].memory
-    assert first.constants["BLOCK_N"] == 8 and first.fallback.block == 4 and second.fallback is None
+    assert first.constants["BLOCK_N"] == 8 and first.attempt == ("scale", spec_of(8)) and second.attempt is None
     assert "test_explaining.py:" in first.called_from and first.caller == "launch"
     assert "package_of_mine.device_code" not in sys.modules
     assert device_for(torch.device("cpu")) is None
@@ -78,9 +84,8 @@ def test_what_triton_itself_launches_is_listed(kernels):
         kernels.function("device_code", "scale_kernel")[(3,)]((1, 2), 4, BLOCK=1)
         launch_with_fallback("scale", spec, lambda _: call_function(kernels, spec), halve)
     assert launches[0].arguments == ((1, 2), 4) and launches[0].constants == {"BLOCK": 1} and launches[0].tiling is None
-    assert (
-        launches[1].constants == spec.constants and launches[1].options == spec.options and launches[1].fallback.block == 4
-    )
+    assert launches[1].constants == spec.constants and launches[1].options == spec.options
+    assert launches[1].attempt == ("scale", spec)
 
 
 def call_function(kernels, spec):
@@ -118,13 +123,87 @@ def test_a_launch_is_explained(kernels):
     assert first.defined_at == "package_of_mine/device_code.py:4" and second.defined_at.endswith(":8")
     assert first.summary == "" and second.summary == "Adds."
     assert first.blocks == {"BLOCK_N": 8} and first.flags == {"N": 7, "EXACT": True}
-    assert first.falls_back_to == "BLOCK_N=4" and second.falls_back_to == ""
-    assert first.partials_added_by == "add_partials_kernel" and second.partials_added_by == ""
+    assert first.partials_added_by == "last_kernel" and second.partials_added_by == ""
     assert first.memory == 4096 and first.way == "rows" and first.why == "8 was measured to be faster"
     assert first.decided_at == "package_of_mine/tiling.py:7"
 
 
-def command(*, tokens: int, chip: str | None = None, backward: bool = False, kind: Literal["a", "b"] = "a") -> Explanation:
+def fallbacks(run):
+    """What an explanation says of each launch's fallback."""
+    found = explain("call", lambda: run() or {"forward": 0}, B4)
+    return [[str(each) for each in launch.fallback] for launch in found.launches]
+
+
+def test_a_fallback_is_what_runs_where_the_tile_does_not_fit(kernels):
+    x = torch.empty(3, device="meta")
+    assert fallbacks(lambda: launch(kernels, x)) == [["itself with BLOCK_N=4"], []]
+    assert fallbacks(lambda: launch(kernels, x, block=4)) == [[], []]
+
+    def run(spec):
+        if spec.launch.block == 8:
+            kernels.launch("device_code", "scale_kernel", spec, 5, (x,), ())
+        return spec.launch.block == 8
+
+    def by_another_kernel():
+        if not launch_with_fallback("scale", spec_of(8), run, halve):
+            kernels.launch("device_code", "last_kernel", spec_of(16), 1, (x,), ())
+        kernels.launch("device_code", "last_kernel", spec_of(4), 1, (x,), ())
+
+    def by_pytorch():
+        if not launch_with_fallback("scale", spec_of(8), run, halve):
+            x.mul(2)
+
+    assert fallbacks(by_another_kernel)[0] == ["last_kernel (package_of_mine/device_code.py:8) with BLOCK_N=16"]
+    assert fallbacks(by_pytorch) == [["PyTorch's operators"]]
+    with dry_run(B4) as launches:  # nothing of it is remembered
+        launch(kernels, x)
+    assert launches[0].constants["BLOCK_N"] == 8
+
+
+@pytest.mark.parametrize(
+    ("add", "by"),
+    [
+        (lambda partials: partials.sum(0), "PyTorch's sum"),
+        (lambda partials: partials.movedim(0, -1).contiguous().sum(-1), "PyTorch's sum"),
+        (lambda partials: partials.amax(0), ""),
+        (lambda partials: (partials.sum(0), partials @ partials), ""),
+    ],
+)
+def test_pytorchs_sum_of_what_a_launch_wrote_adds_its_partial_sums(kernels, add, by):
+    def run():
+        partials = torch.empty(4, 4, device="meta")
+        kernels.launch("device_code", "scale_kernel", spec_of(4), 1, (partials,), ())
+        add(partials)
+        return {"forward": 0}
+
+    (found,) = explain("call", run, B4).launches
+    assert found.partials_added_by.partition(" (")[0] == by
+
+
+def test_pytorchs_operators_are_explained_in_order(kernels):
+    """Those that compute something: no view, and no memory that is only asked for."""
+    x = torch.empty(8, 4, device="meta")
+
+    def run():
+        for _ in range(2):
+            kernels.launch("device_code", "scale_kernel", spec_of(4), 1, (x,), ())
+            torch.empty_like(x).zero_()
+            torch.sort(x.t()[0].double(), stable=True)
+        return {"forward": 0}
+
+    found = explain("call", run, B4)
+    assert [(call.name, call.after, call.sizes) for call in found.calls[:3]] == [
+        ("zeros", 1, "fp32 [8, 4]"),
+        ("copy", 1, "fp32 [8] -> float64 [8]"),
+        ("sort", 1, "float64 [8] -> float64 [8], int64 [8]"),
+    ]
+    assert "forward: 2 launches and 6 operators by PyTorch" in found.text
+    assert "order          1 and 2, 2 times" in found.text and "2. PyTorch's operators, 2 times" in found.text
+
+
+def command(
+    *, tokens: int, chip: str | None = None, backward: bool = False, kind: Literal["a", "b"] = "a", factor: float = 2.0
+) -> Explanation:
     """Explains a call.
 
     Args:
@@ -135,7 +214,7 @@ def command(*, tokens: int, chip: str | None = None, backward: bool = False, kin
     x = leaf(tokens, 4, dtype="bf16", gradient=backward)
 
     def run():
-        y = x * 2.0
+        y = x * factor
         return {"forward": nbytes((x, y)), **({"backward": nbytes(gradients((y,), (x,)))} if backward else {})}
 
     return explain(f"{kind} of {tokens}", run, chosen_chip(chip))
@@ -157,12 +236,18 @@ def test_products_and_memory_of_pytorch_are_explained():
         ((2, 5), (5, 3), True, 60),
     ]
     assert found.peak == 36 and found.floor("forward") == 2**40 / 989e12
-    assert "0 launches and 2 matrix products; at least 4 bytes" in found.text
+    assert "0 launches, 2 matrix products and 1 other operator by PyTorch; at least 4 bytes" in found.text
     assert "memory beside the inputs: at most 36 bytes" in found.text and "fp32 [2, 5] @ [5, 3]" in found.text
 
 
 @pytest.mark.parametrize(
-    ("names", "said"), [("1 2 3 4 3 4 3 4 5 5 6", "1 2 (3 4) x 3 5 x 2 6"), ("1 1", "1 x 2"), ("", ""), ("1 2", "1 2")]
+    ("names", "said"),
+    [
+        ("1 2 3 4 3 4 3 4 5 5 6", "1; 2; 3 and 4, 3 times; 5, 2 times; 6"),
+        ("1 2 3 1 2 3", "1, 2 and 3, 2 times"),
+        ("", ""),
+        ("1 2", "1; 2"),
+    ],
 )
 def test_what_repeats_is_said_once(names, said):
     assert repeated(names.split()) == said
@@ -172,11 +257,13 @@ def test_a_command_line_has_the_options_of_its_function(capsys):
     assert main("mine", command, ["explain", "--rows", "3", "--chip", "H200", "--backward", "--kind", "b"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("b of 3 on H200 (sm_90, 132 streaming multiprocessors)\n")
-    assert "forward: 0 launches; at least 48 bytes" in said and "backward: 0 launches; at least 24 bytes" in said
+    assert "forward: 0 launches and 1 operator by PyTorch; at least 48 bytes" in said
+    assert "backward: 0 launches and 1 operator by PyTorch; at least 24 bytes" in said
     with pytest.raises(SystemExit):
         main("mine", command, ["explain", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "of the call, in two lines (default: a)" in said and "--tokens N, --rows N" in said
+    assert "of the call, in two lines (default: a)" in said and "--tokens N, --rows N" in said and "--factor NUMBER" in said
+    assert main("mine", command, ["explain", "--indices", "3", "--chip", "H200"], tokens="indices") == 0
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])

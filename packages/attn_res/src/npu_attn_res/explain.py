@@ -8,12 +8,34 @@ from typing import Any
 from npu_tiling import Device
 from npu_tiling.explaining.explanation import Explanation
 from npu_tiling.explaining.explanation import explain as explain_run
-from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nbytes
+from npu_tiling.explaining.inputs import Dtype, chosen_chip, computed, gradients, leaf, nbytes
 from torch import Tensor
 
 from .bank import attn_res_bank
 from .functional import attn_res
 from .two_phase import attn_res_merge, attn_res_phase1
+
+NAMES = {
+    "D": "columns of a row",
+    "N": "columns of a row of partial sums",
+    "S": "layers",
+    "BLOCK_M": "tokens of a tile; partial sums that are added at a time",
+    "BLOCK_N": "sources of a tile; columns of partial sums",
+    "BLOCK_S": "layers of a tile",
+    "BLOCK_D": "columns of a tile",
+    "CHUNKS": "tiles of columns that are a row",
+    "STAGES": "tiles under way",
+    "ALIGNED": "distances between blocks are multiples of 16 elements",
+    "BY_TOKEN": "statistics are [tokens, sources], else [sources, tokens]",
+    "HALVES": "a row comes as two halves",
+    "HELD": "a program has all sources of a token in registers; else it loops over them",
+    "SHARE": "programs that share a token",
+    "SLOTS": "SHARE, padded to a power of two",
+    "TILES": "sets of sources, which programs that share a token divide",
+    "PER_TILE": "sources of a set",
+    "VECTOR": "adjacent columns of a thread",
+}
+"""What sizes and flags of the kernels are."""
 
 
 def explain(
@@ -26,6 +48,7 @@ def explain(
     backward: bool = False,
     listed: bool = False,
     prefix: bool = False,
+    append: bool = False,
     layers: int | None = None,
     merge: bool = False,
     layer_output: bool = False,
@@ -43,6 +66,7 @@ def explain(
         backward: the backward too.
         listed: the blocks are a list, and not one tensor.
         prefix: as `attn_res_bank`.
+        append: of a bank in one tensor: the new prefix becomes its next block.
         layers: as `attn_res_phase1`, with so many queries.
         merge: as `attn_res_merge`.
         layer_output: of a bank or a merge: a layer's output is added to the prefix.
@@ -58,6 +82,8 @@ def explain(
     """
     if sum((prefix, layers is not None, merge)) > 1 or (layer_output and not (prefix or merge)):
         raise ValueError("prefix, layers and merge exclude one another, and layer_output goes with prefix or merge.")
+    if append and (listed or not prefix):
+        raise ValueError("append goes with prefix, and not with listed.")
     if normalised and layers is not None:
         raise ValueError("normalised does not go with layers.")
 
@@ -65,7 +91,9 @@ def explain(
         return leaf(*shape, dtype=dtype, gradient=backward)
 
     query, norm, output_norm = (leaf(width, dtype=weight_dtype or dtype, gradient=backward) for _ in range(3))
-    sources = [] if merge else [rows(tokens, width) for _ in range(blocks)] if listed else [rows(blocks, tokens, width)]
+    sources = (
+        [] if merge else [rows(tokens, width) for _ in range(blocks)] if listed else [rows(blocks + append, tokens, width)]
+    )
     state = [leaf(tokens, *shape, dtype="fp32", gradient=backward) for shape in ((width,), ())] if merge else []
     running = rows(tokens, width)
     output = rows(tokens, width) if layer_output else None
@@ -90,8 +118,9 @@ def explain(
         elif layers is not None:
             results = attn_res_phase1(queries, v, norm)
         elif prefix:
-            bank = v if listed else v.movedim(0, -2)
-            results = attn_res_bank(bank, None, running, query, norm, layer_output=output, **options)
+            bank = v if listed else computed(v).movedim(0, -2) if append else v.movedim(0, -2)
+            count = blocks if append else None
+            results = attn_res_bank(bank, count, running, query, norm, layer_output=output, append=append, **options)
         else:
             h = attn_res(v, query, norm, **options)
             results = (h,) if isinstance(h, Tensor) else h
@@ -105,4 +134,4 @@ def explain(
 
     named = "merge" if merge else f"phase 1 of {layers} layers" if layers is not None else "bank" if prefix else "attn_res"
     lying = "" if merge else f" over {blocks} blocks, {'a list' if listed else 'one tensor'}"
-    return explain_run(f"{named}{lying}, {tokens} x {width} in {dtype},", run, chosen_chip(chip))
+    return explain_run(f"{named}{lying}, {tokens} x {width} in {dtype},", run, chosen_chip(chip), names=NAMES)

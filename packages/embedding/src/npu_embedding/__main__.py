@@ -6,4 +6,4 @@ from npu_tiling.explaining.command import main
 
 from .explain import explain
 
-sys.exit(main("npu_embedding", explain))
+sys.exit(main("npu_embedding", explain, tokens="indices"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from npu_tiling import Device
@@ -12,7 +13,46 @@ from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nb
 from torch import Tensor
 
 from .api import embedding
+from .bags import embedding_bag
 from .ngram import ngram_embedding
+
+NAMES = {
+    "N": "columns of the table",
+    "BLOCK_M": "rows, tokens or indices of a tile",
+    "BLOCK_N": "columns of a tile",
+    "GATHER": "a tile of rows moves at once where the table has all of them",
+    "TILES": "the rows of a tile of tokens move at once",
+    "NAN": "the bits of a NaN",
+    "LOG": "2^LOG indices are a group, which one program sorts",
+    "BLOCK": "indices of a tile",
+    "PIECE": "a sorted group gives a sample of every PIECE keys",
+    "SHARE": "samples of a bucket",
+    "GROUPS": "groups at most",
+    "KEY_OF_ROW_0": "the key of row 0; that of row r is r more",
+    "LONG": "indices are int64",
+    "WIDE": "keys have more digits than one sort takes: two sorts",
+    "BLOCK_R": "rows of the table that one search is for",
+    "BLOCK_I": "keys that are compared at a time",
+    "GROUP": "indices of a group, which one program sorts",
+    "STEPS": "2^STEPS is GROUP",
+    "BLOCK_G": "groups that are searched at a time",
+    "BLOCK_Z": "marks that a program clears at a time",
+    "KEYS": "keys are stored too, for PyTorch's sort",
+    "ZERO_M": "rows that a program of zeros stores at a time",
+    "ZERO_N": "columns that it stores at a time",
+    "BLOCK_C": "borders between chunks that a program looks at",
+    "BLOCK_P": "partial sums that are added at a time",
+    "SCALE_BY_COUNT": "scale_grad_by_freq",
+    "IN_PARTS": "dy has one row for several ids of a bag",
+    "CONTEXT": "ids before a token's that its n-grams take",
+    "HEADS": "of n-grams of each length",
+    "HISTORY": "ids before the first token are given",
+    "ADD": "vectors are added to the rows",
+    "CONCAT": "rows of all heads stand side by side; else they are added",
+    "FORMAT": "of 8-bit floats of the table; empty: none",
+    "MEAN": "a bag's sum is divided by the number of its ids",
+}
+"""What sizes and flags of the kernels are."""
 
 
 def explain(
@@ -24,8 +64,13 @@ def explain(
     chip: str | Device | None = None,
     backward: bool = False,
     pitch: int | None = None,
+    padding_idx: int | None = None,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
+    multiplier: float | None = None,
+    bag: int | None = None,
+    mode: Literal["sum", "mean", "concat"] = "mean",
+    per_sample_weights: bool = False,
     ngram_size: int | None = None,
     heads: int = 16,
 ) -> Explanation:
@@ -39,8 +84,13 @@ def explain(
         chip: a chip, or its name in `npu_tiling.SOCS` or `npu_tiling.GPUS`; None: the chip in this machine.
         backward: the backward too.
         pitch: elements from one row to the next, in columns of a wider table.
+        padding_idx: this row gets no gradient.
         scale_grad_by_freq: the gradient of a row is divided by how many indices name it.
         sparse: the gradient has an entry for each index.
+        multiplier: of every row.
+        bag: as `embedding_bag`, with bags of so many indices.
+        mode: of bags.
+        per_sample_weights: of bags: each index has a weight, with a gradient; mode "sum".
         ngram_size: of an n-gram look-up; None: indices are given.
         heads: of all n-grams; a row is one head's.
 
@@ -51,23 +101,35 @@ def explain(
         UnknownDeviceError: the chip is not known, or none is named where there is none.
         ValueError: no call has these options.
     """
-    indices = torch.empty(tokens, dtype=torch.int64, device="meta")
+    if sum(each is not None for each in (multiplier, bag, ngram_size)) > 1 or (per_sample_weights and bag is None):
+        raise ValueError("multiplier, bag and ngram_size exclude one another, and per_sample_weights goes with bag.")
+    if ngram_size is not None and (padding_idx is not None or scale_grad_by_freq):
+        raise ValueError("padding_idx and scale_grad_by_freq do not go with ngram_size.")
+    shape = (tokens,) if bag is None else (tokens // bag, bag)
+    indices = torch.empty(shape, dtype=torch.int64, device="meta")
     table = leaf(vocabulary, pitch or width, dtype=dtype, gradient=False)[:, :width].requires_grad_(backward)
+    sample = leaf(*shape, dtype=dtype, gradient=backward) if per_sample_weights else None
+    gradient = {"padding_idx": padding_idx, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
 
     def look_up() -> Tensor:
+        if bag is not None:
+            return embedding_bag(indices, table, mode=mode, per_sample_weights=sample, **gradient)  # type: ignore[arg-type]
         if ngram_size is None:
-            return embedding(indices, table, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+            return embedding(indices, table, multiplier=multiplier, **gradient)  # type: ignore[arg-type]
         factors, sizes, offsets = (torch.empty(n, dtype=torch.int64, device="meta") for n in (ngram_size, heads, heads))
         return ngram_embedding(indices, table, factors, sizes, offsets, 0, ngram_size, sparse=sparse)
 
     def run() -> Mapping[str, int]:
         out = look_up()
-        moved = {"forward": nbytes((indices, out, out))}  # a row of the table for each row of the output
+        read = out.nbytes if bag is None else tokens * width * table.itemsize  # a row of the table for each index
+        moved = {"forward": nbytes((indices, sample, out)) + read}
         if backward:
-            (dweight,) = gradients((out,), (table,))
-            moved["backward"] = nbytes((indices, out, dweight._values() if sparse else dweight))
+            dweight, *dsample = gradients((out,), (table, sample))
+            moved["backward"] = nbytes((indices, sample, out, dweight._values() if sparse else dweight, *dsample))
+            moved["backward"] += read if per_sample_weights else 0
         return moved
 
     what = f"{tokens} rows" if ngram_size is None else f"{heads} rows for each of {tokens} tokens"
+    what = what if bag is None else f"{tokens // bag} bags ({mode}) of {bag} rows"
     call = f"Look-up of {what}, of {vocabulary} x {width} in {dtype},"
-    return explain_run(call, run, chosen_chip(chip))
+    return explain_run(call, run, chosen_chip(chip), names=NAMES)

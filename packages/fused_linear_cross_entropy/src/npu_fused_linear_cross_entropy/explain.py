@@ -14,7 +14,7 @@ from npu_tiling import Device
 from npu_tiling.explaining.explanation import Explanation
 from npu_tiling.explaining.explanation import explain as explain_run
 from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nbytes
-from npu_tiling.explaining.products import short
+from npu_tiling.explaining.operators import short
 from torch import Tensor
 
 from . import matmul
@@ -23,6 +23,45 @@ from .chunks import Layout
 from .distillation import linear_distillation_loss
 from .log_probs import linear_log_probs
 from .tiling import Tiling, Way
+
+NAMES = {
+    "N": "columns of a chunk of logits, or of a row",
+    "H": "columns of x",
+    "BLOCK_M": "rows of a tile",
+    "BLOCK_N": "columns of a tile",
+    "BLOCK_H": "terms of a product at a time",
+    "BLOCK_P": "partial sums that are added at a time",
+    "BLOCK_T": "tiles' sums that are added at a time",
+    "TAIL_N": "columns of a row's last tile; 0: it is no shorter",
+    "TILES": "tiles of a row, padded",
+    "GROUP": "tiles of rows, after which the next tile of columns is taken",
+    "PADDED": "the logits' memory has whole tiles of rows",
+    "BARRIER": "threads meet before elements are overwritten",
+    "MERGE": "with the statistics of earlier columns",
+    "FIRST": "the first chunk of columns",
+    "LAST": "one program adds up all rows; else partial sums are left",
+    "STORE": "exponentials are stored, and not their sums alone",
+    "SCALED": "logits are multiplied by logit_scale",
+    "SOFTCAP": "logits are capped",
+    "SMOOTHED": "label_smoothing",
+    "Z_LOSS": "lse_square_scale, or the z-loss is asked for",
+    "TOKEN_SCALING": "token_scaling",
+    "ARGMAX": "the first largest logit is asked for",
+    "ENTROPY": "entropies are asked for",
+    "LOSS": "the loss has a gradient",
+    "EACH_LOSS": "each token's loss has a gradient of its own",
+    "EACH_ENTROPY": "each token's entropy has a gradient of its own",
+    "REDUCED": "losses are added up",
+    "MEAN": "of the losses",
+    "WEIGHTED": "class_weight",
+    "SMALL_INDEX": "ignore_index is exact in fp32",
+    "DIVERGENCE": "from the teacher",
+    "HARD": "the targets' cross entropy is added",
+    "TEMPERED": "the temperature is not 1",
+    "TEACHER_SCALED": "the teacher's logits are multiplied by a factor",
+    "TEACHER_SOFTCAP": "the teacher's logits are capped",
+}
+"""What sizes and flags of the kernels are."""
 
 
 def explain(
@@ -139,6 +178,7 @@ def explain(
         flops=flops,
         describe=_described,
         passed_through=[matmul.__name__],
+        names=NAMES,
     )
 
 

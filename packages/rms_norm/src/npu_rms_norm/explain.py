@@ -21,6 +21,27 @@ from .quantised import add_rms_norm_dynamic_quant, rms_norm_dynamic_quant
 _EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
+NAMES = {
+    "N": "columns of a row",
+    "BLOCK_N": "columns of a tile",
+    "BLOCK_M": "rows of a tile; partial sums that are added at a time",
+    "G": "groups of a tile; rows of one group have one stride",
+    "M": "rows of each group in a tile",
+    "SPLIT": "programs share equal parts of the rows (rows), tiles in turn (tiles), or the rows of a head (heads)",
+    "ORDER": "rows are of one group (one), of group after group (groups), or a program's are of one head (heads)",
+    "NORMALISED": "what the normalised row is rounded to; fp32: not rounded",
+    "FACTORS": "what rstd, weight and bias are rounded to",
+    "WEIGHTED": "what the weighted row is rounded to",
+    "ACTIVATION": "of the gate; empty: there is none",
+    "GATE_FIRST": "x is gated, and not the norm",
+    "CHUNKS": "tiles of columns that are a row",
+    "STAGES": "rows under way",
+    "SHARE": "programs that share a row",
+    "SLOTS": "SHARE, padded to a power of two",
+}
+"""What sizes and flags of the kernels are."""
+
+
 def explain(
     *,
     tokens: int,
@@ -31,6 +52,7 @@ def explain(
     residual: bool = False,
     gate: bool = False,
     norm_before_gate: bool = True,
+    activation: Literal["silu", "sigmoid"] = "silu",
     bias: bool = False,
     heads: int | None = None,
     kv_heads: int | None = None,
@@ -50,6 +72,7 @@ def explain(
         backward: the backward too.
         residual: as `add_rms_norm`.
         gate: as `gated_rms_norm`.
+        activation: of the gate.
         norm_before_gate: whether the weighted norm is gated, or x is.
         bias: a bias is added.
         heads: a weight for each of so many heads.
@@ -74,7 +97,9 @@ def explain(
             raise ValueError("kv_heads goes with heads, and with no other option of x or y.")
         sizes = (tokens // heads, width, dtype, heads, kv_heads)
         projection = partial(_run_projection, *sizes, casting_mode, weight_dtype, backward)
-        return explain_run(f"RMSNorm of q and k, {tokens // heads} tokens in {dtype},", projection, chosen_chip(chip))
+        return explain_run(
+            f"RMSNorm of q and k, {tokens // heads} tokens in {dtype},", projection, chosen_chip(chip), names=NAMES
+        )
     x = _rows(tokens, width, dtype, heads, pitch).requires_grad_(backward)
     other = _rows(tokens, width, dtype, heads).requires_grad_(backward) if gate or residual else None
     shape = (width,) if heads is None else (heads, width)
@@ -88,7 +113,7 @@ def explain(
         options["return_fp32"] = return_fp32
         function = gated_rms_norm if gate else add_rms_norm if residual else rms_norm
     if gate:
-        options["norm_before_gate"] = norm_before_gate
+        options |= {"norm_before_gate": norm_before_gate, "activation": activation}
 
     def run() -> Mapping[str, int]:
         found = function(*filter(lambda each: each is not None, inputs[:3]), **options)
@@ -101,7 +126,7 @@ def explain(
         return moved
 
     named = "RMSNorm of x + residual" if residual else "gated RMSNorm" if gate else "RMSNorm"
-    return explain_run(f"{named}, {tokens} x {width} in {dtype},", run, chosen_chip(chip))
+    return explain_run(f"{named}, {tokens} x {width} in {dtype},", run, chosen_chip(chip), names=NAMES)
 
 
 def _run_projection(

@@ -6,7 +6,15 @@ class UnknownDeviceError(LookupError):
 
 
 class TileTooLargeError(ValueError):
-    """Not even the smallest tile fits the chip; the message says what exceeds what."""
+    """Not even the smallest tile fits the chip; the message says what exceeds what.
+
+    Attributes:
+        needed: bytes that the smallest tile takes; 0: not known.
+    """
+
+    def __init__(self, message: str = "", needed: int = 0) -> None:
+        super().__init__(message)
+        self.needed = needed
 
 
 class UnifiedBufferError(TileTooLargeError):

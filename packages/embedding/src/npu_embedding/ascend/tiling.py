@@ -190,7 +190,10 @@ def keys_launch(device: Device) -> Launch:
 
 def offsets_launch(device: Device) -> Launch:
     """The launch that finds where the indices of each row begin. With 256 rows a tile its search is little of the work."""
-    return way_launch(WAYS[1], device, {"BLOCK_R": 256, "BLOCK_I": 32}, 256)
+    blocks = (("BLOCK_R", 256), ("BLOCK_I", 32))
+    return Launch(
+        device=device, blocks=blocks, per_program=256, why="a tile of rows, and keys by halving", decided_at=here()
+    )
 
 
 def smaller(launch: RowLaunch) -> RowLaunch | None:

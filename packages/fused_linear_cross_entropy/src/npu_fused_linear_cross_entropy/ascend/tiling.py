@@ -8,6 +8,7 @@ from math import ceil
 
 from npu_tiling import Block, Device, Tile, Way, first_fit, footprint, persistent_grid
 from npu_tiling.budget.arithmetic import FP32
+from npu_tiling.places import here
 
 from ..both.tiling.chunks import ROWS, ChunkKernel, ChunkLaunch, ChunkShape
 
@@ -68,7 +69,12 @@ def chunk_launch(shape: ChunkShape, device: Device) -> AscendLaunch:
     if streams:
         return _streaming(shape, device, blocks["BLOCK_N"])
     return AscendLaunch(
-        shape=shape, device=device, block_m=blocks["BLOCK_M"], block_n=shape.width + _UNIT, tail_n=shape.width
+        shape=shape,
+        device=device,
+        block_m=blocks["BLOCK_M"],
+        block_n=shape.width + _UNIT,
+        tail_n=shape.width,
+        decided_at=here(),
     )
 
 
@@ -87,7 +93,8 @@ def _streaming(shape: ChunkShape, device: Device, largest: int) -> AscendLaunch:
     """Blocks of at most `largest` columns, and not much less, of a length that leaves no tail or the shortest one."""
 
     def launch(columns: int) -> AscendLaunch:
-        return AscendLaunch(shape=shape, device=device, block_m=ROWS, block_n=columns, tail_n=shape.width % columns)
+        tail = shape.width % columns
+        return AscendLaunch(shape=shape, device=device, block_m=ROWS, block_n=columns, tail_n=tail, decided_at=here())
 
     shortest = int(largest * _MIN_SHARE_EXACT) if shape.width < _FEW_BLOCKS * largest else largest
     for columns in range(largest, shortest, -_UNIT):

@@ -36,7 +36,7 @@ def cross_entropy_references_kernel(
     H: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """One row a program."""
+    """The reference of each row, one row a program: its target's logit, or the first column's where that is none here."""
     i_row = tl.program_id(0).to(tl.int64)
     column = tl.load(p_target + i_row) - first
     here = (column >= 0) & (column < N)
@@ -187,7 +187,7 @@ def cross_entropy_product_again_kernel(
 
 @triton.jit(do_not_specialize=["n_rows", "n_tiles", "s_statistics"])
 def cross_entropy_product_sums_kernel(
-    p_sums,  # fp32 [tiles of columns, rows]
+    p_partials,  # fp32 [tiles of columns, rows]
     p_top,  # fp32 [rows]: k
     p_target_logit,  # fp32 [rows]
     p_statistics,  # fp32 [6, rows]: k, sum of exp(z - k), the target's z
@@ -197,14 +197,14 @@ def cross_entropy_product_sums_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """One tile of rows a program."""
+    """Statistics of rows: sums of exponentials over all tiles of columns, references, and targets' logits."""
     o_row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_row = o_row < n_rows
     b_sum = tl.zeros([BLOCK_T, BLOCK_M], tl.float32)
     for i_tile in tl.range(0, n_tiles, BLOCK_T):
         o_tile = i_tile + tl.arange(0, BLOCK_T)
         m_tile = (o_tile < n_tiles)[:, None] & m_row[None, :]
-        b_sum += tl.load(p_sums + o_tile.to(tl.int64)[:, None] * n_rows + o_row[None, :], mask=m_tile, other=0.0)
+        b_sum += tl.load(p_partials + o_tile.to(tl.int64)[:, None] * n_rows + o_row[None, :], mask=m_tile, other=0.0)
     tl.store(p_statistics + o_row, tl.load(p_top + o_row, mask=m_row), mask=m_row)
     tl.store(p_statistics + s_statistics + o_row, tl.sum(b_sum, axis=0), mask=m_row)
     tl.store(p_statistics + 2 * s_statistics + o_row, tl.load(p_target_logit + o_row, mask=m_row), mask=m_row)

@@ -20,6 +20,7 @@ from math import ceil
 from npu_tiling import ALL_TILES, Device, persistent_grid
 from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import row_options
+from npu_tiling.places import here
 
 from ..both.tiling.chunks import UNFUSED, ChunkKernel, ChunkLaunch, ChunkShape
 
@@ -75,7 +76,8 @@ def chunk_launch(shape: ChunkShape, device: Device) -> CudaLaunch:
     elements = rows * min(block, width)
     warps = elements // (_EXPONENTIALS_PER_WARP if exponentials else _ELEMENTS_PER_WARP)
     warps = min(max(warps, _MIN_WARPS), _MAX_WARPS)
-    return CudaLaunch(shape=shape, device=device, block_m=rows, block_n=block, tail_n=tail, warps=warps)
+    blocks = {"block_m": rows, "block_n": block, "tail_n": tail}
+    return CudaLaunch(shape=shape, device=device, **blocks, warps=warps, decided_at=here())
 
 
 def is_worth_it(tokens: int, width: int, vocabulary: int, device: Device) -> bool:
@@ -85,7 +87,7 @@ def is_worth_it(tokens: int, width: int, vocabulary: int, device: Device) -> boo
 
 @dataclass(frozen=True, kw_only=True)
 class ProductLaunch:
-    """The launch for an x of [rows, width] and some rows of the weight."""
+    """Tiles of 128 x 256, or of 128 x 128 where a sum has few terms: see the table above."""
 
     width: int
     device: Device = field(repr=False)
@@ -116,7 +118,7 @@ class ProductLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferencesLaunch:
-    """The launch that multiplies each row of x by its target's row of the weight."""
+    """A program multiplies one row of x by its target's row of the weight."""
 
     vocabulary: int
     width: int
@@ -132,7 +134,7 @@ class ReferencesLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class SumsLaunch:
-    """The launch that adds the sums of the tiles of columns."""
+    """A program adds the sums of 32 rows over all tiles of columns."""
 
     def grid(self, rows: int) -> int:
         return ceil(rows / _SUM_ROWS)

@@ -116,7 +116,7 @@ class ExponentialProduct:
         weight = part(self._weight, columns)
         block_m, block_n, block_h = launch.blocks
         with torch.cuda.device_of(x):
-            KERNELS.function(_MODULE, kernel)[(launch.grid(x.shape[0], weight.shape[0]),)](
+            KERNELS.function(_MODULE, kernel, launch)[(launch.grid(x.shape[0], weight.shape[0]),)](
                 described(x, [block_m, block_h]),
                 described(weight, [block_n, block_h]),
                 None if exponentials is None else described(exponentials, [block_m, block_n // 2]),

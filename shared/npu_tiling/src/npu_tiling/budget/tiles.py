@@ -97,7 +97,8 @@ def fit(tiles: Sequence[Tile], blocks: Sequence[Block], device: Device) -> dict[
     kind, memory = (GPUResourcesError, "shared memory") if device.kind == "cuda" else (UnifiedBufferError, "Unified Buffer")
     raise kind(
         f"The smallest tile ({', '.join(f'{name}={size}' for name, size in chosen.items())}) needs {used} bytes of {memory} "
-        f"and {device.name} has {device.ub_bytes}: {parts}."
+        f"and {device.name} has {device.ub_bytes}: {parts}.",
+        used,
     )
 
 

@@ -16,17 +16,17 @@ from ..errors import TileTooLargeError, UnknownDeviceError
 from .explanation import Explanation
 
 HELP = {
-    "tokens": "rows of the input: all leading dimensions together",
     "width": "hidden size: elements of a row",
     "vocabulary": "rows of the table or of the head",
     "dtype": "of the inputs",
     "chip": f"an Ascend SoC, as Ascend910B4, or one of {', '.join(GPUS)}",
     "backward": "the backward too",
 }
-_ALIASES = {"tokens": ("rows",)}
 
 
-def main(package: str, explain: Callable[..., Explanation], arguments: Sequence[str] | None = None) -> int:
+def main(
+    package: str, explain: Callable[..., Explanation], arguments: Sequence[str] | None = None, *, tokens: str = "rows"
+) -> int:
     """The command line of a package; prints an explanation and returns the exit status.
 
     Args:
@@ -34,6 +34,7 @@ def main(package: str, explain: Callable[..., Explanation], arguments: Sequence[
         explain: makes the explanation; its docstring's first line describes the command, and its `Args` those options that
             `HELP` does not have.
         arguments: None: those of the process.
+        tokens: another name of the option --tokens.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {package}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -41,7 +42,8 @@ def main(package: str, explain: Callable[..., Explanation], arguments: Sequence[
     command = commands.add_parser("explain", help=summary, description=summary)
     hints = get_type_hints(explain)
     for name, parameter in inspect.signature(explain).parameters.items():
-        _add_option(command, name, hints[name], parameter.default, HELP.get(name) or _documented(explain, name))
+        text = HELP.get(name) or _documented(explain, name)
+        _add_option(command, [name, tokens] if name == "tokens" else [name], hints[name], parameter.default, text)
     options = vars(parser.parse_args(arguments))
     try:
         print(explain(**options).text)
@@ -50,10 +52,10 @@ def main(package: str, explain: Callable[..., Explanation], arguments: Sequence[
     return 0
 
 
-def _add_option(command: argparse.ArgumentParser, name: str, hint: Any, default: Any, text: str) -> None:
-    flags = [f"--{each.replace('_', '-')}" for each in (name, *_ALIASES.get(name, ()))]
+def _add_option(command: argparse.ArgumentParser, names: Sequence[str], hint: Any, default: Any, text: str) -> None:
+    flags = [f"--{name.replace('_', '-')}" for name in names]
     required = default is inspect.Parameter.empty
-    given: dict[str, Any] = {"dest": name, "required": required, "help": text}
+    given: dict[str, Any] = {"dest": names[0], "required": required, "help": text}
     if not required:
         given["default"] = default
         given["help"] = text if default in (None, False) else f"{text} (default: {default})"
@@ -65,7 +67,7 @@ def _add_option(command: argparse.ArgumentParser, name: str, hint: Any, default:
         given["choices"] = get_args(kind)
     else:
         given["type"] = kind
-        given["metavar"] = "N" if kind is int else "NAME"
+        given["metavar"] = {int: "N", float: "NUMBER"}.get(kind, "NAME")
     command.add_argument(*flags, **given)
 
 

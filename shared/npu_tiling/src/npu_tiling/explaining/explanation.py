@@ -1,83 +1,21 @@
-"""What a call launches on a chip, and why: for people (`text`), and for tests and records (`launches`)."""
+"""What a call does on a chip, and why: for people (`text`), and for tests and records (`launches`)."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from ..chips.devices import Device
-from ..launching.recording import Argument, RecordedLaunch, Recorder, dry_run
+from ..launching.recording import Attempt, Recorder, dry_run
+from .launches import ExplainedLaunch, explained, facts, with_fallbacks
+from .operators import Call, Product, Watch
 from .order import repeated
-from .products import Call, Product, Sort, Watch
-from .sources import definition
 
-_PARTIALS = "partials"  # in the name of a kernel that adds partial sums
-_BLOCK = re.compile(r"BLOCK|CHUNK|ROWS|STAGES|SHARE|^[GM]$")  # in the name of a size that the tiling chooses
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainedLaunch:
-    """One launch and the reasons for it.
-
-    Attributes:
-        direction: "forward" or "backward".
-        kernel: its name.
-        module: full name of the module that it is in.
-        defined_at: file and line of the kernel.
-        summary: the first line of its docstring; empty where it has none.
-        called_from: file and line of the code that launches it.
-        grid: number of programs.
-        blocks: sizes that the tiling chose, by the name of the kernel's parameter.
-        flags: the other `tl.constexpr` parameters.
-        options: compiler options.
-        memory: declared bytes of Unified Buffer of one program (on CUDA of shared memory); None: not declared.
-        way: which of several ways; empty where there is one.
-        why: the reason for it; empty where none is stated.
-        decided_at: file and line of the rule or table's row; empty where it is not known.
-        falls_back_to: what differs in the launch that follows where this one overflows; empty where none follows.
-        partials_added_by: the kernel of a later launch that adds this one's partial sums; empty where there are none.
-    """
-
-    direction: str
-    kernel: str
-    module: str
-    defined_at: str
-    summary: str
-    called_from: str
-    grid: int
-    blocks: Mapping[str, Any]
-    flags: Mapping[str, Any]
-    options: Mapping[str, Any]
-    memory: int | None
-    way: str
-    why: str
-    decided_at: str
-    falls_back_to: str
-    partials_added_by: str
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """Equal for launches that differ in their number of programs alone."""
-        return tuple(str(getattr(self, each.name)) for each in fields(self) if each.name != "grid")
-
-    def facts(self, chip: Device) -> dict[str, str]:
-        """For people."""
-        memory = "shared memory" if chip.kind == "cuda" else "Unified Buffer"
-        return {
-            "summary": self.summary,
-            "way": self.way,
-            "why": self.why,
-            "decided at": self.decided_at,
-            "called from": self.called_from,
-            "blocks": _assignments(self.blocks),
-            "flags": _assignments(self.flags),
-            "options": _assignments(self.options),
-            memory: "" if self.memory is None else f"{self.memory:,} of {chip.ub_bytes:,} bytes",
-            "falls back to": self.falls_back_to,
-            "partial sums": self.partials_added_by and f"added by {self.partials_added_by}",
-        }
+Step = ExplainedLaunch | Call
+Group = Sequence[Step]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,23 +26,35 @@ class Explanation:
         call: the call in words.
         chip: where.
         launches: in order.
-        products: matrix products by PyTorch, in order.
-        sorts: by PyTorch, in order.
+        calls: of PyTorch's operators, in order.
         decisions: what was decided for a call of several launches, in words, by direction.
         bytes_moved: the bytes that have to cross between memory and the chip, by direction.
         flops: the operations of matrix products that the result needs, by direction.
         peak: the most bytes of memory at a time beside the call's inputs, results and gradients included.
+        names: what the kernels' sizes and flags are.
     """
 
     call: str
     chip: Device
     launches: Sequence[ExplainedLaunch]
-    products: Sequence[Product] = ()
-    sorts: Sequence[Sort] = ()
+    calls: Sequence[Call] = ()
     decisions: Sequence[tuple[str, Mapping[str, str]]] = ()
     bytes_moved: Mapping[str, int]
     flops: Mapping[str, int] = field(default_factory=dict)
     peak: int = 0
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def products(self) -> list[Product]:
+        """PyTorch's matrix products, in order."""
+        return [call for call in self.calls if isinstance(call, Product)]
+
+    @property
+    def steps(self) -> list[Step]:
+        """Launches and PyTorch's operators, in order."""
+        numbered: list[tuple[int, int, Step]] = [(i, 1, each) for i, each in enumerate(self.launches)]
+        numbered += [(each.after, 0, each) for each in self.calls]
+        return [step for *_, step in sorted(numbered, key=lambda each: each[:2])]
 
     def floor(self, direction: str) -> float | None:
         """Seconds below which no launches of a direction take, for their bytes or for their operations; None: not known."""
@@ -119,32 +69,25 @@ class Explanation:
         lines = [f"{self.call} on {_described(self.chip)}"]
         lines += [f"memory beside the inputs: at most {self.peak:,} bytes at a time"] if self.peak else []
         for direction in self.bytes_moved:
-            steps = self._steps(direction)
-            lines += ["", f"{direction}: {self._counts(direction)}; {self._least(direction)}"]
-            lines += [line for at, facts in self.decisions if at == direction for line in _lines(facts)]
-            kinds = list(dict.fromkeys(step.kind for step in steps))
-            order = repeated([str(kinds.index(step.kind) + 1) for step in steps])
-            lines += _lines({"order": order if 1 < len(kinds) < len(steps) else ""})
+            steps = [step for step in self.steps if step.direction == direction]
+            groups = _grouped(steps)
+            lines += ["", f"{direction}: {_counts(steps)}; {self._least(direction)}"]
+            lines += [line for at, said in self.decisions if at == direction for line in _lines(said)]
+            kinds = list(dict.fromkeys(map(_kind, groups)))
+            numbers = [str(kinds.index(_kind(group)) + 1) for group in groups]
+            lines += _lines({"order": repeated(numbers)} if sum(1 for _ in groupby(numbers)) > len(kinds) else {})
             for number, kind in enumerate(kinds, 1):
-                lines += ["", *self._described([step for step in steps if step.kind == kind], number)]
-        return "\n".join(lines)
+                lines += ["", *self._lines_of([group for group in groups if _kind(group) == kind], number)]
+        return "\n".join([*lines, *self._legend()])
 
     def __str__(self) -> str:
         return self.text
 
-    def _steps(self, direction: str) -> list[ExplainedLaunch | Call]:
-        """Launches, products and sorts in order."""
-        numbered: list[tuple[int, int, ExplainedLaunch | Call]] = [(i, 1, each) for i, each in enumerate(self.launches)]
-        numbered += [(each.after, 0, each) for each in (*self.products, *self.sorts)]
-        return [step for *_, step in sorted(numbered, key=lambda each: each[:2]) if step.direction == direction]
-
-    def _counts(self, direction: str) -> str:
-        steps = (self.launches, self.products, self.sorts)
-        launches, products, sorts = (sum(each.direction == direction for each in found) for found in steps)
-        said = ["1 launch" if launches == 1 else f"{launches} launches"]
-        said += [f"{products} matrix product{'s' * (products != 1)}"] if products else []
-        said += [f"{sorts} sort{'s' * (sorts != 1)}"] if sorts else []
-        return " and ".join(said)
+    def _legend(self) -> list[str]:
+        """What the names of sizes and flags mean."""
+        used = dict.fromkeys(name for each in self.launches for name in (*each.blocks, *each.flags))
+        said = _lines({name: self.names.get(name, "") for name in used})
+        return ["", "names:", *said] if said else []
 
     def _least(self, direction: str) -> str:
         chip, moved, flops = self.chip, self.bytes_moved[direction], self.flops.get(direction, 0)
@@ -157,19 +100,35 @@ class Explanation:
             said += f": {flops / chip.matrix_flops * 1e6:,.1f} us at {chip.matrix_flops / 1e12:.4g} TFLOP/s"
         return said
 
-    def _described(self, steps: Sequence[ExplainedLaunch | Call], number: int) -> list[str]:
-        """Steps of one kind."""
-        first, times = steps[0], f", {len(steps)} times" * (len(steps) > 1)
+    def _lines_of(self, groups: Sequence[Group], number: int) -> list[str]:
+        """Groups of one kind."""
+        times, first = f", {len(groups)} times" * (len(groups) > 1), groups[0][0]
+        if isinstance(first, ExplainedLaunch):
+            launches = [step for group in groups for step in group if isinstance(step, ExplainedLaunch)]
+            grids = sorted({launch.grid for launch in launches})
+            programs = "1 program" if grids == [1] else f"{' or '.join(f'{grid:,}' for grid in grids)} programs"
+            head = f"{number}. {first.kernel} ({first.defined_at}), {programs}{times}"
+            return [head, *_lines(facts(launches, self.chip))]
         if isinstance(first, Product):
-            largest = max((step for step in steps if isinstance(step, Product)), key=lambda step: step.flops)
-            each = f"{largest.flops:,}{' at most' * (len({step.flops for step in steps if isinstance(step, Product)}) > 1)}"
-            return [f"{number}. {largest}{times}", *_lines({"called from": first.called_from, "operations": each})]
-        if isinstance(first, Call):
-            return [f"{number}. {first}{times}", *_lines({"called from": first.called_from})]
-        grids = sorted({step.grid for step in steps if isinstance(step, ExplainedLaunch)})
-        programs = "1 program" if grids == [1] else f"{' or '.join(f'{grid:,}' for grid in grids)} programs"
-        head = f"{number}. {first.kernel} ({first.defined_at}), {programs}{times}"
-        return [head, *_lines(first.facts(self.chip))]
+            products = [step for group in groups for step in group if isinstance(step, Product)]
+            largest = max(products, key=lambda step: step.flops)
+            most = " at most" * (len({step.flops for step in products}) > 1)
+            return [
+                f"{number}. {largest}{times}",
+                *_lines({"called from": first.called_from, "operations": f"{largest.flops:,}{most}"}),
+            ]
+        heads = [f"{step.name:<14} {step.sizes}, {step.called_from}" for step in groups[0] if isinstance(step, Call)]
+        return [f"{number}. PyTorch's operators{times}", *(f"    {head}" for head in dict.fromkeys(heads))]
+
+
+def _grouped(steps: Sequence[Step]) -> list[Group]:
+    """Steps as they are described: a launch, a product, or other operators of PyTorch's that follow one another."""
+    alone = itertools.count()
+    return [list(group) for _, group in groupby(steps, lambda step: -1 if type(step) is Call else next(alone))]
+
+
+def _kind(group: Group) -> tuple[object, ...]:
+    return tuple(dict.fromkeys(step.kind for step in group))
 
 
 def explain(
@@ -180,6 +139,7 @@ def explain(
     flops: Mapping[str, int] | None = None,
     describe: Callable[[Any], Mapping[str, str]] | None = None,
     passed_through: Sequence[str] = (),
+    names: Mapping[str, str] | None = None,
 ) -> Explanation:
     """Explain the launches of `run` on a chip.
 
@@ -190,92 +150,52 @@ def explain(
         chip: where.
         flops: the operations of matrix products that the result needs, by direction.
         describe: puts into words what the package decides for a call of several launches (`Recorder.decided`).
-        passed_through: full names of modules through which a package calls PyTorch's matrix products: callers of those are
-            named.
+        passed_through: full names of modules through which a package calls PyTorch's operators: callers of those are named.
+        names: what the kernels' sizes and flags are.
     """
-    recorder = Recorder(runs=False)
-    with dry_run(chip, recorder) as launches, Watch(launches, passed_through) as watch:
-        bytes_moved = run()
-    return Explanation(
+    recorder, watch, bytes_moved = _run(run, chip, passed_through)
+    found = Explanation(
         call=call,
         chip=chip,
-        launches=explained(launches),
-        products=watch.products,
-        sorts=watch.sorts,
+        launches=explained(recorder.launches, watch.calls),
+        calls=watch.calls,
         decisions=[(direction, describe(each)) for direction, each in recorder.decisions] if describe is not None else [],
         bytes_moved=bytes_moved,
         flops=flops or {},
         peak=watch.peak,
+        names=names or {},
     )
 
+    def rerun(attempt: Attempt) -> list[Step]:
+        other, calls, _ = _run(run, chip, passed_through, frozenset({attempt}))
+        return [*explained(other.launches), *calls.calls]
 
-def explained(launches: Sequence[RecordedLaunch]) -> list[ExplainedLaunch]:
-    """Launches with their reasons; those of one call, so that the launches that add partial sums are among them."""
-    return [_explained(launch, launches[i + 1 :]) for i, launch in enumerate(launches)]
-
-
-def _explained(launch: RecordedLaunch, later: Iterable[RecordedLaunch]) -> ExplainedLaunch:
-    tiling = launch.tiling
-    numbers = {name: value for name, value in launch.constants.items() if type(value) is int}
-    blocks = {name: value for name, value in numbers.items() if _BLOCK.search(name)}
-    defined_at, summary = definition(launch.module, launch.kernel)
-    adding = next((other.kernel for other in later if _adds_partials(other) and _share_memory(launch, other)), "")
-    return ExplainedLaunch(
-        direction=launch.direction,
-        kernel=launch.kernel,
-        module=launch.module,
-        defined_at=defined_at,
-        summary=summary,
-        called_from=launch.called_from,
-        grid=launch.grid,
-        blocks=blocks,
-        flags={name: value for name, value in launch.constants.items() if name not in blocks},
-        options=dict(launch.options),
-        memory=_memory_of(tiling),
-        way=str(getattr(tiling, "way", "")),
-        why=getattr(tiling, "why", ""),
-        decided_at=getattr(tiling, "decided_at", ""),
-        falls_back_to=_difference(launch),
-        partials_added_by=adding,
-    )
+    return replace(found, launches=with_fallbacks(found.launches, recorder.launches, rerun, found.steps))
 
 
-def _memory_of(tiling: Any) -> int | None:
-    device = getattr(tiling, "device", None)
-    declared: int | None = getattr(tiling, "shared_bytes" if getattr(device, "kind", "") == "cuda" else "ub_bytes", None)
-    return declared or None
+def _run(
+    run: Callable[[], Any], chip: Device, passed_through: Sequence[str], refused: frozenset[Attempt] = frozenset()
+) -> tuple[Recorder, Watch, Any]:
+    recorder = Recorder(runs=False, refused=refused)
+    with dry_run(chip, recorder) as launches, Watch(launches, passed_through) as watch:
+        result = run()
+    return recorder, watch, result
 
 
-def _difference(launch: RecordedLaunch) -> str:
-    """What the fallback has other than the launch."""
-    if launch.fallback is None:
-        return ""
-    before = {**launch.constants, **launch.options}
-    after = {**launch.fallback.constants, **launch.fallback.options}
-    changed = {name: value for name, value in after.items() if name not in before or before[name] != value}
-    return _assignments(changed) or repr(launch.fallback)
-
-
-def _adds_partials(launch: RecordedLaunch) -> bool:
-    return _PARTIALS in launch.kernel or getattr(launch.tiling, "adds_partials", False)
-
-
-def _share_memory(launch: RecordedLaunch, other: RecordedLaunch) -> bool:
-    """Whether a kernel that adds partial sums reads, as its first argument, memory that another launch was given."""
-    partials = other.arguments[0]
-    return isinstance(partials, Argument) and any(
-        isinstance(argument, Argument) and argument.memory == partials.memory for argument in launch.arguments
-    )
+def _counts(steps: Sequence[Step]) -> str:
+    launches = sum(isinstance(step, ExplainedLaunch) for step in steps)
+    products = sum(isinstance(step, Product) for step in steps)
+    others = len(steps) - launches - products
+    said = ["1 launch" if launches == 1 else f"{launches} launches"]
+    said += [f"{products} matrix product{'s' * (products != 1)}"] if products else []
+    said += [f"{others} {'other ' * (products > 0)}operator{'s' * (others != 1)} by PyTorch"] if others else []
+    return f"{', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else said[0]
 
 
 def _described(chip: Device) -> str:
     if chip.kind == "cuda":
         return f"{chip.name} ({chip.arch}, {chip.vector_cores} streaming multiprocessors)"
     return f"{chip.name} ({chip.vector_cores} vector cores, {chip.cube_cores} cube cores)"
-
-
-def _assignments(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def _lines(facts: Mapping[str, str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,22 @@ def leaf(*shape: int, dtype: str, gradient: bool = True) -> Tensor:
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r} and must be one of {', '.join(DTYPES)}.")
     return torch.empty(shape, dtype=DTYPES[dtype], device="meta", requires_grad=gradient)
+
+
+class _Computed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.data
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> Tensor:
+        return gradient[0]
+
+
+def computed(tensor: Tensor) -> Tensor:
+    """The same memory as something computed of the tensor, which may be written to where the tensor needs a gradient."""
+    result: Tensor = _Computed.apply(tensor)
+    return result
 
 
 def nbytes(tensors: Iterable[Tensor | None]) -> int:

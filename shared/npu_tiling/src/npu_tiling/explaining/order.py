@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def repeated(names: Sequence[str]) -> str:
-    """Names in order, and a group of names that follows itself in parentheses: "1 (2 3) x 8 4"."""
+    """Names in order; what follows itself is named once: "1; 2 and 3, 8 times; 4"."""
     said: list[str] = []
     first = 0
     while first < len(names):
@@ -17,10 +17,10 @@ def repeated(names: Sequence[str]) -> str:
         )
         if count == 1:
             length = 1
-        group = " ".join(names[first : first + length])
-        said.append(group if count == 1 else f"{group} x {count}" if length == 1 else f"({group}) x {count}")
+        group = " and ".join(filter(None, (", ".join(names[first : first + length - 1]), names[first + length - 1])))
+        said.append(f"{group}, {count} times" if count > 1 else group)
         first += count * length
-    return " ".join(said)
+    return "; ".join(said)
 
 
 def _repetitions(names: Sequence[str], length: int) -> int:

@@ -101,8 +101,8 @@ def launch_with_fallback(
             if recording.active is None:
                 result = run(chosen)
             else:
-                with recording.active.attempt(chosen, smaller):
-                    result = run(chosen)
+                with recording.active.attempt(name, chosen, smaller) as allowed:
+                    result = run(allowed)
         except Exception as error:
             refused = refusal(error)
             if refused is None:

@@ -62,11 +62,14 @@ class Kernels:
         self._package, self._distribution = package, distribution
         self._launchers: dict[tuple[str, str], Launcher] = {}
 
-    def function(self, module: str, kernel: str) -> Any:
-        """A `@triton.jit` function, to be launched by Triton's JIT: with arguments that are no tensors or numbers."""
+    def function(self, module: str, kernel: str, tiling: Any = None) -> Any:
+        """A `@triton.jit` function, to be launched by Triton's JIT: with arguments that are no tensors or numbers.
+
+        `tiling` says in an explanation what decided the launch.
+        """
         if recording.active is not None:
             function = functools.partial(self._import, module, kernel)
-            return recording.active.standing_in(f"{self._package}.{module}", kernel, function)
+            return recording.active.standing_in(f"{self._package}.{module}", kernel, function, tiling)
         return self._import(module, kernel)
 
     def launch(

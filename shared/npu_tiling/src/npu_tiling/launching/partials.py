@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ..budget.arithmetic import FP32, power_of_two, round_up
 from ..budget.grid import ALL_TILES, persistent_grid
 from ..budget.tiles import Block, Tile, fit
 from ..chips.devices import Device
+from ..places import here
 from .kernels import Kernels, LaunchSpec
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ MAX_ROWS = 64  # of a tile on Ascend; chips have up to 72 vector cores, and each
 
 # On CUDA, by the width of a row, up to and including: rows and columns of a tile. Narrow tiles let many programs wait for
 # memory at once; launches of wider rows have fewer partial sums. Chosen with the backwards of rms_norm on an H200.
-CUDA_TILES = (
+CUDA_TILES: tuple[tuple[int, int, int, str], ...] = (
     # width  rows  columns
-    (8192, 256, 8),
-    (16384, 128, 64),
-    (2**31, 32, 64),
+    (8192, 256, 8, here()),
+    (16384, 128, 64, here()),
+    (2**31, 32, 64, here()),
 )
 
 
@@ -39,12 +40,16 @@ class SumTiling:
         width: elements of a row.
         device: the chip.
         rows, columns: of a tile; a program takes columns and loops over rows.
+        decided_at: file and line of the rule, or of the table's row.
     """
+
+    why: ClassVar[str] = "every program adds all partial sums of some columns"
 
     width: int
     device: Device = field(repr=False)
     rows: int
     columns: int
+    decided_at: str = field(default="", repr=False, compare=False)
 
     @functools.cached_property
     def grid(self) -> int:
@@ -66,15 +71,17 @@ class SumTiling:
 def choose_sum(width: int, device: Device) -> SumTiling:
     """The tiling for rows of `width` elements. On Ascend every core gets columns before one gets more than it needs."""
     if device.kind == "cuda":
-        rows, columns = next((rows, columns) for most, rows, columns in CUDA_TILES if power_of_two(width) <= most)
-        return SumTiling(width=width, device=device, rows=rows, columns=min(columns, power_of_two(width)))
+        rows, columns, place = next(row[1:] for row in CUDA_TILES if power_of_two(width) <= row[0])
+        columns = min(columns, power_of_two(width))
+        return SumTiling(width=width, device=device, rows=rows, columns=columns, decided_at=place)
     unit, tile = device.ub_align // FP32, ("BLOCK_M", "BLOCK_N")
     padded = round_up(width, unit)
     columns = min(padded, round_up(ceil(padded / device.vector_cores), unit))
     rows = min(device.vector_cores, MAX_ROWS, max(1, TRANSFER_BYTES // (columns * FP32)))
     tiles = [Tile("partial sums", tile, FP32, 2), Tile("sum", tile, FP32), Tile("sum over rows", tile, FP32)]
     blocks = fit(tiles, (Block("BLOCK_M", rows), Block("BLOCK_N", columns, unit, unit)), device)
-    return SumTiling(width=width, device=device, rows=blocks["BLOCK_M"], columns=blocks["BLOCK_N"])
+    tile_rows, tile_columns = blocks["BLOCK_M"], blocks["BLOCK_N"]
+    return SumTiling(width=width, device=device, rows=tile_rows, columns=tile_columns, decided_at=here())
 
 
 def add_partials(partials: Tensor, total: Tensor, device: Device) -> None:

@@ -39,6 +39,9 @@ class Argument:
     block: tuple[int, ...] = ()
 
 
+Attempt = tuple[object, LaunchSpec]  # the name and the spec that `launch_with_fallback` is given
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedLaunch:
     """One launch of a kernel.
@@ -51,7 +54,7 @@ class RecordedLaunch:
         constants: `tl.constexpr` parameters by name.
         options: compiler options.
         tiling: what decided constants, options and grid.
-        fallback: the tiling that follows where this one overflows; None: there is none.
+        attempt: what to refuse (`Recorder`) to see the launches that follow where this one overflows; None: there are none.
         called_from: file and line, from the package's folder on, of the code that asked for the launch.
         caller: the function that has that line.
         direction: "forward" or "backward": whether autograd's engine asked for it.
@@ -64,7 +67,7 @@ class RecordedLaunch:
     constants: Mapping[str, Any]
     options: Mapping[str, Any]
     tiling: Any
-    fallback: Tiled | None
+    attempt: Attempt | None
     called_from: str
     caller: str
     direction: str
@@ -77,42 +80,45 @@ class Recorder:
         launches: so far.
         decisions: about calls of several launches, so far: the direction, and what a package's tiling decided.
         runs: whether they are made too.
+        refused: attempts in whose place their fallback runs, as if their tile did not fit.
     """
 
-    def __init__(self, *, runs: bool) -> None:
+    def __init__(self, *, runs: bool, refused: frozenset[Attempt] = frozenset()) -> None:
         self.launches: list[RecordedLaunch] = []
         self.decisions: list[tuple[str, Any]] = []
-        self.runs = runs
-        self._attempt: tuple[LaunchSpec, Callable[[Any], Tiled | None]] | None = None
+        self.runs, self.refused = runs, refused
+        self._attempt: tuple[Attempt | None, LaunchSpec] | None = None
 
     def decided(self, decision: Any) -> None:
         """List a decision about a call of several launches."""
         self.decisions.append(("backward" if is_backward() else "forward", decision))
 
     @contextlib.contextmanager
-    def attempt(self, spec: LaunchSpec, smaller: Callable[[Any], Tiled | None]) -> Iterator[None]:
-        """Launches in this block are of a spec that `smaller` finds a fallback for."""
-        before, self._attempt = self._attempt, (spec, smaller)
+    def attempt(self, name: object, spec: LaunchSpec, smaller: Callable[[Any], Tiled | None]) -> Iterator[LaunchSpec]:
+        """Launches in this block are of a spec that `smaller` finds a fallback for; gives the spec that is to run."""
+        following = smaller(spec.launch)
+        attempt = None if following is None else (name, spec)
+        if following is not None and attempt in self.refused:
+            spec = LaunchSpec.of(following, spec.flags)
+        before, self._attempt = self._attempt, (attempt, spec)
         try:
-            yield
+            yield spec
         finally:
             self._attempt = before
 
     def add(self, module: str, kernel: str, grid: int, arguments: tuple[Any, ...], spec: LaunchSpec) -> None:
         """List a launch of a spec."""
-        smaller = self._attempt[1] if self._attempt is not None and self._attempt[0] is spec else None
-        fallback = None if smaller is None else smaller(spec.launch)
-        self._add(module, kernel, grid, arguments, spec.constants, spec.options, spec.launch, fallback)
+        self._add(module, kernel, grid, arguments, spec.constants, spec.options, spec.launch)
 
-    def add_named(self, module: str, kernel: str, grid: int, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """List a launch by Triton's JIT: constants and options by name, and the tiling is that of the attempt, if any."""
-        tiling, fallback = None, None
+    def add_named(
+        self, module: str, kernel: str, grid: int, arguments: tuple[Any, ...], named: Mapping[str, Any], tiling: Any
+    ) -> None:
+        """List a launch by Triton's JIT: constants and options by name; without a tiling, that of the attempt, if any."""
         options: Mapping[str, Any] = {name: value for name, value in named.items() if name in _OPTIONS}
         if self._attempt is not None:
-            spec, smaller = self._attempt
-            tiling, fallback, options = spec.launch, smaller(spec.launch), spec.options
+            tiling, options = self._attempt[1].launch, self._attempt[1].options
         constants = {name: value for name, value in named.items() if name not in options}
-        self._add(module, kernel, grid, arguments, constants, options, tiling, fallback)
+        self._add(module, kernel, grid, arguments, constants, options, tiling)
 
     def _add(
         self,
@@ -123,38 +129,38 @@ class Recorder:
         constants: Mapping[str, Any],
         options: Mapping[str, Any],
         tiling: Any,
-        fallback: Tiled | None,
     ) -> None:
         called_from, function = caller()
         launch = RecordedLaunch(
             module=module,
             kernel=kernel,
             grid=grid,
-            arguments=tuple(map(_without_memory, arguments)),
+            arguments=tuple(map(without_memory, arguments)),
             constants=constants,
             options=options,
             tiling=tiling,
-            fallback=fallback,
+            attempt=None if self._attempt is None else self._attempt[0],
             called_from=called_from,
             caller=function,
             direction="backward" if is_backward() else "forward",
         )
         self.launches.append(launch)
 
-    def standing_in(self, module: str, kernel: str, function: Callable[[], Any]) -> _StandIn:
+    def standing_in(self, module: str, kernel: str, function: Callable[[], Any], tiling: Any) -> _StandIn:
         """A stand-in for `function()`, a `@triton.jit` function, that lists its launches."""
-        return _StandIn(self, module, kernel, function)
+        return _StandIn(self, module, kernel, function, tiling)
 
 
 class _StandIn:
-    def __init__(self, recorder: Recorder, module: str, kernel: str, function: Callable[[], Any]) -> None:
+    def __init__(self, recorder: Recorder, module: str, kernel: str, function: Callable[[], Any], tiling: Any) -> None:
         self._recorder, self._module, self._kernel, self._function = recorder, module, kernel, function
+        self._tiling = tiling
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **named: Any) -> None:
             if self._recorder.runs:
                 self._function()[grid](*arguments, **named)
-            self._recorder.add_named(self._module, self._kernel, grid[0], arguments, named)
+            self._recorder.add_named(self._module, self._kernel, grid[0], arguments, named, self._tiling)
 
         return launch
 
@@ -192,13 +198,14 @@ def watch_launches() -> Iterator[list[RecordedLaunch]]:
         yield launches
 
 
-def _without_memory(argument: Any) -> Any:
+def without_memory(argument: Any) -> Any:
+    """An argument of a launch, an `Argument` where it is a tensor."""
     if hasattr(argument, "block_shape"):  # a descriptor, which Triton makes of a tensor
-        return dataclasses.replace(_without_memory(argument.base), block=tuple(argument.block_shape))
+        return dataclasses.replace(without_memory(argument.base), block=tuple(argument.block_shape))
     if isinstance(argument, tuple):
         if hasattr(argument, "data_ptr"):  # `Neighbours`, which one pointer stands for
-            return _without_memory(argument[0])
-        return tuple(map(_without_memory, argument))
+            return without_memory(argument[0])
+        return tuple(map(without_memory, argument))
     if not hasattr(argument, "untyped_storage"):
         return argument
     storage = argument.untyped_storage()

@@ -74,17 +74,19 @@ def choose(shape: Shape, device: Device) -> AscendTiling | None:
     Raises:
         UnifiedBufferError: not even the smallest block of columns fits.
     """
-    error = None
+    error, refusals = None, []
     for row in ways(shape):
         try:
             blocks = _blocks(row, shape, device)
         except UnifiedBufferError as refused:
             error = refused
+            refusals.append(f"{row.way}: {refused.needed:,} bytes")
             continue
         if blocks is not None:
             chosen = AscendTiling(shape=shape, device=device, way=row.way)
-            why = "the first way of the table that fits the Unified Buffer"
+            why = f"faster ways do not fit ({', '.join(refusals)})" if refusals else "the fastest way of the table fits"
             return dataclasses.replace(chosen, **blocks, why=why, decided_at=row.decided_at)  # type: ignore[arg-type]
+        refusals.append(f"{row.way}: a transfer has one row")
     if shape.takes_columns and isinstance(error, TileTooLargeError):
         raise error
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from math import ceil
+from typing import Any
 
 from npu_tiling import Device
 from npu_tiling.budget.arithmetic import power_of_two
@@ -22,7 +23,12 @@ def choose(shape: Shape, device: Device) -> CudaTiling | None:
     if shape.takes_columns:
         block_s = power_of_two(shape.layers)
         block_d = max(1, min(padded, ways.COLUMN_ELEMENTS // block_s))
-        blocks = {"block_s": block_s, "block_d": block_d, "warps": ways.COLUMN_WARPS, "per_core": ways.COLUMN_PER_CORE}
+        blocks: dict[str, Any] = {
+            "block_s": block_s,
+            "block_d": block_d,
+            "warps": ways.COLUMN_WARPS,
+            "per_core": ways.COLUMN_PER_CORE,
+        }
         return _tiling(shape, device, Way.COLUMNS, f"{ways.COLUMN_ELEMENTS} elements a tile", **blocks)
     if shape.task == Task.LAYERS:
         block_s = power_of_two(shape.layers)
@@ -38,28 +44,27 @@ def choose(shape: Shape, device: Device) -> CudaTiling | None:
     return _in_registers(shape, device) or _cooperating(shape, device) or _loop(shape, device)
 
 
-def _tiling(shape: Shape, device: Device, way: Way, why: str, **chosen: int) -> CudaTiling:
-    """A tiling, with file and line of the rule that made it."""
-    return CudaTiling(shape=shape, device=device, way=way, why=why, decided_at=here(2), **chosen)
+def _tiling(shape: Shape, device: Device, way: Way, why: str, place: str = "", **chosen: Any) -> CudaTiling:
+    """A tiling, with file and line of the table's row, or of the rule that made it."""
+    return CudaTiling(shape=shape, device=device, way=way, why=why, decided_at=place or here(2), **chosen)
 
 
 def _in_registers(shape: Shape, device: Device) -> CudaTiling | None:
     """All sources of a token in registers; None where they are too many."""
     padded, block_n = power_of_two(shape.width), power_of_two(shape.n_sources)
     elements = block_n * padded
-    if shape.task == Task.FORWARD:
-        if elements > ways.FORWARD_IN_REGISTERS.elements:
-            return None
-        warps, per_core = ways.MIN_WARPS, ways.FORWARD_IN_REGISTERS.per_core
-    else:
-        row = next((row for row in ways.BACKWARD_IN_REGISTERS if elements <= row.elements), None)
-        if row is None or padded > ways.MAX_COLUMNS:
-            return None
+    rows = (ways.FORWARD_IN_REGISTERS,) if shape.task == Task.FORWARD else ways.BACKWARD_IN_REGISTERS
+    row = next((row for row in rows if elements <= row.elements), None)
+    if row is None or (shape.task == Task.BACKWARD and padded > ways.MAX_COLUMNS):
+        return None
+    warps, per_core = ways.MIN_WARPS, row.per_core
+    if shape.task == Task.BACKWARD:
         warps = max(ways.MIN_WARPS, elements // row.per_warp, padded // ways.WARP_COLUMNS)
         per_core = max(1, min(row.per_core, ways.MAX_CORE_WARPS // warps))
     chosen = {"block_d": padded, "block_n": block_n, "warps": warps, "per_core": per_core}
+    why = f"{elements} elements a token, padded, are at most {row.elements}"
     for stages in range(ways.STAGES, 1, -1):
-        tiling = _tiling(shape, device, Way.IN_REGISTERS, f"{elements} elements a token", stages=stages, **chosen)
+        tiling = _tiling(shape, device, Way.IN_REGISTERS, why, row.decided_at, stages=stages, **chosen)
         if tiling.shared_bytes <= device.ub_bytes:
             return tiling
     return None
@@ -78,9 +83,12 @@ def _cooperating(shape: Shape, device: Device) -> CudaTiling | None:
     if programs == 1 or programs_of_a_tile > policy.programs or block_n * power_of_two(programs) > policy.words:
         return None
     chosen = {"block_d": block_d, "block_n": block_n, "tiles": tiles, "cooperating": programs, "warps": policy.warps}
-    why = f"too many elements for one program; {programs} programs share a token"
+    elements = power_of_two(shape.n_sources) * power_of_two(shape.width)
+    why = f"one program has no registers for {elements} elements a token, padded; {programs} programs share it"
     for stages in range(ways.STAGES, 1, -1):
-        tiling = _tiling(shape, device, Way.COOPERATING, why, stages=stages, per_core=policy.per_core, **chosen)
+        tiling = _tiling(
+            shape, device, Way.COOPERATING, why, policy.decided_at, stages=stages, per_core=policy.per_core, **chosen
+        )
         if tiling.per_core * tiling.shared_bytes <= device.ub_bytes:
             return tiling if programs <= device.vector_cores * tiling.per_core else None
     return None
@@ -104,10 +112,9 @@ def _loop(shape: Shape, device: Device) -> CudaTiling:
         stages += ways.MIN_EXTRA_STAGE < row <= ways.TILE_ELEMENTS
         per_core = ways.NARROW_PER_CORE if warps <= 2 else per_core
     blocks_and_chunks = {"block_d": chunk, "chunks": chunks, "block_n": block_n, "warps": warps, "per_core": per_core}
-    why = (
-        "more sources than registers" if not is_backward else "more sources than programs that share a token have registers"
-    )
-    tiling = _tiling(shape, device, Way.LOOP, why, stages=stages, **blocks_and_chunks)
+    holder = "as many programs as may share a token have" if is_backward else "one program has"
+    why = f"{holder} no registers for {n_sources} sources of {row} columns, padded"
+    tiling = _tiling(shape, device, Way.LOOP, why, rule.decided_at, stages=stages, **blocks_and_chunks)
     while tiling.shared_bytes > device.ub_bytes:
         tiling = _fewer_under_way(tiling)
     return tiling

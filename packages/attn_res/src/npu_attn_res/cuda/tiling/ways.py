@@ -10,6 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from npu_tiling import ALL_TILES
+from npu_tiling.places import here
 
 
 class Way(Enum):
@@ -34,12 +35,14 @@ class InRegisters(NamedTuple):
         per_warp: elements of a warp.
         per_core: programs resident on a multiprocessor.
         measured: with this policy.
+        decided_at: file and line of the row.
     """
 
     elements: int
     per_warp: int
     per_core: int
     measured: str
+    decided_at: str
 
 
 class Loop(NamedTuple):
@@ -52,6 +55,7 @@ class Loop(NamedTuple):
         per_core: programs of a multiprocessor.
         stages: tiles under way.
         measured: with this policy.
+        decided_at: file and line of the row.
     """
 
     columns: int
@@ -60,6 +64,7 @@ class Loop(NamedTuple):
     per_core: int
     stages: int
     measured: str
+    decided_at: str
 
 
 class Cooperating(NamedTuple):
@@ -72,6 +77,7 @@ class Cooperating(NamedTuple):
         words: that a program reads for each token, at most.
         programs: that share the columns of a tile, at most.
         measured: with this policy.
+        decided_at: file and line of the policy.
     """
 
     sources: int
@@ -82,6 +88,7 @@ class Cooperating(NamedTuple):
     words: int
     programs: int
     measured: str
+    decided_at: str
 
 
 MAX_ROW = 16384  # columns; wider rows are split into blocks of columns
@@ -101,12 +108,12 @@ MIN_WARPS = 4
 TILE_ELEMENTS = 8192  # of a tile of several sources in a loop
 
 # fmt: off
-FORWARD_IN_REGISTERS = InRegisters(8192, 2048, 3, "4096 x 4 x 2048: .0301 forward")
+FORWARD_IN_REGISTERS = InRegisters(8192, 2048, 3, "4096 x 4 x 2048: .0301 forward", here())
 BACKWARD_IN_REGISTERS = (
     # elements  per_warp  per_core
-    InRegisters(8192,   2048,     3, "4096 x 4 x 2048: .0814"),
-    InRegisters(16384,  2048,     2, ""),
-    InRegisters(32768,  4096,     1, "8192 x 8 x 4096: .457; 4096 x 8 x 2560: .170"),
+    InRegisters(8192,   2048,     3, "4096 x 4 x 2048: .0814", here()),
+    InRegisters(16384,  2048,     2, "", here()),
+    InRegisters(32768,  4096,     1, "8192 x 8 x 4096: .457; 4096 x 8 x 2560: .170", here()),
 )
 # Of a backward in registers: warps of a multiprocessor, columns of a warp, columns of a row.
 MAX_CORE_WARPS, WARP_COLUMNS, MAX_COLUMNS = 16, 512, 8192
@@ -114,16 +121,16 @@ MAX_CORE_WARPS, WARP_COLUMNS, MAX_COLUMNS = 16, 512, 8192
 
 FORWARD_LOOPS = (
     # columns  sources  per_warp  per_core   stages
-    Loop(8192,   2,       4096,    ALL_TILES, STAGES,     "8192 x 8 x 4096: .149 forward; 4096 x 8 x 7168: .136 forward"),
-    Loop(16384,  1,       1024,    1,         STAGES + 1, "2048 x 8 x 16384: .163 forward"),
+    Loop(8192,   2,       4096,    ALL_TILES, STAGES,     "8192 x 8 x 4096: .149, 4096 x 8 x 7168: .136 forward", here()),
+    Loop(16384,  1,       1024,    1,         STAGES + 1, "2048 x 8 x 16384: .163 forward", here()),
 )
 BACKWARD_LOOPS = (
-    Loop(4096,   4,       4096,    2,         STAGES,     ""),
-    Loop(8192,   2,       2048,    4,         STAGES,     ""),
-    Loop(16384,  1,       1024,    1,         STAGES,     "2048 x 8 x 16384: .596"),
+    Loop(4096,   4,       4096,    2,         STAGES,     "", here()),
+    Loop(8192,   2,       2048,    4,         STAGES,     "", here()),
+    Loop(16384,  1,       1024,    1,         STAGES,     "2048 x 8 x 16384: .596", here()),
 )
 COOPERATING = Cooperating(
     sources=8, tile_bytes=16384, columns=4096, warps=4, per_core=3, words=256, programs=14,
-    measured="4096 x 12 x 5120: .650; 4096 x 8 x 7168: .406; 8192 x 16 x 7168: 1.87",
+    measured="4096 x 12 x 5120: .650; 4096 x 8 x 7168: .406; 8192 x 16 x 7168: 1.87", decided_at=here(),
 )
 # fmt: on

@@ -65,6 +65,7 @@ class ChunkLaunch:
         device: the chip.
         block_m, block_n: rows and columns of a tile; block_n is above the width where a row is one tile.
         tail_n: columns of the last tile of a row, 0 for none.
+        decided_at: file and line of the rule.
     """
 
     shape: ChunkShape
@@ -72,6 +73,15 @@ class ChunkLaunch:
     block_m: int
     block_n: int
     tail_n: int
+    decided_at: str = field(default="", repr=False, compare=False)
+
+    @property
+    def way(self) -> str:
+        return "blocks of columns" if self.streams else "whole rows"
+
+    @property
+    def why(self) -> str:
+        return f"a row of {self.shape.width} columns is {'longer than' * self.streams or 'within'} one tile"
 
     @property
     def streams(self) -> bool:

@@ -7,10 +7,11 @@ import functools
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
 from npu_tiling.budget.arithmetic import FP32, power_of_two
+from npu_tiling.places import here
 
 from .scaling import FourWarps
 
@@ -58,6 +59,11 @@ class RowLaunch(FourWarps):
     kernel: RowKernel
     device: Device = field(repr=False)
     block_m: int
+    decided_at: str = field(default="", repr=False, compare=False)
+
+    @property
+    def why(self) -> str:
+        return f"{self.block_m} rows a tile; {_SINGLE_PROGRAM_TILES} tiles are added up by one program"
 
     def grid(self, rows: int, *, summed: bool) -> int:
         """Programs for that many rows; `summed`: where several of them leave partial sums."""
@@ -79,7 +85,6 @@ class RowLaunch(FourWarps):
 class PartialsLaunch(FourWarps):
     """The launch of one program that adds partial sums."""
 
-    adds_partials: ClassVar = True  # which `explain` says of the launches that leave them
     device: Device = field(repr=False)
 
     @property
@@ -94,7 +99,7 @@ def row_launch(kernel: RowKernel, device: Device) -> RowLaunch:
     rows = _WEIGHTED_ROWS if kernel.value.loads_weights else _ROWS
     if device.kind == "ascend" and not kernel.value.loads_weights:
         rows = fit(_tiles(kernel), (Block("BLOCK_M", rows, _MIN_ROWS, _MIN_ROWS),), device)["BLOCK_M"]
-    return RowLaunch(kernel=kernel, device=device, block_m=rows)
+    return RowLaunch(kernel=kernel, device=device, block_m=rows, decided_at=here())
 
 
 def smaller(launch: RowLaunch) -> RowLaunch | None:

@@ -1,0 +1,112 @@
+"""What the operators' explanations say of fallbacks, partial sums and reasons, held to what dry runs launch."""
+
+import importlib
+import warnings
+from collections import Counter
+
+import pytest
+from npu_tiling.launching.kernels import Kernels
+
+B4, H200 = "Ascend910B4", "H200"
+CALLS = [
+    ("npu_rms_norm", {"tokens": 4096, "width": 4096}),
+    ("npu_rms_norm", {"tokens": 64, "width": 40000, "gate": True, "activation": "sigmoid"}),
+    ("npu_embedding", {"tokens": 40000, "vocabulary": 50257, "width": 768, "dtype": "fp32", "padding_idx": 3}),
+    ("npu_embedding", {"tokens": 100000, "vocabulary": 300, "width": 64, "sparse": True, "multiplier": 8.0}),
+    (
+        "npu_embedding",
+        {"tokens": 96, "vocabulary": 300, "width": 30000, "bag": 4, "mode": "sum", "per_sample_weights": True},
+    ),
+    ("npu_attn_res", {"tokens": 64, "width": 5120, "blocks": 12, "prefix": True, "append": True}),
+    ("npu_attn_res", {"tokens": 64, "width": 6144, "blocks": 3, "listed": True, "normalised": True}),
+    ("npu_attn_res", {"tokens": 64, "width": 20000, "blocks": 3}),
+    ("npu_attn_res", {"tokens": 64, "width": 2048, "blocks": 3, "layers": 4}),
+    ("npu_attn_res", {"tokens": 64, "width": 9600, "merge": True}),
+    ("npu_fused_linear_cross_entropy", {"tokens": 4096, "width": 4096, "vocabulary": 128256, "memory_budget": 2 * 10**8}),
+    ("npu_fused_linear_cross_entropy", {"tokens": 8192, "width": 512, "vocabulary": 32000, "softcap": 30.0}),
+    ("npu_fused_linear_cross_entropy", {"tokens": 512, "width": 64, "vocabulary": 1000, "reduction": "none"}),
+]
+OVERFLOW = "ub overflow, requires 16 bits while 8 bits available"
+
+
+def explained(package, options, chip):
+    return importlib.import_module(package).explain(**options, chip=chip, backward=True)
+
+
+def identity(launch):
+    return launch.direction, launch.kernel, str({**launch.blocks, **launch.flags, **launch.options})
+
+
+@pytest.mark.parametrize("chip", [B4, H200])
+@pytest.mark.parametrize(("package", "options"), CALLS)
+def test_a_launch_falls_back_to_what_runs_where_its_tile_overflows(package, options, chip, monkeypatch):
+    """Each launch is refused once, with the compiler's words."""
+    found, real = explained(package, options, chip), Kernels.launch
+    before = Counter(map(identity, found.launches))
+    for launch in {identity(launch): launch for launch in found.launches}.values():
+
+        def refusing(self, module, kernel, spec, *arguments, launch=launch):
+            constants = {**launch.blocks, **launch.flags}
+            if (kernel, spec.constants, spec.options) == (launch.kernel, constants, launch.options):
+                raise RuntimeError(OVERFLOW)
+            real(self, module, kernel, spec, *arguments)
+
+        monkeypatch.setattr("npu_tiling.launching.fallback._replaced", {})
+        monkeypatch.setattr(Kernels, "launch", refusing)
+        if not launch.fallback:
+            if launch.module.endswith("cuda.product") and launch.flags.get("STORE") is not None:
+                continue  # by Triton's JIT
+            with pytest.raises((RuntimeError, ValueError), match=r"ub overflow|not even its smallest tile"):
+                explained(package, options, chip)
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            after = explained(package, options, chip).launches
+        new = Counter(map(identity, after)) - before
+        made = {each.kernel: {**each.blocks, **each.flags, **each.options} for each in after if identity(each) in new}
+        for each in launch.fallback:
+            assert each.changes.items() <= made.get(each.kernel, {}).items()
+            assert (each.kernel in made) == (each.kernel != "PyTorch's operators")
+
+
+@pytest.mark.parametrize("chip", [B4, H200])
+@pytest.mark.parametrize(("package", "options"), CALLS)
+def test_every_launch_says_why_and_every_name_what_it_is(package, options, chip):
+    found = explained(package, options, chip)
+    for launch in found.launches:
+        assert launch.summary and launch.why and launch.decided_at.partition("/")[0] in (package, "npu_tiling"), (
+            launch.kernel
+        )
+        assert {*launch.blocks, *launch.flags} <= found.names.keys()
+        assert "Way." not in str(launch)
+    assert "names:" in found.text
+
+
+def adders(package, chip, **options):
+    launches = explained(package, options, chip).launches
+    return {launch.kernel: launch.partials_added_by.partition(" (")[0] for launch in launches if launch.partials_added_by}
+
+
+def test_partial_sums_are_added_by_these():
+    """Kernels that write partial sums, by chip: a kernel adds them, or PyTorch's sum."""
+    rows = {"tokens": 4096, "width": 4096}
+    assert adders("npu_rms_norm", B4, **rows) == {"backward_kernel": "sum_partials_kernel"}
+    columns = {"attn_res_products_kernel": "PyTorch's sum", "attn_res_gradient_kernel": "PyTorch's sum"}
+    assert adders("npu_attn_res", B4, tokens=64, width=20000, blocks=3) == columns
+    assert adders("npu_attn_res", H200, tokens=64, width=5120, blocks=12, normalised=True) == {
+        "attn_res_norm_backward_kernel": "sum_partials_kernel",
+        "attn_res_backward_shared_kernel": "attn_res_add_partials_kernel",
+    }
+    bags = {"tokens": 96, "vocabulary": 300, "width": 30000, "bag": 4, "mode": "sum", "per_sample_weights": True}
+    wide = adders("npu_embedding", B4, **bags)
+    assert wide == {"spread_bags_kernel": "PyTorch's sum", "sum_rows_kernel": "add_partials_kernel"}
+    assert adders("npu_embedding", H200, tokens=4096, vocabulary=300, width=64) == {
+        "sum_sorted_kernel": "add_partials_kernel"
+    }
+    product = ("cross_entropy_product_kernel", "cross_entropy_product_again_kernel")
+    loss = adders("npu_fused_linear_cross_entropy", H200, tokens=8192, width=4096, vocabulary=128256)
+    assert loss == {
+        **dict.fromkeys(product, "cross_entropy_product_sums_kernel"),
+        "cross_entropy_targets_kernel": "cross_entropy_factors_kernel",
+        "cross_entropy_losses_kernel": "cross_entropy_sums_kernel",
+    }
