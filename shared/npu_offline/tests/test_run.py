@@ -148,6 +148,7 @@ def test_a_loop_that_does_not_end_is_named(run, monkeypatch, command, launch):
 
 def test_time_names_a_loop_that_does_not_end(run, monkeypatch):
     monkeypatch.setattr(program, "MOST_TURNS", 1000)
+    monkeypatch.setattr(settings, "PROGRAM_SECONDS", 1)  # launches that write integers run before they are timed
     status, said = run("time", 'yield "endless", lambda: call(count, 1, 64, n=2**31 - 1, BLOCK=64)')
     assert "stopped after 1,000 turns of its loops: a loop does not end" in said
     assert status == 1
