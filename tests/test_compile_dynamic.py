@@ -152,7 +152,9 @@ def test_every_public_function_is_here():
     assert {function.__name__ for function in public if inspect.isfunction(function)} - OF_NO_TENSORS == set(CALLS)
 
 
-@pytest.mark.parametrize(("dynamic", "expected"), [(True, 1), (None, 2), (False, len(SIZES))])
+@pytest.mark.parametrize(
+    ("dynamic", "expected"), [(True, 1), (None, 2), pytest.param(False, len(SIZES), marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_sizes_share_a_graph_and_a_float_takes_one_more(name, dynamic, expected):
     run = compiled(call, fullgraph=True, dynamic=dynamic)
