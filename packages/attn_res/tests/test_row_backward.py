@@ -63,7 +63,7 @@ def test_blocks_without_a_gradient_are_left_out(chip, width):
     depth.near(found, expected[1], fp32=5e-4)
 
 
-@pytest.mark.parametrize("width", [4608, HALVES])
+@pytest.mark.parametrize("width", [2048, WHOLE, HALVES])
 @pytest.mark.parametrize("n_blocks", [0, 2])
 @pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])
 def test_a_bank_gives_the_gradients_of_the_formula(chip, width, n_blocks, counted):
@@ -104,12 +104,12 @@ def test_the_compiler_is_told_how_statistics_lie(chip):
 
 def test_statistics_are_by_token_where_the_kernel_takes_them():
     b4, ascend950, b1 = (npu_tiling.soc(name) for name in (CHIP, "Ascend950PR_957b", "Ascend910B1"))
-    assert statistics_by_token(4096, 2, 8, b4, prefix=False) and statistics_by_token(7168, 2, 64, b1, prefix=False)
-    assert not statistics_by_token(4096, 4, 8, b4, prefix=False)  # fp32 has h
-    assert not statistics_by_token(1024, 2, 8, b4, prefix=False)  # rows share a tile
-    assert not statistics_by_token(8192, 2, 8, b4, prefix=False)  # two halves do not fit
-    assert not statistics_by_token(4096, 2, 65, b4, prefix=False)
-    assert not statistics_by_token(4096, 2, 8, ascend950, prefix=False)
+    assert statistics_by_token(4096, 2, 8, b4) and statistics_by_token(7168, 2, 64, b1)
+    assert not statistics_by_token(4096, 4, 8, b4)  # fp32 has h
+    assert not statistics_by_token(1024, 2, 8, b4)  # rows share a tile
+    assert not statistics_by_token(8192, 2, 8, b4)  # two halves do not fit
+    assert not statistics_by_token(4096, 2, 65, b4)
+    assert not statistics_by_token(4096, 2, 8, ascend950)
 
 
 @pytest.mark.compilers

@@ -32,6 +32,6 @@ def smaller(tiling: Tiling) -> Tiling | None:
     return ascend.smaller(tiling)
 
 
-def statistics_by_token(width: int, itemsize: int, n_sources: int, device: Device, *, prefix: bool) -> bool:
+def statistics_by_token(width: int, itemsize: int, n_sources: int, device: Device) -> bool:
     """Whether the statistics that a forward keeps are [tokens, sources] instead of [sources, tokens]."""
-    return device.kind == "ascend" and ascend.statistics_by_token(width, itemsize, n_sources, device, prefix=prefix)
+    return device.kind == "ascend" and ascend.statistics_by_token(width, itemsize, n_sources, device)

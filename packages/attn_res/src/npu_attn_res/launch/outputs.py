@@ -63,7 +63,7 @@ def keeps_by_token(call: Forward | Backward, dtype: torch.dtype, device: Device)
     source = call.blocks[0] if len(call.blocks) else prefix
     assert source is not None
     itemsize, n_rows = max(source.dtype.itemsize, dtype.itemsize), call.n_blocks + (prefix is not None)
-    return tiling.statistics_by_token(int(source.shape[-1]), itemsize, n_rows, device, prefix=prefix is not None)
+    return tiling.statistics_by_token(int(source.shape[-1]), itemsize, n_rows, device)
 
 
 def reads_h(h: Tensor) -> bool:

@@ -23,10 +23,10 @@ _TRANSFER_BYTES = 8 * 1024
 _AHEAD_BYTES = 14 * 1024
 _MAX_AHEAD_ROWS = 9
 _COLUMN_BYTES = 8 * 1024  # of a transfer in the kernels that take columns
-_MIN_KEPT_WIDTH = (
-    2048  # columns from which on a backward that keeps <dh, v_i> is predicted to take less than in tiles of rows
-)
-_MIN_KEPT_WIDTH_PREFIX = 4448  # with a prefix: below, the forward has tiles of rows, where CANN 8.5 sets a flag twice
+# Columns from which on a backward keeps <dh, v_i>. Predicted times of the bytes, that kernel's and that of tiles of rows, on
+# CANN 8.5 and about 9.1: 1536 columns 2.18 : 3.26 and 2.36 : 2.16, 2048 1.86 : 2.96 and 2.02 : 1.98, 3072 1.70 : 2.65 and
+# 1.80 : 1.99; 4096 beside a prefix, where one row is a tile, 1.65 : 2.25 and 1.62 : 2.10.
+_MIN_KEPT_WIDTH = 2048
 _MAX_KEPT_SOURCES = 64  # as SLOTS of ascend/backward_row.py
 
 _ROWS = ("D", "BLOCK_M", "BLOCK_D")
@@ -120,13 +120,12 @@ def _rows(way: Way, row_bytes: int, addressable: int) -> int:
     return min(max(2, _TRANSFER_BYTES // row_bytes, ahead), addressable)
 
 
-def statistics_by_token(width: int, itemsize: int, n_sources: int, device: Device, *, prefix: bool) -> bool:
+def statistics_by_token(width: int, itemsize: int, n_sources: int, device: Device) -> bool:
     """Whether the statistics that a forward keeps are [tokens, sources], for a backward that keeps <dh, v_i>.
 
     An Ascend950 never has such a backward: nothing predicts its time there. Sources in fp32 have h, and one sweep.
     """
-    least = _MIN_KEPT_WIDTH_PREFIX if prefix else _MIN_KEPT_WIDTH
-    if device.arch != "dav-c220" or itemsize > 2 or width < least or n_sources > _MAX_KEPT_SOURCES:
+    if device.arch != "dav-c220" or itemsize > 2 or width < _MIN_KEPT_WIDTH or n_sources > _MAX_KEPT_SOURCES:
         return False
     return _can_keep(width, itemsize, device)
 
