@@ -117,7 +117,7 @@ def test_cuda_blocks_are_powers_of_two():
     assert cuda.chunks(cuda.sums_launch(rows(768, 4, GPU)), 10**6) * 3 <= 4 * 132 * 32
     assert tiling.smaller(tiling.gather_launch(rows(768, 4, GPU))) is None
     partials = cuda.partials_launch(rows(768, 4, GPU))
-    assert partials.grid(65) == 2 * partials.column_blocks
+    assert partials.grid(partials.per_program + 1) == 2 * partials.column_blocks
 
 
 def test_a_group_of_sorted_indices_is_a_power_of_two_of_programs():

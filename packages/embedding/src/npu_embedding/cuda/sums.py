@@ -79,12 +79,19 @@ def sum_chunk(
     if i_first < i_stop:
         i_first, i_stop, entered = summed_positions(p_sorted, i_first, i_stop, i_end, tl.cdiv(i_end, n_chunks))
         i_row = row_at(p_sorted, i_first, i_stop).to(tl.int64)
+        i_next = row_at(p_sorted, i_first + 1, i_end).to(tl.int64)
+        # Loads of the next position wait beside those of this one, which a store of a sum would hold up.
+        i_dy = dy_offset(tl.load(p_order + tl.minimum(i_first, i_stop - 1)), n_part, s_part, s_dy, IN_PARTS)
+        i_order = tl.load(p_order + tl.minimum(i_first + 1, i_stop - 1))
+        b_next = load_row(p_dy + i_dy, o_col, N, BLOCK_N)
         n_equal = 0
         b_sum = tl.zeros([BLOCK_N], tl.float32)
         for i in tl.range(i_first, i_stop):
-            i_dy = dy_offset(tl.load(p_order + i), n_part, s_part, s_dy, IN_PARTS)
-            i_next = tl.load(p_sorted + i + 1, mask=i + 1 < i_end, other=-1).to(tl.int64)
-            b_sum += load_row(p_dy + i_dy, o_col, N, BLOCK_N).to(tl.float32)
+            b_dy = b_next
+            b_next = load_row(p_dy + dy_offset(i_order, n_part, s_part, s_dy, IN_PARTS), o_col, N, BLOCK_N)
+            i_order = tl.load(p_order + tl.minimum(i + 2, i_stop - 1))
+            i_after = row_at(p_sorted, i + 2, i_end).to(tl.int64)
+            b_sum += b_dy.to(tl.float32)
             n_equal += 1
             if i_next != i_row:
                 if entered:
@@ -95,13 +102,13 @@ def sum_chunk(
                 entered = False
                 n_equal = 0
                 b_sum = tl.zeros([BLOCK_N], tl.float32)
-            i_row = i_next
+            i_row, i_next = i_next, i_after
         if n_equal > 0:  # the run goes on in the next chunk
             i_partial = tl.where(entered, i_chunk, n_chunks + i_chunk)
             store_row(p_partials + i_partial * N, b_sum, o_col, N, BLOCK_N)
 
 
-@triton.jit(do_not_specialize=["n_chunks", "n_rows", "n_zeros", "n_part"])
+@triton.jit(do_not_specialize=["n_chunks", "n_rows", "n_part"])
 def sum_sorted_kernel(
     p_dy,
     p_order,
@@ -112,7 +119,6 @@ def sum_sorted_kernel(
     p_partials,  # fp32 [2, n_chunks, N]: heads, tails
     n_chunks,
     n_rows,
-    n_zeros,  # programs that store zeros, for each that sums
     n_part,  # rows of a part of dy
     s_part,
     s_dy,
@@ -126,14 +132,13 @@ def sum_sorted_kernel(
     """Sums of the rows of dy that one index names, and zeros in rows that have no run.
 
     A program takes one chunk through one block of columns, or stores zeros in those of ZERO_M rows that have no run.
-    Sums and zeros take turns: memory is idle for a part of the time while all programs store and none reads.
+    Sums come first: they take long, and zeros fill the time until the last of them ends.
     """
-    i_turn = tl.program_id(0) // (n_zeros + 1)
-    i_zero = tl.program_id(0) % (n_zeros + 1)
-    if i_zero == n_zeros:
-        n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-        o_col = block_columns(i_turn % n_blocks, BLOCK_N)
-        i_chunk = (i_turn // n_blocks).to(tl.int64)
+    n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    n_sums = n_chunks * n_blocks
+    if tl.program_id(0) < n_sums:
+        o_col = block_columns(tl.program_id(0) % n_blocks, BLOCK_N)
+        i_chunk = (tl.program_id(0) // n_blocks).to(tl.int64)
         i_end = tl.load(p_inside).to(tl.int64)
         # fmt: off
         sum_chunk(
@@ -142,7 +147,7 @@ def sum_sorted_kernel(
         )
         # fmt: on
     else:
-        i_row = (i_turn.to(tl.int64) * n_zeros + i_zero) * ZERO_M
+        i_row = (tl.program_id(0) - n_sums).to(tl.int64) * ZERO_M
         o_m = tl.arange(0, ZERO_M)
         m_zero = tl.load(p_marks + i_row + o_m, mask=o_m < n_rows - i_row, other=1) == 0
         b_zeros = tl.zeros([ZERO_M, ZERO_N], p_dweight.dtype.element_ty)

@@ -43,7 +43,7 @@ _ROW_COLUMNS = 512  # a tile with more columns is one row
 _MAX_ROWS = 32  # of a tile that is copied, and partial sums that are added at once
 _ZEROS_COLUMNS = 512  # stored at once by a warp
 _ZEROS_BYTES, _MAX_ZERO_ROWS = 16384, 64  # of a program
-_BORDERS = 64  # between chunks, that a program of the launch of partial sums looks at
+_BORDERS = 16  # between chunks, that a program of the launch of partial sums looks at
 
 
 def gather_launch(shape: RowShape) -> Launch:
@@ -54,7 +54,7 @@ def gather_launch(shape: RowShape) -> Launch:
 
 
 def bags_launch(shape: RowShape) -> Launch:
-    """Blocks of the look-up that sums or decodes rows (bags), and of its backward up to dx and dsample. Not measured."""
+    """Blocks of the look-up that sums or decodes rows (bags), and of its backward up to dx and dsample."""
     return _launch(shape, _GATHER, {}, warps=_GATHER.max_warps)
 
 

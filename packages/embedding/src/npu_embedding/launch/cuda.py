@@ -90,10 +90,10 @@ def _sum_sorted(dweight: Tensor, gradient: Gradient, indices: Sorted) -> None:
     chunks = tiling.chunks(spec.launch, indices.rows.numel())
     partials = allocate(dy, (2, chunks, width), torch.float32)
     sums = chunks * spec.launch.column_blocks
-    zeros = ceil(n_rows / spec.launch.per_program / sums)  # programs that store zeros, for each that sums
+    zeros = ceil(n_rows / spec.launch.per_program)  # programs that store them
     tensors: tuple[Tensor, ...] = (dy, indices.order, indices.rows, indices.inside, indices.marks, dweight, partials)
-    scalars = (chunks, n_rows, zeros, *gradient.dy_strides)
-    KERNELS.launch("cuda.sums", "sum_sorted_kernel", spec, sums * (zeros + 1), tensors, scalars)
+    scalars = (chunks, n_rows, *gradient.dy_strides)
+    KERNELS.launch("cuda.sums", "sum_sorted_kernel", spec, sums + zeros, tensors, scalars)
     if chunks > 1:
         spec = row_spec(tiling.partials_launch, *options, SCALE_BY_COUNT=by_count)
         tensors = (partials, indices.rows, indices.inside, dweight)
