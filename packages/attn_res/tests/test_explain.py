@@ -1,5 +1,9 @@
 """What `explain` says of a call is what the call launches, wherever there are kernels."""
 
+import importlib
+from pathlib import Path
+
+import npu_attn_res
 import npu_tiling
 import pytest
 import torch
@@ -73,6 +77,34 @@ def test_explained_launches_and_operators_are_those_that_are_made(npu_place, cal
     assert found.launches == explained(launches, watch.calls)
     assert by_package(found.calls) == by_package(watch.calls)
     assert {launch.direction for launch in found.launches} == {"forward", "backward"}
+
+
+def test_an_appended_block_is_asked_for(monkeypatch):
+    module, asked = importlib.import_module("npu_attn_res.explain"), []
+
+    def listing(bank, n_blocks, *arguments, **options):
+        asked.append((len(bank.movedim(-2, 0)), n_blocks, options["append"]))
+        return attn_res_bank(bank, n_blocks, *arguments, **options)
+
+    monkeypatch.setattr(module, "attn_res_bank", listing)
+    explain(tokens=8, width=512, blocks=3, prefix=True, append=True, chip="H200", backward=True)
+    assert set(asked) == {(4, 3, True)}
+
+
+@pytest.mark.parametrize(
+    ("chip", "width", "said", "row"),
+    [
+        ("Ascend910B4", 512, "the fastest way of the table fits", "Way.ROWS"),
+        ("Ascend910B4", 5120, "faster ways do not fit (rows share a tile", "Way.ROW"),
+        ("H200", 512, "8192 elements a token, padded, are at most 8192", "InRegisters(8192"),
+        ("H200", 5120, "no registers for", "Loop(8192"),
+    ],
+)
+def test_the_reason_names_the_numbers_of_the_call_and_the_row_that_decided(chip, width, said, row):
+    forward = explain(tokens=64, width=width, blocks=12, prefix=True, chip=chip).launches[0]
+    file, _, line = forward.decided_at.partition(":")
+    decided = Path(npu_attn_res.__file__).parents[1].joinpath(file).read_text().splitlines()[int(line) - 1]
+    assert said in forward.why and row in decided
 
 
 def test_bytes_are_those_of_the_formula():
