@@ -39,6 +39,7 @@ WAYS = (
     "fp32 123, n-grams, added",
     "bf16 160, bags",
     "fp32 123, bags between offsets",
+    "bf16 768, normalised",
     "e4m3 768",
 )
 # Calls among these that launch every kernel: executed with every compiler, and for an A3.
@@ -77,6 +78,7 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "fp32 16411, bags between offsets, weights", _bags(16411, torch.float32, ragged=True, weighted=True, mode="sum")
     for width in (768, 4096, 16411):
         yield f"bf16 {width}, scaled", _call(width, torch.bfloat16, multiplier=3.0)
+        yield f"bf16 {width}, normalised", _call(width, torch.bfloat16, rms_norm_eps=1e-6)
     for name, kind in (("int8", torch.int8), ("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
         for width in (768, 7168):
             yield f"{name} {width}", _frozen(width, kind)

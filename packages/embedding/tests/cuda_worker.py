@@ -86,6 +86,12 @@ def check_bags(options: dict, bags: int | list[int], weighted: bool) -> None:
             results.append([out, *torch.autograd.grad(out, asked, torch.linspace(-1, 1, out.numel()).view(out.shape))])
     for ours, theirs in zip(*results, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    with npu_tiling.use_device(GPU, emulated=True):
+        out = embedding(case.indices, weight, rms_norm_eps=1e-3)
+        (gradient,) = torch.autograd.grad(out, weight, case.dy)
+    exact = torch.nn.functional.rms_norm(weight[case.indices], (1100,), eps=1e-3)
+    assert torch.allclose(out, exact, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(gradient, torch.autograd.grad(exact, weight, case.dy)[0], rtol=1e-4, atol=1e-5)
     for kind in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
         table, scales = torch.randint(-128, 128, (11, 256), dtype=torch.int8).view(kind), torch.rand(11)
         with npu_tiling.use_device(GPU, emulated=True):

@@ -141,6 +141,31 @@ def test_scaled_rows_are_those_of_gemma(device, dtype):
     check_gradient(gradient.cpu(), summed, size, 30)
 
 
+@pytest.mark.parametrize(("width", "dtype"), [(64, torch.bfloat16), (37, torch.float32)])
+def test_normalised_rows(device, width, dtype):
+    """Scaled, then an RMSNorm without a weight: against fp64. Rows that are moved as tiles, and one by one."""
+    indices, weight, _ = make(90, width, dtype)
+    ours, exact = leaf(weight, device.torch), weight.double().requires_grad_()
+    out = embedding(indices.to(device.torch), ours, 3, multiplier=2.0, rms_norm_eps=1e-3)
+    rows = torch.nn.functional.rms_norm(2 * torch.nn.functional.embedding(indices, exact, 3), (width,), eps=1e-3)
+    tolerance = 2 * torch.finfo(dtype).eps
+    assert torch.allclose(out.cpu().double(), rows, rtol=tolerance, atol=1e-5)
+    dy = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    (gradient,), (expected,) = (
+        torch.autograd.grad(out, ours, dy.to(device.torch)),
+        torch.autograd.grad(rows, exact, dy.double()),
+    )
+    assert torch.allclose(gradient.cpu().double(), expected, rtol=4 * tolerance, atol=8 * tolerance)
+    shards = [
+        embedding(
+            indices.to(device.torch), weight[first:last].to(device.torch), vocab_range=(first, last), num_embeddings=ROWS,
+            multiplier=2.0, rms_norm_eps=1e-3,
+        )
+        for first, last in ((0, 13), (13, ROWS))
+    ]  # fmt: skip
+    assert torch.equal(sum(shards), out)
+
+
 def test_scaled_rows_of_a_shard(device):
     indices, weight, _ = make(30, 64)
     parts = [
@@ -214,12 +239,12 @@ def test_same_bits_every_time(device):
 def test_operators_are_registered_properly(device, npu_opcheck):
     indices, weight, samples = (each.to(device.torch) for each in make(12, 64))
     ends = torch.tensor([0, 5, 5], device=device.torch)
-    options = (3, False, 1.0, torch.float32, -1, True, False, False, 0, ROWS)
+    options = (3, False, 1.0, None, torch.float32, -1, True, False, False, 0, ROWS)
     npu_opcheck(
         OPS.bags.default, (indices, ends, None, leaf(samples, device.torch), leaf(weight, device.torch), None, *options)
     )
     dy = torch.randn(3, 64, device=device.torch)
-    npu_opcheck(OPS.spread.default, (dy, indices, ends, None, samples, weight, True, 3, False, 1.0, -1, 0))
+    npu_opcheck(OPS.spread.default, (dy, indices, ends, None, samples, weight, True, 3, False, 1.0, None, -1, 0))
 
 
 def test_compiles_to_one_graph(device):

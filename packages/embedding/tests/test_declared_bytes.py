@@ -25,14 +25,17 @@ KERNELS = {
     "add_partials_kernel": (Kernel.PARTIALS, (1,)),
     "sum_bags_kernel": (Kernel.BAGS, (1,)),
     "spread_bags_kernel": (Kernel.SPREAD, (1,)),
+    "sum_bags_kernel, tiles": (Kernel.BAG_TILES, (2, 8)),
+    "spread_bags_kernel, tiles": (Kernel.SPREAD_TILES, (2, 8)),
 }
 LABELS = ("bf16 4096", "fp32 4096", "bf16 4096, by frequency", "fp32 4096, by frequency")
 BAGS = ("sum_bags_kernel", "spread_bags_kernel")
 OF_BAGS = [("bf16 160, bags", each) for each in BAGS] + [
     ("fp32 16411, bags between offsets, weights", each) for each in BAGS
 ]
-OF_BAGS.append(("e4m3 768", "sum_bags_kernel"))
-ROWS = [case for case in itertools.product(LABELS, KERNELS) if case[1] not in BAGS]
+OF_BAGS += [("e4m3 768", "sum_bags_kernel"), ("bf16 160, bags", "sum_bags_kernel, tiles")]
+OF_BAGS += [("bf16 768, normalised", f"{each}, tiles") for each in BAGS]
+ROWS = [case for case in itertools.product(LABELS, KERNELS) if "bags" not in case[1]]
 CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in [*ROWS, *OF_BAGS]]
 
 
@@ -49,7 +52,7 @@ def records_of(label, soc):
 )
 def test_the_widest_tile_that_is_declared_to_fit_does(soc, label, kernel):
     chip, itemsize = npu_tiling.soc(soc), 4 if label.startswith("fp32") else 2
-    name, _, odd = kernel.partition(", ")
+    name, _, form = kernel.partition(", ")
     kind, each = KERNELS[kernel]
     record = records_of(label, soc)[name]
 
@@ -61,5 +64,5 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, label, kernel):
         return launch(rows, width).ub_bytes
 
     for rows in each:
-        width = widest(functools.partial(declared, rows), soc, first=7 if odd else 0)
+        width = widest(functools.partial(declared, rows), soc, first=7 if form == "odd" else 0)
         assert fits_everywhere(record, launch(rows, width).constants, soc), (width, rows)

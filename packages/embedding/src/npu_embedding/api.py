@@ -28,6 +28,7 @@ def embedding(
     vocab_range: tuple[int, int] | None = None,
     num_embeddings: int | None = None,
     multiplier: float | None = None,
+    rms_norm_eps: float | None = None,
     row_scales: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -35,6 +36,7 @@ def embedding(
 
         out[...] = weight[indices[...]]        dweight[r] = sum of dy over the positions whose index is r
         out[...] = multiplier * row_scales[indices[...]] * weight[indices[...]]        where they are given, in one launch
+        out[...] = x / sqrt(mean(x^2) + rms_norm_eps)        of that x, in the same launch, where it is given
 
     Without them a row of the output is a copy, bit for bit, whatever the other indices are.
     The gradient's sums are fp32, rounded once, and the same bits every time: they are added in a fixed order. Nothing waits
@@ -63,6 +65,9 @@ def embedding(
             index is.
         multiplier: of every row, in fp32, rounded once, as in Gemma. Transformers' Gemma rounds it to weight's dtype first.
             The gradient of a row is `multiplier * dy`, rounded to weight's dtype, before it is summed.
+        rms_norm_eps: rows are over the roots of their mean squares plus this: an RMSNorm without a weight, in fp32, rounded
+            once. The gradient of a row is rounded to weight's dtype, before it is summed. It has a launch of its own. On
+            accelerators rows of more columns than a program holds are normalised by PyTorch.
         row_scales: [V], fp32, bf16 or fp16: a factor for each row, in fp32.
         dtype: of the result, with `row_scales`; None: theirs.
 
@@ -83,11 +88,15 @@ def embedding(
         max_norm = arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
     if multiplier is not None:
         multiplier = arguments.number("multiplier", multiplier, or_none=True)
+    if rms_norm_eps is not None:
+        rms_norm_eps = arguments.number("rms_norm_eps", rms_norm_eps, least=0)
     norm_type = arguments.number("norm_type", norm_type, finite=False)
     arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
     if is_distributed((indices, weight)):
         if row_scales is not None:
             raise ValueError("row_scales is given and must be None where weight is a DTensor.")
+        if rms_norm_eps is not None:
+            raise ValueError(f"rms_norm_eps is {rms_norm_eps} and must be None where weight is a DTensor.")
         if vocab_range is not None:
             raise ValueError(f"vocab_range is {vocab_range} and must be left out where weight is a DTensor.")
         run = partial(embedding, padding_idx=padding_idx, norm_type=norm_type, multiplier=multiplier)
@@ -97,10 +106,10 @@ def embedding(
             raise ValueError(f"max_norm is {max_norm} and must be None where row_scales is given: such a table is frozen.")
         with torch.no_grad():
             OPERATORS("renormalise_", indices, weight, max_norm, norm_type, first_row, n_total)
-    if multiplier is not None or row_scales is not None:
+    if multiplier is not None or row_scales is not None or rms_norm_eps is not None:
         factor = 1.0 if multiplier is None else multiplier
         gradient = (padding, scale_grad_by_freq, sparse, first_row, n_total)
-        return computed_rows(indices, weight, row_scales, factor, dtype, *gradient)
+        return computed_rows(indices, weight, row_scales, factor, rms_norm_eps, dtype, *gradient)
     return OPERATORS("forward", indices, weight, padding, scale_grad_by_freq, sparse, first_row, n_total)
 
 

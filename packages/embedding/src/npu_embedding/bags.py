@@ -90,10 +90,10 @@ def embedding_bag(
         if row_scales is None:
             out = OPERATORS("forward", indices, weight, padding, *gradient)
         else:
-            out = computed_rows(indices, weight, row_scales, 1.0, dtype, padding, *gradient)
+            out = computed_rows(indices, weight, row_scales, 1.0, None, dtype, padding, *gradient)
         return out.flatten(-2)
     sample = None if per_sample_weights is None else per_sample_weights.reshape(-1)
-    options = (n_bags, mode == "mean", 1.0, dtype, padding, True, *gradient)
+    options = (n_bags, mode == "mean", 1.0, None, dtype, padding, True, *gradient)
     out = OPERATORS("bags", flat, offsets, base, sample, weight, row_scales, *options)
     found: Tensor = out if offsets is not None else out.view(*indices.shape[:-1], weight.shape[1])
     return found

@@ -68,6 +68,7 @@ def explain(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
     multiplier: float | None = None,
+    rms_norm_eps: float | None = None,
     bag: int | None = None,
     mode: Literal["sum", "mean", "concat"] = "mean",
     per_sample_weights: bool = False,
@@ -88,6 +89,7 @@ def explain(
         scale_grad_by_freq: the gradient of a row is divided by how many indices name it.
         sparse: the gradient has an entry for each index.
         multiplier: of every row.
+        rms_norm_eps: of the RMSNorm of every row; None: no RMSNorm.
         bag: as `embedding_bag`, with bags of so many indices.
         mode: of bags.
         per_sample_weights: of bags: each index has a weight, with a gradient; mode "sum".
@@ -105,6 +107,8 @@ def explain(
         raise ValueError("multiplier, bag and ngram_size exclude one another, and per_sample_weights goes with bag.")
     if ngram_size is not None and (padding_idx is not None or scale_grad_by_freq):
         raise ValueError("padding_idx and scale_grad_by_freq do not go with ngram_size.")
+    if rms_norm_eps is not None and (bag is not None or ngram_size is not None):
+        raise ValueError("rms_norm_eps goes with neither bag nor ngram_size.")
     shape = (tokens,) if bag is None else (tokens // bag, bag)
     indices = torch.empty(shape, dtype=torch.int64, device="meta")
     table = leaf(vocabulary, pitch or width, dtype=dtype, gradient=False)[:, :width].requires_grad_(backward)
@@ -115,7 +119,7 @@ def explain(
         if bag is not None:
             return embedding_bag(indices, table, mode=mode, per_sample_weights=sample, **gradient)  # type: ignore[arg-type]
         if ngram_size is None:
-            return embedding(indices, table, multiplier=multiplier, **gradient)  # type: ignore[arg-type]
+            return embedding(indices, table, multiplier=multiplier, rms_norm_eps=rms_norm_eps, **gradient)  # type: ignore[arg-type]
         factors, sizes, offsets = (torch.empty(n, dtype=torch.int64, device="meta") for n in (ngram_size, heads, heads))
         return ngram_embedding(indices, table, factors, sizes, offsets, 0, ngram_size, sparse=sparse)
 

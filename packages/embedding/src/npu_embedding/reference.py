@@ -167,6 +167,7 @@ def bags(
     n_bags: int,
     mean: bool,
     factor: float,
+    eps: float | None,
     dtype: torch.dtype,
     left_out: int,
     first_row: int,
@@ -189,7 +190,20 @@ def bags(
     if sample_weights is not None:
         rows *= sample_weights.to(wide).unsqueeze(-1)
     out = rows.new_zeros(n_bags + 1, rows.shape[1]).index_add_(0, bag, rows)
-    return (out[:n_bags] * (factor / _counts(bag, counted, n_bags, mean))).to(dtype)
+    out = out[:n_bags] * (factor / _counts(bag, counted, n_bags, mean))
+    return (out if eps is None else normalise(out, eps)).to(dtype)
+
+
+def normalise(x: Tensor, eps: float) -> Tensor:
+    """Rows [n, D] over the roots of their mean squares plus eps: an RMSNorm without a weight."""
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+def normalise_backward(x: Tensor, dy: Tensor, eps: float) -> Tensor:
+    """The gradient of the rows x [n, D] of `normalise`."""
+    rstd = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    y = x * rstd
+    return (dy - y * (dy * y).mean(-1, keepdim=True)) * rstd
 
 
 def spread(
@@ -203,10 +217,13 @@ def spread(
     n_bags: int,
     mean: bool,
     factor: float,
+    eps: float | None,
     left_out: int,
     first_row: int,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What dy [n_bags, D] gives to each id, dx [n, D] where `rows`, and with `weight` to each sample weight [n]."""
+    """What dy [n_bags, D] gives to each id, dx [n, D] where `rows`, and with `weight` to each sample weight [n]; with `eps`
+    to none of these.
+    """
     ids, bag, counted = _bag_of_ids(indices, offsets, base, n_bags, left_out)
     wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
     shares = dy.to(wide) * (factor / _counts(bag, counted, n_bags, mean))
@@ -216,6 +233,9 @@ def spread(
         local, inside = _local(ids, first_row, weight.shape[0], always=True)
         assert inside is not None
         found = weight[local].to(wide) if len(weight) else torch.zeros_like(share)
+        if eps is not None:
+            found = found.masked_fill(~inside.unsqueeze(-1), 0)
+            return normalise_backward(found * factor, share, eps).to(dy.dtype), None
         dsample = (found * share).sum(-1).masked_fill(~(inside & counted), 0)
     if sample_weights is not None:
         share = share * sample_weights.to(wide).unsqueeze(-1)

@@ -62,13 +62,28 @@ def ngram_sum_launch(shape: RowShape) -> Launch:
 
 
 def bags_launch(shape: RowShape) -> Launch:
-    """Blocks of the look-up that sums or decodes rows (bags). Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    """Blocks of a look-up of bags between offsets. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return (cuda if shape.device.kind == "cuda" else ascend).bags_launch(shape)
+
+
+def bag_tiles_launch(shape: RowShape) -> Launch:
+    """Blocks of a look-up of bags of equally many ids. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return cuda.bags_launch(shape) if shape.device.kind == "cuda" else ascend.bag_tiles_launch(shape)
+
+
+def norm_launch(shape: RowShape) -> Launch:
+    """Blocks of a look-up of rows that are normalised. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return cuda.norm_launch(shape) if shape.device.kind == "cuda" else ascend.bag_tiles_launch(shape)
 
 
 def spread_launch(shape: RowShape) -> Launch:
     """Blocks of the backward of bags up to dx and dsample. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return cuda.bags_launch(shape) if shape.device.kind == "cuda" else ascend.spread_launch(shape)
+
+
+def norm_spread_launch(shape: RowShape) -> Launch:
+    """Blocks of the backward of normalised rows. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return cuda.norm_launch(shape) if shape.device.kind == "cuda" else ascend.spread_tiles_launch(shape)
 
 
 def ngram_grid(launch: Launch, n_batches: int, n_tokens: int, parts: int) -> int:

@@ -49,11 +49,14 @@ class Kernel(Enum):
     PARTIALS = "add_partials_kernel"
     NGRAM = "ngram_rows_kernel"
     NGRAM_SUM = "ngram_rows_kernel, which adds"
-    BAGS = "sum_bags_kernel"
-    SPREAD = "spread_bags_kernel"
+    BAGS = "sum_bags_kernel, bag by bag"
+    BAG_TILES = "sum_bags_kernel"
+    SPREAD = "spread_bags_kernel, bag by bag"
+    SPREAD_TILES = "spread_bags_kernel"
 
 
 _NGRAMS = (Kernel.NGRAM, Kernel.NGRAM_SUM)
+_BAGS = (Kernel.BAGS, Kernel.BAG_TILES, Kernel.SPREAD, Kernel.SPREAD_TILES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +85,15 @@ class RowLaunch(Launch):
 def row_launch(kernel: Kernel, shape: RowShape, block_m: int, block_n: int, *, why: str, decided_at: str) -> RowLaunch:
     """A launch with a tile of so many rows and columns."""
     blocks, per_program = {"N": shape.width, "BLOCK_N": block_n}, block_m
-    if kernel not in (Kernel.PARTIALS, Kernel.BAGS, Kernel.SPREAD):
+    if kernel is not Kernel.PARTIALS:
         blocks["BLOCK_M"] = block_m
     if kernel is Kernel.GATHER:  # the compiler moves rows that fill 32-byte units as one tile
         blocks["GATHER"] = _fills_units(block_n, shape)
     if kernel in _NGRAMS:
         blocks["TILES"] = _fills_units(block_n, shape)
         per_program = block_m if blocks["TILES"] else 1
+    if kernel in _BAGS:
+        blocks["TILES"] = block_m > 1
     return RowLaunch(
         device=shape.device,
         blocks=tuple(blocks.items()),
@@ -154,13 +159,32 @@ def _ngram_launch(kernel: Kernel, shape: RowShape) -> RowLaunch:
 
 
 def bags_launch(shape: RowShape) -> RowLaunch:
-    """Blocks of the look-up that sums or decodes rows (bags). Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    """Blocks of a look-up of bags between offsets. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return _fitting(Kernel.BAGS, shape, None, why="rows of a bag are added one by one", decided_at=here())
 
 
 def spread_launch(shape: RowShape) -> RowLaunch:
     """Blocks of the backward of bags up to dx and dsample. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return _fitting(Kernel.SPREAD, shape, None, why="rows of a bag are written one by one", decided_at=here())
+
+
+def bag_tiles_launch(shape: RowShape) -> RowLaunch:
+    """Blocks of a look-up of bags of equally many ids. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return _whole_rows(Kernel.BAG_TILES, shape) or bags_launch(shape)
+
+
+def spread_tiles_launch(shape: RowShape) -> RowLaunch:
+    """Blocks of the backward of normalised rows. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return _whole_rows(Kernel.SPREAD_TILES, shape) or spread_launch(shape)
+
+
+def _whole_rows(kernel: Kernel, shape: RowShape) -> RowLaunch | None:
+    """Tiles of at least two whole rows, which the compiler moves at once; None where there are none."""
+    if not _fills_units(shape.width, shape):
+        return None
+    rows = Block("BLOCK_M", max(2, min(_MAX_TILE_ROWS, _TILE_BYTES // (shape.width * shape.itemsize))), 2)
+    launch = _fitting(kernel, shape, rows, why="the rows of several bags move at once", decided_at=here())
+    return launch if launch.block_n == shape.width else None
 
 
 def groups_launch(device: Device) -> Launch:
@@ -240,6 +264,10 @@ def _tiles(kernel: Kernel, shape: RowShape, *, moves_tiles: bool) -> list[Tile]:
         return tiles
     if kernel is Kernel.BAGS:
         return [Tile("row and result", row, itemsize, 4), Tile("sum, and fp32 of a row in decoding", row, FP32, 8)]
+    if kernel is Kernel.BAG_TILES:
+        return [Tile("rows and results", tile, itemsize, 4), Tile("sums, and fp32 of rows", tile, FP32, 4)]
+    if kernel is Kernel.SPREAD_TILES:
+        return [Tile("rows, dy and dx", tile, itemsize, 6), Tile("fp32: rows, dy, products", tile, FP32, 4)]
     if kernel is Kernel.SPREAD:
         return [Tile("row, dy and dx", row, itemsize, 6), Tile("fp32: row, dy, product, dx", row, FP32, 4)]
     if kernel is Kernel.SUMS:

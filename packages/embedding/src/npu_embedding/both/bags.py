@@ -1,12 +1,16 @@
-"""Device code of both chips: look-ups that sum or decode rows (bags), and their backward up to dx and dsample.
+"""Device code of both chips: look-ups that sum, decode or normalise rows (bags), and their backward up to dx and dsample.
 
     x_i = step[index[i]] weight[index[i]]      out[b] = factor * sum over the positions i of bag b of w_i x_i
     dx_i = factor w_i dy[b]                    dsample_i = factor x_i . dy[b]
 
-w_i is the sample weight of position i. A program takes bags one by one, BLOCK_N columns at a time. The table at hand holds
-rows from `first_row` to before `stop_row` of `n_total`. An id of another shard counts as zeros, an id that no shard has as
-NaN; the id `i_padding` is not in its bag.
-Sums are fp32, rounded once.
+w_i is the sample weight of position i. The table at hand holds rows from `first_row` to before `stop_row` of `n_total`. An
+id of another shard counts as zeros, an id that no shard has as NaN; the id `i_padding` is not in its bag.
+
+With NORM a bag has one id, and with x = factor step weight, r = 1 / sqrt(mean(x^2) + eps):
+
+    out = r x      dx = factor r (dy - out mean(dy out))
+
+Sums are fp32, rounded once. Here bags are taken one by one, BLOCK_N columns at a time.
 """
 
 import triton
@@ -29,6 +33,26 @@ def decode(b_bits, FORMAT: tl.constexpr):
         return tl.where(tl.abs(b_value) == 480.0, float("nan"), b_value)
     else:
         return b_bits.to(tl.float32)
+
+
+@triton.jit
+def mean_of_rows(b_rows, N: tl.constexpr):
+    """fp32 [BLOCK_M, 1]: means of rows [BLOCK_M, BLOCK_N] of N elements; those after are zeros."""
+    return tl.sum(b_rows, axis=1)[:, None] * (1.0 / N)
+
+
+@triton.jit
+def normalise(b_x, eps, N: tl.constexpr):
+    """fp32 [BLOCK_M, BLOCK_N]: rows over the roots of their mean squares."""
+    return b_x * tl.rsqrt(mean_of_rows(b_x * b_x, N) + eps)
+
+
+@triton.jit
+def normalise_backward(b_x, b_dy, eps, N: tl.constexpr):
+    """fp32 [BLOCK_M, BLOCK_N]: the gradients of the rows `b_x` of `normalise`."""
+    b_rstd = tl.rsqrt(mean_of_rows(b_x * b_x, N) + eps)
+    b_y = b_x * b_rstd
+    return (b_dy - b_y * mean_of_rows(b_dy * b_y, N)) * b_rstd
 
 
 @triton.jit
@@ -65,116 +89,68 @@ def load_values(
     return b_value
 
 
-@triton.jit(
-    do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "n_total", "i_padding"]
-)
-def sum_bags_kernel(
-    p_index,  # [n]
-    p_offsets,  # [n_offsets], n_bags or one more; None: n_each ids to a bag
-    p_base,  # int64 [n_base]: the first rows of packed tables, which ids are of in turn; None: one table
-    p_sample,  # [n]: weights of the ids; None: 1
-    p_weight,  # [stop_row - first_row, N]
-    p_steps,  # [stop_row - first_row]: factors of the rows; None: 1
-    p_out,  # [n_bags, N]
-    n,
-    n_bags,
-    n_offsets,
-    n_each,
-    n_base,
-    first_row,
-    stop_row,
-    n_total,
-    i_padding,
-    s_weight,
-    factor,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    FORMAT: tl.constexpr,  # "e4m3" or "e5m2": int8 that are the bits of such floats
-    MEAN: tl.constexpr,
-):
-    """The sum of the rows of each bag, decoded, weighted and times a factor; MEAN: over the number of its ids."""
-    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
-    # lint: allow short-transfer: rows are as wide as the caller's
-    n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    for i_task in tl.range(tl.program_id(0), n_bags * n_blocks, tl.num_programs(0)):
-        i_bag = tl.cast(i_task // n_blocks, tl.int64)
-        o_col = i_task % n_blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-        i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
-        b_sum = tl.zeros([BLOCK_N], tl.float32)
-        n_counted, n_wrong = 0, 0
+@triton.jit
+def sum_bag(
+    p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, i_bag, n, n_offsets, n_each, n_base, first_row, stop_row,
+    n_total, i_padding, s_weight, factor, eps, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr, FORMAT: tl.constexpr,
+    MEAN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Stores a block of columns of one bag."""
+    i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
+    b_sum = tl.zeros([BLOCK_N], tl.float32)
+    n_counted, n_wrong = 0, 0
+    for i in tl.range(i_first, i_stop):
+        i_id = id_at(p_index, p_base, i, n_base)
+        counted = i_id != i_padding
+        n_counted += tl.cast(counted, tl.int32)
+        n_wrong += tl.cast(counted & ((i_id < 0) | (i_id >= n_total)), tl.int32)
+        b_value = load_values(p_weight, p_steps, i_id, counted, first_row, stop_row, s_weight, o_col, N, FORMAT)
+        if p_sample is not None:
+            b_value *= tl.load(p_sample + i).to(tl.float32)
+        b_sum += b_value
+    if MEAN:
+        b_sum = b_sum / tl.maximum(n_counted, 1).to(tl.float32)
+    b_sum = b_sum * factor + tl.where(n_wrong > 0, float("nan"), 0.0)
+    if NORM:
+        b_sum = tl.reshape(normalise(tl.reshape(b_sum, [1, BLOCK_N]), eps, N), [BLOCK_N])
+    tl.store(p_out + i_bag * N + o_col, b_sum.to(p_out.dtype.element_ty), mask=o_col < N)
+
+
+@triton.jit
+def spread_bag(
+    p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, n, n_bags, n_offsets, n_each, n_base,
+    first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr,
+    MEAN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Stores a block of columns of dx of the positions of one bag, and its part of their dsample."""
+    i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
+    b_dy = tl.load(p_dy + i_bag * s_dy + o_col, mask=o_col < N, other=0.0).to(tl.float32) * factor
+    if MEAN:
+        n_counted = 0
         for i in tl.range(i_first, i_stop):
+            n_counted += (id_at(p_index, p_base, i, n_base) != i_padding).to(tl.int32)
+        b_dy = b_dy / tl.maximum(n_counted, 1).to(tl.float32)
+    for i in tl.range(i_first, i_stop):
+        b_dx = b_dy
+        if p_weight is not None:
             i_id = id_at(p_index, p_base, i, n_base)
             counted = i_id != i_padding
-            n_counted += tl.cast(counted, tl.int32)
-            n_wrong += tl.cast(counted & ((i_id < 0) | (i_id >= n_total)), tl.int32)
-            b_value = load_values(p_weight, p_steps, i_id, counted, first_row, stop_row, s_weight, o_col, N, FORMAT)
+            b_x = load_values(p_weight, None, i_id, counted, first_row, stop_row, s_weight, o_col, N, "")
+            if NORM:
+                b_x = tl.reshape(b_x * factor, [1, BLOCK_N])
+                b_dx = tl.reshape(normalise_backward(b_x, tl.reshape(b_dx, [1, BLOCK_N]), eps, N), [BLOCK_N])
+        if p_dsample is not None:
+            b_dot = tl.sum(tl.reshape(b_x * b_dy, [1, BLOCK_N]), axis=1)  # [1]
+            tl.store(p_dsample + i_block * tl.cast(n, tl.int64) + i + tl.arange(0, 1), b_dot)
+        if p_dx is not None:
             if p_sample is not None:
-                b_value *= tl.load(p_sample + i).to(tl.float32)
-            b_sum += b_value
-        if MEAN:
-            b_sum = b_sum / tl.maximum(n_counted, 1).to(tl.float32)
-        b_sum = b_sum * factor + tl.where(n_wrong > 0, float("nan"), 0.0)
-        tl.store(p_out + i_bag * N + o_col, b_sum.to(p_out.dtype.element_ty), mask=o_col < N)
-
-
-@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "i_padding"])
-def spread_bags_kernel(
-    p_dy,  # [n_bags, N]
-    p_index,
-    p_offsets,
-    p_base,
-    p_sample,
-    p_weight,  # None: dsample, the gradient of the sample weights, is not needed
-    p_dx,  # [n, N]; None: not needed
-    p_dsample,  # fp32 [blocks of columns, n]: parts of dsample; None: not needed
-    n,
-    n_bags,
-    n_offsets,
-    n_each,
-    n_base,
-    first_row,
-    stop_row,
-    i_padding,
-    s_dy,
-    s_weight,
-    factor,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MEAN: tl.constexpr,
-):
-    """dx of each position of a bag, and the gradient of its sample weight. Other arguments: those of `sum_bags_kernel`."""
-    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
-    # lint: allow short-transfer: rows are as wide as the caller's
-    # lint: allow scalar-reduction: a weight's gradient is one number of two rows
-    n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    for i_task in tl.range(tl.program_id(0), n_bags * n_blocks, tl.num_programs(0)):
-        i_bag = tl.cast(i_task // n_blocks, tl.int64)
-        i_block = i_task % n_blocks
-        o_col = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
-        i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
-        b_dy = tl.load(p_dy + i_bag * s_dy + o_col, mask=o_col < N, other=0.0).to(tl.float32) * factor
-        if MEAN:
-            n_counted = 0
-            for i in tl.range(i_first, i_stop):
-                n_counted += (id_at(p_index, p_base, i, n_base) != i_padding).to(tl.int32)
-            b_dy = b_dy / tl.maximum(n_counted, 1).to(tl.float32)
-        for i in tl.range(i_first, i_stop):
-            if p_dsample is not None:
-                i_id = id_at(p_index, p_base, i, n_base)
-                counted = i_id != i_padding
-                b_x = load_values(p_weight, None, i_id, counted, first_row, stop_row, s_weight, o_col, N, "")
-                b_dot = tl.sum(tl.reshape(b_x * b_dy, [1, BLOCK_N]), axis=1)  # [1]
-                tl.store(p_dsample + i_block * tl.cast(n, tl.int64) + i + tl.arange(0, 1), b_dot)
-            if p_dx is not None:
-                b_dx = b_dy
-                if p_sample is not None:
-                    b_dx = b_dx * tl.load(p_sample + i).to(tl.float32)
-                tl.store(p_dx + i * N + o_col, b_dx.to(p_dx.dtype.element_ty), mask=o_col < N)
-        if p_offsets is not None:
-            if i_bag == n_bags - 1:  # positions after the last bag
-                b_zero = tl.zeros([BLOCK_N], tl.float32)
-                for i in tl.range(i_stop, n):
-                    if p_dx is not None:
-                        tl.store(p_dx + i * N + o_col, b_zero.to(p_dx.dtype.element_ty), mask=o_col < N)
-                    if p_dsample is not None:
-                        tl.store(p_dsample + i_block * tl.cast(n, tl.int64) + i + tl.arange(0, 1), tl.zeros([1], tl.float32))
+                b_dx = b_dx * tl.load(p_sample + i).to(tl.float32)
+            tl.store(p_dx + i * N + o_col, b_dx.to(p_dx.dtype.element_ty), mask=o_col < N)
+    if p_offsets is not None:
+        if i_bag == n_bags - 1:  # positions after the last bag
+            b_zero = tl.zeros([BLOCK_N], tl.float32)
+            for i in tl.range(i_stop, n):
+                if p_dx is not None:
+                    tl.store(p_dx + i * N + o_col, b_zero.to(p_dx.dtype.element_ty), mask=o_col < N)
+                if p_dsample is not None:
+                    tl.store(p_dsample + i_block * tl.cast(n, tl.int64) + i + tl.arange(0, 1), tl.zeros([1], tl.float32))

@@ -41,6 +41,7 @@ _WARPS_PER_CORE = 32  # resident on a multiprocessor
 _WAVES = 4  # of programs that sum, so that the last ones end together
 _ROW_COLUMNS = 512  # a tile with more columns is one row
 _MAX_ROWS = 32  # of a tile that is copied, and partial sums that are added at once
+_NORM_COLUMNS = 65536
 _ZEROS_COLUMNS = 512  # stored at once by a warp
 _ZEROS_BYTES, _MAX_ZERO_ROWS = 16384, 64  # of a program
 _BORDERS = 16  # between chunks, that a program of the launch of partial sums looks at
@@ -56,6 +57,21 @@ def gather_launch(shape: RowShape) -> Launch:
 def bags_launch(shape: RowShape) -> Launch:
     """Blocks of the look-up that sums or decodes rows (bags), and of its backward up to dx and dsample."""
     return _launch(shape, _GATHER, {}, warps=_GATHER.max_warps)
+
+
+def norm_launch(shape: RowShape) -> Launch:
+    """Blocks of rows that are normalised: a row is a block, up to so many columns. Not measured."""
+    columns = min(power_of_two(shape.width), _NORM_COLUMNS)
+    rule = Blocks(columns, 1024, 16, "a row is a block: its squares are added in one program", here())
+    warps = max(1, min(rule.max_warps, columns // rule.warp_bytes))
+    return Launch(
+        device=shape.device,
+        blocks=(("N", shape.width), ("BLOCK_N", columns)),
+        column_blocks=ceil(shape.width / columns),
+        warps=warps,
+        why=rule.why,
+        decided_at=rule.decided_at,
+    )
 
 
 def sums_launch(shape: RowShape) -> Launch:
