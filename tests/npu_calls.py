@@ -27,6 +27,14 @@ def _calls() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
             lambda table: npu_embedding.embedding(indices, table, sparse=True),
             (_noise(300, 64, dtype=torch.float32),),
         ),
+        "npu-embedding, bags": (
+            lambda table, weights: npu_embedding.embedding_bag(ids, table, mode="sum", per_sample_weights=weights),
+            (_noise(300, 64, dtype=torch.float32), _noise(64, 4, dtype=torch.float32)),
+        ),
+        "npu-embedding, a norm": (
+            lambda table: npu_embedding.embedding(indices, table, rms_norm_eps=1e-6),
+            (_noise(300, 64, dtype=torch.float32),),
+        ),
         "npu-attn-res": (npu_attn_res.attn_res, (_noise(4, 8, 256), _noise(256), _noise(256))),
         "npu-attn-res, a list": (
             lambda query, weight, *blocks: npu_attn_res.attn_res(list(blocks), query, weight),

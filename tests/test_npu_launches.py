@@ -23,6 +23,8 @@ CALLS = {
     "npu-rms-norm": ("rms_norm", "A call with gradients", 3),
     "npu-embedding": ("embedding", "A call with gradients", 6),
     "npu-embedding, sparse": ("embedding", "A call with a sparse gradient", None),
+    "npu-embedding, bags": ("embedding", "A call of `embedding_bag` with weights and gradients", 5),
+    "npu-embedding, a norm": ("embedding", "A call with `rms_norm_eps` and a gradient", 5),
     "npu-attn-res": ("attn_res", "A call with gradients", 4),
     "npu-attn-res, a list": ("attn_res", "A call on a list with gradients", 6),
     "npu-fused-linear-cross-entropy": ("fused_linear_cross_entropy", "A call with gradients", 8),
