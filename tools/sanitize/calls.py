@@ -13,7 +13,7 @@ from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase
 from npu_embedding import embedding, embedding_bag, ngram_embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_fused_linear_cross_entropy.cuda import tiling as tiling_product
-from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, rms_norm
+from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, qk_rms_norm, rms_norm
 from torch import Tensor
 
 Call = tuple[str, Callable[[], None]]
@@ -48,6 +48,13 @@ def rms_norm_calls(device: torch.device) -> Iterator[Call]:
         x, stream, weight = (_leaf(shape, BF16, device) for shape in ((ROWS, width), (ROWS, width), (width,)))
         add_rms_norm_dynamic_quant(x, stream, weight, dtype=dtype)
 
+    def projection(width: int, dtype: torch.dtype) -> None:
+        qkv, *weights = (_leaf(shape, dtype, device) for shape in ((ROWS, 8 * width), (width,), (width,)))
+        results = qk_rms_norm(qkv, *weights, 4, 2)
+        torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+
+    for width in (50, 128):
+        yield f"bf16 {width}, q and k", _call(projection, width, BF16)
     for width in (7, 128, 2560, 20000):
         yield f"bf16 {width}, 3 heads, bias", _call(heads, width, BF16, 3)
         yield f"bf16 {width}, added, int8", _call(quantise, width, torch.int8)

@@ -1,7 +1,8 @@
 """The operators of `qk_rms_norm`, registered with PyTorch, and their autograd.
 
 `qkv` is made of `qk_rms_norm` and a view of the values. In the backward of both, `qk_rms_norm_backward`, each part of the
-projection's gradient is written where it stays: those of q and k by the kernels of `rms_norm`, as slices of one tensor.
+projection's gradient is written where it stays: on CUDA in one launch where it can follow all three, else those of q and k
+by the kernels of `rms_norm`, as slices of one tensor.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from npu_tiling import device_for
+from npu_tiling import Device, device_for
 from npu_tiling.pytorch.autograd import Function, apply, forward_mode, needs_gradient
 from npu_tiling.pytorch.tensors import allocate, statistics_dtype
 from torch import Tensor
@@ -19,6 +20,7 @@ from . import cpu
 from .calls import Backward, Forward
 from .launch.backward import launch_backward
 from .launch.forward import launch_forward
+from .launch.qk_backward import launch_qk_backward
 from .operators import OPERATORS
 
 _HEADS = "int n_heads, int n_kv_heads"
@@ -76,18 +78,22 @@ def _backward(  # type: ignore[no-untyped-def]
     dqkv = allocate(qkv, qkv.shape, qkv.dtype) if need_dqkv else None
     q, k, _ = split(qkv, n_heads, n_kv_heads)
     into = (None, None, None) if dqkv is None else split(dqkv, n_heads, n_kv_heads)
-    *_, into_v = into
-    if into_v is not None and dv is not None:
-        _copy(into_v, dv)
+    device, saved = device_for(qkv.device), ((q, q_weight, q_rstd), (k, k_weight, k_rstd))
+    calls: list[Any] = [
+        None if dy is None else _call(dy, *each, offset, casting_mode, dqkv is not None, need)
+        for dy, each, need in zip((dq, dk), saved, need_weights, strict=True)
+    ]
+    parts: list[Any] = [None if part is None else _rows(part, each[1]) for part, each in zip(into, saved, strict=False)]
+    if dqkv is not None and None not in calls and dv is not None and device is not None:
+        dweights = launch_qk_backward(calls, dv, [*parts, into[2]], device)
+        if dweights is not None:
+            return dqkv, *dweights
+    if into[2] is not None and dv is not None:
+        _copy(into[2], dv)
     for dy, part in zip((dq, dk, dv), into, strict=True):
         if part is not None and dy is None:
             part.zero_()
-    saved = ((q, q_weight, q_rstd), (k, k_weight, k_rstd))
-    dweights = [
-        None if dy is None else _backward_of_part(dy, *each, offset, casting_mode, part, need)
-        for dy, each, part, need in zip((dq, dk), saved, into, need_weights, strict=False)
-    ]
-    return dqkv, *dweights
+    return dqkv, *[None if call is None else _run(call, part, device) for call, part in zip(calls, parts, strict=True)]
 
 
 def _copy(into: Tensor, dv: Tensor) -> None:
@@ -104,21 +110,24 @@ def _has_words(tensor: Tensor) -> bool:
     return last == 1 and tensor.data_ptr() % 8 == 0 and not any(count % ratio for count in counts)
 
 
-def _backward_of_part(
+def _call(
     dy: Tensor,
     x: Tensor,
     weight: Tensor | None,
     rstd: Tensor,
     offset: float,
     casting_mode: str,
-    into: Tensor | None,
+    need_dx: bool,
     need_dweight: bool,
-) -> Tensor | None:
-    """Writes the gradient of x to `into`, where there is that; returns the weight's."""
-    dy, x, into = _rows(dy, weight), _rows(x, weight), None if into is None else _rows(into, weight)
-    need_dx, need_dgate, need_dbias = into is not None, False, False
+) -> Backward:
+    """The backward of one of the two norms."""
+    dy, x, need_dgate, need_dbias = _rows(dy, weight), _rows(x, weight), False, False
     options = (offset, casting_mode, *_NO_GATE, x.dtype, need_dx, need_dgate, need_dweight, need_dbias)
-    call, device = Backward(dy, None, x, None, weight, None, rstd, *options), device_for(dy.device)
+    return Backward(dy, None, x, None, weight, None, rstd, *options)
+
+
+def _run(call: Backward, into: Tensor | None, device: Device | None) -> Tensor | None:
+    """Writes the gradient of x to `into`, where there is that; returns the weight's."""
     if device is not None:
         return launch_backward(call, device, into)[2]
     dx, _, dweight, _ = cpu.backward(call)

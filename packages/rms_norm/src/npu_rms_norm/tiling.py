@@ -26,3 +26,9 @@ def choose(shape: Shape, device: Device) -> Tiling:
 def smaller(tiling: Tiling) -> Tiling | None:
     """The next smaller tiling for an Ascend compiler that needs more Unified Buffer than was declared; None at the end."""
     return ascend.smaller(tiling) if isinstance(tiling, AscendTiling) else None
+
+
+def of_qkv(tiling: Tiling) -> Tiling:
+    """The tiling of a backward of q, k and v in one launch on CUDA, from that for q."""
+    assert isinstance(tiling, CudaTiling)
+    return cuda.of_qkv(tiling)

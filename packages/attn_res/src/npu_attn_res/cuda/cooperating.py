@@ -19,8 +19,13 @@ TURNS = tl.constexpr(2)
 
 
 @triton.jit
-def add_six(a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5):
-    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5
+def add_two(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def add_four(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
 
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots", "needed"])
@@ -91,20 +96,20 @@ def attn_res_backward_shared_kernel(
             publish(p_published + BLOCK_N, tl.sum(b_p * b_dh, axis=0), turn)
         publish(p_published + o_block, tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), turn)
         b_part = tl.where(m_all, collect(p_part + o_word, turn), 0.0)
-        b_e, b_alpha, b_rstd, b_slope, b_delta, b_sum = tl.reduce(
+        # The sums over all sources apart: as rows of the same reduction they take registers that blocks need.
+        b_delta, b_sum = tl.reduce((b_alpha * b_part, b_alpha), 0, add_two)
+        b_e, b_alpha, b_rstd, b_slope = tl.reduce(
             (
                 tl.reshape(tl.where(m_same_tile, b_part, 0.0), [SLOTS, BLOCK_N]),
                 tl.reshape(tl.where(m_first_part, b_alpha, 0.0), [SLOTS, BLOCK_N]),
                 tl.reshape(tl.where(m_first_part, b_rstd, 0.0), [SLOTS, BLOCK_N]),
                 tl.reshape(tl.where(m_first_part, slope(b_score, b_rstd, D), 0.0), [SLOTS, BLOCK_N]),
-                tl.reshape(b_alpha * b_part, [SLOTS, BLOCK_N]),
-                tl.reshape(b_alpha, [SLOTS, BLOCK_N]),
             ),
             0,
-            add_six,
+            add_four,
         )  # all [BLOCK_N]
-        b_delta = tl.zeros([1], tl.float32) + tl.sum(b_delta, axis=0)
-        b_sum = tl.sum(b_sum, axis=0) * (1.0 / PROGRAMS)
+        b_delta = tl.zeros([1], tl.float32) + b_delta
+        b_sum *= 1.0 / PROGRAMS
         if p_prefix is not None:
             o_program = tl.arange(0, SLOTS)
             b_p_e = collect(p_part + tl.minimum(o_program, PROGRAMS - 1) * N_WORDS + BLOCK_N, turn)

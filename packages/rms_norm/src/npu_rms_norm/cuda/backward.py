@@ -9,22 +9,17 @@ from ..formula import activate, gradient_of_rows, load_factor, normalise, weigh
 from .rows import load_chunk, parameters_of_head, result_rows_at, rows_at, store_chunk, tile_position, tiles_of_program
 
 
-@triton.jit(do_not_specialize=["n_outer", "n_inner"])
-def backward_kernel(
-    # Read; None: the call has no such input. p_dsum: a gradient that reaches x from elsewhere.
-    p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd,
-    # Written; None: not needed. p_dw and p_db: fp32 [programs, N], a partial sum of each program.
-    p_dx, p_dgate, p_dw, p_db,
-    n_outer, n_inner,
+@triton.jit
+def backward_of_tiles(
+    i_program, n_programs, p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd, p_dx, p_dgate, p_dw, p_db, n_outer, n_inner,
     s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner,
-    s_dx_outer, s_dx_inner,
-    offset,
+    s_dx_outer, s_dx_inner, offset,
     N: tl.constexpr, CHUNKS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
-    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr
 ):  # fmt: skip
-    """The gradients of rows held in registers, and a partial sum of each parameter's gradient."""
-    i_first, i_stop, n_step, i_head = tiles_of_program(n_outer, n_inner, M, ORDER)
+    """`backward_kernel` of program i_program of n_programs; its partial sums are those of the launch's program."""
+    i_first, i_stop, n_step, i_head = tiles_of_program(i_program, n_programs, n_outer, n_inner, M, ORDER)
     p_weight = parameters_of_head(p_weight, i_head, N, ORDER)
     p_bias = parameters_of_head(p_bias, i_head, N, ORDER)
     if CHUNKS == 1:  # several chunks of the weight would take the registers of rows
@@ -101,3 +96,26 @@ def backward_kernel(
             store_partial(p_dw, dw[c], tl.program_id(0), o_chunk, N, CHUNKS * BLOCK_N == N)
         if p_db is not None:
             store_partial(p_db, db[c], tl.program_id(0), o_chunk, N, CHUNKS * BLOCK_N == N)
+
+
+@triton.jit(do_not_specialize=["n_outer", "n_inner"])
+def backward_kernel(
+    # Read; None: the call has no such input. p_dsum: a gradient that reaches x from elsewhere.
+    p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd,
+    # Written; None: not needed. p_dw and p_db: fp32 [programs, N], a partial sum of each program.
+    p_dx, p_dgate, p_dw, p_db,
+    n_outer, n_inner,
+    s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner,
+    s_dx_outer, s_dx_inner,
+    offset,
+    N: tl.constexpr, CHUNKS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
+    NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
+):  # fmt: skip
+    """The gradients of rows held in registers, and a partial sum of each parameter's gradient."""
+    backward_of_tiles(
+        tl.program_id(0), tl.num_programs(0), p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd, p_dx, p_dgate, p_dw, p_db,
+        n_outer, n_inner, s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer,
+        s_gate_inner, s_dx_outer, s_dx_inner, offset, N, CHUNKS, M, BLOCK_N, ORDER, NORMALISED, FACTORS, WEIGHTED,
+        ACTIVATION, GATE_FIRST
+    )  # fmt: skip

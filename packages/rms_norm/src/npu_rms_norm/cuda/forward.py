@@ -50,7 +50,7 @@ def forward_kernel(
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """y of rows held in registers, each read once; the sum, fp32, rstd and scales that are asked for."""
-    i_first, i_stop, n_step, i_head = tiles_of_program(n_outer, n_inner, M, ORDER)
+    i_first, i_stop, n_step, i_head = tiles_of_program(tl.program_id(0), tl.num_programs(0), n_outer, n_inner, M, ORDER)
     p_weight = parameters_of_head(p_weight, i_head, N, ORDER)
     p_bias = parameters_of_head(p_bias, i_head, N, ORDER)
     for i_tile in tl.range(i_first, i_stop, n_step):

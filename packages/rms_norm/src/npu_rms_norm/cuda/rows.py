@@ -17,9 +17,8 @@ from npu_tiling.device.rounding import round_to
 
 
 @triton.jit
-def tiles_of_program(n_outer, n_inner, M: tl.constexpr, ORDER: tl.constexpr):
-    """This program's first tile, where its tiles stop, the step between them, and the program's head."""
-    i_program, n_programs = tl.program_id(0), tl.num_programs(0)
+def tiles_of_program(i_program, n_programs, n_outer, n_inner, M: tl.constexpr, ORDER: tl.constexpr):
+    """A program's first tile, where its tiles stop, the step between them, and the program's head."""
     if ORDER == "heads":
         return i_program // n_outer, tl.cdiv(n_inner, M), n_programs // n_outer, i_program % n_outer
     elif ORDER == "one":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass, field
 from math import ceil
@@ -11,11 +12,11 @@ from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import CORE_REGISTERS, WARP, equal_chunks, register_cap, row_options
 
 from ...shape import MAX_COUNTED_ROWS, Shape
-from .policies import BACKWARD, FORWARD, SHARE_COLUMNS, Policy
+from .policies import BACKWARD, FORWARD, QK_BACKWARD, SHARE_COLUMNS, Policy
 
 MAX_CHUNKS, MIN_CHUNK = 8, 256  # at most a fifth of a row is padding; code is compiled for each chunk
 MAX_HEADS = 1024  # whose rows share tiles in a forward
-MAX_SHARE = 64  # programs that share a row
+MAX_SHARE = 128  # programs that share a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +172,13 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
     elif not warps:
         warps = 4 if chunk <= 512 else 8
     return make(columns=chunk, warps=warps, per_core=per_core, order=shape.order)
+
+
+def of_qkv(tiling: CudaTiling) -> CudaTiling:
+    """The tiling of q, k and v together, from that for q."""
+    policy = QK_BACKWARD
+    rows = max(1, policy.tile // tiling.columns)
+    return dataclasses.replace(tiling, policy=policy, rows=rows, warps=policy.warps, per_core=policy.per_core)
 
 
 def _order(shape: Shape) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from npu_tiling import ALL_TILES
 from npu_tiling.places import here
 
-SHARE_COLUMNS = 2048  # of each program that shares a row
+SHARE_COLUMNS = 1024  # of each program that shares a row
 BY_REGISTERS = 0  # programs of a core: as many as its registers have room for
 
 
@@ -50,6 +50,7 @@ def _row(*columns: Any) -> Policy:
 
 END = 2**31
 _SEVERAL = "rows fit registers: several a program"
+_ONCE = "a row fits registers: the gate is read while the row is summed"
 _THRICE = "other kernels would read it three times"
 _CHUNKS = "a row fits registers, in chunks"
 _CACHED = "the second read finds the row in a cache, and fewer registers leave room for more rows"
@@ -58,6 +59,7 @@ _ALONE = "one program a core: rows of two evict each other before the second rea
 FORWARD = (
     #    shape                  columns  kernel   tile  block  warps  per core   capped
     _row("gated",               1024,    "rows",  1024, 0,     4,     ALL_TILES, False, _SEVERAL),
+    _row("gated, one chunk",    4096,    "rows",  4096, 0,     4,     ALL_TILES, False, _ONCE),
     _row("any",                 256,     "rows",  2048, 0,     4,     ALL_TILES, False, _SEVERAL),
     _row("any",                 1024,    "rows",  4096, 0,     4,     ALL_TILES, False, _SEVERAL),
     _row("quantised, one chunk", 2048,   "rows",  0,    0,     4,     ALL_TILES, False, _THRICE),
@@ -77,12 +79,15 @@ BACKWARD = (
     _row("any",                 32,      "rows",  4096, 0,     8,     3,            False, _SEVERAL),
     _row("gated",               1024,    "rows",  2048, 0,     8,     3,            True,  _SEVERAL),
     _row("any",                 1024,    "rows",  4096, 0,     8,     3,            True,  _SEVERAL),
+    _row("gated, one chunk",    2048,    "rows",  2048, 0,     4,     5,            True,  "a row fits registers"),
     _row("gated, one chunk",    4096,    "rows",  2048, 0,     8,     2,            True,  "a row fits registers"),
     _row("one chunk",           4096,    "rows",  4096, 0,     8,     3,            True,  "a row fits registers"),
     _row("in chunks",           4096,    "rows",  0,    0,     4,     BY_REGISTERS, True,  _CHUNKS),
     _row("in chunks",           8192,    "rows",  0,    0,     8,     BY_REGISTERS, True,  _CHUNKS),
     _row("any",                 16384,   "rows",  0,    0,     16,    BY_REGISTERS, True,  _CHUNKS),
     _row("unshareable",         END,     "wide",  0,    2048,  8,     4,            False, "no program holds a row"),
-    _row("any",                 END,     "shared", 0,   SHARE_COLUMNS, 4, 4,        True,  "programs hold a row together"),
+    _row("any",                 END,     "shared", 0,   SHARE_COLUMNS, 2, 8,        True,  "programs hold a row together"),
 )
+# Of q, k and v together: tiles of rows as narrow as a head.
+QK_BACKWARD = _row("any",      1024,    "rows",  2048, 0,     4,     5,            True,  "q, k and v share a launch")
 # fmt: on
