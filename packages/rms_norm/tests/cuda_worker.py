@@ -121,6 +121,7 @@ KERNELS = {
     "cuda.backward groups",
     "cuda.backward groups chunks",
     "cuda.backward heads",
+    "cuda.qk_backward groups",
     "both.forward_wide one",
     "both.forward_wide heads",
     "both.backward_wide one",
