@@ -198,7 +198,7 @@ def test_pytorchs_operators_are_explained_in_order(kernels):
         ("sort", 1, "float64 [8] -> float64 [8], int64 [8]"),
     ]
     assert "forward: 2 launches and 6 operators by PyTorch" in found.text
-    assert "order          1 and 2, 2 times" in found.text and "2. PyTorch's operators, 2 times" in found.text
+    assert "order          2 times (1, 2)" in found.text and "2. PyTorch's operators, 2 times" in found.text
 
 
 def command(
@@ -237,14 +237,14 @@ def test_products_and_memory_of_pytorch_are_explained():
     ]
     assert found.peak == 36 and found.floor("forward") == 2**40 / 989e12
     assert "0 launches, 2 matrix products and 1 other operator by PyTorch; at least 4 bytes" in found.text
-    assert "memory beside the inputs: at most 36 bytes" in found.text and "fp32 [2, 5] @ [5, 3]" in found.text
+    assert "results and gradients: at most 36 bytes" in found.text and "fp32 [2, 5] @ [5, 3]" in found.text
 
 
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ("1 2 3 4 3 4 3 4 5 5 6", "1; 2; 3 and 4, 3 times; 5, 2 times; 6"),
-        ("1 2 3 1 2 3", "1, 2 and 3, 2 times"),
+        ("1 2 3 4 3 4 3 4 5 5 6", "1; 2; 3 times (3, 4); 2 times (5); 6"),
+        ("1 2 3 1 2 3", "2 times (1, 2, 3)"),
         ("", ""),
         ("1 2", "1; 2"),
     ],

@@ -66,7 +66,7 @@ def explain(
         backward: the backward too.
         listed: the blocks are a list, and not one tensor.
         prefix: as `attn_res_bank`.
-        append: of a bank in one tensor: the new prefix becomes its next block.
+        append: with prefix, of a bank in one tensor: the launch writes the prefix (and layer output) as its next block too.
         layers: as `attn_res_phase1`, with so many queries.
         merge: as `attn_res_merge`.
         layer_output: of a bank or a merge: a layer's output is added to the prefix.
@@ -83,7 +83,7 @@ def explain(
     if sum((prefix, layers is not None, merge)) > 1 or (layer_output and not (prefix or merge)):
         raise ValueError("prefix, layers and merge exclude one another, and layer_output goes with prefix or merge.")
     if append and (listed or not prefix):
-        raise ValueError("append goes with prefix, and not with listed.")
+        raise ValueError("append needs prefix and a bank in one tensor: leave listed out.")
     if normalised and layers is not None:
         raise ValueError("normalised does not go with layers.")
 
@@ -132,6 +132,9 @@ def explain(
             moved["backward"] = nbytes((*results, *read, *gradients(results, inputs)))
         return moved
 
-    named = "merge" if merge else f"phase 1 of {layers} layers" if layers is not None else "bank" if prefix else "attn_res"
+    bank_named = "bank, appended to," if append else "bank"
+    named = (
+        "merge" if merge else f"phase 1 of {layers} layers" if layers is not None else bank_named if prefix else "attn_res"
+    )
     lying = "" if merge else f" over {blocks} blocks, {'a list' if listed else 'one tensor'}"
     return explain_run(f"{named}{lying}, {tokens} x {width} in {dtype},", run, chosen_chip(chip), names=NAMES)

@@ -111,8 +111,8 @@ def explain(
         token_scaling: losses are multiplied by probabilities.
         return_token_accuracy: the share of right tokens too.
         return_entropy: entropies too.
-        log_probs: explain `linear_log_probs` with its other outputs, in place of the loss; of the options above bias,
-            softcap, logit_scale and entropies go with it.
+        log_probs: explain `linear_log_probs` with sum of squares and mean, in place of the loss; of the options above bias,
+            softcap, logit_scale and entropies go with it. Its top_k, PyTorch's topk of each chunk, is not explained.
         chunk_tokens: tokens of a chunk.
         memory_budget: bytes for logits and sums.
         teacher_width: elements of a row of a teacher's x, for `linear_distillation_loss`; None: there is no teacher.

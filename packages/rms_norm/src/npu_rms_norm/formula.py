@@ -1,4 +1,6 @@
-"""RMSNorm's formulas as device helpers, each once. Kernels of Ascend and of CUDA differ in how they hold rows.
+"""RMSNorm's formulas as device helpers, each once.
+
+Kernels of Ascend and of CUDA differ in how they hold rows; rows.py of each chip rounds y, dx and dgate where it stores them.
 
     rstd = 1 / sqrt(mean(x^2) + eps)        n = x rstd        z = n (offset + w) + b        y = z
     g = dy (offset + w)                     dx = rstd (g - n mean(g n))        dw, db = sums over rows of dy n and of dy

@@ -30,7 +30,9 @@ from .casting import To, casting
 #     its formula and derivative in `_activate` below and in `activate` of formula.py
 #     its name in the docstrings of reference.py, `gated_rms_norm` (gated.py), `GatedRMSNorm` (module.py) and shape.py, in
 #     the message of patching.py and in the README
-#     its formula in tests/test_gated.py (`WAYS`), tests/test_option_properties.py and tests/test_patching.py
+#     its name in the `Literal` of explain.py
+#     its formula in tests/test_gated.py (`WAYS`), tests/test_option_properties.py and tests/test_patching.py, its name in
+#     tests/test_errors.py
 ACTIVATIONS = ("silu", "sigmoid")
 
 

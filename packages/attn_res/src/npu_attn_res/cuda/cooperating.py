@@ -46,7 +46,10 @@ def attn_res_backward_shared_kernel(
     SLOTS: tl.constexpr,  # a power of two, >= SHARE
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of sources and prefix, and partial sums of dg; programs share a token and exchange parts of <dh, v_i>."""
+    """Gradients of sources and prefix, and partial sums of dg, the gradient of query * rms_weight.
+
+    Programs share a token and exchange parts of <dh, v_i>, of the result's gradient and a source.
+    """
     PROGRAMS: tl.constexpr = SHARE // TILES  # of a tile
     N_WORDS: tl.constexpr = BLOCK_N + (p_prefix is not None)
     n_groups = tl.num_programs(0) // SHARE

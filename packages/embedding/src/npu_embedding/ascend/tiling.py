@@ -25,7 +25,7 @@ _BUCKET = {"LOG": _LOG, "KEY_OF_ROW_0": KEY_OF_ROW_0}
 
 WAYS = (
     # way, indices, rows of the table, why
-    Rule(Way.BUCKETS, BLOCK * GROUPS, _MAX_ROWS, "the samples of so many groups are sorted at once", here()),
+    Rule(Way.BUCKETS, BLOCK * GROUPS, _MAX_ROWS, f"up to {BLOCK * GROUPS} indices: all samples are sorted at once", here()),
     Rule(Way.SORTED_AS_FP32, inf, _MAX_ROWS, "CANN sorts fp32 numbers on vector cores, integers on the AI CPU", here()),
 )
 

@@ -31,7 +31,7 @@ def distribution_statistics_kernel(
     SCALED: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
-    """Statistics of rows of logits for the outputs of their distributions."""
+    """Statistics of rows of logits: log-probability, entropy, sum of squares and mean. PyTorch finds the largest."""
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None

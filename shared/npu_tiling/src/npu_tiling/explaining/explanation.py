@@ -67,7 +67,8 @@ class Explanation:
     def text(self) -> str:
         """For people: what is launched several times is described once."""
         lines = [f"{self.call} on {_described(self.chip)}"]
-        lines += [f"memory beside the inputs: at most {self.peak:,} bytes at a time"] if self.peak else []
+        memory = f"memory beside the inputs, with results and gradients: at most {self.peak:,} bytes at a time"
+        lines += [memory] if self.peak else []
         for direction in self.bytes_moved:
             steps = [step for step in self.steps if step.direction == direction]
             groups = _grouped(steps)

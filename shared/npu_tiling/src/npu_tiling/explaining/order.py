@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def repeated(names: Sequence[str]) -> str:
-    """Names in order; what follows itself is named once: "1; 2 and 3, 8 times; 4"."""
+    """Names in order; what follows itself is named once: "1; 8 times (2, 3); 4"."""
     said: list[str] = []
     first = 0
     while first < len(names):
@@ -17,8 +17,8 @@ def repeated(names: Sequence[str]) -> str:
         )
         if count == 1:
             length = 1
-        group = " and ".join(filter(None, (", ".join(names[first : first + length - 1]), names[first + length - 1])))
-        said.append(f"{group}, {count} times" if count > 1 else group)
+        group = ", ".join(names[first : first + length])
+        said.append(f"{count} times ({group})" if count > 1 else group)
         first += count * length
     return "; ".join(said)
 

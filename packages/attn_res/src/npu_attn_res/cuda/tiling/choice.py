@@ -84,7 +84,8 @@ def _cooperating(shape: Shape, device: Device) -> CudaTiling | None:
         return None
     chosen = {"block_d": block_d, "block_n": block_n, "tiles": tiles, "cooperating": programs, "warps": policy.warps}
     elements = power_of_two(shape.n_sources) * power_of_two(shape.width)
-    why = f"one program has no registers for {elements} elements a token, padded; {programs} programs share it"
+    token = f"{shape.n_sources} sources of {shape.width} columns, {elements} elements when both are padded"
+    why = f"one program has no registers for a token's {token}; {programs} programs share it"
     for stages in range(ways.STAGES, 1, -1):
         tiling = _tiling(
             shape, device, Way.COOPERATING, why, policy.decided_at, stages=stages, per_core=policy.per_core, **chosen
@@ -113,7 +114,7 @@ def _loop(shape: Shape, device: Device) -> CudaTiling:
         per_core = ways.NARROW_PER_CORE if warps <= 2 else per_core
     blocks_and_chunks = {"block_d": chunk, "chunks": chunks, "block_n": block_n, "warps": warps, "per_core": per_core}
     holder = "as many programs as may share a token have" if is_backward else "one program has"
-    why = f"{holder} no registers for {n_sources} sources of {row} columns, padded"
+    why = f"{holder} no registers for {shape.n_sources} sources of {shape.width} columns, padded to {n_sources} of {row}"
     tiling = _tiling(shape, device, Way.LOOP, why, rule.decided_at, stages=stages, **blocks_and_chunks)
     while tiling.shared_bytes > device.ub_bytes:
         tiling = _fewer_under_way(tiling)

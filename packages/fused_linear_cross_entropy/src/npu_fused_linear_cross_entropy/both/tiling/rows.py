@@ -83,7 +83,7 @@ class RowLaunch(FourWarps):
 
 @dataclass(frozen=True, kw_only=True)
 class PartialsLaunch(FourWarps):
-    """The launch of one program that adds partial sums."""
+    """One program adds the partial sums: there is one for each core."""
 
     device: Device = field(repr=False)
 

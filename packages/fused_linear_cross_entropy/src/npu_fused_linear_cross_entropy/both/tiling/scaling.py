@@ -31,7 +31,7 @@ class FourWarps:
 
 @dataclass(frozen=True, kw_only=True)
 class SettleLaunch(FourWarps):
-    """The launch that makes exponentials a gradient: tiles of many rows, whose columns are rarely read."""
+    """Exponentials become a gradient, in tiles of many rows whose columns are rarely read."""
 
     width: int
     device: Device = field(repr=False)
@@ -54,7 +54,7 @@ class SettleLaunch(FourWarps):
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRowsLaunch(FourWarps):
-    """The launch that multiplies rows by a number each: programs stride over rows."""
+    """Rows are multiplied by a number each: programs stride over rows."""
 
     width: int
     device: Device = field(repr=False)
