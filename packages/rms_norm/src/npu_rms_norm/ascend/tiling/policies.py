@@ -52,61 +52,27 @@ FP32_ROWS = frozenset({"forward of fp32", "backward of fp32", "forward 950"})
 ONE_ROW = ALL - {"backward 950"}
 
 # The first way that fits is taken. The comments are microseconds that the time model predicts (Ascend910B4, CANN 9.1, 4096
-# rows), forward and backward by columns: of bf16, forward 2048, forward 5760, backward 2048, backward 3584, forward 8192 and
-# backward 8192, without the sum of dw's parts; of fp32, for a gated forward of 4096. -: it does not fit. CANN 8.5 and 9.0
-# agree about which is faster: a forward in several rows without room takes 20 to 36 % less time than one in single rows
-# (bf16, widths from 4096 with a bias, 3072 with a sum to int8, 5504 plain); a row of bf16 takes with two buffers as long as
-# with one, or 3 to 11 % longer, on CANN 8.5 up to 34 % longer (forward 10240: 395 and 294); a row of fp32 takes up to 12 %
-# longer with one buffer than with two. No chip has shown any of it. fmt: off
+# rows): of bf16, for forward 2048, forward 5760, backward 2048, backward 3584, forward 8192 and backward 8192, without the
+# sum of dw's parts; of fp32, for a gated forward of 4096. -: it does not fit. CANN 8.5 and 9.0 agree about which is faster:
+# a forward in several rows without room takes 20 to 36 % less time than one in single rows (bf16, widths from 4096 with a
+# bias, 3072 with a sum to int8, 5504 plain); a row of bf16 takes with two buffers as long as with one, or 3 to 11 % longer,
+# on CANN 8.5 up to 34 % longer (forward 10240: 395 and 294); a row of fp32 takes up to 12 % longer with one buffer than with
+# two. No chip has shown any of it.
+# fmt: off
 POLICIES = (
     #                                                                                   f.   f.   b.   b.   f.   b.   f.
     #                                                                                 2048 5760 2048 3584 8192 8192 4096
     #    way                           kernel  rows       buffers  spare  launches     bf16                           fp32
-    _row(
-        "several rows",
-        "rows",
-        "several",
-        2,
-        1 / 8,
-        ALL,  #  57    -   80    -    -    -    -
-        "a transfer of several rows is fast, and their sums stay in the vector unit",
-    ),
-    _row(
-        "several rows, no room left",
-        "rows",
-        "several",
-        2,
-        0,
-        NO_ROOM,  #  57  169   80  184    -    -    -
-        "rows that fill the Unified Buffer are no slower than one",
-    ),
-    _row(
-        "a row, two buffers",
-        "rows",
-        "one",
-        2,
-        0,
-        FP32_ROWS,  # 129  194  141  201  236    -  339
-        "one row of fp32 fits beside the next one",
-    ),
-    _row(
-        "a row, one buffer",
-        "rows",
-        "one",
-        1,
-        0,
-        ONE_ROW,  # 120  185  128  187  226  386  353
-        "a row is read once; in blocks of columns it is read twice",
-    ),
-    _row(
-        "blocks of columns",
-        "wide",
-        "one",
-        2,
-        0,
-        ALL,  # 131  221  254  345  267  674  339
-        "a row, with all that the kernel keeps of it, does not fit whole",
-    ),
+    _row("several rows",               "rows", "several", 2,       1 / 8, ALL,       #  57    -   80    -    -    -    -
+         "a transfer of several rows is fast, and their sums stay in the vector unit"),
+    _row("several rows, no room left", "rows", "several", 2,       0,     NO_ROOM,   #  57  169   80  184    -    -    -
+         "rows that fill the Unified Buffer are no slower than one"),
+    _row("a row, two buffers",         "rows", "one",     2,       0,     FP32_ROWS, # 129  194  141  201  236    -  339
+         "one row of fp32 fits beside the next one"),
+    _row("a row, one buffer",          "rows", "one",     1,       0,     ONE_ROW,   # 120  185  128  187  226  386  353
+         "a row is read once; in blocks of columns it is read twice"),
+    _row("blocks of columns",          "wide", "one",     2,       0,     ALL,       # 131  221  254  345  267  674  339
+         "a row, with all that the kernel keeps of it, does not fit whole"),
 )
 # fmt: on
 _BY_WAY = {policy.way: policy for policy in POLICIES}
