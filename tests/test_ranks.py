@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -91,5 +92,6 @@ def test_ranks_that_take_too_long_are_ended(worker):
 
 
 def test_worker_started_alone_says_who_must_start_it(worker):
-    done = subprocess.run([sys.executable, worker(MEETING)], capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, worker(MEETING)], capture_output=True, text=True, env=environment)
     assert "must be started by testing.ranks.run" in done.stderr

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cuda_worker import BAGS, CASES, NGRAMS
+from interpreted_lookups import BAGS, CASES, NGRAMS
 
 pytestmark = [
     pytest.mark.slow,
@@ -18,7 +18,7 @@ pytestmark = [
 @pytest.mark.parametrize("part", [0, 1])
 def test_look_ups_and_gradients(part):
     names = [*CASES, *NGRAMS, *BAGS][part::2]
-    worker = Path(__file__).with_name("cuda_worker.py")
+    worker = Path(__file__).with_name("interpreted_lookups.py")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, worker, *names], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -79,6 +79,7 @@ def sum_bags_kernel(
     # lint: allow scalar-loop: ids that lie in the table are counted on scalars, before a tile of rows moves
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow short-transfer: rows are as wide as the caller's, and ids of a place lie apart
+    # lint: allow strided-transfer: ids and weights of one place lie a bag apart, as many as a tile has rows
     o_m = tl.arange(0, BLOCK_M)
     n_tiles = tl.cdiv(n_bags, BLOCK_M)
     for i_task in tl.range(tl.program_id(0), n_tiles * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):

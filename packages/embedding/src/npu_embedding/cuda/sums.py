@@ -32,7 +32,7 @@ def count_equal(p_sorted, i_first, i_end, step, i_row, BLOCK: tl.constexpr):
 @triton.jit
 def row_at(p_sorted, i, i_end):
     """The row at sorted position `i`, -1 where there is no such position."""
-    return tl.load(p_sorted + i, mask=(i >= 0) & (i < i_end), other=-1)
+    return tl.load(p_sorted + i, mask=(i < i_end) & (i >= 0), other=-1)
 
 
 @triton.jit
