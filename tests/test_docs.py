@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -23,14 +22,12 @@ from npu_offline.cli import _parser as offline_parser
 from npu_tiling.explaining.command import main as explain_command
 
 from tests.test_readmes import PROGRAMS
-from tools.docs import charts, graphs, hooks, lists, losses, reference, sections
+from tools.docs import hooks, lists, reference, sections
 from tools.workspace import ROOT, read_packages
 
 FOLDER = ROOT / "tools" / "docs"
 PAGES = sections.read_pages(FOLDER / "pages")
 PACKAGES = read_packages()
-TRAINING = sorted((ROOT / "tools" / "convergence" / "results").glob("*.json"))
-HISTORIES = sorted(ROOT.glob("packages/*/benchmarks/results/h200.json"))
 
 
 @pytest.fixture(scope="module")
@@ -302,35 +299,6 @@ def test_links_of_included_text_lead_to_pages_or_name_files():
         sections.relink("[x](gone.md)", "README.md", "x.md", found)
 
 
-@pytest.mark.parametrize("file", HISTORIES, ids=lambda file: file.parts[-4])
-def test_a_chart_has_every_point_that_was_recorded_higher_where_the_share_is(file):
-    assert charts.sweeps(file)
-    for sweep, mode in charts.sweeps(file):
-        lines, run = charts.shares(file, sweep, mode)
-        assert lines[0].style == "ours" and run["x_name"] == sweep
-        for line in lines:  # the table's floors are those of the record's cases
-            assert all(0.01 < y < 2 for _, y, _ in line.points), (file, sweep, line.points)
-        drawn = charts.draw(lines, mode, run)
-        measured = [y for line in lines for _, y, _ in line.points]
-        assert drawn.count("<circle") == len(measured) > 4
-        heights = [float(y) for y in re.findall(r'cy="([\d.]+)"', drawn)]
-        assert [y for _, y in sorted(zip(measured, heights, strict=True))] == sorted(heights, reverse=True)
-        assert all(charts.TOP <= y <= charts.HEIGHT - charts.BOTTOM for y in heights)
-
-
-def test_a_record_of_no_commit_is_said_to_be():
-    assert "no commits: `0.1.0+g12.dirty`" in charts._clean(["0.1.0+g12.dirty", "0.1.0+g12.dirty"])
-    assert charts._clean(["0.1.0+g12"]) == "Recorded as `0.1.0+g12`."
-
-
-def test_the_picture_of_the_readme_is_of_its_table():
-    text = (ROOT / "README.md").read_text()
-    assert charts.PICTURE.read_text().strip() == charts.bars(text, alone=True), "python -m tools.docs.charts"
-    table = "| | this | torch | liger-kernel | limit |\n|---|\n| A, 8 | .2 / .4 | .4 / 4.0 | .1 / .1 (x) | .1 / .1 |"
-    drawn = charts.bars(f"\n## Results\n\n{table}\n\n")
-    assert re.findall(r"(\d+)% (?:this|torch|liger-kernel)<", drawn) == ["50", "25", "100", "25", "2", "100"]
-
-
 def test_the_numbers_of_the_whole_model_are_those_of_its_record():
     rows = [line.split(" | ") for line in (ROOT / "tools/results/block.md").read_text().partition("full**")[2].splitlines()]
     taken = {row[1]: [row[3].split()[0], row[-1].strip(" |")] for row in rows if row[0] == "| model"}
@@ -346,21 +314,3 @@ def test_lines_that_install_in_a_clone_name_folders_of_it():
         (ours,) = (line for line in lines if "packages/rms_norm" in line)
         assert "./shared/npu_tiling" in ours and not any("npu-rms-norm" in line for line in lines)
         assert all(line.startswith("    ") for line in lines)
-
-
-@pytest.mark.parametrize("file", TRAINING, ids=lambda file: file.stem)
-def test_a_training_run_is_a_line_that_falls(file):
-    run = json.loads(file.read_text())
-    for precision, curves in run["curves"].items():
-        drawn = losses.draw(curves, precision, run["measured_every"])
-        lines = re.findall(r'class="line (\w+)" d="M([^"h]+)"', drawn)
-        assert [name for name, _ in lines] == [losses.RUNS[curve["name"]] for curve in curves]
-        for (_, line), curve in zip(lines, curves, strict=True):
-            heights = [float(point.split()[1]) for point in line.split("L")]
-            assert len(heights) == len(curve["held_out"]) and heights[-1] > heights[0]  # down the page
-
-
-def test_a_box_is_above_what_it_uses():
-    assert graphs.ranks([("a", "b"), ("b", "c"), ("a", "c"), ("d", "c")]) == [["a"], ["b", "d"], ["c"]]
-    drawn = graphs.replace("x\n```mermaid\nflowchart TD\n  a --> b\n```\ny")
-    assert drawn.startswith('x\n<div class="wide"><svg') and drawn.count("<rect") == 2 and drawn.count('class="edge"') == 1

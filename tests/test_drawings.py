@@ -1,0 +1,59 @@
+"""Drawings of the documentation show what their records have."""
+
+import json
+import re
+
+import pytest
+
+from tools.docs import charts, graphs, losses
+from tools.workspace import ROOT
+
+TRAINING = sorted((ROOT / "tools" / "convergence" / "results").glob("*.json"))
+HISTORIES = sorted(ROOT.glob("packages/*/benchmarks/results/h200.json"))
+
+
+@pytest.mark.parametrize("file", HISTORIES, ids=lambda file: file.parts[-4])
+def test_a_chart_has_every_point_that_was_recorded_higher_where_the_share_is(file):
+    assert charts.sweeps(file)
+    for sweep, mode in charts.sweeps(file):
+        lines, run = charts.shares(file, sweep, mode)
+        assert lines[0].style == "ours" and run["x_name"] == sweep
+        for line in lines:  # the table's floors are those of the record's cases
+            assert all(0.01 < y < 2 for _, y, _ in line.points), (file, sweep, line.points)
+        drawn = charts.draw(lines, mode, run)
+        measured = [y for line in lines for _, y, _ in line.points]
+        assert drawn.count("<circle") == len(measured) > 4
+        heights = [float(y) for y in re.findall(r'cy="([\d.]+)"', drawn)]
+        assert [y for _, y in sorted(zip(measured, heights, strict=True))] == sorted(heights, reverse=True)
+        assert all(charts.TOP <= y <= charts.HEIGHT - charts.BOTTOM for y in heights)
+
+
+def test_a_record_of_no_commit_is_said_to_be():
+    assert "no commits: `0.1.0+g12.dirty`" in charts._clean(["0.1.0+g12.dirty", "0.1.0+g12.dirty"])
+    assert charts._clean(["0.1.0+g12"]) == "Recorded as `0.1.0+g12`."
+
+
+def test_the_picture_of_the_readme_is_of_its_table():
+    text = (ROOT / "README.md").read_text()
+    assert charts.PICTURE.read_text().strip() == charts.bars(text, alone=True), "python -m tools.docs.charts"
+    table = "| | this | torch | liger-kernel | limit |\n|---|\n| A, 8 | .2 / .4 | .4 / 4.0 | .1 / .1 (x) | .1 / .1 |"
+    drawn = charts.bars(f"\n## Results\n\n{table}\n\n")
+    assert re.findall(r"(\d+)% (?:this|torch|liger-kernel)<", drawn) == ["50", "25", "100", "25", "2", "100"]
+
+
+@pytest.mark.parametrize("file", TRAINING, ids=lambda file: file.stem)
+def test_a_training_run_is_a_line_that_falls(file):
+    run = json.loads(file.read_text())
+    for precision, curves in run["curves"].items():
+        drawn = losses.draw(curves, precision, run["measured_every"])
+        lines = re.findall(r'class="line (\w+)" d="M([^"h]+)"', drawn)
+        assert [name for name, _ in lines] == [losses.RUNS[curve["name"]] for curve in curves]
+        for (_, line), curve in zip(lines, curves, strict=True):
+            heights = [float(point.split()[1]) for point in line.split("L")]
+            assert len(heights) == len(curve["held_out"]) and heights[-1] > heights[0]  # down the page
+
+
+def test_a_box_is_above_what_it_uses():
+    assert graphs.ranks([("a", "b"), ("b", "c"), ("a", "c"), ("d", "c")]) == [["a"], ["b", "d"], ["c"]]
+    drawn = graphs.replace("x\n```mermaid\nflowchart TD\n  a --> b\n```\ny")
+    assert drawn.startswith('x\n<div class="wide"><svg') and drawn.count("<rect") == 2 and drawn.count('class="edge"') == 1
