@@ -21,8 +21,7 @@ def qk_backward_kernel(
     s_dq_outer, s_dq_inner, s_dk_outer, s_dk_inner, s_dv_outer, s_dv_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,
     offset,
     N: tl.constexpr, CHUNKS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
-    NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
-    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
+    NORMALISED: tl.constexpr, FACTORS: tl.constexpr,
 ):  # fmt: skip
     """The gradients of q, k and v, and partial sums of the weights' gradients."""
     i_program = tl.program_id(0)
@@ -38,8 +37,7 @@ def qk_backward_kernel(
             tl.where(is_q, p_q_rstd, p_k_rstd), tl.where(is_q, p_dx_q, p_dx_k), None, p_dw, None,
             n_outer, tl.where(is_q, n_q_inner, n_k_inner),
             tl.where(is_q, s_dq_outer, s_dk_outer), tl.where(is_q, s_dq_inner, s_dk_inner), 0, 0, s_x_outer, s_x_inner, 0, 0,
-            s_dx_outer, s_dx_inner, offset, N, CHUNKS, M, BLOCK_N, ORDER, NORMALISED, FACTORS, WEIGHTED,
-            ACTIVATION, GATE_FIRST
+            s_dx_outer, s_dx_inner, offset, N, CHUNKS, M, BLOCK_N, ORDER, NORMALISED, FACTORS, "", "", False  # no gate
         )  # fmt: skip
     else:
         i_first, i_stop, n_step, i_head = tiles_of_program(

@@ -119,7 +119,8 @@ class CudaTiling:
             sizes |= {"SHARE": self.share, "SLOTS": power_of_two(self.share), "STAGES": 2}
         elif self.kernel == "rows":
             sizes |= {"CHUNKS": self.column_blocks, "M": self.rows}
-        formula = self.shape.rounding_constants if self.kernel == "shared" else self.shape.formula_constants
+        takes_gate = self.kernel != "shared" and self.policy is not QK_BACKWARD
+        formula = self.shape.formula_constants if takes_gate else self.shape.rounding_constants
         return {**sizes, **formula}
 
     @property
