@@ -81,7 +81,7 @@ FOLDERS = {
     "npu_bench": (
         "__main__",
         "cli",
-        "export | history | plots | scripts | stages | traffic",
+        "brief | export | history | plots | scripts | stages | traffic",
         "compare | report",
         "records | scaling",
         "host",

@@ -45,6 +45,12 @@ def bias_case(rows: int, width: int) -> Case:
     return Case(f"bias_{rows}x{width}", {"shape": shape, "storage": shape, "bias": True})
 
 
+def added_case(rows: int, width: int) -> Case:
+    """The norm of x + residual, and that sum."""
+    shape = (rows, width)
+    return Case(f"add_{rows}x{width}", {"shape": shape, "storage": shape, "added": True})
+
+
 def quantised_case(rows: int, width: int, dtype: torch.dtype, *, added: bool = False) -> Case:
     """In 8 bits with a scale for each row, of x or of x + residual."""
     shape = (rows, width)
@@ -54,15 +60,18 @@ def quantised_case(rows: int, width: int, dtype: torch.dtype, *, added: bool = F
 
 CASES = (
     case(1, 4096, "decode_1x4096"),
-    case(2048, 512),
+    *(case(*size) for size in ((2048, 512), (65536, 512), (262144, 128))),
+    *(case(16384, width) for width in (2560, 2880, 3584, 7168)),
+    *(case(8192, width) for width in (4096, 5120, 8192, 16384)),
     case(32768, 4096),
-    case(8192, 16384),
     case(4096, 65536),
-    case(262144, 128),
+    added_case(8192, 4096),
     heads_case(4, 2048, 32, 8, 128),
     heads_case(4, 2048, 32, 8, 128, per_head=True),
     gated_case(8192, 32, 128),
     gated_case(8192, 32, 128, per_head=True),
+    gated_case(32768, 1, 2048),
+    gated_case(16384, 1, 4096),
     bias_case(8192, 4096),
     quantised_case(8192, 4096, torch.int8),
     quantised_case(8192, 4096, torch.int8, added=True),
@@ -123,7 +132,13 @@ def has(case: Case, option: str) -> bool:
 
 def without(case: Case, *options: str) -> None:
     """Raises UnavailableError for a provider that has none of these."""
-    names = {"gated": "gate", "bias": "bias", "per_head": "weight for each head", "quantised": "quantised result"}
+    names = {
+        "gated": "gate",
+        "bias": "bias",
+        "per_head": "weight for each head",
+        "quantised": "quantised result",
+        "added": "residual",
+    }
     for option in options:
         if has(case, option):
             raise UnavailableError(f"it has no {names[option]}")
@@ -137,6 +152,8 @@ def ours(case: Case, device: torch.device) -> Callable[..., Any]:
         if has(case, "added"):
             return lambda x, weight, most, residual: npu_rms_norm.add_rms_norm_dynamic_quant(x, residual, weight, **options)
         return lambda x, weight, most: npu_rms_norm.rms_norm_dynamic_quant(x, weight, **options)
+    if has(case, "added"):
+        return lambda x, weight, residual: tuple(npu_rms_norm.add_rms_norm(x, residual, weight, EPS))
     return lambda x, weight, bias=None: npu_rms_norm.rms_norm(x, weight, EPS, bias=bias)
 
 
@@ -147,12 +164,16 @@ def pytorch(case: Case, device: torch.device) -> Callable[..., Tensor]:
         plain = lambda x, weight: torch.nn.functional.rms_norm(x, weight.shape[-1:], None, EPS) * weight  # noqa: E731
     if has(case, "gated"):
         return lambda x, weight, gate: plain(x, weight) * torch.nn.functional.silu(gate)
+    if has(case, "added"):
+        return lambda x, weight, residual: (plain(x + residual, weight), x + residual)
     return lambda x, weight, bias=None: plain(x, weight) if bias is None else plain(x, weight) + bias
 
 
 def eager_formula(case: Case, device: torch.device) -> Callable[..., Any]:
     if has(case, "quantised"):
         return partial(quantised_formula, case["quantised"])
+    if has(case, "added"):
+        return lambda x, weight, residual: (hugging_face(x + residual, weight), x + residual)
     return hugging_face_gated if has(case, "gated") else hugging_face
 
 
@@ -178,7 +199,7 @@ def compiled_formula(case: Case, device: torch.device) -> Callable[..., Tensor]:
 
 
 def liger(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    without(case, "gated", "bias", "per_head", "quantised")
+    without(case, "gated", "bias", "per_head", "quantised", "added")
     if device.type == "cpu":
         raise UnavailableError("liger-kernel has no kernels for a CPU")
     try:
@@ -189,7 +210,7 @@ def liger(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor
 
 
 def quack(case: Case, device: torch.device) -> Callable[..., Tensor]:
-    without(case, "gated", "quantised")
+    without(case, "gated", "quantised", "added")
     if device.type != "cuda":
         raise UnavailableError("quack-kernels runs on CUDA")
     try:
@@ -200,7 +221,7 @@ def quack(case: Case, device: torch.device) -> Callable[..., Tensor]:
 
 
 def ascend_vendor(case: Case, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    without(case, "gated", "bias", "per_head", "quantised")
+    without(case, "gated", "bias", "per_head", "quantised", "added")
     if device.type != "npu":
         raise UnavailableError("torch_npu's operators run on an NPU")
     if over_stand_in():
@@ -213,7 +234,7 @@ def ascend_vendor(case: Case, device: torch.device) -> Callable[[Tensor, Tensor]
 
 
 def traffic(case: Case, mode: str) -> int:
-    """Forward: x read, y written. Backward: x and dy read, dx written. Gates and residuals; parameters, statistics once."""
+    """Forward: x read, y written. Backward: x and dy read, dx written. Gates, residuals; parameters, statistics once."""
     *leading, width = case["shape"]
     rows = torch.Size(leading).numel()
     tensor, rstd = rows * width * DTYPE.itemsize, rows * RSTD_BYTES
@@ -222,9 +243,10 @@ def traffic(case: Case, mode: str) -> int:
         result = tensor // DTYPE.itemsize
         return tensor * (3 if has(case, "added") else 1) + result + parameter + rstd  # as many scales
     gate = tensor if has(case, "gated") else 0
+    added = tensor if has(case, "added") else 0  # forward the residual and the sum, backward the gradient of the sum
     if mode == "backward":
-        return 3 * tensor + 2 * gate + 2 * parameter + rstd
-    return 2 * tensor + gate + parameter + (rstd if mode == "forward" else 0)
+        return 3 * tensor + added + 2 * gate + 2 * parameter + rstd
+    return 2 * tensor + 2 * added + gate + parameter + (rstd if mode == "forward" else 0)
 
 
 def tolerance(case: Case) -> float | None:

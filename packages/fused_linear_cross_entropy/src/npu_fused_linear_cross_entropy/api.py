@@ -206,6 +206,4 @@ def computed(inputs: LossInputs, options: Options) -> LinearCrossEntropyOutput:
     """The loss of checked tensors, DTensors among them."""
     if is_distributed(inputs[:5]):
         return sharding.linear_cross_entropy(computed, inputs, options)
-    loss, *extras = linear_cross_entropy(inputs, options)
-    wanted = zip(extras, options.extras, strict=True)
-    return LinearCrossEntropyOutput(loss, *[extra if is_wanted else None for extra, is_wanted in wanted])
+    return LinearCrossEntropyOutput(*linear_cross_entropy(inputs, options))

@@ -189,8 +189,7 @@ def linear_distillation_loss(
         student = (x, own_weight, target, own_bias)
         inputs = DistillationInputs(*student, *heads, probs, each, frozen, weight_grad)
         check_inputs(inputs, options)
-        loss, soft, hard = distillation(inputs, options)
-        return DistillationLoss(loss, soft, hard if options.hard_weight else None)
+        return DistillationLoss(*distillation(inputs, options))
 
     u = adapter[0] if isinstance(adapter, tuple) and adapter else None
     probs = None if teacher_probs is None else teacher_probs.detach()

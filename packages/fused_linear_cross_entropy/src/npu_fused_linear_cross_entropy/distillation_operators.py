@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npu_tiling.pytorch.tensors import nothing, statistics_dtype, without_autocast
+from npu_tiling.pytorch.tensors import statistics_dtype, without_autocast
 from torch import Tensor
 
 from . import parallel
@@ -48,14 +48,14 @@ def _backward(dloss: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
     return run.losses_and_gradients(dloss.reshape(-1))[1].of(inputs.x)
 
 
-def _fake(*arguments: Any) -> tuple[Tensor, ...]:
+def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
     inputs, options, needs = split(arguments, DistillationInputs, DistillationOptions)
     x, dtype = inputs.x, statistics_dtype(inputs.x.dtype)
     size = parallel.whole_shape(x, options) if options.reduction == "none" else ()
     wanted = (True, options.return_parts, options.return_parts and options.hard_weight != 0.0)
-    losses = (x.new_empty(size, dtype=dtype) if asked else nothing(x) for asked in wanted)
+    losses = (x.new_empty(size, dtype=dtype) if asked else None for asked in wanted)
     unfinished = any(needs) and is_unfinished(inputs, options)
-    return *losses, *fake_gradients(inputs, needs), x.new_empty(3, dtype=dtype) if unfinished else nothing(x)
+    return *losses, *fake_gradients(inputs, needs), x.new_empty(3, dtype=dtype) if unfinished else None
 
 
 distillation = LossOperator(

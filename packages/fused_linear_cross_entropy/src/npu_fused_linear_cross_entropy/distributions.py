@@ -121,8 +121,7 @@ class _Distributions(Function):
         ctx.options, ctx.weight_grad = options, tensors[-1]
         ctx.set_materialize_grads(False)
         found = Outputs(*run(*tensors, *options, *wanted))
-        top = (found.top_log_probs, found.top_ids) if wanted.top_k else (None, None)
-        ctx.save_for_backward(*tensors[:-1], *found[: len(Moments._fields)], found.ids_log_probs, *top)
+        ctx.save_for_backward(*tensors[:-1], *found[:-1])
         constant = (found.lse, found.top_ids, found.first)
         ctx.mark_non_differentiable(*(output for output in constant if output is not None))
         return tuple(found)
@@ -144,13 +143,7 @@ class _Distributions(Function):
 
 def distributions(inputs: DistributionInputs, options: Options, wanted: Wanted) -> Outputs:
     """Moments and log-probabilities of the distributions of x [N, H], recorded by autograd."""
-    found = Outputs(*OPERATORS("distributions", *inputs, *options, *wanted))
-    return found._replace(
-        ids_log_probs=None if inputs.ids is None else found.ids_log_probs,
-        top_log_probs=found.top_log_probs if wanted.top_k else None,
-        top_ids=found.top_ids if wanted.top_k else None,
-        first=found.first if wanted.find_first else None,
-    )
+    return Outputs(*OPERATORS("distributions", *inputs, *options, *wanted))
 
 
 def _recorded(run, *arguments):  # type: ignore[no-untyped-def]

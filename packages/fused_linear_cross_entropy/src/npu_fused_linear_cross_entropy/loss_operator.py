@@ -15,7 +15,7 @@ from npu_tiling.pytorch.schemas import schema
 from torch import Tensor
 
 from .calls import split
-from .compute import is_unfinished, scale, scale_
+from .compute import scale, scale_
 from .registration import GRADIENTS, NEEDS, OPERATORS, Gradient
 
 
@@ -77,9 +77,7 @@ class _Loss(Function):
         found = run(*tensors, *options, *[not ctx.has_gradients] * operator.saves, *needs)
         outputs, saved, (*gradients, unfinished) = found[: operator.outputs], found[operator.outputs : -4], found[-4:]
         if ctx.has_gradients:
-            gradients = [gradient if need else None for gradient, need in zip(gradients, needs, strict=True)]
-            is_saved = is_unfinished(operator.inputs(*tensors), options)
-            ctx.save_for_backward(*gradients, unfinished if is_saved else None)
+            ctx.save_for_backward(*gradients, unfinished)
         else:
             ctx.save_for_backward(*saved, *tensors[:-1])
         differentiable = options.differentiable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from npu_tiling.pytorch.tensors import nothing, statistics_dtype
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
 from .calls import LossInputs, split
@@ -16,7 +16,7 @@ from .registration import Gradient, fake_gradients
 from .rows import LinearCrossEntropyOutput
 
 
-def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
+def _fake_forward(*arguments: Any) -> tuple[Tensor | None, ...]:
     inputs, options, (save_statistics, *needed) = split(arguments, LossInputs, Options)
     x, target, dtype = inputs.x, inputs.target, statistics_dtype(inputs.x.dtype)
     reduced = target.shape if options.reduction == "none" else ()
@@ -29,9 +29,9 @@ def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
         (options.return_entropy, target.shape, dtype),
         (save_statistics, (count_saved(options), target.numel()), dtype),
     ]
-    outputs = [x.new_empty(shape, dtype=dtype) if asked else nothing(x) for asked, shape, dtype in wanted]
+    outputs = [x.new_empty(shape, dtype=dtype) if asked else None for asked, shape, dtype in wanted]
     unfinished = any(needed) and is_unfinished(inputs, options)
-    return *outputs, *fake_gradients(inputs, needed), x.new_empty(3, dtype=dtype) if unfinished else nothing(x)
+    return *outputs, *fake_gradients(inputs, needed), x.new_empty(3, dtype=dtype) if unfinished else None
 
 
 linear_cross_entropy = LossOperator(

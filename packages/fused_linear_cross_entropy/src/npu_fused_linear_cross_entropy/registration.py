@@ -12,7 +12,6 @@ from typing import Any
 
 from npu_tiling.pytorch.autograd import OperatorLibrary
 from npu_tiling.pytorch.schemas import schema
-from npu_tiling.pytorch.tensors import nothing
 from torch import Tensor
 
 from .calls import split
@@ -53,7 +52,7 @@ class Gradient:
         self.needs = itemgetter(*self._places)  # of ctx.needs_input_grad: which gradients autograd needs
         count = given.count(",") + 1
 
-        def fake(*arguments: Any) -> tuple[Tensor, ...]:
+        def fake(*arguments: Any) -> tuple[Tensor | None, ...]:
             tensors, _, needed = split(arguments[count:], inputs, options)
             return fake_gradients(tensors, needed, *([getattr(tensors, other)] if other else []))
 
@@ -73,18 +72,16 @@ class Gradient:
     def in_place(self, ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Gradients in the places of their tensors among the `Function`'s arguments, None for the others."""
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-        for place, gradient, needed in zip(self._places, gradients, self.needs(ctx.needs_input_grad), strict=True):
-            found[place] = gradient if needed else None
-        if ctx.weight_grad is not None:
-            found[self._places[1]] = None
+        for place, gradient in zip(self._places, gradients, strict=True):
+            found[place] = gradient
         return tuple(found)
 
 
-def fake_gradients(inputs: Any, needed: Sequence[bool], *others: Tensor | None) -> tuple[Tensor, ...]:
+def fake_gradients(inputs: Any, needed: Sequence[bool], *others: Tensor | None) -> tuple[Tensor | None, ...]:
     """Shapes of the gradients of x, weight and bias, and of other tensors."""
     x = inputs.x
     tensors = (x, inputs.weight if inputs.weight_grad is None else None, inputs.bias, *others)
     return tuple(
-        x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else nothing(x)
+        x.new_empty(tensor.shape, dtype=tensor.dtype) if need and tensor is not None else None
         for tensor, need in zip(tensors, needed, strict=True)
     )

@@ -9,10 +9,16 @@ EPS = 1e-6
 
 
 def reference(x: Tensor, weight: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
-    """y, with a gate or a bias, told apart by their dimensions; where nothing has a gradient, steps, the sum and scales."""
+    """y, with a gate [T, H, D] or a bias [D]; of x + residual [T, D] y and the sum.
+
+    Where nothing has a gradient: steps, the sum and scales.
+    """
     if not x.requires_grad:
         most, *added = others
         return quantised_formula(None, x, weight, most, *added)
+    if others and others[0].dim() == x.dim() == 2:
+        total = x + others[0]
+        return total * torch.rsqrt(total.square().mean(-1, keepdim=True) + EPS) * weight, total
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
     if not others:
         return y

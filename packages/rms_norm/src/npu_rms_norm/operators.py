@@ -2,7 +2,7 @@
 
 `rms_norm` is the forward of every public function, `rms_norm_backward` its backward, and `rms_norm_backward_` the same with
 x's gradient written to that of y. Kernels run on accelerators (launch), the definition on a CPU (cpu.py). A result that is
-not asked for is an empty tensor.
+not asked for is None.
 """
 
 from __future__ import annotations
@@ -111,12 +111,10 @@ class _RMSNorm(Function):
         ctx.quantised, ctx.in_place = quantised, in_place
         ctx.options = (offset, casting_mode, activation, norm_before_gate, x.dtype)
         ctx.set_materialize_grads(False)
-        # The dispatcher made empty tensors of results that were not asked for.
-        total, fp32 = total if residual is not None else None, fp32 if options[-2] else None
         if quantised:
             ctx.mark_non_differentiable(y, scale)
             return y, total, fp32, None, scale
-        ctx.save_for_backward(x if residual is None else total, gate, weight, bias, rstd)
+        ctx.save_for_backward(x if total is None else total, gate, weight, bias, rstd)
         if not save_rstd:
             return y, total, fp32, None, None
         ctx.mark_non_differentiable(rstd)
@@ -137,17 +135,16 @@ class _RMSNorm(Function):
         return None, dx, du if need_residual else None, *others, None
 
 
-def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *needs: bool) -> list[Tensor | None]:
+def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *needs: bool) -> tuple[Tensor | None, ...]:
     """Of what is normalised, the gate, the weight and the bias, each where it is needed."""
     need_x, _, *need_parameters = needs
     x, gate, weight, bias, rstd = ctx.saved_tensors
     tensors, options = (dy, dsum, x, gate, weight, bias, rstd), ctx.options
     in_place = ctx.in_place and need_x and gate is None and dy.dtype == x.dtype and not may_overlap(dy)
     if in_place and not torch.is_grad_enabled() and not forward_mode(tensors):
-        gradients = (dy, None, *OPERATORS.below_autograd("rms_norm_backward_", *tensors, *options, *need_parameters))
-    else:
-        gradients = OPERATORS("rms_norm_backward", *tensors, *options, *needs)
-    return [each if needed else None for each, needed in zip(gradients, needs, strict=True)]
+        return dy, None, *OPERATORS.below_autograd("rms_norm_backward_", *tensors, *options, *need_parameters)
+    gradients: tuple[Tensor | None, ...] = OPERATORS("rms_norm_backward", *tensors, *options, *needs)
+    return gradients
 
 
 def _recorded(run: Any, *arguments: Any) -> Any:
@@ -176,7 +173,7 @@ def norm(
     in_place: bool = False,
     return_fp32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The operator `rms_norm`: y, the sum, y in fp32, rstd and scale; empty tensors for those that are not asked for."""
+    """The operator `rms_norm`: y, the sum, y in fp32, rstd and scale; None for those that are not asked for."""
     save_rstd = False  # autograd asks for it
     options = (eps, offset, casting_mode, activation, norm_before_gate, in_place)
     results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = OPERATORS(

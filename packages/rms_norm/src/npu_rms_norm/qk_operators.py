@@ -174,7 +174,7 @@ class _QKRMSNorm(Function):
         need_dqkv, need_dq_weight, need_dk_weight = ctx.needs_input_grad[1:4]
         needs = (need_dqkv, need_dq_weight and dq is not None, need_dk_weight and dk is not None)
         gradients = OPERATORS("qk_rms_norm_backward", dq, dk, dv, *ctx.saved_tensors, *ctx.options, *needs)
-        return None, *(each if needed else None for each, needed in zip(gradients, needs, strict=True)), *(None,) * 6
+        return None, *gradients, *(None,) * 6
 
 
 def _recorded(run: Any, *arguments: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import scripts
+from .brief import brief_document
 from .compare import compare
 from .declaration import MODES, Benchmark, choose
 from .devices import default_kind, open_device
@@ -110,6 +111,8 @@ def _report(result: Run, options: argparse.Namespace) -> None:
     print(notes(result), end="")
     if options.markdown:
         _write(options.markdown, document(result))
+    if options.brief:
+        _write(options.brief, brief_document(result))
     if options.plot:
         plot(result, options.plot)
 
@@ -119,11 +122,12 @@ def _choices_and_outputs(parser: argparse.ArgumentParser) -> None:
     for option in ("cases", "modes", "providers"):
         parser.add_argument(f"--{option}", type=_names, metavar="A,B", help="only these")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables in Markdown")
+    parser.add_argument("--brief", type=Path, metavar="FILE", help="write a table of times with a row a case, in Markdown")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write time, rate and memory as a picture")
 
 
 def _emulated(benchmark: Benchmark, script: Path, options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    for option in ("json", "plot", "budget", "case_seconds", "label", "launches"):
+    for option in ("json", "brief", "plot", "budget", "case_seconds", "label", "launches"):
         if getattr(options, option) is not None:
             name = option.replace("_", "-")
             raise BenchError(f"--{name} is about times and records of times, which an emulation does not give.")

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 UNKNOWN = "unknown"
-_OUTPUTS = ("--json", "--markdown", "--plot")
+_OUTPUTS = ("--json", "--markdown", "--brief", "--plot")
 _DIRTY, _UNVERSIONED = ".dirty", "unversioned"
 
 

@@ -14,7 +14,7 @@ from ..launch.backward import launch_backward
 from ..launch.forward import launch_forward
 from ..launch.norm import gradient_of_h
 from ..launch.outputs import allocate_outputs, keeps_by_token, reads_h
-from .library import DWEIGHTS, OPERATORS, fake_gradients, needed_only, schema, split_gradient
+from .library import DWEIGHTS, OPERATORS, fake_gradients, schema, split_gradient
 
 
 def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
@@ -70,7 +70,7 @@ OPERATORS.define(
 )
 OPERATORS.define(f"attn_res_update({_UPDATE}) -> {_RESULTS}", _update, _fake_update)
 OPERATORS.define(
-    f"attn_res_backward({schema(Backward)}) -> (Tensor[] dblocks, Tensor dprefix_sum, {DWEIGHTS})",
+    f"attn_res_backward({schema(Backward)}) -> (Tensor?[] dblocks, Tensor dprefix_sum, {DWEIGHTS})",
     _backward,
     _fake_backward,
     forward_mode=True,
@@ -102,14 +102,11 @@ class _AttnRes(Function):
         h, y, new_prefix, *statistics = run(
             blocks, stacked, n_blocks, device_count, prefix, layer_output, *weights, *options
         )
-        new_prefix = None if prefix is None or layer_output is None else new_prefix
         ctx.overwritten = None
         if layer_output is not None and update and update[1]:  # in place
             new_prefix = _without_version_check(prefix)
             ctx.overwritten = prefix.detach(), prefix._version + 1  # as it will be once `writes.replace` has told autograd
         kept = h if output_rms_weight is not None or reads_h(h) else None
-        if output_rms_weight is None:  # of what was not asked for, the dispatcher made empty tensors
-            y = statistics[3] = None
         if stacked and prefix is not None:
             blocks = [_without_version_check(block) for block in blocks]
         ctx.save_for_backward(
@@ -143,8 +140,7 @@ class _AttnRes(Function):
                 "attn_res_backward", dh, dy, dprefix, h, *sources, *weights, *statistics, *needed
             )
         of_prefix = split_gradient(dprefix, need_prefix, need_output, ctx.output_dtype)
-        of_weights, of_blocks = needed_only(dweights, need_weights), needed_only(dblocks, need_blocks)
-        return None, None, None, None, *of_prefix, *of_weights, None, *of_blocks
+        return None, None, None, None, *of_prefix, *dweights, None, *dblocks
 
 
 def _without_version_check(bank: Tensor) -> Tensor:

@@ -16,11 +16,6 @@ DWEIGHTS = "Tensor dquery, Tensor drms_weight, Tensor doutput_rms_weight"
 schema = functools.partial(schemas.schema, symbolic=True)  # how many blocks there are is a size
 
 
-def needed_only(gradients: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
-    """None for gradients that are not needed: the dispatcher made empty tensors of them."""
-    return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
-
-
 def split_gradient(
     gradient: Tensor | None, need_prefix: bool, need_output: bool, dtype: torch.dtype | None
 ) -> tuple[Tensor | None, Tensor | None]:

@@ -15,7 +15,7 @@ from ..calls import Merge, MergeBackward, Phase1, Phase1Backward
 from ..launch.layers import launch_phase1, launch_phase1_backward
 from ..launch.merge import launch_merge, launch_merge_backward
 from ..launch.norm import gradient_of_h
-from .library import DWEIGHTS, OPERATORS, fake_gradients, needed_only, schema, split_gradient
+from .library import DWEIGHTS, OPERATORS, fake_gradients, schema, split_gradient
 
 
 def _phase1(*arguments: Any) -> tuple[Tensor | None, ...]:
@@ -94,7 +94,7 @@ OPERATORS.define(
     batched=_phase1,
 )
 OPERATORS.define(
-    f"phase1_backward({schema(Phase1Backward)}) -> (Tensor[] dblocks, Tensor dqueries, Tensor drms_weight)",
+    f"phase1_backward({schema(Phase1Backward)}) -> (Tensor?[] dblocks, Tensor dqueries, Tensor drms_weight)",
     _phase1_backward,
     _fake_phase1_backward,
     forward_mode=True,
@@ -134,7 +134,7 @@ class _Phase1(Function):
         need_weights, need_blocks = list(ctx.needs_input_grad[4:6]), list(ctx.needs_input_grad[6:])
         inputs = (queries, blocks, ctx.stacked, rms_weight, score, rstd)
         dblocks, *dweights = OPERATORS("phase1_backward", do, dlse, *inputs, need_blocks, need_weights)
-        return None, None, None, None, *needed_only(dweights, need_weights), *needed_only(dblocks, need_blocks)
+        return None, None, None, None, *dweights, *dblocks
 
 
 class _Merge(Function):
@@ -147,10 +147,7 @@ class _Merge(Function):
         eps, norm_eps, save = options
         weights = (query, rms_weight, output_rms_weight)
         h, y, new_prefix, *statistics = run(*Merge(o, lse, prefix, layer_output, *weights, eps, norm_eps, save=True))
-        new_prefix = None if layer_output is None else new_prefix
-        kept = h
-        if output_rms_weight is None:  # of what was not asked for, the dispatcher made empty tensors
-            kept = y = statistics[2] = None
+        kept = None if output_rms_weight is None else h
         ctx.save_for_backward(kept, o, lse, prefix if layer_output is None else new_prefix, *weights, *statistics)
         ctx.output_dtype = None if layer_output is None else layer_output.dtype
         ctx.set_materialize_grads(False)
@@ -161,7 +158,7 @@ class _Merge(Function):
 
     @staticmethod
     def backward(ctx, dh, dy, dprefix, *_):  # type: ignore[no-untyped-def]
-        _, *need_state, need_prefix, need_output, need_query, need_rms_weight, need_output_weight, _ = ctx.needs_input_grad
+        _, _, _, need_prefix, need_output, need_query, need_rms_weight, need_output_weight, _ = ctx.needs_input_grad
         need_weights = [need_query, need_rms_weight, need_output_weight and dy is not None]
         state, dweights = [None] * 2, [None] * 3
         if dh is not None or dy is not None:
@@ -170,7 +167,7 @@ class _Merge(Function):
             )
             dweights = [dquery, dnorm, dweight]
         of_prefix = split_gradient(dprefix, need_prefix, need_output, ctx.output_dtype)
-        return None, *needed_only(state, need_state), *of_prefix, *needed_only(dweights, need_weights), None
+        return None, *state, *of_prefix, *dweights, None
 
 
 def _recorded_phase1(run: Any, *arguments: Any) -> Any:

@@ -16,15 +16,17 @@ from ..cuda.tiling import GROUP
 from ..shape import NO_ROW
 from .specs import KERNELS, Gradient, index_spec, row_spec
 
+_UNIT = 4  # int32 that begin at a multiple of 16 bytes, which Triton's kernels are compiled for
+
 
 class Sorted(NamedTuple):
     """Indices [n], sorted by row of the table.
 
     Attributes:
-        rows: [n], ascending.
-        order: [n], where each stood.
+        rows: [n] or longer, ascending.
+        order: [n] or longer, where each stood.
         marks: int8, for each row of the table whether an index names it.
-        inside: int32 [1], how many of `rows` have a gradient: the first ones.
+        inside: int32, the first of which says how many of `rows` have a gradient: the first ones.
     """
 
     rows: Tensor
@@ -49,17 +51,16 @@ def _ranked(gradient: Gradient) -> Sorted:
     """Sorted by the kernels of cuda/rank.py."""
     indices, n_rows, n = gradient.indices, gradient.n_rows, gradient.indices.numel()
     groups = ceil(n / GROUP)
-    scratch = allocate(indices, (groups * 2 * GROUP,), torch.int32)
-    rows, order = allocate(indices, (2, ceil(n / 4) * 4), torch.int32).unbind()
+    room = (_UNIT, ceil(n / _UNIT) * _UNIT, ceil(n / _UNIT) * _UNIT, groups * 2 * GROUP)
+    inside, rows, order, scratch = allocate(indices, (sum(room),), torch.int32).split(room)
     marks = allocate(indices, (n_rows,), torch.int8)
-    inside = allocate(indices, (1,), torch.int32)
     spec = index_spec(tiling.sort_launch, gradient.device)
     grid = spec.launch.grid(groups * GROUP)
     KERNELS.launch("cuda.rank", "sort_groups_kernel", spec, grid, (indices, scratch, marks), gradient.numbers)
     spec = index_spec(tiling.rank_launch, gradient.device)
     tensors, grid = (scratch, rows, order, marks, inside), spec.launch.grid(groups * GROUP)
     KERNELS.launch("cuda.rank", "rank_groups_kernel", spec, grid, tensors, (groups, n_rows))
-    return Sorted(rows[:n], order, marks, inside)
+    return Sorted(rows, order, marks, inside)
 
 
 def _sorted(gradient: Gradient) -> Sorted:
@@ -87,7 +88,7 @@ def _sum_sorted(dweight: Tensor, gradient: Gradient, indices: Sorted) -> None:
     (n_rows, width), dy = dweight.shape, gradient.dy
     options, by_count = (width, dy.dtype.itemsize, gradient.device), gradient.scale_by_count
     spec = row_spec(tiling.sums_launch, *options, SCALE_BY_COUNT=by_count, IN_PARTS=gradient.in_parts)
-    chunks = tiling.chunks(spec.launch, indices.rows.numel())
+    chunks = tiling.chunks(spec.launch, gradient.indices.numel())
     partials = allocate(dy, (2, chunks, width), torch.float32)
     sums = chunks * spec.launch.column_blocks
     zeros = ceil(n_rows / spec.launch.per_program)  # programs that store them

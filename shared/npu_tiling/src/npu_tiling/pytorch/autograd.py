@@ -16,7 +16,6 @@ from torch.nn import Parameter
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..chips.detection import dry_runs, plain_pytorch
-from .tensors import nothing
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
 
@@ -58,7 +57,7 @@ class OperatorLibrary:
         Args:
             schema: name, arguments without default values, and results.
             implementation: computes the operator for tensors of any backend, without autograd. Among several results, one
-                that was not asked for is None; the dispatcher, which has no optional results, makes an empty tensor of it.
+                that was not asked for is None; in a list of results its schema says so, `Tensor?[]`.
             fake: the same for tensors that have shapes and no data.
             forward_mode: whether PyTorch can differentiate what `implementation` does in plain PyTorch. Then that runs for
                 tensors with tangents, on any device; otherwise those are refused.
@@ -71,12 +70,12 @@ class OperatorLibrary:
         if not overload._schema.is_mutable:  # the dispatcher tells autograd what was written to
             self._shorten(overload)
         for backend in _BACKENDS:
-            self._library.impl(name, _without_none(implementation), backend)
-        torch.library.register_fake(f"{self._namespace}::{name}", _without_none(fake), lib=self._library)
+            self._library.impl(name, implementation, backend)
+        torch.library.register_fake(f"{self._namespace}::{name}", fake, lib=self._library)
         self._implementations[name] = self._direct[name] = implementation
         self._forward_mode[name] = forward_mode
         if batched is not None:
-            self._library.impl(name, _without_none(_plain(batched)), "FuncTorchBatched")
+            self._library.impl(name, _plain(batched), "FuncTorchBatched")
 
     def compose(self, schema: str, function: Callable[..., Any]) -> None:
         """Register what is made of other operators, and may return views of its arguments.
@@ -108,7 +107,7 @@ class OperatorLibrary:
                 return self._with_tangents(name, *arguments)
             return record(below_autograd, *arguments)
 
-        self._library.impl(name, _without_none(unless_forward), "Autograd")
+        self._library.impl(name, unless_forward, "Autograd")
         self._direct[name] = functools.partial(record, self._implementations[name])
 
     def gradient(self, name: str) -> None:
@@ -149,7 +148,7 @@ class OperatorLibrary:
         def run(*arguments: Any, **named: Any) -> Any:
             if named or not can_bypass_dispatcher(arguments):
                 return dispatched(*arguments, **named)
-            return _filled(self._direct[name](*arguments), arguments)
+            return self._direct[name](*arguments)
 
         overload._op = run
 
@@ -164,34 +163,6 @@ class OperatorLibrary:
 
     def _operator(self, name: str) -> Any:
         return getattr(getattr(torch.ops, self._namespace), name)
-
-
-def _without_none(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with an empty tensor for each None in a tuple of results, or in a list among them."""
-
-    return lambda *arguments: _filled(function(*arguments), arguments)
-
-
-def _filled(results: Any, arguments: Sequence[Any]) -> Any:
-    if not isinstance(results, tuple):
-        return results
-    like = _first_tensor(arguments)
-    return tuple([
-        nothing(like) if one is None
-        else [nothing(like) if each is None else each for each in one] if type(one) is list
-        else one
-        for one in results
-    ])  # fmt: skip
-
-
-def _first_tensor(arguments: Sequence[Any]) -> Tensor:
-    """The first tensor, also of a list: the same for a call and for its fake."""
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            return argument
-        if isinstance(argument, (list, tuple)) and argument:
-            return argument[0]
-    raise AssertionError("an operator of no tensors")
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -61,11 +61,6 @@ def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(argument)
 
 
-def nothing(like: Tensor) -> Tensor:
-    """What an operator returns for a result that was not asked for: an empty tensor on the device of `like`."""
-    return like.new_empty(0, dtype=torch.float32)
-
-
 class Neighbours(tuple[Tensor, ...]):
     """Tensors on a CPU that an emulated kernel reaches through one pointer, that of the first.
 
