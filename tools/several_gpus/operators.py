@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,23 +14,32 @@ from npu_embedding import VocabParallelEmbedding, embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
 from torch import Tensor
 
+from .measuring import attempt, wait
+
 # Tokens, width and vocabulary.
 SHAPES = ((512, 256, 1001), (1024, 4096, 128256), (8192, 4096, 128256))
 TINY = ((64, 32, 1001),)
 _WARM_UP, _SAMPLES = 3, 7
 _SAMPLE_SECONDS = 0.1
 
+Shape = tuple[int, int, int]
 Step = Callable[[], Any]
+Make = Callable[..., tuple[Step, Step]]
 
 
-def measure(rank: int, *, tiny: bool) -> Iterator[dict[str, Any]]:
+def measure(rank: int, device: torch.device, *, tiny: bool) -> Iterator[dict[str, Any]]:
     """Milliseconds of each operator's call with gradients, on one rank and on all: the slowest rank's median."""
     dtype = torch.float32 if tiny else torch.bfloat16
     for shape in TINY if tiny else SHAPES:
         for name, make in (("loss", _loss), ("log-probabilities", _log_probs), ("embedding", _embedding)):
-            one, split = make(rank, dist.get_world_size(), dtype, *shape)
             tokens, width, vocabulary = shape
-            yield {"name": f"{name} {tokens} x {width} x {vocabulary}", "one": _ms(one), "all": _ms(split)}
+            yield attempt(f"{name} {tokens} x {width} x {vocabulary}", partial(_both, make, rank, device, dtype, shape))
+
+
+def _both(make: Make, rank: int, device: torch.device, dtype: torch.dtype, shape: Shape) -> dict[str, float]:
+    with device:  # tensors are made there; steps run outside of it, since it slows every call of PyTorch on the host
+        one, split = make(rank, dist.get_world_size(), dtype, *shape)
+    return {"one": _ms(one, device), "all": _ms(split, device)}
 
 
 def _loss(rank: int, count: int, dtype: torch.dtype, tokens: int, width: int, vocabulary: int) -> tuple[Step, Step]:
@@ -75,32 +85,27 @@ def _embedding(rank: int, count: int, dtype: torch.dtype, tokens: int, width: in
     )
 
 
-def _ms(step: Step) -> float:
+def _ms(step: Step, device: torch.device) -> float:
     """Wall time of a call, the host's work in it; calls follow each other without a wait."""
     for _ in range(_WARM_UP):
         step()
-    calls = _agreed(max(2, min(100, int(_SAMPLE_SECONDS / max(1e-4, _timed(step, 1))))))
-    median = torch.tensor([statistics.median(_timed(step, calls) for _ in range(_SAMPLES))])
-    dist.all_reduce(median, dist.ReduceOp.MAX)
-    return 1e3 * median.item()
+    wanted = max(2, min(100, int(_SAMPLE_SECONDS / max(1e-4, _timed(step, 1, device)))))
+    # As many calls as the rank that wants fewest: ranks wait for each other in each.
+    calls = int(_over_ranks(wanted, dist.ReduceOp.MIN, device))
+    median = statistics.median(_timed(step, calls, device) for _ in range(_SAMPLES))
+    return 1e3 * _over_ranks(median, dist.ReduceOp.MAX, device)
 
 
-def _agreed(calls: int) -> int:
-    """As many calls as the rank that wants fewest: ranks wait for each other in each."""
-    number = torch.tensor([calls])
-    dist.all_reduce(number, dist.ReduceOp.MIN)
-    return int(number.item())
+def _over_ranks(number: float, operation: Any, device: torch.device) -> float:
+    found = torch.tensor([number], dtype=torch.float64, device=device)
+    dist.all_reduce(found, operation)
+    return found.item()
 
 
-def _timed(step: Step, calls: int) -> float:
-    _wait()
+def _timed(step: Step, calls: int, device: torch.device) -> float:
+    wait(device)
     start = time.perf_counter()
     for _ in range(calls):
         step()
-    _wait()
+    wait(device)
     return (time.perf_counter() - start) / calls
-
-
-def _wait() -> None:
-    if torch.get_default_device().type == "cuda":
-        torch.cuda.synchronize()
