@@ -69,10 +69,14 @@ def _operators(rows: Sequence[Row]) -> list[str]:
 
 def _training(title: str) -> Callable[[Sequence[Row]], list[str]]:
     def table(rows: Sequence[Row]) -> list[str]:
-        return _table([title, "tokens/s", "peak GiB of a rank", "last loss"], rows, cells)
+        profiled = [columns for columns in _PROFILED.items() if any(columns[0] in row for row in rows)]
 
-    def cells(row: Row) -> list[str]:
-        return [f"{row['tokens_per_second']:.0f}", f"{row['peak_gib']:.2f}", f"{row['loss']:.4f}"]
+        def cells(row: Row) -> list[str]:
+            times = ["-" if row[key] is None else f"{row[key]:.1f}" for key, _ in profiled]
+            return [f"{row['tokens_per_second']:.0f}", f"{row['peak_gib']:.2f}", f"{row['loss']:.4f}", *times]
+
+        header = [title, "tokens/s", "peak GiB of a rank", "last loss", *(words for _, words in profiled)]
+        return _table(header, rows, cells)
 
     return table
 
@@ -90,7 +94,17 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-MEASUREMENTS = {"operators": _operators, "training": _training("FSDP2")}
+# Of a profile, which older results lack.
+_PROFILED = {
+    "collectives_ms": "collectives, ms a step",
+    "hidden_percent": "collectives hidden, %",
+    "idle_ms": "nothing runs, ms a step",
+}
+MEASUREMENTS = {
+    "operators": _operators,
+    "training": _training("FSDP2"),
+    "attn_res": _training("FSDP2, Attention Residuals in blocks"),
+}
 
 
 if __name__ == "__main__":

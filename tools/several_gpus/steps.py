@@ -1,4 +1,4 @@
-"""Steps of training, timed."""
+"""Steps of training: their speed, memory and loss, and what their collectives wait for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .measuring import wait
+from .overlap import profiled
 
 _WARM_UP, _STEPS = 4, 8
 
@@ -36,7 +37,7 @@ class Steps:
         vocabulary: int,
         tiny: bool,
     ) -> None:
-        self._loss, self._device, self._vocabulary = loss, device, vocabulary
+        self._loss, self._rank, self._device, self._vocabulary = loss, rank, device, vocabulary
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
         self._generator = torch.Generator(device).manual_seed(rank)
         self._batch = (2, 16 if tiny else 4096)
@@ -51,7 +52,7 @@ class Steps:
         return loss.detach()
 
     def measured(self) -> dict[str, Any]:
-        """Tokens a second of all ranks, the peak of this rank's memory in GiB, and the last loss."""
+        """Tokens a second of all ranks, the peak of this rank's memory in GiB, the last loss, and `overlap.shares`."""
         for _ in range(_WARM_UP):
             self.step()
         wait(self._device)
@@ -64,4 +65,9 @@ class Steps:
         wait(self._device)
         rate = _STEPS * math.prod(self._batch) * dist.get_world_size() / (time.perf_counter() - start)
         peak = torch.cuda.max_memory_allocated() / 2**30 if is_cuda else 0.0
-        return {"tokens_per_second": rate, "peak_gib": peak, "loss": last.float().item()}
+        return {
+            "tokens_per_second": rate,
+            "peak_gib": peak,
+            "loss": last.float().item(),
+            **profiled(self.step, self._rank, self._device),
+        }
