@@ -6,8 +6,9 @@ import losses
 import torch
 import torch.distributed as dist
 import vocabulary_parts
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs, parallel
 from npu_fused_linear_cross_entropy.cuda import tiling as product
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from testing import ranks
 
@@ -120,6 +121,22 @@ def only_tokens_are_exchanged():
     assert sent[1] == [gathered, (statistics[0], 2 * statistics[1]), scattered], sent
 
 
+def few_operators_join_statistics():
+    """Small calls cost what they launch: an exchange without options computes one maximum, one factor and one sum."""
+    found = []
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            if not function.is_view:
+                found.append(function.overloadpacket.__name__)
+            return function(*arguments, **keywords or {})
+
+    statistics = torch.randn(6, 13)
+    with Operators():
+        parallel.combine_(statistics, dist.group.WORLD.group_name, argmax=False, entropy=False)
+    assert found == ["new_empty", "_allgather_base_", "amax", "sub", "exp", "mul_", "sum"], found
+
+
 def exponentials_of_the_product_itself(rank):
     """bf16, where kernels multiply (test_product.py), and rows that rise above what this rank knows of them."""
     product._MIN_OPERATIONS = 0.0
@@ -177,6 +194,7 @@ def main() -> None:
             unequal_parts_cut_tokens_alike(rank)
         compare_logits_far_apart(place, rank)
         only_tokens_are_exchanged()
+        few_operators_join_statistics()
         the_scale_of_class_weights_costs_nothing(place, rank)
         a_row_of_nan_predicts_a_token(rank)
         device = "cuda" if place == "cuda" else "cpu"

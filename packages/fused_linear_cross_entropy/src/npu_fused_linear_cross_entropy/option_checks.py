@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -46,9 +47,6 @@ class Part(NamedTuple):
     vocab_size: int | None = None
 
 
-_WHOLE = Part()
-
-
 def named_options(options: Mapping[str, object]) -> Options:
     """`Options` by name, the defaults where none are given; not checked yet."""
     unknown = [name for name in options if name not in NAMES]
@@ -60,16 +58,22 @@ def named_options(options: Mapping[str, object]) -> Options:
 def checked_options(weight: Tensor, part: Part, options: _Checked) -> _Checked:
     """The options with the weight's part of the vocabulary, or an error that names the wrong option.
 
-    Checked options of a whole vocabulary are remembered: every training step passes the same.
+    Checked options are remembered: every training step passes the same.
     """
     arguments.tensor("weight", weight)
-    key = None
-    if part == _WHOLE and not torch.compiler.is_compiling():
-        key = (options, tuple(map(type, options)), weight.shape, weight.dtype)  # with their types: 1, 1.0 and True are equal
+    key: Hashable = None
+    if not torch.compiler.is_compiling():
+        group, vocab_range, size = part
+        of_group = None
+        if group is not None:
+            chip = None if vocab_range is None else device_for(weight.device)  # whose default budget cuts tokens
+            of_group = (group.group_name, group.rank(), group.size(), chip)
+        types = tuple(map(type, options))  # 1, 1.0 and True are equal
+        key = (options, types, weight.shape, weight.dtype, of_group, vocab_range, size)
         try:
             known: _Checked | None = _checked.get(key)
-        except TypeError:  # an option without a hash is refused below
-            known = None
+        except TypeError:  # something without a hash is checked every time
+            known = key = None
         if known is not None:
             return known
     checked: _Checked = _check_options(weight, part, options)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import chunks, splitting
 from .options import EachOptions
+from .rows import DOT, MAXIMUM, PLACE, SUM
 
 _UNIT = 128  # tokens of a chunk are a multiple of this
 
@@ -42,7 +43,7 @@ def gather(values: Tensor, group: str) -> Tensor:
     meeting = _resolve(group)
     gathered = values.new_empty(meeting.size() * values.shape[0], *values.shape[1:])
     dist.all_gather_into_tensor(gathered, values.contiguous(), group=meeting)
-    return gathered.unflatten(0, (-1, values.shape[0]))
+    return gathered.view(meeting.size(), *values.shape)
 
 
 def most_columns(options: EachOptions, own: int) -> int:
@@ -73,16 +74,18 @@ def summed_dx(dx: Tensor, options: EachOptions) -> Tensor:
     return dx
 
 
-def combine_(statistics: Tensor, group: str, *, argmax: bool) -> None:
-    """Statistics [6, tokens] (see rows.py) of each rank's columns become statistics of all columns, in place."""
+def combine_(statistics: Tensor, group: str, *, argmax: bool, entropy: bool) -> None:
+    """Statistics [6, tokens] of each rank's columns become statistics of all columns, in place."""
     parts = gather(statistics, group)
-    maxima = parts[:, 0]
-    top = maxima.amax(0)
+    maxima, top = parts[:, MAXIMUM], statistics[MAXIMUM]
+    torch.amax(maxima, 0, out=top)
     if argmax:  # of a row with NaN any place will do: one of them is less than infinity
-        statistics[5] = torch.where((maxima == top) | top.isnan(), parts[:, 5], torch.inf).amin(0)
-    parts[:, 1], parts[:, 4] = rebased(maxima, parts[:, 1], parts[:, 4], top)
-    torch.sum(parts[:, 1:5], 0, out=statistics[1:5])
-    statistics[0] = top
+        statistics[PLACE] = torch.where((maxima == top) | top.isnan(), parts[:, PLACE], torch.inf).amin(0)
+    if entropy:
+        parts[:, SUM], parts[:, DOT] = rebased(maxima, parts[:, SUM], parts[:, DOT], top)
+    else:
+        parts[:, SUM].mul_(torch.exp(maxima - top))
+    torch.sum(parts[:, SUM : DOT + 1], 0, out=statistics[SUM : DOT + 1])
 
 
 def rebased(maximum: Tensor, total: Tensor, dot: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:

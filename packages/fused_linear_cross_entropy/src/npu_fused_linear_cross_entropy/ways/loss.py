@@ -120,7 +120,8 @@ class Loss(Head):
     def exchange(self, statistics: Tensor) -> None:
         """Statistics [6, tokens] of this rank's columns become statistics of the whole vocabulary."""
         if self.options.group:
-            parallel.combine_(statistics, self.options.group, argmax=self.options.argmax)
+            argmax, entropy = self.options.argmax, self.options.return_entropy
+            parallel.combine_(statistics, self.options.group, argmax=argmax, entropy=entropy)
 
     def coefficients(
         self, tokens: slice, statistics: Tensor, dloss: Tensor | float | None, dentropy: Tensor | None
