@@ -5,9 +5,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from npu_fused_linear_cross_entropy.both.tiling.chunks import ChunkKernel, ChunkShape
 from npu_fused_linear_cross_entropy.both.tiling.scaling import ScaleLaunch
-from npu_fused_linear_cross_entropy.tiling import chunk_launch, smaller
+from npu_fused_linear_cross_entropy.calls import Needs
+from npu_fused_linear_cross_entropy.options import Options
+from npu_fused_linear_cross_entropy.shape import Shape, Task
+from npu_fused_linear_cross_entropy.tiling import Way, choose, chunk_launch, smaller
 from npu_tiling import SOCS, Device, soc
 
 B4 = soc("Ascend910B4")
@@ -110,3 +114,31 @@ def test_smaller_launches_shrink_to_an_end(width):
 def test_scaling_takes_every_core_and_no_more():
     assert ScaleLaunch(itemsize=2, device=B4).grid(10**9) == 40
     assert ScaleLaunch(itemsize=2, device=H200).grid(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("width", "vocabulary", "way"),
+    [
+        (256, 501, Way.WHOLE_ROWS),
+        (4096, 8016, Way.WHOLE_ROWS),
+        (1024, 8016, Way.EXPONENTIALS),
+        (256, 64128, Way.EXPONENTIALS),
+    ],
+)
+def test_ranks_sweep_short_rows_twice(width, vocabulary, way):
+    shape = Shape(
+        task=Task.LOSS_AND_GRADIENTS,
+        tokens=512,
+        width=width,
+        vocabulary=vocabulary,
+        x_dtype=torch.bfloat16,
+        weight_dtype=torch.bfloat16,
+        bias_dtype=None,
+        options=Options(group="ranks", vocab_size=2 * vocabulary),
+        needs=Needs(True, True, False),
+        unfinished=False,
+        writes_fp32=True,
+        is_readable=False,
+        device=H200,
+    )
+    assert choose(shape).way is way

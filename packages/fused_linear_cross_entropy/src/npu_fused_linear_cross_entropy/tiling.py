@@ -148,10 +148,10 @@ def saves_a_sweep(shape: Shape) -> bool:
         return False
     if shape.vocabulary > _MAX_EXPONENTIAL_COLUMNS:
         return False
-    if shape.options.group:  # the statistics of a row are known when all ranks have exchanged theirs
-        return True
-    assert shape.device is not None
     itemsize = shape.logits_dtype.itemsize
+    if shape.options.group:  # a second sweep reads logits again; v multiplies sums of dx, in fp32, and x
+        return shape.vocabulary * itemsize > shape.width * (itemsize + 3 * shape.x_dtype.itemsize)
+    assert shape.device is not None
     both = ChunkShape(
         kernel=ChunkKernel.BOTH, width=shape.vocabulary, itemsize=itemsize, written_itemsize=shape.x_dtype.itemsize
     )
@@ -184,7 +184,7 @@ RULES = (
     rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),
     rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and the gradient takes the logits' place: it is more than v"
           " times E (smoothing, entropy, softcap, argmax, a bias's gradient, an adapter or fp16), or E would save no sweep"
-          " (no gradients in this pass, rows of one tile or of more than 2^20 columns, or a CPU)"),
+          " (no gradients in this pass, rows of one tile, on ranks short ones, or of more than 2^20 columns, or a CPU)"),
 )  # fmt: skip
 
 
