@@ -59,8 +59,8 @@ def embedding(
             to wait for it. Each row's sum, rounded once, is in the first of its entries, with zeros in the others and in
             those of the padding row: to coalesce it, as optimizers do, adds nothing but zeros. Not under torch.compile.
         vocab_range: (first, last): `weight` holds rows `first` to `last - 1` of a table that is split over devices. Other
-            rows come out as zeros and get no gradient; the sum over all devices is the whole look-up. `padding_idx` counts
-            in the whole table.
+            rows come out as -0.0, which changes no bit of what it is added to, and get no gradient: the sum over all devices
+            is the whole look-up. `padding_idx` counts in the whole table.
         num_embeddings: rows of the whole table. With it an index past them is outside the table; without it only a negative
             index is.
         multiplier: of every row, in fp32, rounded once, as in Gemma. Transformers' Gemma rounds it to weight's dtype first.

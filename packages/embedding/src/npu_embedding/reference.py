@@ -3,7 +3,8 @@
     out[...] = weight[indices[...] - first_row]        dweight[r] = sum of dy over the positions whose index is first_row + r
 
 The table at hand may be a shard, rows `first_row` to `first_row + weight.shape[0] - 1` of `n_total`: rows of other shards
-come out as zeros and pass no gradient. Sums are fp32 (fp64 for fp64), rounded once.
+come out as -0.0, which changes nothing that it is added to, and pass no gradient. Sums are fp32 (fp64 for fp64), rounded
+once.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ def forward(indices: Tensor, weight: Tensor, first_row: int, n_total: int) -> Te
     check(indices, n_total)
     local, inside = _local(indices, first_row, weight.shape[0])
     if not weight.shape[0]:
-        return weight.new_zeros((*indices.shape, weight.shape[1]))
+        return weight.new_full((*indices.shape, weight.shape[1]), -0.0)
     out = weight[local]
-    return out if inside is None else out.masked_fill(~inside.unsqueeze(-1), 0)
+    return out if inside is None else out.masked_fill(~inside.unsqueeze(-1), -0.0)
 
 
 def backward(dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first_row: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Device code of the look-up on Ascend.
 
-    out[i] = weight[index[i] - first_row]   0 where the index lies in another shard   NaN where no shard has it
+    out[i] = weight[index[i] - first_row]   -0.0 where the index lies in another shard   NaN where no shard has it
 
 The table at hand holds rows from `first_row` to before `stop_row` of `n_total`. A tile is BLOCK_M indices by BLOCK_N
 columns; programs stride over the tiles. A row of the table is fetched in one transfer, and a tile is stored in one.
@@ -45,11 +45,12 @@ def gather_rows_kernel(
     GATHER: tl.constexpr,  # whether a tile whose indices are all in the table moves at once; else rows move one by one
     NAN: tl.constexpr,  # the bits of a NaN
 ):
-    """Copies the row of the table that each index names; zeros where another shard has it, NaN where no shard does."""
+    """Copies the row of the table that each index names; -0.0 where another shard has it, NaN where no shard does."""
     # races: allow p_out: blocks of columns overlap at the row's end, where every program writes the same bits
     # lint: allow scalar-loop: indices that lie in the table are counted on scalars, before a tile of rows moves
     o_row = tl.arange(0, BLOCK_M)
-    b_zero = tl.zeros([BLOCK_N], p_out.dtype.element_ty)
+    MINUS_ZERO: tl.constexpr = -(2**15) if p_out.dtype.element_ty == tl.int16 else -(2**31)  # the bits of -0.0
+    b_zero = tl.full([BLOCK_N], MINUS_ZERO, p_out.dtype.element_ty)
     b_nan = tl.full([BLOCK_N], NAN, p_out.dtype.element_ty)
     n_tiles = tl.cdiv(n, BLOCK_M)
     for i_task in tl.range(tl.program_id(0), n_tiles * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):

@@ -1,6 +1,6 @@
 """Device code of the look-up on CUDA.
 
-    out[i] = weight[index[i] - first_row]   0 where the index lies in another shard   NaN where no shard has it
+    out[i] = weight[index[i] - first_row]   -0.0 where the index lies in another shard   NaN where no shard has it
 
 The table at hand holds rows from `first_row` to before `stop_row` of `n_total`. A tile is BLOCK_M indices by BLOCK_N
 columns. Elements are bits here: integers of their size, whatever they mean.
@@ -27,11 +27,12 @@ def gather_rows_kernel(
     BLOCK_N: tl.constexpr,
     NAN: tl.constexpr,  # the bits of a NaN
 ):
-    """Copies the row of the table that each index names; zeros where another shard has it, NaN where no shard does.
+    """Copies the row of the table that each index names; -0.0 where another shard has it, NaN where no shard does.
 
     Programs that run together read blocks of columns of the same rows, which lie side by side in memory.
     """
     DTYPE: tl.constexpr = p_out.dtype.element_ty
+    MINUS_ZERO: tl.constexpr = -(2**15) if p_out.dtype.element_ty == tl.int16 else -(2**31)  # the bits of -0.0
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     o_row = tl.arange(0, BLOCK_M)
     for i_task in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_M) * n_blocks, tl.num_programs(0)):
@@ -42,7 +43,7 @@ def gather_rows_kernel(
         b_index = tl.load(p_index + i_row + o_row, mask=o_row < n_left, other=first_row).to(tl.int64)  # [BLOCK_M]
         m_inside = (b_index >= first_row) & (b_index < stop_row)
         m_known = (b_index >= 0) & (b_index < n_total)
-        b_fill = tl.where(m_known, tl.zeros([BLOCK_M], DTYPE), tl.full([BLOCK_M], NAN, DTYPE))
+        b_fill = tl.where(m_known, tl.full([BLOCK_M], MINUS_ZERO, DTYPE), tl.full([BLOCK_M], NAN, DTYPE))
         m_tile = (o_row < n_left)[:, None]
         if N % BLOCK_N != 0:
             m_tile = m_tile & (o_col < N)[None, :]

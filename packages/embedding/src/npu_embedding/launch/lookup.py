@@ -14,14 +14,14 @@ from .specs import KERNELS, NAN_BITS, Gradient, as_bits, dense_rows, row_spec
 
 
 def forward(indices: Tensor, weight: Tensor, first_row: int, n_total: int, device: Device) -> Tensor:
-    """Rows [..., D] of weight [V, D] for indices [...]: zeros for rows of other shards, NaN for what no shard has."""
+    """Rows [..., D] of weight [V, D] for indices [...]: -0.0 for rows of other shards, NaN for what no shard has."""
     n_rows, width = weight.shape
     out = allocate(weight, (*indices.shape, width), weight.dtype)
     if not out.numel():
         return out
     if not n_rows:  # an empty shard; a kernel takes no tensor without elements
         known = (indices >= 0) & (indices.long() < n_total)  # PyTorch wraps a number that it compares int32 with
-        return out.copy_(torch.where(known, 0.0, torch.nan).unsqueeze(-1).expand(out.shape))
+        return out.copy_(torch.where(known, -0.0, torch.nan).unsqueeze(-1).expand(out.shape))
     weight = dense_rows(weight)
     indices, n = indices.contiguous(), indices.numel()
     scalars = (n, first_row, first_row + n_rows, n_total, weight.stride(0))
