@@ -105,6 +105,10 @@ def check_two_dimensions(mesh: DeviceMesh) -> None:
     equals(npu_attn_res.attn_res, [blocks, weight, weight], [place(mesh, blocks, *later), *queries])
     embedding = npu_embedding.embedding
     equals(embedding, [indices, table], [place(mesh, indices, *batch), place(mesh, table, *vocabulary)])
+    for rows in (4, 6):  # ranks have one each, or two, one, two and one
+        indices_of_all = torch.randint(0, 21, (rows, 6))
+        parts = place(mesh, indices_of_all, Shard(0), Shard(0)), place(mesh, table, *vocabulary)
+        equals(embedding, [indices_of_all, table], list(parts))
     tensors = [place(mesh, x, *batch), place(mesh, table, *vocabulary), place(mesh, indices, *batch)]
     equals(npu_fused_linear_cross_entropy.fused_linear_cross_entropy, [x, table, indices], tensors)
 

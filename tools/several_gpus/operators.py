@@ -75,7 +75,7 @@ def _head(rank: int, count: int, dtype: torch.dtype, tokens: int, width: int, vo
 
 def _embedding(rank: int, count: int, dtype: torch.dtype, tokens: int, width: int, vocabulary: int) -> tuple[Step, Step]:
     torch.manual_seed(0)
-    module = VocabParallelEmbedding(vocabulary, width, dtype=dtype)
+    module = VocabParallelEmbedding(vocabulary, width, equal_counts=tokens % count == 0, dtype=dtype)
     table = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
     indices, seen = torch.randint(0, vocabulary, (tokens,)), torch.randn(tokens, width, dtype=dtype)
     own, seen_of_own = indices.chunk(count)[rank], seen.chunk(count)[rank]

@@ -38,9 +38,9 @@ def train(indices: Tensor, weight: Tensor, seen: Tensor, **options) -> tuple[Ten
     return out, weight.grad
 
 
-def check(mesh, rows, placements, **options):
+def check(mesh, rows, placements, shape=SHAPE, **options):
     torch.manual_seed(0)
-    indices, weight, seen = torch.randint(0, rows, SHAPE), torch.randn(rows, WIDTH), torch.randn(*SHAPE, WIDTH)
+    indices, weight, seen = torch.randint(0, rows, shape), torch.randn(rows, WIDTH), torch.randn(*shape, WIDTH)
     whole = train(indices, weight.clone(), seen, **options)
     of_indices, of_weight, *expected = placements
     of_seen = WHOLE if expected[0] == Partial() else expected[0]
@@ -49,7 +49,14 @@ def check(mesh, rows, placements, **options):
     with CommDebugMode() as communication:
         parts = train(*tensors, **options)
     met = of_indices != WHOLE and of_weight != WHOLE  # indices and rows are sent then, and gradients of rows
-    assert (communication.get_total_counts() > 0) == met, communication.get_comm_counts()
+    if not met:
+        expected_calls = {}
+    elif shape[of_indices.dim] % 2 == 0:  # ranks have equally many indices, and look up those of all
+        expected_calls = {"_allgather_base_": 2, "_reduce_scatter_base_": 1}
+    else:
+        expected_calls = {"alltoall_base_": 4}
+    called = {str(name).removeprefix("c10d."): times for name, times in communication.get_comm_counts().items() if times}
+    assert called == expected_calls
     for part, placement, wanted in zip(parts, expected, whole, strict=True):
         assert part.placements == (placement,), (part.placements, placement)
         torch.testing.assert_close(part.full_tensor(), wanted, **TOLERANCE)
@@ -121,9 +128,12 @@ def main() -> None:
         for placements in SUPPORTED:
             check(mesh, 20, placements)
             check(mesh, 13, placements, padding_idx=-2)  # thirteen rows do not divide by two ranks
+            check(mesh, 13, placements, (4, 6), scale_grad_by_freq=placements[0] == WHOLE)
+        check(mesh, 13, SUPPORTED[4], (4, 0))
         check(mesh, 1, SUPPORTED[2])  # the second rank has none
         for placements in (SUPPORTED[0], SUPPORTED[2], SUPPORTED[4]):
-            check(mesh, 13, placements, max_norm=1.0, scale_grad_by_freq=True)
+            for shape in (SHAPE, (4, 6)):
+                check(mesh, 13, placements, shape, max_norm=1.0, scale_grad_by_freq=True)
         check_outside(mesh)
         check_rowwise_parallel(mesh)
         check_refusals(mesh)

@@ -9,11 +9,12 @@
 
 on each dimension of the mesh. With whole indices and the table split in rows each rank looks up what it has and gives zeros
 for the rest, so that their sum, which `redistribute` takes, is the look-up. With both split, indices and rows are sent: see
-exchange.py. The other four send nothing.
+exchange.py. Where indices divide evenly all ranks have equally many. The other four send nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -56,11 +57,20 @@ def embedding(
     if rows is not None:
         options |= {"vocab_range": rows, "num_embeddings": total}
     placed = [_placed(i, w, indices.dim()) for i, w in zip(split, table, strict=True)]
-    local = partial(run, weight=shards.local("weight", [gradient for _, gradient in placed]), **options)
+    own = shards.local("weight", [gradient for _, gradient in placed])
+    local = partial(run, weight=own, **options)
     if met:
-        ranks = shards.mesh.size(met[0])
-        bounds = [min(r * -(-total // ranks), total) for r in range(ranks + 1)]
-        part = exchange.look_up(local, shards.local("indices"), bounds, shards.mesh.get_group(met[0]))
+        ranks, cut = shards.mesh.size(met[0]), shard(split[met[0]])
+        bounds = tuple(min(r * -(-total // ranks), total) for r in range(ranks + 1))
+        parts = math.prod(shards.mesh.size(i) for i, p in enumerate(split) if shard(p) == cut)
+        part = exchange.look_up(
+            local,
+            shards.local("indices"),
+            bounds,
+            shards.mesh.get_group(met[0]),
+            row_bytes=own.shape[1] * own.element_size(),
+            equal_counts=indices.shape[cut] % parts == 0,
+        )
     else:
         part = local(shards.local("indices"))
     return shards.wrap(part, [result for result, _ in placed], (*indices.shape, weight.shape[1]))

@@ -20,8 +20,8 @@ class VocabParallelEmbedding(nn.Module):
     with indices of its own, as many as it likes, and gets their rows: indices are sent to the ranks that hold their rows,
     and rows come back. The backward sends gradients of rows the same way; the gradient of `weight` is the sum over the
     indices of all ranks, in fp32, rounded once. All ranks call the forward, and all or none the backward. The host waits
-    once a forward, for the numbers of indices. With the same indices on all ranks a gradient counts once for each rank:
-    give each its part, or take DTensors.
+    once a forward, for the numbers of indices; with `equal_counts` it does not. With the same indices on all ranks a
+    gradient counts once for each rank: give each its part, or take DTensors.
 
     Args:
         num_embeddings: rows of the whole table; they need not divide evenly.
@@ -29,6 +29,11 @@ class VocabParallelEmbedding(nn.Module):
         padding_idx: see `embedding`; counted in the whole table.
         scale_grad_by_freq: see `embedding`; how many indices name a row is counted over all ranks.
         sparse: see `embedding`: the gradient has an entry for each index that names a row of this rank.
+        equal_counts: every rank has equally many indices in each call, as where batches have one shape. Then all ranks look
+            up the indices of all: sizes are known, the host does not wait, and a CUDA graph can capture a step. Results are
+            the same. It is a promise that nothing checks: ranks that break it wait for ever or get wrong rows. A rank that
+            would send more than 64 MiB of rows, those of each of its indices to all others, and a `sparse` gradient, whose
+            entries are for this rank's rows alone, take the way of unequal counts all the same.
         process_group: the ranks; None for the default group.
         device, dtype: of the weight.
 
@@ -43,6 +48,7 @@ class VocabParallelEmbedding(nn.Module):
         *,
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
+        equal_counts: bool = False,
         process_group: dist.ProcessGroup | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -50,7 +56,7 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         arguments.whole("num_embeddings", num_embeddings, least=0)
         arguments.whole("embedding_dim", embedding_dim, least=0)
-        arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+        arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse, equal_counts=equal_counts)
         if arguments.whole("padding_idx", padding_idx, or_none=True) is not None:
             assert padding_idx is not None
             if not -num_embeddings <= padding_idx < num_embeddings:
@@ -62,9 +68,10 @@ class VocabParallelEmbedding(nn.Module):
         self.padding_idx = padding_idx
         self.scale_grad_by_freq = scale_grad_by_freq
         self.sparse = sparse
+        self.equal_counts = equal_counts
         self.process_group = process_group
         rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
-        self._bounds = [r * num_embeddings // ranks for r in range(ranks + 1)]
+        self._bounds = tuple(r * num_embeddings // ranks for r in range(ranks + 1))
         self.vocab_start_index, self.vocab_end_index = self._bounds[rank : rank + 2]
         self.weight = nn.Parameter(
             torch.empty((self.vocab_end_index - self.vocab_start_index, embedding_dim), device=device, dtype=dtype)
@@ -86,7 +93,10 @@ class VocabParallelEmbedding(nn.Module):
             self.weight.copy_(table[self.vocab_start_index : self.vocab_end_index])
 
     def forward(self, indices: Tensor) -> Tensor:
-        """Rows [..., embedding_dim] for this rank's indices [...], int32 or int64, the same dtype on all ranks."""
+        """Rows [..., embedding_dim] for this rank's indices [...], int32 or int64, the same dtype on all ranks.
+
+        With `equal_counts` the ranks have equally many.
+        """
         arguments.tensor("indices", indices)
         arguments.dtype("indices", indices, torch.int32, torch.int64)
         run = partial(
@@ -98,7 +108,14 @@ class VocabParallelEmbedding(nn.Module):
             vocab_range=(self.vocab_start_index, self.vocab_end_index),
             num_embeddings=self.num_embeddings,
         )
-        return exchange.look_up(run, indices, self._bounds, self.process_group)
+        return exchange.look_up(
+            run,
+            indices,
+            self._bounds,
+            self.process_group,
+            row_bytes=self.embedding_dim * self.weight.element_size(),
+            equal_counts=self.equal_counts and not self.sparse,
+        )
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
