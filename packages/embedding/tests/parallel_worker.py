@@ -65,9 +65,14 @@ def bits(tensor):
     return tensor.detach().contiguous().view(torch.uint8)
 
 
+def seeded(number):
+    """A generator on the device of this rank's tensors: all ranks draw the same."""
+    return torch.Generator(torch.get_default_device()).manual_seed(number)
+
+
 def batches(count, rows, lengths, dtype=torch.int64, step=0):
     """Indices of all ranks, the same on each: `lengths[r]` of rank r."""
-    generator = torch.Generator().manual_seed(step)
+    generator = seeded(step)
     return [torch.randint(0, rows, (lengths[r],), generator=generator).to(dtype) for r in range(count)]
 
 
@@ -84,7 +89,7 @@ def check(rank, count, place, rows, padding_idx=None, **options):
     lengths = [9 + 20 * r if r != 1 else 0 for r in range(count)]  # the second rank has none
     for dtype in (torch.int64, torch.int32):
         indices = batches(count, rows, lengths, dtype)
-        seen = torch.randn(sum(lengths), WIDTH, generator=torch.Generator().manual_seed(1))
+        seen = torch.randn(sum(lengths), WIDTH, generator=seeded(1))
         own, of_own = indices[rank].unsqueeze(0), seen.split(lengths)[rank].unsqueeze(0)
         out, everything = split(own), whole(torch.cat(indices))
         assert torch.equal(out[0], everything.split(lengths)[rank]), place
@@ -111,7 +116,7 @@ def check_equal_counts(rank, count, place, rows, dtype, n=29, padding_idx=None, 
     held = slice(fixed.vocab_start_index, fixed.vocab_end_index)
     for module in (fixed, counted):
         module.load_table(whole.weight)
-    seen = torch.randn(count, n, 1, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
+    seen = torch.randn(count, n, 1, WIDTH, generator=seeded(1)).to(dtype)
     for index_dtype in (torch.int64, torch.int32):
         # Two dimensions, at strides; of few rows, so that ranks name the same.
         flat = batches(count, min(rows, 15), [n] * count, index_dtype)
@@ -214,13 +219,13 @@ def check_row_wise_optimizer(rank, count, equal_counts):
     split, dense = (
         VocabParallelEmbedding(rows, WIDTH, rows - 1, sparse=sparse, equal_counts=equal_counts) for sparse in (True, False)
     )
-    start = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(2))
+    start = torch.randn(rows, WIDTH, generator=seeded(2))
     held = slice(split.vocab_start_index, split.vocab_end_index)
     sparse_adam, adam = torch.optim.SparseAdam(split.parameters(), lr=0.1), torch.optim.Adam(dense.parameters(), lr=0.1)
     for module in (split, dense):
         module.load_table(start)
     for step, last in enumerate((rows, 11)):  # in the second step all rows have momentum, and few are named
-        indices = [torch.randint(5 * step, last, (60,), generator=torch.Generator().manual_seed(r)) for r in range(count)]
+        indices = [torch.randint(5 * step, last, (60,), generator=seeded(r)) for r in range(count)]
         indices = [torch.cat((own, torch.tensor([rows - 1]))) for own in indices]
         before = split.weight.detach().clone()
         for module, optimizer in ((split, sparse_adam), (dense, adam)):
@@ -238,7 +243,7 @@ def check_row_wise_optimizer(rank, count, equal_counts):
 def check_one_index(rank, count, equal_counts):
     """An index without dimensions on each rank."""
     module = VocabParallelEmbedding(count, WIDTH, equal_counts=equal_counts)
-    table = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(3))
+    table = torch.randn(count, WIDTH, generator=seeded(3))
     module.load_table(table)
     named = count - 1 - rank
     out = module(torch.tensor(named))

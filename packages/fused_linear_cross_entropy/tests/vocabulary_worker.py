@@ -78,7 +78,7 @@ def _compare(case, what, place, ranges, rank):
         assert torch.allclose(sharded.gradients[name], mine, rtol=1e-4, atol=1e-6), (what, place, name)
 
 
-def unequal_parts_cut_tokens_alike(rank):
+def unequal_parts_cut_tokens_alike(rank, device):
     """One rank's logits are within the budget and the other's are not: chunks, at whose ends they exchange, are the same."""
     torch.manual_seed(0)
     x, weight, target = torch.randn(300, 8), torch.randn(2000, 8), torch.randint(0, 2000, (300,))
@@ -88,7 +88,7 @@ def unequal_parts_cut_tokens_alike(rank):
         options = vocabulary_parts.in_parts(own, columns, 2000, memory_budget=2**19)
         return [fused_linear_cross_entropy(x, weight, target, **options)]
 
-    vocabulary_parts.agree(run, x, [weight], slice(None), columns, tolerance=1e-7)
+    vocabulary_parts.agree(run, x, [weight], slice(None), columns, device, tolerance=1e-7)
 
 
 def only_tokens_are_exchanged():
@@ -186,18 +186,18 @@ def the_scale_of_class_weights_costs_nothing(place, rank):
 
 def main() -> None:
     place = sys.argv[1]
+    device = "cuda" if place == "cuda" else "cpu"
     with ranks.join(place) as rank:
         for what in ("plain", "every option") if place == "emulated" else OPTIONS:
             compare(what, place, [(0, 60), (60, 120)], rank)
         if place != "emulated":
             compare("every option", place, [(0, 100), (100, 123)], rank)
-            unequal_parts_cut_tokens_alike(rank)
+            unequal_parts_cut_tokens_alike(rank, device)
         compare_logits_far_apart(place, rank)
         only_tokens_are_exchanged()
         few_operators_join_statistics()
         the_scale_of_class_weights_costs_nothing(place, rank)
         a_row_of_nan_predicts_a_token(rank)
-        device = "cuda" if place == "cuda" else "cpu"
         vocabulary_parts.everything_of_distributions(place, rank, device)
         vocabulary_parts.tokens_are_gathered(place, rank, device)
         vocabulary_parts.a_gradient_is_added(rank, device)

@@ -104,7 +104,8 @@ def test_frozen_inputs(device, training):
     if 0 not in training:
         upstream[2] = None  # v is no more than the projection is
     _, found = train(qk_rms_norm, leaves, upstream)
-    assert_equal(found, [every[i] for i in training])
+    apart = device.name == "cuda" and 0 not in training  # a launch for each norm, whose programs add other rows
+    assert_equal(found, [every[i] for i in training], **({"rtol": 1e-5, "atol": 1e-5} if apart else {}))
 
 
 LAYOUTS = {
