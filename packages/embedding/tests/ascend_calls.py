@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 from npu_embedding import embedding, embedding_bag, ngram_embedding
-from npu_embedding.both.tiling import Way
 from npu_embedding.launch import ascend
 from npu_embedding.launch.specs import Gradient
 from npu_tiling import device_for
@@ -90,8 +89,7 @@ def _sort() -> None:
     indices = (torch.arange(5000) * 7919 % 2**30).to(torch.int32)
     device = device_for(indices.device)
     assert device is not None
-    for way in (Way.BUCKETS, Way.SORTED_AS_FP32):
-        ascend.sorted_keys(Gradient(indices, indices, 2**30, 5, False, 0, device), way)
+    ascend.sorted_keys(Gradient(indices, indices, 2**30, 5, False, 0, device))
 
 
 def _ngrams(

@@ -59,13 +59,17 @@ def test_every_launch_says_what_decided_it():
 
 
 def test_pytorchs_sort_stands_between_the_launches():
-    def steps(tokens):
-        found = explain(tokens=tokens, vocabulary=300, width=64, chip="Ascend910B4", backward=True)
-        return [getattr(step, "kernel", "sort") for step in found.steps if step.direction == "backward"]
+    found = explain(tokens=65537, vocabulary=300, width=64, chip="H200", backward=True)
+    steps = [getattr(step, "kernel", None) or step.name for step in found.steps if step.direction == "backward"]
+    assert steps == ["zeros", "mark_rows_kernel", "lt", "sum", "sort", "sum_sorted_kernel", "add_partials_kernel"]
 
-    sums = ["sum_rows_kernel", "add_partials_kernel"]
-    assert steps(65537) == ["make_keys_kernel", "sort", *sums]
-    assert steps(65536)[-2:] == sums and len(steps(65536)) == 6
+
+@pytest.mark.parametrize(("tokens", "merges"), [(2048, 0), (2049, 1), (8193, 2), (131072, 3), (131073, 4), (2**21, 5)])
+def test_four_times_as_many_indices_are_a_launch_more_on_ascend(tokens, merges):
+    found = explain(tokens=tokens, vocabulary=300, width=64, chip="Ascend910B4", backward=True)
+    kernels = [launch.kernel for launch in found.launches if launch.direction == "backward"]
+    assert kernels == ["sort_groups_kernel", *["merge_runs_kernel"] * merges, "sum_rows_kernel", "add_partials_kernel"]
+    assert not found.calls
 
 
 def test_bytes_are_those_of_the_formula():

@@ -49,7 +49,7 @@ def test_grids_are_persistent():
     gather, partials = ascend.gather_launch(rows(768)), ascend.partials_launch(rows(768))
     assert gather.grid(1) == partials.grid(1) == 1
     assert gather.grid(16384) == partials.grid(131072) == CHIP.vector_cores
-    for launch in (ascend.keys_launch(CHIP), ascend.offsets_launch(CHIP), ascend.groups_launch(CHIP)):
+    for launch in (ascend.offsets_launch(CHIP), ascend.sort_launch(CHIP)):
         assert launch.grid(1) == 1 and launch.grid(10**6) == CHIP.vector_cores
     wide = ascend.sums_launch(rows(16384))
     assert wide.column_blocks * ascend.chunks(wide, 10**6) <= CHIP.vector_cores
@@ -79,8 +79,8 @@ def test_what_cannot_fit_says_what_needs_how_much():
 @pytest.mark.parametrize(
     ("device", "indices", "n_rows", "way"),
     [
-        (CHIP, 65536, 2**30, Way.BUCKETS),
-        (CHIP, 65537, 2**30, Way.SORTED_AS_FP32),
+        (CHIP, 1, 2**30, Way.MERGED),
+        (CHIP, 2**30, 1, Way.MERGED),
         (GPU, 1, 2**30, Way.RANKED),
         (GPU, 65536, 1, Way.RANKED),
         (GPU, 65536, 2**30 + 1, Way.SORTED),
@@ -97,12 +97,18 @@ def test_the_way_follows_from_the_numbers_of_indices_and_rows(device, indices, n
         assert way.name in source.readlines()[int(line) - 1]
 
 
-def test_buckets_of_sorted_samples_fit_in_a_block():
-    piece = ascend.BLOCK // ascend.SAMPLES
-    assert ascend.SHARE * piece + (piece - 1) * ascend.GROUPS <= ascend.BLOCK  # whatever the indices are: see sort.py
-    assert ascend.GROUPS * ascend.SAMPLES <= ascend.BLOCK and ascend.SAMPLES % ascend.SHARE == 0
+def test_the_last_row_and_place_are_an_fp32_number():
     last = ascend.KEY_OF_ROW_0 + (ascend.MAX_ROWS_OF_ONE_DIGIT + 1) * ascend.BLOCK + ascend.BLOCK - 1
-    assert last < 0x7F800000  # the bits of an fp32 number that is not infinite
+    assert last < 0x7F800000  # the bits of infinity
+
+
+def test_a_search_ends_when_all_keys_are_found():
+    for n in (0, 1, 2, 5, 2048, 2049, 8192, 10**6):
+        left = n
+        for _ in range(ascend.search_steps(n)):
+            assert left > 0
+            left -= max(left - 1, 0) // 4 + 1
+        assert left == 0
 
 
 def test_cuda_blocks_are_powers_of_two():

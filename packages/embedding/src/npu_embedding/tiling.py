@@ -37,13 +37,16 @@ def choose(shape: Shape) -> Tiling:
     """The first way whose rule holds.
 
     Raises:
-        ValueError: the table has more rows than any way takes (Ascend).
+        ValueError: there are more indices, or the table has more rows, than any way takes (Ascend).
     """
     ways = (cuda if shape.device.kind == "cuda" else ascend).WAYS
     for rule in ways:
         if shape.indices <= rule.max_indices and shape.rows <= rule.max_rows:
             return Tiling(shape=shape, way=rule.way, why=rule.why, decided_at=rule.decided_at)
-    raise ValueError(f"the table has {shape.rows} rows and must have at most {ways[-1].max_rows} on {shape.device.name}.")
+    last, chip = ways[-1], shape.device.name
+    if shape.indices > last.max_indices:
+        raise ValueError(f"indices has {shape.indices} elements and must have at most {last.max_indices} on {chip}.")
+    raise ValueError(f"the table has {shape.rows} rows and must have at most {last.max_rows} on {chip}.")
 
 
 def gather_launch(shape: RowShape) -> Launch:

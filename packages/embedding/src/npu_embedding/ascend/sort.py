@@ -7,13 +7,11 @@ that names no row of the table or the padding row, the next for a place after th
 The vector unit sorts fp32 numbers that fit in the Unified Buffer, and no others: row * BLOCK + place, in the bits of one. Of
 rows too many for that, one digit is sorted after the other, the lower first.
 
-    sort_groups_kernel     sorts groups of BLOCK indices; every PIECE-th of a group is a sample
-    find_parts_kernel      sorts the samples: every SHARE-th begins a bucket; where buckets begin in each group
-    copy_parts_kernel      puts the parts of a bucket one after another
-    sort_buckets_kernel    sorts buckets, each to where it belongs
+    sort_groups_kernel    sorts groups of BLOCK indices: each is a run
+    merge_runs_kernel     merges four runs to one; launched until one is left
 
-A bucket is a range of pairs (row, place), which are all distinct, and so has at most SHARE * PIECE + (PIECE - 1) * groups
-indices, whatever they are: BLOCK is not less. One group is sorted by the first kernel alone.
+A program that merges makes BLOCK keys of the result at a time. It searches for the part of each run that they come from, and
+sorts those parts: as much work for any BLOCK keys, whatever the indices are.
 """
 
 import triton
@@ -78,166 +76,102 @@ def named_rows(p_index, i, n, n_rows, first_row, i_padding, BLOCK: tl.constexpr,
 
 
 @triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
-def make_keys_kernel(
-    p_index,  # int32 [n], or [2 n] where LONG
-    p_key,  # int32 [n]
-    n,
-    n_rows,
-    first_row,
-    i_padding,  # the row that gets no gradient, -1 for none
-    BLOCK: tl.constexpr,
-    LONG: tl.constexpr,
-    KEY_OF_ROW_0: tl.constexpr,
-):
-    """Keys, which PyTorch sorts, of more indices than the kernels below sort."""
-    o = tl.arange(0, BLOCK)
-    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
-        i = i_tile.to(tl.int64) * BLOCK
-        b_row = named_rows(p_index, i, n, n_rows, first_row, i_padding, BLOCK, LONG)
-        tl.store(p_key + i + o, b_row + KEY_OF_ROW_0, mask=o < n - i)
-
-
-@triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
 def sort_groups_kernel(
     p_index,  # int32 [n], or [2 n] where LONG
     p_key,  # int32 [groups * BLOCK]
     p_order,  # int32 [groups * BLOCK]
-    p_sample,  # int32 [groups * BLOCK / PIECE]
     n,
     n_rows,
     first_row,
     i_padding,  # the row that gets no gradient, -1 for none
     LOG: tl.constexpr,  # of BLOCK
-    PIECE: tl.constexpr,
     LONG: tl.constexpr,
     WIDE: tl.constexpr,
     KEY_OF_ROW_0: tl.constexpr,
 ):
-    """Keys of each group in ascending order, where each stood in all, and samples."""
+    """Keys of each group in ascending order, and where each stood in all."""
     # lint: allow single-buffer: a program sorts one group, which fills the Unified Buffer
-    # lint: allow short-transfer: a group has few samples
     BLOCK: tl.constexpr = 1 << LOG
     o = tl.arange(0, BLOCK)
-    o_piece = tl.arange(0, BLOCK // PIECE)
     for i_group in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
         i = i_group * BLOCK
         b_row, b_place = sort_rows(named_rows(p_index, i, n, n_rows, first_row, i_padding, BLOCK, LONG), LOG, WIDE)
-        b_key = b_row + KEY_OF_ROW_0
-        tl.store(p_key + i + o, b_key)
+        tl.store(p_key + i + o, b_row + KEY_OF_ROW_0)
         tl.store(p_order + i + o, b_place + i)
-        b_piece = tl.reshape(b_key.to(tl.float32, bitcast=True), [BLOCK // PIECE, PIECE])
-        b_sample = tl.min(b_piece, axis=1).to(tl.int32, bitcast=True)  # the first
-        tl.store(p_sample + i_group * (BLOCK // PIECE) + o_piece, b_sample)
 
 
 @triton.jit
-def number_at(b_number, o, i):
-    """The number at place `i` of a tile of numbers from 0 on that an fp32 number has."""
-    return tl.sum(tl.where((o - i).to(tl.float32) == 0.0, b_number.to(tl.float32), 0.0), axis=0).to(tl.int32)
+def key_after(p_key, i, i_end, n_skipped):
+    """The key of a run that stands `n_skipped` after place `i`; above all others where the run has ended."""
+    key = tl.load(p_key + tl.minimum(i + n_skipped, i_end - 1))
+    return tl.where(i + n_skipped < i_end, key, 0x7FFFFFFF)
 
 
-@triton.jit(do_not_specialize=["n_groups", "n_rows"])
-def find_parts_kernel(
-    p_key,
-    p_sample,
-    p_part,  # int32 [buckets + 1, GROUPS]: where in each group each bucket begins
-    n_groups,
-    n_rows,
-    LOG: tl.constexpr,  # of BLOCK
-    PIECE: tl.constexpr,
-    SHARE: tl.constexpr,
-    GROUPS: tl.constexpr,  # at most
-    WIDE: tl.constexpr,
-    KEY_OF_ROW_0: tl.constexpr,
-):
-    """Buckets: every SHARE-th sample begins one, in the order of (row, place)."""
-    # lint: allow short-transfer: a bucket has a part for each group
-    BLOCK: tl.constexpr = 1 << LOG
-    SAMPLES: tl.constexpr = BLOCK // PIECE  # of a group
-    o = tl.arange(0, BLOCK)
-    o_group = tl.arange(0, GROUPS)
-    n_samples = n_groups * SAMPLES
-    b_sample = tl.load(p_sample + o, mask=o < n_samples, other=KEY_OF_ROW_0 + n_rows + 1)
-    b_row, b_place = sort_rows(b_sample - KEY_OF_ROW_0, LOG, WIDE)
-    for i_bucket in tl.range(tl.program_id(0), n_samples // SHARE + 1, tl.num_programs(0)):
-        i = i_bucket * SHARE
-        i_key = number_at(b_row >> 12, o, i) * 4096 + number_at(b_row & 4095, o, i) + KEY_OF_ROW_0
-        i_key = tl.where(i < n_samples, i_key, KEY_OF_ROW_0 + n_rows + 2)  # above all others
-        i_place = number_at(b_place, o, i)
-        i_sample_group = i_place // SAMPLES
-        b_part = tl.zeros([GROUPS], tl.float32)
-        for i_group in tl.range(0, n_groups):
-            b_key = tl.load(p_key + i_group * BLOCK + o).to(tl.float32, bitcast=True)
-            # Equal keys of a group before the sample's stand before it.
-            i_limit = i_key + (i_group < i_sample_group).to(tl.int32)
-            n_before = tl.sum(tl.where(b_key < i_limit.to(tl.float32, bitcast=True), 1.0, 0.0), axis=0)
-            inside = (i_group == i_sample_group) & (i < n_samples)
-            n_before = tl.where(inside, ((i_place - i_sample_group * SAMPLES) * PIECE).to(tl.float32), n_before)
-            b_part = tl.where((o_group - i_group).to(tl.float32) == 0.0, n_before, b_part)
-        tl.store(p_part + i_bucket * GROUPS + o_group, b_part.to(tl.int32))
+@triton.jit
+def first_keys(p_key, n, i0, i1, i2, i3, e0, e1, e2, e3, n_steps):
+    """Where the first n keys of four runs end in each: runs from i to before e, equal keys in the order of the runs.
+
+    Each step takes h keys of the run whose h-th key stands first: before it stand at most 4 (h - 1) others, fewer than n.
+    """
+    n_left = i0 * 0 + n
+    for _ in tl.range(0, n_steps):
+        n_skipped = tl.maximum(n_left - 1, 0) >> 2
+        h = tl.minimum(n_skipped + 1, n_left)
+        k0, k1 = key_after(p_key, i0, e0, n_skipped), key_after(p_key, i1, e1, n_skipped)
+        k2, k3 = key_after(p_key, i2, e2, n_skipped), key_after(p_key, i3, e3, n_skipped)
+        late = tl.minimum(k2, k3) < tl.minimum(k0, k1)
+        i0 += tl.where(late | (k1 < k0), 0, h)
+        i1 += tl.where(late | (k0 <= k1), 0, h)
+        i2 += tl.where(late & (k2 <= k3), h, 0)
+        i3 += tl.where(late & (k3 < k2), h, 0)
+        n_left -= h
+    return i0, i1, i2, i3
 
 
-@triton.jit(do_not_specialize=["n_groups", "n_buckets"])
-def copy_parts_kernel(
-    p_key,
+@triton.jit
+def joined(p_number, o, i0, i1, i2, i3, n0, n1, n2, n3):
+    """int32 [BLOCK]: numbers from place i0 on before the n0-th, then from i1 on before the n1-th, and so on."""
+    b_number = tl.load(p_number + i3 - n2 + o, mask=o < n3, other=0)
+    b_number = tl.where((o - n2).to(tl.float32) < 0.0, tl.load(p_number + i2 - n1 + o, mask=o < n2, other=0), b_number)
+    b_number = tl.where((o - n1).to(tl.float32) < 0.0, tl.load(p_number + i1 - n0 + o, mask=o < n1, other=0), b_number)
+    return tl.where((o - n0).to(tl.float32) < 0.0, tl.load(p_number + i0 + o, mask=o < n0, other=0), b_number)
+
+
+@triton.jit(do_not_specialize=["n_blocks", "n_run", "n_steps", "n_block_steps"])
+def merge_runs_kernel(
+    p_key,  # int32 [n_blocks * BLOCK]
     p_order,
-    p_part,
-    p_bucket_key,  # int32 [buckets, BLOCK]
-    p_bucket_order,  # int32 [buckets, BLOCK]
-    p_bucket,  # int32 [buckets, 2]: indices before the bucket, and in it
-    n_groups,
-    n_buckets,
-    LOG: tl.constexpr,  # of BLOCK
-    GROUPS: tl.constexpr,  # at most
-):
-    """The indices of each bucket, group by group."""
-    # lint: allow short-transfer: a group's part of a bucket is as long as it is
-    # lint: allow scalar-loop: where parts begin and end are single numbers
-    BLOCK: tl.constexpr = 1 << LOG
-    o = tl.arange(0, BLOCK)
-    for i_bucket in tl.range(tl.program_id(0), n_buckets, tl.num_programs(0)):
-        n_before = i_bucket * 0
-        n_inside = i_bucket * 0
-        for i_group in tl.range(0, n_groups):
-            i_from = tl.load(p_part + i_bucket * GROUPS + i_group)
-            n_part = tl.load(p_part + (i_bucket + 1) * GROUPS + i_group) - i_from
-            if n_part > 0:
-                o_from = i_group * BLOCK + i_from + o
-                o_to = i_bucket * BLOCK + n_inside + o
-                m = o < n_part
-                tl.store(p_bucket_key + o_to, tl.load(p_key + o_from, mask=m), mask=m)
-                tl.store(p_bucket_order + o_to, tl.load(p_order + o_from, mask=m), mask=m)
-            n_before += i_from
-            n_inside += n_part
-        tl.store(p_bucket + 2 * i_bucket, n_before)
-        tl.store(p_bucket + 2 * i_bucket + 1, n_inside)
-
-
-@triton.jit(do_not_specialize=["n", "n_buckets", "n_rows"])
-def sort_buckets_kernel(
-    p_bucket_key,
-    p_bucket_order,
-    p_bucket,
-    p_key,  # int32 [n]
-    p_order,  # int32 [n]
-    n,
-    n_buckets,
-    n_rows,
+    p_merged_key,
+    p_merged_order,
+    n_blocks,
+    n_run,  # blocks of a run
+    n_steps,  # of a search for the first keys of four runs
+    n_block_steps,  # of a search for the next BLOCK keys
     LOG: tl.constexpr,  # of BLOCK
     WIDE: tl.constexpr,
     KEY_OF_ROW_0: tl.constexpr,
 ):
-    """All keys in ascending order, and where each stood."""
-    # lint: allow single-buffer: a program sorts one bucket or two, and a sort fills the Unified Buffer
+    """Keys of each set of four runs in ascending order, and where each stood in all: a program takes blocks in a row."""
+    # lint: allow single-buffer: a sort fills the Unified Buffer
+    # lint: allow scalar-loop: a search among the keys reads single keys
     BLOCK: tl.constexpr = 1 << LOG
     o = tl.arange(0, BLOCK)
-    for i_bucket in tl.range(tl.program_id(0), n_buckets, tl.num_programs(0)):
-        i = tl.load(p_bucket + 2 * i_bucket)
-        n_inside = tl.load(p_bucket + 2 * i_bucket + 1)
-        m = o < n_inside
-        b_key = tl.load(p_bucket_key + i_bucket * BLOCK + o, mask=m, other=KEY_OF_ROW_0 + n_rows + 1)
-        b_order = tl.load(p_bucket_order + i_bucket * BLOCK + o, mask=m, other=0)
+    n_each = tl.cdiv(n_blocks, tl.num_programs(0))
+    i_first = tl.program_id(0) * n_each
+    i0, i1, i2, i3 = i_first * 0, i_first * 0, i_first * 0, i_first * 0
+    for i_block in tl.range(i_first, tl.minimum(i_first + n_each, n_blocks)):
+        i_set = i_block // (4 * n_run) * (4 * n_run)
+        e0, e1 = tl.minimum(i_set + n_run, n_blocks) * BLOCK, tl.minimum(i_set + 2 * n_run, n_blocks) * BLOCK
+        e2, e3 = tl.minimum(i_set + 3 * n_run, n_blocks) * BLOCK, tl.minimum(i_set + 4 * n_run, n_blocks) * BLOCK
+        if (i_block == i_first) | (i_block == i_set):
+            i0, i1, i2, i3 = first_keys(p_key, (i_block - i_set) * BLOCK, i_set * BLOCK, e0, e1, e2, e0, e1, e2, e3, n_steps)
+        j0, j1, j2, j3 = first_keys(p_key, BLOCK, i0, i1, i2, i3, e0, e1, e2, e3, n_block_steps)
+        n0 = j0 - i0
+        n1 = n0 + j1 - i1
+        n2 = n1 + j2 - i2
+        b_key = joined(p_key, o, i0, i1, i2, i3, n0, n1, n2, BLOCK)
+        b_order = joined(p_order, o, i0, i1, i2, i3, n0, n1, n2, BLOCK)
         b_row, b_place = sort_rows(b_key - KEY_OF_ROW_0, LOG, WIDE)
-        m = o < tl.minimum(n_inside, n - i)  # the last bucket has what stands after the last index
-        tl.store(p_key + i + o, b_row + KEY_OF_ROW_0, mask=m)
-        tl.store(p_order + i + o, taken(b_order, b_place), mask=m)
+        tl.store(p_merged_key + i_block * BLOCK + o, b_row + KEY_OF_ROW_0)
+        tl.store(p_merged_order + i_block * BLOCK + o, taken(b_order, b_place))
+        i0, i1, i2, i3 = j0, j1, j2, j3

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
-from math import ceil, inf
+from math import ceil
 
 from npu_tiling import Block, Device, Tile, fit, footprint
 from npu_tiling.budget.arithmetic import FP32, equal_blocks
@@ -16,17 +17,14 @@ from ..shape import RowShape
 # See sort.py.
 KEY_OF_ROW_0 = 0x00800000
 _MAX_ROWS = 2**31 - 2**24 - 3  # of a table: their keys, and three more, are finite
-_LOG, _PIECE, SHARE = 11, 32, 32
+_MAX_INDICES = 2**30  # places, and a quarter of a run more, are int32
+_LOG = 11
 BLOCK = 2**_LOG  # indices of a group; a sort takes 32 bytes of each
-SAMPLES = BLOCK // _PIECE  # of a group
-GROUPS = BLOCK // SAMPLES  # all samples are sorted at once
 MAX_ROWS_OF_ONE_DIGIT = 2 ** (31 - _LOG) - 2 ** (24 - _LOG) - 2  # and n_rows + 1 too
-_BUCKET = {"LOG": _LOG, "KEY_OF_ROW_0": KEY_OF_ROW_0}
 
 WAYS = (
     # way, indices, rows of the table, why
-    Rule(Way.BUCKETS, BLOCK * GROUPS, _MAX_ROWS, f"up to {BLOCK * GROUPS} indices: all samples are sorted at once", here()),
-    Rule(Way.SORTED_AS_FP32, inf, _MAX_ROWS, "CANN sorts fp32 numbers on vector cores, integers on the AI CPU", here()),
+    Rule(Way.MERGED, _MAX_INDICES, _MAX_ROWS, f"a vector core sorts {BLOCK} fp32 numbers in its Unified Buffer", here()),
 )
 
 # A store of 32 KB is past the point where its length matters (16 KB reach 94 % of the bandwidth).
@@ -187,29 +185,19 @@ def _whole_rows(kernel: Kernel, shape: RowShape) -> RowLaunch | None:
     return launch if launch.block_n == shape.width else None
 
 
-def groups_launch(device: Device) -> Launch:
-    """The launch that sorts groups of indices."""
-    return way_launch(WAYS[0], device, {**_BUCKET, "PIECE": _PIECE}, 1)
+def sort_launch(device: Device) -> Launch:
+    """The launch that sorts groups of indices, and those that merge them."""
+    return way_launch(WAYS[0], device, {"LOG": _LOG, "KEY_OF_ROW_0": KEY_OF_ROW_0}, 1)
 
 
-def parts_launch(device: Device) -> Launch:
-    """The launch that finds where buckets begin."""
-    return way_launch(WAYS[0], device, {**_BUCKET, "PIECE": _PIECE, "SHARE": SHARE, "GROUPS": GROUPS}, 1)
-
-
-def copies_launch(device: Device) -> Launch:
-    """The launch that puts the parts of buckets together."""
-    return way_launch(WAYS[0], device, {"LOG": _LOG, "GROUPS": GROUPS}, 1)
-
-
-def buckets_launch(device: Device) -> Launch:
-    """The launch that sorts buckets."""
-    return way_launch(WAYS[0], device, _BUCKET, 1)
-
-
-def keys_launch(device: Device) -> Launch:
-    """The launch that makes keys of indices."""
-    return way_launch(WAYS[1], device, {"BLOCK": BLOCK, "KEY_OF_ROW_0": KEY_OF_ROW_0}, BLOCK)
+@functools.lru_cache(maxsize=64)
+def search_steps(n: int) -> int:
+    """Steps in which `first_keys` finds n keys: of n that are left, each takes a quarter."""
+    steps = 0
+    while n:
+        n -= (n - 1) // 4 + 1
+        steps += 1
+    return steps
 
 
 def offsets_launch(device: Device) -> Launch:

@@ -16,9 +16,8 @@ class Way(Enum):
     """How the indices of one row of the table come together for its gradient. torch.sort sorts row numbers."""
 
     RANKED = "two kernels sort: groups of indices, then each in all groups"
-    BUCKETS = "four kernels sort: groups of indices, then buckets of the groups' parts"
+    MERGED = "two kernels sort: groups of indices, then four sorted runs to one until one is left"
     SORTED = "torch.sort sorts rows of the table"
-    SORTED_AS_FP32 = "torch.sort sorts rows of the table, as fp32 numbers"
 
     def __str__(self) -> str:
         return self.value

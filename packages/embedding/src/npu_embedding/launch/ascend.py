@@ -10,22 +10,20 @@ from torch import Tensor
 
 from .. import tiling
 from ..ascend import tiling as ascend
-from ..ascend.tiling import BLOCK, GROUPS, KEY_OF_ROW_0, SAMPLES, SHARE, chunks, keys_launch, offsets_launch
-from ..both.tiling import Way
-from ..shape import Shape
+from ..ascend.tiling import BLOCK, KEY_OF_ROW_0, chunks, offsets_launch, search_steps, sort_launch
 from .specs import KERNELS, Gradient, index_spec, row_spec
 
 
-def backward(dweight: Tensor, gradient: Gradient, way: Way) -> None:
+def backward(dweight: Tensor, gradient: Gradient) -> None:
     """Writes dweight [n_rows, D]."""
-    keys, order = sorted_keys(gradient, way)
+    keys, order = sorted_keys(gradient)
     _sum_rows(dweight, gradient, keys, order, KEY_OF_ROW_0)
 
 
 def slots(gradient: Gradient) -> tuple[Tensor, Tensor, Tensor]:
     """`reference.slots` without torch.searchsorted and sorts of integers: users report that CANN runs both on the AI CPU."""
     n_rows, device = gradient.n_rows, gradient.device
-    keys, order = sorted_keys(gradient, tiling.choose(Shape(gradient.indices.numel(), n_rows, device)).way)
+    keys, order = sorted_keys(gradient)
     offsets = _offsets(keys, n_rows, device)
     rows = keys - KEY_OF_ROW_0
     known = (rows >= 0) & (rows < n_rows)
@@ -38,40 +36,24 @@ def sum_slots(values: Tensor, gradient: Gradient, slot: Tensor, order: Tensor) -
     _sum_rows(values, gradient, slot, order, 0)
 
 
-def sorted_keys(gradient: Gradient, way: Way) -> tuple[Tensor, Tensor]:
+def sorted_keys(gradient: Gradient) -> tuple[Tensor, Tensor]:
     """Indices as keys (see ascend/sort.py) in ascending order, int32 [n], and where each stood."""
     indices, device = gradient.indices, gradient.device
     n, n_rows, *_ = gradient.numbers
-    flags = (("LONG", indices.dtype == torch.int64), ("WIDE", n_rows > ascend.MAX_ROWS_OF_ONE_DIGIT))
-    halves = indices.view(torch.int32)
-    if way is Way.SORTED_AS_FP32:
-        keys = _numbers(indices, n)
-        spec = index_spec(keys_launch, device, flags[:1])
-        KERNELS.launch("ascend.sort", "make_keys_kernel", spec, spec.launch.grid(n), (halves, keys), gradient.numbers)
-        ordered, order = torch.sort(keys.view(torch.float32), stable=True)
-        return ordered.view(torch.int32), order
-    groups = -(-n // BLOCK)
-    buckets = groups * SAMPLES // SHARE
-    keys, order, samples = (_numbers(indices, groups * each) for each in (BLOCK, BLOCK, SAMPLES))
-    spec = index_spec(ascend.groups_launch, device, flags)
-    tensors: tuple[Tensor, ...] = (halves, keys, order, samples)
-    KERNELS.launch("ascend.sort", "sort_groups_kernel", spec, spec.launch.grid(groups), tensors, gradient.numbers)
-    if groups == 1:
-        return keys[:n], order[:n]
-    parts = _numbers(indices, (buckets + 1) * GROUPS)
-    spec = index_spec(ascend.parts_launch, device, flags[1:])
-    KERNELS.launch(
-        "ascend.sort", "find_parts_kernel", spec, spec.launch.grid(buckets + 1), (keys, samples, parts), (groups, n_rows)
-    )
-    in_buckets = tuple(_numbers(indices, buckets * each) for each in (BLOCK, BLOCK, 2))
-    spec = index_spec(ascend.copies_launch, device)
-    tensors = (keys, order, parts, *in_buckets)
-    KERNELS.launch("ascend.sort", "copy_parts_kernel", spec, spec.launch.grid(buckets), tensors, (groups, buckets))
-    keys, order = _numbers(indices, n), _numbers(indices, n)
-    spec = index_spec(ascend.buckets_launch, device, flags[1:])
-    tensors, scalars = (*in_buckets, keys, order), (n, buckets, n_rows)
-    KERNELS.launch("ascend.sort", "sort_buckets_kernel", spec, spec.launch.grid(buckets), tensors, scalars)
-    return keys, order
+    wide = ("WIDE", n_rows > ascend.MAX_ROWS_OF_ONE_DIGIT)
+    blocks, run = -(-n // BLOCK), 1
+    keys, order = _numbers(indices, blocks * BLOCK), _numbers(indices, blocks * BLOCK)
+    spec = index_spec(sort_launch, device, (("LONG", indices.dtype == torch.int64), wide))
+    tensors = (indices.view(torch.int32), keys, order)
+    KERNELS.launch("ascend.sort", "sort_groups_kernel", spec, spec.launch.grid(blocks), tensors, gradient.numbers)
+    spec = index_spec(sort_launch, device, (wide,))
+    while run < blocks:
+        merged = _numbers(keys, blocks * BLOCK), _numbers(keys, blocks * BLOCK)
+        scalars = (blocks, run, search_steps(4 * run * BLOCK), search_steps(BLOCK))
+        KERNELS.launch("ascend.sort", "merge_runs_kernel", spec, spec.launch.grid(blocks), (keys, order, *merged), scalars)
+        keys, order = merged
+        run *= 4
+    return keys[:n], order[:n]
 
 
 def _numbers(like: Tensor, count: int) -> Tensor:

@@ -46,7 +46,10 @@ def backward(
     if not dweight.numel() or not n:
         return dweight.zero_()
     way = tiling.choose(Shape(n, n_rows, device)).way
-    (cuda if device.kind == "cuda" else ascend).backward(dweight, gradient, way)
+    if device.kind == "cuda":
+        cuda.backward(dweight, gradient, way)
+    else:
+        ascend.backward(dweight, gradient)
     return dweight
 
 
