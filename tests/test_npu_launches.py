@@ -22,7 +22,7 @@ VIEWS = {"unsqueeze"}  # the stand-in counts them; nothing of them runs on a dev
 CALLS = {
     "npu-rms-norm": ("rms_norm", "A call with gradients", 3),
     "npu-embedding": ("embedding", "A call with gradients", 6),
-    "npu-embedding, sparse": ("embedding", "A call with a sparse gradient", None),
+    "npu-embedding, sparse": ("embedding", "A call with a sparse gradient", 5),
     "npu-embedding, bags": ("embedding", "A call of `embedding_bag` with weights and gradients", 5),
     "npu-embedding, a norm": ("embedding", "A call with `rms_norm_eps` and a gradient", 5),
     "npu-attn-res": ("attn_res", "A call with gradients", 4),

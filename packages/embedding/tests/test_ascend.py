@@ -8,7 +8,7 @@ import lookup
 import npu_offline
 import pytest
 import torch
-from npu_embedding import embedding, explain
+from npu_embedding import embedding, explain, reference
 from npu_embedding.ascend.tiling import KEY_OF_ROW_0, Kernel, row_launch
 from npu_embedding.launch import ascend
 from npu_embedding.launch import lookup as launch_lookup
@@ -231,6 +231,40 @@ def test_runs_are_merged_whatever_the_indices_are(n, kind, monkeypatch):
         check()
 
 
+SLOTS = {  # indices, rows of the table, the padding row, and the first row of the shard
+    "some outside": (torch.arange(5000) * 7919 % 70 - 3, 60, 7, 0),
+    "equal over several tiles": (torch.full((5000,), 4), 50, -1, 0),
+    "two runs over a border": (torch.arange(4096) // 2047, 5, -1, 0),
+    "distinct": (torch.arange(4097).flip(0), 4097, 0, 0),
+    "padding only": (torch.full((300,), 7), 50, 7, 0),
+    "all outside": (torch.full((300,), 700), 50, -1, 0),
+    "one": (torch.tensor([3]), 9, -1, 0),
+    "a shard of a large table": (torch.arange(600) * 2**24, 2**31 - 2**24 - 3, -1, 2**30),
+}
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_slots_are_those_of_the_reference(name, monkeypatch):
+    from testing.memory import guarded
+
+    indices, rows, padding, first = SLOTS[name]
+    checks = []
+
+    def guarding(like, shape, dtype):
+        tensor, check = guarded(tuple(shape), dtype, like.device)
+        checks.append(check)
+        return tensor
+
+    monkeypatch.setattr(ascend, "allocate", guarding)
+    with npu_offline.emulate("Ascend910B4", races=True, shuffle=1):
+        found = ascend.slots(Gradient(indices, indices, rows, padding, False, first, soc("Ascend910B4")))
+    expected = reference.slots(indices, rows, -1 if padding < 0 else padding + first, first)
+    assert [each.dtype for each in found] == [torch.int32, torch.int32, torch.int64]
+    assert all(torch.equal(one.long(), other) for one, other in zip(found, expected, strict=True))
+    for check in checks:
+        check()
+
+
 def test_more_rows_than_there_are_keys_and_more_indices_than_places_are_refused():
     rows = 2**31 - 2**24 - 2
     with pytest.raises(ValueError, match=f"the table has {rows} rows and must have at most {rows - 1} on Ascend910B4"):
@@ -241,7 +275,7 @@ def test_more_rows_than_there_are_keys_and_more_indices_than_places_are_refused(
     explain(tokens=2**30, vocabulary=5, width=8, chip="Ascend910B4", backward=True)
 
 
-@pytest.mark.parametrize(("n", "sparse"), [(40, False), (40, True), (140000, False)])
+@pytest.mark.parametrize(("n", "sparse"), [(40, False), (40, True), (140000, False), (140000, True)])
 def test_no_step_of_a_gradient_is_one_of_the_ai_cpu(n, sparse):
     """CANN sorts integers, and searches among what is sorted, there."""
     weight = torch.zeros(50, 8, requires_grad=True)

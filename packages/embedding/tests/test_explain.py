@@ -64,11 +64,13 @@ def test_pytorchs_sort_stands_between_the_launches():
     assert steps == ["zeros", "mark_rows_kernel", "lt", "sum", "sort", "sum_sorted_kernel", "add_partials_kernel"]
 
 
+@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(("tokens", "merges"), [(2048, 0), (2049, 1), (8193, 2), (131072, 3), (131073, 4), (2**21, 5)])
-def test_four_times_as_many_indices_are_a_launch_more_on_ascend(tokens, merges):
-    found = explain(tokens=tokens, vocabulary=300, width=64, chip="Ascend910B4", backward=True)
+def test_four_times_as_many_indices_or_a_sparse_gradient_are_a_launch_more_on_ascend(tokens, merges, sparse):
+    found = explain(tokens=tokens, vocabulary=300, width=64, chip="Ascend910B4", backward=True, sparse=sparse)
     kernels = [launch.kernel for launch in found.launches if launch.direction == "backward"]
-    assert kernels == ["sort_groups_kernel", *["merge_runs_kernel"] * merges, "sum_rows_kernel", "add_partials_kernel"]
+    sort = ["sort_groups_kernel", *["merge_runs_kernel"] * merges]
+    assert kernels == [*sort, *["find_slots_kernel"] * sparse, "sum_rows_kernel", "add_partials_kernel"]
     assert not found.calls
 
 

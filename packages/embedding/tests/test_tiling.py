@@ -49,7 +49,7 @@ def test_grids_are_persistent():
     gather, partials = ascend.gather_launch(rows(768)), ascend.partials_launch(rows(768))
     assert gather.grid(1) == partials.grid(1) == 1
     assert gather.grid(16384) == partials.grid(131072) == CHIP.vector_cores
-    for launch in (ascend.offsets_launch(CHIP), ascend.sort_launch(CHIP)):
+    for launch in (ascend.slots_launch(CHIP), ascend.sort_launch(CHIP)):
         assert launch.grid(1) == 1 and launch.grid(10**6) == CHIP.vector_cores
     wide = ascend.sums_launch(rows(16384))
     assert wide.column_blocks * ascend.chunks(wide, 10**6) <= CHIP.vector_cores

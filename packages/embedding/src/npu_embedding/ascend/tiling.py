@@ -21,6 +21,7 @@ _MAX_INDICES = 2**30  # places, and a quarter of a run more, are int32
 _LOG = 11
 BLOCK = 2**_LOG  # indices of a group; a sort takes 32 bytes of each
 MAX_ROWS_OF_ONE_DIGIT = 2 ** (31 - _LOG) - 2 ** (24 - _LOG) - 2  # and n_rows + 1 too
+_SORT = (("LOG", _LOG), ("KEY_OF_ROW_0", KEY_OF_ROW_0))
 
 WAYS = (
     # way, indices, rows of the table, why
@@ -187,7 +188,7 @@ def _whole_rows(kernel: Kernel, shape: RowShape) -> RowLaunch | None:
 
 def sort_launch(device: Device) -> Launch:
     """The launch that sorts groups of indices, and those that merge them."""
-    return way_launch(WAYS[0], device, {"LOG": _LOG, "KEY_OF_ROW_0": KEY_OF_ROW_0}, 1)
+    return way_launch(WAYS[0], device, dict(_SORT), 1)
 
 
 @functools.lru_cache(maxsize=64)
@@ -200,12 +201,10 @@ def search_steps(n: int) -> int:
     return steps
 
 
-def offsets_launch(device: Device) -> Launch:
-    """The launch that finds where the indices of each row begin. With 256 rows a tile its search is little of the work."""
-    blocks = (("BLOCK_R", 256), ("BLOCK_I", 32))
-    return Launch(
-        device=device, blocks=blocks, per_program=256, why="a tile of rows, and keys by halving", decided_at=here()
-    )
+def slots_launch(device: Device) -> Launch:
+    """The launch that finds slots of a sparse gradient."""
+    why = f"{BLOCK} keys are searched at once"
+    return Launch(device=device, blocks=_SORT, per_program=BLOCK, why=why, decided_at=here())
 
 
 def smaller(launch: RowLaunch) -> RowLaunch | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-from npu_tiling import Device, LaunchSpec, launch_with_fallback
-from npu_tiling.budget.arithmetic import INT32_END
+from npu_tiling import LaunchSpec, launch_with_fallback
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
 from .. import tiling
 from ..ascend import tiling as ascend
-from ..ascend.tiling import BLOCK, KEY_OF_ROW_0, chunks, offsets_launch, search_steps, sort_launch
+from ..ascend.tiling import BLOCK, KEY_OF_ROW_0, chunks, search_steps, slots_launch, sort_launch
 from .specs import KERNELS, Gradient, index_spec, row_spec
 
 
@@ -21,14 +20,14 @@ def backward(dweight: Tensor, gradient: Gradient) -> None:
 
 
 def slots(gradient: Gradient) -> tuple[Tensor, Tensor, Tensor]:
-    """`reference.slots` without torch.searchsorted and sorts of integers: users report that CANN runs both on the AI CPU."""
-    n_rows, device = gradient.n_rows, gradient.device
+    """`reference.slots` in launches of our own."""
     keys, order = sorted_keys(gradient)
-    offsets = _offsets(keys, n_rows, device)
-    rows = keys - KEY_OF_ROW_0
-    known = (rows >= 0) & (rows < n_rows)
-    rows = torch.where(known, rows, torch.where(known[:1], rows[:1], max(gradient.padding, 0)))
-    return torch.where(known, offsets.index_select(0, rows), keys.numel()), order, rows.long()
+    n, n_rows, _, padding = gradient.numbers
+    slot, rows = _numbers(keys, n), allocate(keys, (n,), torch.int64)
+    spec = index_spec(slots_launch, gradient.device)
+    scalars = (n, n_rows, max(padding, 0), n.bit_length())
+    KERNELS.launch("ascend.slots", "find_slots_kernel", spec, spec.launch.grid(n), (keys, slot, rows), scalars)
+    return slot, order, rows
 
 
 def sum_slots(values: Tensor, gradient: Gradient, slot: Tensor, order: Tensor) -> None:
@@ -58,16 +57,6 @@ def sorted_keys(gradient: Gradient) -> tuple[Tensor, Tensor]:
 
 def _numbers(like: Tensor, count: int) -> Tensor:
     return allocate(like, (count,), torch.int32)
-
-
-def _offsets(keys: Tensor, n_rows: int, device: Device) -> Tensor:
-    """Offsets [n_rows + 1] of the runs: how many of the sorted keys [n] are below those of row r."""
-    n = keys.numel()
-    offsets = allocate(keys, (n_rows + 1,), torch.int32 if n < INT32_END else torch.int64)
-    spec = index_spec(offsets_launch, device)
-    scalars = (n, n_rows, KEY_OF_ROW_0, n.bit_length())
-    KERNELS.launch("ascend.keys", "find_runs_kernel", spec, spec.launch.grid(n_rows + 1), (keys, offsets), scalars)
-    return offsets
 
 
 def _sum_rows(dweight: Tensor, gradient: Gradient, keys: Tensor, order: Tensor, key_of_row_0: int) -> None:
