@@ -138,7 +138,7 @@ def a_gradient_is_added(rank, device):
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-def an_adapter_is_split_with_the_vocabulary(rank):
+def an_adapter_is_split_with_the_vocabulary(rank, device):
     """LoRA's B has this rank's columns, and what A makes of the tokens is gathered with them."""
     x, weight, lora_a, lora_b = torch.randn(6, 8), torch.randn(120, 8), torch.randn(2, 8), torch.randn(120, 2)
     rows, columns = slice(3 * rank, 3 * rank + 3), slice(60 * rank, 60 * rank + 60)
@@ -149,4 +149,4 @@ def an_adapter_is_split_with_the_vocabulary(rank):
         frozen = weight[columns] if own else weight
         return [fused_linear_cross_entropy(both[:, :8], frozen, target, adapter=(both[:, 8:], b), **options)]
 
-    agree(run, torch.cat((x, x @ lora_a.t()), -1), [lora_b], rows, columns)
+    agree(run, torch.cat((x, x @ lora_a.t()), -1), [lora_b], rows, columns, device)

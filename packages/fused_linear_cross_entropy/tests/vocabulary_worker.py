@@ -208,7 +208,7 @@ def main() -> None:
             with torch.device("cpu"):  # where cases are made and fp64 is computed
                 exponentials_of_the_product_itself(rank)
         torch.manual_seed(0)
-        vocabulary_parts.an_adapter_is_split_with_the_vocabulary(rank)
+        vocabulary_parts.an_adapter_is_split_with_the_vocabulary(rank, device)
         x, weight, target = torch.randn(5, 8), torch.randn(120, 8), torch.randint(0, 120, (5,))
         part = linear_log_probs(x, weight[60 * rank : 60 * rank + 60], target, process_group=dist.group.WORLD)
         assert torch.allclose(part, linear_log_probs(x, weight, target), rtol=1e-5)

@@ -37,6 +37,10 @@ def train(function, leaves, upstream, heads=HEADS, **options):
     return results, torch.autograd.grad(results_with, inputs, gradients, allow_unused=True)
 
 
+# On CUDA one launch takes q and k, and its programs add other rows of a weight's gradient than those of two launches.
+OTHER_PROGRAMS = {"rtol": 1e-5, "atol": 1e-5}
+
+
 def assert_equal(found, expected, **tolerance):
     for actual, wanted in zip(found, expected, strict=True):
         assert (actual is None) == (wanted is None)
@@ -80,9 +84,10 @@ def test_results_and_gradients(device, heads, width, dtype, weight_dtype, mode, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_are_those_of_two_norms_of_slices(device, dtype):
     leaves, upstream = make(device, width=128, dtype=dtype)
-    found, expected = (train(function, leaves, upstream) for function in (qk_rms_norm, on_slices))
-    assert_equal(found[0], expected[0])
-    assert_equal(found[1], expected[1])
+    (q, k, v), (dqkv, *dweights) = train(qk_rms_norm, leaves, upstream)
+    results, (expected, *of_weights) = train(on_slices, leaves, upstream)
+    assert_equal((q, k, v, dqkv), (*results, expected))
+    assert_equal(dweights, of_weights, **(OTHER_PROGRAMS if device.name == "cuda" else {}))
 
 
 @pytest.mark.parametrize("given", ["q", "k", "v", "qk", "qv", "kv"])
@@ -104,8 +109,8 @@ def test_frozen_inputs(device, training):
     if 0 not in training:
         upstream[2] = None  # v is no more than the projection is
     _, found = train(qk_rms_norm, leaves, upstream)
-    apart = device.name == "cuda" and 0 not in training  # a launch for each norm, whose programs add other rows
-    assert_equal(found, [every[i] for i in training], **({"rtol": 1e-5, "atol": 1e-5} if apart else {}))
+    apart = device.name == "cuda" and 0 not in training  # a launch for each norm
+    assert_equal(found, [every[i] for i in training], **(OTHER_PROGRAMS if apart else {}))
 
 
 LAYOUTS = {
