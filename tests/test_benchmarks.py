@@ -273,7 +273,10 @@ def test_block_with_our_operators_is_one_graph_and_right(name):
 
 MEASURED = ("block", "host_h200", "host_npu")  # in tools/results; the others are predicted
 HISTORIES = sorted(
-    [*ROOT.glob("packages/*/benchmarks/results/*.json"), *(ROOT / "tools" / "results" / f"{name}.json" for name in MEASURED)]
+    [
+        *ROOT.glob("packages/*/benchmarks/results/**/*.json"),
+        *(ROOT / "tools" / "results" / f"{name}.json" for name in MEASURED),
+    ]
 )
 
 

@@ -9,10 +9,22 @@ from tools.docs import charts, graphs, losses
 from tools.workspace import ROOT
 
 TRAINING = sorted((ROOT / "tools" / "convergence" / "results").glob("*.json"))
-HISTORIES = sorted(ROOT.glob("packages/*/benchmarks/results/h200.json"))
+DRAWN = re.compile(r"<!-- charts (\S+) -->")
+HISTORIES = sorted(
+    {ROOT / name for page in ROOT.glob("tools/docs/pages/**/*.md") for name in DRAWN.findall(page.read_text())}
+)
 
 
-@pytest.mark.parametrize("file", HISTORIES, ids=lambda file: file.parts[-4])
+def test_pages_draw_the_sweeps_of_every_operator():
+    assert {file.relative_to(ROOT).parts[1] for file in HISTORIES} == {
+        "attn_res",
+        "embedding",
+        "fused_linear_cross_entropy",
+        "rms_norm",
+    }
+
+
+@pytest.mark.parametrize("file", HISTORIES, ids=lambda file: str(file.relative_to(ROOT / "packages")))
 def test_a_chart_has_every_point_that_was_recorded_higher_where_the_share_is(file):
     assert charts.sweeps(file)
     for sweep, mode in charts.sweeps(file):

@@ -10,7 +10,7 @@ from tools.several_gpus import __main__ as program
 from tools.several_gpus import measuring, overlap
 from tools.several_gpus.overlap import Kernel
 
-RESULTS = Path(program.__file__).parent / "results" / "h200.json"
+RESULTS = Path(program.__file__).parent / "results" / "h100.json"
 
 
 def test_kept_tables_are_those_of_the_kept_numbers():
