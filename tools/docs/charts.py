@@ -174,7 +174,7 @@ def bars(readme: str, *, alone: bool = False) -> str:
     """The shares of the limit in the table of the README's section "Results", a bar for each of its columns.
 
     Args:
-        readme: the text; cells are milliseconds, `forward / backward` or one number, and the limit's stand last.
+        readme: the text; cells are milliseconds, `forward / backward` or one number, or a dash; the limit's stand last.
         alone: with colours, for a file apart from a page.
     """
     table = re.search(r"\n## Results\n.*?\n(\|.*?)\n\n", readme, re.S)
@@ -184,11 +184,11 @@ def bars(readme: str, *, alone: bool = False) -> str:
         name, *cells = line.strip("| ").split(" | ")
         times = [[float(number) for number in re.findall(r"\d*\.\d+", cell)] for cell in cells]
         for i, mode in enumerate(("forward", "backward") if len(times[0]) == 2 else ("forward and backward",)):
-            groups.append((name.partition(",")[0], mode, [times[-1][i] / time[i] for time in times[:-1]]))
+            groups.append((name.partition(",")[0], mode, [times[-1][i] / time[i] if time else None for time in times[:-1]]))
     return _bars(groups, alone)
 
 
-def _bars(groups: Sequence[tuple[str, str, Sequence[float]]], alone: bool) -> str:
+def _bars(groups: Sequence[tuple[str, str, Sequence[float | None]]], alone: bool) -> str:
     left, right, bar, gap = 235, 545, 13, 16
     to: Callable[[float], float] = lambda share: left + min(share, 1.0) * (right - left)  # noqa: E731
     bottom = 26 + len(groups) * (3 * bar + gap)
@@ -202,9 +202,12 @@ def _bars(groups: Sequence[tuple[str, str, Sequence[float]]], alone: bool) -> st
         parts.append(_text("tick", left - 10, top + 2 * bar + 4, mode, "end"))
         for i, (style, share) in enumerate(zip(("ours", "torch", "liger"), shares_of, strict=True)):
             y = top + i * bar
+            if share is None:
+                parts.append(_text("tick", left + 5, y + bar - 3, f"{PROVIDERS[style]}: not measured"))
+                continue
             parts.append(f'<rect class="{style}" x="{left}" y="{y}" width="{to(share) - left:.1f}" height="{bar - 2}"/>')
             parts.append(_text("tick", to(share) + 5, y + bar - 3, f"{share:.0%} {PROVIDERS[style]}"))
-    label = "Share of the limit of an NVIDIA H200: this project, torch and liger-kernel"
+    label = "Share of the limit of an NVIDIA H100: this project, torch and liger-kernel"
     return picture(640, bottom + 6, label, parts, ' xmlns="http://www.w3.org/2000/svg"' if alone else "")
 
 
