@@ -1,6 +1,7 @@
 """A decoder of Attention Residuals in blocks under FSDP2, its layers compiled or not, with our operators and without.
 
-Layers have the shape of Kimi K3's: each mixes twice, before attention and before the MLP, what earlier blocks put out.
+Each layer mixes the outputs of earlier blocks twice, before attention and before the MLP, as models with Attention Residuals
+in blocks do (Kimi K3).
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from .steps import Steps
 
 IGNORED = -100
 Blocks = list[Tensor]
-Passed = tuple[Blocks, Tensor, Tensor | None]  # the finished blocks, the sum of the outputs since the last, the last output
+Passed = tuple[
+    Blocks, Tensor, Tensor | None
+]  # finished blocks, the sum of outputs since the last of them, an output that is not added yet
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ PROVIDERS = {
 
 
 class Attention(nn.Module):
-    """Causal, with fewer heads of keys than of queries, and both normalised."""
+    """Causal, with fewer heads of keys than of queries; queries and keys are normalised."""
 
     def __init__(self, use: Operators, sizes: Sizes) -> None:
         super().__init__()
@@ -117,7 +120,7 @@ class SwiGLU(nn.Module):
 
 
 class Layer(nn.Module):
-    """As "In a decoder" of npu-attn-res's README."""
+    """See "In a decoder" in npu-attn-res's README."""
 
     def __init__(self, use: Operators, sizes: Sizes, begins_block: bool) -> None:
         super().__init__()
@@ -166,7 +169,7 @@ class Decoder(nn.Module):
 
 def measure(rank: int, device: torch.device, *, tiny: bool) -> Iterator[dict[str, Any]]:
     """What `Steps` measures, for each provider."""
-    # Each layer has a graph of its own: it takes more blocks than the last.
+    # Layers take different numbers of blocks: nearly each has a graph of its own.
     torch._dynamo.config.recompile_limit = 2 * Sizes.layers
     for name, (use, compiled) in PROVIDERS.items():
         yield attempt(name, partial(_train, use, compiled, rank, device, tiny))
@@ -176,11 +179,11 @@ def measure(rank: int, device: torch.device, *, tiny: bool) -> Iterator[dict[str
 def _train(use: Operators, compiled: bool, rank: int, device: torch.device, tiny: bool) -> dict[str, Any]:
     sizes = TINY if tiny else Sizes()
     torch.manual_seed(0)
-    with device:  # the model is made there; steps run outside of it, since it slows every call of PyTorch on the host
+    with device:  # steps run outside of it: a default device slows every call of PyTorch on the host
         model = Decoder(use, sizes).to(torch.float32 if tiny else torch.bfloat16)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for name, unit in model.units.named_children():
-        reshards = not isinstance(unit, Loss)  # whose weights the backward needs at once
+        reshards = not isinstance(unit, Loss)  # the backward begins with the loss's weights
         if compiled:
             backend = "inductor" if device.type == "cuda" else "aot_eager"  # which needs no compiler of C++
             unit = torch.compile(unit, backend=backend, fullgraph=True, dynamic=False)  # type: ignore[assignment]

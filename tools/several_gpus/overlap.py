@@ -27,7 +27,7 @@ class Kernel(NamedTuple):
 
 
 def profiled(step: Callable[[], Any], rank: int, device: torch.device) -> dict[str, float | None]:
-    """`shares` of a step on the first rank. All ranks call it, for two steps: a profiler's first one is slow."""
+    """`shares` of a step on the first rank. All ranks run two steps: a profiler's first is slow, and the second counts."""
     if device.type != "cuda":
         return shares([])
     if rank:
@@ -62,7 +62,7 @@ def after_barrier(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def shares(kernels: Sequence[Kernel]) -> dict[str, float | None]:
-    """How long collectives run, which percentage of that others run too, and how long nothing runs; None: no kernels."""
+    """Time of collectives, its share in which other kernels run too, and time in which nothing runs; None without them."""
     collectives = _union((start, end) for name, start, end in kernels if _COLLECTIVE in name)
     others = _union((start, end) for name, start, end in kernels if _COLLECTIVE not in name)
     if not collectives or not others:

@@ -1,4 +1,4 @@
-"""Steps of training: their speed, memory and loss, and what their collectives wait for."""
+"""Steps of training: their speed, memory and loss, and how much of their collectives other kernels hide."""
 
 from __future__ import annotations
 

@@ -1,21 +1,23 @@
 """The look-up in a table that is split over ranks: rank `r` has rows `bounds[r]` to before `bounds[r + 1]`. Two ways:
 
-All look up all, where ranks have equally many indices: sizes are known, nothing waits, and a graph can capture it.
+Every rank looks up the indices of all ranks, where ranks have equally many: sizes are known, nothing waits, and a graph can
+capture it. A rank gives -0.0 for rows that it does not hold; to add -0.0 changes nothing.
 
     this rank                    every rank
     indices              ->      indices of all ranks, in the ranks' order
-    rows                 <-      the sum over the ranks of what they look up, -0.0 for rows of others: x + -0.0 is x
+    rows                 <-      the sum over the ranks of what they look up
     gradient of rows     ->      gradients of all rows; dweight: the sums over those of its own
 
-By counts, with any numbers of indices: the host waits once, for the numbers, on which what is sent depends.
+By counts, with any numbers of indices: the host waits once, for how many indices go to each rank.
 
     this rank                    the owner of a row
     indices, by owner    ->      indices of its rows, in the ranks' order
     rows                 <-      its rows
     gradient of rows     ->      dweight: the sums over all ranks
 
-Both give the same rows, bit for bit, and add the gradients of a row in the order of the ranks, in fp32, rounded once, as one
-rank with all indices does. (Only a scaled row has 0.0 for rows of others, and so may turn a -0.0 into 0.0.)
+Rows are equal bit for bit. (Rows times a `multiplier` may have 0.0 for -0.0: other ranks give 0.0 for them.) Gradients of a
+row are added in the order of the ranks, in fp32, and rounded once, as by one rank with all indices; on accelerators the last
+bits may differ in rows that two programs share.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from torch import Tensor
 
 from . import reference
 
-# Bytes of rows that a rank sends where all look up all: (ranks - 1) rows for each index. By counts they are
-# (ranks - 1) / ranks. On two H100s a step by counts took 1.0 to 1.4 ms more than one rank's; NVLink moves what is saved of
-# 64 MiB, twice a step, in less than that. No rank holds more than 128 MiB of others' rows.
-_MOST_SENT = 64 * 2**20
-_ANY = -(2**63)  # no index is below
+# Bytes of rows that a rank sends where every rank looks up all: (ranks - 1) rows for each index. By counts it sends
+# (ranks - 1) / ranks. On two H100s a step by counts took 1.0 to 1.7 ms more than one rank's, a step of this way .2 to .4 ms
+# more; this is the most that was measured.
+_MOST_SENT = 32 * 2**20
+_BELOW_ALL = -(2**63)  # no index is below
 
 
 def look_up(
@@ -58,7 +60,7 @@ def look_up(
         equal_counts: whether all ranks have equally many indices, the same on all ranks.
     """
     if device_for(indices.device) is None:
-        reference.check(indices, bounds[-1])  # here: an owner could not tell whose index it is
+        reference.check(indices, bounds[-1])  # before it is sent: an owner cannot say whose index it is
     ranks = len(bounds) - 1
     if equal_counts and (ranks - 1) * indices.numel() * row_bytes <= _MOST_SENT:
         return _OwnRows.apply(run(_gathered(indices, ranks, group)), group)
@@ -67,7 +69,7 @@ def look_up(
 
 
 def _gathered(own: Tensor, ranks: int, group: dist.ProcessGroup | None) -> Tensor:
-    """What each rank has, [ranks, ...], of what this one has, [...]."""
+    """The tensors [...] of all ranks, [ranks, ...]; this rank's is `own`."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # later releases warn of this name
     gathered = own.new_empty((ranks, *own.shape))
     gather(gathered.view(-1), own.contiguous().view(-1), group=group)
@@ -75,7 +77,7 @@ def _gathered(own: Tensor, ranks: int, group: dist.ProcessGroup | None) -> Tenso
 
 
 class _OwnRows(torch.autograd.Function):
-    """The rows [..., D] of this rank's indices, for what it looked up for each rank, [ranks, ..., D]."""
+    """Takes what this rank looked up for each rank, [ranks, ..., D], contiguous; gives rows [..., D] of its own indices."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -99,7 +101,7 @@ def _by_counts(
     # CANN sorts fp32 numbers on the vector cores, integers on the AI CPU.
     order = torch.sort(reached.sum(-1, dtype=torch.float32), stable=True).indices
     ends = torch.nn.functional.pad(reached.sum(0), (0, 1))
-    counts = ends.new_empty((2, len(bounds) - 1))  # of indices: for each rank, of each rank
+    counts = ends.new_empty((2, len(bounds) - 1))  # of indices: sent to each rank, received from each rank
     torch.sub(ends[:-1], ends[1:], out=counts[0])
     dist.all_to_all_single(counts[1], counts[0], group=group)
     sent, received = counts.tolist()
@@ -111,18 +113,18 @@ def _by_counts(
 def _first_rows(bounds: tuple[int, ...], device: torch.device) -> Tensor:
     """The first row of each rank, [ranks], copied to the device once; the first rank's is below any index."""
     with torch.inference_mode(False):
-        return torch.tensor((_ANY, *bounds[1:-1]), dtype=torch.int64, device=device)
+        return torch.tensor((_BELOW_ALL, *bounds[1:-1]), dtype=torch.int64, device=device)
 
 
 def _all_to_all(sent: Tensor, to: list[int], of: list[int], group: dist.ProcessGroup | None) -> Tensor:
-    """What the ranks send this one, `of` elements of the first dimension each, for what it sends `to` them."""
+    """Sends to[r] elements of the first dimension to rank r; gives what is received, of[r] from rank r."""
     received = sent.new_empty((sum(of), *sent.shape[1:]))
     dist.all_to_all_single(received, sent.contiguous(), of, to, group=group)
     return received
 
 
 class _RowsOfOwners(torch.autograd.Function):
-    """The rows that this rank asked for, in the order of its indices, for the rows that it was asked for."""
+    """Takes the rows that other ranks asked for; gives the rows that this rank asked for, in the order of its indices."""
 
     @staticmethod
     def forward(

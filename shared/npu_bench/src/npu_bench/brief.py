@@ -52,7 +52,7 @@ def _cell(rows: Sequence[Row | None], value: Callable[[Row], Quantiles | None]) 
 
 
 def _floor(rows: Sequence[Row | None]) -> float | None:
-    """That of one case and mode, which every measured provider has."""
+    """Of one case and mode: the same for every provider that was measured."""
     return next((row.floor_ms for row in rows if row is not None and row.floor_ms is not None), None)
 
 
@@ -66,4 +66,5 @@ def _number(row: Row | None, value: Callable[[Row], Quantiles | None]) -> str:
 
 
 def _joined(numbers: Sequence[str]) -> str:
-    return numbers[0] if len(set(numbers)) == 1 else " / ".join(numbers)
+    words = set(numbers) & {_WRONG, _MISSING}
+    return numbers[0] if len(numbers) == 1 or (len(set(numbers)) == 1 and words) else " / ".join(numbers)

@@ -51,8 +51,8 @@ def default_tolerance(inputs: Mapping[str, Tensor]) -> float:
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """max |actual - expected| / (|expected| + rms); infinite where `actual` has a NaN.
 
-    rms: of all of `expected`, or of the element's row where that is larger. Elementwise, so that one wrong row in thousands
-    shows; against that scale, so that elements that come out of cancellation do not: their terms were of the row's size.
+    rms: of all of `expected`, or of the element's row where that is larger. An error is of one element, so that one wrong
+    row in thousands shows. The scale is of a row, so that an element whose terms cancelled is not wrong.
     """
     if not expected.numel():
         return 0.0

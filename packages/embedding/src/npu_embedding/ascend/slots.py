@@ -1,4 +1,4 @@
-"""Device code of a sparse gradient on Ascend: an entry for each sorted key, and the first entry of its row."""
+"""Device code of a sparse gradient on Ascend: for each sorted key an entry, with the place of the first entry of its row."""
 
 import triton
 import triton.language as tl
@@ -13,12 +13,15 @@ def find_slots_kernel(
     p_row,  # int64 [n]
     n,
     n_rows,
-    i_no_row,  # the row of entries without a gradient, where all are
+    i_no_row,  # the row of entries without a gradient, where no index names a row
     n_steps,  # of a search among n
     LOG: tl.constexpr,  # of BLOCK
     KEY_OF_ROW_0: tl.constexpr,
 ):
-    """Slots and rows of sorted keys: the first of equal keys of a tile, and of the tile's first key among all before it."""
+    """Slots and rows of sorted keys.
+
+    A key's slot is the place of the first equal key of its tile; what equals the tile's first key is searched before it too.
+    """
     # lint: allow scalar-loop: a search among the keys reads single keys
     BLOCK: tl.constexpr = 1 << LOG
     o = tl.arange(0, BLOCK)
@@ -33,7 +36,7 @@ def find_slots_kernel(
         b_number = b_key.to(tl.float32, bitcast=True)
         b_first = o
         for step in tl.range(0, LOG):
-            # Place 0 in place of places before the tile: what equals its key gets `i_run`.
+            # The search stops at place 0: keys that equal the tile's first get `i_run`.
             b_before = tl.maximum(b_first - ((BLOCK // 2) >> step), 0)
             b_first = tl.where(tl.gather(b_number, b_before, 0) == b_number, b_before, b_first)
         b_slot = tl.where(b_number == i_key.to(tl.float32, bitcast=True), i_run, i + b_first)

@@ -1,17 +1,17 @@
-"""Device code that sorts the indices of a gradient by the rows that they name, equal ones in the order in which they stand.
+"""Device code that sorts the indices of a gradient by the rows that they name; indices of one row keep their order.
 
 A row is stored as its key, KEY_OF_ROW_0 + row, in the bits of a normal fp32 number: from KEY_OF_ROW_0, the smallest, up to
-infinity, larger bits are a larger number, so that 2^31 - 2^24 rows are one each. The key of row n_rows stands for an index
-that names no row of the table or the padding row, the next for a place after the last index.
+infinity, larger bits are a larger number, so that each of 2^31 - 2^24 rows has a number of its own. The key of row n_rows
+stands for an index that names no row of the table or the padding row, the next for a place after the last index.
 
-The vector unit sorts fp32 numbers that fit in the Unified Buffer, and no others: row * BLOCK + place, in the bits of one. Of
-rows too many for that, one digit is sorted after the other, the lower first.
+The vector unit sorts fp32 numbers that fit in the Unified Buffer, and no others. The bits of one hold row * BLOCK + place. A
+table with more rows than fit there takes two sorts, by the lower digit of the row and then by the higher.
 
     sort_groups_kernel    sorts groups of BLOCK indices: each is a run
     merge_runs_kernel     merges four runs to one; launched until one is left
 
 A program that merges makes BLOCK keys of the result at a time. It searches for the part of each run that they come from, and
-sorts those parts: as much work for any BLOCK keys, whatever the indices are.
+sorts those parts. How much work that is does not depend on the indices.
 """
 
 import triton
@@ -20,7 +20,7 @@ import triton.language as tl
 
 @triton.jit
 def sort_digits(b_digit, LOG: tl.constexpr):
-    """int32, twice: digits in ascending order, and where each stood. Below (2^31 - 2^24) >> LOG, for 2^LOG digits."""
+    """int32, twice: 2^LOG digits in ascending order, and where each stood. Each is below (2^31 - 2^24) >> LOG."""
     NORMAL: tl.constexpr = 0x00800000  # the smallest normal fp32 number
     b_number = (b_digit << LOG) + tl.arange(0, 1 << LOG) + NORMAL
     b_sorted = tl.sort(b_number.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True) - NORMAL
@@ -51,7 +51,7 @@ def named_rows(p_index, i, n, n_rows, first_row, i_padding, BLOCK: tl.constexpr,
 
     It is `n_rows` where an index names no row or the padding row, and `n_rows` + 1 after the last index.
 
-    LONG: an index is two int32, of which the lower stands first.
+    LONG: an index is two int32; the lower half comes first.
     """
     o = tl.arange(0, BLOCK)
     n_left = tl.minimum(n - i, BLOCK).to(tl.int32)
@@ -67,7 +67,7 @@ def named_rows(p_index, i, n, n_rows, first_row, i_padding, BLOCK: tl.constexpr,
     b_row = b_low - i_low
     b_borrow = (((b_low ^ -1) & i_low) | (((b_low ^ -1) | i_low) & b_row)) >> 31  # -1 where the lower halves borrow
     b_high = b_high - (first_row >> 32).to(tl.int32) + b_borrow
-    # fp32 numbers have the sign of an int32, and are zero where it is.
+    # An int32 that is converted to fp32 keeps its sign, and zero stays zero.
     b_named = tl.where(b_high.to(tl.float32) == 0.0, b_row, n_rows)
     b_named = tl.where(b_row.to(tl.float32) < 0.0, n_rows, b_named)
     b_named = tl.where((b_named - n_rows).to(tl.float32) < 0.0, b_named, n_rows)
@@ -111,9 +111,10 @@ def key_after(p_key, i, i_end, n_skipped):
 def first_keys(p_key, n, i0, i1, i2, i3, e0, e1, e2, e3, n_steps):
     """Where the first n keys of four runs end in each: runs from i to before e, equal keys in the order of the runs.
 
-    Each step takes h keys of the run whose h-th key stands first: before it stand at most 4 (h - 1) others, fewer than n.
+    A step compares the h-th key of each run, and takes h keys of the run with the smallest: at most 4 (h - 1) keys stand
+    before its h-th, so that it is one of the first n_left.
     """
-    n_left = i0 * 0 + n
+    n_left = i0 * 0 + n  # of i0's type, which the loop keeps
     for _ in tl.range(0, n_steps):
         n_skipped = tl.maximum(n_left - 1, 0) >> 2
         h = tl.minimum(n_skipped + 1, n_left)

@@ -31,7 +31,7 @@ def slots(gradient: Gradient) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sum_slots(values: Tensor, gradient: Gradient, slot: Tensor, order: Tensor) -> None:
-    """Writes values [n, D]: row r is the sum of dy's rows at `order`, where `slot` [n] is r; zeros where it never is."""
+    """Writes values [n, D]: row r is the sum of the rows of dy whose slot is r, zeros where there are none."""
     _sum_rows(values, gradient, slot, order, 0)
 
 
