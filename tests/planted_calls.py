@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
-from npu_embedding import embedding, ngram_embedding
+from npu_embedding import embedding, embedding_bag, ngram_embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs, matmul
 from npu_rms_norm import add_rms_norm, rms_norm
 
@@ -57,6 +57,16 @@ def _embedding() -> None:
 
 def _wide_embedding() -> None:
     _backward(embedding(torch.randint(5, (20,), dtype=torch.int32), _noise(5, 12300, dtype=BF16)))
+
+
+def _sparse_embedding() -> None:
+    """More indices than one group: runs are merged."""
+    _backward(embedding(torch.randint(19, (2100,)), _noise(19, 64), sparse=True))
+
+
+def _bags() -> None:
+    ids, weights = torch.randint(19, (12, 4)), _noise(12, 4)
+    _backward(embedding_bag(ids, _noise(19, 768), mode="sum", per_sample_weights=weights))
 
 
 def _ngrams() -> None:
@@ -158,6 +168,8 @@ CALLS: dict[str, Callable[[], None]] = {
     "wide rms_norm": _wide_rms_norm,
     "embedding": _embedding,
     "wide embedding": _wide_embedding,
+    "sparse embedding": _sparse_embedding,
+    "bags": _bags,
     "n-grams": _ngrams,
     "attn_res": _attn_res,
     "wide attn_res": partial(_attn_res, width=16384),
