@@ -49,8 +49,9 @@ def compare(what, place, ranges, rank):
 def compare_logits_far_apart(place, rank):
     """The other rank's logits are higher than those of the targets' rank by 200, for which fp32 has no exponential."""
     with torch.device("cpu"):
-        for tokens in ({}, {"memory_budget": 1}):
-            case = losses.make(13, 8, 120, torch.float32, **tokens)  # few columns of x: exponentials, not whole rows
+        # With few columns of x ranks compute exponentials, with more they sweep whole rows twice.
+        for width, tokens in ((8, {}), (24, {}), (8, {"memory_budget": 1}), (24, {"memory_budget": 1})):
+            case = losses.make(13, width, 120, torch.float32, **tokens)
             case.x[:, 0] = 1.0
             case.weight[:, 0] = torch.where(torch.arange(120) < 60, -100.0, 100.0)
             case = losses.dataclasses.replace(case, target=case.target % 60)
