@@ -154,7 +154,7 @@ def test_a_row_with_no_number_spoils_no_other(device, value, column):
 
 @pytest.mark.parametrize(("tokens", "scale"), [(60, 1.0), (60, 4.0), (64, 4.0)])
 def test_errors_of_one_sweep_and_of_two(device, names, tokens, scale):
-    """In norm, against fp64. x times the factor is rounded, which the weight's gradient adds to the exponentials' rounding.
+    """In norm, against fp64. Exponentials and x times the factor are rounded, the targets' part is not.
 
     Two sweeps round the targets' elements, 1 / N less little: not where N is a power of two.
     """
@@ -169,7 +169,21 @@ def test_errors_of_one_sweep_and_of_two(device, names, tokens, scale):
     for name, wanted in exact.gradients.items():
         norms[name] = [float((found.gradients[name].double() - wanted).norm() / wanted.norm()) for found in (once, twice)]
     assert norms["x"][0] <= 0.003
-    assert norms["weight"][0] <= 0.003  # three roundings to bf16, of .0017 at most
+    assert norms["weight"][0] <= 0.0025
     if tokens == 60:
-        assert norms["x"][0] <= 1.25 * norms["x"][1]
-        assert norms["weight"][0] <= 1.25 * norms["weight"][1]
+        assert norms["x"][0] <= 0.6 * norms["x"][1]
+        assert norms["weight"][0] <= 1.2 * norms["weight"][1]
+
+
+@pytest.mark.parametrize("memory_budget", [None, 64 * 4 * 700], ids=["rows", "kept"])
+def test_each_element_of_the_weights_gradient_where_tokens_of_a_target_cancel(device, memory_budget):
+    """By the rule of npu-bench, against the element and the rms of all: few rows of the weight are targets."""
+    vocabulary = WIDE if memory_budget is None else 2560
+    case = losses.make(64, 64, vocabulary, memory_budget=memory_budget)
+    targets = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(1))[:8]
+    case = losses.dataclasses.replace(case, target=targets.repeat(8))
+    case.seeds = {"loss": torch.tensor(1.0)}
+    exact = losses.exact(case).gradients["weight"]
+    found = losses.run(case, device.torch).gradients["weight"].double()
+    error = (found - exact).abs() / (exact.abs() + exact.square().mean().sqrt())
+    assert error.max() <= 2**-5, f"{error.max():.1e}"

@@ -6,10 +6,12 @@
 
 Without softcap, smoothing and entropies the gradient is a factor of the row times exponentials:
 
-    E = exp(z - k)      p = E exp(k - L)      k: a reference of the row
-    gradient of raw = logit_scale (a p - b [column = target]) = v (E - [column = target] b / a exp(L - k))
+    E = exp(z - k) but for the target's, which is 0      p = exp(z - L)      k: a reference of the row
+    v = logit_scale a exp(k - L)      g = logit_scale (a p - b) of the target
+    gradient of raw = v E + g [column = target]
 
-with v = logit_scale a exp(k - L), so x's gradient is v (E W), and the weight's E^T (v x).
+so x's gradient is v (E W) + g W[target], and the weight's E^T (v x) and g x added to its target's row. E and v x are
+rounded; g is not. Where tokens of one target cancel, their roundings would be what is left.
 """
 
 import triton
@@ -22,8 +24,6 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 ROUND: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 2^23: a smaller number plus this is rounded to an integer
 MAX_ROUNDED: tl.constexpr = tl.constexpr(2.0e6)  # numbers up to which that holds
-SPLIT: tl.constexpr = tl.constexpr(65537.0)  # 2^16 + 1, by which Veltkamp's splitting takes 16 of fp32's 24 bits away
-MIN_A_OVER_B: tl.constexpr = tl.constexpr(2.0**-24)  # v is divided by a, which counts as at least this times b
 
 
 @triton.jit
@@ -144,18 +144,3 @@ def exponentials_of(b_z, b_reference, b_sum, COLUMNS: tl.constexpr):
     b_e = tl.exp(b_seen - b_raised[:, None])
     b_sum = b_sum * tl.exp(b_reference - b_raised) + tl.sum(b_e, axis=1)
     return b_e, b_raised, b_sum
-
-
-@triton.jit
-def target_exponential(b_z, b_reference, b_lse, b_a, b_b, BF16: tl.constexpr):
-    """The targets' elements of E such that v E is the gradient; the same, rounded as stored; a, kept away from 0; [rows]."""
-    b_least = MIN_A_OVER_B * tl.abs(b_b)
-    b_a = tl.where(tl.abs(b_a) < b_least, b_least, b_a)
-    b_ratio = tl.where(b_b == 0.0, 0.0, b_b / b_a)
-    b_e = tl.exp(b_z - b_reference) - b_ratio * tl.exp(b_lse - b_reference)
-    b_stored = b_e
-    if BF16:
-        # To eight bits. Not a cast there and back: compiler fault 2.
-        b_split = b_e * SPLIT
-        b_stored = b_split - (b_split - b_e)
-    return b_e, b_stored, b_a

@@ -12,6 +12,8 @@ from torch import Tensor
 from . import matmul, parallel
 from .chunks import Layout, part
 from .launch.chunk import scale_rows
+from .launch.target_rows import add_target_rows
+from .rows import TargetGradients
 from .tiling import Tiling
 
 
@@ -45,7 +47,11 @@ def operands(weight: Tensor, frozen: Tensor | None) -> Operands:
 
 
 class GradientSums:
-    """The gradients of x, weight and bias as they grow, each in its final memory if its dtype allows."""
+    """The gradients of x, weight and bias as they grow, each in its final memory if its dtype allows.
+
+    Attributes:
+        targets: what exponentials leave out, added to the weight's gradient at the end; None where there are none.
+    """
 
     def __init__(self, x: Tensor, operands: Operands, tiling: Tiling, weight_grad: Tensor | None) -> None:
         """For x [N, H], of the operands' dtype; the last one's gradient is added to `weight_grad`, if there is one."""
@@ -53,6 +59,7 @@ class GradientSums:
         columns, self._weight = operands[-1]
         self._operands, self._tiling, self._trained_x = operands, tiling, part(x, columns, 1)
         self._x, weight = x, self._weight
+        self.targets: TargetGradients | None = None
         self.dx = allocate(x, x.shape, x.dtype) if needs.dx else None
         self._is_added = weight_grad is not None
         self.dweight = None
@@ -83,8 +90,13 @@ class GradientSums:
             else:
                 self._dbias[columns] += gradient.sum(0, dtype=self._dbias.dtype)
 
+    def leave_out_targets(self, columns: Tensor, first: int) -> TargetGradients:
+        """Memory for the targets' part of the gradient of raw logits; for the arguments see `TargetGradients`."""
+        self.targets = TargetGradients(columns, first, allocate(self._x, columns.shape, torch.float32))
+        return self.targets
+
     def add_scaled(self, tokens: slice, exponentials: Tensor, v: Tensor, sums: Tensor | None, scaled: Tensor | None) -> None:
-        """Adds the products of v [tokens] times exponentials [tokens, V], which is the gradient of raw logits.
+        """Adds the products of v [tokens] times exponentials [tokens, V], and to dx the targets' part of its tokens.
 
         Args:
             sums: memory [tokens, H] for the sums of dx, None if they are in dx's dtype.
@@ -95,7 +107,8 @@ class GradientSums:
             dx = part(self.dx, tokens)
             sums = dx if sums is None else sums
             matmul.product(exponentials, self._weight, sums)
-            scale_rows(sums, v, dx)
+            assert self.targets is not None
+            scale_rows(sums, v, dx, self.targets.part(tokens), self._weight)
         if self.dweight is not None:
             assert scaled is not None
             scale_rows(x, v, scaled)
@@ -107,6 +120,8 @@ class GradientSums:
 
     def finished(self, unfinished: Tensor | None = None) -> Gradients:
         """All gradients, cast; `unfinished`: factors that they still lack."""
+        if self.targets is not None and self.dweight is not None:
+            add_target_rows(self.dweight, self._trained_x, self.targets)
         dweight, dbias, scale = None if self._is_added else self.dweight, self._dbias, self._tiling.dweight_scale
         if not self._tiling.chunks.tokens:
             for sums in (dweight, dbias):

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .chunks import part
+
 # Rows of the tensor of statistics [6, tokens]: the largest z, the sum of exp(z - largest), the z of the target, the sum of
 # (weighted) z, the sum of exp(z - largest) (z - largest), and the column of the first largest z. Where
 # exponentials take the place of logits, the reference k takes that of the largest z.
@@ -46,6 +48,24 @@ class TargetFacts(NamedTuple):
             return self
         weights = None if self.target_weight is None else self.target_weight[tokens]
         return self._replace(columns=self.columns[tokens], target_weight=weights)
+
+
+class TargetGradients(NamedTuple):
+    """The part of the gradient of raw logits that rows of exponentials leave out: a number a row, at its target.
+
+    Attributes:
+        columns: int32 [tokens], targets, columns of the whole vocabulary; negative: none.
+        first: the column of the whole vocabulary that the weight's first row is.
+        values: fp32 [tokens], 0 where the target is none of the weight's rows.
+    """
+
+    columns: Tensor
+    first: int
+    values: Tensor
+
+    def part(self, tokens: slice) -> TargetGradients:
+        """Those of a chunk of tokens."""
+        return self._replace(columns=part(self.columns, tokens), values=part(self.values, tokens))
 
 
 class LinearCrossEntropyOutput(NamedTuple):

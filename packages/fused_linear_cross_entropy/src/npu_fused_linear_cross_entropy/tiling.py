@@ -28,6 +28,7 @@ from .splitting import Demand
 # vocabulary of 2^15 as small as x / 2^15 / sqrt(tokens): both are within fp16's range if elements of x are at most 255.
 _MAX_SUM_OVER_MEAN = 256.0
 _MAX_EXPONENTIAL_COLUMNS = 2**20  # a kernel notes a number for each tile of a row
+_MAX_SORTED_COLUMNS = 2**24  # targets are sorted as fp32 numbers, in which integers up to here are exact
 
 
 class Way(Enum):
@@ -139,7 +140,8 @@ def can_multiply(shape: Shape) -> bool:
 
 def is_v_times_e(shape: Shape) -> bool:
     """Whether kernels can make the gradient of the logits as a factor of the row times exponentials."""
-    return shape.device is not None and shape.is_row_factor_times_exponentials
+    are_sorted = shape.vocabulary <= _MAX_SORTED_COLUMNS
+    return shape.device is not None and are_sorted and shape.is_row_factor_times_exponentials
 
 
 def saves_a_sweep(shape: Shape) -> bool:

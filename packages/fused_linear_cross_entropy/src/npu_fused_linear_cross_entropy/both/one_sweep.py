@@ -1,8 +1,8 @@
 """Kernels of the cross entropy in one sweep: exponentials in place of the logits, whose factors are known after the row.
 
-Logits are read once, E is written once, and the target's element is put right when L is known. k is the first tile's
-maximum. A tile that rises above it by more than SWEEP_LIMIT raises k; at the end of such a row the earlier exponentials are
-multiplied by a power of two. Formulas: formula.py.
+Logits are read once, and E is written once; v and g are known when L is. k is the first tile's maximum. A tile that rises
+above it by more than SWEEP_LIMIT raises k; at the end of such a row the earlier exponentials are multiplied by a power of
+two. Formulas: formula.py.
 
 Tiles, tails and the order of columns: as in two_sweeps.py's second sweep.
 """
@@ -10,7 +10,7 @@ Tiles, tails and the order of columns: as in two_sweeps.py's second sweep.
 import triton
 import triton.language as tl
 
-from ..formula import LOWEST, exponentials_of, target_exponential
+from ..formula import LOWEST, exponentials_of
 from .tile import load_logits, load_tail, store_tile, target_column, target_logit, tile_of_rows
 
 
@@ -73,25 +73,6 @@ def sweep_exponentials(
                 b_factor = tl.exp(b_then - b_reference)
                 rescale_tile(p_out, b_factor, N_FULL - BLOCK_N - i_block, s_out, n_left, BLOCK_N, BLOCK_N, BARRIER)
     return b_reference, b_sum
-
-
-@triton.jit
-def put_targets_right(
-    p_out, b_z, b_reference, b_lse, b_a, b_b, m_here, b_safe, n_left, s_out, logit_scale, BARRIER: tl.constexpr
-):  # fmt: skip
-    """Stores the targets' elements of E such that v E is the gradient; returns v, [BLOCK_M]."""
-    o_row = tl.arange(0, b_z.shape[0])
-    b_e, b_stored, b_a = target_exponential(b_z, b_reference, b_lse, b_a, b_b, p_out.dtype.element_ty == tl.bfloat16)
-    if BARRIER:
-        tl.debug_barrier()  # other threads have stored the row
-    tl.store(p_out + o_row * s_out + b_safe, b_stored.to(p_out.dtype.element_ty), mask=m_here & (o_row < n_left))
-    b_v = b_a * tl.exp(b_reference - b_lse)
-    # v is corrected so that v times the rounded element is the target's gradient. The other elements change with v, by less.
-    m_some = m_here & (b_stored != 0.0)
-    b_v = tl.where(m_some, b_v * (b_e / tl.where(m_some, b_stored, 1.0)), b_v)
-    if logit_scale is not None:
-        b_v *= logit_scale
-    return b_v
 
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
@@ -160,7 +141,8 @@ def cross_entropy_settle_kernel(
     p_reference,  # fp32 [rows]: k of these exponentials
     p_last,  # fp32 [rows]: the k that all are to have
     p_coefficients,  # fp32 [5, rows]: L, a, b and more
-    p_v,  # fp32 [rows]: v E is the gradient of the raw logits
+    p_v,  # fp32 [rows]
+    p_gradient,  # fp32 [rows]: g, 0 of rows whose target is elsewhere
     n_rows,
     s_exponentials,
     s_coefficients,
@@ -171,10 +153,10 @@ def cross_entropy_settle_kernel(
     BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,
     BARRIER: tl.constexpr,
-    FIRST: tl.constexpr,  # of chunks of columns: others change v of rows whose target they have
+    FIRST: tl.constexpr,  # of chunks of columns: others change g of rows whose target they have
     SCALED: tl.constexpr,
 ):
-    """When the rows' sums are known: puts the targets' elements right and stores the rows' factors."""
+    """When the rows' sums are known: targets' elements of E become 0, and the rows' numbers v and g are stored."""
     # time: rare: that later columns rise above the first ones by e^30
     # lint: allow scalar-loop: one element a row, the target's, is wherever it is
     # lint: allow single-buffer: compilers for an Ascend950 give the loop that stores the targets' elements one
@@ -202,9 +184,17 @@ def cross_entropy_settle_kernel(
             if N_FULL > 0:
                 for i_col in tl.range(0, N_FULL, BLOCK_N):
                     rescale_tile(p_out, b_factor, i_col, s_exponentials, n_left, BLOCK_N, BLOCK_N, BARRIER)
-        b_v = put_targets_right(
-            p_out, b_z, b_reference, b_lse, b_a, b_b, m_here, b_safe, n_left, s_exponentials, logit_scale, BARRIER
-        )  # fmt: skip
+        if BARRIER:
+            tl.debug_barrier()  # other threads have stored the row
+        p_element = p_out + o_row * s_exponentials + b_safe
+        tl.store(p_element, tl.zeros([BLOCK_M], tl.float32).to(p_out.dtype.element_ty), mask=m_here & m_row)
+        b_v = b_a * tl.exp(b_reference - b_lse)
+        b_g = b_a * tl.exp(b_z - b_lse) - b_b
+        if logit_scale is not None:
+            b_v *= logit_scale
+            b_g *= logit_scale
+        b_others = 0.0
         if not FIRST:
-            b_v = tl.where(m_here, b_v, tl.load(p_v + i_row + o_row, mask=m_row, other=0.0))
+            b_others = tl.load(p_gradient + i_row + o_row, mask=m_row, other=0.0)
         tl.store(p_v + i_row + o_row, b_v, mask=m_row)
+        tl.store(p_gradient + i_row + o_row, tl.where(m_here, b_g, b_others), mask=m_row)

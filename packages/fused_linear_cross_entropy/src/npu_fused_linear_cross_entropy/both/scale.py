@@ -23,18 +23,34 @@ def cross_entropy_scale_kernel(
             tl.store(p_block, b_block.to(p_values.dtype.element_ty), mask=m_block)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit
+def load_row(p_block, m_block):
+    """A block of a row, 0 where the mask says no; None: there is no mask."""
+    if m_block is None:
+        b_block = tl.load(p_block)
+    else:
+        b_block = tl.load(p_block, mask=m_block, other=0.0)
+    return b_block
+
+
+@triton.jit(do_not_specialize=["n_rows", "first"])
 def cross_entropy_scale_rows_kernel(
     p_values,  # [rows, N]
     p_factors,  # fp32 [rows]
     p_out,  # [rows, N], the values' memory or another
+    p_gradient,  # fp32 [rows]: g; None: nothing is added
+    p_target,  # int32 [rows]
+    p_weight,  # [V, N]
     n_rows,
     s_values,
     s_out,
+    first,  # the column of the vocabulary that the weight's first row is
+    s_weight,
+    s_weight_column,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """out = values times their row's factor, in fp32 and rounded once."""
+    """out = values times their row's factor, and g times the weight's row of the target, in fp32 and rounded once."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; those not of whole 32 bytes are padded on chip
     # lint: allow fill-in-loop: the end of a row that is no whole block
     # lint: allow short-transfer: rows are as wide as the caller's
@@ -42,11 +58,15 @@ def cross_entropy_scale_rows_kernel(
     for i_row in tl.range(tl.program_id(0), n_rows, tl.num_programs(0)):
         factor = tl.load(p_factors + i_row)
         p_from, p_to = p_values + i_row.to(tl.int64) * s_values, p_out + i_row.to(tl.int64) * s_out
+        g, p_row = 0.0, p_weight
+        if p_gradient is not None:
+            g = tl.load(p_gradient + i_row)
+            row = tl.where(g == 0.0, 0, tl.load(p_target + i_row) - first)  # 0 where the target is elsewhere
+            p_row = p_weight + row.to(tl.int64) * s_weight
         for i_col in tl.range(0, N, BLOCK_N):
             o_col = i_col + o_lane
-            if N % BLOCK_N == 0:
-                b_value = tl.load(p_from + o_col).to(tl.float32) * factor
-                tl.store(p_to + o_col, b_value.to(p_out.dtype.element_ty))
-            else:
-                b_value = tl.load(p_from + o_col, mask=o_col < N, other=0.0).to(tl.float32) * factor
-                tl.store(p_to + o_col, b_value.to(p_out.dtype.element_ty), mask=o_col < N)
+            m_col = None if N % BLOCK_N == 0 else o_col < N
+            b_value = load_row(p_from + o_col, m_col).to(tl.float32) * factor
+            if p_gradient is not None:
+                b_value += load_row(p_row + o_col * s_weight_column, m_col).to(tl.float32) * g
+            tl.store(p_to + o_col, b_value.to(p_out.dtype.element_ty), mask=m_col)

@@ -11,7 +11,7 @@ from .. import tiling
 from ..both.tiling.chunks import ChunkKernel
 from ..chunks import Chunk, part
 from ..options import Options
-from ..rows import TargetFacts
+from ..rows import TargetFacts, TargetGradients
 from . import specs
 
 KERNELS = Kernels(__package__.rpartition(".")[0], "npu-fused-linear-cross-entropy")
@@ -63,9 +63,16 @@ class ChunkKernels:
         self._launch(ChunkKernel.EXPONENTIALS, chunk, exponentials, tensors, scalars, merge)
 
     def settle(
-        self, chunk: Chunk, reference: Tensor, last: Tensor, target_logit: Tensor, coefficients: Tensor, v: Tensor
+        self,
+        chunk: Chunk,
+        reference: Tensor,
+        last: Tensor,
+        target_logit: Tensor,
+        coefficients: Tensor,
+        v: Tensor,
+        targets: TargetGradients,
     ) -> None:
-        """Makes exponentials, which are the chunk's logits, the gradient if multiplied by v [rows], which it writes.
+        """Ends exponentials, which are the chunk's logits, and writes v [rows] and the targets' values: see formula.py.
 
         Args:
             reference: [rows], of these exponentials.
@@ -73,7 +80,7 @@ class ChunkKernels:
             target_logit: [rows].
             coefficients: [5, rows].
         """
-        tensors = (chunk.logits, chunk.target, target_logit, reference, last, coefficients, v)
+        tensors = (chunk.logits, chunk.target, target_logit, reference, last, coefficients, v, targets.values)
         rows, width = chunk.logits.shape
         scalars = (rows, chunk.logits.stride(0), coefficients.stride(0), chunk.first, self._options.logit_scale)
         is_first, scaled = chunk.columns.start == 0, self._options.logit_scale != 1.0
@@ -114,11 +121,21 @@ def scale_(values: Tensor, factor: Tensor, device: Device) -> None:
         KERNELS.launch("both.scale", "cross_entropy_scale_kernel", spec, grid, (values, factor), (n,))
 
 
-def scale_rows(values: Tensor, factors: Tensor, out: Tensor) -> None:
-    """out = values [rows, N] times factors [rows]; out may be the values. PyTorch's product is slow where dtypes differ."""
+def scale_rows(
+    values: Tensor, factors: Tensor, out: Tensor, targets: TargetGradients | None = None, weight: Tensor | None = None
+) -> None:
+    """out = values [rows, N] times factors [rows], and the targets' values times rows of the weight [V, N] added.
+
+    out may be the values. PyTorch's product is slow where dtypes differ.
+    """
     (rows, width), device = values.shape, device_for(factors.device)
     assert device is not None
     if rows:
         spec = specs.scale_rows(width, device)
-        grid, scalars = spec.launch.grid(rows), (rows, values.stride(0), out.stride(0))
-        KERNELS.launch("both.scale", "cross_entropy_scale_rows_kernel", spec, grid, (values, factors, out), scalars)
+        added: tuple[Tensor | None, ...] = (None, None, None)
+        place: tuple[int, ...] = (0, 0, 1)
+        if targets is not None:
+            assert weight is not None
+            added, place = (targets.values, targets.columns, weight), (targets.first, *weight.stride())
+        tensors, scalars = (values, factors, out, *added), (rows, values.stride(0), out.stride(0), *place)
+        KERNELS.launch("both.scale", "cross_entropy_scale_rows_kernel", spec, spec.launch.grid(rows), tensors, scalars)

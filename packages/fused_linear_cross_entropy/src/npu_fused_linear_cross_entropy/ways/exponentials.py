@@ -14,7 +14,7 @@ from ..options import Options
 from ..tiling import Tiling
 from .columns import Columns
 
-_MAX_LSE_GAP = 64.0  # e^64 times 2^24, which the target's element may add, is far from the end of fp32 and bf16
+_MAX_LSE_GAP = 64.0  # e^64 is far from the end of fp32 and bf16
 
 
 def reachable(reference: Tensor, coefficients: Tensor, options: Options) -> Tensor:
@@ -28,6 +28,7 @@ class Exponentials(Columns):
     def __init__(self, inputs: LossInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
         super().__init__(inputs, options, tiling, device)
         self._scratch: tuple[Tensor | None, Tensor | None] | None = None
+        self.targets = self.gradients.leave_out_targets(self.facts.columns, options.vocab_first)
 
     def exponentials(self, tokens: slice, result: Tensor) -> tuple[Tensor, Tensor]:
         """Writes this rank's statistics [6, tokens]; returns exponentials [tokens, V] and their references [tokens]."""
@@ -50,10 +51,10 @@ class Exponentials(Columns):
         """Adds the gradients, given E [tokens, V] of logits less a reference [tokens], and coefficients [5, tokens]."""
         (columns,) = self.tiling.chunks.columns
         chunk = Chunk(exponentials, columns, part(self.facts.columns, tokens), self.options.vocab_first)
-        v = torch.empty_like(reference)
+        v, targets = torch.empty_like(reference), self.targets.part(tokens)
         target_logit = part(statistics, tokens, 1)[rows.TARGET]
         last = reachable(reference, coefficients, self.options)
-        self.kernels.settle(chunk, reference, last, target_logit, coefficients, v)
+        self.kernels.settle(chunk, reference, last, target_logit, coefficients, v, targets)
         self.gradients.add_scaled(tokens, exponentials, v, *self._memory(exponentials.shape[0]))
 
     def release(self) -> None:

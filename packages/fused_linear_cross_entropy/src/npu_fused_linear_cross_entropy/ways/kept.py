@@ -48,7 +48,7 @@ class KeptLogits(Loss):
                 if part.start <= chunk.columns.start < part.stop:
                     self.differentiate(kept[index])
 
-        memory.sum_dx(self.weight, self.gradients.dx, self.buffer, differentiate, factors)
+        memory.sum_dx(self.weight, self.gradients.dx, self.buffer, differentiate, factors, self.gradients.targets)
         memory.finish_dweight(self.x, self.buffer, self.tiling.dweight_scale, factors)
 
     def keep(self, memory: KeptMemory, statistics: Tensor) -> list[Kept]:
@@ -87,10 +87,12 @@ class KeptExponentials(KeptLogits):
         self._coefficients, self._target_logit = coefficients, statistics[rows.TARGET]
         self._last = reachable(kept[-1].subtracted, coefficients, self.options)
         self._v = statistics.new_empty(statistics.shape[1])
+        self._targets = self.gradients.leave_out_targets(self.facts.columns, self.options.vocab_first)
         return self._v
 
     def differentiate(self, kept: Kept) -> None:
-        self.kernels.settle(kept.chunk, kept.subtracted, self._last, self._target_logit, self._coefficients, self._v)
+        of_rows = self._last, self._target_logit, self._coefficients, self._v, self._targets
+        self.kernels.settle(kept.chunk, kept.subtracted, *of_rows)
 
 
 class KeptProduct(KeptExponentials):

@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import chunks, matmul
 from ..launch.chunk import scale_rows
 from ..partition import token_groups
+from ..rows import TargetGradients
 
 
 class KeptMemory:
@@ -59,6 +60,7 @@ class KeptMemory:
         memory: Tensor,
         differentiate: Callable[[slice], None],
         factors: Tensor | None,
+        targets: TargetGradients | None,
     ) -> None:
         """dx [N, H] = gradients of the logits, in the place of the kept logits, @ weight.
 
@@ -67,6 +69,7 @@ class KeptMemory:
             differentiate: turns the logits of a part into their gradient; called before the first product of each part, so
                 that short launches are queued while a long one runs.
             factors: [N], of the gradients there; None for 1.
+            targets: what the gradients there leave out; None for nothing.
         """
         if dx is None:
             for part in self.parts:
@@ -82,7 +85,7 @@ class KeptMemory:
                     differentiate(part)
                 (matmul.add_product if part.start else matmul.product)(self.part(part)[tokens], weight[part], sums)
             if factors is not None:
-                scale_rows(sums, factors[tokens], target)
+                scale_rows(sums, factors[tokens], target, targets and targets.part(tokens), weight)
             elif wide is not None:
                 target.copy_(sums)
 

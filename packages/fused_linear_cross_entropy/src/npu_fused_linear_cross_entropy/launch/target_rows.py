@@ -1,0 +1,49 @@
+"""From the targets' part of the weight's gradient to kernel launches."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from npu_tiling import Device, LaunchSpec, device_for
+from npu_tiling.pytorch.tensors import allocate
+from torch import Tensor
+
+from ..both.tiling.target_rows import OrderLaunch, TargetRowsLaunch
+from ..chunks import part
+from ..partition import exactly
+from ..rows import TargetGradients
+from .chunk import KERNELS
+
+_MODULE = "both.target_rows"
+_ROWS = 8192  # that are sorted together: every two of them are compared
+
+
+def add_target_rows(dweight: Tensor, x: Tensor, targets: TargetGradients) -> None:
+    """dweight [V, H] += g x, x [tokens, H], each row to that of its target; in place, in the order of tokens."""
+    device = device_for(x.device)
+    assert device is not None
+    for tokens in exactly(x.shape[0], _ROWS):
+        _add(dweight, part(x, tokens), targets.part(tokens), device)
+
+
+def _add(dweight: Tensor, x: Tensor, targets: TargetGradients, device: Device) -> None:
+    (rows, width), columns = x.shape, dweight.shape[0]
+    order, runs = allocate(x, (2, rows), torch.int32)
+    spec = _order(columns, device)
+    tensors, scalars = (targets.columns, order, runs), (rows, targets.first)
+    KERNELS.launch(_MODULE, "cross_entropy_order_kernel", spec, spec.launch.grid(rows), tensors, scalars)
+    spec = _target_rows(width, device)
+    to_add = (x, targets.values, targets.columns, order, runs, dweight)
+    sizes = (rows, x.stride(0), dweight.stride(0), targets.first)
+    KERNELS.launch(_MODULE, "cross_entropy_target_rows_kernel", spec, spec.launch.grid(rows), to_add, sizes)
+
+
+@functools.lru_cache(maxsize=64)
+def _order(columns: int, device: Device) -> LaunchSpec:
+    return LaunchSpec.of(OrderLaunch(columns=columns, device=device), {})
+
+
+@functools.lru_cache(maxsize=64)
+def _target_rows(width: int, device: Device) -> LaunchSpec:
+    return LaunchSpec.of(TargetRowsLaunch(width=width, device=device), {})
