@@ -20,12 +20,12 @@ CALLS = {  # a call, its tensors, and how many functions it runs at most: forwar
     "rms_norm": (rms_norm, [(16, 256), (256,)], 29, 59),
     "add_rms_norm": (lambda *given: add_rms_norm(*given).y, [(16, 256)] * 2 + [(256,)], 31, 61),
     "embedding": (lambda table: embedding(torch.arange(16), table), [(64, 256)], 99, 199),
-    "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 39, 96),
-    "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 47, 118),
+    "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 37, 81),
+    "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 43, 99),
     "cross entropy": (lambda *head: fused_linear_cross_entropy(*head, TARGET), HEAD, 123, 180),
     "log_probs": (lambda *head: linear_log_probs(*head, TARGET), HEAD, 132, 260),
     "distillation": (lambda *head: linear_distillation_loss(*head, TARGET, teacher=TEACHER), HEAD, 117, 176),
-    "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 50, 116),
+    "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 47, 97),
 }
 
 

@@ -45,9 +45,9 @@ def triton(request, monkeypatch):
 def test_a_kernel_for_cuda_gets_each_of_a_few_blocks_as_an_argument(n_blocks, missing, triton):
     blocks = [torch.randn(3, 16) for _ in range(n_blocks)]
     gradients = [None if i in missing else torch.empty(3, 16) for i in range(n_blocks)]
-    found = sources.follow(blocks, DEVICES["cuda"], gradients, stacked=False, as_arguments=True)
-    assert found.at.table is None
-    for at, wanted in ((found.at, blocks), (found.gradients_at, gradients)):
+    found = pointers.find(blocks, gradients, DEVICES["cuda"])
+    assert found[0].table is None
+    for at, wanted in zip(found, (blocks, gradients), strict=True):
         if all(one is None for one in wanted):
             assert (at.base, at.others, at.needed) == (None, None, 0)
             continue
@@ -68,8 +68,8 @@ def test_other_blocks_are_found_through_a_table(place, n_blocks, triton, monkeyp
     monkeypatch.setattr(pointers, "Neighbours", lambda tensors: tensors[0])
     monkeypatch.setattr(pointers.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
     blocks = [torch.randn(3, 16) for _ in range(n_blocks)]
-    found = sources.follow(blocks, DEVICES[place], stacked=False, as_arguments=True)
-    assert found.at.others is None
+    at, _ = pointers.find(blocks, (), DEVICES[place])
+    assert at.others is None
     assert [blocks[0].data_ptr() + 4 * entry for entry in entries[:n_blocks]] == [block.data_ptr() for block in blocks]
 
 
@@ -78,9 +78,9 @@ def test_blocks_that_were_arguments_are_put_into_a_table_for_kernels_that_take_c
     monkeypatch.setattr(pointers, "Neighbours", lambda tensors: tensors[0])
     monkeypatch.setattr(pointers.KERNELS, "launch", lambda *arguments: entries.extend(arguments[-1][1:]))
     blocks, gradients = [torch.randn(3, 16) for _ in range(3)], [torch.empty(3, 16), None, torch.empty(3, 16)]
-    found = sources.follow(blocks, DEVICES["cuda"], gradients, stacked=False, as_arguments=True)
+    pointers.find(blocks, gradients, DEVICES["cuda"])
     assert not entries
-    tabled = found.in_tables(DEVICES["cuda"])
+    tabled = sources.follow(blocks, DEVICES["cuda"], gradients, stacked=False)
     assert tabled.at.others is None and tabled.gradients_at.others is None
     assert [blocks[0].data_ptr() + 4 * entry for entry in entries[:3]] == [block.data_ptr() for block in blocks]
     assert entries[5] == pointers._NO_GRADIENT

@@ -77,18 +77,18 @@ def attn_res_bank(
     Source: "Attention Residuals", arXiv 2603.15031.
     """
     bank = as_blocks(bank)
-    weights = {"query": query, "rms_weight": rms_weight, "output_rms_weight": output_rms_weight}
+    weights = (query, rms_weight, output_rms_weight)
     flags = {"append": append, "in_place": in_place, "return_weights": return_weights}
-    numbers = {"rms_eps": rms_eps, "scale": scale, "output_rms_eps": output_rms_eps}
+    numbers = (rms_eps, scale, output_rms_eps)
     rms_eps, scale, output_rms_eps = check_bank(bank, n_blocks, prefix, layer_output, weights, numbers, flags, output_dtype)
     replaces = in_place and layer_output is not None  # the prefix, by its sum with the layer's output
-    recorded = needs_gradient((bank, prefix, layer_output, query, rms_weight, output_rms_weight))
+    recorded = needs_gradient((bank, prefix, layer_output, *weights))
     written = [
         tensor for tensor, writes_it in ((bank, append), (prefix, replaces)) if writes_it and isinstance(tensor, Tensor)
     ]
     if recorded and not torch.compiler.is_compiling():
         check_written(written, "append" if append else "in_place")
-    if is_distributed((bank, prefix, layer_output, *weights.values())):
+    if is_distributed((bank, prefix, layer_output, *weights)):
         run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale, output_dtype=output_dtype)
         run = functools.partial(run, output_rms_eps=output_rms_eps, **flags)
         return sharding.with_prefix(run, {"prefix": prefix, "layer_output": layer_output}, weights, bank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from npu_tiling import row_layout
@@ -14,6 +14,8 @@ from npu_tiling.pytorch.sharding import is_distributed
 from npu_tiling.pytorch.tensors import is_autocast
 from torch import Tensor
 from torch.nn import ParameterList
+
+Triple: TypeAlias = tuple[Any, Any, Any]  # query, rms_weight and output_rms_weight; or rms_eps, scale and output_rms_eps
 
 
 def as_blocks(blocks: Any) -> Any:
@@ -34,13 +36,11 @@ def as_blocks(blocks: Any) -> Any:
     return blocks
 
 
-def check_sources(
-    blocks: Any, stacked: bool, weights: Mapping[str, Any], numbers: Mapping[str, Any]
-) -> tuple[float, float, float]:
+def check_sources(blocks: Any, stacked: bool, weights: Triple, numbers: Triple) -> tuple[float, float, float]:
     """Blocks and the weights [D] that go with them; returns rms_eps, scale and output_rms_eps, as floats."""
     first = check_blocks(blocks, stacked)
-    _check_weights(weights, first, "the residuals'")
-    return _check_numbers(**numbers)
+    _check_weights(*weights, first, "the residuals'")
+    return _check_numbers(*numbers)
 
 
 def check_phase1(
@@ -58,7 +58,7 @@ def check_phase1(
 
 
 def check_merge(
-    state: Mapping[str, Any], prefix: Any, layer_output: Any, weights: Mapping[str, Any], numbers: Mapping[str, Any]
+    state: Mapping[str, Any], prefix: Any, layer_output: Any, weights: Triple, numbers: Triple
 ) -> tuple[float, float, float]:
     """The arguments of `attn_res_merge`; returns rms_eps, scale and output_rms_eps, as floats."""
     arguments.rows("prefix", prefix)
@@ -67,8 +67,8 @@ def check_merge(
         shape = prefix.shape if name == "o" else prefix.shape[:-1]
         check_like(name, tensor, shape, wide, prefix)
     _check_layer_output(layer_output, prefix)
-    _check_weights(weights, prefix, "the prefix's")
-    return _check_numbers(**numbers)
+    _check_weights(*weights, prefix, "the prefix's")
+    return _check_numbers(*numbers)
 
 
 def _check_layer_output(layer_output: Any, prefix: Tensor) -> None:
@@ -76,9 +76,12 @@ def _check_layer_output(layer_output: Any, prefix: Tensor) -> None:
         check_rows_like("layer_output", layer_output, prefix, "prefix's")
 
 
-def _check_weights(weights: Mapping[str, Any], like: Tensor, of: str) -> None:
-    for name, weight in weights.items():
-        arguments.parameter(name, weight, (like.shape[-1:],), like, of, or_none=name == "output_rms_weight")
+def _check_weights(query: Any, rms_weight: Any, output_rms_weight: Any, like: Tensor, of: str) -> None:
+    shapes = (like.shape[-1:],)
+    arguments.parameter("query", query, shapes, like, of)
+    arguments.parameter("rms_weight", rms_weight, shapes, like, of)
+    if output_rms_weight is not None:
+        arguments.parameter("output_rms_weight", output_rms_weight, shapes, like, of, or_none=True)
 
 
 def _check_numbers(rms_eps: Any, scale: Any, output_rms_eps: Any) -> tuple[float, float, float]:
@@ -92,8 +95,8 @@ def check_bank(
     n_blocks: Any,
     prefix: Any,
     layer_output: Any,
-    weights: Mapping[str, Any],
-    numbers: Mapping[str, Any],
+    weights: Triple,
+    numbers: Triple,
     flags: Mapping[str, bool],
     output_dtype: Any,
 ) -> tuple[float, float, float]:
@@ -103,7 +106,7 @@ def check_bank(
     n_all = _check_bank_blocks(bank, prefix)
     _check_count(n_blocks, n_all, prefix)
     _check_layer_output(layer_output, prefix)
-    _check_weights(weights, prefix, "the prefix's")
+    _check_weights(*weights, prefix, "the prefix's")
     if output_dtype is not None and (output_dtype not in (*arguments.DTYPES, torch.float64)):
         allowed = "torch.float32, torch.bfloat16, torch.float16 or None"
         raise TypeError(f"output_dtype is {output_dtype} and must be {allowed}.")
@@ -113,7 +116,7 @@ def check_bank(
         raise ValueError(
             f"prefix has strides {prefix.stride()} and must have rows of their own, at one stride, to be written in place."
         )
-    return _check_numbers(**numbers)
+    return _check_numbers(*numbers)
 
 
 def check_written(written: Sequence[Any], option: str) -> None:

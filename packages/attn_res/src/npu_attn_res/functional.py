@@ -12,7 +12,6 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding
-from .calls import Forward
 from .checks import as_blocks, check_sources
 from .operators import OPERATORS
 from .reference import scaled_query, softmax
@@ -94,30 +93,31 @@ def attn_res(
     """
     stacked = isinstance(residuals, Tensor)
     sources = [residuals] if isinstance(residuals, Tensor) else as_blocks(residuals)
-    weights = {"query": query, "rms_weight": rms_weight, "output_rms_weight": output_rms_weight}
-    options = {"rms_eps": rms_eps, "scale": scale, "output_rms_eps": output_rms_eps}
-    rms_eps, scale, output_rms_eps = check_sources(sources, stacked, weights, options)
+    weights = (query, rms_weight, output_rms_weight)
+    rms_eps, scale, output_rms_eps = check_sources(sources, stacked, weights, (rms_eps, scale, output_rms_eps))
     arguments.flags(return_weights=return_weights)
-    if is_distributed((sources, query, rms_weight, output_rms_weight)):
+    if is_distributed((sources, *weights)):
         run = functools.partial(attn_res, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
         blocks = residuals if stacked else sources
         return sharding.attn_res(functools.partial(run, return_weights=return_weights), blocks, weights)
-    call = Forward(
-        blocks=sources,
-        stacked=stacked,
-        n_blocks=sources[0].shape[0] if stacked else len(sources),
-        device_count=None,
-        prefix=None,
-        layer_output=None,
-        query=scaled_query(query, scale),
-        rms_weight=rms_weight,
-        output_rms_weight=output_rms_weight,
-        eps=rms_eps,
-        norm_eps=output_rms_eps,
-        dtype=None,
-        save=return_weights,
+    n_blocks, query = sources[0].shape[0] if stacked else len(sources), scaled_query(query, scale)
+    device_count = prefix = layer_output = dtype = None
+    h, y, _, score, *_ = OPERATORS(
+        "attn_res",
+        sources,
+        stacked,
+        n_blocks,
+        device_count,
+        prefix,
+        layer_output,
+        query,
+        rms_weight,
+        output_rms_weight,
+        rms_eps,
+        output_rms_eps,
+        dtype,
+        return_weights,
     )
-    h, y, _, score, *_ = OPERATORS("attn_res", *call[:-2])
     if output_rms_weight is None and not return_weights:
         output: Tensor = h
         return output

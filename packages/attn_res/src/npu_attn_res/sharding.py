@@ -13,13 +13,15 @@ from torch import Tensor
 
 from .results import AttnResResult
 
+_WEIGHTS = ("query", "rms_weight", "output_rms_weight")
+
 
 def attn_res(
-    run: Callable[..., Tensor | AttnResResult], residuals: Tensor | Sequence[Tensor], weights: Mapping[str, Tensor | None]
+    run: Callable[..., Tensor | AttnResResult], residuals: Tensor | Sequence[Tensor], weights: Sequence[Tensor | None]
 ) -> Tensor | AttnResResult:
-    """`run(residuals, **weights)` on each rank's own tokens."""
-    placed = _Blocks(residuals, weights)
-    result = run(placed.local(), **{name: placed.shards.local(name, placed.gradient) for name in weights})
+    """`run(residuals, *weights)` on each rank's own tokens."""
+    placed = _Blocks(residuals, dict(zip(_WEIGHTS, weights, strict=True)))
+    result = run(placed.local(), *[placed.shards.local(name, placed.gradient) for name in _WEIGHTS])
     if isinstance(result, Tensor):
         return placed.wrap(result, 0, placed.shape)
     return _wrapped(result, placed.shards, placed.of_tokens, placed.shape)
@@ -38,18 +40,18 @@ def phase1(
 def with_prefix(
     run: Callable[..., AttnResResult],
     rows: Mapping[str, Tensor | None],
-    weights: Mapping[str, Tensor | None],
+    weights: Sequence[Tensor | None],
     bank: Tensor | Sequence[Tensor] | None = None,
 ) -> AttnResResult:
-    """`run(**rows, **weights)`, with a bank if there is one, on each rank's own tokens; results lie as the prefix does."""
+    """`run` of rows, weights and the bank, by name, on each rank's own tokens; results lie as the prefix does."""
     blocks = {"bank": bank} if isinstance(bank, Tensor) else {f"bank[{i}]": block for i, block in enumerate(bank or ())}
-    shards = Shards({**rows, **blocks, **weights})
+    shards = Shards({**rows, **blocks, **dict(zip(_WEIGHTS, weights, strict=True))})
     placements = shards.rows("prefix")
     for name in (*rows, *blocks):
         shards.alike(name, placements, "prefix")
-    shards.replicated(*weights)
+    shards.replicated(*_WEIGHTS)
     local = {name: shards.local(name, placements) for name in rows}
-    local |= {name: shards.local(name, summed(placements)) for name in weights}
+    local |= {name: shards.local(name, summed(placements)) for name in _WEIGHTS}
     if bank is not None:
         parts = [shards.local(name, placements) for name in blocks]
         local["bank"] = parts[0] if isinstance(bank, Tensor) else parts

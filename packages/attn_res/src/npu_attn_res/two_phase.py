@@ -93,12 +93,11 @@ def attn_res_merge(
 
     Source: arXiv 2603.15031, the two-phase computation.
     """
-    weights = {"query": query, "rms_weight": rms_weight, "output_rms_weight": output_rms_weight}
-    state = {"o": o, "lse": lse}
-    options = {"rms_eps": rms_eps, "scale": scale, "output_rms_eps": output_rms_eps}
-    rms_eps, scale, output_rms_eps = check_merge(state, prefix, layer_output, weights, options)
+    weights, state = (query, rms_weight, output_rms_weight), {"o": o, "lse": lse}
+    numbers = (rms_eps, scale, output_rms_eps)
+    rms_eps, scale, output_rms_eps = check_merge(state, prefix, layer_output, weights, numbers)
     rows = {**state, "prefix": prefix, "layer_output": layer_output}
-    if is_distributed((*rows.values(), *weights.values())):
+    if is_distributed((*rows.values(), *weights)):
         run = functools.partial(attn_res_merge, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
         return sharding.with_prefix(run, rows, weights)
     call = Merge(

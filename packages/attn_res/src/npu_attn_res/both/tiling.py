@@ -103,8 +103,11 @@ class Tiling(ABC):
 
     def grid(self, n_tokens: int) -> int:
         """Programs, for so many tokens."""
-        tiles = ceil(n_tokens / self.block_m) * self.column_blocks
-        return persistent_grid(tiles, self.device, per_core=self.programs_per_core)
+        return max(1, min(ceil(n_tokens / self.block_m) * self.column_blocks, self._most_programs))
+
+    @functools.cached_property
+    def _most_programs(self) -> int:
+        return persistent_grid(self.device.max_grid, self.device, per_core=self.programs_per_core)
 
     def partials(self, n_tokens: int) -> int:
         """Partial sums of dg of a kernel for whole rows."""

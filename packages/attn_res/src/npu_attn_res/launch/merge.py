@@ -34,7 +34,8 @@ def launch_merge(call: Merge, device: Device) -> tuple[Tensor | None, ...]:
     )
     tensors = (o, call.lse.contiguous(), rows, x, *weights, h, y, new_prefix, *statistics)
     scalars = (n_tokens, s_o, s_prefix, s_x, call.eps, call.norm_eps)
-    spec = launch_spec(device, Task.MERGE, prefix.shape[-1], widest(prefix, x), row_stride=max(s_o, s_prefix, s_x))
+    dtype = prefix.dtype if x is None else widest(prefix.dtype, x.dtype)
+    spec = launch_spec(device, Task.MERGE, prefix.shape[-1], dtype, row_stride=max(s_o, s_prefix, s_x))
 
     def run(spec: LaunchSpec) -> bool:
         chosen = spec.launch

@@ -49,16 +49,15 @@ def allocate_outputs(call: Forward, device: Device | None, *, by_token: bool) ->
     if device is None and torch.float64 in [source.dtype for source in (*call.blocks, like)]:
         dtype = torch.float64
     n_tokens, n_rows = prod(shape[:-1]), call.n_blocks + (prefix is not None)
-    if by_token:
-        score, rstd = (allocate(h, (n_tokens, n_rows), dtype).t() for _ in range(2))
-    else:
-        score, rstd = (allocate(h, (n_rows, n_tokens), dtype) for _ in range(2))
+    score = allocate(h, (n_tokens, n_rows), dtype).t() if by_token else allocate(h, (n_rows, n_tokens), dtype)
     lse = allocate(h, (n_tokens,), dtype)
-    return Outputs(h, y, new_prefix, score, rstd, lse, None if y is None else allocate(h, (n_tokens,), dtype))
+    return Outputs(h, y, new_prefix, score, torch.empty_like(score), lse, None if y is None else torch.empty_like(lse))
 
 
 def keeps_by_token(call: Forward | Backward, dtype: torch.dtype, device: Device) -> bool:
     """Whether score and rstd lie [T, sources] in memory, where h has this dtype."""
+    if device.kind != "ascend":
+        return False
     prefix = call.prefix
     source = call.blocks[0] if len(call.blocks) else prefix
     assert source is not None

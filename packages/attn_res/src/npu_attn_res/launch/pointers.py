@@ -45,9 +45,11 @@ class Pointers(NamedTuple):
 NOWHERE = Pointers(None, None, aligned=True)
 
 
-def can_be_arguments(tensors: Sequence[Tensor], device: Device) -> bool:
-    """Whether a kernel can choose among these tensors as its arguments."""
-    return device.kind == "cuda" and 1 < len(tensors) <= _MAX_ARGUMENTS and _has_tuples()
+def find(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], device: Device) -> tuple[Pointers, Pointers]:
+    """As `in_tables`, for kernels that choose among their arguments on CUDA."""
+    if 1 < len(sources) <= _MAX_ARGUMENTS and device.kind == "cuda" and _has_tuples():
+        return as_arguments(sources), as_arguments(gradients)
+    return in_tables(sources, gradients, device)
 
 
 @functools.lru_cache(maxsize=1)
@@ -77,9 +79,11 @@ def in_tables(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], dev
     Launches that carry the numbers as arguments fill the tables: a copy from the host would be waited for, and could not be
     captured in a graph. Both tables are one tensor, so that those of up to 8 tensors take one launch.
     """
-    present = [gradient for gradient in gradients if gradient is not None]
     if len(sources) == 1:
-        return Pointers(sources[0], None, aligned=False), Pointers(present[0], None, aligned=False) if present else NOWHERE
+        first = gradients[0] if gradients else None
+        to = NOWHERE if first is None or not first.numel() else Pointers(first, None, aligned=False)
+        return Pointers(sources[0], None, aligned=False), to
+    present = [gradient for gradient in gradients if gradient is not None]
     start, itemsize = sources[0].data_ptr(), sources[0].dtype.itemsize
     entries = [(address - start) // itemsize for address in map(Tensor.data_ptr, sources)]
     begin = len(entries) + len(entries) % 2  # of the gradients' table, which Triton takes to be aligned to 16 bytes

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from npu_tiling import Device, Kernels, LaunchSpec
 from npu_tiling.budget.arithmetic import power_of_two
-from torch import Tensor
 
 from .. import tiling
 from ..shape import Shape, Task
@@ -38,6 +37,6 @@ def sources_on_chip(n_sources: int, device: Device) -> int:
     return ceil(n_sources / step) * step if n_sources > 8 else power_of_two(max(1, n_sources))
 
 
-def widest(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype with the largest elements, which a tile is sized for."""
-    return max([tensor.dtype for tensor in tensors if tensor is not None], key=_ITEMSIZE)
+def widest(*dtypes: torch.dtype) -> torch.dtype:
+    """The one with the largest elements, which a tile is sized for."""
+    return max(dtypes, key=_ITEMSIZE)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import torch
 from npu_tiling import Device, LaunchSpec
 from npu_tiling.launching.partials import choose_sum
-from npu_tiling.pytorch.tensors import allocate_like
 from torch import Tensor
 
 from .specs import KERNELS
@@ -16,11 +16,11 @@ from .specs import KERNELS
 def add_partials(
     partials: Tensor | None, query: Tensor, rms_weight: Tensor, needed: Sequence[bool], device: Device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """dquery and drms_weight, where needed, from partial sums of dg [n, D]."""
+    """dquery and drms_weight, where needed, from partial sums of dg [n, D]; both weights are contiguous."""
     if partials is None:
         return None, None
-    dquery = allocate_like(query) if needed[0] else None
-    dnorm = allocate_like(rms_weight) if needed[1] else None
+    dquery = torch.empty_like(query) if needed[0] else None
+    dnorm = torch.empty_like(rms_weight) if needed[1] else None
     n_partials, width = partials.shape
     spec = _spec(width, device)
     tensors = (partials, query, rms_weight, dquery, dnorm)

@@ -13,7 +13,7 @@ from ..calls import Backward, Forward
 from ..launch.backward import launch_backward
 from ..launch.forward import launch_forward
 from ..launch.norm import gradient_of_h
-from ..launch.outputs import allocate_outputs, keeps_by_token, reads_h
+from ..launch.outputs import Outputs, allocate_outputs, keeps_by_token, reads_h
 from .library import DWEIGHTS, OPERATORS, fake_gradients, schema, split_gradient
 
 
@@ -79,29 +79,26 @@ OPERATORS.define(
 
 
 class _AttnRes(Function):
-    """The gradient. `options`: eps and what follows it in `Forward`."""
+    """The gradient. `options`: stacked, n_blocks, and in `Forward` eps and what follows it."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         ctx,
         run,
-        stacked,
-        n_blocks,
+        options,
         device_count,
         prefix,
         layer_output,
         query,
         rms_weight,
         output_rms_weight,
-        options,
         *blocks,
     ):
-        eps, norm_eps, dtype, save, *update = options
+        stacked, n_blocks, eps, norm_eps, dtype, save, *update = options
         weights = (query, rms_weight, output_rms_weight)
+        sources = (blocks, stacked, n_blocks, device_count, prefix)
         options = (eps, norm_eps, dtype, True, *update)  # statistics, for the backward
-        h, y, new_prefix, *statistics = run(
-            blocks, stacked, n_blocks, device_count, prefix, layer_output, *weights, *options
-        )
+        h, y, new_prefix, *statistics = run(*sources, layer_output, *weights, *options)
         ctx.overwritten = None
         if layer_output is not None and update and update[1]:  # in place
             new_prefix = _without_version_check(prefix)
@@ -116,14 +113,14 @@ class _AttnRes(Function):
         ctx.output_dtype = None if layer_output is None else layer_output.dtype
         ctx.set_materialize_grads(False)
         if not save:
-            return h, y, new_prefix, None, None, None, None
+            return h, y, new_prefix
         ctx.mark_non_differentiable(*[each for each in statistics if each is not None])
         return h, y, new_prefix, *statistics
 
     @staticmethod
     def backward(ctx, dh, dy, dprefix, *_):  # type: ignore[no-untyped-def]
-        _, _, _, _, need_prefix, need_output, *need_weights, _ = ctx.needs_input_grad[:10]
-        need_blocks = list(ctx.needs_input_grad[10:])
+        _, _, _, need_prefix, need_output, *needed = ctx.needs_input_grad
+        need_weights, need_blocks = needed[:3], needed[3:]
         dblocks, dweights = [None] * len(need_blocks), [None] * 3
         if dh is not None or dy is not None:
             if ctx.overwritten is not None and ctx.overwritten[0]._version != ctx.overwritten[1]:
@@ -140,7 +137,7 @@ class _AttnRes(Function):
                 "attn_res_backward", dh, dy, dprefix, h, *sources, *weights, *statistics, *needed
             )
         of_prefix = split_gradient(dprefix, need_prefix, need_output, ctx.output_dtype)
-        return None, None, None, None, *of_prefix, *dweights, None, *dblocks
+        return None, None, None, *of_prefix, *dweights, *dblocks
 
 
 def _without_version_check(bank: Tensor) -> Tensor:
@@ -151,8 +148,9 @@ def _without_version_check(bank: Tensor) -> Tensor:
 def _recorded(run: Any, *arguments: Any) -> Any:
     if not needs_gradient(arguments):
         return run(*arguments)
-    blocks, *tensors = arguments[:9]
-    return apply(_AttnRes, run, *tensors, arguments[9:], *blocks)
+    blocks, stacked, n_blocks, *tensors = arguments[:9]
+    results = apply(_AttnRes, run, (stacked, n_blocks, *arguments[9:]), *tensors, *blocks)
+    return (*results, *(None,) * (len(Outputs._fields) - len(results)))  # statistics that were not asked for
 
 
 OPERATORS.autograd("attn_res", _recorded)

@@ -227,10 +227,10 @@ def needs_gradient(arguments: Sequence[Any]) -> bool:
     if not torch.is_grad_enabled():
         return False
     for argument in arguments:
-        if isinstance(argument, Tensor):
-            if argument.requires_grad:
+        if isinstance(argument, (list, tuple)):
+            if needs_gradient(argument):
                 return True
-        elif isinstance(argument, (list, tuple)) and needs_gradient(argument):
+        elif isinstance(argument, Tensor) and argument.requires_grad:
             return True
     return False
 
@@ -257,12 +257,15 @@ def _all_plain(arguments: Sequence[Any]) -> bool:
     """Whether all tensors have data of their own: those of DTensors and other subclasses would be read as plain tensors."""
     for argument in arguments:
         kind = type(argument)
+        if kind in _CONSTANTS:  # nothing to ask: most arguments, in every call
+            continue
         if kind in _PLAIN_TENSORS:
             if argument.is_meta or (_ever_transformed and torch._C._functorch.is_functorch_wrapped_tensor(argument)):
                 # meta: no data. After a transform: what a Function saved under it is still wrapped.
                 return False
-        elif kind in _CONSTANTS:  # nothing to ask: most arguments, in every call
-            continue
-        elif isinstance(argument, Tensor) or (isinstance(argument, (list, tuple)) and not _all_plain(argument)):
+        elif isinstance(argument, (list, tuple)):  # asked before whether it is a tensor, which takes longer to deny
+            if not _all_plain(argument):
+                return False
+        elif isinstance(argument, Tensor):
             return False
     return True

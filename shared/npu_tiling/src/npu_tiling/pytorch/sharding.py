@@ -27,10 +27,13 @@ def is_distributed(arguments: Iterable[Any]) -> bool:
     if _MODULE not in sys.modules:
         return False
     for argument in arguments:
-        if isinstance(argument, Tensor):
-            if type(argument) is not Tensor and type(argument) is not Parameter and _is_dtensor(argument):
+        kind = type(argument)
+        if kind is Tensor or kind is Parameter:  # most are
+            continue
+        if isinstance(argument, (list, tuple)):
+            if is_distributed(argument):
                 return True
-        elif isinstance(argument, (list, tuple)) and is_distributed(argument):
+        elif isinstance(argument, Tensor) and _is_dtensor(argument):
             return True
     return False
 
