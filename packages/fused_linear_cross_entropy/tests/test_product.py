@@ -88,7 +88,7 @@ def fused(device, monkeypatch):
     """Takes it for problems of any size; the kernels that are launched."""
     if device.name != "cuda" or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of sm_90, whose TMA and wgmma the kernel is for")
-    if product._descriptor() is None:
+    if product.descriptor_type() is None:
         pytest.skip("Triton before 3.4 takes no descriptors")
     monkeypatch.setattr("npu_fused_linear_cross_entropy.cuda.tiling._MIN_OPERATIONS", 0.0)
     tiling.choose.cache_clear()

@@ -33,3 +33,13 @@ def add_listed(x, others, y, n, BLOCK: tl.constexpr):
     for k in tl.static_range(len(others)):
         total += tl.load(others[k] + i, mask=i < n)
     tl.store(y + i, total, mask=i < n)
+
+
+@triton.jit
+def copy_block(x, y, described, n, BLOCK: tl.constexpr):
+    """described: a descriptor of blocks [1, BLOCK], or None."""
+    i = tl.arange(0, BLOCK)
+    total = tl.load(x + i, mask=i < n)
+    if described is not None:
+        total += tl.reshape(described.load([0, 0]), [BLOCK])
+    tl.store(y + i, total, mask=i < n)

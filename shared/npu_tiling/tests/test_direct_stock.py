@@ -98,7 +98,8 @@ def kernels(driver):
     import direct_kernels
 
     yield importlib.reload(direct_kernels)
-    for kernel in (direct_kernels.scale_rows, direct_kernels.scale_rows_unspecialised, direct_kernels.add_listed):
+    names = ("scale_rows", "scale_rows_unspecialised", "add_listed", "copy_block")
+    for kernel in (getattr(direct_kernels, name) for name in names):
         getattr(kernel, "device_caches" if hasattr(kernel, "device_caches") else "cache").clear()
     gc.collect()
 
@@ -234,3 +235,42 @@ def test_a_hook_of_triton_sees_every_launch(triton, driver, kernels, monkeypatch
     without, watched = driver.calls[-2:]
     assert without[6:9] == (None, None, None)
     assert watched[6] is not None and watched[7] is not None  # launch metadata and the hook, as the JIT hands them on
+
+
+class MatrixOnCuda(OnCuda):
+    """One of which descriptors can be made."""
+
+    shape, dim = torch.Size([8, 64]), lambda self: 2
+    ndim = 2
+
+    def stride(self):
+        return 64, 1
+
+    def element_size(self):
+        return self.dtype.itemsize
+
+
+def test_descriptors_are_launched_as_the_jit_launches_them(triton, driver, kernels, monkeypatch):
+    described = pytest.importorskip("triton.tools.tensor_descriptor", reason="Triton before 3.4 has none").TensorDescriptor
+    if not Watchers(triton, kernels.copy_block).known:
+        pytest.skip(f"Triton {triton.__version__} keeps its hooks where they are not looked for: the JIT launches")
+    x, y = OnCuda(torch.float32, 4096), OnCuda(torch.float32, 8192)
+
+    def blocks(dtype, address, length):
+        return described.from_tensor(MatrixOnCuda(dtype, address), [1, length])
+
+    launcher, seen, run = Launcher(kernels.copy_block), [], type(kernels.copy_block).run
+    monkeypatch.setattr(type(kernels.copy_block), "run", lambda *given, **named: seen.append(1) or run(*given, **named))
+
+    def launched(block, length=64):
+        launcher(2, (x, y, block), (40,), {"BLOCK": length}, {}, length)
+        found = driver.calls.pop()
+        assert any(value is block for value in found)  # a map of the memory is made of it, at every launch
+        return addresses(found)[4]  # the compiled kernel
+
+    first = launched(blocks(torch.float32, 0, 64))
+    assert [launched(blocks(torch.float32, 256 * i, 64)) for i in range(4)] == [first] * 4
+    assert len(seen) == 2
+    assert launched(None) != first and launched(blocks(torch.float16, 0, 64)) != first
+    assert launched(blocks(torch.float32, 0, 32), 32) != first
+    assert len(seen) == 5

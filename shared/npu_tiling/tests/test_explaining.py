@@ -78,20 +78,6 @@ def test_a_dry_run_lists_launches_and_imports_no_device_code(kernels):
     assert device_for(torch.device("cpu")) is None
 
 
-def test_what_triton_itself_launches_is_listed(kernels):
-    spec = LaunchSpec.of(Tiling(8), {})
-    with dry_run(B4) as launches:
-        kernels.function("device_code", "scale_kernel")[(3,)]((1, 2), 4, BLOCK=1)
-        launch_with_fallback("scale", spec, lambda _: call_function(kernels, spec), halve)
-    assert launches[0].arguments == ((1, 2), 4) and launches[0].constants == {"BLOCK": 1} and launches[0].tiling is None
-    assert launches[1].constants == spec.constants and launches[1].options == spec.options
-    assert launches[1].attempt == ("scale", spec)
-
-
-def call_function(kernels, spec):
-    kernels.function("device_code", "scale_kernel")[(3,)](1, **spec.constants, **spec.options)
-
-
 def test_watched_launches_are_made(kernels, monkeypatch):
     made = []
 

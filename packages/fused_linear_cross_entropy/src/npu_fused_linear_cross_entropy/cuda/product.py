@@ -108,12 +108,12 @@ def exponentiate_tile(
 
 @triton.jit(do_not_specialize=["n_rows", "N"])
 def cross_entropy_product_kernel(
-    d_x,  # [rows, H], tiles of [BLOCK_M, BLOCK_H]
-    d_weight,  # [N, H], some rows of the weight, tiles of [BLOCK_N, BLOCK_H]
-    d_exponentials,  # [rows, N], tiles of [BLOCK_M, BLOCK_N / 2]
     p_reference,  # fp32 [rows]
     p_top,  # fp32 [rows]: raised to the maximum of rows that rise above the reference by PRODUCT_LIMIT
     p_sums,  # fp32 [tiles of columns, rows]
+    d_x,  # [rows, H], tiles of [BLOCK_M, BLOCK_H]
+    d_weight,  # [N, H], some rows of the weight, tiles of [BLOCK_N, BLOCK_H]
+    d_exponentials,  # [rows, N], tiles of [BLOCK_M, BLOCK_N / 2]
     n_rows,
     N,
     logit_scale,
@@ -144,12 +144,12 @@ def cross_entropy_product_kernel(
 
 @triton.jit(do_not_specialize=["n_rows", "N"])
 def cross_entropy_product_again_kernel(
-    d_x,  # these as above
-    d_weight,
-    d_exponentials,
-    p_reference,
+    p_reference,  # these as above
     p_top,
     p_sums,
+    d_x,
+    d_weight,
+    d_exponentials,
     n_rows,
     N,
     logit_scale,

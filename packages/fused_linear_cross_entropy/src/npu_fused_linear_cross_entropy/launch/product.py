@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling import Device, LaunchSpec
 from npu_tiling.chips.detection import dry_runs
+from npu_tiling.launching.launcher import descriptor_type
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
@@ -24,7 +25,7 @@ _ALIGNMENT = 16  # bytes, of addresses and strides that TMA takes
 def is_possible(x: Tensor, weight: Tensor, device: Device | None) -> bool:
     """Whether TMA can read both, and the installed Triton (3.4 and later) takes descriptors from the host."""
     on_cuda = device is not None and device.kind == "cuda"
-    return on_cuda and all(map(_is_readable, (x, weight))) and (bool(dry_runs) or _descriptor() is not None)
+    return on_cuda and all(map(_is_readable, (x, weight))) and (bool(dry_runs) or descriptor_type() is not None)
 
 
 def _is_readable(matrix: Tensor) -> bool:
@@ -33,21 +34,17 @@ def _is_readable(matrix: Tensor) -> bool:
     return apart and pitch * matrix.itemsize % _ALIGNMENT == 0 and matrix.data_ptr() % _ALIGNMENT == 0
 
 
-@functools.cache
-def _descriptor() -> Any:
-    """Makes a descriptor of a tensor and a block on the host; None where the installed Triton has none."""
-    try:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-    except ImportError:
-        return None
-    return TensorDescriptor.from_tensor
-
-
 class _Listed(NamedTuple):
     """Stands for a descriptor in dry runs without Triton."""
 
     base: Tensor
     block_shape: list[int]
+
+
+def _described(matrix: Tensor, *block: int) -> Any:
+    """A descriptor of blocks of a matrix."""
+    kind = descriptor_type()
+    return _Listed(matrix, [*block]) if kind is None else kind.from_tensor(matrix, [*block])
 
 
 class ExponentialProduct:
@@ -82,9 +79,13 @@ class ExponentialProduct:
         tensors = (x, self._weight, target, reference, top, target_logit)
         sizes = (rows, x.stride(0), self._weight.stride(0), self._options.vocab_first, self._options.logit_scale)
         KERNELS.launch(_MODULE, "cross_entropy_references_kernel", _references(vocabulary, width), rows, tensors, sizes)
+        products = [
+            self._operands(x, columns, exponentials, reference, top, part_sums)
+            for (columns, exponentials), part_sums in zip(parts, sums, strict=True)
+        ]
         for kernel in ("cross_entropy_product_kernel", "cross_entropy_product_again_kernel"):
-            for (columns, exponentials), part_sums in zip(parts, sums, strict=True):
-                self._multiply(kernel, x, columns, exponentials, reference, top, part_sums)
+            for operands, (columns, _) in zip(products, parts, strict=True):
+                self._multiply(kernel, operands, columns)
         spec, grid = _sums(), _sums().launch.grid(rows)
         assert self._sums is not None
         to_add, counts = (self._sums, top, target_logit, result), (rows, sum(map(len, sums)), result.stride(0))
@@ -95,42 +96,31 @@ class ExponentialProduct:
         """Writes exp(z - lse) [rows, V], for an lse [rows] that is known."""
         everything = slice(0, self._weight.shape[0])
         (sums,) = self._sums_of(x, ((everything, result),))
-        self._multiply("cross_entropy_product_kernel", x, everything, result, lse, lse.clone(), sums)
+        operands = self._operands(x, everything, result, lse, lse.clone(), sums)
+        self._multiply("cross_entropy_product_kernel", operands, everything)
 
     def release(self) -> None:
         """Gives memory back."""
         self._sums = None
 
-    def _multiply(
-        self,
-        kernel: str,
-        x: Tensor,
-        columns: slice,
-        exponentials: Tensor | None,
-        reference: Tensor,
-        top: Tensor,
-        sums: Tensor,
-    ) -> None:
-        """Descriptors go through Triton's JIT: such launches are few and long."""
-        described, launch = _descriptor() or _Listed, self._launch
-        weight = part(self._weight, columns)
-        block_m, block_n, block_h = launch.blocks
-        with torch.cuda.device_of(x):
-            KERNELS.function(_MODULE, kernel, launch)[(launch.grid(x.shape[0], weight.shape[0]),)](
-                described(x, [block_m, block_h]),
-                described(weight, [block_n, block_h]),
-                None if exponentials is None else described(exponentials, [block_m, block_n // 2]),
-                reference,
-                top,
-                sums,
-                x.shape[0],
-                weight.shape[0],
-                self._options.logit_scale,
-                SCALED=self._options.logit_scale != 1.0,
-                STORE=exponentials is not None,
-                **launch.constants,
-                **launch.options,
-            )
+    def _operands(
+        self, x: Tensor, columns: slice, exponentials: Tensor | None, reference: Tensor, top: Tensor, sums: Tensor
+    ) -> tuple[Any, ...]:
+        """The tensors of a launch over some of the weight's rows."""
+        block_m, block_n, block_h = self._launch.blocks
+        return (
+            reference,
+            top,
+            sums,
+            _described(x, block_m, block_h),
+            _described(part(self._weight, columns), block_n, block_h),
+            None if exponentials is None else _described(exponentials, block_m, block_n // 2),
+        )
+
+    def _multiply(self, kernel: str, operands: tuple[Any, ...], columns: slice) -> None:
+        scale, rows, width = self._options.logit_scale, operands[0].shape[0], columns.stop - columns.start
+        spec = _product(self._launch, scale != 1.0, operands[-1] is not None)
+        KERNELS.launch(_MODULE, kernel, spec, self._launch.grid(rows, width), operands, (rows, width, scale))
 
     def _sums_of(self, x: Tensor, parts: Sequence[tuple[slice, Tensor | None]]) -> tuple[Tensor, ...]:
         """Memory [tiles of columns, rows] for sums of each part."""
@@ -138,6 +128,11 @@ class ExponentialProduct:
         if self._sums is None or self._sums.shape != (sum(tiles), x.shape[0]):
             self._sums = allocate(x, (sum(tiles), x.shape[0]), torch.float32)
         return self._sums.split(tiles)
+
+
+@functools.lru_cache(maxsize=64)
+def _product(launch: ProductLaunch, scaled: bool, stores: bool) -> LaunchSpec:
+    return LaunchSpec.of(launch, {"SCALED": scaled, "STORE": stores})
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -61,16 +60,6 @@ class Kernels:
         """For the modules of `package` (a full name), installed as `distribution`."""
         self._package, self._distribution = package, distribution
         self._launchers: dict[tuple[str, str], Launcher] = {}
-
-    def function(self, module: str, kernel: str, tiling: Any = None) -> Any:
-        """A `@triton.jit` function, to be launched by Triton's JIT: with arguments that are no tensors or numbers.
-
-        `tiling` says in an explanation what decided the launch.
-        """
-        if recording.active is not None:
-            function = functools.partial(self._import, module, kernel)
-            return recording.active.standing_in(f"{self._package}.{module}", kernel, function, tiling)
-        return self._import(module, kernel)
 
     def launch(
         self,

@@ -37,6 +37,7 @@ class Launcher:
         triton = sys.modules["triton"]
         self._watchers = Watchers(triton, kernel)
         self._driver: Any = getattr(getattr(triton, "runtime", None), "driver", None)
+        self._descriptor = descriptor_type()
         # Where PyTorch was built for ROCm, the JIT asks for the sizes of tensors too.
         self._possible = self._watchers.known and self._driver is not None and not sys.modules["torch"].version.hip
 
@@ -53,8 +54,8 @@ class Launcher:
 
         Args:
             grid: number of programs.
-            tensors: the kernel's first parameters, None where there is none, tuples of tensors on CUDA; the first is a
-                tensor, whose device runs the kernel.
+            tensors: the kernel's first parameters, None where there is none, on CUDA also tuples of tensors and Triton's
+                descriptors; the first is a tensor, whose device runs the kernel.
             scalars: the parameters that follow, numbers; None is one that the kernel asks for, as of tensors.
             constants: the parameters that follow those, `tl.constexpr`, by name.
             options: compiler options (`num_warps` on CUDA, `multibuffer` on Ascend).
@@ -89,6 +90,11 @@ class Launcher:
                     dtypes.append(tuple([each.dtype for each in tensor]))
                     bits = functools.reduce(or_, addresses, bits)
                     direct &= all(each.is_cuda for each in tensor)
+                elif type(tensor) is self._descriptor:
+                    pointers.append(tensor)
+                    dtypes.append((tensor.base.dtype, *tensor.block_shape))
+                    bits |= tensor.base.data_ptr()
+                    direct &= tensor.base.is_cuda
                 else:
                     pointer = tensor.data_ptr()
                     pointers.append(pointer)
@@ -144,6 +150,16 @@ class Launcher:
         """Who may know the current stream: first torch_npu, of which triton-ascend's driver asks it more slowly."""
         of_torch = _of_torch_npu("_npu_getCurrentRawStream") if kind == "npu" else None
         return [*filter(None, [of_torch]), self._driver.active.get_current_stream]
+
+
+@functools.cache
+def descriptor_type() -> Any:
+    """Triton's class of descriptors that the host makes of tensors, for TMA; None where the installed one has none."""
+    try:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+    except ImportError:
+        return None
+    return TensorDescriptor
 
 
 def _current_device(kind: str) -> Callable[[], int] | None:

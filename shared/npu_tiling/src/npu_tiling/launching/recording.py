@@ -16,7 +16,6 @@ from ..places import place_of
 from .spec import LaunchSpec, Tiled
 
 _numbers = itertools.count()  # of memory
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "multibuffer")  # of Triton's compilers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ class Recorder:
         self.launches: list[RecordedLaunch] = []
         self.decisions: list[tuple[str, Any]] = []
         self.runs, self.refused = runs, refused
-        self._attempt: tuple[Attempt | None, LaunchSpec] | None = None
+        self._attempt: Attempt | None = None
 
     def decided(self, decision: Any) -> None:
         """List a decision about a call of several launches."""
@@ -100,7 +99,7 @@ class Recorder:
         attempt = None if following is None else (name, spec)
         if following is not None and attempt in self.refused:
             spec = LaunchSpec.of(following, spec.flags)
-        before, self._attempt = self._attempt, (attempt, spec)
+        before, self._attempt = self._attempt, attempt
         try:
             yield spec
         finally:
@@ -108,61 +107,21 @@ class Recorder:
 
     def add(self, module: str, kernel: str, grid: int, arguments: tuple[Any, ...], spec: LaunchSpec) -> None:
         """List a launch of a spec."""
-        self._add(module, kernel, grid, arguments, spec.constants, spec.options, spec.launch)
-
-    def add_named(
-        self, module: str, kernel: str, grid: int, arguments: tuple[Any, ...], named: Mapping[str, Any], tiling: Any
-    ) -> None:
-        """List a launch by Triton's JIT: constants and options by name; without a tiling, that of the attempt, if any."""
-        options: Mapping[str, Any] = {name: value for name, value in named.items() if name in _OPTIONS}
-        if self._attempt is not None:
-            tiling, options = self._attempt[1].launch, self._attempt[1].options
-        constants = {name: value for name, value in named.items() if name not in options}
-        self._add(module, kernel, grid, arguments, constants, options, tiling)
-
-    def _add(
-        self,
-        module: str,
-        kernel: str,
-        grid: int,
-        arguments: tuple[Any, ...],
-        constants: Mapping[str, Any],
-        options: Mapping[str, Any],
-        tiling: Any,
-    ) -> None:
         called_from, function = caller()
         launch = RecordedLaunch(
             module=module,
             kernel=kernel,
             grid=grid,
             arguments=tuple(map(without_memory, arguments)),
-            constants=constants,
-            options=options,
-            tiling=tiling,
-            attempt=None if self._attempt is None else self._attempt[0],
+            constants=spec.constants,
+            options=spec.options,
+            tiling=spec.launch,
+            attempt=self._attempt,
             called_from=called_from,
             caller=function,
             direction="backward" if is_backward() else "forward",
         )
         self.launches.append(launch)
-
-    def standing_in(self, module: str, kernel: str, function: Callable[[], Any], tiling: Any) -> _StandIn:
-        """A stand-in for `function()`, a `@triton.jit` function, that lists its launches."""
-        return _StandIn(self, module, kernel, function, tiling)
-
-
-class _StandIn:
-    def __init__(self, recorder: Recorder, module: str, kernel: str, function: Callable[[], Any], tiling: Any) -> None:
-        self._recorder, self._module, self._kernel, self._function = recorder, module, kernel, function
-        self._tiling = tiling
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*arguments: Any, **named: Any) -> None:
-            if self._recorder.runs:
-                self._function()[grid](*arguments, **named)
-            self._recorder.add_named(self._module, self._kernel, grid[0], arguments, named, self._tiling)
-
-        return launch
 
 
 active: Recorder | None = None
