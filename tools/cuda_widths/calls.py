@@ -109,7 +109,7 @@ def embedding(width: int, make: Maker) -> Call:
 
 def embedding_sorted(width: int, make: Maker) -> Call:
     """More indices than one kernel takes: the gradient sorts them."""
-    return _look_up(width, make, 300)
+    return _look_up(width, make, 2000)
 
 
 def _look_up(width: int, make: Maker, count: int) -> Call:

@@ -83,7 +83,7 @@ def embedding_calls(device: torch.device) -> Iterator[Call]:
         dtype: torch.dtype,
         kind: str = "uniform",
         index_dtype: torch.dtype = torch.int64,
-        n: int = 777,
+        n: int = 1777,
         rows: int = 301,
         **options: Any,
     ) -> None:
@@ -97,8 +97,8 @@ def embedding_calls(device: torch.device) -> Iterator[Call]:
         out = embedding(indices.to(index_dtype), weight, **options)
         out.backward(torch.ones_like(out))
 
-    def ngrams(width: int, dtype: torch.dtype, mode: str, history: bool = True) -> None:
-        ids = torch.randint(0, 9, (3, 41), device=device)
+    def ngrams(width: int, dtype: torch.dtype, mode: str, history: bool = True, tokens: int = 41) -> None:
+        ids = torch.randint(0, 9, (3, tokens), device=device)
         table = _leaf((301, width), dtype, device)
         before = ids[:, :2] if history else None
         out = ngram_embedding(ids, table, [2**62 - 1, 3, 5], [71, 73, 79, 67], [0, 71, 144, 223], 0, 3, before, mode=mode)
@@ -125,6 +125,9 @@ def embedding_calls(device: torch.device) -> Iterator[Call]:
         yield f"fp32 {width}, sparse", _call(run, width, FP32, sparse=True)
         yield f"fp32 {width}, shard", _call(run, width, FP32, vocab_range=(200, 501), num_embeddings=900)
         yield f"fp32 {width}, norms", _call(run, width, FP32, max_norm=1.0)
+        for kind in ("uniform", "equal", "outside"):
+            yield f"bf16 {width}, few indices, {kind}", _call(run, width, BF16, kind, n=777)
+        yield f"fp32 {width}, few indices, by frequency", _call(run, width, FP32, n=777, scale_grad_by_freq=True)
         yield f"bf16 {width}, one index", _call(run, width, BF16, n=1)
         yield f"bf16 {width}, one row", _call(run, width, BF16, rows=1)
     for width in (1, 100, 160, 5000):
@@ -133,7 +136,7 @@ def embedding_calls(device: torch.device) -> Iterator[Call]:
     for width in (7, 1100):
         yield f"bf16 {width}, bags", _call(bags, width, BF16, mode="mean", padding_idx=5)
         yield f"fp32 {width}, bags between offsets", _call(bags, width, FP32, [0, 3, 3, 77], mode="sum")
-    yield "fp32 160, n-grams without history", _call(ngrams, 160, FP32, "concat", False)
+    yield "fp32 160, n-grams without history", _call(ngrams, 160, FP32, "concat", False, 100)
     yield "bf16 1024, more indices than launches of ours sort", _call(run, 1024, BF16, n=70000, rows=40000)
     yield "bf16 64, many groups", _call(run, 64, BF16, n=20000, rows=40000)
 

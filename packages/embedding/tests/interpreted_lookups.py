@@ -8,10 +8,12 @@ import npu_tiling
 import torch
 from npu_embedding import embedding, embedding_bag
 from npu_embedding.both.tiling import Way
+from npu_embedding.cuda.tiling import SEARCHED
 from triton.runtime import interpreter
 
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=1, cube_cores=1, ub_bytes=232448, ub_align=16)
 KERNEL_OF = {
+    Way.SEARCHED: "sum_searched_kernel",
     Way.RANKED: "rank_groups_kernel",
     Way.SORTED: "mark_rows_kernel",
 }
@@ -30,7 +32,13 @@ CASES = {
     "few, by frequency": lookup.make(30, 9, 500, kind="equal", scale_grad_by_freq=True),
     "few, of a shard": lookup.make(40, 50, 256, vocab_range=(30, 80)),
     "one": lookup.make(1, 5, 1030),
+    "as many as are searched": lookup.make(SEARCHED, 70, 12, torch.float16, "zipf"),
+    "as many, equal": lookup.make(SEARCHED, 3, 20, torch.bfloat16, "equal"),
+    "columns of dy, int32": lookup.make(90, 40, 21, kind="zipf", padding_idx=1),
+    "one row of dy": lookup.make(70, 9, 130),
 }
+AGAIN = ("as many, equal", "few, by frequency", "outside")  # are looked up twice: equal bits
+UNSCALED = ("as many, equal", "one row of dy")
 NGRAMS = {
     "n-grams": ngrams.make((3, 41), 100, torch.float32, history=True, ngram_size=4),
     "n-grams, added": ngrams.make((50,), 33, torch.float16, mode="sum", mix="sum", fill=0),
@@ -45,6 +53,11 @@ BAGS = {
 }
 CASES["sorted"].indices = CASES["sorted"].indices.sort().values
 CASES["reverse"].indices = CASES["reverse"].indices.sort(descending=True).values.to(torch.int32)
+CASES["columns of dy, int32"].indices = CASES["columns of dy, int32"].indices.to(torch.int32)
+CASES["columns of dy, int32"].dy = torch.randn(90, 25)[:, 3:24]
+CASES["one row of dy"].dy = torch.randn(1, 130).expand(70, 130)
+# The interpreter does not round to bf16: sums that it has.
+CASES["as many, equal"].dy = torch.randint(-1, 2, (SEARCHED, 20)).to(torch.bfloat16)
 CASES["outside"].indices[::3] = -1
 CASES["outside"].indices[1::3] = OUTSIDE
 
@@ -114,14 +127,21 @@ def main() -> None:
             print("right:", name, flush=True)
             continue
         case = CASES[name]
-        case.dy *= 10 ** torch.randint(-4, 5, case.dy.shape)  # so that the order of a sum shows
+        if name not in UNSCALED:
+            case.dy *= 10 ** torch.randint(-4, 5, case.dy.shape)  # so that the order of a sum shows
         _, dweight, added = lookup.expected(case)
         gradients = {}
         for way, kernel in KERNEL_OF.items():
+            if way is Way.SEARCHED and case.indices.numel() > SEARCHED:
+                continue
             lookup.take(way, setattr)
             with npu_tiling.watch_launches() as launches:
                 gradients[way] = gradient(case)
-            assert kernel in {launch.kernel for launch in launches}, (name, way)
+            made = [launch.kernel for launch in launches]
+            assert kernel in made, (name, way)
+            if way is Way.SEARCHED:
+                assert made == ["gather_rows_kernel", kernel]
+                assert name not in AGAIN or torch.equal(gradient(case), gradients[way]), name
             lookup.check_gradient(gradients[way], dweight, added, case.indices.numel())
         assert torch.equal(gradients[Way.RANKED], gradients[Way.SORTED]), name
         lookup.check_gradient(gradient(case, sparse=True).to_dense(), dweight, added, case.indices.numel())

@@ -58,6 +58,14 @@ def test_every_launch_says_what_decided_it():
                 assert launch.why and launch.decided_at.startswith("npu_embedding/"), launch.kernel
 
 
+@pytest.mark.parametrize(("tokens", "launches"), [(1, 1), (1024, 1), (1025, 4), (65536, 4)])
+def test_the_gradient_of_few_indices_is_one_launch_on_cuda(tokens, launches):
+    found = explain(tokens=tokens, vocabulary=300, width=64, chip="H200", backward=True)
+    kernels = [launch.kernel for launch in found.launches if launch.direction == "backward"]
+    assert len(kernels) == launches and (kernels == ["sum_searched_kernel"]) == (tokens <= 1024)
+    assert not found.calls
+
+
 def test_pytorchs_sort_stands_between_the_launches():
     found = explain(tokens=65537, vocabulary=300, width=64, chip="H200", backward=True)
     steps = [getattr(step, "kernel", None) or step.name for step in found.steps if step.direction == "backward"]

@@ -81,7 +81,10 @@ def test_what_cannot_fit_says_what_needs_how_much():
     [
         (CHIP, 1, 2**30, Way.MERGED),
         (CHIP, 2**30, 1, Way.MERGED),
-        (GPU, 1, 2**30, Way.RANKED),
+        (GPU, 1, 2**30, Way.SEARCHED),
+        (GPU, cuda.SEARCHED, 1, Way.SEARCHED),
+        (GPU, cuda.SEARCHED + 1, 2**30, Way.RANKED),
+        (GPU, 1, 2**30 + 1, Way.SORTED),
         (GPU, 65536, 1, Way.RANKED),
         (GPU, 65536, 2**30 + 1, Way.SORTED),
         (GPU, 65537, 1, Way.SORTED),
@@ -114,7 +117,7 @@ def test_a_search_ends_when_all_keys_are_found():
 def test_cuda_blocks_are_powers_of_two():
     for width in WIDTHS:
         for itemsize in (2, 4):
-            for choose in (cuda.gather_launch, cuda.sums_launch, cuda.partials_launch):
+            for choose in (cuda.gather_launch, cuda.sums_launch, cuda.partials_launch, cuda.search_launch):
                 launch = choose(rows(width, itemsize, GPU))
                 assert launch.options == {"num_warps": launch.warps}
                 for name, block in (*launch.constants.items(), ("warps", launch.warps)):
@@ -124,6 +127,16 @@ def test_cuda_blocks_are_powers_of_two():
     assert tiling.smaller(tiling.gather_launch(rows(768, 4, GPU))) is None
     partials = cuda.partials_launch(rows(768, 4, GPU))
     assert partials.grid(partials.per_program + 1) == 2 * partials.column_blocks
+
+
+def test_a_search_takes_all_indices_at_once_and_its_rows_of_zeros_fit_the_bits_of_a_number():
+    for width in WIDTHS:
+        for itemsize in (2, 4):
+            launch = cuda.search_launch(rows(width, itemsize, GPU))
+            blocks = launch.constants
+            assert blocks["BLOCK_M"] == cuda.SEARCHED and cuda.SEARCHED % blocks["BLOCK_K"] == 0
+            assert blocks["ZERO_M"] == launch.per_program <= 32
+            assert blocks["BLOCK_K"] * blocks["BLOCK_N"] <= 4096  # fp32 sums, 32 for each thread
 
 
 def test_a_group_of_sorted_indices_is_a_power_of_two_of_programs():

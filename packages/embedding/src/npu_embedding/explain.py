@@ -36,6 +36,7 @@ NAMES = {
     "KEYS": "keys are stored too, for PyTorch's sort",
     "ZERO_M": "rows that a program of zeros stores at a time",
     "ZERO_N": "columns that it stores at a time",
+    "BLOCK_K": "rows of dy that are added at a time",
     "BLOCK_C": "borders between chunks that a program looks at",
     "BLOCK_P": "partial sums that are added at a time",
     "SCALE_BY_COUNT": "scale_grad_by_freq",

@@ -15,6 +15,7 @@ MIN_CHUNK = 8  # sorted positions: a shorter chunk costs more in partial sums th
 class Way(Enum):
     """How the indices of one row of the table come together for its gradient. torch.sort sorts row numbers."""
 
+    SEARCHED = "one kernel sums, each program of which looks through all indices"
     RANKED = "two kernels sort: groups of indices, then each in all groups"
     MERGED = "two kernels sort: groups of indices, then four sorted runs to one until one is left"
     SORTED = "torch.sort sorts rows of the table"

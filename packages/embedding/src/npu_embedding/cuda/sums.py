@@ -108,6 +108,19 @@ def sum_chunk(
             store_row(p_partials + i_partial * N, b_sum, o_col, N, BLOCK_N)
 
 
+@triton.jit
+def store_zeros(p_dweight, i_row, m_zero, N: tl.constexpr, ZERO_M: tl.constexpr, ZERO_N: tl.constexpr):
+    """Zeros in those of ZERO_M rows, from `i_row` on, that are in `m_zero`."""
+    o_m = tl.arange(0, ZERO_M)
+    b_zeros = tl.zeros([ZERO_M, ZERO_N], p_dweight.dtype.element_ty)
+    for i_col in tl.static_range(0, N, ZERO_N):
+        o_n = i_col + tl.arange(0, ZERO_N)
+        m_tile = m_zero[:, None]
+        if N % ZERO_N != 0:
+            m_tile = m_tile & (o_n < N)[None, :]
+        tl.store(p_dweight + i_row * N + (o_m[:, None] * N + o_n[None, :]), b_zeros, mask=m_tile)
+
+
 @triton.jit(do_not_specialize=["n_chunks", "n_rows", "n_part"])
 def sum_sorted_kernel(
     p_dy,
@@ -150,13 +163,7 @@ def sum_sorted_kernel(
         i_row = (tl.program_id(0) - n_sums).to(tl.int64) * ZERO_M
         o_m = tl.arange(0, ZERO_M)
         m_zero = tl.load(p_marks + i_row + o_m, mask=o_m < n_rows - i_row, other=1) == 0
-        b_zeros = tl.zeros([ZERO_M, ZERO_N], p_dweight.dtype.element_ty)
-        for i_col in tl.static_range(0, N, ZERO_N):
-            o_n = i_col + tl.arange(0, ZERO_N)
-            m_tile = m_zero[:, None]
-            if N % ZERO_N != 0:
-                m_tile = m_tile & (o_n < N)[None, :]
-            tl.store(p_dweight + i_row * N + (o_m[:, None] * N + o_n[None, :]), b_zeros, mask=m_tile)
+        store_zeros(p_dweight, i_row, m_zero, N, ZERO_M, ZERO_N)
 
 
 @triton.jit(do_not_specialize=["n_chunks"])

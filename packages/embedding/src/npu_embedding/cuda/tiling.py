@@ -12,9 +12,15 @@ from npu_tiling.places import here
 from ..both.tiling import MIN_CHUNK, Launch, Rule, Way, way_launch
 from ..shape import RowShape
 
+# Indices that every program looks through, where that takes the place of a sort. A core compares 16 in a cycle, as many
+# int64 as its first cache gives. 1024 programs for each of 8 blocks of columns need 4000 cycles of 132 cores, and twice as
+# many indices four times as many cycles. A row that all 1024 indices name is 32 loads of a tile, one after the other.
+SEARCHED = 1024
+
 # The first row that holds runs. 32768 indices take RANKED's kernels .033 ms on an H200; their time grows with the square.
 WAYS = (
-    # way, indices, rows of the table (the kernels of RANKED count them in 32 bits), why
+    # way, indices, rows of the table (kernels count them in 32 bits, but those of SORTED), why
+    Rule(Way.SEARCHED, SEARCHED, 2**30, f"a program looks through {SEARCHED} sooner than launches sort them", here()),
     Rule(Way.RANKED, 65536, 2**30, "up to 65536 indices two kernels take less time than torch.sort", here()),
     Rule(Way.SORTED, inf, inf, "a radix sort, whose time is a multiple of the number of indices", here()),
 )
@@ -34,16 +40,18 @@ class Blocks(NamedTuple):
 # The fastest on an H200. Each thread moves vectors of 16 bytes.
 _GATHER = Blocks(1024, 4096, 1, "copies share nothing: a warp is a program", here())
 _SUMS = Blocks(2048, 1024, 8, "a row is one load of all threads, and many rows are under way", here())
+_SEARCH = Blocks(128, 4096, 4, "few columns: several programs add a row that all indices name", here())
 _PARTIALS = Blocks(256, 4096, 4, "few columns: several programs add a run of thousands of partial sums", here())
 
 GROUP = 512  # indices that the first kernel of RANKED sorts
 _WARPS_PER_CORE = 32  # resident on a multiprocessor
 _WAVES = 4  # of programs that sum, so that the last ones end together
 _ROW_COLUMNS = 512  # a tile with more columns is one row
-_MAX_ROWS = 32  # of a tile that is copied, and partial sums that are added at once
+_MAX_ROWS = 32  # of a tile that is copied, and rows or partial sums that are added at once
 _NORM_COLUMNS = 65536
 _ZEROS_COLUMNS = 512  # stored at once by a warp
 _ZEROS_BYTES, _MAX_ZERO_ROWS = 16384, 64  # of a program
+_BITS = 32  # of a number that says which rows of zeros are none
 _BORDERS = 16  # between chunks, that a program of the launch of partial sums looks at
 
 
@@ -76,9 +84,8 @@ def norm_launch(shape: RowShape) -> Launch:
 
 def sums_launch(shape: RowShape) -> Launch:
     """Blocks of the gradient's sums and zeros; a program fills `per_program` rows with zeros."""
-    rows = power_of_two(max(1, min(_MAX_ZERO_ROWS, _ZEROS_BYTES // (shape.width * shape.itemsize))))
-    warps = _row_warps(shape)
-    blocks = {"ZERO_M": rows, "ZERO_N": min(power_of_two(shape.width), _ZEROS_COLUMNS * warps)}
+    rows, warps = _zero_rows(shape), _row_warps(shape)
+    blocks = {"ZERO_M": rows, "ZERO_N": _zero_columns(shape, warps)}
     return _launch(shape, _SUMS, blocks, per_program=rows, warps=warps)
 
 
@@ -92,6 +99,15 @@ def partials_launch(shape: RowShape) -> Launch:
     """Blocks of the gradient's partial sums; a program looks at `per_program` borders between chunks."""
     blocks = {"BLOCK_C": _BORDERS, "BLOCK_P": _rows(_PARTIALS, _columns(shape, _PARTIALS) * FP32)}
     return _launch(shape, _PARTIALS, blocks, per_program=_BORDERS, warps=_PARTIALS.max_warps)
+
+
+def search_launch(shape: RowShape) -> Launch:
+    """Blocks of the gradient of few indices; a program fills `per_program` rows with zeros."""
+    warps = _SEARCH.max_warps
+    rows = min(_BITS, _zero_rows(shape))
+    blocks = {"BLOCK_M": SEARCHED, "BLOCK_K": _rows(_SEARCH, _columns(shape, _SEARCH) * FP32)}
+    blocks |= {"ZERO_M": rows, "ZERO_N": _zero_columns(shape, warps)}
+    return _launch(shape, _SEARCH, blocks, per_program=rows, warps=warps)
 
 
 def sort_launch(device: Device) -> Launch:
@@ -126,6 +142,16 @@ def _launch(shape: RowShape, rule: Blocks, blocks: dict[str, int], *, per_progra
 def _rows(rule: Blocks, row_bytes: int) -> int:
     """Rows of a tile of all warps."""
     return max(1, min(_MAX_ROWS, rule.max_warps * rule.warp_bytes // row_bytes))
+
+
+def _zero_rows(shape: RowShape) -> int:
+    """Rows that a program fills with zeros."""
+    return power_of_two(max(1, min(_MAX_ZERO_ROWS, _ZEROS_BYTES // (shape.width * shape.itemsize))))
+
+
+def _zero_columns(shape: RowShape, warps: int) -> int:
+    """Columns that it stores at once."""
+    return min(power_of_two(shape.width), _ZEROS_COLUMNS * warps)
 
 
 def _row_warps(shape: RowShape) -> int:

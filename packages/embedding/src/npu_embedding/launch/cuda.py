@@ -37,7 +37,10 @@ class Sorted(NamedTuple):
 
 def backward(dweight: Tensor, gradient: Gradient, way: Way) -> None:
     """Writes dweight [n_rows, D]."""
-    _sum_sorted(dweight, gradient, _ranked(gradient) if way is Way.RANKED else _sorted(gradient))
+    if way is Way.SEARCHED:
+        _sum_searched(dweight, gradient)
+    else:
+        _sum_sorted(dweight, gradient, _ranked(gradient) if way is Way.RANKED else _sorted(gradient))
 
 
 def sum_slots(values: Tensor, gradient: Gradient, slot: Tensor, order: Tensor) -> None:
@@ -45,6 +48,17 @@ def sum_slots(values: Tensor, gradient: Gradient, slot: Tensor, order: Tensor) -
     n = values.shape[0]
     marks = _mark_rows(gradient._replace(indices=slot, n_rows=n, padding=NO_ROW, first_row=0), None)
     _sum_sorted(values, gradient, Sorted(slot, order, marks, (slot < n).sum(dtype=torch.int32)))
+
+
+def _sum_searched(dweight: Tensor, gradient: Gradient) -> None:
+    """Writes dweight in one launch."""
+    (n_rows, width), dy = dweight.shape, gradient.dy
+    options, by_count = (width, dy.dtype.itemsize, gradient.device), gradient.scale_by_count
+    spec = row_spec(tiling.search_launch, *options, SCALE_BY_COUNT=by_count, IN_PARTS=gradient.in_parts)
+    sums = gradient.indices.numel() * spec.launch.column_blocks
+    zeros = ceil(n_rows / spec.launch.per_program)  # programs that store them
+    tensors, scalars = (dy, gradient.indices, dweight), (*gradient.numbers, *gradient.dy_strides)
+    KERNELS.launch("cuda.search", "sum_searched_kernel", spec, sums + zeros, tensors, scalars)
 
 
 def _ranked(gradient: Gradient) -> Sorted:
