@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from npu_embedding import embedding, tiling
@@ -51,7 +52,7 @@ def make(n: int, rows: int, width: int, dtype=torch.float32, kind="uniform", see
 
 def take(way: Way, setattr: Callable[[object, str, object], None]) -> None:
     """From now on gradients on CUDA go one way, whatever the number of indices."""
-    setattr(cuda, "WAYS", [rule._replace(max_indices=float("inf")) for rule in ALL_WAYS if rule.way is way])
+    setattr(cuda, "WAYS", [rule._replace(max_indices=inf, max_elements=inf) for rule in ALL_WAYS if rule.way is way])
     tiling.choose.cache_clear()
 
 

@@ -77,21 +77,23 @@ def test_what_cannot_fit_says_what_needs_how_much():
 
 
 @pytest.mark.parametrize(
-    ("device", "indices", "n_rows", "way"),
+    ("device", "indices", "n_rows", "width", "way"),
     [
-        (CHIP, 1, 2**30, Way.MERGED),
-        (CHIP, 2**30, 1, Way.MERGED),
-        (GPU, 1, 2**30, Way.SEARCHED),
-        (GPU, cuda.SEARCHED, 1, Way.SEARCHED),
-        (GPU, cuda.SEARCHED + 1, 2**30, Way.RANKED),
-        (GPU, 1, 2**30 + 1, Way.SORTED),
-        (GPU, 65536, 1, Way.RANKED),
-        (GPU, 65536, 2**30 + 1, Way.SORTED),
-        (GPU, 65537, 1, Way.SORTED),
+        (CHIP, 1, 2**30, 8, Way.MERGED),
+        (CHIP, 2**30, 1, 8, Way.MERGED),
+        (GPU, 1, 2**30, 2**18, Way.SEARCHED),
+        (GPU, 1, 2**30, 2**18 + 1, Way.RANKED),
+        (GPU, cuda.SEARCHED, 1, 256, Way.SEARCHED),
+        (GPU, cuda.SEARCHED, 1, 257, Way.RANKED),
+        (GPU, cuda.SEARCHED + 1, 2**30, 8, Way.RANKED),
+        (GPU, 1, 2**30 + 1, 8, Way.SORTED),
+        (GPU, 65536, 1, 8, Way.RANKED),
+        (GPU, 65536, 2**30 + 1, 8, Way.SORTED),
+        (GPU, 65537, 1, 8, Way.SORTED),
     ],
 )
-def test_the_way_follows_from_the_numbers_of_indices_and_rows(device, indices, n_rows, way):
-    chosen = tiling.choose(Shape(indices=indices, rows=n_rows, device=device))
+def test_the_way_follows_from_the_numbers_of_indices_and_rows(device, indices, n_rows, width, way):
+    chosen = tiling.choose(Shape(indices=indices, rows=n_rows, width=width, device=device))
     assert chosen.way is way
     file, _, line = chosen.decided_at.partition(":")
     module = ascend if device is CHIP else cuda

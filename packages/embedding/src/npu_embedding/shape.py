@@ -18,11 +18,13 @@ class Shape(NamedTuple):
     Attributes:
         indices: how many, and so rows of dy.
         rows: of the table, or of the shard at hand.
+        width: elements of a row.
         device: whose kernels run.
     """
 
     indices: int
     rows: int
+    width: int
     device: Device
 
 

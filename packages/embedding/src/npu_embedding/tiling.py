@@ -41,7 +41,8 @@ def choose(shape: Shape) -> Tiling:
     """
     ways = (cuda if shape.device.kind == "cuda" else ascend).WAYS
     for rule in ways:
-        if shape.indices <= rule.max_indices and shape.rows <= rule.max_rows:
+        elements = shape.indices * shape.width
+        if shape.indices <= rule.max_indices and elements <= rule.max_elements and shape.rows <= rule.max_rows:
             return Tiling(shape=shape, way=rule.way, why=rule.why, decided_at=rule.decided_at)
     last, chip = ways[-1], shape.device.name
     if shape.indices > last.max_indices:

@@ -1,29 +1,32 @@
 """Formulas of the cross entropy on the device, each once. Imports Triton, and nothing else.
 
     t = logit_scale (raw + bias)      z = softcap tanh(t / softcap)      L = log sum exp z      p = exp(z - L)
-    gradient of z:     g = p (a + q z) - c w - b [column = target]       with a, b, c, q of each row (reference)
-    gradient of raw:   logit_scale g (1 - (z / softcap)^2)
+    gradient of z:     dz = p (a + q z) - c w - b [column = target]
+    gradient of raw:   logit_scale dz (1 - (z / softcap)^2)
 
-Without softcap, smoothing and entropies the gradient is a factor of the row times exponentials:
+a, b, c and q are factors of each token (see reference/), w is the class weight of a column.
 
-    E = exp(z - k) but for the target's, which is 0      p = exp(z - L)      k: a reference of the row
-    v = logit_scale a exp(k - L)      g = logit_scale (a p - b) of the target
-    gradient of raw = v E + g [column = target]
+Without softcap, smoothing and entropies the gradient of raw is v E, and g more at the target:
 
-so x's gradient is v (E W) + g W[target], and the weight's E^T (v x) and g x added to its target's row. E and v x are
-rounded; g is not. Where tokens of one target cancel, their roundings would be what is left.
+    E = exp(z - k), and 0 at the target      k: a reference of the token, near its largest z
+    v = logit_scale a exp(k - L)             g = logit_scale (a p - b) at the target
+
+    dx = v (E W) + g W[target]               dW = E^T (v x), then dW[target] += g x
+
+E and v x are rounded to the dtype of products. g stays in fp32: the g x of several tokens may cancel, and the errors of bf16
+would remain.
 """
 
 import triton
 import triton.language as tl
 
-LOWEST: tl.constexpr = tl.constexpr(-3.0e38)  # finite, so that differences of two of them are
-SWEEP_LIMIT: tl.constexpr = tl.constexpr(30.0)  # e^30 and e^-30 times a vocabulary are far from the ends of fp32 and bf16
-PRODUCT_LIMIT: tl.constexpr = tl.constexpr(60.0)  # the same of e^60, where a larger reference costs a product
+LOWEST: tl.constexpr = tl.constexpr(-3.0e38)  # finite: LOWEST - LOWEST is 0
+SWEEP_LIMIT: tl.constexpr = tl.constexpr(30.0)  # V e^30 and e^-30 neither overflow nor underflow
+PRODUCT_LIMIT: tl.constexpr = tl.constexpr(60.0)  # as above; a row that rises further costs a second product
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 ROUND: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 2^23: a smaller number plus this is rounded to an integer
-MAX_ROUNDED: tl.constexpr = tl.constexpr(2.0e6)  # numbers up to which that holds
+MAX_ROUNDED: tl.constexpr = tl.constexpr(2.0e6)  # ROUND rounds numbers up to this
 
 
 @triton.jit
@@ -119,9 +122,10 @@ def row_coefficients(
 
 @triton.jit
 def raise_reference(b_reference, b_top):
-    """References [rows] for a tile with maxima b_top: exponentials of other references differ by powers of two.
+    """References [rows] for a tile with maxima b_top, rounded to multiples of ln 2.
 
-    bf16 and fp32 do not round a product with a power of two. fp16 has no room for such numbers.
+    So exponentials that are rescaled later are multiplied by about a power of two, which rounds no bf16. fp16 has no range
+    for them.
     """
     b_rounded = ((b_top * LOG2E + ROUND) - ROUND) * LN2
     b_rounded = tl.where(tl.abs(b_top) < MAX_ROUNDED, b_rounded, b_top)
@@ -138,7 +142,7 @@ def inside(b_tile, other, COLUMNS: tl.constexpr):
 
 @triton.jit
 def exponentials_of(b_z, b_reference, b_sum, COLUMNS: tl.constexpr):
-    """The exponentials of a tile, the references of its rows, and their sums of exponentials so far, [rows]."""
+    """The exponentials of a tile; the references and the running sums of its rows, [rows]."""
     b_seen = inside(b_z, LOWEST, COLUMNS)
     b_raised = raise_reference(b_reference, tl.max(b_seen, axis=1))
     b_e = tl.exp(b_seen - b_raised[:, None])

@@ -21,7 +21,7 @@ class Gradients(NamedTuple):
     """Gradients; None where not wanted. dweight is None too where it was added to weight_grad.
 
     Attributes:
-        unfinished: [3], factors that the gradients still lack, apart from the upstream gradient; None for 1.
+        unfinished: [3], factors that the backward must still apply, beside the upstream gradient; None for 1.
     """
 
     dx: Tensor | None
@@ -50,7 +50,7 @@ class GradientSums:
     """The gradients of x, weight and bias as they grow, each in its final memory if its dtype allows.
 
     Attributes:
-        targets: what exponentials leave out, added to the weight's gradient at the end; None where there are none.
+        targets: gradients at the targets, where E has zeros. dx gets them with each chunk, the weight's gradient at the end.
     """
 
     def __init__(self, x: Tensor, operands: Operands, tiling: Tiling, weight_grad: Tensor | None) -> None:
@@ -90,13 +90,13 @@ class GradientSums:
             else:
                 self._dbias[columns] += gradient.sum(0, dtype=self._dbias.dtype)
 
-    def leave_out_targets(self, columns: Tensor, first: int) -> TargetGradients:
-        """Memory for the targets' part of the gradient of raw logits; for the arguments see `TargetGradients`."""
+    def allocate_targets(self, columns: Tensor, first: int) -> TargetGradients:
+        """Allocates g; for the arguments see `TargetGradients`."""
         self.targets = TargetGradients(columns, first, allocate(self._x, columns.shape, torch.float32))
         return self.targets
 
     def add_scaled(self, tokens: slice, exponentials: Tensor, v: Tensor, sums: Tensor | None, scaled: Tensor | None) -> None:
-        """Adds the products of v [tokens] times exponentials [tokens, V], and to dx the targets' part of its tokens.
+        """Writes dx of some tokens, v (E W) + g W[target], and adds E^T (v x) to the weight's gradient.
 
         Args:
             sums: memory [tokens, H] for the sums of dx, None if they are in dx's dtype.
@@ -119,7 +119,7 @@ class GradientSums:
         return matmul.product if tokens.start == 0 and not self._is_added else matmul.add_product
 
     def finished(self, unfinished: Tensor | None = None) -> Gradients:
-        """All gradients, cast; `unfinished`: factors that they still lack."""
+        """Adds g x to the weight's gradient, and casts all; `unfinished`: factors that a backward must still apply."""
         if self.targets is not None and self.dweight is not None:
             add_target_rows(self.dweight, self._trained_x, self.targets)
         dweight, dbias, scale = None if self._is_added else self.dweight, self._dbias, self._tiling.dweight_scale

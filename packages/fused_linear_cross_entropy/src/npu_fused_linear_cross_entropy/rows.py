@@ -51,12 +51,12 @@ class TargetFacts(NamedTuple):
 
 
 class TargetGradients(NamedTuple):
-    """The part of the gradient of raw logits that rows of exponentials leave out: a number a row, at its target.
+    """g of formula.py: the gradient of the raw logit at each token's target, where E has a zero.
 
     Attributes:
-        columns: int32 [tokens], targets, columns of the whole vocabulary; negative: none.
-        first: the column of the whole vocabulary that the weight's first row is.
-        values: fp32 [tokens], 0 where the target is none of the weight's rows.
+        columns: int32 [tokens], targets in the whole vocabulary; negative: none.
+        first: the target that the weight's first row stands for.
+        values: fp32 [tokens], g; 0 where another rank has the target's row.
     """
 
     columns: Tensor
@@ -64,7 +64,7 @@ class TargetGradients(NamedTuple):
     values: Tensor
 
     def part(self, tokens: slice) -> TargetGradients:
-        """Those of a chunk of tokens."""
+        """The same of a chunk of tokens."""
         return self._replace(columns=part(self.columns, tokens), values=part(self.values, tokens))
 
 

@@ -1,4 +1,4 @@
-"""What follows from sizes, strides, dtypes and options of a launch for whole rows: found once, then looked up."""
+"""Plans of launches for whole rows, cached by shapes, strides, dtypes and options."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .specs import launch_spec, widest
 
 
 class Plan(NamedTuple):
-    """A launch but for its tensors.
+    """Everything of a launch except its tensors.
 
     Attributes:
         specs: the tilings to try in turn; none where whole rows do not fit on chip.
         n_tokens: T.
-        scalars: the kernel's numbers.
+        scalars: the kernel's numbers, in its order; CUDA's backward appends one.
     """
 
     specs: tuple[LaunchSpec, ...]
@@ -44,14 +44,14 @@ _Facts = tuple[tuple[torch.Size, tuple[int, ...], torch.dtype] | None, ...]
 
 
 def plan_forward(call: Forward, rows: Sequence[Tensor | None], options: _Options, device: Device) -> Plan:
-    """For the first tensor of blocks, the prefix and the layer's output."""
+    """The plan of a forward; rows: the first tensor of blocks, the prefix and the layer's output."""
     normalised, numbers = call.output_rms_weight is not None, (call.n_blocks, call.eps, call.norm_eps, call.dtype)
     facts = tuple([None if each is None else (each.shape, each.stride(), each.dtype) for each in rows])
     return _plan_forward(facts, numbers, call.in_place, normalised, options, device)
 
 
 def plan_backward(call: Backward, rows: Sequence[Tensor | None], options: _Options, device: Device) -> Plan:
-    """For the first tensor of blocks, the prefix, dh and dprefix."""
+    """The plan of a backward; rows: the first tensor of blocks, the prefix, dh and dprefix."""
     facts = tuple([None if each is None else (each.shape, each.stride(), each.dtype) for each in rows])
     return _plan_backward(facts, call.n_blocks, options, device)
 
@@ -100,7 +100,7 @@ def _plan_backward(facts: _Facts, n_blocks: int, options: _Options, device: Devi
             device,
             Task.BACKWARD,
             shape[-1],
-            # The kernel for statistics by token has no rows of sources in another dtype on chip.
+            # The kernel for statistics by token loads sources in dh's dtype alone.
             first.dtype if prefix is None else dh.dtype if order else widest(dh.dtype, first.dtype, prefix.dtype),
             row_stride=max(s_token, s_dh, s_prefix, s_dprefix),
             n_sources=n_blocks,

@@ -1,4 +1,4 @@
-"""Sources as kernels take them: pointers and distances. Nothing is stacked or copied where rows lie at one stride."""
+"""Sources as kernels take them: pointers and strides. Nothing is stacked or copied where rows lie at one stride."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .pointers import Pointers
 
 
 class Sources(NamedTuple):
-    """N blocks of T rows [D], for kernels that do not choose among arguments.
+    """N blocks of T rows [D], for kernels that take one base pointer, with a table or without.
 
     Attributes:
-        at: where the blocks are; without a table block i lies at i * s_block.
+        at: where the blocks are; where there is no table, block i lies at i * s_block.
         n_blocks, n_tokens: N and T.
         shape: of one block, [..., D].
         s_block, s_token: elements from one block, and from one row, to the next.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from enum import Enum
-from math import ceil
+from math import ceil, inf
 
 from npu_tiling import Block, Device, Tile, fit, footprint
 from npu_tiling.budget.arithmetic import FP32, equal_blocks
@@ -24,8 +24,8 @@ MAX_ROWS_OF_ONE_DIGIT = 2 ** (31 - _LOG) - 2 ** (24 - _LOG) - 2  # and n_rows + 
 _SORT = (("LOG", _LOG), ("KEY_OF_ROW_0", KEY_OF_ROW_0))
 
 WAYS = (
-    # way, indices, rows of the table, why
-    Rule(Way.MERGED, _MAX_INDICES, _MAX_ROWS, f"a vector core sorts {BLOCK} fp32 numbers in its Unified Buffer", here()),
+    # way, indices, elements of dy, rows of the table, why
+    Rule(Way.MERGED, _MAX_INDICES, inf, _MAX_ROWS, f"a vector core sorts {BLOCK} numbers in its Unified Buffer", here()),
 )
 
 # A store of 32 KB is past the point where its length matters (16 KB reach 94 % of the bandwidth).

@@ -25,10 +25,20 @@ class Way(Enum):
 
 
 class Rule(NamedTuple):
-    """A row of the table of ways: what runs, for up to so many indices and rows of the table, why, and its file and line."""
+    """A row of the table of ways: what runs, why, and its file and line.
+
+    Attributes:
+        way: what runs.
+        max_indices: how many there may be.
+        max_elements: of dy, [indices, width].
+        max_rows: of the table.
+        why: the reason.
+        decided_at: file and line.
+    """
 
     way: Way
     max_indices: float
+    max_elements: float
     max_rows: float
     why: str
     decided_at: str

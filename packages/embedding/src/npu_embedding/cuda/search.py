@@ -1,9 +1,8 @@
-"""Device code of the gradient of few indices on CUDA: every program looks through all of them, in place of a sort.
+"""Device code of the gradient of few indices on CUDA: there is no sort, since each program scans all indices.
 
-One launch. A program takes one index through one block of columns: the first index of a row sums the row, and programs of
-the others end. Further programs store zeros in the rows that no index names. Rows of dy are added in tiles, in the order of
-the indices, so that a row which all indices name takes a few loads and not one after the other. Sums are fp32, rounded once.
-Every row of dweight is stored once.
+One launch. There is a program for each place in the indices and each block of columns. It sums the row that its index names
+if that index is the row's first one; otherwise it ends. Further programs store zeros in rows that get no gradient. Rows of dy
+are loaded a tile at a time, in the order of the indices. Sums are fp32, rounded once. Every row of dweight is stored once.
 """
 
 import triton
@@ -17,7 +16,7 @@ from .sums import store_zeros
 
 @triton.jit
 def either(a, b):
-    """Bits that one of two numbers has."""
+    """Bitwise or."""
     return a | b
 
 
@@ -43,7 +42,7 @@ def sum_named(
     SCALE_BY_COUNT: tl.constexpr,
     IN_PARTS: tl.constexpr,
 ):
-    """Stores the sum of the rows of dy that index `i` and those after it add to `i_row`, through one block of columns."""
+    """Stores one block of columns of `i_row`: the sum of dy at the places from `i` on whose index names that row."""
     b_sum = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     n_left = n_equal
     i_tile = i // BLOCK_K * BLOCK_K
@@ -86,7 +85,7 @@ def sum_searched_kernel(
     ZERO_M: tl.constexpr,  # at most 32
     ZERO_N: tl.constexpr,
 ):
-    """Sums of the rows of dy that one index names, and zeros in ZERO_M rows of which none is named."""
+    """One row of the table in one block of columns, or zeros in those of ZERO_M rows that get no gradient."""
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     n_sums = n * n_blocks
     o_m = tl.arange(0, BLOCK_M)
@@ -109,7 +108,7 @@ def sum_searched_kernel(
         i_row = (tl.program_id(0) - n_sums).to(tl.int64) * ZERO_M
         b_place = b_row - i_row
         b_bit = tl.where((b_place >= 0) & (b_place < ZERO_M), 1 << (b_place & 31).to(tl.int32), 0)
-        i_bits = tl.reduce(b_bit, 0, either)  # of the rows that are named
+        i_bits = tl.reduce(b_bit, 0, either)  # bit r: row i_row + r gets a gradient
         o_z = tl.arange(0, ZERO_M)
         m_zero = (((i_bits >> o_z) & 1) == 0) & (o_z < n_rows - i_row)
         store_zeros(p_dweight, i_row, m_zero, N, ZERO_M, ZERO_N)

@@ -45,7 +45,7 @@ def backward(
     n = indices.numel()
     if not dweight.numel() or not n:
         return dweight.zero_()
-    way = tiling.choose(Shape(n, n_rows, device)).way
+    way = tiling.choose(Shape(n, n_rows, dy.shape[-1], device)).way
     if device.kind == "cuda":
         cuda.backward(dweight, gradient, way)
     else:
@@ -63,7 +63,7 @@ def sparse_backward(
     if device.kind == "cuda" or not n or not n_rows:
         slot, order, rows = reference.slots(gradient.indices, n_rows, padding_idx, first_row)
     else:
-        tiling.choose(Shape(n, n_rows, device))  # raises where the table has too many rows
+        tiling.choose(Shape(n, n_rows, dy.shape[-1], device))  # raises where the table has too many rows
         slot, order, rows = ascend.slots(gradient)
     if values.numel():
         (cuda if device.kind == "cuda" else ascend).sum_slots(values, gradient, slot, order)

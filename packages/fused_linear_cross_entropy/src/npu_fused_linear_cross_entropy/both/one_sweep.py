@@ -1,10 +1,8 @@
-"""Kernels of the cross entropy in one sweep: exponentials in place of the logits, whose factors are known after the row.
+"""Kernels of the cross entropy in one sweep: E overwrites the logits, and v and g follow once L is known. See formula.py.
 
-Logits are read once, and E is written once; v and g are known when L is. k is the first tile's maximum. A tile that rises
-above it by more than SWEEP_LIMIT raises k; at the end of such a row the earlier exponentials are multiplied by a power of
-two. Formulas: formula.py.
-
-Tiles, tails and the order of columns: as in two_sweeps.py's second sweep.
+Logits are read once, and E is written once. A row's tail is the first tile, then blocks of columns from the last to the
+first. k is the maximum of the first tile, rounded. A tile whose maximum exceeds k by more than SWEEP_LIMIT raises k; at the
+end of such a row the earlier exponentials are rescaled.
 """
 
 import triton
@@ -38,10 +36,10 @@ def sweep_exponentials(
     p_row, p_out, b_reference, b_sum, s_row, s_out, n_rows, n_left, p_bias, logit_scale, N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, TILES: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
-    """Exponentials of a tile of rows in place of their logits, all of them for the references that are returned.
+    """Writes E of a tile of rows, all of it relative to the references that are returned.
 
     Returns:
-        References of rows and their sums of exponentials, [BLOCK_M] each, with those that they began with.
+        References and sums of exponentials, [BLOCK_M] each; both include the values that were passed in.
     """
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
     if TAIL_N > 0:
@@ -57,7 +55,7 @@ def sweep_exponentials(
             b_reference, b_sum = exponentiate(p_out, b_z, b_reference, b_sum, i_col, s_out, n_left, BLOCK_N, BARRIER)
             i_tile = (i_block // BLOCK_N).to(tl.float32)
             b_references = tl.where(o_tile == i_tile, b_reference[:, None], b_references)
-        # The first block's reference, of rows that no earlier columns gave one.
+        # The smallest reference that a row was given.
         b_low = tl.sum(tl.where(o_tile == 0.0, b_references, 0.0), axis=1)
         if TAIL_N > 0:
             b_low = tl.minimum(b_low, b_first)
@@ -82,7 +80,7 @@ def cross_entropy_exponentials_kernel(
     p_target,  # int32 [rows], negative: none
     p_bias,  # [N]
     p_statistics,  # fp32 [6, rows]: k, sum of exp(z - k), the target's z
-    p_reference,  # fp32 [rows]: k of these columns
+    p_reference,  # fp32 [rows]: k after these columns
     n_rows,
     s_logits,
     s_exponentials,
@@ -96,11 +94,11 @@ def cross_entropy_exponentials_kernel(
     TILES: tl.constexpr,  # at least the blocks of a row
     PADDED: tl.constexpr,  # the logits' memory has whole tiles of rows
     BARRIER: tl.constexpr,
-    MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
+    MERGE: tl.constexpr,  # begin with the statistics of earlier columns
     SCALED: tl.constexpr,
 ):
-    """Exponentials and statistics of columns whose rows' sums are known later."""
-    # time: rare: that a tile rises above the first one's maximum by e^30
+    """Writes E and the statistics of a chunk of columns."""
+    # time: rare: that a tile's maximum exceeds the first one's by 30
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow scalar-reduction: once a row, whether its reference was raised
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it
@@ -139,8 +137,8 @@ def cross_entropy_settle_kernel(
     p_target,  # int32 [rows], negative: none
     p_target_logit,  # fp32 [rows]: z of the targets
     p_reference,  # fp32 [rows]: k of these exponentials
-    p_last,  # fp32 [rows]: the k that all are to have
-    p_coefficients,  # fp32 [5, rows]: L, a, b and more
+    p_last,  # fp32 [rows]: the final k
+    p_coefficients,  # fp32 [5, rows], of which the first three are L, a, b
     p_v,  # fp32 [rows]
     p_gradient,  # fp32 [rows]: g, 0 of rows whose target is elsewhere
     n_rows,
@@ -153,11 +151,11 @@ def cross_entropy_settle_kernel(
     BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,
     BARRIER: tl.constexpr,
-    FIRST: tl.constexpr,  # of chunks of columns: others change g of rows whose target they have
+    FIRST: tl.constexpr,  # the first chunk of columns stores every g, others those of their own targets
     SCALED: tl.constexpr,
 ):
-    """When the rows' sums are known: targets' elements of E become 0, and the rows' numbers v and g are stored."""
-    # time: rare: that later columns rise above the first ones by e^30
+    """Runs once L is known: rescales E where k rose, sets the targets' elements to 0, and stores v and g."""
+    # time: rare: that a later column exceeds the first ones by 30
     # lint: allow scalar-loop: one element a row, the target's, is wherever it is
     # lint: allow single-buffer: compilers for an Ascend950 give the loop that stores the targets' elements one
     # lint: allow scalar-reduction: once a tile of rows, whether their reference was raised

@@ -50,7 +50,7 @@ def cross_entropy_scale_rows_kernel(
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """out = values times their row's factor, and g times the weight's row of the target, in fp32 and rounded once."""
+    """out = factor values + g W[target], in fp32 and rounded once."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; those not of whole 32 bytes are padded on chip
     # lint: allow fill-in-loop: the end of a row that is no whole block
     # lint: allow short-transfer: rows are as wide as the caller's
@@ -61,7 +61,7 @@ def cross_entropy_scale_rows_kernel(
         g, p_row = 0.0, p_weight
         if p_gradient is not None:
             g = tl.load(p_gradient + i_row)
-            row = tl.where(g == 0.0, 0, tl.load(p_target + i_row) - first)  # 0 where the target is elsewhere
+            row = tl.where(g == 0.0, 0, tl.load(p_target + i_row) - first)  # g is 0 where the target is not one of these
             p_row = p_weight + row.to(tl.int64) * s_weight
         for i_col in tl.range(0, N, BLOCK_N):
             o_col = i_col + o_lane

@@ -1,9 +1,9 @@
-"""The targets' part of the weight's gradient: rows of x times a number each, added to the rows of their targets.
+"""The targets' part of the weight's gradient: for each token t, dW[target[t]] += g[t] x[t]. g: see formula.py.
 
-    dW[target] += sum over rows with that target of g x
+First a sort by rank: each token's target is compared with all others, and its place is the number of tokens before it. The
+T^2 compares cost little beside the products with the weight. Then one program sums each run of equal targets, in fp32.
 
-g is what exponentials leave out: see formula.py. Rows are sorted by target first, by counting: a row's place is the number
-of rows that come before it. Compares of two rows cost little beside their products with the weight.
+Rows are tokens in the names below, and columns are targets, counted from the first row of the weight.
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def columns_of_targets(p_target, o_row, n_rows, first, N: tl.constexpr):
-    """fp32 columns of rows' targets; N where the target is none of the columns, and behind the last row."""
+    """Targets as fp32 columns; N where a target is none of the weight's rows, and past the last token."""
     b_column = (tl.load(p_target + o_row, mask=o_row < n_rows, other=-1) - first).to(tl.float32)
     return tl.where((b_column >= 0.0) & (b_column < N), b_column, N)
 
@@ -20,16 +20,16 @@ def columns_of_targets(p_target, o_row, n_rows, first, N: tl.constexpr):
 @triton.jit(do_not_specialize=["n_rows", "first"])
 def cross_entropy_order_kernel(
     p_target,  # int32 [rows], negative: none
-    p_order,  # int32 [rows]: rows by the columns of their targets, equal ones in their order; those without a column last
-    p_runs,  # int32 [rows], at the first place of a column: how many rows have it; 0 elsewhere
-    n_rows,
+    p_order,  # int32 [rows]: tokens, stably sorted by target; those without one last
+    p_runs,  # int32 [rows]: at the start of a run of equal targets its length, 0 elsewhere
+    n_rows,  # at most 2^24: places are counted in fp32
     first,  # the column of the vocabulary that column 0 is
     N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Sorts rows by the columns of their targets."""
-    # lint: allow scalar-loop: a row's place is wherever its target's column puts it
+    """Sorts tokens by target."""
+    # lint: allow scalar-loop: each token is stored at its rank
     # lint: allow short-transfer: a target is four bytes, and is compared with a tile of others
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         o_row = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -41,12 +41,12 @@ def cross_entropy_order_kernel(
         for i_other in tl.range(0, n_rows, BLOCK_N):
             o_other = i_other + tl.arange(0, BLOCK_N)
             b_other = columns_of_targets(p_target, o_other, n_rows, first, N)
-            b_above = b_other[None, :] - b_column[:, None]
-            b_after = o_other.to(tl.float32)[None, :] - o_row.to(tl.float32)[:, None]
-            b_same = tl.where(b_above == 0.0, 1.0, 0.0)
-            b_lower += tl.where(b_above < 0.0, 1.0, 0.0)
+            b_difference = b_other[None, :] - b_column[:, None]
+            b_distance = o_other.to(tl.float32)[None, :] - o_row.to(tl.float32)[:, None]
+            b_same = tl.where(b_difference == 0.0, 1.0, 0.0)
+            b_lower += tl.where(b_difference < 0.0, 1.0, 0.0)
             b_equal += b_same
-            b_earlier += tl.where(b_after < 0.0, b_same, 0.0)
+            b_earlier += tl.where(b_distance < 0.0, b_same, 0.0)
         b_before = tl.sum(b_earlier.to(tl.int32), axis=1)
         b_place = tl.sum(b_lower.to(tl.int32), axis=1) + b_before
         m_first = (b_column < N) & (b_before.to(tl.float32) == 0.0)
@@ -60,7 +60,7 @@ def cross_entropy_target_rows_kernel(
     p_x,  # [rows, H]
     p_gradient,  # fp32 [rows]: g
     p_target,  # int32 [rows]
-    p_order,  # these two as above
+    p_order,  # these two by the kernel above
     p_runs,
     p_dweight,  # [N, H], added to
     n_rows,
@@ -71,7 +71,7 @@ def cross_entropy_target_rows_kernel(
     BLOCK_H: tl.constexpr,
     AT_ONCE: tl.constexpr,  # rows that are loaded together
 ):
-    """Adds rows of x times g to the rows of their targets, each sum in fp32 and in the rows' order."""
+    """Adds g x to the rows of targets. One program takes a run: its sum is fp32, in the order of tokens, rounded once."""
     # lint: allow scalar-loop: rows are wherever the order says
     # lint: allow unaligned-rows: rows are as wide as the caller's; those not of whole 32 bytes are padded on chip
     # lint: allow short-transfer: rows are as wide as the caller's

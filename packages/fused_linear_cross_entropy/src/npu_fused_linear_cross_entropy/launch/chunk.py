@@ -57,7 +57,7 @@ class ChunkKernels:
         self._launch(ChunkKernel.BOTH, chunk, gradient, tensors, (*_sizes(chunk, gradient, result), *numbers))
 
     def exponentials(self, chunk: Chunk, exponentials: Tensor, result: Tensor, reference: Tensor, *, merge: bool) -> None:
-        """Statistics as `statistics` has them, and exponentials of the logits less a reference [rows], in any memory."""
+        """Writes statistics as `statistics` does, E = exp(z - k) in any memory, and k [rows] as `reference`."""
         tensors = (chunk.logits, exponentials, chunk.target, part(self._bias, chunk.columns), result, reference)
         scalars = (*_sizes(chunk, exponentials, result), self._options.logit_scale)
         self._launch(ChunkKernel.EXPONENTIALS, chunk, exponentials, tensors, scalars, merge)
@@ -72,11 +72,11 @@ class ChunkKernels:
         v: Tensor,
         targets: TargetGradients,
     ) -> None:
-        """Ends exponentials, which are the chunk's logits, and writes v [rows] and the targets' values: see formula.py.
+        """Ends E, which is in chunk.logits: zeros at targets; writes v [rows] and g. See formula.py.
 
         Args:
-            reference: [rows], of these exponentials.
-            last: [rows], the reference that they are to have.
+            reference: [rows], k of this E.
+            last: [rows], the final k.
             target_logit: [rows].
             coefficients: [5, rows].
         """
@@ -124,9 +124,9 @@ def scale_(values: Tensor, factor: Tensor, device: Device) -> None:
 def scale_rows(
     values: Tensor, factors: Tensor, out: Tensor, targets: TargetGradients | None = None, weight: Tensor | None = None
 ) -> None:
-    """out = values [rows, N] times factors [rows], and the targets' values times rows of the weight [V, N] added.
+    """out = factors [rows] values [rows, N] + g W[target], W the weight [V, N]; without targets the product alone.
 
-    out may be the values. PyTorch's product is slow where dtypes differ.
+    out may be the values. torch.mul is slow where dtypes differ.
     """
     (rows, width), device = values.shape, device_for(factors.device)
     assert device is not None

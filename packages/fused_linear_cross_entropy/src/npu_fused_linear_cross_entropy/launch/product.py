@@ -1,4 +1,4 @@
-"""Exponentials of logits that are never in memory: the product whose epilogue stores them."""
+"""Launches of a product of x and the weight whose epilogue stores exp(z - k): no logit is in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_possible(x: Tensor, weight: Tensor, device: Device | None) -> bool:
 
 def _is_readable(matrix: Tensor) -> bool:
     pitch, step = matrix.stride()
-    apart = step == 1 and pitch >= matrix.shape[1]  # rows that overlap, as expanded ones do, are no rows to TMA
+    apart = step == 1 and pitch >= matrix.shape[1]  # TMA cannot address rows that overlap, as expanded ones do
     return apart and pitch * matrix.itemsize % _ALIGNMENT == 0 and matrix.data_ptr() % _ALIGNMENT == 0
 
 
@@ -67,10 +67,10 @@ class ExponentialProduct:
         Args:
             x: [rows, H].
             target: int32 [rows], columns of the whole vocabulary.
-            parts: which of the weight's rows, all of them together, and memory [rows, columns] for their exponentials.
+            parts: slices of the weight's rows, which cover all of them, each with memory [rows, columns] for E or None.
 
         Returns:
-            The references k [rows]: each the target's logit, or the row's maximum where that is much larger.
+            The final k [rows]: the target's logit, or the row's maximum where that is larger by more than 60.
         """
         rows = x.shape[0]
         reference, top = allocate(x, (2, rows), torch.float32)
@@ -93,7 +93,7 @@ class ExponentialProduct:
         return top
 
     def probabilities(self, x: Tensor, lse: Tensor, result: Tensor) -> None:
-        """Writes exp(z - lse) [rows, V], for an lse [rows] that is known."""
+        """Writes the softmax [rows, V], given lse [rows]."""
         everything = slice(0, self._weight.shape[0])
         (sums,) = self._sums_of(x, ((everything, result),))
         operands = self._operands(x, everything, result, lse, lse.clone(), sums)

@@ -16,14 +16,14 @@ from ..rows import TargetGradients
 from .chunk import KERNELS
 
 _MODULE = "both.target_rows"
-_ROWS = 8192  # that are sorted together: every two of them are compared
+_TOKENS = 8192  # that are sorted together: compares grow with its square, roundings of dW with the number of groups
 
 
 def add_target_rows(dweight: Tensor, x: Tensor, targets: TargetGradients) -> None:
-    """dweight [V, H] += g x, x [tokens, H], each row to that of its target; in place, in the order of tokens."""
+    """dweight[target[t]] += g[t] x[t], in place and in the order of tokens; dweight [V, H], x [tokens, H]."""
     device = device_for(x.device)
     assert device is not None
-    for tokens in exactly(x.shape[0], _ROWS):
+    for tokens in exactly(x.shape[0], _TOKENS):
         _add(dweight, part(x, tokens), targets.part(tokens), device)
 
 

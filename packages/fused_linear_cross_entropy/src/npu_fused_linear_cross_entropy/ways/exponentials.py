@@ -14,7 +14,7 @@ from ..options import Options
 from ..tiling import Tiling
 from .columns import Columns
 
-_MAX_LSE_GAP = 64.0  # e^64 is far from the end of fp32 and bf16
+_MAX_LSE_GAP = 64.0  # e^64 neither overflows nor underflows fp32 and bf16
 
 
 def reachable(reference: Tensor, coefficients: Tensor, options: Options) -> Tensor:
@@ -28,7 +28,7 @@ class Exponentials(Columns):
     def __init__(self, inputs: LossInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
         super().__init__(inputs, options, tiling, device)
         self._scratch: tuple[Tensor | None, Tensor | None] | None = None
-        self.targets = self.gradients.leave_out_targets(self.facts.columns, options.vocab_first)
+        self.targets = self.gradients.allocate_targets(self.facts.columns, options.vocab_first)
 
     def exponentials(self, tokens: slice, result: Tensor) -> tuple[Tensor, Tensor]:
         """Writes this rank's statistics [6, tokens]; returns exponentials [tokens, V] and their references [tokens]."""
@@ -48,7 +48,7 @@ class Exponentials(Columns):
     def add_exponentials(
         self, tokens: slice, exponentials: Tensor, reference: Tensor, statistics: Tensor, coefficients: Tensor
     ) -> None:
-        """Adds the gradients, given E [tokens, V] of logits less a reference [tokens], and coefficients [5, tokens]."""
+        """Adds the gradients, given E [tokens, V], its reference k [tokens], and coefficients [5, tokens]."""
         (columns,) = self.tiling.chunks.columns
         chunk = Chunk(exponentials, columns, part(self.facts.columns, tokens), self.options.vocab_first)
         v, targets = torch.empty_like(reference), self.targets.part(tokens)
@@ -62,9 +62,9 @@ class Exponentials(Columns):
         self._scratch = None
 
     def _memory(self, count: int) -> tuple[Tensor | None, Tensor | None]:
-        """Memory [count, H] for sums of dx in fp32, None if dx is, and for rows of x times a number."""
+        """Memory [count, H] for sums of dx in fp32, None if dx itself is fp32, and for v x."""
         dtype, exact, width = self.x.dtype, self.tiling.product_dtype, self.x.shape[1]
-        if self.tiling.sums_in_buffer:  # exponentials lie in the upper half of each row
+        if self.tiling.sums_in_buffer:  # E fills the second half of each row, and the first is free
             pitch, narrow = chunks.pitch(self.weight.shape[0]), self.buffer.view(dtype)
             sums = self.buffer.as_strided((count, width), (pitch, 1))
             return sums, narrow.as_strided((count, width), (2 * pitch, 1))

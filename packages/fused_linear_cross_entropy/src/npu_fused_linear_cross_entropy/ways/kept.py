@@ -87,7 +87,7 @@ class KeptExponentials(KeptLogits):
         self._coefficients, self._target_logit = coefficients, statistics[rows.TARGET]
         self._last = reachable(kept[-1].subtracted, coefficients, self.options)
         self._v = statistics.new_empty(statistics.shape[1])
-        self._targets = self.gradients.leave_out_targets(self.facts.columns, self.options.vocab_first)
+        self._targets = self.gradients.allocate_targets(self.facts.columns, self.options.vocab_first)
         return self._v
 
     def differentiate(self, kept: Kept) -> None:

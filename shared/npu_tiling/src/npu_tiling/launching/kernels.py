@@ -67,10 +67,10 @@ class Kernels:
         kernel: str,
         spec: LaunchSpec,
         grid: int,
-        tensors: Sequence[torch.Tensor | tuple[torch.Tensor, ...] | None],
+        tensors: Sequence[Any],
         scalars: tuple[int | float | None, ...],
     ) -> None:
-        """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher`)."""
+        """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher.__call__`)."""
         recorder = recording.active
         if recorder is None or recorder.runs:
             launcher = self._launchers.get((module, kernel))

@@ -22,10 +22,10 @@ _MOST_PROGRAMS = 65535  # triton-ascend refuses more
 class Launcher:
     """One `@triton.jit` kernel, launched on a 1-D grid.
 
-    The kernel that the JIT compiled is remembered, by what the JIT compiles another one for, and called directly from the
-    third launch on (see direct.py), which saves the JIT's look-up. On CPU tensors, for pointers that are not aligned to 16
-    bytes, where a profiler has hooked into Triton's launches, and where the installed Triton calls its kernels in another
-    way, every launch goes through the JIT.
+    The compiled kernel is kept, under what the JIT specialises kernels on, and called directly from the third launch on (see
+    direct.py), which saves the JIT's look-up. A descriptor is passed on as it is: Triton's launcher makes a tensor map of it.
+    On CPU tensors, for pointers that are not aligned to 16 bytes, where a profiler has hooked into Triton's launches, and
+    where the installed Triton calls its kernels in another way, every launch goes through the JIT.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -154,7 +154,7 @@ class Launcher:
 
 @functools.cache
 def descriptor_type() -> Any:
-    """Triton's class of descriptors that the host makes of tensors, for TMA; None where the installed one has none."""
+    """Triton's class of descriptors for TMA that the host makes; None where the installed Triton has none."""
     try:
         from triton.tools.tensor_descriptor import TensorDescriptor
     except ImportError:

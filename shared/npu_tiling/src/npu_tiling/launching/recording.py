@@ -27,7 +27,7 @@ class Argument:
         shape, strides: in elements.
         offset: bytes from the start of its memory.
         memory: a number, equal for tensors that share memory.
-        block: of a descriptor, the shape of the tile that it reads; empty for a pointer.
+        block: of a descriptor, the shape of its tiles; empty for a pointer.
     """
 
     dtype: str
@@ -94,7 +94,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def attempt(self, name: object, spec: LaunchSpec, smaller: Callable[[Any], Tiled | None]) -> Iterator[LaunchSpec]:
-        """Launches in this block are of a spec that `smaller` finds a fallback for; gives the spec that is to run."""
+        """Marks launches in this block as attempts of a spec, if `smaller` has a fallback; gives the spec that is to run."""
         following = smaller(spec.launch)
         attempt = None if following is None else (name, spec)
         if following is not None and attempt in self.refused:
