@@ -15,7 +15,7 @@ from . import pointers
 from .columns import KernelPasses
 from .outputs import keeps_by_token, reads_h
 from .plan import plan_backward
-from .sources import follow, followed, followed_sources
+from .sources import followed, followed_sources, sources_at
 from .specs import KERNELS
 from .weights import add_partials
 
@@ -70,5 +70,6 @@ def launch_backward(call: Backward, dh: Tensor, device: Device) -> _Gradients | 
             return gradients, dprefix_sum, *add_partials(dg, query, norm, call.need_weights, device)
     if prefix is not None:
         return None
-    passes = KernelPasses(follow(blocks, device, gradients, stacked=stacked), device, need_dg=need_dg)
+    found = (at, to) if at.others is None else pointers.in_tables(blocks, gradients, device)
+    passes = KernelPasses(sources_at(blocks, found, stacked=stacked), device, need_dg=need_dg)
     return gradients, dprefix_sum, *reference.backward(passes, call, dh)

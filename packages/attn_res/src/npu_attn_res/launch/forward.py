@@ -12,7 +12,7 @@ from . import pointers
 from .columns import KernelPasses
 from .outputs import Outputs, allocate_outputs, keeps_by_token
 from .plan import plan_forward
-from .sources import follow, followed, followed_sources
+from .sources import followed, followed_sources, sources_at
 from .specs import KERNELS
 
 
@@ -20,7 +20,7 @@ def launch_forward(call: Forward, device: Device) -> Outputs | None:
     """The results of `attn_res`; None where whole rows do not fit on chip and there is a prefix."""
     blocks, stacked, prefix = followed_sources(call)
     x = None if call.layer_output is None else followed(call.layer_output)
-    at, _ = pointers.find(blocks, (), device)
+    at, nowhere = pointers.find(blocks, (), device)
     by_token = call.save and keeps_by_token(call, call.dtype or call.like.dtype, device)
     plan = plan_forward(call, (blocks[0], prefix, x), (stacked, by_token, at.aligned), device)
     outputs = allocate_outputs(call, device, by_token=by_token)
@@ -46,7 +46,8 @@ def launch_forward(call: Forward, device: Device) -> Outputs | None:
             return outputs
     if prefix is not None:
         return None
-    passes = KernelPasses(follow(blocks, device, stacked=stacked), device)
+    found = (at, nowhere) if at.others is None else pointers.in_tables(blocks, (), device)
+    passes = KernelPasses(sources_at(blocks, found, stacked=stacked), device)
     rows_h, rows_y, *statistics = reference.forward(passes, call)
     y = None if rows_y is None else rows_y.view(h.shape)
     return Outputs(rows_h.view(h.shape), y, None, *(statistics if call.save else ()))

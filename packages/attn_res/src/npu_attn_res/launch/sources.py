@@ -87,8 +87,12 @@ def followed_blocks(blocks: Sequence[Tensor], *, stacked: bool) -> Sequence[Tens
 def follow(blocks: Sequence[Tensor], device: Device, gradients: Sequence[Tensor | None] = (), *, stacked: bool) -> Sources:
     """One tensor [N, ..., D], or N tensors [..., D], and their gradients."""
     blocks = followed_blocks(blocks, stacked=stacked)
-    first = blocks[0]
+    return sources_at(blocks, pointers.in_tables(blocks, gradients, device), stacked=stacked)
+
+
+def sources_at(blocks: Sequence[Tensor], found: tuple[Pointers, Pointers], *, stacked: bool) -> Sources:
+    """The same for blocks whose rows lie at one stride, and pointers that `in_tables` made of them and their gradients."""
+    first, (at, to) = blocks[0], found
     block = first[0] if stacked else first
-    at, to = pointers.in_tables(blocks, gradients, device)
     n_blocks, s_block = (first.shape[0], first.stride(0)) if stacked else (len(blocks), 0)
     return Sources(at, n_blocks, prod(block.shape[:-1]), block.shape, s_block, rows_of(block)[1], first, to, blocks)

@@ -1,8 +1,8 @@
 """Device code of the gradient of few indices on CUDA: there is no sort, since each program scans all indices.
 
 One launch. There is a program for each place in the indices and each block of columns. It sums the row that its index names
-if that index is the row's first one; otherwise it ends. Further programs store zeros in rows that get no gradient. Rows of dy
-are loaded a tile at a time, in the order of the indices. Sums are fp32, rounded once. Every row of dweight is stored once.
+if that index is the row's first one; otherwise it ends. Further programs store zeros in rows that get no gradient. Rows of
+dy are loaded a tile at a time, in the order of the indices. Sums are fp32, rounded once; each row of dweight is stored once.
 """
 
 import triton

@@ -23,7 +23,8 @@ class Launcher:
     """One `@triton.jit` kernel, launched on a 1-D grid.
 
     The compiled kernel is kept, under what the JIT specialises kernels on, and called directly from the third launch on (see
-    direct.py), which saves the JIT's look-up. A descriptor is passed on as it is: Triton's launcher makes a tensor map of it.
+    direct.py), which saves the JIT's look-up. A descriptor is passed on as it is:
+    Triton's launcher makes a tensor map of it.
     On CPU tensors, for pointers that are not aligned to 16 bytes, where a profiler has hooked into Triton's launches, and
     where the installed Triton calls its kernels in another way, every launch goes through the JIT.
     """
