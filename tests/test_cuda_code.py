@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tools import cuda_code, interpreted, interpreter
+from tools.cuda_calls import CALLS
 from tools.cuda_code import Code
-from tools.sanitize.calls import CALLS
 from tools.workspace import ROOT
 
 H200 = npu_tiling.GPUS["H200"]

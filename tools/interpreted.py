@@ -1,6 +1,6 @@
 """CUDA's kernels in Triton's interpreter, against plain PyTorch, without a GPU: `hatch run interpreted:run [PACKAGE ...]`.
 
-Of the calls in tools/sanitize/calls.py those run that launch every kernel with the least work, once in plain PyTorch and
+Of the calls in tools/cuda_calls.py those run that launch every kernel with the least work, once in plain PyTorch and
 once as an H200 would, with equal inputs, and results and gradients are compared. tools/interpreter.py has what the
 interpreter lacks. It runs one program after the other, so kernels whose programs wait for each other are left out.
 """
@@ -19,8 +19,8 @@ import torch
 from npu_tiling.launching.recording import Argument, RecordedLaunch
 from torch import Tensor
 
+from . import cuda_calls as module
 from . import interpreter, launches
-from .sanitize import calls as module
 
 H200 = npu_tiling.GPUS["H200"]
 WAITING = "shared"  # in the names of kernels whose programs wait for each other
