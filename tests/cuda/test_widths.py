@@ -14,33 +14,32 @@ import pytest
 import torch
 from marks import cuda
 from width_calls import CALLS, DTYPES, Call, Maker
-from width_forms import WIDEST, edges, form, others
+from width_forms import PARTS, WIDEST, edges, form, forms, others
 
 H200 = npu_tiling.GPUS["H200"]
-RANGES = [range(first, first + 7000) for first in range(1, WIDEST, 7000)]
 each_call = pytest.mark.parametrize("name", CALLS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def check(name, dtype, widths, device):
     """An operator at several widths, all of which run even if one is wrong."""
-    wrong = {}
+    wrong = []
     for width in widths:
         torch.manual_seed(width)
         try:
             CALLS[name](width, Maker(dtype, torch.device(device))).check()
         except Exception as error:  # whatever it is: what is wrong with one width is not what is wrong with another
-            wrong[width] = f"{type(error).__name__}: {error}"
-    assert not wrong
+            wrong.append(f"{width}: {type(error).__name__}: {error}")
+    assert not wrong, "\n".join(wrong)
 
 
 @cuda
-@pytest.mark.parametrize("widths", RANGES, ids=lambda widths: f"{widths[0]}-{widths[-1]}")
 @each_dtype
 @each_call
-def test_both_ends_of_every_form(name, dtype, widths, one_thread):
+@pytest.mark.parametrize("part", range(PARTS))  # the slowest to change: processes begin with other operators
+def test_both_ends_of_every_form(name, dtype, part, of_all_processes, one_thread):
     device = npu_tiling.device_for(torch.device("cuda:0"))
-    check(name, dtype, edges(device, name, dtype, widths), "cuda")
+    check(name, dtype, edges(device, name, dtype, part, of_all_processes), "cuda")
 
 
 @cuda
@@ -53,8 +52,16 @@ def test_other_widths(name, dtype, pytestconfig):
 @each_dtype
 @each_call
 def test_every_width_has_a_form(name, dtype):
-    assert all(form(H200, name, dtype, width) for width in range(1, 20))
-    assert edges(H200, name, dtype, range(1, 20))[0] == 1
+    found = forms(H200, name, dtype, range(1, 20))
+    assert all(found)  # what was planned is what would be launched
+    assert min(first for first, _ in found.values()) == 1 and max(last for _, last in found.values()) == 19
+
+
+@each_call
+def test_forms_of_fp16_change_where_those_of_bf16_do(name):
+    widths = (1, 31, 100, 1024, 5000, 33_000)
+    found = [sorted(forms(H200, name, dtype, widths).values()) for dtype in (torch.float16, torch.bfloat16)]
+    assert found[0] == found[1]
 
 
 def test_both_sides_of_a_change_are_edges():
@@ -65,9 +72,8 @@ def test_both_sides_of_a_change_are_edges():
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _kernels(middle) == held else (low, middle)
-    assert {low, high} <= {*edges(H200, "rms_norm", torch.float32, range(low - 9, high + 9))}
-    assert low in edges(H200, "rms_norm", torch.float32, range(low - 9, high))
-    assert high in edges(H200, "rms_norm", torch.float32, range(high, high + 9))
+    both = forms(H200, "rms_norm", torch.float32, range(low - 40, high + 40)).values()
+    assert low in {last for _, last in both} and high in {first for first, _ in both}
 
 
 def _kernels(width):
@@ -80,12 +86,11 @@ def test_a_form_depends_on_the_device():
     assert forms[0] != forms[1]
 
 
-def test_ranges_have_the_edges_of_all_widths(one_thread):
-    found = [edges(H200, "embedding", torch.float16, widths) for widths in (range(1, 700), range(700, 1500))]
-    assert {*edges(H200, "embedding", torch.float16, range(1, 1500))} <= {*found[0], *found[1]}
-    assert len(found[0] + found[1]) < 100
-    assert [RANGES[0][0], RANGES[-1][-1]] == [1, WIDEST]
-    assert sum(map(len, RANGES)) == WIDEST
+def test_parts_have_the_edges_of_all_widths(tmp_path):
+    whole = forms(H200, "embedding", torch.bfloat16, range(1, 301))
+    parts = [edges(H200, "embedding", torch.float16, part, tmp_path, 300) for part in range(PARTS)]
+    assert sorted(width for part in parts for width in part) == sorted({width for both in whole.values() for width in both})
+    assert len([*tmp_path.iterdir()]) >= PARTS
 
 
 @each_dtype

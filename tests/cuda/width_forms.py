@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import npu_tiling
 import torch
+from filelock import FileLock
 from width_calls import CALLS, Maker
 
 WIDEST = 70_000
-MARGIN = 32  # widths beside a range: twice the period of what Triton compiles another kernel for
+PARTS = 10  # of the widths, and of the edges
+_PLANNED_AS = {torch.float16: torch.bfloat16}  # a form changes with the bytes of an element
 _WIDTHS = ("N", "D")  # constants that are the width itself: every width has its own
 _ALIGNMENT = 16  # what Triton compiles another kernel for: numbers divisible by it
 
@@ -35,15 +39,40 @@ def form(device: npu_tiling.Device, name: str, dtype: torch.dtype, width: int) -
     return tuple(launches)
 
 
-def edges(device: npu_tiling.Device, name: str, dtype: torch.dtype, widths: range) -> list[int]:
-    """The narrowest and the widest width of every form, as far as they are in a range.
+Forms = dict[Hashable, tuple[int, int]]
 
-    A form that goes on beside the range has no edge there: ranges beside one another have the edges of all of them.
+
+def forms(device: npu_tiling.Device, name: str, dtype: torch.dtype, widths: Iterable[int]) -> Forms:
+    """The narrowest and the widest width of every form."""
+    return joined({form(device, name, dtype, width): (width, width)} for width in widths)
+
+
+def joined(parts: Iterable[Forms]) -> Forms:
+    """The narrowest and the widest width of every form in several parts."""
+    found: Forms = {}
+    for part in parts:
+        for made, (first, last) in part.items():
+            both = found.get(made, (first, last))
+            found[made] = min(both[0], first), max(both[1], last)
+    return found
+
+
+def edges(
+    device: npu_tiling.Device, name: str, dtype: torch.dtype, part: int, folder: Path, widest: int = WIDEST
+) -> list[int]:
+    """One part of the narrowest and the widest widths of all forms, up to a width.
+
+    Processes that share a folder share the planning: each plans the parts of the widths that no other has begun.
     """
-    near = range(max(1, widths.start - MARGIN), min(widths.stop + MARGIN, WIDEST + 1))
-    forms = {width: form(device, name, dtype, width) for width in near}
-    first, last = {forms[width]: width for width in reversed(near)}, {forms[width]: width for width in near}
-    return sorted({*first.values(), *last.values()} & {*widths})
+    planned = _PLANNED_AS.get(dtype, dtype)
+    found: list[Forms] = []
+    for other in (*range(part, PARTS), *range(part)):
+        file = folder / f"{name}-{planned}-{other}"
+        with FileLock(f"{file}.lock"):
+            if not file.exists():
+                file.write_bytes(pickle.dumps(forms(device, name, planned, range(1 + other, widest + 1, PARTS))))
+            found.append(pickle.loads(file.read_bytes()))
+    return sorted({width for both in joined(found).values() for width in both})[part::PARTS]
 
 
 def others(seed: int) -> list[int]:
