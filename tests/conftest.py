@@ -11,12 +11,18 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_all_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of a run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def built(of_all_processes: Path) -> Path:
     """A folder with the sdist and the wheel of every package, built once for all processes of a run."""
     from tools import wheels
 
-    base = tmp_path_factory.getbasetemp()
-    return wheels.build_once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheels")
+    return wheels.build_once(of_all_processes / "wheels")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from npu_tiling import Device
 from npu_tiling.explaining.explanation import Explanation, explain
 from npu_tiling.launching.recording import RecordedLaunch
 
-from .sanitize.calls import CALLS
+from .cuda_calls import CALLS
 from .workspace import ROOT
 
 CHIPS: dict[str, tuple[Device, ...]] = {

@@ -74,7 +74,7 @@ def complete() -> Iterator[None]:
     def inline_assembly(_: Any, text: str, constraints: str, values: Any, types: Any, *options: Any) -> _Results:
         meaning = next((function for part, function in ASSEMBLY.items() if part in text), None)
         if meaning is None:
-            raise NotImplementedError(f"tools/interpreter.py does not know the assembly {text!r}.")
+            raise NotImplementedError(f"tests/cuda/interpreter.py does not know the assembly {text!r}.")
         return _Results(interpreter.TensorHandle(meaning(values[0].data), tl.float32))
 
     def counted(*bounds: Any, **options: Any) -> Iterator[Any]:

@@ -1,0 +1,47 @@
+"""Calls that launch every kernel that a CUDA device can be given.
+
+compute-sanitizer watches them in parts (test_sanitizer.py). A part is a sample of all calls of a package.
+"""
+
+import contextlib
+import os
+import re
+
+import pytest
+import torch
+from marks import cuda
+from written import MarkWritten
+
+from tools import architecture, launches
+from tools.cuda_calls import CALLS
+from tools.workspace import ROOT
+
+PARTS = {"rms_norm": 4, "embedding": 4, "attn_res": 12, "fused_linear_cross_entropy": 4}
+MARK = "TESTS_MARK_WRITTEN"  # a variable that is set where initcheck watches
+CUDA = torch.device("cuda")
+CASES = [
+    pytest.param(call, id=f"{package}-part{number % PARTS[package]}-{label}")
+    for package, calls in CALLS.items()
+    for number, (label, call) in enumerate(calls(CUDA))
+]
+
+
+@cuda
+@pytest.mark.parametrize("call", CASES)
+def test_a_call_runs(call):
+    with MarkWritten(CUDA) if MARK in os.environ else contextlib.nullcontext():
+        call()
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("package", CALLS)
+def test_every_kernel_is_launched(package):
+    """On CUDA, or on Ascend alone."""
+    launched = {
+        kind: {launch.kernel for _, made in launches.of_package(package, chip) for launch in made}
+        for kind, chip in architecture.CHIPS.items()
+    }
+    sources = "".join(file.read_text() for file in (ROOT / "packages" / package / "src").rglob("*.py"))
+    kernels = set(re.findall(r"^def (\w+_kernel)\(", sources, re.MULTILINE))
+    assert kernels, "no kernels found in the sources"
+    assert launched["cuda"] and kernels <= launched["ascend"] | launched["cuda"]
