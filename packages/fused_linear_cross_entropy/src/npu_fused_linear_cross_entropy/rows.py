@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .chunks import part
-
 # Rows of the tensor of statistics [6, tokens]: the largest z, the sum of exp(z - largest), the z of the target, the sum of
 # (weighted) z, the sum of exp(z - largest) (z - largest), and the column of the first largest z. Where
 # exponentials take the place of logits, the reference k takes that of the largest z.
@@ -65,7 +63,9 @@ class TargetGradients(NamedTuple):
 
     def part(self, tokens: slice) -> TargetGradients:
         """The same of a chunk of tokens."""
-        return self._replace(columns=part(self.columns, tokens), values=part(self.values, tokens))
+        if tokens.stop - tokens.start == self.columns.shape[0]:
+            return self
+        return self._replace(columns=self.columns[tokens], values=self.values[tokens])
 
 
 class LinearCrossEntropyOutput(NamedTuple):
