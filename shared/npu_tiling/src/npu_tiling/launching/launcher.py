@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import or_
@@ -157,10 +158,9 @@ class Launcher:
 def descriptor_type() -> Any:
     """Triton's class of descriptors for TMA that the host makes; None where the installed Triton has none."""
     try:
-        from triton.tools.tensor_descriptor import TensorDescriptor
+        return importlib.import_module("triton.tools.tensor_descriptor").TensorDescriptor
     except ImportError:
         return None
-    return TensorDescriptor
 
 
 def _current_device(kind: str) -> Callable[[], int] | None:
