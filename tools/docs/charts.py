@@ -207,7 +207,7 @@ def _bars(groups: Sequence[tuple[str, str, Sequence[float | None]]], alone: bool
                 continue
             parts.append(f'<rect class="{style}" x="{left}" y="{y}" width="{to(share) - left:.1f}" height="{bar - 2}"/>')
             parts.append(_text("tick", to(share) + 5, y + bar - 3, f"{share:.0%} {PROVIDERS[style]}"))
-    label = "Share of the limit of an NVIDIA H100: this project, torch and liger-kernel"
+    label = "Share of the limit of an NVIDIA H200: this project, torch and liger-kernel"
     return picture(640, bottom + 6, label, parts, ' xmlns="http://www.w3.org/2000/svg"' if alone else "")
 
 
