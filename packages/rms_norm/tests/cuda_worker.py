@@ -37,7 +37,7 @@ def mend_interpreter() -> None:
     def without_assembly(self, module, kernel, spec, grid, tensors, scalars):
         constants = spec.constants
         launched.add(f"{module} {constants.get('ORDER', '')} {'chunks' if constants.get('CHUNKS', 1) > 1 else ''}".strip())
-        self.function(module, kernel)[(grid,)](*tensors, *scalars, **constants)
+        self._import(module, kernel)[(grid,)](*tensors, *scalars, **constants)
 
     interpreter._patch_lang_tensor, Kernels.launch = patched, without_assembly
     rounding.ASCEND, formula.ASCEND = tl.constexpr(True), tl.constexpr(False)
