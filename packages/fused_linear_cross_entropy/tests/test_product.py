@@ -146,6 +146,19 @@ def test_rows_that_rise_above_their_target(device, fused, what, options):
     assert products == (2 if options else 1)  # forward and backward, or two chunks
 
 
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, KEPT], ids=["mean", "none", "kept"])
+def test_calls_again_give_the_same_bits(device, fused, options):
+    """From the third launch on a kernel is called without Triton's JIT, and descriptors are those of other memory."""
+    case = losses.make(150, 160, WIDE, **options)
+    first = losses.run(case, device.torch)
+    losses.check(case, first)
+    for _ in range(4):
+        again = losses.run(case, device.torch)
+        for name, gradient in first.gradients.items():
+            assert torch.equal(again.gradients[name], gradient)
+        assert torch.equal(again.outputs["loss"], first.outputs["loss"])
+
+
 def test_a_row_with_no_number_spoils_no_other(device, fused):
     case = losses.make(150, 32, WIDE, reduction="none")
     x = case.x.clone()
