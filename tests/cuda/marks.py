@@ -1,4 +1,4 @@
-"""Where tests run."""
+"""`cuda`: skips a test without a CUDA device, and leaves it to nightly runs with one."""
 
 import pytest
 import torch

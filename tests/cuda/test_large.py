@@ -1,6 +1,6 @@
-"""Every operator on tensors of more than 2^31 elements, against fp64: `hatch run cuda:large`, on a GPU of 100 GiB.
+"""Every operator on tensors of more than 2^31 elements: `hatch run cuda:large`, on a GPU of 100 GiB.
 
-The same with small tensors runs on a CPU.
+Sampled rows are compared with fp64. The same with small tensors runs on a CPU.
 """
 
 from __future__ import annotations
