@@ -7,6 +7,7 @@ Where two helpers of one name meet in a kernel, the second silently computes the
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import textwrap
@@ -35,9 +36,10 @@ def functions_of(package):
     return found
 
 
+@functools.cache
 def called(function):
     """The `@triton.jit` functions that the source of one names: those of triton.language too."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function.fn)))
+    found, tree = [], ast.parse(textwrap.dedent(inspect.getsource(function.fn)))
     for node in ast.walk(tree):
         value = None
         if isinstance(node, ast.Name):
@@ -45,7 +47,8 @@ def called(function):
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             value = getattr(function.fn.__globals__.get(node.value.id), node.attr, None)
         if isinstance(value, triton.runtime.JITFunction):
-            yield value
+            found.append(value)
+    return found
 
 
 def reached(function):

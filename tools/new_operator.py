@@ -13,8 +13,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import copier
-
 from . import metadata
 from .install_lines import install_lines
 from .workspace import ROOT, read_packages, read_versions, torch_range
@@ -24,6 +22,8 @@ TEMPLATE = Path(__file__).parent / "template"
 
 def render(name: str, folder: Path) -> None:
     """Write the package `name` to a folder that does not exist."""
+    import copier  # for half a second
+
     versions = read_versions()
     major, minor, _ = read_packages()["npu_tiling"].version.split(".")
     distribution = f"npu-{name}".replace("_", "-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -60,15 +61,17 @@ class Package:
 def read_packages(root: Path = ROOT) -> dict[str, Package]:
     """Every package under `root`, by key."""
     files = sorted([*root.glob("packages/*/pyproject.toml"), *root.glob("shared/*/pyproject.toml")])
-    return {package.key: package for package in (_read(file, root) for file in files)}
+    packages = (_read(file.read_text(), file.parent.relative_to(root)) for file in files)
+    return {package.key: package for package in packages}
 
 
-def _read(file: Path, root: Path) -> Package:
-    document = tomllib.loads(file.read_text())
+@functools.cache
+def _read(text: str, folder: Path) -> Package:
+    document = tomllib.loads(text)
     project = document["project"]
     extras = project.get("optional-dependencies", {})
     return Package(
-        folder=file.parent.relative_to(root),
+        folder=folder,
         name=canonicalize_name(project["name"]),
         version=project["version"],
         python=SpecifierSet(project["requires-python"]),

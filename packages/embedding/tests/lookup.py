@@ -109,10 +109,10 @@ def renormalised(case: Case, max_norm: float, norm_type: float) -> Tensor:
 def check_gradient(actual: Tensor, dweight: Tensor, added: Tensor, n: int) -> None:
     range_ = torch.finfo(actual.dtype)
     past = dweight.abs() > range_.max * (1 - 2 * range_.eps)  # the sum fits in fp32 and not in this dtype
-    assert torch.isfinite(actual[~past]).all(), "not every element was written"
+    assert (torch.isfinite(actual) | past).all(), "not every element was written"
     # Of n terms of random signs, the errors of an fp32 sum grow with the square root; three times that is allowed.
     sums = (3 * n**0.5 + 4) * torch.finfo(torch.float32).eps / 2 * added
     rounding = torch.finfo(actual.dtype).eps / 2 * dweight.abs() + torch.finfo(actual.dtype).tiny
     excess = (actual.double() - dweight).abs() - 1.01 * (sums + rounding)
-    assert (excess[~past] <= 0).all(), f"off by {excess[~past].max():.3g} more than is allowed"
+    assert ((excess <= 0) | past).all(), f"off by {excess[~past].max():.3g} more than is allowed"
     assert torch.equal(actual[(added == 0).all(-1)], torch.zeros_like(actual[(added == 0).all(-1)]))

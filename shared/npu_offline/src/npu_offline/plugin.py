@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PLACES = ("cpu", "emulated", "cuda", "npu")
 _USED = pytest.StashKey[bool]()
+_SUMMARY = pytest.StashKey[list[str]]()
 
 
 @dataclass(frozen=True)
@@ -124,22 +125,27 @@ def npu_place(request: pytest.FixtureRequest) -> Iterator[Place]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)  # in a worker of pytest-xdist
-    if output is not None:
-        output["npu_place"] = session.config.stash.get(_USED, False)
+    if output is not None and session.config.stash.get(_USED, False):
+        output["npu_places"] = _summary(session.config)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over what a worker of pytest-xdist has counted, for the summary."""
-    if getattr(node, "workeroutput", {}).get("npu_place"):
-        node.config.stash[_USED] = True
+    """Take over a worker's lines of the summary: this process has no need of torch."""
+    if lines := getattr(node, "workeroutput", {}).get("npu_places"):
+        node.config.stash[_SUMMARY] = lines
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if not config.stash.get(_USED, False):
-        return
+    lines = config.stash.get(_SUMMARY, []) or (_summary(config) if config.stash.get(_USED, False) else [])
+    if lines:
+        terminalreporter.section("places")
+    for line in lines:
+        terminalreporter.write_line(line)
+
+
+def _summary(config: pytest.Config) -> list[str]:
+    """A line for each place: whether tests ran there, or why not."""
     forced = config.getoption("--npu-device")
-    terminalreporter.section("places")
-    for name in PLACES:
-        reason = f"--npu-device {forced} was given" if forced and name != forced else why_not(name)
-        terminalreporter.write_line(f"{name}: not run: {reason}" if reason else f"{name}: run")
+    reasons = {name: f"--npu-device {forced} was given" if forced and name != forced else why_not(name) for name in PLACES}
+    return [f"{name}: not run: {reason}" if reason else f"{name}: run" for name, reason in reasons.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -86,10 +87,13 @@ def fit(tiles: Sequence[Tile], blocks: Sequence[Block], device: Device) -> dict[
     for block in blocks:
         if footprint(tiles, chosen, device) <= device.ub_bytes:
             return chosen
-        fitting = [
-            size for size in block.sizes() if footprint(tiles, {**chosen, block.name: size}, device) <= device.ub_bytes
-        ]
-        chosen[block.name] = fitting[-1] if fitting else min(block.smallest, block.largest)
+
+        def taken(size: int, name: str = block.name) -> int:
+            return footprint(tiles, {**chosen, name: size}, device)
+
+        sizes = block.sizes()
+        fitting = bisect_right(sizes, device.ub_bytes, key=taken)  # a larger block never takes less
+        chosen[block.name] = sizes[max(0, fitting - 1)]
     used = footprint(tiles, chosen, device)
     if used <= device.ub_bytes:
         return chosen
