@@ -107,10 +107,6 @@ def test_the_last_row_and_place_are_an_fp32_number():
     assert last < 0x7F800000  # the bits of infinity
 
 
-def test_few_indices_are_one_group_with_as_few_places():
-    assert [ascend.group_log(n) for n in (1, 256, 257, 1024, 1025, 2048, 2049, 2**30)] == [8, 8, 9, 10, 11, 11, 11, 11]
-
-
 def test_a_search_ends_when_all_keys_are_found():
     for n in (0, 1, 2, 5, 2048, 2049, 8192, 10**6):
         left = n

@@ -18,7 +18,7 @@ from ..shape import RowShape
 KEY_OF_ROW_0 = 0x00800000
 _MAX_ROWS = 2**31 - 2**24 - 3  # of a table: their keys, and three more, are finite
 _MAX_INDICES = 2**30  # places, and a quarter of a run more, are int32
-_LOG, _MIN_LOG = 11, 8
+_LOG = 11
 BLOCK = 2**_LOG  # indices of a group; a sort takes 32 bytes of each
 MAX_ROWS_OF_ONE_DIGIT = 2 ** (31 - _LOG) - 2 ** (24 - _LOG) - 2  # and n_rows + 1 too
 _SORT = (("LOG", _LOG), ("KEY_OF_ROW_0", KEY_OF_ROW_0))
@@ -189,11 +189,6 @@ def _whole_rows(kernel: Kernel, shape: RowShape) -> RowLaunch | None:
 def sort_launch(device: Device) -> Launch:
     """The launch that sorts groups of indices, and those that merge them."""
     return way_launch(WAYS[0], device, dict(_SORT), 1)
-
-
-def group_log(n: int) -> int:
-    """The LOG of groups of n indices: few of them are one group, whose sort takes as long as it has places."""
-    return max(_MIN_LOG, min(_LOG, (n - 1).bit_length()))
 
 
 @functools.lru_cache(maxsize=64)

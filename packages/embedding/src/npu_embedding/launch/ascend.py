@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import tiling
 from ..ascend import tiling as ascend
-from ..ascend.tiling import BLOCK, KEY_OF_ROW_0, chunks, group_log, search_steps, slots_launch, sort_launch
+from ..ascend.tiling import BLOCK, KEY_OF_ROW_0, chunks, search_steps, slots_launch, sort_launch
 from .specs import KERNELS, Gradient, index_spec, row_spec
 
 
@@ -42,7 +42,7 @@ def sorted_keys(gradient: Gradient) -> tuple[Tensor, Tensor]:
     wide = ("WIDE", n_rows > ascend.MAX_ROWS_OF_ONE_DIGIT)
     blocks, run = -(-n // BLOCK), 1
     keys, order = _numbers(indices, blocks * BLOCK), _numbers(indices, blocks * BLOCK)
-    spec = index_spec(sort_launch, device, (("LOG", group_log(n)), ("LONG", indices.dtype == torch.int64), wide))
+    spec = index_spec(sort_launch, device, (("LONG", indices.dtype == torch.int64), wide))
     tensors = (indices.view(torch.int32), keys, order)
     KERNELS.launch("ascend.sort", "sort_groups_kernel", spec, spec.launch.grid(blocks), tensors, gradient.numbers)
     spec = index_spec(sort_launch, device, (wide,))
