@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -37,7 +38,7 @@ class SettleLaunch(FourWarps):
     device: Device = field(repr=False)
 
     def grid(self, rows: int) -> int:
-        return persistent_grid(ceil(rows / _SETTLE_ROWS), self.device, per_core=_all_or_one(self.device))
+        return persistent_grid(ceil(rows / _SETTLE_ROWS), self.device, per_core=all_or_one(self.device))
 
     @property
     def constants(self) -> dict[str, int | bool]:
@@ -60,14 +61,11 @@ class ScaleRowsLaunch(FourWarps):
     device: Device = field(repr=False)
 
     def grid(self, rows: int) -> int:
-        return persistent_grid(rows, self.device, per_core=_all_or_one(self.device))
+        return persistent_grid(rows, self.device, per_core=all_or_one(self.device))
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        longest = _SCALED_COLUMNS[self.device.kind]
-        if self.device.kind == "cuda":
-            return {"N": self.width, "BLOCK_N": min(longest, power_of_two(self.width))}
-        return {"N": self.width, "BLOCK_N": equal_units(self.width, longest, _UNIT)}
+        return {"N": self.width, "BLOCK_N": row_block(self.width, _SCALED_COLUMNS, self.device)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +87,12 @@ class ScaleLaunch(FourWarps):
         return {"BLOCK_N": self.block_n}
 
 
-def _all_or_one(device: Device) -> int:
+def row_block(width: int, longest: Mapping[str, int], device: Device) -> int:
+    """Columns of a block of a row; `longest`: by kind of device."""
+    most = longest[device.kind]
+    return min(most, power_of_two(width)) if device.kind == "cuda" else equal_units(width, most, _UNIT)
+
+
+def all_or_one(device: Device) -> int:
     """Programs of a core: on CUDA one for each tile."""
     return ALL_TILES if device.kind == "cuda" else 1

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil
 
-from npu_tiling import ALL_TILES, Device, persistent_grid
-from npu_tiling.budget.arithmetic import power_of_two
+from npu_tiling import Device, persistent_grid
 
-from .chunks import equal_units
-from .scaling import FourWarps
+from .scaling import FourWarps, all_or_one, row_block
 
 _ORDER_ROWS, _ORDER_COLUMNS = 32, 128  # 16 KB of fp32, a handful of which are on chip
 _COLUMNS = {"cuda": 1024, "ascend": 8192}
 _AT_ONCE = {"cuda": 4, "ascend": 1}  # rows of x: on CUDA loads wait for one another less
-_UNIT = 16  # columns that make up an aligned piece of a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +22,7 @@ class OrderLaunch(FourWarps):
     device: Device = field(repr=False)
 
     def grid(self, rows: int) -> int:
-        return persistent_grid(ceil(rows / _ORDER_ROWS), self.device, per_core=_all_or_one(self.device))
+        return persistent_grid(ceil(rows / _ORDER_ROWS), self.device, per_core=all_or_one(self.device))
 
     @property
     def constants(self) -> dict[str, int]:
@@ -40,15 +37,9 @@ class TargetRowsLaunch(FourWarps):
     device: Device = field(repr=False)
 
     def grid(self, rows: int) -> int:
-        return persistent_grid(rows, self.device, per_core=_all_or_one(self.device))
+        return persistent_grid(rows, self.device, per_core=all_or_one(self.device))
 
     @property
     def constants(self) -> dict[str, int]:
-        longest, kind = _COLUMNS[self.device.kind], self.device.kind
-        block = min(longest, power_of_two(self.width)) if kind == "cuda" else equal_units(self.width, longest, _UNIT)
-        return {"H": self.width, "BLOCK_H": block, "AT_ONCE": _AT_ONCE[kind]}
-
-
-def _all_or_one(device: Device) -> int:
-    """Programs of a core: on CUDA one for each tile."""
-    return ALL_TILES if device.kind == "cuda" else 1
+        block = row_block(self.width, _COLUMNS, self.device)
+        return {"H": self.width, "BLOCK_H": block, "AT_ONCE": _AT_ONCE[self.device.kind]}
