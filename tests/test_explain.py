@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from npu_tiling.launching.kernels import Kernels
 
-from tools import architecture, launches
+from tools import launches
 from tools.workspace import read_packages
 
 B4, H200 = "Ascend910B4", "H200"
@@ -118,7 +118,7 @@ def test_partial_sums_are_added_by_these():
 @pytest.mark.slow  # dry runs of every call of an operator
 @pytest.mark.parametrize("package", [package for package in read_packages().values() if package.is_operator])
 def test_names_are_those_of_all_calls(package):
-    chips = architecture.CHIPS.values()
+    chips = launches.CHIP.values()
     made = [launch for chip in chips for _, each in launches.of_package(package.key, chip) for launch in each]
     used = {name for launch in made for name in launch.constants}
     assert importlib.import_module(f"{package.module}.explain").NAMES.keys() == used

@@ -19,7 +19,6 @@ from .workspace import ROOT, Package, read_packages
 PAGE = Path(".github", "ARCHITECTURE.md")
 OPERATOR = "npu_rms_norm"  # the one whose modules are drawn: the others have the same
 COLUMNS = ("Kernel", "Chips", "Directions", "Launched by", "Falls back to", "Partial sums are added by")
-CHIPS = {kind: launches.CHIPS[kind][number] for kind, number in (("ascend", 0), ("cuda", 1))}
 _TABLE = re.compile(r"(?P<head><!-- drawn: launches -->\n)(?:\|.*\n)*")
 _PICTURE = re.compile(r"(?P<head><!-- drawn: (?P<name>\w+) -->\n```mermaid\n).*?(?=```\n)", re.DOTALL)
 
@@ -65,7 +64,7 @@ def table() -> str:
 def _rows(package: Package) -> list[str]:
     kernels: dict[tuple[str, str], list[set[str]]] = {}
     folders = {other.module: other.folder for other in read_packages().values()}  # a kernel may be the core's
-    for kind, chip in CHIPS.items():
+    for kind, chip in launches.CHIP.items():
         for _, explanation in launches.explained(package.key, chip):
             for launch in explanation.launches:
                 cells = kernels.setdefault((launch.module, launch.kernel), [set() for _ in COLUMNS[1:]])

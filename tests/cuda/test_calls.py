@@ -12,7 +12,7 @@ import torch
 from marks import cuda
 from written import MarkWritten
 
-from tools import architecture, launches
+from tools import launches
 from tools.cuda_calls import CALLS
 from tools.workspace import ROOT
 
@@ -39,7 +39,7 @@ def test_every_kernel_is_launched(package):
     """Those of a chip's folder on that chip, those for both on one at least."""
     launched = {
         kind: {launch.kernel for _, made in launches.of_package(package, chip) for launch in made}
-        for kind, chip in architecture.CHIPS.items()
+        for kind, chip in launches.CHIP.items()
     }
     launched["both"] = launched["ascend"] | launched["cuda"]
     for folder, made in launched.items():
