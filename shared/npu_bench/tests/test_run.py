@@ -98,6 +98,14 @@ def test_wrong_provider_has_no_ratio_and_is_no_peer(toy, measure, npu):
     assert ratios == [["-", "-"], ["-", "-"]]
 
 
+def test_another_form_of_ours_is_no_peer(toy, measure, npu):
+    forms = {"ours_compiled": lambda x, w: x * w, "peer": lambda x, w: w * x}
+    for names, ratio in ((["ours_compiled"], "-"), (["ours_compiled", "peer"], "1.00")):
+        run = measure(toy("product", **{name: forms[name] for name in names}), npu, modes=["forward"], cases=["small"])
+        (table,) = tables_of(run)
+        assert table.rows[0][table.headers.index("device vs best peer")] == ratio
+
+
 def test_rates_floors_and_memory_follow_from_events_and_statistics(toy, measure, npu):
     run = measure(toy("product", peer=lambda x, w: w * x), npu, modes=["full"], cases=["small"])
     row = run.rows[0]

@@ -76,7 +76,8 @@ class Benchmark:
         inputs: makes a case's tensors on a device, by name; those with `requires_grad` are differentiated. Random
             numbers come from the global generators, which are seeded before the call.
         providers: by name, a function that builds the forward of a case on a device, which is called with the tensors
-            of `inputs` in their order; it raises `UnavailableError` where there is none. The first provider is ours.
+            of `inputs` in their order; it raises `UnavailableError` where there is none. The first provider is ours;
+            one whose name begins with "ours" is no peer.
         reference: the same function of the same tensors in fp64 (fp32 on an NPU).
         traffic: bytes that must move between memory and the chip, for a case and the mode "forward", "backward" or
             "no-grad-forward"; "full" and "graph" are the sum of the first two.

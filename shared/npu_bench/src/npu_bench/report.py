@@ -149,5 +149,6 @@ def _with_spread(value: Quantiles | None) -> str:
 
 def _against_peers(row: Row, group: Sequence[Row], ours: str, time: Callable[[Row], Quantiles | None]) -> str:
     mine = time(row)
-    peers = [value.p50 for other in group if other.provider != ours and (value := time(other)) is not None]
+    others = (other for other in group if other.provider != ours and not other.provider.startswith("ours"))
+    peers = [value.p50 for other in others if (value := time(other)) is not None]
     return "-" if mine is None or not peers else f"{mine.p50 / min(peers):.2f}"
