@@ -58,7 +58,7 @@ def finished(text):
 
 
 def broke_down(text):
-    """Whether the tool itself failed: racecheck does, on an H100, at matrix products whose operands come by TMA."""
+    """Whether the tool itself failed. On an H100 racecheck does, in calls of the fused cross entropy."""
     return re.search(r"^.*========= Internal Sanitizer Error: ", text, re.MULTILINE) is not None
 
 
