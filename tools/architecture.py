@@ -64,7 +64,7 @@ def table() -> str:
 def _rows(package: Package) -> list[str]:
     kernels: dict[tuple[str, str], list[set[str]]] = {}
     folders = {other.module: other.folder for other in read_packages().values()}  # a kernel may be the core's
-    for kind, chip in launches.CHIP.items():
+    for kind, chip in launches.TYPICAL_CHIPS.items():
         for _, explanation in launches.explained(package.key, chip):
             for launch in explanation.launches:
                 cells = kernels.setdefault((launch.module, launch.kernel), [set() for _ in COLUMNS[1:]])

@@ -21,7 +21,7 @@ CHIPS: dict[str, tuple[Device, ...]] = {
     "ascend": (npu_tiling.soc("Ascend910B4"), npu_tiling.soc("Ascend910_9579")),
     "cuda": tuple(npu_tiling.GPUS[name] for name in ("A100", "H200", "B200")),
 }
-CHIP = {"ascend": CHIPS["ascend"][0], "cuda": CHIPS["cuda"][1]}  # one of each kind
+TYPICAL_CHIPS = {"ascend": CHIPS["ascend"][0], "cuda": CHIPS["cuda"][1]}  # one of each kind
 ResultT = TypeVar("ResultT")
 META, CPU = torch.device("meta"), torch.device("cpu")
 

@@ -57,11 +57,6 @@ def finished(text):
     return re.search(r"^=+ (ERROR|RACECHECK) SUMMARY: ", text, re.MULTILINE) is not None
 
 
-def broke_down(text):
-    """Whether the tool itself failed. On an H100 racecheck does, in calls of the fused cross entropy."""
-    return re.search(r"^.*========= Internal Sanitizer Error: ", text, re.MULTILINE) is not None
-
-
 @cuda
 @pytest.mark.parametrize("tool", ["memcheck", "initcheck"])
 def test_a_tool_sees_kernels_of_ours(tool):
@@ -76,8 +71,6 @@ def test_a_tool_finds_nothing(tool, package, part):
     chosen = [HERE / "test_calls.py", "-k", f"{package}-part{part}-"]
     text, status = watched(tool, NAMES.get(package, ANY_NAME), *pytest_of_part, *chosen)
     assert not findings(text)
-    if tool == "racecheck" and broke_down(text):
-        pytest.xfail("racecheck ended with an internal error, and what came after it was not watched")
     assert status == 0 and finished(text)
 
 
@@ -115,9 +108,3 @@ def test_findings_are_told_apart_by_kernel():
 
 def test_a_run_that_broke_off_did_not_finish():
     assert not finished(SAID.rpartition("=========")[0])
-
-
-def test_a_tool_that_broke_down_is_told_from_a_finding():
-    said = "....========= Internal Sanitizer Error: The Sanitizer failed to handle a hardware exception.\n========= \nFFF\n"
-    assert broke_down(said) and not findings(said)
-    assert not broke_down(SAID)
