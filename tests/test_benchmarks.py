@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import npu_bench
 import pytest
 import torch
-from npu_bench.checks import expect, verify
+from npu_bench.checks import default_tolerance, expect, verify
 from npu_bench.runner import make_inputs
 from npu_bench.scripts import load
 
@@ -90,6 +90,25 @@ def test_vendors_operators_are_providers_on_an_npu(script, sizes, monkeypatch):
             benchmark.providers["torch_npu"](case, npu)
         with pytest.raises(npu_bench.UnavailableError):
             benchmark.providers["torch_npu"](case, CPU)
+
+
+BAGS = load(ROOT / "packages" / "embedding" / "benchmarks" / "embedding_benchmark" / "bags.py")
+OPTION_BYTES = {"weighted": 4, "dequantised": 2}  # for an index
+
+
+@pytest.mark.parametrize("case", BAGS.cases, ids=lambda case: case.name)
+def test_bags_are_right_and_their_bytes_count(case):
+    tiny = npu_bench.Case(case.name, {**case.parameters, "bags": 7, "rows": 50, "width": 32})
+    inputs = make_inputs(BAGS, tiny, CPU)
+    expected, seeds = expect(BAGS.reference, inputs, torch.float64)
+    for name, provider in BAGS.providers.items():
+        verdict = verify(provider(tiny, CPU), inputs, seeds, expected, default_tolerance(inputs))
+        assert verdict.right, (name, verdict.reason)
+    n, weight = inputs["indices"].numel(), inputs["weight"]
+    bytes_of_one = weight.shape[1] * weight.element_size() + inputs["indices"].element_size()
+    result = provider(tiny, CPU)(*inputs.values())
+    if case["kind"] != "mean":  # whose bags have lengths from a seed
+        assert BAGS.bytes_moved(tiny, "forward") - OPTION_BYTES.get(case["kind"], 0) * n == n * bytes_of_one + result.nbytes
 
 
 CROSS_ENTROPY = ROOT / "packages" / "fused_linear_cross_entropy" / "benchmarks" / "fused_linear_cross_entropy.py"

@@ -1,0 +1,1 @@
+"""What else of npu_embedding is measured than `embedding`."""
