@@ -10,6 +10,7 @@ import re
 import pytest
 import torch
 from marks import cuda
+from products import ProductsInFp32
 from written import MarkWritten
 
 from tools import launches
@@ -17,8 +18,9 @@ from tools.cuda_calls import CALLS
 from tools.workspace import ROOT
 
 PARTS = {"rms_norm": 4, "embedding": 4, "attn_res": 12, "fused_linear_cross_entropy": 4}
-MARK = "TESTS_MARK_WRITTEN"  # a variable that is set where initcheck watches
+TOOL = "TESTS_WATCHED_BY"  # a variable: the tool of compute-sanitizer that watches
 CUDA = torch.device("cuda")
+HELPS = {"initcheck": MarkWritten, "racecheck": ProductsInFp32}  # what a tool needs of a call
 CASES = [
     pytest.param(call, id=f"{package}-part{number % PARTS[package]}-{label}")
     for package, calls in CALLS.items()
@@ -29,7 +31,8 @@ CASES = [
 @cuda
 @pytest.mark.parametrize("call", CASES)
 def test_a_call_runs(call):
-    with MarkWritten(CUDA) if MARK in os.environ else contextlib.nullcontext():
+    help_of_tool = HELPS.get(os.environ.get(TOOL))
+    with help_of_tool(CUDA) if help_of_tool else contextlib.nullcontext():
         call()
         torch.cuda.synchronize()
 

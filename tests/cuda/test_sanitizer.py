@@ -14,25 +14,21 @@ from pathlib import Path
 
 import pytest
 from marks import cuda
-from test_calls import MARK, PARTS
+from test_calls import PARTS, TOOL
 
 HERE = Path(__file__).parent
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SECONDS = 400  # for one part under one tool
-# What the names of a package's kernels have in common and those of cuBLAS have not, which racecheck fails at.
-NAMES = {"attn_res": "attn_res_", "fused_linear_cross_entropy": "cross_entropy_"}
-ANY_NAME = "_kernel"
+WATCHED = "_kernel"  # part of the name of each kernel of ours
 OURS = r"[a-z][a-z_]*_kernel"  # plain names; those of C++ kernels have a signature
 
 
-def watched(tool, name, *command):
-    """What a tool prints of the kernels of a Python program whose names have `name` in them; the program's exit status."""
+def watched(tool, *command):
+    """What a tool prints of the kernels of a Python program; the program's exit status."""
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     assert sanitizer, "compute-sanitizer is not on the PATH and not in /usr/local/cuda/bin: it comes with the CUDA toolkit."
-    options = ["--tool", tool, "--print-limit", "1000", "--report-api-errors", "no", "--kernel-name", f"kns={name}"]
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
-    if tool == "initcheck":
-        environment[MARK] = "1"
+    options = ["--tool", tool, "--print-limit", "1000", "--report-api-errors", "no", "--kernel-name", f"kns={WATCHED}"]
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1", TOOL: tool}
     program = [sanitizer, *options, sys.executable, *map(str, command)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     done = subprocess.run(program, **pipes, env=environment, timeout=SECONDS)
@@ -60,7 +56,7 @@ def finished(text):
 @cuda
 @pytest.mark.parametrize("tool", ["memcheck", "initcheck"])
 def test_a_tool_sees_kernels_of_ours(tool):
-    assert findings(watched(tool, ANY_NAME, HERE / "planted.py")[0])
+    assert findings(watched(tool, HERE / "planted.py")[0])
 
 
 @cuda
@@ -69,7 +65,7 @@ def test_a_tool_sees_kernels_of_ours(tool):
 def test_a_tool_finds_nothing(tool, package, part):
     pytest_of_part = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly", "--npu-device", "cuda"]
     chosen = [HERE / "test_calls.py", "-k", f"{package}-part{part}-"]
-    text, status = watched(tool, NAMES.get(package, ANY_NAME), *pytest_of_part, *chosen)
+    text, status = watched(tool, *pytest_of_part, *chosen)
     assert not findings(text)
     assert status == 0 and finished(text)
 

@@ -12,33 +12,22 @@ import ctypes
 from typing import Any
 
 import torch
+from inside import InsideOperators
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 # Whose results nobody has written.
 _ALLOCATE = ("empty", "new_empty", "resize")
 
 
-class MarkWritten(TorchDispatchMode):
+class MarkWritten(InsideOperators):
     """Marks what PyTorch's operators wrote on a device as written; within operators of ours too."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device = device
-        self._key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device.type.upper()))
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace.startswith("npu_"):
-            with self:  # for the operators that this one calls
-                return func.redispatch(self._key, *args, **kwargs)
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         results = func(*args, **kwargs)
         if not func._schema.name.partition("::")[2].lstrip("_").startswith(_ALLOCATE):
             for tensor in tree_leaves(_written(func._schema, args, kwargs, results)):
-                if isinstance(tensor, Tensor) and tensor.device.type == self._device.type:
+                if isinstance(tensor, Tensor) and tensor.device.type == self.device.type:
                     self.mark(tensor)
         return results
 
