@@ -11,7 +11,7 @@ import pytest
 import torch
 from marks import cuda
 from products import ProductsInFp32
-from written import MarkWritten
+from written import MarkWritten, marking
 
 from tools import launches
 from tools.cuda_calls import CALLS
@@ -20,7 +20,10 @@ from tools.workspace import ROOT
 PARTS = {"rms_norm": 4, "embedding": 4, "attn_res": 12, "fused_linear_cross_entropy": 4}
 TOOL = "TESTS_WATCHED_BY"  # a variable: the tool of compute-sanitizer that watches
 CUDA = torch.device("cuda")
-HELPS = {"initcheck": MarkWritten, "racecheck": ProductsInFp32}  # what a tool needs of a call
+HELPS = {  # a context that a tool needs around a call
+    "initcheck": lambda: marking(MarkWritten(CUDA)),
+    "racecheck": lambda: ProductsInFp32(CUDA),
+}
 CASES = [
     pytest.param(call, id=f"{package}-part{number % PARTS[package]}-{label}")
     for package, calls in CALLS.items()
@@ -31,8 +34,7 @@ CASES = [
 @cuda
 @pytest.mark.parametrize("call", CASES)
 def test_a_call_runs(call):
-    help_of_tool = HELPS.get(os.environ.get(TOOL))
-    with help_of_tool(CUDA) if help_of_tool else contextlib.nullcontext():
+    with HELPS.get(os.environ.get(TOOL), contextlib.nullcontext)():
         call()
         torch.cuda.synchronize()
 

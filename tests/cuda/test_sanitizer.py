@@ -16,18 +16,24 @@ import pytest
 from marks import cuda
 from test_calls import PARTS, TOOL
 
+from tools.workspace import ROOT
+
 HERE = Path(__file__).parent
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SECONDS = 400  # for one part under one tool
-WATCHED = "_kernel"  # part of the name of each kernel of ours
+# Parts of the names of a package's kernels that few kernels of PyTorch's share: what is watched is slow.
+NAMES = {"attn_res": ("attn_res_",), "fused_linear_cross_entropy": ("cross_entropy_", "distillation_", "distribution_")}
+ANY_NAME = ("_kernel",)
 OURS = r"[a-z][a-z_]*_kernel"  # plain names; those of C++ kernels have a signature
 
 
-def watched(tool, *command):
-    """What a tool prints of the kernels of a Python program; the program's exit status."""
+def watched(tool, names, *command):
+    """What a tool prints of the kernels of a Python program whose names have one of `names`; the program's exit status."""
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     assert sanitizer, "compute-sanitizer is not on the PATH and not in /usr/local/cuda/bin: it comes with the CUDA toolkit."
-    options = ["--tool", tool, "--print-limit", "1000", "--report-api-errors", "no", "--kernel-name", f"kns={WATCHED}"]
+    options = ["--tool", tool, "--print-limit", "1000", "--report-api-errors", "no"]
+    for name in names:
+        options += ["--kernel-name", f"kns={name}"]
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1", TOOL: tool}
     program = [sanitizer, *options, sys.executable, *map(str, command)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
@@ -56,7 +62,15 @@ def finished(text):
 @cuda
 @pytest.mark.parametrize("tool", ["memcheck", "initcheck"])
 def test_a_tool_sees_kernels_of_ours(tool):
-    assert findings(watched(tool, HERE / "planted.py")[0])
+    assert findings(watched(tool, ("planted_", "no_such_name"), HERE / "planted.py")[0])
+    assert not findings(watched(tool, ("no_such_name",), HERE / "planted.py")[0])
+
+
+@pytest.mark.parametrize("package", PARTS)
+def test_every_kernel_of_a_package_is_watched(package):
+    sources = "".join(file.read_text() for file in (ROOT / "packages" / package / "src").rglob("*.py"))
+    kernels = re.findall(r"^def (\w+_kernel)\(", sources, re.MULTILINE)
+    assert kernels and all(any(part in kernel for part in NAMES.get(package, ANY_NAME)) for kernel in kernels)
 
 
 @cuda
@@ -65,7 +79,7 @@ def test_a_tool_sees_kernels_of_ours(tool):
 def test_a_tool_finds_nothing(tool, package, part):
     pytest_of_part = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly", "--npu-device", "cuda"]
     chosen = [HERE / "test_calls.py", "-k", f"{package}-part{part}-"]
-    text, status = watched(tool, *pytest_of_part, *chosen)
+    text, status = watched(tool, NAMES.get(package, ANY_NAME), *pytest_of_part, *chosen)
     assert not findings(text)
     assert status == 0 and finished(text)
 

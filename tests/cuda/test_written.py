@@ -1,12 +1,14 @@
 """What PyTorch writes counts as written under compute-sanitizer, and nothing else."""
 
+from types import SimpleNamespace
 from unittest import mock
 
 import npu_tiling
 import torch
+from npu_fused_linear_cross_entropy.launch.chunk import KERNELS
 from npu_rms_norm import rms_norm
 from npu_tiling import Kernels
-from written import MarkWritten
+from written import MarkWritten, marking
 
 H200 = npu_tiling.GPUS["H200"]
 
@@ -70,3 +72,12 @@ def test_a_copy_made_inside_of_an_operator_is_marked():
     ):
         rms_norm(x, weight)
     assert given and given[0].is_contiguous() and all(noted.has(tensor) for tensor in given)
+
+
+def test_what_a_launch_is_given_as_a_descriptor_is_marked():
+    memory, plain = torch.empty(4, 8), torch.empty(4, 8)
+    descriptor = SimpleNamespace(base=memory, block_shape=[4, 8])
+    noted = Noted()
+    with mock.patch.object(Kernels, "launch"), marking(noted):
+        KERNELS.launch("cuda.product", "cross_entropy_product_kernel", None, 1, (plain, None, descriptor), (4,))
+    assert noted.has(memory) and not noted.has(plain)

@@ -8,11 +8,15 @@ kernels left unwritten stay as they are.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from inside import InsideOperators
+from npu_tiling import Kernels
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -46,6 +50,21 @@ class MarkWritten(InsideOperators):
             if status:
                 raise RuntimeError(f"cuMemsetD8 failed: {status}")
         torch.bitwise_or(values, 0, out=memory)
+
+
+@contextlib.contextmanager
+def marking(mode: MarkWritten) -> Iterator[None]:
+    """Marks what PyTorch's operators wrote, and after each launch what it was given as a descriptor."""
+    launch = Kernels.launch
+
+    def launch_and_mark(kernels: Kernels, *arguments: Any) -> None:
+        launch(kernels, *arguments)
+        for given in tree_leaves(arguments, is_leaf=lambda part: hasattr(part, "block_shape")):
+            if hasattr(given, "block_shape"):
+                mode.mark(given.base)
+
+    with mock.patch.object(Kernels, "launch", launch_and_mark), mode:
+        yield
 
 
 def _written(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> list[Any]:
