@@ -1,6 +1,6 @@
 """What stock Triton compiles of every CUDA launch, without a GPU: `hatch run interpreted:compile [PACKAGE ...]`.
 
-Dry runs of the calls in tools/cuda_calls.py say what is launched on each kind of GPU. Triton's own JIT and compiler make
+Dry runs of the calls in tools/cuda_calls say what is launched on each kind of GPU. Triton's own JIT and compiler make
 a cubin of each, for a driver that is made up, and the cubin says how many registers a thread takes and how many bytes of
 stack, which hold what registers have no room for. `--write` keeps the largest numbers of each kernel in
 tools/results/cuda_code.md.
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 HEAD = """# CUDA's code of every launch
 
 Compiled by stock Triton {triton} (torch {torch}), without a GPU; of each kernel one launch in {every} that the calls of
-tools/cuda_calls.py make. A cell has the number of launches, and the largest of: registers of a thread; bytes of its
+tools/cuda_calls make. A cell has the number of launches, and the largest of: registers of a thread; bytes of its
 stack, which hold what registers have no room for; bytes of shared memory.
 
 """

@@ -1,6 +1,6 @@
 """CUDA's kernels in Triton's interpreter, against plain PyTorch, without a GPU: `hatch run interpreted:run [PACKAGE]`.
 
-Of the calls in tools/cuda_calls.py those run that launch every kernel with the least work, once in plain PyTorch and once as
+Of the calls in tools/cuda_calls those run that launch every kernel with the least work, once in plain PyTorch and once as
 an H200 would, with equal inputs, and results and gradients are compared. interpreter.py has what the interpreter lacks. It
 runs one program after the other, so kernels whose programs wait for each other are left out.
 """
@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -56,18 +57,20 @@ class Kept:
         self.results: list[Tensor] = []
 
     def __enter__(self) -> Kept:
-        ours = {
-            name: self._returning(value)
-            for name, value in vars(cuda_calls).items()
-            if callable(value) and getattr(value, "__module__", "").startswith("npu_") and not isinstance(value, type)
-        }
-        makers = {name: self._making(getattr(cuda_calls, name)) for name in ("_leaf", "_rows")}
-        self._patch = mock.patch.multiple(cuda_calls, **ours, **makers)
-        self._patch.start()
+        self._patches = contextlib.ExitStack()
+        for calls in cuda_calls.CALLS.values():
+            module = sys.modules[calls.__module__]
+            ours = {
+                name: self._returning(value)
+                for name, value in vars(module).items()
+                if callable(value) and getattr(value, "__module__", "").startswith("npu_") and not isinstance(value, type)
+            }
+            makers = {name: self._making(getattr(module, name)) for name in ("leaf", "rows") if hasattr(module, name)}
+            self._patches.enter_context(mock.patch.multiple(module, **ours, **makers))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._patch.stop()
+        self._patches.close()
 
     def _making(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def make(*arguments: Any) -> Tensor:
