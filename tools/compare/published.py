@@ -10,7 +10,6 @@ from typing import Literal
 
 SOC = "Ascend910B4"
 CUBE_SUSTAINED = 221.5e12  # bf16 matmul of PyTorch, operations a second; where it was published has not been noted
-CUBE_PEAK = 245.8e12
 Operator = Literal["rms_norm", "embedding", "attn_res", "fused_linear_cross_entropy"]
 Direction = Literal["forward", "backward", "full"]
 

@@ -49,7 +49,6 @@ class Shape:
         second_output: the result is stored in another dtype than x's, or in fp32 too.
         per_head: each group is the rows of one head, which has parameters of its own.
         biased: a bias is added.
-        adds_offset: offset + weight is a sum in fp32; else a 16-bit weight is a factor as it is.
         quantised: the result has one byte an element, and a scale a row.
         with_rows: rows are written, and not the gradients of parameters alone.
     """
@@ -68,7 +67,6 @@ class Shape:
     second_output: bool = False
     per_head: bool = False
     biased: bool = False
-    adds_offset: bool = True
     quantised: bool = False
     with_rows: bool = True
 

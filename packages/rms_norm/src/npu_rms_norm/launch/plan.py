@@ -147,7 +147,6 @@ def _plan(
         second_output=second_output,
         per_head=per_head,
         biased=call.bias is not None,
-        adds_offset=offset is not None,
         quantised=result is not None and result.itemsize == 1,
         with_rows=result is not None,
     )

@@ -6,14 +6,13 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal
+from typing import Literal
 
 from ..launches import LaunchRecord
 from .cache import Cache
 from .cores import Cores, issues_of
 from .costs import ChipCosts
 from .counting import Stream
-from .instructions import Transfer
 from .sharing import parts_read_first
 
 _MOST_ISSUES = 500_000  # of all programs that run at the same time, to see what they share
@@ -60,12 +59,3 @@ def cache_of(l2: L2State, costs: ChipCosts, traffic: Traffic, cores: Cores, laun
         common=dict.fromkeys(alike, slowdown),
         warm=l2 == "warm" and is_held,
     )
-
-
-def _first_read(argument: str, cores: Cores, launch: LaunchRecord, number: int) -> tuple[Any, ...] | None:
-    """Where a program reads an argument first."""
-    for name in cores:
-        for _, item, place in issues_of(name, cores, launch, number):
-            if isinstance(item, Transfer) and item.pipe == "MTE2" and item.argument == argument:
-                return place
-    return None
