@@ -19,6 +19,19 @@ def tensors(device, *shapes, dtype=torch.float32):
     return [(0.3 * torch.randn(shape, device=device.torch)).to(dtype).requires_grad_() for shape in shapes]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tensors_without_data_have_shapes_and_gradients(dtype):
+    with torch.device("meta"):
+        blocks, prefix = torch.empty(2, 4, WIDTH, dtype=dtype, requires_grad=True), torch.empty(2, WIDTH, dtype=dtype)
+        module = AttnRes(WIDTH, dtype=dtype)
+        found = module([prefix, blocks[:, 0]])
+        weights = [torch.empty(WIDTH)] * 3
+        of_bank = attn_res_bank(blocks, 3, prefix, *weights, layer_output=prefix)
+    assert found.is_meta and found.shape == of_bank.output.shape == (2, WIDTH) and found.dtype == dtype
+    (gradient,) = torch.autograd.grad(found.sum() + of_bank.output.sum(), blocks)
+    assert gradient.is_meta and gradient.shape == blocks.shape
+
+
 @pytest.mark.slow
 def test_operators_are_registered_properly(device, npu_opcheck):
     blocks, a, b, query, norm, weight = tensors(

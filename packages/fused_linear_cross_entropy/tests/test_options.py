@@ -6,6 +6,7 @@ import random
 import losses
 import pytest
 import torch
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -33,6 +34,18 @@ def test_each_option_alone(device, what):
     for reduction in ("mean",) if device.name == "emulated" else ("mean", "none"):  # each is kernels to compile
         case = losses.make(37, 32, 123, ignored=0.3, reduction=reduction, **ALONE[what])
         losses.check(case, losses.run(case, device.torch), roundings=4 if "chunk_tokens" in case.options else 1)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_class_weights_get_no_gradient(frozen, reduction):
+    x, weight = torch.randn(5, 8).requires_grad_(not frozen), torch.randn(11, 8)
+    class_weight, target = torch.rand(11, requires_grad=True), torch.arange(5)
+    loss = fused_linear_cross_entropy(x, weight, target, class_weight=class_weight, reduction=reduction)
+    assert loss.requires_grad == (not frozen)
+    if not frozen:
+        loss.sum().backward()
+        assert x.grad is not None and class_weight.grad is None
 
 
 def random_options(seed):

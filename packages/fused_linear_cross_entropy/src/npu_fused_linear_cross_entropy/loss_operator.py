@@ -62,8 +62,11 @@ class LossOperator:
     def _record(self, run: Callable[..., Any], *arguments: Any) -> Any:
         """The operator where autograd may record it. A call that asks for gradients itself is not recorded."""
         inputs, options, flags = split(arguments, self.inputs, self._options)
-        if any(flags) or not needs_gradient((inputs.x, inputs.weight, inputs.bias)):  # type: ignore[attr-defined]
+        if any(flags):
             return run(*arguments)
+        if not needs_gradient((inputs.x, inputs.weight, inputs.bias)):  # type: ignore[attr-defined]
+            with torch.no_grad():  # class weights that require a gradient would give plain PyTorch one to record
+                return run(*arguments)
         return *apply(_Loss, run, self, options, *inputs), *[None] * (len(self.nothing) + 1)
 
 

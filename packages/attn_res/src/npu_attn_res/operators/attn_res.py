@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from npu_tiling import device_for
+from npu_tiling.chips.detection import dry_runs
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
 from torch import Tensor
 
@@ -40,7 +41,7 @@ def _backward(*arguments: Any) -> tuple[Any, ...]:
 
 def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
     call = Forward(*arguments)
-    device = device_for(call.like.device)
+    device = None if call.like.is_meta and not dry_runs else device_for(call.like.device)
     by_token = call.save and device is not None and keeps_by_token(call, call.dtype or call.like.dtype, device)
     return allocate_outputs(call, device, by_token=by_token)
 
