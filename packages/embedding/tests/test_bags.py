@@ -272,6 +272,7 @@ WRONG = {
     "indices has at|indices has shape": (ValueError, {"indices": IDS[0]}),
     r"indices has shape \(1, 2\) and must have one dimension where offsets": (ValueError, {"offsets": torch.tensor([0])}),
     "offsets must begin with 0, not descend": (ValueError, {"indices": IDS[0], "offsets": torch.tensor([1])}),
+    "offsets is empty and must begin with 0": (ValueError, {"indices": IDS[0], "offsets": torch.zeros(0).long()}),
     "offsets is torch.float32": (TypeError, {"indices": IDS[0], "offsets": torch.ones(1)}),
     "include_last_offset is True and must be False": (ValueError, {"include_last_offset": True}),
     "mode is 'mean' and must be 'sum' where per_sample_weights": (ValueError, {"per_sample_weights": torch.ones(1, 2)}),
@@ -298,3 +299,12 @@ def test_wrong_arguments_are_named(message):
     kind, wrong = WRONG[message]
     with pytest.raises(kind, match=message):
         embedding_bag(**{"indices": IDS, "weight": TABLE, **wrong})
+
+
+def test_means_of_an_fp64_table_are_fp64():
+    table = torch.randn(20, 16, dtype=torch.float64, requires_grad=True)
+    ids = torch.randint(0, 20, (5, 3))
+    mean, right = embedding_bag(ids, table, mode="mean"), table[ids].sum(1) / 3
+    dy = torch.randn(5, 16, dtype=torch.float64)
+    torch.testing.assert_close(mean, right, rtol=0, atol=1e-14)
+    torch.testing.assert_close(*(torch.autograd.grad(each, table, dy)[0] for each in (mean, right)), rtol=0, atol=1e-14)

@@ -51,6 +51,7 @@ def embedding_bag(
         padding_idx: such ids are not in their bag and do not count for the mean. Mode "concat" has the row as it is. It gets
             no gradient. With `table_offsets` it counts in the whole of the tables.
         table_offsets: [K], int64: `weight` is K tables one after the other; a bag's k-th id counts from the k-th offset.
+            It is compared with the rows of all tables, not with those of its own.
 
     Returns:
         [B, D] or [..., D], or [..., K * D] for mode "concat"; in weight's dtype, or `dtype`.
@@ -116,6 +117,8 @@ def _check_bags(indices: Tensor, offsets: Tensor | None, include_last_offset: bo
         least = " of at least 1" if include_last_offset else ""
         raise ValueError(f"offsets has shape {tuple(offsets.shape)} and must have one dimension{least}.")
     arguments.device("offsets", offsets, indices, "indices'")
+    if indices.numel() and not offsets.numel():
+        raise ValueError(f"offsets is empty and must begin with 0 where there are indices: there are {indices.numel()}.")
     if mode == "concat":
         raise ValueError("mode is 'concat' and must be 'sum' or 'mean' where offsets is given.")
     return offsets.numel() - include_last_offset

@@ -191,7 +191,7 @@ def bags(
     if sample_weights is not None:
         rows *= sample_weights.to(wide).unsqueeze(-1)
     out = rows.new_zeros(n_bags + 1, rows.shape[1]).index_add_(0, bag, rows)
-    out = out[:n_bags] * (factor / _counts(bag, counted, n_bags, mean))
+    out = out[:n_bags] * (factor / _counts(bag, counted, n_bags, mean, wide))
     return (out if eps is None else normalise(out, eps)).to(dtype)
 
 
@@ -227,7 +227,7 @@ def spread(
     """
     ids, bag, counted = _bag_of_ids(indices, offsets, base, n_bags, left_out)
     wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
-    shares = dy.to(wide) * (factor / _counts(bag, counted, n_bags, mean))
+    shares = dy.to(wide) * (factor / _counts(bag, counted, n_bags, mean, wide))
     share = torch.cat((shares, shares.new_zeros(1, dy.shape[1])))[bag]
     dsample = None
     if weight is not None:
@@ -260,6 +260,6 @@ def _bag_of_ids(
     return ids, bag, (ids != left_out) & (bag < n_bags)
 
 
-def _counts(bag: Tensor, counted: Tensor, n_bags: int, mean: bool) -> Tensor | int:
+def _counts(bag: Tensor, counted: Tensor, n_bags: int, mean: bool, dtype: torch.dtype) -> Tensor | int:
     """[n_bags, 1]: how many ids each bag has, 1 where it has none; 1 without `mean`."""
-    return torch.bincount(bag[counted], minlength=n_bags).clamp(min=1).unsqueeze(-1) if mean else 1
+    return torch.bincount(bag[counted], minlength=n_bags).clamp(min=1).unsqueeze(-1).to(dtype) if mean else 1
