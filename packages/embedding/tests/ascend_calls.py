@@ -86,7 +86,7 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
 
 def _sort() -> None:
     """Of indices into a table of so many rows that its gradient is too large for a test."""
-    indices = (torch.arange(5000) * 7919 % 2**30).to(torch.int32)
+    indices = (torch.arange(140000) * 7919 % 2**30).to(torch.int32)
     device = device_for(indices.device)
     assert device is not None
     ascend.sorted_keys(Gradient(indices, indices, 2**30, 5, False, 0, device))

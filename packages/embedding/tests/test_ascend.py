@@ -8,18 +8,17 @@ import lookup
 import npu_offline
 import pytest
 import torch
-from npu_embedding import embedding, explain, reference
-from npu_embedding.ascend.tiling import KEY_OF_ROW_0, Kernel, row_launch
+from npu_embedding import embedding, explain
+from npu_embedding.ascend.tiling import Kernel, row_launch
 from npu_embedding.launch import ascend
 from npu_embedding.launch import lookup as launch_lookup
-from npu_embedding.launch.specs import Gradient
 from npu_embedding.shape import RowShape
 from npu_offline.check import load_calls
 from npu_tiling import soc
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
-SORT = ("sort_groups_kernel", "merge_runs_kernel")
+SORT = ("sort_runs_kernel", "merge_runs_kernel")
 CALLS = dict(load_calls(Path(__file__).parents[1]))
 
 
@@ -117,10 +116,10 @@ def moved(launch):
 def test_memory_traffic_is_the_minimum(width, dtype, kind):
     n, rows = 3000, 5000
     case = lookup.make(n, rows, width, dtype, kind)
-    (forward, groups, merge, *backward), results = emulate(case)
+    (forward, runs, merge, *backward), results = emulate(case)
     lookup.check(case, results)
-    whole = 4096  # indices of two groups
-    assert moved(groups) == 8 * n + 8 * whole  # indices; keys and order
+    whole = 4096  # indices of two blocks
+    assert moved(runs) == 8 * n + 8 * whole  # indices; keys and order
     assert merge.arguments["p_merged_key"].written == merge.arguments["p_merged_order"].written == 4 * whole
     assert (
         merge.arguments["p_order"].read <= 4 * 4 * whole
@@ -171,98 +170,6 @@ def test_every_core_gets_as_much_to_read_and_to_write(kind, rows):
     assert borders == sums.arguments["p_partials"].written // (64 * 4) <= 2 * 39
     least = -(-2000 // -(-(2000 + rows) // 40))  # chunks of a run of all indices: a tail, and a head of each further one
     assert kind != "equal" or least <= borders <= least + 1
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize("n", [30, 5000, 20000])
-def test_indices_are_sorted_by_row_and_place(n, dtype):
-    """Of a shard far along a table, past rows that 32 bits name; what lies outside it comes last."""
-    ends, first, rows = torch.iinfo(dtype), 2**30, 2**31 - 2**24 - 3
-    edges = [first, first + 1, ends.max, ends.min, 0, -1, first - 1, first + 7]
-    edges += [2**32 + first, first + rows, first + rows - 1] if dtype == torch.int64 else []
-    last = min(first + rows, ends.max)
-    generator = torch.Generator().manual_seed(0)
-    spread = torch.randint(first - 5, last, (n // 2,), generator=generator)
-    near = torch.randint(first - 5, first + 60, (n // 2,), generator=generator)
-    indices = torch.cat((torch.tensor(edges), spread, near)).to(dtype)
-    with npu_offline.emulate("Ascend910B4"):
-        gradient = Gradient(indices, indices, rows, 9, False, first, soc("Ascend910B4"))
-        keys, order = ascend.sorted_keys(gradient)
-    row = indices.long() - first
-    named = torch.where((row >= 0) & (row < rows) & (row != 9), row, rows)
-    expected, places = named.sort(stable=True)
-    assert torch.equal(keys.long() - KEY_OF_ROW_0, expected)
-    assert torch.equal(order.long(), places)
-    # Neither zero nor below the smallest normal number, which sorts may take for zero, nor infinite.
-    numbers = keys.view(torch.float32)
-    assert (numbers >= torch.finfo(torch.float32).smallest_normal).all() and numbers.isfinite().all()
-
-
-@pytest.mark.parametrize("kind", ["uniform", "zipf", "equal", "two", "ascending", "descending", "alternating", "padded"])
-@pytest.mark.parametrize("n", [8192, 8193, 139999])
-def test_runs_are_merged_whatever_the_indices_are(n, kind, monkeypatch):
-    """Of one set of four runs and of several, the last of which has fewer, up to four launches; between guard values."""
-    from testing.memory import guarded
-
-    checks, rows, padding = [], n, 0 if kind == "padded" else -1
-    place = torch.arange(n)
-    indices = {
-        "two": place % 2 * (n - 1),
-        "ascending": place,
-        "descending": n - 1 - place,
-        "alternating": place // 2 * (place % 2 * 2 - 1) + n // 2,  # from the middle of the table to both ends
-        "padded": torch.where(place % 3 == 0, 0, place % 7 * n // 5),  # the padding row, and rows outside the table
-    }.get(kind)
-    indices = lookup.draw(kind, n, 30000) if indices is None else indices
-
-    def guarding(like, shape, dtype):
-        tensor, check = guarded(tuple(shape), dtype, like.device)
-        checks.append(check)
-        return tensor
-
-    monkeypatch.setattr(ascend, "allocate", guarding)
-    with npu_offline.emulate("Ascend910B4", races=True, shuffle=1) as emulation:
-        keys, order = ascend.sorted_keys(Gradient(indices, indices, rows, padding, False, 0, soc("Ascend910B4")))
-    expected, places = torch.where((indices < rows) & (indices != padding), indices, rows).sort(stable=True)
-    assert torch.equal(keys.long() - KEY_OF_ROW_0, expected)
-    assert torch.equal(order.long(), places)
-    assert len(emulation.launches) == {8192: 2, 8193: 3, 139999: 5}[n]
-    for check in checks:
-        check()
-
-
-SLOTS = {  # indices, rows of the table, the padding row, and the first row of the shard
-    "some outside": (torch.arange(5000) * 7919 % 70 - 3, 60, 7, 0),
-    "equal over several tiles": (torch.full((5000,), 4), 50, -1, 0),
-    "two runs over a border": (torch.arange(4096) // 2047, 5, -1, 0),
-    "distinct": (torch.arange(4097).flip(0), 4097, 0, 0),
-    "padding only": (torch.full((300,), 7), 50, 7, 0),
-    "all outside": (torch.full((300,), 700), 50, -1, 0),
-    "one": (torch.tensor([3]), 9, -1, 0),
-    "a shard of a large table": (torch.arange(600) * 2**24, 2**31 - 2**24 - 3, -1, 2**30),
-}
-
-
-@pytest.mark.parametrize("name", SLOTS)
-def test_slots_are_those_of_the_reference(name, monkeypatch):
-    from testing.memory import guarded
-
-    indices, rows, padding, first = SLOTS[name]
-    checks = []
-
-    def guarding(like, shape, dtype):
-        tensor, check = guarded(tuple(shape), dtype, like.device)
-        checks.append(check)
-        return tensor
-
-    monkeypatch.setattr(ascend, "allocate", guarding)
-    with npu_offline.emulate("Ascend910B4", races=True, shuffle=1):
-        found = ascend.slots(Gradient(indices, indices, rows, padding, False, first, soc("Ascend910B4")))
-    expected = reference.slots(indices, rows, -1 if padding < 0 else padding + first, first)
-    assert [each.dtype for each in found] == [torch.int32, torch.int32, torch.int64]
-    assert all(torch.equal(one.long(), other) for one, other in zip(found, expected, strict=True))
-    for check in checks:
-        check()
 
 
 def test_more_rows_than_there_are_keys_and_more_indices_than_places_are_refused():

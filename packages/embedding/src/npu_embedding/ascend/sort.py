@@ -7,11 +7,14 @@ stands for an index that names no row of the table or the padding row, the next 
 The vector unit sorts fp32 numbers that fit in the Unified Buffer, and no others. The bits of one hold row * BLOCK + place. A
 table with more rows than fit there takes two sorts, by the lower digit of the row and then by the higher.
 
-    sort_groups_kernel    sorts groups of BLOCK indices: each is a run
-    merge_runs_kernel     merges four runs to one; launched until one is left
+    sort_runs_kernel     sorts blocks of BLOCK indices; of more than 64 blocks, a program merges its own to one run
+    merge_runs_kernel    merges four runs to one; launched until one is left, at most three times
 
-A program that merges makes BLOCK keys of the result at a time. It searches for the part of each run that they come from, and
-sorts those parts. How much work that is does not depend on the indices.
+A merge makes BLOCK keys of the result at a time. It searches for the part of each run that they come from, and sorts those
+parts. How much work that is does not depend on the indices.
+
+The scalar unit searches through a cache, and what is stored goes past it. So each round of a program's merges has memory of
+its own, from which nothing was read before it was written.
 """
 
 import triton
@@ -75,31 +78,6 @@ def named_rows(p_index, i, n, n_rows, first_row, i_padding, BLOCK: tl.constexpr,
     return tl.where((o - n_left).to(tl.float32) < 0.0, b_named, n_rows + 1)
 
 
-@triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
-def sort_groups_kernel(
-    p_index,  # int32 [n], or [2 n] where LONG
-    p_key,  # int32 [groups * BLOCK]
-    p_order,  # int32 [groups * BLOCK]
-    n,
-    n_rows,
-    first_row,
-    i_padding,  # the row that gets no gradient, -1 for none
-    LOG: tl.constexpr,  # of BLOCK
-    LONG: tl.constexpr,
-    WIDE: tl.constexpr,
-    KEY_OF_ROW_0: tl.constexpr,
-):
-    """Keys of each group in ascending order, and where each stood in all."""
-    # lint: allow single-buffer: a program sorts one group, which fills the Unified Buffer
-    BLOCK: tl.constexpr = 1 << LOG
-    o = tl.arange(0, BLOCK)
-    for i_group in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
-        i = i_group * BLOCK
-        b_row, b_place = sort_rows(named_rows(p_index, i, n, n_rows, first_row, i_padding, BLOCK, LONG), LOG, WIDE)
-        tl.store(p_key + i + o, b_row + KEY_OF_ROW_0)
-        tl.store(p_order + i + o, b_place + i)
-
-
 @triton.jit
 def key_after(p_key, i, i_end, n_skipped):
     """The key of a run that stands `n_skipped` after place `i`; above all others where the run has ended."""
@@ -138,6 +116,99 @@ def joined(p_number, o, i0, i1, i2, i3, n0, n1, n2, n3):
     return tl.where((o - n0).to(tl.float32) < 0.0, tl.load(p_number + i0 + o, mask=o < n0, other=0), b_number)
 
 
+@triton.jit
+def merge_blocks(
+    p_key,
+    p_order,
+    p_merged_key,
+    p_merged_order,
+    i_start,  # the block that the first run begins with
+    i_end,  # the block after the last run
+    i_first,
+    i_stop,
+    n_run,  # blocks of a run
+    n_steps,  # of a search for the first keys of four runs
+    n_block_steps,  # of a search for the next BLOCK keys
+    LOG: tl.constexpr,
+    WIDE: tl.constexpr,
+    KEY_OF_ROW_0: tl.constexpr,
+):
+    """Merges sets of four runs; makes the blocks from `i_first` to before `i_stop` of the result."""
+    BLOCK: tl.constexpr = 1 << LOG
+    o = tl.arange(0, BLOCK)
+    i0, i1, i2, i3 = i_first * 0, i_first * 0, i_first * 0, i_first * 0
+    for i_block in tl.range(i_first, i_stop):
+        i_set = i_start + (i_block - i_start) // (4 * n_run) * (4 * n_run)
+        e0, e1 = tl.minimum(i_set + n_run, i_end) * BLOCK, tl.minimum(i_set + 2 * n_run, i_end) * BLOCK
+        e2, e3 = tl.minimum(i_set + 3 * n_run, i_end) * BLOCK, tl.minimum(i_set + 4 * n_run, i_end) * BLOCK
+        if (i_block == i_first) | (i_block == i_set):
+            n_before = (i_block - i_set) * BLOCK
+            n_search = tl.where(n_before > 0, n_steps, 0)
+            i0, i1, i2, i3 = first_keys(p_key, n_before, i_set * BLOCK, e0, e1, e2, e0, e1, e2, e3, n_search)
+        j0, j1, j2, j3 = first_keys(p_key, BLOCK, i0, i1, i2, i3, e0, e1, e2, e3, n_block_steps)
+        n0 = j0 - i0
+        n1 = n0 + j1 - i1
+        n2 = n1 + j2 - i2
+        b_key = joined(p_key, o, i0, i1, i2, i3, n0, n1, n2, BLOCK)
+        b_order = joined(p_order, o, i0, i1, i2, i3, n0, n1, n2, BLOCK)
+        b_row, b_place = sort_rows(b_key - KEY_OF_ROW_0, LOG, WIDE)
+        tl.store(p_merged_key + i_block * BLOCK + o, b_row + KEY_OF_ROW_0)
+        tl.store(p_merged_order + i_block * BLOCK + o, taken(b_order, b_place))
+        i0, i1, i2, i3 = j0, j1, j2, j3
+
+
+@triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding", "n_run", "n_rounds", "n_block_steps"])
+def sort_runs_kernel(
+    p_index,  # int32 [n], or [2 n] where LONG
+    p_key,  # int32 [n_rounds + 1, blocks * BLOCK]: sorted blocks, then what each round of merges makes of them
+    p_order,  # the same
+    n,
+    n_rows,
+    first_row,
+    i_padding,  # the row that gets no gradient, -1 for none
+    n_run,  # blocks of a run
+    n_rounds,
+    n_block_steps,  # of a search for the next BLOCK keys
+    LOG: tl.constexpr,  # of BLOCK
+    LONG: tl.constexpr,
+    WIDE: tl.constexpr,
+    KEY_OF_ROW_0: tl.constexpr,
+):
+    """Keys of each run in ascending order, and where each stood in all: a program sorts whole runs."""
+    # lint: allow single-buffer: a sort fills the Unified Buffer
+    # lint: allow scalar-loop: a search among the keys reads single keys
+    BLOCK: tl.constexpr = 1 << LOG
+    o = tl.arange(0, BLOCK)
+    n_blocks = tl.cdiv(n, BLOCK)
+    for i_run in tl.range(tl.program_id(0), tl.cdiv(n_blocks, n_run), tl.num_programs(0)):
+        i_first = i_run * n_run
+        i_stop = tl.minimum(i_first + n_run, n_blocks)
+        for i_block in tl.range(i_first, i_stop):
+            i = i_block * BLOCK
+            b_row, b_place = sort_rows(named_rows(p_index, i, n, n_rows, first_row, i_padding, BLOCK, LONG), LOG, WIDE)
+            tl.store(p_key + i + o, b_row + KEY_OF_ROW_0)
+            tl.store(p_order + i + o, b_place + i)
+        for i_round in tl.range(0, n_rounds):
+            i_from = i_round.to(tl.int64) * n_blocks * BLOCK
+            i_to = i_from + n_blocks * BLOCK
+            merge_blocks(
+                p_key + i_from,
+                p_order + i_from,
+                p_key + i_to,
+                p_order + i_to,
+                i_first,
+                i_stop,
+                i_first,
+                i_stop,
+                1 << (2 * i_round),
+                n_block_steps,
+                n_block_steps,
+                LOG,
+                WIDE,
+                KEY_OF_ROW_0,
+            )
+
+
 @triton.jit(do_not_specialize=["n_blocks", "n_run", "n_steps", "n_block_steps"])
 def merge_runs_kernel(
     p_key,  # int32 [n_blocks * BLOCK]
@@ -155,24 +226,22 @@ def merge_runs_kernel(
     """Keys of each set of four runs in ascending order, and where each stood in all: a program takes blocks in a row."""
     # lint: allow single-buffer: a sort fills the Unified Buffer
     # lint: allow scalar-loop: a search among the keys reads single keys
-    BLOCK: tl.constexpr = 1 << LOG
-    o = tl.arange(0, BLOCK)
     n_each = tl.cdiv(n_blocks, tl.num_programs(0))
     i_first = tl.program_id(0) * n_each
-    i0, i1, i2, i3 = i_first * 0, i_first * 0, i_first * 0, i_first * 0
-    for i_block in tl.range(i_first, tl.minimum(i_first + n_each, n_blocks)):
-        i_set = i_block // (4 * n_run) * (4 * n_run)
-        e0, e1 = tl.minimum(i_set + n_run, n_blocks) * BLOCK, tl.minimum(i_set + 2 * n_run, n_blocks) * BLOCK
-        e2, e3 = tl.minimum(i_set + 3 * n_run, n_blocks) * BLOCK, tl.minimum(i_set + 4 * n_run, n_blocks) * BLOCK
-        if (i_block == i_first) | (i_block == i_set):
-            i0, i1, i2, i3 = first_keys(p_key, (i_block - i_set) * BLOCK, i_set * BLOCK, e0, e1, e2, e0, e1, e2, e3, n_steps)
-        j0, j1, j2, j3 = first_keys(p_key, BLOCK, i0, i1, i2, i3, e0, e1, e2, e3, n_block_steps)
-        n0 = j0 - i0
-        n1 = n0 + j1 - i1
-        n2 = n1 + j2 - i2
-        b_key = joined(p_key, o, i0, i1, i2, i3, n0, n1, n2, BLOCK)
-        b_order = joined(p_order, o, i0, i1, i2, i3, n0, n1, n2, BLOCK)
-        b_row, b_place = sort_rows(b_key - KEY_OF_ROW_0, LOG, WIDE)
-        tl.store(p_merged_key + i_block * BLOCK + o, b_row + KEY_OF_ROW_0)
-        tl.store(p_merged_order + i_block * BLOCK + o, taken(b_order, b_place))
-        i0, i1, i2, i3 = j0, j1, j2, j3
+    i_stop = tl.minimum(i_first + n_each, n_blocks)
+    merge_blocks(
+        p_key,
+        p_order,
+        p_merged_key,
+        p_merged_order,
+        i_first * 0,
+        n_blocks,
+        i_first,
+        i_stop,
+        n_run,
+        n_steps,
+        n_block_steps,
+        LOG,
+        WIDE,
+        KEY_OF_ROW_0,
+    )

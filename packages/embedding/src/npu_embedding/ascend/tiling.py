@@ -19,7 +19,8 @@ KEY_OF_ROW_0 = 0x00800000
 _MAX_ROWS = 2**31 - 2**24 - 3  # of a table: their keys, and three more, are finite
 _MAX_INDICES = 2**30  # places, and a quarter of a run more, are int32
 _LOG = 11
-BLOCK = 2**_LOG  # indices of a group; a sort takes 32 bytes of each
+BLOCK = 2**_LOG  # indices of a block; a sort takes 32 bytes of each
+_MAX_RUNS = 4**3  # which three launches merge
 MAX_ROWS_OF_ONE_DIGIT = 2 ** (31 - _LOG) - 2 ** (24 - _LOG) - 2  # and n_rows + 1 too
 _SORT = (("LOG", _LOG), ("KEY_OF_ROW_0", KEY_OF_ROW_0))
 
@@ -187,8 +188,18 @@ def _whole_rows(kernel: Kernel, shape: RowShape) -> RowLaunch | None:
 
 
 def sort_launch(device: Device) -> Launch:
-    """The launch that sorts groups of indices, and those that merge them."""
+    """The launch that sorts runs of indices, and those that merge them."""
     return way_launch(WAYS[0], device, dict(_SORT), 1)
+
+
+def sorted_runs(blocks: int, device: Device) -> tuple[int, int]:
+    """Blocks of a run that one program sorts, and the rounds in which it merges them."""
+    if blocks <= _MAX_RUNS:
+        return 1, 0
+    run, rounds = ceil(blocks / min(device.vector_cores, _MAX_RUNS)), 0
+    while 4**rounds < run:
+        rounds += 1
+    return run, rounds
 
 
 @functools.lru_cache(maxsize=64)

@@ -17,7 +17,7 @@ class Way(Enum):
 
     SEARCHED = "one kernel sums, each program of which looks through all indices"
     RANKED = "two kernels sort: groups of indices, then each in all groups"
-    MERGED = "two kernels sort: groups of indices, then four sorted runs to one until one is left"
+    MERGED = "two kernels sort: runs of indices, then four sorted runs to one until one is left"
     SORTED = "torch.sort sorts rows of the table"
 
     def __str__(self) -> str:

@@ -40,16 +40,18 @@ def sorted_keys(gradient: Gradient) -> tuple[Tensor, Tensor]:
     indices, device = gradient.indices, gradient.device
     n, n_rows, *_ = gradient.numbers
     wide = ("WIDE", n_rows > ascend.MAX_ROWS_OF_ONE_DIGIT)
-    blocks, run = -(-n // BLOCK), 1
-    keys, order = _numbers(indices, blocks * BLOCK), _numbers(indices, blocks * BLOCK)
+    blocks, block_steps = -(-n // BLOCK), search_steps(BLOCK)
+    run, rounds = ascend.sorted_runs(blocks, device)
+    keys, order = _numbers(indices, (rounds + 1) * blocks * BLOCK), _numbers(indices, (rounds + 1) * blocks * BLOCK)
     spec = index_spec(sort_launch, device, (("LONG", indices.dtype == torch.int64), wide))
-    tensors = (indices.view(torch.int32), keys, order)
-    KERNELS.launch("ascend.sort", "sort_groups_kernel", spec, spec.launch.grid(blocks), tensors, gradient.numbers)
+    tensors, scalars = (indices.view(torch.int32), keys, order), (*gradient.numbers, run, rounds, block_steps)
+    KERNELS.launch("ascend.sort", "sort_runs_kernel", spec, spec.launch.grid(-(-blocks // run)), tensors, scalars)
+    keys, order = keys[rounds * blocks * BLOCK :], order[rounds * blocks * BLOCK :]
     spec = index_spec(sort_launch, device, (wide,))
     while run < blocks:
         merged = _numbers(keys, blocks * BLOCK), _numbers(keys, blocks * BLOCK)
-        scalars = (blocks, run, search_steps(4 * run * BLOCK), search_steps(BLOCK))
-        KERNELS.launch("ascend.sort", "merge_runs_kernel", spec, spec.launch.grid(blocks), (keys, order, *merged), scalars)
+        sizes = (blocks, run, search_steps(4 * run * BLOCK), block_steps)
+        KERNELS.launch("ascend.sort", "merge_runs_kernel", spec, spec.launch.grid(blocks), (keys, order, *merged), sizes)
         keys, order = merged
         run *= 4
     return keys[:n], order[:n]
