@@ -206,6 +206,37 @@ def test_index_outside_the_table(device):
     assert embedding_bag(indices, weight).isnan().all(1).tolist() == [False, True, True, True]
 
 
+BAD_ROWS = {  # arguments after the table of 40 rows, and what is said of the index
+    "places count ids that are left out": (
+        [torch.tensor([[1, 1], [1, 40]])],
+        {"padding_idx": 1},
+        r"^indices\[1, 1\] is 40 and must be from 0 to 39\.$",
+    ),
+    "packed tables": (
+        [torch.tensor([[1, 19], [2, 20]])],
+        {"table_offsets": [0, 20]},
+        r"^indices\[1, 1\] is 20, row 40 with table_offsets\[1\], and must be from 0 to 39\.$",
+    ),
+    "between offsets": (
+        [torch.tensor([1, -1, 2])],
+        {"offsets": torch.tensor([0, 2])},
+        r"^indices\[1\] is -1 and must be from 0 to 39\.$",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_ROWS)
+def test_an_index_outside_the_table_is_named_by_its_place(what):
+    (indices,), options, message = BAD_ROWS[what]
+    with pytest.raises(IndexError, match=message):
+        embedding_bag(indices, make(1, 64)[1], **options)
+
+
+def test_mode_max_is_refused_where_the_module_is_made():
+    with pytest.raises(NotImplementedError, match="mode is 'max' and must be 'sum', 'mean' or 'concat'"):
+        EmbeddingBag(5, 8, mode="max")
+
+
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0)])
 def test_no_indices(device, shape):
     weight = torch.ones(5, 64, device=device.torch, requires_grad=True)

@@ -36,6 +36,21 @@ REFUSED = {
     "reduction": (lambda: loss(X, W, Y, reduction="max"), ValueError, "reduction is 'max' and must be one of 'mean', 'sum'"),
     "label_smoothing": (lambda: loss(X, W, Y, label_smoothing=1.5), ValueError, "label_smoothing is 1.5 .* from 0 to 1"),
     "lse_square_scale": (lambda: loss(X, W, Y, lse_square_scale=float("nan")), ValueError, "lse_square_scale is nan"),
+    "lse_square_scale is negative": (
+        lambda: loss(X, W, Y, lse_square_scale=-1e-4),
+        ValueError,
+        "lse_square_scale is -0.0001 and must be at least 0",
+    ),
+    "a float for each token": (
+        lambda: loss(X, W, Y.float()),
+        ValueError,
+        r"target is torch.float32 with shape \(2,\) and must be torch.int64 or torch.int32, or have shape \(2, 11\)",
+    ),
+    "negative items": (
+        lambda: causal_lm_loss(X, W, Y, num_items_in_batch=-2),
+        ValueError,
+        "num_items_in_batch is -2 and must be at least 0",
+    ),
     "logit_scale": (lambda: loss(X, W, Y, logit_scale=float("inf")), ValueError, "logit_scale is inf and must be finite"),
     "softcap": (lambda: loss(X, W, Y, softcap=0.0), ValueError, "softcap is 0.0 and must be above 0"),
     "accum_dtype": (lambda: loss(X, W, Y, accum_dtype=torch.float16), TypeError, "accum_dtype is torch.float16"),

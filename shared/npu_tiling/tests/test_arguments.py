@@ -29,6 +29,26 @@ REFUSED = {
     "no choice": (lambda: arguments.one_of("n", ["a"], ("a", "b")), ValueError, "n is ['a'] and must be one of 'a', 'b'."),
     "no span": (lambda: arguments.span("n", (1,)), TypeError, "n is (1,) and must be two whole numbers, (first, last)."),
     "no tensor": (lambda: arguments.tensor("n", 1, or_none=True), TypeError, "n is a int and must be a tensor or None."),
+    "sparse": (
+        lambda: arguments.rows("n", torch.eye(2).to_sparse()),
+        TypeError,
+        "n is torch.sparse_coo and must be a dense tensor.",
+    ),
+    "a sparse parameter": (
+        lambda: arguments.parameter("n", torch.eye(2).to_sparse(), [(2, 2)], torch.eye(2), "x's"),
+        TypeError,
+        "n is torch.sparse_coo and must be a dense tensor.",
+    ),
+    "whole numbers on a CPU": (
+        lambda: arguments.rows("n", torch.ones(2, dtype=torch.int64)),
+        TypeError,
+        "n is torch.int64 on cpu and must be torch.float32, torch.bfloat16, torch.float16 or torch.float64.",
+    ),
+    "fp64 elsewhere": (
+        lambda: arguments.rows("n", torch.ones(2, dtype=torch.float64, device="meta")),
+        TypeError,
+        "n is torch.float64 on meta and must be torch.float32, torch.bfloat16 or torch.float16.",
+    ),
 }  # fmt: skip
 
 

@@ -214,6 +214,14 @@ def test_doctor_imports_every_module_of_device_code(operator, monkeypatch, capsy
     assert said in capsys.readouterr().out
 
 
+def test_doctor_imports_no_kernel_where_there_is_no_triton(operator, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "triton_problem", lambda **_: None)
+    monkeypatch.setattr(doctor, "version", lambda name: None)
+    operator(broken="import no_such_module")
+    assert doctor.command_line(["npu_of_mine"]) == 0
+    assert "No problem found. Without a Triton, operators run on CPU tensors alone." in capsys.readouterr().out
+
+
 def test_doctor_refuses_a_package_that_is_not_there(capsys):
     with pytest.raises(SystemExit):
         doctor.command_line(["npu_of_nobody"])

@@ -64,7 +64,7 @@ def attn_res_bank(
             tensor and the bank is full.
         in_place: write p where the prefix is. With gradients nothing else may be written there before the backward.
         output_dtype: of h and normalized; None: the prefix's.
-        output_rms_eps: added to the mean square of h; None: rms_eps.
+        output_rms_eps: added to the mean square of h, with an output_rms_weight; None: rms_eps.
         return_weights: return alpha too, which carries no gradient.
 
     Returns:

@@ -79,7 +79,7 @@ def attn_res(
             rounded.
         rms_eps: added to the mean square.
         scale: of the scores.
-        output_rms_eps: added to the mean square of h; None: rms_eps.
+        output_rms_eps: added to the mean square of h, with an output_rms_weight; None: rms_eps.
         return_weights: return alpha too, which carries no gradient.
 
     Returns:

@@ -71,8 +71,7 @@ def embedding_bag(
     max_norm = arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
     norm_type = arguments.number("norm_type", norm_type, finite=False)
     arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse, include_last_offset=include_last_offset)
-    if mode == "max":
-        raise NotImplementedError("mode is 'max' and must be 'sum', 'mean' or 'concat': take embedding(...).amax(-2).")
+    refuse_max(mode)
     arguments.one_of("mode", mode, ("sum", "mean", "concat"))
     n_bags = _check_bags(indices, offsets, include_last_offset, mode)
     _check_weights(per_sample_weights, indices, weight, row_scales, mode)
@@ -98,6 +97,12 @@ def embedding_bag(
     out = OPERATORS("bags", flat, offsets, base, sample, weight, row_scales, *options)
     found: Tensor = out if offsets is not None else out.view(*indices.shape[:-1], weight.shape[1])
     return found
+
+
+def refuse_max(mode: str) -> None:
+    """Raises NotImplementedError for a mode of torch's that there is no kernel for."""
+    if mode == "max":
+        raise NotImplementedError("mode is 'max' and must be 'sum', 'mean' or 'concat': take embedding(...).amax(-2).")
 
 
 def _check_bags(indices: Tensor, offsets: Tensor | None, include_last_offset: bool, mode: str) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from .api import embedding
-from .bags import embedding_bag
+from .bags import embedding_bag, refuse_max
 
 
 class Embedding(nn.Embedding):
@@ -31,7 +33,14 @@ class EmbeddingBag(nn.EmbeddingBag):
     """torch.nn.EmbeddingBag, with `npu_embedding.embedding_bag` for its forward and its gradient.
 
     Arguments, attributes, `from_pretrained`, initial values and state_dict are those of torch.nn.EmbeddingBag.
+
+    Raises:
+        NotImplementedError: mode is "max".
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        refuse_max(self.mode)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Sums or means [B, embedding_dim] of rows for indices [B, K], or [n] with offsets [B]."""

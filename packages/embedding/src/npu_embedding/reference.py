@@ -60,17 +60,24 @@ def renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: fl
     weight.index_put_((rows,), (wide * scale).to(weight.dtype))
 
 
-def check(indices: Tensor, n_total: int) -> None:
-    """Raises IndexError naming the first index outside 0 to n_total - 1."""
+def check(indices: Tensor, n_total: int, counted: Tensor | None = None, base: Tensor | None = None) -> None:
+    """Raises IndexError naming the first index, of those that count, that is outside 0 to n_total - 1.
+
+    With `base` [K] the row that an index names is base[k] more, k its place in the last dimension.
+    """
     if not indices.numel():
         return
-    low, high = (int(end) for end in torch.aminmax(indices))
-    if low < 0 or high >= n_total:
-        flat = indices.reshape(-1).long()  # PyTorch wraps a number that it compares int32 with
-        position = int(((flat < 0) | (flat >= n_total)).nonzero()[0])
-        where = tuple(int(i) for i in torch.unravel_index(torch.tensor(position), indices.shape))
-        place = f"[{', '.join(map(str, where))}]" if where else ""
-        raise IndexError(f"indices{place} is {int(flat[position])} and must be from 0 to {n_total - 1}.")
+    rows = indices.long()  # PyTorch wraps a number that it compares int32 with
+    rows = rows if base is None else rows + base
+    wrong = (rows < 0) | (rows >= n_total)
+    wrong = wrong if counted is None else wrong & counted.view(wrong.shape)
+    if not wrong.any():
+        return
+    where = tuple(wrong.nonzero()[0].tolist())
+    index = f"indices{list(where) if where else ''} is {int(indices[where])}"
+    row = "" if base is None else f", row {int(rows[where])} with table_offsets[{where[-1]}],"
+    allowed = f"must be from 0 to {n_total - 1}" if n_total else "the table has no rows"
+    raise IndexError(f"{index}{row} and {allowed}.")
 
 
 def _local(indices: Tensor, first_row: int, n_rows: int, always: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -176,7 +183,8 @@ def bags(
 ) -> Tensor:
     """[n_bags, D] in `dtype`: sums, or means, of the rows of ids [n] in each bag; see `launch.bags.Bags`."""
     ids, bag, counted = _bag_of_ids(indices, offsets, base, n_bags, left_out)
-    check(ids[counted], n_total)
+    shape = indices.shape if offsets is not None else (n_bags, indices.numel() // max(n_bags, 1))
+    check(indices.view(shape), n_total, counted, base)
     local, inside = _local(ids, first_row, weight.shape[0], always=True)
     wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
     assert inside is not None

@@ -75,7 +75,9 @@ def causal_lm_loss(
     arguments.tensor("hidden_states", hidden_states)
     device = hidden_states.device
     if num_items_in_batch is not None and not isinstance(num_items_in_batch, Tensor):
-        num_items_in_batch = torch.full((), arguments.number("num_items_in_batch", num_items_in_batch), device=device)
+        num_items_in_batch = torch.full(
+            (), arguments.number("num_items_in_batch", num_items_in_batch, least=0), device=device
+        )
     elif num_items_in_batch is not None and num_items_in_batch.dim():
         num_items_in_batch = num_items_in_batch.reshape(())
     part = Part(*(options.pop(name, None) for name in Part._fields))  # type: ignore[arg-type]  # checked below

@@ -99,6 +99,9 @@ def probability_loss(inputs: ProbabilityInputs, token_weight: Tensor | None, opt
         if getattr(options, name):
             raise ValueError(f"{name} is True and must be False where target has probabilities.")
     shape = torch.Size(parallel.whole_shape(x, options))
+    if target.dim() == len(shape):
+        allowed = f"must be torch.int64 or torch.int32, or have shape {(*shape, weight.shape[0])}"
+        raise ValueError(f"target is {target.dtype} with shape {tuple(target.shape)} and {allowed}.")
     arguments.shape("target", target, (*shape, weight.shape[0]))
     check(LossInputs(x, weight, target.new_zeros(shape, dtype=torch.int64), bias, class_weight, None, frozen), options)
     arguments.device("target", target, x, "x's")

@@ -79,5 +79,6 @@ def chosen_chip(name: str | Device | None) -> Device:
     elif hasattr(torch, "npu") and torch.npu.is_available():
         found = device_for(torch.device("npu", torch.npu.current_device()))
     if found is None:
-        raise UnknownDeviceError("chip is None and must be named: this machine has neither an NPU nor a GPU.")
+        how = "as --chip Ascend910B4 or chip='Ascend910B4'"
+        raise UnknownDeviceError(f"chip must be named, {how}: this machine has neither an NPU nor a GPU.")
     return found

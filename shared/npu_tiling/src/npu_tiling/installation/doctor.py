@@ -132,15 +132,18 @@ def main(
     for line in report():
         print(line)
     modules = {package: device_modules(package) for package in packages}
-    found = problems([name for names in modules.values() for name in names], ascend=ascend) + (more() if more else [])
+    has_triton = bool(version("triton") or version("triton-ascend"))
+    names = [name for each in modules.values() for name in each] if has_triton else []
+    found = problems(names, ascend=ascend) + (more() if more else [])
     for problem in found:
         print(f"\nProblem: {problem.what}")
         for command in problem.cure:
             print(f"    {command}")
-    if not found:
-        none = not (version("triton") or version("triton-ascend"))
-        imported = "".join(f" {len(names)} modules of {name}'s kernels were imported." for name, names in modules.items())
-        print(f"No problem found.{imported}" + (" Without a Triton, operators run on CPU tensors alone." if none else ""))
+    if not found and has_triton:
+        imported = "".join(f" {len(each)} modules of {name}'s kernels were imported." for name, each in modules.items())
+        print(f"No problem found.{imported}")
+    elif not found:
+        print("No problem found. Without a Triton, operators run on CPU tensors alone.")
     return 1 if found else 0
 
 

@@ -26,19 +26,20 @@ def tensor(name: str, value: Any, *, or_none: bool = False) -> None:
 
 
 def floating(name: str, value: Any) -> None:
-    """A tensor of a dtype that there are kernels for; fp64 too where plain PyTorch serves it."""
+    """A dense tensor of a dtype that there are kernels for; fp64 too where plain PyTorch serves it."""
     tensor(name, value)
+    _dense(name, value)
     if value.dtype in DTYPES:
         return
-    wide = value.dtype == torch.float64 and value.device.type == "cpu" and device_for(value.device) is None
-    if not wide:
-        allowed = "torch.float32, torch.bfloat16 or torch.float16"
-        raise TypeError(f"{name} is {value.dtype} on {value.device.type} and must be {allowed}.")
+    wide = (torch.float64,) if value.device.type == "cpu" and device_for(value.device) is None else ()
+    if value.dtype not in wide:
+        *most, last = map(str, (*DTYPES, *wide))
+        raise TypeError(f"{name} is {value.dtype} on {value.device.type} and must be {', '.join(most)} or {last}.")
 
 
 def rows(name: str, value: Any) -> None:
     """A floating tensor [..., D]."""
-    if not isinstance(value, Tensor) or value.dtype not in DTYPES:
+    if not isinstance(value, Tensor) or value.dtype not in DTYPES or value.layout is not torch.strided:
         floating(name, value)
     if value.dim() == 0 or value.shape[-1] == 0:
         raise ValueError(f"{name} has shape {tuple(value.shape)} and must have a last dimension of at least 1.")
@@ -72,11 +73,13 @@ def device(name: str, value: Tensor, like: Tensor, of: str) -> None:
 def parameter(
     name: str, value: Any, shapes: Sequence[Sequence[int]], like: Tensor, of: str, *, or_none: bool = False
 ) -> None:
-    """A tensor of one of some shapes, in fp32 or in the dtype of `like`, and on its device."""
+    """A dense tensor of one of some shapes, in fp32 or in the dtype of `like`, and on its device."""
     if or_none and value is None:
         return
     if not isinstance(value, Tensor):
         tensor(name, value, or_none=or_none)
+    if value.layout is not torch.strided:
+        _dense(name, value)
     if value.shape not in shapes or value.dtype != like.dtype or value.device != like.device:
         shape(name, value, *shapes)
         parameter_dtype(name, value, like, of)
@@ -145,6 +148,11 @@ def span(name: str, value: Any) -> tuple[int, int]:
         raise TypeError(f"{name} is {value!r} and must be two whole numbers, (first, last).")
     first, last = (whole(f"{name}[{i}]", one) for i, one in enumerate(value))
     return first, last
+
+
+def _dense(name: str, value: Tensor) -> None:
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name} is {value.layout} and must be a dense tensor.")
 
 
 def _is_number(value: Any) -> TypeGuard[Real]:

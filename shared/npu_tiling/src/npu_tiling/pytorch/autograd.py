@@ -118,7 +118,7 @@ class OperatorLibrary:
                 return run(*arguments)
             leaves, structure = tree_flatten(arguments)
             results = _Results()
-            flat = apply(_Gradient, run, name, structure, results, *leaves)
+            flat = apply(_Gradient, run, f"{self._namespace}::{name}", structure, results, *leaves)
             return tree_unflatten(flat, results.structure)
 
         self.autograd(name, record)
