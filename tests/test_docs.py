@@ -22,7 +22,7 @@ from npu_offline.cli import _parser as offline_parser
 from npu_tiling.explaining.command import main as explain_command
 
 from tests.test_readmes import PROGRAMS
-from tools.docs import hooks, lists, reference, sections
+from tools.docs import hooks, reference, sections
 from tools.workspace import ROOT, read_packages
 
 FOLDER = ROOT / "tools" / "docs"
@@ -257,49 +257,6 @@ def test_a_quoted_message_is_one_of_ours(message):
     assert any(re.fullmatch(pattern, text) for fixed, pattern in _messages() if fixed in text), message
 
 
-def test_what_belongs_to_an_item_is_four_spaces_in():
-    text = "- a\n  b\n\n  | x |\n\n1. c\n\n   ```\n   d\n     e\n   ```\n2. f\n\ng\n  h\n```\n- i\n  j\n```"
-    expected = "- a\n    b\n\n    | x |\n\n1. c\n\n    ```\n    d\n      e\n    ```\n\n2. f\n\ng\n  h\n```\n- i\n  j\n```"
-    assert lists.indent(text) == expected
-
-
-TEXT = "# Title\n\nfirst\n\n## One\n\n```\n# no heading\n## Two\n```\none\n\n### Inner\n\ninner\n\n## Two\n\ntwo\n"
-
-
-def test_a_section_ends_where_the_next_of_its_level_begins(tmp_path):
-    (tmp_path / "a.md").write_text(TEXT)
-    assert sections.take("a.md", "text of", ["Two"], tmp_path) == "two"
-    assert sections.take("a.md", "section", ["One"], tmp_path).endswith("### Inner\n\ninner")
-    assert "# no heading" in sections.take("a.md", "text of", ["One"], tmp_path)
-    whole = sections.take("a.md", "but", ["One"], tmp_path)
-    assert whole.split() == ["first", "##", "Two", "two"]
-
-
-def test_what_is_not_there_is_an_error(tmp_path):
-    (tmp_path / "a.md").write_text(TEXT)
-    with pytest.raises(sections.DocsError, match="has no section 'Three': it has 'Title', 'One', 'Inner', 'Two'"):
-        sections.take("a.md", "section", ["Three"], tmp_path)
-    with pytest.raises(sections.DocsError, match=r"b\.md is not there"):
-        sections.take("b.md", None, [], tmp_path)
-    with pytest.raises(sections.DocsError, match="is no directive"):
-        sections.expand("<!-- include a.md sections One -->", "p.md", {})
-
-
-def test_links_of_included_text_lead_to_pages_or_name_files():
-    found = {"packages/rms_norm": "operators/rms_norm.md"}
-    text = (
-        "[norm](packages/rms_norm#use) [file](tools/versions.toml) [out](https://example.org) `[a](b)`\n```\n[a](b)\n```\n"
-    )
-    said = sections.relink(text.replace("`[a](b)`", ""), "README.md", "start/x.md", found)
-    assert "[norm](../operators/rms_norm.md#use)" in said
-    assert "[out](https://example.org)" in said and "[a](b)" in said
-    assert 'title="tools/versions.toml in the repository">file</span>' in said
-    said = 'see the page "Time model" of the\ndocumentation, `tools/docs/pages/tools/t.md` in the repository.'
-    assert sections.relink(said, "README.md", "start/x.md", {}) == "see [Time model](../tools/t.md)."
-    with pytest.raises(sections.DocsError, match="links to gone.md, which is not there"):
-        sections.relink("[x](gone.md)", "README.md", "x.md", found)
-
-
 def test_the_numbers_of_the_whole_model_are_those_of_its_record():
     rows = [line.split(" | ") for line in (ROOT / "tools/results/block.md").read_text().partition("full**")[2].splitlines()]
     taken = {row[1]: [row[3].split()[0], row[-1].strip(" |")] for row in rows if row[0] == "| model"}
@@ -307,11 +264,3 @@ def test_the_numbers_of_the_whole_model_are_those_of_its_record():
     for mode, ours, plain in (("eager", "ours", "plain"), ("under `torch.compile`", "ours_compiled", "compiled")):
         (row,) = (line for line in said.splitlines() if line.startswith(f"| {mode} "))
         assert row.split(" | ")[1:] == [taken[ours][0], taken[plain][0], taken[ours][1], f"{taken[plain][1]} |"]
-
-
-def test_lines_that_install_in_a_clone_name_folders_of_it():
-    for where in ("Ascend", "CUDA", "Nothing"):
-        lines = hooks._install("    ", where, "rms_norm").splitlines()
-        (ours,) = (line for line in lines if "packages/rms_norm" in line)
-        assert "./shared/npu_tiling" in ours and not any("npu-rms-norm" in line for line in lines)
-        assert all(line.startswith("    ") for line in lines)

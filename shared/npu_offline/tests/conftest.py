@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,16 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "toolchains").symlink_to(cache.cache_dir() / "toolchains")
     monkeypatch.setenv("NPU_OFFLINE_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a file with the kernels of user_kernels.py, and a last statement."""
+    from user_kernels import KERNELS
+
+    def make(last: str = "") -> str:
+        path = tmp_path / "kernels.py"
+        path.write_text(KERNELS.replace("NEWEST", last))
+        return str(path)
+
+    return make

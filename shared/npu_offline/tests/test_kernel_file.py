@@ -5,81 +5,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from npu_offline.check import files
-from npu_offline.cli import main
-
-KERNELS = """
-import torch_npu
-import torch
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def softmax(x_ptr, y_ptr, columns, BLOCK: tl.constexpr, OTHER: tl.constexpr = float("-inf")):
-    row = tl.program_id(0)
-    o = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + row * columns + o, mask=o < columns, other=OTHER)
-    e = tl.exp(x - tl.max(x, 0))
-    tl.store(y_ptr + row * columns + o, e / tl.sum(e, 0), mask=o < columns)
-
-
-@triton.autotune([triton.Config({"BLOCK": 256}), triton.Config({"BLOCK": 512})], key=["n"], warmup=1)
-@triton.jit
-def double(x_ptr, y_ptr, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if MASKED:
-        tl.store(y_ptr + o, tl.load(x_ptr + o, mask=o < n) * 2, mask=o < n)
-    else:
-        tl.store(y_ptr + o, tl.load(x_ptr + o) * 2)
-
-
-@triton.jit
-def total(x_ptr, sum_ptr, n, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(sum_ptr, tl.load(sum_ptr) + tl.sum(tl.load(x_ptr + o, mask=o < n, other=0.0), 0))
-
-
-@triton.jit
-def pick(x_ptr, index_ptr, y_ptr, D: tl.constexpr):
-    row = tl.load(index_ptr + tl.program_id(0))
-    o = tl.arange(0, D)
-    tl.store(y_ptr + tl.program_id(0) * D + o, tl.load(x_ptr + row * D + o))
-
-
-def on_chip():
-    x = torch.empty(1000, device="cpu")
-    y = torch.empty_like(x)
-    double[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, y, 1000, MASKED=True)
-    return x, y
-
-
-def calls():
-    yield "autotuned", on_chip
-
-
-NEWEST
-"""
-SOFTMAX = ["x_ptr=fp32:6x200", "y_ptr=fp32:6x200", "columns=200", "BLOCK=256", "--grid", "6"]
-DOUBLE = ["x_ptr=fp32:1000", "y_ptr=fp32:1000", "n=1000", "--grid", "cdiv(n,BLOCK)"]
-NEWEST = ["--toolchain", "1.2.0"]
-
-
-@pytest.fixture
-def file(tmp_path):
-    def make(last=""):
-        path = tmp_path / "kernels.py"
-        path.write_text(KERNELS.replace("NEWEST", last))
-        return str(path)
-
-    return make
-
-
-def run(capsys, *arguments):
-    status = main([*arguments])
-    said = capsys.readouterr()
-    return status, " ".join((said.out + said.err).replace("│", " ").split())
+from user_kernels import DOUBLE, KERNELS, NEWEST, SOFTMAX, run
 
 
 def test_a_right_kernel_computes_what_pytorch_does_at_every_level(file, capsys):
@@ -124,24 +51,6 @@ def test_elements_that_are_never_written_are_wrong(file, capsys):
     assert status == 1
 
 
-@pytest.mark.parametrize(("below", "status"), [(10, 0), (1000, 1)])
-def test_integers_are_random_below_the_number_that_is_given(file, capsys, below, status):
-    given = f"x_ptr=bf16:10x64 index_ptr=i32:100:{below} y_ptr=bf16:100x64 D=64 --grid 100".split()
-    assert run(capsys, "run", f"{file()}::pick", *given, "--linalg-only")[0] == status
-
-
-def test_an_argument_may_follow_an_option(file, capsys):
-    status, said = run(capsys, "run", f"{file()}::softmax", "--grid", "6", *SOFTMAX[:-2], "--linalg-only")
-    assert "compared with nothing" in said
-    assert status == 0
-
-
-def test_autotuning_takes_its_first_configuration(file, capsys):
-    status, said = run(capsys, "time", file(), *NEWEST)
-    assert "BLOCK=256" in said
-    assert status == 0
-
-
 @pytest.mark.parametrize("last", ["double[(1,)](torch.empty(8, device='npu'))", "from os import nothing_of_this_name"])
 def test_a_file_that_goes_on_to_run_its_kernels_on_a_chip_is_used_up_to_there(file, capsys, last):
     status, said = run(capsys, "run", f"{file(last)}::softmax", *SOFTMAX, "--linalg-only")
@@ -174,103 +83,6 @@ def test_check_lint_time_and_tune_take_the_same_arguments(file, capsys, tmp_path
     assert "double: BLOCK=4096 is" in said
     assert "faster than BLOCK=128 (in use)" in said
     assert status == 1  # 4096 elements at a time take less than 128
-
-
-@pytest.mark.parametrize(
-    ("target", "given", "message"),
-    [
-        ("::softmax", [], "kernel softmax also needs x_ptr, y_ptr, columns, BLOCK"),
-        ("::softmax", SOFTMAX[:-2], "--grid is missing"),
-        ("::softmax", [*SOFTMAX, "rows=3"], "kernel softmax has no argument rows; it has x_ptr, y_ptr"),
-        ("::softmax", [*SOFTMAX[:-1], "rows"], "--grid is 'rows'"),
-        ("::softmax", [*SOFTMAX, "x_ptr=fp31:4"], "x_ptr is 'fp31:4'"),
-        ("::softmax", [*SOFTMAX, "x_ptr=fp32:4xN"], "x_ptr is 'fp32:4xN'"),
-        ("::softmax", [*SOFTMAX, "x_ptr=fp32:300,777"], "x_ptr is 'fp32:300,777': a tensor has one size"),
-        ("::softmax", [*SOFTMAX, "x_ptr=fp32:4:negative"], "x_ptr is 'fp32:4:negative'"),
-        ("::softmax", [*SOFTMAX, "x_ptr=no.npy"], "x_ptr is no.npy, which does not exist"),
-        ("::double", [*DOUBLE], "also needs MASKED, of which its configurations give BLOCK"),
-        ("::softmax", ["x_ptr"], "'x_ptr' is no argument"),
-        ("::soft", [], "has no kernel 'soft'; it has softmax, double, total, pick"),
-        ("", ["x_ptr=1"], "are for one kernel"),
-        ("::softmax", [*SOFTMAX, "--expect", "z=1"], "must be TENSOR=EXPRESSION, TENSOR one of x_ptr, y_ptr"),
-        ("::softmax", [*SOFTMAX, "--expect", "y_ptr=x_pt"], "--expect y_ptr: NameError"),
-        ("::softmax", [*SOFTMAX, "--expect", "y_ptr=x_ptr.sum()"], "--expect y_ptr has shape (), must be (6, 200)"),
-        ("::softmax", [*SOFTMAX[:-1], "cdiv(columns)"], "--grid is 'cdiv(columns)'"),
-    ],
-)
-def test_a_mistake_in_the_call_is_said_before_anything_runs(file, capsys, target, given, message):
-    status, said = run(capsys, "run", f"{file()}{target}", *given, "--linalg-only")
-    assert message in said
-    assert "what ran" not in said
-    assert status == 2
-
-
-def test_a_grid_may_call_triton_and_an_expectation_the_functions_of_the_file(file, capsys):
-    path = file("def definition(x):\n    return x.softmax(-1)")
-    given = [*SOFTMAX[:-1], "triton.cdiv(6, 1)", "--expect", "y_ptr=definition(x_ptr)"]
-    status, said = run(capsys, "run", f"{path}::softmax", *given, "--linalg-only")
-    assert "as expected" in said
-    assert status == 0
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("positive", "torch.where(x_ptr > 0, x_ptr, torch.nan)"),
-        ("zeros", "torch.zeros(512, dtype=torch.float64)"),
-        ("ones", "torch.ones(512, dtype=torch.float64)"),
-        ("2..3", "torch.where((x_ptr >= 2) & (x_ptr < 3), x_ptr, torch.nan)"),
-    ],
-)
-def test_a_tensor_is_made_of_the_numbers_that_are_asked_for(file, capsys, content, expected):
-    given = f"x_ptr=fp32:512:{content} y_ptr=fp32:512 n=512 BLOCK=512 MASKED=True --grid 1".split()
-    status, said = run(capsys, "run", f"{file()}::double", *given, "--linalg-only", "--expect", f"y_ptr=2*({expected})")
-    assert status == 0, said
-
-
-@pytest.mark.parametrize("kind", ["npy", "safetensors"])
-def test_a_tensor_is_read_from_a_file(file, capsys, tmp_path, kind):
-    numbers = torch.arange(512.0)
-    path = tmp_path / f"x.{kind}"
-    if kind == "npy":
-        pytest.importorskip("numpy").save(path, numbers.numpy())
-    else:
-        pytest.importorskip("safetensors.torch").save_file({"w": numbers}, path)
-    x = f"x_ptr={path}" if kind == "npy" else f"x_ptr={path}:w"
-    given = [x, *["y_ptr=fp32:512", "n=512", "BLOCK=512", "MASKED=True", "--grid", "1"]]
-    status, said = run(
-        capsys, "run", f"{file()}::double", *given, "--linalg-only", "--expect", "y_ptr=2*torch.arange(512).double()"
-    )
-    assert status == 0, said
-
-
-def test_each_configuration_of_an_autotuned_kernel_is_run_and_ranked(file, capsys):
-    given = ["x_ptr=fp32:99999", "y_ptr=fp32:99999", "n=99999", "MASKED=True", "--grid", "cdiv(n,BLOCK)"]
-    status, said = run(capsys, "run", f"{file()}::double", *given, "--linalg-only", "--expect", "y_ptr=2*x_ptr")
-    assert "double BLOCK=256" in said
-    assert "double BLOCK=512" in said
-    assert said.count("as expected") == 2
-    assert status == 0
-    status, said = run(capsys, "tune", f"{file()}::double", *given, *NEWEST)
-    assert "double: BLOCK=512 is" in said
-    assert status == 1
-
-
-def test_heuristics_are_computed(file, capsys):
-    path = file(
-        """
-@triton.heuristics({"MASKED": lambda arguments: arguments["n"] % arguments["BLOCK"] != 0})
-@triton.jit
-def guessed(x_ptr, y_ptr, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if MASKED:
-        tl.store(y_ptr + o, tl.load(x_ptr + o, mask=o < n), mask=o < n)
-    else:
-        tl.store(y_ptr + o, tl.load(x_ptr + o))
-"""
-    )
-    given = ["x_ptr=fp32:1000", "y_ptr=fp32:1000", "n=1000", "BLOCK=256", "--grid", "cdiv(n,BLOCK)"]
-    assert run(capsys, "run", f"{path}::guessed", *given, "--linalg-only", "--expect", "y_ptr=x_ptr")[0] == 0
 
 
 @pytest.mark.parametrize("first", ["", "raise ImportError('no such backend')"])

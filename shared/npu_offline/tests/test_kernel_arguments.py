@@ -1,0 +1,120 @@
+"""What a user may write for a kernel's arguments, its grid and what is expected: `NAME=VALUE ... --grid X --expect Y=Z`."""
+
+import pytest
+import torch
+from user_kernels import DOUBLE, NEWEST, SOFTMAX, run
+
+
+@pytest.mark.parametrize(("below", "status"), [(10, 0), (1000, 1)])
+def test_integers_are_random_below_the_number_that_is_given(file, capsys, below, status):
+    given = f"x_ptr=bf16:10x64 index_ptr=i32:100:{below} y_ptr=bf16:100x64 D=64 --grid 100".split()
+    assert run(capsys, "run", f"{file()}::pick", *given, "--linalg-only")[0] == status
+
+
+def test_an_argument_may_follow_an_option(file, capsys):
+    status, said = run(capsys, "run", f"{file()}::softmax", "--grid", "6", *SOFTMAX[:-2], "--linalg-only")
+    assert "compared with nothing" in said
+    assert status == 0
+
+
+def test_autotuning_takes_its_first_configuration(file, capsys):
+    status, said = run(capsys, "time", file(), *NEWEST)
+    assert "BLOCK=256" in said
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "message"),
+    [
+        ("::softmax", [], "kernel softmax also needs x_ptr, y_ptr, columns, BLOCK"),
+        ("::softmax", SOFTMAX[:-2], "--grid is missing"),
+        ("::softmax", [*SOFTMAX, "rows=3"], "kernel softmax has no argument rows; it has x_ptr, y_ptr"),
+        ("::softmax", [*SOFTMAX[:-1], "rows"], "--grid is 'rows'"),
+        ("::softmax", [*SOFTMAX, "x_ptr=fp31:4"], "x_ptr is 'fp31:4'"),
+        ("::softmax", [*SOFTMAX, "x_ptr=fp32:4xN"], "x_ptr is 'fp32:4xN'"),
+        ("::softmax", [*SOFTMAX, "x_ptr=fp32:300,777"], "x_ptr is 'fp32:300,777': a tensor has one size"),
+        ("::softmax", [*SOFTMAX, "x_ptr=fp32:4:negative"], "x_ptr is 'fp32:4:negative'"),
+        ("::softmax", [*SOFTMAX, "x_ptr=no.npy"], "x_ptr is no.npy, which does not exist"),
+        ("::double", [*DOUBLE], "also needs MASKED, of which its configurations give BLOCK"),
+        ("::softmax", ["x_ptr"], "'x_ptr' is no argument"),
+        ("::soft", [], "has no kernel 'soft'; it has softmax, double, total, pick"),
+        ("", ["x_ptr=1"], "are for one kernel"),
+        ("::softmax", [*SOFTMAX, "--expect", "z=1"], "must be TENSOR=EXPRESSION, TENSOR one of x_ptr, y_ptr"),
+        ("::softmax", [*SOFTMAX, "--expect", "y_ptr=x_pt"], "--expect y_ptr: NameError"),
+        ("::softmax", [*SOFTMAX, "--expect", "y_ptr=x_ptr.sum()"], "--expect y_ptr has shape (), must be (6, 200)"),
+        ("::softmax", [*SOFTMAX[:-1], "cdiv(columns)"], "--grid is 'cdiv(columns)'"),
+    ],
+)
+def test_a_mistake_in_the_call_is_said_before_anything_runs(file, capsys, target, given, message):
+    status, said = run(capsys, "run", f"{file()}{target}", *given, "--linalg-only")
+    assert message in said
+    assert "what ran" not in said
+    assert status == 2
+
+
+def test_a_grid_may_call_triton_and_an_expectation_the_functions_of_the_file(file, capsys):
+    path = file("def definition(x):\n    return x.softmax(-1)")
+    given = [*SOFTMAX[:-1], "triton.cdiv(6, 1)", "--expect", "y_ptr=definition(x_ptr)"]
+    status, said = run(capsys, "run", f"{path}::softmax", *given, "--linalg-only")
+    assert "as expected" in said
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("positive", "torch.where(x_ptr > 0, x_ptr, torch.nan)"),
+        ("zeros", "torch.zeros(512, dtype=torch.float64)"),
+        ("ones", "torch.ones(512, dtype=torch.float64)"),
+        ("2..3", "torch.where((x_ptr >= 2) & (x_ptr < 3), x_ptr, torch.nan)"),
+    ],
+)
+def test_a_tensor_is_made_of_the_numbers_that_are_asked_for(file, capsys, content, expected):
+    given = f"x_ptr=fp32:512:{content} y_ptr=fp32:512 n=512 BLOCK=512 MASKED=True --grid 1".split()
+    status, said = run(capsys, "run", f"{file()}::double", *given, "--linalg-only", "--expect", f"y_ptr=2*({expected})")
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("kind", ["npy", "safetensors"])
+def test_a_tensor_is_read_from_a_file(file, capsys, tmp_path, kind):
+    numbers = torch.arange(512.0)
+    path = tmp_path / f"x.{kind}"
+    if kind == "npy":
+        pytest.importorskip("numpy").save(path, numbers.numpy())
+    else:
+        pytest.importorskip("safetensors.torch").save_file({"w": numbers}, path)
+    x = f"x_ptr={path}" if kind == "npy" else f"x_ptr={path}:w"
+    given = [x, *["y_ptr=fp32:512", "n=512", "BLOCK=512", "MASKED=True", "--grid", "1"]]
+    status, said = run(
+        capsys, "run", f"{file()}::double", *given, "--linalg-only", "--expect", "y_ptr=2*torch.arange(512).double()"
+    )
+    assert status == 0, said
+
+
+def test_each_configuration_of_an_autotuned_kernel_is_run_and_ranked(file, capsys):
+    given = ["x_ptr=fp32:99999", "y_ptr=fp32:99999", "n=99999", "MASKED=True", "--grid", "cdiv(n,BLOCK)"]
+    status, said = run(capsys, "run", f"{file()}::double", *given, "--linalg-only", "--expect", "y_ptr=2*x_ptr")
+    assert "double BLOCK=256" in said
+    assert "double BLOCK=512" in said
+    assert said.count("as expected") == 2
+    assert status == 0
+    status, said = run(capsys, "tune", f"{file()}::double", *given, *NEWEST)
+    assert "double: BLOCK=512 is" in said
+    assert status == 1
+
+
+def test_heuristics_are_computed(file, capsys):
+    path = file(
+        """
+@triton.heuristics({"MASKED": lambda arguments: arguments["n"] % arguments["BLOCK"] != 0})
+@triton.jit
+def guessed(x_ptr, y_ptr, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if MASKED:
+        tl.store(y_ptr + o, tl.load(x_ptr + o, mask=o < n), mask=o < n)
+    else:
+        tl.store(y_ptr + o, tl.load(x_ptr + o))
+"""
+    )
+    given = ["x_ptr=fp32:1000", "y_ptr=fp32:1000", "n=1000", "BLOCK=256", "--grid", "cdiv(n,BLOCK)"]
+    assert run(capsys, "run", f"{path}::guessed", *given, "--linalg-only", "--expect", "y_ptr=x_ptr")[0] == 0
