@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ class EmbeddingBag(nn.EmbeddingBag):
         NotImplementedError: mode is "max".
     """
 
+    @functools.wraps(nn.EmbeddingBag.__init__)  # type: ignore[misc]  # whose signature it has
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         refuse_max(self.mode)

@@ -22,7 +22,7 @@ _checked: dict[Hashable, Any] = {}
 _POSITIVE: dict[str, Any] = {"above": 0}
 _NUMBERS: dict[str, dict[str, Any]] = {
     "label_smoothing": {"least": 0, "most": 1},
-    "lse_square_scale": {"least": 0},
+    "lse_square_scale": {},
     "logit_scale": {},
     "softcap": {**_POSITIVE, "or_none": True},
     "beta": _POSITIVE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor
@@ -28,7 +28,8 @@ def tensor(name: str, value: Any, *, or_none: bool = False) -> None:
 def floating(name: str, value: Any) -> None:
     """A dense tensor of a dtype that there are kernels for; fp64 too where plain PyTorch serves it."""
     tensor(name, value)
-    _dense(name, value)
+    if value.layout is not torch.strided:
+        _refuse_layout(name, value)
     if value.dtype in DTYPES:
         return
     wide = (torch.float64,) if value.device.type == "cpu" and device_for(value.device) is None else ()
@@ -79,7 +80,7 @@ def parameter(
     if not isinstance(value, Tensor):
         tensor(name, value, or_none=or_none)
     if value.layout is not torch.strided:
-        _dense(name, value)
+        _refuse_layout(name, value)
     if value.shape not in shapes or value.dtype != like.dtype or value.device != like.device:
         shape(name, value, *shapes)
         parameter_dtype(name, value, like, of)
@@ -150,9 +151,8 @@ def span(name: str, value: Any) -> tuple[int, int]:
     return first, last
 
 
-def _dense(name: str, value: Tensor) -> None:
-    if value.layout is not torch.strided:
-        raise TypeError(f"{name} is {value.layout} and must be a dense tensor.")
+def _refuse_layout(name: str, value: Tensor) -> NoReturn:
+    raise TypeError(f"{name} is {value.layout} and must be a dense tensor.")
 
 
 def _is_number(value: Any) -> TypeGuard[Real]:
