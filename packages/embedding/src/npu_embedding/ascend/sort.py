@@ -201,7 +201,7 @@ def sort_runs_kernel(
                 i_first,
                 i_stop,
                 1 << (2 * i_round),
-                n_block_steps,
+                n_block_steps,  # not taken: the first block begins a set
                 n_block_steps,
                 LOG,
                 WIDE,
