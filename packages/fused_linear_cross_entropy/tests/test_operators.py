@@ -97,6 +97,35 @@ def test_functional_gradient(device, reduction):
         assert torch.allclose(functional, expected, rtol=1e-5, atol=1e-6)
 
 
+SECOND = {  # ways to ask for a second derivative of a function of one tensor
+    "grad of grad": lambda f, x: torch.func.grad(lambda x: torch.func.grad(f)(x).square().sum())(x),
+    "jacrev of grad": lambda f, x: torch.func.jacrev(torch.func.grad(f))(x),
+    "the value that comes with a gradient": lambda f, x: torch.func.grad(lambda x: torch.func.grad_and_value(f)(x)[1])(x),
+    "hvp": lambda f, x: torch.autograd.functional.hvp(f, x, torch.ones_like(x)),
+}
+
+
+@pytest.mark.parametrize("way", SECOND)
+@pytest.mark.parametrize("of", ["x", "weight"])
+def test_no_way_to_a_second_derivative_gives_zeros(way, of):
+    x, weight, target = torch.randn(8, 9), torch.randn(23, 9), torch.arange(8)
+    losses = {
+        "x": (lambda x: fused_linear_cross_entropy(x, weight, target), x),
+        "weight": (lambda weight: fused_linear_cross_entropy(x, weight, target, reduction="sum"), weight),
+    }
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        SECOND[way](*losses[of])
+
+
+def test_a_loss_may_be_divided_in_place():
+    x, weight = torch.randn(8, 9, requires_grad=True), torch.randn(23, 9)
+    (expected,) = torch.autograd.grad(fused_linear_cross_entropy(x, weight, torch.arange(8)), x)
+    loss = fused_linear_cross_entropy(x, weight, torch.arange(8))
+    loss /= 2
+    loss.backward()
+    assert torch.equal(x.grad, expected / 2)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_second_derivative_is_refused(device, reduction):
     x, weight, target = tensors(device)

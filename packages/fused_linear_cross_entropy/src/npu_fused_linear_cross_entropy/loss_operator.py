@@ -63,11 +63,12 @@ class LossOperator:
         """The operator where autograd may record it. A call that asks for gradients itself is not recorded."""
         inputs, options, flags = split(arguments, self.inputs, self._options)
         if any(flags):
-            return run(*arguments)
+            return OPERATORS.not_differentiable(self._name, run, *arguments)
         if not needs_gradient((inputs.x, inputs.weight, inputs.bias)):  # type: ignore[attr-defined]
             with torch.no_grad():  # class weights that require a gradient would give plain PyTorch one to record
                 return run(*arguments)
-        return *apply(_Loss, run, self, options, *inputs), *[None] * (len(self.nothing) + 1)
+        *outputs, _ = apply(_Loss, run, self, options, *inputs)
+        return *outputs, *[None] * (len(self.nothing) + 1)
 
 
 class _Loss(Function):
@@ -79,14 +80,15 @@ class _Loss(Function):
         needs = operator.gradient.needs(ctx.needs_input_grad) if ctx.has_gradients else [False] * 3
         found = run(*tensors, *options, *[not ctx.has_gradients] * operator.saves, *needs)
         outputs, saved, (*gradients, unfinished) = found[: operator.outputs], found[operator.outputs : -4], found[-4:]
+        source = outputs[0].new_empty(0)  # without data: what says in a second derivative that gradients come from x
         if ctx.has_gradients:
-            ctx.save_for_backward(*gradients, unfinished)
+            ctx.save_for_backward(*gradients, unfinished, source)
         else:
             ctx.save_for_backward(*saved, *tensors[:-1])
         differentiable = options.differentiable
         constant = [one for place, one in enumerate(outputs) if one is not None and place not in differentiable]
         ctx.mark_non_differentiable(*constant)
-        return tuple(outputs)
+        return *outputs, source
 
     @staticmethod
     def backward(ctx, *upstream):  # type: ignore[no-untyped-def]
@@ -95,11 +97,14 @@ class _Loss(Function):
             return (None,) * len(ctx.needs_input_grad)
         if not ctx.has_gradients:
             return gradient(ctx, given, ctx.saved_tensors)
-        *gradients, unfinished = ctx.saved_tensors
-        return gradient.in_place(ctx, _scaled(gradients, given[0], None if unfinished is None else unfinished.unbind()))
+        *gradients, unfinished, source = ctx.saved_tensors
+        factors = None if unfinished is None else unfinished.unbind()
+        return gradient.in_place(ctx, _scaled(gradients, given[0], factors, source))
 
 
-def _scaled(gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence[Tensor] | None) -> list[Tensor | None]:
+def _scaled(
+    gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence[Tensor] | None, source: Tensor
+) -> list[Tensor | None]:
     """Gradients times the upstream gradient and a factor each: in place unless the graph is kept for another backward."""
     present = [gradient for gradient in gradients if gradient is not None]
     each: Sequence[Tensor | None] = factors or [None] * len(gradients)
@@ -112,11 +117,12 @@ def _scaled(gradients: Sequence[Tensor | None], dloss: Tensor, factors: Sequence
     if once and not torch.is_grad_enabled() and can_bypass_dispatcher((*present, *numbers)):
         scale_(present, numbers)
         return list(gradients)
-    if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
-        # A second derivative must be an error: the operator refuses arguments that require a gradient. Under torch.func the
-        # outer level knows that these gradients come from x and weight.
-        present = [gradient.detach().requires_grad_() for gradient in present]
-    found = iter(OPERATORS("scale", present, numbers))
+
+    def scaled(gradients: list[Tensor], numbers: list[Tensor], _: Tensor) -> list[Tensor]:
+        found: list[Tensor] = OPERATORS("scale", gradients, numbers)
+        return found
+
+    found = iter(OPERATORS.not_differentiable("scale", scaled, present, numbers, source))
     return [None if gradient is None else next(found) for gradient in gradients]
 
 

@@ -113,15 +113,16 @@ class OperatorLibrary:
     def gradient(self, name: str) -> None:
         """Say that the operator is a gradient: to differentiate it again is an error and not a silent zero."""
 
-        def record(run: Callable[..., Any], *arguments: Any) -> Any:
-            if not needs_gradient(arguments):
-                return run(*arguments)
-            leaves, structure = tree_flatten(arguments)
-            results = _Results()
-            flat = apply(_Gradient, run, f"{self._namespace}::{name}", structure, results, *leaves)
-            return tree_unflatten(flat, results.structure)
+        self.autograd(name, functools.partial(self.not_differentiable, name))
 
-        self.autograd(name, record)
+    def not_differentiable(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
+        """run(*arguments), gradients: to differentiate them is an error that names an operator, and not a silent zero."""
+        if not needs_gradient(arguments):
+            return run(*arguments)
+        leaves, structure = tree_flatten(arguments)
+        results = _Results()
+        flat = apply(_Gradient, run, f"{self._namespace}::{name}", structure, results, *leaves)
+        return tree_unflatten(flat, results.structure)
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Call an operator, all of its arguments in order: a gradient too, from the backward of an autograd function."""
