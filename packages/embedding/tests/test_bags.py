@@ -232,9 +232,11 @@ def test_an_index_outside_the_table_is_named_by_its_place(what):
         embedding_bag(indices, make(1, 64)[1], **options)
 
 
-def test_mode_max_is_refused_where_the_module_is_made():
+def test_a_mode_without_kernel_is_refused_where_the_module_is_made():
     with pytest.raises(NotImplementedError, match="mode is 'max' and must be 'sum', 'mean' or 'concat'"):
         EmbeddingBag(5, 8, mode="max")
+    with pytest.raises(ValueError, match="mode is 'avg' and must be one of 'sum', 'mean'"):
+        EmbeddingBag(5, 8, mode="avg")
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0)])

@@ -124,7 +124,7 @@ U, B = torch.zeros(functions.TOKENS, RANK), torch.zeros(functions.VOCABULARY, RA
         (W, {"adapter": (U, B.half())}, TypeError, r"adapter\[1\] is torch.float16"),
         (W, {"adapter": (U, B), "weight_grad": torch.zeros_like(W)}, ValueError, "weight_grad must be left out where there"),
         (W[:, 1:], {"adapter": (U, B)}, ValueError, r"x has shape \(37, 32\) and must have weight's last dimension, 31"),
-        (W.half(), {"adapter": (U, B)}, TypeError, "weight is torch.float16 and must be torch.float32 or x's"),
+        (W.half(), {"adapter": (U, B)}, TypeError, "weight is torch.float16 and must be x's dtype, torch.float32"),
     ],
 )
 def test_what_is_refused_is_named(weight, options, error, message):

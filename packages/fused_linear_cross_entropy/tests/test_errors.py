@@ -3,10 +3,11 @@
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import FusedLinearCrossEntropyLoss as Loss
-from npu_fused_linear_cross_entropy import causal_lm_loss, linear_log_probs
+from npu_fused_linear_cross_entropy import causal_lm_loss, linear_log_probs, patch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy as loss
 
 X, W, Y = torch.ones(2, 8), torch.ones(11, 8), torch.zeros(2, dtype=torch.int64)
+NOTHING = torch.nn.Identity()
 REFUSED = {
     "x is no tensor": (lambda: loss([1.0], W, Y), TypeError, "x is a list and must be a tensor"),
     "x is integer": (lambda: loss(X.long(), W, Y), TypeError, "x is torch.int64 on cpu and must be torch.float32"),
@@ -14,7 +15,11 @@ REFUSED = {
     "weight is no tensor": (lambda: loss(X, None, Y), TypeError, "weight is a NoneType"),
     "weight is a vector": (lambda: loss(X, W[0], Y), ValueError, r"weight has shape \(8,\) and must have shape \(V, H\)"),
     "weight is empty": (lambda: loss(X, W[:0], Y), ValueError, r"weight has shape \(0, 8\)"),
-    "weight's dtype": (lambda: loss(X, W.half(), Y), TypeError, "weight is torch.float16 and must be torch.float32 or x's"),
+    "weight's dtype": (
+        lambda: loss(X, W.half(), Y),
+        TypeError,
+        "weight is torch.float16 and must be x's dtype, torch.float32",
+    ),
     "weight is elsewhere": (lambda: loss(X, W.to("meta"), Y), ValueError, "weight is on meta"),
     "target is no tensor": (lambda: loss(X, W, [0, 0]), TypeError, "target is a list"),
     "probabilities of another vocabulary": (
@@ -70,7 +75,47 @@ REFUSED = {
     "shift_labels": (lambda: causal_lm_loss(X, W, Y, shift_labels=None), TypeError, "shift_labels is None and must be True"),
     "labels": (lambda: causal_lm_loss(X, W, [0, 0]), TypeError, "labels is a list and must be a tensor"),
     "hidden_states": (lambda: causal_lm_loss(None, W, Y), TypeError, "hidden_states is a NoneType and must be a tensor"),
-    "an option of a module": (lambda: Loss(softcap="a")(X, W, Y), TypeError, "softcap is a str"),
+    "an option of a module": (lambda: Loss(softcap="a"), TypeError, "softcap is a str"),
+    "a module's part": (lambda: Loss(vocab_range=(0, 11))(X, W, Y), ValueError, "must be left out where process_group is"),
+    "a module's reduction": (lambda: Loss(reduction="max"), ValueError, "reduction is 'max' and must be one of 'mean'"),
+    "chunk_tokens of a patch": (lambda: patch(NOTHING, chunk_tokens=-1), ValueError, "chunk_tokens is -1"),
+    "accum_dtype of a patch": (lambda: patch(NOTHING, accum_dtype="x"), TypeError, "accum_dtype is 'x' and must be torch"),
+    "a patch of nothing": (lambda: patch(None), TypeError, "model is a NoneType and must be a torch.nn.Module"),
+    "a patch of a class": (lambda: patch(Loss), TypeError, "model is the class FusedLinearCrossEntropyLoss and must be"),
+    "fp32's bias": (
+        lambda: loss(X, W, Y, torch.ones(11).half()),
+        TypeError,
+        "bias is .* and must be x's dtype, torch.float32",
+    ),
+    "process_group": (
+        lambda: loss(X, W, Y, process_group="x"),
+        TypeError,
+        "process_group is a str and must be a torch.dist",
+    ),
+    "adapter of one": (lambda: loss(X, W, Y, adapter=(X,)), TypeError, r"adapter is a tuple of 1 .* two tensors, \(u, b\)"),
+    "ids without K": (
+        lambda: linear_log_probs(X[:, None], W, Y[:, None], ids=Y),
+        ValueError,
+        r"ids has shape \(2,\) and must have shape \(2, 1, K\), K at least 1",
+    ),
+    "float labels": (lambda: causal_lm_loss(X, W, Y.float()), TypeError, "labels is torch.float32 and must be torch.int64"),
+    "one label": (lambda: causal_lm_loss(X, W, Y[0]), ValueError, r"labels has shape \(\) and must have shape \(2,\)"),
+    "labels outside": (lambda: causal_lm_loss(X, W, Y + 11), IndexError, r"labels\[0\] is 11 and must be from 0 to 10"),
+    "items of several": (
+        lambda: causal_lm_loss(X, W, Y, num_items_in_batch=Y),
+        ValueError,
+        "num_items_in_batch has 2 numbers and must have one",
+    ),
+    "another name": (
+        lambda: causal_lm_loss(X, W, Y, foo=1),
+        TypeError,
+        "foo is no option here: ignore_index, label_smoothing",
+    ),
+    "shift_weights alone": (
+        lambda: causal_lm_loss(X, W, Y, shift_weights=[1.0]),
+        ValueError,
+        "shift_weights must be left out where shifts are",
+    ),
     "sequence_parallel alone": (
         lambda: loss(X, W, Y, sequence_parallel=True),
         ValueError,

@@ -244,7 +244,7 @@ class TestCausalLM:
         total = fused_linear_cross_entropy(hidden, weight, target, softcap=5.0, reduction="sum")
         assert torch.allclose(out.loss, total / 10, rtol=1e-6)
         assert out.token_accuracy is not None
-        with pytest.raises(TypeError, match="reduction is no option of causal_lm_loss"):
+        with pytest.raises(TypeError, match="reduction is no option here"):
             causal_lm_loss(hidden, weight, labels, reduction="sum")
 
 

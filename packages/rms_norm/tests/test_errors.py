@@ -14,6 +14,14 @@ from npu_rms_norm import (
 
 X = torch.ones(2, 8)
 REFUSED = {
+    "a module's eps": (lambda: RMSNorm(9, eps=None), TypeError, "eps is a NoneType and must be a number"),
+    "a module's casting_mode": (lambda: RMSNorm(9, casting_mode="x"), ValueError, "casting_mode is 'x' and must be one of"),
+    "a module's in_place": (lambda: RMSNorm(9, in_place=1), TypeError, "in_place is 1 and must be True or False"),
+    "a module's activation": (
+        lambda: GatedRMSNorm(9, activation="gelu"),
+        ValueError,
+        "activation is 'gelu' and must be one",
+    ),
     "x is no tensor": (lambda: rms_norm([1.0]), TypeError, "x is a list and must be a tensor"),
     "x is integer": (lambda: rms_norm(X.long()), TypeError, "x is torch.int64 .* must be torch.float32"),
     "x is a scalar": (lambda: rms_norm(torch.ones(())), ValueError, r"x has shape \(\) and must have a last dimension"),

@@ -267,7 +267,7 @@ def test_a_command_line_takes_torchs_names_of_dtypes_too(capsys, name):
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        (["--tokens", "3", "--chip", "Ascend1"], "SoC 'Ascend1' is not in npu_tiling.SOCS"),
+        (["--tokens", "3", "--chip", "Ascend1"], "chip 'Ascend1' is neither in npu_tiling.SOCS"),
         (["--chip", "H200"], "required: --tokens"),
         (["--tokens", "3", "--kind", "c"], "invalid choice: 'c'"),
     ],

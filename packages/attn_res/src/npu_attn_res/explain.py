@@ -8,7 +8,8 @@ from typing import Any
 from npu_tiling import Device
 from npu_tiling.explaining.explanation import Explanation
 from npu_tiling.explaining.explanation import explain as explain_run
-from npu_tiling.explaining.inputs import Dtype, chosen_chip, computed, gradients, leaf, nbytes
+from npu_tiling.explaining.inputs import Dtype, check_sizes, chosen_chip, computed, gradients, leaf, nbytes
+from npu_tiling.pytorch import arguments
 from torch import Tensor
 
 from .bank import attn_res_bank
@@ -80,6 +81,8 @@ def explain(
         UnknownDeviceError: the chip is not known, or none is named where there is none.
         ValueError: no call has these options.
     """
+    check_sizes(tokens=tokens, width=width, layers=layers)
+    arguments.whole("blocks", blocks, least=0 if prefix or merge else 1)
     if sum((prefix, layers is not None, merge)) > 1 or (layer_output and not (prefix or merge)):
         raise ValueError("prefix, layers and merge exclude one another, and layer_output goes with prefix or merge.")
     if append and (listed or not prefix):

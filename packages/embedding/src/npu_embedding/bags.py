@@ -71,8 +71,7 @@ def embedding_bag(
     max_norm = arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
     norm_type = arguments.number("norm_type", norm_type, finite=False)
     arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse, include_last_offset=include_last_offset)
-    refuse_max(mode)
-    arguments.one_of("mode", mode, ("sum", "mean", "concat"))
+    check_mode(mode)
     n_bags = _check_bags(indices, offsets, include_last_offset, mode)
     _check_weights(per_sample_weights, indices, weight, row_scales, mode)
     base = None if table_offsets is None else _table_offsets(table_offsets, indices, offsets)
@@ -99,10 +98,11 @@ def embedding_bag(
     return found
 
 
-def refuse_max(mode: str) -> None:
-    """Raises NotImplementedError for a mode of torch's that there is no kernel for."""
+def check_mode(mode: str) -> None:
+    """Raises ValueError for what is no mode, and NotImplementedError for one of torch's that there is no kernel for."""
     if mode == "max":
         raise NotImplementedError("mode is 'max' and must be 'sum', 'mean' or 'concat': take embedding(...).amax(-2).")
+    arguments.one_of("mode", mode, ("sum", "mean", "concat"))
 
 
 def _check_bags(indices: Tensor, offsets: Tensor | None, include_last_offset: bool, mode: str) -> int:

@@ -28,7 +28,9 @@ def table(indices: Tensor, weight: Tensor, row_scales: Tensor | None, dtype: tor
     arguments.device("indices", indices, weight, "weight's")
     if row_scales is None:
         if dtype is not None:
-            raise ValueError(f"dtype is {dtype} and must be left out where row_scales is: the result has weight's.")
+            raise ValueError(
+                f"dtype is {dtype} and must be left out where there are no row_scales: the result has weight's dtype."
+            )
         return weight.dtype
     arguments.floating("row_scales", row_scales)
     arguments.shape("row_scales", row_scales, weight.shape[:1])

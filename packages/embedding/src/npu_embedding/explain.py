@@ -9,7 +9,7 @@ import torch
 from npu_tiling import Device
 from npu_tiling.explaining.explanation import Explanation
 from npu_tiling.explaining.explanation import explain as explain_run
-from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nbytes
+from npu_tiling.explaining.inputs import Dtype, check_sizes, chosen_chip, gradients, leaf, nbytes
 from torch import Tensor
 
 from .api import embedding
@@ -100,6 +100,11 @@ def explain(
         UnknownDeviceError: the chip is not known, or none is named where there is none.
         ValueError: no call has these options.
     """
+    check_sizes(tokens=tokens, vocabulary=vocabulary, width=width, pitch=pitch, bag=bag, ngram_size=ngram_size, heads=heads)
+    if pitch is not None and pitch < width:
+        raise ValueError(f"pitch is {pitch} and must be at least width, {width}.")
+    if tokens % (bag or 1):
+        raise ValueError(f"tokens is {tokens} and must be a multiple of bag, {bag}.")
     if sum(each is not None for each in (multiplier, bag, ngram_size)) > 1 or (per_sample_weights and bag is None):
         raise ValueError("multiplier, bag and ngram_size exclude one another, and per_sample_weights goes with bag.")
     if ngram_size is not None and (padding_idx is not None or scale_grad_by_freq):

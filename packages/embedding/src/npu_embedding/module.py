@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .api import embedding
-from .bags import embedding_bag, refuse_max
+from .bags import check_mode, embedding_bag
 
 
 class Embedding(nn.Embedding):
@@ -37,12 +37,13 @@ class EmbeddingBag(nn.EmbeddingBag):
 
     Raises:
         NotImplementedError: mode is "max".
+        ValueError: mode is none of torch's.
     """
 
     @functools.wraps(nn.EmbeddingBag.__init__)  # type: ignore[misc]  # whose signature it has
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        refuse_max(self.mode)
+        check_mode(self.mode)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Sums or means [B, embedding_dim] of rows for indices [B, K], or [n] with offsets [B]."""

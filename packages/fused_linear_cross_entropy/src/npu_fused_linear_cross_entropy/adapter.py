@@ -31,12 +31,9 @@ def joined(
     """The tensors as autocast casts them. With an adapter (u [..., R], b [V, R]) x is [x, u], and the weight b."""
     if adapter is None:
         return Joined(*autocast(x, weight, bias), None)
-    if not isinstance(adapter, tuple) or len(adapter) != len(("u", "b")):
-        raise TypeError(f"adapter is a {type(adapter).__name__} and must be a tuple (u, b) of two tensors.")
-    u, b = adapter
+    u, b = arguments.pair("adapter", adapter, "(u, b)")
     arguments.floating("x", x)
     arguments.floating("adapter[0]", u)
-    arguments.tensor("adapter[1]", b)
     if weight.requires_grad and torch.is_grad_enabled():
         raise ValueError("weight requires a gradient and must not where there is an adapter: detach it.")
     if weight_grad is not None:

@@ -8,12 +8,14 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 
+from . import parallel
 from .adapter import joined
 from .api import call
 from .calls import LossInputs
 from .checks import check, check_weight_grad
-from .option_checks import Part, checked_options, named_options
-from .options import Option
+from .compute import check_columns_early
+from .option_checks import checked_options, named_options
+from .options import Option, Options
 from .rows import LinearCrossEntropyOutput
 from .token_weights import checked_token_weight, divisors
 
@@ -70,18 +72,18 @@ def causal_lm_loss(
 
     Source: transformers, `loss/loss_utils.py`, ForCausalLMLoss.
     """
-    if "reduction" in options:
-        raise TypeError("reduction is no option of causal_lm_loss: it divides the sum by num_items_in_batch or the count.")
     arguments.tensor("hidden_states", hidden_states)
     device = hidden_states.device
     if num_items_in_batch is not None and not isinstance(num_items_in_batch, Tensor):
         num_items_in_batch = torch.full(
             (), arguments.number("num_items_in_batch", num_items_in_batch, least=0), device=device
         )
-    elif num_items_in_batch is not None and num_items_in_batch.dim():
+    elif num_items_in_batch is not None:
+        if num_items_in_batch.numel() != 1:
+            raise ValueError(f"num_items_in_batch has {num_items_in_batch.numel()} numbers and must have one.")
         num_items_in_batch = num_items_in_batch.reshape(())
-    part = Part(*(options.pop(name, None) for name in Part._fields))  # type: ignore[arg-type]  # checked below
-    checked = checked_options(lm_head_weight, part, named_options({"ignore_index": ignore_index, **options}))
+    part, named = named_options({"ignore_index": ignore_index, **options}, taken=("reduction",))
+    checked = checked_options(lm_head_weight, part, named)
     checked = checked._replace(accum_dtype=check_weight_grad(weight_grad, lm_head_weight, checked.accum_dtype))
     x, weight, bias, frozen = joined(hidden_states, lm_head_weight, bias, adapter, weight_grad)
     if isinstance(shift_labels, Tensor):
@@ -89,12 +91,12 @@ def causal_lm_loss(
             raise ValueError("token_weight and shifts must be left out where shift_labels is a tensor.")
         target = shift_labels.to(device)
     else:
-        arguments.tensor("labels", labels)
         arguments.flags(shift_labels=shift_labels)
         arguments.tensor("token_weight", token_weight, or_none=True)
-        limits = torch.iinfo(labels.dtype)
-        labels = (labels if limits.min <= ignore_index <= limits.max else labels.long()).to(device)
+        labels = _checked_labels(labels, x if shifts is None else x[0], checked).to(device)
         if shifts is None:
+            if shift_weights is not None:
+                raise ValueError("shift_weights must be left out where shifts are.")
             target = _shifted(labels, int(shift_labels), ignore_index)
             token_weight = None if token_weight is None else _shifted(token_weight, int(shift_labels), 0)
         else:
@@ -115,6 +117,16 @@ def causal_lm_loss(
     inputs = LossInputs(x, weight, target, bias, class_weight, num_items_in_batch, frozen, weight_grad)
     outputs = call(inputs, checked, counted_tokens, token_weight)
     return outputs if any(checked.extras) else outputs.loss
+
+
+def _checked_labels(labels: Tensor, x: Tensor, options: Options) -> Tensor:
+    """Labels of the tokens x [..., H], in a dtype that holds ignore_index; columns of the vocabulary, as far as is known."""
+    arguments.tensor("labels", labels)
+    arguments.dtype("labels", labels, torch.int64, torch.int32)
+    arguments.shape("labels", labels, parallel.whole_shape(x, options))
+    check_columns_early("labels", labels, options)
+    limits = torch.iinfo(labels.dtype)
+    return labels if limits.min <= options.ignore_index <= limits.max else labels.long()
 
 
 def _shifted(values: Tensor, shift: int, ending: int) -> Tensor:

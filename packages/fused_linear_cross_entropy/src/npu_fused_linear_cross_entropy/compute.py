@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from npu_tiling import device_for
+from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from npu_tiling.pytorch.tensors import without_autocast
 from torch import Tensor
 
@@ -94,7 +95,7 @@ def begin(way: Callable[..., _Way], task: Task, inputs: Any, options: EachOption
     device, weight_dtype = device_for(inputs.x.device), inputs.weight.dtype
     is_loss = isinstance(inputs, LossInputs)
     if is_loss and device is None:
-        check_columns("target", inputs.target, options.ignore_index, options.vocab_size)
+        check_columns("target", inputs.target, options)
     if inputs.x.dim() != 2 or options.sequence_parallel:
         inputs = _flat(inputs, options)
     x, bias, frozen = inputs.x, inputs.bias, inputs.frozen
@@ -119,8 +120,15 @@ def begin(way: Callable[..., _Way], task: Task, inputs: Any, options: EachOption
     return way(inputs, options, shape, device)
 
 
-def check_columns(name: str, target: Tensor, ignore_index: int, vocab_size: int) -> None:
+def check_columns_early(name: str, target: Tensor, options: EachOptions) -> None:
+    """`check_columns` where no operator does, if the columns can be read: on a CPU, and not while a graph is made."""
+    if can_bypass_dispatcher((target,)) and device_for(target.device) is None:
+        check_columns(name, target, options)
+
+
+def check_columns(name: str, target: Tensor, options: EachOptions) -> None:
     """Raises IndexError where one of these is neither a column of the vocabulary nor ignored."""
+    ignore_index, vocab_size = options.ignore_index, options.vocab_size
     wrong = rows.are_counted(target, ignore_index) & ((target < 0) | (target >= vocab_size))
     if wrong.any():
         place = wrong.nonzero()[0].tolist()

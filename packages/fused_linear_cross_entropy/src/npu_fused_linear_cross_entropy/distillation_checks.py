@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import parallel
 from .calls import DistillationInputs
 from .checks import check_head, check_target
-from .compute import check_columns
+from .compute import check_columns_early
 from .options import DistillationOptions
 
 
@@ -38,8 +36,8 @@ def checked_teacher(teacher: Any, teacher_probs: Any, teacher_top_k: Any) -> Tea
     """The teacher's head; None where probabilities are given."""
     if [teacher, teacher_probs, teacher_top_k].count(None) != 2:
         raise ValueError("teacher, teacher_probs and teacher_top_k: one of them must be given, and no other.")
-    if teacher_top_k is not None and (not isinstance(teacher_top_k, tuple) or len(teacher_top_k) != 2):
-        raise TypeError(f"teacher_top_k is a {type(teacher_top_k).__name__} and must be a tuple (ids, log_probs).")
+    if teacher_top_k is not None:
+        arguments.pair("teacher_top_k", teacher_top_k, "(ids, log_probs)")
     if teacher is None:
         arguments.tensor("teacher_probs", teacher_probs, or_none=True)
         return None
@@ -75,8 +73,8 @@ def check_inputs(inputs: DistillationInputs, options: DistillationOptions) -> No
     if target is None:
         return
     check_target(target, x, options)
-    if options.hard_weight and can_bypass_dispatcher((target,)) and device_for(target.device) is None:
-        check_columns("target", target, options.ignore_index, options.vocab_size)
+    if options.hard_weight:
+        check_columns_early("target", target, options)
 
 
 def check_hard_weight(target: Tensor | None, options: DistillationOptions) -> None:

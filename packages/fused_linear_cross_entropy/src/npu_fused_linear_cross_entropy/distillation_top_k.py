@@ -34,8 +34,6 @@ def distill_top_k(
     if options.divergence != "forward_kl":
         raise ValueError(f"divergence is {options.divergence!r} and must be 'forward_kl' where teacher_top_k is given.")
     ignored = options.ignore_index
-    arguments.tensor("teacher_top_k[0]", ids)
-    arguments.tensor("teacher_top_k[1]", log_q)
     arguments.shape("teacher_top_k[1]", log_q, ids.shape)
     check_hard_weight(target, options)
     scores: dict[str, Any] = {name: getattr(options, name) for name in _SCORES} | {**scored, **part._asdict()}

@@ -61,7 +61,7 @@ _OUTPUTS = ", ".join(f"Tensor {name}" for name in Outputs._fields)
 def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
     inputs, options, wanted = split(arguments, DistributionInputs, Options)
     if inputs.ids is not None and device_for(inputs.x.device) is None:
-        check_columns("ids", inputs.ids, options.ignore_index, options.vocab_size)
+        check_columns("ids", inputs.ids, options)
     found = begin(Distributions, Task.DISTRIBUTIONS, inputs, options, Needs(False, False, False)).found(*wanted)
     known = moments(found.statistics, options.vocab_size)
     of_ids = of_top = None

@@ -13,7 +13,7 @@ import torch
 from npu_tiling import Device
 from npu_tiling.explaining.explanation import Explanation
 from npu_tiling.explaining.explanation import explain as explain_run
-from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nbytes
+from npu_tiling.explaining.inputs import Dtype, check_sizes, chosen_chip, gradients, leaf, nbytes
 from npu_tiling.explaining.operators import short
 from torch import Tensor
 
@@ -126,6 +126,7 @@ def explain(
         UnknownDeviceError: the chip is not known, or none is named where there is none.
         ValueError: no call has these options.
     """
+    check_sizes(tokens=tokens, width=width, vocabulary=vocabulary, teacher_width=teacher_width)
     x = leaf(tokens, width, dtype=dtype, gradient=backward)
     weight = leaf(vocabulary, width, dtype=weight_dtype or dtype, gradient=backward)
     added = leaf(vocabulary, dtype=weight_dtype or dtype, gradient=backward) if bias else None

@@ -191,8 +191,12 @@ def _check_ids(ids: Tensor | None, x: Tensor, shape: torch.Size) -> None:
     if ids is not None:
         arguments.dtype("ids", ids, torch.int64, torch.int32)
         if ids.dim() != x.dim() or ids.shape[:-1] != shape or not ids.shape[-1]:
-            raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {(*shape, 'K')}, K at least 1.")
+            raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {_with_ids(shape)}, K at least 1.")
         arguments.device("ids", ids, x, "x's")
+
+
+def _with_ids(shape: torch.Size) -> str:
+    return f"({', '.join([*map(str, shape), 'K'])})"
 
 
 def _columns(target: Tensor | None, ids: Tensor | None) -> Tensor | None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .api import fused_linear_cross_entropy
-from .option_checks import named_options
+from .option_checks import check_values, named_options
 from .options import Option
 from .rows import LinearCrossEntropyOutput
 
@@ -24,7 +24,7 @@ class FusedLinearCrossEntropyLoss(nn.Module):
 
     def __init__(self, class_weight: Tensor | None = None, **options: Option) -> None:
         super().__init__()
-        named_options(options)
+        check_values(named_options(options)[1])
         self.register_buffer("class_weight", class_weight)
         self.options: dict[str, Any] = options
 

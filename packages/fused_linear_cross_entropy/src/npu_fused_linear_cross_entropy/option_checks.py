@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -47,12 +47,18 @@ class Part(NamedTuple):
     vocab_size: int | None = None
 
 
-def named_options(options: Mapping[str, object]) -> Options:
-    """`Options` by name, the defaults where none are given; not checked yet."""
-    unknown = [name for name in options if name not in NAMES]
-    if unknown:
-        raise TypeError(f"{unknown[0]} is no option: {', '.join(NAMES)} are.")
-    return Options(**options)  # type: ignore[arg-type]  # `checked_options` checks their types
+def named_options(options: Mapping[str, Any], *, taken: Collection[str] = ()) -> tuple[Part, Options]:
+    """`Part` and `Options` by name, the defaults where none are given; their values are not checked yet.
+
+    Args:
+        taken: options of `fused_linear_cross_entropy` that this caller sets itself.
+    """
+    allowed = [name for name in (*NAMES, *Part._fields) if name not in taken]
+    for name in options:
+        if name not in allowed:
+            raise TypeError(f"{name} is no option here: {', '.join(allowed)} are.")
+    found = Options(**{name: value for name, value in options.items() if name in NAMES})
+    return Part(*(options.get(name) for name in Part._fields)), found
 
 
 def checked_options(weight: Tensor, part: Part, options: _Checked) -> _Checked:
@@ -66,6 +72,9 @@ def checked_options(weight: Tensor, part: Part, options: _Checked) -> _Checked:
         group, vocab_range, size = part
         of_group = None
         if group is not None:
+            if not isinstance(group, ProcessGroup):
+                kind = type(group).__name__
+                raise TypeError(f"process_group is a {kind} and must be a torch.distributed.ProcessGroup or None.")
             chip = None if vocab_range is None else device_for(weight.device)  # whose default budget cuts tokens
             of_group = (group.group_name, group.rank(), group.size(), chip)
         types = tuple(map(type, options))  # 1, 1.0 and True are equal
@@ -84,9 +93,8 @@ def checked_options(weight: Tensor, part: Part, options: _Checked) -> _Checked:
     return checked
 
 
-def _check_options(weight: Tensor, part: Part, options: EachOptions) -> Any:
-    if weight.dim() != 2 or not weight.shape[0] or not weight.shape[1]:
-        raise ValueError(f"weight has shape {tuple(weight.shape)} and must have shape (V, H), both at least 1.")
+def check_values(options: Any) -> Any:
+    """The options with numbers as floats, or an error that names the one that is wrong with any weight."""
     given: dict[str, Any] = options._asdict()
     arguments.whole("ignore_index", options.ignore_index)
     for name, words in _WORDS.items():
@@ -99,18 +107,28 @@ def _check_options(weight: Tensor, part: Part, options: EachOptions) -> Any:
     }
     if changed.get("beta", 0) >= 1:
         raise ValueError(f"beta is {given['beta']} and must be above 0 and below 1.")
+    if options.accum_dtype is not None and not isinstance(options.accum_dtype, torch.dtype):
+        raise TypeError(f"accum_dtype is {options.accum_dtype!r} and must be torch.float32, weight's dtype or None.")
+    for name in ("chunk_tokens", "memory_budget"):
+        changed[name] = arguments.whole(name, given[name], least=1, or_none=True)
+    arguments.flags(**{name: given[name] for name in _FLAGS[type(options)]})
+    return options._replace(**changed)
+
+
+def _check_options(weight: Tensor, part: Part, options: EachOptions) -> Any:
+    if weight.dim() != 2 or not weight.shape[0] or not weight.shape[1]:
+        raise ValueError(f"weight has shape {tuple(weight.shape)} and must have shape (V, H), both at least 1.")
+    options = check_values(options)
     if options.accum_dtype not in (None, torch.float32, weight.dtype):
         raise TypeError(f"accum_dtype is {options.accum_dtype} and must be torch.float32, weight's dtype or None.")
-    chunk_tokens = arguments.whole("chunk_tokens", options.chunk_tokens, least=1, or_none=True)
-    arguments.whole("memory_budget", options.memory_budget, least=1, or_none=True)
-    arguments.flags(**{name: given[name] for name in _FLAGS[type(options)]})
+    chunk_tokens = options.chunk_tokens
     group, first, size = _part(weight.shape[0], part)
     if options.sequence_parallel and not group:
         raise ValueError("sequence_parallel is True and must be False where there is no process_group.")
     if part.process_group is not None and part.vocab_range is not None and chunk_tokens is None:
         share = -(-size // part.process_group.size())
         chunk_tokens = parallel.chunk_tokens(share, options.memory_budget, weight.device)
-    checked = options._replace(**changed, chunk_tokens=chunk_tokens, group=group, vocab_first=first, vocab_size=size)
+    checked = options._replace(chunk_tokens=chunk_tokens, group=group, vocab_first=first, vocab_size=size)
     if checked.of_head.argmax and size > _PLACES:
         raise ValueError(f"weight has {size} rows and must have at most {_PLACES} where predicted tokens are asked for.")
     return checked

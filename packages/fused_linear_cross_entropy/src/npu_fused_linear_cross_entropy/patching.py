@@ -10,10 +10,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, obstacle, swap_classes
 from torch import Tensor, nn
 
 from .causal_lm import causal_lm_loss
+from .option_checks import check_values
+from .options import Options
 
 # Models of transformers whose {name}ForCausalLM is a base model, a linear layer, perhaps a softcap, and ForCausalLMLoss:
 # read from the source of release 5.23, which a test compares with these names.
@@ -82,6 +85,8 @@ def patch(
 
     Source: transformers, `models/*/modeling_*.py` and `loss/loss_utils.py`.
     """
+    arguments.flags(evaluation=evaluation, keep_logits=keep_logits)
+    check_values(Options(accum_dtype=accum_dtype, chunk_tokens=chunk_tokens, memory_budget=memory_budget))
     options = _Options(evaluation, keep_logits, accum_dtype, chunk_tokens, memory_budget)
     return swap_classes(model, "npu_fused_linear_cross_entropy", lambda module: _recognise(module, options))
 

@@ -10,7 +10,7 @@ import torch
 from npu_tiling import Device
 from npu_tiling.explaining.explanation import Explanation
 from npu_tiling.explaining.explanation import explain as explain_run
-from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nbytes
+from npu_tiling.explaining.inputs import Dtype, check_sizes, chosen_chip, gradients, leaf, nbytes
 from torch import Tensor
 
 from .functional import add_rms_norm, rms_norm
@@ -90,6 +90,11 @@ def explain(
         UnknownDeviceError: the chip is not known, or none is named where there is none.
         ValueError: no call has these options.
     """
+    check_sizes(tokens=tokens, width=width, heads=heads, kv_heads=kv_heads, pitch=pitch)
+    if tokens % (heads or 1):
+        raise ValueError(f"tokens is {tokens} and must be a multiple of heads, {heads}.")
+    if pitch is not None and pitch < width * (heads or 1):
+        raise ValueError(f"pitch is {pitch} and must be at least a token's elements, {width * (heads or 1)}.")
     if (gate and (residual or quantised)) or (quantised and backward):
         raise ValueError("gate goes with neither residual nor quantised, and quantised not with backward.")
     if kv_heads is not None:

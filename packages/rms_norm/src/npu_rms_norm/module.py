@@ -8,8 +8,10 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
+from .casting import CASTING_MODES
 from .functional import add_rms_norm, rms_norm
 from .gated import gated_rms_norm
+from .reference import ACTIVATIONS
 from .results import AddedRMSNorm
 
 
@@ -35,8 +37,9 @@ class _Norm(nn.Module):
         self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
         self.heads = arguments.whole("heads", heads, least=1, or_none=True)
         arguments.flags(elementwise_affine=elementwise_affine, bias=bias)
-        self.eps = eps
-        self.offset = offset
+        arguments.one_of("casting_mode", casting_mode, CASTING_MODES)
+        self.eps = arguments.number("eps", eps, least=0, finite=False)
+        self.offset = arguments.number("offset", offset)
         self.casting_mode = casting_mode
         shape = (hidden_size,) if heads is None else (heads, hidden_size)
         for name, wanted in (("weight", elementwise_affine), ("bias", bias)):
@@ -49,7 +52,7 @@ class _Norm(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.weight is not None:
-            nn.init.constant_(self.weight, 1.0 - arguments.number("offset", self.offset))
+            nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def _options(self) -> dict[str, Any]:
         return {"bias": self.bias, "offset": self.offset, "casting_mode": self.casting_mode}
@@ -96,6 +99,7 @@ class RMSNorm(_Norm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(hidden_size, eps, offset, casting_mode, elementwise_affine, bias, heads, device, dtype)
+        arguments.flags(in_place=in_place)
         self.in_place = in_place
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | AddedRMSNorm:
@@ -181,6 +185,8 @@ class GatedRMSNorm(_Norm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(hidden_size, eps, offset, casting_mode, elementwise_affine, bias, heads, device, dtype)
+        arguments.one_of("activation", activation, ACTIVATIONS)
+        arguments.flags(norm_before_gate=norm_before_gate)
         self.activation = activation
         self.norm_before_gate = norm_before_gate
 

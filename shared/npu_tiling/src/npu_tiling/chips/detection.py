@@ -44,7 +44,12 @@ def chip(name: str) -> Device:
     Raises:
         UnknownDeviceError: `name` is neither in `SOCS` nor in `GPUS`.
     """
-    return GPUS[name] if name in GPUS else soc(name)
+    if name in GPUS:
+        return GPUS[name]
+    if name not in SOCS:
+        known = f"npu_tiling.SOCS ({', '.join(list(SOCS)[:4])}, ...) nor in npu_tiling.GPUS ({', '.join(GPUS)})"
+        raise UnknownDeviceError(f"chip {name!r} is neither in {known}.")
+    return SOCS[name]
 
 
 @contextlib.contextmanager

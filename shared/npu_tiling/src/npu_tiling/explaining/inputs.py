@@ -12,6 +12,7 @@ from ..chips.detection import chip as chip_named
 from ..chips.detection import device_for
 from ..chips.devices import Device
 from ..errors import UnknownDeviceError
+from ..pytorch import arguments
 
 Dtype = Literal["fp32", "bf16", "fp16", "float32", "bfloat16", "float16"]
 DTYPES: dict[str, torch.dtype] = {
@@ -22,6 +23,13 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Raises ValueError where one of these is given and is not a whole number of at least 1."""
+    for name, size in sizes.items():
+        if size is not None:
+            arguments.whole(name, size, least=1)
 
 
 def leaf(*shape: int, dtype: str, gradient: bool = True) -> Tensor:

@@ -55,7 +55,8 @@ def dtype(name: str, value: Tensor, *allowed: torch.dtype) -> None:
 def parameter_dtype(name: str, value: Tensor, like: Tensor, of: str) -> None:
     """A tensor in fp32, or in the dtype of `like`, which the error names as `of`."""
     if value.dtype not in (like.dtype, torch.float32):
-        raise TypeError(f"{name} is {value.dtype} and must be torch.float32 or {of} dtype, {like.dtype}.")
+        other = "torch.float32 or " if like.dtype != torch.float32 else ""
+        raise TypeError(f"{name} is {value.dtype} and must be {other}{of} dtype, {like.dtype}.")
 
 
 def shape(name: str, value: Tensor, *allowed: Sequence[int]) -> None:
@@ -149,6 +150,16 @@ def span(name: str, value: Any) -> tuple[int, int]:
         raise TypeError(f"{name} is {value!r} and must be two whole numbers, (first, last).")
     first, last = (whole(f"{name}[{i}]", one) for i, one in enumerate(value))
     return first, last
+
+
+def pair(name: str, value: Any, of: str) -> tuple[Tensor, Tensor]:
+    """A tuple of two tensors, which the error names as `of`."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        size = f" of {len(value)}" if isinstance(value, tuple) else ""
+        raise TypeError(f"{name} is a {type(value).__name__}{size} and must be a tuple of two tensors, {of}.")
+    for place, one in enumerate(value):
+        tensor(f"{name}[{place}]", one)
+    return value
 
 
 def _refuse_layout(name: str, value: Tensor) -> NoReturn:

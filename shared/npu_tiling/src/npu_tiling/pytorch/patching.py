@@ -106,6 +106,9 @@ def swap_classes(model: nn.Module, package: str, recognise: Callable[[nn.Module]
     Returns:
         The report.
     """
+    if not isinstance(model, nn.Module):
+        given = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"model is {'the class' if isinstance(model, type) else 'a'} {given} and must be a torch.nn.Module.")
     swaps, replaced, left = [], [], []
     for name, module in model.named_modules():
         found = recognise(module)
