@@ -186,3 +186,17 @@ def unsigned_product_kernel(p_x, p_y, BLOCK: tl.constexpr):
     o = tl.arange(0, BLOCK)
     b_x = tl.load(p_x + o).to(tl.uint32, bitcast=True)
     tl.store(p_y + o, tl.umulhi(b_x, b_x).to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def lost_product_kernel(p_a, p_b, p_sum, BLOCK: tl.constexpr):
+    """Adds a b to a sum [BLOCK, BLOCK]; all fp32."""
+    o = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.atomic_add(p_sum + o, tl.dot(tl.load(p_a + o), tl.load(p_b + o)))
+
+
+@triton.jit
+def doubled_sum_kernel(p_a, p_b, p_sum, factor, BLOCK: tl.constexpr):
+    """Adds factor a b to a sum [BLOCK, BLOCK]; all fp32."""
+    o = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.atomic_add(p_sum + o, tl.dot(tl.load(p_a + o), tl.load(p_b + o)) * factor)

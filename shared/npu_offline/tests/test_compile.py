@@ -15,6 +15,7 @@ from npu_offline.reports import Report
 from npu_offline.toolchain import compilation
 from npu_offline.toolchain.cache import cache_dir
 from npu_offline.toolchain.compilers import VERSIONS, is_a5, tool
+from npu_offline.toolchain.messages import reason
 from npu_offline.toolchain.opt import opt
 from sample_kernels import rms_norm
 
@@ -158,6 +159,12 @@ def test_stages_are_there():
 def test_another_failure_than_overflow_is_an_error():
     with pytest.raises(CompilationError, match=r"bishengir-compile-a5 1\.2\.0 cannot compile best"):
         compile_kernel(best, {"x_ptr": "*fp32", "y_ptr": "*i32"}, {"BN": 64}, soc="Ascend950PR_9589")
+
+
+def test_a_crash_without_a_word_is_said():
+    frames = "PLEASE submit a bug report\nStack dump:\n #0 0x00005566 llvm::sys::PrintStackTrace (bishengir-compile+0x1)\n"
+    assert reason(frames) == "it crashed, and said nothing but its stack frames"
+    assert reason(frames + "kernel.mlir:3:1: error: no such operation") == "kernel.mlir:3:1: error: no such operation"
 
 
 def test_second_time_comes_from_the_cache(empty_cache, monkeypatch):

@@ -9,11 +9,13 @@ import pytest
 import torch
 import triton.language as tl
 from fault_kernels import (
+    doubled_sum_kernel,
     dropped_rounding_kernel,
     dropped_scalar_rounding_kernel,
     dropped_truncation_kernel,
     helpers_of_one_name_kernel,
     lost_in_branch_kernel,
+    lost_product_kernel,
     ragged_mask_kernel,
     reused_flag_kernel,
     shared_buffer_kernel,
@@ -23,6 +25,8 @@ from fault_kernels import (
     unrounded_arithmetic_kernel,
     unsigned_product_kernel,
 )
+from npu_offline.cli import main
+from npu_offline.errors import reason_of
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
@@ -210,3 +214,30 @@ def test_the_high_half_of_an_unsigned_product_is_that_of_a_signed_one(final):
     run(unsigned_product_kernel, (x, y), "1.2.0", final, BLOCK=16)
     signed, unsigned = (x.long() ** 2) >> 32, ((x.long() % 2**32) ** 2) >> 32
     assert torch.equal(y.long() % 2**32, signed % 2**32) and not torch.equal(signed, unsigned), GONE
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_product_that_is_added_by_atomics_is_lost(toolchain):
+    a, b, total = normal(32, 32), normal(32, 32, seed=1), torch.ones(32, 32)
+    if toolchain == "1.0.0":
+        run(lost_product_kernel, (a, b, total), toolchain, BLOCK=32)
+        assert torch.allclose(total, 1 + a @ b, atol=1e-4)
+        return
+    with pytest.raises(Exception) as caught:
+        run(lost_product_kernel, (a, b, total), toolchain, BLOCK=32)
+    assert "gave no address to the buffer memref<32x32xf32" in reason_of(caught.value), GONE
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_both_vector_cores_add_what_one_should(toolchain):
+    a, b, total = normal(32, 32), normal(32, 32, seed=1), torch.ones(32, 32)
+    run(doubled_sum_kernel, (a, b, total, 3.0), toolchain, BLOCK=32)
+    times = 1 if toolchain == "1.0.0" else 2
+    assert torch.allclose(total, 1 + times * 3 * (a @ b), atol=1e-3), GONE
+
+
+def test_check_says_that_a_module_which_cannot_be_right_is_a_finding(capsys):
+    kernel = f"{Path(__file__).parent / 'fault_kernels.py'}::lost_product_kernel"
+    given = "p_a=fp32:32x32 p_b=fp32:32x32 p_sum=fp32:32x32:zeros BLOCK=32 --grid 1 --soc Ascend910B4 --toolchain 1.2.0"
+    assert main(["check", kernel, *given.split()]) == 1
+    assert "not executed: kernel lost_product_kernel_mix_aic: 1 findings" in capsys.readouterr().out

@@ -75,6 +75,13 @@ def test_a_tensor_is_made_of_the_numbers_that_are_asked_for(file, capsys, conten
     assert status == 0, said
 
 
+@pytest.mark.parametrize(("content", "status"), [(":zeros", 0), ("", 1)])
+def test_a_result_begins_with_what_its_argument_says_or_with_nan(file, capsys, content, status):
+    given = f"x_ptr=fp32:256 y_ptr=fp32:512{content} n=256 BLOCK=256 MASKED=True --grid 1 --linalg-only".split()
+    expected = "y_ptr=torch.cat((2*x_ptr,0*x_ptr))"  # the kernel leaves the second half alone
+    assert run(capsys, "run", f"{file()}::double", *given, "--expect", expected)[0] == status
+
+
 @pytest.mark.parametrize("kind", ["npy", "safetensors"])
 def test_a_tensor_is_read_from_a_file(file, capsys, tmp_path, kind):
     numbers = torch.arange(512.0)

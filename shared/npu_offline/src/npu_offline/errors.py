@@ -54,12 +54,12 @@ class Finding:
 
     Attributes:
         kind: "race", two pipes touch the same bytes and nothing orders them; "hazard", the same of one pipe; "weak hazard",
-            one of `Launch.notes`; "plan", a buffer is read whose bytes another buffer was written over; "alias", operands
-            of one instruction overlap; "alignment", a vector instruction or DMA takes the Unified Buffer off 32 bytes;
-            "flag", a flag is left over or set twice, or has a number that modules may not take; "stop", the program could
-            not go on: out of bounds, or a deadlock; "bounds", an access outside of the arguments; "programs", a race between
-            programs of the grid; "endless", a loop that does not end; "unwritten", results depend on bytes that nobody
-            wrote; "results", they are not those of the Linalg IR.
+            one of `Launch.notes`; "plan", a buffer has no address, or is read after another buffer was written over its
+            bytes; "alias", operands of one instruction overlap; "alignment", a vector instruction or DMA takes the Unified
+            Buffer off 32 bytes; "flag", a flag is left over or set twice, or has a number that modules may not take; "stop",
+            the program could not go on: out of bounds, or a deadlock; "bounds", an access outside of the arguments;
+            "programs", a race between programs of the grid; "endless", a loop that does not end; "unwritten", results
+            depend on bytes that nobody wrote; "results", they are not those of the Linalg IR.
         program: the first program that it was seen in; None for what is of the whole launch.
         text: which instructions, buffers and bytes.
     """
@@ -73,10 +73,14 @@ class Finding:
         return f"{self.kind}{where}: {self.text}"
 
 
+def ours(error: BaseException | None) -> OfflineError | None:
+    """The error of ours that Triton may have put another one around; None if there is none."""
+    while error is not None and not isinstance(error, OfflineError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def reason_of(error: BaseException | None) -> str:
     """What an error of ours says, which Triton may have put another one around; nothing if it is none of ours."""
-    while error is not None:
-        if isinstance(error, OfflineError):
-            return str(error)
-        error = error.__cause__ or error.__context__
-    return ""
+    found = ours(error)
+    return "" if found is None else str(found)

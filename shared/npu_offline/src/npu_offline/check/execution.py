@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..errors import Finding
+from ..errors import Finding, FindingsError, ours
 from ..execute.emulation import emulate
 from ..execute.final.findings import WEAK
 from ..launches import Launch, describe_tile
@@ -67,6 +67,7 @@ class Executed:
         toolchain: the compiler version.
         launches: those that were executed.
         problem: why the call was not executed as a whole; empty if it was.
+        unfit: whether it was not because a final module cannot be right.
         kept: whether the result is from the cache.
     """
 
@@ -74,6 +75,7 @@ class Executed:
     toolchain: str
     launches: Sequence[Ran]
     problem: str = ""
+    unfit: bool = False
     kept: bool = False
 
     @property
@@ -92,15 +94,15 @@ def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, too
     """
     final: dict[str, Any] = {"toolchain": toolchain, "threads": 1, "checks": True, "distinct": True}
     for label, call in calls:
-        problem = ""
+        problem, unfit = "", False
         with emulate(soc, **final if toolchain else {"races": True}, keep_going=True) as emulation:
             try:
                 with torch.random.fork_rng(devices=[]), random_values():
                     torch.manual_seed(SEED)
                     call()
             except Exception as error:
-                problem = said_of(error)
-        yield Executed(label, toolchain, [_ran(launch) for launch in emulation.launches], problem)
+                problem, unfit = said_of(error), isinstance(ours(error), FindingsError)
+        yield Executed(label, toolchain, [_ran(launch) for launch in emulation.launches], problem, unfit)
 
 
 def _ran(launch: Launch) -> Ran:

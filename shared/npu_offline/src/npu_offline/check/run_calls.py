@@ -16,6 +16,7 @@ from ..launches import Launch
 from .execution import SEED, random_values
 from .kernel_file import KernelCall
 from .stopped import is_refusal, said_of
+from .values import names_contents
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def compared(call: KernelCall, expected: Sequence[str], rtol: float | None, atol
     Args:
         call: the launch.
         expected: `NAME = EXPRESSION` of the arguments' values before the launch, in fp64 and int64. An argument
-            that no expression reads is full of NaN before.
+            that no expression reads, and whose text does not say what it holds, is full of NaN before.
         rtol, atol: tolerances; None for those of `torch.testing.assert_close` for the dtype, the absolute one as a share of
             the largest element where that is above 1.
 
@@ -120,7 +121,8 @@ def compared(call: KernelCall, expected: Sequence[str], rtol: float | None, atol
         given = call.arguments()
     names = {"torch": torch, "F": torch.nn.functional, **call.names, **{name: _wide(value) for name, value in given.items()}}
     wanted = {name: _evaluated(name, code, names, given[name]) for name, code in rules}
-    unread = set(wanted) - {name for _, code in rules for name in code.co_names}
+    read = {name for _, code in rules for name in code.co_names}
+    unread = [name for name in wanted if name not in read and not names_contents(call.given[name][0])]
 
     def run() -> Differences:
         arguments = call.arguments()

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from ..errors import OfflineError, UnsupportedError, reason_of
+from ..errors import UnsupportedError, ours, reason_of
 
 _NOT_THEIRS = (sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
 
@@ -24,9 +24,9 @@ _NO_LIBDEVICE = (
 
 def said_of(error: BaseException) -> str:
     """One message for what stopped a call: ours, Triton's, or an exception of the caller's code with its line."""
-    ours = reason_of(error)
-    if ours:
-        return ours
+    reason = reason_of(error)
+    if reason:
+        return reason
     if _is_unknown_option(error):
         return f"Triton refuses the launch: {error.args[0]}: triton-ascend 3.2.0 has no such option"
     missing = _missing_from_triton(error)
@@ -49,9 +49,7 @@ def is_refusal(error: BaseException | None) -> bool:
     """Whether an error says nothing about results: Triton refuses the kernel, or the emulation cannot run it."""
     if error is not None and not reason_of(error):
         return _is_of_triton(error) or _is_unknown_option(error) or bool(_missing_from_triton(error))
-    while error is not None and not isinstance(error, OfflineError):
-        error = error.__cause__ or error.__context__
-    return isinstance(error, UnsupportedError)
+    return isinstance(ours(error), UnsupportedError)
 
 
 def _is_of_triton(error: BaseException) -> bool:

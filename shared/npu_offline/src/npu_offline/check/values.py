@@ -29,6 +29,7 @@ DTYPES = {
 _BELOW = 2
 """Random integers of a tensor are below this number, unless the argument says otherwise."""
 _RANGE = re.compile(r"(.+)\.\.(.+)")
+_FILES = (".npy", ".safetensors")
 _LEAST = 2.0**-10  # of the numbers of a positive tensor
 
 FORMS = """an argument is NAME=VALUE, and VALUE one of
@@ -47,10 +48,16 @@ def value_of(name: str, text: str) -> Any:
         OfflineError: the text is none of `FORMS`.
     """
     file, _, key = text.partition(":")
-    if file.endswith((".npy", ".safetensors")):
+    if file.endswith(_FILES):
         return _of_file(name, Path(file), key)
     kind, colon, rest = text.partition(":")
     return _tensor(name, text, kind, *rest.split(":")) if colon else number_of(text)
+
+
+def names_contents(text: str) -> bool:
+    """Whether the text of a tensor says what its elements are."""
+    file, _, _ = text.partition(":")
+    return text.count(":") > 1 or file.endswith(_FILES)
 
 
 def number_of(text: str) -> Any:

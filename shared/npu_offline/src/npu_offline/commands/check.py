@@ -83,7 +83,8 @@ def _run(options: argparse.Namespace) -> int:
     if executed:
         for line in execution_report.lines(executed):
             console.print(line, markup=False)
-    return 1 if failures or wrong else 2 if refused or any(call.toolchain for call in partial) else 0
+    wrong_modules = any(call.unfit for call in partial)
+    return 1 if failures or wrong or wrong_modules else 2 if refused or any(call.toolchain for call in partial) else 0
 
 
 def _level(call: Executed) -> str:

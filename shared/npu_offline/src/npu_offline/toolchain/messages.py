@@ -26,4 +26,4 @@ def reason(said: str) -> str:
     specific = [line for line in errors if "Failed to run BiShengHIR pipeline" not in line]
     shown = assertions or specific or errors or list(lines)[-_SHOWN:]
     advice = [text for sign, text in _ADVICE.items() if sign in said]
-    return "\n".join([*shown[:_SHOWN], *advice])
+    return "\n".join([*shown[:_SHOWN], *advice]) or "it crashed, and said nothing but its stack frames"

@@ -31,6 +31,7 @@ def executable(final: str, soc: str, toolchain: str, mutate: Callable[[ModuleOp]
 
     Raises:
         UnsupportedError: the module has an operation that the machine does not know, or a buffer with two addresses.
+        FindingsError: the module has a buffer without an address.
         CompilationError: a compiler failed.
     """
     if mutate is None:

@@ -10,7 +10,7 @@ import re
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation as Op
 
-from ...errors import UnsupportedError
+from ...errors import Finding, FindingsError, UnsupportedError
 from ...module.mlir import name_of, symbol_of
 from ...module.plan import read_spec
 from ..loading import BUFFERS, INSTRUCTIONS, LOCKS, WORKSPACE
@@ -30,12 +30,17 @@ def translate(module: ModuleOp) -> str:
 
     Raises:
         UnsupportedError: it has an operation that the machine does not know.
+        FindingsError: it has a buffer without an address.
     """
     functions = [op for op in module.walk() if name_of(op) == "func.func" and op.regions[0].blocks]
     devices = {_core_of(op): op for op in functions if "DEVICE" in str(op.attributes.get("hacc.function_kind"))}
     bodies = {symbol_of(op, "sym_name"): op for op in functions}
     if not devices or not devices.keys() <= {"AIC", "AIV"}:
         raise UnsupportedError(f"execution does not know a kernel for {', '.join(devices) or 'no core'}")
+    name = symbol_of(next(iter(devices.values())), "sym_name")
+    unplaced = [_without_address(op) for device in devices.values() for op in device.walk() if name_of(op) == "memref.alloc"]
+    if unplaced:
+        raise FindingsError(name, unplaced)
     tables = Tables(bodies)
     parts = [Function(tables, core).write(op) for core, op in sorted(devices.items())]
     spec = read_spec(module)
@@ -43,7 +48,6 @@ def translate(module: ModuleOp) -> str:
     used = ", ".join(f"[{space}] = {end}" for space, end in tables.used.items())
     buffers = ",\n".join(f'  {{"{text}"}}' for text in tables.buffers)
     rows = ",\n".join(f"  {row.row(number)}" for number, row in enumerate(tables.instructions))
-    name = symbol_of(next(iter(devices.values())), "sym_name")
     names = " ".join(row.name for row in tables.instructions)
     return "\n".join(
         [
@@ -61,6 +65,12 @@ def translate(module: ModuleOp) -> str:
             f'const char {INSTRUCTIONS}[] = "{names}";',
             f'const char {BUFFERS}[] = "{";".join(tables.buffers)}";',
         ]
+    )
+
+
+def _without_address(buffer: Op) -> Finding:
+    return Finding(
+        "plan", None, f"the compiler gave no address to the buffer {buffer.results[0].type}: what it holds is lost"
     )
 
 
