@@ -59,6 +59,36 @@ def flip(x, y, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def flipped_sums(x, y, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(y + o, tl.flip(tl.cumsum(tl.load(x + o), 0), 0))
+
+
+@triton.jit
+def read_again(x, y, z, u, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    b = tl.load(x + o)
+    tl.atomic_or(y + o, b)
+    tl.store(z + o, b + 1)
+    tl.atomic_xor(u + o, b)
+
+
+@triton.jit
+def extremes(x, y, z, u, BLOCK: tl.constexpr):
+    b = tl.load(x + tl.arange(0, BLOCK))
+    tl.atomic_max(y, tl.max(b, 0))
+    tl.atomic_min(z, tl.min(b, 0))
+    tl.atomic_or(u, tl.max(b, 0))
+
+
+@triton.jit
+def assembly(x, y, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    b = tl.load(x + o)
+    tl.store(y + o, tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b], dtype=tl.float32, is_pure=True, pack=1))
+
+
+@triton.jit
 def gather(x, i, y, M: tl.constexpr, N: tl.constexpr):
     o = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     tl.store(y + o, tl.gather(tl.load(x + o), tl.load(i + o), 1))
@@ -106,6 +136,12 @@ RIGHT = {
     "integers": ("x=i32:64:100 y=i32:64 BLOCK=64", ["y=x.cumsum(0)"]),
     "sort": (f"{TABLE} M=4 N=32 DOWN=True", ["y=x.sort(1, descending=True)[0]"]),
     "flip": (f"{LINE} BLOCK=64", ["y=x.flip(0)"]),
+    "flipped_sums": (f"{LINE} BLOCK=64", ["y=x.cumsum(0).flip(0)"]),
+    "read_again": ("x=i32:64:999 y=i32:64:zeros z=i32:64 u=i32:64:zeros BLOCK=64", ["y=x", "z=x+1", "u=x"]),
+    "extremes": (
+        "x=i32:64:5..999 y=i32:1:zeros z=i32:1:999..1000 u=i32:1:zeros BLOCK=64",
+        ["y=x.max()[None]", "z=x.min()[None]", "u=x.max()[None]"],
+    ),
     "gather": (f"{TABLE} i=i32:4x32:32 M=4 N=32", ["y=x.gather(1, i.long())"]),
     "many_axes": ("x=fp32:128 y=fp32:64", ["y=(x + (torch.arange(128) ^ 1)).view(8, 2, 8).sum(1).flatten()"]),
     "power": ("x=fp32:64:positive y=fp32:64 e=2.5 BLOCK=64", ["y=x**2.5"]),
@@ -155,3 +191,10 @@ def test_a_crash_of_the_compiler_is_its_assertion_and_what_to_do(run):
     assert "reduce several values one by one" in said
     assert "#1 0x" not in said
     assert status == 1
+
+
+@pytest.mark.parametrize("level", ["--linalg-only", "--toolchain=1.2.0"])
+def test_assembly_is_refused_by_name(run, level):
+    status, said = run("assembly", f"{LINE} BLOCK=64", level)
+    assert "tl.inline_asm_elementwise has assembly of another chip" in said
+    assert status == 2

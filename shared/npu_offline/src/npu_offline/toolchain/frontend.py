@@ -13,7 +13,7 @@ from triton._C.libtriton import ir
 from triton.backends.ascend.compiler import AscendAttrsDescriptor, NPUOptions, make_ttir, ttir_to_linalg
 from triton.compiler import ASTSource
 
-from ..errors import CompilationError
+from ..errors import CompilationError, UnsupportedError
 from .helpers import refuse_helpers_of_one_name
 from .messages import reason
 
@@ -38,12 +38,16 @@ def to_linalg(module: Any, options: NPUOptions) -> str:
 
     Raises:
         CompilationError: triton-ascend's converter refused it.
+        UnsupportedError: it has assembly in it.
     """
     try:
-        return str(ttir_to_linalg(module, dict(options.__dict__), options, named_ops=True))
+        linalg = str(ttir_to_linalg(module, dict(options.__dict__), options, named_ops=True))
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace")
         raise CompilationError(f"triton-adapter-opt failed:\n{reason(said)}") from None
+    if "llvm.inline_asm" in linalg:
+        raise UnsupportedError("tl.inline_asm_elementwise has assembly of another chip: Ascend's assembler knows none of it")
+    return linalg
 
 
 def front_end(

@@ -75,14 +75,14 @@ def _calls(module: ModuleOp, declared: dict[str, Operation]) -> Iterable[tuple[C
             continue
         numbers = [_constant(operand) for operand in op.operands]
         scalars = [isinstance(operand.type, IntegerType) and writer is not print_of for operand in op.operands]
-        operands = [operand for operand, scalar in zip(op.operands, scalars, strict=True) if not scalar]
+        places = [place for place, scalar in enumerate(scalars) if not scalar]
         constants = [number for number, scalar in zip(numbers, scalars, strict=True) if scalar and number is not None]
         if sum(scalars) != len(constants):
             raise UnsupportedError(f"the emulator has no {_callee(op)} whose axis is no constant")
         kind = op.results[0].type if op.results else None
         prefix = property_of(declared[_callee(op)], "prefix") if writer is print_of else None
         text = prefix.data if isinstance(prefix, StringAttr) else ""
-        yield Call(op, operands, constants, kind if isinstance(kind, TensorType) else None, text), writer
+        yield Call(op, places, constants, kind if isinstance(kind, TensorType) else None, text), writer
 
 
 def _constant(value: SSAValue) -> int | None:

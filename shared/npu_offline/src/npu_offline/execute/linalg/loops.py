@@ -20,17 +20,22 @@ class Call:
 
     Attributes:
         op: the operation.
-        operands: those that are no constants.
+        places: of the operands that are no constants.
         constants: values of the others, in order.
         result: the type that it returns, None where it prints.
         prefix: the text that it prints.
     """
 
     op: Operation
-    operands: Sequence[SSAValue]
+    places: Sequence[int]
     constants: Sequence[int]
     result: TensorType[Attribute] | None
     prefix: str = ""
+
+    @property
+    def operands(self) -> list[SSAValue]:
+        """Those that are no constants; another call's result changes when that call is written out."""
+        return [self.op.operands[place] for place in self.places]
 
 
 def dimensions(shape: Sequence[int]) -> str:

@@ -29,6 +29,7 @@ from ...toolchain.opt import opt
 from ..c_compiler import has_c_function, host_triple
 from .instrument import instrument
 from .library import PRINTING, write_out
+from .memory import keep_tensors_whose_memory_is_read
 from .sums import widen_sums
 
 ENTRY = "npu_offline_entry"
@@ -113,6 +114,7 @@ def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
     kernel.properties["sym_name"] = StringAttr(_KERNEL)
     write_out(module, program, prints=not wide_sums)
     _prepare(module)
+    keep_tensors_whose_memory_is_read(module)
     if wide_sums:
         widen_sums(module)
     functions = list(parse(opt(program, str(module), *_PASSES, "--mlir-print-op-generic")).body.block.ops)
