@@ -200,3 +200,9 @@ def doubled_sum_kernel(p_a, p_b, p_sum, factor, BLOCK: tl.constexpr):
     """Adds factor a b to a sum [BLOCK, BLOCK]; all fp32."""
     o = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     tl.atomic_add(p_sum + o, tl.dot(tl.load(p_a + o), tl.load(p_b + o)) * factor)
+
+
+@triton.jit
+def swapped_value_kernel(p_lock, p_old):
+    """Takes a free lock, and stores what it was."""
+    tl.store(p_old, tl.atomic_cas(p_lock, 0, 1))

@@ -19,6 +19,7 @@ from fault_kernels import (
     ragged_mask_kernel,
     reused_flag_kernel,
     shared_buffer_kernel,
+    swapped_value_kernel,
     unlocked_exchange_kernel,
     unordered_sum_kernel,
     unordered_while_kernel,
@@ -241,3 +242,10 @@ def test_check_says_that_a_module_which_cannot_be_right_is_a_finding(capsys):
     given = "p_a=fp32:32x32 p_b=fp32:32x32 p_sum=fp32:32x32:zeros BLOCK=32 --grid 1 --soc Ascend910B4 --toolchain 1.2.0"
     assert main(["check", kernel, *given.split()]) == 1
     assert "not executed: kernel lost_product_kernel_mix_aic: 1 findings" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_a_compare_and_swap_returns_the_new_value(final):
+    lock, old = torch.zeros(1, dtype=torch.int32), torch.full((1,), 9, dtype=torch.int32)
+    run(swapped_value_kernel, (lock, old), "1.2.0", final)
+    assert lock.item() == 1 and old.item() == 1, GONE

@@ -65,6 +65,12 @@ def flipped_sums(x, y, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def turned(x, y):
+    b = tl.reshape(tl.load(x + tl.arange(0, 256)), (4, 16, 4))
+    tl.store(y + tl.arange(0, 256), tl.ravel(tl.permute(b, (2, 0, 1))))
+
+
+@triton.jit
 def read_again(x, y, z, u, BLOCK: tl.constexpr):
     o = tl.arange(0, BLOCK)
     b = tl.load(x + o)
@@ -137,6 +143,7 @@ RIGHT = {
     "sort": (f"{TABLE} M=4 N=32 DOWN=True", ["y=x.sort(1, descending=True)[0]"]),
     "flip": (f"{LINE} BLOCK=64", ["y=x.flip(0)"]),
     "flipped_sums": (f"{LINE} BLOCK=64", ["y=x.cumsum(0).flip(0)"]),
+    "turned": ("x=fp32:256 y=fp32:256", ["y=x.view(4, 16, 4).permute(2, 0, 1).flatten()"]),
     "read_again": ("x=i32:64:999 y=i32:64:zeros z=i32:64 u=i32:64:zeros BLOCK=64", ["y=x", "z=x+1", "u=x"]),
     "extremes": (
         "x=i32:64:5..999 y=i32:1:zeros z=i32:1:999..1000 u=i32:1:zeros BLOCK=64",

@@ -127,6 +127,8 @@ _CALLS: tuple[tuple[str, Pipe, str, Callable[[re.Match[str]], _Made]], ...] = (
     (rf"interleave_1d_{_TYPE}", "V", "rrwt", lambda m: ("interleave", "", ())),
     (rf"deinterleave_channel_(\d)_from_\w+_channels_[12]d_{_TYPE}", "V", "rwt", lambda m: ("deinterleave", m[1], ())),
     (rf"transpose_2d_with_last_axis_{_TYPE}", "V", "rwt", lambda m: ("transpose", "", (1, 0))),
+    (rf"transpose_3d_with_last_axis_{_TYPE}", "V", "rw", lambda m: ("transpose", "", (2, 1, 0))),
+    (rf"transpose_3d_without_last_axis_{_TYPE}", "V", "rw", lambda m: ("transpose", "", (1, 0, 2))),
     (rf"nd2nz_{_TYPE}", "MTE2", "rw-", lambda m: ("nd2nz", "", ())),
     (
         rf"mma_tile_{_TYPE}_to_(?:float|int32_t)((?:_ta)?(?:_tb)?)(?:_hf32)?",
