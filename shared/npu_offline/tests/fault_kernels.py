@@ -206,3 +206,12 @@ def doubled_sum_kernel(p_a, p_b, p_sum, factor, BLOCK: tl.constexpr):
 def swapped_value_kernel(p_lock, p_old):
     """Takes a free lock, and stores what it was."""
     tl.store(p_old, tl.atomic_cas(p_lock, 0, 1))
+
+
+@triton.jit
+def ragged_product_kernel(p_a, p_b, p_y, n, BLOCK: tl.constexpr, CHOSEN: tl.constexpr):
+    """y = a b, rows of a from n on taken as zeros; all fp32 [BLOCK, BLOCK]. CHOSEN: rows of y too."""
+    o_row = tl.arange(0, BLOCK)[:, None]
+    o = o_row * BLOCK + tl.arange(0, BLOCK)[None, :]
+    b_y = tl.dot(tl.load(p_a + o, mask=o_row < n, other=0.0), tl.load(p_b + o))
+    tl.store(p_y + o, tl.where(o_row < n, b_y, 0.0) if CHOSEN else b_y)

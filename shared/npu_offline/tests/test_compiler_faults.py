@@ -17,6 +17,7 @@ from fault_kernels import (
     lost_in_branch_kernel,
     lost_product_kernel,
     ragged_mask_kernel,
+    ragged_product_kernel,
     reused_flag_kernel,
     shared_buffer_kernel,
     swapped_value_kernel,
@@ -249,3 +250,12 @@ def test_a_compare_and_swap_returns_the_new_value(final):
     lock, old = torch.zeros(1, dtype=torch.int32), torch.full((1,), 9, dtype=torch.int32)
     run(swapped_value_kernel, (lock, old), "1.2.0", final)
     assert lock.item() == 1 and old.item() == 1, GONE
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_rows_of_a_product_behind_a_mask_are_not_written(toolchain, chosen):
+    a, b, y = normal(32, 32), normal(32, 32, seed=1), torch.empty(32, 32)
+    run(ragged_product_kernel, (a, b, y, 6), toolchain, BLOCK=32, CHOSEN=chosen)
+    assert torch.allclose(y[:6], (a @ b)[:6], atol=1e-4)
+    assert torch.equal(y[6:], torch.zeros(26, 32)) == chosen, GONE
