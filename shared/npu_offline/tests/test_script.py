@@ -25,6 +25,12 @@ def double(x, y, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
         tl.store(y + o, tl.load(x + o) * 2)
 
 
+@triton.jit
+def assembly(x, y):
+    o = tl.arange(0, 64)
+    tl.store(y + o, tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tl.load(x + o)], tl.float32, True, 1))
+
+
 from triton.language.extra.cann import libdevice  # the name in triton-ascend's later releases
 
 driver = triton.runtime.driver.active
@@ -40,6 +46,11 @@ for _ in range(2):
     y = torch.compile(torch.empty_like)(x)
     double[(2,)](x, y, 100, BLOCK=64, MASKED=sys.argv[2] != "plain")
 torch.npu.synchronize()
+if sys.argv[2] == "caught":
+    try:
+        assembly[(1,)](x, y)
+    except Exception:
+        pass
 if sys.argv[2] == "operator":
     npu_rms_norm(x)
 print("equal", torch.equal(y, 2 * x))
@@ -87,6 +98,14 @@ def test_a_finding_is_named_and_the_program_goes_on(run):
 def test_an_operator_of_torch_npu_is_refused_by_its_name(run):
     status, said = run("npu", "operator", "0")
     assert "stopped: torch_npu.npu_rms_norm runs an operator of CANN's, not a Triton kernel" in said
+    assert status == 2
+
+
+def test_a_refused_kernel_is_listed_where_the_program_goes_on_without_it(run):
+    status, said = run("npu", "caught", "0")
+    assert "equal True" in said
+    assert "assembly 0 0 tl.inline_asm_elementwise has assembly of another chip" in said
+    assert "2 launches, 0 with findings, from Linalg IR, 1 kernels without a launch" in said
     assert status == 2
 
 

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import OfflineError, UnsupportedError
 from ..execute.emulation import emulate
 from ..launches import Emulation
+from .stopped import said_of
 
 _DEVICES = ("cuda", "npu")
 _UB_BITS = "ASCEND_UB_CAPACITY_BITS"  # libraries look for the size of the Unified Buffer there
@@ -73,6 +74,24 @@ def npu_on_cpu(soc: str, *, toolchain: str | None = None) -> Iterator[Emulation]
         _OnCpu(),
     ):
         yield emulation
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[dict[str, str]]:
+    """Until the block ends, kernels that did not launch, and why, by name: also where the program goes on without them."""
+    from triton.runtime.jit import JITFunction
+
+    launch, found = JITFunction.run, dict[str, str]()
+
+    def noted(kernel: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return launch(kernel, *arguments, **options)
+        except Exception as error:
+            found[kernel.fn.__name__] = said_of(error)
+            raise
+
+    with mock.patch.object(JITFunction, "run", noted):
+        yield found
 
 
 @contextlib.contextmanager

@@ -89,6 +89,7 @@ _CALLED = ("npu_offline_atomic_begin", "npu_offline_atomic_end", "npu_offline_tu
 _REPLACED = {"memrefCopy", "aligned_alloc", "free", *_CALLED, *PRINTING}
 _HINTS = {"annotation.mark", "llvm.intr.assume", "gpu.barrier"}
 """For the Ascend compiler: tl.compile_hint, tl.assume, tl.debug_barrier."""
+_MEANT = {"hivm.hir.pointer_cast": "pointers that a kernel reads from memory (hivm.hir.pointer_cast)"}
 
 
 def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
@@ -142,7 +143,7 @@ def _prepare(module: ModuleOp) -> None:
         elif name in _HINTS:
             Rewriter.erase_op(op)
         elif name.partition(".")[0] in ("hfusion", "hivm", "hacc"):
-            raise UnsupportedError(f"the emulator has no {name}")
+            raise UnsupportedError(f"the emulator has no {_MEANT.get(name, name)}")
     for symbol in _CALLED:
         declaration = parse(
             f'"func.func"() <{{function_type = () -> (), sym_name = "{symbol}", sym_visibility = "private"}}> '
