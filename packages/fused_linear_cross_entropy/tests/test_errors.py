@@ -93,6 +93,11 @@ REFUSED = {
         "process_group is a str and must be a torch.dist",
     ),
     "adapter of one": (lambda: loss(X, W, Y, adapter=(X,)), TypeError, r"adapter is a tuple of 1 .* two tensors, \(u, b\)"),
+    "ids outside": (
+        lambda: linear_log_probs(X, W, Y, ids=torch.tensor([[0], [11]])),
+        IndexError,
+        r"ids\[1, 0\] is 11 and must be from 0 to 10",
+    ),
     "ids without K": (
         lambda: linear_log_probs(X[:, None], W, Y[:, None], ids=Y),
         ValueError,

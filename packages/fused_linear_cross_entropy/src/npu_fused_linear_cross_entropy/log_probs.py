@@ -14,6 +14,7 @@ from .adapter import joined
 from .api import computed
 from .calls import DistributionInputs, LossInputs
 from .checks import check, check_weight_grad
+from .compute import check_columns_early
 from .counted import check_counted, of_counted_tokens
 from .distributions import Wanted, distributions
 from .log_prob_outputs import Asked, LogProbs, asked_outputs
@@ -135,7 +136,7 @@ def linear_log_probs(
     targets = torch.full(shape, int(ignore_index == 0), device=x.device) if target is None else target  # not ignored
     head = LossInputs(x, weight, targets, bias, None, None, frozen, weight_grad)
     check(head, options)
-    _check_ids(ids, x, shape)
+    _check_ids(ids, x, shape, options)
     check_counted(counted_tokens, targets, options)
     is_loss = has_target and ids is None and rates is None and not any(asked._replace(entropy=False))
     if is_distributed((x, weight, target, bias)) and (batch_invariant or not is_loss):
@@ -186,13 +187,14 @@ def _rates(temperature: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
     return 1.0 / temperature.to(statistics_dtype(x.dtype)).expand(shape)
 
 
-def _check_ids(ids: Tensor | None, x: Tensor, shape: torch.Size) -> None:
+def _check_ids(ids: Tensor | None, x: Tensor, shape: torch.Size, options: Options) -> None:
     arguments.tensor("ids", ids, or_none=True)
     if ids is not None:
         arguments.dtype("ids", ids, torch.int64, torch.int32)
         if ids.dim() != x.dim() or ids.shape[:-1] != shape or not ids.shape[-1]:
             raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {_with_ids(shape)}, K at least 1.")
         arguments.device("ids", ids, x, "x's")
+        check_columns_early("ids", ids, options)
 
 
 def _with_ids(shape: torch.Size) -> str:
