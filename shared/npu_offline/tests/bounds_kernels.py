@@ -147,3 +147,15 @@ def transposed(x, y, n_rows, n_cols, BLOCK: tl.constexpr):
     m = (o_row < n_rows) & (o_col < n_cols)
     b_x = tl.load(x + o_row * n_cols + o_col, mask=m)
     tl.store(y + tl.trans(o_col * n_rows + o_row), tl.trans(b_x), mask=tl.trans(m))
+
+
+@triton.jit
+def returns(x, y, n, limit, BLOCK: tl.constexpr):
+    """y = x in programs that do not return early; the last of them that gets so far stores places."""
+    if tl.program_id(0) >= limit:
+        return
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if tl.program_id(0) == limit - 1:
+        tl.store(y + o, o.to(tl.float32), mask=o < n)
+        return
+    tl.store(y + o, tl.load(x + o))

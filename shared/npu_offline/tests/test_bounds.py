@@ -42,6 +42,7 @@ PROVED = {
     "blocks": "n_rows=1..65536 n_cols=1..32768 x=fp32:n_rows*n_cols y=fp32:n_rows BLOCK_M=16 BLOCK_N=64 BOTH=True"
     " --grid=cdiv(n_rows,BLOCK_M)",
     "transposed": SQUARE,
+    "returns": "n=1..2**20 x=fp32:n y=fp32:n limit=cdiv(n,BLOCK) BLOCK=64 --grid=cores",
 }
 
 
@@ -67,6 +68,12 @@ WRONG = {
         "load x",
         {"n_rows": 2, "n_cols": 1, "s_x": 2},
         2,
+    ),
+    "returns": (
+        "n=1..9 x=fp32:n y=fp32:2*n limit=cdiv(n,BLOCK)+1 BLOCK=2 --grid=limit",
+        "load x",
+        {"n": 1},
+        1,
     ),
     "blocks": (
         "n_rows=1..9 n_cols=1..9 x=fp32:n_rows*n_cols y=fp32:n_rows BLOCK_M=8 BLOCK_N=8 BOTH=False --grid=1",
@@ -172,6 +179,7 @@ def test_exit_statuses_are_those_of_the_other_commands(capsys):
     ("line", "said"),
     [
         ("n=1..9 x=fp32:m y=fp32:n BLOCK=8 --grid=1", "m is no size; there are"),
+        ("n=1..9 m=1..9 x=fp32:nxm y=fp32:n BLOCK=8 --grid=1", "nxm is no size; there are n, m, BLOCK: a product is n*m"),
         ("n=1..9 y=fp32:n BLOCK=8 --grid=1", "also needs x"),
         ("n=1..9 x=fp32:n y=fp32:n BLOCK=8", "--grid is missing"),
         ("n=9..1 x=fp32:n y=fp32:n BLOCK=8 --grid=1", "must have a number"),

@@ -62,9 +62,9 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> Term:
         if node.id not in self._sizes:
-            raise _WrongExpressionError(
-                f"{node.id} is no size; there are {', '.join(self._sizes) or 'none'}: write NAME=FIRST..STOP"
-            )
+            axes = node.id.split("x")
+            how = f"a product is {'*'.join(axes)}" if all(each in self._sizes for each in axes) else "write NAME=FIRST..STOP"
+            raise _WrongExpressionError(f"{node.id} is no size; there are {', '.join(self._sizes) or 'none'}: {how}")
         return self._sizes[node.id]
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Term:

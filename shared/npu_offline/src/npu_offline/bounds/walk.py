@@ -8,15 +8,16 @@ import z3
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.ir import Block as Body
 
+from ..module.jumps import JUMPS, jumps_of
 from ..module.mlir import name_of
 from .loops import Step, Turns, grown, steps_of, turns_of
 from .origins import ACCESSES, Origins
 from .pointers import Access, Block, Nowhere, Pointer, chosen, through_block
-from .question import Value
+from .question import Index, Question, Term, Value
 from .results import Known, Results, checked_axes
 from .types import bits_of, is_pointer
 
-_ENDS = {"scf.yield", "scf.condition", "tt.return"}
+_ENDS = {"scf.yield", "scf.condition", "tt.return", *JUMPS}
 _MASK = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}  # which operand it is
 _OFFSET_BITS = 32  # of a block pointer's offsets
 
@@ -39,10 +40,33 @@ class Walk:
         self._known: dict[SSAValue, Known] = {}
 
     def through(self, function: Operation, arguments: Sequence[Known]) -> None:
-        """Walk through a function whose arguments are known."""
-        body = function.regions[0].blocks[0]
-        self._known.update(zip(body.args, arguments, strict=True))
-        self._block(body, ())
+        """Walk through a function whose arguments are known. An early return makes several blocks of it."""
+        blocks = list(function.regions[0].blocks)
+        self._known.update(zip(blocks[0].args, arguments, strict=True))
+        paths: dict[Body, list[Sequence[Value]]] = {blocks[0]: [()]}
+        for number, block in enumerate(blocks):
+            path = _any_of(paths.get(block, []))
+            self._block(block, path)
+            for (target, values), taken in zip(jumps_of(block), self._conditions(block), strict=False):
+                if target in blocks[: number + 1]:
+                    self.accesses.append(Access("jump", "back", refused="a loop of branches is not known"))
+                self._pass(block, target, values, is_first=target not in paths)
+                paths.setdefault(target, []).append((*path, *taken))
+
+    def _conditions(self, block: Body) -> list[Sequence[Value]]:
+        """Of each jump of a block: when it is taken."""
+        last = block.last_op
+        if last is None or name_of(last) != "cf.cond_br":
+            return [()]
+        condition = self._number(last.operands[0])
+        return [(condition,), (_not(condition),)]
+
+    def _pass(self, block: Body, target: Body, values: Sequence[SSAValue], *, is_first: bool) -> None:
+        """Make the arguments known that a jump passes; where several jumps do, nothing is known of them."""
+        assert block.last_op is not None
+        for argument, value in zip(target.args, values, strict=True):
+            unknown = self._results.unknown(block.last_op, argument.type)
+            self._known[argument] = self._known.get(value) if is_first else unknown
 
     def _block(self, block: Body, path: Sequence[Value]) -> None:
         """Walk through operations that are executed where the conditions of `path` hold."""
@@ -151,6 +175,17 @@ class Walk:
 def _entered(induction: Value) -> Value:
     """A condition that always holds; a question that asks for it learns that the turn takes place."""
     return Value((), lambda question, _: question.at(induction) == question.at(induction))
+
+
+def _any_of(paths: Sequence[Sequence[Value]]) -> Sequence[Value]:
+    """Conditions that hold where all conditions of one of these paths do."""
+    if len(paths) == 1:
+        return paths[0]
+
+    def one(question: Question, _: Index) -> Term:
+        return z3.Or(*(z3.And(*map(question.at, path)) for path in paths))
+
+    return (Value((), one),)
 
 
 def _not(condition: Value) -> Value:
