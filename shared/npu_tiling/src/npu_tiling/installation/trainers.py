@@ -80,7 +80,7 @@ TRAINERS = (
                 "fused head",
                 LOSS,
                 _register(f"{_HEADS}.trl"),
-                "calls that ask for log_sum_sq_probs, mean_logits or is_top1; a head that ZeRO-3 splits",
+                "a head that ZeRO-3 splits",
             ),
             Part("norms, embedding", "", _OF_TRANSFORMERS),
         ),
