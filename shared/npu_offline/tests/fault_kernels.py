@@ -215,3 +215,24 @@ def ragged_product_kernel(p_a, p_b, p_y, n, BLOCK: tl.constexpr, CHOSEN: tl.cons
     o = o_row * BLOCK + tl.arange(0, BLOCK)[None, :]
     b_y = tl.dot(tl.load(p_a + o, mask=o_row < n, other=0.0), tl.load(p_b + o))
     tl.store(p_y + o, tl.where(o_row < n, b_y, 0.0) if CHOSEN else b_y)
+
+
+@triton.jit
+def shifted_mask_kernel(p_x, p_y, n, BLOCK: tl.constexpr, PLAIN: tl.constexpr):
+    """y[i] = x[i - 3], zeros before. PLAIN: the mask compares the range itself, and not what is 3 less."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = o - 3
+    inside = (o >= 3) & (o < n + 3) if PLAIN else (i >= 0) & (i < n)
+    tl.store(p_y + o, tl.load(p_x + i, mask=inside, other=0.0), mask=o < n)
+
+
+@triton.jit
+def partly_checked_kernel(p_x, p_y, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BOTH: tl.constexpr):
+    """y = x [n_rows, n_cols] by block pointers, whose columns alone are checked, or BOTH."""
+    o_row = tl.program_id(0) * BLOCK_M
+    p_x = tl.make_block_ptr(p_x, (n_rows, n_cols), (n_cols, 1), (o_row, 0), (BLOCK_M, BLOCK_N), (1, 0))
+    p_y = tl.make_block_ptr(p_y, (n_rows, n_cols), (n_cols, 1), (o_row, 0), (BLOCK_M, BLOCK_N), (1, 0))
+    if BOTH:
+        tl.store(p_y, tl.load(p_x, boundary_check=(0, 1)), boundary_check=(0, 1))
+    else:
+        tl.store(p_y, tl.load(p_x, boundary_check=(1,)), boundary_check=(1,))

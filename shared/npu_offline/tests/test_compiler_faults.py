@@ -16,10 +16,12 @@ from fault_kernels import (
     helpers_of_one_name_kernel,
     lost_in_branch_kernel,
     lost_product_kernel,
+    partly_checked_kernel,
     ragged_mask_kernel,
     ragged_product_kernel,
     reused_flag_kernel,
     shared_buffer_kernel,
+    shifted_mask_kernel,
     swapped_value_kernel,
     unlocked_exchange_kernel,
     unordered_sum_kernel,
@@ -259,3 +261,22 @@ def test_rows_of_a_product_behind_a_mask_are_not_written(toolchain, chosen):
     run(ragged_product_kernel, (a, b, y, 6), toolchain, BLOCK=32, CHOSEN=chosen)
     assert torch.allclose(y[:6], (a @ b)[:6], atol=1e-4)
     assert torch.equal(y[6:], torch.zeros(26, 32)) == chosen, GONE
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_mask_that_compares_a_difference_reads_the_whole_tile(plain):
+    x, y = normal(1000), torch.empty(1000)
+    if plain:
+        run(shifted_mask_kernel, (x, y, 1000), "1.2.0", final=False, grid=4, BLOCK=256, PLAIN=True)
+        assert torch.equal(y, torch.cat((torch.zeros(3), x[:-3])))
+        return
+    with pytest.raises(npu_offline.OutOfBoundsError, match="one that triton-ascend does not keep: compiler fault 10"):
+        run(shifted_mask_kernel, (x, y, 1000), "1.2.0", final=False, grid=4, BLOCK=256, PLAIN=False)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_block_pointer_with_one_axis_checked_leaves_rows_out(both):
+    x, y = normal(8, 20), torch.full((8, 20), torch.nan)
+    run(partly_checked_kernel, (x, y, 8, 20), "1.2.0", final=False, grid=2, BLOCK_M=4, BLOCK_N=32, BOTH=both)
+    assert torch.equal(y[:4], x[:4])
+    assert torch.equal(y[4:], x[4:]) == both, GONE

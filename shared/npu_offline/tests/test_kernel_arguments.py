@@ -75,6 +75,36 @@ def test_a_tensor_is_made_of_the_numbers_that_are_asked_for(file, capsys, conten
     assert status == 0, said
 
 
+def test_integers_are_compared_exactly(file, capsys):
+    given = f"x_ptr=i64:512:{2**60}..{2**60 + 1} y_ptr=i64:512 n=512 BLOCK=512 MASKED=True --grid 1 --linalg-only".split()
+    assert run(capsys, "run", f"{file()}::double", *given, "--expect", "y_ptr=2*x_ptr")[0] == 0
+    status, said = run(capsys, "run", f"{file()}::double", *given, "--expect", "y_ptr=2*x_ptr+1")
+    assert f"512 of 512 elements of y_ptr are wrong: y_ptr[0] is {2**61}, must be {2**61 + 1}" in said
+    assert status == 1
+
+
+def test_a_file_may_import_the_modules_of_later_releases(file, capsys):
+    status, said = run(
+        capsys, "run", f"{file('from triton.language.extra.cann import libdevice')}::softmax", *SOFTMAX, *NEWEST
+    )
+    assert "fails" not in said
+    assert status == 0
+
+
+def test_a_kernel_that_is_compiled_for_debugging_is_refused(file, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_DEBUG", "1")
+    status, said = run(capsys, "run", f"{file()}::softmax", *SOFTMAX, "--linalg-only")
+    assert "TRITON_DEBUG is set, and tl.device_assert cannot be run: unset it" in said
+    assert status == 2
+
+
+def test_sizes_are_ranked_where_those_in_use_do_not_fit(file, capsys):
+    given = ["x_ptr=fp32:2x99", "y_ptr=fp32:2x99", "columns=99", "BLOCK=65536,128,256", "--grid", "2"]
+    status, said = run(capsys, "tune", f"{file()}::softmax", *given)
+    assert "is the fastest that fits; BLOCK=65536 (in use) does not fit" in said
+    assert status == 1
+
+
 @pytest.mark.parametrize(("content", "status"), [(":zeros", 0), ("", 1)])
 def test_a_result_begins_with_what_its_argument_says_or_with_nan(file, capsys, content, status):
     given = f"x_ptr=fp32:256 y_ptr=fp32:512{content} n=256 BLOCK=256 MASKED=True --grid 1 --linalg-only".split()

@@ -143,6 +143,7 @@ def test_a_loop_that_does_not_end_is_named(run, monkeypatch, command, launch):
     where = ["--toolchain", "1.2.0", *(["--soc", "Ascend910B4", "--jobs", "1"] if command == "check" else [])]
     status, said = run(command, f'yield "endless", lambda: {launch}', *where)
     assert "program (0, 0, 0): stopped after 1 s of processor time: a loop does not end" in said
+    assert ("not run: a loop does not end from Linalg IR" in said) == (command == "run")
     assert status == 1
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
@@ -101,3 +103,24 @@ def import_without(load: Callable[[], None]) -> list[str]:
     finally:
         for name in missing:
             sys.modules.pop(name, None)
+
+
+def later_names() -> dict[str, ModuleType]:
+    """Modules under the names that triton-ascend has them under after 3.2.0."""
+    base = "triton.language.extra"
+    return {f"{base}.cann{name}": importlib.import_module(f"{base}.ascend{name}") for name in ("", ".libdevice")}
+
+
+@contextlib.contextmanager
+def imported(modules: dict[str, ModuleType]) -> Iterator[None]:
+    """Until the block ends, modules are imported under these names."""
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import OfflineError
 from ..execute.recording import record
 from ..toolchain.triton_ascend import missing_triton_ascend
-from .absent import import_without
+from .absent import import_without, imported, later_names
 
 
 def load_file(path: Path, *, partly: bool = False) -> ModuleType:
@@ -52,7 +52,12 @@ def load_file(path: Path, *, partly: bool = False) -> ModuleType:
         loader.exec_module(module)
 
     # Autotuning asks for a driver where it decorates. Without triton-ascend, on a CUDA machine, there is Triton's own.
-    with _no_torch_npu(), contextlib.nullcontext() if missing_triton_ascend() else record():
+    there = not missing_triton_ascend()
+    with (
+        _no_torch_npu(),
+        record() if there else contextlib.nullcontext(),
+        imported(later_names()) if there else contextlib.nullcontext(),
+    ):
         try:
             if partly:
                 missing = import_without(execute)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import OfflineError
+from ..errors import EndlessLoopError, OfflineError, ours
 from ..execute.emulation import emulate
 from ..launches import Launch
 from .execution import SEED, random_values
@@ -53,6 +53,7 @@ class Outcome:
         differences: results that were compared.
         problem: why it stopped.
         refused: whether nothing is said about its results: Triton refuses the kernel, or the emulation cannot run it.
+        endless: whether a program of it did not end.
     """
 
     label: str
@@ -61,11 +62,24 @@ class Outcome:
     differences: Sequence[Difference] = ()
     problem: str = ""
     refused: bool = False
+    endless: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether nothing is known to be wrong with it."""
         return (not self.problem or self.refused) and not any(difference.wrong for difference in self.differences)
+
+
+def run_levels(label: str, call: Callable[[], object], soc: str, levels: Sequence[str]) -> Iterator[Outcome]:
+    """Run a call once at each level, as `run_whole` does; a call that does not end at one level is run at no other."""
+    endless = False
+    for level in levels:
+        if endless:
+            yield Outcome(label, level, (), problem="not run: a loop does not end from Linalg IR", refused=True)
+            continue
+        outcome = run_whole(label, call, soc, level)
+        endless = outcome.endless
+        yield outcome
 
 
 def run_whole(label: str, call: Callable[[], object], soc: str, level: str) -> Outcome:
@@ -83,8 +97,8 @@ def run_whole(label: str, call: Callable[[], object], soc: str, level: str) -> O
                 torch.manual_seed(SEED)
                 compared = call()
         except Exception as error:
-            refused = is_refusal(error)
-            return Outcome(label, level, emulation.launches, problem=said_of(error), refused=refused)
+            refused, endless = is_refusal(error), isinstance(ours(error), EndlessLoopError)
+            return Outcome(label, level, emulation.launches, problem=said_of(error), refused=refused, endless=endless)
     return Outcome(label, level, emulation.launches, compared if isinstance(compared, Differences) else ())
 
 
@@ -167,6 +181,8 @@ def _evaluated(name: str, code: Any, names: Mapping[str, Any], like: Tensor) -> 
 
 
 def _difference(name: str, got: Tensor, wanted: Tensor, rtol: float | None, atol: float | None) -> Difference:
+    if not got.is_floating_point() and not wanted.is_floating_point():
+        return _unequal(name, got, wanted)
     default = _TOLERANCES.get(got.dtype, (0.0, 0.0))
     relative, absolute = default[0] if rtol is None else rtol, default[1] if atol is None else atol
     left, right = got.double(), wanted.double()
@@ -180,6 +196,17 @@ def _difference(name: str, got: Tensor, wanted: Tensor, rtol: float | None, atol
         at = tuple((~good).nonzero()[0].tolist())
         first = f"{name}[{', '.join(map(str, at))}] is {got[at].item():.6g}, must be {wanted[at].item():.6g}"
     return Difference(name, float(error.max()) if error.numel() else 0.0, int((~good).sum()), got.numel(), first)
+
+
+def _unequal(name: str, got: Tensor, wanted: Tensor) -> Difference:
+    """Integers have no tolerance; their differences are fp64, and at least 1 where they are not equal."""
+    wrong = got.long() != wanted.long()
+    error = torch.where(wrong, (got.double() - wanted.double()).abs().clamp_min(1.0), 0.0)
+    first = ""
+    if wrong.any():
+        at = tuple(wrong.nonzero()[0].tolist())
+        first = f"{name}[{', '.join(map(str, at))}] is {int(got[at])}, must be {int(wanted[at])}"
+    return Difference(name, float(error.max()) if error.numel() else 0.0, int(wrong.sum()), got.numel(), first)
 
 
 _TOLERANCES = {  # those of torch.testing.assert_close

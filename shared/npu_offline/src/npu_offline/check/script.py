@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import OfflineError, UnsupportedError
 from ..execute.emulation import emulate
 from ..launches import Emulation
+from .absent import imported, later_names
 from .stopped import said_of
 
 _DEVICES = ("cuda", "npu")
@@ -107,7 +108,7 @@ def _modules(soc: str) -> Iterator[None]:
         mock.patch.dict(os.environ, {_UB_BITS: str(8 * npu_tiling.soc(soc).ub_bytes)}),
         mock.patch.object(torch, "npu", npu, create=True),
         mock.patch.object(torch, "compile", _not_compiled),
-        _imported({"torch.npu": npu, "torch_npu": torch_npu, **_later_names()}),
+        imported({"torch.npu": npu, "torch_npu": torch_npu, **later_names()}),
         _autocast_on_cpu(),
         mock.patch.object(torch.nn.Module, "npu", lambda module, device=None: module, create=True),
         mock.patch.object(torch.nn.Module, "cuda", lambda module, device=None: module),
@@ -135,12 +136,6 @@ def _not_compiled(model: Any = None, **options: Any) -> Any:
     return model if model is not None else lambda function: function
 
 
-def _later_names() -> dict[str, types.ModuleType]:
-    """Modules under the names that triton-ascend has them under after 3.2.0."""
-    base = "triton.language.extra"
-    return {f"{base}.cann{name}": importlib.import_module(f"{base}.ascend{name}") for name in ("", ".libdevice")}
-
-
 @contextlib.contextmanager
 def _autocast_on_cpu() -> Iterator[None]:
     """Until the block ends, autocast for an NPU is autocast for the CPU, where the tensors lie."""
@@ -163,20 +158,6 @@ def _autocast_on_cpu() -> Iterator[None]:
         mock.patch.object(torch, "get_autocast_dtype", lambda device: get_dtype(_on_cpu(device))),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _imported(modules: dict[str, types.ModuleType]) -> Iterator[None]:
-    before = {name: sys.modules.get(name) for name in modules}
-    sys.modules.update(modules)
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            if module is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = module
 
 
 def _npu(soc: str) -> types.ModuleType:

@@ -16,6 +16,11 @@ _NOT_THEIRS = (sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
 _NESTED = re.compile(
     r"""<ast\.\w+ object at 0x\w+>, (['"])(.*)\1\)$""", re.DOTALL
 )  # the reason, in a function that a kernel calls
+_ADVICE = {  # by what Triton says of a kernel
+    "unexpected type fp8": ": triton-ascend 3.2.0 has no casts to 8-bit floats",
+    "to <[": ": triton-ascend 3.2.0 has no tensor descriptors: take tl.make_block_ptr",
+    "'constexpr' object is not subscriptable": ": Triton 3.2 has no tuples of constants: give their elements",
+}
 _NO_LIBDEVICE = (
     ": functions of triton.language.extra.libdevice return None with triton-ascend 3.2.0: import them from"
     " triton.language.extra.ascend.libdevice, or take those of tl.math"
@@ -38,6 +43,7 @@ def said_of(error: BaseException) -> str:
         inner = _NESTED.search(reason)
         reason = inner[2].replace("\\'", "'") if inner else reason
         hint = _NO_LIBDEVICE if "NoneType" in reason else ""
+        hint += "".join(advice for sign, advice in _ADVICE.items() if sign in reason)
         return f"Triton refuses the kernel: {reason}{hint}\n{source}{caret}".rstrip()
     error = _wrapped(error) or error
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]

@@ -62,7 +62,11 @@ def _run(options: argparse.Namespace) -> int:
 def _title(subject: Subject) -> str:
     ranges = [f"{first} <= {name} < {stop}" for name, (first, stop) in subject.ranges.items()]
     conditions = ", ".join([*ranges, *subject.conditions])
-    return f"{subject.record.name}, {f'for all {conditions}' if conditions else 'for these sizes'}"
+    if not conditions:
+        return f"{subject.record.name}, for these sizes"
+    from ..bounds.kernel import MOST_PROGRAMS
+
+    return f"{subject.record.name}, for all {conditions}, of at most {MOST_PROGRAMS:,} programs along an axis"
 
 
 def _table(verdicts: Sequence[Verdict]) -> Table:

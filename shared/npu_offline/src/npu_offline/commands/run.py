@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
     good, unrun = True, [f"final modules, {version}" for version in sorted(asked - {LINALG, *versions})]
     for label, function in calls:
         console.print(label, markup=False, highlight=False)
-        outcomes = [run_calls.run_whole(label, function, options.soc, level) for level in (LINALG, *versions)]
+        outcomes = list(run_calls.run_levels(label, function, options.soc, (LINALG, *versions)))
         console.print(_levels(outcomes))
         if outcomes[0].launches:
             console.print(_bytes(outcomes[0].launches))

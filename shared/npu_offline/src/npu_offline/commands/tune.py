@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ def _verdict(tuned: Tuned) -> str:
     chosen, best = _sizes(dict(tuned.site.chosen)), tuned.best
     if best is None:
         return f"{tuned.label}: no candidate is faster than {chosen} (in use)"
+    if isinf(best.chosen):
+        return f"{tuned.label}: {_sizes(best.sizes)} is the fastest that fits; {chosen} (in use) does not fit"
     return f"{tuned.label}: {_sizes(best.sizes)} is {best.gain:.0%} faster than {chosen} (in use)"
 
 
@@ -73,10 +76,11 @@ def _table(found: Sequence[Tuned], title: str, *, everything: bool) -> Table:
 
 def _cells(candidate: Candidate) -> list[str]:
     kernels = " ".join(dict.fromkeys(kernel.partition(" ")[0] for kernel in candidate.kernels))
-    chosen = f"{candidate.chosen * 1e6:.1f}"
+    chosen = "does not fit" if isinf(candidate.chosen) else f"{candidate.chosen * 1e6:.1f}"
     if candidate.seconds is None:
         return [_sizes(candidate.sizes), kernels, chosen, "does not fit", ""]
-    return [_sizes(candidate.sizes), kernels, chosen, f"{candidate.seconds * 1e6:.1f}", f"{candidate.gain:+.1%}"]
+    gain = "" if isinf(candidate.chosen) else f"{candidate.gain:+.1%}"
+    return [_sizes(candidate.sizes), kernels, chosen, f"{candidate.seconds * 1e6:.1f}", gain]
 
 
 def _sizes(sizes: Any) -> str:
@@ -85,7 +89,8 @@ def _sizes(sizes: Any) -> str:
 
 def _as_json(tuned: Tuned) -> dict[str, object]:
     candidates = [
-        {"sizes": dict(c.sizes), "kernels": c.kernels, "seconds": c.seconds, "chosen": c.chosen, "problem": c.problem}
+        {"sizes": dict(c.sizes), "kernels": c.kernels, "seconds": c.seconds, "problem": c.problem}
+        | {"chosen": None if isinf(c.chosen) else c.chosen}
         for c in tuned.candidates
     ]
     return {"call": tuned.label, "chosen": dict(tuned.site.chosen), "candidates": candidates}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import EndlessLoopError, OfflineError, OutOfBoundsError, RaceError
 from ..launches import RESERVED
+from .source_lines import KernelSource
 
 _OUT_OF_MEMORY, _RACE, _ENDLESS, _INTERRUPTED = 2, 3, 5, 6  # as in runtime.h, where 1 is an access out of bounds
 _ACCESSES = ("read", "write", "atomic update")
@@ -37,7 +38,7 @@ def fault_of(
     ranges: Sequence[int],
     grid: tuple[int, int, int],
     seconds: int,
-    lines_of: Callable[[str, int], str],
+    source: KernelSource,
 ) -> BaseException:
     """The error of a launch that failed.
 
@@ -50,7 +51,7 @@ def fault_of(
         ranges: first address and end of the storage of each argument, the reserved ones first.
         grid: programs in x, y and z.
         seconds: of processor time that a program may take.
-        lines_of: the lines of its source that access an argument in this way.
+        source: what is known of its accesses.
     """
     if fault.reason == _INTERRUPTED:
         return KeyboardInterrupt()
@@ -58,28 +59,32 @@ def fault_of(
     if code == _OUT_OF_MEMORY or fault.reason == _OUT_OF_MEMORY:
         return OfflineError(f"{where}: the host has no memory for the kernel's tiles")
     if fault.reason == _ENDLESS:
+        swaps = "; tl.atomic_cas returns the new value, so that a lock that it takes is never free: compiler fault 16"
         return EndlessLoopError(
             f"{where}: stopped after {seconds} s of processor time: a loop does not end, or waits for another program"
+            + swaps * source.swaps()
         )
     what = f"{_ACCESSES[fault.access]} of {fault.size} bytes"
     if fault.argument < RESERVED:
         return OutOfBoundsError(f"{where}: {what} at address {fault.address:#x}, which is in no argument's storage")
     position = fault.argument - RESERVED
     place = f"at byte {fault.address - bases[position]} of argument {pointers[position]}"
-    lines = lines_of(pointers[position], fault.access)
-    source = f" ({lines})" if lines else ""
+    lines = source.lines(pointers[position], fault.access)
+    named = f" ({lines})" if lines else ""
     if fault.reason != _RACE:
         low, high = ranges[2 * fault.argument : 2 * fault.argument + 2]
-        return OutOfBoundsError(f"{where}: {what} {place}, outside its storage of {high - low} bytes{source}")
+        masked = "; its mask is wrong, or one that triton-ascend does not keep: compiler fault 10"
+        outside = f"{where}: {what} {place}, outside its storage of {high - low} bytes{named}"
+        return OutOfBoundsError(outside + masked * source.has_mask(pointers[position], fault.access))
     aliases = [
         name
         for i, name in enumerate(pointers)
         if i != position and ranges[2 * (i + RESERVED)] <= fault.address < ranges[2 * (i + RESERVED) + 1]
     ]
     shared = f" (in one storage with {', '.join(aliases)})" if aliases else ""
-    other = lines_of(pointers[position], fault.other_access) if not aliases else ""
+    other = source.lines(pointers[position], fault.other_access) if not aliases else ""
     done = f"{_DONE[fault.other_access]} ({other})" if other and other != lines else _DONE[fault.other_access]
-    return RaceError(f"{where}: {what} {place}{shared}{source}, which {_program(fault.other, grid)} {done}")
+    return RaceError(f"{where}: {what} {place}{shared}{named}, which {_program(fault.other, grid)} {done}")
 
 
 def _program(linear: int, grid: tuple[int, int, int]) -> str:

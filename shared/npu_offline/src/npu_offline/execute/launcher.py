@@ -16,7 +16,7 @@ from .final.checked import PLAIN, SURVEYED, check
 from .final.findings import FINDING_BYTES, raise_findings, read_findings
 from .races import shared_writes
 from .settings import ACCESS_FIELDS, running
-from .source_lines import lines_of
+from .source_lines import KernelSource
 from .storage import bounds_of, bytes_of, row_bytes, storage_of
 
 _LENGTHS = 40  # classes of transfers by length, powers of two, as in launch.h
@@ -89,8 +89,9 @@ class Launcher:
         self._row_bytes = struct.Struct(f"<{self._count}q")
         self._unit_bits = min((bytes_of(kind) for kind in kinds if kind.startswith("*")), default=1).bit_length() - 1
 
-    def _lines(self, argument: str, access: int) -> str:
-        return lines_of(record_of(self._source, self._options, (1, 1, 1), {}), argument, access)
+    @functools.cached_property
+    def _kernel_source(self) -> KernelSource:
+        return KernelSource(record_of(self._source, self._options, (1, 1, 1), {}))
 
     @functools.cached_property
     def _shared(self) -> int:
@@ -173,9 +174,8 @@ class Launcher:
             if failed:
                 raise_findings(self._arguments.name, found.value)
                 names, where = self._arguments.pointers, (bases, ranges, grid)
-                raise fault_of(
-                    failed, Fault(*noted), self._arguments.name, names, *where, settings.PROGRAM_SECONDS, self._lines
-                )
+                name, seconds = self._arguments.name, settings.PROGRAM_SECONDS
+                raise fault_of(failed, Fault(*noted), name, names, *where, seconds, self._kernel_source)
 
         def survey() -> None:
             programs[:] = dict.fromkeys([0, count - 1, *range(count)])  # the first and the last program are always run

@@ -13,6 +13,7 @@ from ..toolchain.compilation import front_end_of
 
 LOAD, STORE, UPDATE = 0, 1, 2  # as in runtime.h
 _ACCESS = re.compile(r"(?:\w|%|:|=| )*?tt\.(load|store|atomic_rmw|atomic_cas)\b[^%]*(%\w+)")
+_MASKS = {LOAD: 1, STORE: 2, UPDATE: 2}  # which operand a mask is
 _KINDS = {"load": LOAD, "store": STORE, "atomic_rmw": UPDATE, "atomic_cas": UPDATE}
 _ASSIGNED = re.compile(r"\s*(%\w+)(?::\d+)? = (?:\w|\.)+(.*)")
 _CARRIED = re.compile(r"(%\w+) = (%\w+)(?:#\d+)?")
@@ -21,25 +22,54 @@ _PLACE = re.compile(r"loc\((#loc\d*)\)\s*$")
 _MOST = 4  # lines that are named
 
 
-def lines_of(record: LaunchRecord, argument: str, access: int) -> str:
-    """Where a kernel accesses an argument: "kernels.py, line 27", or several lines; nothing where that is not known.
+class KernelSource:
+    """What the TTIR of a kernel says of its accesses; nothing where Triton makes no TTIR of it."""
 
-    Args:
-        record: a launch of the kernel.
-        argument: a pointer's name.
-        access: `LOAD`, `STORE` or `UPDATE`.
-    """
-    try:
-        text = front_end_of(record)[1]
-    except Exception:
-        return ""
-    names = [name for name in record.signature if name not in record.constants]
-    places = places_of(text)
-    found = {places.get(place, ("", 0)) for place in _accesses(text, f"%arg{names.index(argument)}", access)} - {("", 0)}
-    files: dict[str, list[int]] = defaultdict(list)
-    for file, line in sorted(found):
-        files[file].append(line)
-    return "; ".join(f"{Path(file).name}, {_listed(lines)}" for file, lines in files.items())
+    def __init__(self, record: LaunchRecord) -> None:
+        """
+        Args:
+            record: a launch of the kernel.
+        """
+        self._names = [name for name in record.signature if name not in record.constants]
+        try:
+            self._text = front_end_of(record)[1]
+        except Exception:
+            self._text = ""
+
+    def lines(self, argument: str, access: int) -> str:
+        """Where the kernel accesses an argument: "kernels.py, line 27", or several lines; nothing where that is not known.
+
+        Args:
+            argument: a pointer's name.
+            access: `LOAD`, `STORE` or `UPDATE`.
+        """
+        places = places_of(self._text)
+        found = {places.get(place, ("", 0)) for place in map(_place, self._accesses(argument, access))} - {("", 0)}
+        files: dict[str, list[int]] = defaultdict(list)
+        for file, line in sorted(found):
+            files[file].append(line)
+        return "; ".join(f"{Path(file).name}, {_listed(lines)}" for file, lines in files.items())
+
+    def has_mask(self, argument: str, access: int) -> bool:
+        """Whether every access of the kernel to an argument has a mask."""
+        found = self._accesses(argument, access)
+        return bool(found) and all(len(re.findall(r"%\w+", _operands(line))) > _MASKS[access] for line in found)
+
+    def swaps(self) -> bool:
+        """Whether the kernel has a compare-and-swap."""
+        return "tt.atomic_cas" in self._text
+
+    def _accesses(self, argument: str, access: int) -> list[str]:
+        return list(_accesses(self._text, f"%arg{self._names.index(argument)}", access))
+
+
+def _place(operation: str) -> str:
+    found = _PLACE.search(operation)
+    return found[1] if found else ""
+
+
+def _operands(line: str) -> str:
+    return line.partition("tt.")[2].partition(" : ")[0]
 
 
 def _listed(lines: list[int]) -> str:
@@ -48,7 +78,7 @@ def _listed(lines: list[int]) -> str:
 
 
 def _accesses(text: str, pointer: str, access: int) -> Iterable[str]:
-    """The places of operations that access what a parameter points to."""
+    """The operations that access what a parameter points to."""
     lines, derived, size = text.splitlines(), {pointer}, 0
     while len(derived) > size:  # pointers that loops carry are followed from line to line
         size = len(derived)
@@ -62,6 +92,6 @@ def _accesses(text: str, pointer: str, access: int) -> Iterable[str]:
             ):
                 derived.add(found[1])
     for line in lines:
-        found, place = _ACCESS.match(line), _PLACE.search(line)
-        if found and place and found[2] in derived and _KINDS[found[1]] == access:
-            yield place[1]
+        found = _ACCESS.match(line)
+        if found and found[2] in derived and _KINDS[found[1]] == access:
+            yield line

@@ -38,8 +38,10 @@ def to_linalg(module: Any, options: NPUOptions) -> str:
 
     Raises:
         CompilationError: triton-ascend's converter refused it.
-        UnsupportedError: it has assembly in it.
+        UnsupportedError: it has assembly in it, or is compiled for debugging.
     """
+    if options.debug:
+        raise UnsupportedError("TRITON_DEBUG is set, and tl.device_assert cannot be run: unset it")
     try:
         linalg = str(ttir_to_linalg(module, dict(options.__dict__), options, named_ops=True))
     except subprocess.CalledProcessError as error:

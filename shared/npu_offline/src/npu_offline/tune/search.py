@@ -34,7 +34,7 @@ class Candidate:
         sizes: by name; empty for the tiling's own.
         kernels: the launches that it changes: name and tile.
         seconds: predicted for those launches; None where they do not compile.
-        chosen: what the tiling's own launches in their place are predicted to take.
+        chosen: what the tiling's own launches in their place are predicted to take; infinity where they do not compile.
         problem: why there is no prediction.
     """
 
@@ -165,7 +165,10 @@ def _candidate(sizes: Sizes, own: Sequence[LaunchRecord], new: Sequence[LaunchRe
     changed = [launch for launch in new if _identity(launch) not in known]
     replaced = [launch for launch in own if _identity(launch) not in still]
     kernels = tuple(f"{launch.name} {describe_tile(launch)}" for launch in changed)
-    chosen = times.seconds(replaced)
+    try:
+        chosen = times.seconds(replaced)
+    except OfflineError:
+        chosen = float("inf")
     try:
         return Candidate(sizes, kernels, times.seconds(changed), chosen)
     except OfflineError as error:
