@@ -65,6 +65,14 @@ def flipped_sums(x, y, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def casts(x, y, z, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    b = tl.where(o == 3, float("nan"), tl.load(x + o))
+    tl.store(y + o, b.to(tl.int8))
+    tl.store(z + o, b.to(tl.int32))
+
+
+@triton.jit
 def turned(x, y):
     b = tl.reshape(tl.load(x + tl.arange(0, 256)), (4, 16, 4))
     tl.store(y + tl.arange(0, 256), tl.ravel(tl.permute(b, (2, 0, 1))))
@@ -143,6 +151,10 @@ RIGHT = {
     "sort": (f"{TABLE} M=4 N=32 DOWN=True", ["y=x.sort(1, descending=True)[0]"]),
     "flip": (f"{LINE} BLOCK=64", ["y=x.flip(0)"]),
     "flipped_sums": (f"{LINE} BLOCK=64", ["y=x.cumsum(0).flip(0)"]),
+    "casts": (
+        "x=fp32:64:-9..9 y=i8:64 z=i32:64 BLOCK=64",
+        [f"{each}=torch.where(torch.arange(64) == 3, 0, x.trunc().long())" for each in "yz"],
+    ),
     "turned": ("x=fp32:256 y=fp32:256", ["y=x.view(4, 16, 4).permute(2, 0, 1).flatten()"]),
     "read_again": ("x=i32:64:999 y=i32:64:zeros z=i32:64 u=i32:64:zeros BLOCK=64", ["y=x", "z=x+1", "u=x"]),
     "extremes": (

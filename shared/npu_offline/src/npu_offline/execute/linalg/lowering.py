@@ -27,6 +27,7 @@ from ...module.mlir import make, name_of, parse, parse_attribute, property_of, s
 from ...toolchain.compilers import tool
 from ...toolchain.opt import opt
 from ..c_compiler import has_c_function, host_triple
+from .casts import define_casts
 from .instrument import instrument
 from .library import PRINTING, write_out
 from .memory import keep_tensors_whose_memory_is_read
@@ -115,6 +116,7 @@ def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
     kernel.properties["sym_name"] = StringAttr(_KERNEL)
     write_out(module, program, prints=not wide_sums)
     _prepare(module)
+    define_casts(module)
     keep_tensors_whose_memory_is_read(module)
     if wide_sums:
         widen_sums(module)
