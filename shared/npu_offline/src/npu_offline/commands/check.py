@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,9 +70,8 @@ def _run(options: argparse.Namespace) -> int:
         console.print(f"{_level(call)}, {call.label}: not executed: {call.problem}", markup=False)
     for label, problem in refused.items():
         console.print(f"{label}: refused: {problem}", markup=False)
-    for result in failures:
-        if result.report is None:
-            console.print(f"{result.job.kernel} {result.job.soc} {result.job.toolchain}: {result.problem}", markup=False)
+    for line in _refusals(failures):
+        console.print(line, markup=False)
     vector_functions = sorted({result.job.soc for result in results if toolchains.is_a5(result.job.soc)})
     if vector_functions and not options.compile_only:
         what = f"the emulation has no vector functions of {', '.join(vector_functions)}"
@@ -85,6 +84,18 @@ def _run(options: argparse.Namespace) -> int:
             console.print(line, markup=False)
     wrong_modules = any(call.unfit for call in partial)
     return 1 if failures or wrong or wrong_modules else 2 if refused or any(call.toolchain for call in partial) else 0
+
+
+def _refusals(failures: Sequence[check.Result]) -> Iterator[str]:
+    """Why compilers refused kernels: once for all chips of which they say the same."""
+    alike: dict[tuple[str, str, str], list[check.Result]] = {}
+    for result in failures:
+        if result.report is None:
+            said = result.problem.replace(result.job.soc, "")
+            alike.setdefault((result.job.kernel, result.job.toolchain, said), []).append(result)
+    for (kernel, toolchain, _), (first, *others) in alike.items():
+        more = f" and {len(others)} other chips" if others else ""
+        yield f"{kernel} {first.job.soc}{more} {toolchain}: {first.problem}"
 
 
 def _level(call: Executed) -> str:

@@ -26,6 +26,9 @@ _NOTHING = """nothing can be tuned: no kernel of these calls asks npu_tiling.fit
     yield "1024 rows", lambda BLOCK: my_operator(x, BLOCK), {"BLOCK": (1024, 512, 2048)}  # the first is what you use now"""
 
 
+_BEST = 3  # candidates that are shown
+
+
 def add_parser(commands: Subparsers) -> None:
     """Add `tune` to the command line."""
     parser = commands.add_parser("tune", help="rank other tiles than a package's tiling chose by predicted time")
@@ -52,6 +55,9 @@ def _run(options: argparse.Namespace) -> int:
     slow = [tuned for tuned in found if tuned.best is not None and tuned.best.gain > MARGIN]
     for tuned in found:
         console.print(_verdict(tuned), markup=False)
+    left = 0 if options.all else sum(max(0, len(tuned.candidates) - _BEST) for tuned in found)
+    if left:
+        console.print(f"{left} more candidates: --all", markup=False)
     if options.json:
         options.json.write_text(json.dumps([_as_json(tuned) for tuned in found], indent=1))
     return 1 if slow else 0
@@ -63,13 +69,13 @@ def _verdict(tuned: Tuned) -> str:
         return f"{tuned.label}: no candidate is faster than {chosen} (in use)"
     if isinf(best.chosen):
         return f"{tuned.label}: {_sizes(best.sizes)} is the fastest that fits; {chosen} (in use) does not fit"
-    return f"{tuned.label}: {_sizes(best.sizes)} is {best.gain:.0%} faster than {chosen} (in use)"
+    return f"{tuned.label}: {_sizes(best.sizes)} takes {best.gain:.0%} less time than {chosen} (in use)"
 
 
 def _table(found: Sequence[Tuned], title: str, *, everything: bool) -> Table:
     table = Table("call", "chosen", "candidate", "kernels", "chosen µs", "candidate µs", "gain", title=title)
     for tuned in found:
-        for candidate in tuned.candidates if everything else tuned.candidates[:3]:
+        for candidate in tuned.candidates if everything else tuned.candidates[:_BEST]:
             table.add_row(tuned.label, _sizes(dict(tuned.site.chosen)), *_cells(candidate))
     return table
 
