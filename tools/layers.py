@@ -68,7 +68,8 @@ FOLDERS = {
         "backend | launcher",
         "final | linalg",
         "loading",
-        "faults | idle | native | races | settings | source_lines | storage",
+        "faults | idle | native | races | settings | storage",
+        "source_lines",
         "c_compiler",
     ),
     "npu_offline.bounds": (

@@ -103,7 +103,7 @@ def test_an_id_outside_the_vocabulary(device):
     x, weight, ids = (tensors[name].to(device.torch) for name in ("x", "weight", "ids"))
     ids[1, 1, 2] = 123
     if device.name == "cpu":
-        with pytest.raises(IndexError, match=r"ids\[8, 2\] is 123 and must be from 0 to 122, or ignore_index, -100"):
+        with pytest.raises(IndexError, match=r"ids\[1, 1, 2\] is 123 and must be from 0 to 122, or ignore_index, -100"):
             linear_log_probs(x, weight, ids=ids)
         return
     found = linear_log_probs(x.requires_grad_(), weight, ids=ids).ids_log_probs
