@@ -136,7 +136,7 @@ def test_each_configuration_of_an_autotuned_kernel_is_run_and_ranked(file, capsy
     assert said.count("as expected") == 2
     assert status == 0
     status, said = run(capsys, "tune", f"{file()}::double", *given, *NEWEST)
-    assert "double: BLOCK=512 is" in said
+    assert "double: BLOCK=512 takes" in said
     assert status == 1
 
 
