@@ -1,6 +1,6 @@
 """RMSNorm's formulas as device helpers, each once.
 
-Kernels of Ascend and of CUDA differ in how they hold rows; rows.py of each chip rounds y, dx and dgate where it stores them.
+Kernels of Ascend and of CUDA differ in how they hold rows; y, dx and dgate are rounded where they are stored.
 
     rstd = 1 / sqrt(mean(x^2) + eps)        n = x rstd        z = n (offset + w) + b        y = z
     g = dy (offset + w)                     dx = rstd (g - n mean(g n))        dw, db = sums over rows of dy n and of dy

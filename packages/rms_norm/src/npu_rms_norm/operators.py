@@ -1,6 +1,6 @@
 """The operators registered with PyTorch, in its namespace `npu_rms_norm`, and their autograd.
 
-`rms_norm` is the forward of every public function, `rms_norm_backward` its backward, and `rms_norm_backward_` the same with
+`rms_norm` is the forward of rows of any kind, `rms_norm_backward` its backward, and `rms_norm_backward_` the same with
 x's gradient written to that of y. Kernels run on accelerators (launch), the definition on a CPU (cpu.py). A result that is
 not asked for is None.
 """

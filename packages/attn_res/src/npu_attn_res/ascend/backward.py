@@ -2,8 +2,8 @@
 
 e_i - delta cancels when the softmax is peaked, so delta must be accurate in fp32. Computed from an h that was rounded to
 bf16 it would be off by about 2^-9 |dh| |h|, which dv_i multiplies by |g|. So a first sweep over a token's blocks sums delta
-in fp32, and a second sweep, which finds the blocks in the cache (L2), computes the gradients. The forward keeps nothing but
-the scores. Where h was not rounded (fp32), delta is <dh, h> and there is one sweep.
+in fp32, and a second sweep, which finds the blocks in the cache (L2), computes the gradients. The forward keeps
+scores, rstd and lse. Where h was not rounded (fp32), delta is <dh, h> and there is one sweep.
 
 lse is rounded: of scores in the hundreds exp(s - lse) sums to 1 + 1e-5. As a factor of all alpha_i that is as small as the
 scores' own rounding, in delta alone it would not cancel against e_i. So delta is divided by the sum of its weights.
