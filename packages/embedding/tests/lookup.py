@@ -14,6 +14,7 @@ from torch import Tensor
 
 ALL_WAYS = cuda.WAYS
 KINDS = ["uniform", "zipf", "equal", "distinct"]  # of indices, see `draw`
+ROWS = 40  # of a small table
 
 
 @dataclass
@@ -116,3 +117,11 @@ def check_gradient(actual: Tensor, dweight: Tensor, added: Tensor, n: int) -> No
     excess = (actual.double() - dweight).abs() - 1.01 * (sums + rounding)
     assert ((excess <= 0) | past).all(), f"off by {excess[~past].max():.3g} more than is allowed"
     assert torch.equal(actual[(added == 0).all(-1)], torch.zeros_like(actual[(added == 0).all(-1)]))
+
+
+def small_table(n, width, dtype=torch.float32, seed=0):
+    """Indices [n], a table [ROWS, width] and weights [n]."""
+    generator = torch.Generator().manual_seed(seed)
+    indices = draw("zipf", n, ROWS, generator)
+    weight = torch.randn(ROWS, width, generator=generator).to(dtype)
+    return indices, weight, torch.randn(n, generator=generator).to(dtype)

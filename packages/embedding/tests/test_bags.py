@@ -1,21 +1,12 @@
-"""Several ids a result, scaled rows and rows of 8 bits, against their definition in fp64 and PyTorch's own functions."""
+"""Several ids a result, against their definition in fp64 and PyTorch's own functions."""
 
 import pytest
 import torch
-from lookup import check_gradient, draw, leaf
+from lookup import ROWS, check_gradient, leaf, small_table
 from npu_embedding import EmbeddingBag, embedding, embedding_bag
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 OPS = torch.ops.npu_embedding
-ROWS = 40
-
-
-def make(n, width, dtype=torch.float32, seed=0):
-    """Indices [n], a table [ROWS, width] and weights [n]."""
-    generator = torch.Generator().manual_seed(seed)
-    indices = draw("zipf", n, ROWS, generator)
-    weight = torch.randn(ROWS, width, generator=generator).to(dtype)
-    return indices, weight, torch.randn(n, generator=generator).to(dtype)
 
 
 def expected(indices, weight, bags, mode, samples=None, padding_idx=None):
@@ -68,7 +59,7 @@ OFFSETS = [0, 0, 3, 4, 30, 30, 59, 61]  # empty bags, short ones, long ones
 )
 def test_call_forms_of_embedding_bag(device, width, dtype, options, weighted):
     """Bags of equal length, and between offsets, with or without the last one; 32-bit indices and offsets too."""
-    indices, weight, samples = make(60, width, dtype)
+    indices, weight, samples = small_table(60, width, dtype)
     samples = samples if weighted else None
     compare(device, indices, weight, samples, torch.arange(60) // 5, (3, 4, 5), **options)
     ends = torch.tensor(OFFSETS[:-1])
@@ -80,7 +71,7 @@ def test_call_forms_of_embedding_bag(device, width, dtype, options, weighted):
 
 
 def test_positions_after_the_last_bag_count_nowhere(device):
-    indices, weight, samples = (each.to(device.torch) for each in make(10, 64))
+    indices, weight, samples = (each.to(device.torch) for each in small_table(10, 64))
     table, weights = leaf(weight, device.torch), leaf(samples, device.torch)
     ends = torch.tensor([0, 4, 7], device=device.torch)
     out = embedding_bag(indices, table, ends, mode="sum", per_sample_weights=weights, include_last_offset=True)
@@ -104,7 +95,7 @@ def test_packed_tables(device, mode, options):
     """Tables one after the other, of which each id of a bag has one."""
     ids = torch.randint(0, 10, (7, 3), generator=torch.Generator().manual_seed(0))
     firsts = torch.tensor([0, 12, 30])
-    weight = make(1, 32)[1]
+    weight = small_table(1, 32)[1]
     ours, theirs = leaf(weight, device.torch), leaf(weight, "cpu")
     out = embedding_bag(
         ids.to(device.torch), ours, table_offsets=firsts.to(device.torch), mode=mode, padding_idx=13, **options
@@ -125,80 +116,9 @@ def test_packed_tables(device, mode, options):
     assert torch.allclose(*dense, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_scaled_rows_are_those_of_gemma(device, dtype):
-    """Equal in bits to the rows times a scale that is rounded to the table's dtype. The gradient sums rounded rows."""
-    indices, weight, _ = make(30, 72, dtype)
-    scale = torch.tensor(72**0.5).to(dtype)
-    ours, theirs = leaf(weight, device.torch), leaf(weight, "cpu")
-    out = embedding(indices.to(device.torch), ours, multiplier=float(scale))
-    exact = theirs[indices] * scale
-    assert torch.equal(out.cpu(), exact)
-    dy = torch.randn(exact.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    (gradient,) = torch.autograd.grad(out, ours, dy.to(device.torch))
-    rows = (dy * scale).double()
-    summed, size = (torch.zeros(ROWS, 72).double().index_add(0, indices, each) for each in (rows, rows.abs()))
-    check_gradient(gradient.cpu(), summed, size, 30)
-
-
-@pytest.mark.parametrize(("width", "dtype"), [(64, torch.bfloat16), (37, torch.float32)])
-def test_normalised_rows(device, width, dtype):
-    """Scaled, then an RMSNorm without a weight: against fp64. Rows that are moved as tiles, and one by one."""
-    indices, weight, _ = make(90, width, dtype)
-    ours, exact = leaf(weight, device.torch), weight.double().requires_grad_()
-    out = embedding(indices.to(device.torch), ours, 3, multiplier=2.0, rms_norm_eps=1e-3)
-    rows = torch.nn.functional.rms_norm(2 * torch.nn.functional.embedding(indices, exact, 3), (width,), eps=1e-3)
-    tolerance = 2 * torch.finfo(dtype).eps
-    assert torch.allclose(out.cpu().double(), rows, rtol=tolerance, atol=1e-5)
-    dy = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    (gradient,), (expected,) = (
-        torch.autograd.grad(out, ours, dy.to(device.torch)),
-        torch.autograd.grad(rows, exact, dy.double()),
-    )
-    assert torch.allclose(gradient.cpu().double(), expected, rtol=4 * tolerance, atol=8 * tolerance)
-    shards = [
-        embedding(
-            indices.to(device.torch), weight[first:last].to(device.torch), vocab_range=(first, last), num_embeddings=ROWS,
-            multiplier=2.0, rms_norm_eps=1e-3,
-        )
-        for first, last in ((0, 13), (13, ROWS))
-    ]  # fmt: skip
-    assert torch.equal(sum(shards), out)
-
-
-def test_scaled_rows_of_a_shard(device):
-    indices, weight, _ = make(30, 64)
-    parts = [
-        embedding(
-            indices.to(device.torch), weight[first:last].to(device.torch), vocab_range=(first, last), num_embeddings=ROWS,
-            multiplier=2.0,
-        )
-        for first, last in ((0, 13), (13, 13), (13, ROWS))
-    ]  # fmt: skip
-    assert torch.equal(sum(parts).cpu(), 2 * weight[indices])
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [(torch.int8, torch.float32), (torch.float8_e4m3fn, torch.bfloat16), (torch.float8_e5m2, torch.float32)],
-)
-def test_rows_of_8_bits(device, kind, dtype):
-    """Every number that 8 bits have, decoded and scaled in one launch, alone and in bags; int32 and int64 indices."""
-    numbers = torch.arange(256).to(torch.uint8).view(torch.int8).view(kind)
-    table = torch.stack([numbers.view(torch.int8).roll(i) for i in range(6)]).view(kind)[:, :250]
-    scales, indices = torch.tensor([1.0, 0.5, 3, 1e-3, 7, 100]), torch.tensor([[5, 0, 2], [1, 1, 3]])
-    exact = table.float()[indices.view(-1)].view(2, 3, 250) * scales[indices].unsqueeze(-1)
-    ours = [each.to(device.torch) for each in (indices.int(), table.view(torch.int8), scales)]
-    ours[1] = ours[1].view(kind)  # torch_npu copies no 8-bit floats over the stand-in of CANN
-    out = embedding(*ours[:2], row_scales=ours[2], dtype=dtype).cpu()
-    assert torch.equal(out.isnan(), exact.isnan()) and torch.equal(out.nan_to_num(3), exact.to(dtype).nan_to_num(3))
-    bags = embedding_bag(ours[0].long(), *ours[1:2], mode="sum", row_scales=ours[2], dtype=dtype).cpu()
-    tolerance = torch.finfo(dtype).eps
-    assert torch.allclose(bags.float(), exact.sum(1), rtol=tolerance, atol=1e-5, equal_nan=True)
-
-
 def test_index_outside_the_table(device):
-    indices, weight = torch.tensor([[3, 2], [1, 40], [-1, 2], [0, 2**40]]).to(device.torch), make(1, 64)[1].to(device.torch)
+    indices = torch.tensor([[3, 2], [1, 40], [-1, 2], [0, 2**40]]).to(device.torch)
+    weight = small_table(1, 64)[1].to(device.torch)
     if device.name == "cpu":
         with pytest.raises(IndexError, match="is 40 and must be from 0 to 39"):
             embedding_bag(indices, weight)
@@ -229,7 +149,7 @@ BAD_ROWS = {  # arguments after the table of 40 rows, and what is said of the in
 def test_an_index_outside_the_table_is_named_by_its_place(what):
     (indices,), options, message = BAD_ROWS[what]
     with pytest.raises(IndexError, match=message):
-        embedding_bag(indices, make(1, 64)[1], **options)
+        embedding_bag(indices, small_table(1, 64)[1], **options)
 
 
 def test_a_mode_without_kernel_is_refused_where_the_module_is_made():
@@ -264,13 +184,13 @@ def test_columns_of_a_packed_table_are_read_in_place(device, monkeypatch):
 
 
 def test_same_bits_every_time(device):
-    indices, weight, samples = make(300, 64)
+    indices, weight, samples = small_table(300, 64)
     run = lambda: compare(device, indices, weight, samples, torch.arange(300) // 3, (100, 3), mode="sum")  # noqa: E731
     assert torch.equal(run(), run())
 
 
 def test_operators_are_registered_properly(device, npu_opcheck):
-    indices, weight, samples = (each.to(device.torch) for each in make(12, 64))
+    indices, weight, samples = (each.to(device.torch) for each in small_table(12, 64))
     ends = torch.tensor([0, 5, 5], device=device.torch)
     options = (3, False, 1.0, None, torch.float32, -1, True, False, False, 0, ROWS)
     npu_opcheck(
@@ -281,7 +201,7 @@ def test_operators_are_registered_properly(device, npu_opcheck):
 
 
 def test_compiles_to_one_graph(device):
-    indices, weight, _ = (each.to(device.torch) for each in make(12, 64))
+    indices, weight, _ = (each.to(device.torch) for each in small_table(12, 64))
     layer = lambda w: torch.sin(embedding_bag(indices.view(4, 3), w) + embedding(indices[:4], w, multiplier=3.0)).sum()  # noqa: E731
     gradients = []
     for function in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):

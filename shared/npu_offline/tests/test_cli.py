@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from npu_offline import check
 from npu_offline.cli import main
+from npu_offline.commands.check import _refusals
 from npu_offline.toolchain import compilers as toolchains
 
 CALLS = """
@@ -169,3 +171,15 @@ exec {toolchains.tool("1.2.0", "bishengir-compile")} "$@"
 def test_a_compiler_of_the_users_own_that_is_a_known_build_is_said_to_be_it():
     known = toolchains.tool("1.1.0", "bishengir-compile")
     assert toolchains.describe(toolchains.adopt(known)).endswith("the same build as 1.1.0")
+
+
+def test_what_a_compiler_says_of_many_chips_is_said_once():
+    said = {"Ascend910B1": "no", "Ascend910B2": "no", "Ascend910B3": "never"}
+    failures = [
+        check.Result(check.Job("k", "", "", "", (), soc, "1.0.0"), None, f"cannot compile k for {soc}: {why}")
+        for soc, why in said.items()
+    ]
+    assert list(_refusals(failures)) == [
+        "k Ascend910B1 and 1 more 1.0.0: cannot compile k for Ascend910B1: no",
+        "k Ascend910B3 1.0.0: cannot compile k for Ascend910B3: never",
+    ]

@@ -105,7 +105,7 @@ def test_a_refused_kernel_is_listed_where_the_program_goes_on_without_it(run):
     status, said = run("npu", "caught", "0")
     assert "equal True" in said
     assert "assembly 0 0 tl.inline_asm_elementwise has assembly of another chip" in said
-    assert "2 launches, 0 with findings, from Linalg IR, 1 kernels without a launch" in said
+    assert "2 launches, 0 with findings, from Linalg IR; kernels that did not launch: 1" in said
     assert status == 2
 
 

@@ -121,7 +121,7 @@ def begin(way: Callable[..., _Way], task: Task, inputs: Any, options: EachOption
 
 
 def check_columns_early(name: str, target: Tensor, options: EachOptions) -> None:
-    """`check_columns` where no operator does, if the columns can be read: on a CPU, and not while a graph is made."""
+    """`check_columns` of an argument as it was given, if it can be read: on a CPU, and not while a graph is made."""
     if can_bypass_dispatcher((target,)) and device_for(target.device) is None:
         check_columns(name, target, options)
 

@@ -1,7 +1,7 @@
 """Operators whose result is a loss, and their autograd.
 
 If the loss is one number, and neither an entropy nor a `weight_grad` is asked for, the forward computes the gradients: they
-are known but for a factor, by which the backward multiplies them. In other cases another operator computes them there.
+are known but for a factor, by which the backward multiplies them. Otherwise another operator computes them, in the backward.
 """
 
 from __future__ import annotations

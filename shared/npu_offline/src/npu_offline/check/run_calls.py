@@ -71,15 +71,15 @@ class Outcome:
 
 
 def run_levels(label: str, call: Callable[[], object], soc: str, levels: Sequence[str]) -> Iterator[Outcome]:
-    """Run a call once at each level, as `run_whole` does; a call that does not end at one level is run at no other."""
-    endless = False
-    for level in levels:
-        if endless:
+    """Run a call once at each level, as `run_whole` does; one that does not end at the first, Linalg IR, at no other."""
+    first, *others = levels
+    outcome = run_whole(label, call, soc, first)
+    yield outcome
+    for level in others:
+        if outcome.endless:
             yield Outcome(label, level, (), problem="not run: a loop does not end from Linalg IR", refused=True)
-            continue
-        outcome = run_whole(label, call, soc, level)
-        endless = outcome.endless
-        yield outcome
+        else:
+            yield run_whole(label, call, soc, level)
 
 
 def run_whole(label: str, call: Callable[[], object], soc: str, level: str) -> Outcome:

@@ -94,7 +94,7 @@ def _refusals(failures: Sequence[check.Result]) -> Iterator[str]:
             said = result.problem.replace(result.job.soc, "")
             alike.setdefault((result.job.kernel, result.job.toolchain, said), []).append(result)
     for (kernel, toolchain, _), (first, *others) in alike.items():
-        more = f" and {len(others)} other chips" if others else ""
+        more = f" and {len(others)} more" if others else ""
         yield f"{kernel} {first.job.soc}{more} {toolchain}: {first.problem}"
 
 

@@ -39,7 +39,7 @@ def run_script(options: argparse.Namespace) -> int:
     if status:
         console.print(f"the program's exit status is {status}", markup=False)
     where = f"final modules of {options.toolchain[0]}" if options.toolchain else "Linalg IR"
-    no_launch = f", {len(refused)} kernels without a launch" if refused else ""
+    no_launch = f"; kernels that did not launch: {len(refused)}" if refused else ""
     console.print(f"{len(emulation.launches)} launches, {found} with findings, from {where}{no_launch}", markup=False)
     if found or status or (problem and not is_refused):
         return 1

@@ -59,11 +59,10 @@ def fault_of(
     if code == _OUT_OF_MEMORY or fault.reason == _OUT_OF_MEMORY:
         return OfflineError(f"{where}: the host has no memory for the kernel's tiles")
     if fault.reason == _ENDLESS:
-        swaps = "; tl.atomic_cas returns the new value, so that a lock that it takes is never free: compiler fault 16"
-        return EndlessLoopError(
-            f"{where}: stopped after {seconds} s of processor time: a loop does not end, or waits for another program"
-            + swaps * source.swaps()
-        )
+        why = "a loop does not end, or waits for another program"
+        if source.swaps():
+            why += "; tl.atomic_cas returns the new value, so that a lock that it takes is never free: compiler fault 16"
+        return EndlessLoopError(f"{where}: stopped after {seconds} s of processor time: {why}")
     what = f"{_ACCESSES[fault.access]} of {fault.size} bytes"
     if fault.argument < RESERVED:
         return OutOfBoundsError(f"{where}: {what} at address {fault.address:#x}, which is in no argument's storage")
@@ -73,9 +72,10 @@ def fault_of(
     named = f" ({lines})" if lines else ""
     if fault.reason != _RACE:
         low, high = ranges[2 * fault.argument : 2 * fault.argument + 2]
-        masked = "; its mask is wrong, or one that triton-ascend does not keep: compiler fault 10"
         outside = f"{where}: {what} {place}, outside its storage of {high - low} bytes{named}"
-        return OutOfBoundsError(outside + masked * source.has_mask(pointers[position], fault.access))
+        if source.has_mask(pointers[position], fault.access):
+            outside += "; its mask is wrong, or one that triton-ascend does not keep: compiler fault 10"
+        return OutOfBoundsError(outside)
     aliases = [
         name
         for i, name in enumerate(pointers)
