@@ -1,6 +1,5 @@
 """What the Ascend compilers make of the kernels, and how many bytes they move: no chip, and no time, involved."""
 
-import contextlib
 from pathlib import Path
 
 import formula
@@ -11,7 +10,6 @@ import torch
 from npu_offline.check import load_calls
 from npu_rms_norm import (
     add_rms_norm,
-    add_rms_norm_dynamic_quant,
     gated_rms_norm,
     launch,
     qk_operators,
@@ -22,8 +20,6 @@ from npu_rms_norm.ascend.tiling.choice import AscendTiling
 from npu_rms_norm.ascend.tiling.policies import POLICIES
 from npu_rms_norm.launch.plan import KERNELS
 from npu_rms_norm.shape import Rounding, Shape
-from npu_tiling.device.partials import sum_partials_kernel
-from npu_tiling.launching.partials import choose_sum
 
 from testing.memory import guarded
 
@@ -223,69 +219,3 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
         y, *_ = formula.run(case, rms_norm, "cpu")
     formula.assert_close(y, formula.exact(case)[0], roundings=2, length=2048)
     assert refused
-
-
-@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
-@pytest.mark.parametrize("casting_mode", ["llama", "gemma", "none"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-def test_final_modules_round_where_the_mode_says(dtype, casting_mode, toolchain):
-    """To the bit: CANN 8.5's compiler leaves a cast out that is cast back at once."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randint(-9, 10, (50, 1024), generator=generator).to(dtype)  # sums of squares are exact in any order
-    weight = torch.randn(1024, generator=generator).to(dtype)
-    with npu_offline.emulate("Ascend910B4", toolchain=toolchain, final=True):
-        y = rms_norm(x, weight, 0.0, casting_mode=casting_mode)
-    rstd = 1.0 / x.float().square().mean(-1, keepdim=True).sqrt()
-    if casting_mode == "none":
-        rstd = rstd.to(dtype).float()
-    normalised = x.float() * rstd
-    if casting_mode != "gemma":
-        normalised = normalised.to(dtype).float()
-    assert torch.equal(y, (normalised * weight.float()).to(dtype))
-
-
-@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
-@pytest.mark.parametrize(("norm_before_gate", "heads"), [(True, ()), (False, ()), (False, (3,))])
-def test_final_modules_gate(norm_before_gate, heads, toolchain):
-    """To 1 % of the largest element, where the definition rounds to bf16."""
-    torch.manual_seed(0)
-    inputs, dy = (
-        [torch.randn(90, *heads, 128).bfloat16() for _ in range(2)] + [torch.rand(*heads, 128).bfloat16() + 0.5] * 2,
-        torch.randn(90, *heads, 128),
-    )
-    results = []
-    for place in (npu_offline.emulate("Ascend910B4", toolchain=toolchain, final=True), contextlib.nullcontext()):
-        leaves = [each.clone().requires_grad_() for each in inputs]
-        with place:
-            y = gated_rms_norm(*leaves[:3], bias=leaves[3], norm_before_gate=norm_before_gate)
-            results.append((y, *torch.autograd.grad(y, leaves, dy.bfloat16())))
-    for found, expected in zip(*results, strict=True):
-        assert (found.float() - expected.float()).abs().max() <= 0.01 * expected.float().abs().max()
-
-
-@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
-@pytest.mark.parametrize("width", [128, 20000])
-def test_final_modules_quantise(width, toolchain):
-    torch.manual_seed(0)
-    x, residual, weight = torch.randn(41, width), torch.randn(41, width), torch.rand(width) + 0.5
-    x[7, 3], x[40, 99] = float("nan"), float("inf")
-    with npu_offline.emulate("Ascend910B4", toolchain=toolchain, final=True):
-        found = add_rms_norm_dynamic_quant(x, residual, weight)
-    expected = add_rms_norm_dynamic_quant(x, residual, weight)
-    assert torch.allclose(found.residual, expected.residual, rtol=0, atol=0, equal_nan=True)
-    assert torch.allclose(found.scale, expected.scale, rtol=1e-6, equal_nan=True)
-    assert (found.y.int() - expected.y.int()).abs().max() <= 1  # a half may fall either way
-    assert (found.y != expected.y).float().mean() < 1e-3
-
-
-@pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])
-def test_partial_sums_in_tiles_of_one_row_are_added_in_order(toolchain):
-    """An fp32 weight of 70000 elements: CANN 9.0 and 9.1 leave out a barrier where such a sum has two buffers."""
-    width, n_partials, soc = 70000, 2, "Ascend910B4"
-    tiling = choose_sum(width, npu_tiling.soc(soc))
-    assert tiling.rows == 1
-    partials, dw = torch.randn(n_partials, width), torch.full((width,), float("nan"))
-    with npu_offline.emulate(soc, toolchain=toolchain, checks=True, distinct=True):
-        sum_partials_kernel[(tiling.grid,)](partials, dw, n_partials, **tiling.constants, **tiling.options)
-    first = slice(0, tiling.columns)  # of the programs that run
-    assert torch.allclose(dw[first], partials.sum(0)[first], rtol=1e-6, atol=1e-6)
