@@ -19,7 +19,7 @@ SCRIPT = """
     from npu_bench import Benchmark, Case, Stage, Sweep
 
     def inputs(case, device):
-        return {"x": torch.randn(case["n"], 8, device=device, requires_grad=True)}
+        return {"x": torch.randn(case["n"], 8, device=device, requires_grad=case["n"] != 3)}
 
     def ours(case, device):
         return launches
@@ -30,7 +30,7 @@ SCRIPT = """
     BENCHMARK = Benchmark(
         name="toy",
         distribution="toy-op",
-        cases=[Case("tiny", {"n": 2}), Case("small", {"n": 16}), Case("huge", {"n": 2**24})],
+        cases=[Case("tiny", {"n": 2}), Case("small", {"n": 16}), Case("huge", {"n": 2**24}), Case("constant", {"n": 3})],
         inputs=inputs,
         providers={"ours": ours, "peer": lambda c, d: torch.sin, "wrong": lambda c, d: torch.cos},
         reference=torch.sin,
@@ -92,6 +92,11 @@ def test_run_writes_records_markdown_and_plot(repository, capsys):
     assert f"1.2.3+{revision} -> 1.2.3+{revision}.second" in capsys.readouterr().out
 
 
+def test_a_case_without_a_gradient_is_no_failure(repository, capsys):
+    assert bench("--cases", "constant", "--modes", "forward,backward", "--providers", "ours") == 0
+    assert "nothing in this case has a gradient" in " ".join(capsys.readouterr().out.split())
+
+
 def test_records_that_no_commit_can_be_repeated_from_are_refused(repository, capsys):
     """Before anything is measured; other outputs than records are written."""
     path = repository / "h.json"
@@ -131,7 +136,7 @@ def test_exit_code_tells_that_ours_is_wrong(repository):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["toy", "--device", "cpu", "--cases", "tiny,none"], "cases has none and must be among tiny, small, huge"),
+        (["toy", "--device", "cpu", "--cases", "tiny,none"], "cases has none and must be among tiny, small, huge, constant"),
         (["toy", "--device", "cpu", "--modes", "sideways"], "modes has sideways"),
         (["toy", "--device", "cpu", "--providers", "nobody"], "providers has nobody"),
         (["toy", "--device", "cpu", "--sweep", "colour"], "must be one of tokens"),

@@ -22,7 +22,7 @@ from .plots import plot, require_matplotlib
 from .progress import progress_bar
 from .records import append, records_of
 from .report import document, header, notes, tables_of
-from .runner import LEFT_OUT, Run, run, steps
+from .runner import LEFT_OUT, NO_GRADIENT, Run, run, steps
 from .stages import stage_table
 from .tables import Table, markdown, show
 from .traffic import measure_traffic, small_cases, traffic_table
@@ -86,7 +86,7 @@ def _bench(arguments: Sequence[str]) -> int:
     if options.json:
         append(options.json, records_of(result))
     _report(result, options)
-    ours = (row for row in result.rows if row.provider == benchmark.ours and row.verdict != LEFT_OUT)
+    ours = (row for row in result.rows if row.provider == benchmark.ours and row.verdict not in (LEFT_OUT, NO_GRADIENT))
     return int(any(not row.right for row in ours))
 
 

@@ -26,6 +26,7 @@ from .timing import Quantiles, device_times, host_times, peak_memory, wall_times
 SEED = 20
 _WITH_GRADIENTS = ("backward", "full", "graph")
 LEFT_OUT = "left out: the time for this case was over"
+NO_GRADIENT = "unavailable: nothing in this case has a gradient"
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def _run_case(
             rows += [Row(case, mode, name, LEFT_OUT) for name in providers]
             continue
         if mode in _WITH_GRADIENTS and not differentiated(inputs):
-            rows += [Row(case, mode, name, "unavailable: nothing in this case has a gradient") for name in providers]
+            rows += [Row(case, mode, name, NO_GRADIENT) for name in providers]
             continue
         verdicts, measured = (
             _measure_graphs(device, subject, budget_s) if mode == "graph" else _measure(device, mode, subject, budget_s)
