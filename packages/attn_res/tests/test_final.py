@@ -39,11 +39,15 @@ def test_results_are_those_of_the_formula(name):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "width", "bank"),
-    [(41, 1000, torch.bfloat16), (5, 7168, torch.bfloat16), (13, 2048, torch.float32)],
-    ids=["rows that share a tile", "a row a tile", "fp32 bank"],
+    ("tokens", "width", "bank", "counted"),
+    [
+        (41, 1000, torch.bfloat16, False),
+        (41, 1000, torch.bfloat16, True),
+        (5, 7168, torch.bfloat16, False),
+        (13, 2048, torch.float32, True),
+    ],
+    ids=["rows that share a tile", "the same, counted on the device", "a row a tile", "fp32 bank, counted on the device"],
 )
-@pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])
 def test_a_bank_gives_the_results_of_the_formula(tokens, width, bank, counted):
     n_blocks = 2
     given = banks.tensors(PLACE, tokens, 4, n_blocks, width, bank)

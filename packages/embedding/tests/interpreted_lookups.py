@@ -38,6 +38,7 @@ CASES = {
     "one row of dy": lookup.make(70, 9, 130),
 }
 AGAIN = ("as many, equal", "few, by frequency", "outside")  # are looked up twice: equal bits
+SPARSE = ("zipf", "padding", "outside", "few")  # have a sparse gradient too
 UNSCALED = ("as many, equal", "one row of dy")
 NGRAMS = {
     "n-grams": ngrams.make((3, 41), 100, torch.float32, history=True, ngram_size=4),
@@ -144,7 +145,8 @@ def main() -> None:
                 assert name not in AGAIN or torch.equal(gradient(case), gradients[way]), name
             lookup.check_gradient(gradients[way], dweight, added, case.indices.numel())
         assert torch.equal(gradients[Way.RANKED], gradients[Way.SORTED]), name
-        lookup.check_gradient(gradient(case, sparse=True).to_dense(), dweight, added, case.indices.numel())
+        if name in SPARSE:
+            lookup.check_gradient(gradient(case, sparse=True).to_dense(), dweight, added, case.indices.numel())
         print("right:", name, flush=True)
 
 
