@@ -28,7 +28,7 @@ class Difference:
         error: the largest absolute difference; NaN where an element was not written, or only one of both is NaN.
         wrong: elements that differ by more than the tolerance.
         of: all elements.
-        first: the first such element and what it is, and must be.
+        first: the first such element, what it is and must be, and how much it may differ.
     """
 
     name: str
@@ -194,7 +194,8 @@ def _difference(name: str, got: Tensor, wanted: Tensor, rtol: float | None, atol
     first = ""
     if not good.all():
         at = tuple((~good).nonzero()[0].tolist())
-        first = f"{name}[{', '.join(map(str, at))}] is {got[at].item():.6g}, must be {wanted[at].item():.6g}"
+        within = absolute + relative * abs(wanted[at].item())
+        first = f"{name}[{', '.join(map(str, at))}] is {got[at].item():.6g}, must be {wanted[at].item():.6g} within {within:.2g}"
     return Difference(name, float(error.max()) if error.numel() else 0.0, int((~good).sum()), got.numel(), first)
 
 
