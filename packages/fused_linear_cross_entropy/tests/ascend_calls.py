@@ -51,6 +51,7 @@ DISTILLATIONS: dict[str, dict[str, Any]] = {
     "Jensen-Shannon": {"divergence": "jensen_shannon"},
     "total variation": {"divergence": "total_variation"},
     "loss alone": {"grad": False},
+    "reverse, labels": {"divergence": "reverse_kl", "hard_weight": 0.5, "temperature": 2.0},
     "everything": {"divergence": "jensen_shannon", "hard_weight": 0.5, "temperature": 2.0, "softcap": 30.0, "capped": True},
 }
 # A call for each kind of tile: what lint at each commit and quick reports look at.
@@ -78,6 +79,7 @@ WAYS = (
     "bfloat16 50257, distributions, everything, columns",
     "bfloat16 50257, distilled, loss alone",
     "bfloat16 123, distilled, everything",
+    "bfloat16 32001, distilled, everything",
 )
 # Calls among these that launch every kernel: executed with every compiler, and for an A3.
 KERNELS = (
@@ -85,7 +87,7 @@ KERNELS = (
     "bfloat16 123, everything, many rows",
     "bfloat16 4096, many rows",
     "bfloat16 1000, distributions",
-    "bfloat16 123, distilled, everything",
+    "bfloat16 32001, distilled, everything",
 )
 
 
@@ -103,7 +105,7 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         for what, options in OF_DISTRIBUTIONS.items():
             yield f"bfloat16 {vocabulary}, {what}", _distributions(vocabulary, **options)
     yield "bfloat16 4096, many rows", call(4096, tokens=1024, narrow=True)  # several tiles of whole rows a program
-    for vocabulary in (123, 1000, 50257, 128256):
+    for vocabulary in (123, 1000, 32001, 50257, 128256, 151936):
         for what, options in DISTILLATIONS.items():
             yield f"bfloat16 {vocabulary}, distilled, {what}", _distillation(vocabulary, **options)
     # The arithmetic on rows: every option of each row, and more rows than one program takes.

@@ -27,6 +27,8 @@ _ROW_VALUES = 6  # padded to 32 bytes each
 _ROW_TILES = 7  # fp32, of a tile that is a whole row
 _DISTILLATION_TILES = 14  # fp32, of whole rows of a student's logits and a teacher's
 _DISTILLATION_SUMS = 3  # more of them where running sums are kept from tile to tile
+# More of them, so that no sweep loads to where another one computed: there CANN 8.5 sets a flag twice, compiler fault 6.
+_DISTILLATION_ROOM = 4
 _EXPONENTIAL_TILES = {"dav-c220": 3, "dav-c310": 4}  # fp32, of a tile of exponentials
 _REFERENCES = 3  # fp32, of each tile of a row
 _SHORT_BLOCK = 1024  # columns of a block of exponentials; shorter ones leave room enough
@@ -128,7 +130,9 @@ def tiles(shape: ChunkShape, device: Device, tail: int, *, streams: bool) -> lis
             found.append(Tile("exponentials", block, FP32, exponentials))
         return found
     if shape.kernel is ChunkKernel.DISTILLATION:
-        arithmetic = _DISTILLATION_TILES + streams * _DISTILLATION_SUMS + 2 * shape.transformed
+        arithmetic = _DISTILLATION_TILES + 2 * shape.transformed
+        if streams:
+            arithmetic += _DISTILLATION_SUMS + _DISTILLATION_ROOM
         length: str | int = "BLOCK_N" if streams else tail
         found.append(Tile("numbers of rows", ("BLOCK_M", 1), FP32, 2 * _ROW_VALUES))
         return [*found, Tile("arithmetic on both rows", ("BLOCK_M", length), FP32, arithmetic)]
