@@ -30,8 +30,7 @@ def attn_res_layers_kernel(
         n_rows = count_rows(n_left, S)
         b_max = tl.full([ROWS], float("-inf"), tl.float32)
         b_sum = tl.zeros([ROWS], tl.float32)
-        # Computed zeros: compilers for Ascend keep a constant tile on chip, to copy it from.
-        b_o = tl.full([ROWS, BLOCK_D], tl.where(n_left > 0, 0.0, 1.0), tl.float32)
+        b_o = tl.zeros([ROWS, BLOCK_D], tl.float32)
         for i_block in tl.range(0, n_blocks):
             p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
             b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, BLOCK_D == D)  # [BLOCK_M, BLOCK_D]
