@@ -60,10 +60,11 @@ def fused_linear_cross_entropy(
         with token weights t: row and z-loss times t; "mean" divides both by sum of t, with class weights by sum of t w_y
 
     Arithmetic is fp32, and so is the loss. The gradient of the logits is rounded to x's dtype before it is multiplied by x
-    and the weight, as it is where logits are a tensor; in fp16 it is rounded before the division by N, which would make it
-    underflow. For "mean" and "sum" the forward computes the gradients, in the memory of the logits; for "none", and with the
-    entropy, the backward computes the logits again. Nothing is computed for an input that needs no gradient. Under autocast
-    x, weight and bias are cast as in a linear layer. DTensors: see sharding.py.
+    and the weight, as it is where logits are a tensor; where exponentials are multiplied in its place (see `explain`), they
+    are rounded so, and the target's part is added in fp32. In fp16 it is rounded before the division by N, which would make
+    it underflow. For "mean" and "sum" the forward computes the gradients, in the memory of the logits; for "none", and with
+    the entropy, the backward computes the logits again. Nothing is computed for an input that needs no gradient. Under
+    autocast x, weight and bias are cast as in a linear layer. DTensors: see sharding.py.
 
     With probabilities q as targets, c = w ((1 - e) q + e / V), row = L sum c - sum c z, and "mean" divides by all rows. The
     backward computes the logits again. Neither `ignore_index` nor `counted_tokens`, accuracies, predictions, entropies or

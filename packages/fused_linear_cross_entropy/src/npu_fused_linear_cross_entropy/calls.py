@@ -2,7 +2,7 @@
 
 Every record has the tensors of a linear layer:
 
-    x            [N, H]
+    x            [N, H]; an operator's caller may give [..., H], and a target [...]
     weight       [V, H]
     bias         [V]
     frozen       [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _Tensor = TypeVar("_Tensor", "Tensor", "Tensor | None")
-_PITCH_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: 32 bytes in every dtype
+_PITCH_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: a multiple of 32 bytes in every dtype
 
 
 class Layout(Enum):

@@ -197,7 +197,7 @@ def _described(tiling: Tiling) -> dict[str, str]:
     """The decision for one call, in words."""
     chunks, dtype = tiling.chunks, short(tiling.logits_dtype)
     (tokens, columns), size = chunks.longest, tiling.buffer * tiling.logits_dtype.itemsize
-    what = "exponentials" if tiling.way.multiplies else "logits"
+    what = "exponentials" if tiling.way.multiplies or tiling.way is Way.KEPT_EXPONENTIALS else "logits"
     kept = f"; all {what} in the weight's gradient" if chunks.layout is Layout.KEPT else ""
     whose = " of each model" if tiling.way is Way.DISTILLATION else ""
     sums = f"of the weight's gradient in {short(tiling.sum_dtype)}" if tiling.shape.needs.dweight else ""

@@ -13,8 +13,8 @@ Without softcap, smoothing and entropies the gradient of raw is v E, and g more 
 
     dx = v (E W) + g W[target]               dW = E^T (v x), then dW[target] += g x
 
-E and v x are rounded to the dtype of products. g stays in fp32: the g x of several tokens may cancel, and the errors of bf16
-would remain.
+E and v x are rounded to the dtype of products. Where exponentials are kept, dW = (v E)^T x, and v E is rounded. g stays in
+fp32: the g x of several tokens may cancel, and the errors of bf16 would remain.
 """
 
 import triton

@@ -132,6 +132,6 @@ class GradientSums:
         if dweight is not None and dweight.dtype != shape.weight_dtype:
             dweight = dweight.to(shape.weight_dtype)
         if dbias is not None:
-            dbias = dbias if scale == 1.0 else dbias.mul_(scale)  # its sums were exact until here
+            dbias = dbias if scale == 1.0 else dbias.mul_(scale)  # its sums are fp32 until here
             dbias = dbias.to(shape.bias_dtype or dbias.dtype)
         return Gradients(dx, dweight, dbias, unfinished)

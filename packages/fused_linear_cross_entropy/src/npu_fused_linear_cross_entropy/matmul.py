@@ -24,7 +24,7 @@ def writes_fp32(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def product(a: Tensor, b: Tensor, out: Tensor, alpha: float = 1.0) -> None:
-    """out = alpha a @ b, rounded once; out has the operands' dtype or is fp32."""
+    """out = alpha a @ b; out has the operands' dtype or is fp32. Rounded once, or twice where `_parts` takes terms apart."""
     for left, right, target, is_first in _parts(a, b, out):
         if is_first and alpha == 1.0:
             _product(left, right, target)

@@ -130,7 +130,8 @@ def _check_options(weight: Tensor, part: Part, options: EachOptions) -> Any:
         chunk_tokens = parallel.chunk_tokens(share, options.memory_budget, weight.device)
     checked = options._replace(chunk_tokens=chunk_tokens, group=group, vocab_first=first, vocab_size=size)
     if checked.of_head.argmax and size > _PLACES:
-        raise ValueError(f"weight has {size} rows and must have at most {_PLACES} where predicted tokens are asked for.")
+        asked = "return_predicted_tokens or return_token_accuracy"
+        raise ValueError(f"The vocabulary has {size} columns and must have at most {_PLACES} for {asked}.")
     return checked
 
 

@@ -77,7 +77,7 @@ class Options(NamedTuple):
 
     @property
     def shift_invariant(self) -> bool:
-        """Whether gradients of the one loss depend on differences of raw logits alone."""
+        """Whether gradients follow from logits minus a number of their row, given the row's coefficients."""
         return self.is_one_number and self.softcap is None and self.logit_scale == 1.0
 
 

@@ -1,4 +1,4 @@
-"""A vocabulary that is split over processes: ranks exchange numbers per token, and never logits.
+"""A vocabulary that is split over processes: ranks exchange numbers per token, and never whole rows of logits.
 
 Every rank has the same tokens and some rows of the weight. Each computes the statistics of its own logits; they exchange
 maxima, sums and the target's logit, and each rank then computes its own columns of the exact gradient.
@@ -14,9 +14,8 @@ from torch import Tensor
 
 from . import chunks, splitting
 from .options import EachOptions
+from .partition import UNIT
 from .rows import DOT, MAXIMUM, PLACE, SUM
-
-_UNIT = 128  # tokens of a chunk are a multiple of this
 
 
 def chunk_tokens(rows: int, memory_budget: int | None, device: torch.device) -> int:
@@ -30,7 +29,7 @@ def chunk_tokens(rows: int, memory_budget: int | None, device: torch.device) -> 
     chip = device_for(device)
     default = splitting.DEFAULT_BUDGET["cpu" if chip is None else chip.kind]
     budget = default if memory_budget is None else memory_budget
-    return max(_UNIT, budget // (chunks.pitch(rows) * torch.float32.itemsize) // _UNIT * _UNIT)
+    return max(UNIT, budget // (chunks.pitch(rows) * torch.float32.itemsize) // UNIT * UNIT)
 
 
 def sum_(values: Tensor, group: str) -> None:

@@ -18,7 +18,7 @@ class Task(Enum):
 
     LOSS = "the outputs alone"
     LOSS_AND_GRADIENTS = "the outputs, and the gradients of a loss that is one number"
-    GRADIENTS = "gradients, given those of the losses and entropies of single tokens"
+    GRADIENTS = "gradients, given those of the losses and entropies"
     DISTRIBUTIONS = "moments and log-probabilities of each token's distribution"
     DISTRIBUTION_GRADIENTS = "gradients, given those of moments and log-probabilities"
 

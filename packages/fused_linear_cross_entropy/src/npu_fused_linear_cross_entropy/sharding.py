@@ -7,8 +7,8 @@
     Shard(0)       Shard(0)       Replicate()                              Shard(0)         Shard(0)
 
 The target is placed as x is, bias and class weights as the weight is. In the last row ranks gather x, as `sequence_parallel`
-does, and the target is Replicate(). Ranks send for the vocabulary as with `process_group`, for tokens and "mean" one number,
-the count of tokens on each rank.
+does, and the target is Replicate(). Where the vocabulary is split, ranks send what `process_group` sends. Where tokens are
+split and the loss is a mean, each rank sends its count of tokens.
 """
 
 from __future__ import annotations

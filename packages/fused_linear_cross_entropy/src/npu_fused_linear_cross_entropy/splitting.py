@@ -50,8 +50,8 @@ class Demand:
         dweight_bytes: bytes of an element of the sums that become the weight's gradient; 0 if it is not wanted.
         dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
         kept_bytes: bytes of a logit that is kept for the gradient; 0 if none may be.
-        scaled_bytes: bytes of a token's row of x times a factor.
-        sum_bytes: bytes of a token's partial sums.
+        scaled_bytes: bytes of a token's row of x times a factor, and of its sums of dx.
+        sum_bytes: bytes of a token's partial sums, statistics and coefficients.
         length_factor: chunks have this many times T tokens.
     """
 
@@ -182,7 +182,9 @@ def _kept(demand: Demand, budget: int) -> Chunks | None:
     sums = min(tokens, UNIT) * demand.width * FP32 if demand.dx else 0
     if len(columns) == 1 or sums > room or not all(fits(demand, part) for part in kept[:-1]):
         return None
-    return Chunks(tokens=(slice(0, tokens),), columns=columns, kept=kept, why="all logits fit in the weight's gradient")
+    return Chunks(
+        tokens=(slice(0, tokens),), columns=columns, kept=kept, why="a number for each logit fits in the weight's gradient"
+    )
 
 
 def fits(demand: Demand, part: slice) -> bool:

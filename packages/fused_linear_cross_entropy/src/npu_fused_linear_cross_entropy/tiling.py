@@ -61,11 +61,6 @@ class Way(Enum):
     )
 
     @property
-    def keeps(self) -> bool:
-        """Whether something of each logit is kept in the memory of the weight's gradient."""
-        return self in (Way.KEPT_LOGITS, Way.KEPT_EXPONENTIALS, Way.KEPT_PRODUCT)
-
-    @property
     def multiplies(self) -> bool:
         """Whether a kernel of ours multiplies x and the weight."""
         return self in (Way.PRODUCT, Way.KEPT_PRODUCT)
@@ -177,16 +172,17 @@ RULES = (
     rule(Way.DISTRIBUTIONS, Layout.COLUMNS, is_of_distributions, "outputs of distributions; few whole rows fit"),
     rule(Way.KEPT_PRODUCT, Layout.KEPT, can_multiply, "a kernel's product stores exponentials, and all of them are kept"),
     rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
-    rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "few rows fit at a time; the gradient is v times E, a factor of"
-          " each row times its exponentials"),
-    rule(Way.KEPT_LOGITS, Layout.KEPT, always, "few rows fit at a time; an option, as the entropy, makes the gradient more"
-          " than v times E, a factor of each row times its exponentials"),
+    rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "the logits of all rows do not fit in one chunk; the gradient"
+          " is v times E, a factor of each row times its exponentials"),
+    rule(Way.KEPT_LOGITS, Layout.KEPT, always, "the logits of all rows do not fit in one chunk; the gradient is not v times"
+          " E, a factor of each row times its exponentials (smoothing, argmax, fp16, a CPU, or more than 2^24 columns)"),
     rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep all"
           " logits (more tokens than columns of x, no such gradient, a bias, or an option)"),
     rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),
     rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and the gradient takes the logits' place: it is more than v"
           " times E (smoothing, entropy, softcap, argmax, a bias's gradient, an adapter or fp16), or E would save no sweep"
-          " (no gradients in this pass, rows of one tile, on ranks short ones, or of more than 2^20 columns, or a CPU)"),
+          " (no gradients in this pass, statistics that an earlier pass computed, rows of one tile, on ranks short ones, or"
+          " of more than 2^20 columns, or a CPU)"),
 )  # fmt: skip
 
 

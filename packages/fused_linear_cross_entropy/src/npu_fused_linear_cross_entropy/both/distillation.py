@@ -1,8 +1,9 @@
 """The kernel of distillation: the divergence of each row of a student's logits from a teacher's, and its gradient in the
 place of the student's logits. Formulas: divergences.py.
 
-Tiles: as in two_sweeps.py, of both matrices. The first sweep computes log sum exp of each matrix, the second one the sums of
-a row, the third one, backwards, the gradient. "forward_kl" needs no sums for its gradient: the last sweep sums its loss.
+Tiles: as in two_sweeps.py, of both matrices. The first sweeps compute log sum exp, one of each matrix, and where labels have
+a weight and T is not 1, one more of the student's at T = 1. The next computes the sums of a row, the last one, backwards,
+the gradient. "forward_kl" needs no sums for its gradient: the last sweep sums its loss.
 A temperature is part of the scales and softcaps: c tanh(s z / c) / T = (c / T) tanh((s / T) z / (c / T)).
 """
 

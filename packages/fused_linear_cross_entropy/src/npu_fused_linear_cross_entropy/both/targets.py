@@ -114,7 +114,7 @@ def cross_entropy_targets_kernel(
             b_counted = tl.where(b_float == ignore_index.to(tl.float32), 0.0, 1.0)
         else:
             b_counted = tl.where(b_target == ignore_index, 0.0, 1.0)
-        # Exact where fp32 is not: a difference of integers has the sign of its fp32.
+        # fp32 is not exact for a large target. The difference of integers is, and its fp32 has its sign.
         b_beyond = (b_target.to(tl.int32) - vocab_size).to(tl.float32)
         m_known = (b_float >= 0.0) & (b_float < _INT32_END) & (b_beyond < 0.0)
         b_column = tl.where(m_known, b_target.to(tl.int32), NO_COLUMN)

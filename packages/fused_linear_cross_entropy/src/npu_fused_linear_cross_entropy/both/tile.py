@@ -45,8 +45,8 @@ def load_logits(
 ):  # fmt: skip
     """z, fp32 [BLOCK_M, BLOCK_N], of COLUMNS columns from i_col on; elements outside are finite.
 
-    n_rows: how many rows there are; None where the memory has whole tiles. Without a mask nothing is filled in before a
-    load, for which CANN 8.5 makes every load wait, and so for all arithmetic.
+    n_rows: how many rows there are; None where the memory has whole tiles. A masked load fills its
+    tile with zeros first; compiled by CANN 8.5 it then waits for all arithmetic before it. Without a mask there is no fill.
     """
     p_tile = p_row + (tl.arange(0, BLOCK_M)[:, None] * s_row + (i_col + tl.arange(0, BLOCK_N))[None, :])
     if (COLUMNS == BLOCK_N) and ((n_rows is None) or (BLOCK_M == 1)):

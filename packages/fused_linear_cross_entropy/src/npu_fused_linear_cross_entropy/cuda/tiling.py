@@ -87,7 +87,7 @@ def is_worth_it(tokens: int, width: int, vocabulary: int, device: Device) -> boo
 
 @dataclass(frozen=True, kw_only=True)
 class ProductLaunch:
-    """Tiles of 128 x 256, or of 128 x 128 where a sum has few terms: the table at the top of this file."""
+    """Tiles of 128 x 256, or of 128 x 128 where a sum has few terms: the table at the top of cuda/tiling.py."""
 
     width: int
     device: Device = field(repr=False)

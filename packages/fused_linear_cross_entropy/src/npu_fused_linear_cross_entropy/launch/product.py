@@ -70,7 +70,8 @@ class ExponentialProduct:
             parts: slices of the weight's rows, which cover all of them, each with memory [rows, columns] for E or None.
 
         Returns:
-            The final k [rows]: the target's logit, or the row's maximum where that is larger by more than 60.
+            The final k [rows]: the target's logit (the first column's, where the target is elsewhere), or the row's
+            maximum where that is larger by more than 60.
         """
         rows = x.shape[0]
         reference, top = allocate(x, (2, rows), torch.float32)

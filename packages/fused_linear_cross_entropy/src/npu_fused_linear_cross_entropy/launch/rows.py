@@ -23,7 +23,10 @@ _COUNTED = 2**24  # integers below are fp32 numbers
 
 
 class RowKernels:
-    """`target_facts`, `losses` and `coefficients` of reference/rows.py, a launch each; two for many rows, or ranks."""
+    """`target_facts`, `losses` and `coefficients` of reference/rows.py, a launch each.
+
+    The sums of many rows, or of ranks, are one more.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device

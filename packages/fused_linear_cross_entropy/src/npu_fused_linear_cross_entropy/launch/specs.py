@@ -73,7 +73,7 @@ def of_chunk(
 
 @functools.lru_cache(maxsize=64)
 def settle(width: int, is_first: bool, scaled: bool, device: Device) -> LaunchSpec:
-    """The launch that makes exponentials a gradient."""
+    """The launch that scales exponentials and sets those of targets to 0."""
     return LaunchSpec.of(SettleLaunch(width=width, device=device), {"FIRST": is_first, "SCALED": scaled})
 
 

@@ -1,4 +1,6 @@
-"""A class for each `Way` of tiling.py. A new way is a member of that enum, a row of its table, a class, and a row here."""
+"""A class for each `Way` of the cross entropy. A new way is a member of the enum in tiling.py, a row of its table, a class,
+and a row here. Distributions and distillation start their ways themselves.
+"""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ from ..options import DistillationOptions
 from ..partition import UNIT, evenly, exactly
 from ..reference.distillation import ReferenceDistillation
 from ..shape import Shape
-from ..tiling import Tiling, Way, made, rule
+from ..tiling import Tiling, Way, always, made, rule
 from .head import Head
 
 # Bytes for both models' logits: twice a loss's; on CUDA fewer, so that on an H200 no peer's form of distillation takes less.
 _BUDGET = {**{kind: 2 * count for kind, count in splitting.DEFAULT_BUDGET.items()}, "cuda": 512 * splitting.MIB}
 
-_RULE = rule(Way.DISTILLATION, Layout.ROWS, lambda _: True, "whole rows of both models' logits")
+_RULE = rule(Way.DISTILLATION, Layout.ROWS, always, "whole rows of both models' logits")
 _TEMPORARIES = 10  # matrices as a chunk's logits that the arithmetic in PyTorch's operators takes
 
 

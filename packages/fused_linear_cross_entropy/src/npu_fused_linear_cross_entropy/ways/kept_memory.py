@@ -4,8 +4,8 @@ The statistics of a row are known after all of its logits, and the gradient need
 columns fit in the [W, H] rows of the weight's gradient if N is at most H. Rounding to a narrow dtype costs large numbers
 more, so each logit is kept minus the largest one of its row so far: that difference is small where the probability is not.
 
-The order of products overwrites nothing that is still needed: first all gradients in place of the logits, then dx from all
-of them, then the weight's gradient part by part, each through a copy.
+The order of products overwrites nothing that is still needed: part by part, the gradients in place of
+the logits and their product for dx; after all parts the weight's gradient, part by part, each through a copy.
 """
 
 from __future__ import annotations

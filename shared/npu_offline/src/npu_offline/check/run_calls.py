@@ -195,7 +195,8 @@ def _difference(name: str, got: Tensor, wanted: Tensor, rtol: float | None, atol
     if not good.all():
         at = tuple((~good).nonzero()[0].tolist())
         within = absolute + relative * abs(wanted[at].item())
-        first = f"{name}[{', '.join(map(str, at))}] is {got[at].item():.6g}, must be {wanted[at].item():.6g} within {within:.2g}"
+        place = f"{name}[{', '.join(map(str, at))}]"
+        first = f"{place} is {got[at].item():.6g}, must be {wanted[at].item():.6g} within {within:.2g}"
     return Difference(name, float(error.max()) if error.numel() else 0.0, int((~good).sum()), got.numel(), first)
 
 

@@ -63,7 +63,7 @@ class RowLaunch(FourWarps):
 
     @property
     def why(self) -> str:
-        return f"{self.block_m} rows a tile; {_SINGLE_PROGRAM_TILES} tiles are added up by one program"
+        return f"{self.block_m} rows a tile"
 
     def grid(self, rows: int, *, summed: bool) -> int:
         """Programs for that many rows; `summed`: where several of them leave partial sums."""
@@ -83,7 +83,7 @@ class RowLaunch(FourWarps):
 
 @dataclass(frozen=True, kw_only=True)
 class PartialsLaunch(FourWarps):
-    """One program adds the partial sums: there is one for each core."""
+    """One program adds the partial sums, at most one of each core."""
 
     device: Device = field(repr=False)
 

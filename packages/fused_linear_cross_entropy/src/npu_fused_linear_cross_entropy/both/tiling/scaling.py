@@ -12,7 +12,7 @@ from npu_tiling.budget.arithmetic import power_of_two
 from .chunks import UNFUSED, equal_units
 
 _SETTLE_ROWS, _SETTLE_COLUMNS = 32, 128  # 16 KB of fp32
-_SCALED_COLUMNS = {"cuda": 2048, "ascend": 8192}  # 8 KB of bf16 and more
+_SCALED_COLUMNS = {"cuda": 2048, "ascend": 8192}  # 4 and 16 KB of bf16
 _SCALED_BYTES = 16 * 1024  # of a block on Ascend: see ascend/tiling.py
 _SCALED_VALUES = 4096  # of a block on CUDA
 _PROGRAMS = {"cuda": 8, "ascend": 1}  # that scale values, of a core
@@ -32,7 +32,7 @@ class FourWarps:
 
 @dataclass(frozen=True, kw_only=True)
 class SettleLaunch(FourWarps):
-    """Exponentials become a gradient, in tiles of many rows whose columns are rarely read."""
+    """E is scaled where k rose, and set to 0 at the targets, in tiles of many rows whose columns are rarely read."""
 
     width: int
     device: Device = field(repr=False)
