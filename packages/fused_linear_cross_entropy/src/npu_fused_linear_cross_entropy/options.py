@@ -64,7 +64,8 @@ class Options(NamedTuple):
     @property
     def extras(self) -> tuple[bool, ...]:
         """Which optional outputs are wanted, in their order."""
-        return self[7:12]
+        wanted = self.return_z_loss, self.return_token_accuracy, self.return_predicted_tokens
+        return (*wanted, self.return_lse, self.return_entropy)
 
     @property
     def argmax(self) -> bool:
