@@ -24,9 +24,12 @@ def test_scaled_rows_are_those_of_gemma(device, dtype):
     check_gradient(gradient.cpu(), summed, size, 30)
 
 
-@pytest.mark.parametrize(("width", "dtype"), [(64, torch.bfloat16), (37, torch.float32)])
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(64, torch.bfloat16), (37, torch.float32), (7168, torch.bfloat16), (70000, torch.float32)]
+)
 def test_normalised_rows(device, width, dtype):
-    """Scaled, then an RMSNorm without a weight: against fp64. Rows that are moved as tiles, and one by one."""
+    """Scaled, then an RMSNorm without a weight: against fp64. Rows that are moved as tiles, one by one, and in columns:
+    on Ascend the gradient of 7168, and both of 70000, on CUDA too."""
     indices, weight, _ = small_table(90, width, dtype)
     ours, exact = leaf(weight, device.torch), weight.double().requires_grad_()
     out = embedding(indices.to(device.torch), ours, 3, multiplier=2.0, rms_norm_eps=1e-3)
