@@ -19,6 +19,10 @@ BAD = {
         lambda a: a | {"prefix": a["prefix"].requires_grad_()[:, :], "in_place": True},
         ValueError,
     ),
+    "in_place is True .* for leaves": (
+        lambda a: a | {"prefix": a["prefix"].requires_grad_(), "in_place": True, "append": True},
+        ValueError,
+    ),
     "append is True and must be False for leaves": (
         lambda a: a | {"bank": a["bank"].requires_grad_(), "append": True},
         ValueError,

@@ -95,7 +95,7 @@ def test_an_appended_block_is_asked_for(monkeypatch):
     ("chip", "width", "said", "row"),
     [
         ("Ascend910B4", 512, "the fastest way of the table fits", "Way.ROWS"),
-        ("Ascend910B4", 5120, "faster ways do not fit (rows share a tile", "Way.ROW"),
+        ("Ascend910B4", 5120, "faster ways cannot run (rows share a tile", "Way.ROW"),
         ("H200", 512, "8192 elements a token, padded, are at most 8192", "InRegisters(8192"),
         ("H200", 5120, "no registers for", "Loop(8192"),
     ],

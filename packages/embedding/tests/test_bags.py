@@ -197,7 +197,7 @@ WRONG = {
     "table_offsets is a float": (TypeError, {"table_offsets": 1.0}),
     "weight is torch.float32 and must be torch.int8 or": (TypeError, {"row_scales": SCALES}),
     "row_scales has shape": (ValueError, {"weight": TABLE.char(), "row_scales": SCALES[:3]}),
-    "weight requires grad and must not where row_scales": (
+    "weight requires grad and must not: a table with row_scales": (
         ValueError,
         {"weight": TABLE.to(torch.float8_e4m3fn).requires_grad_(), "row_scales": SCALES},
     ),

@@ -83,11 +83,10 @@ def attn_res_bank(
     rms_eps, scale, output_rms_eps = check_bank(bank, n_blocks, prefix, layer_output, weights, numbers, flags, output_dtype)
     replaces = in_place and layer_output is not None  # the prefix, by its sum with the layer's output
     recorded = needs_gradient((bank, prefix, layer_output, *weights))
-    written = [
-        tensor for tensor, writes_it in ((bank, append), (prefix, replaces)) if writes_it and isinstance(tensor, Tensor)
-    ]
+    options = (("append", bank, append), ("in_place", prefix, replaces))
+    written = {name: tensor for name, tensor, is_set in options if is_set and isinstance(tensor, Tensor)}
     if recorded and not torch.compiler.is_compiling():
-        check_written(written, "append" if append else "in_place")
+        check_written(written)
     if is_distributed((bank, prefix, layer_output, *weights)):
         run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale, output_dtype=output_dtype)
         run = functools.partial(run, output_rms_eps=output_rms_eps, **flags)
@@ -120,7 +119,7 @@ def attn_res_bank(
     if layer_output is None or (replaces and by_kernel and not recorded):
         new_prefix = prefix
     if by_kernel and not recorded:
-        writes.count_as_written(written)
+        writes.count_as_written(list(written.values()))
     elif written:
         if isinstance(bank, Tensor) and append:
             writes.append(bank, call.n_blocks if count is None else count, new_prefix, by_kernel)

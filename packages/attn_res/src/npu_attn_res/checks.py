@@ -108,7 +108,7 @@ def check_bank(
     _check_layer_output(layer_output, prefix)
     _check_weights(*weights, prefix, "the prefix's")
     if output_dtype is not None and (output_dtype not in (*arguments.DTYPES, torch.float64)):
-        allowed = "torch.float32, torch.bfloat16, torch.float16 or None"
+        allowed = "torch.float32, torch.bfloat16, torch.float16, on a CPU torch.float64, or None"
         raise TypeError(f"output_dtype is {output_dtype} and must be {allowed}.")
     if flags["append"]:
         _check_append(bank, n_blocks, n_all)
@@ -119,9 +119,9 @@ def check_bank(
     return _check_numbers(*numbers)
 
 
-def check_written(written: Sequence[Any], option: str) -> None:
-    """A bank and a prefix that a call is to write to and autograd is to record."""
-    for tensor in written:
+def check_written(written: Mapping[str, Any]) -> None:
+    """A bank and a prefix that a call is to write to and autograd is to record, by the option that says so."""
+    for option, tensor in written.items():
         first = tensor._base if tensor._is_view() else tensor
         if is_distributed((tensor,)) or (first.is_leaf and first.requires_grad):
             what = "DTensors" if is_distributed((tensor,)) else "leaves that require a gradient and views of them"

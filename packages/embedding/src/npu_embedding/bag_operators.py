@@ -2,7 +2,8 @@
 
 dx is the gradient of each position of a bag: dy of the bag, times the sample weight of the position and the factor. dsample
 is the gradient of the sample weights. `backward` of operators.py makes the table's gradient of dx. Bags of equal lengths
-without sample weights need no `spread`: all ids of a bag read the same row of dy. Rows that are normalised do.
+without sample weights need no `spread`: all ids of a bag read the same row of dy. Two kinds need it all the same: means that
+leave ids out, and rows that are normalised.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def _spread(dy, indices, offsets, base, sample_weights, weight, rows, n_bags, me
     device = device_for(dy.device)
     if device is None:
         return reference.spread(dy, *ids, weight, rows, n_bags, mean, factor, eps, left_out, first_row)
-    return launch.spread(dy, launch.Bags(*ids, n_bags, mean, factor, eps, left_out, first_row, 0), weight, rows, device)
+    bags = launch.Bags(*ids, n_bags, mean, factor, eps, left_out, first_row, launch.EVERY_ID)
+    return launch.spread(dy, bags, weight, rows, device)
 
 
 def _fake_spread(dy, indices, offsets, base, sample_weights, weight, rows, n_bags, mean, factor, eps, *others):  # type: ignore[no-untyped-def]

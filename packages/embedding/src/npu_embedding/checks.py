@@ -37,9 +37,7 @@ def table(indices: Tensor, weight: Tensor, row_scales: Tensor | None, dtype: tor
     arguments.device("row_scales", row_scales, weight, "weight's")
     for name, tensor in (("weight", weight), ("row_scales", row_scales)):
         if tensor.requires_grad:
-            raise ValueError(
-                f"{name} requires grad and must not where row_scales is given: such a table is frozen; detach it."
-            )
+            raise ValueError(f"{name} requires grad and must not: a table with row_scales is frozen; detach it.")
     if dtype is None:
         return row_scales.dtype
     if dtype not in arguments.DTYPES:

@@ -37,7 +37,7 @@ class EmbeddingBag(nn.EmbeddingBag):
 
     Raises:
         NotImplementedError: mode is "max".
-        ValueError: mode is none of torch's.
+        ValueError: mode is not "sum", "mean" or "concat"; torch has no "concat".
     """
 
     @functools.wraps(nn.EmbeddingBag.__init__)  # type: ignore[misc]  # whose signature it has

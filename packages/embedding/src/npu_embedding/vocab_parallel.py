@@ -30,10 +30,11 @@ class VocabParallelEmbedding(nn.Module):
         scale_grad_by_freq: see `embedding`; how many indices name a row is counted over all ranks.
         sparse: see `embedding`: the gradient has an entry for each index that names a row of this rank.
         equal_counts: every rank has equally many indices in each call, as where batches have one shape. Then all ranks look
-            up the indices of all: sizes are known, the host does not wait, and a CUDA graph can capture a step. Results are
-            the same. It is a promise that nothing checks: ranks that break it wait for ever or get wrong rows. A rank that
-            would send more than 32 MiB of rows, those of each of its indices to all others, and a `sparse` gradient, whose
-            entries are for this rank's rows alone, take the way of unequal counts all the same.
+            up the indices of all: sizes are known, the host does not wait, and a CUDA graph can capture a step. Rows are the
+            same; gradients may differ in their last bits. It is a promise that nothing checks: ranks that break it wait for
+            ever or get wrong rows. A rank that would send more than 32 MiB of rows, those of each of its indices to all
+            others, and a `sparse` gradient, whose entries are for this rank's rows alone, take the way of unequal counts all
+            the same.
         process_group: the ranks; None for the default group.
         device, dtype: of the weight.
 

@@ -5,7 +5,7 @@ A new mode is a row of `CASTING_MODES`, and
     its name in the docstrings of reference.py, `rms_norm` (functional.py), `gated_rms_norm` (gated.py) and `RMSNorm`
     (module.py), in the README and in explain.py, whose option lists the modes
     its formula in tests/test_reference.py, how often it rounds in `check` of tests/formula.py, what it rounds in
-    tests/test_ascend.py (`test_final_modules_round_where_the_mode_says`), and the lists of modes in other tests:
+    tests/test_final.py (`test_final_modules_round_where_the_mode_says`), and the lists of modes in other tests:
     `git grep -n '"gemma"'` finds them
 
 A mode that rounds something else needs a new column here, in `Rounding` and in the constants of shape.py, where reference.py

@@ -75,8 +75,8 @@ def rms_norm(
         bias: the weight's shape (without a weight [D] or [H, D]), x's dtype or fp32; None: none is added.
         offset: added to the weight: 1.0 for Gemma's zero-centred weights.
         casting_mode: what is rounded to x's dtype on the way (nothing, where x is fp32). "llama": x / rms, before it is
-            multiplied by the weight. "gemma": nothing but the result. "none": 1 / rms, offset + weight, bias and both
-            products. Before a bias is added, "llama" rounds the product to the weight's dtype.
+            multiplied by the weight. "gemma": nothing but the result. "none": 1 / rms, offset + weight, bias and x / rms.
+            Before a bias is added, "llama" rounds the product to the weight's dtype, "none" to x's.
         in_place: the backward writes the gradient of x into the memory of the gradient of y, unless that is expanded. Saves
             one tensor of x's size, and is wrong where something else still reads that gradient: another consumer's backward
             that was handed the same tensor, a hook that keeps it, `retain_grad` on y. No effect

@@ -33,7 +33,8 @@ def rms_norm_dynamic_quant(
         n = rms_norm(x, weight) in fp32        scale = max(abs(n)) / 127        y = round(n / scale)
 
     y * scale differs from n by half a scale at most. y is the nearest whole number, half to even; nothing is clipped. For
-    fp8, 448 takes the place of 127, and y is n / scale in fp8 e4m3. A row of zeros counts as one whose max(abs(n)) is 1e-30.
+    fp8, 448 takes the place of 127, and y is n / scale in fp8 e4m3: y * scale differs from n by a sixteenth of n at most,
+    where y is a normal number. A row of zeros counts as one whose max(abs(n)) is 1e-30.
     Where n has NaN or inf, the scale of the row is NaN and y of the row is 0, in fp8 NaN.
 
     There is no gradient: y and scale are constants to autograd, as every integer tensor is. To train, take `rms_norm` and

@@ -7,13 +7,14 @@ Where the result is rounded on the way depends on the casting mode:
 
     "llama"   x rstd is rounded to x's dtype before it is multiplied by the weight (Hugging Face's Llama)
     "gemma"   nothing is rounded before the result
-    "none"    the statistics are fp32; rstd, offset + weight, bias and both products are rounded to x's dtype
+    "none"    the statistics are fp32; rstd, offset + weight, bias and x rstd are rounded to x's dtype
 
 A gate multiplies either the result, y = (x rstd (offset + weight) + bias) act(gate), or x before all else, x act(gate) for
 x. act is silu(g) = g sigmoid(g) or the sigmoid. It is not rounded. Before a bias is added to the product or a gate
 multiplies it, "llama" rounds the product to the weight's dtype, and "none" to x's.
 
-The backward takes each rounding as the identity and uses the rounded values where the forward did.
+The backward takes each rounding as the identity. It uses the rounded x rstd and weight. As a factor of dx,
+rstd is not rounded.
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
 """
 

@@ -160,7 +160,6 @@ def spread_bags_kernel(
     NORM: tl.constexpr,
 ):
     """dx of each position of a bag, and the gradient of its sample weight. Other arguments: those of `sum_bags_kernel`."""
-    # races: allow p_dx: blocks of columns overlap at the row's end, where every program writes the same bits
     # lint: allow scalar-loop: ids that lie in the table are counted on scalars, before a tile of rows moves
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow short-transfer: rows are as wide as the caller's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -12,8 +13,8 @@ from npu_tiling.places import here
 from ..both.tiling import MIN_CHUNK, Launch, Rule, Way, way_launch
 from ..shape import RowShape
 
-# Indices that every program looks through, where that takes the place of a sort, and elements of dy: a program takes 128 of
-# them. On an H200 1024 x 256 take as long as by four launches, 64 x 768 .008 ms in place of .015, 1024 x 768 .041 of .019.
+# The most indices, and the most elements of dy, for which no sort is made. Each program looks through all indices and sums
+# 128 columns. One launch and four, on an H200: 1024 x 256 take as long, 64 x 768 .008 and .015 ms, 1024 x 768 .041 and .019.
 SEARCHED, _SEARCHED_ELEMENTS = 1024, 2**18
 
 # The first row that holds runs. 32768 indices take RANKED's kernels .033 ms on an H200; their time grows with the square.
@@ -67,7 +68,7 @@ def bags_launch(shape: RowShape) -> Launch:
 
 
 def norm_launch(shape: RowShape) -> Launch:
-    """Blocks of rows that are normalised: a row is a block, up to so many columns. Not measured."""
+    """Blocks of rows that are normalised: a row is a block, up to so many columns."""
     columns = min(power_of_two(shape.width), _NORM_COLUMNS)
     rule = Blocks(columns, 1024, 16, "a row is a block: its squares are added in one program", here())
     warps = max(1, min(rule.max_warps, columns // rule.warp_bytes))
@@ -105,7 +106,8 @@ def search_launch(shape: RowShape) -> Launch:
     warps = _SEARCH.max_warps
     blocks = {"BLOCK_M": SEARCHED, "BLOCK_K": _rows(_SEARCH, _columns(shape, _SEARCH) * FP32)}
     blocks |= {"ZERO_M": _BITS, "ZERO_N": _zero_columns(shape, warps)}
-    return _launch(shape, _SEARCH, blocks, per_program=_BITS, warps=warps)
+    rule, launch = _RULE_OF[Way.SEARCHED], _launch(shape, _SEARCH, blocks, per_program=_BITS, warps=warps)
+    return dataclasses.replace(launch, way=rule.way, why=rule.why, decided_at=rule.decided_at)
 
 
 def sort_launch(device: Device) -> Launch:

@@ -13,7 +13,7 @@ from .. import reference, tiling
 from .specs import KERNELS, dense_rows, row_spec
 
 _FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
-_MAX_ID = 2**63 - 1  # as a number of rows: an id outside of the table at hand names a row of zeros
+EVERY_ID = 2**63 - 1  # as `n_total`: an id outside of the table at hand names a row of zeros, and none names NaN
 
 
 class Bags(NamedTuple):
@@ -114,7 +114,7 @@ def spread(dy: Tensor, bags: Bags, weight: Tensor | None, rows: bool, device: De
     spec = row_spec(choose, width, dy.dtype.itemsize, device, MEAN=bags.mean, NORM=norm)
     if bags.eps is not None and spec.launch.column_blocks > 1:
         assert weight is not None
-        x = forward(bags._replace(eps=None, n_total=_MAX_ID), weight, None, torch.float32, device)
+        x = forward(bags._replace(eps=None), weight, None, torch.float32, device)
         return (reference.normalise_backward(x, dy.float(), bags.eps) * bags.factor).to(dy.dtype), None
     dy = dense_rows(dy)
     weight = None if weight is None else dense_rows(weight)

@@ -27,7 +27,7 @@ _ROW_VALUES = 6  # padded to 32 bytes each
 _ROW_TILES = 7  # fp32, of a tile that is a whole row
 _DISTILLATION_TILES = 14  # fp32, of whole rows of a student's logits and a teacher's
 _DISTILLATION_SUMS = 3  # more of them where running sums are kept from tile to tile
-# More of them, so that no sweep loads to where another one computed: there CANN 8.5 sets a flag twice, compiler fault 6.
+# More of them: CANN 8.5 sets flags twice where the tiles fill the Unified Buffer, compiler fault 6.
 _DISTILLATION_ROOM = 4
 _EXPONENTIAL_TILES = {"dav-c220": 3, "dav-c310": 4}  # fp32, of a tile of exponentials
 _REFERENCES = 3  # fp32, of each tile of a row

@@ -84,9 +84,9 @@ def choose(shape: Shape, device: Device) -> AscendTiling | None:
             continue
         if blocks is not None:
             chosen = AscendTiling(shape=shape, device=device, way=row.way)
-            why = f"faster ways do not fit ({', '.join(refusals)})" if refusals else "the fastest way of the table fits"
+            why = f"faster ways cannot run ({', '.join(refusals)})" if refusals else "the fastest way of the table fits"
             return dataclasses.replace(chosen, **blocks, why=why, decided_at=row.decided_at)  # type: ignore[arg-type]
-        refusals.append(f"{row.way}: a transfer has one row")
+        refusals.append(f"{row.way}: two rows are further apart than 32-bit offsets reach")
     if shape.takes_columns and isinstance(error, TileTooLargeError):
         raise error
     return None

@@ -46,7 +46,7 @@ ALL = frozenset({"forward", "backward", "forward 950", "backward 950"})
 # A forward of an Ascend950 in tiles that leave no room: twice the time with CANN 9.1 (bf16 with a bias, 6144, predicted).
 NO_ROOM = ALL - {"forward 950"}
 # Rows of 16 bits are cast as soon as they are loaded: their buffer is free for the next row. fp32 rows are computed on
-# in the load's buffer, so a second buffer pays.
+# in the load's buffer, so a second buffer pays. So it does in a forward on an Ascend950, whatever the dtype.
 FP32_ROWS = frozenset({"forward of fp32", "backward of fp32", "forward 950"})
 # An Ascend950 sums a single row of a backward anew for every 64 columns that use the sum: two passes are faster there.
 ONE_ROW = ALL - {"backward 950"}
@@ -68,11 +68,11 @@ POLICIES = (
     _row("several rows, no room left", "rows", "several", 2,       0,     NO_ROOM,   #  57  169   80  184    -    -    -
          "rows that fill the Unified Buffer are no slower than one"),
     _row("a row, two buffers",         "rows", "one",     2,       0,     FP32_ROWS, # 129  194  141  201  236    -  339
-         "one row of fp32 fits beside the next one"),
+         "one row fits beside the next one, and a second buffer pays"),
     _row("a row, one buffer",          "rows", "one",     1,       0,     ONE_ROW,   # 120  185  128  187  226  386  353
          "a row is read once; in blocks of columns it is read twice"),
     _row("blocks of columns",          "wide", "one",     2,       0,     ALL,       # 131  221  254  345  267  674  339
-         "a row, with all that the kernel keeps of it, does not fit whole"),
+         "a row does not fit whole, or, in a backward on an Ascend950, takes longer whole than in two passes"),
 )
 # fmt: on
 _BY_WAY = {policy.way: policy for policy in POLICIES}
