@@ -55,7 +55,7 @@ def test_every_launch_covers_the_rows_within_the_grid(chip):
     tilings += [choose(shape, chip) for shape in columns]
     assert len(tilings) > len(columns) + len(rows) // 2
     for tiling in tilings:
-        assert tiling.column_blocks * tiling.block_d >= tiling.shape.width
+        assert tiling.column_blocks * tiling.row_columns >= tiling.shape.width
         assert tiling.block_s >= tiling.shape.layers
         assert tiling.why and tiling.decided_at
         for n_tokens in (1, 77, 10**6):

@@ -76,7 +76,7 @@ def check(name, place):
     near(found.target_weight, wanted.target_weight)
     used = [0, 1, 3] if class_weight is None or not options.smoothed else [0, 1, 2, 3]
     for ours, theirs in ((found.factors, wanted.factors), (found.gradient_factors, wanted.gradient_factors)):
-        near(ours[used], theirs[used], 0.0)
+        near(ours.flatten()[used], theirs[used], 0.0)
     near(found.unfinished, wanted.unfinished, 0.0)
     size = 10.0 * (1 + VOCABULARY * options.lse_square_scale / 10)
     outputs = kernels.losses(found, given[2], options, target.shape)

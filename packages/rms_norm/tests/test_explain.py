@@ -74,3 +74,9 @@ def test_a_call_of_any_size_needs_no_memory():
     found = explain(tokens=2**31, width=2**15, chip="B200", backward=True)
     assert [launch.kernel for launch in found.launches][0].startswith("forward")
     assert f"{found.floor('backward') * 1e6:,.1f} us at 7.7 TB/s" in found.text
+
+
+@pytest.mark.parametrize("option", ["backward", "return_fp32", "gate"])
+def test_an_option_that_eight_bits_have_not_is_an_error(option):
+    with pytest.raises(ValueError, match=r"goes with neither"):
+        explain(tokens=8, width=64, chip="H200", quantised="int8", **{option: True})

@@ -23,12 +23,12 @@ def test_capped_programs_are_resident_together(warps, per_core):
 
 
 def test_chunks_are_equal_powers_of_two_that_pad_least():
-    assert equal_chunks(2560, least=256, most=8) == (512, 5)
-    assert equal_chunks(4096, least=256, most=8) == (4096, 1)
-    assert equal_chunks(100, least=256, most=8) == (128, 1)
-    assert equal_chunks(7168, least=256, most=8) == (1024, 7)
+    assert equal_chunks(2560, least=256) == (512, 5)
+    assert equal_chunks(4096, least=256) == (4096, 1)
+    assert equal_chunks(100, least=256) == (128, 1)
+    assert equal_chunks(7168, least=256) == (1024, 7)
     for width in range(1025, 16385, 13):
-        chunk, count = equal_chunks(width, least=256, most=8)
+        chunk, count = equal_chunks(width, least=256)
         assert chunk & (chunk - 1) == 0
         assert width <= chunk * count <= 1.25 * width or count == 1
         assert count <= 8

@@ -21,12 +21,10 @@ class Passes(Protocol):
 
     Attributes:
         dtype: of the arithmetic and of what is not rounded.
-        device: where the sources are.
         width: D.
     """
 
     dtype: torch.dtype
-    device: torch.device
     width: int
 
     def scores(self, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -79,7 +77,7 @@ class TorchPasses:
             self._rows.append(flat(prefix))
             self._need_rows.append(isinstance(call, Backward) and call.need_prefix)
         like = self._rows[-1]
-        self.device, self.width = like.device, like.shape[-1]
+        self.width = like.shape[-1]
         self.dtype = torch.float64 if any(row.dtype == torch.float64 for row in self._rows) else torch.float32
         self.dv: list[Tensor | None] = []
         self.dprefix_sum: Tensor | None = None

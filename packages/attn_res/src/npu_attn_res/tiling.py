@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from npu_tiling import Device
 
 from .ascend.tiling import choice as ascend
@@ -27,9 +29,11 @@ def smaller(tiling: Tiling) -> Tiling | None:
     The last one of a kernel for whole rows has fewer columns than a row: none fits, and other kernels are to take columns.
     """
     if isinstance(tiling, CudaTiling):
-        return cuda.smaller(tiling)
-    assert isinstance(tiling, AscendTiling)
-    return ascend.smaller(tiling)
+        found: Tiling | None = cuda.smaller(tiling)
+    else:
+        assert isinstance(tiling, AscendTiling)
+        found = ascend.smaller(tiling)
+    return None if found is None else dataclasses.replace(found, why="the compiler refused a larger tile")
 
 
 def statistics_by_token(width: int, itemsize: int, n_sources: int, device: Device) -> bool:

@@ -1,40 +1,22 @@
-"""The decisions: `Shape` -> `Tiling`, the way to a gradient; `RowShape` -> blocks of a launch."""
+"""The decisions: `Shape` -> the way to a gradient; `RowShape` -> blocks of a launch."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
 from math import ceil
 
 from npu_tiling import persistent_grid
 
 from .ascend import tiling as ascend
 from .ascend.tiling import RowLaunch
-from .both.tiling import Launch, Way
+from .both.tiling import Launch, Rule
 from .cuda import tiling as cuda
 from .shape import RowShape, Shape
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tiling:
-    """The way to a gradient.
-
-    Attributes:
-        shape: what it was made for.
-        way: what runs.
-        why: the reason.
-        decided_at: file and line of the rule that chose it.
-    """
-
-    shape: Shape = field(repr=False)
-    way: Way
-    why: str
-    decided_at: str
-
-
 @functools.lru_cache(maxsize=4096)
-def choose(shape: Shape) -> Tiling:
-    """The first way whose rule holds.
+def choose(shape: Shape) -> Rule:
+    """The first rule that holds, of the table of ways.
 
     Raises:
         ValueError: there are more indices, or the table has more rows, than any way takes (Ascend).
@@ -43,7 +25,7 @@ def choose(shape: Shape) -> Tiling:
     for rule in ways:
         elements = shape.indices * shape.width
         if shape.indices <= rule.max_indices and elements <= rule.max_elements and shape.rows <= rule.max_rows:
-            return Tiling(shape=shape, way=rule.way, why=rule.why, decided_at=rule.decided_at)
+            return rule
     last, chip = ways[-1], shape.device.name
     if shape.indices > last.max_indices:
         raise ValueError(f"indices has {shape.indices} elements and must have at most {last.max_indices} on {chip}.")

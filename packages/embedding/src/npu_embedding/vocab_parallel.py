@@ -9,7 +9,7 @@ import torch.distributed as dist
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
-from . import exchange
+from . import checks, exchange
 from .api import embedding
 
 
@@ -58,12 +58,8 @@ class VocabParallelEmbedding(nn.Module):
         arguments.whole("num_embeddings", num_embeddings, least=0)
         arguments.whole("embedding_dim", embedding_dim, least=0)
         arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse, equal_counts=equal_counts)
-        if arguments.whole("padding_idx", padding_idx, or_none=True) is not None:
-            assert padding_idx is not None
-            if not -num_embeddings <= padding_idx < num_embeddings:
-                limits = f"from {-num_embeddings} to {num_embeddings - 1}"
-                raise ValueError(f"padding_idx is {padding_idx} and must be {limits}.")
-            padding_idx %= num_embeddings
+        if padding_idx is not None:
+            padding_idx = checks.padding_row(padding_idx, num_embeddings)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx

@@ -29,7 +29,7 @@ class TargetFacts(NamedTuple):
     Attributes:
         columns: int32 [tokens], the target's column; NO_COLUMN, IGNORED.
         target_weight: [tokens] or None: the class weight of the target.
-        factors: the factor of losses, that of z-losses, the sum of the class weights, how many rows are counted.
+        factors: begins with the factor of losses, that of z-losses, the sum of the class weights, how many rows are counted.
         gradient_factors: the same for the gradient.
         unfinished: [3], factors that the gradients of x, weight and bias still lack; None for 1.
     """

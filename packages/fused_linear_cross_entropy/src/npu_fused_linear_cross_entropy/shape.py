@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 from npu_tiling import Device
@@ -23,8 +23,7 @@ class Task(Enum):
     DISTRIBUTION_GRADIENTS = "gradients, given those of moments and log-probabilities"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(NamedTuple):
     """All that the decision how a loss is computed depends on.
 
     Attributes:
@@ -53,7 +52,7 @@ class Shape:
     unfinished: bool
     writes_fp32: bool
     is_readable: bool
-    device: Device | None = field(repr=False)
+    device: Device | None
     frozen_width: int = 0
 
     @property

@@ -95,8 +95,8 @@ def explain(
         raise ValueError(f"tokens is {tokens} and must be a multiple of heads, {heads}.")
     if pitch is not None and pitch < width * (heads or 1):
         raise ValueError(f"pitch is {pitch} and must be at least a token's elements, {width * (heads or 1)}.")
-    if (gate and (residual or quantised)) or (quantised and backward):
-        raise ValueError("gate goes with neither residual nor quantised, and quantised not with backward.")
+    if (gate and (residual or quantised)) or (quantised and (backward or return_fp32)):
+        raise ValueError("gate goes with neither residual nor quantised, quantised with neither backward nor return_fp32.")
     if kv_heads is not None:
         if heads is None or gate or residual or quantised or bias or return_fp32 or pitch:
             raise ValueError("kv_heads goes with heads, and with no other option of x or y.")

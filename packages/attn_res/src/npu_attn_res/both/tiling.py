@@ -99,7 +99,7 @@ class Tiling(ABC):
 
     @functools.cached_property
     def column_blocks(self) -> int:
-        return ceil(self.shape.width / self.block_d)
+        return ceil(self.shape.width / self.row_columns)
 
     def grid(self, n_tokens: int) -> int:
         """Programs, for so many tokens."""

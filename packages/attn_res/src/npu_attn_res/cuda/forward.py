@@ -73,7 +73,7 @@ def attn_res_forward_sources_kernel(
             o_block = tl.arange(0, BLOCK_N)
             m_block = o_block < n_blocks
             p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, 0, m_block, BLOCK_N, ALIGNED)
-            tiles = load_tiles(p_row, m_row, "", D, BLOCK_D, CHUNKS)
+            tiles = load_tiles(p_row, m_row, D, BLOCK_D, CHUNKS)
         o = ()
         if p_prefix is None:
             b_max = tl.full([], float("-inf"), tl.float32)
@@ -113,7 +113,7 @@ def attn_res_forward_sources_kernel(
                 o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
                 m_block = o_block < n_blocks
                 p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
-                tiles = load_tiles(p_row, m_row, "", D, BLOCK_D, CHUNKS)
+                tiles = load_tiles(p_row, m_row, D, BLOCK_D, CHUNKS)
                 b_score, b_rstd, b_max, b_sum, o = add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D, CHUNKS)
                 store_statistics(p_score, p_rstd, b_score, b_rstd, o_block.to(tl.int64) * n_tokens + i_token, m_block)
         b_square = tl.zeros([BLOCK_D], tl.float32)

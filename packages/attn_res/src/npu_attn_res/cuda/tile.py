@@ -60,13 +60,13 @@ def store_chunk(p_row, b_chunk, I_CHUNK: tl.constexpr, D: tl.constexpr, BLOCK_D:
 
 
 @triton.jit
-def load_tiles(p_row, m_row, EVICTION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CHUNKS: tl.constexpr):
+def load_tiles(p_row, m_row, D: tl.constexpr, BLOCK_D: tl.constexpr, CHUNKS: tl.constexpr):
     """CHUNKS times [BLOCK_N, BLOCK_D], zero outside, of rows that begin at p_row [BLOCK_N]."""
     tiles = ()
     for i in tl.static_range(CHUNKS):
         o_col, m_col = columns(i, D, BLOCK_D)
         m_tile = m_row[:, None] & m_col[None, :]
-        b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0, eviction_policy=EVICTION)
+        b_v = tl.load(p_row[:, None] + o_col[None, :], mask=m_tile, other=0.0)
         tiles = tiles + (b_v,)
     return tiles
 

@@ -26,7 +26,7 @@ class KernelPasses:
 
     def __init__(self, sources: Sources, device: Device, *, need_dg: bool = True) -> None:
         self._sources, self._device, self._need_dg = sources, device, need_dg
-        self.device, self.width = sources.like.device, sources.width
+        self.width = sources.width
         self._tensors = sources.at[:2]
         self._strides = sources.s_block, sources.s_token
 

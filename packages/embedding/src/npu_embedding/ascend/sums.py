@@ -49,10 +49,9 @@ def keys_below(p_sorted, key, i_first, i_stop, n_steps):
 
 
 @triton.jit
-def chunk_length(p_sorted, n, n_rows, n_chunks, key_of_row_0, n_steps):
-    """int64: places of a chunk."""
-    n_named = keys_below(p_sorted, key_of_row_0 + n_rows, n * 0, n, n_steps)
-    return tl.cdiv(n_named + n_rows, n_chunks)
+def count_places(p_sorted, n, n_rows, key_of_row_0, n_steps):
+    """int64: a place for each row of the table, and for each index that names one."""
+    return keys_below(p_sorted, key_of_row_0 + n_rows, n * 0, n, n_steps) + n_rows
 
 
 @triton.jit
@@ -103,10 +102,10 @@ def sum_rows_kernel(
     o_m = tl.arange(0, BLOCK_M)
     o_col = block_columns(i_block, N, BLOCK_N)
     b_zeros = tl.zeros([BLOCK_M, BLOCK_N], p_dweight.dtype.element_ty)
-    n_named = keys_below(p_sorted, key_of_row_0 + n_rows, n * 0, n, n_steps)
-    n_each = tl.cdiv(n_named + n_rows, n_chunks)
-    i_place = tl.minimum(i_chunk * n_each, n_named + n_rows)
-    i_end = tl.minimum(i_place + n_each, n_named + n_rows)
+    n_places = count_places(p_sorted, n, n_rows, key_of_row_0, n_steps)
+    n_each = tl.cdiv(n_places, n_chunks)
+    i_place = tl.minimum(i_chunk * n_each, n_places)
+    i_end = tl.minimum(i_place + n_each, n_places)
     i_first = positions_before(p_sorted, i_place, key_of_row_0, n, n_steps)
     i_stop = positions_before(p_sorted, i_end, key_of_row_0, n, n_steps)
     i_row, i_last_row = i_place - i_first, i_end - i_stop  # rows that end before this chunk, and before its end
@@ -163,7 +162,7 @@ def add_partials_kernel(
     """Adds the partial sums of rows that cross a border between two chunks."""
     # lint: allow scalar-loop: a search among the keys reads single keys
     # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
-    n_each = chunk_length(p_sorted, n, n_rows, n_chunks, key_of_row_0, n_steps)
+    n_each = tl.cdiv(count_places(p_sorted, n, n_rows, key_of_row_0, n_steps), n_chunks)
     n_blocks = tl.cdiv(N, BLOCK_N)
     for i_task in tl.range(tl.program_id(0), (n_chunks - 1) * n_blocks, tl.num_programs(0)):
         i_border = i_task // n_blocks + 1  # between the chunks i_border - 1 and i_border

@@ -10,15 +10,15 @@ key in every other group: its place is the sum of the places it would have in ea
 import triton
 import triton.language as tl
 
-from ..formula import named_row
-
 _LAST = tl.constexpr(2**31 - 2)  # after all keys, and one more is an int32 too
 
 
 @triton.jit
 def load_keys(p_index, o_index, n, n_rows, first_row, i_padding):
     """int64: the keys of the indices at `o_index`; a place past the last has the key `n_rows`."""
-    return named_row(tl.load(p_index + o_index, mask=o_index < n, other=-1), n_rows, first_row, i_padding)
+    b_row = tl.load(p_index + o_index, mask=o_index < n, other=-1).to(tl.int64) - first_row
+    m_named = (b_row >= 0) & (b_row < n_rows) & (b_row != i_padding)
+    return tl.where(m_named, b_row, n_rows)
 
 
 @triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])

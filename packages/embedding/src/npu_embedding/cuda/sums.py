@@ -12,7 +12,7 @@ stored once.
 import triton
 import triton.language as tl
 
-from ..formula import chunk_ends, dy_offset
+from ..formula import dy_offset
 from .columns import block_columns, load_row, store_row
 
 
@@ -75,9 +75,11 @@ def sum_chunk(
     IN_PARTS: tl.constexpr,
 ):
     """The runs of one chunk, through one block of columns."""
-    i_first, i_stop = chunk_ends(i_chunk, n_chunks, 0, i_end)
+    n_each = tl.cdiv(i_end, n_chunks)
+    i_first = i_chunk * n_each
+    i_stop = tl.minimum(i_first + n_each, i_end)
     if i_first < i_stop:
-        i_first, i_stop, entered = summed_positions(p_sorted, i_first, i_stop, i_end, tl.cdiv(i_end, n_chunks))
+        i_first, i_stop, entered = summed_positions(p_sorted, i_first, i_stop, i_end, n_each)
         i_row = row_at(p_sorted, i_first, i_stop).to(tl.int64)
         i_next = row_at(p_sorted, i_first + 1, i_end).to(tl.int64)
         # Loads of the next position wait beside those of this one, which a store of a sum would hold up.

@@ -71,11 +71,11 @@ class RowKernels:
                 parallel.sum_(target_weight, options.group)
                 partials = partials.sum(0, keepdim=True)
                 parallel.sum_(partials[0, 1:4], options.group)
-            spec = _partials_spec((("MEAN", mean), ("WEIGHTED", class_weight is not None)), self._device)
+            spec = _partials_spec(self._device, MEAN=mean, WEIGHTED=class_weight is not None)
             tensors, scalars = (partials, divisor, factors, unfinished), (partials.shape[0], unscale)
             KERNELS.launch("both.targets", "cross_entropy_factors_kernel", spec, 1, tensors, scalars)
-        of_loss = factors[0]  # and of the gradient, where no factor is left for later
-        return TargetFacts(columns, target_weight, of_loss, of_loss if unfinished is None else factors[1], unfinished)
+        of_gradient = factors if unfinished is None else factors[1]
+        return TargetFacts(columns, target_weight, factors, of_gradient, unfinished)
 
     def losses(
         self, facts: TargetFacts, statistics: Tensor, options: Options, shape: torch.Size
@@ -111,7 +111,7 @@ class RowKernels:
             LAST=partials is None,
         )
         if partials is not None:
-            spec = _partials_spec((("REDUCED", reduced),), self._device)
+            spec = _partials_spec(self._device, REDUCED=reduced)
             tensors = (partials, facts.factors, *outputs[:3])
             KERNELS.launch("both.losses", "cross_entropy_sums_kernel", spec, 1, tensors, (grid,))
         return outputs
@@ -143,17 +143,17 @@ class RowKernels:
         def run(spec: LaunchSpec) -> None:
             KERNELS.launch(kernel.value.module, kernel.value.function, spec, grid, tensors, scalars)
 
-        launch_with_fallback(kernel.value.function, _spec(kernel, tuple(flags.items()), self._device), run, tiling.smaller)
+        launch_with_fallback(kernel.value.function, _spec(kernel, self._device, **flags), run, tiling.smaller)
 
 
 @functools.lru_cache(maxsize=256)
-def _spec(kernel: RowKernel, flags: tuple[tuple[str, bool], ...], device: Device) -> LaunchSpec:
-    return LaunchSpec.of(tiling.row_launch(kernel, device), dict(flags))
+def _spec(kernel: RowKernel, device: Device, **flags: bool) -> LaunchSpec:
+    return LaunchSpec.of(tiling.row_launch(kernel, device), flags)
 
 
 @functools.lru_cache(maxsize=64)
-def _partials_spec(flags: tuple[tuple[str, bool], ...], device: Device) -> LaunchSpec:
-    return LaunchSpec.of(tiling.PartialsLaunch(device=device), dict(flags))
+def _partials_spec(device: Device, **flags: bool) -> LaunchSpec:
+    return LaunchSpec.of(tiling.PartialsLaunch(device=device), flags)
 
 
 def _dense(values: Tensor) -> Tensor:

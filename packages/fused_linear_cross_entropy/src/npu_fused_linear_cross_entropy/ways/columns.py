@@ -13,7 +13,7 @@ class Columns(Loss):
 
     def add_statistics(self, tokens: slice, result: Tensor) -> None:
         for columns in self.tiling.chunks.columns:
-            chunk, _ = self.logits(tokens, columns)
+            chunk = self.logits(tokens, columns)
             self.on_chunks.statistics(chunk, result, merge=columns.start > 0)
         self.exchange(result)
 
@@ -22,7 +22,8 @@ class Columns(Loss):
     ) -> None:
         coefficients = self.coefficients(tokens, statistics, dloss, dentropy)
         for columns in self.tiling.chunks.columns:
-            chunk, gradient = self.logits(tokens, columns)
+            chunk = self.logits(tokens, columns)
+            gradient = self.gradient_memory(chunk.logits)
             self.on_chunks.gradient(chunk, gradient, coefficients)
             self.gradients.add(tokens, columns, gradient)
 
@@ -32,7 +33,8 @@ class WholeRows(Columns):
 
     def add_both(self, tokens: slice, statistics: Tensor) -> None:
         (columns,) = self.tiling.chunks.columns
-        chunk, gradient = self.logits(tokens, columns)
+        chunk = self.logits(tokens, columns)
+        gradient = self.gradient_memory(chunk.logits)
         result = part(statistics, tokens, 1)
         if self.options.group or self.factors is not None:
             self.on_chunks.statistics(chunk, result, merge=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import torch
@@ -84,7 +83,8 @@ class Distillation(Head):
     def _chunk(self, tokens: slice, factors: Tensor | None, losses: Tensor) -> Tensor:
         """Writes the losses of a chunk of tokens, and given factors returns the gradient of the student's raw products."""
         (everything,) = self.tiling.chunks.columns
-        student, gradient = self.products(tokens, everything)
+        student = self.products(tokens, everything)
+        gradient = self.gradient_memory(student)
         teacher = self._teacher_buffer.as_strided(student.shape, student.stride())
         if self._probs is not None:
             teacher.copy_(part(self._probs, tokens)).clamp_min_(torch.finfo(teacher.dtype).tiny).log_()
@@ -131,7 +131,7 @@ def _plan(shape: Shape, teacher_dtype: torch.dtype, vocabulary: int) -> Tiling:
         sum_dtype = sum_dtype or exact
     elif sum_dtype is None and len(parts.tokens) > 1 and shape.needs.dweight and 2 * sums <= budget:
         sum_dtype = exact
-        parts = _split(dataclasses.replace(shape, weight_dtype=exact), (budget - sums) // row)
+        parts = _split(shape._replace(weight_dtype=exact), (budget - sums) // row)
     return made(shape, _RULE, parts, sum_dtype or shape.weight_dtype)
 
 

@@ -65,7 +65,7 @@ class Distributions(Head):
         rising, exact, group = self.options.logit_scale >= 0.0, self.tiling.exact, self.options.group
         tops, firsts = [], []
         for columns in self.tiling.chunks.columns:
-            logits, _ = self.products(tokens, columns, bias=True)
+            logits = self.products(tokens, columns, bias=True)
             first = self.options.vocab_first + columns.start
             self._kernels.statistics(logits, rates, result.statistics, merge=columns.start > 0)
             if result.id_logits is not None:
@@ -123,7 +123,8 @@ class Distributions(Head):
                 assert did_log_probs is not None
                 values, dots = self._of_ids(own, named, part(log_probs, tokens), part(did_log_probs, tokens), rates)
             for columns in self.tiling.chunks.columns:
-                logits, gradient = self.products(tokens, columns, bias=True)
+                logits = self.products(tokens, columns, bias=True)
+                gradient = self.gradient_memory(logits)
                 of_columns = None if drates is None else own.new_empty(own.shape[1])
                 self._kernels.gradient(logits, rates, gradient, own, of_columns)
                 if named is not None:

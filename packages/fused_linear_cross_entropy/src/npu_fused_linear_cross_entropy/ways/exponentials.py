@@ -33,7 +33,8 @@ class Exponentials(Columns):
     def exponentials(self, tokens: slice, result: Tensor) -> tuple[Tensor, Tensor]:
         """Writes this rank's statistics [6, tokens]; returns exponentials [tokens, V] and their references [tokens]."""
         (columns,) = self.tiling.chunks.columns
-        chunk, memory = self.logits(tokens, columns)
+        chunk = self.logits(tokens, columns)
+        memory = self.gradient_memory(chunk.logits)
         reference = allocate(self.x, (memory.shape[0],), self.tiling.exact)
         self.kernels.exponentials(chunk, memory, result, reference, merge=False)
         return memory, reference

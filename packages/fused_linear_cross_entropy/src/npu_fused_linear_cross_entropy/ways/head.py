@@ -34,24 +34,23 @@ class Head:
         self.gradients = GradientSums(self.x, self._operands, tiling, inputs.weight_grad)
         self.buffer = allocate(self.x, (tiling.buffer,), tiling.logits_dtype)
 
-    def products(self, tokens: slice, columns: slice, *, bias: bool = False) -> tuple[Tensor, Tensor]:
-        """A chunk of raw logits, with the bias or without, and memory for its gradient in x's dtype.
-
-        That memory lies over the logits; if x's dtype is narrower, in the upper half of each row.
-        """
+    def products(self, tokens: slice, columns: slice, *, bias: bool = False) -> Tensor:
+        """A chunk of raw logits, with the bias or without."""
         x, count = part(self.x, tokens), columns.stop - columns.start
-        size = x.shape[0], count
-        pitch = chunks.pitch(size[1])
-        logits = self.buffer.as_strided(size, (pitch, 1))
+        logits = self.buffer.as_strided((x.shape[0], count), (chunks.pitch(count), 1))
         for where, weight in self._operands:
             multiply = matmul.add_product if where.start else matmul.product
             multiply(part(x, where, 1), part(weight, columns).t(), logits)
         if bias and self.bias is not None:
             logits.add_(part(self.bias, columns))
-        if x.dtype == logits.dtype:
-            return logits, logits
-        narrow = self.buffer.view(x.dtype)
-        return logits, narrow.as_strided(size, (2 * pitch, 1), narrow.storage_offset() + pitch)
+        return logits
+
+    def gradient_memory(self, logits: Tensor) -> Tensor:
+        """Memory in x's dtype for a chunk's gradient: over its logits, in the upper half of each row if x's is narrower."""
+        if self.x.dtype == logits.dtype:
+            return logits
+        pitch, narrow = logits.stride(0), self.buffer.view(self.x.dtype)
+        return narrow.as_strided(logits.shape, (2 * pitch, 1), narrow.storage_offset() + pitch)
 
     def release(self) -> None:
         """Gives memory back before the sums are cast."""

@@ -56,7 +56,7 @@ class KeptLogits(Loss):
         kept = []
         largest = statistics.new_empty(len(self.tiling.chunks.columns), statistics.shape[1]).unbind()
         for columns, subtracted in zip(self.tiling.chunks.columns, largest, strict=True):
-            chunk, _ = self.logits(slice(None), columns)
+            chunk = self.logits(slice(None), columns)
             place = memory.chunk(columns)
             self.keep_chunk(chunk, place, statistics, subtracted)
             kept.append(Kept(chunk._replace(logits=place), subtracted))

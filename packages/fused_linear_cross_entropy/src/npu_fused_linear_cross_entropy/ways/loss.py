@@ -111,11 +111,11 @@ class Loss(Head):
 
     # Steps that ways have in common.
 
-    def logits(self, tokens: slice, columns: slice) -> tuple[Chunk, Tensor]:
-        """A chunk of logits, and the memory for its gradient: see `products`."""
-        logits, gradient = self.products(tokens, columns)
+    def logits(self, tokens: slice, columns: slice) -> Chunk:
+        """A chunk of logits."""
+        logits = self.products(tokens, columns)
         self.on_chunks.prepare(logits, columns)
-        return Chunk(logits, columns, part(self.facts.columns, tokens), self.options.vocab_first + columns.start), gradient
+        return Chunk(logits, columns, part(self.facts.columns, tokens), self.options.vocab_first + columns.start)
 
     def exchange(self, statistics: Tensor) -> None:
         """Statistics [6, tokens] of this rank's columns become statistics of the whole vocabulary."""

@@ -38,7 +38,7 @@ class ProbabilityTargets(Head):
             result, of_targets = part(statistics, tokens, 1), part(sums, tokens, 1)
             of_targets.zero_()
             for columns in self.tiling.chunks.columns:
-                logits, _ = self.products(tokens, columns, bias=True)
+                logits = self.products(tokens, columns, bias=True)
                 self._kernels.statistics(logits, None, result, merge=columns.start > 0)
                 for piece, targets in self._pieces(tokens, columns):
                     z = logits_of(logits[piece].to(exact), None, self.options)
@@ -59,7 +59,8 @@ class ProbabilityTargets(Head):
         for tokens in self.tiling.chunks.tokens:
             own = part(coefficients, tokens, 1)
             for columns in self.tiling.chunks.columns:
-                logits, gradient = self.products(tokens, columns, bias=True)
+                logits = self.products(tokens, columns, bias=True)
+                gradient = self.gradient_memory(logits)
                 if factors is None:
                     self._kernels.gradient(logits, None, gradient, own, None)
                 else:

@@ -102,7 +102,7 @@ def backward_of_tiles(
 def backward_kernel(
     # Read; None: the call has no such input. p_dsum: a gradient that reaches x from elsewhere.
     p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd,
-    # Written; None: not needed. p_dw and p_db: fp32 [programs, N], a partial sum of each program.
+    # Written; None: not needed. p_dw, p_db: fp32 [programs, N], partial sums; where one program runs, the gradients.
     p_dx, p_dgate, p_dw, p_db,
     n_outer, n_inner,
     s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner,

@@ -33,16 +33,17 @@ def register_cap(warps: int, per_core: int) -> int:
     return min(MAX_REGISTERS, CORE_REGISTERS // (resident * warps * WARP) // _REGISTER_UNIT * _REGISTER_UNIT)
 
 
-def equal_chunks(width: int, *, least: int, most: int) -> tuple[int, int]:
+def equal_chunks(width: int, *, least: int) -> tuple[int, int]:
     """Columns of the equal chunks that a row is split in, and their number: least padding first, then the fewest chunks.
+
+    There are at most eight.
 
     Args:
         width: columns of the row.
         least: columns of the smallest chunk. Chunks are powers of two.
-        most: the largest number of chunks.
     """
     padded_row = power_of_two(width)
     sizes = [padded_row >> halvings for halvings in range(_HALVINGS + 1)]
     sizes = [size for size in sizes if size >= least] or [padded_row]
-    padded, _, chunk = min((ceil(width / size) * size, -size, size) for size in sizes if width <= size * most)
+    padded, _, chunk = min((ceil(width / size) * size, -size, size) for size in sizes)
     return chunk, padded // chunk

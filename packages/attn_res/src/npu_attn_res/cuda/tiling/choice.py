@@ -53,20 +53,19 @@ def _in_registers(shape: Shape, device: Device) -> CudaTiling | None:
     """All sources of a token in registers; None where they are too many."""
     padded, block_n = power_of_two(shape.width), power_of_two(shape.n_sources)
     elements = block_n * padded
-    rows = (ways.FORWARD_IN_REGISTERS,) if shape.task == Task.FORWARD else ways.BACKWARD_IN_REGISTERS
+    rows = ways.FORWARD_IN_REGISTERS if shape.task == Task.FORWARD else ways.BACKWARD_IN_REGISTERS
     row = next((row for row in rows if elements <= row.elements), None)
     if row is None or (shape.task == Task.BACKWARD and padded > ways.MAX_COLUMNS):
         return None
-    warps, per_core = ways.MIN_WARPS, row.per_core
-    if shape.task == Task.BACKWARD:
-        warps = max(ways.MIN_WARPS, elements // row.per_warp, padded // ways.WARP_COLUMNS)
-        per_core = max(1, min(row.per_core, ways.MAX_CORE_WARPS // warps))
-    chosen = {"block_d": padded, "block_n": block_n, "warps": warps, "per_core": per_core}
+    warps = max(1, elements // row.per_warp, padded // row.warp_columns)
+    per_core = max(1, min(row.per_core, ways.MAX_CORE_WARPS // warps))
+    chosen = {"block_d": padded, "block_n": block_n, "warps": warps}
     why = f"{elements} elements a token, padded, are at most {row.elements}"
     for stages in range(ways.STAGES, 1, -1):
         tiling = _tiling(shape, device, Way.IN_REGISTERS, why, row.decided_at, stages=stages, **chosen)
-        if tiling.shared_bytes <= device.ub_bytes:
-            return tiling
+        resident = device.ub_bytes // tiling.shared_bytes
+        if resident:
+            return dataclasses.replace(tiling, per_core=min(per_core, resident))
     return None
 
 
@@ -101,13 +100,13 @@ def _loop(shape: Shape, device: Device) -> CudaTiling:
     chunk, chunks = (padded, 1) if is_backward else _chunks(shape.width)
     row, n_sources = chunk * chunks, power_of_two(shape.n_sources)
     rule = next(rule for rule in (ways.BACKWARD_LOOPS if is_backward else ways.FORWARD_LOOPS) if row <= rule.columns)
-    blocks = rule.sources
-    if row <= ways.TILE_ELEMENTS:
-        blocks = max(blocks, power_of_two(ways.TILE_ELEMENTS // row + 1) // 2)
-        if is_backward:
-            blocks = max(1, min(blocks, n_sources // 2))
-    block_n = min(n_sources, blocks)
-    warps, stages, per_core = max(ways.MIN_WARPS, block_n * row // rule.per_warp), rule.stages, rule.per_core
+    blocks, least_warps = rule.sources, 1
+    if is_backward:
+        least_warps = ways.MIN_WARPS
+        if row <= ways.TILE_ELEMENTS:
+            blocks = min(max(blocks, power_of_two(ways.TILE_ELEMENTS // row + 1) // 2), n_sources // 2)
+    block_n = max(1, min(n_sources, blocks))
+    warps, stages, per_core = max(least_warps, block_n * row // rule.per_warp), rule.stages, rule.per_core
     if chunks > 1:
         warps = max(1, chunk // ways.CHUNK_COLUMNS_PER_WARP)
         stages += ways.MIN_EXTRA_STAGE < row <= ways.TILE_ELEMENTS
@@ -126,7 +125,7 @@ def _chunks(width: int) -> tuple[int, int]:
 
     A row that the next power of two pads by a sixth or less, as that of 7168 columns, is faster as one chunk.
     """
-    chunk, chunks = equal_chunks(width, least=ways.MIN_CHUNK, most=ways.MAX_CHUNKS)
+    chunk, chunks = equal_chunks(width, least=ways.MIN_CHUNK)
     padded = power_of_two(width)
     return (chunk, chunks) if padded > ways.MIN_PADDING * chunk * chunks else (padded, 1)
 

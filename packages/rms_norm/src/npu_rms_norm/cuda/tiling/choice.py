@@ -14,7 +14,7 @@ from npu_tiling.launching.cuda import CORE_REGISTERS, WARP, equal_chunks, regist
 from ...shape import MAX_COUNTED_ROWS, Shape
 from .policies import BACKWARD, FORWARD, QK_BACKWARD, SHARE_COLUMNS, Policy
 
-MAX_CHUNKS, MIN_CHUNK = 8, 256  # at most a fifth of a row is padding; code is compiled for each chunk
+MIN_CHUNK = 256  # columns; code is compiled for each chunk
 MAX_HEADS = 1024  # whose rows share tiles in a forward
 MAX_SHARE = 128  # programs that share a row
 
@@ -138,7 +138,7 @@ class CudaTiling:
 def choose(shape: Shape, device: Device) -> CudaTiling:
     """The first row of the table that a shape matches, with its sizes."""
     padded = power_of_two(shape.width)
-    chunk, chunks = equal_chunks(shape.width, least=MIN_CHUNK, most=MAX_CHUNKS)
+    chunk, chunks = equal_chunks(shape.width, least=MIN_CHUNK)
     share = ceil(shape.width / SHARE_COLUMNS)
     is_unshareable = shape.gated or shape.biased or shape.per_head or not shape.with_rows
     order = _order(shape)
