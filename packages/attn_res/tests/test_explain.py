@@ -96,15 +96,24 @@ def test_an_appended_block_is_asked_for(monkeypatch):
     [
         ("Ascend910B4", 512, "the fastest way of the table fits", "Way.ROWS"),
         ("Ascend910B4", 5120, "faster ways cannot run (rows share a tile", "Way.ROW"),
-        ("H200", 512, "8192 elements a token, padded, are at most 8192", "InRegisters(8192"),
-        ("H200", 5120, "no registers for", "Loop(8192"),
+        ("H200", 512, "4 at a time of 12 sources of 512 columns, padded to 16 of 512", "Loop(2048"),
+        ("H200", 5120, "2 at a time of 12 sources of 5120 columns, padded to 16 of 5120", "Loop(8192"),
     ],
 )
 def test_the_reason_names_the_numbers_of_the_call_and_the_row_that_decided(chip, width, said, row):
     forward = explain(tokens=64, width=width, blocks=12, prefix=True, chip=chip).launches[0]
-    file, _, line = forward.decided_at.partition(":")
-    decided = Path(npu_attn_res.__file__).parents[1].joinpath(file).read_text().splitlines()[int(line) - 1]
-    assert said in forward.why and row in decided
+    assert said in forward.why and row in line_of(forward)
+
+
+def test_the_reason_of_a_backward_in_registers_names_its_row():
+    _, backward, *_ = explain(tokens=64, width=512, blocks=12, chip="H200", backward=True).launches
+    assert backward.why == "8192 elements a token, padded, are at most 8192" and "InRegisters(8192" in line_of(backward)
+
+
+def line_of(launch):
+    """The line of the source that decided."""
+    file, _, line = launch.decided_at.partition(":")
+    return Path(npu_attn_res.__file__).parents[1].joinpath(file).read_text().splitlines()[int(line) - 1]
 
 
 def test_bytes_are_those_of_the_formula():

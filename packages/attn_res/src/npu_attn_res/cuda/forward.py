@@ -1,8 +1,7 @@
 """The forward of one layer for CUDA, where many warps share a tile: one token, several of its sources at once.
 
 A tile has BLOCK_N blocks by whole rows, in CHUNKS pieces of BLOCK_D columns: a row of 2560 is five pieces of 512, and not
-one of 4096 of which a third is padding. HELD: a tile has all blocks of a token, which stay in registers while those
-of the next token are loaded. Otherwise a tile has a few blocks, and several tiles are loaded at once.
+one of 4096 of which a third is padding. Several tiles are loaded at once.
 """
 
 import triton
@@ -40,13 +39,6 @@ def add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D: tl.constexpr, CHUNKS: t
     return b_score, b_rstd, b_next, b_sum * b_shrink + tl.sum(b_weight, axis=0), sums
 
 
-@triton.jit
-def store_statistics(p_score, p_rstd, b_score, b_rstd, o_row, m_block):
-    if p_score is not None:
-        tl.store(p_score + o_row, b_score, mask=m_block)
-        tl.store(p_rstd + o_row, b_rstd, mask=m_block)
-
-
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
 def attn_res_forward_sources_kernel(
     # read: the sources (see block_rows), the weights of scores and of the RMSNorm of h (None: there is none)
@@ -59,21 +51,16 @@ def attn_res_forward_sources_kernel(
     n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
     D: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, CHUNKS: tl.constexpr,  # BLOCK_D * CHUNKS >= D
-    STAGES: tl.constexpr, HELD: tl.constexpr, ALIGNED: tl.constexpr,
+    STAGES: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """h, its RMSNorm and the statistics, from one read of every source; a tile has several sources of a token."""
     g = ()
     for i in tl.static_range(CHUNKS):
         g = g + (load_chunk(p_query, i, D, BLOCK_D) * load_chunk(p_norm, i, D, BLOCK_D),)
     n_blocks = count_blocks(p_count, n_blocks, n_slots)
-    for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0), num_stages=STAGES if HELD else 1):
+    for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0)):
         i_token = i_turn.to(tl.int64)
         i_first = i_token * s_token
-        if HELD:
-            o_block = tl.arange(0, BLOCK_N)
-            m_block = o_block < n_blocks
-            p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, 0, m_block, BLOCK_N, ALIGNED)
-            tiles = load_tiles(p_row, m_row, D, BLOCK_D, CHUNKS)
         o = ()
         if p_prefix is None:
             b_max = tl.full([], float("-inf"), tl.float32)
@@ -105,17 +92,16 @@ def attn_res_forward_sources_kernel(
                 i_row = tl.cast(n_slots, tl.int64) * n_tokens + i_token
                 tl.store(p_score + i_row, b_max)
                 tl.store(p_rstd + i_row, b_prefix_rstd)
-        if HELD:
+        for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
+            o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            m_block = o_block < n_blocks
+            p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
+            tiles = load_tiles(p_row, m_row, D, BLOCK_D, CHUNKS)
             b_score, b_rstd, b_max, b_sum, o = add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D, CHUNKS)
-            store_statistics(p_score, p_rstd, b_score, b_rstd, o_block.to(tl.int64) * n_tokens + i_token, m_block)
-        else:
-            for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
-                o_block = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
-                m_block = o_block < n_blocks
-                p_row, m_row = block_rows(p_v, others, p_table, i_first, s_block, i_tile, m_block, BLOCK_N, ALIGNED)
-                tiles = load_tiles(p_row, m_row, D, BLOCK_D, CHUNKS)
-                b_score, b_rstd, b_max, b_sum, o = add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D, CHUNKS)
-                store_statistics(p_score, p_rstd, b_score, b_rstd, o_block.to(tl.int64) * n_tokens + i_token, m_block)
+            if p_score is not None:
+                o_row = o_block.to(tl.int64) * n_tokens + i_token
+                tl.store(p_score + o_row, b_score, mask=m_block)
+                tl.store(p_rstd + o_row, b_rstd, mask=m_block)
         b_square = tl.zeros([BLOCK_D], tl.float32)
         h = ()
         for i in tl.static_range(CHUNKS):

@@ -38,7 +38,9 @@ def choose(shape: Shape, device: Device) -> CudaTiling | None:
         return _tiling(shape, device, Way.LAYERS, why, block_s=block_s, block_d=padded, warps=ways.LAYER_WARPS)
     if padded > ways.MAX_ROW:
         return None
-    if shape.task not in (Task.FORWARD, Task.BACKWARD):
+    if shape.task == Task.FORWARD:
+        return _loop(shape, device)
+    if shape.task != Task.BACKWARD:
         warps = max(1, min(16, padded // ways.ROW_ELEMENTS_PER_WARP))
         return _tiling(shape, device, Way.ROW, "a row fits", block_d=padded, warps=warps, per_core=ways.ROW_PER_CORE)
     return _in_registers(shape, device) or _cooperating(shape, device) or _loop(shape, device)
@@ -53,11 +55,10 @@ def _in_registers(shape: Shape, device: Device) -> CudaTiling | None:
     """All sources of a token in registers; None where they are too many."""
     padded, block_n = power_of_two(shape.width), power_of_two(shape.n_sources)
     elements = block_n * padded
-    rows = ways.FORWARD_IN_REGISTERS if shape.task == Task.FORWARD else ways.BACKWARD_IN_REGISTERS
-    row = next((row for row in rows if elements <= row.elements), None)
-    if row is None or (shape.task == Task.BACKWARD and padded > ways.MAX_COLUMNS):
+    row = next((row for row in ways.IN_REGISTERS if elements <= row.elements), None)
+    if row is None or padded > ways.MAX_COLUMNS:
         return None
-    warps = max(1, elements // row.per_warp, padded // row.warp_columns)
+    warps = max(1, elements // row.per_warp, padded // ways.WARP_COLUMNS)
     per_core = max(1, min(row.per_core, ways.MAX_CORE_WARPS // warps))
     chosen = {"block_d": padded, "block_n": block_n, "warps": warps}
     why = f"{elements} elements a token, padded, are at most {row.elements}"
@@ -71,8 +72,6 @@ def _in_registers(shape: Shape, device: Device) -> CudaTiling | None:
 
 def _cooperating(shape: Shape, device: Device) -> CudaTiling | None:
     """A few sources and columns of a token in registers; None where too many programs would share a token."""
-    if shape.task != Task.BACKWARD:
-        return None
     policy = ways.COOPERATING
     tiles = power_of_two(ceil(shape.n_sources / policy.sources))
     block_n = power_of_two(ceil(shape.n_sources / tiles))
@@ -100,7 +99,7 @@ def _loop(shape: Shape, device: Device) -> CudaTiling:
     chunk, chunks = (padded, 1) if is_backward else _chunks(shape.width)
     row, n_sources = chunk * chunks, power_of_two(shape.n_sources)
     rule = next(rule for rule in (ways.BACKWARD_LOOPS if is_backward else ways.FORWARD_LOOPS) if row <= rule.columns)
-    blocks, least_warps = rule.sources, 1
+    blocks, least_warps = rule.sources, max(1, row // ways.FORWARD_WARP_COLUMNS)
     if is_backward:
         least_warps = ways.MIN_WARPS
         if row <= ways.TILE_ELEMENTS:
@@ -112,8 +111,10 @@ def _loop(shape: Shape, device: Device) -> CudaTiling:
         stages += ways.MIN_EXTRA_STAGE < row <= ways.TILE_ELEMENTS
         per_core = ways.NARROW_PER_CORE if warps <= 2 else per_core
     blocks_and_chunks = {"block_d": chunk, "chunks": chunks, "block_n": block_n, "warps": warps, "per_core": per_core}
-    holder = "as many programs as may share a token have" if is_backward else "one program has"
-    why = f"{holder} no registers for {shape.n_sources} sources of {shape.width} columns, padded to {n_sources} of {row}"
+    sources = f"{shape.n_sources} sources of {shape.width} columns, padded to {n_sources} of {row}"
+    why = f"{block_n} at a time of {sources}: several small tiles under way are the fastest"
+    if is_backward:
+        why = f"as many programs as may share a token have no registers for {sources}"
     tiling = _tiling(shape, device, Way.LOOP, why, rule.decided_at, stages=stages, **blocks_and_chunks)
     while tiling.shared_bytes > device.ub_bytes:
         tiling = _fewer_under_way(tiling)

@@ -21,7 +21,7 @@ _COOPERATING_SCRATCH_BYTES = 8192  # the same where programs share a token: six 
 _FORWARD = Kernel(
     "cuda.forward",
     "attn_res_forward_sources_kernel",
-    ("D", "BLOCK_N", "BLOCK_D", "CHUNKS", "STAGES", "HELD", "ALIGNED"),
+    ("D", "BLOCK_N", "BLOCK_D", "CHUNKS", "STAGES", "ALIGNED"),
 )
 _BACKWARD = Kernel(
     "cuda.backward",
@@ -84,8 +84,7 @@ class CudaTiling(Tiling):
     @property
     def options(self) -> dict[str, int]:
         options = row_options(self.block_d, self.warps)
-        in_registers = self.way is Way.IN_REGISTERS and self.shape.task == Task.BACKWARD and self.per_core > 2
-        if self.cooperating or in_registers:
+        if self.cooperating or (self.way is Way.IN_REGISTERS and self.per_core > 2):
             options["maxnreg"] = register_cap(self.warps, self.per_core)
         return options
 
@@ -122,9 +121,7 @@ class CudaTiling(Tiling):
 
 
 def _other_rows(shape: Shape) -> int:
-    """Rows of a token beside its sources that a program loads: dh, a prefix and its gradient, or the norm's weight."""
+    """Rows of a token beside its sources that a program of a backward loads: dh, or a prefix, its gradient and dh."""
     if shape.prefix:
         return 3
-    if shape.task == Task.FORWARD:
-        return int(shape.normalised)
     return 2 if shape.fp32_dh else 1

@@ -16,8 +16,8 @@ from npu_tiling.places import here
 class Way(Enum):
     """How the sources of a token are read."""
 
-    IN_REGISTERS = "a program has all sources of a token in registers, and loads the next token's meanwhile"
     LOOP = "a program loops over a few sources of a token at a time; a backward reads them twice"
+    IN_REGISTERS = "a program has all sources of a token in registers, and loads the next token's meanwhile"
     COOPERATING = "several programs have some sources and columns of a token each, and exchange their parts of the sums"
     LAYERS = "a program has a source's row, and those of all layers, in registers"
     ROW = "a program has one row in registers"
@@ -28,12 +28,11 @@ class Way(Enum):
 
 
 class InRegisters(NamedTuple):
-    """All sources of a token in registers.
+    """All sources of a token in registers, backward.
 
     Attributes:
         elements: of a token's sources, padded to powers of two, at most.
         per_warp: elements of a warp, at most.
-        warp_columns: of a row, that a warp has at most.
         per_core: programs resident on a multiprocessor, at most.
         measured: with this policy.
         decided_at: file and line of the row.
@@ -41,7 +40,6 @@ class InRegisters(NamedTuple):
 
     elements: int
     per_warp: int
-    warp_columns: int
     per_core: int
     measured: str
     decided_at: str
@@ -107,25 +105,22 @@ MIN_EXTRA_STAGE = 4096  # columns of a row in chunks from which on one more tile
 # Several small tiles under way are faster than one large one.
 STAGES = 3  # tiles under way in a loop over sources, or over tokens
 MIN_WARPS = 4  # of a loop backward
-TILE_ELEMENTS = 8192  # of a tile of several sources of a loop backward
+TILE_ELEMENTS = 8192  # of a tile of several sources
 
-# In registers. Few warps have a narrow row: where several share its 256 columns, sums over sources are exchanged between
-# warps, and 32768 x 8 x 256 take .340 ms forward on an H100 with four warps, .063 with one.
+# Columns of a warp of a forward, at most. A narrow row has few warps: where several share 256 columns, they exchange sums
+# over sources, and 32768 x 8 x 256 take .340 ms on an H100 with four warps, .061 with one.
+FORWARD_WARP_COLUMNS = 2048
+
 # fmt: off
-FORWARD_IN_REGISTERS = (
-    # elements  per_warp  warp_columns  per_core
-    InRegisters(4096,   4096,     2048,         8, "", here()),
-    InRegisters(8192,   4096,     2048,         4, "4096 x 4 x 2048: .0290 forward", here()),
+IN_REGISTERS = (
+    # elements  per_warp  per_core
+    InRegisters(4096,   2048,     4, "", here()),
+    InRegisters(8192,   2048,     3, "4096 x 4 x 2048: .0777", here()),
+    InRegisters(16384,  2048,     2, "", here()),
+    InRegisters(32768,  4096,     1, "8192 x 8 x 4096: .458; 4096 x 8 x 2560: .163", here()),
 )
-BACKWARD_IN_REGISTERS = (
-    InRegisters(4096,   2048,     512,          4, "", here()),
-    InRegisters(8192,   2048,     512,          3, "4096 x 4 x 2048: .0777", here()),
-    InRegisters(16384,  2048,     512,          2, "", here()),
-    InRegisters(32768,  4096,     512,          1, "8192 x 8 x 4096: .458; 4096 x 8 x 2560: .163", here()),
-)
-MAX_CORE_WARPS = 16  # of all programs of a multiprocessor
-MAX_COLUMNS = 8192  # of a row backward
-
+# In registers: warps of all programs of a multiprocessor, columns of a warp, columns of a row.
+MAX_CORE_WARPS, WARP_COLUMNS, MAX_COLUMNS = 16, 512, 8192
 
 FORWARD_LOOPS = (
     # columns  sources  per_warp  per_core   stages
