@@ -87,17 +87,13 @@ class RowKernels:
         grid = tiling.row_launch(RowKernel.LOSSES, self._device).grid(tokens, summed=summed)
         partials = allocate(statistics, (grid, _PARTIAL_WIDTH), torch.float32) if summed and grid > 1 else None
         size = () if reduced else shape
-
-        def output(wanted: bool, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor | None:
-            return allocate(statistics, size, dtype) if wanted else None
-
         outputs = LinearCrossEntropyOutput(
             allocate(statistics, size, torch.float32),
-            output(options.return_z_loss, size),
-            output(options.return_token_accuracy, ()),
-            output(options.return_predicted_tokens, shape, torch.int64),
-            output(options.return_lse, shape),
-            output(options.return_entropy, shape),
+            allocate(statistics, size, torch.float32) if options.return_z_loss else None,
+            allocate(statistics, (), torch.float32) if options.return_token_accuracy else None,
+            allocate(statistics, shape, torch.int64) if options.return_predicted_tokens else None,
+            allocate(statistics, shape, torch.float32) if options.return_lse else None,
+            allocate(statistics, shape, torch.float32) if options.return_entropy else None,
         )
         self._launch(
             RowKernel.LOSSES,

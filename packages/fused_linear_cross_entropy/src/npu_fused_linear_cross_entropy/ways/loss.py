@@ -45,7 +45,8 @@ class Loss(Head):
             # A mean's factors are about 1 / N: see `reference.rows.target_facts`.
             self._gradient_factors = self.factors * tokens
             self.facts = self.facts._replace(unfinished=self.facts.unfinished / tokens)
-        bias, class_weight = (None if one is None else one.contiguous() for one in (inputs.bias, inputs.class_weight))
+        bias = None if inputs.bias is None else inputs.bias.contiguous()
+        class_weight = None if inputs.class_weight is None else inputs.class_weight.contiguous()
         self.on_chunks = (
             ReferenceChunks(bias, class_weight, options)
             if device is None
