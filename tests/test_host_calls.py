@@ -23,7 +23,7 @@ CALLS = {  # a call, its tensors, and how many functions it runs at most: forwar
     "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 37, 81),
     "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 43, 99),
     "cross entropy": (lambda *head: fused_linear_cross_entropy(*head, TARGET), HEAD, 110, 165),
-    "log_probs": (lambda *head: linear_log_probs(*head, TARGET), HEAD, 127, 253),
+    "log_probs": (lambda *head: linear_log_probs(*head, TARGET), HEAD, 119, 242),
     "distillation": (lambda *head: linear_distillation_loss(*head, TARGET, teacher=TEACHER), HEAD, 115, 172),
     "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 47, 97),
 }
