@@ -50,7 +50,7 @@ class Loop(NamedTuple):
 
     Attributes:
         columns: of a row, padded, at most.
-        sources: of a tile, at least, as far as there are so many.
+        sources: of a tile, as far as there are so many; backward at least.
         per_warp: elements of a warp.
         per_core: programs of a multiprocessor.
         stages: tiles under way.
