@@ -114,7 +114,7 @@ class PipelineBlocks:
             where it was given.
 
         Raises:
-            ValueError: there is no such stage, the number of blocks is not that of all stages so far.
+            ValueError: there is no such stage, or the number of blocks is not that of all stages so far.
         """
         self._check(stage)
         expected = sum(self._made[: stage + 1])
