@@ -169,6 +169,7 @@ def test_on_cuda_a_smaller_launch_ends_in_kernels_that_take_columns():
         seen.append(tiling)
         assert not tiling.block_n or (tiling.way is CudaWay.IN_REGISTERS) == (tiling.block_n >= 16)
         tiling = smaller(tiling)
+    assert {each.why for each in seen[1:]} == {"the compiler refused a larger tile"}
     assert [each.block_n for each in seen] == sorted((each.block_n for each in seen), reverse=True)
     assert not seen[-1].has_whole_rows
     assert all(each.has_whole_rows for each in seen[:-1])

@@ -77,6 +77,6 @@ def test_a_call_of_any_size_needs_no_memory():
 
 
 @pytest.mark.parametrize("option", ["backward", "return_fp32", "gate"])
-def test_an_option_that_eight_bits_have_not_is_an_error(option):
+def test_what_does_not_go_with_quantised_is_an_error(option):
     with pytest.raises(ValueError, match=r"goes with neither"):
         explain(tokens=8, width=64, chip="H200", quantised="int8", **{option: True})

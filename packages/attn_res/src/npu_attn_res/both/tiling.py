@@ -69,7 +69,7 @@ class Tiling(ABC):
     @property
     @abstractmethod
     def sizes(self) -> dict[str, Any]:
-        """Every `tl.constexpr` parameter that a kernel of this chip may have."""
+        """The `tl.constexpr` parameters that kernels of this chip alone have."""
 
     @property
     @abstractmethod

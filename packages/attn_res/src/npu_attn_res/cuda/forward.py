@@ -1,4 +1,4 @@
-"""The forward of one layer for CUDA, where many warps share a tile: one token, several of its sources at once.
+"""The forward of one layer for CUDA. A program has one token, and loads several of its sources at once.
 
 A tile has BLOCK_N blocks by whole rows, in CHUNKS pieces of BLOCK_D columns: a row of 2560 is five pieces of 512, and not
 one of 4096 of which a third is padding. Several tiles are loaded at once.

@@ -52,7 +52,7 @@ def _tiling(shape: Shape, device: Device, way: Way, why: str, place: str = "", *
 
 
 def _in_registers(shape: Shape, device: Device) -> CudaTiling | None:
-    """All sources of a token in registers; None where they are too many."""
+    """All sources of a token in registers; None where they, or a row, have too many elements."""
     padded, block_n = power_of_two(shape.width), power_of_two(shape.n_sources)
     elements = block_n * padded
     row = next((row for row in ways.IN_REGISTERS if elements <= row.elements), None)
@@ -71,7 +71,7 @@ def _in_registers(shape: Shape, device: Device) -> CudaTiling | None:
 
 
 def _cooperating(shape: Shape, device: Device) -> CudaTiling | None:
-    """A few sources and columns of a token in registers; None where too many programs would share a token."""
+    """A few sources and columns of a token in registers; None of one program, or past a limit of `COOPERATING`."""
     policy = ways.COOPERATING
     tiles = power_of_two(ceil(shape.n_sources / policy.sources))
     block_n = power_of_two(ceil(shape.n_sources / tiles))
@@ -99,23 +99,25 @@ def _loop(shape: Shape, device: Device) -> CudaTiling:
     chunk, chunks = (padded, 1) if is_backward else _chunks(shape.width)
     row, n_sources = chunk * chunks, power_of_two(shape.n_sources)
     rule = next(rule for rule in (ways.BACKWARD_LOOPS if is_backward else ways.FORWARD_LOOPS) if row <= rule.columns)
-    blocks, least_warps = rule.sources, max(1, row // ways.FORWARD_WARP_COLUMNS)
+    tile_sources, least_warps = rule.sources, max(1, row // ways.FORWARD_WARP_COLUMNS)
     if is_backward:
         least_warps = ways.MIN_WARPS
-        if row <= ways.TILE_ELEMENTS:
-            blocks = min(max(blocks, power_of_two(ways.TILE_ELEMENTS // row + 1) // 2), n_sources // 2)
-    block_n = max(1, min(n_sources, blocks))
+        if row <= ways.BACKWARD_TILE:
+            tile_sources = max(tile_sources, power_of_two(ways.BACKWARD_TILE // row + 1) // 2)
+            tile_sources = min(tile_sources, n_sources // 2)
+    block_n = max(1, min(n_sources, tile_sources))
     warps, stages, per_core = max(least_warps, block_n * row // rule.per_warp), rule.stages, rule.per_core
     if chunks > 1:
-        warps = max(1, chunk // ways.CHUNK_COLUMNS_PER_WARP)
-        stages += ways.MIN_EXTRA_STAGE < row <= ways.TILE_ELEMENTS
+        warps = chunk // ways.CHUNK_COLUMNS_PER_WARP
+        above, up_to = ways.EXTRA_STAGE
+        stages += above < row <= up_to
         per_core = ways.NARROW_PER_CORE if warps <= 2 else per_core
-    blocks_and_chunks = {"block_d": chunk, "chunks": chunks, "block_n": block_n, "warps": warps, "per_core": per_core}
-    sources = f"{shape.n_sources} sources of {shape.width} columns, padded to {n_sources} of {row}"
-    why = f"{block_n} at a time of {sources}: several small tiles under way are the fastest"
+    chosen = {"block_d": chunk, "chunks": chunks, "block_n": block_n, "warps": warps, "per_core": per_core}
+    why = f"a tile has {block_n} of {shape.n_sources} sources, whose {shape.width} columns are padded to {row}"
     if is_backward:
-        why = f"as many programs as may share a token have no registers for {sources}"
-    tiling = _tiling(shape, device, Way.LOOP, why, rule.decided_at, stages=stages, **blocks_and_chunks)
+        sources = f"{shape.n_sources} sources of {shape.width} columns, padded to {n_sources} of {row}"
+        why = f"the programs that may share a token have no registers for {sources}"
+    tiling = _tiling(shape, device, Way.LOOP, why, rule.decided_at, stages=stages, **chosen)
     while tiling.shared_bytes > device.ub_bytes:
         tiling = _fewer_under_way(tiling)
     return tiling
@@ -124,7 +126,7 @@ def _loop(shape: Shape, device: Device) -> CudaTiling:
 def _chunks(width: int) -> tuple[int, int]:
     """Columns of the equal chunks of a row that pad it least, and how many there are: the fewest of equal padding.
 
-    A row that the next power of two pads by a sixth or less, as that of 7168 columns, is faster as one chunk.
+    A row is one chunk where its power of two is at most `MIN_PADDING` times its chunks. 7168 columns are such a row.
     """
     chunk, chunks = equal_chunks(width, least=ways.MIN_CHUNK)
     padded = power_of_two(width)
@@ -148,6 +150,7 @@ def smaller(tiling: CudaTiling) -> CudaTiling | None:
 
 
 def _fewer_under_way(tiling: CudaTiling) -> CudaTiling:
+    """Half of a tile's sources, in a loop over them; of one source a stage less."""
     if tiling.block_n > 1:
         return dataclasses.replace(tiling, block_n=tiling.block_n // 2, way=Way.LOOP)
     return dataclasses.replace(tiling, stages=tiling.stages - 1)

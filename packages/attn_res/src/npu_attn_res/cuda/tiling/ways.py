@@ -1,7 +1,7 @@
-"""The ways to run a kernel on CUDA, and the policies that were measured, as tables.
+"""The ways to run a kernel on CUDA, and the policies, as tables.
 
 `measured` is a row of the documentation, tokens x sources x width of a list in bf16 on an H200, and the milliseconds of its
-forward and backward together, or of its forward.
+forward and backward together, or of its forward. It is empty where the documentation has none.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Loop(NamedTuple):
 
     Attributes:
         columns: of a row, padded, at most.
-        sources: of a tile, as far as there are so many; backward at least.
+        sources: of a tile, at most. A backward has more where they make no tile of `BACKWARD_TILE`.
         per_warp: elements of a warp.
-        per_core: programs of a multiprocessor.
+        per_core: programs that the grid has for each multiprocessor, at most. ALL_TILES: a program for each tile.
         stages: tiles under way.
         measured: with this policy.
         decided_at: file and line of the row.
@@ -100,16 +100,15 @@ ROW_ELEMENTS_PER_WARP, ROW_PER_CORE = 1024, 2  # merge and the gradient of the R
 MIN_CHUNK, MIN_PADDING = 512, 1.2
 CHUNK_COLUMNS_PER_WARP = 256  # all warps have columns side by side: sums over sources need no exchange between warps
 NARROW_PER_CORE = 4  # programs of two warps
-MIN_EXTRA_STAGE = 4096  # columns of a row in chunks from which on one more tile is under way
+EXTRA_STAGE = 4096, 8192  # a row in chunks, of more columns than the first and at most the second, has one more stage
 
 # Several small tiles under way are faster than one large one.
 STAGES = 3  # tiles under way in a loop over sources, or over tokens
 MIN_WARPS = 4  # of a loop backward
-TILE_ELEMENTS = 8192  # of a tile of several sources
-
-# Columns of a warp of a forward, at most. A narrow row has few warps: where several share 256 columns, they exchange sums
-# over sources, and 32768 x 8 x 256 take .340 ms on an H100 with four warps, .061 with one.
-FORWARD_WARP_COLUMNS = 2048
+BACKWARD_TILE = (
+    8192  # elements: a loop backward takes more sources of narrow rows, at most half of a token's, until it has them
+)
+FORWARD_WARP_COLUMNS = 2048  # a warp has no more columns of one source
 
 # fmt: off
 IN_REGISTERS = (
@@ -122,6 +121,8 @@ IN_REGISTERS = (
 # In registers: warps of all programs of a multiprocessor, columns of a warp, columns of a row.
 MAX_CORE_WARPS, WARP_COLUMNS, MAX_COLUMNS = 16, 512, 8192
 
+# Narrow rows have few warps. Several that share 256 columns exchange sums over sources: 32768 x 8 x 256 take .340 ms forward
+# on an H100 with four warps, .061 with one.
 FORWARD_LOOPS = (
     # columns  sources  per_warp  per_core   stages
     Loop(2048,   4,       2048,    ALL_TILES, STAGES,     "", here()),
