@@ -42,7 +42,8 @@ OPERATOR = (
 CORE = (
     "__main__",
     "explaining",
-    "launching | pytorch",
+    "pytorch",
+    "launching",
     "budget",
     "chips | installation",
     "device | errors | hooks | places",

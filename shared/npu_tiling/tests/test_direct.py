@@ -120,8 +120,8 @@ def test_a_kernel_remembered_for_other_arguments_is_not_called(on_npu, kernels):
     def poison(*_):
         raise AssertionError("the remembered kernel was called")
 
-    ((met, call),) = launcher._met.items()
-    launcher._met[met] = call._replace(run=poison)
+    ((slot, call),) = launcher._calls.items()
+    launcher._calls[slot] = call._replace(run=poison)
     for name, arguments in VARIANTS.items():
         x = torch.randn(4, 64, device="npu")
         if name == "as it was":

@@ -189,7 +189,7 @@ def test_tritons_wrapper_is_left_out_for_kernels_without_scratch_memory(triton, 
         launcher(2, tensors, scalars, {"BLOCK": 64}, {}, "key")
     assert len(driver.calls) == 5
     assert addresses(driver.calls[1], 10) == addresses(driver.calls[-1], 10)  # the JIT's, and one without it
-    (call,) = launcher._met.values()
+    (call,) = launcher._calls.values()
     assert (call.run is launch) == (scratch == 0)
 
 

@@ -11,6 +11,7 @@ import torch
 from npu_tiling import Device, LaunchSpec
 from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.installation.triton import version
+from npu_tiling.launching import listening
 from npu_tiling.pytorch.tensors import Neighbours, allocate
 from torch import Tensor
 
@@ -83,6 +84,7 @@ def in_tables(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], dev
         first = gradients[0] if gradients else None
         to = NOWHERE if first is None or not first.numel() else Pointers(first, None, aligned=False)
         return Pointers(sources[0], None, aligned=False), to
+    listening.refuse("numbers of its launches are distances between tensors")
     present = [gradient for gradient in gradients if gradient is not None]
     start, itemsize = sources[0].data_ptr(), sources[0].dtype.itemsize
     entries = [(address - start) // itemsize for address in map(Tensor.data_ptr, sources)]

@@ -68,6 +68,11 @@ def use_device(device: Device, *, emulated: bool = False) -> Iterator[Device]:
         _overrides.remove((device, emulated))
 
 
+def is_overridden() -> bool:
+    """Whether `use_device` or `plain_pytorch` is in force, in this thread."""
+    return bool(_overrides or _plain.depth)
+
+
 class _Plain(threading.local):
     depth = 0
 

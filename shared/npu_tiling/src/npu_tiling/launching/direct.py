@@ -92,6 +92,10 @@ class DirectCall(NamedTuple):
     handles: tuple[Any, ...]
     rest: tuple[Any, ...]
 
+    def launch(self, index: int, grid: int, pointers: Sequence[Any], scalars: tuple[Any, ...]) -> None:
+        """Launch it on the current stream of device number `index`."""
+        self.run(grid, 1, 1, self.stream_of(index), *self.handles, *pointers, *scalars, *self.rest)
+
 
 def observe(
     compiled: Any,

@@ -6,15 +6,15 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from operator import or_
+from operator import methodcaller, or_
 from typing import TYPE_CHECKING, Any
 
+from . import listening
 from .direct import DirectCall, Watchers, always_specialised, observe, specialisation, unspecialised
 
 if TYPE_CHECKING:
     import torch
 
-_MOST_MET = 4096  # tuples of numbers that a launcher remembers at once
 _NEVER = object()
 _ALIGNMENT = 16  # bytes: Triton compiles another kernel for pointers that are not aligned to this
 _MOST_PROGRAMS = 65535  # triton-ascend refuses more
@@ -34,7 +34,6 @@ class Launcher:
         self._kernel = kernel
         self._plain = unspecialised(kernel)
         self._calls: dict[Hashable, Any] = {}  # what the JIT compiled, then a DirectCall; None: the JIT every time
-        self._met: dict[Hashable, DirectCall] = {}  # by the numbers themselves, which are in front of the rest there
         self._places: dict[torch.device, tuple[str, int, Callable[[], int] | None]] = {}
         triton = sys.modules["triton"]
         self._watchers = Watchers(triton, kernel)
@@ -66,75 +65,37 @@ class Launcher:
         device = tensors[0].device
         place = self._places.get(device)
         if place is None:
-            place = self._places[device] = (device.type, device.index, _current_device(device.type))
+            place = self._places[device] = (device.type, device.index, current_device(device.type))
         kind, index, current = place
         if current is not None and index != current():  # Triton launches on the current device, whatever the tensors'
             with getattr(sys.modules["torch"], kind).device(device):
                 self(grid, tensors, scalars, constants, options, key)
             return
 
-        if kind == "cpu" or not self._possible or self._watchers or (kind == "npu" and grid > _MOST_PROGRAMS):
-            self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
-            return
-        bits, direct, on_cuda = 0, True, kind == "cuda"
-        # Its launcher asks nothing of an address. That of triton-ascend asks a tensor for its sizes while CANN profiles.
-        pointers: Sequence[Any] = tensors
-        dtypes: list[Any] = []  # of a tuple of tensors a tuple
-        if on_cuda:
-            pointers = []
-            for tensor in tensors:
-                if tensor is None:
-                    pointers.append(None)
-                    dtypes.append(None)
-                elif type(tensor) is tuple:
-                    addresses = [each.data_ptr() for each in tensor]
-                    pointers.append(tuple(addresses))
-                    dtypes.append(tuple([each.dtype for each in tensor]))
-                    bits = functools.reduce(or_, addresses, bits)
-                    direct &= all(each.is_cuda for each in tensor)
-                elif type(tensor) is self._descriptor:
-                    pointers.append(tensor)
-                    dtypes.append((tensor.base.dtype, *tensor.block_shape))
-                    bits |= tensor.base.data_ptr()
-                    direct &= tensor.base.is_cuda
-                else:
-                    pointer = tensor.data_ptr()
-                    pointers.append(pointer)
-                    dtypes.append(tensor.dtype)
-                    bits |= pointer
-                    direct &= tensor.is_cuda  # the JIT refuses others in words, a kernel would read through the address
-        else:
-            for tensor in tensors:
-                if tensor is None:
-                    dtypes.append(None)
-                else:
-                    bits |= tensor.data_ptr()
-                    dtypes.append(tensor.dtype)
-        if not direct or bits % _ALIGNMENT:
-            self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
-            return
-        met = (key, index, scalars, *map(type, scalars), *dtypes)  # with their types: 1, 1.0 and True are equal
-        call = self._met.get(met)
-        if call is not None:
-            run, stream_of, handles, rest = call
-            stream = stream_of(index)
-            try:
-                run(grid, 1, 1, stream, *handles, *pointers, *rest)
-                return
-            except TypeError:  # it takes no addresses, and nothing was launched
-                del self._met[met]
-                self._calls[self._slot(key, index, scalars, dtypes)] = None
-
         def launch() -> Any:
+            listening.refuse("a launch goes through Triton's JIT")
             return self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
 
+        if kind == "cpu" or not self._possible or self._watchers or (kind == "npu" and grid > _MOST_PROGRAMS):
+            launch()
+            return
+        on_cuda = kind == "cuda"
+        pointers, dtypes = self._pointers_on_cuda(tensors) if on_cuda else _pointers_on_npu(tensors)
+        if dtypes is None:
+            launch()
+            return
         slot = self._slot(key, index, scalars, dtypes)
         call = self._calls.get(slot, _NEVER)
         if type(call) is DirectCall:
-            if len(self._met) >= _MOST_MET:
-                self._met.clear()
-            self._met[met] = call._replace(rest=(*scalars, *call.rest))
-            self(grid, tensors, scalars, constants, options, key)
+            try:
+                call.launch(index, grid, pointers, scalars)
+            except TypeError:  # it takes no addresses, and nothing was launched
+                self._calls[slot] = None
+                launch()
+                return
+            listener = listening.here.listener
+            if listener is not None:
+                listener.launched(call, index, grid, tensors, scalars, is_watched=self._watchers.__bool__)
         elif call is None:
             launch()
         elif call is _NEVER:
@@ -142,6 +103,34 @@ class Launcher:
         else:
             arguments = (*tensors, *scalars)
             self._calls[slot] = observe(call, launch, grid, arguments, self._streams(kind), index, on_cuda)
+
+    def _pointers_on_cuda(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:
+        """Addresses and dtypes, each a tuple for a tuple; no dtypes where one is not aligned, or not on a GPU."""
+        bits, direct = 0, True
+        pointers: list[Any] = []
+        dtypes: list[Any] = []
+        for tensor in tensors:
+            if tensor is None:
+                pointers.append(None)
+                dtypes.append(None)
+            elif type(tensor) is tuple:
+                addresses = [each.data_ptr() for each in tensor]
+                pointers.append(tuple(addresses))
+                dtypes.append(tuple([each.dtype for each in tensor]))
+                bits = functools.reduce(or_, addresses, bits)
+                direct &= all(each.is_cuda for each in tensor)
+            elif type(tensor) is self._descriptor:
+                pointers.append(tensor)
+                dtypes.append((tensor.base.dtype, *tensor.block_shape))
+                bits |= tensor.base.data_ptr()
+                direct &= tensor.base.is_cuda
+            else:
+                pointer = tensor.data_ptr()
+                pointers.append(pointer)
+                dtypes.append(tensor.dtype)
+                bits |= pointer
+                direct &= tensor.is_cuda  # the JIT refuses others in words, a kernel would read through the address
+        return pointers, None if not direct or bits % _ALIGNMENT else dtypes
 
     def _slot(self, key: Hashable, index: int, scalars: tuple[Any, ...], dtypes: Sequence[Any]) -> Hashable:
         """Equal for launches that share a compiled kernel."""
@@ -163,7 +152,14 @@ def descriptor_type() -> Any:
         return None
 
 
-def _current_device(kind: str) -> Callable[[], int] | None:
+def _pointers_on_npu(tensors: Sequence[Any]) -> tuple[Sequence[Any], list[Any] | None]:
+    """The tensors, since triton-ascend's launcher asks them for their sizes while CANN profiles; dtypes as on CUDA."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    bits = functools.reduce(or_, map(methodcaller("data_ptr"), present), 0)
+    return tensors, None if bits % _ALIGNMENT else [None if tensor is None else tensor.dtype for tensor in tensors]
+
+
+def current_device(kind: str) -> Callable[[], int] | None:
     """What says which device is current; None for a CPU."""
     if kind == "cpu":
         return None

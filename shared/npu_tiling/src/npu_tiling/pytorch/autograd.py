@@ -12,19 +12,16 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
-from torch.nn import Parameter
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..chips.detection import dry_runs, plain_pytorch
+from .repeats import CONSTANTS, PLAIN_TENSORS, Repeats
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
 
 # An operator's autograd kernel runs at one level of torch.func's transforms, which the dispatcher has already chosen: this
 # is the Function for that, where torch.autograd.Function would start over at the outermost level.
 Function = torch.autograd.function._SingleLevelFunction
-
-_PLAIN_TENSORS = frozenset((Tensor, Parameter))
-_CONSTANTS = frozenset((int, float, bool, str, torch.dtype, type(None)))
 
 _transformed = threading.local()  # .recording: inside `apply` under a transform
 _ever_transformed = False
@@ -69,6 +66,7 @@ class OperatorLibrary:
         overload = self._operator(name).default
         if not overload._schema.is_mutable:  # the dispatcher tells autograd what was written to
             self._shorten(overload)
+        implementation = Repeats(implementation)
         for backend in _BACKENDS:
             self._library.impl(name, implementation, backend)
         torch.library.register_fake(f"{self._namespace}::{name}", fake, lib=self._library)
@@ -258,9 +256,9 @@ def _all_plain(arguments: Sequence[Any]) -> bool:
     """Whether all tensors have data of their own: those of DTensors and other subclasses would be read as plain tensors."""
     for argument in arguments:
         kind = type(argument)
-        if kind in _CONSTANTS:  # nothing to ask: most arguments, in every call
+        if kind in CONSTANTS:  # nothing to ask: most arguments, in every call
             continue
-        if kind in _PLAIN_TENSORS:
+        if kind in PLAIN_TENSORS:
             if argument.is_meta or (_ever_transformed and torch._C._functorch.is_functorch_wrapped_tensor(argument)):
                 # meta: no data. After a transform: what a Function saved under it is still wrapped.
                 return False
