@@ -7,6 +7,7 @@ import weakref
 import npu_tiling
 import pytest
 import torch
+import torch.distributed as dist
 from npu_tiling.chips.detection import plain_pytorch
 from npu_tiling.launching import listening
 from npu_tiling.launching.direct import DirectCall
@@ -176,6 +177,20 @@ def test_what_may_differ_for_other_tensors_is_not_repeated(name):
     run, reason = REFUSED[name]
     given = [torch.randn(3)]
     assert reason in record(run, given, given)[1]
+
+
+def test_collectives_are_not_repeated(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+
+        def run(x):
+            dist.all_reduce(x)
+            return x + 1
+
+        given = [torch.ones(3)]
+        assert "c10d.allreduce_.default may do something else" in record(run, given, given)[1]
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.fixture
