@@ -179,18 +179,33 @@ def test_what_may_differ_for_other_tensors_is_not_repeated(name):
     assert reason in record(run, given, given)[1]
 
 
-def test_collectives_are_not_repeated(tmp_path):
+@pytest.fixture
+def one_rank(tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
+    yield
+    dist.destroy_process_group()
 
-        def run(x):
-            dist.all_reduce(x)
-            return x + 1
 
-        given = [torch.ones(3)]
-        assert "c10d.allreduce_.default may do something else" in record(run, given, given)[1]
-    finally:
-        dist.destroy_process_group()
+def test_a_collective_is_repeated_where_it_is_called_as_a_whole(one_rank):
+    def run(x):
+        dist.all_reduce(x)
+        return x + 1
+
+    given = [torch.ones(3)]
+    assert "c10d.allreduce_.default may do something else" in record(run, given, given)[1]
+    reduced = []
+
+    def all_reduce(x):
+        reduced.append(x.clone())
+        dist.all_reduce(x)
+
+    def run_as_a_whole(x):
+        total = x * 2
+        listening.call(all_reduce, total[1:])
+        return total + 1
+
+    assert isinstance(repeated(run_as_a_whole, (3,), times=2), Repetition)
+    assert len(reduced) == 2 * 3  # recorded, repeated, and what these are compared with
 
 
 @pytest.fixture

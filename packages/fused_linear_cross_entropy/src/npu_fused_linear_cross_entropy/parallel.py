@@ -7,9 +7,12 @@ Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.distributed as dist
 from npu_tiling import device_for
+from npu_tiling.launching import listening
 from torch import Tensor
 
 from . import chunks, splitting
@@ -34,14 +37,14 @@ def chunk_tokens(rows: int, memory_budget: int | None, device: torch.device) -> 
 
 def sum_(values: Tensor, group: str) -> None:
     """The sum over the ranks, in place."""
-    dist.all_reduce(values, dist.ReduceOp.SUM, group=_resolve(group))
+    listening.call(functools.partial(_all_reduce, group), values)
 
 
 def gather(values: Tensor, group: str) -> Tensor:
     """The values of each rank, [ranks, ...]."""
     meeting = _resolve(group)
     gathered = values.new_empty(meeting.size() * values.shape[0], *values.shape[1:])
-    dist.all_gather_into_tensor(gathered, values.contiguous(), group=meeting)
+    listening.call(functools.partial(_all_gather, group), gathered, values.contiguous())
     return gathered.view(meeting.size(), *values.shape)
 
 
@@ -64,9 +67,8 @@ def whole_rows(x: Tensor, options: EachOptions) -> Tensor:
 def summed_dx(dx: Tensor, options: EachOptions) -> Tensor:
     """The gradient of x, summed over the ranks; with `sequence_parallel` this rank's rows of it."""
     if options.sequence_parallel:
-        group = _resolve(options.group)
-        part = dx.new_empty(dx.shape[0] // group.size(), dx.shape[1])
-        dist.reduce_scatter_tensor(part, dx, group=group)
+        part = dx.new_empty(dx.shape[0] // _resolve(options.group).size(), dx.shape[1])
+        listening.call(functools.partial(_reduce_scatter, options.group), part, dx)
         return part
     if options.group:
         sum_(dx, options.group)
@@ -92,6 +94,18 @@ def rebased(maximum: Tensor, total: Tensor, dot: Tensor, top: Tensor) -> tuple[T
     moved = maximum - top
     scale = torch.exp(moved)
     return total * scale, scale * (dot + moved * total)
+
+
+def _all_reduce(group: str, values: Tensor) -> None:
+    dist.all_reduce(values, dist.ReduceOp.SUM, group=_resolve(group))
+
+
+def _all_gather(group: str, gathered: Tensor, values: Tensor) -> None:
+    dist.all_gather_into_tensor(gathered, values, group=_resolve(group))
+
+
+def _reduce_scatter(group: str, part: Tensor, whole: Tensor) -> None:
+    dist.reduce_scatter_tensor(part, whole, group=_resolve(group))
 
 
 def _resolve(group: str) -> dist.ProcessGroup:

@@ -32,6 +32,9 @@ class Listener(Protocol):
             is_watched: whether launches have to go through the JIT now.
         """
 
+    def called(self, run: Callable[..., None], tensors: Sequence[Any]) -> None:
+        """Calls run(*tensors), and does so again for other tensors."""
+
     def refuse(self, reason: str) -> None:
         """What happens now cannot be done again for other tensors."""
 
@@ -41,6 +44,14 @@ class _OfThread(threading.local):
 
 
 here = _OfThread()
+
+
+def call(run: Callable[..., None], *tensors: Any) -> None:
+    """Call run(*tensors), which writes to them, and which a repeated call does as a whole: a collective."""
+    if here.listener is None:
+        run(*tensors)
+    else:
+        here.listener.called(run, tensors)
 
 
 def refuse(reason: str) -> None:

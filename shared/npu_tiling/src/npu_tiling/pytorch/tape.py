@@ -190,6 +190,7 @@ class _Tape(TorchDispatchMode):
         self.watchers: list[Callable[[], bool]] = []
         self.calls_pytorch = False
         self.refused = ""
+        self._is_noting = True
         self.arguments = len(tensors)
         self._whole: list[_Whole] = []  # of each slot
         self._places: MutableMapping[Tensor, _Place] = WeakTensorKeyDictionary()  # no memory is kept longer than else
@@ -222,10 +223,19 @@ class _Tape(TorchDispatchMode):
             self._add(_Step(run, _slots(places), (), is_needed=True))
             self.watchers.append(is_watched)
 
+    def called(self, run: Callable[..., None], tensors: Sequence[Any]) -> None:
+        """See `listening.Listener`."""
+        self._is_noting = False
+        run(*tensors)
+        self._is_noting = True
+        places = self.places_of(tuple(tensors))
+        if not self.refused:
+            self._add(_Step(lambda values: run(*_tensors(places, values)), _slots(places), (), is_needed=True))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """PyTorch is asked for an operator."""
         results = func(*args, **(kwargs or {}))
-        if not self.refused:
+        if self._is_noting and not self.refused:
             self._note(func, args, kwargs or {}, results)
         return results
 
