@@ -61,7 +61,7 @@ def repeats_of_every_place(npu_place, monkeypatch):
             launch(self, grid, arguments[: len(tensors)], arguments[len(tensors) :], constants, options, key)
 
         if listener is not None:
-            listener.launched(DirectCall(run, lambda index: 0, (), ()), 0, grid, tensors, scalars, lambda: False)
+            listener.launched(DirectCall(run, lambda index: 0, (), ()), grid, tensors, scalars, ())
 
     monkeypatch.setattr(Launcher, "__call__", heard)
     monkeypatch.setattr(repeats, "_is_on_host", lambda tensor: False)

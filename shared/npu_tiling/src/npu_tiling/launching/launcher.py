@@ -24,8 +24,7 @@ class Launcher:
     """One `@triton.jit` kernel, launched on a 1-D grid.
 
     The compiled kernel is kept, under what the JIT specialises kernels on, and called directly from the third launch on (see
-    direct.py), which saves the JIT's look-up. A descriptor is passed on as it is:
-    Triton's launcher makes a tensor map of it.
+    direct.py), which saves the JIT's look-up. A descriptor is passed on as it is, and Triton's launcher makes a tensor map.
     On CPU tensors, for pointers that are not aligned to 16 bytes, where a profiler has hooked into Triton's launches, and
     where the installed Triton calls its kernels in another way, every launch goes through the JIT.
     """
@@ -72,17 +71,17 @@ class Launcher:
                 self(grid, tensors, scalars, constants, options, key)
             return
 
-        def launch() -> Any:
+        def launch_by_jit() -> Any:
             listening.refuse("a launch goes through Triton's JIT")
             return self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
 
         if kind == "cpu" or not self._possible or self._watchers or (kind == "npu" and grid > _MOST_PROGRAMS):
-            launch()
+            launch_by_jit()
             return
         on_cuda = kind == "cuda"
         pointers, dtypes = self._pointers_on_cuda(tensors) if on_cuda else _pointers_on_npu(tensors)
         if dtypes is None:
-            launch()
+            launch_by_jit()
             return
         slot = self._slot(key, index, scalars, dtypes)
         call = self._calls.get(slot, _NEVER)
@@ -91,18 +90,18 @@ class Launcher:
                 call.launch(index, grid, pointers, scalars)
             except TypeError:  # it takes no addresses, and nothing was launched
                 self._calls[slot] = None
-                launch()
+                launch_by_jit()
                 return
             listener = listening.here.listener
             if listener is not None:
-                listener.launched(call, index, grid, tensors, scalars, is_watched=self._watchers.__bool__)
+                listener.launched(call, grid, tensors, scalars, self._watchers)
         elif call is None:
-            launch()
+            launch_by_jit()
         elif call is _NEVER:
-            self._calls[slot] = launch()
+            self._calls[slot] = launch_by_jit()
         else:
             arguments = (*tensors, *scalars)
-            self._calls[slot] = observe(call, launch, grid, arguments, self._streams(kind), index, on_cuda)
+            self._calls[slot] = observe(call, launch_by_jit, grid, arguments, self._streams(kind), index, on_cuda)
 
     def _pointers_on_cuda(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:
         """Addresses and dtypes, each a tuple for a tuple; no dtypes where one is not aligned, or not on a GPU."""

@@ -1,4 +1,4 @@
-"""Who hears of this thread's launches, so that it can make the same again: pytorch/tape.py."""
+"""Who hears of this thread's launches, so that it can make them again: pytorch/tape.py."""
 
 from __future__ import annotations
 
@@ -7,33 +7,26 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from .direct import DirectCall
+    from .direct import DirectCall, Watchers
 
 
 class Listener(Protocol):
     """Hears of launches."""
 
     def launched(
-        self,
-        call: DirectCall,
-        index: int,
-        grid: int,
-        tensors: Sequence[Any],
-        scalars: tuple[Any, ...],
-        is_watched: Callable[[], bool],
+        self, call: DirectCall, grid: int, tensors: Sequence[Any], scalars: tuple[Any, ...], watchers: Watchers
     ) -> None:
         """A kernel was called without Triton's JIT.
 
         Args:
             call: calls it.
-            index: the number of the device.
             grid: number of programs.
             tensors, scalars: the kernel's parameters, as `Launcher.__call__` takes them.
-            is_watched: whether launches have to go through the JIT now.
+            watchers: true while launches have to go through the JIT.
         """
 
-    def called(self, run: Callable[..., None], tensors: Sequence[Any]) -> None:
-        """Calls run(*tensors), and does so again for other tensors."""
+    def call(self, run: Callable[..., None], tensors: Sequence[Any]) -> None:
+        """Call run(*tensors) now, and in every repeated call."""
 
     def refuse(self, reason: str) -> None:
         """What happens now cannot be done again for other tensors."""
@@ -47,11 +40,11 @@ here = _OfThread()
 
 
 def call(run: Callable[..., None], *tensors: Any) -> None:
-    """Call run(*tensors), which writes to them, and which a repeated call does as a whole: a collective."""
+    """Call run(*tensors), which writes to them: a collective. A repeated call calls it too, and does not look inside."""
     if here.listener is None:
         run(*tensors)
     else:
-        here.listener.called(run, tensors)
+        here.listener.call(run, tensors)
 
 
 def refuse(reason: str) -> None:

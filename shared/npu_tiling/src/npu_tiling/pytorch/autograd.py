@@ -53,8 +53,9 @@ class OperatorLibrary:
 
         Args:
             schema: name, arguments without default values, and results.
-            implementation: computes the operator for tensors of any backend, without autograd. Among several results, one
-                that was not asked for is None; in a list of results its schema says so, `Tensor?[]`.
+            implementation: computes the operator for tensors of any backend, without autograd; see `Repeats` for what it may
+                depend on. Among several results, one that was not asked for is None; in a list of results its schema says
+                so, `Tensor?[]`.
             fake: the same for tensors that have shapes and no data.
             forward_mode: whether PyTorch can differentiate what `implementation` does in plain PyTorch. Then that runs for
                 tensors with tangents, on any device; otherwise those are refused.

@@ -1,7 +1,7 @@
 """Equal calls of an operator, done again: its memory, its launches and PyTorch's operators, without deciding them again.
 
-To decide what a small call launches takes the host longer than to launch it. It follows from the sizes, strides and dtypes
-of the arguments, and from their values where they are no tensors: by these `Repeats` keeps what a call did (tape.py).
+To decide what a small call launches takes the host longer than to launch it. The decision follows from the tensors' sizes,
+strides, dtypes and devices, and from the other arguments: for each of these `Repeats` keeps what a call did (tape.py).
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ from .tape import Repetition, record
 
 PLAIN_TENSORS = frozenset((Tensor, Parameter))
 CONSTANTS = frozenset((int, float, bool, str, torch.dtype, type(None)))
+"""Kinds of arguments that a call may have beside tensors and lists to be repeated, and to bypass the dispatcher."""
 
-_CALLS_BEFORE = 3  # a kernel is compiled in its first launch, watched in the second, and called directly from the third on
+_DECIDED = 3  # equal calls before the one that is recorded: after two launches `Launcher` calls a kernel directly
 _MOST_KEYS = 1024
 _ALIGNMENT = 16  # bytes: for other addresses Triton compiles other kernels
-_NO_ADDRESS = -1  # of an argument whose kind is not known
+_NOT_ALIGNED = 1
 _is_on_host = attrgetter("is_cpu")
 
 
 class Repeats:
-    """An operator's implementation, which repeats what it did for equal arguments on an accelerator.
+    """An operator's implementation, whose equal calls on an accelerator are repeated.
 
-    A call goes to the implementation while launches are listed; where `use_device` names the chip; under a mode of PyTorch,
-    which would see what the implementation asks PyTorch for; and where a profiler has hooked into Triton's launches.
+    An implementation must do the same whenever sizes, strides, dtypes and options are equal. If its launches depend on
+    addresses, it calls `listening.refuse`. What reads values, makes random numbers or takes a tensor from elsewhere is found
+    out, and not repeated.
+
+    Not repeated are calls with tensors on a CPU or not aligned to 16 bytes; under `use_device`, `plain_pytorch` or a
+    dispatch mode of PyTorch; while launches are listed; and while a profiler watches Triton's launches.
     """
 
     def __init__(self, implementation: Callable[..., Any]) -> None:
@@ -46,8 +51,14 @@ class Repeats:
         facts: list[Any] = []
         tensors: list[Tensor] = []
         addresses = _list_facts(arguments, facts, tensors)
-        if addresses % _ALIGNMENT or _is_on_host(tensors[0]):
+        if addresses % _ALIGNMENT or not tensors:
             return self._implementation(*arguments)
+        kind = tensors[0].device.type
+        if torch.is_autocast_enabled(kind):
+            facts.append(torch.get_autocast_dtype(kind))
+        ids = [*map(id, tensors)]
+        if len(set(ids)) < len(ids):
+            facts.append(tuple(map(ids.index, ids)))  # which arguments are one tensor
         key = tuple(facts)
         known = self._known.get(key, 0)
         if type(known) is Repetition and known.is_possible():
@@ -56,7 +67,7 @@ class Repeats:
             return self._implementation(*arguments)
         if len(self._known) >= _MOST_KEYS:
             self._known.clear()
-        if known < _CALLS_BEFORE or len(set(map(id, tensors))) < len(tensors):
+        if known < _DECIDED:
             self._known[key] = known + 1
             return self._implementation(*arguments)
         results, self._known[key] = record(self._implementation, arguments, tensors)
@@ -64,19 +75,27 @@ class Repeats:
 
 
 def _list_facts(arguments: Sequence[Any], facts: list[Any], tensors: list[Tensor]) -> int:
-    """Adds what a call depends on to `facts`, and tensors to `tensors`; returns the addresses, joined bit by bit."""
+    """Adds what a call depends on to `facts`, and its tensors to `tensors`.
+
+    Returns:
+        The bitwise or of all addresses, or of what is not aligned if an argument forbids to repeat the call.
+    """
     addresses = 0
     for argument in arguments:
         kind = type(argument)
         if kind in PLAIN_TENSORS:
+            if _is_on_host(argument):
+                return _NOT_ALIGNED
             tensors.append(argument)
             facts += (argument.shape, argument.stride(), argument.dtype, argument.get_device())
             addresses |= argument.data_ptr()
         elif kind is list or kind is tuple:
             facts.append(len(argument))
             addresses |= _list_facts(argument, facts, tensors)
+        elif kind is float:
+            facts.append(argument or str(argument))  # 0.0 and -0.0 are equal
         elif kind in CONSTANTS:
-            facts.append(argument)
+            facts += (kind, argument)  # 1, 1.0 and True are equal
         else:
-            return _NO_ADDRESS
+            return _NOT_ALIGNED
     return addresses

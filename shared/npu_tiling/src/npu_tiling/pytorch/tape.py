@@ -1,4 +1,4 @@
-"""What one call of an operator did, as steps that need nothing but its tensors."""
+"""What one call of an operator did, as steps that are run again for other tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..launching import listening
-from ..launching.direct import DirectCall
+from ..launching.direct import DirectCall, Watchers
 from ..launching.launcher import current_device, descriptor_type
 
 _MOST_STEPS = 256  # a longer call computes for longer than its host decides
@@ -32,21 +32,21 @@ _UNREPEATABLE = {
     torch.Tag.inplace_view,
     torch.Tag.nondeterministic_seeded,
 }
+_CONSTANTS = (int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 _Values = list[Any]
-"""A call's tensors: those of its arguments, then those that it makes, None before and after their use."""
+"""A call's tensors, one a slot: its arguments, then those that it makes, which are None outside of their lifetime."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor of the call is: a view of one of `_Values`.
+    """Where a tensor of the call is: a view of a slot's tensor.
 
     Attributes:
-        slot: the index of that one.
-        is_whole: whether it is that very tensor.
-        start: bytes from the start of that one.
+        slot: that slot.
+        is_whole: whether it is the slot's tensor itself.
+        start: bytes from the start of the slot's tensor.
         sizes, strides, dtype: of the view.
-        is_reread: whether that one has another dtype.
     """
 
     slot: int
@@ -55,24 +55,23 @@ class _Place:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
-    is_reread: bool
 
     def view(self, whole: Tensor) -> Tensor:
-        """The tensor, of that one."""
-        if self.is_reread:
+        """The view of the slot's tensor."""
+        if self.dtype != whole.dtype:
             whole = whole.view(self.dtype)
         return whole.as_strided(self.sizes, self.strides, whole.storage_offset() + self.start // self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
 class _Descriptor:
-    """Where the tensor of a descriptor is, of which Triton makes a tensor map; `blank` is the descriptor without it."""
+    """A descriptor for TMA: the place of its tensor, and the rest of it."""
 
     base: _Place
-    blank: Any
+    rest: Any
 
     def filled(self, values: _Values) -> Any:
-        descriptor = copy.copy(self.blank)
+        descriptor = copy.copy(self.rest)
         (descriptor.base,) = _tensors((self.base,), values)
         return descriptor
 
@@ -106,7 +105,7 @@ def _addresses(places: Sequence[Any], values: _Values) -> list[Any]:
 
 
 class _Whole(NamedTuple):
-    """Of a tensor that a slot has: its first byte in its memory, its dtype, and bytes of its rows, 0 if there are gaps."""
+    """Of a slot's tensor: its first byte in its memory, its dtype, and bytes of a row, 0 if it is not contiguous."""
 
     start: int
     dtype: torch.dtype
@@ -118,22 +117,22 @@ class _Step(NamedTuple):
 
     Attributes:
         run: does it.
-        reads: slots of what it reads, or writes in place.
-        makes: slots of what it makes.
-        is_needed: whatever becomes of what it makes.
+        uses: slots that it reads or writes.
+        makes: slots that it fills.
+        has_effect: it is run even if nothing uses what it makes.
     """
 
     run: Callable[[_Values], None]
-    reads: frozenset[int]
+    uses: frozenset[int]
     makes: tuple[int, ...]
-    is_needed: bool
+    has_effect: bool
 
 
 class Repetition:
-    """A call, done again for other tensors of the same sizes, strides, dtypes and device."""
+    """A call that is done again for other tensors, of the same sizes, strides, dtypes and device."""
 
     def __init__(self, tape: _Tape, results: Any) -> None:
-        """For the call that a tape has, whose results are at these places."""
+        """Of a tape, and of the call's results with places for tensors."""
         made = range(tape.arguments, tape.slots)
         self._steps = tuple(_with_ends(_needed(tape.steps, results), {*made} - _slots(results)))
         self._blank = [None] * len(made)
@@ -143,16 +142,22 @@ class Repetition:
         self._watchers = tuple(tape.watchers)
 
     def is_possible(self) -> bool:
-        """Whether it may be done now: launches are on its device, and nobody wants to hear of them."""
+        """Whether it may be done now: the device is the current one, and no profiler watches Triton's launches."""
         if self._current is not None and self._current() != self._index:
             return False
-        return not any(is_watched() for is_watched in self._watchers)
+        return not any(self._watchers)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """The call's results for these tensors."""
-        if self._calls_pytorch and torch.is_autocast_enabled(self._kind):  # its casts are among the steps
-            with torch.autocast(self._kind, enabled=False):
-                return self(tensors)
+        if not self._calls_pytorch:
+            return self._run(tensors)
+        with torch.no_grad():
+            if not torch.is_autocast_enabled(self._kind):
+                return self._run(tensors)
+            with torch.autocast(self._kind, enabled=False):  # what it casts is among the steps
+                return self._run(tensors)
+
+    def _run(self, tensors: Sequence[Tensor]) -> Any:
         values = [*tensors, *self._blank]
         for run, ended in self._steps:
             run(values)
@@ -162,12 +167,12 @@ class Repetition:
 
 
 def record(run: Callable[..., Any], arguments: Sequence[Any], tensors: Sequence[Tensor]) -> tuple[Any, Repetition | str]:
-    """A call's results, and the call to repeat, or why it would not be the same for other tensors.
+    """A call's results, and the call to repeat, or why it cannot be repeated.
 
     Args:
         run: an operator's implementation.
         arguments: the call's.
-        tensors: those among them, no two the same.
+        tensors: those among them.
     """
     tape = _Tape(tensors)
     before, listening.here.listener = listening.here.listener, tape
@@ -187,13 +192,13 @@ class _Tape(TorchDispatchMode):
         super().__init__()
         self.device = tensors[0].device
         self.steps: list[_Step] = []
-        self.watchers: list[Callable[[], bool]] = []
+        self.watchers: set[Watchers] = set()
         self.calls_pytorch = False
         self.refused = ""
-        self._is_noting = True
         self.arguments = len(tensors)
+        self._is_noting = True
         self._whole: list[_Whole] = []  # of each slot
-        self._places: MutableMapping[Tensor, _Place] = WeakTensorKeyDictionary()  # no memory is kept longer than else
+        self._places: MutableMapping[Tensor, _Place] = WeakTensorKeyDictionary()  # keeps no tensor alive
         for tensor in tensors:
             self._add_whole(tensor)
 
@@ -207,30 +212,30 @@ class _Tape(TorchDispatchMode):
         self.refused = self.refused or reason
 
     def launched(
-        self,
-        call: DirectCall,
-        index: int,
-        grid: int,
-        tensors: Sequence[Any],
-        scalars: tuple[Any, ...],
-        is_watched: Callable[[], bool],
+        self, call: DirectCall, grid: int, tensors: Sequence[Any], scalars: tuple[Any, ...], watchers: Watchers
     ) -> None:
         """See `listening.Listener`."""
         places = self.places_of(tuple(tensors))
-        if not self.refused:
-            pointers = _addresses if self.device.type == "cuda" else _tensors  # see launcher.py
-            run = _launch(call, index, grid, functools.partial(pointers, places), scalars)
-            self._add(_Step(run, _slots(places), (), is_needed=True))
-            self.watchers.append(is_watched)
+        if self.refused:
+            return
+        # Triton's launcher takes addresses, that of triton-ascend tensors.
+        pointers = _addresses if self.device.type == "cuda" else _tensors
+        index: int = self.device.index
 
-    def called(self, run: Callable[..., None], tensors: Sequence[Any]) -> None:
+        def run(values: _Values) -> None:
+            call.launch(index, grid, pointers(places, values), scalars)
+
+        self._add(_Step(run, _slots(places), (), has_effect=True))
+        self.watchers.add(watchers)
+
+    def call(self, run: Callable[..., None], tensors: Sequence[Any]) -> None:
         """See `listening.Listener`."""
         self._is_noting = False
         run(*tensors)
         self._is_noting = True
         places = self.places_of(tuple(tensors))
         if not self.refused:
-            self._add(_Step(lambda values: run(*_tensors(places, values)), _slots(places), (), is_needed=True))
+            self._add(_Step(lambda values: run(*_tensors(places, values)), _slots(places), (), has_effect=True))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """PyTorch is asked for an operator."""
@@ -244,41 +249,48 @@ class _Tape(TorchDispatchMode):
         return tree_map(self._place_of, value)
 
     def _place_of(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            if leaf not in self._places:
+                self.refuse("a tensor is neither an argument nor made by the call")
+            return self._places.get(leaf)
         if descriptor_type() is not None and isinstance(leaf, descriptor_type()):
-            blank = copy.copy(leaf)
-            blank.base = None
-            return _Descriptor(self._place_of(leaf.base), blank)
-        if not isinstance(leaf, Tensor):
-            return leaf
-        if leaf not in self._places:
-            self.refuse("a tensor is neither an argument nor made by the call")
-        return self._places.get(leaf)
+            rest = copy.copy(leaf)
+            rest.base = None
+            return _Descriptor(self._place_of(leaf.base), rest)
+        if not isinstance(leaf, _CONSTANTS):
+            self.refuse(f"a {type(leaf).__name__} may have tensors")
+        return leaf
 
     def _note(self, operator: Any, args: Any, kwargs: Any, results: Any) -> None:
         if operator.namespace != "aten" or not _UNREPEATABLE.isdisjoint(operator.tags):
             return self.refuse(f"{operator} may do something else the next time")
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        used = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         where = self.places_of((args, kwargs))
         made: list[tuple[int, int]] = []
-        for position, tensor in enumerate(tree_leaves(results)):
+        for position, tensor in enumerate(results if isinstance(results, (tuple, list)) else [results]):
             if not isinstance(tensor, Tensor) or tensor.device != self.device:
-                return self.refuse(f"{operator} gives the host something to read")
+                return self.refuse(f"{operator} returns no tensor on the device")
             if tensor in self._places or self.refused:
                 continue
-            viewed = next((each for each in read if _share_memory(each, tensor)), None)
+            viewed = next((each for each in used if _share_memory(each, tensor)), None)
             if viewed is None:
                 made.append((self._add_whole(tensor), position))
             else:
                 self._add_view(tensor, viewed)
+                if operator is torch.ops.aten.as_strided.default and self._starts_elsewhere(viewed, *args[3:], **kwargs):
+                    self.refuse("a view starts at a given element of an argument's memory")
         is_mutable = operator._schema.is_mutable
         if self.refused or not (made or is_mutable):
             return None
         makes = tuple(slot for slot, _ in made)
         if operator in _ALLOCATIONS:
-            self._add(_Step(_allocation(makes[0], tensor), frozenset(), makes, is_needed=False))
+            self._add(_Step(_allocation(makes[0], tensor), frozenset(), makes, has_effect=False))
         else:
             self.calls_pytorch = True
-            self._add(_Step(_call(operator, where[0], where[1], made), _slots(where), makes, is_mutable))
+            self._add(_Step(_operation(operator, where[0], where[1], made), _slots(where), makes, is_mutable))
+
+    def _starts_elsewhere(self, viewed: Tensor, storage_offset: int | None = None) -> bool:
+        return storage_offset is not None and self._places[viewed].slot < self.arguments
 
     def _add(self, step: _Step) -> None:
         self.steps.append(step)
@@ -290,17 +302,16 @@ class _Tape(TorchDispatchMode):
         start = int(tensor.storage_offset() * tensor.itemsize)
         row = tensor.shape[-1] * tensor.itemsize if tensor.dim() and tensor.is_contiguous() else 0
         self._whole.append(_Whole(start, tensor.dtype, row))
-        self._places[tensor] = _Place(slot, True, 0, tuple(tensor.shape), tensor.stride(), tensor.dtype, False)
+        self._places[tensor] = _Place(slot, True, 0, tuple(tensor.shape), tensor.stride(), tensor.dtype)
         return slot
 
     def _add_view(self, view: Tensor, viewed: Tensor) -> None:
         slot = self._places[viewed].slot
         whole = self._whole[slot]
-        is_reread = view.dtype != whole.dtype
-        if is_reread and (not whole.row or whole.row % view.itemsize):
+        if view.dtype != whole.dtype and (not whole.row or whole.row % view.itemsize):
             self.refuse("parts of rows are read as another dtype")
         start = int(view.storage_offset() * view.itemsize) - whole.start
-        self._places[view] = _Place(slot, False, start, tuple(view.shape), view.stride(), view.dtype, is_reread)
+        self._places[view] = _Place(slot, False, start, tuple(view.shape), view.stride(), view.dtype)
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:
@@ -308,19 +319,19 @@ def _share_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def _needed(steps: Sequence[_Step], results: Any) -> list[_Step]:
-    """The steps that write to memory, and those that make what these or the results read."""
+    """The steps with an effect, and those that make what these use or what is returned."""
     wanted = {*_slots(results)}
     kept = []
     for step in reversed(steps):
-        if step.is_needed or not wanted.isdisjoint(step.makes):
-            wanted |= step.reads
+        if step.has_effect or not wanted.isdisjoint(step.makes):
+            wanted |= step.uses
             kept.append(step)
     return kept[::-1]
 
 
 def _with_ends(steps: Sequence[_Step], temporary: set[int]) -> Iterator[tuple[Callable[[_Values], None], tuple[int, ...]]]:
-    """What each step runs, and the temporary tensors that no later step reads."""
-    last = {slot: number for number, step in enumerate(steps) for slot in (*step.reads, *step.makes)}
+    """What each step runs, and the temporary tensors that no later step uses."""
+    last = {slot: number for number, step in enumerate(steps) for slot in (*step.uses, *step.makes)}
     for number, step in enumerate(steps):
         yield step.run, tuple(slot for slot in temporary if last.get(slot) == number)
 
@@ -333,29 +344,21 @@ def _slots(places: Any) -> frozenset[int]:
 def _allocation(slot: int, like: Tensor) -> Callable[[_Values], None]:
     sizes, strides, dtype, device = tuple(like.shape), like.stride(), like.dtype, like.device
     # Code that Inductor generates allocates with it, on the current device: it takes half of the time of empty_strided.
-    allocate = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    allocate: Any = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if allocate is None:
+        allocate = functools.partial(_empty_strided, device)
 
     def run(values: _Values) -> None:
-        if allocate is not None:
-            values[slot] = allocate(sizes, strides, dtype)
-        else:
-            values[slot] = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+        values[slot] = allocate(sizes, strides, dtype)
 
     return run
 
 
-def _launch(
-    call: DirectCall, index: int, grid: int, pointers: Callable[[_Values], list[Any]], scalars: tuple[Any, ...]
-) -> Callable[[_Values], None]:
-    launch, stream_of, handles, rest = call.run, call.stream_of, call.handles, (*scalars, *call.rest)
-
-    def run(values: _Values) -> None:
-        launch(grid, 1, 1, stream_of(index), *handles, *pointers(values), *rest)
-
-    return run
+def _empty_strided(device: torch.device, sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
 
 
-def _call(
+def _operation(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[tuple[int, int]]
 ) -> Callable[[_Values], None]:
     names, named = tuple(kwargs), tuple(kwargs.values())
