@@ -16,7 +16,8 @@ from torch.nn import Parameter
 
 from ..chips.detection import is_overridden
 from ..launching import recording
-from .tape import Repetition, record
+from .repetition import Repetition
+from .tape import record
 
 PLAIN_TENSORS = frozenset((Tensor, Parameter))
 CONSTANTS = frozenset((int, float, bool, str, torch.dtype, type(None)))

@@ -1,0 +1,240 @@
+"""An operator's call, done again for other tensors: what is on the tape, and what no tape can have."""
+
+import ctypes
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from npu_tiling.launching import listening
+from npu_tiling.launching.direct import DirectCall
+from npu_tiling.pytorch.repetition import Repetition
+from npu_tiling.pytorch.tape import record
+
+
+class Watching:
+    """A stand-in for `Watchers`."""
+
+    def __init__(self):
+        self.hooks = []
+
+    def __bool__(self):
+        return bool(self.hooks)
+
+
+class Doubling:
+    """A stand-in for a kernel that is called without the JIT: y = 2 x, of contiguous fp32 tensors."""
+
+    def __init__(self):
+        self.launches, self.watchers = 0, Watching()
+
+    def run(self, grid, _, __, stream, handle, x, y, count, rest):
+        assert (grid, stream, handle, rest) == (7, "the stream", "handle", "rest")
+        self.launches += 1
+        source, to = ((ctypes.c_float * count).from_address(tensor.data_ptr()) for tensor in (x, y))
+        to[:] = [2 * each for each in source]
+
+    def launch(self, x, y):
+        call = DirectCall(self.run, lambda index: "the stream", ("handle",), ("rest",))
+        call.launch(0, 7, (x, y), (x.numel(),))
+        if listening.here.listener is not None:
+            listening.here.listener.launched(call, 7, (x, y), (x.numel(),), self.watchers)
+
+
+@pytest.fixture
+def doubling():
+    return Doubling()
+
+
+def repeated(run, *shapes, times=3):
+    """Compares a recorded call with the call itself for other tensors; returns its tape."""
+    given = [torch.randn(shape) for shape in shapes]
+    found, again = record(run, given, given)
+    torch.testing.assert_close(found, run(*given), rtol=0, atol=0)
+    for _ in range(times if isinstance(again, Repetition) else 0):
+        given = [torch.randn(shape) for shape in shapes]
+        torch.testing.assert_close(again(given), run(*given), rtol=0, atol=0)
+    return again
+
+
+def test_launches_memory_and_operators_are_done_again_for_other_tensors(doubling):
+    def run(x, weight):
+        twice = torch.empty_like(x)
+        doubling.launch(x, twice)
+        product = twice @ weight.T
+        product[1:].mul_(3)
+        half = x.new_empty(2, 4)
+        half.copy_(product[:, ::2])
+        four_times = torch.empty_like(twice[0])
+        doubling.launch(twice[1], four_times)
+        return [product.t(), None, (half, half[1]), four_times, 3]
+
+    again = repeated(run, (2, 4), (8, 4))
+    assert isinstance(again, Repetition) and again.is_possible()
+    assert doubling.launches == 2 * (1 + 1 + 3 * 2)
+    doubling.watchers.hooks.append(print)
+    assert not again.is_possible()
+
+
+def test_arguments_may_be_views_with_any_start_and_results_may_be_arguments(doubling):
+    def run(x):
+        y = torch.empty_like(x[1])
+        doubling.launch(x[1], y)
+        x[0].copy_(y)
+        return x, x[1:], y
+
+    memory = torch.randn(64)
+    given = [memory[:8].view(2, 4)]
+    _, again = record(run, given, given)
+    x = memory[20:28].view(2, 4)
+    whole, part, y = again([x])
+    assert whole is x and part.data_ptr() == x[1:].data_ptr() and torch.equal(y, 2 * x[1]) and torch.equal(x[0], y)
+
+
+def test_what_nothing_reads_is_not_done_and_memory_is_given_back(monkeypatch):
+    made = []
+    allocate = torch.empty_strided
+    monkeypatch.delattr(torch._C._dynamo.guards, "_empty_strided_cpu", raising=False)
+    monkeypatch.setattr(torch, "empty_strided", lambda *facts, **named: made.append(facts) or allocate(*facts, **named))
+
+    def run(x):
+        x.new_empty(1000)
+        torch.ones(3) + 1
+        return x.new_empty(3).copy_(x.new_empty(7).fill_(2)[:3])
+
+    repeated(run, (3,))
+    assert [facts[0] for facts in made] == [(3,), (7,)] * 3
+
+    def chain(x):
+        for _ in range(20):
+            x = x + 1
+        return x
+
+    given = [torch.zeros(4)]
+    _, again = record(chain, given, given)
+    most = 0
+    steps = again._steps
+
+    def counting(run):
+        def step(values):
+            nonlocal most
+            run(values)
+            most = max(most, sum(value is not None for value in values))
+
+        return step
+
+    again._steps = tuple((counting(run), ended) for run, ended in steps)
+    assert again(given)[0] == 20 and most == 3  # the argument, and what one step reads and makes
+
+
+def test_recording_keeps_no_memory_longer_than_the_call_does():
+    alive = []
+
+    def run(x):
+        for _ in range(5):
+            x = x + 1
+            alive.append(weakref.ref(x))
+        assert sum(each() is not None for each in alive) == 1
+        return x
+
+    given = [torch.zeros(4)]
+    assert isinstance(record(run, given, given)[1], Repetition)
+
+
+def test_a_tensor_is_read_as_another_dtype():
+    def run(x):
+        words = x.view(torch.int32)[1:]
+        return torch.empty_like(words).copy_(words).view(torch.float32), words + 1
+
+    assert isinstance(repeated(run, (4, 6)), Repetition)
+
+
+def test_what_may_hide_tensors_is_no_argument_of_a_launch(doubling):
+    class Hidden(tuple):
+        pass
+
+    def run(x):
+        listening.here.listener.launched(None, 7, (Hidden((x,)),), (), doubling.watchers)
+        return x + 1
+
+    given = [torch.ones(3)]
+    assert "a Hidden may have tensors" in record(run, given, given)[1]
+
+
+def test_autocast_casts_once():
+    def run(x, weight):
+        return x @ weight
+
+    given = [torch.randn(4, 4), torch.randn(4, 4)]
+    _, again = record(run, given, given)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert again(given).dtype == torch.float32
+        _, cast = record(run, given, given)
+        assert cast(given).dtype == torch.bfloat16
+    assert cast(given).dtype == torch.bfloat16
+
+
+FOREIGN = torch.ones(3)
+REFUSED = {
+    "a value is read": (lambda x: x * x.sum().item(), "something else the next time"),
+    "sizes depend on values": (lambda x: x[x > 0], "something else the next time"),
+    "random numbers": (lambda x: x + torch.rand_like(x), "something else the next time"),
+    "a tensor of somebody else": (lambda x: x + FOREIGN, "neither an argument nor made"),
+    "a result of somebody else": (lambda x: FOREIGN, "neither an argument nor made"),
+    "another device": (lambda x: x.new_empty(3, device="meta"), "returns no tensor on the device"),
+    "distances between tensors": (lambda x: listening.refuse("distances") or x + 1, "distances"),
+    "a column read as integers": (lambda x: x.new_empty_strided((2, 2), (4, 1)).view(torch.int32) + 1, "as another dtype"),
+    "words that a row has no whole number of": (lambda x: x.new_empty(4, 3).view(-1).view(torch.int64) + 1, "another dtype"),
+    "an element of the memory": (lambda x: x.as_strided((2,), (1,), 1) + 1, "starts at a given element"),
+    "too long": (lambda x: [x.add_(1) for _ in range(300)], "long"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_may_differ_for_other_tensors_is_not_repeated(name):
+    run, reason = REFUSED[name]
+    given = [torch.randn(3)]
+    assert reason in record(run, given, given)[1]
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_collective_is_repeated_where_it_is_called_as_a_whole(one_rank):
+    def run(x):
+        dist.all_reduce(x)
+        return x + 1
+
+    given = [torch.ones(3)]
+    assert "c10d.allreduce_.default may do something else" in record(run, given, given)[1]
+    reduced = []
+
+    def all_reduce(x):
+        reduced.append(x.clone())
+        dist.all_reduce(x)
+
+    def run_as_a_whole(x):
+        total = x * 2
+        listening.call(all_reduce, total[1:])
+        return total + 1
+
+    assert isinstance(repeated(run_as_a_whole, (3,), times=2), Repetition)
+    assert len(reduced) == 2 * 3  # recorded, repeated, and what these are compared with
+
+
+def test_steps_of_other_threads_are_not_on_the_tape(doubling):
+    def run(x):
+        other = threading.Thread(target=lambda: doubling.launch(torch.ones(2), torch.empty(2)))
+        other.start()
+        other.join()
+        return x + 1
+
+    given = [torch.ones(3)]
+    _, again = record(run, given, given)
+    again(given)
+    assert doubling.launches == 1 and len(again._steps) == 1
