@@ -64,7 +64,7 @@ def repeats_of_every_place(npu_place, monkeypatch):
             listener.launched(DirectCall(run, lambda index: 0, (), ()), grid, tensors, scalars, ())
 
     monkeypatch.setattr(Launcher, "__call__", heard)
-    monkeypatch.setattr(repeats, "_is_on_host", lambda tensor: False)
+    monkeypatch.setattr(repeats, "_index_of", lambda tensor: 0)
     monkeypatch.setattr(repeats, "is_overridden", lambda: False)
 
 

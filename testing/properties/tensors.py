@@ -8,7 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-#: Layouts of a tensor in memory; those with "repeated" have a stride of 0 along one dimension.
+#: Layouts of a tensor in memory; those with "repeated" have a stride of 0 along one dimension. The memory of "negated" has
+#: the numbers with the other sign, as the imaginary part of a conjugated tensor does.
 LAYOUTS = (
     "contiguous",
     "unaligned",
@@ -20,6 +21,7 @@ LAYOUTS = (
     "repeated rows",
     "repeated columns",
     "one number",
+    "negated",
 )
 VALUES = ("normal", "normal", "large", "small", "zeros", "a few")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -62,6 +64,8 @@ class Layout:
             return _copied(tensor[..., :1], tensor[..., :1].contiguous().stride(), self.offset).expand(shape)
         if self.name == "one number":
             return tensor.reshape(-1)[:1].clone().view(()).expand(shape)
+        if self.name == "negated" and tensor.is_floating_point():
+            return torch._neg_view(_copied(-tensor, contiguous, self.offset))
         return _copied(tensor, contiguous, self.offset)
 
 

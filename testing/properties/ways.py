@@ -98,10 +98,11 @@ def call(
 
 
 def place(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on a device, with the same strides and the same offset in its storage."""
+    """A copy on a device, with the same strides, the same offset in its storage and the same sign there."""
     storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     copy = storage.to(device, copy=True)
-    return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    copy = copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return torch._neg_view(copy) if tensor.is_neg() else copy
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

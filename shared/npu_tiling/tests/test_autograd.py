@@ -98,6 +98,21 @@ def test_gradients_of_a_list():
     assert calls == ["squares", "squares_backward"]
 
 
+def test_an_implementation_reads_memory_that_has_the_sign_of_its_tensors(monkeypatch):
+    seen = []
+
+    def squares_backward(gradients, tensors, factor):
+        seen.extend(tensor.is_neg() for tensor in (*gradients, *tensors))
+        return _squares_backward(gradients, tensors, factor)
+
+    monkeypatch.setitem(OPERATORS._direct, "squares_backward", squares_backward)
+    x = torch._neg_view(torch.ones(3)).requires_grad_()
+    (y,) = OPERATORS("squares", [x], 3.0)
+    (gradient,) = torch.autograd.grad(y, x, torch._neg_view(torch.ones(3)))
+    assert calls == ["squares", "squares_backward"] and not any(seen)
+    assert torch.equal(gradient, torch.full((3,), 6.0))
+
+
 def test_a_plain_call_skips_the_dispatcher_and_a_watched_one_does_not(monkeypatch):
     plain = [leaf.detach() for leaf in two_leaves()]
     with Seen() as seen:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 @pytest.fixture
 def counted(monkeypatch):
     """`Repeats` of an implementation, on the host, that counts its calls."""
-    monkeypatch.setattr(repeats, "_is_on_host", lambda tensor: False)
+    monkeypatch.setattr(repeats, "_index_of", lambda tensor: 0)
 
     class Counted(Repeats):
         def __init__(self, implementation):
@@ -45,6 +45,7 @@ def test_a_call_is_repeated_for_equal_facts_alone(counted):
         (x.double(), [other], 2.0, "a"),
         (x, [other, other.clone()], 2.0, "a"),
         (x, [None], 2.0, "a"),
+        (x, (other,), 2.0, "a"),
         (x, [other], 3.0, "a"),
         (x, [other], 2.0, "b"),
         (torch.ones(17)[1:].view(4, 4), [other], 2.0, "a"),  # not aligned
@@ -87,7 +88,7 @@ def test_a_call_under_autocast_is_another_one(counted):
 
 def test_a_tensor_on_the_host_may_be_read_there(counted, monkeypatch):
     operator, host = counted(lambda x, sizes: x * sizes.tolist()[0]), torch.ones(1)
-    monkeypatch.setattr(repeats, "_is_on_host", lambda tensor: tensor is host)
+    monkeypatch.setattr(repeats, "_index_of", lambda tensor: -1 if tensor is host else 0)
     assert calls_until_repeated(operator, torch.ones(4), host) == 10
 
 

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from npu_tiling.launching import listening
 from npu_tiling.launching.direct import DirectCall
-from npu_tiling.pytorch.repetition import Repetition
+from npu_tiling.pytorch.repetition import Names, Place, Repetition, Step
 from npu_tiling.pytorch.tape import record
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Watching:
@@ -92,6 +93,20 @@ def test_arguments_may_be_views_with_any_start_and_results_may_be_arguments(doub
     assert whole is x and part.data_ptr() == x[1:].data_ptr() and torch.equal(y, 2 * x[1]) and torch.equal(x[0], y)
 
 
+class Alive(TorchDispatchMode):
+    """Counts the tensors that PyTorch's operators return and that are alive at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.most, self._made = 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        self._made = [made for made in (*self._made, weakref.ref(results)) if made() is not None]
+        self.most = max(self.most, len(self._made))
+        return results
+
+
 def test_what_nothing_reads_is_not_done_and_memory_is_given_back(monkeypatch):
     made = []
     allocate = torch.empty_strided
@@ -113,19 +128,9 @@ def test_what_nothing_reads_is_not_done_and_memory_is_given_back(monkeypatch):
 
     given = [torch.zeros(4)]
     _, again = record(chain, given, given)
-    most = 0
-    steps = again._steps
-
-    def counting(run):
-        def step(values):
-            nonlocal most
-            run(values)
-            most = max(most, sum(value is not None for value in values))
-
-        return step
-
-    again._steps = tuple((counting(run), ended) for run, ended in steps)
-    assert again(given)[0] == 20 and most == 3  # the argument, and what one step reads and makes
+    with Alive() as alive:
+        last = again(given)
+    assert last[0] == 20 and alive.most == 2  # what one step reads and makes
 
 
 def test_recording_keeps_no_memory_longer_than_the_call_does():
@@ -155,11 +160,19 @@ def test_what_may_hide_tensors_is_no_argument_of_a_launch(doubling):
         pass
 
     def run(x):
-        listening.here.listener.launched(None, 7, (Hidden((x,)),), (), doubling.watchers)
+        listening.here.listener.launched(DirectCall(print, id, (), ()), 7, (Hidden((x,)),), (), doubling.watchers)
         return x + 1
 
     given = [torch.ones(3)]
     assert "a Hidden may have tensors" in record(run, given, given)[1]
+
+
+def test_a_line_names_the_tensors_whose_addresses_it_takes():
+    names = Names()
+    view, whole = Place(3, 1, 128), Place(2, 2, 0)
+    assert names.spell([view, (whole, None)]) == "c0((t3, (t2, None, ), ))" and names.constants["c0"] is list
+    line = names.spell_address((view, whole, 7, 2.5))
+    assert line == "(t1.data_ptr() + 128, t2.data_ptr(), 7, c1, )" and Step(line, (), has_effect=True).numbers() == {1, 2}
 
 
 def test_autocast_casts_once():
@@ -177,15 +190,17 @@ def test_autocast_casts_once():
 
 FOREIGN = torch.ones(3)
 REFUSED = {
-    "a value is read": (lambda x: x * x.sum().item(), "something else the next time"),
-    "sizes depend on values": (lambda x: x[x > 0], "something else the next time"),
-    "random numbers": (lambda x: x + torch.rand_like(x), "something else the next time"),
+    "a value is read": (lambda x: x * x.sum().item(), "is random, reads values or is not known"),
+    "sizes depend on values": (lambda x: x[x > 0], "is random, reads values or is not known"),
+    "random numbers": (lambda x: x + torch.rand_like(x), "is random, reads values or is not known"),
     "a tensor of somebody else": (lambda x: x + FOREIGN, "neither an argument nor made"),
     "a result of somebody else": (lambda x: FOREIGN, "neither an argument nor made"),
     "another device": (lambda x: x.new_empty(3, device="meta"), "returns no tensor on the device"),
     "distances between tensors": (lambda x: listening.refuse("distances") or x + 1, "distances"),
     "a column read as integers": (lambda x: x.new_empty_strided((2, 2), (4, 1)).view(torch.int32) + 1, "as another dtype"),
     "words that a row has no whole number of": (lambda x: x.new_empty(4, 3).view(-1).view(torch.int64) + 1, "another dtype"),
+    "a part of complex numbers": (lambda x: torch.view_as_complex(x.new_zeros(3, 2)).conj() + x, "conjugated"),
+    "a dictionary": (lambda x: {"y": x + 1}, "a dict may have tensors"),
     "an element of the memory": (lambda x: x.as_strided((2,), (1,), 1) + 1, "starts at a given element"),
     "too long": (lambda x: [x.add_(1) for _ in range(300)], "long"),
 }
@@ -211,7 +226,7 @@ def test_a_collective_is_repeated_where_it_is_called_as_a_whole(one_rank):
         return x + 1
 
     given = [torch.ones(3)]
-    assert "c10d.allreduce_.default may do something else" in record(run, given, given)[1]
+    assert "c10d.allreduce_.default is random, reads values or is not known" in record(run, given, given)[1]
     reduced = []
 
     def all_reduce(x):
@@ -227,6 +242,41 @@ def test_a_collective_is_repeated_where_it_is_called_as_a_whole(one_rank):
     assert len(reduced) == 2 * 3  # recorded, repeated, and what these are compared with
 
 
+def test_what_a_collective_launches_is_not_repeated_twice(doubling):
+    def gather(x, y):
+        doubling.launch(x, y)
+        listening.call(doubling.launch, x, y)
+
+    def run(x):
+        y = torch.empty_like(x)
+        listening.call(gather, x, y)
+        return y
+
+    given = [torch.ones(3)]
+    _, again = record(run, given, given)
+    doubling.launches = 0
+    assert torch.equal(again(given), 2 * given[0]) and doubling.launches == 2
+
+
+def test_a_collective_that_fails_ends_as_it_would():
+    def fails(x):
+        raise RuntimeError("no peer")
+
+    def run(x):
+        try:
+            listening.call(fails, x)
+        except RuntimeError:
+            x = x + 1
+        return x * 2
+
+    assert isinstance(repeated(run, (3,)), Repetition)
+
+
+def test_tensors_on_two_devices_are_not_repeated():
+    given = [torch.ones(3), torch.ones(3, device="meta")]
+    assert "several devices" in record(lambda x, y: x + 1, given, given)[1]
+
+
 def test_steps_of_other_threads_are_not_on_the_tape(doubling):
     def run(x):
         other = threading.Thread(target=lambda: doubling.launch(torch.ones(2), torch.empty(2)))
@@ -237,4 +287,5 @@ def test_steps_of_other_threads_are_not_on_the_tape(doubling):
     given = [torch.ones(3)]
     _, again = record(run, given, given)
     again(given)
-    assert doubling.launches == 1 and len(again._steps) == 1
+    assert doubling.launches == 1
+    assert again.source == "def repeat(t0):\n    t1 = c0(t0, 1)\n    return t1\n"

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from npu_tiling import device_for
 from npu_tiling.pytorch.autograd import can_bypass_dispatcher
+from npu_tiling.pytorch.repeats import Repeats
 from npu_tiling.pytorch.tensors import without_autocast
 from torch import Tensor
 
@@ -63,14 +64,17 @@ def scale(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
     return copies
 
 
-def scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
+def _scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
     """Multiplies gradients by a number each, in place; a gradient whose number is 1 is neither read nor written."""
+    device = device_for(factors[0].device) if factors else None
     for gradient, factor in zip(gradients, factors, strict=True):
-        device = device_for(factor.device)
         if device is not None:
             launch.scale_(gradient, factor, device)
         elif factor != 1:
             gradient *= factor.item()
+
+
+scale_ = Repeats(_scale_)
 
 
 def _flat(inputs: Any, options: EachOptions) -> Any:

@@ -107,12 +107,9 @@ def _scaled(
 ) -> list[Tensor | None]:
     """Gradients times the upstream gradient and a factor each: in place unless the graph is kept for another backward."""
     present = [gradient for gradient in gradients if gradient is not None]
-    each: Sequence[Tensor | None] = factors or [None] * len(gradients)
-    numbers = [
-        dloss if factor is None else dloss * factor
-        for gradient, factor in zip(gradients, each, strict=True)
-        if gradient is not None
-    ]
+    numbers = [dloss] * len(present)
+    if factors is not None:
+        numbers = [dloss * factor for gradient, factor in zip(gradients, factors, strict=True) if gradient is not None]
     once = not torch._C._autograd._get_current_graph_task_keep_graph()
     if once and not torch.is_grad_enabled() and can_bypass_dispatcher((*present, *numbers)):
         scale_(present, numbers)

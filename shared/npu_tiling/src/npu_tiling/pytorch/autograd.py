@@ -260,9 +260,10 @@ def _all_plain(arguments: Sequence[Any]) -> bool:
         if kind in CONSTANTS:  # nothing to ask: most arguments, in every call
             continue
         if kind in PLAIN_TENSORS:
-            if argument.is_meta or (_ever_transformed and torch._C._functorch.is_functorch_wrapped_tensor(argument)):
-                # meta: no data. After a transform: what a Function saved under it is still wrapped.
+            if argument.is_meta or argument.is_neg():  # no data, or data with the other sign
                 return False
+            if _ever_transformed and torch._C._functorch.is_functorch_wrapped_tensor(argument):
+                return False  # after a transform what a Function saved under it is still wrapped
         elif isinstance(argument, (list, tuple)):  # asked before whether it is a tensor, which takes longer to deny
             if not _all_plain(argument):
                 return False

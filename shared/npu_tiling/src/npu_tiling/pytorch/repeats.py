@@ -7,7 +7,7 @@ strides, dtypes and devices, and from the other arguments: for each of these `Re
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from operator import attrgetter
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -21,13 +21,13 @@ from .tape import record
 
 PLAIN_TENSORS = frozenset((Tensor, Parameter))
 CONSTANTS = frozenset((int, float, bool, str, torch.dtype, type(None)))
-"""Kinds of arguments that a call may have beside tensors and lists to be repeated, and to bypass the dispatcher."""
+"""Kinds of arguments, beside tensors and lists of them, of a call that is repeated, and of one that skips the dispatcher."""
 
-_DECIDED = 3  # equal calls before the one that is recorded: after two launches `Launcher` calls a kernel directly
+_DECIDED = 3  # equal calls before the one that is recorded: `Launcher` calls a kernel directly from its third launch on
 _MOST_KEYS = 1024
 _ALIGNMENT = 16  # bytes: for other addresses Triton compiles other kernels
-_NOT_ALIGNED = 1
-_is_on_host = attrgetter("is_cpu")
+_REFUSED = 1
+_index_of = methodcaller("get_device")  # of its device, below 0 for a CPU
 
 
 class Repeats:
@@ -38,7 +38,8 @@ class Repeats:
     out, and not repeated.
 
     Not repeated are calls with tensors on a CPU or not aligned to 16 bytes; under `use_device`, `plain_pytorch` or a
-    dispatch mode of PyTorch; while launches are listed; and while a profiler watches Triton's launches.
+    dispatch mode of PyTorch; while launches are listed; and while a profiler watches Triton's launches. PyTorch's
+    deterministic mode fills new memory with NaN, but not that of repeated calls.
     """
 
     def __init__(self, implementation: Callable[..., Any]) -> None:
@@ -79,24 +80,25 @@ def _list_facts(arguments: Sequence[Any], facts: list[Any], tensors: list[Tensor
     """Adds what a call depends on to `facts`, and its tensors to `tensors`.
 
     Returns:
-        The bitwise or of all addresses, or of what is not aligned if an argument forbids to repeat the call.
+        The bitwise or of all addresses; `_REFUSED`, which is not aligned, if the call cannot be repeated.
     """
     addresses = 0
     for argument in arguments:
         kind = type(argument)
         if kind in PLAIN_TENSORS:
-            if _is_on_host(argument):
-                return _NOT_ALIGNED
+            index = _index_of(argument)
+            if index < 0:
+                return _REFUSED
             tensors.append(argument)
-            facts += (argument.shape, argument.stride(), argument.dtype, argument.get_device())
+            facts += (argument.shape, argument.stride(), argument.dtype, index)
             addresses |= argument.data_ptr()
         elif kind is list or kind is tuple:
-            facts.append(len(argument))
+            facts += (kind, len(argument))
             addresses |= _list_facts(argument, facts, tensors)
         elif kind is float:
-            facts.append(argument or str(argument))  # 0.0 and -0.0 are equal
+            facts.append(argument or str(argument))  # a zero as text: 0.0 == -0.0
         elif kind in CONSTANTS:
-            facts += (kind, argument)  # 1, 1.0 and True are equal
+            facts += (kind, argument)  # with its kind: 1 == 1.0 == True
         else:
-            return _NOT_ALIGNED
+            return _REFUSED
     return addresses

@@ -1,131 +1,147 @@
-"""A call of an operator as steps, which are run again for other tensors."""
+"""A call of an operator as a function in Python that was written for it, which does the call again for other tensors."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ..launching.direct import Watchers
 from ..launching.launcher import current_device
 
-Values = list[Any]
-"""A call's tensors, one a slot: its arguments, then those that it makes, which are None outside of their lifetime."""
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor of the call is: a view of a slot's tensor.
+    """Where a tensor of the call is.
 
     Attributes:
-        slot: that slot.
-        is_whole: whether it is the slot's tensor itself.
-        start: bytes from the start of the slot's tensor.
-        sizes, strides, dtype: of the view.
+        number: of the variable that holds it, `t3`.
+        base: number of the argument or new tensor whose memory it has; `number`, if it is that tensor.
+        start: bytes from the start of the base.
     """
 
-    slot: int
-    is_whole: bool
+    number: int
+    base: int
     start: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-    def view(self, whole: Tensor) -> Tensor:
-        """The view of the slot's tensor."""
-        if self.dtype != whole.dtype:
-            whole = whole.view(self.dtype)
-        return whole.as_strided(self.sizes, self.strides, whole.storage_offset() + self.start // self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
     """A descriptor for TMA: the place of its tensor, and the rest of it."""
 
-    base: Place
+    place: Place
     rest: Any
 
-    def filled(self, values: Values) -> Any:
+    def of(self, tensor: Tensor) -> Any:
+        """The descriptor of a tensor."""
         descriptor = copy.copy(self.rest)
-        (descriptor.base,) = tensors_at((self.base,), values)
+        descriptor.base = tensor
         return descriptor
 
 
-def tensors_at(places: Sequence[Any], values: Values) -> list[Any]:
-    """The places with their tensors; what is no place is left as it is."""
-    found: list[Any] = []
-    for place in places:
-        kind = type(place)
+class Names:
+    """Writes values as expressions in Python. A place is written as its variable, a constant as `c0`, `c1` and so on."""
+
+    def __init__(self) -> None:
+        self.constants: dict[str, Any] = {}
+
+    def of(self, constant: Any) -> str:
+        """A constant's name."""
+        for name, known in self.constants.items():
+            if known is constant:
+                return name
+        name = f"c{len(self.constants)}"
+        self.constants[name] = constant
+        return name
+
+    def spell(self, value: Any) -> str:
+        """The expression of a value, with its places."""
+        kind = type(value)
         if kind is Place:
-            whole = values[place.slot]
-            found.append(whole if place.is_whole else place.view(whole))
-        elif isinstance(place, (tuple, list)):
-            found.append(getattr(kind, "_make", kind)(tensors_at(place, values)))
-        else:
-            found.append(place.filled(values) if kind is Descriptor else place)
-    return found
+            return f"t{value.number}"
+        if kind is Descriptor:
+            return f"{self.of(value.of)}(t{value.place.number})"
+        if isinstance(value, (tuple, list)):
+            entries = "".join(f"{self.spell(entry)}, " for entry in value)
+            if kind is tuple:
+                return f"({entries})"
+            make = getattr(kind, "_make", kind)  # of a NamedTuple, or list
+            return f"{self.of(make)}(({entries}))"
+        return repr(value) if value is None or kind in (int, bool) else self.of(value)
 
-
-def addresses_at(places: Sequence[Any], values: Values) -> list[Any]:
-    """The places with the addresses of their tensors."""
-    found: list[Any] = []
-    for place in places:
-        if type(place) is Place:
-            found.append(values[place.slot].data_ptr() + place.start)
-        elif type(place) is tuple:
-            found.append(tuple(addresses_at(place, values)))
-        else:
-            found.append(place.filled(values) if type(place) is Descriptor else place)
-    return found
+    def spell_address(self, value: Any) -> str:
+        """The same with addresses of tensors in place of tensors, but for descriptors' tensors."""
+        if type(value) is Place:
+            return f"t{value.base}.data_ptr()" + (f" + {value.start}" if value.start else "")
+        if type(value) is tuple:
+            return f"({''.join(f'{self.spell_address(entry)}, ' for entry in value)})"
+        return self.spell(value)
 
 
 class Step(NamedTuple):
-    """A part of the call.
+    """A line of the function.
 
     Attributes:
-        run: does it.
-        uses: slots that it reads or writes.
-        makes: slots that it fills.
-        has_effect: it is run even if nothing uses what it makes.
+        text: the line.
+        makes: numbers of the variables that it assigns.
+        has_effect: it is kept even if nothing uses what it makes.
     """
 
-    run: Callable[[Values], None]
-    uses: frozenset[int]
+    text: str
     makes: tuple[int, ...]
     has_effect: bool
 
+    def numbers(self) -> set[int]:
+        """Of the variables in the line."""
+        return numbers_in(self.text)
+
 
 class Repetition:
-    """A call that is done again for other tensors, of the same sizes, strides, dtypes and device."""
+    """A call that is done again for other tensors, of the same sizes, strides, dtypes and device.
+
+    Attributes:
+        source: the function that does it.
+    """
 
     def __init__(
         self,
         steps: Sequence[Step],
-        made: range,
+        names: Names,
+        arguments: int,
         results: Any,
         device: torch.device,
         watchers: Iterable[Watchers],
         *,
         calls_pytorch: bool,
     ) -> None:
-        """Of the call's steps.
+        """Writes the function.
 
         Args:
-            steps: all of them.
-            made: the slots of tensors that the call makes; those of its arguments are in front.
+            steps: its lines, and others.
+            names: of the constants in them.
+            arguments: how many tensors the call takes; their numbers are the first.
             results: what it returned, with places for tensors.
             device: of all tensors.
             watchers: of the kernels that it launches.
-            calls_pytorch: whether steps are operators of PyTorch.
+            calls_pytorch: whether steps are more than launches and new memory.
         """
-        self._steps = tuple(_with_ends(_needed(steps, results), {*made} - slots_of(results)))
-        self._blank = [None] * len(made)
-        self._results = (results,)
+        returned = names.spell(results)
+        needed = _needed(steps, returned)
+        lines = [f"def repeat({', '.join(f't{number}' for number in range(arguments))}):"]
+        for step, ended in zip(needed, _ended(needed, {*range(arguments), *numbers_in(returned)}), strict=True):
+            lines.append(f"    {step.text}")
+            if ended:
+                lines.append(f"    del {', '.join(f't{number}' for number in ended)}")
+        lines.append(f"    return {returned}\n")
+        self.source = "\n".join(lines)
+        scope = dict(names.constants)
+        exec(self.source, scope)
+        self._repeat = scope["repeat"]
         self._kind, self._index, self._calls_pytorch = device.type, device.index, calls_pytorch
         self._current = current_device(self._kind)
         self._watchers = tuple(watchers)
@@ -138,41 +154,30 @@ class Repetition:
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """The call's results for these tensors."""
-        if not self._calls_pytorch:
-            return self._run(tensors)
-        with torch.no_grad():
-            if not torch.is_autocast_enabled(self._kind):
-                return self._run(tensors)
-            with torch.autocast(self._kind, enabled=False):  # what it casts is among the steps
-                return self._run(tensors)
-
-    def _run(self, tensors: Sequence[Tensor]) -> Any:
-        values = [*tensors, *self._blank]
-        for run, ended in self._steps:
-            run(values)
-            for slot in ended:
-                values[slot] = None
-        return tensors_at(self._results, values)[0]
+        if self._calls_pytorch and (torch.is_grad_enabled() or torch.is_autocast_enabled(self._kind)):
+            with torch.no_grad(), torch.autocast(self._kind, enabled=False):  # the recorded call's casts are steps
+                return self._repeat(*tensors)
+        return self._repeat(*tensors)
 
 
-def _needed(steps: Sequence[Step], results: Any) -> list[Step]:
+def _needed(steps: Sequence[Step], returned: str) -> list[Step]:
     """The steps with an effect, and those that make what these use or what is returned."""
-    wanted = {*slots_of(results)}
+    wanted = numbers_in(returned)
     kept = []
     for step in reversed(steps):
         if step.has_effect or not wanted.isdisjoint(step.makes):
-            wanted |= step.uses
+            wanted |= step.numbers()
             kept.append(step)
     return kept[::-1]
 
 
-def _with_ends(steps: Sequence[Step], temporary: set[int]) -> Iterator[tuple[Callable[[Values], None], tuple[int, ...]]]:
-    """What each step runs, and the temporary tensors that no later step uses."""
-    last = {slot: number for number, step in enumerate(steps) for slot in (*step.uses, *step.makes)}
-    for number, step in enumerate(steps):
-        yield step.run, tuple(slot for slot in temporary if last.get(slot) == number)
+def _ended(steps: Sequence[Step], lasting: set[int]) -> Iterator[list[int]]:
+    """For each step the variables that no later step uses, but for `lasting` ones: they are deleted after it."""
+    last = {number: index for index, step in enumerate(steps) for number in step.numbers()}
+    for index in range(len(steps)):
+        yield [number for number, end in last.items() if end == index and number not in lasting]
 
 
-def slots_of(places: Any) -> frozenset[int]:
-    leaves = [leaf.base if isinstance(leaf, Descriptor) else leaf for leaf in tree_leaves(places)]
-    return frozenset(leaf.slot for leaf in leaves if isinstance(leaf, Place))
+def numbers_in(text: str) -> set[int]:
+    """The numbers of the variables in a text."""
+    return {int(number) for number in re.findall(r"\bt(\d+)\b", text)}
