@@ -45,6 +45,27 @@ def test_both_phases_are_attention_over_all_blocks(device, n_layers, width, dtyp
         depth.near(actual.detach().cpu(), expected, fp32=3e-4)
 
 
+@pytest.mark.parametrize("width", [256, 16896])
+def test_queries_weights_and_gradients_may_lie_with_their_layers_side_by_side(device, width):
+    """As transposed parameters do. Of 16896 columns no whole rows fit on a GPU either."""
+    (blocks, _, queries, norms), _ = inputs(3, 3, 4, width, torch.float32, device.torch)
+    do = torch.randn(3, 4, width, generator=torch.Generator().manual_seed(1)).to(device.torch)
+
+    def results(lie):
+        own = [lie(leaf.detach()).requires_grad_() for leaf in (queries, norms)]
+        o, lse = attn_res_phase1(own[0], blocks, own[1], EPS)
+        return o, lse, *torch.autograd.grad(o, [blocks, *own], lie(do))
+
+    for found, expected in zip(results(side_by_side), results(torch.Tensor.contiguous), strict=True):
+        depth.near(found.detach().cpu(), expected.detach().cpu(), fp32=3e-4)
+
+
+def side_by_side(tensor):
+    found = tensor.movedim(0, -1).contiguous().movedim(-1, 0)
+    assert found.stride(0) == 1
+    return found
+
+
 @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
 @pytest.mark.parametrize("norms", ["shared", "own"])
 def test_first_phase_alone(device, listed, norms):

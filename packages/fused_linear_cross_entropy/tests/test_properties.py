@@ -158,7 +158,7 @@ def compare(example: Example, case: losses.Case, function, place, generator: tor
         held["loss"] = torch.ones_like(found.outputs[0])
     casts = example.way == "autocast" and found.gradients is not None and example.dtype != torch.float64
     dtype = torch.bfloat16 if casts else example.dtype
-    cast = lambda t: None if t is None else t.contiguous().to(dtype if dtype != example.dtype else t.dtype)  # noqa: E731
+    cast = lambda t: None if t is None else t.contiguous().to(dtype if casts else t.dtype)  # noqa: E731
     plain = dataclasses.replace(
         case,
         x=cast(case.x),

@@ -27,6 +27,11 @@ def _double_(x):
     x.mul_(2)
 
 
+def _double_all_(tensors):
+    for tensor in tensors:
+        _double_(tensor)
+
+
 def _some(tensors, wanted):
     return [tensor.clone() if wanted else None for tensor in tensors], None
 
@@ -59,6 +64,7 @@ OPERATORS.define(
 )
 OPERATORS.define("some(Tensor[] tensors, bool wanted) -> (Tensor?[] copies, Tensor sum)", _some, _some)
 OPERATORS.define("double_(Tensor(a!) x) -> ()", _double_, lambda x: None)
+OPERATORS.define("double_all_(Tensor(a!)[] x) -> ()", _double_all_, lambda x: None)
 OPERATORS.autograd("squares", _squares_autograd)
 OPERATORS.gradient("squares_backward")
 
@@ -111,6 +117,13 @@ def test_an_implementation_reads_memory_that_has_the_sign_of_its_tensors(monkeyp
     (gradient,) = torch.autograd.grad(y, x, torch._neg_view(torch.ones(3)))
     assert calls == ["squares", "squares_backward"] and not any(seen)
     assert torch.equal(gradient, torch.full((3,), 6.0))
+
+
+def test_an_operator_writes_to_memory_that_has_the_other_sign():
+    memory = torch.ones(3)
+    OPERATORS("double_", torch._neg_view(memory))
+    OPERATORS("double_all_", [torch.ones(3), torch._neg_view(memory)])
+    assert torch.equal(memory, torch.full((3,), 4.0))
 
 
 def test_a_plain_call_skips_the_dispatcher_and_a_watched_one_does_not(monkeypatch):

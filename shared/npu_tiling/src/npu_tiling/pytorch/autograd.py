@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..chips.detection import dry_runs, plain_pytorch
 from .repeats import CONSTANTS, PLAIN_TENSORS, Repeats
@@ -70,6 +70,7 @@ class OperatorLibrary:
         implementation = Repeats(implementation)
         for backend in _BACKENDS:
             self._library.impl(name, implementation, backend)
+        self._library.impl(name, functools.partial(self._with_resolved, name), "Negative")
         torch.library.register_fake(f"{self._namespace}::{name}", fake, lib=self._library)
         self._implementations[name] = self._direct[name] = implementation
         self._forward_mode[name] = forward_mode
@@ -151,6 +152,21 @@ class OperatorLibrary:
             return self._direct[name](*arguments)
 
         overload._op = run
+
+    def _with_resolved(self, name: str, *arguments: Any) -> Any:
+        """Call an operator for tensors some of whose memory has the other sign: for copies of those.
+
+        PyTorch would do it, but not for every operator that writes to its arguments.
+        """
+        overload = self._operator(name).default
+        resolved = tree_map(lambda leaf: leaf.resolve_neg() if isinstance(leaf, Tensor) else leaf, arguments)
+        results = overload(*resolved)
+        for parameter, *both in zip(overload._schema.arguments, arguments, resolved, strict=True):
+            if parameter.is_write:
+                for given, used in zip(*map(tree_leaves, both), strict=True):
+                    if used is not given:
+                        given.copy_(used)
+        return results
 
     def _with_tangents(self, name: str, *arguments: Any) -> Any:
         if not self._forward_mode[name]:
