@@ -87,7 +87,8 @@ def assert_close(
         scale = expected.square().mean(-1, keepdim=True).sqrt()
     narrow = torch.finfo(rounded_to or actual.dtype).eps / 2
     unit = roundings * narrow + (3 * math.sqrt(length) + 4) * torch.finfo(torch.float32).eps / 2
-    step = roundings * torch.finfo(rounded_to or actual.dtype).tiny * narrow
+    kinds = [torch.finfo(dtype) for dtype in (actual.dtype, rounded_to or actual.dtype)]
+    step = roundings * max(kind.tiny * kind.eps / 2 for kind in kinds)
     error = ((actual.double() - expected).abs() - step) / torch.maximum(expected.abs(), scale).clamp_min(1e-30)
     worst = torch.where(past, 0.0, error).max() if error.numel() else error.new_zeros(())
     assert worst <= unit, f"off by {worst:.3g}, {unit:.3g} is allowed"
