@@ -72,11 +72,20 @@ def test_gradients_are_registered_properly(device, npu_opcheck):
     queries = torch.randn(2, WIDTH, device=device.torch)
     o, lse, *saved = OPS.phase1(queries, [a, b], False, norm, 1e-6, True)
     inputs = (o, lse.detach(), queries, [a, b], False, norm, *saved)
-    npu_opcheck(OPS.phase1_backward.default, (*inputs, [False, True], [True, True]))
+    npu_opcheck(OPS.phase1_backward.default, (*inputs, [False, True], [True, False]))
     state = (o[:, 0], lse[0], a)
     _, _, _, *statistics = OPS.merge(*state, None, query, norm, None, 1e-6, 1e-6, True)
     inputs = (dh, None, None, None, *state, query, norm, None, *statistics)
     npu_opcheck(OPS.merge_backward.default, (*inputs, [True, True, False]))
+
+
+def test_gradients_without_tokens_are_those_the_compiler_is_told(device):
+    a, dh = torch.randn(2, 0, WIDTH, device=device.torch)
+    query = torch.randn(WIDTH, device=device.torch)
+    h, _, _, *statistics = OPS.attn_res([a, a], False, 2, *NO_PREFIX, query, query, None, 1e-6, 1e-6, None, True)
+    inputs = (dh, None, None, h, [a, a], False, 2, None, None, query, query, None, *statistics)
+    needed = [True, False], False, [True, False, False]
+    torch.library.opcheck(OPS.attn_res_backward.default, (*inputs, *needed), test_utils="test_faketensor")
 
 
 def test_results_lie_as_the_compiler_is_told(device):

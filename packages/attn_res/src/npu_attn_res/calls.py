@@ -1,7 +1,7 @@
 """The arguments of the operators, in their order: records that registration, definition and launches share.
 
-An option more has a field here, of which the schema is made, and a place in the definition (cpu.py, reference.py), in the
-launch that passes it to a kernel (launch) and in the kernels that read it; the public function gives it.
+To add an option, add a field here: the schema is made of the fields. Then let the public function give it, and the
+definition (cpu.py, reference.py), the launch (launch) and the kernels take it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 
 
 class Forward(NamedTuple):
-    """The arguments of `attn_res`, and behind them two of `attn_res_update`.
+    """The arguments of `attn_res`. The last two, append and in_place, are of `attn_res_update` alone.
 
     Attributes:
         blocks: N blocks [..., D] or, where `stacked`, one tensor of them [N, ..., D].
         n_blocks: how many blocks count.
-        device_count: the same on the device; None: n_blocks counts.
+        device_count: how many blocks count, on the device, in place of n_blocks; None: there is none.
         prefix: [..., D], one more source; None: there is none.
         layer_output: is added to the prefix first; None: nothing is.
         query, rms_weight: [D].
@@ -60,7 +60,7 @@ class Backward(NamedTuple):
         dh, dy, dprefix: the gradients of h, of its RMSNorm and of the new prefix; None: there is none.
         h: the forward's, where the backward reads it.
         blocks, stacked, n_blocks, device_count, query, rms_weight, output_rms_weight: the forward's.
-        prefix: the new one.
+        prefix: the forward's, with the layer's output added.
         score, rstd, lse, norm_rstd: the forward's statistics.
         need_blocks: which tensors of blocks need a gradient.
         need_prefix: the prefix does.

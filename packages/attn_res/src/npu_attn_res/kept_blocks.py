@@ -1,7 +1,8 @@
 """The gradients of blocks that a stage keeps for a later one: from the later stage's graph to the earlier stage's.
 
 The graphs share no tensor that requires a gradient. A backward of inputs alone (`torch.autograd.grad`) runs only nodes on a
-path to those inputs: so the later stage's blocks come from a node that depends on its inputs, and records their gradients.
+path to those inputs. So a node makes the later stage's blocks. It depends on that stage's inputs, and records the blocks'
+gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class KeptBlocks:
         self._earlier, self._later, self._lost = earlier, later, lost
 
     def give(self, gradients: Sequence[Tensor | None]) -> None:
-        """The later stage's backward has these gradients of all blocks."""
+        """Records the gradients of all blocks, from the later stage's backward."""
         if self._gradients is None and any(
             is_taken for is_taken, needs in zip(self._is_taken, self.needs, strict=True) if needs
         ):
@@ -51,7 +52,7 @@ class KeptBlocks:
         )
 
     def take_once(self, i: int) -> Tensor | None:
-        """As `take`, the first time. A backward of weights starts with gradients that have passed here before."""
+        """As `take`, but None after the first time: a backward of weights starts with gradients that have these added."""
         return None if self._is_taken[i] else self.take(i)
 
     def __del__(self) -> None:
@@ -124,7 +125,7 @@ class _Leave(torch.autograd.Function):
     def forward(ctx, kept, n_sent, *tensors):  # type: ignore[no-untyped-def]
         ctx.kept = kept
         ctx.set_materialize_grads(False)
-        # Neither views nor inputs: a schedule detaches what a stage returns in place.
+        # A schedule calls detach_() on what a stage returns, which an input or a view of one refuses.
         sent = tuple(tensor.detach() for tensor in tensors[:n_sent])
         ctx.mark_non_differentiable(*(out for out, tensor in zip(sent, tensors, strict=False) if not tensor.requires_grad))
         return sent

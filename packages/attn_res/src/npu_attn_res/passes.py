@@ -53,8 +53,8 @@ class TorchPasses:
     """Passes by PyTorch's operators, in fp64 too, over the blocks and the prefix of a call.
 
     Attributes:
-        dv: of every tensor of sources, what `gradients` computed; None where none is needed.
-        dprefix_sum: the same of the prefix, with the gradient that reaches it from elsewhere.
+        dv: the gradient of each tensor of blocks, once `gradients` has computed it; None where it is not needed.
+        dprefix_sum: the gradient of the prefix, with the call's dprefix added.
     """
 
     def __init__(self, call: Forward | Backward | Phase1 | Phase1Backward) -> None:
@@ -87,11 +87,11 @@ class TorchPasses:
         for row in self._rows:
             v = row.to(self.dtype)
             rstd.append(torch.rsqrt(v.square().mean(-1) + eps))
-            # A matrix product's sums of a row depend on how many rows there are; of one layer this costs little more.
+            # A matrix product's sums of a row depend on the number of rows. For one layer other sums cost little more.
             dot = (v * g).sum(-1, keepdim=True) if len(g) == 1 else v @ g.T
             score.append(dot * rstd[-1].unsqueeze(-1))
         if self._mask is not None:
-            low = torch.finfo(self.dtype).min / 4  # not -inf: times zero it is to be zero
+            low = torch.finfo(self.dtype).min / 4  # not -inf: this times zero must be zero
             score[:-1] = [torch.where(counts, each, low) for counts, each in zip(self._mask, score, strict=False)]
         return torch.stack(score), torch.stack(rstd)
 

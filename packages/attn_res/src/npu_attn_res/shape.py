@@ -32,13 +32,13 @@ class Shape:
         width: elements of a row.
         itemsize: bytes of an element: of the tensor with the widest elements that a tile has rows of.
         layers: rows of one token that are computed at once.
-        row_stride: the largest distance, in elements, between two rows of a tile in any tensor.
-        n_sources: rounded up to a multiple of a power of two; 0 where the tiling does not depend on it (Ascend).
+        row_stride: the largest distance, in elements, from one row to the next in the tensors that are given.
+        n_sources: rounded up to a multiple of a power of two; 0 on Ascend, and where the tiling does not depend on it.
         prefix: whether a prefix is one more source, of any dtype.
         normalised: forward: whether the RMSNorm of h is stored too.
         fp32_dh: backward: whether the gradient of h is fp32, whatever the sources are; tilings for CUDA depend on it.
         by_token: whether statistics are [tokens, sources] instead of [sources, tokens].
-        aligned: whether a table's entries are multiples of 16.
+        aligned: on CUDA, whether every entry of a table is a multiple of 16; True too where tensors are arguments.
     """
 
     task: Task
@@ -58,5 +58,5 @@ class Shape:
         return self.task in COLUMN_TASKS
 
     def __str__(self) -> str:
-        """As warnings name it."""
+        """The name that warnings have for it."""
         return f"attn_res {self.task.value}{', with a prefix' if self.prefix else ''}"

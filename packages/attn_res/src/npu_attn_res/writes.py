@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def count_as_written(tensors: Sequence[Tensor]) -> None:
-    """Where autograd records nothing: a later backward that needs the values from before is an error."""
+    """For calls that autograd does not record: a later backward that needs the values from before is then an error."""
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
@@ -25,7 +25,7 @@ def replace(memory: Tensor, value: Tensor, by_kernel: bool) -> None:
 
 
 def append(bank: Tensor, n_blocks: int | Tensor, block: Tensor, by_kernel: bool) -> None:
-    """As `replace`, to the block behind the first n_blocks; nothing is written where those fill the bank."""
+    """As `replace`, to the block behind the first n_blocks. If that is a tensor and the bank full, nothing is written."""
     if not isinstance(n_blocks, Tensor):
         replace(bank.select(-2, n_blocks), block, by_kernel)
     elif by_kernel:
@@ -38,7 +38,7 @@ def append(bank: Tensor, n_blocks: int | Tensor, block: Tensor, by_kernel: bool)
 
 
 def _check_mapped(memory: Tensor, value: Tensor) -> None:
-    """Refuses a value for each of torch.func.vmap's calls and memory that they share."""
+    """Raises an error where torch.func.vmap maps over the value and not over the memory."""
     is_mapped = torch._C._functorch.is_batchedtensor
     if torch._C._are_functorch_transforms_active() and is_mapped(value) and not is_mapped(memory):
         raise ValueError(
@@ -61,7 +61,7 @@ class _Written(Function):
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         (place,) = ctx.saved_tensors
         need_memory, need_value, _ = ctx.needs_input_grad
-        if place is None:  # of a view, autograd would take None for that of the whole base
+        if place is None:  # for a view, autograd would take None as the gradient of the whole base
             of_memory = torch.zeros_like(gradient) if need_memory and ctx.is_view else None
             return of_memory, gradient.to(ctx.dtype) if need_value else None, None
         place = place.clamp(min=0)

@@ -1,1 +1,1 @@
-"""From tensors to kernel launches: how sources lie, tiling, allocation."""
+"""Launches kernels for tensors: finds their strides, chooses tilings and allocates results."""

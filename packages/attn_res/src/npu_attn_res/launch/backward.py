@@ -17,31 +17,31 @@ from .outputs import keeps_by_token, reads_h
 from .plan import plan_backward
 from .sources import followed, followed_sources, sources_at
 from .specs import KERNELS
-from .weights import add_partials
+from .weights import add_partials, zeros
 
 _Gradients = tuple[list[Tensor | None], Tensor | None, Tensor | None, Tensor | None]
 
 
 def launch_backward(call: Backward, dh: Tensor, device: Device) -> _Gradients | None:
-    """The gradients of blocks, prefix, query and rms_weight, from that of h; None for those that are not needed.
+    """Computes the gradients of blocks, prefix, query and rms_weight from dh, the gradient of h; None: it is not needed.
 
-    None altogether where whole rows do not fit on chip and there is a prefix.
+    Returns None in place of all where whole rows do not fit on chip and there is a prefix.
     """
     gradients = [allocate_like(block) if need else None for block, need in zip(call.blocks, call.need_blocks, strict=True)]
     if call.stacked and gradients[0] is not None and call.prefix is not None:
-        uncounted = gradients[0] if call.device_count is not None else gradients[0][call.n_blocks :]
-        uncounted.zero_()  # kernels write those of blocks that count
+        cleared = gradients[0] if call.device_count is not None else gradients[0][call.n_blocks :]
+        cleared.zero_()  # kernels write the gradients of blocks that count alone
     dprefix_sum = allocate_like(call.prefix) if call.prefix is not None and call.need_prefix else None
     blocks, stacked, prefix = followed_sources(call)
     at, to = pointers.find(blocks, gradients, device)
     dh, dprefix = followed(dh), None if call.dprefix is None or dprefix_sum is None else followed(call.dprefix)
-    first, h = blocks[0], call.h if call.h is not None and reads_h(call.h) else None
+    first, h = blocks[0], call.h.contiguous() if call.h is not None and reads_h(call.h) else None
     by_token = h is None and keeps_by_token(call, first.dtype, device)
     options = (stacked, by_token, at.aligned and to.aligned)
     plan = plan_backward(call, (first, prefix, dh, dprefix), options, device)
     n_tokens, width, on_cuda = plan.n_tokens, dh.shape[-1], device.kind == "cuda"
     if not n_tokens:
-        return gradients, dprefix_sum, torch.zeros_like(call.query), torch.zeros_like(call.rms_weight)
+        return gradients, dprefix_sum, *zeros(call.query, call.rms_weight, call.need_weights)
     need_dg, dg = call.need_weights[0] or call.need_weights[1], None
     query, norm = call.query.contiguous(), call.rms_weight.contiguous()
 
@@ -54,7 +54,7 @@ def launch_backward(call: Backward, dh: Tensor, device: Device) -> _Gradients | 
         statistics = (call.score.t(), call.rstd.t()) if chosen.shape.by_token else (call.score, call.rstd)
         score, rstd = [each.contiguous() for each in statistics]  # copied where they lie in the other order
         tensors: Any = (dh,) if on_cuda or chosen.shape.by_token else (dh, h)
-        tensors += (at.base, at.table, query, norm, score, rstd, call.lse, to.base, to.table, dg)
+        tensors += (at.base, at.table, query, norm, score, rstd, call.lse.contiguous(), to.base, to.table, dg)
         tensors += (call.device_count, prefix, dprefix, dprefix_sum)
         scalars = plan.scalars
         if on_cuda:

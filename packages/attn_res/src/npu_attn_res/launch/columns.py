@@ -38,7 +38,7 @@ class KernelPasses:
         return _added(dot) * rstd.unsqueeze(-1), rstd
 
     def rstd(self, h: Tensor, eps: float) -> Tensor:
-        """By the kernel that sums sources: PyTorch's sums of long rows depend on the number of rows."""
+        """By the kernel of `scores`, whose products are not used: PyTorch's sums of a row depend on the number of rows."""
         rows = KernelPasses(follow([h], self._device, stacked=False), self._device)
         return rows.scores(h[:1].to(self.dtype), eps)[1][0]
 
@@ -55,7 +55,7 @@ class KernelPasses:
         return self._products(do, _row_strides(do), do.shape[1], squares=False)[0].sum(0)
 
     def gradients(self, do: Tensor, g: Tensor, weights: Tensor, ds_rstd: Tensor, dv_coef: Tensor) -> Tensor:
-        """Nothing is returned unless the caller needs dg."""
+        """An empty tensor is returned where the caller does not need dg."""
         do, n_layers, n_tokens = _with_columns_in_a_row(do), len(g), self._sources.n_tokens
         dv, dv_table, aligned = self._sources.gradients_at[:3]
         rows = (g.contiguous(), weights.contiguous(), ds_rstd.contiguous(), dv_coef.contiguous())
@@ -113,5 +113,8 @@ def _row_strides(do: Tensor) -> tuple[int, int]:
 
 
 def _added(partials: Tensor) -> Tensor:
-    """The sum of partial sums [n, ...] over n. Side by side, PyTorch adds them in one order for any number of tokens."""
+    """The sum of partial sums [n, ...] over n.
+
+    The copy puts the partial sums of a token side by side. Then PyTorch adds them in one order for any number of tokens.
+    """
     return partials.movedim(0, -1).contiguous().sum(-1)

@@ -1,4 +1,7 @@
-"""The launches of `phase1` and its gradient: whole rows of all layers of a token, or columns."""
+"""The launches of `phase1` and its gradient.
+
+On CUDA the forward takes whole rows where they fit. Elsewhere one layer runs `attn_res`. All else takes blocks of columns.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ from .columns import KernelPasses
 from .forward import launch_forward
 from .sources import follow
 from .specs import KERNELS, launch_spec
+from .weights import zeros
 
 
 def launch_phase1(call: Phase1, device: Device) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """o [T, S, D], lse [T, S], and s [N, T, S] and r [N, T] where `save`."""
+    """o [T, S, D], lse [T, S], s [N, T, S] and r [N, T]; s and r may be None unless `save`."""
     n_layers, on_cuda = len(call.queries), device.kind == "cuda"
     if n_layers == 1 and not on_cuda:
         return _launch_layer(call, device)
@@ -76,6 +80,6 @@ def launch_phase1_backward(call: Phase1Backward, device: Device) -> tuple[list[T
     """The gradients of blocks, queries and rms_weight, None for those that are not needed."""
     gradients = [allocate_like(block) if need else None for block, need in zip(call.blocks, call.need_blocks, strict=True)]
     if not call.score.numel():
-        return gradients, torch.zeros_like(call.queries), torch.zeros_like(call.rms_weight)
+        return gradients, *zeros(call.queries, call.rms_weight, call.need_weights)
     v = follow(call.blocks, device, gradients, stacked=call.stacked)
     return gradients, *reference.phase1_backward(KernelPasses(v, device, need_dg=any(call.need_weights)), call)

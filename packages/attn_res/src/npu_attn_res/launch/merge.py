@@ -12,7 +12,7 @@ from ..calls import Merge, MergeBackward
 from ..shape import Task
 from .sources import rows_of
 from .specs import KERNELS, launch_spec, widest
-from .weights import add_partials
+from .weights import add_partials, zeros
 
 
 def launch_merge(call: Merge, device: Device) -> tuple[Tensor | None, ...]:
@@ -49,15 +49,16 @@ def launch_merge(call: Merge, device: Device) -> tuple[Tensor | None, ...]:
 
 
 def launch_merge_backward(call: MergeBackward, dh: Tensor, device: Device) -> tuple[Tensor | None, ...]:
-    """do, dlse and the gradients of prefix, query and rms_weight, from that of h."""
+    """Computes do, dlse and the gradients of prefix, query and rms_weight from dh, the gradient of h."""
     prefix, width, n_tokens = call.prefix, call.prefix.shape[-1], call.lse.numel()
     do, dlse = allocate(dh, call.o.shape, torch.float32), allocate(dh, call.lse.shape, torch.float32)
     dprefix_sum, dg = allocate_like(prefix), None
     if not n_tokens:
-        return do, dlse, dprefix_sum, torch.zeros_like(call.query), torch.zeros_like(call.rms_weight)
+        return do, dlse, dprefix_sum, *zeros(call.query, call.rms_weight, call.need_weights)
     (rows, s_dh), (o, s_o), (p, s_prefix) = rows_of(dh), rows_of(call.o), rows_of(prefix)
     dprefix, s_dprefix = (None, 0) if call.dprefix is None else rows_of(call.dprefix)
     query, norm, lse = call.query.contiguous(), call.rms_weight.contiguous(), call.lse.contiguous()
+    score, rstd = call.score.contiguous(), call.rstd.contiguous()
     scalars = (n_tokens, s_dh, s_dprefix, s_o, s_prefix)
     spec = launch_spec(device, Task.MERGE_BACKWARD, width, prefix.dtype, row_stride=max(s_dh, s_dprefix, s_o, s_prefix))
 
@@ -68,7 +69,7 @@ def launch_merge_backward(call: MergeBackward, dh: Tensor, device: Device) -> tu
             grid = chosen.grid(n_tokens)
             needs_dg = call.need_weights[0] or call.need_weights[1]
             dg = allocate(dh, (grid, width), torch.float32) if needs_dg else None
-            tensors = (rows, dprefix, o, lse, p, query, norm, call.score, call.rstd, do, dlse, dprefix_sum, dg)
+            tensors = (rows, dprefix, o, lse, p, query, norm, score, rstd, do, dlse, dprefix_sum, dg)
             KERNELS.launch(chosen.kernel.module, chosen.kernel.name, spec, grid, tensors, scalars)
         return chosen.has_whole_rows
 

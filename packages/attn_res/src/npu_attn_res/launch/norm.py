@@ -16,7 +16,7 @@ from .specs import KERNELS, launch_spec
 
 
 def gradient_of_h(call: Backward | MergeBackward, device: Device | None) -> tuple[Tensor, Tensor | None]:
-    """The gradient of h with what reaches it through its RMSNorm, fp32 where there is one, and that of output_rms_weight."""
+    """The whole gradient of h, and that of output_rms_weight. The first has what comes through the RMSNorm, in fp32 then."""
     dh, dy, h, weight, rstd = call.dh, call.dy, call.h, call.output_rms_weight, call.norm_rstd
     if dy is None:
         assert dh is not None
@@ -33,7 +33,7 @@ def _launch(
     width, n_tokens = h.shape[-1], rstd.numel()
     total, partials = allocate(h, h.shape, torch.float32), None
     if not n_tokens:
-        return total, torch.zeros_like(weight)
+        return total, torch.zeros_like(weight) if need_dweight else None
     (dy_rows, s_dy), (dh_rows, s_dh) = rows_of(dy), (None, 0) if dh is None else rows_of(dh)
     spec = launch_spec(device, Task.NORM_BACKWARD, width, h.dtype, row_stride=max(s_dy, s_dh))
 
@@ -43,7 +43,7 @@ def _launch(
         if chosen.has_whole_rows:
             grid = chosen.grid(n_tokens)
             partials = allocate(h, (grid, width), torch.float32) if need_dweight else None
-            tensors = (dy_rows, dh_rows, h, weight.contiguous(), rstd, total, partials)
+            tensors = (dy_rows, dh_rows, h.contiguous(), weight.contiguous(), rstd.contiguous(), total, partials)
             KERNELS.launch(chosen.kernel.module, chosen.kernel.name, spec, grid, tensors, (n_tokens, s_dy, s_dh))
         return chosen.has_whole_rows
 

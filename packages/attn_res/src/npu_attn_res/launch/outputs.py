@@ -1,4 +1,4 @@
-"""Memory for the results of `attn_res`: the launch writes to it, and the fake function has the same without data."""
+"""Allocates the results of `attn_res`, for the launch and for the fake function: both have the same shapes and strides."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def keeps_by_token(call: Forward | Backward, dtype: torch.dtype, device: Device)
 
 
 def reads_h(h: Tensor) -> bool:
-    """Whether the backward takes delta from h: where h is not rounded, on Ascend; elsewhere it sums delta up again."""
+    """Whether the backward computes delta from h: on Ascend where h is fp32. Otherwise it sums delta over the sources."""
     if h.dtype != torch.float32:
         return False
     device = None if h.is_meta and not dry_runs else device_for(h.device)

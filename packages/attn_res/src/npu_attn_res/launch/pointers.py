@@ -19,7 +19,7 @@ from ..both.tiling import TableTiling
 from .specs import KERNELS
 
 _NO_GRADIENT = -(2**63)  # as in both/tile.py
-_ENTRIES = 16  # of a table, that one launch writes
+_ENTRIES = 16  # entries of a table that one launch writes
 _ALIGNMENT = 16  # elements, as in both/tile.py
 _MAX_ARGUMENTS = 32  # tensors that kernels for CUDA choose among
 
@@ -31,9 +31,9 @@ class Pointers(NamedTuple):
         base: the first tensor; None where there is none.
         table: int64, elements from there to each tensor; None where there is one tensor, or `others` are given.
         aligned: every entry of the table is a multiple of 16.
-        others: the tensors that follow the first, for a kernel for CUDA, then the first again, up to a power of two: few
-            lengths need a compiled kernel each. None: the table, or a stride, leads to them.
-        needed: bit i says whether there is a tensor i; where there is none, `others` has a second pointer to another.
+        others: for a kernel for CUDA, the tensors after the first. The first is repeated until there is a power of two of
+            them all: so few lengths need a compiled kernel each. None: the table, or a stride, leads to them.
+        needed: bit i is set where tensor i is given. Where it is not, the first given one stands in its place.
     """
 
     base: Any
@@ -55,7 +55,7 @@ def find(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], device: 
 
 @functools.lru_cache(maxsize=1)
 def _has_tuples() -> bool:
-    """Triton has tuples of pointers from 3.4 on, if it is installed under that name."""
+    """Whether Triton takes tuples of pointers: from 3.4 on. A Triton that is installed under another name is taken to."""
     installed = version("triton")
     return installed is None or tuple(map(int, installed.split(".")[:2])) >= (3, 4)
 
@@ -75,10 +75,10 @@ def as_arguments(tensors: Sequence[Tensor | None]) -> Pointers:
 
 
 def in_tables(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], device: Device) -> tuple[Pointers, Pointers]:
-    """Pointers to sources and to their gradients, which are none where none is needed.
+    """Pointers to sources and to their gradients; `NOWHERE` where no gradient is needed.
 
-    Launches that carry the numbers as arguments fill the tables: a copy from the host would be waited for, and could not be
-    captured in a graph. Both tables are one tensor, so that those of up to 8 tensors take one launch.
+    Launches fill the tables from their arguments. For a copy from the host the host would wait, and no graph could capture
+    it. Both tables are one tensor, so that those of up to 8 tensors take one launch.
     """
     if len(sources) == 1:
         first = gradients[0] if gradients else None

@@ -59,12 +59,12 @@ def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def followed(tensor: Tensor) -> Tensor:
-    """The tensor of `rows_of`."""
+    """The tensor, copied if its rows do not lie at one stride."""
     return tensor if tensor.is_contiguous() else rows_of(tensor)[0]
 
 
 def followed_sources(call: Forward | Backward) -> tuple[Sequence[Tensor], bool, Tensor | None]:
-    """Blocks, whether they are stacked, and the prefix of a call; it stands for a block too where there is none to read."""
+    """The blocks of a call, whether they are stacked, and its prefix. Without a block to read, the prefix is one, too."""
     blocks, prefix = followed_blocks(call.blocks, stacked=call.stacked), call.prefix
     if prefix is None:
         return blocks, call.stacked, None

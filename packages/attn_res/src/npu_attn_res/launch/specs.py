@@ -1,4 +1,4 @@
-"""The tiling of a launch, looked up for equal shapes, and what several launches need of their tensors."""
+"""The tiling of a launch, cached by its shape, and the widest of several dtypes."""
 
 from __future__ import annotations
 

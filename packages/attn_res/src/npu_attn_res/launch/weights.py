@@ -28,6 +28,11 @@ def add_partials(
     return dquery, dnorm
 
 
+def zeros(query: Tensor, rms_weight: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, Tensor | None]:
+    """dquery and drms_weight, where needed, if there are no tokens."""
+    return torch.zeros_like(query) if needed[0] else None, torch.zeros_like(rms_weight) if needed[1] else None
+
+
 @functools.lru_cache(maxsize=4096)
 def _spec(width: int, device: Device) -> LaunchSpec:
     return LaunchSpec.of(choose_sum(width, device), {})
