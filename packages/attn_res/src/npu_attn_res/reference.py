@@ -82,6 +82,8 @@ def phase1_backward(v: Passes, call: Phase1Backward) -> tuple[Tensor | None, Ten
     g = fuse_qk_weight(call.queries, call.rms_weight, v.dtype)
     if do is None:
         do = score.new_zeros((*score.shape[1:], v.width))
+    elif do.stride(-1) != 1:
+        do = do.contiguous()
     alpha, _ = softmax(score)
     dscore = softmax_backward(alpha, v.products(do))
     dscore = dscore if call.dlse is None else dscore + alpha * call.dlse.t()

@@ -51,12 +51,11 @@ class KernelPasses:
         return o
 
     def products(self, do: Tensor) -> Tensor:
-        do = _with_columns_in_a_row(do)
         return self._products(do, _row_strides(do), do.shape[1], squares=False)[0].sum(0)
 
     def gradients(self, do: Tensor, g: Tensor, weights: Tensor, ds_rstd: Tensor, dv_coef: Tensor) -> Tensor:
         """An empty tensor is returned where the caller does not need dg."""
-        do, n_layers, n_tokens = _with_columns_in_a_row(do), len(g), self._sources.n_tokens
+        n_layers, n_tokens = len(g), self._sources.n_tokens
         dv, dv_table, aligned = self._sources.gradients_at[:3]
         rows = (g.contiguous(), weights.contiguous(), ds_rstd.contiguous(), dv_coef.contiguous())
         partials = None
@@ -101,10 +100,6 @@ class KernelPasses:
             KERNELS.launch(spec.launch.kernel.module, spec.launch.kernel.name, spec, *arguments(spec.launch))
 
         launch_with_fallback(spec.launch.shape, spec, run, tiling.smaller)
-
-
-def _with_columns_in_a_row(rows: Tensor) -> Tensor:
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _row_strides(do: Tensor) -> tuple[int, int]:
