@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 PLACES = ("cpu", "emulated", "cuda")
 _RANK, _COUNT, _STORE = "RANK", "WORLD_SIZE", "RANKS_STORE"
@@ -165,6 +166,40 @@ def join(place: str = "cpu") -> Iterator[int]:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+_COLLECTIVES = {  # by the names that PyTorch's releases have for them; where the tensor that a rank gives stands
+    "all_reduce": ("all_reduce", 0),
+    "all_gather_single": ("all_gather", 1),
+    "all_gather_into_tensor": ("all_gather", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
+    "reduce_scatter_tensor": ("reduce_scatter", 1),
+    "all_to_all_single": ("all_to_all", 1),
+}
+
+
+@contextlib.contextmanager
+def collectives() -> Iterator[list[tuple[str, int]]]:
+    """Yields the collectives that this rank calls in the block, with the bytes of the tensor that it gives to each."""
+    import torch.distributed as dist
+
+    called: list[tuple[str, int]] = []
+
+    def noting(run: Any, kind: str, position: int) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            called.append((kind, arguments[position].nbytes))
+            return run(*arguments, **named)
+
+        return call
+
+    originals = {name: getattr(dist, name) for name in _COLLECTIVES if hasattr(dist, name)}
+    for name, run in originals.items():
+        setattr(dist, name, noting(run, *_COLLECTIVES[name]))
+    try:
+        yield called
+    finally:
+        for name, run in originals.items():
+            setattr(dist, name, run)
 
 
 def _kernels(place: str) -> contextlib.AbstractContextManager[object]:

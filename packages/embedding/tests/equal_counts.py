@@ -3,23 +3,11 @@
 import torch
 from npu_embedding import Embedding, VocabParallelEmbedding, exchange
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from testing import ranks
 
 WIDTH = 24
 ITEM = {torch.int64: 8, torch.int32: 4, torch.float32: 4, torch.bfloat16: 2}
-
-
-class Called(TorchDispatchMode):
-    """In its block, the collectives that this rank calls, with the bytes that it gives them."""
-
-    def __init__(self):
-        super().__init__()
-        self.collectives = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "c10d":
-            self.collectives.append((function.name().removeprefix("c10d::"), args[1].nbytes))
-        return function(*args, **(kwargs or {}))
 
 
 class Read(TorchFunctionMode):
@@ -97,23 +85,40 @@ def check_equal_calls(rank, count, place, dtype):
     indices = batches(count, rows, [n] * count)[rank]
     for equal in (True, False):
         module = VocabParallelEmbedding(rows, WIDTH, equal_counts=equal, dtype=dtype)
-        module(indices).sum().backward()  # compiles
-        with Read() as read, Called() as forward:
+        first = module(indices)
+        (gradient,) = torch.autograd.grad(first.sum(), module.weight)
+        for _ in range(5):  # from the fifth equal call on a device's calls are repeated
+            module(indices).sum().backward()
+        module.zero_grad()
+        with Read() as read, ranks.collectives() as forward:
             out = module(indices)
-        with read, Called() as backward:
+        with read, ranks.collectives() as backward:
             out.sum().backward()
+        assert torch.equal(out, first)
+        assert torch.equal(module.weight.grad, gradient)
         if equal:
-            assert forward.collectives == [("_allgather_base_", n * 8), ("_reduce_scatter_base_", count * n * row)]
-            assert backward.collectives == [("_allgather_base_", n * row)]
+            assert forward == [("all_gather", n * 8), ("reduce_scatter", count * n * row)]
+            assert backward == [("all_gather", n * row)]
         assert ("tolist" in read.names) == (not equal)
         assert not (equal and read.names) or place == "cpu"  # where the definition reads indices
     most, exchange._MOST_SENT = exchange._MOST_SENT, (count - 1) * n * row
     module = VocabParallelEmbedding(rows, WIDTH, equal_counts=True, dtype=dtype)
-    for more, name in ((0, "_allgather_base_"), (1, "alltoall_base_")):
-        with Called() as called:
+    for more, name in ((0, "all_gather"), (1, "all_to_all")):
+        with ranks.collectives() as called:
             module(torch.cat((indices, indices[:more])))
-        assert called.collectives[0][0] == name, "the way of a call is not chosen by its bytes"
+        assert called[0][0] == name, "the way of a call is not chosen by its bytes"
     exchange._MOST_SENT = most
+
+
+def check_compiled(rank, count):
+    """A module with equal counts in a compiler's graph, also for another number of indices."""
+    rows = 40 * count
+    module = VocabParallelEmbedding(rows, WIDTH, equal_counts=True)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n in (64, 48):
+        indices = batches(count, rows, [n] * count)[rank]
+        found, expected = (torch.autograd.grad(run(indices).square().sum(), module.weight) for run in (compiled, module))
+        assert torch.equal(*found, *expected)
 
 
 def check_capture(rank, count):

@@ -4,7 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from equal_counts import ITEM, WIDTH, batches, check_capture, check_equal_calls, check_equal_counts, seeded
+from equal_counts import ITEM, WIDTH, batches, check_capture, check_compiled, check_equal_calls, check_equal_counts, seeded
 from npu_embedding import Embedding, VocabParallelEmbedding
 
 from testing import ranks
@@ -161,6 +161,7 @@ def main() -> None:
             check_row_wise_optimizer(rank, count, equal_counts)
             check_outside(place, 13, equal_counts)
             check_one_index(rank, count, equal_counts)
+        check_compiled(rank, count)
         if place == "cuda":
             check_capture(rank, count)
         try:

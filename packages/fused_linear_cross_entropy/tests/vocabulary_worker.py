@@ -94,32 +94,15 @@ def unequal_parts_cut_tokens_alike(rank, device):
 
 def only_tokens_are_exchanged():
     """Nothing as long as the vocabulary, or a product of the two, travels but x and its gradient."""
-    sizes, names = [], ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
-    originals = {name: getattr(dist, name) for name in names}
-
-    def counting(name):
-        def send(*arguments, **keywords):
-            sizes.append((name, arguments[name != "all_reduce"].numel()))
-            return originals[name](*arguments, **keywords)
-
-        return send
-
     x, weight = torch.randn(13, 24, requires_grad=True), torch.randn(60, 24, requires_grad=True)
-    statistics, sent = ("all_gather_into_tensor", 6 * 13), []
-    for name in names:
-        setattr(dist, name, counting(name))
-    try:
-        for tokens, options in ((13, {}), (26, {"sequence_parallel": True})):
-            target = torch.zeros(tokens, dtype=torch.int64)
+    statistics, sent = 4 * 6 * 13, []
+    for tokens, options in ((13, {}), (26, {"sequence_parallel": True})):
+        target = torch.zeros(tokens, dtype=torch.int64)
+        with ranks.collectives() as called:
             fused_linear_cross_entropy(x, weight, target, process_group=dist.group.WORLD, **options).backward()
-            sent.append(list(sizes))
-            sizes.clear()
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
-    gathered, scattered = ("all_gather_into_tensor", x.numel()), ("reduce_scatter_tensor", 2 * x.numel())
-    assert sent[0] == [statistics, ("all_reduce", x.numel())], sent
-    assert sent[1] == [gathered, (statistics[0], 2 * statistics[1]), scattered], sent
+        sent.append(called)
+    assert sent[0] == [("all_gather", statistics), ("all_reduce", x.nbytes)], sent
+    assert sent[1] == [("all_gather", x.nbytes), ("all_gather", 2 * statistics), ("reduce_scatter", 2 * x.nbytes)], sent
 
 
 def few_operators_join_statistics():

@@ -99,8 +99,8 @@ def embedding(
             raise ValueError(f"rms_norm_eps is {rms_norm_eps} and must be None where weight is a DTensor.")
         if vocab_range is not None:
             raise ValueError(f"vocab_range is {vocab_range} and must be left out where weight is a DTensor.")
-        run = partial(embedding, padding_idx=padding_idx, norm_type=norm_type, multiplier=multiplier)
-        return sharding.embedding(run, indices, weight, max_norm, scale_grad_by_freq, sparse)
+        run = partial(embedding, norm_type=norm_type)
+        return sharding.embedding(run, indices, weight, padding_idx, max_norm, scale_grad_by_freq, sparse, multiplier)
     if max_norm is not None:
         if row_scales is not None:
             raise ValueError(f"max_norm is {max_norm} and must be None where row_scales is given: such a table is frozen.")

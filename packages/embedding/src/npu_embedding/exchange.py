@@ -1,12 +1,6 @@
 """The look-up in a table that is split over ranks: rank `r` has rows `bounds[r]` to before `bounds[r + 1]`. Two ways:
 
-Every rank looks up the indices of all ranks, where ranks have equally many: sizes are known, nothing waits, and a graph can
-capture it. A rank gives -0.0 for rows that it does not hold; to add -0.0 changes nothing.
-
-    this rank                    every rank
-    indices              ->      indices of all ranks, in the ranks' order
-    rows                 <-      the sum over the ranks of what they look up
-    gradient of rows     ->      gradients of all rows; dweight: the sums over those of its own
+Every rank looks up the indices of all ranks, where those have equally many: split_operators.py.
 
 By counts, with any numbers of indices: the host waits once, for how many indices go to each rank.
 
@@ -15,9 +9,8 @@ By counts, with any numbers of indices: the host waits once, for how many indice
     rows                 <-      its rows
     gradient of rows     ->      dweight: the sums over all ranks
 
-Rows are equal bit for bit. (Rows times a `multiplier` may have 0.0 for -0.0: other ranks give 0.0 for them.) Gradients of a
-row are added in the order of the ranks, in fp32, and rounded once, as by one rank with all indices; on accelerators the last
-bits may differ in rows that two programs share.
+Rows are equal bit for bit. Gradients of a row are added in the order of the ranks, in fp32, and rounded once, as by one rank
+with all indices; on accelerators the last bits may differ in rows that two programs share.
 """
 
 from __future__ import annotations
@@ -31,66 +24,60 @@ import torch.distributed as dist
 from npu_tiling import device_for
 from torch import Tensor
 
-from . import reference
+from . import checks, reference
+from .split_operators import OPERATORS
 
 # Bytes of rows that a rank sends where every rank looks up all: (ranks - 1) rows for each index. By counts it sends
-# (ranks - 1) / ranks. On two H100s a step by counts took 1.0 to 1.7 ms more than one rank's, a step of this way .2 to .4 ms
-# more; this is the most that was measured.
+# (ranks - 1) / ranks. On two H100s a step by counts took 1.0 to 1.7 ms more than one rank's, a step of this way .2 to .8 ms
+# more; more bytes were not measured.
 _MOST_SENT = 32 * 2**20
 _BELOW_ALL = -(2**63)  # no index is below
 
 
-def look_up(
-    run: Callable[[Tensor], Tensor],
+def by_all(
     indices: Tensor,
+    weight: Tensor,
     bounds: tuple[int, ...],
     group: dist.ProcessGroup | None,
-    *,
-    row_bytes: int,
-    equal_counts: bool,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
 ) -> Tensor:
-    """Rows [..., D] of a split table for this rank's indices [...].
+    """Rows [..., D] of a split table for this rank's indices [...]; every rank looks up those of all.
 
     Args:
-        run: the look-up in this rank's rows, by indices of the whole table: -0.0 for rows of other ranks.
-        indices: of this rank; any number, also none.
+        indices: of this rank; all ranks have equally many.
+        weight: [bounds[r + 1] - bounds[r], D], this rank's rows.
         bounds: of the ranks' rows, one more than ranks, from 0 to the rows of the whole table.
         group: the ranks, all of which call.
-        row_bytes: of a row of the result, the same on all ranks.
-        equal_counts: whether all ranks have equally many indices, the same on all ranks.
+        padding_idx: in the whole table, NO_ROW for none.
+        scale_grad_by_freq: see `embedding`.
+    """
+    checks.table(indices, weight, None, None)
+    group = group or dist.distributed_c10d._get_default_group()
+    first_row = bounds[group.rank()]
+    rows: Tensor
+    rows, _ = OPERATORS("by_all", indices, weight, padding_idx, scale_grad_by_freq, first_row, bounds[-1], group.group_name)
+    return rows
+
+
+def sends_little(indices: Tensor, weight: Tensor, bounds: tuple[int, ...]) -> bool:
+    """Whether `by_all` sends few enough bytes to be the faster way: it follows from shapes, the same on all ranks."""
+    return (len(bounds) - 2) * indices.numel() * weight.shape[1] * weight.element_size() <= _MOST_SENT
+
+
+def by_counts(
+    run: Callable[[Tensor], Tensor], indices: Tensor, bounds: tuple[int, ...], group: dist.ProcessGroup | None
+) -> Tensor:
+    """Rows [..., D] of a split table for this rank's indices [...], any number, also none.
+
+    Args:
+        run: the look-up in this rank's rows, by indices of the whole table.
+        indices, bounds, group: see `by_all`.
     """
     if device_for(indices.device) is None:
-        reference.check(indices, bounds[-1])  # before it is sent: an owner cannot say whose index it is
-    ranks = len(bounds) - 1
-    if equal_counts and (ranks - 1) * indices.numel() * row_bytes <= _MOST_SENT:
-        return _OwnRows.apply(run(_gathered(indices, ranks, group)), group)
+        reference.check(indices, bounds[-1])  # before they are sent: an owner cannot say whose index it is
     rows = _by_counts(run, indices.reshape(-1), bounds, group)
     return rows.view(*indices.shape, rows.shape[-1])
-
-
-def _gathered(own: Tensor, ranks: int, group: dist.ProcessGroup | None) -> Tensor:
-    """The tensors [...] of all ranks, [ranks, ...]; this rank's is `own`."""
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # later releases warn of this name
-    gathered = own.new_empty((ranks, *own.shape))
-    gather(gathered.view(-1), own.contiguous().view(-1), group=group)
-    return gathered
-
-
-class _OwnRows(torch.autograd.Function):
-    """Takes what this rank looked up for each rank, [ranks, ..., D], contiguous; gives rows [..., D] of its own indices."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        ctx.gathering = len(rows), group
-        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        own = rows.new_empty(rows.shape[1:])
-        scatter(own.view(-1), rows.view(-1), group=group)
-        return own
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return _gathered(dy, *ctx.gathering), None
 
 
 def _by_counts(

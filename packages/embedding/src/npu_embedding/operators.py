@@ -23,6 +23,21 @@ OPERATORS = OperatorLibrary("npu_embedding")
 _GRADIENT = "SymInt padding_idx, bool scale_grad_by_freq, bool sparse, SymInt first_row"
 
 
+def rows_of(indices: Tensor, weight: Tensor, first_row: int, n_total: int) -> Tensor:
+    """Rows [..., D] of weight [V, D] for indices [...]."""
+    device = device_for(weight.device)
+    if device is None:
+        return reference.forward(indices, weight, first_row, n_total).contiguous()
+    return lookup.forward(indices, weight, first_row, n_total, device)
+
+
+def sums_of(dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first_row: int) -> Tensor:
+    """dweight [n_rows, D] for dy [..., D] and indices [...]."""
+    device = device_for(dy.device)
+    gradient = (dy, indices, n_rows, padding_idx, scale_grad_by_freq, first_row)
+    return reference.backward(*gradient) if device is None else lookup.backward(*gradient, device)
+
+
 def _forward(
     indices: Tensor,
     weight: Tensor,
@@ -32,10 +47,7 @@ def _forward(
     first_row: int,
     n_total: int,
 ) -> Tensor:
-    device = device_for(weight.device)
-    if device is None:
-        return reference.forward(indices, weight, first_row, n_total).contiguous()
-    return lookup.forward(indices, weight, first_row, n_total, device)
+    return rows_of(indices, weight, first_row, n_total)
 
 
 def _backward(
@@ -49,11 +61,11 @@ def _backward(
 ) -> tuple[Tensor, Tensor | None]:
     if sparse and forward_mode((dy,)):
         raise NotImplementedError("npu_embedding::backward has no forward-mode derivative where sparse is True.")
-    device = device_for(dy.device)
     gradient = (dy, indices, n_rows, padding_idx, scale_grad_by_freq, first_row)
-    if device is None:
-        return reference.sparse_backward(*gradient) if sparse else (reference.backward(*gradient), None)
-    return lookup.sparse_backward(*gradient, device) if sparse else (lookup.backward(*gradient, device), None)
+    if not sparse:
+        return sums_of(*gradient), None
+    device = device_for(dy.device)
+    return reference.sparse_backward(*gradient) if device is None else lookup.sparse_backward(*gradient, device)
 
 
 def _renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: float, first_row: int, n_total: int) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from npu_tiling.pytorch.sharding import Shards, is_replicated, shard
 from torch import Tensor
 
-from . import exchange
+from . import checks, exchange
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -32,9 +32,11 @@ def embedding(
     run: Callable[..., Tensor],
     indices: Tensor,
     weight: Tensor,
+    padding_idx: int | None,
     max_norm: float | None,
     scale_grad_by_freq: bool,
     sparse: bool,
+    multiplier: float | None,
 ) -> Tensor:
     """`run(indices, weight)` on the part of each rank, with its range of rows and the options that the split allows."""
     shards = Shards({"indices": indices, "weight": weight})
@@ -53,7 +55,8 @@ def embedding(
         limits = "must be None where indices is split and weight's rows are not, or weight in columns"
         raise ValueError(f"max_norm is {max_norm} and {limits}.")
     rows, total = shards.part("weight", 0), weight.shape[0]
-    options: dict[str, Any] = {"max_norm": max_norm, "scale_grad_by_freq": scale_grad_by_freq}
+    options: dict[str, Any] = {"padding_idx": padding_idx, "max_norm": max_norm, "multiplier": multiplier}
+    options["scale_grad_by_freq"] = scale_grad_by_freq
     if rows is not None:
         options |= {"vocab_range": rows, "num_embeddings": total}
     placed = [_placed(i, w, indices.dim()) for i, w in zip(split, table, strict=True)]
@@ -63,14 +66,14 @@ def embedding(
         ranks, cut = shards.mesh.size(met[0]), shard(split[met[0]])
         bounds = tuple(min(r * -(-total // ranks), total) for r in range(ranks + 1))
         parts = math.prod(shards.mesh.size(i) for i, p in enumerate(split) if shard(p) == cut)
-        part = exchange.look_up(
-            local,
-            shards.local("indices"),
-            bounds,
-            shards.mesh.get_group(met[0]),
-            row_bytes=own.shape[1] * own.element_size(),
-            equal_counts=indices.shape[cut] % parts == 0,
-        )
+        wanted, group = shards.local("indices"), shards.mesh.get_group(met[0])
+        equal_counts = indices.shape[cut] % parts == 0
+        if equal_counts and max_norm is None and exchange.sends_little(wanted, own, bounds):
+            padding_row = checks.padding_row(padding_idx, total)
+            part = exchange.by_all(wanted, own, bounds, group, padding_row, scale_grad_by_freq)
+            part = part if multiplier is None else part * multiplier
+        else:
+            part = exchange.by_counts(local, wanted, bounds, group)
     else:
         part = local(shards.local("indices"))
     return shards.wrap(part, [result for result, _ in placed], (*indices.shape, weight.shape[1]))

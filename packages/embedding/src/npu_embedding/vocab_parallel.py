@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from . import checks, exchange
 from .api import embedding
+from .shape import NO_ROW
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -96,6 +97,10 @@ class VocabParallelEmbedding(nn.Module):
         """
         arguments.tensor("indices", indices)
         arguments.dtype("indices", indices, torch.int32, torch.int64)
+        bounds, group = self._bounds, self.process_group
+        if self.equal_counts and not self.sparse and exchange.sends_little(indices, self.weight, bounds):
+            padding = NO_ROW if self.padding_idx is None else self.padding_idx
+            return exchange.by_all(indices, self.weight, bounds, group, padding, self.scale_grad_by_freq)
         run = partial(
             embedding,
             weight=self.weight,
@@ -105,14 +110,7 @@ class VocabParallelEmbedding(nn.Module):
             vocab_range=(self.vocab_start_index, self.vocab_end_index),
             num_embeddings=self.num_embeddings,
         )
-        return exchange.look_up(
-            run,
-            indices,
-            self._bounds,
-            self.process_group,
-            row_bytes=self.embedding_dim * self.weight.element_size(),
-            equal_counts=self.equal_counts and not self.sparse,
-        )
+        return exchange.by_counts(run, indices, bounds, group)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

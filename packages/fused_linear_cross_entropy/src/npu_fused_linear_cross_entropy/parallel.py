@@ -7,12 +7,9 @@ Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053.
 
 from __future__ import annotations
 
-import functools
-
 import torch
-import torch.distributed as dist
 from npu_tiling import device_for
-from npu_tiling.launching import listening
+from npu_tiling.pytorch import collectives
 from torch import Tensor
 
 from . import chunks, splitting
@@ -35,49 +32,34 @@ def chunk_tokens(rows: int, memory_budget: int | None, device: torch.device) -> 
     return max(UNIT, budget // (chunks.pitch(rows) * torch.float32.itemsize) // UNIT * UNIT)
 
 
-def sum_(values: Tensor, group: str) -> None:
-    """The sum over the ranks, in place."""
-    listening.call(functools.partial(_all_reduce, group), values)
-
-
-def gather(values: Tensor, group: str) -> Tensor:
-    """The values of each rank, [ranks, ...]."""
-    meeting = _resolve(group)
-    gathered = values.new_empty(meeting.size() * values.shape[0], *values.shape[1:])
-    listening.call(functools.partial(_all_gather, group), gathered, values.contiguous())
-    return gathered.view(meeting.size(), *values.shape)
-
-
 def most_columns(options: EachOptions, own: int) -> int:
     """Columns of the vocabulary that a rank has in equal parts: the same number on all, so that they cut tokens alike."""
-    return -(-options.vocab_size // _resolve(options.group).size()) if options.group else own
+    return -(-options.vocab_size // collectives.ranks(options.group)) if options.group else own
 
 
 def whole_shape(x: Tensor, options: EachOptions) -> tuple[int, ...]:
     """The shape [...] of all tokens, of which x [..., H] has this rank's, or all."""
     first, *others = x.shape[:-1] or (1,)
-    return x.shape[:-1] if not options.sequence_parallel else (first * _resolve(options.group).size(), *others)
+    return x.shape[:-1] if not options.sequence_parallel else (first * collectives.ranks(options.group), *others)
 
 
 def whole_rows(x: Tensor, options: EachOptions) -> Tensor:
     """x [N, H] of all ranks."""
-    return gather(x, options.group).flatten(0, 1) if options.sequence_parallel else x
+    return collectives.gather(x, options.group).flatten(0, 1) if options.sequence_parallel else x
 
 
 def summed_dx(dx: Tensor, options: EachOptions) -> Tensor:
     """The gradient of x, summed over the ranks; with `sequence_parallel` this rank's rows of it."""
     if options.sequence_parallel:
-        part = dx.new_empty(dx.shape[0] // _resolve(options.group).size(), dx.shape[1])
-        listening.call(functools.partial(_reduce_scatter, options.group), part, dx)
-        return part
+        return collectives.sum_of_own(dx.unflatten(0, (collectives.ranks(options.group), -1)), options.group)
     if options.group:
-        sum_(dx, options.group)
+        collectives.sum_(dx, options.group)
     return dx
 
 
 def combine_(statistics: Tensor, group: str, *, argmax: bool, entropy: bool) -> None:
     """Statistics [6, tokens] of each rank's columns become statistics of all columns, in place."""
-    parts = gather(statistics, group)
+    parts = collectives.gather(statistics, group)
     maxima, top = parts[:, MAXIMUM], statistics[MAXIMUM]
     torch.amax(maxima, 0, out=top)
     if argmax:  # of a row with NaN any place will do: one of them is less than infinity
@@ -94,19 +76,3 @@ def rebased(maximum: Tensor, total: Tensor, dot: Tensor, top: Tensor) -> tuple[T
     moved = maximum - top
     scale = torch.exp(moved)
     return total * scale, scale * (dot + moved * total)
-
-
-def _all_reduce(group: str, values: Tensor) -> None:
-    dist.all_reduce(values, dist.ReduceOp.SUM, group=_resolve(group))
-
-
-def _all_gather(group: str, gathered: Tensor, values: Tensor) -> None:
-    dist.all_gather_into_tensor(gathered, values, group=_resolve(group))
-
-
-def _reduce_scatter(group: str, part: Tensor, whole: Tensor) -> None:
-    dist.reduce_scatter_tensor(part, whole, group=_resolve(group))
-
-
-def _resolve(group: str) -> dist.ProcessGroup:
-    return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]

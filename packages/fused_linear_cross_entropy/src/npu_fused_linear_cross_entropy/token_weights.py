@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch import arguments, collectives
 from npu_tiling.pytorch.sharding import is_distributed
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
-from . import parallel
 from .options import Options
 from .rows import are_counted
 
@@ -49,5 +48,5 @@ def _of_targets(class_weight: Tensor, target: Tensor, options: Options) -> Tenso
     here = (place >= 0) & (place < class_weight.shape[0])
     chosen = torch.where(here, class_weight[place.clamp(0, class_weight.shape[0] - 1)], 0.0)
     if options.group:
-        parallel.sum_(chosen, options.group)
+        collectives.sum_(chosen, options.group)
     return chosen

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 from npu_tiling import Device, LaunchSpec, launch_with_fallback
+from npu_tiling.pytorch import collectives
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from .. import parallel
 from ..both.tiling import rows as tiling
 from ..both.tiling.rows import RowKernel
 from ..options import Options
@@ -68,9 +68,9 @@ class RowKernels:
         if partials is not None:
             if exchanged:
                 assert target_weight is not None
-                parallel.sum_(target_weight, options.group)
+                collectives.sum_(target_weight, options.group)
                 partials = partials.sum(0, keepdim=True)
-                parallel.sum_(partials[0, 1:4], options.group)
+                collectives.sum_(partials[0, 1:4], options.group)
             spec = _partials_spec(self._device, MEAN=mean, WEIGHTED=class_weight is not None)
             tensors, scalars = (partials, divisor, factors, unfinished), (partials.shape[0], unscale)
             KERNELS.launch("both.targets", "cross_entropy_factors_kernel", spec, 1, tensors, scalars)

@@ -21,10 +21,11 @@ from __future__ import annotations
 import math
 
 import torch
+from npu_tiling.pytorch import collectives
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
-from .. import ids, parallel
+from .. import ids
 from ..chunks import DistilledChunk
 from ..options import DistillationOptions
 
@@ -52,7 +53,7 @@ class ReferenceDistillation:
             sums.append(torch.where(here, -log_p[0].gather(1, column), 0.0).squeeze(1))
         of_all = torch.stack(sums)
         if options.group:
-            parallel.sum_(of_all, options.group)
+            collectives.sum_(of_all, options.group)
         losses[0] = of_all[0]
         g = (h - s.exp() * of_all[1].unsqueeze(1)) * (options.soft_weight / options.temperature)
         if hard:
@@ -71,7 +72,7 @@ class ReferenceDistillation:
         if not self._options.group:
             return [torch.log_softmax(each, 1) for each in logits]
         own = torch.stack([torch.logsumexp(each, 1) for each in logits])
-        of_all = torch.logsumexp(parallel.gather(own, self._options.group), 0)
+        of_all = torch.logsumexp(collectives.gather(own, self._options.group), 0)
         return [each - lse.unsqueeze(1) for each, lse in zip(logits, of_all, strict=True)]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from npu_tiling.pytorch import collectives
 from torch import Tensor
 
-from .. import parallel
 from ..options import Options
 from ..rows import (
     COEFFICIENTS,
@@ -60,8 +60,8 @@ def target_facts(
         target_weight = torch.where(here, wide[place.clamp(0, wide.shape[0] - 1).long()], 0.0)
         factors[2] = wide.sum()
         if options.group:
-            parallel.sum_(target_weight, options.group)
-            parallel.sum_(factors[2:3], options.group)
+            collectives.sum_(target_weight, options.group)
+            collectives.sum_(factors[2:3], options.group)
         weighted_count, weight_size = target_weight.sum(), target_weight.abs().sum()
     if options.reduction == "mean":
         if divisor is not None:

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import torch
 from npu_tiling import Device
+from npu_tiling.pytorch import collectives
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from .. import distribution_rows, ids, parallel
+from .. import distribution_rows, ids
 from ..calls import DistributionInputs
 from ..chunks import part
 from ..gradients import Gradients
@@ -79,10 +80,10 @@ class Distributions(Head):
                 values, places = logits.max(1) if rising else logits.min(1)
                 firsts.append((values if rising else -values, places + first))
         if group:
-            result.statistics.copy_(distribution_rows.merged(parallel.gather(result.statistics, group)))
+            result.statistics.copy_(distribution_rows.merged(collectives.gather(result.statistics, group)))
         if result.id_logits is not None:
             if group:
-                parallel.sum_(result.id_logits, group)
+                collectives.sum_(result.id_logits, group)
             result.id_logits.copy_(logits_of(result.id_logits, rates, self.options))
         if result.top_logits is not None and result.top_ids is not None:
             self._merge_largest(tops, result.top_logits, result.top_ids)
@@ -90,7 +91,7 @@ class Distributions(Head):
             values, places = (torch.stack(part) for part in zip(*firsts, strict=True))
             values, places = ids.first_largest(values, places)
             if group:
-                _, places = ids.first_largest(parallel.gather(values, group), parallel.gather(places, group))
+                _, places = ids.first_largest(collectives.gather(values, group), collectives.gather(places, group))
             result.first.copy_(places)
 
     def _merge_largest(self, found: list[tuple[Tensor, Tensor]], values: Tensor, places: Tensor) -> None:
@@ -101,7 +102,7 @@ class Distributions(Head):
             lacking = max(0, count - of_all.shape[1])  # of a rank that has fewer columns
             of_all = torch.nn.functional.pad(of_all, (0, lacking), value=-torch.inf)
             own = ids.largest(of_all, torch.nn.functional.pad(all_ids, (0, lacking)), count)
-            of_all, all_ids = (parallel.gather(one, group).transpose(0, 1).flatten(1) for one in own)
+            of_all, all_ids = (collectives.gather(one, group).transpose(0, 1).flatten(1) for one in own)
         for result, part_of_it in zip((values, places), ids.largest(of_all, all_ids, count), strict=True):
             result.copy_(part_of_it)
 
@@ -137,7 +138,7 @@ class Distributions(Head):
                     whole.copy_(of_columns if columns.start == 0 else of_columns + whole)
             if drates is not None:
                 if self.options.group:
-                    parallel.sum_(part(drates, tokens), self.options.group)
+                    collectives.sum_(part(drates, tokens), self.options.group)
                 if dots is not None:
                     part(drates, tokens).add_(dots)
         self.release()

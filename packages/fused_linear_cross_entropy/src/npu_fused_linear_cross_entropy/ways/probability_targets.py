@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from npu_tiling import Device
+from npu_tiling.pytorch import collectives
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from .. import distribution_rows, parallel
+from .. import distribution_rows
 from ..calls import ProbabilityInputs
 from ..chunks import part
 from ..gradients import Gradients
@@ -45,8 +46,8 @@ class ProbabilityTargets(Head):
                     of_targets[0, piece] += (targets * z).sum(1)
                     of_targets[1, piece] += targets.sum(1)
             if self.options.group:
-                result.copy_(distribution_rows.merged(parallel.gather(result, self.options.group)))
-                parallel.sum_(of_targets, self.options.group)
+                result.copy_(distribution_rows.merged(collectives.gather(result, self.options.group)))
+                collectives.sum_(of_targets, self.options.group)
         return statistics, sums
 
     def gradients_of(self, coefficients: Tensor, factors: Tensor | None) -> Gradients:

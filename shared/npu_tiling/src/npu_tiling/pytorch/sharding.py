@@ -157,7 +157,7 @@ class _Part(torch.autograd.Function):
     def forward(ctx: Any, tensor: DTensor, gradient: tuple[Placement, ...]) -> Tensor:
         ctx.mesh, ctx.gradient, ctx.shape, ctx.stride = tensor.device_mesh, gradient, tensor.shape, tensor.stride()
         part = tensor.to_local()
-        return part.view_as(part)
+        return part.detach()  # no view: autograd refuses a Function's view that was written to, as `max_norm` writes to it
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, None]:

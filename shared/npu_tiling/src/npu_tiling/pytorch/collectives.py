@@ -1,0 +1,53 @@
+"""Collectives that operators call inside: a repeated call makes them too. A group of processes is given by its name."""
+
+from __future__ import annotations
+
+import functools
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ..launching import listening
+
+
+def ranks(group: str) -> int:
+    """How many processes a group has."""
+    return _resolve(group).size()
+
+
+def sum_(values: Tensor, group: str) -> None:
+    """The sum over the ranks, in place."""
+    listening.call(functools.partial(_all_reduce, group), values)
+
+
+def gather(values: Tensor, group: str) -> Tensor:
+    """The values [...] of each rank, [ranks, ...]."""
+    gathered = values.new_empty((ranks(group), *values.shape))
+    listening.call(functools.partial(_all_gather, group), gathered, values.contiguous())
+    return gathered
+
+
+def sum_of_own(values: Tensor, group: str) -> Tensor:
+    """This rank's part [...] of the sum of values [ranks, ...] over the ranks."""
+    own = values.new_empty(values.shape[1:])
+    listening.call(functools.partial(_reduce_scatter, group), own, values.contiguous())
+    return own
+
+
+def _all_reduce(group: str, values: Tensor) -> None:
+    dist.all_reduce(values, dist.ReduceOp.SUM, group=_resolve(group))
+
+
+# Later releases warn of the older names. Gloo takes tensors of one dimension alone.
+def _all_gather(group: str, gathered: Tensor, values: Tensor) -> None:
+    run = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    run(gathered.view(-1), values.view(-1), group=_resolve(group))
+
+
+def _reduce_scatter(group: str, own: Tensor, values: Tensor) -> None:
+    run = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    run(own.view(-1), values.view(-1), group=_resolve(group))
+
+
+def _resolve(group: str) -> dist.ProcessGroup:
+    return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
