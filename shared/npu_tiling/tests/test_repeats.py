@@ -11,9 +11,10 @@ from npu_tiling.pytorch.tape import record
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """`Repeats` of an implementation, on the host, that counts its calls."""
+@pytest.fixture(params=[True, False], ids=["recognised", "listed"])
+def counted(monkeypatch, request):
+    """`Repeats` of an implementation, on the host, that counts its calls; which equal calls are recognised, or not."""
+    monkeypatch.setattr(repeats, "CAN_RECOGNISE", request.param)
     monkeypatch.setattr(repeats, "_index_of", lambda tensor: 0)
 
     class Counted(Repeats):
@@ -54,6 +55,36 @@ def test_a_call_is_repeated_for_equal_facts_alone(counted):
         before = operator.calls
         operator(*arguments)
         assert operator.calls == before + 1, arguments
+
+
+@pytest.mark.skipif(not repeats.CAN_RECOGNISE, reason="this PyTorch has no TensorGuards")
+def test_a_recognised_call_lists_nothing(counted, monkeypatch):
+    monkeypatch.setattr(repeats, "CAN_RECOGNISE", True)
+    operator = counted(lambda x, weight, others, scale: [x * scale if weight is None else x * weight, *others])
+    x, other, trained = torch.ones(4), torch.ones(2), torch.ones(4, requires_grad=True)
+    calls = [(x, None, [other, None], 0.0), (x, None, [other, other.clone()], 0.0), (x, x + 2, [other], 1.0)]
+    calls += [(trained, None, [], 1.0)]
+    for call in calls:
+        calls_until_repeated(operator, *call)
+    monkeypatch.setattr(repeats, "_list_facts", lambda *_: pytest.fail("facts are listed"))
+    before = operator.calls
+    for call in calls:
+        with torch.no_grad():
+            for found, expected in zip(operator(*call), operator.counted(*call), strict=True):
+                assert found is expected is None or torch.equal(found, expected)
+    assert operator.calls == before
+    for call in [
+        (x, None, [other, None], -0.0),
+        (x, None, [other, None], 0),
+        (x, None, (other, None), 0.0),
+        (x, None, [None, other], 0.0),
+        (x, x, [other], 1.0),
+        (x, x + 2, [other[:1]], 1.0),
+        (x, x.bool(), [other], 1.0),
+        (x[::2], None, [], 1.0),
+    ]:
+        with pytest.raises(pytest.fail.Exception):
+            operator(*call)
 
 
 def test_one_tensor_twice_is_another_call_than_two(counted):

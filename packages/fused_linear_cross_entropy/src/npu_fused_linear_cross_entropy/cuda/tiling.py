@@ -22,7 +22,7 @@ from npu_tiling.budget.arithmetic import power_of_two
 from npu_tiling.launching.cuda import row_options
 from npu_tiling.places import here
 
-from ..both.tiling.chunks import UNFUSED, ChunkKernel, ChunkLaunch, ChunkShape
+from ..both.tiling.chunks import ChunkKernel, ChunkLaunch, ChunkShape
 
 _ROW = 8192  # columns up to which whole rows are on chip
 _BLOCK = 8192  # columns of a block beyond
@@ -61,8 +61,7 @@ class CudaLaunch(ChunkLaunch):
     @property
     def options(self) -> dict[str, int]:
         """Compiler options."""
-        options = row_options(min(self.block_n, self.tail_n or self.block_n), self.warps)
-        return {**options, **UNFUSED} if self.shape.kernel is ChunkKernel.EXPONENTIALS else options
+        return row_options(min(self.block_n, self.tail_n or self.block_n), self.warps)
 
 
 def chunk_launch(shape: ChunkShape, device: Device) -> CudaLaunch:

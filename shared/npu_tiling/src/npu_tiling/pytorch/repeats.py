@@ -1,7 +1,8 @@
 """Equal calls of an operator, done again: its memory, its launches and PyTorch's operators, without deciding them again.
 
 To decide what a small call launches takes the host longer than to launch it. The decision follows from the tensors' sizes,
-strides, dtypes and devices, and from the other arguments: for each of these `Repeats` keeps what a call did (tape.py).
+strides, dtypes and devices, and from the other arguments: for each of these `Repeats` keeps what a call did (tape.py). To
+list all that takes longer than the call itself, so that most calls are recognised in another way (equal_calls.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.nn import Parameter
 
 from ..chips.detection import is_overridden
 from ..launching import recording
+from .equal_calls import ALIGNMENT, CAN_RECOGNISE, EqualCalls
 from .repetition import Repetition
 from .tape import record
 
@@ -25,7 +27,7 @@ CONSTANTS = frozenset((int, float, bool, str, torch.dtype, type(None)))
 
 _DECIDED = 3  # equal calls before the one that is recorded: `Launcher` calls a kernel directly from its third launch on
 _MOST_KEYS = 1024
-_ALIGNMENT = 16  # bytes: for other addresses Triton compiles other kernels
+_MOST_ALIKE = 4  # calls with first arguments of one shape that are recognised: each is compared with a call
 _REFUSED = 1
 _index_of = methodcaller("get_device")  # of its device, below 0 for a CPU
 
@@ -46,29 +48,42 @@ class Repeats:
         self._implementation = implementation
         # How many calls there were, then how to repeat them, or why that is not possible.
         self._known: dict[Hashable, int | Repetition | str] = {}
+        self._recognised: dict[Hashable, list[EqualCalls]] = {}  # the same for some of them, by shapes of first arguments
 
     def __call__(self, *arguments: Any) -> Any:
         if recording.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
             return self._implementation(*arguments)
+        first = arguments[0]
+        first = len(first) if type(first) is list else getattr(first, "shape", None)
+        for equal in self._recognised.get(first, ()):
+            found = equal.tensors_of(arguments)
+            if found is not None and equal.repetition.is_possible():
+                return equal.repetition(found)
         facts: list[Any] = []
         tensors: list[Tensor] = []
         addresses = _list_facts(arguments, facts, tensors)
-        if addresses % _ALIGNMENT or not tensors:
+        if addresses % ALIGNMENT or not tensors:
             return self._implementation(*arguments)
         kind = tensors[0].device.type
+        recognise = CAN_RECOGNISE
         if torch.is_autocast_enabled(kind):
+            recognise = False
             facts.append(torch.get_autocast_dtype(kind))
         ids = [*map(id, tensors)]
         if len(set(ids)) < len(ids):
+            recognise = False
             facts.append(tuple(map(ids.index, ids)))  # which arguments are one tensor
         key = tuple(facts)
         known = self._known.get(key, 0)
         if type(known) is Repetition and known.is_possible():
+            if recognise and len(alike := self._recognised.setdefault(first, [])) < _MOST_ALIKE:
+                alike.insert(0, EqualCalls(arguments, tensors, known))
             return known(tensors)
         if not isinstance(known, int):
             return self._implementation(*arguments)
         if len(self._known) >= _MOST_KEYS:
             self._known.clear()
+            self._recognised.clear()
         if known < _DECIDED:
             self._known[key] = known + 1
             return self._implementation(*arguments)

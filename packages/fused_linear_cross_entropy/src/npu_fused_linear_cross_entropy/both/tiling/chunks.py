@@ -10,7 +10,6 @@ from typing import NamedTuple
 from npu_tiling import Device
 
 ROWS = 2  # of a tile of a part of a row on Ascend: fewer would not keep row reductions in the vector unit
-UNFUSED = {"enable_fp_fusion": False}  # how the target's element is rounded is computed, which a fused product spoils
 
 
 class _Kernel(NamedTuple):

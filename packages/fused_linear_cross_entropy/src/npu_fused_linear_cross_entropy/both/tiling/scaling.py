@@ -9,7 +9,7 @@ from math import ceil
 from npu_tiling import ALL_TILES, Device, persistent_grid
 from npu_tiling.budget.arithmetic import power_of_two
 
-from .chunks import UNFUSED, equal_units
+from .chunks import equal_units
 
 _SETTLE_ROWS, _SETTLE_COLUMNS = 32, 128  # 16 KB of fp32
 _SCALED_COLUMNS = {"cuda": 2048, "ascend": 8192}  # 4 and 16 KB of bf16
@@ -46,11 +46,6 @@ class SettleLaunch(FourWarps):
         tail = power_of_two(rest) if on_cuda and rest else rest
         blocks = {"N": self.width, "BLOCK_M": _SETTLE_ROWS, "BLOCK_N": _SETTLE_COLUMNS, "TAIL_N": tail}
         return {**blocks, "BARRIER": on_cuda}
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Compiler options."""
-        return {**super().options, **UNFUSED} if self.device.kind == "cuda" else {}
 
 
 @dataclass(frozen=True, kw_only=True)
