@@ -132,6 +132,42 @@ def check_outside(place, rows, equal_counts):
             assert gradient.isfinite().all()
 
 
+class WithoutGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows):
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return None
+
+
+def check_one_rank_without_gradient(rank, count, equal_counts):
+    """The backward of a rank whose rows get no gradient: others wait for it all the same."""
+    module = VocabParallelEmbedding(count, WIDTH, equal_counts=equal_counts)
+    out = module(torch.arange(count))
+    if rank == 0:
+        out = WithoutGradient.apply(out)
+    out.sum().backward()
+    assert torch.equal(module.weight.grad, torch.full((1, WIDTH), count - 1.0))
+
+
+def check_refusals(count, equal_counts):
+    module = VocabParallelEmbedding(3 * count, WIDTH, equal_counts=equal_counts)
+    for weight, error, message in (
+        (torch.zeros(2, WIDTH), ValueError, "(2, 24)" if equal_counts else "vocab_range is"),
+        (torch.zeros(3), ValueError, "weight has shape (3,) and must have two dimensions."),
+        (torch.zeros(3, WIDTH, dtype=torch.int8), TypeError, "weight is torch.int8"),
+    ):
+        module.weight = torch.nn.Parameter(weight, requires_grad=False)
+        try:
+            module(torch.zeros(2, dtype=torch.int64))
+        except error as caught:
+            assert message in str(caught), caught  # noqa: PT017
+        else:
+            raise AssertionError(f"not refused: {message}")
+
+
 def main() -> None:
     place = sys.argv[1]
     with ranks.join(place) as rank:
@@ -161,6 +197,8 @@ def main() -> None:
             check_row_wise_optimizer(rank, count, equal_counts)
             check_outside(place, 13, equal_counts)
             check_one_index(rank, count, equal_counts)
+            check_one_rank_without_gradient(rank, count, equal_counts)
+            check_refusals(count, equal_counts)
         check_compiled(rank, count)
         if place == "cuda":
             check_capture(rank, count)

@@ -60,10 +60,11 @@ def test_a_call_is_repeated_for_equal_facts_alone(counted):
 @pytest.mark.skipif(not repeats.CAN_RECOGNISE, reason="this PyTorch has no TensorGuards")
 def test_a_recognised_call_lists_nothing(counted, monkeypatch):
     monkeypatch.setattr(repeats, "CAN_RECOGNISE", True)
+    monkeypatch.setattr(repeats, "_MOST_ALIKE", 5)
     operator = counted(lambda x, weight, others, scale: [x * scale if weight is None else x * weight, *others])
     x, other, trained = torch.ones(4), torch.ones(2), torch.ones(4, requires_grad=True)
     calls = [(x, None, [other, None], 0.0), (x, None, [other, other.clone()], 0.0), (x, x + 2, [other], 1.0)]
-    calls += [(trained, None, [], 1.0)]
+    calls += [(trained, None, [], 1.0), (x, x, [other, other], 1.0)]
     for call in calls:
         calls_until_repeated(operator, *call)
     monkeypatch.setattr(repeats, "_list_facts", lambda *_: pytest.fail("facts are listed"))
@@ -79,9 +80,14 @@ def test_a_recognised_call_lists_nothing(counted, monkeypatch):
         (x, None, (other, None), 0.0),
         (x, None, [None, other], 0.0),
         (x, x, [other], 1.0),
+        (x, x, [other, other.clone()], 1.0),
+        (x, x + 2, [other, other], 1.0),
         (x, x + 2, [other[:1]], 1.0),
         (x, x.bool(), [other], 1.0),
         (x[::2], None, [], 1.0),
+        (x, None, [other, None], 0.0, None),
+        (x, None, [other, None]),
+        (x, None, [x, None], 0.0),
     ]:
         with pytest.raises(pytest.fail.Exception):
             operator(*call)
@@ -115,6 +121,11 @@ def test_a_call_under_autocast_is_another_one(counted):
     assert operator(*given).dtype == torch.float32 and operator.calls == 8
     with torch.autocast("cpu", torch.float16):
         assert operator(*given).dtype == torch.float16 and operator.calls == 9
+
+
+def test_lists_in_lists_are_not_repeated(counted):
+    operator = counted(lambda x, lists: x * lists[0][0])
+    assert calls_until_repeated(operator, torch.ones(4), [[2.0]]) == 10
 
 
 def test_a_tensor_on_the_host_may_be_read_there(counted, monkeypatch):

@@ -9,8 +9,8 @@ By counts, with any numbers of indices: the host waits once, for how many indice
     rows                 <-      its rows
     gradient of rows     ->      dweight: the sums over all ranks
 
-Rows are equal bit for bit. Gradients of a row are added in the order of the ranks, in fp32, and rounded once, as by one rank
-with all indices; on accelerators the last bits may differ in rows that two programs share.
+Rows are those of the whole table, bit for bit. Gradients of a row are added in the order of the ranks, in fp32, and rounded
+once, as by one rank with all indices; on accelerators the last bits may differ in rows that two programs share.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from npu_tiling import device_for
+from npu_tiling.pytorch import arguments
 from torch import Tensor
 
-from . import checks, reference
+from . import reference
 from .split_operators import OPERATORS
 
-# Bytes of rows that a rank sends where every rank looks up all: (ranks - 1) rows for each index. By counts it sends
-# (ranks - 1) / ranks. On two H100s a step by counts took 1.0 to 1.7 ms more than one rank's, a step of this way .2 to .8 ms
-# more; more bytes were not measured.
+# Bytes of rows that a rank sends where every rank looks up all: ranks - 1 rows for each index. By counts it sends, if
+# indices are spread evenly, (ranks - 1) / ranks of a row. On two H100s a step by counts took 1.0 to 1.7 ms more than one
+# rank's; a step of this way, with at most so many bytes, took .2 to .8 ms more.
 _MOST_SENT = 32 * 2**20
 _BELOW_ALL = -(2**63)  # no index is below
 
@@ -51,17 +52,20 @@ def by_all(
         group: the ranks, all of which call.
         padding_idx: in the whole table, NO_ROW for none.
         scale_grad_by_freq: see `embedding`.
+
+    Raises:
+        ValueError: the weight has another number of rows.
     """
-    checks.table(indices, weight, None, None)
     group = group or dist.distributed_c10d._get_default_group()
-    first_row = bounds[group.rank()]
+    first_row, end = bounds[group.rank() : group.rank() + 2]
+    arguments.shape("weight", weight, (end - first_row, weight.shape[1]))
     rows: Tensor
     rows, _ = OPERATORS("by_all", indices, weight, padding_idx, scale_grad_by_freq, first_row, bounds[-1], group.group_name)
     return rows
 
 
 def sends_little(indices: Tensor, weight: Tensor, bounds: tuple[int, ...]) -> bool:
-    """Whether `by_all` sends few enough bytes to be the faster way: it follows from shapes, the same on all ranks."""
+    """Whether `by_all` sends few enough bytes to be the faster way; the same on all ranks that have equally many indices."""
     return (len(bounds) - 2) * indices.numel() * weight.shape[1] * weight.element_size() <= _MOST_SENT
 
 
@@ -98,7 +102,7 @@ def _by_counts(
 
 @functools.lru_cache(maxsize=64)
 def _first_rows(bounds: tuple[int, ...], device: torch.device) -> Tensor:
-    """The first row of each rank, [ranks], copied to the device once; the first rank's is below any index."""
+    """The first row of each rank, [ranks], copied to the device once; no index is below the first rank's."""
     with torch.inference_mode(False):
         return torch.tensor((_BELOW_ALL, *bounds[1:-1]), dtype=torch.int64, device=device)
 

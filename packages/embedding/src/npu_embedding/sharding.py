@@ -7,9 +7,10 @@
     Replicate()    Shard(1)       Shard of the last    Shard(1)
     Shard(i)       Shard(0)       Shard(i)             Shard(0)
 
-on each dimension of the mesh. With whole indices and the table split in rows each rank looks up what it has and gives zeros
+on each dimension of the mesh. With whole indices and the table split in rows each rank looks up what it has and gives -0.0
 for the rest, so that their sum, which `redistribute` takes, is the look-up. With both split, indices and rows are sent: see
-exchange.py. Where indices divide evenly all ranks have equally many. The other four send nothing.
+exchange.py. Where indices divide evenly, ranks have equally many, and each looks up those of all, unless `max_norm` scales
+rows or there are too many bytes. The other four send nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def embedding(
     shards.check("weight", lambda i, p: is_replicated(p) or is_replicated(split[i]) or i in met, must)
     if sparse:
         raise ValueError("sparse is True and must be False where weight is a DTensor.")
-    apart = any(not is_replicated(p) and i not in met for i, p in enumerate(split))  # ranks that do not know of each other
+    # Ranks have partial sums of the weight's gradient.
+    apart = any(not is_replicated(p) and i not in met for i, p in enumerate(split))
     if scale_grad_by_freq and apart:
         limits = "must be False where indices is split and weight's rows are not: each rank counts its own"
         raise ValueError(f"scale_grad_by_freq is True and {limits}.")
@@ -68,6 +70,9 @@ def embedding(
         parts = math.prod(shards.mesh.size(i) for i, p in enumerate(split) if shard(p) == cut)
         wanted, group = shards.local("indices"), shards.mesh.get_group(met[0])
         equal_counts = indices.shape[cut] % parts == 0
+        if equal_counts and wanted.shape[cut] * parts != indices.shape[cut]:
+            ours = f"this rank's part of indices has shape {tuple(wanted.shape)}"
+            raise ValueError(f"{ours} and must have 1 / {parts} of dimension {cut} of {tuple(indices.shape)}.")
         if equal_counts and max_norm is None and exchange.sends_little(wanted, own, bounds):
             padding_row = checks.padding_row(padding_idx, total)
             part = exchange.by_all(wanted, own, bounds, group, padding_row, scale_grad_by_freq)

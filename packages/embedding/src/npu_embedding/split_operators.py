@@ -1,12 +1,15 @@
 """The operators of a table whose rows are split over ranks that have equally many indices.
 
-Every rank looks up the indices of all. Sizes are known, so that nothing waits, a graph can capture it, and a repeated call
-makes its collectives without deciding anything again.
+Every rank looks up the indices of all. Sizes are known, so that no host waits for numbers, a graph can capture it, and a
+repeated call makes its collectives without deciding anything again.
 
     this rank                    every rank
     indices              ->      indices of all ranks, in the ranks' order
-    rows                 <-      the sum over the ranks of what they look up: -0.0, which changes nothing, of rows of others
+    rows                 <-      the sum over the ranks of what they look up; a rank gives -0.0, which changes no sum, for
+                                 rows that it does not have
     gradient of rows     ->      gradients of all rows; dweight: the sums over those of its own
+
+The forward takes `padding_idx` and `scale_grad_by_freq` for autograd alone.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ def _by_all(
     indices: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, first_row: int, n_total: int, group: str
 ) -> tuple[Tensor, Tensor]:
     if device_for(indices.device) is None:
-        reference.check(indices, n_total)  # before they are sent, where it is known whose index it is
+        reference.check(indices, n_total)  # here, where it is known whose index it is; other ranks then wait for this one
     of_all = collectives.gather(indices, group)
     return collectives.sum_of_own(rows_of(of_all, weight, first_row, n_total), group), of_all
 
@@ -68,12 +71,16 @@ class _ByAll(Function):
         ctx.set_materialize_grads(False)
         padding_idx, scale_grad_by_freq, first_row, _, group = options
         ctx.options = (weight.shape[0], padding_idx, scale_grad_by_freq, first_row, group)
+        ctx.of_rows = rows.shape, rows.dtype
         return rows, of_all
 
     @staticmethod
     def backward(ctx, dy, _):  # type: ignore[no-untyped-def]
         (of_all,) = ctx.saved_tensors
-        dweight = None if dy is None else OPERATORS("by_all_backward", dy, of_all, *ctx.options)
+        if dy is None:  # other ranks wait for this one's
+            shape, dtype = ctx.of_rows
+            dy = of_all.new_zeros(shape, dtype=dtype)
+        dweight = OPERATORS("by_all_backward", dy, of_all, *ctx.options)
         return None, None, dweight, None, None, None, None, None
 
 

@@ -7,11 +7,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor, nn
 
 from . import checks, exchange
 from .api import embedding
-from .shape import NO_ROW
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -33,9 +33,8 @@ class VocabParallelEmbedding(nn.Module):
         equal_counts: every rank has equally many indices in each call, as where batches have one shape. Then all ranks look
             up the indices of all: sizes are known, the host does not wait, and a CUDA graph can capture a step. Rows are the
             same; gradients may differ in their last bits. It is a promise that nothing checks: ranks that break it wait for
-            ever or get wrong rows. A rank that would send more than 32 MiB of rows, those of each of its indices to all
-            others, and a `sparse` gradient, whose entries are for this rank's rows alone, take the way of unequal counts all
-            the same.
+            ever or get wrong rows. Indices go to the owners of their rows all the same where `sparse` is True, and where a
+            rank would send others more than 32 MiB of rows.
         process_group: the ranks; None for the default group.
         device, dtype: of the weight.
 
@@ -95,11 +94,12 @@ class VocabParallelEmbedding(nn.Module):
 
         With `equal_counts` the ranks have equally many.
         """
-        arguments.tensor("indices", indices)
-        arguments.dtype("indices", indices, torch.int32, torch.int64)
+        checks.table(indices, self.weight, None, None)
+        if is_distributed((indices, self.weight)):
+            raise TypeError("indices and weight must be plain tensors: `embedding` takes DTensors.")
         bounds, group = self._bounds, self.process_group
         if self.equal_counts and not self.sparse and exchange.sends_little(indices, self.weight, bounds):
-            padding = NO_ROW if self.padding_idx is None else self.padding_idx
+            padding = checks.padding_row(self.padding_idx, self.num_embeddings)
             return exchange.by_all(indices, self.weight, bounds, group, padding, self.scale_grad_by_freq)
         run = partial(
             embedding,

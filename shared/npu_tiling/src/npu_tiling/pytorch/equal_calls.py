@@ -1,8 +1,8 @@
-"""Recognises a call that is equal to an earlier one, with few calls of Python.
+"""Recognises a call that is equal to an earlier one, in less time than it takes to list what a call depends on.
 
-Tensors are compared by what torch.compile guards its graphs with, in one call. It compares types, dispatch keys, dtypes,
-devices, sizes and strides, and takes no tensor twice. Dispatch keys say whether autocast is on, and which tensors have the
-other sign.
+Tensors are compared by what torch.compile guards its graphs with, in one call: types, dispatch keys, dtypes, indices of
+devices, sizes, strides, and whether they require gradients. It takes no tensor twice. A dispatch key says whether autocast
+is on, but not what it casts to; another says that a tensor's memory has the other sign.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 from .repetition import Repetition
 
 _Guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
-CAN_RECOGNISE = _Guards is not None
+CAN_RECOGNISE = _Guards is not None  # some releases of PyTorch may have no such guards
 ALIGNMENT = 16  # bytes: for other addresses Triton compiles other kernels
 
 
 class EqualCalls:
-    """The calls that are equal to one, of constants, tensors, and lists of these.
+    """The calls that are equal to one, whose arguments are constants, tensors, and lists of constants and tensors.
 
     Attributes:
         repetition: does such a call.
@@ -34,10 +34,11 @@ class EqualCalls:
 
         Args:
             arguments: of the call.
-            tensors: those among them, in their order, none of them twice.
+            tensors: those among them, in their order.
             repetition: of the call.
         """
         self.repetition = repetition
+        self._length = len(arguments)
         self._lists = [(i, type(each), len(each)) for i, each in enumerate(arguments) if isinstance(each, (list, tuple))]
         flat = self._flattened(arguments) or arguments
         self._tensors_of = _getter([i for i, each in enumerate(flat) if isinstance(each, Tensor)])
@@ -45,11 +46,18 @@ class EqualCalls:
         self._constants = self._constants_of(flat)
         self._kinds = [*map(type, self._constants)]
         self._zeros = [(i, copysign(1.0, each)) for i, each in enumerate(flat) if type(each) is float and not each]
-        sizes, strides = ([[*get(tensor)] for tensor in tensors] for get in (Tensor.size, Tensor.stride))
-        self._guards = _Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        ids = [*map(id, tensors)]
+        firsts = [*map(ids.index, ids)]
+        self._again = [(i, first) for i, first in enumerate(firsts) if first < i]  # places of tensors that stand twice
+        self._once_of = _getter(sorted({*firsts}))
+        once = self._once_of(tensors)
+        sizes, strides = ([[*get(tensor)] for tensor in once] for get in (Tensor.size, Tensor.stride))
+        self._guards = _Guards(*once, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
     def tensors_of(self, arguments: Sequence[Any]) -> Sequence[Tensor] | None:
         """The tensors of a call, if it is one of these, and they are aligned."""
+        if len(arguments) != self._length:
+            return None
         flat = self._flattened(arguments) if self._lists else arguments
         if flat is None:
             return None
@@ -59,8 +67,13 @@ class EqualCalls:
         for i, sign in self._zeros:
             if copysign(1.0, flat[i]) != sign:
                 return None
-        tensors = self._tensors_of(flat)
-        if not self._guards.check(*tensors):
+        tensors = once = self._tensors_of(flat)
+        if self._again:
+            for i, first in self._again:
+                if tensors[i] is not tensors[first]:
+                    return None
+            once = self._once_of(tensors)
+        if not self._guards.check(*once):
             return None
         addresses = 0
         for tensor in tensors:
@@ -68,7 +81,7 @@ class EqualCalls:
         return None if addresses % ALIGNMENT else tensors
 
     def _flattened(self, arguments: Sequence[Any]) -> Sequence[Any] | None:
-        """The arguments, with what stands in lists in place of them; None if these lists are others."""
+        """The arguments, with what stands in lists in place of them; None if a list has another kind or length."""
         flat = [*arguments]
         for i, kind, length in reversed(self._lists):
             if type(flat[i]) is not kind or len(flat[i]) != length:

@@ -1,8 +1,9 @@
 """Equal calls of an operator, done again: its memory, its launches and PyTorch's operators, without deciding them again.
 
-To decide what a small call launches takes the host longer than to launch it. The decision follows from the tensors' sizes,
-strides, dtypes and devices, and from the other arguments: for each of these `Repeats` keeps what a call did (tape.py). To
-list all that takes longer than the call itself, so that most calls are recognised in another way (equal_calls.py).
+To decide what a small call launches takes the host longer than to launch it. What is decided depends on facts: sizes,
+strides, dtypes and devices of tensors, which of them are one, what autocast casts to, and the other arguments. `Repeats`
+keeps, for the facts of a call, what it did (tape.py). To list facts takes longer than to repeat a small call; so most calls
+are recognised in another way (equal_calls.py). A new fact has to be seen by both.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from .tape import record
 
 PLAIN_TENSORS = frozenset((Tensor, Parameter))
 CONSTANTS = frozenset((int, float, bool, str, torch.dtype, type(None)))
-"""Kinds of arguments, beside tensors and lists of them, of a call that is repeated, and of one that skips the dispatcher."""
+"""Kinds of arguments that are no tensors, of a call that is repeated; they may stand in lists too."""
 
 _DECIDED = 3  # equal calls before the one that is recorded: `Launcher` calls a kernel directly from its third launch on
 _MOST_KEYS = 1024
-_MOST_ALIKE = 4  # calls with first arguments of one shape that are recognised: each is compared with a call
+_MOST_ALIKE = 4  # kinds of calls, with first arguments of one shape, that are recognised: each is compared with a call
 _REFUSED = 1
 _index_of = methodcaller("get_device")  # of its device, below 0 for a CPU
 
@@ -35,12 +36,13 @@ _index_of = methodcaller("get_device")  # of its device, below 0 for a CPU
 class Repeats:
     """An operator's implementation, whose equal calls on an accelerator are repeated.
 
-    An implementation must do the same whenever sizes, strides, dtypes and options are equal. If its launches depend on
-    addresses, it calls `listening.refuse`. What reads values, makes random numbers or takes a tensor from elsewhere is found
-    out, and not repeated.
+    An implementation must launch the same whenever facts are equal. If its launches depend on addresses, it calls
+    `listening.refuse`. What reads values, makes random numbers or takes a tensor from elsewhere is found out, and not
+    repeated, unless `listening.call` hides it.
 
-    Not repeated are calls with tensors on a CPU or not aligned to 16 bytes; under `use_device`, `plain_pytorch` or a
-    dispatch mode of PyTorch; while launches are listed; and while a profiler watches Triton's launches. PyTorch's
+    Not repeated are long calls; calls with tensors on a CPU, on several devices, on another than the current one, or not
+    aligned to 16 bytes; with arguments of other kinds than `CONSTANTS`; under `use_device`, `plain_pytorch` or a dispatch
+    mode of PyTorch; while launches are listed; and while a profiler watches Triton's launches. PyTorch's
     deterministic mode fills new memory with NaN, but not that of repeated calls.
     """
 
@@ -48,7 +50,8 @@ class Repeats:
         self._implementation = implementation
         # How many calls there were, then how to repeat them, or why that is not possible.
         self._known: dict[Hashable, int | Repetition | str] = {}
-        self._recognised: dict[Hashable, list[EqualCalls]] = {}  # the same for some of them, by shapes of first arguments
+        # Those that are recognised, by the shape of their first argument, or its length if it is a list.
+        self._recognised: dict[Hashable, list[EqualCalls]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         if recording.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
@@ -65,18 +68,16 @@ class Repeats:
         if addresses % ALIGNMENT or not tensors:
             return self._implementation(*arguments)
         kind = tensors[0].device.type
-        recognise = CAN_RECOGNISE
-        if torch.is_autocast_enabled(kind):
-            recognise = False
+        is_casting = torch.is_autocast_enabled(kind)
+        if is_casting:
             facts.append(torch.get_autocast_dtype(kind))
         ids = [*map(id, tensors)]
         if len(set(ids)) < len(ids):
-            recognise = False
             facts.append(tuple(map(ids.index, ids)))  # which arguments are one tensor
         key = tuple(facts)
         known = self._known.get(key, 0)
         if type(known) is Repetition and known.is_possible():
-            if recognise and len(alike := self._recognised.setdefault(first, [])) < _MOST_ALIKE:
+            if CAN_RECOGNISE and not is_casting and len(alike := self._recognised.setdefault(first, [])) < _MOST_ALIKE:
                 alike.insert(0, EqualCalls(arguments, tensors, known))
             return known(tensors)
         if not isinstance(known, int):
@@ -91,11 +92,15 @@ class Repeats:
         return results
 
 
-def _list_facts(arguments: Sequence[Any], facts: list[Any], tensors: list[Tensor]) -> int:
+def _list_facts(arguments: Sequence[Any], facts: list[Any], tensors: list[Tensor], *, is_list: bool = False) -> int:
     """Adds what a call depends on to `facts`, and its tensors to `tensors`.
 
+    Args:
+        is_list: the arguments are a list among the call's.
+
     Returns:
-        The bitwise or of all addresses; `_REFUSED`, which is not aligned, if the call cannot be repeated.
+        The bitwise or of all addresses: a multiple of 16 if all are. `_REFUSED`, which is none, if a call with such
+        arguments is not repeated.
     """
     addresses = 0
     for argument in arguments:
@@ -107,11 +112,11 @@ def _list_facts(arguments: Sequence[Any], facts: list[Any], tensors: list[Tensor
             tensors.append(argument)
             facts += (argument.shape, argument.stride(), argument.dtype, index)
             addresses |= argument.data_ptr()
-        elif kind is list or kind is tuple:
+        elif (kind is list or kind is tuple) and not is_list:
             facts += (kind, len(argument))
-            addresses |= _list_facts(argument, facts, tensors)
+            addresses |= _list_facts(argument, facts, tensors, is_list=True)
         elif kind is float:
-            facts.append(argument or str(argument))  # a zero as text: 0.0 == -0.0
+            facts += (kind, argument or str(argument))  # a zero as text: 0.0 == -0.0
         elif kind in CONSTANTS:
             facts += (kind, argument)  # with its kind: 1 == 1.0 == True
         else:
