@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,8 +38,8 @@ class Descriptor:
 
     def of(self, tensor: Tensor) -> Any:
         """The descriptor of a tensor."""
-        descriptor = copy.copy(self.rest)
-        descriptor.base = tensor
+        descriptor = object.__new__(type(self.rest))  # copy.copy takes four times as long
+        vars(descriptor).update(vars(self.rest), base=tensor)
         return descriptor
 
 
