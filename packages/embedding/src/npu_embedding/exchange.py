@@ -38,7 +38,8 @@ _BELOW_ALL = -(2**63)  # no index is below
 def by_all(
     indices: Tensor,
     weight: Tensor,
-    bounds: tuple[int, ...],
+    rows: tuple[int, int],
+    total: int,
     group: dist.ProcessGroup | None,
     padding_idx: int,
     scale_grad_by_freq: bool,
@@ -47,8 +48,9 @@ def by_all(
 
     Args:
         indices: of this rank; all ranks have equally many.
-        weight: [bounds[r + 1] - bounds[r], D], this rank's rows.
-        bounds: of the ranks' rows, one more than ranks, from 0 to the rows of the whole table.
+        weight: [last - first, D], this rank's rows.
+        rows: (first, last), which these are.
+        total: rows of the whole table.
         group: the ranks, all of which call.
         padding_idx: in the whole table, NO_ROW for none.
         scale_grad_by_freq: see `embedding`.
@@ -56,17 +58,17 @@ def by_all(
     Raises:
         ValueError: the weight has another number of rows.
     """
-    group = group or dist.distributed_c10d._get_default_group()
-    first_row, end = bounds[group.rank() : group.rank() + 2]
-    arguments.shape("weight", weight, (end - first_row, weight.shape[1]))
-    rows: Tensor
-    rows, _ = OPERATORS("by_all", indices, weight, padding_idx, scale_grad_by_freq, first_row, bounds[-1], group.group_name)
-    return rows
+    first, last = rows
+    arguments.shape("weight", weight, (last - first, weight.shape[1]))
+    name = (group or dist.distributed_c10d._get_default_group()).group_name
+    found: Tensor
+    found, _ = OPERATORS("by_all", indices, weight, padding_idx, scale_grad_by_freq, first, total, name)
+    return found
 
 
-def sends_little(indices: Tensor, weight: Tensor, bounds: tuple[int, ...]) -> bool:
+def sends_little(indices: Tensor, weight: Tensor, ranks: int) -> bool:
     """Whether `by_all` sends few enough bytes to be the faster way; the same on all ranks that have equally many indices."""
-    return (len(bounds) - 2) * indices.numel() * weight.shape[1] * weight.element_size() <= _MOST_SENT
+    return (ranks - 1) * indices.numel() * weight.shape[1] * weight.element_size() <= _MOST_SENT
 
 
 def by_counts(
@@ -76,7 +78,8 @@ def by_counts(
 
     Args:
         run: the look-up in this rank's rows, by indices of the whole table.
-        indices, bounds, group: see `by_all`.
+        bounds: of the ranks' rows, one more than ranks, from 0 to the rows of the whole table.
+        group: the ranks, all of which call.
     """
     if device_for(indices.device) is None:
         reference.check(indices, bounds[-1])  # before they are sent: an owner cannot say whose index it is

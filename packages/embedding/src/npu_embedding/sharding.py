@@ -65,19 +65,20 @@ def embedding(
     own = shards.local("weight", [gradient for _, gradient in placed])
     local = partial(run, weight=own, **options)
     if met:
+        assert rows is not None
         ranks, cut = shards.mesh.size(met[0]), shard(split[met[0]])
-        bounds = tuple(min(r * -(-total // ranks), total) for r in range(ranks + 1))
         parts = math.prod(shards.mesh.size(i) for i, p in enumerate(split) if shard(p) == cut)
         wanted, group = shards.local("indices"), shards.mesh.get_group(met[0])
         equal_counts = indices.shape[cut] % parts == 0
         if equal_counts and wanted.shape[cut] * parts != indices.shape[cut]:
             ours = f"this rank's part of indices has shape {tuple(wanted.shape)}"
             raise ValueError(f"{ours} and must have 1 / {parts} of dimension {cut} of {tuple(indices.shape)}.")
-        if equal_counts and max_norm is None and exchange.sends_little(wanted, own, bounds):
+        if equal_counts and max_norm is None and exchange.sends_little(wanted, own, ranks):
             padding_row = checks.padding_row(padding_idx, total)
-            part = exchange.by_all(wanted, own, bounds, group, padding_row, scale_grad_by_freq)
+            part = exchange.by_all(wanted, own, rows, total, group, padding_row, scale_grad_by_freq)
             part = part if multiplier is None else part * multiplier
         else:
+            bounds = tuple(min(r * -(-total // ranks), total) for r in range(ranks + 1))
             part = exchange.by_counts(local, wanted, bounds, group)
     else:
         part = local(shards.local("indices"))

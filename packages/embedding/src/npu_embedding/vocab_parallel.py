@@ -97,20 +97,22 @@ class VocabParallelEmbedding(nn.Module):
         checks.table(indices, self.weight, None, None)
         if is_distributed((indices, self.weight)):
             raise TypeError("indices and weight must be plain tensors: `embedding` takes DTensors.")
-        bounds, group = self._bounds, self.process_group
-        if self.equal_counts and not self.sparse and exchange.sends_little(indices, self.weight, bounds):
+        rows, group = (self.vocab_start_index, self.vocab_end_index), self.process_group
+        ranks = len(self._bounds) - 1
+        if self.equal_counts and not self.sparse and exchange.sends_little(indices, self.weight, ranks):
             padding = checks.padding_row(self.padding_idx, self.num_embeddings)
-            return exchange.by_all(indices, self.weight, bounds, group, padding, self.scale_grad_by_freq)
+            scales = self.scale_grad_by_freq
+            return exchange.by_all(indices, self.weight, rows, self.num_embeddings, group, padding, scales)
         run = partial(
             embedding,
             weight=self.weight,
             padding_idx=self.padding_idx,
             scale_grad_by_freq=self.scale_grad_by_freq,
             sparse=self.sparse,
-            vocab_range=(self.vocab_start_index, self.vocab_end_index),
+            vocab_range=rows,
             num_embeddings=self.num_embeddings,
         )
-        return exchange.by_counts(run, indices, bounds, group)
+        return exchange.by_counts(run, indices, self._bounds, group)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
