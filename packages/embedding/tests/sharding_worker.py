@@ -118,6 +118,10 @@ def check_refusals(mesh):
     refused(ValueError, said, place(indices, Shard(0)), place(weight, WHOLE), scale_grad_by_freq=True)
     said = "vocab_range is (0, 12) and must be left out where weight is a DTensor."
     refused(ValueError, said, whole, rows, vocab_range=(0, 12))
+    first = mesh.get_local_rank() == 0
+    uneven = DTensor.from_local(indices.new_zeros(5 if first else 3), mesh, [Shard(0)], shape=(8,), stride=(1,))
+    said = f"this rank's part of indices has shape ({5 if first else 3},) and must have 1 / 2 of dimension 0 of (8,)."
+    refused(ValueError, said, uneven, rows)
 
 
 def main() -> None:

@@ -23,22 +23,7 @@ OPERATORS = OperatorLibrary("npu_embedding")
 _GRADIENT = "SymInt padding_idx, bool scale_grad_by_freq, bool sparse, SymInt first_row"
 
 
-def rows_of(indices: Tensor, weight: Tensor, first_row: int, n_total: int) -> Tensor:
-    """Rows [..., D] of weight [V, D] for indices [...]."""
-    device = device_for(weight.device)
-    if device is None:
-        return reference.forward(indices, weight, first_row, n_total).contiguous()
-    return lookup.forward(indices, weight, first_row, n_total, device)
-
-
-def sums_of(dy: Tensor, indices: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first_row: int) -> Tensor:
-    """dweight [n_rows, D] for dy [..., D] and indices [...]."""
-    device = device_for(dy.device)
-    gradient = (dy, indices, n_rows, padding_idx, scale_grad_by_freq, first_row)
-    return reference.backward(*gradient) if device is None else lookup.backward(*gradient, device)
-
-
-def _forward(
+def forward(
     indices: Tensor,
     weight: Tensor,
     padding_idx: int,
@@ -47,10 +32,14 @@ def _forward(
     first_row: int,
     n_total: int,
 ) -> Tensor:
-    return rows_of(indices, weight, first_row, n_total)
+    """Rows [..., D] of weight [V, D] for indices [...]."""
+    device = device_for(weight.device)
+    if device is None:
+        return reference.forward(indices, weight, first_row, n_total).contiguous()
+    return lookup.forward(indices, weight, first_row, n_total, device)
 
 
-def _backward(
+def backward(
     dy: Tensor,
     indices: Tensor,
     n_rows: int,
@@ -59,13 +48,14 @@ def _backward(
     sparse: bool,
     first_row: int,
 ) -> tuple[Tensor, Tensor | None]:
+    """dweight [n_rows, D] for dy [..., D] and indices [...]; if `sparse`, values and rows as in `lookup.sparse_backward`."""
     if sparse and forward_mode((dy,)):
         raise NotImplementedError("npu_embedding::backward has no forward-mode derivative where sparse is True.")
-    gradient = (dy, indices, n_rows, padding_idx, scale_grad_by_freq, first_row)
-    if not sparse:
-        return sums_of(*gradient), None
     device = device_for(dy.device)
-    return reference.sparse_backward(*gradient) if device is None else lookup.sparse_backward(*gradient, device)
+    gradient = (dy, indices, n_rows, padding_idx, scale_grad_by_freq, first_row)
+    if device is None:
+        return reference.sparse_backward(*gradient) if sparse else (reference.backward(*gradient), None)
+    return lookup.sparse_backward(*gradient, device) if sparse else (lookup.backward(*gradient, device), None)
 
 
 def _renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: float, first_row: int, n_total: int) -> None:
@@ -89,13 +79,13 @@ def _fake_renormalise_(indices, weight, max_norm, norm_type, first_row, n_total)
 
 OPERATORS.define(
     f"forward(Tensor indices, Tensor weight, {_GRADIENT}, SymInt n_total) -> Tensor",
-    _forward,
+    forward,
     _fake_forward,
     forward_mode=True,
 )
 OPERATORS.define(
     f"backward(Tensor dy, Tensor indices, SymInt n_rows, {_GRADIENT}) -> (Tensor dweight, Tensor rows)",
-    _backward,
+    backward,
     _fake_backward,
     forward_mode=True,
 )

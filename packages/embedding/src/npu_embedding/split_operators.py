@@ -21,7 +21,7 @@ from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
 from torch import Tensor
 
 from . import reference
-from .operators import OPERATORS, rows_of, sums_of
+from .operators import OPERATORS, backward, forward
 
 _GRADIENT = "SymInt padding_idx, bool scale_grad_by_freq, SymInt first_row"
 
@@ -32,13 +32,16 @@ def _by_all(
     if device_for(indices.device) is None:
         reference.check(indices, n_total)  # here, where it is known whose index it is; other ranks then wait for this one
     of_all = collectives.gather(indices, group)
-    return collectives.sum_of_own(rows_of(of_all, weight, first_row, n_total), group), of_all
+    rows = forward(of_all, weight, padding_idx, scale_grad_by_freq, False, first_row, n_total)
+    return collectives.sum_of_own(rows, group), of_all
 
 
 def _by_all_backward(
     dy: Tensor, of_all: Tensor, n_rows: int, padding_idx: int, scale_grad_by_freq: bool, first_row: int, group: str
 ) -> Tensor:
-    return sums_of(collectives.gather(dy, group), of_all, n_rows, padding_idx, scale_grad_by_freq, first_row)
+    options = (n_rows, padding_idx, scale_grad_by_freq, False, first_row)
+    dweight, _ = backward(collectives.gather(dy, group), of_all, *options)
+    return dweight
 
 
 def _fake_by_all(indices, weight, padding_idx, scale_grad_by_freq, first_row, n_total, group):  # type: ignore[no-untyped-def]
