@@ -12,7 +12,10 @@ from npu_fused_linear_cross_entropy import (
     linear_distillation_loss,
     linear_log_probs,
     matmul,
+    rows,
 )
+from npu_fused_linear_cross_entropy.launch.rows import RowKernels
+from npu_tiling import device_for
 
 TOKENS, WIDTH = 64, 16
 VOCABULARIES = (1, 2, 123, 1000, 2048, 3000, 4096, 32000, 50257, 128256, 151936, 256000)
@@ -81,6 +84,7 @@ WAYS = (
     "bfloat16 50257, distilled, loss alone",
     "bfloat16 123, distilled, everything",
     "bfloat16 32001, distilled, everything",
+    "statistics of three ranks",
 )
 # Calls among these that launch every kernel: executed with every compiler, and for an A3.
 KERNELS = (
@@ -88,6 +92,7 @@ KERNELS = (
     "bfloat16 123, everything, many rows",
     "bfloat16 4096, many rows",
     "bfloat16 20001, kept logits",
+    "statistics of three ranks",
     "bfloat16 1000, distributions",
     "bfloat16 32001, distilled, everything",
 )
@@ -115,12 +120,20 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "bfloat16 1000, everything, each row", call(1000, **OPTIONS["everything, entropy"], **EACH_ROW)
     for what in ("class weights", "everything"):
         yield f"bfloat16 123, {what}, many rows", call(123, tokens=5001, **OPTIONS[what])
+    yield "statistics of three ranks", _join
 
 
 def sized_calls() -> Iterator[tuple[str, Callable[[], None]]]:
     """Chunks of logits of sizes at which time counts: what `npu-offline tune` searches tiles for."""
     for vocabulary in (4096, 32000, 128256):
         yield f"bfloat16 1024 x {vocabulary}", _chunk(vocabulary)
+
+
+def _join() -> None:
+    statistics = torch.rand(rows.STATISTICS, 5001)
+    device = device_for(statistics.device)
+    assert device is not None
+    RowKernels(device).join(torch.stack((statistics, statistics + 1.0, statistics - 1.0)), statistics)
 
 
 def _chunk(vocabulary: int) -> Callable[[], None]:

@@ -78,13 +78,18 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, what, tile):
 @pytest.mark.parametrize("soc", FAMILIES)
 @pytest.mark.parametrize(
     ("kernel", "label"),
-    [(RowKernel.TARGETS, ""), (RowKernel.LOSSES, ", each row"), (RowKernel.COEFFICIENTS, ", each row")],
-    ids=["targets", "losses", "coefficients"],
+    [
+        (RowKernel.TARGETS, "bfloat16 1000, everything"),
+        (RowKernel.LOSSES, "bfloat16 1000, everything, each row"),
+        (RowKernel.COEFFICIENTS, "bfloat16 1000, everything, each row"),
+        (RowKernel.JOIN, "statistics of three ranks"),
+    ],
+    ids=["targets", "losses", "coefficients", "join"],
 )
 def test_rows_that_are_declared_to_fit_do_and_transfers_overlap(soc, kernel, label):
     """What the compilers take where they have room is declared: with less, they would not double every buffer."""
     with npu_offline.record(soc) as records:
-        CALLS[f"bfloat16 1000, everything{label}"]()
+        CALLS[label]()
     record = next(record for record in records if record.name == kernel.value.function)
     chosen = row_launch(kernel, npu_tiling.soc(soc))
     for toolchain in filter(lambda version: npu_offline.supported(soc, version), npu_offline.VERSIONS):

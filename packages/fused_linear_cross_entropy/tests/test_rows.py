@@ -105,6 +105,34 @@ def upstream(target, options):
         yield (each if options.reduction == "none" else 1.0), None
 
 
+def check_join(ranks, tokens, place):
+    """Statistics of ranks' columns together, in memory between other numbers."""
+    generator = torch.Generator().manual_seed(tokens)
+    parts = torch.randn(ranks, rows.STATISTICS, tokens, generator=generator)
+    parts[:, rows.SUM] = 1.0 + VOCABULARY * torch.rand(ranks, tokens, generator=generator)
+    parts[:, rows.DOT] *= parts[:, rows.SUM]
+    parts[:, rows.PLACE] = torch.randint(0, VOCABULARY, (ranks, tokens), generator=generator).float()
+    parts[:, rows.MAXIMUM, 1::4] = parts[:1, rows.MAXIMUM, 1::4]  # equal maxima: the first has the place
+    parts[:, rows.PLACE, 1::4] = torch.arange(ranks).unsqueeze(1).float()
+    parts[0, rows.MAXIMUM, 2::4] = -3.0e38  # a rank whose logits are all minus infinity
+    parts[0, rows.SUM, 2::4] = parts[0, rows.DOT, 2::4] = 0.0
+    wanted = torch.empty(rows.STATISTICS, tokens, dtype=torch.float64)
+    reference.join(parts.double(), wanted)
+    whole = torch.full((rows.STATISTICS, tokens + 7), torch.nan, device=place)
+    RowKernels(device_for(place)).join(parts.to(place), whole[:, 3 : 3 + tokens])
+    near(whole[:, 3 : 3 + tokens], wanted, size=10.0 * VOCABULARY)
+    assert torch.equal(whole[rows.PLACE, 3 : 3 + tokens].cpu().double(), wanted[rows.PLACE])
+    assert torch.equal(whole[rows.MAXIMUM, 3 : 3 + tokens].cpu().double(), wanted[rows.MAXIMUM])
+    assert whole[:, :3].isnan().all() and whole[:, 3 + tokens :].isnan().all()
+
+
+@pytest.mark.parametrize(("ranks", "tokens"), [(1, 37), (2, 0), (2, 1030), (3, 5001), (8, 65)])
+def test_statistics_of_ranks_become_those_of_all_columns(device, ranks, tokens):
+    if device_for(device.torch) is None:
+        pytest.skip("the definition is what runs on a CPU")
+    check_join(ranks, tokens, device.torch)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_give_what_the_definition_gives(device, name):
     if device_for(device.torch) is None:
@@ -121,6 +149,7 @@ def test_kernels_give_what_the_definition_gives(device, name):
 def test_final_modules_give_what_the_definition_gives(name, toolchain):
     with npu_offline.emulate("Ascend910B4", toolchain=toolchain, checks=True):
         check(name, torch.device("cpu"))
+        check_join(3, CASES[name][0], torch.device("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])

@@ -1,14 +1,15 @@
 """One rank of test_parallel.py, at the place that is its argument."""
 
 import sys
+from unittest import mock
 
 import losses
 import torch
 import torch.distributed as dist
 import vocabulary_parts
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs, parallel
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
 from npu_fused_linear_cross_entropy.cuda import tiling as product
-from torch.utils._python_dispatch import TorchDispatchMode
+from npu_tiling import Kernels
 
 from testing import ranks
 
@@ -105,20 +106,22 @@ def only_tokens_are_exchanged():
     assert sent[1] == [("all_gather", x.nbytes), ("all_gather", 2 * statistics), ("reduce_scatter", 2 * x.nbytes)], sent
 
 
-def few_operators_join_statistics():
-    """Small calls cost what they launch: an exchange without options computes one maximum, one factor and one sum."""
-    found = []
+def one_launch_joins_statistics(device):
+    """Small calls cost what they launch."""
+    launched, launch = [], Kernels.launch
 
-    class Operators(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            if not function.is_view:
-                found.append(function.overloadpacket.__name__)
-            return function(*arguments, **keywords or {})
+    def noted(self, module, kernel, *others):
+        launched.append(kernel)
+        return launch(self, module, kernel, *others)
 
-    statistics = torch.randn(6, 13)
-    with Operators():
-        parallel.combine_(statistics, dist.group.WORLD.group_name, argmax=False, entropy=False)
-    assert found == ["new_empty", "_allgather_base_", "amax", "sub", "exp", "mul_", "sum"], found
+    x, weight = torch.randn(13, 16, device=device), torch.randn(40, 16, device=device)
+    with torch.no_grad(), mock.patch.object(Kernels, "launch", noted):
+        target = torch.zeros(13, dtype=torch.int64, device=device)
+        fused_linear_cross_entropy(x, weight, target, process_group=dist.group.WORLD)
+        split = sorted(launched)
+        launched.clear()
+        fused_linear_cross_entropy(x, weight, target)
+    assert split == sorted([*launched, "cross_entropy_join_kernel"]), (split, launched)
 
 
 def exponentials_of_the_product_itself(rank):
@@ -179,7 +182,8 @@ def main() -> None:
             unequal_parts_cut_tokens_alike(rank, device)
         compare_logits_far_apart(place, rank)
         only_tokens_are_exchanged()
-        few_operators_join_statistics()
+        if place != "cpu":
+            one_launch_joins_statistics(device)
         the_scale_of_class_weights_costs_nothing(place, rank)
         a_row_of_nan_predicts_a_token(rank)
         vocabulary_parts.everything_of_distributions(place, rank, device)

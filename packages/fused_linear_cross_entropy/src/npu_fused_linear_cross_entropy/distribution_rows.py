@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import parallel
+from .rows import rebased
 
 # Rows of the tensor of statistics [5, tokens]: the largest z, the sum of exp(z - largest), the sum of exp(z - largest)
 # (z - largest), the sum of exp(z - largest)^2, the sum of z.
@@ -42,7 +42,7 @@ def merged(parts: Tensor) -> Tensor:
     """Statistics [5, tokens] of all columns, from statistics of parts, [parts, 5, tokens]."""
     result = parts.sum(0)  # the sum of z; the others follow
     result[MAXIMUM] = parts[:, MAXIMUM].amax(0)
-    sums, dots = parallel.rebased(parts[:, MAXIMUM], parts[:, SUM], parts[:, DOT], result[MAXIMUM])
+    sums, dots = rebased(parts[:, MAXIMUM], parts[:, SUM], parts[:, DOT], result[MAXIMUM])
     result[SUM], result[DOT] = sums.sum(0), dots.sum(0)
     result[SQUARES] = (parts[:, SQUARES] * torch.exp(2.0 * (parts[:, MAXIMUM] - result[MAXIMUM]))).sum(0)
     return result

@@ -15,7 +15,6 @@ from torch import Tensor
 from . import chunks, splitting
 from .options import EachOptions
 from .partition import UNIT
-from .rows import DOT, MAXIMUM, PLACE, SUM
 
 
 def chunk_tokens(rows: int, memory_budget: int | None, device: torch.device) -> int:
@@ -55,24 +54,3 @@ def summed_dx(dx: Tensor, options: EachOptions) -> Tensor:
     if options.group:
         collectives.sum_(dx, options.group)
     return dx
-
-
-def combine_(statistics: Tensor, group: str, *, argmax: bool, entropy: bool) -> None:
-    """Statistics [6, tokens] of each rank's columns become statistics of all columns, in place."""
-    parts = collectives.gather(statistics, group)
-    maxima, top = parts[:, MAXIMUM], statistics[MAXIMUM]
-    torch.amax(maxima, 0, out=top)
-    if argmax:  # of a row with NaN any place will do: one of them is less than infinity
-        statistics[PLACE] = torch.where((maxima == top) | top.isnan(), parts[:, PLACE], torch.inf).amin(0)
-    if entropy:
-        parts[:, SUM], parts[:, DOT] = rebased(maxima, parts[:, SUM], parts[:, DOT], top)
-    else:
-        parts[:, SUM].mul_(torch.exp(maxima - top))
-    torch.sum(parts[:, SUM : DOT + 1], 0, out=statistics[SUM : DOT + 1])
-
-
-def rebased(maximum: Tensor, total: Tensor, dot: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of exp(z - maximum) and of exp(z - maximum) (z - maximum), for another maximum."""
-    moved = maximum - top
-    scale = torch.exp(moved)
-    return total * scale, scale * (dot + moved * total)

@@ -94,3 +94,10 @@ def are_counted(target: Tensor, ignore_index: int) -> Tensor:
     if not limits.min <= ignore_index <= limits.max:  # PyTorch would wrap it to another number
         return torch.ones_like(target, dtype=torch.bool)
     return target != ignore_index
+
+
+def rebased(maximum: Tensor, total: Tensor, dot: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of exp(z - maximum) and of exp(z - maximum) (z - maximum), for another maximum."""
+    moved = maximum - top
+    scale = torch.exp(moved)
+    return total * scale, scale * (dot + moved * total)

@@ -6,7 +6,7 @@ Tiles and sums are as in targets.py.
 import triton
 import triton.language as tl
 
-from ..formula import row_coefficients
+from ..formula import merge_statistics, row_coefficients
 from .targets import IGNORED, PARTIAL_WIDTH, add_partials, partial_number, partial_row, store_first
 
 
@@ -202,3 +202,48 @@ def cross_entropy_coefficients_kernel(
         tl.store(p_out + 3 * s_coefficients, b_c, mask=m_row)
         if ENTROPY:
             tl.store(p_out + 4 * s_coefficients, b_q, mask=m_row)
+
+
+@triton.jit
+def load_statistics(p_row, s_statistics, m_row):
+    """The six statistics of rows."""
+    b_max = tl.load(p_row, mask=m_row, other=0.0)
+    b_sum = tl.load(p_row + s_statistics, mask=m_row, other=1.0)
+    b_z = tl.load(p_row + 2 * s_statistics, mask=m_row, other=0.0)
+    b_total = tl.load(p_row + 3 * s_statistics, mask=m_row, other=0.0)
+    b_dot = tl.load(p_row + 4 * s_statistics, mask=m_row, other=0.0)
+    b_place = tl.load(p_row + 5 * s_statistics, mask=m_row, other=0.0)
+    return b_max, b_sum, b_z, b_total, b_dot, b_place
+
+
+@triton.jit(do_not_specialize=["n_rows", "s_statistics", "n_ranks"])
+def cross_entropy_join_kernel(
+    p_parts,  # fp32 [ranks, 6, rows], contiguous: statistics of each rank's columns
+    p_statistics,  # fp32 [6, rows]: of all columns
+    n_rows,
+    s_statistics,
+    n_ranks,
+    BLOCK_M: tl.constexpr,
+):
+    """Joins the statistics of a vocabulary's parts. Of those that an option leaves out, parts and result hold anything."""
+    o_row = tl.arange(0, BLOCK_M)
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
+        i_row = i_tile * BLOCK_M
+        m_row = o_row < n_rows - i_row
+        p_part = p_parts + i_row + o_row
+        b_max, b_sum, b_z, b_total, b_dot, b_place = load_statistics(p_part, n_rows, m_row)
+        for i_rank in tl.range(1, n_ranks):
+            p_next = p_part + i_rank.to(tl.int64) * (6 * n_rows)
+            b_max1, b_sum1, b_z1, b_total1, b_dot1, b_place1 = load_statistics(p_next, n_rows, m_row)
+            b_max, b_sum, b_dot, b_place = merge_statistics(
+                b_max, b_sum, b_dot, b_place, b_max1, b_sum1, b_dot1, b_place1, True, True
+            )
+            b_z += b_z1
+            b_total += b_total1
+        p_out = p_statistics + i_row + o_row
+        tl.store(p_out, b_max, mask=m_row)
+        tl.store(p_out + s_statistics, b_sum, mask=m_row)
+        tl.store(p_out + 2 * s_statistics, b_z, mask=m_row)
+        tl.store(p_out + 3 * s_statistics, b_total, mask=m_row)
+        tl.store(p_out + 4 * s_statistics, b_dot, mask=m_row)
+        tl.store(p_out + 5 * s_statistics, b_place, mask=m_row)

@@ -23,7 +23,7 @@ _COUNTED = 2**24  # integers below are fp32 numbers
 
 
 class RowKernels:
-    """`target_facts`, `losses` and `coefficients` of reference/rows.py, a launch each.
+    """`target_facts`, `losses`, `coefficients` and `join` of reference/rows.py, a launch each.
 
     The sums of many rows, or of ranks, are one more.
     """
@@ -132,6 +132,12 @@ class RowKernels:
             TOKEN_SCALING=options.token_scaling,
         )
         return result
+
+    def join(self, parts: Tensor, statistics: Tensor) -> None:
+        """See `reference.rows.join`."""
+        ranks, _, tokens = parts.shape
+        grid = tiling.row_launch(RowKernel.JOIN, self._device).grid(tokens, summed=False)
+        self._launch(RowKernel.JOIN, grid, (parts, statistics), (tokens, statistics.stride(0), ranks))
 
     def _launch(
         self, kernel: RowKernel, grid: int, tensors: Sequence[Tensor | None], scalars: tuple[float, ...], **flags: bool

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import parallel
 from ..chunks import Chunk
 from ..options import Options
-from ..rows import DOT, MAXIMUM, PLACE, SUM, TARGET, TOTAL, TargetFacts
+from ..rows import DOT, MAXIMUM, PLACE, SUM, TARGET, TOTAL, TargetFacts, rebased
 from .rows import coefficients
 
 
@@ -17,7 +16,7 @@ def merge_statistics(first: Tensor, second: Tensor) -> Tensor:
     top = torch.maximum(first[MAXIMUM], second[MAXIMUM])
     result = first + second  # the target's z and the sum of z; the others follow
     result[MAXIMUM] = top
-    (sum1, dot1), (sum2, dot2) = (parallel.rebased(one[MAXIMUM], one[SUM], one[DOT], top) for one in (first, second))
+    (sum1, dot1), (sum2, dot2) = (rebased(one[MAXIMUM], one[SUM], one[DOT], top) for one in (first, second))
     result[SUM], result[DOT] = sum1 + sum2, dot1 + dot2
     result[PLACE] = torch.where(second[MAXIMUM] > first[MAXIMUM], second[PLACE], first[PLACE])
     return result

@@ -26,6 +26,7 @@ from ..rows import (
     Q,
     TargetFacts,
     are_counted,
+    rebased,
 )
 
 
@@ -155,6 +156,16 @@ def coefficients(
     return result
 
 
+def join(parts: Tensor, statistics: Tensor) -> None:
+    """Writes the statistics [6, tokens] of all columns, given those of each rank's, [ranks, 6, tokens], which it changes."""
+    maxima, top = parts[:, MAXIMUM], statistics[MAXIMUM]
+    torch.amax(maxima, 0, out=top)
+    # Of a row with NaN any place will do: one of them is less than infinity.
+    statistics[PLACE] = torch.where((maxima == top) | top.isnan(), parts[:, PLACE], torch.inf).amin(0)
+    parts[:, SUM], parts[:, DOT] = rebased(maxima, parts[:, SUM], parts[:, DOT], top)
+    torch.sum(parts[:, SUM : DOT + 1], 0, out=statistics[SUM : DOT + 1])
+
+
 def _reduced(values: Tensor, options: Options, shape: torch.Size) -> Tensor:
     return values.view(shape) if options.reduction == "none" else values.sum()
 
@@ -165,3 +176,4 @@ class ReferenceRows:
     target_facts = staticmethod(target_facts)
     losses = staticmethod(losses)
     coefficients = staticmethod(coefficients)
+    join = staticmethod(join)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 from npu_tiling import Device
+from npu_tiling.pytorch import collectives
 from npu_tiling.pytorch.tensors import allocate
 from torch import Tensor
 
-from .. import parallel, rows
+from .. import rows
 from ..calls import LossInputs
 from ..chunks import Chunk, part
 from ..gradients import Gradients
@@ -121,8 +122,7 @@ class Loss(Head):
     def exchange(self, statistics: Tensor) -> None:
         """Statistics [6, tokens] of this rank's columns become statistics of the whole vocabulary."""
         if self.options.group:
-            argmax, entropy = self.options.argmax, self.options.return_entropy
-            parallel.combine_(statistics, self.options.group, argmax=argmax, entropy=entropy)
+            self.on_rows.join(collectives.gather(statistics, self.options.group), statistics)
 
     def coefficients(
         self, tokens: slice, statistics: Tensor, dloss: Tensor | float | None, dentropy: Tensor | None
