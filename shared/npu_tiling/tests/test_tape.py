@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from npu_tiling.launching import listening
 from npu_tiling.launching.direct import DirectCall
+from npu_tiling.pytorch import tape
 from npu_tiling.pytorch.repetition import Names, Place, Repetition, Step
 from npu_tiling.pytorch.tape import record
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -211,6 +212,40 @@ def test_what_may_differ_for_other_tensors_is_not_repeated(name):
     run, reason = REFUSED[name]
     given = [torch.randn(3)]
     assert reason in record(run, given, given)[1]
+
+
+def test_a_call_that_is_not_repeated_launches_with_descriptors(doubling, monkeypatch):
+    """Of tensors that are not on the tape: somebody else's, or made after it was found that the call is long."""
+
+    class Described:
+        def __init__(self, base):
+            self.base = base
+
+    monkeypatch.setattr(tape, "descriptor_type", lambda: Described)
+    launched = []
+
+    def launch(tensor):
+        launched.append(tensor)
+        call = DirectCall(doubling.run, id, (), ())
+        listening.here.listener.launched(call, 7, (Described(tensor),), (), doubling.watchers)
+
+    def of_foreign(x):
+        launch(FOREIGN)
+        return x + 1
+
+    def long(x):
+        for _ in range(300):
+            x.add_(1)
+        made = torch.empty_like(x)
+        launch(made)
+        listening.call(torch.Tensor.zero_, made)
+        return made
+
+    given = [torch.ones(3)]
+    assert "neither an argument nor made" in record(of_foreign, given, given)[1]
+    found, reason = record(long, given, given)
+    assert "long" in reason and torch.equal(found, torch.zeros(3))
+    assert len(launched) == 2
 
 
 @pytest.fixture

@@ -108,9 +108,11 @@ class Tape(TorchDispatchMode):
         self, call: DirectCall, grid: int, tensors: Sequence[Any], scalars: tuple[Any, ...], watchers: Watchers
     ) -> None:
         """See `listening.Listener`."""
-        if not self._is_noting:
+        if not self._is_noting or self.refused:  # what is made after a refusal has no place
             return
         places, names = self.places_of(tuple(tensors)), self._names
+        if self.refused:
+            return
         # Triton's launcher takes addresses. That of triton-ascend takes tensors.
         spell = names.spell_address if self._device.type == "cuda" else names.spell
         stream = f"{names.of(call.stream_of)}({self._device.index})"
@@ -125,7 +127,7 @@ class Tape(TorchDispatchMode):
             run(*tensors)
         finally:
             self._is_noting = was_noting
-        if was_noting:
+        if was_noting and not self.refused:
             self._calls_pytorch = True
             values = map(self._names.spell, self.places_of(tuple(tensors)))
             self._add(f"{self._names.of(run)}({', '.join(values)})")
