@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import npu_tiling
 import torch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_fused_linear_cross_entropy.cuda import tiling as tiling_product
+from npu_fused_linear_cross_entropy.launch.rows import RowKernels
+from npu_fused_linear_cross_entropy.reference.rows import ReferenceRows
+from npu_fused_linear_cross_entropy.rows import STATISTICS, SUM
 from torch import Tensor
 
 from .making import BF16, FP16, FP32, ROWS, Calls, backward, call, leaf, name
@@ -90,3 +94,13 @@ def calls(device: torch.device) -> Calls:
 
     for options in ({}, {"reduction": "none", "logit_scale": 0.5}, {"memory_budget": 300 * 2 * 600}, {"factor": 1e3}):
         yield f"bf16 1000, {', '.join(options)} with the product's exponentials", call(product, **options)
+
+    def join() -> None:
+        """What three ranks do once they have exchanged their statistics; the result is compared as a gradient is."""
+        given, chip = leaf((STATISTICS, 5000), FP32, device), npu_tiling.device_for(device)
+        given.grad = torch.empty_like(given)
+        parts = torch.stack((given, given + 1.0, given - 1.0)).detach()
+        parts[:, SUM].exp_()
+        (ReferenceRows() if chip is None else RowKernels(chip)).join(parts, given.grad)
+
+    yield "statistics of three ranks", join
