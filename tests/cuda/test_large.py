@@ -186,12 +186,12 @@ def test_attn_res_merge(size):
 @pytest.fixture(params=["x", "rows of x apart", "weight", "logits"])
 def model(size, request):
     """Activations, weights, or one chunk of logits, of so many elements; options for the chunk."""
-    many = size.elements // 2048 + 37
+    many, narrow = size.elements // 2048 + 37, min(1024, size.elements // 1024)
     tokens, width, pitch, vocabulary = {
         "x": (many, 2048, 2048, 1000),
         "rows of x apart": (many, 2048, 4096, 1000),
         "weight": (256, 2048, 2048, many),
-        "logits": (size.elements // 131072 + 37, 1024, 1024, 131101),
+        "logits": (size.elements // 131072 + 37, narrow, narrow, 131101),
     }[request.param]
     chunks = {"chunk_tokens": tokens, "memory_budget": 2**36} if request.param == "logits" else {}
     x, weight = size.random(tokens, pitch)[:, :width], size.random(vocabulary, width) * (2 * width**-0.5)

@@ -106,14 +106,13 @@ def upstream(target, options):
 
 
 def check_join(ranks, tokens, place):
-    """Statistics of ranks' columns together, in memory between other numbers."""
+    """Joins ranks' statistics into a view, and checks that its surroundings are untouched."""
     generator = torch.Generator().manual_seed(tokens)
     parts = torch.randn(ranks, rows.STATISTICS, tokens, generator=generator)
     parts[:, rows.SUM] = 1.0 + VOCABULARY * torch.rand(ranks, tokens, generator=generator)
     parts[:, rows.DOT] *= parts[:, rows.SUM]
     parts[:, rows.PLACE] = torch.randint(0, VOCABULARY, (ranks, tokens), generator=generator).float()
-    parts[:, rows.MAXIMUM, 1::4] = parts[:1, rows.MAXIMUM, 1::4]  # equal maxima: the first has the place
-    parts[:, rows.PLACE, 1::4] = torch.arange(ranks).unsqueeze(1).float()
+    parts[:, rows.MAXIMUM, 1::4] = parts[:1, rows.MAXIMUM, 1::4]  # equal maxima: the first column, whichever rank has it
     parts[0, rows.MAXIMUM, 2::4] = -3.0e38  # a rank whose logits are all minus infinity
     parts[0, rows.SUM, 2::4] = parts[0, rows.DOT, 2::4] = 0.0
     wanted = torch.empty(rows.STATISTICS, tokens, dtype=torch.float64)

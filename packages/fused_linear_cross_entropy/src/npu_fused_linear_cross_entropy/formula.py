@@ -71,7 +71,7 @@ def gradient_of_raw(b_g, b_z, b_rate, logit_scale, softcap):
 def merge_statistics(
     b_max, b_sum, b_dot, b_index, b_max2, b_sum2, b_dot2, b_index2, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr
 ):  # fmt: skip
-    """Statistics of earlier columns and of later ones together."""
+    """Statistics of two parts of the columns together; of equal maxima, the first part's has the place."""
     b_top = tl.maximum(b_max, b_max2)
     b_d, b_d2 = b_max - b_top, b_max2 - b_top
     b_e, b_e2 = tl.exp(b_d), tl.exp(b_d2)

@@ -1,4 +1,5 @@
-"""Device code of the arithmetic on rows: from statistics to losses, and to the gradient's factors. Formulas: reference.
+"""Device code of the arithmetic on rows: from statistics to losses and to the gradient's factors; statistics of ranks are
+joined. Formulas: reference.
 
 Tiles and sums are as in targets.py.
 """
@@ -225,7 +226,7 @@ def cross_entropy_join_kernel(
     n_ranks,
     BLOCK_M: tl.constexpr,
 ):
-    """Joins the statistics of a vocabulary's parts. Of those that an option leaves out, parts and result hold anything."""
+    """Joins the statistics of a vocabulary's parts, in any order. Statistics that no option asks for are undefined."""
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row = i_tile * BLOCK_M
@@ -235,6 +236,7 @@ def cross_entropy_join_kernel(
         for i_rank in tl.range(1, n_ranks):
             p_next = p_part + i_rank.to(tl.int64) * (6 * n_rows)
             b_max1, b_sum1, b_z1, b_total1, b_dot1, b_place1 = load_statistics(p_next, n_rows, m_row)
+            b_place = tl.where(b_max1 == b_max, tl.minimum(b_place, b_place1), b_place)  # the first of equal maxima
             b_max, b_sum, b_dot, b_place = merge_statistics(
                 b_max, b_sum, b_dot, b_place, b_max1, b_sum1, b_dot1, b_place1, True, True
             )

@@ -157,7 +157,7 @@ def coefficients(
 
 
 def join(parts: Tensor, statistics: Tensor) -> None:
-    """Writes the statistics [6, tokens] of all columns, given those of each rank's, [ranks, 6, tokens], which it changes."""
+    """Joins the statistics of ranks, parts [ranks, 6, tokens], into those of all columns, [6, tokens]. Overwrites parts."""
     maxima, top = parts[:, MAXIMUM], statistics[MAXIMUM]
     torch.amax(maxima, 0, out=top)
     # Of a row with NaN any place will do: one of them is less than infinity.

@@ -129,8 +129,9 @@ class Tape(TorchDispatchMode):
             self._is_noting = was_noting
         if was_noting and not self.refused:
             self._calls_pytorch = True
-            values = map(self._names.spell, self.places_of(tuple(tensors)))
-            self._add(f"{self._names.of(run)}({', '.join(values)})")
+            places = self.places_of(tuple(tensors))
+            if not self.refused:
+                self._add(f"{self._names.of(run)}({', '.join(map(self._names.spell, places))})")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """PyTorch is asked for an operator."""
