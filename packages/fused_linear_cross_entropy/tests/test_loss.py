@@ -174,6 +174,22 @@ def test_strided_inputs(device):
     assert torch.equal(loss.cpu(), expected.outputs["loss"])
     loss.backward(losses.upstream(case, expected.outputs)["loss"].to(loss))
     assert torch.allclose(x.grad.cpu(), expected.gradients["x"], rtol=2**-7, atol=1e-6)
+    assert torch.allclose(weight.grad.cpu(), expected.gradients["weight"], rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["whole rows", "exponentials", "kept exponentials"])
+def test_columns_of_x_and_weight_may_lie_apart(device, way):
+    """As those of a transposed activation, and of a transposed weight."""
+    width, vocabulary, budget = {
+        "whole rows": (16, 1000, None),
+        "exponentials": (16, 9001, None),
+        "kept exponentials": (64, 20001, 19 * 4 * 9000),
+    }[way]
+    case = losses.make(19, width, vocabulary, memory_budget=budget)
+    apart = losses.dataclasses.replace(case, x=case.x.t().contiguous().t(), weight=case.weight.t().contiguous().t())
+    assert apart.x.stride(1) != 1
+    kept = torch.bfloat16 if way == "kept exponentials" else None
+    losses.check(apart, losses.run(apart, device.torch), roundings=2, kept=kept)
 
 
 def test_the_first_of_equal_maxima_is_predicted(device):

@@ -102,6 +102,8 @@ def begin(way: Callable[..., _Way], task: Task, inputs: Any, options: EachOption
         check_columns("target", inputs.target, options)
     if inputs.x.dim() != 2 or options.sequence_parallel:
         inputs = _flat(inputs, options)
+    if device is not None and inputs.x.stride(1) != 1 and inputs.x.shape[1] > 1:
+        inputs = inputs._replace(x=inputs.x.contiguous())  # kernels read rows whose columns are adjacent
     x, bias, frozen = inputs.x, inputs.bias, inputs.frozen
     if weight_dtype != x.dtype:
         inputs = inputs._replace(weight=inputs.weight.to(x.dtype))
@@ -117,7 +119,7 @@ def begin(way: Callable[..., _Way], task: Task, inputs: Any, options: EachOption
         needs=needs,
         unfinished=task is Task.LOSS_AND_GRADIENTS and is_unfinished(inputs, options),
         writes_fp32=matmul.writes_fp32(x.device, x.dtype),
-        is_readable=is_loss and is_possible(x, inputs.weight, device),
+        is_readable=is_loss and is_possible(x, inputs.weight, inputs.weight_grad, device),
         device=device,
         frozen_width=0 if frozen is None else frozen.shape[1],
     )

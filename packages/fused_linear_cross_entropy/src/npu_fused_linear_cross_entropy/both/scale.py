@@ -68,5 +68,6 @@ def cross_entropy_scale_rows_kernel(
             m_col = None if N % BLOCK_N == 0 else o_col < N
             b_value = load_row(p_from + o_col, m_col).to(tl.float32) * factor
             if p_gradient is not None:
-                b_value += load_row(p_row + o_col * s_weight_column, m_col).to(tl.float32) * g
+                p_block = p_row + i_col.to(tl.int64) * s_weight_column  # of a transposed weight: V apart
+                b_value += load_row(p_block + o_lane * s_weight_column, m_col).to(tl.float32) * g
             tl.store(p_to + o_col, b_value.to(p_out.dtype.element_ty), mask=m_col)

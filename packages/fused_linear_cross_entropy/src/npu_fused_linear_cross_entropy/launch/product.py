@@ -22,9 +22,12 @@ _MODULE = "cuda.product"
 _ALIGNMENT = 16  # bytes, of addresses and strides that TMA takes
 
 
-def is_possible(x: Tensor, weight: Tensor, device: Device | None) -> bool:
-    """Whether TMA can read both, and the installed Triton (3.4 and later) takes descriptors from the host."""
-    on_cuda = device is not None and device.kind == "cuda"
+def is_possible(x: Tensor, weight: Tensor, weight_grad: Tensor | None, device: Device | None) -> bool:
+    """Whether TMA can read x and the weight, and the installed Triton (3.4 and later) takes descriptors from the host.
+
+    What is added to `weight_grad` for targets is added to rows whose columns are adjacent.
+    """
+    on_cuda = device is not None and device.kind == "cuda" and (weight_grad is None or weight_grad.stride(1) == 1)
     return on_cuda and all(map(_is_readable, (x, weight))) and (bool(dry_runs) or descriptor_type() is not None)
 
 
