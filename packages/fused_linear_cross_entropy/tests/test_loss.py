@@ -4,7 +4,7 @@ import losses
 import npu_fused_linear_cross_entropy as package
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -190,6 +190,18 @@ def test_columns_of_x_and_weight_may_lie_apart(device, way):
     assert apart.x.stride(1) != 1
     kept = torch.bfloat16 if way == "kept exponentials" else None
     losses.check(apart, losses.run(apart, device.torch), roundings=2, kept=kept)
+
+
+def test_the_default_dtype_is_not_that_of_the_loss(device):
+    x, weight = torch.randn(5, 8, device=device.torch), torch.randn(40, 8, device=device.torch)
+    target = torch.tensor([1, 2, -100, 3, 40 if device.name != "cpu" else 4], device=device.torch)
+    torch.set_default_dtype(torch.float64)
+    try:
+        loss = fused_linear_cross_entropy(x, weight, target, reduction="none")
+        distilled = linear_distillation_loss(x, weight, target, teacher=(x, weight), hard_weight=0.5, reduction="none")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert loss.dtype == distilled.dtype == torch.float32
 
 
 def test_the_first_of_equal_maxima_is_predicted(device):

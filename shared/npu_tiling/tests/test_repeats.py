@@ -1,5 +1,7 @@
 """Which calls of an operator are repeated, and which are decided."""
 
+import threading
+
 import npu_tiling
 import pytest
 import torch
@@ -55,6 +57,25 @@ def test_a_call_is_repeated_for_equal_facts_alone(counted):
         before = operator.calls
         operator(*arguments)
         assert operator.calls == before + 1, arguments
+
+
+def test_one_thread_at_a_time_records(counted):
+    """Another decides once more: PyTorch's modes keep flags of the process."""
+    other, x = counted(lambda x: x + 1), torch.ones(4)
+    for _ in range(3):
+        other(x)
+
+    def run(x):
+        if operator.calls == 4:
+            thread = threading.Thread(target=other, args=(x,))
+            thread.start()
+            thread.join()
+        return x * 2
+
+    operator = counted(run)
+    assert calls_until_repeated(operator, x) == 4
+    assert other.calls == 4
+    assert calls_until_repeated(other, x) == 5
 
 
 @pytest.mark.skipif(not repeats.CAN_RECOGNISE, reason="this PyTorch has no TensorGuards")

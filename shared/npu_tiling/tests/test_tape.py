@@ -176,6 +176,21 @@ def test_a_line_names_the_tensors_whose_addresses_it_takes():
     assert line == "(t1.data_ptr() + 128, t2.data_ptr(), 7, c1, )" and Step(line, (), has_effect=True).numbers() == {1, 2}
 
 
+def test_a_view_that_is_returned_may_be_changed_in_place():
+    """With a parameter, where nothing that was given requires a gradient."""
+    factor = torch.nn.Parameter(torch.ones(2))
+
+    def run(x):
+        return (x + 1).view(2, 2)
+
+    given = [torch.ones(4)]
+    found, again = record(run, given, given)
+    for view in (found, again([torch.ones(4)])):
+        view.mul_(factor)
+        assert view.requires_grad
+    assert not again([torch.ones(4, requires_grad=True)]).requires_grad
+
+
 def test_autocast_casts_once():
     def run(x, weight):
         return x @ weight

@@ -59,4 +59,5 @@ class DistilledRows:
             values = values * self.weights
         if self.known is None or self.counted is None:
             return values
-        return torch.where(self.known, values, torch.where(self.counted, torch.nan, 0.0))
+        absent = torch.where(self.counted, torch.nan, 0.0).to(values.dtype)  # PyTorch's default dtype may be a wider one
+        return torch.where(self.known, values, absent)

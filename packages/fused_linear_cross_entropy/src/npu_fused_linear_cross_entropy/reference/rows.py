@@ -102,7 +102,7 @@ def losses(facts: TargetFacts, statistics: Tensor, options: Options, shape: torc
         loss = loss * probability
         z_loss = None if z_loss is None else z_loss * probability
     counted, known = facts.columns != IGNORED, facts.columns >= 0
-    absent = torch.where(counted, torch.nan, 0.0)  # NaN for a target outside the vocabulary, 0 if ignored
+    absent = torch.where(counted, torch.nan, 0.0).to(loss.dtype)  # NaN for a target outside the vocabulary, 0 if ignored
     loss = torch.where(known, loss, absent)
     accuracy = predicted = entropy = None
     if options.argmax:

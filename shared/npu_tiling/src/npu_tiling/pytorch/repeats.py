@@ -8,6 +8,7 @@ are recognised in another way (equal_calls.py). A new fact has to be seen by bot
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from operator import methodcaller
 from typing import Any
@@ -30,6 +31,7 @@ _DECIDED = 3  # equal calls before the one that is recorded: `Launcher` calls a 
 _MOST_KEYS = 1024
 _MOST_ALIKE = 4  # kinds of calls, with first arguments of one shape, that are recognised: each is compared with a call
 _REFUSED = 1
+_recording = threading.Lock()
 _index_of = methodcaller("get_device")  # of its device, below 0 for a CPU
 
 
@@ -88,7 +90,12 @@ class Repeats:
         if known < _DECIDED:
             self._known[key] = known + 1
             return self._implementation(*arguments)
-        results, self._known[key] = record(self._implementation, arguments, tensors)
+        if not _recording.acquire(blocking=False):  # modes of PyTorch keep flags of the process, as if threads took turns
+            return self._implementation(*arguments)
+        try:
+            results, self._known[key] = record(self._implementation, arguments, tensors)
+        finally:
+            _recording.release()
         return results
 
 

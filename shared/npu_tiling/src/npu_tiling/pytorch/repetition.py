@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from ..launching.direct import Watchers
 from ..launching.launcher import current_device
+
+_requires_grad = attrgetter("requires_grad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,13 @@ class Repetition:
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """The call's results for these tensors."""
-        if self._calls_pytorch and (torch.is_grad_enabled() or torch.is_autocast_enabled(self._kind)):
-            with torch.no_grad(), torch.autocast(self._kind, enabled=False):  # the recorded call's casts are steps
+        if not self._calls_pytorch:
+            return self._repeat(*tensors)
+        is_enabled = torch.is_grad_enabled()
+        is_seen = is_enabled and any(map(_requires_grad, tensors))
+        if is_seen or torch.is_autocast_enabled(self._kind):
+            # The recorded call's casts are steps. A view made without gradients may not be changed in place with them.
+            with torch.set_grad_enabled(is_enabled and not is_seen), torch.autocast(self._kind, enabled=False):
                 return self._repeat(*tensors)
         return self._repeat(*tensors)
 
