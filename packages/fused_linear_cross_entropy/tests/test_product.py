@@ -63,6 +63,17 @@ def test_which_calls_take_it(what, fused):
     assert chosen(**what).way.multiplies == fused
 
 
+@pytest.mark.parametrize("name", ["x", "weight", "weight_grad"])
+def test_what_is_transposed_is_not_taken(name, monkeypatch):
+    """TMA reads rows of x and the weight, and what targets add goes to rows of weight_grad: their columns are adjacent."""
+    monkeypatch.setattr(product, "descriptor_type", lambda: object)
+    given = {"x": torch.empty(64, 32), "weight": torch.empty(48, 32), "weight_grad": torch.empty(48, 32)}
+    assert product.is_possible(**given, device=H200)
+    assert product.is_possible(**{**given, "weight_grad": None}, device=H200)
+    given[name] = given[name].t().contiguous().t()
+    assert not product.is_possible(**given, device=H200)
+
+
 def test_no_more_memory_than_the_budget():
     """Exponentials, a sum for each tile of columns, and rows of x and dx."""
     for tokens, width, vocabulary in ((16384, 2880, 201088), (32768, 1024, 151936), (65536, 768, 50257)):

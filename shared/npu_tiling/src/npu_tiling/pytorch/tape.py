@@ -108,10 +108,8 @@ class Tape(TorchDispatchMode):
         self, call: DirectCall, grid: int, tensors: Sequence[Any], scalars: tuple[Any, ...], watchers: Watchers
     ) -> None:
         """See `listening.Listener`."""
-        if not self._is_noting or self.refused:  # what is made after a refusal has no place
-            return
-        places, names = self.places_of(tuple(tensors)), self._names
-        if self.refused:
+        places, names = self._places_to_note(tensors), self._names
+        if places is None:
             return
         # Triton's launcher takes addresses. That of triton-ascend takes tensors.
         spell = names.spell_address if self._device.type == "cuda" else names.spell
@@ -127,11 +125,10 @@ class Tape(TorchDispatchMode):
             run(*tensors)
         finally:
             self._is_noting = was_noting
-        if was_noting and not self.refused:
+        places = self._places_to_note(tensors)
+        if places is not None:
             self._calls_pytorch = True
-            places = self.places_of(tuple(tensors))
-            if not self.refused:
-                self._add(f"{self._names.of(run)}({', '.join(map(self._names.spell, places))})")
+            self._add(f"{self._names.of(run)}({', '.join(map(self._names.spell, places))})")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """PyTorch is asked for an operator."""
@@ -143,6 +140,13 @@ class Tape(TorchDispatchMode):
     def places_of(self, value: Any) -> Any:
         """The value with a place for each tensor, which may be in tuples and lists."""
         return tree_map(self._place_of, value, is_leaf=lambda part: isinstance(part, dict))
+
+    def _places_to_note(self, tensors: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Places of tensors that a step takes; None if it is not noted: after a refusal new tensors have no places."""
+        if not self._is_noting or self.refused:
+            return None
+        places: tuple[Any, ...] = self.places_of(tuple(tensors))
+        return None if self.refused else places
 
     def _place_of(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
