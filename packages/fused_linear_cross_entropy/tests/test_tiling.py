@@ -13,6 +13,7 @@ from npu_fused_linear_cross_entropy.options import Options
 from npu_fused_linear_cross_entropy.shape import Shape, Task
 from npu_fused_linear_cross_entropy.tiling import Way, choose, chunk_launch, smaller
 from npu_tiling import SOCS, Device, soc
+from npu_tiling.pytorch import collectives
 
 B4 = soc("Ascend910B4")
 H200 = Device("H200", "cuda", "sm_90", 132, 132, 232448, max_grid=2**31 - 1)
@@ -117,6 +118,31 @@ def test_scaling_takes_every_core_and_no_more():
     assert ScaleLaunch(itemsize=2, device=H200).grid(1) == 1
 
 
+@pytest.fixture
+def two_ranks(monkeypatch):
+    monkeypatch.setattr(collectives, "ranks", lambda group: 2)
+
+
+def of_a_rank(device=H200, **given):
+    """The shape of a rank's part of a vocabulary."""
+    plain = Shape(
+        task=Task.LOSS_AND_GRADIENTS,
+        tokens=512,
+        width=4096,
+        vocabulary=8016,
+        x_dtype=torch.bfloat16,
+        weight_dtype=torch.bfloat16,
+        bias_dtype=None,
+        options=Options(group="ranks"),
+        needs=Needs(True, True, False),
+        unfinished=False,
+        writes_fp32=True,
+        is_readable=False,
+        device=device,
+    )
+    return plain._replace(**given)
+
+
 @pytest.mark.parametrize(
     ("width", "vocabulary", "way"),
     [
@@ -126,20 +152,32 @@ def test_scaling_takes_every_core_and_no_more():
         (256, 64128, Way.EXPONENTIALS),
     ],
 )
-def test_ranks_sweep_short_rows_twice(width, vocabulary, way):
-    shape = Shape(
-        task=Task.LOSS_AND_GRADIENTS,
-        tokens=512,
-        width=width,
-        vocabulary=vocabulary,
-        x_dtype=torch.bfloat16,
-        weight_dtype=torch.bfloat16,
-        bias_dtype=None,
-        options=Options(group="ranks", vocab_size=2 * vocabulary),
-        needs=Needs(True, True, False),
-        unfinished=False,
-        writes_fp32=True,
-        is_readable=False,
-        device=H200,
-    )
+def test_ranks_sweep_short_rows_twice(two_ranks, width, vocabulary, way):
+    shape = of_a_rank(width=width, vocabulary=vocabulary, options=Options(group="ranks", vocab_size=2 * vocabulary))
     assert choose(shape).way is way
+
+
+@pytest.mark.parametrize("device", [None, B4, H200], ids=["cpu", "B4", "H200"])
+@pytest.mark.parametrize("tokens", [0, 1, 1000, 4096, 30000])
+@pytest.mark.parametrize("width", [256, 8192])
+@pytest.mark.parametrize("task", [Task.LOSS_AND_GRADIENTS, Task.LOSS, Task.DISTRIBUTIONS])
+def test_ranks_cut_tokens_alike(two_ranks, device, tokens, width, task):
+    """With unequal parts of the vocabulary, and where TMA can read the tensors of one rank alone."""
+    for size in (1000, 128257):
+        for given in ({}, {"chunk_tokens": 512}, {"memory_budget": 2**24}, {"accum_dtype": torch.float32}):
+            options = Options(group="ranks", vocab_size=size, **given)
+            shape = of_a_rank(device, task=task, tokens=tokens, width=width, options=options)
+            ranks = [
+                choose(shape._replace(vocabulary=own, is_readable=readable, options=options._replace(vocab_first=first)))
+                for own, readable, first in ((size - size // 2, True, 0), (size // 2, False, 9), (size // 4, True, 7))
+            ]
+            cuts = {tuple((part.start, part.stop) for part in rank.chunks.tokens) for rank in ranks}
+            assert len(cuts) == 1
+            assert all(rank.chunks.columns[-1].stop == rank.shape.vocabulary for rank in ranks)
+
+
+def test_rows_of_x_count_in_a_rank_s_budget(two_ranks):
+    """x and the sums of its gradient, [tokens, H], are in memory with the logits of a chunk, and may be wider."""
+    for own in (4000, 1000, 7000):
+        tiling = choose(of_a_rank(tokens=30000, width=8192, vocabulary=own, options=Options(group="ranks", vocab_size=8000)))
+        assert tiling.chunks.longest[0] * (4000 * 4 + 8192 * (2 + 4)) <= 800 * 2**20

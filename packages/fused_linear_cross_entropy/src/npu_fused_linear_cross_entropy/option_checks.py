@@ -11,7 +11,6 @@ from npu_tiling.pytorch import arguments
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from . import parallel
 from .options import DIVERGENCES, NAMES, REDUCTIONS, DistillationOptions, EachOptions, Options
 
 _Checked = TypeVar("_Checked", Options, DistillationOptions)
@@ -121,14 +120,10 @@ def _check_options(weight: Tensor, part: Part, options: EachOptions) -> Any:
     options = check_values(options)
     if options.accum_dtype not in (None, torch.float32, weight.dtype):
         raise TypeError(f"accum_dtype is {options.accum_dtype} and must be torch.float32, weight's dtype or None.")
-    chunk_tokens = options.chunk_tokens
     group, first, size = _part(weight.shape[0], part)
     if options.sequence_parallel and not group:
         raise ValueError("sequence_parallel is True and must be False where there is no process_group.")
-    if part.process_group is not None and part.vocab_range is not None and chunk_tokens is None:
-        share = -(-size // part.process_group.size())
-        chunk_tokens = parallel.chunk_tokens(share, options.memory_budget, weight.device)
-    checked = options._replace(chunk_tokens=chunk_tokens, group=group, vocab_first=first, vocab_size=size)
+    checked = options._replace(group=group, vocab_first=first, vocab_size=size)
     if checked.of_head.argmax and size > _PLACES:
         asked = "return_predicted_tokens or return_token_accuracy"
         raise ValueError(f"The vocabulary has {size} columns and must have at most {_PLACES} for {asked}.")

@@ -7,28 +7,10 @@ Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053.
 
 from __future__ import annotations
 
-import torch
-from npu_tiling import device_for
 from npu_tiling.pytorch import collectives
 from torch import Tensor
 
-from . import chunks, splitting
 from .options import EachOptions
-from .partition import UNIT
-
-
-def chunk_tokens(rows: int, memory_budget: int | None, device: torch.device) -> int:
-    """Tokens of a chunk, the same on ranks that have unequally many rows: they exchange at the end of each.
-
-    Args:
-        rows: of the weight, on an average or the largest rank.
-        memory_budget: bytes for that rank's logits; None for the default.
-        device: of the tensors.
-    """
-    chip = device_for(device)
-    default = splitting.DEFAULT_BUDGET["cpu" if chip is None else chip.kind]
-    budget = default if memory_budget is None else memory_budget
-    return max(UNIT, budget // (chunks.pitch(rows) * torch.float32.itemsize) // UNIT * UNIT)
 
 
 def most_columns(options: EachOptions, own: int) -> int:

@@ -16,11 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from npu_tiling.pytorch.sharding import Shards, is_distributed, is_replicated, shard, summed
 from torch import Tensor
 
-from . import parallel
 from .calls import LossInputs
 from .options import Options
 from .rows import LinearCrossEntropyOutput, are_counted
@@ -50,7 +48,7 @@ def linear_cross_entropy(
     shards.alike("target", tokens, "x")
     for name in ("bias", "class_weight"):
         shards.alike(name, table, "weight")
-    options = _part_of_vocabulary(shards, options._replace(sequence_parallel=is_gathered), x.device)
+    options = _part_of_vocabulary(shards, options._replace(sequence_parallel=is_gathered))
     if not all(map(is_replicated, tokens)):
         divisor = _count(target, class_weight, divisor, options)
     if divisor is not None and is_distributed((divisor,)):
@@ -84,7 +82,7 @@ def _of_target(
     return tuple(Replicate() if gathered else p for p, gathered in zip(placed, gathers, strict=True)), any(gathers)
 
 
-def _part_of_vocabulary(shards: Shards, options: Options, device: torch.device) -> Options:
+def _part_of_vocabulary(shards: Shards, options: Options) -> Options:
     """The options with the rows of the weight that this rank has, and whom it shares the vocabulary with."""
     place = shards.part("weight", 0)
     if place is None:
@@ -93,8 +91,6 @@ def _part_of_vocabulary(shards: Shards, options: Options, device: torch.device) 
     ranks, size = shards.mesh.size(dimension), options.vocab_size
     if (ranks - 1) * -(-size // ranks) >= size:
         raise ValueError(f"weight has {size} rows and must have some on each of the {ranks} ranks that it is split over.")
-    if size % ranks and options.chunk_tokens is None:
-        options = options._replace(chunk_tokens=parallel.chunk_tokens(-(-size // ranks), options.memory_budget, device))
     return options._replace(group=shards.mesh.get_group(dimension).group_name, vocab_first=place[0])
 
 

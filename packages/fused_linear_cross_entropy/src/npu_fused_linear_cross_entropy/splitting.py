@@ -81,7 +81,7 @@ def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
 def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Chunks:
     """Chunks for a demand; `memory_budget`: bytes for logits and sums, without inputs and gradients."""
     tokens, vocabulary = demand.tokens, demand.vocabulary
-    budget = _budget(memory_budget, device)
+    budget = budget_of(memory_budget, device)
     row = _row_bytes(demand)
     everything = (slice(0, vocabulary),)
     if chunk_tokens is not None:
@@ -140,7 +140,7 @@ def split_and_sum(
     if len(narrow.tokens) > 1 and 0 < demand.dweight_bytes < FP32:
         sums = demand.vocabulary * demand.width * FP32
         left = None if memory_budget is None else memory_budget - sums
-        room = _budget(memory_budget, device)
+        room = budget_of(memory_budget, device)
         if sums < (min(room, _MAX_FP32_SUMS) if memory_budget is None else room):
             wide = split(dataclasses.replace(demand, dweight_bytes=FP32), chunk_tokens, left, device)
             if len(wide.columns) == 1 or wide.kept:
@@ -157,7 +157,8 @@ def _mib(count: int) -> str:
     return f"{count / MIB:.4g} MiB"
 
 
-def _budget(memory_budget: int | None, device: Device | None) -> int:
+def budget_of(memory_budget: int | None, device: Device | None) -> int:
+    """Bytes for logits and sums: those that were given, or the default."""
     return DEFAULT_BUDGET["cpu" if device is None else device.kind] if memory_budget is None else memory_budget
 
 

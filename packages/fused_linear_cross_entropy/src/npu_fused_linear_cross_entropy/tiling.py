@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from npu_tiling import Device
 from npu_tiling.places import here
 from npu_tiling.pytorch.tensors import statistics_dtype
 
-from . import chunks, demands, splitting
+from . import chunks, demands, parallel, splitting
 from .ascend import tiling as ascend
 from .ascend.tiling import AscendLaunch
 from .both.tiling.chunks import ROWS, ChunkKernel, ChunkShape
@@ -186,12 +187,26 @@ RULES = (
 )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=1024)
 def choose(shape: Shape) -> Tiling:
-    """The way, by `RULES`, and the chunks."""
-    plans = {False: _split(shape, demands.of_logits(shape))}
+    """The way, by `RULES`, and the chunks. Ranks that share a vocabulary exchange at the end of each chunk of tokens.
+
+    They all cut tokens as for a rank that has the average number of columns, whose tensors TMA can read.
+    """
+    options = shape.options
+    if not options.group:
+        return decided(shape)
+    columns = parallel.most_columns(options, shape.vocabulary)
+    average = shape._replace(vocabulary=columns, is_readable=True, options=options._replace(vocab_first=0))
+    return decided(shape, average)
+
+
+@functools.lru_cache(maxsize=1024)
+def decided(shape: Shape, average: Shape | None = None) -> Tiling:
+    """The tiling of a shape, whose tokens are cut as those of `average` are."""
+    agreed = None if average is None else decided(average).chunks
+    plans = {False: _split(shape, demands.of_logits(shape), agreed)}
     if can_multiply(shape):
-        plans[True] = _split(shape, demands.of_product(shape))
+        plans[True] = _split(shape, demands.of_product(shape), agreed)
     for each in RULES:
         parts, sum_dtype = plans.get(each.way.multiplies, (None, None))
         if parts is not None and sum_dtype is not None and parts.layout is each.layout and each.holds(shape):
@@ -209,9 +224,23 @@ def smaller(launch: CudaLaunch | AscendLaunch) -> AscendLaunch | None:
     return ascend.smaller(launch) if isinstance(launch, AscendLaunch) else None
 
 
-def _split(shape: Shape, demand: Demand) -> tuple[Chunks, torch.dtype]:
+def _split(shape: Shape, demand: Demand, agreed: Chunks | None) -> tuple[Chunks, torch.dtype]:
     """Chunks, and the dtype of the sums that become the weight's gradient."""
-    limits = (shape.options.chunk_tokens, shape.options.memory_budget, shape.device)
+    parts, sum_dtype = _split_within(shape, demand, shape.options.chunk_tokens, shape.options.memory_budget)
+    if agreed is None or parts.tokens == agreed.tokens:
+        return parts, sum_dtype
+    budget = shape.options.memory_budget
+    if budget is None and agreed.layout is not Layout.ROWS:
+        budget = splitting.budget_of(None, shape.device)  # which may not hold whole rows of so many tokens
+    parts, sum_dtype = _split_within(shape, demand, agreed.longest[0], budget)
+    why = f"ranks cut tokens alike, as for the average of their columns: {agreed.why}"
+    return dataclasses.replace(parts, tokens=agreed.tokens, why=why), sum_dtype
+
+
+def _split_within(
+    shape: Shape, demand: Demand, chunk_tokens: int | None, memory_budget: int | None
+) -> tuple[Chunks, torch.dtype]:
+    limits = (chunk_tokens, memory_budget, shape.device)
     if shape.options.accum_dtype is not None:
         return splitting.split(demand, *limits), shape.options.accum_dtype
     parts, in_fp32 = splitting.split_and_sum(demand, *limits)
