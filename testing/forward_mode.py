@@ -1,4 +1,4 @@
-"""For tests of operators: compares forward-mode derivatives and vmap of a function with those of a formula."""
+"""For tests of operators: compares forward-mode derivatives, vmap and batched gradients of a function with a formula's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,15 @@ def batched(function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
     return [torch.func.vmap(function)(*several), *torch.func.vmap(torch.func.grad(_of_sum(function), every))(*several)]
 
 
-TAKEN: dict[str, Callable[..., list[Tensor]]] = {"forward": forward_derivatives, "batched": batched}
+def at_once(function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of several upstream gradients in one backward."""
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    value = function(*leaves)
+    upstream = torch.stack([value.detach(), value.detach().cos()])
+    return [*torch.autograd.grad(value, leaves, upstream, is_grads_batched=True)]
+
+
+TAKEN: dict[str, Callable[..., list[Tensor]]] = {"forward": forward_derivatives, "batched": batched, "at once": at_once}
 
 
 def check(
@@ -49,7 +57,7 @@ def check(
     """
     generator = torch.Generator().manual_seed(0)
     groups = [[torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes] for _ in range(2)]
-    groups = groups[: 1 if taken == "batched" else 2]  # inputs, and tangents of them
+    groups = groups[: 2 if taken == "forward" else 1]  # inputs, and tangents of them
     expected = TAKEN[taken](formula, *groups)
     found = TAKEN[taken](own, *([tensor.to(device, dtype) for tensor in group] for group in groups))
     near = 1e-9 if dtype == torch.float64 else 2e-3

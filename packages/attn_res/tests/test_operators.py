@@ -166,7 +166,8 @@ def test_second_derivative_is_refused(device):
         gradient.sum().backward()
 
 
-def test_a_bank_without_gradients_compiles_to_one_graph(device):
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_bank_without_gradients_compiles_to_one_graph(device, dynamic):
     """It is written to inside."""
     backend = "inductor" if device.name == "cuda" else "aot_eager"
 
@@ -174,12 +175,15 @@ def test_a_bank_without_gradients_compiles_to_one_graph(device):
         found = attn_res_bank(bank, 1, prefix, query, norm, layer_output=x, append=True, in_place=True)
         return found.output
 
-    results = []
-    for called in (step, torch.compile(step, backend=backend, fullgraph=True)):
-        given = [tensor.detach() for tensor in tensors(device, (6, 3, WIDTH), (6, WIDTH), (6, WIDTH), (WIDTH,), (WIDTH,))]
-        results.append((called(*given), *given[:2]))
-    for eager, traced in zip(*results, strict=True):
-        assert torch.equal(eager, traced)
+    compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=dynamic)
+    for rows in (6, 4, 5):
+        results = []
+        for called in (step, compiled):
+            shapes = (rows, 3, WIDTH), (rows, WIDTH), (rows, WIDTH), (WIDTH,), (WIDTH,)
+            given = [tensor.detach() for tensor in tensors(device, *shapes)]
+            results.append((called(*given), *given[:2]))
+        for eager, traced in zip(*results, strict=True):
+            assert torch.equal(eager, traced)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -1,4 +1,4 @@
-"""Forward-mode differentiation is refused by name, and vmap gives what each call alone does."""
+"""Forward-mode differentiation is refused by name; vmap and batched gradients give what each call alone does."""
 
 import pytest
 import torch
@@ -72,4 +72,16 @@ def test_vmap_gives_what_each_call_does(device, what):
     found = torch.func.vmap(results)(*several)
     for i in range(2):
         for one, every in zip(results(*(tensor[i] for tensor in several)), found, strict=True):
+            torch.testing.assert_close(every[i], one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("what", CALLS)
+@pytest.mark.filterwarnings("ignore:.*batching rule")
+def test_several_upstream_gradients_give_what_each_does(device, what):
+    leaves, function = [tensor.requires_grad_() for tensor in tensors(device)], CALLS[what]
+    value = function(*leaves)
+    upstream = torch.stack([value.detach(), value.detach().cos()])
+    found = torch.autograd.grad(value, leaves, upstream, is_grads_batched=True)
+    for i in range(2):
+        for one, every in zip(torch.autograd.grad(function(*leaves), leaves, upstream[i]), found, strict=True):
             torch.testing.assert_close(every[i], one, rtol=1e-5, atol=1e-6)

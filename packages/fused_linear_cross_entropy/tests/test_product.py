@@ -102,7 +102,7 @@ def fused(device, monkeypatch):
     if product.descriptor_type() is None:
         pytest.skip("Triton before 3.4 takes no descriptors")
     monkeypatch.setattr("npu_fused_linear_cross_entropy.cuda.tiling._MIN_OPERATIONS", 0.0)
-    tiling.decided.cache_clear()
+    tiling.choose.cache_clear()
     launched, real = [], product.ExponentialProduct._multiply
 
     def multiply(self, kernel, *others):
@@ -111,7 +111,7 @@ def fused(device, monkeypatch):
 
     monkeypatch.setattr(product.ExponentialProduct, "_multiply", multiply)
     yield launched
-    tiling.decided.cache_clear()
+    tiling.choose.cache_clear()
 
 
 @pytest.mark.parametrize("vocabulary", [7, 256, WIDE])

@@ -244,6 +244,17 @@ def test_transforms(device):
     assert_equal(ours, slices, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_several_upstream_gradients(device):
+    found = []
+    for function in (qk_rms_norm, on_slices):
+        leaves, _ = make(device)
+        outputs = tuple(function(*leaves, *HEADS))
+        upstream = [torch.stack([each.detach(), each.detach().cos()]) for each in outputs]
+        found.append(torch.autograd.grad(outputs, leaves, upstream, is_grads_batched=True))
+    assert_equal(*found, rtol=1e-5, atol=1e-5)
+
+
 def test_second_derivative_is_refused(device):
     leaves, _ = make(device)
     (gradient,) = torch.autograd.grad(loss(qk_rms_norm, *leaves), leaves[0], create_graph=True)

@@ -120,3 +120,11 @@ def test_fp8_is_refused_on_ascend_by_name(soc):
     pytest.importorskip("triton.backends.ascend", reason="needs triton-ascend")
     with emulate(soc), pytest.raises(TypeError, match=f"float8_e4m3fn, which {soc} does not have, .* torch.int8 there"):
         rms_norm_dynamic_quant(torch.ones(2, 64), dtype=FP8)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, FP8])
+def test_shapes_without_data(dtype):
+    x = torch.empty(3, 8, device="meta")
+    y, scale = rms_norm_dynamic_quant(x, dtype=dtype)
+    added = add_rms_norm_dynamic_quant(x, x, dtype=dtype)
+    assert (y.dtype, y.shape, scale.shape, added.y.dtype) == (dtype, (3, 8), (3,), dtype)

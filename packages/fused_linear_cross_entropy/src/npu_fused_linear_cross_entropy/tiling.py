@@ -187,23 +187,11 @@ RULES = (
 )  # fmt: skip
 
 
-def choose(shape: Shape) -> Tiling:
-    """The way, by `RULES`, and the chunks. Ranks that share a vocabulary exchange at the end of each chunk of tokens.
-
-    They all cut tokens as for a rank that has the average number of columns, whose tensors TMA can read.
-    """
-    options = shape.options
-    if not options.group:
-        return decided(shape)
-    columns = parallel.most_columns(options, shape.vocabulary)
-    average = shape._replace(vocabulary=columns, is_readable=True, options=options._replace(vocab_first=0))
-    return decided(shape, average)
-
-
 @functools.lru_cache(maxsize=1024)
-def decided(shape: Shape, average: Shape | None = None) -> Tiling:
-    """The tiling of a shape, whose tokens are cut as those of `average` are."""
-    agreed = None if average is None else decided(average).chunks
+def choose(shape: Shape) -> Tiling:
+    """The way, by `RULES`, and the chunks. Ranks that share a vocabulary cut tokens as an average rank does."""
+    average = _of_average_rank(shape) if shape.options.group else shape
+    agreed = None if average == shape else choose(average).chunks
     plans = {False: _split(shape, demands.of_logits(shape), agreed)}
     if can_multiply(shape):
         plans[True] = _split(shape, demands.of_product(shape), agreed)
@@ -212,6 +200,14 @@ def decided(shape: Shape, average: Shape | None = None) -> Tiling:
         if parts is not None and sum_dtype is not None and parts.layout is each.layout and each.holds(shape):
             return made(shape, each, parts, sum_dtype)
     raise AssertionError(f"no rule for {shape}")
+
+
+def _of_average_rank(shape: Shape) -> Shape:
+    """The same on all ranks, which exchange at the end of each chunk of tokens: they need not have equally many columns,
+    nor tensors that TMA can read.
+    """
+    columns = parallel.most_columns(shape.options, shape.vocabulary)
+    return shape._replace(vocabulary=columns, is_readable=True, options=shape.options._replace(vocab_first=0))
 
 
 def chunk_launch(shape: ChunkShape, device: Device) -> CudaLaunch | AscendLaunch:

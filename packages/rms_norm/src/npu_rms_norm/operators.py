@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, forward_mode, needs_gradient
+from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, forward_mode, is_batched, needs_gradient
 from npu_tiling.pytorch.rows import may_overlap
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
@@ -140,7 +140,8 @@ def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *needs: bool) -> tuple
     need_x, _, *need_parameters = needs
     x, gate, weight, bias, rstd = ctx.saved_tensors
     tensors, options = (dy, dsum, x, gate, weight, bias, rstd), ctx.options
-    in_place = ctx.in_place and need_x and gate is None and dy.dtype == x.dtype and not may_overlap(dy)
+    in_place = ctx.in_place and need_x and gate is None and dy.dtype == x.dtype
+    in_place = in_place and not may_overlap(dy) and not is_batched(dy)
     if in_place and not torch.is_grad_enabled() and not forward_mode(tensors):
         return dy, None, *OPERATORS.below_autograd("rms_norm_backward_", *tensors, *options, *need_parameters)
     gradients: tuple[Tensor | None, ...] = OPERATORS("rms_norm_backward", *tensors, *options, *needs)

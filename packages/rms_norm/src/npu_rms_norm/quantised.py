@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from npu_tiling import device_for
+from npu_tiling.chips.detection import dry_runs
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
@@ -106,6 +107,6 @@ def _check_dtype(dtype: torch.dtype, x: Tensor) -> None:
         return
     if dtype != FP8:
         raise TypeError(f"dtype is {dtype!r} and must be torch.int8 or {FP8}.")
-    device = device_for(x.device)
+    device = None if x.is_meta and not dry_runs else device_for(x.device)
     if device is not None and (device.kind != "cuda" or int(device.arch.removeprefix("sm_")) < 89):
         raise TypeError(f"dtype is {FP8}, which {device.name} does not have, and must be torch.int8 there.")

@@ -23,6 +23,9 @@ _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
 # is the Function for that, where torch.autograd.Function would start over at the outermost level.
 Function = torch.autograd.function._SingleLevelFunction
 
+# Whether a tensor stands for several upstream gradients, those of `torch.autograd.grad(..., is_grads_batched=True)`.
+is_batched = torch._C._functorch.is_legacy_batchedtensor
+
 _transformed = threading.local()  # .recording: inside `apply` under a transform
 _ever_transformed = False
 
@@ -59,8 +62,9 @@ class OperatorLibrary:
             fake: the same for tensors that have shapes and no data.
             forward_mode: whether PyTorch can differentiate what `implementation` does in plain PyTorch. Then that runs for
                 tensors with tangents, on any device; otherwise those are refused.
-            batched: computes, in plain PyTorch, the operator for the tensors of torch.func.vmap; None: PyTorch calls the
-                operator for each of them, which it can where no tensors stand in lists.
+            batched: computes, in plain PyTorch, the operator for the tensors of torch.func.vmap and of several upstream
+                gradients at once (`is_grads_batched`); None: PyTorch calls the operator for each of them, which it can
+                where no tensors stand in lists.
         """
         name = schema.partition("(")[0]
         self._library.define(schema)
@@ -75,7 +79,8 @@ class OperatorLibrary:
         self._implementations[name] = self._direct[name] = implementation
         self._forward_mode[name] = forward_mode
         if batched is not None:
-            self._library.impl(name, _plain(batched), "FuncTorchBatched")
+            for key in ("FuncTorchBatched", "Batched"):
+                self._library.impl(name, _plain(batched), key)
 
     def compose(self, schema: str, function: Callable[..., Any]) -> None:
         """Register what is made of other operators, and may return views of its arguments.
@@ -276,7 +281,7 @@ def _all_plain(arguments: Sequence[Any]) -> bool:
         if kind in CONSTANTS:  # nothing to ask: most arguments, in every call
             continue
         if kind in PLAIN_TENSORS:
-            if argument.is_meta or argument.is_neg():  # no data, or data with the other sign
+            if argument.is_meta or argument.is_neg() or is_batched(argument):  # no data, or data with the other sign
                 return False
             if _ever_transformed and torch._C._functorch.is_functorch_wrapped_tensor(argument):
                 return False  # after a transform what a Function saved under it is still wrapped

@@ -16,8 +16,11 @@ def ranks(group: str) -> int:
 
 
 def sum_(values: Tensor, group: str) -> None:
-    """The sum over the ranks, in place."""
-    listening.call(functools.partial(_all_reduce, group), values)
+    """The sum over the ranks, in place; values need not be contiguous, as what is sent must be."""
+    sent = values.contiguous()
+    listening.call(functools.partial(_all_reduce, group), sent)
+    if sent is not values:
+        values.copy_(sent)
 
 
 def gather(values: Tensor, group: str) -> Tensor:

@@ -61,8 +61,16 @@ def layout_of(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> RowLayo
 
 def may_overlap(tensor: torch.Tensor) -> bool:
     """Whether two elements of a tensor may be one place in memory, as in an expanded one: nothing may be written to it."""
+    if tensor.is_contiguous():
+        return False
+    dimensions: list[tuple[int, int]] = []  # by stride and size; torch.compile cannot sort sizes that it does not know
+    for dimension in zip(tensor.stride(), tensor.shape, strict=True):
+        place = 0
+        while place < len(dimensions) and dimensions[place] < dimension:
+            place += 1
+        dimensions.insert(place, dimension)
     reached = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in dimensions:
         if size > 1:
             if stride <= reached:
                 return tensor.numel() > 0
