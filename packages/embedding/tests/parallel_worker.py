@@ -1,11 +1,14 @@
 """One rank of test_parallel.py, at the place that is its argument."""
 
+import copy
+import pickle
 import sys
 
 import torch
 import torch.distributed as dist
 from equal_counts import ITEM, WIDTH, batches, check_capture, check_compiled, check_equal_calls, check_equal_counts, seeded
 from npu_embedding import Embedding, VocabParallelEmbedding
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from testing import ranks
 
@@ -112,6 +115,41 @@ def check_one_index(rank, count, equal_counts):
     assert torch.equal(gradient, torch.full((1, WIDTH), float(count - rank)))
 
 
+def check_copies(rank, count, equal_counts):
+    """A module that names its group, and copies of it."""
+    rows = 3 * count
+    module = VocabParallelEmbedding(rows, WIDTH, equal_counts=equal_counts, process_group=dist.group.WORLD)
+    indices = torch.arange(rank, rows)[: 2 * count]
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert copied.process_group is dist.group.WORLD
+        assert torch.equal(copied(indices), module(indices))
+    assert VocabParallelEmbedding(rows, WIDTH).process_group is None
+
+
+def check_initial_rows(rank, count):
+    """Ranks with one seed have rows of their own, and the same state of the default generator afterwards."""
+    torch.manual_seed(0)
+    drawn = []
+    for make in (
+        lambda: VocabParallelEmbedding(3 * count + 1, WIDTH),
+        lambda: VocabParallelEmbedding(3 * count + 1, WIDTH, device="meta").to_empty(device=torch.get_default_device()),
+    ):
+        module = make()
+        module.reset_parameters()
+        drawn.append(module.weight.detach()[:3])
+    drawn = torch.cat(drawn)
+    of_all = [torch.empty_like(drawn) for _ in range(count)]
+    dist.all_gather(of_all, drawn)
+    assert len(torch.cat(of_all).unique(dim=0)) == 6 * count
+    assert drawn.std() > 0.5
+    after = torch.rand(4)
+    of_all = [torch.empty_like(after) for _ in range(count)]
+    dist.all_gather(of_all, after)
+    assert all(torch.equal(each, after) for each in of_all)
+    with FakeTensorMode():
+        assert VocabParallelEmbedding(3 * count, WIDTH).weight.shape == (3, WIDTH)
+
+
 def check_outside(place, rows, equal_counts):
     module = VocabParallelEmbedding(rows, WIDTH, equal_counts=equal_counts)
     rank, count = dist.get_rank(), dist.get_world_size()
@@ -197,8 +235,10 @@ def main() -> None:
             check_row_wise_optimizer(rank, count, equal_counts)
             check_outside(place, 13, equal_counts)
             check_one_index(rank, count, equal_counts)
+            check_copies(rank, count, equal_counts)
             check_one_rank_without_gradient(rank, count, equal_counts)
             check_refusals(count, equal_counts)
+        check_initial_rows(rank, count)
         check_compiled(rank, count)
         if place == "cuda":
             check_capture(rank, count)

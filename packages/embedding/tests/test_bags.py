@@ -5,6 +5,7 @@ import torch
 from bags import OFFSETS, compare
 from lookup import ROWS, leaf, small_table
 from npu_embedding import EmbeddingBag, embedding, embedding_bag
+from torch.fx.experimental.proxy_tensor import make_fx
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 OPS = torch.ops.npu_embedding
@@ -43,6 +44,42 @@ def test_positions_after_the_last_bag_count_nowhere(device):
     assert torch.equal(out, short)
     for actual, gradient in zip(got, torch.autograd.grad(short.sum(), (table, weights)), strict=True):
         assert torch.equal(actual, gradient)
+
+
+def test_positions_before_the_first_bag_count_nowhere(device):
+    indices, weight, samples = (each.to(device.torch) for each in small_table(10, 64))
+    table, weights = leaf(weight, device.torch), leaf(samples, device.torch)
+    run = lambda offsets: embedding_bag(indices, table, offsets.to(device.torch), mode="sum", per_sample_weights=weights)  # noqa: E731
+    if device.name == "cpu":
+        with pytest.raises(ValueError, match="offsets must begin with 0"):
+            run(torch.tensor([3, 7]))
+        return
+    out, whole = run(torch.tensor([3, 7])), run(torch.tensor([0, 3, 7]))
+    assert torch.equal(out, whole[1:])
+    found, right = (torch.autograd.grad(each.sum(), (table, weights)) for each in (out, whole[1:]))
+    for actual, gradient in zip(found, right, strict=True):
+        assert torch.equal(actual, gradient)
+
+
+def test_ids_that_are_left_out_bring_nothing(device):
+    """Neither their weight, nor the scale of any row, whatever they are."""
+    weight, samples = small_table(1, 64)[1].to(device.torch), torch.tensor([[1.0, torch.inf], [torch.nan, 2.0]])
+    ids = torch.tensor([[1, 3], [3, 2]], device=device.torch)
+    out = embedding_bag(ids, weight, mode="sum", per_sample_weights=samples.to(device.torch), padding_idx=3)
+    assert torch.equal(out, torch.stack((weight[1], 2 * weight[2])))
+    scales = torch.ones(ROWS, device=device.torch)
+    scales[0] = scales[3] = torch.inf
+    rows = torch.ones(ROWS, 64, dtype=torch.int8, device=device.torch)
+    assert embedding_bag(ids, rows, mode="sum", row_scales=scales, padding_idx=3).eq(1).all()
+
+
+def test_the_mean_of_a_bag_depends_on_no_other_bag(device):
+    indices = torch.arange(96).view(32, 3) % (ROWS - 1)
+    weight = small_table(1, 64)[1].to(device.torch)
+    others = indices.clone()
+    others[0, 0] = ROWS - 1  # its bag has one id less
+    out, beside = (embedding_bag(each.to(device.torch), weight, padding_idx=ROWS - 1) for each in (indices, others))
+    assert torch.equal(out[1:], beside[1:])
 
 
 @pytest.mark.parametrize(
@@ -89,16 +126,28 @@ def test_index_outside_the_table(device):
     assert embedding_bag(indices, weight).isnan().all(1).tolist() == [False, True, True, True]
 
 
+_BAD_TABLES = (  # of each mode and option
+    [torch.tensor([[1, 19], [2, 20]])],
+    r"^indices\[1, 1\] is 20, row 40 with table_offsets\[1\], and must be from 0 to 39\.$",
+)
 BAD_ROWS = {  # arguments after the table of 40 rows, and what is said of the index
     "places count ids that are left out": (
         [torch.tensor([[1, 1], [1, 40]])],
         {"padding_idx": 1},
         r"^indices\[1, 1\] is 40 and must be from 0 to 39\.$",
     ),
-    "packed tables": (
-        [torch.tensor([[1, 19], [2, 20]])],
-        {"table_offsets": [0, 20]},
-        r"^indices\[1, 1\] is 20, row 40 with table_offsets\[1\], and must be from 0 to 39\.$",
+    "packed tables": (_BAD_TABLES[0], {"table_offsets": [0, 20]}, _BAD_TABLES[1]),
+    "packed tables, max_norm": (_BAD_TABLES[0], {"table_offsets": [0, 20], "max_norm": 1.0}, _BAD_TABLES[1]),
+    "packed tables, concat": (_BAD_TABLES[0], {"table_offsets": [0, 20], "mode": "concat"}, _BAD_TABLES[1]),
+    "max_norm": (
+        [torch.tensor([[1, 1], [1, 40]])],
+        {"max_norm": 1.0},
+        r"^indices\[1, 1\] is 40 and must be from 0 to 39\.$",
+    ),
+    "three dimensions": (
+        [torch.tensor([[[0, 1], [2, 3]], [[4, 5], [6, 40]]])],
+        {},
+        r"^indices\[1, 1, 1\] is 40 and must be from 0 to 39\.$",
     ),
     "between offsets": (
         [torch.tensor([1, -1, 2])],
@@ -122,10 +171,10 @@ def test_a_mode_without_kernel_is_refused_where_the_module_is_made():
         EmbeddingBag(5, 8, mode="avg")
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (4, 0)])
-def test_no_indices(device, shape):
+@pytest.mark.parametrize(("shape", "options"), [((0, 3), {}), ((4, 0), {}), ((4, 0), {"table_offsets": []})])
+def test_no_indices(device, shape, options):
     weight = torch.ones(5, 64, device=device.torch, requires_grad=True)
-    out = embedding_bag(torch.empty(shape, dtype=torch.int64, device=device.torch), weight)
+    out = embedding_bag(torch.empty(shape, dtype=torch.int64, device=device.torch), weight, **options)
     assert torch.equal(out, torch.zeros_like(out)) and out.shape == (shape[0], 64)
     out.sum().backward()
     assert torch.equal(weight.grad, torch.zeros_like(weight))
@@ -173,12 +222,48 @@ def test_compiles_to_one_graph(device):
     assert torch.allclose(*gradients, rtol=1e-6, atol=1e-6)
 
 
-def test_module_is_a_drop_in():
-    theirs = torch.nn.EmbeddingBag(ROWS, 8, mode="sum", padding_idx=2)
-    ours = EmbeddingBag(ROWS, 8, mode="sum", padding_idx=2)
+FORMS = {  # of n: indices, and offsets
+    "ids of each": lambda n: (torch.arange(3 * n).view(n, 3) % ROWS, None),
+    "offsets": lambda n: (torch.arange(3 * n) % ROWS, 3 * torch.arange(n)),
+    "offsets, and the end": lambda n: (torch.arange(3 * n) % ROWS, 3 * torch.arange(n + 1)),
+}
+TRACERS = {
+    "compile": lambda f, given: torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=True),
+    "make_fx": lambda f, given: make_fx(f, tracing_mode="symbolic")(*given),
+    "export": lambda f, given: exported(f, given, strict=False),
+    "strict export": lambda f, given: exported(f, given, strict=True),
+}
+
+
+def exported(function, given, strict):
+    class Layer(torch.nn.Module):
+        def forward(self, indices, offsets, weight):
+            return function(indices, offsets, weight)
+
+    sizes = tuple(None if each is None else {0: torch.export.Dim.DYNAMIC} for each in given[:2])
+    return torch.export.export(Layer(), given, dynamic_shapes=(*sizes, None), strict=strict).module()
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_number_of_bags_may_change(device, form, tracer):
+    weight, last = small_table(1, 64)[1], form == "offsets, and the end"
+    given = lambda n: tuple(None if each is None else each.to(device.torch) for each in (*FORMS[form](n), weight))  # noqa: E731
+    call = lambda indices, offsets, table: embedding_bag(indices, table, offsets, include_last_offset=last)  # noqa: E731
+    torch.compiler.reset()
+    traced = TRACERS[tracer](call, given(4))
+    for n in (4, 7, 5):
+        assert torch.equal(traced(*given(n)), call(*given(n)))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_module_is_a_drop_in(last):
+    options = {"mode": "sum", "padding_idx": 2, "include_last_offset": last}
+    theirs, ours = torch.nn.EmbeddingBag(ROWS, 8, **options), EmbeddingBag(ROWS, 8, **options)
     ours.load_state_dict(theirs.state_dict())
-    ids, offsets, weights = torch.arange(9), torch.tensor([0, 4]), torch.rand(9)
+    ids, offsets, weights = torch.arange(9), torch.tensor([0, 4, 9]), torch.rand(9)
     assert torch.allclose(ours(ids, offsets, weights), theirs(ids, offsets, weights), atol=1e-6)
+    assert torch.allclose(ours(ids.view(3, 3)), theirs(ids.view(3, 3)), atol=1e-6)
 
 
 IDS, TABLE, SCALES = torch.tensor([[1, 2]]), torch.randn(10, 4), torch.ones(10)
@@ -195,6 +280,9 @@ WRONG = {
     r"per_sample_weights has shape \(2,\)": (ValueError, {"per_sample_weights": torch.ones(2), "mode": "sum"}),
     r"table_offsets has shape \(1,\) and must have shape \(2,\)": (ValueError, {"table_offsets": [0]}),
     "table_offsets is a float": (TypeError, {"table_offsets": 1.0}),
+    r"table_offsets\[0\] is 9223372036854775808 and must be from 0": (ValueError, {"table_offsets": [2**63, 1]}),
+    "table_offsets is torch.sparse_coo": (TypeError, {"table_offsets": torch.ones(2).long().to_sparse()}),
+    "offsets is torch.sparse_coo": (TypeError, {"indices": IDS[0], "offsets": torch.zeros(1).long().to_sparse()}),
     "weight is torch.float32 and must be torch.int8 or": (TypeError, {"row_scales": SCALES}),
     "row_scales has shape": (ValueError, {"weight": TABLE.char(), "row_scales": SCALES[:3]}),
     "weight requires grad and must not: a table with row_scales": (

@@ -52,6 +52,31 @@ def test_normalised_rows(device, width, dtype):
     assert torch.equal(sum(shards), out)
 
 
+@pytest.mark.parametrize("width", [64, 37, 70000])
+def test_normalised_rows_of_a_shard_without_eps(device, width):
+    """Rows of other shards are zeros, and an id outside the whole table is NaN: rows one by one, tiles, and columns."""
+    indices, weight, _ = small_table(30, width)
+    given = indices if device.name == "cpu" else torch.cat((indices, torch.tensor([ROWS])))
+    whole, parts = leaf(weight, device.torch), []
+    for first, last in ((0, 13), (13, 13), (13, ROWS)):
+        shard, options = whole[first:last], {"vocab_range": (first, last), "num_embeddings": ROWS, "rms_norm_eps": 0.0}
+        parts.append(embedding(given.to(device.torch), shard, **options))
+    out = torch.nn.functional.rms_norm(whole[indices.to(device.torch)], (width,), eps=0.0)
+    assert torch.allclose(sum(parts)[:30], out, rtol=1e-5, atol=1e-6)
+    assert sum(parts)[30:].isnan().all()
+    found, right = (torch.autograd.grad(each[:30].square().sum(), whole)[0] for each in (sum(parts), out))
+    assert torch.allclose(found, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_scale_of_no_row_reaches_rows_of_other_shards(device, place):
+    rows, scales = torch.ones(5, 64, dtype=torch.int8, device=device.torch), torch.ones(5, device=device.torch)
+    scales[0] = torch.inf
+    ids = torch.tensor([[7, 1], [1, 7]][place], device=device.torch)
+    out = embedding(ids, rows, row_scales=scales, vocab_range=(0, 5), num_embeddings=10)
+    assert out[:, 0].tolist() == [[0, 1], [1, 0]][place]
+
+
 def test_scaled_rows_of_a_shard(device):
     indices, weight, _ = small_table(30, 64)
     parts = [

@@ -13,6 +13,11 @@ INDICES = torch.tensor([1, 2])
 WRONG = {
     "indices is a list": (TypeError, {"indices": [1, 2]}),
     "indices is torch.float32 and must be torch.int32 or torch.int64": (TypeError, {"indices": torch.ones(2)}),
+    "indices is torch.sparse_coo and must be a dense tensor": (TypeError, {"indices": INDICES.to_sparse()}),
+    "weight is torch.sparse_coo and must be a dense tensor": (
+        TypeError,
+        {"weight": WEIGHT.char().to_sparse(), "row_scales": torch.ones(10)},
+    ),
     "indices is torch.int16": (TypeError, {"indices": INDICES.short()}),
     "weight is a list": (TypeError, {"weight": [[1.0]]}),
     "weight is torch.int64 on cpu and must be torch.float32": (TypeError, {"weight": WEIGHT.long()}),
@@ -53,7 +58,7 @@ def test_wrong_arguments(message):
         (torch.tensor(99), r"^indices is 99 and must be from 0 to 9\.$"),
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}])
+@pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}, {"multiplier": 2.0}, {"rms_norm_eps": 1.0}])
 def test_index_outside_the_table_on_a_cpu(indices, message, options):
     before = WEIGHT.clone()
     with pytest.raises(IndexError, match=message):

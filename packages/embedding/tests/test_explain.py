@@ -88,6 +88,20 @@ def test_bytes_are_those_of_the_formula():
     assert found == {"forward": 8 * 1000 + 2 * 2 * 1000 * 512, "backward": 8 * 1000 + 2 * (1000 + 300) * 512}
 
 
+def test_the_mode_is_of_bags_and_of_ngrams():
+    call = {"tokens": 8, "vocabulary": 10, "width": 64, "chip": "H200", "backward": True}
+    concat, added = (explain(**call, ngram_size=3, heads=4, **mode) for mode in ({}, {"mode": "sum"}))
+    assert [found.launches[0].flags["CONCAT"] for found in (concat, added)] == [True, False]
+    # Ids, rows read, and what is written: 4 rows of 64 a token, or their sum.
+    assert concat.bytes_moved["forward"] == 8 * 8 + 2 * 8 * (4 + 4) * 64
+    assert added.bytes_moved["forward"] == 8 * 8 + 2 * 8 * (4 + 1) * 64
+    assert str(explain(**call, bag=2)) == str(explain(**call, bag=2, mode="mean"))
+    with pytest.raises(ValueError, match="mode is 'sum' and must be left out where neither bag nor ngram_size is given"):
+        explain(**call, mode="sum")
+    with pytest.raises(ValueError, match="mode is 'mean' and must be one of 'concat', 'sum'"):
+        explain(**call, ngram_size=3, mode="mean")
+
+
 def test_a_call_of_any_size_needs_no_memory():
     found = explain(tokens=2**33, vocabulary=2**28, width=2**14, chip="B200", backward=True)
     assert [launch.kernel for launch in found.launches if launch.way][0] == "mark_rows_kernel"

@@ -135,6 +135,11 @@ WRONG = {
     "multipliers is a float and must be a tensor, or a sequence": (TypeError, {"multipliers": 1.0}),
     r"multipliers\[0\] is 0.5 and must be a whole number": (ValueError, {"multipliers": [0.5, 1, 1]}),
     r"multipliers has shape \(2,\) and must have shape \(3,\)": (ValueError, {"multipliers": [1, 2]}),
+    r"multipliers\[1\] is 9223372036854775808 and must be from -9223": (ValueError, {"multipliers": [1, 2**63, 1]}),
+    "ids is torch.sparse_coo": (TypeError, {"ids": IDS.to_sparse()}),
+    "sizes is torch.sparse_coo": (TypeError, {"sizes": torch.ones(2).long().to_sparse()}),
+    "history is torch.sparse_coo": (TypeError, {"history": torch.ones(1, 2).long().to_sparse()}),
+    r"sizes has shape \(1, 2\) and must have one dimension": (ValueError, {"sizes": torch.ones(1, 2).long()}),
     "sizes has 3 numbers and must have a multiple of ngram_size - 1, 2": (ValueError, {"sizes": [1, 2, 3]}),
     "sizes is torch.int32 and must be torch.int64": (TypeError, {"sizes": torch.ones(2, dtype=torch.int32)}),
     r"offsets has shape \(1,\) and must have shape \(2,\)": (ValueError, {"offsets": [0]}),
@@ -153,3 +158,25 @@ def test_wrong_arguments_are_named(message):
     names = ("ids", "table", "multipliers", "sizes", "offsets", "eos", "ngram_size")
     with pytest.raises(kind, match=message):
         ngram_embedding(**{**dict(zip(names, (IDS, TABLE, *GOOD), strict=True)), **wrong})
+
+
+WRONG_OF_MODULES = {
+    "vocab_size is 'a' and must be a whole number": (TypeError, {"vocab_size": "a"}),
+    "embedding_dim is 9 and must be a multiple of 2": (ValueError, {"embedding_dim": 9}),
+    "eos is 'x' and must be a whole number": (TypeError, {"eos": "x"}),
+    "eos is 1099511627776 and must be from -2147483648": (ValueError, {"eos": 2**40}),
+    "divisible_by is 0 and must be a whole number of at least 1": (ValueError, {"divisible_by": 0}),
+    "divisible_by is 1.5 and must be a whole number": (ValueError, {"divisible_by": 1.5}),
+    "seed is 's' and must be a whole number": (TypeError, {"seed": "s"}),
+    "layer_index is 'q' and must be a whole number": (TypeError, {"layer_index": "q"}),
+    "layer_index is -1 and must be a whole number of at least 0": (ValueError, {"layer_index": -1}),
+    "sparse is 3 and must be True or False": (TypeError, {"sparse": 3}),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_OF_MODULES)
+def test_wrong_arguments_of_the_module_are_named(message):
+    kind, wrong = WRONG_OF_MODULES[message]
+    good = {"vocab_size": 100, "embedding_dim": 8, "eos": 0, "heads_per_ngram": 1, "table_size": 11}
+    with pytest.raises(kind, match=message):
+        NGramEmbedding(**{**good, **wrong})

@@ -34,6 +34,11 @@ REFUSED = {
         TypeError,
         "n is torch.sparse_coo and must be a dense tensor.",
     ),
+    "sparse whole numbers": (
+        lambda: arguments.dtype("n", torch.ones(2).int().to_sparse(), torch.int32),
+        TypeError,
+        "n is torch.sparse_coo and must be a dense tensor.",
+    ),
     "a sparse parameter": (
         lambda: arguments.parameter("n", torch.eye(2).to_sparse(), [(2, 2)], torch.eye(2), "x's"),
         TypeError,

@@ -59,8 +59,9 @@ def embedding(
             to wait for it. Each row's sum, rounded once, is in the first of its entries, with zeros in the others and in
             those of the padding row: to coalesce it, as optimizers do, adds nothing but zeros. Not under torch.compile.
         vocab_range: (first, last): `weight` holds rows `first` to `last - 1` of a table that is split over devices. Other
-            rows come out as -0.0, which changes no bit of what it is added to, and get no gradient: the sum over all devices
-            is the whole look-up. `padding_idx` counts in the whole table.
+            rows come out as zeros and get no gradient: the sum over all devices is the whole look-up. In a plain
+            look-up these zeros are -0.0, which changes no bit of what it is added to; with `multiplier`, `rms_norm_eps` or
+            `row_scales` they have either sign. `padding_idx` counts in the whole table.
         num_embeddings: rows of the whole table. With it an index past them is outside the table; without it only a negative
             index is.
         multiplier: of every row, in fp32, rounded once, as in Gemma. Transformers' Gemma rounds it to weight's dtype first.
@@ -108,6 +109,7 @@ def embedding(
             OPERATORS("renormalise_", indices, weight, max_norm, norm_type, first_row, n_total)
     if multiplier is not None or row_scales is not None or rms_norm_eps is not None:
         factor = 1.0 if multiplier is None else multiplier
+        checks.inside(indices, n_total)
         gradient = (padding, scale_grad_by_freq, sparse, first_row, n_total)
         return computed_rows(indices, weight, row_scales, factor, rms_norm_eps, dtype, *gradient)
     return OPERATORS("forward", indices, weight, padding, scale_grad_by_freq, sparse, first_row, n_total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -75,6 +76,8 @@ def embedding_bag(
     n_bags = _check_bags(indices, offsets, include_last_offset, mode)
     _check_weights(per_sample_weights, indices, weight, row_scales, mode)
     base = None if table_offsets is None else _table_offsets(table_offsets, indices, offsets)
+    if offsets is None:
+        checks.inside(indices, len(weight), base)
     flat = indices.reshape(-1)
     if max_norm is not None:
         if row_scales is not None:
@@ -114,11 +117,11 @@ def _check_bags(indices: Tensor, offsets: Tensor | None, include_last_offset: bo
             raise ValueError(f"indices has shape {shape} and must have at least two dimensions, or offsets must be given.")
         if include_last_offset:
             raise ValueError("include_last_offset is True and must be False where offsets is None.")
-        return indices.shape[:-1].numel()
+        return math.prod(indices.shape[:-1])
     if indices.dim() != 1:
         raise ValueError(f"indices has shape {tuple(indices.shape)} and must have one dimension where offsets is given.")
     arguments.dtype("offsets", offsets, torch.int32, torch.int64)
-    if offsets.dim() != 1 or offsets.numel() < include_last_offset:
+    if offsets.dim() != 1 or offsets.numel() < int(include_last_offset):  # compilers' symbolic sizes take no bool
         least = " of at least 1" if include_last_offset else ""
         raise ValueError(f"offsets has shape {tuple(offsets.shape)} and must have one dimension{least}.")
     arguments.device("offsets", offsets, indices, "indices'")
@@ -126,7 +129,7 @@ def _check_bags(indices: Tensor, offsets: Tensor | None, include_last_offset: bo
         raise ValueError(f"offsets is empty and must begin with 0 where there are indices: there are {indices.numel()}.")
     if mode == "concat":
         raise ValueError("mode is 'concat' and must be 'sum' or 'mean' where offsets is given.")
-    return offsets.numel() - include_last_offset
+    return offsets.numel() - int(include_last_offset)
 
 
 def _check_weights(weights: Tensor | None, indices: Tensor, weight: Tensor, row_scales: Tensor | None, mode: str) -> None:
@@ -143,19 +146,12 @@ def _check_weights(weights: Tensor | None, indices: Tensor, weight: Tensor, row_
         raise ValueError(f"mode is {mode!r} and must be 'sum' where per_sample_weights is given.")
 
 
-def _table_offsets(value: Tensor | Sequence[int], indices: Tensor, offsets: Tensor | None) -> Tensor:
-    """int64 [K] where the indices are."""
+def _table_offsets(value: Tensor | Sequence[int], indices: Tensor, offsets: Tensor | None) -> Tensor | None:
+    """int64 [K] where the indices are; None for no tables."""
     if offsets is not None:
         raise ValueError(
             "table_offsets is given and must be None where offsets is: bags have as many ids as there are tables."
         )
-    if not isinstance(value, Tensor):
-        if not isinstance(value, (list, tuple)):
-            kind = type(value).__name__
-            raise TypeError(f"table_offsets is a {kind} and must be a tensor, or a sequence of whole numbers.")
-        numbers = [arguments.whole(f"table_offsets[{i}]", each, least=0) for i, each in enumerate(value)]
-        value = torch.tensor(numbers, dtype=torch.int64, device=indices.device)
-    arguments.dtype("table_offsets", value, torch.int64)
-    arguments.shape("table_offsets", value, indices.shape[-1:])
-    arguments.device("table_offsets", value, indices, "indices'")
-    return value
+    found = checks.numbers("table_offsets", value, indices, "indices'", least=0)
+    arguments.shape("table_offsets", found, indices.shape[-1:])
+    return found if found.numel() else None

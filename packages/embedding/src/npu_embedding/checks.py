@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from torch import Tensor
 
+from . import reference
 from .shape import NO_ROW
 
 FROZEN = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)  # of rows with scales
@@ -19,6 +24,8 @@ def table(indices: Tensor, weight: Tensor, row_scales: Tensor | None, dtype: tor
         arguments.floating("weight", weight)
     else:
         arguments.tensor("weight", weight)
+        if weight.layout is not torch.strided:
+            arguments.refuse_layout("weight", weight)
         if weight.dtype not in FROZEN:
             raise TypeError(
                 f"weight is {weight.dtype} and must be {' or '.join(map(str, FROZEN))} where row_scales is given."
@@ -57,3 +64,35 @@ def padding_row(padding_idx: int | None, rows: int | None) -> int:
     if not -rows <= padding_idx < rows:
         raise ValueError(f"padding_idx is {padding_idx} and must be from {-rows} to {rows - 1}.")
     return padding_idx % rows
+
+
+def signed(name: str, value: int, bits: int, least: int | None = None) -> int:
+    """A whole number that an integer of so many bits holds."""
+    found: int = arguments.whole(name, value, least=least)
+    if not -(2 ** (bits - 1)) <= found < 2 ** (bits - 1):
+        first = -(2 ** (bits - 1)) if least is None else least
+        raise ValueError(f"{name} is {value} and must be from {first} to {2 ** (bits - 1) - 1}.")
+    return found
+
+
+def numbers(name: str, value: Tensor | Sequence[int], like: Tensor, of: str, least: int | None = None) -> Tensor:
+    """int64 [n] on the device of `like`, which the error names as `of`; `least`: of those in a sequence."""
+    if not isinstance(value, Tensor):
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"{name} is a {type(value).__name__} and must be a tensor, or a sequence of whole numbers.")
+        found = [signed(f"{name}[{i}]", each, 64, least) for i, each in enumerate(value)]
+        return torch.tensor(found, dtype=torch.int64, device=like.device)
+    arguments.dtype(name, value, torch.int64)
+    if value.dim() != 1:
+        raise ValueError(f"{name} has shape {tuple(value.shape)} and must have one dimension.")
+    arguments.device(name, value, like, of)
+    return value
+
+
+def inside(indices: Tensor, n_total: int, base: Tensor | None = None) -> None:
+    """On a CPU, an index outside the table is an IndexError that names its place among those given; see `reference.check`.
+
+    Operators check it too, under transforms and modes as well; they are given indices in another shape.
+    """
+    if device_for(indices.device) is None and can_bypass_dispatcher((indices, base)):
+        reference.check(indices, n_total, base=base)

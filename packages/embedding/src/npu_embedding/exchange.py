@@ -40,7 +40,7 @@ def by_all(
     weight: Tensor,
     rows: tuple[int, int],
     total: int,
-    group: dist.ProcessGroup | None,
+    group: str | None,
     padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> Tensor:
@@ -51,7 +51,7 @@ def by_all(
         weight: [last - first, D], this rank's rows.
         rows: (first, last), which these are.
         total: rows of the whole table.
-        group: the ranks, all of which call.
+        group: its name; None: the default group. All of its ranks call.
         padding_idx: in the whole table, NO_ROW for none.
         scale_grad_by_freq: see `embedding`.
 
@@ -60,7 +60,7 @@ def by_all(
     """
     first, last = rows
     arguments.shape("weight", weight, (last - first, weight.shape[1]))
-    name = (group or dist.distributed_c10d._get_default_group()).group_name
+    name = group or dist.distributed_c10d._get_default_group().group_name
     found: Tensor
     found, _ = OPERATORS("by_all", indices, weight, padding_idx, scale_grad_by_freq, first, total, name)
     return found
@@ -71,20 +71,23 @@ def sends_little(indices: Tensor, weight: Tensor, ranks: int) -> bool:
     return (ranks - 1) * indices.numel() * weight.shape[1] * weight.element_size() <= _MOST_SENT
 
 
-def by_counts(
-    run: Callable[[Tensor], Tensor], indices: Tensor, bounds: tuple[int, ...], group: dist.ProcessGroup | None
-) -> Tensor:
+def by_counts(run: Callable[[Tensor], Tensor], indices: Tensor, bounds: tuple[int, ...], group: str | None) -> Tensor:
     """Rows [..., D] of a split table for this rank's indices [...], any number, also none.
 
     Args:
         run: the look-up in this rank's rows, by indices of the whole table.
         bounds: of the ranks' rows, one more than ranks, from 0 to the rows of the whole table.
-        group: the ranks, all of which call.
+        group: its name; None: the default group. All of its ranks call.
     """
     if device_for(indices.device) is None:
         reference.check(indices, bounds[-1])  # before they are sent: an owner cannot say whose index it is
-    rows = _by_counts(run, indices.reshape(-1), bounds, group)
+    rows = _by_counts(run, indices.reshape(-1), bounds, group_named(group))
     return rows.view(*indices.shape, rows.shape[-1])
+
+
+def group_named(name: str | None) -> dist.ProcessGroup | None:
+    """The process group of a name; None, the default group, stays that."""
+    return None if name is None else dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
 def _by_counts(

@@ -67,7 +67,7 @@ def explain(
     multiplier: float | None = None,
     rms_norm_eps: float | None = None,
     bag: int | None = None,
-    mode: Literal["sum", "mean", "concat"] = "mean",
+    mode: Literal["sum", "mean", "concat"] | None = None,
     per_sample_weights: bool = False,
     ngram_size: int | None = None,
     heads: int = 16,
@@ -88,7 +88,7 @@ def explain(
         multiplier: of every row.
         rms_norm_eps: of the RMSNorm of every row; None: no RMSNorm.
         bag: as `embedding_bag`, with bags of so many indices.
-        mode: of bags.
+        mode: of bags, None: "mean"; or of an n-gram look-up, None: "concat".
         per_sample_weights: of bags: each index has a weight, with a gradient; mode "sum".
         ngram_size: of an n-gram look-up; None: indices are given.
         heads: of all n-grams; a row is one head's.
@@ -107,6 +107,9 @@ def explain(
         raise ValueError(f"tokens is {tokens} and must be a multiple of bag, {bag}.")
     if sum(each is not None for each in (multiplier, bag, ngram_size)) > 1 or (per_sample_weights and bag is None):
         raise ValueError("multiplier, bag and ngram_size exclude one another, and per_sample_weights goes with bag.")
+    if mode is not None and bag is None and ngram_size is None:
+        raise ValueError(f"mode is {mode!r} and must be left out where neither bag nor ngram_size is given.")
+    mode = mode or ("mean" if ngram_size is None else "concat")
     if ngram_size is not None and (padding_idx is not None or scale_grad_by_freq):
         raise ValueError("padding_idx and scale_grad_by_freq do not go with ngram_size.")
     if rms_norm_eps is not None and (bag is not None or ngram_size is not None):
@@ -123,11 +126,11 @@ def explain(
         if ngram_size is None:
             return embedding(indices, table, multiplier=multiplier, rms_norm_eps=rms_norm_eps, **gradient)  # type: ignore[arg-type]
         factors, sizes, offsets = (torch.empty(n, dtype=torch.int64, device="meta") for n in (ngram_size, heads, heads))
-        return ngram_embedding(indices, table, factors, sizes, offsets, 0, ngram_size, sparse=sparse)
+        return ngram_embedding(indices, table, factors, sizes, offsets, 0, ngram_size, mode=mode, sparse=sparse)
 
     def run() -> Mapping[str, int]:
         out = look_up()
-        read = out.nbytes if bag is None else tokens * width * table.itemsize  # a row of the table for each index
+        read = tokens * (1 if ngram_size is None else heads) * width * table.itemsize  # rows of the table
         moved = {"forward": nbytes((indices, sample, out)) + read}
         if backward:
             dweight, *dsample = gradients((out,), (table, sample))
@@ -135,7 +138,7 @@ def explain(
             moved["backward"] += read if per_sample_weights else 0
         return moved
 
-    what = f"{tokens} rows" if ngram_size is None else f"{heads} rows for each of {tokens} tokens"
+    what = f"{tokens} rows" if ngram_size is None else f"{heads} rows ({mode}) for each of {tokens} tokens"
     what = what if bag is None else f"{tokens // bag} bags ({mode}) of {bag} rows"
     call = f"Look-up of {what}, of {vocabulary} x {width} in {dtype},"
     return explain_run(call, run, chosen_chip(chip), names=NAMES)

@@ -57,6 +57,6 @@ class EmbeddingBag(nn.EmbeddingBag):
             self.mode,
             self.sparse,
             per_sample_weights,
-            self.include_last_offset,
+            self.include_last_offset and offsets is not None,
             self.padding_idx,
         )

@@ -8,6 +8,7 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 
+from . import checks
 from .operators import OPERATORS
 
 
@@ -66,7 +67,9 @@ def ngram_embedding(
     _check_tensors(ids, table, history, ngram_size)
     context = ngram_size - 1
     names, given = ("multipliers", "sizes", "offsets"), (multipliers, sizes, offsets)
-    factors, lengths, firsts = (_numbers(name, each, table) for name, each in zip(names, given, strict=True))
+    factors, lengths, firsts = (
+        checks.numbers(name, each, table, "table's") for name, each in zip(names, given, strict=True)
+    )
     arguments.shape("multipliers", factors, (ngram_size,))
     if not lengths.numel() or lengths.numel() % context:
         raise ValueError(f"sizes has {lengths.numel()} numbers and must have a multiple of ngram_size - 1, {context}.")
@@ -74,8 +77,8 @@ def ngram_embedding(
     arguments.one_of("mode", mode, ("concat", "sum"))
     arguments.one_of("mix", mix, ("xor", "sum"))
     arguments.flags(sparse=sparse)
-    eos = _id("eos", eos)
-    fill = eos if fill is None else _id("fill", fill)
+    eos = checks.signed("eos", eos, 32)
+    fill = eos if fill is None else checks.signed("fill", fill, 32)
     batches = ids.unsqueeze(0).flatten(0, -2)
     before = None if history is None else history.unsqueeze(0).flatten(0, -2)
     options = (eos, fill, mix == "sum", mode == "concat", sparse)
@@ -98,24 +101,3 @@ def _check_tensors(ids: Tensor, table: Tensor, history: Tensor | None, ngram_siz
         arguments.dtype("history", history, ids.dtype)
         arguments.shape("history", history, (*ids.shape[:-1], ngram_size - 1))
         arguments.device("history", history, table, "table's")
-
-
-def _numbers(name: str, value: Tensor | Sequence[int], like: Tensor) -> Tensor:
-    """int64 [n] where the table is."""
-    if not isinstance(value, Tensor):
-        if not isinstance(value, (list, tuple)):
-            raise TypeError(f"{name} is a {type(value).__name__} and must be a tensor, or a sequence of whole numbers.")
-        value = torch.tensor([arguments.whole(f"{name}[{i}]", each) for i, each in enumerate(value)], dtype=torch.int64)
-        return value.to(like.device)
-    arguments.dtype(name, value, torch.int64)
-    if value.dim() != 1:
-        raise ValueError(f"{name} has shape {tuple(value.shape)} and must have one dimension.")
-    arguments.device(name, value, like, "table's")
-    return value
-
-
-def _id(name: str, value: int) -> int:
-    found: int = arguments.whole(name, value)
-    if not -(2**31) <= found < 2**31:
-        raise ValueError(f"{name} is {value} and must be from {-(2**31)} to {2**31 - 1}.")
-    return found

@@ -9,6 +9,7 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
+from . import checks
 from .ngram import ngram_embedding
 
 _MASK = 2**64 - 1
@@ -34,6 +35,10 @@ class NGramEmbedding(nn.Module):
         divisible_by: rows of the padded table are a multiple.
         sparse: see `ngram_embedding`.
         device, dtype: of the table.
+
+    Raises:
+        TypeError: an argument has a type that is not supported.
+        ValueError: a number is out of range.
     """
 
     layer_multipliers: Tensor
@@ -57,11 +62,18 @@ class NGramEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        arguments.whole("ngram_size", ngram_size, least=2)
-        arguments.whole("heads_per_ngram", heads_per_ngram, least=1)
-        arguments.whole("table_size", table_size, least=2)
+        vocab_size = arguments.whole("vocab_size", vocab_size, least=0)
+        embedding_dim = arguments.whole("embedding_dim", embedding_dim, least=0)
+        eos = checks.signed("eos", eos, 32)
+        ngram_size = arguments.whole("ngram_size", ngram_size, least=2)
+        heads_per_ngram = arguments.whole("heads_per_ngram", heads_per_ngram, least=1)
+        table_size = arguments.whole("table_size", table_size, least=2)
+        layer_index = arguments.whole("layer_index", layer_index, least=0)
+        seed = arguments.whole("seed", seed)
+        divisible_by = arguments.whole("divisible_by", divisible_by, least=1)
+        arguments.flags(sparse=sparse)
         heads = (ngram_size - 1) * heads_per_ngram
-        if arguments.whole("embedding_dim", embedding_dim, least=0) % heads:
+        if embedding_dim % heads:
             raise ValueError(f"embedding_dim is {embedding_dim} and must be a multiple of {heads}, the number of heads.")
         self.eos, self.ngram_size, self.sparse = eos, ngram_size, sparse
         sizes = primes(table_size, layer_index * heads, heads)

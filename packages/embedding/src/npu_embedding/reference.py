@@ -195,17 +195,20 @@ def bags(
         rows = torch.zeros((ids.numel(), weight.shape[1]), dtype=wide, device=weight.device)
     if row_scales is not None and weight.shape[0]:
         rows *= row_scales[local].to(wide).unsqueeze(-1)
-    rows = rows.masked_fill(~(inside & counted).unsqueeze(-1), 0)
     if sample_weights is not None:
         rows *= sample_weights.to(wide).unsqueeze(-1)
+    rows = rows.masked_fill(~(inside & counted).unsqueeze(-1), 0)
     out = rows.new_zeros(n_bags + 1, rows.shape[1]).index_add_(0, bag, rows)
-    out = out[:n_bags] * (factor / _counts(bag, counted, n_bags, mean, wide))
-    return (out if eps is None else normalise(out, eps)).to(dtype)
+    out = out[:n_bags] / _counts(bag, counted, n_bags, mean, wide) * factor
+    return (out if eps is None else normalise(out, inside, eps)).to(dtype)
 
 
-def normalise(x: Tensor, eps: float) -> Tensor:
-    """Rows [n, D] over the roots of their mean squares plus eps: an RMSNorm without a weight."""
-    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+def normalise(x: Tensor, inside: Tensor, eps: float) -> Tensor:
+    """Rows [n, D] over the roots of their mean squares plus eps: an RMSNorm without a weight.
+
+    Zeros and NaN, of ids that are not `inside` [n], stay what they are, also with an eps of 0.
+    """
+    return x * (x.square().mean(-1, keepdim=True) + eps).masked_fill(~inside.unsqueeze(-1), 1).rsqrt()
 
 
 def normalise_backward(x: Tensor, dy: Tensor, eps: float) -> Tensor:
@@ -235,7 +238,7 @@ def spread(
     """
     ids, bag, counted = _bag_of_ids(indices, offsets, base, n_bags, left_out)
     wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
-    shares = dy.to(wide) * (factor / _counts(bag, counted, n_bags, mean, wide))
+    shares = dy.to(wide) * factor / _counts(bag, counted, n_bags, mean, wide)
     share = torch.cat((shares, shares.new_zeros(1, dy.shape[1])))[bag]
     dsample = None
     if weight is not None:

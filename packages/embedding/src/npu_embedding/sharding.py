@@ -68,7 +68,7 @@ def embedding(
         assert rows is not None
         ranks, cut = shards.mesh.size(met[0]), shard(split[met[0]])
         parts = math.prod(shards.mesh.size(i) for i, p in enumerate(split) if shard(p) == cut)
-        wanted, group = shards.local("indices"), shards.mesh.get_group(met[0])
+        wanted, group = shards.local("indices"), shards.mesh.get_group(met[0]).group_name
         equal_counts = indices.shape[cut] % parts == 0
         if equal_counts and wanted.shape[cut] * parts != indices.shape[cut]:
             ours = f"this rank's part of indices has shape {tuple(wanted.shape)}"

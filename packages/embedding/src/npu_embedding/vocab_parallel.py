@@ -66,18 +66,29 @@ class VocabParallelEmbedding(nn.Module):
         self.scale_grad_by_freq = scale_grad_by_freq
         self.sparse = sparse
         self.equal_counts = equal_counts
-        self.process_group = process_group
+        self._group = None if process_group is None else process_group.group_name  # it can be copied and pickled
         rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
-        self._bounds = tuple(r * num_embeddings // ranks for r in range(ranks + 1))
+        self._rank, self._bounds = rank, tuple(r * num_embeddings // ranks for r in range(ranks + 1))
         self.vocab_start_index, self.vocab_end_index = self._bounds[rank : rank + 2]
         self.weight = nn.Parameter(
             torch.empty((self.vocab_end_index - self.vocab_start_index, embedding_dim), device=device, dtype=dtype)
         )
         self.reset_parameters()
 
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The ranks; None for the default group."""
+        return exchange.group_named(self._group)
+
     def reset_parameters(self) -> None:
-        """Draws the weight from a normal distribution, as torch.nn.Embedding does; the padding row is zero."""
-        nn.init.normal_(self.weight)
+        """Draws the weight from a normal distribution, as torch.nn.Embedding does; the padding row is zero.
+
+        Ranks draw rows of their own, also where their default generators have the same state, which they keep.
+        """
+        generator, seed = None, torch.randint(2**62, (), device=self.weight.device)
+        if type(seed) is Tensor and not seed.is_meta:  # it has data
+            generator = torch.Generator(seed.device).manual_seed(int(seed) + self._rank)
+        nn.init.normal_(self.weight, generator=generator)
         if self.padding_idx is not None and self.vocab_start_index <= self.padding_idx < self.vocab_end_index:
             with torch.no_grad():
                 self.weight[self.padding_idx - self.vocab_start_index].zero_()
@@ -97,7 +108,7 @@ class VocabParallelEmbedding(nn.Module):
         checks.table(indices, self.weight, None, None)
         if is_distributed((indices, self.weight)):
             raise TypeError("indices and weight must be plain tensors: `embedding` takes DTensors.")
-        rows, group = (self.vocab_start_index, self.vocab_end_index), self.process_group
+        rows, group = (self.vocab_start_index, self.vocab_end_index), self._group
         ranks = len(self._bounds) - 1
         if self.equal_counts and not self.sparse and exchange.sends_little(indices, self.weight, ranks):
             padding = checks.padding_row(self.padding_idx, self.num_embeddings)

@@ -107,9 +107,8 @@ def sum_bags_kernel(
                             b_rows *= tl.load(p_one, mask=o_m < n_left, other=0.0).to(tl.float32)[:, None]
                         b_sum += b_rows
                 if MEAN:
-                    b_sum = b_sum * (factor / n_each.to(tl.float32))
-                else:
-                    b_sum = b_sum * factor
+                    b_sum = b_sum / n_each.to(tl.float32)
+                b_sum = b_sum * factor
                 if NORM:
                     b_sum = normalise(b_sum, eps, N)
                 p_tile = p_out + i_bag * N + (o_m[:, None] * N + o_col[None, :])

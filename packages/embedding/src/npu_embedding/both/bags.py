@@ -85,7 +85,7 @@ def load_values(
     i_row = tl.where(has, i_id - first_row, 0)
     b_value = decode(tl.load(p_weight + i_row * s_weight + o_col, mask=o_col < tl.where(has, N, 0), other=0), FORMAT)
     if p_steps is not None:
-        b_value *= tl.load(p_steps + i_row).to(tl.float32)
+        b_value *= tl.where(has, tl.load(p_steps + i_row).to(tl.float32), 0.0)
     return b_value
 
 
@@ -98,22 +98,36 @@ def sum_bag(
     """Stores a block of columns of one bag."""
     i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
     b_sum = tl.zeros([BLOCK_N], tl.float32)
-    n_counted, n_wrong = 0, 0
+    n_counted, n_wrong, n_inside = 0, 0, 0
     for i in tl.range(i_first, i_stop):
         i_id = id_at(p_index, p_base, i, n_base)
         counted = i_id != i_padding
         n_counted += tl.cast(counted, tl.int32)
         n_wrong += tl.cast(counted & ((i_id < 0) | (i_id >= n_total)), tl.int32)
+        if NORM:
+            n_inside += tl.cast((i_id >= first_row) & (i_id < stop_row), tl.int32)
         b_value = load_values(p_weight, p_steps, i_id, counted, first_row, stop_row, s_weight, o_col, N, FORMAT)
         if p_sample is not None:
-            b_value *= tl.load(p_sample + i).to(tl.float32)
+            b_value *= tl.where(counted, tl.load(p_sample + i).to(tl.float32), 0.0)
         b_sum += b_value
     if MEAN:
         b_sum = b_sum / tl.maximum(n_counted, 1).to(tl.float32)
     b_sum = b_sum * factor + tl.where(n_wrong > 0, float("nan"), 0.0)
     if NORM:
-        b_sum = tl.reshape(normalise(tl.reshape(b_sum, [1, BLOCK_N]), eps, N), [BLOCK_N])
+        eps_row = tl.where(n_inside > 0, eps, 1.0)  # a row that the table does not have stays zeros, or NaN
+        b_sum = tl.reshape(normalise(tl.reshape(b_sum, [1, BLOCK_N]), eps_row, N), [BLOCK_N])
     tl.store(p_out + i_bag * N + o_col, b_sum.to(p_out.dtype.element_ty), mask=o_col < N)
+
+
+@triton.jit
+def store_zeros(p_dx, p_dsample, i_first, i_stop, n, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Zeros in a block of columns of dx, and in dsample, of positions that are in no bag."""
+    b_zero = tl.zeros([BLOCK_N], tl.float32)
+    for i in tl.range(i_first, i_stop):
+        if p_dx is not None:
+            tl.store(p_dx + i * N + o_col, b_zero.to(p_dx.dtype.element_ty), mask=o_col < N)
+        if p_dsample is not None:
+            tl.store(p_dsample + i_block * tl.cast(n, tl.int64) + i + tl.arange(0, 1), tl.zeros([1], tl.float32))
 
 
 @triton.jit
@@ -147,10 +161,7 @@ def spread_bag(
                 b_dx = b_dx * tl.load(p_sample + i).to(tl.float32)
             tl.store(p_dx + i * N + o_col, b_dx.to(p_dx.dtype.element_ty), mask=o_col < N)
     if p_offsets is not None:
+        if i_bag == 0:  # positions before the first bag
+            store_zeros(p_dx, p_dsample, 0, tl.minimum(i_first, n), n, i_block, o_col, N, BLOCK_N)
         if i_bag == n_bags - 1:  # positions after the last bag
-            b_zero = tl.zeros([BLOCK_N], tl.float32)
-            for i in tl.range(i_stop, n):
-                if p_dx is not None:
-                    tl.store(p_dx + i * N + o_col, b_zero.to(p_dx.dtype.element_ty), mask=o_col < N)
-                if p_dsample is not None:
-                    tl.store(p_dsample + i_block * tl.cast(n, tl.int64) + i + tl.arange(0, 1), tl.zeros([1], tl.float32))
+            store_zeros(p_dx, p_dsample, i_stop, n, n, i_block, o_col, N, BLOCK_N)

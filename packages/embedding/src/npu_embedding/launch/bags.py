@@ -78,7 +78,8 @@ def forward(bags: Bags, weight: Tensor, row_scales: Tensor | None, dtype: torch.
     spec = row_spec(choose, width, dtype.itemsize, device, **single, FORMAT=label, MEAN=bags.mean, NORM=norm)
     if bags.eps is not None and spec.launch.column_blocks > 1:  # rows that no program has whole
         rows = forward(bags._replace(eps=None), weight, row_scales, torch.float32, device)
-        return reference.normalise(rows, bags.eps).to(dtype)
+        local = bags.indices.long() - bags.first_row
+        return reference.normalise(rows, (local >= 0) & (local < n_rows), bags.eps).to(dtype)
     row_scales = None if row_scales is None else row_scales.contiguous()
     tensors = (*bags.ids, weight.view(torch.int8) if label else weight, row_scales, out)
     last = bags.first_row + n_rows

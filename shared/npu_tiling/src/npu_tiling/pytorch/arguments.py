@@ -29,7 +29,7 @@ def floating(name: str, value: Any) -> None:
     """A dense tensor of a dtype that there are kernels for; fp64 too where plain PyTorch serves it."""
     tensor(name, value)
     if value.layout is not torch.strided:
-        _refuse_layout(name, value)
+        refuse_layout(name, value)
     if value.dtype in DTYPES:
         return
     wide = (torch.float64,) if value.device.type == "cpu" and device_for(value.device) is None else ()
@@ -47,7 +47,9 @@ def rows(name: str, value: Any) -> None:
 
 
 def dtype(name: str, value: Tensor, *allowed: torch.dtype) -> None:
-    """A tensor of one of some dtypes."""
+    """A dense tensor of one of some dtypes."""
+    if value.layout is not torch.strided:
+        refuse_layout(name, value)
     if value.dtype not in allowed:
         raise TypeError(f"{name} is {value.dtype} and must be {' or '.join(map(str, allowed))}.")
 
@@ -81,7 +83,7 @@ def parameter(
     if not isinstance(value, Tensor):
         tensor(name, value, or_none=or_none)
     if value.layout is not torch.strided:
-        _refuse_layout(name, value)
+        refuse_layout(name, value)
     if value.shape not in shapes or value.dtype != like.dtype or value.device != like.device:
         shape(name, value, *shapes)
         parameter_dtype(name, value, like, of)
@@ -162,7 +164,8 @@ def pair(name: str, value: Any, of: str) -> tuple[Tensor, Tensor]:
     return value
 
 
-def _refuse_layout(name: str, value: Tensor) -> NoReturn:
+def refuse_layout(name: str, value: Tensor) -> NoReturn:
+    """Raises TypeError for a tensor that is not dense."""
     raise TypeError(f"{name} is {value.layout} and must be a dense tensor.")
 
 
