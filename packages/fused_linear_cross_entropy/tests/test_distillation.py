@@ -111,6 +111,62 @@ def test_the_largest_probabilities_of_the_teacher(device, options):
         torch.testing.assert_close(gradient.cpu().double(), exactly, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_of_the_largest_only_what_counts_is_read(device, dtype):
+    """Ignored tokens and ids, and ids whose probability is 0, may have any partner; no ignore_index is cut to 32 bits."""
+    x, weight, target, _, teacher, _ = make((2, 5))
+    log_q, ids = torch.log_softmax(logits(teacher.x, teacher.weight).float(), -1).topk(4)
+    ids[1, 2, 3] = ids[1, 3, 3] = -100
+    weights = torch.rand(2, 5, generator=torch.Generator().manual_seed(0))
+    target[1, :4] = torch.arange(4)
+    spoilt = [each.clone() for each in (ids, log_q, weights)]
+    ignored = target == -100
+    assert ignored.any()
+    spoilt[0][ignored], spoilt[1][ignored], spoilt[2][ignored] = 999, torch.nan, torch.nan
+    spoilt[1][1, 2, 3] = torch.nan
+    spoilt[0][1, 3, 3], spoilt[1][1, 3, 3] = 7, -torch.inf
+    for options in ({"reduction": "none"}, {"hard_weight": 0.5}):
+        found = []
+        for some, log_some, each in ((ids, log_q, weights), spoilt):
+            leaves = [losses.leaf(t, device.torch) for t in (x, weight)]
+            pair, each = (some.to(device.torch, dtype), log_some.to(device.torch)), each.to(device.torch)
+            labels = target.to(device.torch, dtype)
+            loss = linear_distillation_loss(*leaves, labels, teacher_top_k=pair, token_weight=each, **options)
+            found.append((loss, *torch.autograd.grad(loss.sum(), leaves)))
+        for clean, other in zip(*found, strict=True):
+            torch.testing.assert_close(other, clean)
+    tensors = [each.to(device.torch) for each in (x, weight)]
+    labels, pair = torch.full((2, 5), 5, dtype=dtype), (torch.full((2, 5, 1), 5, dtype=dtype), log_q[..., :1])
+    far = [
+        linear_distillation_loss(*tensors, labels.to(device.torch), teacher_top_k=pair, ignore_index=index)
+        for pair in [tuple(each.to(device.torch) for each in pair)]
+        for index in (-100, 2**32 + 5)
+    ]
+    assert far[0] == far[1] != 0
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_columns_that_student_and_teacher_rule_out(device, divergence):
+    """A bias of minus infinity, as padded vocabularies have it: losses and gradients of the other columns."""
+    x, weight, target, bias, teacher, options = make(
+        (7,), vocabulary=300, bias=True, teacher_bias=True, divergence=divergence
+    )
+    options |= {"hard_weight": 0.5}
+    target, keep = torch.where(target >= 0, target % 200, target), slice(0, 200)
+    masked, of_teacher = bias.clone(), teacher.bias.clone()
+    masked[200:] = of_teacher[200:] = -torch.inf
+    found = []
+    for part, student_bias, teacher_bias in ((slice(None), masked, of_teacher), (keep, bias[keep], teacher.bias[keep])):
+        leaves = [losses.leaf(each, device.torch) for each in (x, weight[part], student_bias)]
+        head = tuple(each.to(device.torch) for each in (teacher.x, teacher.weight[part], teacher_bias))
+        loss = linear_distillation_loss(*leaves[:2], target.to(device.torch), leaves[2], teacher=head, **options)
+        dx, *gradients = torch.autograd.grad(loss, leaves)
+        found.append((loss, dx, *(each[keep] for each in gradients)))
+        assert all(not each[200:].any() for each in gradients)
+    for masked_out, without in zip(*found, strict=True):
+        torch.testing.assert_close(masked_out, without, rtol=1e-4, atol=1e-6)
+
+
 def test_a_probability_of_zero_is_finite(device):
     x, weight, *_ = (each.to(device.torch) for each in make()[:2])
     probs = torch.nn.functional.one_hot(torch.arange(37) % 123, 123).float().to(device.torch)

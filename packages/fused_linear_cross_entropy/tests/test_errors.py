@@ -3,7 +3,7 @@
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import FusedLinearCrossEntropyLoss as Loss
-from npu_fused_linear_cross_entropy import causal_lm_loss, linear_log_probs, patch
+from npu_fused_linear_cross_entropy import causal_lm_loss, linear_distillation_loss, linear_log_probs, patch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy as loss
 
 X, W, Y = torch.ones(2, 8), torch.ones(11, 8), torch.zeros(2, dtype=torch.int64)
@@ -120,6 +120,56 @@ REFUSED = {
         lambda: causal_lm_loss(X, W, Y, shift_weights=[1.0]),
         ValueError,
         "shift_weights must be left out where shifts are",
+    ),
+    "a target beside ids": (
+        lambda: linear_log_probs(X[:, None], W, Y[:, None] + 77, top_k=2),
+        IndexError,
+        r"target\[0, 0\] is 77 and must be from 0 to 10",
+    ),
+    "a target of invariant batches": (
+        lambda: linear_log_probs(X[:, None], W, Y[:, None] + 77, batch_invariant=True),
+        IndexError,
+        r"target\[0, 0\] is 77",
+    ),
+    "a counted target": (
+        lambda: linear_log_probs(X, W, Y + 77, top_k=2, counted_tokens=2),
+        IndexError,
+        r"target\[0\] is 77",
+    ),
+    "a target beside the largest": (
+        lambda: linear_distillation_loss(X, W, Y + 77, teacher_top_k=(Y[:, None], X[:, :1]), hard_weight=1.0),
+        IndexError,
+        r"target\[0\] is 77",
+    ),
+    "ids of the largest": (
+        lambda: linear_distillation_loss(X, W, teacher_top_k=(X[:, :1], X[:, :1])),
+        TypeError,
+        r"teacher_top_k\[0\] is torch.float32 and must be torch.int64",
+    ),
+    "fewer ids than tokens": (
+        lambda: linear_distillation_loss(X, W, Y, teacher_top_k=(Y[:1, None], X[:1, :1])),
+        ValueError,
+        r"teacher_top_k\[0\] has shape \(1, 1\) and must have shape \(2, 1\)",
+    ),
+    "a label of one token": (
+        lambda: causal_lm_loss(X[0], W, Y[0]),
+        ValueError,
+        r"labels has shape \(\) and must have shape \(..., T\) where labels are shifted",
+    ),
+    "shifts": (
+        lambda: causal_lm_loss(torch.stack([X, X]), W, Y, shifts=iter((1, 2))),
+        TypeError,
+        "shifts is a tuple_iterator and must be a sequence of numbers",
+    ),
+    "an adapter of a number": (
+        lambda: loss(X, W, Y, adapter=(torch.tensor(1.0), W)),
+        ValueError,
+        r"adapter\[0\] has shape \(\) and must have shape \(2, 1\)",
+    ),
+    "a negative tensor of items": (
+        lambda: causal_lm_loss(X, W, Y, num_items_in_batch=torch.tensor(-3)),
+        ValueError,
+        "num_items_in_batch is -3 and must be at least 0",
     ),
     "sequence_parallel alone": (
         lambda: loss(X, W, Y, sequence_parallel=True),

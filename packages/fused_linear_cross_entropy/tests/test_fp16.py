@@ -1,9 +1,10 @@
 """fp16, whose smallest number is 6e-8: gradients under a gradient scaler are as exact as PyTorch's own of fp16 logits."""
 
+import distilled
 import losses
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss
 
 SCALE = 32.0  # times the tokens: 65536 for 2048
 
@@ -146,6 +147,46 @@ def test_the_scale_of_class_weights_costs_nothing(device, what, reduction):
     wanted = torch.nn.functional.cross_entropy(x @ weight.t(), case.target, weights.double())
     for own, exact in zip(ours, torch.autograd.grad(wanted * SCALE * 37, (x, weight)), strict=True):
         assert (own.double().cpu() - exact).norm() <= 1e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("class_weight", [False, True])
+@pytest.mark.parametrize("what", [*WEIGHTS, "of few"])
+def test_the_scale_of_token_weights_costs_nothing(device, what, class_weight):
+    if device.name == "emulated" and (what, class_weight) != ("large", True):
+        pytest.skip("factors of rows are PyTorch's")
+    tokens, scale = (65536, 1.0) if what == "of few" else (37, WEIGHTS[what])
+    case = losses.make(tokens, 8, 40, torch.float16, class_weight=class_weight, ignored=0.2, scale=4.0)
+    weights = scale * torch.rand(tokens, generator=torch.Generator().manual_seed(0))
+    if what == "of few":
+        weights[3:] = 0
+    exact = [getattr(case, name).double().requires_grad_() for name in ("x", "weight")]
+    of_classes = None if case.class_weight is None else case.class_weight.double()
+    rows = torch.nn.functional.cross_entropy(exact[0] @ exact[1].t(), case.target, of_classes, reduction="none")
+    wanted = torch.autograd.grad((rows * weights.double()).sum() / weights.sum().double() * SCALE, exact)
+    for reduction in ("mean", "sum"):
+        leaves = [losses.leaf(getattr(case, name), device.torch) for name in ("x", "weight")]
+        given = None if of_classes is None else case.class_weight.to(device.torch)
+        options = {"token_weight": weights.to(device.torch), "class_weight": given, "reduction": reduction}
+        loss = fused_linear_cross_entropy(*leaves, case.target.to(device.torch), **options)
+        sizes = weights if of_classes is None else weights * case.class_weight[case.target.clamp_min(0)]
+        factor = ((sizes * (case.target != -100)).sum() if reduction == "mean" else 1.0) / weights.sum()
+        ours = torch.autograd.grad(loss * (SCALE * factor), leaves)
+        for own, other in zip(ours, wanted, strict=True):
+            assert (own.double().cpu() - other).norm() <= 1e-3 * other.norm()
+
+
+@pytest.mark.parametrize("scale", WEIGHTS.values())
+def test_the_scale_of_a_distillations_token_weights_costs_nothing(device, scale):
+    x, weight, target, _, teacher, _ = distilled.make((7,), dtype=torch.float16)
+    weights, pair = torch.rand(7, generator=torch.Generator().manual_seed(0)), [t.to(device.torch) for t in teacher[:2]]
+    found = []
+    for factor in (1.0, scale):
+        leaves = [losses.leaf(each, device.torch) for each in (x, weight)]
+        each = (factor * weights).to(device.torch)
+        loss = linear_distillation_loss(*leaves, target.to(device.torch), teacher=tuple(pair), token_weight=each)
+        found.append(torch.autograd.grad(loss * SCALE, leaves))
+    for one, other in zip(*found, strict=True):
+        assert (one.double() - other.double()).norm() <= 1e-3 * one.double().norm()
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -178,14 +178,18 @@ def test_a_row_of_minus_infinity_but_for_some(device):
     bias = torch.zeros(9, device=device.torch)
     bias[3:] = -torch.inf
     options = {name: value for name, value in EVERYTHING.items() if name != "return_mean_logit"}
-    found = linear_log_probs(
-        x, weight, torch.zeros(3, dtype=torch.int64, device=device.torch), bias, **{**options, "top_k": 3}
-    )
+    temperature = torch.ones(3, device=device.torch).requires_grad_()
+    options |= {"top_k": 3, "temperature": temperature}
+    found = linear_log_probs(x, weight, torch.zeros(3, dtype=torch.int64, device=device.torch), bias, **options)
     log_p = (x @ weight[:3].t()).log_softmax(-1)
     torch.testing.assert_close(found.entropy, -(log_p.exp() * log_p).sum(-1), rtol=1e-4, atol=1e-5)
     (found.entropy + found.square_sum + found.log_probs).sum().backward()
     assert x.grad.isfinite().all()
     assert weight.grad.isfinite().all()
+    rates = torch.ones(3, device=device.torch).requires_grad_()
+    log_p = (x.detach() @ weight[:3].detach().t() / rates.unsqueeze(1)).log_softmax(-1)
+    (-(log_p.exp() * log_p).sum(-1) + log_p.exp().square().sum(-1) + log_p[:, 0]).sum().backward()
+    torch.testing.assert_close(temperature.grad, rates.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_one_graph(device):

@@ -218,12 +218,14 @@ def test_the_first_of_equal_maxima_is_predicted(device):
         assert out.predicted_tokens.tolist() == [min(places), min(places), -1]
 
 
-def test_columns_that_are_ruled_out(device):
+@pytest.mark.parametrize("entropy", [False, True])
+def test_columns_that_are_ruled_out(device, entropy):
     """A bias of minus infinity, as masked vocabularies have it."""
-    case = losses.make(7, 32, 300, bias=torch.float32, reduction="none", return_lse=True)
+    options = {"reduction": "none", "return_lse": True, "return_entropy": entropy}
+    case = losses.make(7, 32, 300, bias=torch.float32, **options)
     case.bias[10:290] = -torch.inf
     case.target.fill_(3)
-    narrow = losses.make(7, 32, 300, bias=torch.float32, reduction="none", return_lse=True)
+    narrow = losses.make(7, 32, 300, bias=torch.float32, **options)
     keep = torch.cat([torch.arange(10), torch.arange(290, 300)])
     narrow.weight, narrow.bias, narrow.target = narrow.weight[keep], narrow.bias[keep], case.target
     ruled_out, without = losses.run(case, device.torch), losses.run(narrow, device.torch)
@@ -231,6 +233,7 @@ def test_columns_that_are_ruled_out(device):
     assert torch.allclose(ruled_out.outputs["lse"], without.outputs["lse"], rtol=1e-6)
     assert torch.allclose(ruled_out.gradients["weight"][keep].float(), without.gradients["weight"].float(), rtol=2**-6)
     assert not ruled_out.gradients["weight"][10:290].any()
+    assert torch.allclose(ruled_out.gradients["x"].float(), without.gradients["x"].float(), rtol=2**-6, atol=2**-6)
 
 
 def test_a_retained_graph_gives_the_same_gradients_again(device):

@@ -78,6 +78,21 @@ def test_one_hot_targets_are_indices(device):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_without_weights_the_loss_is_zero(device, tokens):
+    x, weight = (torch.randn(count, 4, device=device.torch, requires_grad=True) for count in (tokens, 9))
+    q = torch.rand(tokens, 9, device=device.torch)
+    loss = fused_linear_cross_entropy(x, weight, q, token_weight=torch.zeros(tokens, device=device.torch))
+    assert loss == 0
+    assert not any(gradient.any() for gradient in torch.autograd.grad(loss, (x, weight)))
+
+
+def test_class_weights_get_no_gradient(device):
+    x, weight, q = (torch.randn(*shape, device=device.torch) for shape in ((3, 4), (9, 4), (3, 9)))
+    class_weight = torch.rand(9, device=device.torch, requires_grad=True)
+    assert not fused_linear_cross_entropy(x, weight, q.abs(), class_weight=class_weight).requires_grad
+
+
 def test_what_is_wrong_is_named():
     x, weight, q = torch.randn(3, 4), torch.randn(9, 4), torch.rand(3, 9)
     with pytest.raises(ValueError, match=r"target has shape \(3, 8\) and must have shape \(3, 9\)"):

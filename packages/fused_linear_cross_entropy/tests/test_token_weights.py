@@ -93,6 +93,19 @@ def test_a_mask_is_what_ignored_tokens_are(device):
     assert not fused_linear_cross_entropy(x, weight, target, token_weight=mask & False)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_weight_of_an_ignored_token_may_be_anything(device, reduction):
+    case = losses.make(TOKENS, 32, 123, torch.float32, ignored=0.2)
+    weights = torch.where(case.target == -100, torch.nan, WEIGHTS)
+    results = []
+    for each in (WEIGHTS, weights):
+        leaves = [losses.leaf(tensor, device.torch) for tensor in (case.x, case.weight)]
+        given = {"token_weight": each.to(device.torch), "reduction": reduction}
+        loss = fused_linear_cross_entropy(*leaves, case.target.to(device.torch), **given)
+        results.append((loss, *torch.autograd.grad(loss.sum(), leaves)))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
 def test_weights_of_labels_are_shifted_with_them(device):
     case = losses.make(TOKENS, 32, 123, torch.float32, ignored=0.2)
     x, weight, labels = (tensor.to(device.torch) for tensor in (case.x, case.weight, case.target))

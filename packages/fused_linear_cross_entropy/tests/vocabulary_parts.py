@@ -55,13 +55,15 @@ def probabilities_as_targets(rank, device):
         case = losses.make(13, 24, 123, torch.float32, class_weight=True)
         q = torch.rand(13, 123, generator=torch.Generator().manual_seed(0))
     columns = slice(*[(0, 60), (60, 123)][rank])
+    for tokens in (None, 2):
 
-    def run(own, x, weight):
-        mine = columns if own else slice(None)
-        given = {"class_weight": case.class_weight[mine].to(device), "label_smoothing": 0.1, "memory_budget": 2**14}
-        return [fused_linear_cross_entropy(x, weight, q[:, mine].to(device), **in_parts(own, columns, 123, **given))]
+        def run(own, x, weight, tokens=tokens):
+            mine = columns if own else slice(None)
+            given = {"class_weight": case.class_weight[mine].to(device), "label_smoothing": 0.1, "memory_budget": 2**14}
+            options = in_parts(own, columns, 123, chunk_tokens=tokens, **given)
+            return [fused_linear_cross_entropy(x, weight, q[:, mine].to(device), **options)]
 
-    agree(run, case.x, [case.weight], slice(None), columns, device)
+        agree(run, case.x, [case.weight], slice(None), columns, device)
 
 
 def tokens_are_gathered(place, rank, device):

@@ -40,7 +40,7 @@ def joined(
         raise ValueError("weight_grad must be left out where there is an adapter.")
     if is_distributed((x, weight, u, b)):
         raise ValueError("adapter must be left out where there are DTensors.")
-    rank = u.shape[-1]
+    rank = u.shape[-1] if u.dim() else 1
     arguments.shape("adapter[0]", u, (*x.shape[:-1], rank))
     arguments.device("adapter[0]", u, x, "x's")
     x, weight, bias = autocast(x, weight, bias)

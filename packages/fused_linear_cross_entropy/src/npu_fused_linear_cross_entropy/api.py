@@ -16,7 +16,7 @@ from .operators import linear_cross_entropy
 from .option_checks import Part, checked_options
 from .options import Options
 from .probability_targets import probability_loss
-from .rows import LinearCrossEntropyOutput
+from .rows import LinearCrossEntropyOutput, are_counted
 from .token_weights import checked_token_weight, divisors
 
 
@@ -198,6 +198,7 @@ def _weighted(inputs: LossInputs, each: Tensor | None, options: Options) -> Line
         return computed(inputs, options)
     if options.reduction == "none":
         found = computed(inputs, options)
+        each = torch.where(are_counted(inputs.target, options.ignore_index), each, 0.0)
         return found._replace(loss=found.loss * each, z_loss=None if found.z_loss is None else found.z_loss * each)
     divisor = divisors(each, inputs.target, inputs.class_weight, inputs.divisor, options)
     return computed(inputs._replace(divisor=divisor), options._replace(reduction="mean"))

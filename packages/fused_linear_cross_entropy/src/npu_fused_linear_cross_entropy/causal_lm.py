@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from torch import Tensor
 
 from . import parallel
@@ -47,8 +49,8 @@ def causal_lm_loss(
         hidden_states: [..., T, H]; with `shifts` [shifts, ..., T, H].
         lm_head_weight: [V, H].
         labels: [..., T].
-        num_items_in_batch: the sum of the losses is divided by this number or tensor: the labels of a whole step, if its
-            gradients are accumulated over several batches. None: the mean over this batch.
+        num_items_in_batch: the sum of the losses is divided by this number or tensor, at least 0: the labels of a whole
+            step, if its gradients are accumulated over several batches. None: the mean over this batch.
         shift_labels: True: label i + 1 belongs to token i. False: label i does. A tensor: the labels that belong to the
             tokens, instead of `labels`.
         ignore_index: tokens with this label are ignored.
@@ -82,6 +84,8 @@ def causal_lm_loss(
         if num_items_in_batch.numel() != 1:
             raise ValueError(f"num_items_in_batch has {num_items_in_batch.numel()} numbers and must have one.")
         num_items_in_batch = num_items_in_batch.reshape(())
+        if can_bypass_dispatcher((num_items_in_batch,)) and device_for(num_items_in_batch.device) is None:
+            arguments.number("num_items_in_batch", num_items_in_batch.item(), least=0)
     part, named = named_options({"ignore_index": ignore_index, **options}, taken=("reduction",))
     checked = checked_options(lm_head_weight, part, named)
     checked = checked._replace(accum_dtype=check_weight_grad(weight_grad, lm_head_weight, checked.accum_dtype))
@@ -131,10 +135,17 @@ def _checked_labels(labels: Tensor, x: Tensor, options: Options) -> Tensor:
 
 def _shifted(values: Tensor, shift: int, ending: int) -> Tensor:
     """Values [..., T]: for each token that `shift` places later; past the last one the ending."""
-    return torch.nn.functional.pad(values, (0, shift), value=ending)[..., shift:] if shift else values
+    if not shift:
+        return values
+    if not values.dim():
+        raise ValueError("labels has shape () and must have shape (..., T) where labels are shifted.")
+    return torch.nn.functional.pad(values, (0, shift), value=ending)[..., shift:]
 
 
 def _factors(shifts: Sequence[int], shift_weights: Sequence[float] | None) -> list[float]:
+    for name, given in (("shifts", shifts), ("shift_weights", shift_weights)):
+        if given is not None and not isinstance(given, Sequence):
+            raise TypeError(f"{name} is a {type(given).__name__} and must be a sequence of numbers.")
     for place, shift in enumerate(shifts):
         arguments.whole(f"shifts[{place}]", shift, least=0)
     if shift_weights is None:

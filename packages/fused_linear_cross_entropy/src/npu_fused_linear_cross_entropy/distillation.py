@@ -103,8 +103,8 @@ def linear_distillation_loss(
             the smallest number of fp32, 1.2e-38. With a temperature q is softmax(log(teacher_probs) / T).
         teacher_top_k: ids [..., K], int64 or int32, and q's log-probabilities of them [..., K], floating point, in its
             place: D = sum over the K columns of q log(q / p), for "forward_kl" alone. q is taken as it is, at any
-            temperature, and not divided by its sum; an id that is `ignore_index` counts nothing. The backward computes
-            logits again, whatever the reduction.
+            temperature, and not divided by its sum; an id that is `ignore_index`, or whose q is 0, counts nothing. The
+            backward computes logits again, whatever the reduction.
         divergence: one of the above.
         beta: above 0 and below 1; the share of the teacher in m.
         temperature: T, above 0. The hard labels' cross entropy is that of T = 1.

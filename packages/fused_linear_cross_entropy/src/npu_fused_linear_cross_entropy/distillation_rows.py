@@ -21,12 +21,14 @@ class DistilledRows:
         known: bool [N]: counted, and within the vocabulary where targets have cross entropies; None: all.
         weights: [N], of the losses; None: 1.
         divisor: how many count, at least 1, or the sum of their weights, where the loss is a mean; else 1.
+        size: what the weights are divided by where fp16 gradients are left unfinished: see `reference.rows.target_facts`.
     """
 
     def __init__(self, inputs: DistillationInputs, options: DistillationOptions) -> None:
         target, self.weights, self._tokens = inputs.target, inputs.token_weight, inputs.x.shape[0]
         self.columns = self.counted = self.known = None
         self.divisor: Tensor | int = 1
+        self.size: Tensor | int = 1
         if target is not None:
             self.counted = self.known = rows.are_counted(target, options.ignore_index)
             if options.hard_weight:
@@ -37,7 +39,7 @@ class DistilledRows:
         if options.reduction != "mean":
             return
         if self.weights is not None:
-            total = self.weights.sum()
+            total, self.size = self.weights.sum(), rows.typical_size(self.weights)
             self.divisor = torch.where(total == 0.0, 1.0, total)
         elif self.counted is not None:
             self.divisor = self.counted.sum().to(statistics_dtype(inputs.x.dtype)).clamp_min_(1)

@@ -8,11 +8,14 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 
+from . import parallel
+from .checks import check_target
 from .distillation_checks import check_hard_weight
 from .log_prob_outputs import LogProbs
 from .log_probs import linear_log_probs
 from .option_checks import Part
 from .options import DistillationOptions
+from .rows import are_counted
 
 # Options of a distillation that `linear_log_probs` has too.
 _SCORES = ("ignore_index", "softcap", "logit_scale", "accum_dtype", "chunk_tokens", "memory_budget", "sequence_parallel")
@@ -34,8 +37,20 @@ def distill_top_k(
     if options.divergence != "forward_kl":
         raise ValueError(f"divergence is {options.divergence!r} and must be 'forward_kl' where teacher_top_k is given.")
     ignored = options.ignore_index
+    arguments.tensor("x", x)
+    arguments.dtype("teacher_top_k[0]", ids, torch.int64, torch.int32)
+    arguments.shape("teacher_top_k[0]", ids, (*parallel.whole_shape(x, options), *ids.shape[-1:]))
     arguments.shape("teacher_top_k[1]", log_q, ids.shape)
     check_hard_weight(target, options)
+    live = are_counted(ids, ignored)
+    if target is None:
+        counted = torch.ones(ids.shape[:-1], dtype=torch.bool, device=ids.device)
+    else:
+        check_target(target, x, options)
+        counted = are_counted(target, ignored)
+        live = live & counted.unsqueeze(-1)
+    ids, log_q = torch.where(live, ids.long(), ignored), torch.where(live, log_q.detach(), 0.0)
+    each = None if each is None else torch.where(counted, each, 0.0)
     scores: dict[str, Any] = {name: getattr(options, name) for name in _SCORES} | {**scored, **part._asdict()}
     is_shared = options.hard_weight and options.temperature == 1.0
     found = linear_log_probs(
@@ -43,17 +58,17 @@ def distill_top_k(
     )
     assert isinstance(found, LogProbs) and found.ids_log_probs is not None
     log_p = found.ids_log_probs
-    log_q = log_q.detach().to(log_p.dtype)
-    soft = torch.where(ids == ignored, 0.0, log_q.exp() * (log_q - log_p)).sum(-1)
+    log_q = log_q.to(log_p.dtype)
+    q = torch.where(live, log_q.exp(), 0.0)
+    soft = torch.where(q == 0.0, 0.0, q * (log_q - log_p)).sum(-1)
     hard = None
     if options.hard_weight:
         of_target = found.log_probs if is_shared else linear_log_probs(x, weight, target, bias, **scores)
         assert isinstance(of_target, Tensor)
         hard = -of_target
-    counted = torch.ones_like(soft, dtype=torch.bool) if target is None else target != ignored
     divisor: Tensor | int = 1
     if options.reduction == "mean":
-        total = counted.sum() if each is None else torch.where(counted, each, 0.0).sum()
+        total = counted.sum() if each is None else each.sum()
         divisor = torch.where(total == 0, 1, total)
 
     def reduced(rows: Tensor) -> Tensor:

@@ -139,6 +139,8 @@ def linear_log_probs(
     _check_ids(ids, x, shape, options)
     check_counted(counted_tokens, targets, options)
     is_loss = has_target and ids is None and rates is None and not any(asked._replace(entropy=False))
+    if has_target and counted_tokens is None and (batch_invariant or not is_loss):
+        check_columns_early("target", targets, options)
     if is_distributed((x, weight, target, bias)) and (batch_invariant or not is_loss):
         raise ValueError("batch_invariant must be False, and entropies alone asked for, where there are DTensors.")
 
@@ -147,6 +149,8 @@ def linear_log_probs(
         if is_loss:
             found = computed(head._replace(x=x, target=target), options)
             return LogProbs(found.loss, found.entropy)
+        if has_target and counted_tokens is not None:
+            check_columns_early("target", target, options)
         columns = _columns(target if has_target else None, ids)
         inputs = DistributionInputs(x, weight, bias, columns, rates, frozen, weight_grad)
         outputs = distributions(inputs, options._replace(return_entropy=False), Wanted(asked.top_k, asked.is_top))

@@ -86,7 +86,8 @@ def _recorded(run, *arguments):  # type: ignore[no-untyped-def]
     inputs, options, _ = split(arguments, ProbabilityInputs, Options)
     if needs_gradient((inputs.x, inputs.weight, inputs.bias)):
         return apply(_ProbabilityTargets, run, options, *inputs)
-    return run(*arguments)
+    with torch.no_grad():  # class weights that require a gradient would give plain PyTorch one to record
+        return run(*arguments)
 
 
 OPERATORS.autograd("probability_targets", _recorded)
@@ -126,4 +127,7 @@ def _reduced(rows: Tensor, weights: Tensor | None, reduction: str, shape: torch.
         return rows.view(shape)
     if reduction == "sum":
         return rows.sum()
-    return rows.sum() / (max(1, rows.numel()) if weights is None else weights.sum())
+    if weights is None:
+        return rows.sum() / max(1, rows.numel())
+    total = weights.sum()
+    return rows.sum() / torch.where(total == 0.0, 1.0, total)

@@ -96,6 +96,13 @@ def are_counted(target: Tensor, ignore_index: int) -> Tensor:
     return target != ignore_index
 
 
+def typical_size(values: Tensor) -> Tensor:
+    """The mean magnitude of those that are not 0, or more where they are many: none is above MAX_RELATIVE_WEIGHT of it."""
+    sizes = values.abs()
+    total, count = sizes.sum(), (sizes != 0.0).sum().to(sizes.dtype)
+    return torch.where(total > 0.0, total / count.clamp_max(MAX_RELATIVE_WEIGHT), 1.0)
+
+
 def rebased(maximum: Tensor, total: Tensor, dot: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of exp(z - maximum) and of exp(z - maximum) (z - maximum), for another maximum."""
     moved = maximum - top

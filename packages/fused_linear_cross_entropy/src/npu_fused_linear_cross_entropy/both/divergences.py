@@ -14,6 +14,8 @@ times p:
 import triton
 import triton.language as tl
 
+from ..formula import LOWEST
+
 MOST_APART: tl.constexpr = tl.constexpr(80.0)  # of t - s: e^80 is in fp32's range; beyond it |p (s - t)| <= 80 e^-80
 
 
@@ -24,12 +26,12 @@ def divergence_terms(b_z, b_teacher, b_lse, b_teacher_lse, beta, DIVERGENCE: tl.
     b_p = tl.exp(b_s)
     if DIVERGENCE == "forward_kl":
         b_q = tl.exp(b_t)
-        b_term, b_slope = b_q * (b_t - b_s), -b_q
+        b_term, b_slope = tl.where(b_q == 0.0, 0.0, b_q * (b_t - b_s)), -b_q
     elif DIVERGENCE == "reverse_kl":
-        b_term = b_p * (b_s - b_t)
+        b_term = tl.where(b_p == 0.0, 0.0, b_p * (b_s - b_t))
         b_slope = b_term
     elif DIVERGENCE == "jensen_shannon":
-        b_d = b_t - b_s
+        b_d = tl.where(b_t < LOWEST, LOWEST, b_t) - b_s
         b_near = tl.where(b_d > MOST_APART, MOST_APART, b_d)
         b_above = tl.log((1.0 - beta) + beta * tl.exp(b_near))  # u - s
         b_slope = (beta - 1.0) * (b_p * b_above)

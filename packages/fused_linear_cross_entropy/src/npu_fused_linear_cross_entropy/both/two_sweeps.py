@@ -11,7 +11,7 @@ logits. A narrower gradient lies in the upper half of its row, where no column i
 import triton
 import triton.language as tl
 
-from ..formula import gradient_of_raw, row_coefficients
+from ..formula import RULED_OUT, gradient_of_raw, row_coefficients
 from .statistics import store_statistics
 from .tile import gradient_of_logits, load_logits, load_tail, store_tile, tile_of_rows
 
@@ -22,6 +22,8 @@ def store_gradient(
     COLUMNS: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
     """Stores the gradient of the raw logits of a tile, given z and the rows' factors."""
+    if (b_q is not None) and (softcap is None):
+        b_z = tl.maximum(b_z, RULED_OUT)
     b_g = gradient_of_logits(b_z, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, p_class_weight, COLUMNS)
     b_g = gradient_of_raw(b_g, b_z, None, logit_scale, softcap)
     store_tile(p_out, b_g, i_col, s_out, n_rows, COLUMNS, BARRIER)

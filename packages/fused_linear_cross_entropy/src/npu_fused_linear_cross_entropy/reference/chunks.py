@@ -72,7 +72,7 @@ class ReferenceChunks:
         lse, a, b, c, q = coefficients.unsqueeze(2).unbind(0)  # [rows, 1] each
         g = (z - lse).exp_()
         if self._options.return_entropy:
-            g *= a + q * z
+            g *= a + q * z.clamp_min(-1e30)  # 0 times minus infinity is no number
         else:
             g *= a
         if self._options.smoothed:

@@ -80,15 +80,20 @@ def divergence_terms(s: Tensor, t: Tensor, kind: str, beta: float) -> tuple[Tens
     """What D sums, and h, both [rows, V]; s and t are log-probabilities [rows, V]."""
     p, q = s.exp(), t.exp()
     if kind == "forward_kl":
-        return q * (t - s), -q
+        return _times(q, t - s), -q
     if kind == "reverse_kl":
-        h = p * (s - t)
+        h = _times(p, s - t)
         return h, h
     if kind == "jensen_shannon":
         u = torch.logaddexp(s + math.log1p(-beta), t + math.log(beta))
-        h = (1.0 - beta) * p * (s - u)
-        return beta * q * (t - u) + h, h
+        h = (1.0 - beta) * _times(p, s - u)
+        return beta * _times(q, t - u) + h, h
     return 0.5 * (p - q).abs(), 0.5 * p * torch.sign(p - q)
+
+
+def _times(p: Tensor, difference: Tensor) -> Tensor:
+    """p times a difference of log-probabilities: 0 where p is 0, even if both are minus infinity."""
+    return (p * difference).masked_fill_(p == 0.0, 0.0)
 
 
 def _logits(raw: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:

@@ -69,12 +69,15 @@ class Distillation(Head):
         (everything,) = self.tiling.chunks.columns
         divisor, is_unfinished = self.facts.divisor, self.tiling.shape.unfinished
         upstream = torch.ones((), dtype=losses.dtype, device=losses.device) if dloss is None else dloss
-        factors = self.facts.factors(upstream, 1 if is_unfinished else divisor)
+        size = self.facts.size
+        factors = self.facts.factors(upstream, size if is_unfinished else divisor)
         for tokens in self.tiling.chunks.tokens:
             self.gradients.add(tokens, everything, self._chunk(tokens, factors, losses))
         self.release()
+        if not is_unfinished:
+            return losses, self.gradients.finished()
         scale = 1.0 / self.tiling.dweight_scale
-        return losses, self.gradients.finished(losses.new_tensor([1.0, scale, scale]) / divisor if is_unfinished else None)
+        return losses, self.gradients.finished(losses.new_tensor([1.0, scale, scale]) * size / divisor)
 
     def release(self) -> None:
         super().release()

@@ -33,7 +33,7 @@ class Loss(Head):
 
     def __init__(self, inputs: LossInputs, options: Options, tiling: Tiling, device: Device | None) -> None:
         super().__init__(inputs, options, tiling, device)
-        divisor, tokens = inputs.divisor, max(1, inputs.x.shape[0])
+        divisor = inputs.divisor
         self.on_rows = ReferenceRows() if device is None else RowKernels(device)
         scale = tiling.dweight_scale if tiling.shape.unfinished else None
         self.factors: Tensor | None = None  # of losses, and of their gradients, [N] each; None: one for all
@@ -43,9 +43,12 @@ class Loss(Head):
         self._gradient_factors, self._row_options = self.factors, options
         self.facts = self.on_rows.target_facts(inputs.target, inputs.class_weight, divisor, options, tiling.exact, scale)
         if self.factors is not None and self.facts.unfinished is not None:
-            # A mean's factors are about 1 / N: see `reference.rows.target_facts`.
-            self._gradient_factors = self.factors * tokens
-            self.facts = self.facts._replace(unfinished=self.facts.unfinished / tokens)
+            # As class weights are, and with them: see `reference.rows.target_facts`.
+            weights = self.facts.target_weight
+            every = self.factors if weights is None else self.factors * weights * self.facts.gradient_factors[0]
+            size = rows.typical_size(every)
+            self._gradient_factors = self.factors / size
+            self.facts = self.facts._replace(unfinished=self.facts.unfinished * size)
         bias = None if inputs.bias is None else inputs.bias.contiguous()
         class_weight = None if inputs.class_weight is None else inputs.class_weight.contiguous()
         self.on_chunks = (
