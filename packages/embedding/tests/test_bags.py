@@ -64,9 +64,13 @@ def test_positions_before_the_first_bag_count_nowhere(device):
 def test_ids_that_are_left_out_bring_nothing(device):
     """Neither their weight, nor the scale of any row, whatever they are."""
     weight, samples = small_table(1, 64)[1].to(device.torch), torch.tensor([[1.0, torch.inf], [torch.nan, 2.0]])
+    weight, samples = weight.requires_grad_(), samples.to(device.torch).requires_grad_()
     ids = torch.tensor([[1, 3], [3, 2]], device=device.torch)
-    out = embedding_bag(ids, weight, mode="sum", per_sample_weights=samples.to(device.torch), padding_idx=3)
+    out = embedding_bag(ids, weight, mode="sum", per_sample_weights=samples, padding_idx=3)
     assert torch.equal(out, torch.stack((weight[1], 2 * weight[2])))
+    dweight, dsamples = torch.autograd.grad(out.sum(), (weight, samples))
+    assert dweight.sum(1).tolist() == [0, 64, 128] + [0] * (ROWS - 3)
+    assert dsamples[0, 1] == dsamples[1, 0] == 0
     scales = torch.ones(ROWS, device=device.torch)
     scales[0] = scales[3] = torch.inf
     rows = torch.ones(ROWS, 64, dtype=torch.int8, device=device.torch)

@@ -66,6 +66,11 @@ def test_index_outside_the_table_on_a_cpu(indices, message, options):
     assert torch.equal(WEIGHT, before)
 
 
+def test_index_outside_a_frozen_table_on_a_cpu():
+    with pytest.raises(IndexError, match=r"^indices\[1, 0\] is 10 and must be from 0 to 9\.$"):
+        embedding(torch.tensor([[0, 1], [10, 2]]), WEIGHT.to(torch.int8), row_scales=torch.ones(10))
+
+
 def test_index_into_an_empty_table():
     with pytest.raises(IndexError, match=r"^indices\[0\] is 1 and the table has no rows\.$"):
         embedding(INDICES, WEIGHT[:0])

@@ -146,6 +146,21 @@ REFUSED = {
         TypeError,
         r"teacher_top_k\[0\] is torch.float32 and must be torch.int64",
     ),
+    "an id without dimensions": (
+        lambda: linear_distillation_loss(X[0], W, teacher_top_k=(Y[0], X[0, 0])),
+        ValueError,
+        r"teacher_top_k\[0\] has shape \(\) and must have shape \(\.\.\., K\)",
+    ),
+    "log-probabilities in integers": (
+        lambda: linear_distillation_loss(X, W, teacher_top_k=(Y[:, None], Y[:, None])),
+        TypeError,
+        r"teacher_top_k\[1\] is torch.int64 and must be floating point",
+    ),
+    "fewer targets than tokens": (
+        lambda: linear_distillation_loss(X, W, Y[:1], teacher_top_k=(Y[:, None], X[:, :1])),
+        ValueError,
+        r"target has shape \(1,\)",
+    ),
     "fewer ids than tokens": (
         lambda: linear_distillation_loss(X, W, Y, teacher_top_k=(Y[:1, None], X[:1, :1])),
         ValueError,
@@ -160,6 +175,11 @@ REFUSED = {
         lambda: causal_lm_loss(torch.stack([X, X]), W, Y, shifts=iter((1, 2))),
         TypeError,
         "shifts is a tuple_iterator and must be a sequence of numbers",
+    ),
+    "weights of shifts": (
+        lambda: causal_lm_loss(torch.stack([X, X]), W, Y, shifts=(1, 2), shift_weights=iter((1.0, 0.5))),
+        TypeError,
+        "shift_weights is a tuple_iterator and must be a sequence of numbers",
     ),
     "an adapter of a number": (
         lambda: loss(X, W, Y, adapter=(torch.tensor(1.0), W)),

@@ -175,16 +175,18 @@ def test_the_scale_of_token_weights_costs_nothing(device, what, class_weight):
             assert (own.double().cpu() - other).norm() <= 1e-3 * other.norm()
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("scale", WEIGHTS.values())
-def test_the_scale_of_a_distillations_token_weights_costs_nothing(device, scale):
+def test_the_scale_of_a_distillations_token_weights_costs_nothing(device, scale, reduction):
     x, weight, target, _, teacher, _ = distilled.make((7,), dtype=torch.float16)
     weights, pair = torch.rand(7, generator=torch.Generator().manual_seed(0)), [t.to(device.torch) for t in teacher[:2]]
     found = []
     for factor in (1.0, scale):
         leaves = [losses.leaf(each, device.torch) for each in (x, weight)]
         each = (factor * weights).to(device.torch)
-        loss = linear_distillation_loss(*leaves, target.to(device.torch), teacher=tuple(pair), token_weight=each)
-        found.append(torch.autograd.grad(loss * SCALE, leaves))
+        options = {"teacher": tuple(pair), "token_weight": each, "reduction": reduction}
+        loss = linear_distillation_loss(*leaves, target.to(device.torch), **options)
+        found.append(torch.autograd.grad(loss * (SCALE / factor if reduction == "sum" else SCALE), leaves))
     for one, other in zip(*found, strict=True):
         assert (one.double() - other.double()).norm() <= 1e-3 * one.double().norm()
 

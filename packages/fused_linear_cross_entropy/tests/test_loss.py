@@ -233,7 +233,8 @@ def test_columns_that_are_ruled_out(device, entropy):
     assert torch.allclose(ruled_out.outputs["lse"], without.outputs["lse"], rtol=1e-6)
     assert torch.allclose(ruled_out.gradients["weight"][keep].float(), without.gradients["weight"].float(), rtol=2**-6)
     assert not ruled_out.gradients["weight"][10:290].any()
-    assert torch.allclose(ruled_out.gradients["x"].float(), without.gradients["x"].float(), rtol=2**-6, atol=2**-6)
+    dx = without.gradients["x"].float()
+    assert torch.allclose(ruled_out.gradients["x"].float(), dx, rtol=2**-6, atol=2**-8 * float(dx.abs().max()))
 
 
 def test_a_retained_graph_gives_the_same_gradients_again(device):

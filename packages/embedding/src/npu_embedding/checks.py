@@ -92,7 +92,7 @@ def numbers(name: str, value: Tensor | Sequence[int], like: Tensor, of: str, lea
 def inside(indices: Tensor, n_total: int, base: Tensor | None = None) -> None:
     """On a CPU, an index outside the table is an IndexError that names its place among those given; see `reference.check`.
 
-    Operators check it too, under transforms and modes as well; they are given indices in another shape.
+    Operators check again, under transforms and modes too; they are given indices in another shape.
     """
     if device_for(indices.device) is None and can_bypass_dispatcher((indices, base)):
         reference.check(indices, n_total, base=base)

@@ -109,7 +109,8 @@ def explain(
         raise ValueError("multiplier, bag and ngram_size exclude one another, and per_sample_weights goes with bag.")
     if mode is not None and bag is None and ngram_size is None:
         raise ValueError(f"mode is {mode!r} and must be left out where neither bag nor ngram_size is given.")
-    mode = mode or ("mean" if ngram_size is None else "concat")
+    if mode is None:
+        mode = "mean" if ngram_size is None else "concat"
     if ngram_size is not None and (padding_idx is not None or scale_grad_by_freq):
         raise ValueError("padding_idx and scale_grad_by_freq do not go with ngram_size.")
     if rms_norm_eps is not None and (bag is not None or ngram_size is not None):

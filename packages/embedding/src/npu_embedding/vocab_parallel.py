@@ -81,12 +81,12 @@ class VocabParallelEmbedding(nn.Module):
         return exchange.group_named(self._group)
 
     def reset_parameters(self) -> None:
-        """Draws the weight from a normal distribution, as torch.nn.Embedding does; the padding row is zero.
+        """Draws the weight from a normal distribution, that of torch.nn.Embedding; the padding row is zero.
 
         Ranks draw rows of their own, also where their default generators have the same state, which they keep.
         """
         generator, seed = None, torch.randint(2**62, (), device=self.weight.device)
-        if type(seed) is Tensor and not seed.is_meta:  # it has data
+        if type(seed) is Tensor and not seed.is_meta:  # neither fake nor without data
             generator = torch.Generator(seed.device).manual_seed(int(seed) + self._rank)
         nn.init.normal_(self.weight, generator=generator)
         if self.padding_idx is not None and self.vocab_start_index <= self.padding_idx < self.vocab_end_index:

@@ -144,7 +144,7 @@ def _shifted(values: Tensor, shift: int, ending: int) -> Tensor:
 
 def _factors(shifts: Sequence[int], shift_weights: Sequence[float] | None) -> list[float]:
     for name, given in (("shifts", shifts), ("shift_weights", shift_weights)):
-        if given is not None and not isinstance(given, Sequence):
+        if given is not None and not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
             raise TypeError(f"{name} is a {type(given).__name__} and must be a sequence of numbers.")
     for place, shift in enumerate(shifts):
         arguments.whole(f"shifts[{place}]", shift, least=0)

@@ -36,10 +36,12 @@ class DistilledRows:
                 self.columns = torch.where(self.known, target, NO_COLUMN).to(torch.int32)
             if self.weights is not None:
                 self.weights = torch.where(self.counted, self.weights, 0.0)
+        if self.weights is not None and inputs.x.dtype == torch.float16 and options.reduction != "none":
+            self.size = rows.typical_size(self.weights)
         if options.reduction != "mean":
             return
         if self.weights is not None:
-            total, self.size = self.weights.sum(), rows.typical_size(self.weights)
+            total = self.weights.sum()
             self.divisor = torch.where(total == 0.0, 1.0, total)
         elif self.counted is not None:
             self.divisor = self.counted.sum().to(statistics_dtype(inputs.x.dtype)).clamp_min_(1)

@@ -39,6 +39,10 @@ def distill_top_k(
     ignored = options.ignore_index
     arguments.tensor("x", x)
     arguments.dtype("teacher_top_k[0]", ids, torch.int64, torch.int32)
+    if not ids.dim():
+        raise ValueError("teacher_top_k[0] has shape () and must have shape (..., K).")
+    if not log_q.is_floating_point():
+        raise TypeError(f"teacher_top_k[1] is {log_q.dtype} and must be floating point.")
     arguments.shape("teacher_top_k[0]", ids, (*parallel.whole_shape(x, options), *ids.shape[-1:]))
     arguments.shape("teacher_top_k[1]", log_q, ids.shape)
     check_hard_weight(target, options)
@@ -49,8 +53,8 @@ def distill_top_k(
         check_target(target, x, options)
         counted = are_counted(target, ignored)
         live = live & counted.unsqueeze(-1)
-    ids, log_q = torch.where(live, ids.long(), ignored), torch.where(live, log_q.detach(), 0.0)
-    each = None if each is None else torch.where(counted, each, 0.0)
+        each = None if each is None else torch.where(counted, each, 0.0)
+    ids, log_q = torch.where(live, ids.long(), ignored), torch.where(live, log_q.detach(), -torch.inf)
     scores: dict[str, Any] = {name: getattr(options, name) for name in _SCORES} | {**scored, **part._asdict()}
     is_shared = options.hard_weight and options.temperature == 1.0
     found = linear_log_probs(
@@ -59,7 +63,7 @@ def distill_top_k(
     assert isinstance(found, LogProbs) and found.ids_log_probs is not None
     log_p = found.ids_log_probs
     log_q = log_q.to(log_p.dtype)
-    q = torch.where(live, log_q.exp(), 0.0)
+    q = log_q.exp()
     soft = torch.where(q == 0.0, 0.0, q * (log_q - log_p)).sum(-1)
     hard = None
     if options.hard_weight:

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 LOWEST: tl.constexpr = tl.constexpr(-3.0e38)  # finite: LOWEST - LOWEST is 0
-RULED_OUT: tl.constexpr = tl.constexpr(-1.0e30)  # in the place of a z of minus infinity that is multiplied by less than 1e8
+RULED_OUT: tl.constexpr = tl.constexpr(-1.0e30)  # for a z of minus infinity that has a factor, of less than 1e8
 SWEEP_LIMIT: tl.constexpr = tl.constexpr(30.0)  # V e^30 and e^-30 neither overflow nor underflow
 PRODUCT_LIMIT: tl.constexpr = tl.constexpr(60.0)  # as above; a row that rises further costs a second product
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)

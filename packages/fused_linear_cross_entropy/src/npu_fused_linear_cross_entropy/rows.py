@@ -97,7 +97,10 @@ def are_counted(target: Tensor, ignore_index: int) -> Tensor:
 
 
 def typical_size(values: Tensor) -> Tensor:
-    """The mean magnitude of those that are not 0, or more where they are many: none is above MAX_RELATIVE_WEIGHT of it."""
+    """The mean magnitude of the values that are not 0; of more than MAX_RELATIVE_WEIGHT values, their sum over that number.
+
+    So none is above MAX_RELATIVE_WEIGHT times it.
+    """
     sizes = values.abs()
     total, count = sizes.sum(), (sizes != 0.0).sum().to(sizes.dtype)
     return torch.where(total > 0.0, total / count.clamp_max(MAX_RELATIVE_WEIGHT), 1.0)

@@ -189,7 +189,10 @@ RULES = (
 
 @functools.lru_cache(maxsize=1024)
 def choose(shape: Shape) -> Tiling:
-    """The way, by `RULES`, and the chunks. Ranks that share a vocabulary cut tokens as an average rank does."""
+    """The way, by `RULES`, and the chunks. Ranks that share a vocabulary cut tokens as an average rank does.
+
+    Their ways may differ: each way exchanges once, at the end of a chunk of tokens.
+    """
     average = _of_average_rank(shape) if shape.options.group else shape
     agreed = None if average == shape else choose(average).chunks
     plans = {False: _split(shape, demands.of_logits(shape), agreed)}
@@ -203,9 +206,7 @@ def choose(shape: Shape) -> Tiling:
 
 
 def _of_average_rank(shape: Shape) -> Shape:
-    """The same on all ranks, which exchange at the end of each chunk of tokens: they need not have equally many columns,
-    nor tensors that TMA can read.
-    """
+    """The shape of a rank with the average number of columns, whose tensors TMA can read: it is equal on all ranks."""
     columns = parallel.most_columns(shape.options, shape.vocabulary)
     return shape._replace(vocabulary=columns, is_readable=True, options=shape.options._replace(vocab_first=0))
 
@@ -227,7 +228,7 @@ def _split(shape: Shape, demand: Demand, agreed: Chunks | None) -> tuple[Chunks,
         return parts, sum_dtype
     budget = shape.options.memory_budget
     if budget is None and agreed.layout is not Layout.ROWS:
-        budget = splitting.budget_of(None, shape.device)  # which may not hold whole rows of so many tokens
+        budget = splitting.budget_of(None, shape.device)  # without a budget, chunks of a given length take whole rows
     parts, sum_dtype = _split_within(shape, demand, agreed.longest[0], budget)
     why = f"ranks cut tokens alike, as for the average of their columns: {agreed.why}"
     return dataclasses.replace(parts, tokens=agreed.tokens, why=why), sum_dtype

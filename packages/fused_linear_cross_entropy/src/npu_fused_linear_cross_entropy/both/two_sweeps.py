@@ -22,7 +22,7 @@ def store_gradient(
     COLUMNS: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
     """Stores the gradient of the raw logits of a tile, given z and the rows' factors."""
-    if (b_q is not None) and (softcap is None):
+    if (b_q is not None) and (softcap is None):  # q z of minus infinity times a p of 0 is no number
         b_z = tl.maximum(b_z, RULED_OUT)
     b_g = gradient_of_logits(b_z, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, p_class_weight, COLUMNS)
     b_g = gradient_of_raw(b_g, b_z, None, logit_scale, softcap)

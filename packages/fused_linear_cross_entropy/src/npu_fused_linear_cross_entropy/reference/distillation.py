@@ -92,7 +92,7 @@ def divergence_terms(s: Tensor, t: Tensor, kind: str, beta: float) -> tuple[Tens
 
 
 def _times(p: Tensor, difference: Tensor) -> Tensor:
-    """p times a difference of log-probabilities: 0 where p is 0, even if both are minus infinity."""
+    """p times a difference of log-probabilities; 0 where p is 0, also for the difference of two minus infinities."""
     return (p * difference).masked_fill_(p == 0.0, 0.0)
 
 

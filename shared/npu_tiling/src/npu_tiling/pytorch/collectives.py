@@ -16,7 +16,7 @@ def ranks(group: str) -> int:
 
 
 def sum_(values: Tensor, group: str) -> None:
-    """The sum over the ranks, in place; values need not be contiguous, as what is sent must be."""
+    """The sum over the ranks, in place. Values that are not contiguous are copied for it, and back."""
     sent = values.contiguous()
     listening.call(functools.partial(_all_reduce, group), sent)
     if sent is not values:
