@@ -27,7 +27,8 @@ _MATRICES, _VECTORS = ("x", "teacher_x", "teacher_probs"), ("target", "token_wei
 
 def is_unfinished(inputs: Any, options: EachOptions) -> bool:
     """Whether the forward leaves factors of the gradients to the backward (see `reference.rows.target_facts`)."""
-    is_weighted = any(getattr(inputs, name, None) is not None for name in ("class_weight", "token_weight"))
+    of_classes, of_tokens = getattr(inputs, "class_weight", None), getattr(inputs, "token_weight", None)
+    is_weighted = of_classes is not None or of_tokens is not None
     is_scaled = options.reduction == "mean" or options.reduction == "sum" and is_weighted
     return inputs.x.dtype == torch.float16 and is_scaled
 
