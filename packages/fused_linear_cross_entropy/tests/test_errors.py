@@ -171,6 +171,11 @@ REFUSED = {
         ValueError,
         r"labels has shape \(\) and must have shape \(..., T\) where labels are shifted",
     ),
+    "a weight of one token": (
+        lambda: causal_lm_loss(X, W, Y, token_weight=torch.tensor(1.0)),
+        ValueError,
+        r"token_weight has shape \(\) and must have shape \(..., T\) where labels are shifted",
+    ),
     "shifts": (
         lambda: causal_lm_loss(torch.stack([X, X]), W, Y, shifts=iter((1, 2))),
         TypeError,

@@ -120,51 +120,6 @@ def test_nothing_to_train_gives_the_same_loss(device):
         assert not fused_linear_cross_entropy(*arguments).requires_grad
 
 
-@pytest.mark.parametrize(("reduction", "weighted"), [("mean", True), ("sum", False), ("none", True)])
-def test_all_rows_ignored(device, reduction, weighted):
-    case = losses.make(5, 32, 123, ignored=2.0, class_weight=weighted, reduction=reduction, lse_square_scale=0.1, **ALL)
-    results = losses.run(case, device.torch)
-    for name, output in results.outputs.items():
-        if output is not None:
-            assert (output == (-1 if name == "predicted_tokens" else 0)).all(), name
-    assert not any(gradient.any() for gradient in results.gradients.values())
-
-
-@pytest.mark.parametrize("wrong", [-1, 123, 2**40])
-def test_targets_outside_the_vocabulary(device, wrong):
-    case = losses.make(5, 32, 123, reduction="none")
-    case.target[2] = wrong
-    if device.name == "cpu":
-        with pytest.raises(IndexError, match=rf"target\[2\] is {wrong} and must be from 0 to 122, or ignore_index, -100"):
-            losses.run(case, device.torch)
-        return
-    results = losses.run(case, device.torch)
-    case.target[2] = -100
-    case.options["ignore_index"] = -100
-    without = losses.run(case, device.torch)
-    assert torch.equal(results.outputs["loss"].isnan(), torch.arange(5) == 2)
-    assert torch.equal(results.gradients["x"], without.gradients["x"])
-    assert torch.equal(results.gradients["weight"], without.gradients["weight"])
-
-
-@pytest.mark.parametrize("ignore_index", [2**32 + 5, -(2**40)])
-def test_an_ignore_index_past_32_bits_ignores_no_target_of_32_bits(device, ignore_index):
-    case = losses.make(9, 16, 123)
-    case.target[:] = 5
-    expected = losses.run(case, device.torch)
-    case.target = case.target.int()
-    found = losses.run(case.with_options(ignore_index=ignore_index), device.torch)
-    assert torch.equal(found.outputs["loss"], expected.outputs["loss"])
-    assert torch.equal(found.gradients["x"], expected.gradients["x"])
-
-
-def test_int32_targets(device):
-    case = losses.make(19, 32, 123)
-    expected = losses.run(case, device.torch)
-    case.target = case.target.int()
-    assert torch.equal(losses.run(case, device.torch).outputs["loss"], expected.outputs["loss"])
-
-
 def test_strided_inputs(device):
     case = losses.make((4, 6), 32, 123)
     expected = losses.run(case, device.torch)
@@ -202,20 +157,6 @@ def test_the_default_dtype_is_not_that_of_the_loss(device):
     finally:
         torch.set_default_dtype(torch.float32)
     assert loss.dtype == distilled.dtype == torch.float32
-
-
-def test_the_first_of_equal_maxima_is_predicted(device):
-    target = torch.tensor([0, 1, -100], device=device.torch)
-    options = {"return_predicted_tokens": True, "return_token_accuracy": True}
-    for vocabulary, budget, places in ((9000, None, [8999, 4100, 8500]), (1024, 1, [1023, 500, 510, 600])):
-        x, weight = torch.zeros(3, 8, device=device.torch), torch.zeros(vocabulary, 8, device=device.torch)
-        bias = torch.zeros(vocabulary, device=device.torch)
-        out = fused_linear_cross_entropy(x, weight, target, bias, memory_budget=budget, **options)
-        assert out.predicted_tokens.tolist() == [0, 0, -1]
-        assert out.token_accuracy.item() == 0.5
-        bias[places] = 1.0
-        out = fused_linear_cross_entropy(x, weight, target, bias, memory_budget=budget, **options)
-        assert out.predicted_tokens.tolist() == [min(places), min(places), -1]
 
 
 @pytest.mark.parametrize("entropy", [False, True])
@@ -283,21 +224,3 @@ def test_logits_in_the_dtype_of_x_where_the_product_cannot_be_wider(device, monk
     for vocabulary in (123, 9000):
         case = losses.make(19, 64, vocabulary, chunk_tokens=8)
         losses.check(case, losses.run(case, device.torch), roundings=3, logits=torch.bfloat16)
-
-
-@pytest.mark.parametrize("vocabulary", [123, 8500, 20000])
-@pytest.mark.parametrize("part", ["all", "the first columns", "the last columns"])
-def test_of_logits_that_are_no_numbers_a_token_of_the_vocabulary_is_predicted(device, vocabulary, part):
-    case = losses.make(3, 16, vocabulary, torch.float32)
-    weight = case.weight.clone()
-    rows = {"all": slice(None), "the first columns": slice(0, 100), "the last columns": slice(-100, None)}[part]
-    weight[rows] = torch.nan
-    options = {"return_predicted_tokens": True, "return_token_accuracy": True}
-    target = torch.full((3,), vocabulary - 1)
-    found = fused_linear_cross_entropy(case.x.to(device.torch), weight.to(device.torch), target.to(device.torch), **options)
-    assert torch.isnan(found.loss)
-    predicted = found.predicted_tokens.cpu()
-    assert (predicted >= 0).all()
-    assert (predicted < vocabulary).all()
-    if part == "all":
-        assert found.token_accuracy == 0

@@ -101,16 +101,16 @@ def causal_lm_loss(
         if shifts is None:
             if shift_weights is not None:
                 raise ValueError("shift_weights must be left out where shifts are.")
-            target = _shifted(labels, int(shift_labels), ignore_index)
-            token_weight = None if token_weight is None else _shifted(token_weight, int(shift_labels), 0)
+            target = _shifted("labels", labels, int(shift_labels), ignore_index)
+            token_weight = None if token_weight is None else _shifted("token_weight", token_weight, int(shift_labels), 0)
         else:
             if counted_tokens is not None:
                 raise ValueError("counted_tokens must be left out where shifts are given.")
             factors = _factors(shifts, shift_weights)
-            target = torch.stack([_shifted(labels, shift, ignore_index) for shift in shifts])
+            target = torch.stack([_shifted("labels", labels, shift, ignore_index) for shift in shifts])
             check(LossInputs(x, weight, target, bias, class_weight, None, frozen), checked)
             each = labels.new_ones(labels.shape, dtype=torch.bool) if token_weight is None else token_weight
-            shifted = [checked_token_weight(_shifted(each, shift, 0), x, labels.shape) for shift in shifts]
+            shifted = [checked_token_weight(_shifted("token_weight", each, shift, 0), x, labels.shape) for shift in shifts]
             token_weight = torch.stack(
                 [
                     factor / divisors(weights, of_shift, class_weight, num_items_in_batch, checked)
@@ -133,12 +133,12 @@ def _checked_labels(labels: Tensor, x: Tensor, options: Options) -> Tensor:
     return labels if limits.min <= options.ignore_index <= limits.max else labels.long()
 
 
-def _shifted(values: Tensor, shift: int, ending: int) -> Tensor:
+def _shifted(name: str, values: Tensor, shift: int, ending: int) -> Tensor:
     """Values [..., T]: for each token that `shift` places later; past the last one the ending."""
     if not shift:
         return values
     if not values.dim():
-        raise ValueError("labels has shape () and must have shape (..., T) where labels are shifted.")
+        raise ValueError(f"{name} has shape () and must have shape (..., T) where labels are shifted.")
     return torch.nn.functional.pad(values, (0, shift), value=ending)[..., shift:]
 
 
