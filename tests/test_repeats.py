@@ -30,6 +30,7 @@ CALLS = {  # a call of indices and tensors, and the tensors
     "add_rms_norm": (lambda ids, *given: add_rms_norm(*given).y, [(16, SIZE)] * 2 + [(SIZE,)]),
     "gated_rms_norm": (lambda ids, *given: gated_rms_norm(*given), [(16, SIZE)] * 2 + [(SIZE,)]),
     "embedding": (lambda ids, table: embedding(ids, table), [(40, SIZE)]),
+    "embedding, columns of a packed table": (lambda ids, table: embedding(ids, table[:, 16:80]), [(40, 96)]),
     "embedding_bag": (lambda ids, table: embedding_bag(ids.view(4, 4), table, mode="sum"), [(40, SIZE)]),
     "attn_res": (lambda ids, v, *weights: attn_res(v, *weights), [(4, 16, SIZE), *WEIGHTS]),
     "attn_res, a list": (lambda ids, q, w, *v: attn_res(list(v), q, w), [*WEIGHTS, *[(16, SIZE)] * 4]),
@@ -108,6 +109,13 @@ def test_collectives_are_repeated(npu_place, repeated, group, monkeypatch):
 
     compare(split, HEAD, npu_place.torch, repeated, at_least=2)
     assert len(called) == 2 * 7  # dx, of every call, decided or repeated
+
+
+def test_rows_are_scaled_down_by_a_repeated_call(npu_place, repeated):
+    def scaled(ids, table):
+        return embedding(ids, 1 * table, max_norm=1.0)
+
+    compare(scaled, [(40, SIZE)], npu_place.torch, repeated, at_least=5)  # rows scaled and looked up twice, and a gradient
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -20,7 +20,14 @@ def calls(device: torch.device) -> Calls:
     """Vocabularies, each option alone and all of them, chunks of tokens and of columns, kept logits, targets outside."""
 
     def run(
-        vocabulary: int, dtype: torch.dtype, *, tokens: int = ROWS, width: int = 16, factor: float = 1.0, **options: Any
+        vocabulary: int,
+        dtype: torch.dtype,
+        *,
+        tokens: int = ROWS,
+        width: int = 16,
+        factor: float = 1.0,
+        retain_graph: bool = False,
+        **options: Any,
     ) -> None:
         x, weight = leaf((tokens, width), dtype, device), leaf((vocabulary, width), dtype, device)
         target = torch.randint(0, vocabulary, (tokens,), device=device)
@@ -31,7 +38,7 @@ def calls(device: torch.device) -> Calls:
             options["class_weight"] = torch.rand(vocabulary, device=device)
         found = fused_linear_cross_entropy(x, weight, target, **options)
         loss = found if isinstance(found, Tensor) else found.loss
-        (loss.sum() * factor).backward()
+        (loss.sum() * factor).backward(retain_graph=retain_graph)
 
     def log_probs(vocabulary: int, **options: Any) -> None:
         x, weight = leaf((ROWS, 16), BF16, device), leaf((vocabulary, 16), BF16, device)
@@ -83,6 +90,8 @@ def calls(device: torch.device) -> Calls:
         everywhere = {"softcap": 5.0, "logit_scale": 0.5, "temperatures": True, "memory_budget": 2**14}
         yield f"bf16 {vocabulary}, distributions by columns", call(distributions, vocabulary, **everywhere)
     yield "bf16 7, many tokens", call(run, 7, BF16, tokens=5000)
+    for dtype in (FP32, BF16):
+        yield f"{name(dtype)} 123, a graph that is kept", call(run, 123, dtype, factor=3.0, retain_graph=True)
 
     def product(**options: Any) -> None:
         """As calls of many tokens do, with the product that makes exponentials."""

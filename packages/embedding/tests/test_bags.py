@@ -77,6 +77,21 @@ def test_ids_that_are_left_out_bring_nothing(device):
     assert embedding_bag(ids, rows, mode="sum", row_scales=scales, padding_idx=3).eq(1).all()
 
 
+@pytest.mark.parametrize("ends", [None, [0, 2]])
+@pytest.mark.parametrize("infinite", [torch.inf, torch.nan])
+def test_the_weight_of_an_id_that_is_left_out_gets_no_gradient(device, infinite, ends):
+    """Whatever dy is. On accelerators the same of an id outside the table."""
+    weight, ids = small_table(1, 64)[1].abs().to(device.torch), torch.tensor([1, 3, 3, 2], device=device.torch)
+    if device.name != "cpu":
+        ids[1] = ROWS
+    samples = torch.ones(4, device=device.torch, requires_grad=True)
+    offsets, shape = (None, (2, 2)) if ends is None else (torch.tensor(ends, device=device.torch), (4,))
+    given = samples.view(shape)
+    out = embedding_bag(ids.view(shape), weight, offsets, mode="sum", per_sample_weights=given, padding_idx=3)
+    (gradient,) = torch.autograd.grad(out, samples, torch.full_like(out, infinite))
+    assert torch.equal(gradient.cpu().nan_to_num(7, 7), torch.tensor([7.0, 0, 0, 7]))
+
+
 def test_the_mean_of_a_bag_depends_on_no_other_bag(device):
     indices = torch.arange(96).view(32, 3) % (ROWS - 1)
     weight = small_table(1, 64)[1].to(device.torch)

@@ -111,7 +111,8 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"bfloat16 {vocabulary}, {what}", call(vocabulary, **options)
         for what, options in OF_DISTRIBUTIONS.items():
             yield f"bfloat16 {vocabulary}, {what}", _distributions(vocabulary, **options)
-    yield "bfloat16 4096, many rows", call(4096, tokens=1024, narrow=True)  # several tiles of whole rows a program
+    # Several tiles of whole rows a program; gradients that are multiplied into new memory.
+    yield "bfloat16 4096, many rows", call(4096, tokens=1024, narrow=True, retain_graph=True)
     for vocabulary in (123, 1000, 32001, 50257, 128256, 151936):
         for what, options in DISTILLATIONS.items():
             yield f"bfloat16 {vocabulary}, distilled, {what}", _distillation(vocabulary, **options)
@@ -171,6 +172,7 @@ def call(
     grad: bool = True,
     width: int = WIDTH,
     tokens: int = TOKENS,
+    retain_graph: bool = False,
     **options: Any,
 ) -> Callable[[], None]:
     def run() -> None:
@@ -184,7 +186,8 @@ def call(
             found = fused_linear_cross_entropy(x, weight, target, bias, class_weight=class_weight, **given)
             loss = found if isinstance(found, torch.Tensor) else found.loss
             if grad:
-                loss.backward(torch.linspace(0.5, 1.5, loss.numel()).view(loss.shape))  # 1 would multiply nothing
+                gradient = torch.linspace(0.5, 1.5, loss.numel()).view(loss.shape)  # 1 would multiply nothing
+                loss.backward(gradient, retain_graph=retain_graph)
 
     return run
 

@@ -155,6 +155,24 @@ def test_a_gradient_of_one_is_not_multiplied():
         assert moved == (0 if factor == 1.0 else 2 * (x.numel() + weight.numel()) * 2)
 
 
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_gradients_of_a_graph_that_is_kept_are_read_once_and_written_once_more(factor):
+    case = losses.make(80, 16, 1000)
+    x, weight = losses.leaf(case.x, "cpu"), losses.leaf(case.weight, "cpu")
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        loss = fused_linear_cross_entropy(x, weight, case.target)
+        upstream = torch.tensor(factor)
+        first, second = (torch.autograd.grad(loss, (x, weight), upstream, retain_graph=True) for _ in range(2))
+        last = torch.autograd.grad(loss, (x, weight))  # in the memory that the forward wrote
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert all(torch.equal(one, factor * other) for one, other in zip(first, last, strict=True))
+    scaling = [launch for launch in emulation.launches if launch.kernel == "cross_entropy_scale_kernel"]
+    assert len(scaling) == 6
+    size = 2 * (x.numel() + weight.numel())
+    moved = [(launch.arguments["p_values"].read, launch.arguments["p_out"].written) for launch in scaling[:4]]
+    assert [*map(sum, zip(*moved, strict=True))] == [2 * size, 2 * size]
+
+
 @pytest.mark.parametrize("chip", ["Ascend910B1", "Ascend950DT_95A1"])
 def test_other_chips_give_the_same_result(chip):
     case = losses.make(37, 16, 5000, label_smoothing=0.1, return_token_accuracy=True)

@@ -9,6 +9,7 @@ from npu_fused_linear_cross_entropy import (
     FusedLinearCrossEntropyLoss,
     causal_lm_loss,
     fused_linear_cross_entropy,
+    linear_distillation_loss,
     linear_log_probs,
 )
 from torch.utils.flop_counter import FlopCounterMode
@@ -128,6 +129,33 @@ def test_fewer_than_count_are_an_error(device, count):
             fused_linear_cross_entropy(*arguments, counted_tokens=count)
     else:
         assert torch.isnan(fused_linear_cross_entropy(*arguments, counted_tokens=count))
+
+
+def _distillation(x, weight, target, **options):
+    teacher = (x.detach(), weight.detach())
+    return linear_distillation_loss(x, weight, target, teacher=teacher, hard_weight=0.5, **options)
+
+
+OF_TARGETS = {
+    "loss": fused_linear_cross_entropy,
+    "log-probabilities": linear_log_probs,
+    "entropies": functools.partial(linear_log_probs, return_entropy=True, top_k=2),
+    "distillation": _distillation,
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("what", OF_TARGETS)
+def test_a_wrong_target_that_counts_is_named_by_its_place_among_all(what, how):
+    case = losses.make((3, 13), 32, 123, ignored=0.5)
+    case.target[0], case.target[2, 7] = -100, 4
+    counted = counting(case, how)
+    case.target[2, 7] = 123
+    if how in ("places", "places, twice", "mask"):
+        case.target[0, 5] = 500  # it does not count
+    for dtype in (torch.int64, torch.int32):
+        with pytest.raises(IndexError, match=r"target\[2, 7\] is 123 and must be from 0 to 122"):
+            OF_TARGETS[what](case.x, case.weight, case.target.to(dtype), counted_tokens=counted)
 
 
 def test_every_way_to_call_takes_it(device):

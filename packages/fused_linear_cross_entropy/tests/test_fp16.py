@@ -149,6 +149,14 @@ def test_the_scale_of_class_weights_costs_nothing(device, what, reduction):
         assert (own.double().cpu() - exact).norm() <= 1e-3 * exact.norm()
 
 
+def test_class_weights_whose_sum_is_negative_leave_the_z_loss_its_gradient(device):
+    case = losses.make(37, 32, 1000, torch.float16, class_weight=True, ignored=0.2, lse_square_scale=0.1)
+    case = losses.dataclasses.replace(case, class_weight=case.class_weight - 1.5)
+    chosen = case.class_weight[case.target.clamp_min(0)]
+    assert chosen[case.target >= 0].sum() < 0
+    losses.check(case, losses.run(case, device.torch))
+
+
 @pytest.mark.parametrize("class_weight", [False, True])
 @pytest.mark.parametrize("what", [*WEIGHTS, "of few"])
 def test_the_scale_of_token_weights_costs_nothing(device, what, class_weight):

@@ -3,7 +3,7 @@
 import log_probs
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import linear_log_probs
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
 from npu_tiling.explaining.operators import Watch
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
@@ -71,6 +71,27 @@ def test_derivatives_are_exact():
         return tuple(output for output in found if output is not None and output.requires_grad)
 
     assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
+
+
+FLAT = {
+    "a softcap": {"softcap": 1.0},
+    "chunks of columns": {"softcap": 1.0, "memory_budget": 2**13},
+    "a scale of 0": {"logit_scale": 0.0},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("what", FLAT)
+def test_the_top_is_the_token_that_a_loss_predicts(device, what, dtype):
+    """Of logits that a softcap makes equal, the first: raw logits are in the hundreds."""
+    if device.name == "emulated" and dtype != torch.float32:
+        pytest.skip("the same kernels")
+    tensors = log_probs.make((19,), vocabulary=1000, dtype=dtype)
+    x, weight, target = (tensors[name].to(device.torch) for name in ("x", "weight", "target"))
+    given = {"logit_scale": 300.0, **FLAT[what]}
+    predicted = fused_linear_cross_entropy(x, weight, target, return_predicted_tokens=True, **given).predicted_tokens
+    chosen = torch.where(target == -100, 5, predicted)
+    assert linear_log_probs(x, weight, chosen, return_is_top=True, **given).is_top[target != -100].all()
 
 
 def test_ignored_tokens_and_ids_are_zero_and_have_no_gradient(device):

@@ -113,6 +113,17 @@ def test_a_tensor_is_read_as_another_dtype():
     assert isinstance(repeated(run, (4, 6)), Repetition)
 
 
+def test_columns_are_read_as_another_dtype_of_their_size():
+    def run(x):
+        words = x.view(torch.int32)[1:, ::2]
+        return torch.empty_like(words).copy_(words).view(torch.float32), words + 1
+
+    given = [torch.randn(4, 9)[:, 1:7]]
+    _, again = record(run, given, given)
+    columns = torch.randn(5, 9)[1:, 2:8]
+    assert all(map(torch.equal, again([columns]), run(columns)))
+
+
 def test_what_may_hide_tensors_is_no_argument_of_a_launch(doubling):
     class Hidden(tuple):
         pass

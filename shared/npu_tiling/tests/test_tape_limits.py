@@ -27,7 +27,7 @@ REFUSED = {
     "a result of somebody else": (lambda x: FOREIGN, "neither an argument nor made"),
     "another device": (lambda x: x.new_empty(3, device="meta"), "returns no tensor on the device"),
     "distances between tensors": (lambda x: listening.refuse("distances") or x + 1, "distances"),
-    "a column read as integers": (lambda x: x.new_empty_strided((2, 2), (4, 1)).view(torch.int32) + 1, "as another dtype"),
+    "columns read as shorts": (lambda x: x.new_empty_strided((2, 2), (4, 1)).view(torch.int16) + 1, "as another dtype"),
     "words that a row has no whole number of": (lambda x: x.new_empty(4, 3).view(-1).view(torch.int64) + 1, "another dtype"),
     "a part of complex numbers": (lambda x: torch.view_as_complex(x.new_zeros(3, 2)).conj() + x, "conjugated"),
     "a dictionary": (lambda x: {"y": x + 1}, "a dict may have tensors"),

@@ -10,6 +10,7 @@ once.
 from __future__ import annotations
 
 import torch
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
 from .shape import NO_ROW
@@ -54,7 +55,8 @@ def renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: fl
     # An index outside the table stands for a row that another index names: both write the same values, in any order.
     stand_in = torch.where(inside, rows, -1).max()
     rows = torch.where(inside, rows, stand_in.clamp(min=0))
-    wide = weight[rows].to(torch.promote_types(weight.dtype, torch.float32))
+    # `Repeats` would not repeat weight[rows]: of masks its size depends on values.
+    wide = weight.index_select(0, rows).to(statistics_dtype(weight.dtype))
     norm = torch.linalg.vector_norm(wide, norm_type, dim=-1, keepdim=True)
     scale = torch.where((norm > max_norm) & (stand_in >= 0), max_norm / (norm + 1e-7), 1.0)
     weight.index_put_((rows,), (wide * scale).to(weight.dtype))

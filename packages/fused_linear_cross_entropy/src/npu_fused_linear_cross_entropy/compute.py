@@ -61,22 +61,22 @@ def backward(
 
 def scale(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
     """The gradients times a number each, in new memory."""
-    copies = [gradient.clone() for gradient in gradients]
-    scale_(copies, factors)
-    return copies
+    found = [torch.empty_like(gradient) for gradient in gradients]
+    _scale(gradients, factors, found)
+    return found
 
 
-def _scale_(gradients: list[Tensor], factors: list[Tensor]) -> None:
-    """Multiplies gradients by a number each, in place; a gradient whose number is 1 is neither read nor written."""
+def _scale(gradients: list[Tensor], factors: list[Tensor], into: list[Tensor] | None = None) -> None:
     device = device_for(factors[0].device) if factors else None
-    for gradient, factor in zip(gradients, factors, strict=True):
+    for gradient, factor, out in zip(gradients, factors, into or gradients, strict=True):
         if device is not None:
-            launch.scale_(gradient, factor, device)
-        elif factor != 1:
-            gradient *= factor.item()
+            launch.scale(gradient, factor, out, device)
+        elif out is not gradient or factor != 1:
+            torch.mul(gradient, factor.item(), out=out)
 
 
-scale_ = Repeats(_scale_)
+#: Multiplies gradients by a number each, in place; a gradient whose number is 1 is neither read nor written.
+scale_ = Repeats(_scale)
 
 
 def _flat(inputs: Any, options: EachOptions) -> Any:

@@ -12,6 +12,7 @@ from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
+from .compute import check_columns
 from .options import EachOptions
 
 
@@ -57,17 +58,22 @@ def of_counted_tokens(
     options: EachOptions,
     counted: int | Tensor,
     others: Sequence[Tensor | None] = (),
+    *,
+    must_be_columns: bool = True,
 ) -> Any:
     """The outputs, a NamedTuple, of `loss` for x [..., H], target [...] and others [..., ...], of the tokens that count.
 
     On a CPU a wrong `counted` is an error. On an accelerator, where that would wait, the first token's target is
     then outside the vocabulary, which makes its loss NaN, and so the mean and the sum.
 
+    Args:
+        must_be_columns: whether a target that counts and is outside the vocabulary is an error (CPU).
+
     Raises:
         ValueError: more tokens count than were said (CPU).
-        IndexError: a place is outside of the tokens (CPU).
+        IndexError: a place is outside of the tokens, or a target that counts outside the vocabulary (CPU).
     """
-    chosen = _choose(target.reshape(-1).long(), counted, options)
+    chosen = _choose(target.long(), counted, options, must_be_columns)
     rows = x.reshape(-1, x.shape[-1]).index_select(0, chosen.rows).masked_fill_(chosen.zeros.unsqueeze(1), 0.0)
     dimensions = target.dim()
     chosen_others = (other if other is None else _rows(other, dimensions).index_select(0, chosen.rows) for other in others)
@@ -89,8 +95,9 @@ def _rows(tensor: Tensor, dimensions: int) -> Tensor:
     return tensor.reshape(-1, *tensor.shape[dimensions:])
 
 
-def _choose(target: Tensor, counted: int | Tensor, options: EachOptions) -> Counted:
-    """The tokens of a target [tokens] that count, in their order; a place that is listed twice counts once."""
+def _choose(target: Tensor, counted: int | Tensor, options: EachOptions, must_be_columns: bool) -> Counted:
+    """The tokens of an int64 target [...] that count, in their order; a place that is listed twice counts once."""
+    shape, target = target.shape, target.reshape(-1)
     tokens, ignored = target.shape[0], options.ignore_index
     can_ask = can_bypass_dispatcher((target, counted)) and device_for(target.device) is None
     is_wrong: Tensor | None = None
@@ -111,6 +118,8 @@ def _choose(target: Tensor, counted: int | Tensor, options: EachOptions) -> Coun
     count = counts.sum()
     if can_ask and count > limit:
         raise ValueError(f"counted_tokens is {limit} and must be at least {int(count)}, the tokens not ignored.")
+    if can_ask and must_be_columns:
+        check_columns("target", target.view(shape), options)
     is_wrong = count > limit if is_wrong is None else is_wrong | (count > limit)
     length = min(max(limit, 1), tokens)  # at least one, where there are any: its loss is NaN where something is wrong
     place = torch.where(counts, counts.cumsum(0) - 1, length).clamp(max=length)

@@ -221,5 +221,7 @@ def _of_counted(
         wrong = are_counted(target, options.ignore_index) & ~are_columns(target, 0, options.vocab_size)
         return run(x, target, u, torch.where(wrong, torch.nan, 1.0 if each is None else each).to(exact), *of_tokens)
 
-    found: DistillationLoss = of_counted_tokens(run_or_nan, x, target, options, counted, others)
+    found: DistillationLoss = of_counted_tokens(
+        run_or_nan, x, target, options, counted, others, must_be_columns=options.hard_weight != 0.0
+    )
     return found

@@ -149,8 +149,6 @@ def linear_log_probs(
         if is_loss:
             found = computed(head._replace(x=x, target=target), options)
             return LogProbs(found.loss, found.entropy)
-        if has_target and counted_tokens is not None:
-            check_columns_early("target", target, options)
         columns = _columns(target if has_target else None, ids)
         inputs = DistributionInputs(x, weight, bias, columns, rates, frozen, weight_grad)
         outputs = distributions(inputs, options._replace(return_entropy=False), Wanted(asked.top_k, asked.is_top))

@@ -6,7 +6,9 @@ are known but for a factor, by which the backward multiplies them. Otherwise ano
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from torch import Tensor
 from .calls import split
 from .compute import scale, scale_
 from .registration import GRADIENTS, NEEDS, OPERATORS, Gradient
+
+_is_none = functools.partial(is_, None)
 
 
 class LossOperator:
@@ -92,8 +96,8 @@ class _Loss(Function):
 
     @staticmethod
     def backward(ctx, *upstream):  # type: ignore[no-untyped-def]
-        gradient, given = ctx.operator.gradient, [upstream[place] for place in ctx.operator.upstream]
-        if all(one is None for one in given):
+        gradient, given = ctx.operator.gradient, [*map(upstream.__getitem__, ctx.operator.upstream)]
+        if all(map(_is_none, given)):
             return (None,) * len(ctx.needs_input_grad)
         if not ctx.has_gradients:
             return gradient(ctx, given, ctx.saved_tensors)

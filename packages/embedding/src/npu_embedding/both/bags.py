@@ -154,7 +154,9 @@ def spread_bag(
                 b_x = tl.reshape(b_x * factor, [1, BLOCK_N])
                 b_dx = tl.reshape(normalise_backward(b_x, tl.reshape(b_dx, [1, BLOCK_N]), eps, N), [BLOCK_N])
         if p_dsample is not None:
-            b_dot = tl.sum(tl.reshape(b_x * b_dy, [1, BLOCK_N]), axis=1)  # [1]
+            b_dot = tl.zeros([1], tl.float32)
+            if counted & (i_id >= first_row) & (i_id < stop_row):  # else 0 * dy, which is NaN where dy is inf
+                b_dot = tl.sum(tl.reshape(b_x * b_dy, [1, BLOCK_N]), axis=1)  # [1]
             tl.store(p_dsample + i_block * tl.cast(n, tl.int64) + i + tl.arange(0, 1), b_dot)
         if p_dx is not None:
             if p_sample is not None:

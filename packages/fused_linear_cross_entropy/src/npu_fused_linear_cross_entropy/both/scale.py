@@ -6,21 +6,23 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["n"])
 def cross_entropy_scale_kernel(
-    p_values,
+    p_values,  # [n]
     p_factor,  # one number
+    p_out,  # [n], or None: in place
     n,
     BLOCK_N: tl.constexpr,
 ):
-    """values *= factor, in place; where the factor is 1, nothing is read or written."""
+    """out = factor values. In place, where the factor is 1, no value is read or written."""
     factor = tl.load(p_factor).to(tl.float32)
+    n_changed, p_to = n, p_out
+    if p_out is None:
+        n_changed, p_to = tl.where(factor == 1.0, 0, n), p_values
     o_lane = tl.arange(0, BLOCK_N)
-    if factor != 1.0:
-        for i_block in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
-            i_first = i_block.to(tl.int64) * BLOCK_N
-            p_block = p_values + i_first + o_lane
-            m_block = o_lane < n - i_first
-            b_block = tl.load(p_block, mask=m_block, other=0.0).to(tl.float32) * factor
-            tl.store(p_block, b_block.to(p_values.dtype.element_ty), mask=m_block)
+    for i_block in tl.range(tl.program_id(0), tl.cdiv(n_changed, BLOCK_N), tl.num_programs(0)):
+        i_first = i_block.to(tl.int64) * BLOCK_N
+        m_block = o_lane < n - i_first
+        b_block = tl.load(p_values + i_first + o_lane, mask=m_block, other=0.0).to(tl.float32) * factor
+        tl.store(p_to + i_first + o_lane, b_block.to(p_values.dtype.element_ty), mask=m_block)
 
 
 @triton.jit

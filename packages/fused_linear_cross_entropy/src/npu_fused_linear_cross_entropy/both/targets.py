@@ -63,7 +63,7 @@ def store_factors(
     o_lane = tl.arange(0, PARTIAL_WIDTH)
     tl.store(p_factors + o_lane, b_factors)
     if p_unfinished is not None:
-        of_z_loss = tl.where(of_loss > 0.0, of_z_loss / of_loss, 0.0)
+        of_z_loss = tl.where(of_loss != 0.0, of_z_loss / of_loss, 0.0)
         of_gradient = 1.0
         if WEIGHTED:
             of_gradient = tl.where(weight_size > 0.0, tl.minimum(count, MAX_RELATIVE_WEIGHT) / weight_size, 1.0)

@@ -112,13 +112,12 @@ def _sizes(chunk: Chunk, written: Tensor, statistics: Tensor) -> tuple[int, ...]
     return rows, chunk.logits.stride(0), written.stride(0), statistics.stride(0), chunk.first
 
 
-def scale_(values: Tensor, factor: Tensor, device: Device) -> None:
-    """values *= factor, a number on the device, in place; values are contiguous. Costs one small launch where it is 1."""
+def scale(values: Tensor, factor: Tensor, out: Tensor, device: Device) -> None:
+    """out = values factor, a number on the device; contiguous. Where out is the values, a 1 costs one small launch."""
     n = values.numel()
     if n:
-        spec = specs.scale(values.itemsize, device)
-        grid = spec.launch.grid(n)
-        KERNELS.launch("both.scale", "cross_entropy_scale_kernel", spec, grid, (values, factor), (n,))
+        spec, tensors = specs.scale(values.itemsize, device), (values, factor, None if out is values else out)
+        KERNELS.launch("both.scale", "cross_entropy_scale_kernel", spec, spec.launch.grid(n), tensors, (n,))
 
 
 def scale_rows(

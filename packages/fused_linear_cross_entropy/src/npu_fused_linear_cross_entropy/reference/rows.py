@@ -78,7 +78,7 @@ def target_facts(
         relative = torch.where(weight_size > 0, count.clamp_max(MAX_RELATIVE_WEIGHT) / weight_size, 1.0)
     unfinished = factors[0] / relative / torch.tensor([1.0, dweight_scale, dweight_scale], dtype=dtype)
     of_gradient[0] = relative
-    of_gradient[1] = torch.where(factors[0] > 0, factors[1] / factors[0] * relative, 0.0)
+    of_gradient[1] = torch.where(factors[0] != 0, factors[1] / factors[0] * relative, 0.0)
     return TargetFacts(columns, target_weight, factors, of_gradient, unfinished)
 
 

@@ -16,6 +16,7 @@ from ..chunks import part
 from ..gradients import Gradients
 from ..launch.distributions import DistributionKernels
 from ..options import Options
+from ..reference.chunks import ReferenceChunks
 from ..reference.distributions import ReferenceDistributions, logits_of, slopes_of
 from ..shape import Shape
 from ..tiling import choose
@@ -77,8 +78,8 @@ class Distributions(Head):
                 values, places = logits.topk(min(result.top_ids.shape[1], logits.shape[1]), dim=1, largest=rising)
                 tops.append((logits_of(values.to(exact), rates, self.options), places + first))
             if result.first is not None:
-                values, places = logits.max(1) if rising else logits.min(1)
-                firsts.append((values if rising else -values, places + first))
+                values, places = self._rounded(logits).max(1)
+                firsts.append((values, places + first))
         if group:
             result.statistics.copy_(distribution_rows.merged(collectives.gather(result.statistics, group)))
         if result.id_logits is not None:
@@ -93,6 +94,14 @@ class Distributions(Head):
             if group:
                 _, places = ids.first_largest(collectives.gather(values, group), collectives.gather(places, group))
             result.first.copy_(places)
+
+    def _rounded(self, logits: Tensor) -> Tensor:
+        """z of raw logits, without rates, rounded as a loss rounds it. May overwrite the logits."""
+        if self.options.softcap is None and self.options.logit_scale == 1.0:
+            return logits
+        z = logits.to(self.tiling.exact)
+        ReferenceChunks(None, None, self.options).prepare(z, slice(0, z.shape[1]))
+        return z
 
     def _merge_largest(self, found: list[tuple[Tensor, Tensor]], values: Tensor, places: Tensor) -> None:
         """Writes the largest logits of all parts of the columns, and their ids, to `values` and `places` [rows, top_k]."""

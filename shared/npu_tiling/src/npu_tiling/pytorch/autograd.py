@@ -39,7 +39,7 @@ class OperatorLibrary:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._library = torch.library.Library(namespace, "DEF")
-        self._implementations: dict[str, Callable[..., Any]] = {}
+        self._implementations: dict[str, Repeats] = {}
         self._forward_mode: dict[str, bool] = {}
         self._direct: dict[str, Callable[..., Any]] = {}  # what is called where the dispatcher is bypassed
 
@@ -131,8 +131,18 @@ class OperatorLibrary:
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Call an operator, all of its arguments in order: a gradient too, from the backward of an autograd function."""
-        if can_bypass_dispatcher(arguments):
+        if dry_runs:
             return self._direct[name](*arguments)
+        if _is_unobserved():
+            direct = self._direct[name]
+            if not torch.is_grad_enabled() and name in self._implementations:  # nothing is to be recorded
+                direct = self._implementations[name]
+                found = direct.find(arguments) if direct.recognised else None
+                if found is not None:  # the arguments are as plain as those of an equal call
+                    repetition, tensors = found
+                    return repetition(tensors)
+            if _all_plain(arguments):
+                return direct(*arguments)
         return self._operator(name)(*arguments)
 
     def below_autograd(self, name: str, *arguments: Any) -> Any:
@@ -152,9 +162,7 @@ class OperatorLibrary:
         name, dispatched = overload._opname, overload._op  # which OpOverload.__call__ calls
 
         def run(*arguments: Any, **named: Any) -> Any:
-            if named or not can_bypass_dispatcher(arguments):
-                return dispatched(*arguments, **named)
-            return self._direct[name](*arguments)
+            return dispatched(*arguments, **named) if named else self(name, *arguments)
 
         overload._op = run
 
@@ -261,17 +269,19 @@ def can_bypass_dispatcher(arguments: Sequence[Any]) -> bool:
 
     In a dry run it is True: for tensors without data the dispatcher would call the fake function, which launches nothing.
     """
-    if dry_runs:
-        return True
+    return bool(dry_runs) or _is_unobserved() and _all_plain(arguments)
+
+
+def _is_unobserved() -> bool:
+    """Whether no tracing, mode or transform sees operators' calls."""
     if is_dynamo_compiling():  # the operator would be traced into, and not captured
         return False
     if torch._C._are_functorch_transforms_active():  # levels of grad and vmap would be skipped; wrappers have no data
         return False
     if forward_ad._current_level >= 0:  # tangents would be dropped in silence
         return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        return False  # a mode would not see the call: fake tensors, counters, selective checkpoints
-    return _all_plain(arguments)
+    # A mode would not see the call: fake tensors, counters, selective checkpoints.
+    return not torch._C._len_torch_dispatch_stack() and not torch._C._len_torch_function_stack()
 
 
 def _all_plain(arguments: Sequence[Any]) -> bool:

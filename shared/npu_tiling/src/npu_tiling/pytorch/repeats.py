@@ -46,24 +46,36 @@ class Repeats:
     aligned to 16 bytes; with arguments of other kinds than `CONSTANTS`; under `use_device`, `plain_pytorch` or a dispatch
     mode of PyTorch; while launches are listed; and while a profiler watches Triton's launches. PyTorch's
     deterministic mode fills new memory with NaN, but not that of repeated calls.
+
+    Attributes:
+        recognised: calls that are, by the shape of their first argument, or its length if it is a list.
     """
 
     def __init__(self, implementation: Callable[..., Any]) -> None:
         self._implementation = implementation
         # How many calls there were, then how to repeat them, or why that is not possible.
         self._known: dict[Hashable, int | Repetition | str] = {}
-        # Those that are recognised, by the shape of their first argument, or its length if it is a list.
-        self._recognised: dict[Hashable, list[EqualCalls]] = {}
+        self.recognised: dict[Hashable, list[EqualCalls]] = {}
+
+    def find(self, arguments: Sequence[Any]) -> tuple[Repetition, Sequence[Tensor]] | None:
+        """How to repeat an equal call, if it is recognised and may be repeated now, and the tensors of this one."""
+        if recording.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
+            return None
+        first = arguments[0]
+        size = len(first) if type(first) is list else getattr(first, "shape", None)
+        for equal in self.recognised.get(size, ()):
+            tensors = equal.tensors_of(arguments)
+            if tensors is not None and equal.repetition.is_possible():
+                return equal.repetition, tensors
+        return None
 
     def __call__(self, *arguments: Any) -> Any:
+        found = self.find(arguments) if self.recognised else None
+        if found is not None:
+            repetition, given = found
+            return repetition(given)
         if recording.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
             return self._implementation(*arguments)
-        first = arguments[0]
-        first = len(first) if type(first) is list else getattr(first, "shape", None)
-        for equal in self._recognised.get(first, ()):
-            found = equal.tensors_of(arguments)
-            if found is not None and equal.repetition.is_possible():
-                return equal.repetition(found)
         facts: list[Any] = []
         tensors: list[Tensor] = []
         addresses = _list_facts(arguments, facts, tensors)
@@ -79,14 +91,14 @@ class Repeats:
         key = tuple(facts)
         known = self._known.get(key, 0)
         if type(known) is Repetition and known.is_possible():
-            if CAN_RECOGNISE and not is_casting and len(alike := self._recognised.setdefault(first, [])) < _MOST_ALIKE:
-                alike.insert(0, EqualCalls(arguments, tensors, known))
+            if CAN_RECOGNISE and not is_casting:
+                self._recognise(EqualCalls(arguments, tensors, known), arguments[0])
             return known(tensors)
         if not isinstance(known, int):
             return self._implementation(*arguments)
         if len(self._known) >= _MOST_KEYS:
             self._known.clear()
-            self._recognised.clear()
+            self.recognised.clear()
         if known < _DECIDED:
             self._known[key] = known + 1
             return self._implementation(*arguments)
@@ -97,6 +109,12 @@ class Repeats:
         finally:
             _recording.release()
         return results
+
+    def _recognise(self, equal: EqualCalls, first: Any) -> None:
+        size = len(first) if type(first) is list else getattr(first, "shape", None)
+        alike = self.recognised.setdefault(size, [])
+        if len(alike) < _MOST_ALIKE:
+            alike.insert(0, equal)
 
 
 def _list_facts(arguments: Sequence[Any], facts: list[Any], tensors: list[Tensor], *, is_list: bool = False) -> int:

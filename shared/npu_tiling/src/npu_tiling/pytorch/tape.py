@@ -221,7 +221,7 @@ class Tape(TorchDispatchMode):
         number = base = self._places[viewed].base
         start_of_base, dtype, row = self._bases[base]
         if view.dtype != dtype:
-            if not row or row % view.itemsize:
+            if view.itemsize != dtype.itemsize and (not row or row % view.itemsize):
                 return self.refuse("parts of rows are read as another dtype")
             number = self._view_of(base, f"view({self._names.of(view.dtype)})")
         start = int(view.storage_offset() * view.itemsize) - start_of_base
