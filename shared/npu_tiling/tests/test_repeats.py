@@ -1,6 +1,7 @@
 """Which calls of an operator are repeated, and which are decided."""
 
 import threading
+import weakref
 
 import npu_tiling
 import pytest
@@ -123,7 +124,10 @@ def test_one_tensor_twice_is_another_call_than_two(counted):
     assert torch.equal(torch.stack(operator(y, x)), torch.tensor([[4.0] * 4, [2.0] * 4])) and operator.calls == 8
 
 
-@pytest.mark.parametrize("pair", [(0.0, -0.0), (1, True), (1, 1.0), (0, False)], ids=str)
+PAIRS = [(0.0, -0.0), (1, True), (1, 1.0), (0, False)]
+
+
+@pytest.mark.parametrize("pair", [*PAIRS, *(pair[::-1] for pair in PAIRS)], ids=str)
 def test_equal_numbers_may_be_different_options(counted, pair):
     operator = counted(lambda x, option: x * option if type(option) is float else x + 5 * (type(option) is bool))
     one, other = pair
@@ -142,6 +146,15 @@ def test_a_call_under_autocast_is_another_one(counted):
     assert operator(*given).dtype == torch.float32 and operator.calls == 8
     with torch.autocast("cpu", torch.float16):
         assert operator(*given).dtype == torch.float16 and operator.calls == 9
+
+
+def test_no_tensor_of_a_call_is_kept(counted):
+    operator = counted(lambda x, others: [x + 1, *others])
+    x, other = torch.ones(4), torch.ones(4)
+    assert calls_until_repeated(operator, x, [other]) == 4
+    gone = weakref.ref(x), weakref.ref(other)
+    del x, other
+    assert [one() for one in gone] == [None, None]
 
 
 def test_lists_in_lists_are_not_repeated(counted):

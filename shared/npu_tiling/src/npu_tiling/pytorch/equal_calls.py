@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import copysign
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .repetition import Repetition
+from .repetition import Names, Repetition
 
 _Guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 CAN_RECOGNISE = _Guards is not None  # some releases of PyTorch may have no such guards
@@ -27,72 +26,62 @@ class EqualCalls:
 
     Attributes:
         repetition: does such a call.
+        tensors_of: given a call's arguments, its tensors, if it is one of these and they are aligned; None if it is not.
+        source: that function, which was written for these calls.
     """
 
-    def __init__(self, arguments: Sequence[Any], tensors: Sequence[Tensor], repetition: Repetition) -> None:
-        """For the calls that are equal to the one with these arguments.
+    tensors_of: Callable[[Sequence[Any]], Sequence[Tensor] | None]
 
-        Args:
-            arguments: of the call.
-            tensors: those among them, in their order.
-            repetition: of the call.
-        """
+    def __init__(self, arguments: Sequence[Any], repetition: Repetition) -> None:
+        """For the calls that are equal to the one with these arguments."""
         self.repetition = repetition
-        self._length = len(arguments)
-        self._lists = [(i, type(each), len(each)) for i, each in enumerate(arguments) if isinstance(each, (list, tuple))]
-        flat = self._flattened(arguments) or arguments
-        self._tensors_of = _getter([i for i, each in enumerate(flat) if isinstance(each, Tensor)])
-        self._constants_of = _getter([i for i, each in enumerate(flat) if not isinstance(each, Tensor)])
-        self._constants = self._constants_of(flat)
-        self._kinds = [*map(type, self._constants)]
-        self._zeros = [(i, copysign(1.0, each)) for i, each in enumerate(flat) if type(each) is float and not each]
-        ids = [*map(id, tensors)]
-        firsts = [*map(ids.index, ids)]
-        self._again = [(i, first) for i, first in enumerate(firsts) if first < i]  # places of tensors that stand twice
-        self._once_of = _getter(sorted({*firsts}))
-        once = self._once_of(tensors)
+        self._names = Names()
+        tensors: list[tuple[str, Tensor]] = []
+        lines = self._unpacked("arguments", arguments, tensors)
+        first: dict[int, str] = {}  # names of tensors, where each stands first
+        for name, tensor in tensors:
+            first.setdefault(id(tensor), name)
+        once = [tensor for name, tensor in tensors if first[id(tensor)] == name]
+        again = [(name, first[id(tensor)]) for name, tensor in tensors if first[id(tensor)] != name]
         sizes, strides = ([[*get(tensor)] for tensor in once] for get in (Tensor.size, Tensor.stride))
-        self._guards = _Guards(*once, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        guards = _Guards(*once, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        lines += [f"if {name} is not {other}: return None" for name, other in again]
+        lines.append(f"if not {self._names.of(guards.check)}({', '.join(first.values())}): return None")
+        lines.append(f"if ({' | '.join(f'{name}.data_ptr()' for name in first.values())}) % {ALIGNMENT}: return None")
+        lines.append(f"return ({', '.join(name for name, _ in tensors)},)")
+        self.source = "\n    ".join(["def tensors_of(arguments):", *lines, ""])
+        scope = dict(self._names.constants)
+        exec(self.source, scope)
+        self.tensors_of = scope["tensors_of"]
 
-    def tensors_of(self, arguments: Sequence[Any]) -> Sequence[Tensor] | None:
-        """The tensors of a call, if it is one of these, and they are aligned."""
-        if len(arguments) != self._length:
-            return None
-        flat = self._flattened(arguments) if self._lists else arguments
-        if flat is None:
-            return None
-        constants = self._constants_of(flat)
-        if [*map(type, constants)] != self._kinds or constants != self._constants:  # 1 == 1.0 == True
-            return None
-        for i, sign in self._zeros:
-            if copysign(1.0, flat[i]) != sign:
-                return None
-        tensors = once = self._tensors_of(flat)
-        if self._again:
-            for i, first in self._again:
-                if tensors[i] is not tensors[first]:
-                    return None
-            once = self._once_of(tensors)
-        if not self._guards.check(*once):
-            return None
-        addresses = 0
-        for tensor in tensors:
-            addresses |= tensor.data_ptr()
-        return None if addresses % ALIGNMENT else tensors
+    def _unpacked(self, name: str, values: Sequence[Any], tensors: list[tuple[str, Tensor]]) -> list[str]:
+        """Lines that return None unless a list or tuple has equal constants, and lists, in the places of these.
 
-    def _flattened(self, arguments: Sequence[Any]) -> Sequence[Any] | None:
-        """The arguments, with what stands in lists in place of them; None if a list has another kind or length."""
-        flat = [*arguments]
-        for i, kind, length in reversed(self._lists):
-            if type(flat[i]) is not kind or len(flat[i]) != length:
-                return None
-            flat[i : i + 1] = flat[i]
-        return flat
+        Adds all tensors, with their names, to `tensors`.
+        """
+        inner = [f"{name}_{place}" for place in range(len(values))]
+        lines = [f"if len({name}) != {len(values)}: return None"]
+        if values:
+            lines.append(f"{', '.join(inner)}, = {name}")
+        conditions, rest = [], []
+        for variable, value in zip(inner, values, strict=True):
+            if isinstance(value, (list, tuple)):
+                conditions.append(f"type({variable}) is {type(value).__name__}")
+                rest += self._unpacked(variable, value, tensors)
+            elif isinstance(value, Tensor):
+                tensors.append((variable, value))
+            else:
+                conditions.append(self._equals(variable, value))
+        if conditions:
+            lines.append(f"if not ({' and '.join(conditions)}): return None")
+        return lines + rest
 
-
-def _getter(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Gives what stands at these places of a sequence."""
-    if len(places) == 1:
-        (place,) = places
-        return lambda sequence: (sequence[place],)
-    return itemgetter(*places) if places else lambda sequence: ()
+    def _equals(self, variable: str, constant: Any) -> str:
+        """The condition that a variable has this constant: 1 == 1.0 == True, and 0.0 == -0.0."""
+        name, kind = self._names.of(constant), type(constant)
+        if kind not in (int, float, str):
+            return f"{variable} is {name}"
+        equal = f"type({variable}) is {kind.__name__} and {variable} == {name}"
+        if kind is float and not constant:
+            equal += f" and {self._names.of(copysign)}(1.0, {variable}) == {copysign(1.0, constant)}"
+        return f"({variable} is {name} or {equal})"

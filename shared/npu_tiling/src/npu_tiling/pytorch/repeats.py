@@ -92,7 +92,7 @@ class Repeats:
         known = self._known.get(key, 0)
         if type(known) is Repetition and known.is_possible():
             if CAN_RECOGNISE and not is_casting:
-                self._recognise(EqualCalls(arguments, tensors, known), arguments[0])
+                self._recognise(EqualCalls(arguments, known), arguments[0])
             return known(tensors)
         if not isinstance(known, int):
             return self._implementation(*arguments)
