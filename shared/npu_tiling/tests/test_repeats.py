@@ -148,6 +148,28 @@ def test_a_call_under_autocast_is_another_one(counted):
         assert operator(*given).dtype == torch.float16 and operator.calls == 9
 
 
+def test_calls_with_lists_of_many_lengths_are_all_recognised(counted, monkeypatch):
+    monkeypatch.setattr(repeats, "CAN_RECOGNISE", True)
+    operator = counted(lambda x, others, factor: [x * factor, *others])
+    x = torch.ones(4)
+    given = [(x, [x + number for number in range(length)], 2.0) for length in range(9)]
+    for arguments in given:
+        calls_until_repeated(operator, *arguments)
+    assert all(operator.find(arguments) is not None for arguments in given)
+
+
+def test_no_more_is_written_for_calls_than_are_recognised(counted, monkeypatch):
+    monkeypatch.setattr(repeats, "CAN_RECOGNISE", True)
+    written = []
+    equal_calls = repeats.EqualCalls
+    monkeypatch.setattr(repeats, "EqualCalls", lambda *given: written.append(given) or equal_calls(*given))
+    operator = counted(lambda x, factor: x * factor)
+    for _ in range(8):
+        for factor in range(20):
+            assert operator(torch.ones(4), factor).sum() == 4 * factor
+    assert len(written) == repeats._MOST_ALIKE
+
+
 def test_no_tensor_of_a_call_is_kept(counted):
     operator = counted(lambda x, others: [x + 1, *others])
     x, other = torch.ones(4), torch.ones(4)

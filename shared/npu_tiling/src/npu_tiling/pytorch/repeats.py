@@ -29,7 +29,7 @@ CONSTANTS = frozenset((int, float, bool, str, torch.dtype, type(None)))
 
 _DECIDED = 3  # equal calls before the one that is recorded: `Launcher` calls a kernel directly from its third launch on
 _MOST_KEYS = 1024
-_MOST_ALIKE = 4  # kinds of calls, with first arguments of one shape, that are recognised: each is compared with a call
+_MOST_ALIKE = 4  # kinds of calls that are recognised by one length or shape: each is compared with a call
 _REFUSED = 1
 _recording = threading.Lock()
 _index_of = methodcaller("get_device")  # of its device, below 0 for a CPU
@@ -48,7 +48,7 @@ class Repeats:
     deterministic mode fills new memory with NaN, but not that of repeated calls.
 
     Attributes:
-        recognised: calls that are, by the shape of their first argument, or its length if it is a list.
+        recognised: calls that are, by the length of their first list; without a list, by the shape of the first argument.
     """
 
     def __init__(self, implementation: Callable[..., Any]) -> None:
@@ -56,13 +56,14 @@ class Repeats:
         # How many calls there were, then how to repeat them, or why that is not possible.
         self._known: dict[Hashable, int | Repetition | str] = {}
         self.recognised: dict[Hashable, list[EqualCalls]] = {}
+        self._place = 0  # of that list among the arguments, which an operator's schema fixes
 
     def find(self, arguments: Sequence[Any]) -> tuple[Repetition, Sequence[Tensor]] | None:
         """How to repeat an equal call, if it is recognised and may be repeated now, and the tensors of this one."""
         if recording.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
             return None
-        first = arguments[0]
-        size = len(first) if type(first) is list else getattr(first, "shape", None)
+        sized = arguments[self._place]
+        size = len(sized) if type(sized) is list else getattr(sized, "shape", None)
         for equal in self.recognised.get(size, ()):
             tensors = equal.tensors_of(arguments)
             if tensors is not None and equal.repetition.is_possible():
@@ -92,7 +93,7 @@ class Repeats:
         known = self._known.get(key, 0)
         if type(known) is Repetition and known.is_possible():
             if CAN_RECOGNISE and not is_casting:
-                self._recognise(EqualCalls(arguments, known), arguments[0])
+                self._recognise(arguments, known)
             return known(tensors)
         if not isinstance(known, int):
             return self._implementation(*arguments)
@@ -110,11 +111,13 @@ class Repeats:
             _recording.release()
         return results
 
-    def _recognise(self, equal: EqualCalls, first: Any) -> None:
-        size = len(first) if type(first) is list else getattr(first, "shape", None)
-        alike = self.recognised.setdefault(size, [])
+    def _recognise(self, arguments: Sequence[Any], repetition: Repetition) -> None:
+        """Adds calls that are equal to this one to those that are recognised."""
+        self._place = next((place for place, each in enumerate(arguments) if type(each) is list), 0)
+        sized = arguments[self._place]
+        alike = self.recognised.setdefault(len(sized) if type(sized) is list else getattr(sized, "shape", None), [])
         if len(alike) < _MOST_ALIKE:
-            alike.insert(0, equal)
+            alike.insert(0, EqualCalls(arguments, repetition))
 
 
 def _list_facts(arguments: Sequence[Any], facts: list[Any], tensors: list[Tensor], *, is_list: bool = False) -> int:
