@@ -158,6 +158,18 @@ def test_a_wrong_target_that_counts_is_named_by_its_place_among_all(what, how):
             OF_TARGETS[what](case.x, case.weight, case.target.to(dtype), counted_tokens=counted)
 
 
+@pytest.mark.parametrize("how", ["places", "mask"])
+def test_labels_that_do_not_count_may_hold_anything(how):
+    case = losses.make((3, 13), 32, 123, ignored=0.5)
+    counted = counting(case, how)
+    expected = causal_lm_loss(case.x, case.weight, case.target, shift_labels=False, counted_tokens=counted)
+    labels = case.target.where(case.target != -100, 500)
+    assert torch.equal(causal_lm_loss(case.x, case.weight, labels, shift_labels=False, counted_tokens=counted), expected)
+    labels[case.target != -100] = 123
+    with pytest.raises(IndexError, match=r"target\[.*\] is 123"):
+        causal_lm_loss(case.x, case.weight, labels, shift_labels=False, counted_tokens=counted)
+
+
 def test_every_way_to_call_takes_it(device):
     case = losses.make((2, 9), 32, 123, ignored=0.5)
     x, weight, target = (tensor.to(device.torch) for tensor in (case.x, case.weight, case.target))

@@ -97,7 +97,10 @@ def causal_lm_loss(
     else:
         arguments.flags(shift_labels=shift_labels)
         arguments.tensor("token_weight", token_weight, or_none=True)
-        labels = _checked_labels(labels, x if shifts is None else x[0], checked).to(device)
+        labels = _checked_labels(labels, x if shifts is None else x[0], checked)
+        if not isinstance(counted_tokens, Tensor):  # labels of tokens that do not count may hold anything
+            check_columns_early("labels", labels, checked)
+        labels = labels.to(device)
         if shifts is None:
             if shift_weights is not None:
                 raise ValueError("shift_weights must be left out where shifts are.")
@@ -124,11 +127,10 @@ def causal_lm_loss(
 
 
 def _checked_labels(labels: Tensor, x: Tensor, options: Options) -> Tensor:
-    """Labels of the tokens x [..., H], in a dtype that holds ignore_index; columns of the vocabulary, as far as is known."""
+    """Labels of the tokens x [..., H], in a dtype that holds ignore_index."""
     arguments.tensor("labels", labels)
     arguments.dtype("labels", labels, torch.int64, torch.int32)
     arguments.shape("labels", labels, parallel.whole_shape(x, options))
-    check_columns_early("labels", labels, options)
     limits = torch.iinfo(labels.dtype)
     return labels if limits.min <= options.ignore_index <= limits.max else labels.long()
 
