@@ -156,7 +156,7 @@ def test_a_gradient_of_one_is_not_multiplied():
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
-def test_gradients_of_a_graph_that_is_kept_are_read_once_and_written_once_more(factor):
+def test_gradients_of_a_graph_that_is_kept_are_read_once_and_written_elsewhere(factor):
     case = losses.make(80, 16, 1000)
     x, weight = losses.leaf(case.x, "cpu"), losses.leaf(case.weight, "cpu")
     with npu_offline.emulate("Ascend910B4") as emulation:

@@ -6,6 +6,8 @@ from npu_tiling.pytorch import autograd, repeats
 from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, needs_gradient
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
 
 OPERATORS = OperatorLibrary("npu_tiling_recognised")
 decided = []
@@ -77,7 +79,32 @@ def test_tensors_of_other_kinds_are_not_taken_for_plain_ones(grad):
         assert type(OPERATORS("double", x.as_subclass(Wrapped))) is Wrapped
         assert torch.equal(OPERATORS("double", torch.zeros(17)[1:].view(4, 4)), torch.zeros(4, 4))
         assert OPERATORS("double", x.double()).dtype == torch.float64
-    assert len(decided) >= 3
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_sizes_without_numbers_are_no_sizes_of_equal_calls(grad):
+    with torch.set_grad_enabled(grad), FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        fake = mode.from_tensor(torch.randn(4, 4), static_shapes=False)
+    with torch.set_grad_enabled(grad):
+        assert OPERATORS("double", fake).shape == fake.shape
+
+
+def test_a_mode_sees_the_operator_that_is_called():
+    seen = []
+
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Seen():
+        assert torch.equal(of_a_compiler(torch.ones(4, 4)), torch.full((4, 4), 2.0))
+    assert torch.ops.npu_tiling_recognised.double.default in seen
+
+
+def test_an_argument_that_is_missing_is_named():
+    with torch.no_grad(), pytest.raises((TypeError, RuntimeError), match="'x'"):
+        torch.ops.npu_tiling_recognised.double.default()
 
 
 @pytest.mark.parametrize("grad", [False, True])

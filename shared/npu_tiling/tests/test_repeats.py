@@ -148,14 +148,22 @@ def test_a_call_under_autocast_is_another_one(counted):
         assert operator(*given).dtype == torch.float16 and operator.calls == 9
 
 
-def test_calls_with_lists_of_many_lengths_are_all_recognised(counted, monkeypatch):
+def test_calls_of_many_sizes_are_all_recognised(counted, monkeypatch):
+    """Each shape, and each length of a list or a tuple, with flags of one length beside them, in turns."""
     monkeypatch.setattr(repeats, "CAN_RECOGNISE", True)
-    operator = counted(lambda x, others, factor: [x * factor, *others])
-    x = torch.ones(4)
-    given = [(x, [x + number for number in range(length)], 2.0) for length in range(9)]
-    for arguments in given:
-        calls_until_repeated(operator, *arguments)
+    operator = counted(lambda x, flags, others, factor: [x * factor, *(others or ())])
+    given = [
+        (torch.ones(4, width), [True, False], kind([torch.ones(2)] * length), 2.0)
+        for width in range(1, 4)
+        for length in range(1, 7)
+        for kind in (list, tuple)
+    ]
+    given += [(torch.ones(4, width), [True, False], None, 2.0) for width in range(1, 4)]
+    for _ in range(7):
+        for arguments in given:
+            operator(*arguments)
     assert all(operator.find(arguments) is not None for arguments in given)
+    assert operator.find(given[0][:3]) is None and operator.find(()) is None
 
 
 def test_no_more_is_written_for_calls_than_are_recognised(counted, monkeypatch):

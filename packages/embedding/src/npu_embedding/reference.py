@@ -55,7 +55,7 @@ def renormalise_(indices: Tensor, weight: Tensor, max_norm: float, norm_type: fl
     # An index outside the table stands for a row that another index names: both write the same values, in any order.
     stand_in = torch.where(inside, rows, -1).max()
     rows = torch.where(inside, rows, stand_in.clamp(min=0))
-    # `Repeats` would not repeat weight[rows]: of masks its size depends on values.
+    # Not weight[rows], whose rows might be a mask: `Repeats` repeats no operator whose result's size may depend on values.
     wide = weight.index_select(0, rows).to(statistics_dtype(weight.dtype))
     norm = torch.linalg.vector_norm(wide, norm_type, dim=-1, keepdim=True)
     scale = torch.where((norm > max_norm) & (stand_in >= 0), max_norm / (norm + 1e-7), 1.0)

@@ -70,7 +70,8 @@ def causal_lm_loss(
         The loss, a number; or a `LinearCrossEntropyOutput` if one of the `return_` options is set.
 
     Raises:
-        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`.
+        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`. With places or a mask of `counted_tokens` a
+            wrong label is named as `target`, the labels after their shift.
 
     Source: transformers, `loss/loss_utils.py`, ForCausalLMLoss.
     """
@@ -98,7 +99,7 @@ def causal_lm_loss(
         arguments.flags(shift_labels=shift_labels)
         arguments.tensor("token_weight", token_weight, or_none=True)
         labels = _checked_labels(labels, x if shifts is None else x[0], checked)
-        if not isinstance(counted_tokens, Tensor):  # labels of tokens that do not count may hold anything
+        if not isinstance(counted_tokens, Tensor):  # beside places or a mask, other labels may hold anything
             check_columns_early("labels", labels, checked)
         labels = labels.to(device)
         if shifts is None:

@@ -60,13 +60,14 @@ def backward(
 
 
 def scale(gradients: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
-    """The gradients times a number each, in new memory."""
+    """The gradients times a factor each, in new memory."""
     found = [torch.empty_like(gradient) for gradient in gradients]
     _scale(gradients, factors, found)
     return found
 
 
 def _scale(gradients: list[Tensor], factors: list[Tensor], into: list[Tensor] | None = None) -> None:
+    """Writes the gradients times a factor each; None: in place, where a gradient whose factor is 1 is not touched."""
     device = device_for(factors[0].device) if factors else None
     for gradient, factor, out in zip(gradients, factors, into or gradients, strict=True):
         if device is not None:
@@ -75,8 +76,7 @@ def _scale(gradients: list[Tensor], factors: list[Tensor], into: list[Tensor] | 
             torch.mul(gradient, factor.item(), out=out)
 
 
-#: Multiplies gradients by a number each, in place; a gradient whose number is 1 is neither read nor written.
-scale_ = Repeats(_scale)
+scale_ = Repeats(_scale)  # in place
 
 
 def _flat(inputs: Any, options: EachOptions) -> Any:

@@ -22,7 +22,8 @@ class LogProbs(NamedTuple):
         top_log_probs, top_ids: [..., top_k], the largest log-probabilities in descending order, and their columns, int64.
         square_sum: [...], sum p^2.
         mean_logit: [...], sum z / V.
-        is_top: bool [...], whether the first largest z is the target's: of logits that a softcap makes equal, the first.
+        is_top: bool [...], whether the target's z is the largest, and that of no column before it is as large. A softcap may
+            make z of several columns equal.
     """
 
     log_probs: Tensor | None = None

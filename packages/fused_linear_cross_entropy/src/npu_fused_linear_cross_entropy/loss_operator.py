@@ -20,7 +20,7 @@ from .calls import split
 from .compute import scale, scale_
 from .registration import GRADIENTS, NEEDS, OPERATORS, Gradient
 
-_is_none = functools.partial(is_, None)
+_is_none = functools.partial(is_, None)  # without a frame of Python
 
 
 class LossOperator:

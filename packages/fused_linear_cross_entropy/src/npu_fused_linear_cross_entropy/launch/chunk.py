@@ -113,7 +113,11 @@ def _sizes(chunk: Chunk, written: Tensor, statistics: Tensor) -> tuple[int, ...]
 
 
 def scale(values: Tensor, factor: Tensor, out: Tensor, device: Device) -> None:
-    """out = values factor, a number on the device; contiguous. Where out is the values, a 1 costs one small launch."""
+    """out = values times a factor, a number on the device. If out is the values and the factor 1, they are not touched.
+
+    Both are contiguous.
+    """
+    assert values.is_contiguous() and out.is_contiguous()
     n = values.numel()
     if n:
         spec, tensors = specs.scale(values.itemsize, device), (values, factor, None if out is values else out)

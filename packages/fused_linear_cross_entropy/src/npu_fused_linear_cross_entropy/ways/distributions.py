@@ -45,7 +45,7 @@ class Distributions(Head):
 
     def __init__(self, inputs: DistributionInputs, options: Options, shape: Shape, device: Device | None) -> None:
         super().__init__(inputs, options, choose(shape), device)
-        self._ids, self._rates = inputs.ids, inputs.rates
+        self._ids, self._rates, self._on_cpu = inputs.ids, inputs.rates, device is None
         self._kernels = ReferenceDistributions(options) if device is None else DistributionKernels(options, device)
 
     def found(self, top_k: int, find_first: bool) -> Found:
@@ -78,7 +78,7 @@ class Distributions(Head):
                 values, places = logits.topk(min(result.top_ids.shape[1], logits.shape[1]), dim=1, largest=rising)
                 tops.append((logits_of(values.to(exact), rates, self.options), places + first))
             if result.first is not None:
-                values, places = self._rounded(logits).max(1)
+                values, places = self._capped(logits).max(1)
                 firsts.append((values, places + first))
         if group:
             result.statistics.copy_(distribution_rows.merged(collectives.gather(result.statistics, group)))
@@ -95,13 +95,20 @@ class Distributions(Head):
                 _, places = ids.first_largest(collectives.gather(values, group), collectives.gather(places, group))
             result.first.copy_(places)
 
-    def _rounded(self, logits: Tensor) -> Tensor:
-        """z of raw logits, without rates, rounded as a loss rounds it. May overwrite the logits."""
+    def _capped(self, logits: Tensor) -> Tensor:
+        """z of raw logits, all rates 1, with the roundings of the loss: of its kernels, or of its definition on a CPU.
+
+        May overwrite the logits.
+        """
         if self.options.softcap is None and self.options.logit_scale == 1.0:
             return logits
         z = logits.to(self.tiling.exact)
-        ReferenceChunks(None, None, self.options).prepare(z, slice(0, z.shape[1]))
-        return z
+        if self._on_cpu or self.options.softcap is None:
+            ReferenceChunks(None, None, self.options).prepare(z, slice(0, z.shape[1]))
+            return z
+        z *= self.options.logit_scale
+        e = z.abs().mul_(-2.0 / self.options.softcap).exp_()  # as `formula.logits_of_raw`
+        return torch.copysign((1.0 - e).div_(1.0 + e), z).mul_(self.options.softcap)
 
     def _merge_largest(self, found: list[tuple[Tensor, Tensor]], values: Tensor, places: Tensor) -> None:
         """Writes the largest logits of all parts of the columns, and their ids, to `values` and `places` [rows, top_k]."""

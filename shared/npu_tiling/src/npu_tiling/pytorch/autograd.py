@@ -42,6 +42,7 @@ class OperatorLibrary:
         self._implementations: dict[str, Repeats] = {}
         self._forward_mode: dict[str, bool] = {}
         self._direct: dict[str, Callable[..., Any]] = {}  # what is called where the dispatcher is bypassed
+        self._dispatched: dict[str, Callable[..., Any]] = {}  # the dispatcher's calls
 
     def define(
         self,
@@ -69,6 +70,7 @@ class OperatorLibrary:
         name = schema.partition("(")[0]
         self._library.define(schema)
         overload = self._operator(name).default
+        self._dispatched[name] = overload._op
         if not overload._schema.is_mutable:  # the dispatcher tells autograd what was written to
             self._shorten(overload)
         implementation = Repeats(implementation)
@@ -95,7 +97,7 @@ class OperatorLibrary:
         self._library.define(schema)
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
             self._library.impl(name, function, key)
-        self._direct[name] = function
+        self._direct[name], self._dispatched[name] = function, self._operator(name).default._op
 
     def autograd(self, name: str, record: Callable[..., Any]) -> None:
         """Set what the operator does where autograd may record it: mostly `apply` of a `Function`.
@@ -138,12 +140,14 @@ class OperatorLibrary:
             if not torch.is_grad_enabled() and name in self._implementations:  # nothing is to be recorded
                 direct = self._implementations[name]
                 found = direct.find(arguments) if direct.recognised else None
-                if found is not None:  # the arguments are as plain as those of an equal call
+                if found is not None:  # its tensors are plain: they have the types and dispatch keys of plain ones
                     repetition, tensors = found
                     return repetition(tensors)
             if _all_plain(arguments):
                 return direct(*arguments)
-        return self._operator(name)(*arguments)
+        if is_dynamo_compiling():
+            return self._operator(name)(*arguments)  # which it knows
+        return self._dispatched[name](*arguments)
 
     def below_autograd(self, name: str, *arguments: Any) -> Any:
         """Call an operator that autograd is not to record."""
@@ -159,7 +163,7 @@ class OperatorLibrary:
 
     def _shorten(self, overload: Any) -> None:
         """Let code that a compiler generated, which calls operators by their overloads, skip the dispatcher as well."""
-        name, dispatched = overload._opname, overload._op  # which OpOverload.__call__ calls
+        name, dispatched = overload._opname, overload._op  # that is what OpOverload.__call__ calls
 
         def run(*arguments: Any, **named: Any) -> Any:
             return dispatched(*arguments, **named) if named else self(name, *arguments)

@@ -29,7 +29,8 @@ CONSTANTS = frozenset((int, float, bool, str, torch.dtype, type(None)))
 
 _DECIDED = 3  # equal calls before the one that is recorded: `Launcher` calls a kernel directly from its third launch on
 _MOST_KEYS = 1024
-_MOST_ALIKE = 4  # kinds of calls that are recognised by one length or shape: each is compared with a call
+_MOST_ALIKE = 4  # kinds of calls of equal sizes that are recognised: a call is compared with one after the other
+_LISTS = (list, tuple)
 _REFUSED = 1
 _recording = threading.Lock()
 _index_of = methodcaller("get_device")  # of its device, below 0 for a CPU
@@ -48,7 +49,7 @@ class Repeats:
     deterministic mode fills new memory with NaN, but not that of repeated calls.
 
     Attributes:
-        recognised: calls that are, by the length of their first list; without a list, by the shape of the first argument.
+        recognised: what recognises calls, by their sizes (see `_sizes`).
     """
 
     def __init__(self, implementation: Callable[..., Any]) -> None:
@@ -56,15 +57,16 @@ class Repeats:
         # How many calls there were, then how to repeat them, or why that is not possible.
         self._known: dict[Hashable, int | Repetition | str] = {}
         self.recognised: dict[Hashable, list[EqualCalls]] = {}
-        self._place = 0  # of that list among the arguments, which an operator's schema fixes
+        self._count = 0  # of the arguments of calls that are recognised
+        self._lists: tuple[int, ...] = ()  # places among them where a list or tuple of tensors has stood
 
     def find(self, arguments: Sequence[Any]) -> tuple[Repetition, Sequence[Tensor]] | None:
         """How to repeat an equal call, if it is recognised and may be repeated now, and the tensors of this one."""
         if recording.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
             return None
-        sized = arguments[self._place]
-        size = len(sized) if type(sized) is list else getattr(sized, "shape", None)
-        for equal in self.recognised.get(size, ()):
+        if len(arguments) != self._count:
+            return None
+        for equal in self.recognised.get(self._sizes(arguments), ()):
             tensors = equal.tensors_of(arguments)
             if tensors is not None and equal.repetition.is_possible():
                 return equal.repetition, tensors
@@ -112,12 +114,28 @@ class Repeats:
         return results
 
     def _recognise(self, arguments: Sequence[Any], repetition: Repetition) -> None:
-        """Adds calls that are equal to this one to those that are recognised."""
-        self._place = next((place for place, each in enumerate(arguments) if type(each) is list), 0)
-        sized = arguments[self._place]
-        alike = self.recognised.setdefault(len(sized) if type(sized) is list else getattr(sized, "shape", None), [])
+        """Recognises calls that are equal to this one from now on, if few of their sizes are recognised."""
+        lists = {
+            place
+            for place, each in enumerate(arguments)
+            if type(each) in _LISTS and any(type(e) in PLAIN_TENSORS for e in each)
+        }
+        if len(arguments) != self._count or not lists.issubset(self._lists):
+            self._count, self._lists = len(arguments), tuple(sorted(lists.union(self._lists)))
+            self.recognised.clear()
+        alike = self.recognised.setdefault(self._sizes(arguments), [])
         if len(alike) < _MOST_ALIKE:
             alike.insert(0, EqualCalls(arguments, repetition))
+
+    def _sizes(self, arguments: Sequence[Any]) -> Hashable:
+        """The shape of the tensor that a call begins with, alone or in a list, and the lengths of lists of tensors."""
+        first = arguments[0]
+        if type(first) in _LISTS and first:
+            first = first[0]
+        shape = first.shape if type(first) in PLAIN_TENSORS else None
+        if not self._lists:
+            return shape
+        return shape, *[len(arguments[place] or ()) for place in self._lists]
 
 
 def _list_facts(arguments: Sequence[Any], facts: list[Any], tensors: list[Tensor], *, is_list: bool = False) -> int:
@@ -140,11 +158,12 @@ def _list_facts(arguments: Sequence[Any], facts: list[Any], tensors: list[Tensor
             tensors.append(argument)
             facts += (argument.shape, argument.stride(), argument.dtype, index)
             addresses |= argument.data_ptr()
-        elif (kind is list or kind is tuple) and not is_list:
+        elif kind in _LISTS and not is_list:
             facts += (kind, len(argument))
             addresses |= _list_facts(argument, facts, tensors, is_list=True)
         elif kind is float:
-            facts += (kind, argument or str(argument))  # a zero as text: 0.0 == -0.0
+            # A zero and NaN as text: 0.0 == -0.0, and no NaN equals another.
+            facts += (kind, argument if argument and argument == argument else str(argument))
         elif kind in CONSTANTS:
             facts += (kind, argument)  # with its kind: 1 == 1.0 == True
         else:
