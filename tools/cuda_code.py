@@ -199,13 +199,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         import triton
 
-        RECORD.write_text(HEAD.format(triton=triton.__version__, torch=torch.__version__, every=options.every) + said)
+        share = "every launch" if options.every == 1 else f"one launch in {options.every}"
+        RECORD.write_text(HEAD.format(triton=triton.__version__, torch=torch.__version__, share=share) + said)
     return failed
 
 
 HEAD = """# CUDA's code of every launch
 
-Compiled by stock Triton {triton} (torch {torch}), without a GPU; of each kernel one launch in {every} that the calls of
+Compiled by stock Triton {triton} (torch {torch}), without a GPU; of each kernel {share} that the calls of
 tools/cuda_calls make. A cell has the number of launches, and the largest of: registers of a thread; bytes of its
 stack, which hold what registers have no room for; bytes of shared memory.
 

@@ -63,7 +63,7 @@ def of_counted_tokens(
 ) -> Any:
     """The outputs, a NamedTuple, of `loss` for x [..., H], target [...] and others [..., ...], of the tokens that count.
 
-    On a CPU a wrong `counted` is an error. On an accelerator an error would wait for the device: there the first token gets a
+    On a CPU a wrong `counted` is an error. On an accelerator an error would wait for the device; so the first token gets a
     target outside the vocabulary, which makes its loss NaN, and so the mean and the sum.
 
     Args:
