@@ -164,6 +164,7 @@ def test_calls_of_many_sizes_are_all_recognised(counted, monkeypatch):
             operator(*arguments)
     assert all(operator.find(arguments) is not None for arguments in given)
     assert operator.find(given[0][:3]) is None and operator.find(()) is None
+    assert operator.find((torch.ones(4, 1), [True, False], torch.ones(2), 2.0)) is None
 
 
 def test_no_more_is_written_for_calls_than_are_recognised(counted, monkeypatch):

@@ -135,7 +135,7 @@ class Repeats:
         shape = first.shape if type(first) in PLAIN_TENSORS else None
         if not self._lists:
             return shape
-        return shape, *[len(arguments[place] or ()) for place in self._lists]
+        return shape, *[len(each) if type(each := arguments[place]) in _LISTS else None for place in self._lists]
 
 
 def _list_facts(arguments: Sequence[Any], facts: list[Any], tensors: list[Tensor], *, is_list: bool = False) -> int:
