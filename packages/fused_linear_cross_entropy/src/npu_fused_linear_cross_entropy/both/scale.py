@@ -12,7 +12,7 @@ def cross_entropy_scale_kernel(
     n,
     BLOCK_N: tl.constexpr,
 ):
-    """out = factor values. In place, where the factor is 1, no value is read or written."""
+    """out = factor * values. In place, where the factor is 1, no value is read or written."""
     factor = tl.load(p_factor).to(tl.float32)
     n_changed, p_to = n, p_out
     if p_out is None:

@@ -3,7 +3,8 @@
 To decide what a small call launches takes the host longer than to launch it. What is decided depends on facts: sizes,
 strides, dtypes and devices of tensors, which of them are one, what autocast casts to, and the other arguments. `Repeats`
 keeps, for the facts of a call, what it did (tape.py). To list facts takes longer than to repeat a small call; so most calls
-are recognised in another way (equal_calls.py). A new fact has to be seen by both.
+are recognised in another way (equal_calls.py). A new fact is added to both: to `_list_facts` or `Repeats.__call__`, and to
+`EqualCalls` or `Repeats.find`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Repeats:
         if known < _DECIDED:
             self._known[key] = known + 1
             return self._implementation(*arguments)
-        if not _recording.acquire(blocking=False):  # modes of PyTorch keep flags of the process, as if threads took turns
+        if not _recording.acquire(blocking=False):  # modes of PyTorch set flags of the whole process: one thread at a time
             return self._implementation(*arguments)
         try:
             results, self._known[key] = record(self._implementation, arguments, tensors)
@@ -145,7 +146,7 @@ def _list_facts(arguments: Sequence[Any], facts: list[Any], tensors: list[Tensor
         is_list: the arguments are a list among the call's.
 
     Returns:
-        The bitwise or of all addresses: a multiple of 16 if all are. `_REFUSED`, which is none, if a call with such
+        The bitwise or of all addresses: a multiple of 16 if all are. `_REFUSED`, no multiple of 16, if a call with such
         arguments is not repeated.
     """
     addresses = 0
