@@ -146,6 +146,23 @@ def test_an_id_outside_the_vocabulary(device):
     assert x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("how", [None, "places", "mask"])
+def test_ids_of_tokens_that_do_not_count_may_be_anything(device, how):
+    tensors = log_probs.make()
+    x, weight, ids, target = (tensors[name].to(device.torch) for name in ("x", "weight", "ids", "target"))
+    counts = torch.arange(21, device=device.torch).view(3, 7) % 3 > 0
+    counted = {None: None, "places": counts.flatten().nonzero().squeeze(1), "mask": counts}[how]
+    seen = target if how else torch.where(counts, target, -100)
+    wanted = linear_log_probs(x, weight, seen, ids=ids, counted_tokens=counted).ids_log_probs
+    spoilt = torch.where(counts.unsqueeze(-1), ids, 123 + ids)
+    found = linear_log_probs(x, weight, seen, ids=spoilt, counted_tokens=counted).ids_log_probs
+    assert torch.equal(found, wanted) and not found[~counts].any()
+    spoilt[2, 6, 0] = 999
+    if device.name == "cpu":
+        with pytest.raises(IndexError, match=r"ids\[2, 6, 0\] is 999 and must be from 0 to 122"):
+            linear_log_probs(x, weight, seen, ids=spoilt, counted_tokens=counted)
+
+
 @pytest.mark.parametrize("how", ["count", "places", "mask"])
 def test_tokens_that_do_not_count_are_left_out(device, how):
     tensors = log_probs.make(temperature=True)

@@ -134,10 +134,12 @@ def check_columns_early(name: str, target: Tensor, options: EachOptions) -> None
         check_columns(name, target, options)
 
 
-def check_columns(name: str, target: Tensor, options: EachOptions) -> None:
-    """Raises IndexError where one of these is neither a column of the vocabulary nor ignored."""
+def check_columns(name: str, target: Tensor, options: EachOptions, counted: Tensor | None = None) -> None:
+    """Raises IndexError where one that is `counted`, by default any, is neither a column of the vocabulary nor ignored."""
     ignore_index, vocab_size = options.ignore_index, options.vocab_size
     wrong = rows.are_counted(target, ignore_index) & ((target < 0) | (target >= vocab_size))
+    if counted is not None:
+        wrong = wrong & counted
     if wrong.any():
         place = wrong.nonzero()[0].tolist()
         index = ", ".join(map(str, place))

@@ -51,6 +51,15 @@ def check_counted(counted: int | Tensor | None, target: Tensor, options: EachOpt
         arguments.whole("counted_tokens", counted, least=0)
 
 
+def listed(counted: Tensor, tokens: int) -> Tensor:
+    """bool [tokens]: those of a mask, or those at places [n]; a place outside of the tokens is none of them."""
+    if counted.dtype == torch.bool:
+        return counted.reshape(-1)
+    outside = (counted < 0) | (counted >= tokens)
+    places = torch.where(outside, tokens, counted)
+    return counted.new_zeros(tokens + 1, dtype=torch.bool).index_fill(0, places, True)[:tokens]
+
+
 def of_counted_tokens(
     loss: Callable[..., Any],
     x: Tensor,
@@ -104,7 +113,6 @@ def _choose(target: Tensor, counted: int | Tensor, options: EachOptions, must_be
     if not isinstance(counted, Tensor):
         limit = counted
     elif counted.dtype == torch.bool:
-        target = torch.where(counted.reshape(-1), target, ignored)
         limit = int(counted.sum()) if can_ask else tokens
     else:
         outside = (counted < 0) | (counted >= tokens)
@@ -112,8 +120,8 @@ def _choose(target: Tensor, counted: int | Tensor, options: EachOptions, must_be
             first = int(outside.nonzero()[0])
             raise IndexError(f"counted_tokens[{first}] is {int(counted[first])} and must be from 0 to {tokens - 1}.")
         is_wrong, limit = outside.any(), counted.shape[0]
-        listed = target.new_zeros(tokens + 1, dtype=torch.bool).index_fill(0, torch.where(outside, tokens, counted), True)
-        target = torch.where(listed[:tokens], target, ignored)
+    if isinstance(counted, Tensor):
+        target = torch.where(listed(counted, tokens), target, ignored)
     counts = target != ignored
     count = counts.sum()
     if can_ask and count > limit:

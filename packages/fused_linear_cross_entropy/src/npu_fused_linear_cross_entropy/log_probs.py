@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from npu_tiling.pytorch.sharding import is_distributed
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
@@ -14,12 +16,13 @@ from .adapter import joined
 from .api import computed
 from .calls import DistributionInputs, LossInputs
 from .checks import check, check_weight_grad
-from .compute import check_columns_early
-from .counted import check_counted, of_counted_tokens
+from .compute import check_columns, check_columns_early
+from .counted import check_counted, listed, of_counted_tokens
 from .distributions import Wanted, distributions
 from .log_prob_outputs import Asked, LogProbs, asked_outputs
 from .option_checks import Part, checked_options
 from .options import Options
+from .rows import are_counted
 
 _INVARIANT_TOKENS = 512  # of a chunk, where its length must not follow from how many tokens there are
 
@@ -73,7 +76,7 @@ def linear_log_probs(
         target: [...], int64 or int32; None where only other outputs are asked for.
         bias: [V], x's dtype or fp32.
         ids: [..., K], int64 or int32: return the log-probabilities of these columns too. Of one that is `ignore_index` it
-            is 0, without a gradient. A column may be named more than once.
+            is 0, without a gradient. A column may be named more than once. Tokens that do not count may have any.
         top_k: return so many of the largest log-probabilities of each token, and their columns. Which of equal logits come
             first is not said.
         temperature: a number above 0, or a tensor of such numbers that expands to [...], x's dtype or fp32.
@@ -136,8 +139,8 @@ def linear_log_probs(
     targets = torch.full(shape, int(ignore_index == 0), device=x.device) if target is None else target  # not ignored
     head = LossInputs(x, weight, targets, bias, None, None, frozen, weight_grad)
     check(head, options)
-    _check_ids(ids, x, shape, options)
     check_counted(counted_tokens, targets, options)
+    _check_ids(ids, x, targets, counted_tokens, options)
     is_loss = has_target and ids is None and rates is None and not any(asked._replace(entropy=False))
     if has_target and counted_tokens is None and (batch_invariant or not is_loss):
         check_columns_early("target", targets, options)
@@ -149,7 +152,7 @@ def linear_log_probs(
         if is_loss:
             found = computed(head._replace(x=x, target=target), options)
             return LogProbs(found.loss, found.entropy)
-        columns = _columns(target if has_target else None, ids)
+        columns = _columns(target if has_target else None, ids, options.ignore_index)
         inputs = DistributionInputs(x, weight, bias, columns, rates, frozen, weight_grad)
         outputs = distributions(inputs, options._replace(return_entropy=False), Wanted(asked.top_k, asked.is_top))
         return asked_outputs(outputs, target, has_target, asked, options)
@@ -189,22 +192,31 @@ def _rates(temperature: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
     return 1.0 / temperature.to(statistics_dtype(x.dtype)).expand(shape)
 
 
-def _check_ids(ids: Tensor | None, x: Tensor, shape: torch.Size, options: Options) -> None:
+def _check_ids(ids: Tensor | None, x: Tensor, target: Tensor, counted: int | Tensor | None, options: Options) -> None:
+    """Those of tokens that do not count may be anything."""
     arguments.tensor("ids", ids, or_none=True)
-    if ids is not None:
-        arguments.dtype("ids", ids, torch.int64, torch.int32)
-        if ids.dim() != x.dim() or ids.shape[:-1] != shape or not ids.shape[-1]:
-            raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {_with_ids(shape)}, K at least 1.")
-        arguments.device("ids", ids, x, "x's")
-        check_columns_early("ids", ids, options)
+    if ids is None:
+        return
+    arguments.dtype("ids", ids, torch.int64, torch.int32)
+    shape = target.shape
+    if ids.dim() != x.dim() or ids.shape[:-1] != shape or not ids.shape[-1]:
+        raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {_with_ids(shape)}, K at least 1.")
+    arguments.device("ids", ids, x, "x's")
+    if can_bypass_dispatcher((ids, target, counted)) and device_for(ids.device) is None:
+        tokens = are_counted(target, options.ignore_index)
+        if isinstance(counted, Tensor):
+            tokens = tokens & listed(counted, target.numel()).view(shape)
+        check_columns("ids", ids, options, tokens.unsqueeze(-1))
 
 
 def _with_ids(shape: torch.Size) -> str:
     return f"({', '.join([*map(str, shape), 'K'])})"
 
 
-def _columns(target: Tensor | None, ids: Tensor | None) -> Tensor | None:
-    """[tokens, ...]: the target's column, then those of the ids."""
-    parts = [None if target is None else target.unsqueeze(1), ids]
-    found = [part.long() for part in parts if part is not None]
-    return torch.cat(found, 1) if found else None
+def _columns(target: Tensor | None, ids: Tensor | None, ignore_index: int) -> Tensor | None:
+    """[tokens, ...]: the target's column, then those of the ids; all are ignored where the target is."""
+    ids = None if ids is None else ids.long()
+    if target is None:
+        return ids
+    column = target.unsqueeze(1)
+    return column if ids is None else torch.cat((column, torch.where(column == ignore_index, ignore_index, ids)), 1)

@@ -97,8 +97,8 @@ def amax_of_rows(b_amax, b_zero):
     Chips differ in whether the larger of a number and NaN is NaN. Products and sums with NaN are NaN everywhere.
 
     Args:
-        b_amax: the largest |y| of each column's elements of a row.
-        b_zero: the sum of y 0 of each column's elements of a row.
+        b_amax: [rows, columns of a tile]; each is the largest |y| of those columns of a row that have this place in a tile.
+        b_zero: the same with sums of 0 times y: NaN where one is NaN or inf.
     """
     return tl.maximum(tl.max(b_amax, axis=1), MIN_AMAX) + tl.sum(b_zero, axis=1)
 

@@ -5,8 +5,9 @@ bf16 it would be off by about 2^-9 |dh| |h|, which dv_i multiplies by |g|. So a 
 in fp32, and a second sweep, which finds the blocks in the cache (L2), computes the gradients. The forward keeps
 scores, rstd and lse. Where h was not rounded (fp32), delta is <dh, h> and there is one sweep.
 
-lse is rounded: of scores in the hundreds exp(s - lse) sums to 1 + 1e-5. As a factor of all alpha_i that is as small as the
-scores' own rounding, in delta alone it would not cancel against e_i. So delta is divided by the sum of its weights.
+lse is rounded: where scores are in the hundreds, the weights exp(s - lse) sum to 1 + 1e-5. As a factor of all alpha_i that
+is as small as the scores' own rounding. As a factor of delta alone it would be left over where e_i - delta cancels. So
+delta is divided by the sum of its weights.
 
 The first sweep over single rows loads the next block at the top of the loop, computes with the current one, and casts the
 next one at the end; 4096 columns with a prefix are predicted to take 15 % more without it. The second sweep keeps more on

@@ -5,8 +5,8 @@ alone. A mask and a sum pick the numbers of a block from tiles of SLOTS numbers,
 one is computed. Statistics are [tokens, sources]: one load brings those of a token.
 
 The kernel loads the next rows while it computes. With HALVES it takes a row as two halves, one after the other: where whole
-rows fill the chip, compilers for Ascend would put a product where the next row goes. Then the statistics of the next token
-are loaded before the second sweep, else its dh: both do not fit.
+rows fill the chip, compilers for Ascend would put a product where the next row goes. Before the second sweep it loads the
+next token's statistics with HALVES, and the next token's dh without: there is no room for both.
 """
 
 import triton
@@ -16,7 +16,7 @@ from ..both.tile import ALIGNMENT, block_at, count_blocks, fetch_rows, fetch_who
 from ..formula import expanded_gradient
 
 SLOTS = tl.constexpr(64)
-MIN_OFFSET = tl.constexpr(-(2**62))  # of a gradient from its base: below is NO_GRADIENT, with a token's offset added
+MIN_OFFSET = tl.constexpr(-(2**62))  # of a gradient from its base; NO_GRADIENT is less, also with a token's offset
 NO_SCORE = tl.constexpr(-1e30)  # of a slot without a source: its weight is zero
 
 

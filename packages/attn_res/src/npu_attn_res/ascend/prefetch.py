@@ -76,7 +76,7 @@ def attn_res_forward_prefetch_kernel(
             p_block, n_next = next_block(p_v, p_table, s_block, s_token, i_next, n_blocks, i_token, n_tokens, BLOCK_M)
             b_next = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
             b_score, b_rstd, b_square = score_rows(b_v, b_g, eps, D)
-            # Where squares of v overflow, its score is zero, above a low reference, and v times its weight may overflow too.
+            # Where squares of v overflow, its score is 0. Above a low reference its weight is large; v times it overflows.
             b_sum = tl.where(b_square > MAX_SQUARE, 2.0 * MAX_SUM, b_sum)  # false of NaN, which spoils its own token alone
             b_weight = tl.exp(b_score - b_reference)
             b_o += b_v * b_weight[:, None]

@@ -47,7 +47,7 @@ def attn_res_backward_sources_kernel(
         i_token = i_turn.to(tl.int64)
         i_row = i_token * s_token
         b_dh = load_row(p_dh + i_token * s_dh, D, BLOCK_D)
-        b_lse = tl.load(p_lse + i_token + tl.arange(0, 1))  # [1]: a load of one number would not be under way ahead
+        b_lse = tl.load(p_lse + i_token + tl.arange(0, 1))  # [1]: Triton loads no scalar ahead
         if p_prefix is not None:
             b_p = load_row(p_prefix + i_token * s_prefix, D, BLOCK_D)
             o_prefix = tl.cast(n_slots, tl.int64) * n_tokens + i_token + tl.arange(0, 1)

@@ -2,7 +2,8 @@
 
 Each has some columns of some sources of a token in registers, so that every source is read once. It publishes its parts of
 <dh, v_i> in words with a tag, the number of the token's turn, and waits for those of the others; meanwhile its next tokens
-are on the way. exchange.py says why no program waits for one that cannot start.
+are on the way. exchange.py says why no program waits for one that cannot start. Every program adds all words in one order:
+equal calls on one kind of GPU give equal bits.
 """
 
 import triton
@@ -99,7 +100,7 @@ def attn_res_backward_shared_kernel(
             publish(p_published + BLOCK_N, tl.sum(b_p * b_dh, axis=0), turn)
         publish(p_published + o_block, tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), turn)
         b_part = tl.where(m_all, collect(p_part + o_word, turn), 0.0)
-        # The sums over all sources apart: as rows of the same reduction they take registers that blocks need.
+        # A reduction of their own for sums over all sources: as more rows of the next one they take registers of the blocks.
         b_delta, b_sum = tl.reduce((b_alpha * b_part, b_alpha), 0, add_two)
         b_e, b_alpha, b_rstd, b_slope = tl.reduce(
             (
@@ -112,7 +113,7 @@ def attn_res_backward_shared_kernel(
             add_four,
         )  # all [BLOCK_N]
         b_delta = tl.zeros([1], tl.float32) + b_delta
-        b_sum *= 1.0 / PROGRAMS
+        b_sum *= 1.0 / PROGRAMS  # every program's words have each alpha
         if p_prefix is not None:
             o_program = tl.arange(0, SLOTS)
             b_p_e = collect(p_part + tl.minimum(o_program, PROGRAMS - 1) * N_WORDS + BLOCK_N, turn)

@@ -18,7 +18,7 @@ def backward_of_tiles(
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr
 ):  # fmt: skip
-    """`backward_kernel` of program i_program of n_programs; its partial sums are those of the launch's program."""
+    """`backward_kernel` of program i_program of n_programs. Its partial sums have row tl.program_id(0), not i_program."""
     i_first, i_stop, n_step, i_head = tiles_of_program(i_program, n_programs, n_outer, n_inner, M, ORDER)
     p_weight = parameters_of_head(p_weight, i_head, N, ORDER)
     p_bias = parameters_of_head(p_bias, i_head, N, ORDER)

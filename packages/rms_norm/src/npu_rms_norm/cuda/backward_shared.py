@@ -60,7 +60,7 @@ def backward_shared_kernel(
         i_outer, i_inner, _ = row_position(i_row, 0, n_inner, ORDER)
         b_x = load_columns(row_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner), i_col, N, BLOCK_N, "")
         b_g = load_columns(row_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner), i_col, N, BLOCK_N, "")
-        rstd = tl.load(p_rstd + i_row)  # a scalar: a block would be loaded twice, the second time late
+        rstd = tl.load(p_rstd + i_row)  # a scalar: the compiler loads a block twice, the second time late
         b_n = normalise(b_x, tl.full([1], rstd, tl.float32), NORMALISED, FACTORS)
         if p_dw is not None:
             b_dw += b_g * b_n

@@ -47,7 +47,7 @@ class Plan(NamedTuple):
         spec: the tiling, and what is compiled for it.
         rows: groups, and rows of a group.
         strides: two for each tensor of rows, 0 for each None.
-        offset: None on CUDA for 0, so that a product with a 16-bit weight is of 16 bits.
+        offset: None on CUDA for 0 and a 16-bit weight: without that sum the compiler multiplies in 16 bits. Bits are equal.
     """
 
     copies: bool
@@ -128,7 +128,7 @@ def _plan(
     if per_head:  # in results, which are contiguous
         inner_stride = max(inner_stride, rows.n_outer * width)
     weight = None if call.weight is None else call.weight.dtype
-    # Not with a bias: a product of 16 bits would be added to it without being rounded.
+    # Not with a bias: the compiler would add it to a product of 16 bits in one step, and leave out the rounding between.
     narrow_product = (weight is None or weight.itemsize < FP32) and call.bias is None
     offset = None if device.kind == "cuda" and call.offset == 0.0 and narrow_product else call.offset
     read = [tensor.dtype for tensor in tensors[:n_read] if tensor is not None]

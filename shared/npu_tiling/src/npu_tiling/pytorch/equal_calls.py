@@ -1,8 +1,8 @@
 """Recognises a call that is equal to an earlier one, in less time than it takes to list what a call depends on.
 
 Tensors are compared by what torch.compile guards its graphs with, in one call: types, dispatch keys, dtypes, indices of
-devices, sizes, strides, and whether they require gradients. It is False where one tensor is given twice, so each is given
-once. A dispatch key says whether autocast is on, but not what it casts to; another is that of a negated view.
+devices, sizes, strides, and whether they require gradients. That is False where one tensor is given twice, so each is given
+once. Dispatch keys say which views are negated, and whether autocast is on, but not what it casts to.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Repeats:
         return results
 
     def _recognise(self, arguments: Sequence[Any], repetition: Repetition) -> None:
-        """Recognises calls that are equal to this one from now on, if few of their sizes are recognised."""
+        """From now on recognises calls that are equal to this one, unless enough calls of these sizes are recognised."""
         lists = {
             place
             for place, each in enumerate(arguments)

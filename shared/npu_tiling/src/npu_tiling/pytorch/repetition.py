@@ -161,7 +161,8 @@ class Repetition:
         is_enabled = torch.is_grad_enabled()
         is_seen = is_enabled and any(map(_requires_grad, tensors))
         if is_seen or torch.is_autocast_enabled(self._kind):
-            # The recorded call's casts are steps. A view made without gradients may not be changed in place with them.
+            # The recorded call's casts are steps. Gradients stay enabled where nothing requires one: PyTorch refuses to
+            # change a view in place with gradients enabled that was made without.
             with torch.set_grad_enabled(is_enabled and not is_seen), torch.autocast(self._kind, enabled=False):
                 return self._repeat(*tensors)
         return self._repeat(*tensors)

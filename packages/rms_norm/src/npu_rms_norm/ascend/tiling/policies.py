@@ -89,7 +89,8 @@ def tiles_of_rows(shape: Shape, device: Device, width: int, *, several: bool, bu
     rounds, rounds_factors = shape.rounding.normalised != "fp32", shape.rounding.factors != "fp32"
     tile: tuple[str | int, ...] = ("ROWS", width)
     parameters: tuple[str | int, ...] = (1, width)
-    # An fp32 result is computed in the buffer that was loaded, next to one more; a narrower one is cast from a second tile.
+    # Beside the buffer that was loaded, arithmetic takes one tile where the result is fp32. A narrower result is cast from a
+    # tile of its own.
     fp32_tiles = 2 if shape.narrow or on_950 else 1
     fp32_reads = sum(itemsize == FP32 for itemsize in shape.itemsizes)
     table = (

@@ -168,7 +168,7 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
         return make(rows=rows, columns=padded, warps=warps, per_core=per_core, order=order)
     if shape.backward:
         if chunks == 1:
-            chunk, chunks = padded // 4, 4  # no less padding, but fewer registers at once than one block takes
+            chunk, chunks = padded // 4, 4  # as much padding as one block, in fewer registers at a time
         warps, per_core = _programs_by_registers(shape, warps, chunk * chunks)
     elif not warps:
         warps = 4 if chunk <= 512 else 8
