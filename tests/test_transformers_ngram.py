@@ -40,6 +40,13 @@ class Cache:
         self.ids = joined[:, -conv_kernel_size:]
 
 
+class RecordingCache(Cache):
+    """Keeps all ids, as transformers' cache does while it records."""
+
+    def update_conv_state(self, ids, layer_idx, state_idx, conv_kernel_size):
+        self.ids = ids if self.ids is None else torch.cat((self.ids, ids), 1)
+
+
 def texts(shape=(3, 40)):
     ids = torch.randint(0, 5000, shape, generator=torch.Generator().manual_seed(0))
     ids[:, ::6] = EOS
@@ -63,7 +70,7 @@ def test_module_is_the_class_of_transformers(known):
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("cache", [None, Cache])
+@pytest.mark.parametrize("cache", [None, Cache, RecordingCache])
 @pytest.mark.parametrize("emulated", [False, pytest.param(True, marks=pytest.mark.compilers)])
 def test_patched_class_finds_the_same_rows(known, cache, emulated):
     if emulated:
@@ -83,6 +90,27 @@ def test_patched_class_finds_the_same_rows(known, cache, emulated):
             found = results(twin, texts(), cache and cache())
     assert torch.equal(found[0], expected[0])
     assert torch.allclose(found[1], expected[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("what", ["hook", "backward hook", "max_norm", "sparse"])
+def test_hooks_and_options_of_the_table_are_kept(known, what, when):
+    twin = copy.deepcopy(known)
+    if when == "after":
+        patch(twin)
+    for each in (known, twin):
+        table = each.ngram_embedding
+        if what == "hook":
+            table.register_forward_hook(lambda module, given, rows: rows * 2)
+        elif what == "backward hook":
+            table.register_full_backward_hook(lambda module, dx, dy: None)
+        else:
+            setattr(table, what, {"max_norm": 0.5, "sparse": True}[what])
+    if when == "before":
+        patch(twin)
+    expected, found = results(known, texts()), results(twin, texts())
+    assert torch.allclose(found[0], expected[0], rtol=1e-5, atol=1e-6) and found[1].is_sparse == expected[1].is_sparse
+    assert torch.allclose(found[1].to_dense(), expected[1].to_dense(), rtol=1e-5, atol=1e-5)
 
 
 def test_offloaded_tables_are_left_alone(known):

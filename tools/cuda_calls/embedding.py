@@ -32,11 +32,13 @@ def calls(device: torch.device) -> Calls:
         out = embedding(indices.to(index_dtype), weight, **options)
         out.backward(torch.ones_like(out))
 
-    def ngrams(width: int, dtype: torch.dtype, mode: str, history: bool = True, tokens: int = 41) -> None:
+    def ngrams(width: int, dtype: torch.dtype, mode: str, history: bool = True, tokens: int = 41, own: bool = False) -> None:
         ids = torch.randint(0, 9, (3, tokens), device=device)
         table = leaf((301, width), dtype, device)
         before = ids[:, :2] if history else None
-        out = ngram_embedding(ids, table, [2**62 - 1, 3, 5], [71, 73, 79, 67], [0, 71, 144, 223], 0, 3, before, mode=mode)
+        factors = [2**62 - 1, 3, 5]
+        numbers = ([factors] * 4 if own else factors, [71, 73, 79, 67], [0, 71, 144, 223])
+        out = ngram_embedding(ids, table, *numbers, 0, 3, before, mode=mode)
         out.backward(torch.ones_like(out))
 
     def bags(width: int, dtype: torch.dtype, ends: list[int] | None = None, **options: Any) -> None:
@@ -72,5 +74,7 @@ def calls(device: torch.device) -> Calls:
         yield f"bf16 {width}, bags", call(bags, width, BF16, mode="mean", padding_idx=5)
         yield f"fp32 {width}, bags between offsets", call(bags, width, FP32, [0, 3, 3, 77], mode="sum")
     yield "fp32 160, n-grams without history", call(ngrams, 160, FP32, "concat", False, 100)
+    for mode in ("concat", "sum"):
+        yield f"bf16 160, n-grams, own multipliers, {mode}", call(ngrams, 160, BF16, mode, own=True)
     yield "bf16 1024, more indices than launches of ours sort", call(run, 1024, BF16, n=70000, rows=40000)
     yield "bf16 64, many groups", call(run, 64, BF16, n=20000, rows=40000)

@@ -68,10 +68,12 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         ("fp32 160, added", 160, {"mode": "sum"}),
         ("fp32 123, added", 123, {"mode": "sum", "mix": "sum", "history": False}),
         ("bf16 123", 123, {"ngram_size": 2}),
+        ("bf16 160, own multipliers", 160, {"own": True}),
+        ("fp32 123, added, own multipliers", 123, {"own": True, "mode": "sum"}),
         ("fp32 16384", 16384, {"history": False}),
     ):
-        label, _, added = name.partition(", ")
-        yield f"{label}, n-grams{', added' * bool(added)}", _ngrams(width, DTYPES[label[:4]], **options)
+        label, _, more = name.partition(", ")
+        yield f"{label}, n-grams{', ' * bool(more)}{more}", _ngrams(width, DTYPES[label[:4]], **options)
     yield "bf16 160, bags", _bags(160, torch.bfloat16, mode="sum", padding_idx=3)
     yield "fp32 123, bags between offsets", _bags(123, torch.float32, ragged=True, mode="mean", padding_idx=3)
     yield "fp32 16411, bags between offsets, weights", _bags(16411, torch.float32, ragged=True, weighted=True, mode="sum")
@@ -93,7 +95,7 @@ def _sort() -> None:
 
 
 def _ngrams(
-    width: int, dtype: torch.dtype, *, ngram_size: int = 3, history: bool = True, **options: str
+    width: int, dtype: torch.dtype, *, ngram_size: int = 3, history: bool = True, own: bool = False, **options: str
 ) -> Callable[[], None]:
     def call() -> None:
         table = torch.empty(ROWS, width, dtype=dtype).requires_grad_()
@@ -101,7 +103,8 @@ def _ngrams(
         before = ids[:, : ngram_size - 1] if history else None
         heads = 2 * (ngram_size - 1)
         sizes = [ROWS // heads] * heads
-        numbers = ([2**62 - 1] * ngram_size, sizes, [head * sizes[0] for head in range(heads)])
+        factors = [2**62 - 1] * ngram_size
+        numbers = ([factors] * heads if own else factors, sizes, [head * sizes[0] for head in range(heads)])
         out = ngram_embedding(ids, table, *numbers, 0, ngram_size, before, **options)
         out.backward(torch.empty_like(out))
 

@@ -36,9 +36,21 @@ class Case:
 
 
 def make(
-    shape, width, dtype, *, ngram_size=3, heads=2, history=False, mode="concat", mix="xor", fill=None, base=97, eos=7
+    shape,
+    width,
+    dtype,
+    *,
+    ngram_size=3,
+    heads=2,
+    history=False,
+    mode="concat",
+    mix="xor",
+    fill=None,
+    base=97,
+    eos=7,
+    own=False,
 ) -> Case:
-    """A case with `heads` heads for each length of n-gram; a fifth of the ids is EOS."""
+    """A case with `heads` heads for each length of n-gram; a fifth of the ids is EOS. own: each head has its multipliers."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda *size: torch.where(  # noqa: E731
         torch.rand(size, generator=generator) < 0.2, eos, torch.randint(0, VOCABULARY, size, generator=generator)
@@ -49,7 +61,8 @@ def make(
     offsets = sizes.cumsum(0) - sizes
     table = torch.randn(int(sizes.sum()) + 5, width, generator=generator).to(dtype)
     dy = torch.randn(*shape, width * (n_heads if mode == "concat" else 1), generator=generator).to(dtype)
-    multipliers = torch.randint(0, 2**63 // VOCABULARY, (ngram_size,), generator=generator)
+    each = (n_heads, ngram_size) if own else (ngram_size,)
+    multipliers = torch.randint(0, 2**63 // VOCABULARY, each, generator=generator)
     before = before if history else None
     return Case(ids, table, multipliers, sizes, offsets, eos, ngram_size, before, mode, mix, fill, dy)
 
@@ -67,15 +80,16 @@ def run(case: Case, device, **options) -> tuple[Tensor, Tensor]:
 
 def rows_of(ids, history, multipliers, sizes, offsets, eos, fill, mix) -> Tensor:
     """int64 [H, B, T]: rows for ids [B, T], from Python's integers, token by token."""
-    context = len(multipliers) - 1
+    context = multipliers.shape[-1] - 1
     heads = len(sizes) // context
     rows = torch.empty(len(sizes), *ids.shape, dtype=torch.int64)
-    factors, texts = multipliers.tolist(), ids.tolist()
+    of_heads, texts = multipliers.expand(len(sizes), -1).tolist(), ids.tolist()
     before = [[eos] * context for _ in texts] if history is None else history.tolist()
     for b, (text, head) in enumerate(zip(texts, before, strict=True)):
         text = head + text
         for t, h in product(range(len(text) - context), range(len(sizes))):
-            place, mixed, apart = t + context, text[t + context] * factors[0], False
+            factors, place = of_heads[h], t + context
+            mixed, apart = text[place] * factors[0], False
             for k in range(1, 2 + h // heads):
                 apart |= text[place - k] == eos
                 term = (fill if apart else text[place - k]) * factors[k]

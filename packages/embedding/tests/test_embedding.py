@@ -167,9 +167,12 @@ def test_empty_tables(device):
     embedding(none, weight).sum().backward()
     assert weight.grad.shape == (0, 64)
     shard = torch.empty(0, 64, device=device.torch, requires_grad=True)  # more ranks than rows
-    out = embedding(torch.tensor([3, 1], device=device.torch), shard, vocab_range=(2, 2), num_embeddings=4)
-    out.sum().backward()
-    assert torch.equal(out.detach().cpu(), torch.zeros(2, 64))
+    for sparse in (False, True):
+        indices = torch.tensor([3, 1], device=device.torch)
+        out = embedding(indices, shard, vocab_range=(2, 2), num_embeddings=4, sparse=sparse)
+        (gradient,) = torch.autograd.grad(out.sum(), shard)
+        assert torch.equal(out.detach().cpu(), torch.zeros(2, 64))
+        assert gradient.to_dense().shape == (0, 64)
     no_columns = torch.empty(5, 0, device=device.torch, requires_grad=True)
     assert embedding(torch.tensor([3, 1], device=device.torch), no_columns).shape == (2, 0)
 

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from npu_embedding import Embedding
+from npu_embedding import Embedding, embedding, embedding_bag
 
 SETTINGS = [
     {},
@@ -55,6 +55,21 @@ def test_initial_values_are_torchs():
     ours = Embedding(9, 4, padding_idx=2)
     assert torch.equal(ours.weight, theirs.weight)
     assert torch.equal(ours.weight[2], torch.zeros(4))
+
+
+META = [
+    lambda ids, table: embedding(ids, table, multiplier=2.0),
+    lambda ids, table: embedding(ids, table, rms_norm_eps=1e-6),
+    lambda ids, table: embedding(ids, table.to(torch.int8), row_scales=table[:, 0]),
+    lambda ids, table: embedding(ids, table, max_norm=1.0),
+    lambda ids, table: embedding_bag(ids, table).unsqueeze(1).expand(2, 5, 3),
+    lambda ids, table: embedding_bag(ids, table, mode="concat").view(2, 5, 3),
+]
+
+
+@pytest.mark.parametrize("look_up", META)
+def test_tensors_without_data_have_shapes(look_up):
+    assert look_up(torch.zeros(2, 5, dtype=torch.int64, device="meta"), torch.empty(4, 3, device="meta")).shape == (2, 5, 3)
 
 
 def test_device_dtype_and_given_weight():

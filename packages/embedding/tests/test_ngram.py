@@ -18,6 +18,8 @@ OPS = torch.ops.npu_embedding
         ((3, 1, 2), 160, torch.float32, {"history": True}),
         ((2, 9), 7, torch.float32, {"history": True, "mix": "sum", "fill": 0}),
         ((40,), 32, torch.float16, {"ngram_size": 4, "heads": 1}),
+        ((2, 70), 32, torch.bfloat16, {"own": True, "mix": "sum", "fill": 0, "ngram_size": 4, "history": True}),
+        ((2, 9), 7, torch.float32, {"own": True, "mode": "sum"}),
         ((2, 9), 123, torch.bfloat16, {"ngram_size": 2, "mode": "sum"}),
         ((3, 37), 64, torch.float32, {"history": True, "mode": "sum"}),
         ((3,), 16411, torch.float32, {"heads": 1}),
@@ -55,6 +57,24 @@ def test_history_continues_a_text(device):
     assert torch.equal(torch.cat(parts, 1).cpu(), whole)
 
 
+def test_longcats_hash(device):
+    """Sums of ids times powers of the vocabulary's size, modulo each head's: 64 bits do not hold the products."""
+    vocabulary, ngram_size, eos = 131072, 4, 2
+    sizes = [10_000_019 + 2 * head for head in range(2 * (ngram_size - 1))]
+    powers = [[pow(vocabulary, k, size) for k in range(ngram_size)] for size in sizes]
+    ids = torch.randint(3, vocabulary, (2, 40))
+    ids[:, 11::13] = eos
+    table = torch.zeros(1, 8).expand(10_000_100, 8).to(device.torch)
+    numbers = (torch.tensor(each, device=device.torch) for each in (powers, sizes, [0] * len(sizes)))
+    _, rows = OPS.ngram(ids.to(device.torch), None, table, *numbers, eos, 0, True, True, False)
+    for head, size in enumerate(sizes):
+        for text, found in zip(ids.tolist(), rows[head].tolist(), strict=True):
+            for place, row in enumerate(found):
+                start = max((i for i in range(place) if text[i] == eos), default=-1) + 1
+                last = text[start : place + 1][::-1][: 2 + head // 2]
+                assert row == sum(token * vocabulary**k for k, token in enumerate(last)) % size
+
+
 def test_same_bits_every_time_dense_and_sparse(device):
     case = ngrams.make((4, 60), 32, torch.float32, base=5)  # small tables: rows that many n-grams name
     case.dy *= 10 ** torch.randint(-4, 5, case.dy.shape)
@@ -73,7 +93,7 @@ def test_heads_that_the_table_does_not_have(device):
     case.offsets[1] = len(case.table) - 1
     if device.name == "cpu":
         with pytest.raises(
-            ValueError, match=r"sizes and offsets name rows up to \d+ and must name rows from 0 to \d+, table's"
+            ValueError, match=r"sizes\[1\] and offsets\[1\] are 99 and \d+ and must name rows of table, from 0"
         ):
             ngrams.run(case, device.torch)
         return
@@ -135,6 +155,10 @@ WRONG = {
     "multipliers is a float and must be a tensor, or a sequence": (TypeError, {"multipliers": 1.0}),
     r"multipliers\[0\] is 0.5 and must be a whole number": (ValueError, {"multipliers": [0.5, 1, 1]}),
     r"multipliers has shape \(2,\) and must have shape \(3,\)": (ValueError, {"multipliers": [1, 2]}),
+    r"multipliers has shape \(3, 3\) and must have shape \(2, 3\)": (ValueError, {"multipliers": torch.ones(3, 3).long()}),
+    r"multipliers has shape \(3, 3\) and": (ValueError, {"multipliers": [[1, 2, 3]] * 3}),
+    r"multipliers\[1\] has shape \(2,\) and must have shape \(3,\)": (ValueError, {"multipliers": [[1, 2, 3], [1, 2]]}),
+    r"multipliers\[1\]\[0\] is 0.5 and must be": (ValueError, {"multipliers": [[1, 2, 3], [0.5, 1, 1]]}),
     r"multipliers\[1\] is 9223372036854775808 and must be from -9223": (ValueError, {"multipliers": [1, 2**63, 1]}),
     "ids is torch.sparse_coo": (TypeError, {"ids": IDS.to_sparse()}),
     "sizes is torch.sparse_coo": (TypeError, {"sizes": torch.ones(2).long().to_sparse()}),

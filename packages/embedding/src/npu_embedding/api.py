@@ -57,7 +57,8 @@ def embedding(
         sparse: the gradient of `weight` is a sparse tensor: one entry for each index, in the order of their rows, no dense
             table in between. It is not coalesced: only the device knows how many rows are distinct, and the host would have
             to wait for it. Each row's sum, rounded once, is in the first of its entries, with zeros in the others and in
-            those of the padding row: to coalesce it, as optimizers do, adds nothing but zeros. Not under torch.compile.
+            those of the padding row: to coalesce it, as optimizers do, adds nothing but zeros. With inductor a compiled
+            graph may have one look-up in a table, as of torch's own.
         vocab_range: (first, last): `weight` holds rows `first` to `last - 1` of a table that is split over devices. Other
             rows come out as zeros and get no gradient: the sum over all devices is the whole look-up. In a plain
             look-up these zeros are -0.0, which changes no bit of what it is added to; with `multiplier`, `rms_norm_eps` or

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import reference
 from .launch import bags as launch
-from .operators import OPERATORS
+from .operators import OPERATORS, sparse_gradient
 from .shape import NO_ID, NO_ROW
 
 _IDS = "Tensor indices, Tensor? offsets, Tensor? base, Tensor? sample_weights"
@@ -101,7 +101,7 @@ class _Bags(Function):
             if asks_rows:
                 dweight, rows = OPERATORS("backward", dx, ids, *ctx.gradient)
                 if ctx.gradient[3]:
-                    dweight = torch.sparse_coo_tensor(rows.unsqueeze(0), dweight, shape, check_invariants=False)
+                    dweight = sparse_gradient(rows, dweight, shape)
         return None, None, None, None, dsample, dweight, *[None] * 12
 
 

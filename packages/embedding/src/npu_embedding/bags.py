@@ -104,7 +104,10 @@ def embedding_bag(
 def check_mode(mode: str) -> None:
     """Raises ValueError for what is no mode, and NotImplementedError for one of torch's that there is no kernel for."""
     if mode == "max":
-        raise NotImplementedError("mode is 'max' and must be 'sum', 'mean' or 'concat': take embedding(...).amax(-2).")
+        raise NotImplementedError(
+            "mode is 'max' and must be 'sum', 'mean' or 'concat': for ids [..., K] without padding take "
+            "embedding(...).amax(-2)."
+        )
     arguments.one_of("mode", mode, ("sum", "mean", "concat"))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import checks
@@ -15,7 +17,7 @@ from .operators import OPERATORS
 def ngram_embedding(
     ids: Tensor,
     table: Tensor,
-    multipliers: Tensor | Sequence[int],
+    multipliers: Tensor | Sequence[int] | Sequence[Sequence[int]],
     sizes: Tensor | Sequence[int],
     offsets: Tensor | Sequence[int],
     eos: int,
@@ -44,7 +46,7 @@ def ngram_embedding(
         ids: [..., T], int32 or int64, from -2^31 to 2^31 - 1: sequences of tokens.
         table: [V, D], fp32, bf16 or fp16 (fp64 too on a CPU): the tables of all heads, one after the other. Rows may lie at
             any stride. Fewer than 2^30 rows on accelerators.
-        multipliers: [ngram_size], int64.
+        multipliers: [ngram_size], int64; or [H, ngram_size], those of each head.
         sizes: [H], int64: rows of each head, mostly primes. H is a multiple of ngram_size - 1.
         offsets: [H], int64: the first row of each head.
         eos: the id that ends a text. An n-gram holds nothing from before it.
@@ -65,12 +67,14 @@ def ngram_embedding(
     Source: `Qwen4ExpTextNGramEmbedding` of transformers 5.23; "Conditional Memory via Scalable Lookup" (Engram).
     """
     _check_tensors(ids, table, history, ngram_size)
+    if is_distributed((ids, table)):
+        raise TypeError("table or ids is a DTensor and must be a plain tensor.")
     context = ngram_size - 1
-    names, given = ("multipliers", "sizes", "offsets"), (multipliers, sizes, offsets)
-    factors, lengths, firsts = (
-        checks.numbers(name, each, table, "table's") for name, each in zip(names, given, strict=True)
+    lengths, firsts = (
+        checks.numbers(name, each, table, "table's") for name, each in (("sizes", sizes), ("offsets", offsets))
     )
-    arguments.shape("multipliers", factors, (ngram_size,))
+    factors = _factors(multipliers, table)
+    arguments.shape("multipliers", factors, (*lengths.shape[: factors.dim() - 1], ngram_size))
     if not lengths.numel() or lengths.numel() % context:
         raise ValueError(f"sizes has {lengths.numel()} numbers and must have a multiple of ngram_size - 1, {context}.")
     arguments.shape("offsets", firsts, lengths.shape)
@@ -84,6 +88,20 @@ def ngram_embedding(
     options = (eos, fill, mix == "sum", mode == "concat", sparse)
     out, _ = OPERATORS("ngram", batches, before, table, factors, lengths, firsts, *options)
     return out.view(*ids.shape, out.shape[-1])
+
+
+def _factors(multipliers: Tensor | Sequence[int] | Sequence[Sequence[int]], table: Tensor) -> Tensor:
+    """int64 [ngram_size], or [H, ngram_size], on the table's device."""
+    name, of = "multipliers", "table's"
+    given: Any = multipliers
+    if isinstance(given, Tensor) and given.dim() == 2:
+        return checks.numbers(name, given.flatten(), table, of).view(given.shape)
+    if isinstance(given, (list, tuple)) and given and isinstance(given[0], (list, tuple)):
+        rows = [checks.numbers(f"{name}[{head}]", row, table, of) for head, row in enumerate(given)]
+        for head, row in enumerate(rows):
+            arguments.shape(f"{name}[{head}]", row, rows[0].shape)
+        return torch.stack(rows)
+    return checks.numbers(name, given, table, of)
 
 
 def _check_tensors(ids: Tensor, table: Tensor, history: Tensor | None, ngram_size: int) -> None:

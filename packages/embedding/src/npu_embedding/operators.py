@@ -97,6 +97,13 @@ OPERATORS.define(
 )
 
 
+def sparse_gradient(rows: Tensor, values: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
+    """The gradient of a table [V, D] with these entries; of a shard without rows it has none."""
+    if not shape[0]:
+        rows, values = rows[:0], values[:0]
+    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, check_invariants=False)
+
+
 class _Embedding(Function):
     @staticmethod
     def forward(ctx, run, indices, weight, padding_idx, scale_grad_by_freq, sparse, first_row, n_total):  # type: ignore[no-untyped-def]
@@ -115,7 +122,7 @@ class _Embedding(Function):
             dweight, rows = OPERATORS("backward", dy, indices, *ctx.options)
             if sparse:
                 shape = (n_rows, dy.shape[-1])
-                dweight = torch.sparse_coo_tensor(rows.unsqueeze(0), dweight, shape, check_invariants=False)
+                dweight = sparse_gradient(rows, dweight, shape)
         return None, None, dweight, None, None, None, None, None
 
 
@@ -176,7 +183,7 @@ class _NGram(Function):
             )
             dtable, named = OPERATORS("backward", dy, rows.flatten(1), shape[0], NO_ROW, False, sparse, 0)
             if sparse:
-                dtable = torch.sparse_coo_tensor(named.unsqueeze(0), dtable, shape, check_invariants=False)
+                dtable = sparse_gradient(named, dtable, shape)
         return None, None, None, dtable, *[None] * 8
 
 

@@ -33,7 +33,8 @@ def patch(model: nn.Module) -> Patch:
     wrapped.
 
     Known are `torch.nn.Embedding`, subclasses of it that leave its forward alone, the scaled embeddings of transformers'
-    Gemma 1 to 4, BART and others, and Qwen4-Exp's n-gram embedding, whose look-up `ngram_embedding` takes. Every other
+    Gemma 1 to 4, BART and others, and Qwen4-Exp's n-gram embedding, whose look-up `ngram_embedding` takes unless its table
+    has hooks or options. Every other
     subclass is left alone, and so are embeddings whose forward was replaced, as accelerate does, and weights that are
     quantised or sharded.
 
@@ -72,18 +73,31 @@ def _patched(known: type) -> type[nn.Module]:
     return derived(f"Npu{known.__name__}", (Derived, known, Embedding), {}, _patched, known)
 
 
-def _patched_ngram(known: type) -> type[nn.Module]:
-    return derived(f"Npu{known.__name__}", (Derived, known), {"forward": _ngram_forward}, _patched_ngram, known)
+def _patched_ngram(known: Any) -> type[nn.Module]:
+    def forward(self: Any, input_ids: Tensor, past_key_values: Any) -> Tensor:
+        look_up = _ngram_rows if _gives_rows_alone(self.ngram_embedding) else known.forward
+        rows: Tensor = look_up(self, input_ids, past_key_values)
+        return rows
+
+    return derived(f"Npu{known.__name__}", (Derived, known), {"forward": forward}, _patched_ngram, known)
 
 
-def _ngram_forward(self: Any, input_ids: Tensor, past_key_values: Any) -> Tensor:
+def _gives_rows_alone(table: Any) -> bool:
+    """Whether calling a module with a table does nothing but look up: it has no hook, and no option but `sparse`."""
+    hooks = (table._forward_hooks, table._forward_pre_hooks, table._backward_hooks, table._backward_pre_hooks)
+    is_known = type(table) in (nn.Embedding, Embedding) and not any(hooks)
+    return is_known and table.max_norm is None and table.padding_idx is None and not table.scale_grad_by_freq
+
+
+def _ngram_rows(self: Any, input_ids: Tensor, past_key_values: Any) -> Tensor:
     """The rows of `input_ids` [B, T], after the ids that the cache has; the cache gets these."""
     history = None
     if past_key_values is not None:
         history = past_key_values.get_conv_state(self.layer_idx, state_idx=_IDS)
-        history = None if history is None else history.clone()  # which the cache is about to overwrite
+        if history is not None:  # which the cache is about to overwrite; one that records has all ids
+            history = history[:, -self.context_len :].clone()
         kept, missing = input_ids.long(), self.context_len - input_ids.shape[1]
         if history is None and missing > 0:
             kept = nn.functional.pad(kept, (missing, 0), value=self.eos_token_id)
         past_key_values.update_conv_state(kept, self.layer_idx, state_idx=_IDS, conv_kernel_size=self.context_len)
-    return ngram_rows_of(self, input_ids.long(), history, self.eos_token_id, sparse=False)
+    return ngram_rows_of(self, input_ids.long(), history, self.eos_token_id, self.ngram_embedding.sparse)

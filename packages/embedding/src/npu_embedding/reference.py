@@ -9,6 +9,8 @@ once.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
@@ -124,19 +126,21 @@ def ngram_rows(
     add: bool,
 ) -> Tensor:
     """int64 [H, B, T]: the row that each head looks up for ids [B, T]; see `ngram_embedding`."""
-    context = len(multipliers) - 1
+    context = multipliers.shape[-1] - 1
     before = ids.new_full((len(ids), context), eos) if history is None else history
     ids = torch.cat((before.long(), ids.long()), dim=1)
     n_tokens = ids.shape[1] - context
-    mixed = ids[:, context:] * multipliers[0]
-    apart = torch.zeros_like(mixed, dtype=torch.bool)  # where EOS stands between
+    tokens = [ids[:, context:]]
+    apart = torch.zeros_like(tokens[0], dtype=torch.bool)  # where EOS stands between
+    mix = torch.add if add else torch.bitwise_xor
     rows = []
     for k in range(1, context + 1):
         token = ids[:, context - k : context - k + n_tokens]
         apart = apart | (token == eos)
-        term = torch.where(apart, fill, token) * multipliers[k]
-        mixed = mixed + term if add else mixed ^ term
+        tokens.append(torch.where(apart, fill, token))
         heads = slice((k - 1) * len(sizes) // context, k * len(sizes) // context)
+        factors = multipliers[None] if multipliers.dim() == 1 else multipliers[heads]
+        mixed = reduce(mix, (each * factors[:, j, None, None] for j, each in enumerate(tokens)))
         rows.append(torch.remainder(mixed, sizes[heads, None, None]) + offsets[heads, None, None])
     return torch.cat(rows)
 
@@ -154,11 +158,12 @@ def ngram_forward(
     concat: bool,
 ) -> tuple[Tensor, Tensor]:
     """[B, T, H * D], or [B, T, D] for the sum over heads, and the rows, int32 [H, B, T]."""
-    last = int((offsets + sizes).max())
-    if int(sizes.min()) < 1 or int(offsets.min()) < 0 or last > len(table):
-        raise ValueError(
-            f"sizes and offsets name rows up to {last - 1} and must name rows from 0 to {len(table) - 1}, table's."
-        )
+    for head, (size, offset) in enumerate(zip(sizes.tolist(), offsets.tolist(), strict=True)):
+        if size < 1 or offset < 0 or offset + size > len(table):
+            raise ValueError(
+                f"sizes[{head}] and offsets[{head}] are {size} and {offset} and must name rows of table, from 0 to "
+                f"{len(table) - 1}."
+            )
     rows = ngram_rows(ids, history, multipliers, sizes, offsets, eos, fill, add)
     found = table[rows]
     if concat:

@@ -69,6 +69,21 @@ def mix(b_0, b_1, b_2, b_3, b_4, b_5, b_id, p_multiplier, ADD: tl.constexpr):
 
 
 @triton.jit
+def mix_tokens(
+    b_near, b_0, b_1, b_2, b_3, b_4, b_5, p_ids, p_history, p_multipliers, i_place, i_batch, i_token, n_left, o_m, eos, fill,
+    FIRST: tl.constexpr, STOP: tl.constexpr, CONTEXT: tl.constexpr, HISTORY: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Mixes in the ids FIRST to STOP - 1 places before each token. b_near: 0 where EOS stands between."""
+    for k in tl.static_range(FIRST, STOP):
+        b_id = load_tokens(p_ids, p_history, i_place, i_batch, i_token, n_left, o_m, eos, k, CONTEXT, HISTORY)
+        if k > 0:
+            b_near = tl.where((b_id - eos).to(tl.float32) == 0.0, 0.0, b_near)
+            b_id = tl.where(b_near == 0.0, fill, b_id)
+        b_0, b_1, b_2, b_3, b_4, b_5 = mix(b_0, b_1, b_2, b_3, b_4, b_5, b_id, p_multipliers + k, ADD)
+    return b_near, b_0, b_1, b_2, b_3, b_4, b_5
+
+
+@triton.jit
 def take_limb(b_rest, b_limb, b_inverse, i_high, i_low):
     """rest * 2^11 + limb less a multiple of size, a little beyond -size to size; size = i_high * 2^11 + i_low."""
     b_quotient = ((b_rest.to(tl.float32) * 2048.0 + b_limb.to(tl.float32)) * b_inverse).to(tl.int32)
@@ -118,7 +133,7 @@ def store_rows(p_out, b_rows, s_out, o_m, n_left, o_col, TILES: tl.constexpr):
 def ngram_rows_kernel(
     p_ids,  # [n_batches, n_tokens]
     p_history,  # [n_batches, CONTEXT]: the ids before those
-    p_multipliers,  # int64 [CONTEXT + 1]
+    p_multipliers,  # int64 [CONTEXT + 1], where OWN [CONTEXT * HEADS, CONTEXT + 1]
     p_sizes,  # int64 [CONTEXT * HEADS]
     p_offsets,  # int64 [CONTEXT * HEADS]
     p_table,  # [n_rows, N]
@@ -138,6 +153,7 @@ def ngram_rows_kernel(
     HEADS: tl.constexpr,  # of an n-gram
     HISTORY: tl.constexpr,
     ADD: tl.constexpr,
+    OWN: tl.constexpr,  # each head has multipliers of its own
     CONCAT: tl.constexpr,  # elements are bits then, integers of their size
     NAN: tl.constexpr,  # the bits of a NaN
 ):
@@ -165,21 +181,30 @@ def ngram_rows_kernel(
         i_token = (i_tile % n_tiles) * TOKENS
         i_place = i_batch * n_tokens + i_token
         n_left = tl.minimum(n_tokens - i_token, TOKENS)
-        b_zero = tl.zeros([BLOCK_M], tl.int32)
-        b_id = load_tokens(p_ids, p_history, i_place, i_batch, i_token, n_left, o_m, eos, 0, CONTEXT, HISTORY)
-        b_0, b_1, b_2, b_3, b_4, b_5 = mix(b_zero, b_zero, b_zero, b_zero, b_zero, b_zero, b_id, p_multipliers, ADD)
-        b_near = tl.full([BLOCK_M], 1.0, tl.float32)  # 0 where EOS stands between
+        b_zero, b_one = tl.zeros([BLOCK_M], tl.int32), tl.full([BLOCK_M], 1.0, tl.float32)
+        if not OWN:
+            b_near, b_0, b_1, b_2, b_3, b_4, b_5 = mix_tokens(
+                b_one, b_zero, b_zero, b_zero, b_zero, b_zero, b_zero, p_ids, p_history, p_multipliers, i_place, i_batch,
+                i_token, n_left, o_m, eos, fill, 0, 1, CONTEXT, HISTORY, ADD,
+            )  # fmt: skip
         if not CONCAT:
             if TILES:
                 b_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
             else:
                 b_sum = tl.zeros([BLOCK_N], tl.float32)
         for k in tl.static_range(1, CONTEXT + 1):
-            b_id = load_tokens(p_ids, p_history, i_place, i_batch, i_token, n_left, o_m, eos, k, CONTEXT, HISTORY)
-            b_near = tl.where((b_id - eos).to(tl.float32) == 0.0, 0.0, b_near)
-            b_id = tl.where(b_near == 0.0, fill, b_id)
-            b_0, b_1, b_2, b_3, b_4, b_5 = mix(b_0, b_1, b_2, b_3, b_4, b_5, b_id, p_multipliers + k, ADD)
+            if not OWN:
+                b_near, b_0, b_1, b_2, b_3, b_4, b_5 = mix_tokens(
+                    b_near, b_0, b_1, b_2, b_3, b_4, b_5, p_ids, p_history, p_multipliers, i_place, i_batch, i_token, n_left,
+                    o_m, eos, fill, k, k + 1, CONTEXT, HISTORY, ADD,
+                )  # fmt: skip
             for h in tl.range((k - 1) * HEADS, k * HEADS):
+                if OWN:
+                    _, b_0, b_1, b_2, b_3, b_4, b_5 = mix_tokens(
+                        b_one, b_zero, b_zero, b_zero, b_zero, b_zero, b_zero, p_ids, p_history,
+                        p_multipliers + h * (CONTEXT + 1), i_place, i_batch, i_token, n_left, o_m, eos, fill,
+                        0, k + 1, CONTEXT, HISTORY, ADD,
+                    )  # fmt: skip
                 i_size, i_offset = tl.load(p_sizes + h), tl.load(p_offsets + h)
                 # Whether the table has the rows of this head.
                 has = ((i_size > 0) & (i_size <= n_rows) & (i_offset >= 0) & (i_offset <= n_rows - i_size)).to(tl.int32)

@@ -27,6 +27,22 @@ def load_tokens(
 
 
 @triton.jit
+def mixed_tokens(
+    p_ids, p_history, p_factors, o_place, n, n_tokens, n_terms, eos, fill, CONTEXT: tl.constexpr, HISTORY: tl.constexpr,
+    ADD: tl.constexpr,
+):  # fmt: skip
+    """int64 [BLOCK_M]: products of the n_terms ids that end with each token and factors, added or by exclusive or."""
+    b_mixed = load_tokens(p_ids, p_history, o_place, n, n_tokens, eos, 0, CONTEXT, HISTORY) * tl.load(p_factors)
+    m_apart = o_place < 0  # EOS stands between
+    for k in tl.static_range(1, CONTEXT + 1):
+        b_id = load_tokens(p_ids, p_history, o_place, n, n_tokens, eos, k, CONTEXT, HISTORY)
+        m_apart = m_apart | (b_id == eos)
+        b_term = tl.where(m_apart, fill, b_id) * tl.load(p_factors + k)
+        b_mixed = tl.where(k < n_terms, b_mixed + b_term if ADD else b_mixed ^ b_term, b_mixed)
+    return b_mixed
+
+
+@triton.jit
 def find_rows(b_mixed, p_sizes, p_offsets, i_head, n_rows):
     """int64 [BLOCK_M]: the row of the table of each token for one head; -1 where the table does not have the head's rows."""
     i_size, i_offset = tl.load(p_sizes + i_head), tl.load(p_offsets + i_head)
@@ -40,7 +56,7 @@ def find_rows(b_mixed, p_sizes, p_offsets, i_head, n_rows):
 def ngram_rows_kernel(
     p_ids,  # [n / n_tokens, n_tokens]
     p_history,  # [n / n_tokens, CONTEXT]: the ids before those
-    p_multipliers,  # int64 [CONTEXT + 1]
+    p_multipliers,  # int64 [CONTEXT + 1], where OWN [CONTEXT * HEADS, CONTEXT + 1]
     p_sizes,  # int64 [CONTEXT * HEADS]
     p_offsets,  # int64 [CONTEXT * HEADS]
     p_table,  # [n_rows, N]
@@ -59,6 +75,7 @@ def ngram_rows_kernel(
     HEADS: tl.constexpr,  # of an n-gram
     HISTORY: tl.constexpr,
     ADD: tl.constexpr,
+    OWN: tl.constexpr,  # each head has multipliers of its own
     CONCAT: tl.constexpr,  # elements are bits then, integers of their size
     NAN: tl.constexpr,  # the bits of a NaN
 ):
@@ -74,28 +91,22 @@ def ngram_rows_kernel(
     o_place = (tl.program_id(0) // (N_BLOCKS * PARTS)).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_tile = (o_place < n)[:, None] & (o_col < N)[None, :]
     b_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    b_mixed = load_tokens(p_ids, p_history, o_place, n, n_tokens, eos, 0, CONTEXT, HISTORY) * tl.load(p_multipliers)
-    m_apart = o_place < 0  # EOS stands between
-    for k in tl.static_range(1, CONTEXT + 1):
-        b_id = load_tokens(p_ids, p_history, o_place, n, n_tokens, eos, k, CONTEXT, HISTORY)
-        m_apart = m_apart | (b_id == eos)
-        b_term = tl.where(m_apart, fill, b_id) * tl.load(p_multipliers + k)
-        b_mixed = b_mixed + b_term if ADD else b_mixed ^ b_term
+    for i_head in tl.range(i_part, i_part + N_HEADS // PARTS):
+        p_factors = p_multipliers
+        if OWN:
+            p_factors += i_head * (CONTEXT + 1)
+        n_terms = i_head // HEADS + 2
+        b_mixed = mixed_tokens(p_ids, p_history, p_factors, o_place, n, n_tokens, n_terms, eos, fill, CONTEXT, HISTORY, ADD)
+        b_row = find_rows(b_mixed, p_sizes, p_offsets, i_head, n_rows)
+        tl.store(p_rows + n.to(tl.int64) * i_head + o_place, b_row.to(tl.int32), mask=o_place < n)
+        p_tile = p_table + tl.maximum(b_row, 0)[:, None] * s_table + o_col[None, :]
+        b_rows = tl.load(
+            p_tile, mask=m_tile & (b_row >= 0)[:, None], other=NAN if CONCAT else float("nan")
+        )  # [BLOCK_M, BLOCK_N]
         if CONCAT:
-            i_first, i_stop = tl.maximum(i_part, (k - 1) * HEADS), tl.minimum(i_part + 1, k * HEADS)
+            p_tile = p_out + (o_place * N_HEADS + i_head)[:, None] * N + o_col[None, :]
+            tl.store(p_tile, b_rows, mask=m_tile)
         else:
-            i_first, i_stop = (k - 1) * HEADS, k * HEADS
-        for i_head in tl.range(i_first, i_stop):
-            b_row = find_rows(b_mixed, p_sizes, p_offsets, i_head, n_rows)
-            tl.store(p_rows + n.to(tl.int64) * i_head + o_place, b_row.to(tl.int32), mask=o_place < n)
-            p_tile = p_table + tl.maximum(b_row, 0)[:, None] * s_table + o_col[None, :]
-            b_rows = tl.load(
-                p_tile, mask=m_tile & (b_row >= 0)[:, None], other=NAN if CONCAT else float("nan")
-            )  # [BLOCK_M, BLOCK_N]
-            if CONCAT:
-                p_tile = p_out + (o_place * N_HEADS + i_head)[:, None] * N + o_col[None, :]
-                tl.store(p_tile, b_rows, mask=m_tile)
-            else:
-                b_sum += b_rows.to(tl.float32)
+            b_sum += b_rows.to(tl.float32)
     if not CONCAT:
         tl.store(p_out + o_place[:, None] * N + o_col[None, :], b_sum.to(p_out.dtype.element_ty), mask=m_tile)

@@ -27,7 +27,7 @@ def forward(
     device: Device,
 ) -> tuple[Tensor, Tensor]:
     """[B, T, H * D], or [B, T, D] for the sum over heads, and the rows, int32 [H, B, T], -1 where the table has none."""
-    (n_rows, width), heads, context = table.shape, sizes.numel(), multipliers.numel() - 1
+    (n_rows, width), heads, context = table.shape, sizes.numel(), multipliers.shape[-1] - 1
     if n_rows >= MAX_ROWS:
         raise ValueError(f"table has {n_rows} rows and must have fewer than {MAX_ROWS} on {device.name}.")
     out = allocate(table, (*ids.shape, heads * width if concat else width), table.dtype)
@@ -50,6 +50,7 @@ def forward(
     scalars = (first, n_tokens, n_rows, eos, fill, table.stride(0))
     choose = tiling.ngram_launch if concat else tiling.ngram_sum_launch
     flags = {"CONTEXT": context, "HEADS": heads // context, "HISTORY": history is not None, "ADD": add, "CONCAT": concat}
+    flags["OWN"] = multipliers.dim() == 2
     flags["NAN"] = NAN_BITS[table.dtype]
     spec = row_spec(choose, width, table.dtype.itemsize, device, **flags)
     module = f"{device.kind}.ngram"

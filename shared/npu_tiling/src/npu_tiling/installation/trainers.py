@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 class Trainer(NamedTuple):
-    """A trainer: the name to install it by, the release that tests run with ("" without a hook), its parts."""
+    """A trainer: the name to install it by, the releases that tests run with ("" without a hook), its parts."""
 
     distribution: str
     seen: str
@@ -65,7 +65,7 @@ TRAINERS = (
     ),
     Trainer(
         "transformers",
-        "5.22.2",
+        "5.22.2 (register), 5.23.0 (patch)",
         (
             Part("norms", NORMS, f"{_register(f'{_NORMS}.transformers')} and use_kernels=True", needs="kernels"),
             Part("loss", LOSS, "npu_fused_linear_cross_entropy.patch(model)", "models that are not known: patch says which"),
