@@ -66,7 +66,7 @@ def _on_meta(function: Callable[[torch.device], ResultT]) -> ResultT:
     """On the meta device, or on a CPU where a call takes integers from tensors or PyTorch knows no autocast on meta."""
     try:
         return function(META)
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, TypeError):  # PyTorch 2.11 has no addmm of meta tensors into another dtype
         return function(CPU)
 
 

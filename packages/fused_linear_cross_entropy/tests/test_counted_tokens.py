@@ -158,6 +158,14 @@ def test_a_wrong_target_that_counts_is_named_by_its_place_among_all(what, how):
             OF_TARGETS[what](case.x, case.weight, case.target.to(dtype), counted_tokens=counted)
 
 
+@pytest.mark.parametrize("counted", [1, torch.tensor([0]), torch.tensor(True)])
+def test_a_target_without_dimensions(counted):
+    x, weight, target = torch.randn(8), torch.randn(5, 8), torch.tensor(2)
+    wanted = torch.nn.functional.cross_entropy(weight @ x, target)
+    assert torch.allclose(fused_linear_cross_entropy(x, weight, target, counted_tokens=counted, reduction="none"), wanted)
+    assert torch.allclose(linear_log_probs(x, weight, target, counted_tokens=counted), -wanted)
+
+
 @pytest.mark.parametrize("how", ["places", "mask"])
 def test_labels_that_do_not_count_may_hold_anything(how):
     case = losses.make((3, 13), 32, 123, ignored=0.5)

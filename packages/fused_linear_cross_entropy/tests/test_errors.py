@@ -105,7 +105,7 @@ REFUSED = {
     ),
     "float labels": (lambda: causal_lm_loss(X, W, Y.float()), TypeError, "labels is torch.float32 and must be torch.int64"),
     "one label": (lambda: causal_lm_loss(X, W, Y[0]), ValueError, r"labels has shape \(\) and must have shape \(2,\)"),
-    "labels outside": (lambda: causal_lm_loss(X, W, Y + 11), IndexError, r"labels\[0\] is 11 and must be from 0 to 10"),
+    "labels outside": (lambda: causal_lm_loss(X, W, Y + 11), IndexError, r"labels\[1\] is 11 and must be from 0 to 10"),
     "items of several": (
         lambda: causal_lm_loss(X, W, Y, num_items_in_batch=Y),
         ValueError,
@@ -180,6 +180,11 @@ REFUSED = {
         lambda: causal_lm_loss(torch.stack([X, X]), W, Y, shifts=iter((1, 2))),
         TypeError,
         "shifts is a tuple_iterator and must be a sequence of numbers",
+    ),
+    "no shifts": (
+        lambda: causal_lm_loss(X[None], W, Y, shifts=()),
+        ValueError,
+        r"shifts is \(\) and must have at least one number",
     ),
     "weights of shifts": (
         lambda: causal_lm_loss(torch.stack([X, X]), W, Y, shifts=(1, 2), shift_weights=iter((1.0, 0.5))),

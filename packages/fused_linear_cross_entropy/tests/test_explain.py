@@ -99,6 +99,8 @@ def test_lengths_of_chunks_are_explained_by_the_rows_that_fit():
 def test_options_of_the_loss_alone_are_refused_with_log_probs():
     with pytest.raises(ValueError, match="label_smoothing must be left out where linear_log_probs is explained"):
         explain(**SIZES, chip="H200", log_probs=True, label_smoothing=0.1)
+    with pytest.raises(ValueError, match="class_weight must be left out where linear_log_probs is explained"):
+        explain(**SIZES, chip="H200", log_probs=True, class_weight=True)
 
 
 def test_peak_on_an_h200_is_what_was_measured():

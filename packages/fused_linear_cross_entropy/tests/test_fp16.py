@@ -218,3 +218,23 @@ def test_one_token_has_nearly_all_the_weight(device, weighted):
     wanted = torch.nn.functional.cross_entropy(exact[0] @ exact[1].t(), target, wide)
     for own, other in zip(ours[1:], torch.autograd.grad(wanted, exact)[1:], strict=True):
         assert (own.double().cpu() - other).norm() <= 2e-3 * other.norm()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("divergence", ["forward_kl", "reverse_kl", "jensen_shannon"])
+def test_a_student_that_is_close_to_its_teacher_has_gradients(device, divergence, reduction):
+    """Their elements are below what fp16 holds."""
+    if device.name == "emulated":
+        pytest.skip("a million logits")
+    generator = torch.Generator().manual_seed(0)
+    make = lambda *shape, scale: torch.randn(shape, generator=generator) * scale  # noqa: E731
+    x, head = make(32, 64, scale=1.0).half(), make(32000, 64, scale=0.1).half()
+    other = (head.float() + make(32000, 64, scale=0.005)).half()
+    options = {"temperature": 4.0, "divergence": divergence, "reduction": reduction}
+    gradients = []
+    for dtype, place in ((torch.float64, "cpu"), (torch.float16, device.torch)):
+        leaves = [each.to(place, dtype).requires_grad_() for each in (x, head)]
+        loss = linear_distillation_loss(*leaves, teacher=(x.to(place, dtype), other.to(place, dtype)), **options)
+        gradients.append([each.double().cpu() for each in torch.autograd.grad(loss * 2.0**13, leaves)])
+    for exact, ours in zip(*gradients, strict=True):
+        assert (ours - exact).norm() < 0.01 * exact.norm()

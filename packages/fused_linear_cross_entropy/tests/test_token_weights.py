@@ -133,6 +133,30 @@ def test_items_may_be_a_tensor_with_a_dimension(device):
     assert torch.equal(found, wanted)
 
 
+def test_a_number_of_items_does_not_depend_on_the_default_dtype():
+    case = losses.make(TOKENS, 32, 123)
+    wanted = causal_lm_loss(case.x, case.weight, case.target, 100003)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float16)
+        found = causal_lm_loss(case.x, case.weight, case.target, 100003)
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(found, wanted) and found > 0
+
+
+def test_no_token_is_compared_with_the_first_label():
+    case = losses.make(TOKENS, 32, 123)
+    labels = case.target.clone()
+    labels[:, 0] = 999
+    assert torch.equal(*(causal_lm_loss(case.x, case.weight, each) for each in (labels, case.target)))
+    labels[1, 3] = 777
+    with pytest.raises(IndexError, match=r"labels\[1, 3\] is 777 and must be from 0 to 122"):
+        causal_lm_loss(case.x, case.weight, labels)
+    with pytest.raises(IndexError, match=r"labels\[0, 0\] is 999"):
+        causal_lm_loss(case.x, case.weight, labels, shift_labels=False)
+
+
 @pytest.mark.parametrize("what", HOW)
 def test_heads_for_several_tokens_share_a_weight(device, what):
     case = losses.make(TOKENS, 32, 123, torch.float32, ignored=0.2)

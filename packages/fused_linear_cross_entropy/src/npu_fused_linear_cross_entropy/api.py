@@ -97,7 +97,7 @@ def fused_linear_cross_entropy(
         return_predicted_tokens: also return int64 [...], the first largest logit of every row; -1 where ignored.
         return_lse: also return L [...]; 0 where ignored.
         return_entropy: also return the entropy [...], L - sum p z with p = exp(z - L); 0 where ignored. Of the extras it
-            alone is differentiable.
+            alone is differentiable; with probabilities the z-loss is.
         accum_dtype: dtype of the weight's gradient while several chunks of tokens add to it: torch.float32, or None for fp32
             if the budget has room for it, else the weight's dtype, which is rounded once a chunk.
         chunk_tokens: tokens of a chunk; None: chosen from the device and the budget.

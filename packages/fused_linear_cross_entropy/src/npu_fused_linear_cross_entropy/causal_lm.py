@@ -8,6 +8,7 @@ import torch
 from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.autograd import can_bypass_dispatcher
+from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
 from . import parallel
@@ -15,7 +16,7 @@ from .adapter import joined
 from .api import call
 from .calls import LossInputs
 from .checks import check, check_weight_grad
-from .compute import check_columns_early
+from .compute import check_columns
 from .option_checks import checked_options, named_options
 from .options import Option, Options
 from .rows import LinearCrossEntropyOutput
@@ -60,7 +61,8 @@ def causal_lm_loss(
         token_weight: [..., T], as for `fused_linear_cross_entropy`, of the labels: shifted as they are. Not with a tensor of
             `shift_labels`.
         shifts: whole numbers from 0 on: which label after each token a head's states predict. Each mean is over its own
-            labels that are not ignored, or divided by `num_items_in_batch`.
+            labels that are not ignored, or divided by `num_items_in_batch`. With class weights it divides the z-loss by the
+            sum of the weights too, as with token weights.
         shift_weights: a factor of each shift's loss; None for 1.
         weight_grad: [V, H], as for `fused_linear_cross_entropy`: each backward adds the weight's gradient to it.
         adapter: (u [..., T, R], b [V, R]), as there: LoRA's share of the logits.
@@ -70,17 +72,16 @@ def causal_lm_loss(
         The loss, a number; or a `LinearCrossEntropyOutput` if one of the `return_` options is set.
 
     Raises:
-        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`. With places or a mask of `counted_tokens` a
-            wrong label is named as `target`, the labels after their shift.
+        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`. With places or a mask of `counted_tokens`,
+            and of a tensor `shift_labels`, a wrong label is named as `target`, the labels after their shift.
 
     Source: transformers, `loss/loss_utils.py`, ForCausalLMLoss.
     """
     arguments.tensor("hidden_states", hidden_states)
     device = hidden_states.device
     if num_items_in_batch is not None and not isinstance(num_items_in_batch, Tensor):
-        num_items_in_batch = torch.full(
-            (), arguments.number("num_items_in_batch", num_items_in_batch, least=0), device=device
-        )
+        number = arguments.number("num_items_in_batch", num_items_in_batch, least=0)
+        num_items_in_batch = torch.full((), number, dtype=statistics_dtype(hidden_states.dtype), device=device)
     elif num_items_in_batch is not None:
         if num_items_in_batch.numel() != 1:
             raise ValueError(f"num_items_in_batch has {num_items_in_batch.numel()} numbers and must have one.")
@@ -100,7 +101,7 @@ def causal_lm_loss(
         arguments.tensor("token_weight", token_weight, or_none=True)
         labels = _checked_labels(labels, x if shifts is None else x[0], checked)
         if not isinstance(counted_tokens, Tensor):  # beside places or a mask, other labels may hold anything
-            check_columns_early("labels", labels, checked)
+            _check_compared(labels, int(shift_labels) if shifts is None else 0, checked)
         labels = labels.to(device)
         if shifts is None:
             if shift_weights is not None:
@@ -136,6 +137,13 @@ def _checked_labels(labels: Tensor, x: Tensor, options: Options) -> Tensor:
     return labels if limits.min <= options.ignore_index <= limits.max else labels.long()
 
 
+def _check_compared(labels: Tensor, shift: int, options: Options) -> None:
+    """Raises IndexError on a CPU where a label is wrong; no token is compared with the first `shift` of them."""
+    if can_bypass_dispatcher((labels,)) and device_for(labels.device) is None:
+        compared = torch.arange(labels.shape[-1], device=labels.device) >= shift if shift and labels.dim() else None
+        check_columns("labels", labels, options, compared)
+
+
 def _shifted(name: str, values: Tensor, shift: int, ending: int) -> Tensor:
     """Values [..., T]: for each token that `shift` places later; past the last one the ending."""
     if not shift:
@@ -149,6 +157,8 @@ def _factors(shifts: Sequence[int], shift_weights: Sequence[float] | None) -> li
     for name, given in (("shifts", shifts), ("shift_weights", shift_weights)):
         if given is not None and not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
             raise TypeError(f"{name} is a {type(given).__name__} and must be a sequence of numbers.")
+    if not len(shifts):
+        raise ValueError(f"shifts is {shifts} and must have at least one number.")
     for place, shift in enumerate(shifts):
         arguments.whole(f"shifts[{place}]", shift, least=0)
     if shift_weights is None:

@@ -16,7 +16,7 @@ from . import matmul, parallel, rows
 from .calls import LossInputs, Needs, split
 from .launch import chunk as launch
 from .launch.product import is_possible
-from .options import EachOptions, Options
+from .options import DistillationOptions, EachOptions, Options
 from .shape import Shape, Task
 from .ways import start
 
@@ -29,7 +29,8 @@ def is_unfinished(inputs: Any, options: EachOptions) -> bool:
     """Whether the forward leaves factors of the gradients to the backward (see `reference.rows.target_facts`)."""
     of_classes, of_tokens = getattr(inputs, "class_weight", None), getattr(inputs, "token_weight", None)
     is_weighted = of_classes is not None or of_tokens is not None
-    is_scaled = options.reduction == "mean" or options.reduction == "sum" and is_weighted
+    is_small = is_weighted or isinstance(options, DistillationOptions)  # or large
+    is_scaled = options.reduction == "mean" or options.reduction == "sum" and is_small
     return inputs.x.dtype == torch.float16 and is_scaled
 
 

@@ -92,7 +92,7 @@ def of_counted_tokens(
         if output is None or output.dim() == 0:
             return output
         extended = torch.cat((output, output.new_full((1, *output.shape[1:]), nothing)))
-        return extended.index_select(0, chosen.place).view(*target.shape, *output.shape[1:])
+        return extended.index_select(0, chosen.place).view((*target.shape, *output.shape[1:]))
 
     nothings = {"predicted_tokens": -1, "top_ids": -1}
     changed = {name: put_back(output, nothings.get(name, 0)) for name, output in outputs._asdict().items()}

@@ -48,7 +48,7 @@ class DistilledRows:
         else:
             self.divisor = max(1, self._tokens)
 
-    def factors(self, dloss: Tensor, divisor: Tensor | int) -> Tensor:
+    def factors(self, dloss: Tensor, divisor: Tensor | float) -> Tensor:
         """Factors [N] of the tokens' gradients, given the upstream gradient, [], [1] or [N]."""
         value = dloss / divisor
         if self.weights is not None:

@@ -188,7 +188,8 @@ def _options_of(function: Callable[..., Any], options: Mapping[str, Any]) -> dic
     """The options of a function that is explained in place of the loss; raises for options that it does not have."""
     known = inspect.signature(function).parameters
     for name, value in options.items():
-        if name not in known and value and (name, value) != ("reduction", "mean"):
+        is_given = value is not None and (isinstance(value, Tensor) or bool(value))
+        if name not in known and is_given and (name, value) != ("reduction", "mean"):
             raise ValueError(f"{name} must be left out where {function.__name__} is explained.")
     return {name: value for name, value in options.items() if name in known}
 

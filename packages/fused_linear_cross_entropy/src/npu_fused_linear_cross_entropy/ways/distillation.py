@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from math import floor, log2
 
 import torch
 from npu_tiling import Device
@@ -27,6 +29,8 @@ from .head import Head
 _BUDGET = {**{kind: 2 * count for kind, count in splitting.DEFAULT_BUDGET.items()}, "cuda": 512 * splitting.MIB}
 
 _RULE = rule(Way.DISTILLATION, Layout.ROWS, always, "whole rows of both models' logits")
+# fp16 gradients of logits are at most about the first; their sums over tokens, the weight's gradient, stay this much larger.
+_ENLARGED, _ENLARGED_SUMS = 256.0, 16.0
 _TEMPORARIES = 10  # matrices as a chunk's logits that the arithmetic in PyTorch's operators takes
 
 
@@ -43,7 +47,12 @@ class Distillation(Head):
     def __init__(
         self, inputs: DistillationInputs, options: DistillationOptions, shape: Shape, device: Device | None
     ) -> None:
-        super().__init__(inputs, shape.options, plan(shape, _teacher_dtype(inputs)), device)
+        tiling, self._enlargement = plan(shape, _teacher_dtype(inputs)), 1.0
+        if shape.unfinished:
+            self._enlargement = _enlargement(options)
+            scale = tiling.dweight_scale / self._enlargement * min(self._enlargement, _ENLARGED_SUMS)
+            tiling = dataclasses.replace(tiling, dweight_scale=scale)
+        super().__init__(inputs, shape.options, tiling, device)
         self.facts = DistilledRows(inputs, options)
         self._teacher_x, self._teacher_weight, self._probs = inputs.teacher_x, inputs.teacher_weight, inputs.teacher_probs
         if self._teacher_weight is not None and self._teacher_x is not None:
@@ -69,14 +78,14 @@ class Distillation(Head):
         (everything,) = self.tiling.chunks.columns
         divisor, is_unfinished = self.facts.divisor, self.tiling.shape.unfinished
         upstream = torch.ones((), dtype=losses.dtype, device=losses.device) if dloss is None else dloss
-        size = self.facts.size
+        size = self.facts.size / self._enlargement
         factors = self.facts.factors(upstream, size if is_unfinished else divisor)
         for tokens in self.tiling.chunks.tokens:
             self.gradients.add(tokens, everything, self._chunk(tokens, factors, losses))
         self.release()
         if not is_unfinished:
             return losses, self.gradients.finished()
-        scale = 1.0 / self.tiling.dweight_scale
+        scale = 1.0 / self.tiling.dweight_scale  # of sums of enlarged gradients
         return losses, self.gradients.finished(losses.new_tensor([1.0, scale, scale]) * size / divisor)
 
     def release(self) -> None:
@@ -104,6 +113,16 @@ class Distillation(Head):
         )
         self._on_chunks.losses_and_gradient(chunk)
         return gradient
+
+
+def _enlargement(options: DistillationOptions) -> float:
+    """The power of two that gradients of logits are multiplied by before they are rounded to fp16.
+
+    They are small where a student is close to its teacher, unless there are hard labels: fp16 has fewer digits below 6e-5,
+    and none below 6e-8.
+    """
+    largest = abs(options.logit_scale * options.soft_weight) / options.temperature
+    return 1.0 if options.hard_weight or not largest else max(1.0, 2.0 ** floor(log2(_ENLARGED / largest)))
 
 
 def _teacher_dtype(inputs: DistillationInputs) -> torch.dtype:
