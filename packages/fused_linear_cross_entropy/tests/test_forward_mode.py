@@ -10,7 +10,8 @@ TARGET = torch.tensor([0, 4, 4])
 
 def of(function, **options):
     def call(x, weight):
-        found = function(x, weight, TARGET.to(x.device), **options)
+        given = {name: each.to(x.device) if isinstance(each, torch.Tensor) else each for name, each in options.items()}
+        found = function(x, weight, TARGET.to(x.device), **given)
         return (
             found if isinstance(found, torch.Tensor) else torch.cat([part.reshape(-1) for part in found if part is not None])
         )
@@ -23,6 +24,15 @@ CALLS = {
     "none": of(fused_linear_cross_entropy, reduction="none"),
     "entropy": of(linear_log_probs, return_entropy=True),
     "log_probs": of(linear_log_probs),
+    "more of distributions": of(
+        linear_log_probs,
+        ids=torch.tensor([[1], [4], [0]]),
+        temperature=torch.tensor([0.5, 1.0, 2.0]),
+        return_square_sum=True,
+        return_mean_logit=True,
+    ),
+    "largest": lambda x, weight: linear_log_probs(x, weight, top_k=2, return_entropy=True).top_log_probs,
+    "probabilities": lambda x, weight: fused_linear_cross_entropy(x, weight, torch.full((3, 5), 0.2, device=x.device)),
     "module": of(FusedLinearCrossEntropyLoss(reduction="sum")),
 }
 

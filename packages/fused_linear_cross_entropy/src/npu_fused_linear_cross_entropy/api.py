@@ -57,7 +57,7 @@ def fused_linear_cross_entropy(
         row = (1 - e) (L - z_y) + e L - (e / V) sum z_i
         row = (1 - e) (L - z_y) w_y + (e / V) L sum w_i - (e / V) sum w_i z_i                         with class weights w
         "mean": sum of row / N, with class weights / sum of w_y, + sum of lse_square_scale L^2 / N, N rows not ignored
-        with token weights t: row and z-loss times t; "mean" divides both by sum of t, with class weights by sum of t w_y
+        with token weights r: row and z-loss times r; "mean" divides both by sum of r, with class weights by sum of r w_y
 
     Arithmetic is fp32, and so is the loss. The gradient of the logits is rounded to x's dtype before it is multiplied by x
     and the weight, as it is where logits are a tensor; where exponentials are multiplied in its place (see `explain`), they

@@ -24,9 +24,6 @@ from .rows import rebased
 # (z - largest), the sum of exp(z - largest)^2, the sum of z.
 MAXIMUM, SUM, DOT, SQUARES, TOTAL = range(5)
 STATISTICS = 5
-# Rows of the tensor of coefficients [5, tokens] of the gradient.
-LSE, A, B, C, D = range(5)
-COEFFICIENTS = 5
 
 
 class Moments(NamedTuple):
@@ -60,16 +57,14 @@ def coefficients(
     did_log_probs: Tensor | None
 ) -> Tensor:  # fmt: skip
     """L, a, b, c and d, [5, tokens], for gradients [tokens], and of ids [tokens, ids]; None for none."""
-    result = known.lse.new_zeros(COEFFICIENTS, *known.lse.shape)
-    result[LSE] = known.lse
+    a = b = c = d = torch.zeros_like(known.lse)  # nothing is changed in place: there may be several gradients at once
     if did_log_probs is not None:
-        result[A] -= did_log_probs.sum(-1)
+        a = a - did_log_probs.sum(-1)
     if dentropy is not None:
-        result[A] -= dentropy * known.entropy
-        result[B] = -dentropy
+        a, b = a - dentropy * known.entropy, -dentropy
     if dsquare_sum is not None:
-        result[A] -= 2.0 * dsquare_sum * known.square_sum
-        result[C] = 2.0 * dsquare_sum
+        c = 2.0 * dsquare_sum
+        a = a - c * known.square_sum
     if dmean_logit is not None:
-        result[D] = dmean_logit / vocab_size
-    return result
+        d = dmean_logit / vocab_size
+    return torch.stack((known.lse, a, b, c, d))

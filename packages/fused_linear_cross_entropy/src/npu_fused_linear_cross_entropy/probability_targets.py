@@ -16,7 +16,7 @@ from . import parallel
 from .calls import LossInputs, Needs, ProbabilityInputs, split
 from .checks import check
 from .compute import begin
-from .distribution_rows import COEFFICIENTS, LSE, A, moments
+from .distribution_rows import moments
 from .options import Options
 from .registration import OPERATORS, Gradient
 from .rows import LinearCrossEntropyOutput
@@ -73,13 +73,12 @@ class _ProbabilityTargets(Function):
     @staticmethod
     def backward(ctx, dfound, dlse, dsums):  # type: ignore[no-untyped-def]
         *tensors, lse, sums = ctx.saved_tensors
-        rows = lse.new_zeros(COEFFICIENTS, *lse.shape)
-        rows[LSE] = lse
+        a = zero = torch.zeros_like(lse)  # nothing is changed in place: there may be several gradients at once
         if dfound is not None:
-            rows[A] += dfound * sums
+            a = a + dfound * sums
         if dlse is not None:
-            rows[A] += dlse
-        return _GRADIENT(ctx, (rows, dfound), tensors)
+            a = a + dlse
+        return _GRADIENT(ctx, (torch.stack((lse, a, zero, zero, zero)), dfound), tensors)
 
 
 def _recorded(run, *arguments):  # type: ignore[no-untyped-def]
