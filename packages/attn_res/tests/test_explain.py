@@ -96,8 +96,8 @@ def test_an_appended_block_is_asked_for(monkeypatch):
     [
         ("Ascend910B4", 512, "the fastest way of the table fits", "Way.ROWS"),
         ("Ascend910B4", 5120, "faster ways cannot run (rows share a tile", "Way.ROW"),
-        ("H200", 512, "a tile has 4 of 12 sources, whose 512 columns are padded to 512", "Loop(2048"),
-        ("H200", 5120, "a tile has 2 of 12 sources, whose 5120 columns are padded to 5120", "Loop(8192"),
+        ("H200", 512, "a tile has 4 of 12 sources of 512 columns", "Loop(2048"),
+        ("H200", 5120, "a tile has 2 of 12 sources of 5120 columns", "Loop(8192"),
     ],
 )
 def test_the_reason_names_the_numbers_of_the_call_and_the_row_that_decided(chip, width, said, row):

@@ -113,7 +113,8 @@ def _loop(shape: Shape, device: Device) -> CudaTiling:
         stages += above < row <= up_to
         per_core = ways.NARROW_PER_CORE if warps <= 2 else per_core
     chosen = {"block_d": chunk, "chunks": chunks, "block_n": block_n, "warps": warps, "per_core": per_core}
-    why = f"a tile has {block_n} of {shape.n_sources} sources, whose {shape.width} columns are padded to {row}"
+    padding = f", padded to {row}" if row > shape.width else ""
+    why = f"a tile has {block_n} of {shape.n_sources} sources of {shape.width} columns{padding}"
     if is_backward:
         sources = f"{shape.n_sources} sources of {shape.width} columns, padded to {n_sources} of {row}"
         why = f"the programs that may share a token have no registers for {sources}"
