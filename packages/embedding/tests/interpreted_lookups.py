@@ -43,7 +43,7 @@ UNSCALED = ("as many, equal", "one row of dy")
 NGRAMS = {
     "n-grams": ngrams.make((3, 41), 100, torch.float32, history=True, ngram_size=4),
     "n-grams, added": ngrams.make((50,), 33, torch.float16, mode="sum", mix="sum", fill=0),
-    "n-grams, own multipliers": ngrams.make((2, 30), 40, torch.bfloat16, own=True, mix="sum", fill=0),
+    "n-grams, own multipliers": ngrams.make((2, 30), 40, torch.float32, own=True, mix="sum", fill=0),
     "n-grams, one token": ngrams.make((4, 1), 9, torch.float32, history=True, heads=1),
 }
 # Options of bags of 60 indices; offsets, or ids to a bag; weights.

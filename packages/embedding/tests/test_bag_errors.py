@@ -65,7 +65,7 @@ def test_a_mode_without_kernel_is_refused_where_the_module_is_made():
 
 IDS, TABLE, SCALES = torch.tensor([[1, 2]]), torch.randn(10, 4), torch.ones(10)
 WRONG = {
-    "mode is 'max' and must be 'sum', 'mean' or 'concat': take": (NotImplementedError, {"mode": "max"}),
+    "mode is 'max' and must be 'sum', 'mean' or 'concat': for ids": (NotImplementedError, {"mode": "max"}),
     "mode is 'min' and must be one of": (ValueError, {"mode": "min"}),
     "indices has at|indices has shape": (ValueError, {"indices": IDS[0]}),
     r"indices has shape \(1, 2\) and must have one dimension where offsets": (ValueError, {"offsets": torch.tensor([0])}),

@@ -45,6 +45,7 @@ NAMES = {
     "HEADS": "of n-grams of each length",
     "HISTORY": "ids before the first token are given",
     "ADD": 'the hash adds its products (mix "sum"); else it combines them by exclusive or',
+    "OWN": "each head has multipliers of its own",
     "CONCAT": "rows of all heads stand side by side; else they are added",
     "FORMAT": "of 8-bit floats of the table; empty: none",
     "MEAN": "a bag's sum is divided by the number of its ids",
