@@ -94,5 +94,5 @@ def inside(indices: Tensor, n_total: int, base: Tensor | None = None) -> None:
 
     Operators check again, under transforms and modes too; they are given indices in another shape.
     """
-    if can_bypass_dispatcher((indices, base)) and device_for(indices.device) is None:  # which meta tensors have not
+    if can_bypass_dispatcher((indices, base)) and device_for(indices.device) is None:
         reference.check(indices, n_total, base=base)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from .adapter import joined
 from .api import call
 from .calls import LossInputs
 from .checks import check, check_weight_grad
-from .compute import check_columns
+from .compute import can_be_read, check_columns
 from .option_checks import checked_options, named_options
 from .options import Option, Options
 from .rows import LinearCrossEntropyOutput
@@ -86,7 +84,7 @@ def causal_lm_loss(
         if num_items_in_batch.numel() != 1:
             raise ValueError(f"num_items_in_batch has {num_items_in_batch.numel()} numbers and must have one.")
         num_items_in_batch = num_items_in_batch.reshape(())
-        if can_bypass_dispatcher((num_items_in_batch,)) and device_for(num_items_in_batch.device) is None:
+        if can_be_read(num_items_in_batch):
             arguments.number("num_items_in_batch", num_items_in_batch.item(), least=0)
     part, named = named_options({"ignore_index": ignore_index, **options}, taken=("reduction",))
     checked = checked_options(lm_head_weight, part, named)
@@ -139,7 +137,7 @@ def _checked_labels(labels: Tensor, x: Tensor, options: Options) -> Tensor:
 
 def _check_compared(labels: Tensor, shift: int, options: Options) -> None:
     """Raises IndexError on a CPU where a label is wrong; no token is compared with the first `shift` of them."""
-    if can_bypass_dispatcher((labels,)) and device_for(labels.device) is None:
+    if can_be_read(labels):
         compared = torch.arange(labels.shape[-1], device=labels.device) >= shift if shift and labels.dim() else None
         check_columns("labels", labels, options, compared)
 

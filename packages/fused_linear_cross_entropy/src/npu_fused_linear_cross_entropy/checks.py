@@ -22,8 +22,7 @@ def check_weight_grad(weight_grad: Tensor | None, weight: Tensor, accum_dtype: t
     arguments.shape("weight_grad", weight_grad, weight.shape)
     arguments.device("weight_grad", weight_grad, weight, "weight's")
     if weight_grad.dtype != weight.dtype:
-        wide = statistics_dtype(weight.dtype)
-        arguments.dtype("weight_grad", weight_grad, weight.dtype, *((wide,) if wide != weight.dtype else ()))
+        arguments.dtype("weight_grad", weight_grad, *dict.fromkeys((weight.dtype, statistics_dtype(weight.dtype))))
     if accum_dtype not in (None, weight_grad.dtype):
         raise TypeError(f"accum_dtype is {accum_dtype} and must be weight_grad's, {weight_grad.dtype}, or None.")
     if weight_grad.requires_grad:

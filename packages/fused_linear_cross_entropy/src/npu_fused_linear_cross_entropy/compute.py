@@ -129,9 +129,14 @@ def begin(way: Callable[..., _Way], task: Task, inputs: Any, options: EachOption
     return way(inputs, options, shape, device)
 
 
+def can_be_read(*tensors: Any) -> bool:
+    """Whether values of tensors, on the device of the first, can be read: on a CPU, and not while a graph is made."""
+    return can_bypass_dispatcher(tensors) and device_for(tensors[0].device) is None
+
+
 def check_columns_early(name: str, target: Tensor, options: EachOptions) -> None:
     """`check_columns` of an argument as it was given, if it can be read: on a CPU, and not while a graph is made."""
-    if can_bypass_dispatcher((target,)) and device_for(target.device) is None:
+    if can_be_read(target):
         check_columns(name, target, options)
 
 

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
-from .compute import check_columns
+from .compute import can_be_read, check_columns
 from .options import EachOptions
 
 
@@ -108,7 +106,7 @@ def _choose(target: Tensor, counted: int | Tensor, options: EachOptions, must_be
     """The tokens of an int64 target [...] that count, in their order; a place that is listed twice counts once."""
     shape, target = target.shape, target.reshape(-1)
     tokens, ignored = target.shape[0], options.ignore_index
-    can_ask = can_bypass_dispatcher((target, counted)) and device_for(target.device) is None
+    can_ask = can_be_read(target, counted)
     is_wrong: Tensor | None = None
     if not isinstance(counted, Tensor):
         limit = counted

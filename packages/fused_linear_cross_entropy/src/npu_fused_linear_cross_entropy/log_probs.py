@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import torch
-from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.autograd import can_bypass_dispatcher
 from npu_tiling.pytorch.sharding import is_distributed
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
@@ -16,7 +14,7 @@ from .adapter import joined
 from .api import computed
 from .calls import DistributionInputs, LossInputs
 from .checks import check, check_weight_grad
-from .compute import check_columns, check_columns_early
+from .compute import can_be_read, check_columns, check_columns_early
 from .counted import check_counted, listed, of_counted_tokens
 from .distributions import Wanted, distributions
 from .log_prob_outputs import Asked, LogProbs, asked_outputs
@@ -202,7 +200,7 @@ def _check_ids(ids: Tensor | None, x: Tensor, target: Tensor, counted: int | Ten
     if ids.dim() != x.dim() or ids.shape[:-1] != shape or not ids.shape[-1]:
         raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {_with_ids(shape)}, K at least 1.")
     arguments.device("ids", ids, x, "x's")
-    if can_bypass_dispatcher((ids, target, counted)) and device_for(ids.device) is None:
+    if can_be_read(ids, target, counted):
         tokens = are_counted(target, options.ignore_index)
         if isinstance(counted, Tensor):
             tokens = tokens & listed(counted, target.numel()).view(shape)
