@@ -181,6 +181,46 @@ REFUSED = {
         TypeError,
         "shifts is a tuple_iterator and must be a sequence of numbers",
     ),
+    "shifts of fewer states": (
+        lambda: causal_lm_loss(torch.stack([X, X]), W, Y, shifts=(1,)),
+        ValueError,
+        r"hidden_states has shape \(2, 2, 8\) and must have shape \(1, ..., H\) with these shifts",
+    ),
+    "shift_labels of another length": (
+        lambda: causal_lm_loss(X, W, Y, shift_labels=Y[:1]),
+        ValueError,
+        r"shift_labels has shape \(1,\) and must have shape \(2,\)",
+    ),
+    "a shifted label outside": (
+        lambda: causal_lm_loss(X, W, Y, shift_labels=Y + 11),
+        IndexError,
+        r"shift_labels\[0\] is 11 and must be from 0 to 10",
+    ),
+    "class_weight is sparse": (
+        lambda: loss(X, W, Y, class_weight=torch.ones(11).to_sparse()),
+        TypeError,
+        "class_weight is torch.sparse_coo and must be a dense tensor",
+    ),
+    "token_weight is sparse": (
+        lambda: loss(X, W, Y, token_weight=torch.ones(2).to_sparse()),
+        TypeError,
+        "token_weight is torch.sparse_coo and must be a dense tensor",
+    ),
+    "temperatures are sparse": (
+        lambda: linear_log_probs(X, W, Y, temperature=torch.ones(2).to_sparse()),
+        TypeError,
+        "temperature is torch.sparse_coo and must be a dense tensor",
+    ),
+    "a student's adapter of one tensor": (
+        lambda: linear_distillation_loss(X, W, teacher=(X, W), adapter=(X,)),
+        TypeError,
+        "adapter is a tuple of 1 and must be a tuple of two tensors",
+    ),
+    "a teacher's number": (
+        lambda: linear_distillation_loss(X, W, teacher=(X[0, 0], W)),
+        ValueError,
+        r"teacher.x has shape \(\) and must have a last dimension",
+    ),
     "no shifts": (
         lambda: causal_lm_loss(X[None], W, Y, shifts=()),
         ValueError,

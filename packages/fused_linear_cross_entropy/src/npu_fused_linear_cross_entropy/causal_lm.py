@@ -70,8 +70,8 @@ def causal_lm_loss(
         The loss, a number; or a `LinearCrossEntropyOutput` if one of the `return_` options is set.
 
     Raises:
-        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`. With places or a mask of `counted_tokens`,
-            and of a tensor `shift_labels`, a wrong label is named as `target`, the labels after their shift.
+        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`. With places or a mask of `counted_tokens`
+            a wrong label is named as `target`, the labels after their shift.
 
     Source: transformers, `loss/loss_utils.py`, ForCausalLMLoss.
     """
@@ -93,23 +93,24 @@ def causal_lm_loss(
     if isinstance(shift_labels, Tensor):
         if token_weight is not None or shifts is not None:
             raise ValueError("token_weight and shifts must be left out where shift_labels is a tensor.")
-        target = shift_labels.to(device)
+        target = _checked_labels("shift_labels", shift_labels, x, checked)
+        if not isinstance(counted_tokens, Tensor):
+            _check_compared("shift_labels", target, 0, checked)
+        target = target.to(device)
     else:
         arguments.flags(shift_labels=shift_labels)
         arguments.tensor("token_weight", token_weight, or_none=True)
-        labels = _checked_labels(labels, x if shifts is None else x[0], checked)
+        factors = _factors(shifts, shift_weights, hidden_states)
+        labels = _checked_labels("labels", labels, x if shifts is None else x[0], checked)
         if not isinstance(counted_tokens, Tensor):  # beside places or a mask, other labels may hold anything
-            _check_compared(labels, int(shift_labels) if shifts is None else 0, checked)
+            _check_compared("labels", labels, int(shift_labels) if shifts is None else 0, checked)
         labels = labels.to(device)
-        if shifts is None:
-            if shift_weights is not None:
-                raise ValueError("shift_weights must be left out where shifts are.")
+        if shifts is None or factors is None:
             target = _shifted("labels", labels, int(shift_labels), ignore_index)
             token_weight = None if token_weight is None else _shifted("token_weight", token_weight, int(shift_labels), 0)
         else:
             if counted_tokens is not None:
                 raise ValueError("counted_tokens must be left out where shifts are given.")
-            factors = _factors(shifts, shift_weights)
             target = torch.stack([_shifted("labels", labels, shift, ignore_index) for shift in shifts])
             check(LossInputs(x, weight, target, bias, class_weight, None, frozen), checked)
             each = labels.new_ones(labels.shape, dtype=torch.bool) if token_weight is None else token_weight
@@ -126,20 +127,20 @@ def causal_lm_loss(
     return outputs if any(checked.extras) else outputs.loss
 
 
-def _checked_labels(labels: Tensor, x: Tensor, options: Options) -> Tensor:
+def _checked_labels(name: str, labels: Tensor, x: Tensor, options: Options) -> Tensor:
     """Labels of the tokens x [..., H], in a dtype that holds ignore_index."""
-    arguments.tensor("labels", labels)
-    arguments.dtype("labels", labels, torch.int64, torch.int32)
-    arguments.shape("labels", labels, parallel.whole_shape(x, options))
+    arguments.tensor(name, labels)
+    arguments.dtype(name, labels, torch.int64, torch.int32)
+    arguments.shape(name, labels, parallel.whole_shape(x, options))
     limits = torch.iinfo(labels.dtype)
     return labels if limits.min <= options.ignore_index <= limits.max else labels.long()
 
 
-def _check_compared(labels: Tensor, shift: int, options: Options) -> None:
+def _check_compared(name: str, labels: Tensor, shift: int, options: Options) -> None:
     """Raises IndexError on a CPU where a label is wrong; no token is compared with the first `shift` of them."""
     if can_be_read(labels):
         compared = torch.arange(labels.shape[-1], device=labels.device) >= shift if shift and labels.dim() else None
-        check_columns("labels", labels, options, compared)
+        check_columns(name, labels, options, compared)
 
 
 def _shifted(name: str, values: Tensor, shift: int, ending: int) -> Tensor:
@@ -151,7 +152,14 @@ def _shifted(name: str, values: Tensor, shift: int, ending: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, shift), value=ending)[..., shift:]
 
 
-def _factors(shifts: Sequence[int], shift_weights: Sequence[float] | None) -> list[float]:
+def _factors(
+    shifts: Sequence[int] | None, shift_weights: Sequence[float] | None, hidden_states: Tensor
+) -> list[float] | None:
+    """A number for each shift. Raises where shifts, weights and hidden states are not equally many."""
+    if shifts is None:
+        if shift_weights is not None:
+            raise ValueError("shift_weights must be left out where shifts are.")
+        return None
     for name, given in (("shifts", shifts), ("shift_weights", shift_weights)):
         if given is not None and not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
             raise TypeError(f"{name} is a {type(given).__name__} and must be a sequence of numbers.")
@@ -159,6 +167,11 @@ def _factors(shifts: Sequence[int], shift_weights: Sequence[float] | None) -> li
         raise ValueError(f"shifts is {shifts} and must have at least one number.")
     for place, shift in enumerate(shifts):
         arguments.whole(f"shifts[{place}]", shift, least=0)
+    if hidden_states.dim() < 2 or hidden_states.shape[0] != len(shifts):
+        shape = tuple(hidden_states.shape)
+        raise ValueError(
+            f"hidden_states has shape {shape} and must have shape ({len(shifts)}, ..., H) with these shifts."
+        )
     if shift_weights is None:
         return [1.0] * len(shifts)
     if len(shift_weights) != len(shifts):

@@ -191,7 +191,7 @@ def linear_distillation_loss(
         check_inputs(inputs, options)
         return DistillationLoss(*distillation(inputs, options))
 
-    u = adapter[0] if isinstance(adapter, tuple) and adapter else None
+    u = None if adapter is None else arguments.pair("adapter", adapter, "(u, b)")[0]
     probs = None if teacher_probs is None else teacher_probs.detach()
     others = (u, each, None if given is None else given.x.detach(), probs, *(teacher_top_k or (None, None)))
     if counted_tokens is None:

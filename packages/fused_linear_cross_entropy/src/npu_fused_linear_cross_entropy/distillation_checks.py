@@ -47,6 +47,7 @@ def checked_teacher(teacher: Any, teacher_probs: Any, teacher_top_k: Any) -> Tea
     for name in ("x", "weight"):
         arguments.tensor(f"teacher.{name}", getattr(made, name))
     arguments.tensor("teacher.bias", made.bias, or_none=True)
+    arguments.rows("teacher.x", made.x)
     return made
 
 

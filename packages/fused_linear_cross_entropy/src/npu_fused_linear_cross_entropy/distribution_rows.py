@@ -9,6 +9,13 @@ For gradients l_id, h, s and m that these receive, the gradient of the logits is
 
     g_v = p_v (a + b (z_v - L) + c p_v) + d + sum of l_id with id = v
     a = - sum l_id - h H - 2 s S      b = - h      c = 2 s      d = m / V
+
+z is a rate, 1 / temperature, times the logits at temperature 1. The gradient of the rate is sum g_v z_v / rate. As g sums
+to m,
+
+    sum g_v z_v = sum g_v (z_v - L) + m L
+
+The left side would lose digits where all z are large.
 """
 
 from __future__ import annotations

@@ -182,6 +182,7 @@ def linear_log_probs(
 def _rates(temperature: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
     """1 / temperature of each token [...]."""
     arguments.floating("x", x)
+    arguments.floating("temperature", temperature)
     arguments.parameter_dtype("temperature", temperature, x, "x's")
     sizes = zip(reversed(temperature.shape), reversed(shape), strict=False)
     if temperature.dim() > len(shape) or not all(size in (1, wanted) for size, wanted in sizes):

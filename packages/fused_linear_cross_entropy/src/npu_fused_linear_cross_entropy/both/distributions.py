@@ -7,7 +7,7 @@ two_sweeps.py.
 import triton
 import triton.language as tl
 
-from ..formula import LOWEST, at_rate, gradient_of_raw, inside, merge_squares, merge_statistics
+from ..formula import at_rate, gradient_of_raw, inside, merge_squares, merge_statistics
 from .statistics import VANISHES, statistics_of_rows
 from .tile import load_logits, load_tail, store_tile, tile_of_rows
 
@@ -69,13 +69,13 @@ def store_gradient(
     p_out, b_z, b_lse, b_a, b_b, b_c, b_d, b_rate, i_col, s_out, n_rows, logit_scale, softcap, COLUMNS: tl.constexpr,
     DOTS: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
-    """Stores the gradient of the raw logits of a tile. Returns the sums [BLOCK_M] of z times its gradient, with DOTS."""
+    """Stores the gradient of a tile of raw logits. With DOTS, returns sums [BLOCK_M] of (z - L) times the gradient of z."""
     b_log = tl.maximum(b_z - b_lse[:, None], VANISHES)
     b_p = tl.exp(b_log)
     b_g = b_p * (b_a[:, None] + b_b[:, None] * b_log + b_c[:, None] * b_p) + b_d[:, None]
     b_dot = b_lse * 0.0
     if DOTS:
-        b_dot = tl.sum(inside(b_g * tl.maximum(b_z, LOWEST), 0.0, COLUMNS), axis=1)
+        b_dot = tl.sum(inside(b_g * b_log, 0.0, COLUMNS), axis=1)
     b_g = gradient_of_raw(b_g, b_z, b_rate, logit_scale, softcap)
     store_tile(p_out, b_g, i_col, s_out, n_rows, COLUMNS, BARRIER)
     return b_dot
@@ -87,7 +87,7 @@ def distribution_gradient_kernel(
     p_rates,  # fp32 [rows]
     p_gradient,  # [rows, N], over the logits' memory
     p_coefficients,  # fp32 [5, rows]: L, a, b, c, d
-    p_dots,  # fp32 [rows]: gets the sum of z times its gradient
+    p_dots,  # fp32 [rows]: gets the sum of (z - L) times the gradient of z
     n_rows,
     s_logits,
     s_gradient,

@@ -33,7 +33,7 @@ class DistributionKernels:
         """Writes the gradient of raw logits but for ids, which may share their memory, given coefficients [5, rows].
 
         Args:
-            dots: [rows], gets the sum of z times its gradient.
+            dots: [rows], gets the sum of (z - L) times the gradient of z.
         """
         tensors = (logits, rates, gradient, coefficients, dots)
         strides = logits.stride(0), gradient.stride(0), coefficients.stride(0)

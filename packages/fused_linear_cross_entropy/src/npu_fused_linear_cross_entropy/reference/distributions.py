@@ -53,7 +53,7 @@ class ReferenceDistributions:
         """Writes the gradient of raw logits but for ids, which may share their memory, given coefficients [5, rows].
 
         Args:
-            dots: [rows], gets the sum of z times its gradient.
+            dots: [rows], gets the sum of (z - L) times the gradient of z.
         """
         z = logits_of(logits.to(coefficients.dtype), rates, self._options)
         lse, a, b, c, d = coefficients.unsqueeze(2).unbind(0)  # [rows, 1] each
@@ -61,5 +61,5 @@ class ReferenceDistributions:
         p = log_p.exp()
         g = p * (a + b * log_p + c * p) + d
         if dots is not None:
-            dots.copy_((g * z.clamp_min(torch.finfo(z.dtype).min)).sum(1))
+            dots.copy_((g * log_p).sum(1))
         gradient.copy_(g * slopes_of(z, rates, self._options))

@@ -153,10 +153,12 @@ class Distributions(Head):
                     whole = part(drates, tokens)
                     whole.copy_(of_columns if columns.start == 0 else of_columns + whole)
             if drates is not None:
+                whole, (lse, *_, dmean) = part(drates, tokens), own.unbind()
                 if self.options.group:
-                    collectives.sum_(part(drates, tokens), self.options.group)
+                    collectives.sum_(whole, self.options.group)
+                whole.add_(dmean * lse, alpha=self.options.vocab_size)
                 if dots is not None:
-                    part(drates, tokens).add_(dots)
+                    whole.add_(dots)
         self.release()
         if drates is not None:
             assert self._rates is not None
@@ -166,8 +168,8 @@ class Distributions(Head):
     def _of_ids(
         self, coefficients: Tensor, named: Tensor, log_probs: Tensor, did: Tensor, rates: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of the raw logits of ids, [rows, K], and the sum of z times the upstream gradient, [rows]."""
+        """The gradient of the raw logits of ids, [rows, K], and the sum of (z - L) times the upstream gradient, [rows]."""
         lse, a, b, c, d = coefficients.unsqueeze(2).unbind(0)
-        p, z = log_probs.exp(), log_probs + lse
+        p = log_probs.exp()
         of_z = p * (a + b * log_probs + c * p) + d + ids.sums_of_equals(named, did)
-        return of_z * slopes_of(z, rates, self.options), (did * z).sum(1)
+        return of_z * slopes_of(log_probs + lse, rates, self.options), (did * log_probs).sum(1)
