@@ -95,7 +95,7 @@ REPEATED = {  # the same of calls that are repeated
     "attn_res, a list": (22, 40),
     "cross entropy": (35, 58),
     "log_probs": (43, 62),
-    "distillation": (46, 69),
+    "distillation": (45, 68),
     "attn_res_bank": (29, 50),
 }
 

@@ -47,7 +47,6 @@ def checked_teacher(teacher: Any, teacher_probs: Any, teacher_top_k: Any) -> Tea
     for name in ("x", "weight"):
         arguments.tensor(f"teacher.{name}", getattr(made, name))
     arguments.tensor("teacher.bias", made.bias, or_none=True)
-    arguments.rows("teacher.x", made.x)
     return made
 
 
@@ -58,7 +57,7 @@ def check_inputs(inputs: DistillationInputs, options: DistillationOptions) -> No
         raise TypeError("x, weight and the teacher's tensors must be plain tensors, not DTensors: gather the weights first.")
     check_head(x, weight, bias, frozen)
     if teacher_x is not None and teacher_weight is not None:
-        arguments.floating("teacher.x", teacher_x)
+        arguments.rows("teacher.x", teacher_x)
         arguments.shape("teacher.x", teacher_x, (*x.shape[:-1], teacher_x.shape[-1]))
         arguments.parameter(
             "teacher.weight", teacher_weight, ((weight.shape[0], teacher_x.shape[-1]),), teacher_x, "teacher.x's"

@@ -32,16 +32,16 @@ from ..both.tile import (
 from ..formula import expanded_gradient, score_gradient, slope
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
+@triton.jit(do_not_specialize=["n_slots", "n_tokens"])
 def attn_res_backward_kernel(
     # read: the gradient of h, h where it was not rounded (None: it was), the sources, their table, weights, statistics
     p_dh, p_h, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse,
     # written: gradients of the sources (None: none is needed); fp32 partial sums of dg [programs, D] (None: not needed)
     # for both/weights.py, which makes dquery and drms_weight of them
     p_dv, p_dv_table, p_dg,
-    # the number of blocks (None: n_blocks); the prefix, a gradient that reaches it from elsewhere, its whole gradient
-    p_count, p_prefix, p_djoined, p_dprefix,
-    n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
+    # the number of blocks (None: n_slots); the prefix, a gradient that reaches it from elsewhere, its whole gradient
+    p_count, p_prefix, p_dprefix, p_dprefix_sum,
+    n_slots, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
 ):  # fmt: skip
     """Gradients of sources and prefix, and partial sums of dg; a tile has rows of one source, a token one or two sweeps."""
@@ -49,7 +49,7 @@ def attn_res_backward_kernel(
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
     PREFETCH: tl.constexpr = p_h is None and BLOCK_M == 1  # in the first sweep
-    n_blocks = count_blocks(p_count, n_blocks, n_slots)
+    n_blocks = count_blocks(p_count, n_slots)
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     if p_dg is not None:
         b_dg = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -114,10 +114,10 @@ def attn_res_backward_kernel(
             b_p_c = score_gradient(b_p_alpha, b_p_e, b_delta, b_p_rstd)
             if p_dg is not None:
                 b_dg += b_p * b_p_c[:, None]
-            if p_dprefix is not None:
+            if p_dprefix_sum is not None:
                 b_dp = expanded_gradient(b_p, slope(b_p_score, b_p_rstd, D) * b_p_c, b_dh, b_p_alpha, b_g, b_p_c)
-                if p_djoined is not None:
-                    b_dp += load_rows(p_djoined + i_token * s_djoined, s_djoined, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-                store_rows(p_dprefix + i_token * D, D, b_dp, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+                if p_dprefix is not None:
+                    b_dp += load_rows(p_dprefix + i_token * s_dprefix, s_dprefix, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+                store_rows(p_dprefix_sum + i_token * D, D, b_dp, n_left, D, BLOCK_M, BLOCK_D, EXACT)
     if p_dg is not None:
         store_partial_sum(p_dg, b_dg, D, BLOCK_D)

@@ -78,16 +78,16 @@ def gradient_of_piece(b_v, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c, HAS_DG: tl.
 
 @triton.jit
 def prefix_gradient(
-    p_prefix, p_djoined, p_dprefix, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c,
+    p_prefix, p_dprefix, p_dprefix_sum, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c,
     HAS_DG: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Stores the gradient of a piece of a prefix, and returns dg with its part."""
     b_p = fetch_piece(p_prefix, N, C).to(tl.float32)
     b_dp, b_dg = gradient_of_piece(b_p, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c, HAS_DG)
-    if p_dprefix is not None:
-        if p_djoined is not None:
-            b_dp += fetch_piece(p_djoined, N, C).to(tl.float32)
-        store_piece(p_dprefix, b_dp, N, C)
+    if p_dprefix_sum is not None:
+        if p_dprefix is not None:
+            b_dp += fetch_piece(p_dprefix, N, C).to(tl.float32)
+        store_piece(p_dprefix_sum, b_dp, N, C)
     return b_dg
 
 
@@ -100,12 +100,12 @@ def gradient_offset(p_dv_table, i_block, i_token, n_tokens, D: tl.constexpr):
         return tl.load(p_dv_table + i_block) + i_token * D
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
+@triton.jit(do_not_specialize=["n_slots", "n_tokens"])
 def attn_res_backward_row_kernel(
     # as of attn_res_backward_kernel, without h; p_score and p_rstd are fp32 [n_tokens, sources]
     p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
-    p_count, p_prefix, p_djoined, p_dprefix,
-    n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
+    p_count, p_prefix, p_dprefix, p_dprefix_sum,
+    n_slots, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
     D: tl.constexpr, BLOCK_D: tl.constexpr, HALVES: tl.constexpr,  # BLOCK_D >= D
 ):  # fmt: skip
     """Gradients and partial sums of dg, one row a tile, every <dh, v_i> kept."""
@@ -118,7 +118,7 @@ def attn_res_backward_row_kernel(
     REST: tl.constexpr = D - C
     HAS_DG: tl.constexpr = p_dg is not None
     n_rows = n_slots if p_prefix is None else n_slots + 1
-    n_blocks = count_blocks(p_count, n_blocks, n_slots)
+    n_blocks = count_blocks(p_count, n_slots)
     b_g = fetch_piece(p_query, N, C).to(tl.float32) * fetch_piece(p_norm, N, C).to(tl.float32)  # [1, C]
     b_dg = tl.zeros([1, C], tl.float32)
     if HALVES:
@@ -208,8 +208,8 @@ def attn_res_backward_row_kernel(
             b_v = b_load.to(tl.float32)
         if p_prefix is not None:
             b_alpha, b_c, b_slope_c = pick(b_alphas, b_cs, b_slope_cs, n_slots)
-            p_added = None if p_djoined is None else p_djoined + i_token * s_djoined
-            p_out = None if p_dprefix is None else p_dprefix + i_token * D
+            p_added = None if p_dprefix is None else p_dprefix + i_token * s_dprefix
+            p_out = None if p_dprefix_sum is None else p_dprefix_sum + i_token * D
             b_dg = prefix_gradient(p_prefix_row, p_added, p_out, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c, HAS_DG, N, C)
             if HALVES:
                 p_added = None if p_added is None else p_added + C

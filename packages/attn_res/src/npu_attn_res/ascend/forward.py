@@ -64,8 +64,8 @@ def append_rows(
 
 @triton.jit
 def forward_tiles(
-    p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_joined, p_append,
-    b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
+    p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_new_prefix, p_append,
+    b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_new_prefix,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Tiles i_first, i_first + n_step, ... before i_end, with the highest score so far as the reference."""
@@ -79,7 +79,7 @@ def forward_tiles(
             # Computed zeros: compilers for Ascend keep a constant tile on chip, to copy it from.
             b_o = tl.full([BLOCK_M, BLOCK_D], tl.where(n_left > 0, 0.0, 1.0), tl.float32)
         else:
-            b_p = load_prefix(p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D, BLOCK_M, BLOCK_D)
+            b_p = load_prefix(p_prefix, p_x, p_new_prefix, i_token, n_left, s_prefix, s_x, s_new_prefix, D, BLOCK_M, BLOCK_D)
             append_rows(p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token, D, BLOCK_M, BLOCK_D)
             b_max, b_rstd, _ = score_rows(b_p, b_g, eps, D)
             store_scores(p_score, p_rstd, b_max, b_rstd, n_slots, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN)
@@ -98,26 +98,26 @@ def forward_tiles(
         store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
+@triton.jit(do_not_specialize=["n_slots", "n_tokens"])
 def attn_res_forward_kernel(
     # read: the sources, their table (None: source i lies at i * s_block), the weights of scores and of the RMSNorm of h
     p_v, p_table, p_query, p_norm, p_weight,
     # written: h, its RMSNorm (None: no weight); fp32 s and r (None: no backward follows), log(sum(exp(s))), 1 / rms(h)
     p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
-    # the number of blocks (None: n_blocks); the prefix, what is added to it, where the sum goes, and the blocks that take it
-    p_count, p_prefix, p_x, p_joined, p_append,
-    # n_slots: the bank's capacity; n_blocks where the count is not on the device
-    n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
+    # the number of blocks (None: n_slots); the prefix, what is added to it, where the sum goes, and the blocks that take it
+    p_count, p_prefix, p_x, p_new_prefix, p_append,
+    # n_slots: the number of blocks, or the capacity of a bank whose count is on the device
+    n_slots, n_tokens, s_block, s_token, eps, norm_eps, s_prefix, s_x, s_new_prefix,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
     BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """h, its RMSNorm and the statistics, from one read of every source; the compiler orders the loads."""
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
-    n_blocks = count_blocks(p_count, n_blocks, n_slots)
+    n_blocks = count_blocks(p_count, n_slots)
     forward_tiles(
-        p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_joined, p_append,
-        b_g, tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0),
-        n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
+        p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_new_prefix,
+        p_append, b_g, tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0),
+        n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_new_prefix,
         D, BLOCK_M, BLOCK_D, BY_TOKEN,
     )  # fmt: skip

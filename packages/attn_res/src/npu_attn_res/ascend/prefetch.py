@@ -31,11 +31,11 @@ def next_block(p_v, p_table, s_block, s_token, i_block, n_blocks, i_token, n_tok
     return p_block, (n_tokens - i_next).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
+@triton.jit(do_not_specialize=["n_slots", "n_tokens"])
 def attn_res_forward_prefetch_kernel(
     p_v, p_table, p_query, p_norm, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
-    p_count, p_prefix, p_x, p_joined, p_append,
-    n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
+    p_count, p_prefix, p_x, p_new_prefix, p_append,
+    n_slots, n_tokens, s_block, s_token, eps, norm_eps, s_prefix, s_x, s_new_prefix,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """h, its RMSNorm and the statistics; loads the next source ahead. The arguments are those of attn_res_forward_kernel."""
@@ -44,7 +44,7 @@ def attn_res_forward_prefetch_kernel(
     # lint: allow strided-transfer: statistics by token, of two or three rows a tile; a backward loads them at once
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
-    n_blocks = count_blocks(p_count, n_blocks, n_slots)
+    n_blocks = count_blocks(p_count, n_slots)
     b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     p_block = block_at(p_v, p_table, s_block, 0) + i_first * s_token
@@ -61,7 +61,9 @@ def attn_res_forward_prefetch_kernel(
             b_second = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D)
             b_first = b_v
         else:
-            b_first = load_prefix(p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D, BLOCK_M, BLOCK_D)
+            b_first = load_prefix(
+                p_prefix, p_x, p_new_prefix, i_token, n_left, s_prefix, s_x, s_new_prefix, D, BLOCK_M, BLOCK_D
+            )
             append_rows(
                 p_append, p_count, b_first, i_token, n_left, n_blocks, n_slots, s_block, s_token, D, BLOCK_M, BLOCK_D
             )
@@ -99,8 +101,8 @@ def attn_res_forward_prefetch_kernel(
         b_g *= b_unit[:, None]
     if i_again < n_tiles:
         # The prefix as it was stored, which may be where it was.
-        p_stored = p_prefix if p_x is None else p_joined
-        s_stored = s_prefix if p_x is None else s_joined
+        p_stored = p_prefix if p_x is None else p_new_prefix
+        s_stored = s_prefix if p_x is None else s_new_prefix
         forward_tiles(
             p_v, p_table, p_weight, p_o, p_y, None, None, p_lse, p_norm_rstd, None, p_stored, None, None, None,
             b_g, i_again, n_tiles, tl.num_programs(0),

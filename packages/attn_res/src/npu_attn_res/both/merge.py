@@ -1,6 +1,6 @@
-"""Device code of the second phase: one more block, the running partial sum p, joins a layer's (o, lse). Whole rows.
+"""Device code of the second phase: one more block, the prefix p, joins a layer's (o, lse). Whole rows.
 
-p = partial + x        s = r <g, p>
+p = prefix + x        s = r <g, p>
 w = 1 / (1 + exp(s - lse))        a = 1 - w        h = w o + a p
 
 ds = a w <dh, p - o>              dlse = -ds       do = w dh
@@ -29,10 +29,10 @@ from .tile import (
 @triton.jit(do_not_specialize=["n_tokens"])
 def attn_res_merge_kernel(
     # read: a layer's first phase, the prefix, a layer's output that joins it (None: there is none), the weights
-    p_o, p_lse, p_partial, p_x, p_query, p_norm, p_weight,
+    p_o, p_lse, p_prefix, p_x, p_query, p_norm, p_weight,
     # written: h, its RMSNorm (None: there is no weight), the new prefix; fp32 [n_tokens], None: no backward follows
-    p_h, p_y, p_total, p_score, p_rstd, p_norm_rstd,
-    n_tokens, s_o, s_partial, s_x, eps, norm_eps,
+    p_h, p_y, p_new_prefix, p_score, p_rstd, p_norm_rstd,
+    n_tokens, s_o, s_prefix, s_x, eps, norm_eps,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
 ):  # fmt: skip
     """h = w o + a p and its RMSNorm, and the new prefix p."""
@@ -43,7 +43,7 @@ def attn_res_merge_kernel(
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
-        b_p = load_prefix(p_partial, p_x, p_total, i_token, n_left, s_partial, s_x, D, D, BLOCK_M, BLOCK_D)
+        b_p = load_prefix(p_prefix, p_x, p_new_prefix, i_token, n_left, s_prefix, s_x, D, D, BLOCK_M, BLOCK_D)
         # 1 / rms before the product: in the order of score_rows the time model predicts 8 % more on Ascend.
         b_rstd = rms_inverse(tl.sum(b_p * b_p, axis=1), eps, D)  # [BLOCK_M]
         b_score = tl.sum(b_p * b_g, axis=1) * b_rstd
@@ -63,11 +63,11 @@ def attn_res_merge_kernel(
 @triton.jit(do_not_specialize=["n_tokens"])
 def attn_res_merge_backward_kernel(
     # read: gradients of h and, from elsewhere, of the new prefix (None: there is none); what the forward read and stored
-    p_dh, p_dtotal, p_o, p_lse, p_total, p_query, p_norm, p_score, p_rstd,
+    p_dh, p_dprefix, p_o, p_lse, p_new_prefix, p_query, p_norm, p_score, p_rstd,
     # written: do, fp32 and contiguous, dlse, the prefix's gradient; fp32 partial sums of dg [programs, D] (None: not needed)
-    # for weights.py, which makes dquery and drms_weight of them
-    p_do, p_dlse, p_dp, p_dg,
-    n_tokens, s_dh, s_dtotal, s_o, s_total,
+    # for both/weights.py, which makes dquery and drms_weight of them
+    p_do, p_dlse, p_dprefix_sum, p_dg,
+    n_tokens, s_dh, s_dprefix, s_o, s_new_prefix,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
 ):  # fmt: skip
     """do, dlse, the gradient of the prefix, and partial sums of dg."""
@@ -86,7 +86,7 @@ def attn_res_merge_backward_kernel(
         b_w, b_a = softmax_of_two(load_statistic(p_lse + i_token, n_left, BLOCK_M), b_score)
         b_o = load_rows(p_o + i_token * s_o, s_o, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         b_dot = tl.sum(b_dh * b_o, axis=1)  # [BLOCK_M]
-        b_p = load_rows(p_total + i_token * s_total, s_total, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        b_p = load_rows(p_new_prefix + i_token * s_new_prefix, s_new_prefix, n_left, D, BLOCK_M, BLOCK_D, EXACT)
         b_e = tl.sum(b_dh * b_p, axis=1)
         b_ds = b_a * b_w * (b_e - b_dot)
         b_c = b_ds * b_rstd
@@ -96,9 +96,9 @@ def attn_res_merge_backward_kernel(
             b_dg += b_p * b_c[:, None]
         b_slope = slope(b_score, b_rstd, D)
         b_dp = source_gradient(b_p, b_dh, b_g, b_a[:, None], b_c[:, None], b_slope[:, None])
-        if p_dtotal is not None:
-            b_dp += load_rows(p_dtotal + i_token * s_dtotal, s_dtotal, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-        store_rows(p_dp + i_token * D, D, b_dp, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        if p_dprefix is not None:
+            b_dp += load_rows(p_dprefix + i_token * s_dprefix, s_dprefix, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        store_rows(p_dprefix_sum + i_token * D, D, b_dp, n_left, D, BLOCK_M, BLOCK_D, EXACT)
     if p_dg is not None:
         store_partial_sum(p_dg, b_dg, D, BLOCK_D)
 
@@ -107,7 +107,7 @@ def attn_res_merge_backward_kernel(
 def attn_res_norm_backward_kernel(
     # read: the gradients of y and, from elsewhere, of h (None: there is none), h, the weight, 1 / rms(h)
     p_dy, p_dh, p_h, p_weight, p_norm_rstd,
-    p_total,  # written: fp32 [n_tokens, D], the gradient of h with dh
+    p_dh_sum,  # written: fp32 [n_tokens, D], the gradient of h with dh
     p_dweight,  # written: fp32 [programs, D]; None: not needed
     n_tokens, s_dy, s_dh,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
@@ -128,6 +128,6 @@ def attn_res_norm_backward_kernel(
         b_total = norm_gradient(b_dy * b_weight, b_n, b_rstd, D)
         if p_dh is not None:
             b_total += load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-        store_rows(p_total + i_token * D, D, b_total, n_left, D, BLOCK_M, BLOCK_D, EXACT)
+        store_rows(p_dh_sum + i_token * D, D, b_total, n_left, D, BLOCK_M, BLOCK_D, EXACT)
     if p_dweight is not None:
         store_partial_sum(p_dweight, b_dweight, D, BLOCK_D)

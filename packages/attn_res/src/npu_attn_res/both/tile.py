@@ -30,10 +30,10 @@ def block_at(p_v, p_table, s_block, i_block, ALIGNED: tl.constexpr = False):
 
 
 @triton.jit
-def count_blocks(p_count, n_blocks, n_slots):
-    """How many blocks count: n_blocks, or the number at p_count, which is clamped before it is cut to 32 bits."""
+def count_blocks(p_count, n_slots):
+    """How many blocks count: all n_slots, or the number at p_count, which is clamped before it is cut to 32 bits."""
     if p_count is None:
-        return n_blocks
+        return n_slots
     else:
         return tl.minimum(tl.maximum(tl.load(p_count), 0), n_slots).to(tl.int32)
 
@@ -158,16 +158,17 @@ def load_query(p_query, p_norm, s_norm, D: tl.constexpr, S: tl.constexpr, BLOCK_
 
 @triton.jit
 def load_prefix(
-    p_prefix, p_x, p_joined, i_token, n_left, s_prefix, s_x, s_joined, D: tl.constexpr, M: tl.constexpr, C: tl.constexpr
-):
+    p_prefix, p_x, p_new_prefix, i_token, n_left, s_prefix, s_x, s_new_prefix,
+    D: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     """fp32 [M, C >= D]: rows of the prefix from i_token on. A layer's output x, where there is one, is added first, and the
-    sum is rounded to the dtype of p_joined and stored there."""
+    sum is rounded to the dtype of p_new_prefix and stored there."""
     b_p = load_rows(p_prefix + i_token * s_prefix, s_prefix, n_left, D, M, C, C == D)
     if p_x is not None:
         b_p += load_rows(p_x + i_token * s_x, s_x, n_left, D, M, C, C == D)
-        b_joined = b_p.to(p_joined.dtype.element_ty)
-        store_rows(p_joined + i_token * s_joined, s_joined, b_joined, n_left, D, M, C, C == D)
-        b_p = widen(b_joined)
+        b_new_prefix = b_p.to(p_new_prefix.dtype.element_ty)
+        store_rows(p_new_prefix + i_token * s_new_prefix, s_new_prefix, b_new_prefix, n_left, D, M, C, C == D)
+        b_p = widen(b_new_prefix)
     return b_p
 
 

@@ -21,27 +21,27 @@ def load_weights(p_score, p_rstd, b_lse, o_row, m_block):
     return b_score, tl.where(m_block, tl.exp(b_score - b_lse), 0.0), b_rstd
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots", "needed"])
+@triton.jit(do_not_specialize=["n_slots", "n_tokens", "needed"])
 def attn_res_backward_sources_kernel(
     # read: the gradient of h, the sources (see block_rows), the weights, the forward's statistics
     p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse,
     # written: gradients of the sources (None: none is needed); fp32 partial sums of dg [programs, D] (None: not needed)
     # for both/weights.py, which makes dquery and drms_weight of them
     p_dv, p_dv_table, p_dg,
-    # how many blocks count (None: n_blocks); the prefix, a gradient that reaches it from elsewhere, its whole gradient
-    p_count, p_prefix, p_djoined, p_dprefix,
+    # how many blocks count (None: n_slots); the prefix, a gradient that reaches it from elsewhere, its whole gradient
+    p_count, p_prefix, p_dprefix, p_dprefix_sum,
     others, gradients,  # a list's blocks after the first, and their gradients, tuples; None: as block_rows says
-    n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
+    n_slots, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
     needed: tl.int64,  # bit i: block i of a list needs a gradient
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
-    HELD: tl.constexpr,  # n_blocks <= BLOCK_N
+    HELD: tl.constexpr,  # n_slots <= BLOCK_N
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sources and prefix, and partial sums of dg; a tile has several sources of a token."""
     SUM_H: tl.constexpr = BLOCK_D <= 8192
     o_col = tl.arange(0, BLOCK_D)
     b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
-    n_blocks = count_blocks(p_count, n_blocks, n_slots)
+    n_blocks = count_blocks(p_count, n_slots)
     b_dg = tl.zeros([BLOCK_D], tl.float32)
     for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0), num_stages=STAGES if HELD else 1):
         i_token = i_turn.to(tl.int64)
@@ -117,10 +117,10 @@ def attn_res_backward_sources_kernel(
             b_p_c = score_gradient(b_p_alpha, b_p_e, b_delta, b_p_rstd)
             if p_dg is not None:
                 b_dg += b_p * b_p_c
-            if p_dprefix is not None:
+            if p_dprefix_sum is not None:
                 b_dp = source_gradient(b_p, b_dh, b_g, b_p_alpha, b_p_c, slope(b_p_score, b_p_rstd, D))
-                if p_djoined is not None:
-                    b_dp += load_row(p_djoined + i_token * s_djoined, D, BLOCK_D)
-                tl.store(p_dprefix + i_token * D + o_col, b_dp.to(p_dprefix.dtype.element_ty), mask=o_col < D)
+                if p_dprefix is not None:
+                    b_dp += load_row(p_dprefix + i_token * s_dprefix, D, BLOCK_D)
+                tl.store(p_dprefix_sum + i_token * D + o_col, b_dp.to(p_dprefix_sum.dtype.element_ty), mask=o_col < D)
     if p_dg is not None:
         tl.store(p_dg + tl.program_id(0).to(tl.int64) * D + o_col, b_dg, mask=o_col < D)

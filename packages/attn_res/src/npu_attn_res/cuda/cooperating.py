@@ -2,8 +2,8 @@
 
 Each has some columns of some sources of a token in registers, so that every source is read once. It publishes its parts of
 <dh, v_i> in words with a tag, the number of the token's turn, and waits for those of the others; meanwhile its next tokens
-are on the way. exchange.py says why no program waits for one that cannot start. Every program adds all words in one order:
-equal calls on one kind of GPU give equal bits.
+are on the way. npu_tiling's device/exchange.py says why no program waits for one that cannot start. Every program adds all
+words in one order: equal calls on one kind of GPU give equal bits.
 """
 
 import triton
@@ -12,7 +12,7 @@ from npu_tiling.device.exchange import collect, publish
 
 from ..both.tile import count_blocks
 from ..formula import score_gradient, slope, source_gradient
-from .tile import block_rows, store_gradients, widen_again, widen_tile
+from .tile import add_pairs, block_rows, store_gradients, widen_again, widen_tile
 
 # Two slots suffice: a program publishes token t + 1 only after it has read token t from all, so that nobody still reads t
 # when t + 2 overwrites it.
@@ -20,27 +20,22 @@ TURNS = tl.constexpr(2)
 
 
 @triton.jit
-def add_two(a0, a1, b0, b1):
-    return a0 + b0, a1 + b1
-
-
-@triton.jit
-def add_four(a0, a1, a2, a3, b0, b1, b2, b3):
+def add_fours(a0, a1, a2, a3, b0, b1, b2, b3):
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots", "needed"])
+@triton.jit(do_not_specialize=["n_slots", "n_tokens", "needed"])
 def attn_res_backward_shared_kernel(
     # as of attn_res_backward_sources_kernel; p_dg: fp32 [programs / SHARE * TILES, D]
     p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
-    p_count, p_prefix, p_djoined, p_dprefix,
+    p_count, p_prefix, p_dprefix, p_dprefix_sum,
     # int64, zeros before the launch: [programs / SHARE, TURNS, SHARE, BLOCK_N, or BLOCK_N + 1 with a prefix]
     p_words,
     others, gradients,
-    n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_djoined,
+    n_slots, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
     needed: tl.int64,
     D: tl.constexpr,
-    PER_TILE: tl.constexpr, TILES: tl.constexpr,  # n_blocks <= PER_TILE * TILES
+    PER_TILE: tl.constexpr, TILES: tl.constexpr,  # n_slots <= PER_TILE * TILES
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,  # a program's tile: BLOCK_N >= PER_TILE, SHARE * BLOCK_D >= D * TILES
     VECTOR: tl.constexpr,  # adjacent columns of a thread: warps divide columns; a thread has the same ones of every source
     STAGES: tl.constexpr, SHARE: tl.constexpr,
@@ -49,7 +44,7 @@ def attn_res_backward_shared_kernel(
 ):  # fmt: skip
     """Gradients of sources and prefix, and partial sums of dg, the gradient of query * rms_weight.
 
-    Programs share a token and exchange parts of <dh, v_i>, of the result's gradient and a source.
+    Programs share a token and exchange parts of the products <dh, v_i>.
     """
     PROGRAMS: tl.constexpr = SHARE // TILES  # of a tile
     N_WORDS: tl.constexpr = BLOCK_N + (p_prefix is not None)
@@ -61,7 +56,7 @@ def attn_res_backward_shared_kernel(
     m_col = (o_col < D) | (D % BLOCK_D == 0)
     m_first = m_col & (i_tile == 0)  # the prefix comes with the first tile
     o_block = tl.arange(0, BLOCK_N)
-    n_blocks = count_blocks(p_count, n_blocks, n_slots)
+    n_blocks = count_blocks(p_count, n_slots)
     n_in_tile = tl.minimum(n_blocks - i_tile * PER_TILE, PER_TILE)
     m_block = o_block < n_in_tile
     bits = ((needed >> (i_tile * PER_TILE)) & ((1 << PER_TILE) - 1)).to(tl.int32)  # as `needed`, of the program's blocks
@@ -101,7 +96,7 @@ def attn_res_backward_shared_kernel(
         publish(p_published + o_block, tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), turn)
         b_part = tl.where(m_all, collect(p_part + o_word, turn), 0.0)
         # A reduction of their own for sums over all sources: as more rows of the next one they take registers of the blocks.
-        b_delta, b_sum = tl.reduce((b_alpha * b_part, b_alpha), 0, add_two)
+        b_delta, b_sum = tl.reduce((b_alpha * b_part, b_alpha), 0, add_pairs)
         b_e, b_alpha, b_rstd, b_slope = tl.reduce(
             (
                 tl.reshape(tl.where(m_same_tile, b_part, 0.0), [SLOTS, BLOCK_N]),
@@ -110,7 +105,7 @@ def attn_res_backward_shared_kernel(
                 tl.reshape(tl.where(m_first_part, slope(b_score, b_rstd, D), 0.0), [SLOTS, BLOCK_N]),
             ),
             0,
-            add_four,
+            add_fours,
         )  # all [BLOCK_N]
         b_delta = tl.zeros([1], tl.float32) + b_delta
         b_sum *= 1.0 / PROGRAMS  # every program's words have each alpha
@@ -125,11 +120,11 @@ def attn_res_backward_shared_kernel(
             b_p_c = score_gradient(b_p_alpha, b_p_e, b_delta, b_p_rstd)
             if p_dg is not None:
                 b_dg += b_p * b_p_c
-            if p_dprefix is not None:
+            if p_dprefix_sum is not None:
                 b_dp = source_gradient(b_p, b_dh, b_g, b_p_alpha, b_p_c, slope(b_p_score, b_p_rstd, D))
-                if p_djoined is not None:
-                    b_dp += tl.load(p_djoined + i_token * s_djoined + o_col, mask=m_first, other=0.0).to(tl.float32)
-                tl.store(p_dprefix + i_token * D + o_col, b_dp.to(p_dprefix.dtype.element_ty), mask=m_first)
+                if p_dprefix is not None:
+                    b_dp += tl.load(p_dprefix + i_token * s_dprefix + o_col, mask=m_first, other=0.0).to(tl.float32)
+                tl.store(p_dprefix_sum + i_token * D + o_col, b_dp.to(p_dprefix_sum.dtype.element_ty), mask=m_first)
         b_c = score_gradient(b_alpha, b_e, b_delta, b_rstd)  # [BLOCK_N]
         b_x = widen_again(b_v)
         if p_dg is not None:

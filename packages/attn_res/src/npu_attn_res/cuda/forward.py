@@ -9,12 +9,7 @@ import triton.language as tl
 
 from ..both.tile import count_blocks
 from ..formula import exponentials, rms_inverse
-from .tile import block_rows, columns, load_chunk, load_tiles, store_chunk, widen_tile
-
-
-@triton.jit
-def add_pairs(a, b, c, d):
-    return a + c, b + d
+from .tile import add_pairs, block_rows, columns, load_chunk, load_tiles, store_chunk, widen_tile
 
 
 @triton.jit
@@ -39,16 +34,16 @@ def add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D: tl.constexpr, CHUNKS: t
     return b_score, b_rstd, b_next, b_sum * b_shrink + tl.sum(b_weight, axis=0), sums
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_tokens", "n_slots"])
+@triton.jit(do_not_specialize=["n_slots", "n_tokens"])
 def attn_res_forward_sources_kernel(
     # read: the sources (see block_rows), the weights of scores and of the RMSNorm of h (None: there is none)
     p_v, p_table, p_query, p_norm, p_weight,
     # written: h, its RMSNorm; fp32 s and r [sources, n_tokens] (None: no backward follows), lse, 1 / rms(h)
     p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
-    # how many blocks count (None: n_blocks); the prefix, the layer's output, the new prefix, and the bank that takes that
-    p_count, p_prefix, p_x, p_joined, p_append,
+    # how many blocks count (None: n_slots); the prefix, the layer's output, the new prefix, and the bank that takes that
+    p_count, p_prefix, p_x, p_new_prefix, p_append,
     others,  # a list's blocks after the first, a tuple; None: there is no list, or it is in the table
-    n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_joined,
+    n_slots, n_tokens, s_block, s_token, eps, norm_eps, s_prefix, s_x, s_new_prefix,
     D: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, CHUNKS: tl.constexpr,  # BLOCK_D * CHUNKS >= D
     STAGES: tl.constexpr, ALIGNED: tl.constexpr,
@@ -57,7 +52,7 @@ def attn_res_forward_sources_kernel(
     g = ()
     for i in tl.static_range(CHUNKS):
         g = g + (load_chunk(p_query, i, D, BLOCK_D) * load_chunk(p_norm, i, D, BLOCK_D),)
-    n_blocks = count_blocks(p_count, n_blocks, n_slots)
+    n_blocks = count_blocks(p_count, n_slots)
     for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0)):
         i_token = i_turn.to(tl.int64)
         i_first = i_token * s_token
@@ -73,9 +68,9 @@ def attn_res_forward_sources_kernel(
                 b_o = load_chunk(p_prefix + i_token * s_prefix, i, D, BLOCK_D)
                 if p_x is not None:
                     b_o += load_chunk(p_x + i_token * s_x, i, D, BLOCK_D)
-                    b_joined = b_o.to(p_joined.dtype.element_ty)
-                    store_chunk(p_joined + i_token * s_joined, b_joined, i, D, BLOCK_D)
-                    b_o = b_joined.to(tl.float32)
+                    b_new_prefix = b_o.to(p_new_prefix.dtype.element_ty)
+                    store_chunk(p_new_prefix + i_token * s_new_prefix, b_new_prefix, i, D, BLOCK_D)
+                    b_o = b_new_prefix.to(tl.float32)
                 if p_append is not None:
                     p_end = p_append + tl.cast(n_blocks, tl.int64) * s_block + i_token * s_token
                     o_col, m_col = columns(i, D, BLOCK_D)

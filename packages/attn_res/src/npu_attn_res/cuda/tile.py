@@ -11,6 +11,12 @@ _ASSEMBLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # which Tri
 
 
 @triton.jit
+def add_pairs(a0, a1, b0, b1):
+    """The sums of two numbers each, for `tl.reduce`."""
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
 def widen_tile(b_v):
     """fp32. From bf16 it takes one instruction an element; Triton's cast takes three for two elements."""
     if _ASSEMBLY and b_v.dtype == tl.bfloat16 and b_v.numel > 1:  # pairs

@@ -27,7 +27,6 @@ def launch_forward(call: Forward, device: Device) -> Outputs | None:
     if not plan.n_tokens:
         return outputs
     h, y, new_prefix, *statistics = outputs
-    new_prefix = None if new_prefix is None else followed(new_prefix)
     norm_weight = None if call.output_rms_weight is None else call.output_rms_weight.contiguous()
     weights = (call.query.contiguous(), call.rms_weight.contiguous(), norm_weight)
     tensors: tuple[Any, ...] = (at.base, at.table, *weights, h, y, *statistics)

@@ -85,8 +85,7 @@ def _plan_forward(
         aligned=aligned,
     )
     n_tokens = prod(shape[:-1])
-    n_slots = n_blocks
-    scalars = (n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_new)
+    scalars = (n_blocks, n_tokens, s_block, s_token, eps, norm_eps, s_prefix, s_x, s_new)
     return Plan(() if spec is None else (spec,), n_tokens, scalars)
 
 
@@ -101,8 +100,7 @@ def _plan_backward(facts: _Facts, n_blocks: int, options: _Options, device: Devi
             device,
             Task.BACKWARD,
             shape[-1],
-            # The kernel for statistics by token loads sources in dh's dtype alone.
-            first.dtype if prefix is None else dh.dtype if rows_by_token else widest(dh.dtype, first.dtype, prefix.dtype),
+            first.dtype if prefix is None else widest(dh.dtype, first.dtype, prefix.dtype),
             row_stride=max(s_token, s_dh, s_prefix, s_dprefix),
             n_sources=n_blocks,
             prefix=prefix is not None,
@@ -113,8 +111,7 @@ def _plan_backward(facts: _Facts, n_blocks: int, options: _Options, device: Devi
         for rows_by_token in ((True, False) if by_token else (False,))
     ]
     n_tokens = prod(shape[:-1])
-    n_slots = n_blocks
-    scalars = (n_blocks, n_tokens, s_block, s_token, s_dh, n_slots, s_prefix, s_dprefix)
+    scalars = (n_blocks, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix)
     return Plan(tuple(spec for spec in specs if spec is not None), n_tokens, scalars)
 
 

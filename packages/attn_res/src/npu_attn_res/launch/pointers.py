@@ -32,7 +32,8 @@ class Pointers(NamedTuple):
         table: int64, elements from there to each tensor; None where there is one tensor, or `others` are given.
         aligned: every entry of the table is a multiple of 16.
         others: for a kernel for CUDA, the tensors after the first. The first is repeated until there is a power of two of
-            them all: so few lengths need a compiled kernel each. None: the table, or a stride, leads to them.
+            them all: a kernel is compiled for each length, and few lengths occur then. None: the table, or a stride, leads
+            to them.
         needed: bit i is set where tensor i is given. Where it is not, the first given one stands in its place.
     """
 
@@ -55,7 +56,7 @@ def find(sources: Sequence[Tensor], gradients: Sequence[Tensor | None], device: 
 
 @functools.lru_cache(maxsize=1)
 def _has_tuples() -> bool:
-    """Whether Triton takes tuples of pointers: from 3.4 on. A Triton that is installed under another name is taken to."""
+    """Whether Triton takes tuples of pointers: from 3.4 on. A Triton installed under another name is assumed to."""
     installed = version("triton")
     return installed is None or tuple(map(int, installed.split(".")[:2])) >= (3, 4)
 
