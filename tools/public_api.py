@@ -25,6 +25,7 @@ MORE_MODULES = {
     "npu_tiling": (
         "npu_tiling.explaining.explanation",
         "npu_tiling.pytorch.autograd",
+        "npu_tiling.pytorch.library",
         "npu_tiling.pytorch.patching",
         "npu_tiling.pytorch.sharding",
     ),

@@ -42,7 +42,8 @@ def test_explained_launches_and_operators_are_those_that_are_made(device, call, 
     chip = npu_tiling.device_for(device.torch)
     if chip is None:
         pytest.skip("plain PyTorch launches none of our kernels")
-    monkeypatch.setattr("npu_tiling.pytorch.autograd.dry_runs", [chip])  # the dispatcher hides what operators call
+    for module in ("autograd", "library"):  # the dispatcher hides what operators call
+        monkeypatch.setattr(f"npu_tiling.pytorch.{module}.dry_runs", [chip])
     with npu_tiling.watch_launches() as launches, Watch(launches) as watch:
         run(device, **CALLS[call])
     found = explain(**CALLS[call], dtype="bf16", chip=chip, backward=True)

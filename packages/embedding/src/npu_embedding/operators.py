@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, forward_mode, needs_gradient
+from npu_tiling.pytorch.autograd import Function, apply, forward_mode, needs_gradient
+from npu_tiling.pytorch.library import OperatorLibrary
 from torch import Tensor
 
 from . import reference

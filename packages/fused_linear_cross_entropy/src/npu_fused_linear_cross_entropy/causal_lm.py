@@ -169,9 +169,7 @@ def _factors(
         arguments.whole(f"shifts[{place}]", shift, least=0)
     if hidden_states.dim() < 2 or hidden_states.shape[0] != len(shifts):
         shape = tuple(hidden_states.shape)
-        raise ValueError(
-            f"hidden_states has shape {shape} and must have shape ({len(shifts)}, ..., H) with these shifts."
-        )
+        raise ValueError(f"hidden_states has shape {shape} and must have shape ({len(shifts)}, ..., H) with these shifts.")
     if shift_weights is None:
         return [1.0] * len(shifts)
     if len(shift_weights) != len(shifts):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from npu_tiling.pytorch.autograd import OperatorLibrary
+from npu_tiling.pytorch.library import OperatorLibrary
 from npu_tiling.pytorch.schemas import schema
 from torch import Tensor
 

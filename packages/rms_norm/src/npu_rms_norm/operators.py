@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.pytorch.autograd import Function, OperatorLibrary, apply, forward_mode, is_batched, needs_gradient
+from npu_tiling.pytorch.autograd import Function, apply, forward_mode, is_batched, needs_gradient
+from npu_tiling.pytorch.library import OperatorLibrary
 from npu_tiling.pytorch.rows import may_overlap
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
-from npu_tiling import Device, LaunchSpec
-from npu_tiling.launching.partials import choose_sum
+from npu_tiling import Device
+from npu_tiling.launching.partials import sum_spec
 from torch import Tensor
 
 from .specs import KERNELS
@@ -22,7 +21,7 @@ def add_partials(
     dquery = torch.empty_like(query) if needed[0] else None
     dnorm = torch.empty_like(rms_weight) if needed[1] else None
     n_partials, width = partials.shape
-    spec = _spec(width, device)
+    spec = sum_spec(width, device)
     tensors = (partials, query, rms_weight, dquery, dnorm)
     KERNELS.launch("both.weights", "attn_res_add_partials_kernel", spec, spec.launch.grid, tensors, (n_partials,))
     return dquery, dnorm
@@ -31,8 +30,3 @@ def add_partials(
 def zeros(query: Tensor, rms_weight: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, Tensor | None]:
     """dquery and drms_weight, where needed, if there are no tokens."""
     return torch.zeros_like(query) if needed[0] else None, torch.zeros_like(rms_weight) if needed[1] else None
-
-
-@functools.lru_cache(maxsize=4096)
-def _spec(width: int, device: Device) -> LaunchSpec:
-    return LaunchSpec.of(choose_sum(width, device), {})

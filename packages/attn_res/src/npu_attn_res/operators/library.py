@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from npu_tiling.pytorch import schemas
-from npu_tiling.pytorch.autograd import OperatorLibrary
+from npu_tiling.pytorch.library import OperatorLibrary
 from torch import Tensor
 
 OPERATORS = OperatorLibrary("npu_attn_res")

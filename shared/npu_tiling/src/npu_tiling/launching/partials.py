@@ -86,11 +86,12 @@ def choose_sum(width: int, device: Device) -> SumTiling:
 
 def add_partials(partials: Tensor, total: Tensor, device: Device) -> None:
     """Writes the sum of `partials`, fp32 [n, total.numel()], over n to `total`, of any float dtype."""
-    spec = _spec(total.numel(), device)
+    spec = sum_spec(total.numel(), device)
     scalars = (partials.shape[0],)
     KERNELS.launch("partials", "sum_partials_kernel", spec, spec.launch.grid, (partials, total), scalars)
 
 
 @functools.lru_cache(maxsize=4096)
-def _spec(width: int, device: Device) -> LaunchSpec:
+def sum_spec(width: int, device: Device) -> LaunchSpec:
+    """The launch for rows of `width` elements."""
     return LaunchSpec.of(choose_sum(width, device), {})

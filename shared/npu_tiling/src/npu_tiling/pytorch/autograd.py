@@ -1,10 +1,9 @@
-"""Operators registered with PyTorch whose calls cost little on the host. Imports torch; `npu_tiling` itself does not."""
+"""What autograd records of a call, and whether anything else sees the call. Imports torch; `npu_tiling` itself does not."""
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,12 +11,9 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..chips.detection import dry_runs, plain_pytorch
-from .repeats import CONSTANTS, PLAIN_TENSORS, Repeats
-
-_BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
+from ..chips.detection import dry_runs
+from .repeats import CONSTANTS, PLAIN_TENSORS
 
 # An operator's autograd kernel runs at one level of torch.func's transforms, which the dispatcher has already chosen: this
 # is the Function for that, where torch.autograd.Function would start over at the outermost level.
@@ -30,214 +26,24 @@ _transformed = threading.local()  # .recording: inside `apply` under a transform
 _ever_transformed = False
 
 
-class OperatorLibrary:
-    """The operators of one package, in a torch namespace of their own.
-
-    Where nothing but autograd would see a call, it skips the dispatcher, which takes longer than a small kernel runs.
-    """
-
-    def __init__(self, namespace: str) -> None:
-        self._namespace = namespace
-        self._library = torch.library.Library(namespace, "DEF")
-        self._implementations: dict[str, Repeats] = {}
-        self._forward_mode: dict[str, bool] = {}
-        self._direct: dict[str, Callable[..., Any]] = {}  # what is called where the dispatcher is bypassed
-        self._dispatched: dict[str, Callable[..., Any]] = {}  # the dispatcher's calls
-
-    def define(
-        self,
-        schema: str,
-        implementation: Callable[..., Any],
-        fake: Callable[..., Any],
-        *,
-        forward_mode: bool = False,
-        batched: Callable[..., Any] | None = None,
-    ) -> None:
-        """Register an operator.
-
-        Args:
-            schema: name, arguments without default values, and results.
-            implementation: computes the operator for tensors of any backend, without autograd; see `Repeats` for what it may
-                depend on. Among several results, one that was not asked for is None; in a list of results its schema says
-                so, `Tensor?[]`.
-            fake: the same for tensors that have shapes and no data.
-            forward_mode: whether PyTorch can differentiate what `implementation` does in plain PyTorch. Then that runs for
-                tensors with tangents, on any device; otherwise those are refused.
-            batched: computes, in plain PyTorch, the operator for the tensors of torch.func.vmap and of several upstream
-                gradients at once (`is_grads_batched`); None: PyTorch calls the operator for each of them, which it can
-                where no tensors stand in lists.
-        """
-        name = schema.partition("(")[0]
-        self._library.define(schema)
-        overload = self._operator(name).default
-        self._dispatched[name] = overload._op
-        if not overload._schema.is_mutable:  # the dispatcher tells autograd what was written to
-            self._shorten(overload)
-        implementation = Repeats(implementation)
-        for backend in _BACKENDS:
-            self._library.impl(name, implementation, backend)
-        self._library.impl(name, functools.partial(self._with_resolved, name), "Negative")
-        torch.library.register_fake(f"{self._namespace}::{name}", fake, lib=self._library)
-        self._implementations[name] = self._direct[name] = implementation
-        self._forward_mode[name] = forward_mode
-        if batched is not None:
-            for key in ("FuncTorchBatched", "Batched"):
-                self._library.impl(name, _plain(batched), key)
-
-    def compose(self, schema: str, function: Callable[..., Any]) -> None:
-        """Register what is made of other operators, and may return views of its arguments.
-
-        A compiler's graph, fake tensors, modes and transforms have the operators that it calls.
-
-        Args:
-            schema: as for `define`; views are annotated.
-            function: takes the arguments. It sees to gradients itself, and to tangents.
-        """
-        name = schema.partition("(")[0]
-        self._library.define(schema)
-        for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
-            self._library.impl(name, function, key)
-        self._direct[name], self._dispatched[name] = function, self._operator(name).default._op
-
-    def autograd(self, name: str, record: Callable[..., Any]) -> None:
-        """Set what the operator does where autograd may record it: mostly `apply` of a `Function`.
-
-        Args:
-            name: the operator.
-            record: takes `run` and the operator's arguments. `run` is the operator without its gradient: through the
-                dispatcher, or where that is bypassed the implementation itself.
-        """
-        below_autograd = functools.partial(self.below_autograd, name)
-
-        def unless_forward(*arguments: Any) -> Any:
-            if forward_mode(arguments):
-                return self._with_tangents(name, *arguments)
-            return record(below_autograd, *arguments)
-
-        self._library.impl(name, unless_forward, "Autograd")
-        self._direct[name] = functools.partial(record, self._implementations[name])
-
-    def gradient(self, name: str) -> None:
-        """Say that the operator is a gradient: to differentiate it again is an error and not a silent zero."""
-
-        self.autograd(name, functools.partial(self.not_differentiable, name))
-
-    def not_differentiable(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
-        """run(*arguments), gradients: to differentiate them is an error that names an operator, and not a silent zero."""
-        if not needs_gradient(arguments):
-            return run(*arguments)
-        leaves, structure = tree_flatten(arguments)
-        results = _Results()
-        flat = apply(_Gradient, run, f"{self._namespace}::{name}", structure, results, *leaves)
-        return tree_unflatten(flat, results.structure)
-
-    def __call__(self, name: str, *arguments: Any) -> Any:
-        """Call an operator, all of its arguments in order: a gradient too, from the backward of an autograd function."""
-        if dry_runs:
-            return self._direct[name](*arguments)
-        if _is_unobserved():
-            direct = self._direct[name]
-            if not torch.is_grad_enabled() and name in self._implementations:  # nothing is to be recorded
-                direct = self._implementations[name]
-                found = direct.find(arguments) if direct.recognised else None
-                if found is not None:  # its tensors are plain: they have the types and dispatch keys of plain ones
-                    repetition, tensors = found
-                    return repetition(tensors)
-            if _all_plain(arguments):
-                return direct(*arguments)
-        if is_dynamo_compiling():
-            return self._operator(name)(*arguments)  # which it knows
-        return self._dispatched[name](*arguments)
-
-    def below_autograd(self, name: str, *arguments: Any) -> Any:
-        """Call an operator that autograd is not to record."""
-        if can_bypass_dispatcher(arguments):
-            return self._implementations[name](*arguments)
-        if not getattr(_transformed, "recording", False):
-            with torch._C._AutoDispatchBelowAutograd():
-                return self._operator(name)(*arguments)
-        # A Function's forward runs without gradients, forwards too: at its own level of torch.func's transforms, not at the
-        # outer ones.
-        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-            return self._operator(name)(*arguments)
-
-    def _shorten(self, overload: Any) -> None:
-        """Let code that a compiler generated, which calls operators by their overloads, skip the dispatcher as well."""
-        name, dispatched = overload._opname, overload._op  # that is what OpOverload.__call__ calls
-
-        def run(*arguments: Any, **named: Any) -> Any:
-            return dispatched(*arguments, **named) if named else self(name, *arguments)
-
-        overload._op = run
-
-    def _with_resolved(self, name: str, *arguments: Any) -> Any:
-        """Call an operator for tensors some of whose memory has the other sign: for copies of those.
-
-        PyTorch would do it, but not for every operator that writes to its arguments.
-        """
-        overload = self._operator(name).default
-        resolved = tree_map(lambda leaf: leaf.resolve_neg() if isinstance(leaf, Tensor) else leaf, arguments)
-        results = overload(*resolved)
-        for parameter, *both in zip(overload._schema.arguments, arguments, resolved, strict=True):
-            if parameter.is_write:
-                for given, used in zip(*map(tree_leaves, both), strict=True):
-                    if used is not given:
-                        given.copy_(used)
-        return results
-
-    def _with_tangents(self, name: str, *arguments: Any) -> Any:
-        if not self._forward_mode[name]:
-            raise NotImplementedError(
-                f"{self._namespace}::{name} has no forward-mode derivative (torch.func.jvp, jacfwd and hessian, or "
-                "torch.autograd.forward_ad): use torch.func.grad, vjp or jacrev, or the same in PyTorch's own operators."
-            )
-        with plain_pytorch():
-            return self._implementations[name](*arguments)
-
-    def _operator(self, name: str) -> Any:
-        return getattr(getattr(torch.ops, self._namespace), name)
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
-        with plain_pytorch():
-            return function(*arguments)
-
-    return run
-
-
-class _Results:
-    """The lists that a call's results stood in: autograd takes them one after another."""
-
-    structure: TreeSpec
-
-
-class _Gradient(Function):
-    @staticmethod
-    def forward(ctx, run, name, structure, results, *leaves):  # type: ignore[no-untyped-def]
-        ctx.name = name
-        found = run(*tree_unflatten(leaves, structure))
-        flat, results.structure = tree_flatten(found)
-        return tuple(flat)
-
-    @staticmethod
-    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
-        raise NotImplementedError(f"{ctx.name} is a gradient and has none itself: there is no second derivative.")
-
-
 def apply(function: type[Any], *arguments: Any) -> Any:
     """`function.apply(...)` of a `Function`, under torch.func's transforms too."""
     if not torch._C._are_functorch_transforms_active():
         return function.apply(*arguments)
     global _ever_transformed
     _ever_transformed = True
-    before = getattr(_transformed, "recording", False)
+    before = is_in_transform()
     _transformed.recording = True
     try:
         with enable_single_level_autograd_function():
             return function.apply(*arguments)
     finally:
         _transformed.recording = before
+
+
+def is_in_transform() -> bool:
+    """Whether `apply` runs a Function under one of torch.func's transforms."""
+    return getattr(_transformed, "recording", False)
 
 
 def forward_mode(arguments: Sequence[Any]) -> bool:
@@ -273,10 +79,10 @@ def can_bypass_dispatcher(arguments: Sequence[Any]) -> bool:
 
     In a dry run it is True: for tensors without data the dispatcher would call the fake function, which launches nothing.
     """
-    return bool(dry_runs) or _is_unobserved() and _all_plain(arguments)
+    return bool(dry_runs) or is_unobserved() and all_plain(arguments)
 
 
-def _is_unobserved() -> bool:
+def is_unobserved() -> bool:
     """Whether no tracing, mode or transform sees operators' calls."""
     if is_dynamo_compiling():  # the operator would be traced into, and not captured
         return False
@@ -288,7 +94,7 @@ def _is_unobserved() -> bool:
     return not torch._C._len_torch_dispatch_stack() and not torch._C._len_torch_function_stack()
 
 
-def _all_plain(arguments: Sequence[Any]) -> bool:
+def all_plain(arguments: Sequence[Any]) -> bool:
     """Whether all tensors have data of their own: those of DTensors and other subclasses would be read as plain tensors."""
     for argument in arguments:
         kind = type(argument)
@@ -300,7 +106,7 @@ def _all_plain(arguments: Sequence[Any]) -> bool:
             if _ever_transformed and torch._C._functorch.is_functorch_wrapped_tensor(argument):
                 return False  # after a transform what a Function saved under it is still wrapped
         elif isinstance(argument, (list, tuple)):  # asked before whether it is a tensor, which takes longer to deny
-            if not _all_plain(argument):
+            if not all_plain(argument):
                 return False
         elif isinstance(argument, Tensor):
             return False
