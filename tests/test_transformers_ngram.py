@@ -116,3 +116,9 @@ def test_hooks_and_options_of_the_table_are_kept(known, what, when):
 def test_offloaded_tables_are_left_alone(known):
     known.ngram_embedding._hf_hook = object()
     assert {entry.text for entry in patch(known).left} == {"accelerate moves its parameters"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_quantised_tables_are_left_alone(known, dtype):
+    known.ngram_embedding.weight = torch.nn.Parameter(known.ngram_embedding.weight.detach().to(dtype), requires_grad=False)
+    assert not patch(known).replaced

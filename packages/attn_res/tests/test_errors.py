@@ -14,6 +14,10 @@ def one_too_many():
     depth.input()
 
 
+def output_before_input():
+    BlockAttnRes(8, 2, 1).start(V[0]).add(V[0])
+
+
 def other_rows():
     depth = BlockAttnRes(8, 2, 1).start(V[0])
     depth.input()
@@ -21,6 +25,11 @@ def other_rows():
 
 
 REFUSED = {
+    "an output before an input": (
+        output_before_input,
+        ValueError,
+        r"given to add\(\) before the first input\(\) and must be",
+    ),
     "residuals is no list": (lambda: attn_res(3, W, W), TypeError, "residuals is a int and must be a tensor, or a list"),
     "no blocks": (lambda: attn_res([], W, W), ValueError, "residuals is empty and must have at least one"),
     "no stacked blocks": (lambda: attn_res(V[:0], W, W), ValueError, r"residuals has shape \(0, 2, 8\)"),

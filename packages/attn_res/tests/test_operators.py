@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import io
 
 import depth
 import pytest
@@ -149,6 +150,16 @@ def test_export(device):
     program = torch.export.export(module, (blocks,), dynamic_shapes=({1: torch.export.Dim("tokens")},))
     for given in (blocks, blocks.repeat(1, 2, 1)):
         assert torch.equal(program.module()(given), module(given))
+
+
+def test_exported_programs_that_return_named_tuples_can_be_saved(device):
+    module, file = AttnRes(WIDTH, device=device.torch), io.BytesIO()
+    given = tensors(device, (3, 5, WIDTH), (WIDTH,))
+    torch.export.save(torch.export.export(module, tuple(given)), file)
+    file.seek(0)
+    found, expected = torch.export.load(file).module()(*given), module(*given)
+    assert type(found) is type(expected)
+    assert torch.equal(found.normalized, expected.normalized)
 
 
 def test_functional_gradient(device):

@@ -24,6 +24,14 @@ WRONG = {
     r"weight has shape \(10,\) and must have two dimensions": (ValueError, {"weight": WEIGHT[:, 0]}),
     "indices is on meta and must be on weight's device, cpu": (ValueError, {"indices": INDICES.to("meta")}),
     "padding_idx is 10 and must be from -10 to 9": (ValueError, {"padding_idx": 10}),
+    "padding_idx is 0 and must be None where there are no rows": (
+        ValueError,
+        {"weight": WEIGHT[:0], "indices": INDICES[:0], "padding_idx": 0},
+    ),
+    "row_scales is torch.float64 and must be torch.float32": (
+        TypeError,
+        {"weight": WEIGHT.char(), "row_scales": torch.ones(10, dtype=torch.float64)},
+    ),
     "padding_idx is -11 and must be from -10 to 9": (ValueError, {"padding_idx": -11}),
     "max_norm is -1.0 and must be at least 0": (ValueError, {"max_norm": -1.0}),
     "max_norm is nan and must": (ValueError, {"max_norm": float("nan")}),
@@ -37,6 +45,11 @@ WRONG = {
     "num_embeddings is 'a' and must be a whole number": (TypeError, {"vocab_range": (0, 10), "num_embeddings": "a"}),
     r"vocab_range is \(0, 9\) and must be \(first, first \+ 10\)": (ValueError, {"vocab_range": (0, 9)}),
     r"vocab_range is \(-1, 9\) and must": (ValueError, {"vocab_range": (-1, 9)}),
+    r"vocab_range is .* from 0 up and below 2\^63": (ValueError, {"vocab_range": (2**64, 2**64 + 10)}),
+    "num_embeddings is .* and must be at least 10, .* and below 2": (
+        ValueError,
+        {"vocab_range": (0, 10), "num_embeddings": 2**65},
+    ),
     "num_embeddings is 10 and must be left out": (ValueError, {"num_embeddings": 10}),
     "num_embeddings is 14 and must be at least 15": (ValueError, {"vocab_range": (5, 15), "num_embeddings": 14}),
     "padding_idx is -1 and must be at least 0 where": (ValueError, {"vocab_range": (5, 15), "padding_idx": -1}),

@@ -1,10 +1,12 @@
 """The operators as PyTorch sees them: registration, compilation, transforms."""
 
+import io
+
 import lookup
 import pytest
 import torch
 import torch._dynamo.testing
-from npu_embedding import Embedding, embedding
+from npu_embedding import Embedding, EmbeddingBag, embedding
 from npu_embedding.both.tiling import Way
 
 OPS = torch.ops.npu_embedding
@@ -62,11 +64,16 @@ def test_number_of_indices_may_be_dynamic_under_compile(device):
     assert counter.frame_count == 1
 
 
-def test_export(device):
-    model = Embedding(10, 64, padding_idx=1, device=device.torch)
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+@pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
+def test_exported_programs_can_be_saved(device, kind, max_norm):
+    model = kind(10, 64, padding_idx=1, max_norm=max_norm, device=device.torch)
     indices = torch.randint(0, 10, (4, 2), device=device.torch)
-    program = torch.export.export(model, (indices,))
-    assert torch.equal(program.module()(indices), model(indices))
+    program, file = torch.export.export(model, (indices,)), io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    for made in (program, torch.export.load(file)):
+        torch.testing.assert_close(made.module()(indices), model(indices))  # what max_norm scaled is scaled again
 
 
 def test_functional_gradient(device):

@@ -63,13 +63,17 @@ def test_kernels_see_the_look_up_of_a_scaled_embedding(device):
 def test_what_is_not_known_is_left_and_named():
     narrow, sharded = nn.Embedding(4, 8).to(torch.float8_e4m3fn), nn.Embedding(4, 8)
     sharded.weight = nn.Parameter(torch.ones(4, 8).as_subclass(type("Shard", (torch.Tensor,), {})))
-    report = patch(nn.ModuleList([Scaled(4, 8), narrow, sharded, nn.Linear(4, 8)]))
+    halved = nn.Embedding(4, 8)
+    nn.utils.parametrize.register_parametrization(halved, "weight", nn.Identity())
+    report = patch(nn.ModuleList([Scaled(4, 8), narrow, sharded, halved, nn.Linear(4, 8)]))
     assert report.replaced == ()
     assert [entry.text for entry in report.left] == [
         "its forward is not torch.nn.Embedding's",
         "its weight is torch.float8_e4m3fn, which embedding does not take",
         "its weight is a Shard and no plain parameter",
+        "it has parametrizations: patch it before they are registered",
     ]
+    nn.utils.parametrize.remove_parametrizations(halved, "weight")
 
 
 def test_can_be_copied_and_undone():

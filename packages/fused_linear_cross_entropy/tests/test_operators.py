@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import io
 
 import losses
 import pytest
@@ -80,11 +81,17 @@ def test_export(device):
     module = FusedLinearCrossEntropyLoss(softcap=5.0, return_lse=True)
     tokens = torch.export.Dim("tokens")
     program = torch.export.export(module, (x, weight, target), dynamic_shapes=({0: tokens}, None, {0: tokens}))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    saved = torch.export.load(file)
     for n in (5, 9):
         x, weight, target = tensors(device, n)
-        exported, expected = program.module()(x, weight, target), module(x, weight, target)
-        assert torch.equal(exported.loss, expected.loss)
-        assert torch.equal(exported.lse, expected.lse)
+        expected = module(x, weight, target)
+        for made in (program, saved):
+            exported = made.module()(x, weight, target)
+            assert torch.equal(exported.loss, expected.loss)
+            assert torch.equal(exported.lse, expected.lse)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import io
 
 import formula
 import pytest
@@ -83,6 +84,16 @@ def test_export(device):
     x = torch.randn(4, 64, device=device.torch)
     program = torch.export.export(Model(), (x,))
     assert torch.equal(program.module()(x), rms_norm(x, torch.ones(64, device=device.torch)))
+
+
+def test_exported_programs_that_return_named_tuples_can_be_saved(device):
+    x, residual = torch.randn(4, 64, device=device.torch), torch.randn(4, 64, device=device.torch)
+    module, file = RMSNorm(64, device=device.torch), io.BytesIO()
+    torch.export.save(torch.export.export(module, (x, residual)), file)
+    file.seek(0)
+    found, expected = torch.export.load(file).module()(x, residual), module(x, residual)
+    assert type(found) is type(expected)
+    assert torch.equal(found.residual, expected.residual)
 
 
 def test_functional_gradient(device):

@@ -90,6 +90,12 @@ def test_heads_of_every_number_and_width(device, leading, heads, width):
     assert nothing.shape == (0, heads, width)
 
 
+def test_no_heads(device):
+    x, weight = (torch.empty(*shape, device=device.torch, requires_grad=True) for shape in ((2, 0, 8), (0, 8)))
+    rms_norm(x, weight).sum().backward()
+    assert (x.grad.shape, weight.grad.shape) == ((2, 0, 8), (0, 8))
+
+
 def test_gradients_are_those_of_the_definition():
     leaf = lambda *shape: torch.randn(*shape, dtype=torch.float64, requires_grad=True)  # noqa: E731
     for name, norm in NORMS.items():

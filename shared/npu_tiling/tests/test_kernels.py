@@ -1,6 +1,8 @@
 """How packages find their kernels, and what tells apart the kernels that are compiled of one."""
 
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -32,6 +34,17 @@ def test_module_is_imported_once(monkeypatch, tmp_path):
     (tmp_path / "fine_kernels.py").write_text("calls = []\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert import_kernels("fine_kernels", "npu-x") is import_kernels("fine_kernels", "npu-x")
+
+
+def test_a_module_that_another_thread_imports_is_waited_for(monkeypatch, tmp_path):
+    (tmp_path / "slow_kernels.py").write_text("import time\nbegun = True\ntime.sleep(0.3)\nkernel = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    first = threading.Thread(target=import_kernels, args=("slow_kernels", "npu-x"))
+    first.start()
+    while not hasattr(sys.modules.get("slow_kernels"), "begun"):
+        time.sleep(0.001)
+    assert import_kernels("slow_kernels", "npu-x").kernel == 1
+    first.join()
 
 
 @dataclass(frozen=True)

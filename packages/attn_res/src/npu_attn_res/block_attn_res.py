@@ -146,10 +146,11 @@ class Depth:
             output: [..., D], of any floating dtype, as autocast gives it; the sum has the embedding's.
 
         Raises:
-            TypeError, ValueError: it is no such tensor, or it was given twice.
+            TypeError, ValueError: it is no such tensor, it was given twice, or no input was asked for.
         """
-        if self._output is not None:
-            raise ValueError("the output of a layer was given to add() twice and must be given once for every input().")
+        if self._output is not None or not self._layer:
+            how = "twice" if self._layer else "before the first input()"
+            raise ValueError(f"the output of a layer was given to add() {how} and must be given once for every input().")
         check_rows_like("output", output, self.blocks[0], "the embedding's")
         self._output = output
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from npu_tiling.pytorch.exporting import exported
 from torch import Tensor
 
 
+@exported
 class AttnResResult(NamedTuple):
     """What `attn_res`, `attn_res_bank` and `attn_res_merge` return; None for what was not asked for.
 
@@ -24,6 +26,7 @@ class AttnResResult(NamedTuple):
     weights: Tensor | None = None
 
 
+@exported
 class Phase1Result(NamedTuple):
     """What `attn_res_phase1` returns, in fp32, for each of S layers.
 

@@ -106,8 +106,7 @@ def embedding(
     if max_norm is not None:
         if row_scales is not None:
             raise ValueError(f"max_norm is {max_norm} and must be None where row_scales is given: such a table is frozen.")
-        with torch.no_grad():
-            OPERATORS("renormalise_", indices, weight, max_norm, norm_type, first_row, n_total)
+        OPERATORS("renormalise_", indices, weight.detach(), max_norm, norm_type, first_row, n_total)
     if multiplier is not None or row_scales is not None or rms_norm_eps is not None:
         factor = 1.0 if multiplier is None else multiplier
         checks.inside(indices, n_total)
@@ -124,10 +123,14 @@ def _check(weight: Tensor, vocab_range: tuple[int, int] | None, num_embeddings: 
             raise ValueError(f"num_embeddings is {num_embeddings} and must be left out where vocab_range is.")
         return 0, rows
     first, last = arguments.span("vocab_range", vocab_range)
-    if not 0 <= first <= last or last - first != rows:
-        raise ValueError(f"vocab_range is {(first, last)} and must be (first, first + {rows}), weight's rows, from 0 up.")
+    if not 0 <= first <= last < _UNKNOWN_TOTAL or last - first != rows:
+        raise ValueError(
+            f"vocab_range is {(first, last)} and must be (first, first + {rows}), weight's rows, from 0 up and below 2^63."
+        )
     if num_embeddings is None:
         return first, _UNKNOWN_TOTAL
-    if arguments.whole("num_embeddings", num_embeddings) < last:
-        raise ValueError(f"num_embeddings is {num_embeddings} and must be at least {last}, where vocab_range ends.")
+    if not last <= arguments.whole("num_embeddings", num_embeddings) < _UNKNOWN_TOTAL:
+        raise ValueError(
+            f"num_embeddings is {num_embeddings} and must be at least {last}, where vocab_range ends, and below 2^63."
+        )
     return first, num_embeddings

@@ -82,9 +82,8 @@ def embedding_bag(
     if max_norm is not None:
         if row_scales is not None:
             raise ValueError(f"max_norm is {max_norm} and must be None where row_scales is given: such a table is frozen.")
-        with torch.no_grad():
-            ids = flat if base is None else (flat.view(-1, base.numel()) + base).view(-1)
-            OPERATORS("renormalise_", ids, weight, max_norm, norm_type, 0, len(weight))
+        ids = flat if base is None else (flat.view(-1, base.numel()) + base).view(-1)
+        OPERATORS("renormalise_", ids, weight.detach(), max_norm, norm_type, 0, len(weight))
     gradient = (scale_grad_by_freq, sparse, 0, len(weight))
     if mode == "concat":
         if base is not None:

@@ -39,7 +39,8 @@ def table(indices: Tensor, weight: Tensor, row_scales: Tensor | None, dtype: tor
                 f"dtype is {dtype} and must be left out where there are no row_scales: the result has weight's dtype."
             )
         return weight.dtype
-    arguments.floating("row_scales", row_scales)
+    arguments.tensor("row_scales", row_scales)
+    arguments.dtype("row_scales", row_scales, *arguments.DTYPES)
     arguments.shape("row_scales", row_scales, weight.shape[:1])
     arguments.device("row_scales", row_scales, weight, "weight's")
     for name, tensor in (("weight", weight), ("row_scales", row_scales)):
@@ -62,7 +63,8 @@ def padding_row(padding_idx: int | None, rows: int | None) -> int:
             raise ValueError(f"padding_idx is {padding_idx} and must be at least 0 where num_embeddings is not given.")
         return padding_idx
     if not -rows <= padding_idx < rows:
-        raise ValueError(f"padding_idx is {padding_idx} and must be from {-rows} to {rows - 1}.")
+        allowed = f"from {-rows} to {rows - 1}" if rows else "None where there are no rows"
+        raise ValueError(f"padding_idx is {padding_idx} and must be {allowed}.")
     return padding_idx % rows
 
 
@@ -78,7 +80,7 @@ def signed(name: str, value: int, bits: int, least: int | None = None) -> int:
 def numbers(name: str, value: Tensor | Sequence[int], like: Tensor, of: str, least: int | None = None) -> Tensor:
     """int64 [n] on the device of `like`, which the error names as `of`; `least`: of those in a sequence."""
     if not isinstance(value, Tensor):
-        if not isinstance(value, (list, tuple)):
+        if not isinstance(value, Sequence):
             raise TypeError(f"{name} is a {type(value).__name__} and must be a tensor, or a sequence of whole numbers.")
         found = [signed(f"{name}[{i}]", each, 64, least) for i, each in enumerate(value)]
         return torch.tensor(found, dtype=torch.int64, device=like.device)

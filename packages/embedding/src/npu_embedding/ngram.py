@@ -96,7 +96,7 @@ def _factors(multipliers: Tensor | Sequence[int] | Sequence[Sequence[int]], tabl
     given: Any = multipliers
     if isinstance(given, Tensor) and given.dim() == 2:
         return checks.numbers(name, given.flatten(), table, of).view(given.shape)
-    if isinstance(given, (list, tuple)) and given and isinstance(given[0], (list, tuple)):
+    if isinstance(given, Sequence) and given and isinstance(given[0], Sequence):
         rows = [checks.numbers(f"{name}[{head}]", row, table, of) for head, row in enumerate(given)]
         for head, row in enumerate(rows):
             arguments.shape(f"{name}[{head}]", row, rows[0].shape)

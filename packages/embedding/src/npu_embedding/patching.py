@@ -34,9 +34,8 @@ def patch(model: nn.Module) -> Patch:
 
     Known are `torch.nn.Embedding`, subclasses of it that leave its forward alone, the scaled embeddings of transformers'
     Gemma 1 to 4, BART and others, and Qwen4-Exp's n-gram embedding, whose look-up `ngram_embedding` takes unless its table
-    has hooks or options. Every other
-    subclass is left alone, and so are embeddings whose forward was replaced, as accelerate does, and weights that are
-    quantised or sharded.
+    has hooks or options. Every other subclass is left alone. So are embeddings whose forward was replaced, as accelerate
+    does, those with parametrizations, and weights that are quantised or sharded.
 
     Args:
         model: any module, changed in place.
@@ -53,7 +52,8 @@ def patch(model: nn.Module) -> Patch:
 def _recognise(module: nn.Module) -> Replacement | str | None:
     known = type(module)
     if known.__name__ == _NGRAM and known.__module__.startswith("transformers."):
-        return obstacle(module.get_submodule("ngram_embedding")) or Replacement(_patched_ngram(known), "ngram_embedding")
+        table = module.get_submodule("ngram_embedding")
+        return obstacle(table) or _other_dtype(table) or Replacement(_patched_ngram(known), "ngram_embedding")
     if not isinstance(module, nn.Embedding):
         return None
     if issubclass(known, Embedding):
@@ -61,11 +61,17 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
     scaled = known.__name__ in SCALED and known.__module__.startswith("transformers.")
     if not scaled and known.forward is not nn.Embedding.forward:
         return "its forward is not torch.nn.Embedding's"
-    if module.weight.is_floating_point() and module.weight.dtype not in _DTYPES:
-        return f"its weight is {module.weight.dtype}, which embedding does not take"
+    if other := _other_dtype(module):
+        return other
     if known is nn.Embedding:
         return Replacement(Embedding, "Embedding")
     return Replacement(_patched(known), "embedding, then its own scale" if scaled else "embedding")
+
+
+def _other_dtype(table: Any) -> str | None:
+    dtype = table.weight.dtype
+    is_known = dtype in _DTYPES or not dtype.is_floating_point  # `obstacle` names integers
+    return None if is_known else f"its weight is {dtype}, which embedding does not take"
 
 
 def _patched(known: type) -> type[nn.Module]:

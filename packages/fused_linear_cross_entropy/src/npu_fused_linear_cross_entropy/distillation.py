@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.exporting import exported
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -26,6 +27,7 @@ from .rows import are_counted
 from .token_weights import checked_token_weight
 
 
+@exported
 class DistillationLoss(NamedTuple):
     """A loss and its parts, before their weights and reduced as it is.
 

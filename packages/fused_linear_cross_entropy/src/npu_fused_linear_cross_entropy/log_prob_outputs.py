@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from npu_tiling.pytorch.exporting import exported
 from torch import Tensor
 
 from .distributions import Outputs
@@ -12,6 +13,7 @@ from .options import Options
 from .rows import are_counted
 
 
+@exported
 class LogProbs(NamedTuple):
     """Outputs of `linear_log_probs`; None where not asked for.
 

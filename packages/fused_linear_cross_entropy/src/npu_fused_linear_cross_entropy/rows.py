@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from npu_tiling.pytorch.exporting import exported
 from torch import Tensor
 
 # Rows of the tensor of statistics [6, tokens]: the largest z, the sum of exp(z - largest), the z of the target, the sum of
@@ -68,6 +69,7 @@ class TargetGradients(NamedTuple):
         return self._replace(columns=self.columns[tokens], values=self.values[tokens])
 
 
+@exported
 class LinearCrossEntropyOutput(NamedTuple):
     """A loss and the extras that were asked for; the others are None.
 

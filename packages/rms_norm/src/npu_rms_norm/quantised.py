@@ -31,10 +31,11 @@ def rms_norm_dynamic_quant(
 ) -> DynamicQuant:
     """`rms_norm` whose result is quantised, each row by its own largest element, in the same pass.
 
-        n = rms_norm(x, weight) in fp32        scale = max(abs(n)) / 127        y = round(n / scale)
+        n = rms_norm(x, weight) in fp32        scale = max(abs(n)) / 127        y = round(n * (127 / max(abs(n))))
 
-    y * scale differs from n by half a scale at most. y is the nearest whole number, half to even; nothing is clipped. For
-    fp8, 448 takes the place of 127, and y is n / scale in fp8 e4m3: y * scale differs from n by a sixteenth of n at most,
+    y * scale differs from n by half a scale at most. The product is rounded to the nearest whole number, half to even;
+    nothing is clipped. Where n / scale is half a whole number, the rounding of the factor 127 / max(abs(n)) decides. For
+    fp8, 448 takes the place of 127, and y is the product in fp8 e4m3: y * scale differs from n by a sixteenth of n at most,
     where y is a normal number. A row of zeros counts as one whose max(abs(n)) is 1e-30.
     Where n has NaN or inf, the scale of the row is NaN and y of the row is 0, in fp8 NaN.
 

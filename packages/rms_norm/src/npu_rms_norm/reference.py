@@ -20,6 +20,8 @@ Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.0
 
 from __future__ import annotations
 
+import math
+
 import torch
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
@@ -170,7 +172,8 @@ def _round_weighted(y: Tensor, weight: Tensor | None, casting_mode: str, dtype: 
 def _sum_rows(terms: Tensor, parameter: Tensor | None) -> Tensor:
     """The gradient of a parameter."""
     assert parameter is not None
-    return terms.reshape(-1, *parameter.shape).sum(0).to(parameter.dtype)
+    rows = math.prod(terms.shape[: terms.dim() - parameter.dim()])
+    return terms.reshape(rows, *parameter.shape).sum(0).to(parameter.dtype)
 
 
 def _mean(squares: Tensor) -> Tensor:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from npu_tiling.pytorch.exporting import exported
 from torch import Tensor
 
 
+@exported
 class WithFP32(NamedTuple):
     """What `rms_norm` and `gated_rms_norm` return with return_fp32.
 
@@ -19,6 +21,7 @@ class WithFP32(NamedTuple):
     fp32: Tensor
 
 
+@exported
 class AddedRMSNorm(NamedTuple):
     """What `add_rms_norm` returns.
 
@@ -31,6 +34,7 @@ class AddedRMSNorm(NamedTuple):
     residual: Tensor
 
 
+@exported
 class AddedWithFP32(NamedTuple):
     """What `add_rms_norm` returns with return_fp32.
 
@@ -45,6 +49,7 @@ class AddedWithFP32(NamedTuple):
     fp32: Tensor
 
 
+@exported
 class DynamicQuant(NamedTuple):
     """What `rms_norm_dynamic_quant` returns.
 
@@ -57,6 +62,7 @@ class DynamicQuant(NamedTuple):
     scale: Tensor
 
 
+@exported
 class AddedDynamicQuant(NamedTuple):
     """What `add_rms_norm_dynamic_quant` returns.
 
@@ -71,6 +77,7 @@ class AddedDynamicQuant(NamedTuple):
     scale: Tensor
 
 
+@exported
 class QKV(NamedTuple):
     """What `qk_rms_norm` returns.
 

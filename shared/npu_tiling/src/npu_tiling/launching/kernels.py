@@ -29,9 +29,6 @@ def import_kernels(module: str, package: str) -> ModuleType:
     Raises:
         MissingTritonError: no Triton is installed, or the one that is cannot be imported; the message has the commands.
     """
-    loaded = sys.modules.get(module)
-    if loaded is not None:
-        return loaded
     try:
         return importlib.import_module(module)
     except Exception as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 
 class Replacement(NamedTuple):
@@ -133,6 +134,8 @@ def obstacle(module: nn.Module) -> str | None:
         return "accelerate moves its parameters"
     if _other_forward(module):
         return "its forward was replaced by something else"
+    if is_parametrized(module):
+        return "it has parametrizations: patch it before they are registered"
     for name, parameter in module.named_parameters(recurse=False):
         if type(parameter) is not nn.Parameter:
             return f"its {name} is a {type(parameter).__name__} and no plain parameter"
