@@ -1,7 +1,8 @@
 """The arguments of the operators, in their order: records that registration, definition and launches share.
 
-To add an option, add a field here: the schema is made of the fields. Then let the public function give it, and the
-definition (cpu.py, reference.py), the launch (launch) and the kernels take it.
+To add an option, add a field here: the schema is made of the fields. Operators (operators) and public functions
+(functional.py, bank.py) pass the fields in this order. Then let the definition (cpu.py, reference.py), the launch (launch)
+and the kernels take it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Forward(NamedTuple):
         output_rms_weight: [D], of the RMSNorm of h; None: there is none.
         eps, norm_eps: added to the mean squares of sources and of h.
         dtype: of h; None: that of the prefix, or of the blocks.
-        save: whether a backward will follow.
+        save: whether to return s, r and lse: for a backward, and for the weights that a caller asks for.
         append: the new prefix is written behind the blocks.
         in_place: the new prefix is written where the prefix is.
     """

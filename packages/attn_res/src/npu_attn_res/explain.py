@@ -26,7 +26,7 @@ NAMES = {
     "BLOCK_D": "columns of a tile",
     "CHUNKS": "tiles of columns that are a row",
     "STAGES": "tiles under way",
-    "ALIGNED": "distances between blocks are multiples of 16 elements",
+    "ALIGNED": "distances in a table of blocks are multiples of 16 elements, or there is no table",
     "BY_TOKEN": "statistics are [tokens, sources], else [sources, tokens]",
     "HALVES": "a row comes as two halves",
     "HELD": "a program has all sources of a token in registers; else it loops over them",

@@ -1,4 +1,4 @@
-"""Attention Residuals in device code: each formula once, for all chips. Tokens are independent.
+"""Attention Residuals in device code: formulas that kernels of several chips share. Tokens are independent.
 
     r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = query * rms_weight
     alpha = softmax_i(s)                     h = sum_i alpha_i v_i

@@ -3,7 +3,7 @@
 Programs take one block of columns of one tile of tokens. What sums over a whole row is written as one partial sum per block
 of columns and added up in between (small tensors, [blocks, tokens, layers]):
 
-    forward    products(g): <g, v_i>, <v_i, v_i>     then weighted_sum(exp(s_i - reference))
+    forward    products(g): <g, v_i>, <v_i, v_i>     then weighted_sum(alpha)
     backward   products(do): e_i = <do, v_i>         then gradient
 
 so that every block is read twice in each direction, whatever the number of layers.

@@ -4,7 +4,7 @@ The rows of a tile are BLOCK_M tokens of one layer (BLOCK_S == 1), or BLOCK_S la
 all columns of its rows, BLOCK_D >= D, except in columns.py.
 
 Source i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits: the sources of a
-list lie anywhere. Statistics are [sources, tokens, layers]; ascend/forward.py has another order too.
+list lie anywhere. Statistics are [sources, tokens, layers]; ascend/forward.py also stores [tokens, sources].
 """
 
 import triton

@@ -80,7 +80,7 @@ OPERATORS.define(
 
 
 class _AttnRes(Function):
-    """The gradient. `options`: stacked, n_blocks, and in `Forward` eps and what follows it."""
+    """The gradient. `options` of the forward: stacked, n_blocks, and of `Forward` eps and what follows it."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""The ways to run a kernel on Ascend, the fastest first, and the Unified Buffer that each takes in the compilers' plans."""
+"""The ways to run a kernel on Ascend, and the Unified Buffer that each takes in the compilers' plans."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Way(Enum):
 
     @property
     def has_one_row(self) -> bool:
-        return self.name.startswith(("ROW_", "HALVES")) or self is Way.ROW
+        return self not in (Way.ROWS_AHEAD, Way.ROWS, Way.COLUMNS)
 
 
 class Bytes(NamedTuple):
@@ -51,8 +51,8 @@ class Bytes(NamedTuple):
 class Footprint(NamedTuple):
     """One way to run one kind of launch.
 
-    Bytes are the larger total that CANN 8.5 or 9.0 prints when it refuses a tile. They are no sums over tiles: the compilers
-    reuse buffers where they can. Tests compare.
+    Bytes are the larger total that CANN 8.5 or 9.0 prints when it refuses a tile; for _BACKWARD_BY_TOKEN more, see there.
+    They are no sums over tiles: the compilers reuse buffers where they can. Tests compare.
 
     Attributes:
         way: how.
@@ -111,7 +111,7 @@ _FORWARD_PREFIX = (
 )
 _BACKWARD = (  # with a gradient of h in fp32, whatever the sources are
     _row(Way.ROWS,                   (28, 5),     (28, 9),     (21, 5),     (30, 15),   floors=1.93),
-    _row(Way.ROW_TWO_BUFFERS,        36,          38,          30,          40,         floors=1.27),  # in fp32
+    _row(Way.ROW_TWO_BUFFERS,        36,          38,          30,          40,         floors=1.27),  # floors: in fp32
     _row(Way.ROW,                    26,          22,          24,          24,         floors=1.93),
 )
 _BACKWARD_PREFIX = (
@@ -154,7 +154,7 @@ _TABLES = {
 
 
 def ways(shape: Shape) -> tuple[Footprint, ...]:
-    """The ways to run a launch, the fastest first."""
+    """The ways to run a launch, in the order in which they are tried."""
     if shape.task == Task.FORWARD:
         return _FORWARD_PREFIX if shape.prefix else _FORWARD_NORMALISED if shape.normalised else _FORWARD
     if shape.task != Task.BACKWARD:

@@ -50,7 +50,7 @@ class Loop(NamedTuple):
 
     Attributes:
         columns: of a row, padded, at most.
-        sources: of a tile, at most. A backward has more where they make no tile of `BACKWARD_TILE`.
+        sources: of a tile, at most. A backward takes more until a tile has `BACKWARD_TILE` elements.
         per_warp: elements of a warp.
         per_core: programs that the grid has for each multiprocessor, at most. ALL_TILES: a program for each tile.
         stages: tiles under way.
