@@ -92,9 +92,9 @@ def _row(way: Way, *sizes: tuple[int, int] | int, floors: float) -> Footprint:
 # fmt: off
 _FORWARD = (
     #                                910B, 16     910B, 32     950, 16      950, 32
-    _row(Way.ROWS_AHEAD,             (20, 4),     (28, 8),     (22, 1),     (32, 1),    floors=1.76),
+    _row(Way.ROWS_AHEAD,             (20, 4),     (27, 8),     (22, 1),     (32, 1),    floors=1.76),
     # CANN 9.1 wants 4 bytes more than the others
-    _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          40,         floors=1.96),
+    _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          30,         floors=1.96),
     _row(Way.ROW_AHEAD,              24,          32,          28,          26,         floors=1.70),
     _row(Way.ROW,                    20,          20,          16,          16,         floors=2.73),
 )
