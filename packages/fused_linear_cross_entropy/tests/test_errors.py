@@ -196,6 +196,11 @@ REFUSED = {
         IndexError,
         r"shift_labels\[0\] is 11 and must be from 0 to 10",
     ),
+    "an ignored column of probabilities": (
+        lambda: loss(X, W, torch.ones(2, 11), ignore_index=3),
+        ValueError,
+        "ignore_index is 3 and must be negative where target has probabilities",
+    ),
     "class_weight is sparse": (
         lambda: loss(X, W, Y, class_weight=torch.ones(11).to_sparse()),
         TypeError,

@@ -36,6 +36,14 @@ def test_each_option_alone(device, what):
         losses.check(case, losses.run(case, device.torch), roundings=4 if "chunk_tokens" in case.options else 1)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_token_scaling_of_ignored_tokens_with_low_logits(device, reduction):
+    """exp(0 - L) overflows where L, here -150, is below -88. Ignored tokens have no target's logit: it counts as 0."""
+    case = losses.make(37, 32, 123, ignored=0.3, reduction=reduction, bias=torch.float32, token_scaling=True)
+    case.bias.sub_(150.0)
+    losses.check(case, losses.run(case, device.torch), roundings=2)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_class_weights_get_no_gradient(frozen, reduction):

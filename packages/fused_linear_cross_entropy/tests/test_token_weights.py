@@ -7,6 +7,7 @@ from npu_fused_linear_cross_entropy import (
     FusedLinearCrossEntropyLoss,
     causal_lm_loss,
     fused_linear_cross_entropy,
+    linear_distillation_loss,
     linear_log_probs,
 )
 
@@ -198,3 +199,19 @@ def test_what_is_wrong_is_named():
         causal_lm_loss(torch.stack([x, x]), weight, target, shifts=(1, -1))
     with pytest.raises(ValueError, match="shift_weights has 1 numbers and must have 2"):
         causal_lm_loss(torch.stack([x, x]), weight, target, shifts=(1, 2), shift_weights=(1.0,))
+
+
+def test_weights_that_add_up_to_0_give_nan_and_zeros_give_0():
+    """Whatever the targets are: integers, probabilities, a teacher's logits, or its largest ones."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 4, generator=generator), torch.randn(5, 4, generator=generator)
+    target = torch.tensor([1, 2])
+    few = (target[:, None], torch.zeros(2, 1))
+    for weights, wanted in ((torch.tensor([1.0, -1.0]), torch.nan), (torch.zeros(2), 0.0)):
+        for found in (
+            fused_linear_cross_entropy(x, weight, target, token_weight=weights),
+            fused_linear_cross_entropy(x, weight, torch.nn.functional.one_hot(target, 5).float(), token_weight=weights),
+            linear_distillation_loss(x, weight, target, teacher=(x + 1, weight), token_weight=weights),
+            linear_distillation_loss(x, weight, target, teacher_top_k=few, token_weight=weights),
+        ):
+            torch.testing.assert_close(found, torch.tensor(wanted), equal_nan=True)

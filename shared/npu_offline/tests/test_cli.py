@@ -56,7 +56,9 @@ def test_check_compiles_each_tile_once_and_succeeds(package, tmp_path, capsys):
     path = package([1024, 1024, 4096])
     chips = ["--soc", "Ascend910B4", "--soc", "Ascend950PR_9589"]
     assert main(["check", path, *chips, "--jobs", "2", "--json", str(report)]) == 0
-    rows = json.loads(report.read_text())
+    found = json.loads(report.read_text())
+    assert (found["findings"], found["not_executed"], found["refused"]) == ([], [], [])
+    rows = found["compilations"]
     assert {(row["tile"], row["soc"], row["toolchain"]) for row in rows} == {
         (f"BN={width}, *fp32", soc, version)
         for width in (1024, 4096)

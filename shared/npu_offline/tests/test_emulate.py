@@ -1,5 +1,7 @@
 """Emulated kernels compute what the chip's own IR says, safely, whatever the order of their programs."""
 
+import threading
+
 import pytest
 import torch
 from npu_offline import OfflineError, OutOfBoundsError, UnsupportedError, emulate, record
@@ -280,3 +282,22 @@ def test_record_notes_launches_and_runs_nothing():
     assert launch.signature["x_ptr"] == "*fp32"
     assert launch.signature["eps"] == "fp32"
     assert launch.options == {"multibuffer": False}
+
+
+def test_another_thread_cannot_open_a_block_of_its_own():
+    said = []
+
+    def other():
+        try:
+            with emulate():
+                pass
+        except OfflineError as error:
+            said.append(str(error))
+
+    with emulate():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert said == ["another thread is inside an emulate block, which emulates launches of every thread: share it"]
+    other()
+    assert len(said) == 1

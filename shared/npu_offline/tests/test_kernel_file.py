@@ -172,3 +172,41 @@ def test_a_file_loads_without_triton_ascend(monkeypatch, tmp_path):
 
     monkeypatch.setattr(files, "record", refused)
     assert files.load_file(path).VALUE == 3
+
+
+def test_the_file_of_a_check_has_its_findings(file, capsys, tmp_path):
+    report = tmp_path / "found.json"
+    given = ["x_ptr=fp32:1000", "sum_ptr=fp32:1", "n=1000", "BLOCK=256", "--grid", "4", "--soc", "Ascend910B4", *NEWEST]
+    status, _ = run(capsys, "check", f"{file()}::total", *given, "--json", str(report))
+    found = json.loads(report.read_text())
+    assert status == 1
+    assert [each["kernel"] for each in found["findings"]] == ["total"]
+    assert "of argument sum_ptr" in found["findings"][0]["finding"]
+    assert [each["fits"] for each in found["compilations"]] == [True]
+
+
+def test_a_file_that_cannot_be_written_is_named(file, capsys, tmp_path):
+    where = ["--soc", "Ascend910B4", *NEWEST]
+    status, said = run(
+        capsys, "time", f"{file()}::softmax", *SOFTMAX, *where, "--json", str(tmp_path / "none" / "found.json")
+    )
+    assert status == 2
+    assert "which cannot be written: No such file or directory" in said
+
+
+def test_a_refused_call_leaves_the_others_to_lint_and_time(file, capsys):
+    calls = "def calls():\n    yield 'bad', lambda: softmax[(1,)](1)\n"
+    calls += "    yield 'good', lambda: softmax[(6,)](*torch.ones(2, 6, 200), 200, BLOCK=256)\n"
+    for command in (["lint", "--jobs", "1", "--soc", "Ascend910B4"], ["time", "--soc", "Ascend910B4"]):
+        status, said = run(capsys, command[0], file(calls), *command[1:], *NEWEST)
+        assert "bad: refused: " in said
+        assert status == 2
+        assert "1 launches, 13 rules, 0 findings" in said or "BLOCK=256" in said
+
+
+def test_a_grid_knows_default_sizes(file, capsys):
+    kernel = "@triton.jit\ndef fill(x_ptr, n, BLOCK: tl.constexpr = 256):\n"
+    kernel += "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    tl.store(x_ptr + o, 1.0, mask=o < n)\n"
+    given = ["x_ptr=fp32:1000", "n=1000", "--grid", "cdiv(n, BLOCK)", "--expect", "x_ptr=1+0*x_ptr", "--linalg-only"]
+    status, said = run(capsys, "run", f"{file(kernel)}::fill", *given)
+    assert status == 0, said

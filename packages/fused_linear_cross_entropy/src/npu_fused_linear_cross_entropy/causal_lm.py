@@ -70,8 +70,9 @@ def causal_lm_loss(
         The loss, a number; or a `LinearCrossEntropyOutput` if one of the `return_` options is set.
 
     Raises:
-        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`. With places or a mask of `counted_tokens`
-            a wrong label is named as `target`, the labels after their shift.
+        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`, which names `hidden_states` x and
+            `lm_head_weight` weight. With places or a mask of `counted_tokens` a wrong label is named as `target`, the labels
+            after their shift.
 
     Source: transformers, `loss/loss_utils.py`, ForCausalLMLoss.
     """

@@ -10,6 +10,7 @@ from . import ids, rows
 from .calls import DistillationInputs
 from .options import DistillationOptions
 from .rows import NO_COLUMN
+from .token_weights import total_weight
 
 
 class DistilledRows:
@@ -41,8 +42,7 @@ class DistilledRows:
         if options.reduction != "mean":
             return
         if self.weights is not None:
-            total = self.weights.sum()
-            self.divisor = torch.where(total == 0.0, 1.0, total)
+            self.divisor = total_weight(self.weights)
         elif self.counted is not None:
             self.divisor = self.counted.sum().to(statistics_dtype(inputs.x.dtype)).clamp_min_(1)
         else:

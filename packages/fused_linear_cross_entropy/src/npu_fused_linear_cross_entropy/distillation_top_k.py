@@ -16,6 +16,7 @@ from .log_probs import linear_log_probs
 from .option_checks import Part
 from .options import DistillationOptions
 from .rows import are_counted
+from .token_weights import total_weight
 
 # Options of a distillation that `linear_log_probs` has too.
 _SCORES = ("ignore_index", "softcap", "logit_scale", "accum_dtype", "chunk_tokens", "memory_budget", "sequence_parallel")
@@ -72,8 +73,7 @@ def distill_top_k(
         hard = -of_target
     divisor: Tensor | int = 1
     if options.reduction == "mean":
-        total = counted.sum() if each is None else each.sum()
-        divisor = torch.where(total == 0, 1, total)
+        divisor = counted.sum().clamp_min(1) if each is None else total_weight(each)
 
     def reduced(rows: Tensor) -> Tensor:
         rows = torch.where(counted, rows if each is None else rows * each, 0.0)

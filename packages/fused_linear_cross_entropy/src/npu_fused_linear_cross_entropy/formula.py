@@ -116,7 +116,7 @@ def row_coefficients(
     if Z_LOSS:
         b_a += b_of_z_loss * (2.0 * z_scale) * b_lse
     if TOKEN_SCALING:
-        b_probability = tl.exp(b_z - b_lse)
+        b_probability = tl.exp(tl.minimum(b_z - b_lse, 0.0))  # a row without a target has z 0, and L may be below
         b_a, b_b, b_c = b_a * b_probability, b_b * b_probability, b_c * b_probability
     return b_a, b_b, b_c
 

@@ -21,7 +21,7 @@ from .options import Options
 from .registration import OPERATORS, Gradient
 from .rows import LinearCrossEntropyOutput
 from .shape import Task
-from .token_weights import checked_token_weight
+from .token_weights import checked_token_weight, total_weight
 from .ways.probability_targets import ProbabilityTargets
 
 _REFUSED = ("token_scaling", "return_token_accuracy", "return_predicted_tokens", "return_entropy")
@@ -98,6 +98,8 @@ def probability_loss(inputs: ProbabilityInputs, token_weight: Tensor | None, opt
     for name in _REFUSED:
         if getattr(options, name):
             raise ValueError(f"{name} is True and must be False where target has probabilities.")
+    if options.ignore_index >= 0:
+        raise ValueError(f"ignore_index is {options.ignore_index} and must be negative where target has probabilities.")
     shape = torch.Size(parallel.whole_shape(x, options))
     if target.dim() == len(shape):
         allowed = f"must be torch.int64 or torch.int32, or have shape {(*shape, weight.shape[0])}"
@@ -128,5 +130,4 @@ def _reduced(rows: Tensor, weights: Tensor | None, reduction: str, shape: torch.
         return rows.sum()
     if weights is None:
         return rows.sum() / max(1, rows.numel())
-    total = weights.sum()
-    return rows.sum() / torch.where(total == 0.0, 1.0, total)
+    return rows.sum() / total_weight(weights)

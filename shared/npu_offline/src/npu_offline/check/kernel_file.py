@@ -52,11 +52,14 @@ class KernelCall:
         """New arguments: floating-point tensors are empty, integers random."""
         found = {name: chosen.get(name, value_of(name, values[0])) for name, values in self.given.items()}
         found |= {**self.configuration, **chosen}
-        defaults = {each.name: each.default for each in self.kernel.params if each.has_default}
         for name, compute in self.computed.items():
             if name not in found:
-                found[name] = compute({**defaults, **found})
+                found[name] = compute({**self._defaults, **found})
         return found
+
+    @property
+    def _defaults(self) -> dict[str, Any]:
+        return {each.name: each.default for each in self.kernel.params if each.has_default}
 
     def launch(self, **chosen: Any) -> None:
         """Launch it on new arguments."""
@@ -79,7 +82,7 @@ class KernelCall:
         cores = {"cores": chip.vector_cores, "cube_cores": chip.cube_cores}
         names = {"cdiv": triton.cdiv, "math": math, "min": min, "max": max, "triton": triton}
         try:
-            grid = eval(f"({self.grid},)", {"__builtins__": {}}, {**names, **cores, **arguments})
+            grid = eval(f"({self.grid},)", {"__builtins__": {}}, {**names, **cores, **self._defaults, **arguments})
         except Exception as error:
             raise OfflineError(f"--grid is {self.grid!r}: {error}") from None
         if not 1 <= len(grid) <= 3 or not all(isinstance(size, int) and size > 0 for size in grid):

@@ -29,10 +29,11 @@ class Examined:
 
 @dataclass
 class Package:
-    """All launches of a package: each distinct subject, and the kernels by name."""
+    """All launches of a package: each distinct subject, the kernels by name, and calls that failed, with the reason."""
 
     subjects: list[Subject] = field(default_factory=list)
     kernels: dict[str, Any] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
     def suppressions(self) -> dict[tuple[str, str], str]:
         """The reason by kernel and rule."""
@@ -51,10 +52,10 @@ def load(calls: Sequence[Call], socs: Iterable[str], toolchains: Sequence[str]) 
     subjects: dict[Subject, None] = {}
     for soc in socs:
         versions = [version for version in toolchains if supported(soc, version)]
-        for launch in launches_of(calls, soc):
+        for launch in launches_of(calls, soc, package.refused):
             package.kernels[launch.name] = launch.kernel
             subjects.update(dict.fromkeys(subject_of(launch, soc, version) for version in versions))
-    if not package.kernels:
+    if not package.kernels and not package.refused:
         raise OfflineError("the calls launched no kernel: CPU tensors must reach the Triton kernels under emulation")
     package.subjects = list(subjects)
     return package

@@ -77,7 +77,7 @@ def run_levels(label: str, call: Callable[[], object], soc: str, levels: Sequenc
     yield outcome
     for level in others:
         if outcome.endless:
-            yield Outcome(label, level, (), problem="not run: a loop does not end from Linalg IR", refused=True)
+            yield Outcome(label, level, (), problem="a loop does not end from Linalg IR", refused=True)
         else:
             yield run_whole(label, call, soc, level)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
 from . import execution_report
 from .options import add_target, soc_name
-from .output import new_console, progress
+from .output import new_console, progress, write_json
 
 if TYPE_CHECKING:
     from ..check.execution import Executed
@@ -77,7 +76,13 @@ def _run(options: argparse.Namespace) -> int:
         what = f"the emulation has no vector functions of {', '.join(vector_functions)}"
         console.print(f"final modules, not executed: {what}", markup=False)
     if options.json:
-        options.json.write_text(json.dumps([_as_json(result) for result in results], indent=1))
+        found = {
+            "compilations": [_as_json(result) for result in results],
+            "findings": [_said(call, kernel=kernel, finding=str(finding)) for call, kernel, finding in wrong],
+            "not_executed": [_said(call, problem=call.problem) for call in partial],
+            "refused": [{"call": label, "problem": problem} for label, problem in refused.items()],
+        }
+        write_json("--json", options.json, found)
     console.print(f"{len(results)} compilations, {len(failures)} failed", markup=False)
     if executed:
         for line in execution_report.lines(executed):
@@ -168,6 +173,10 @@ def _share(used: int | None, available: int) -> str:
 
 def _span(socs: Sequence[str]) -> str:
     return socs[0] if len(socs) == 1 else f"{socs[0]} … {socs[-1]} ({len(socs)})"
+
+
+def _said(call: Executed, **what: str) -> dict[str, str]:
+    return {"call": call.label, "level": _level(call), **what}
 
 
 def _as_json(result: check.Result) -> dict[str, object]:

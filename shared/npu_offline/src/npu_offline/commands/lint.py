@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from ..errors import OfflineError
 from ..lint import RULES
 from ..toolchain import compilers as toolchains
 from .options import add_target, soc_name
-from .output import new_console, progress
+from .output import new_console, progress, write_json
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -52,18 +51,20 @@ def _run(options: argparse.Namespace) -> int:
     examined = list(progress(running, "examining", len(package.subjects), console))
     order = {subject: position for position, subject in enumerate(package.subjects)}
     examined.sort(key=lambda each: order[each.subject])
-    everything = not (options.soc or options.toolchain or options.call)
+    everything = not (options.soc or options.toolchain or options.call or package.refused)
     useless = unused(package, examined) if everything else []  # a part of the launches may need fewer
     console.print(table(examined))
     for problem in sorted({f"{each.subject.kernel}: {each.problem}" for each in examined if each.problem}):
         console.print(problem, markup=False)
+    for label, problem in package.refused.items():
+        console.print(f"{label}: refused: {problem}", markup=False)
     for line in useless:
         console.print(line, markup=False)
     if options.json:
-        options.json.write_text(json.dumps([as_json(each) for each in examined], indent=1))
+        write_json("--json", options.json, [as_json(each) for each in examined])
     found = sum(len(each.findings) for each in examined)
     console.print(f"{len(examined)} launches, {len(RULES)} rules, {found} findings", markup=False)
-    return 1 if found or useless or any(each.problem for each in examined) else 0
+    return 1 if found or useless or any(each.problem for each in examined) else 2 if package.refused else 0
 
 
 def table(examined: Sequence[Examined]) -> Table:

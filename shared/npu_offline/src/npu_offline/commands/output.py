@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import track
+
+from ..errors import OfflineError
 
 _T = TypeVar("_T")
 
@@ -20,3 +24,15 @@ def new_console() -> Console:
 def progress(items: Iterable[_T], what: str, total: int, console: Console) -> Iterable[_T]:
     """The same items, with a bar that says what is done with them."""
     return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)
+
+
+def write_json(option: str, path: Path, value: Any) -> None:
+    """Write a value to the file that an option names.
+
+    Raises:
+        OfflineError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(value, indent=1))
+    except OSError as error:
+        raise OfflineError(f"{option} is {str(path)!r}, which cannot be written: {error.strerror}") from None

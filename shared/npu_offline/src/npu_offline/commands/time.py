@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from ..timing.instructions import unit_of
 from ..timing.model import Timing, time_launch
 from ..timing.simulation import Event
 from .options import add_what_to_time, assumptions, where_of
-from .output import new_console, progress
+from .output import new_console, progress, write_json
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -70,10 +69,10 @@ def _run(options: argparse.Namespace) -> int:
     for problem in problems:
         console.print(problem, markup=False)
     if options.json:
-        options.json.write_text(json.dumps([_as_json(launch, timing) for launch, timing in timings], indent=1))
+        write_json("--json", options.json, [_as_json(launch, timing) for launch, timing in timings])
     if options.timeline:
-        options.timeline.write_text(json.dumps(chrome_trace([timing for _, timing in timings])))
-    return 1 if problems else 0
+        write_json("--timeline", options.timeline, chrome_trace([timing for _, timing in timings]))
+    return 1 if len(problems) > len(refused) else 2 if refused else 0
 
 
 def _identity(launch: LaunchRecord) -> tuple[object, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
@@ -15,7 +14,7 @@ from .. import check
 from ..errors import OfflineError
 from ..tune.search import Candidate, Tuned, search
 from .options import add_what_to_time, assumptions, where_of
-from .output import new_console, progress
+from .output import new_console, progress, write_json
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -59,7 +58,7 @@ def _run(options: argparse.Namespace) -> int:
     if left:
         console.print(f"{left} more candidates: --all", markup=False)
     if options.json:
-        options.json.write_text(json.dumps([_as_json(tuned) for tuned in found], indent=1))
+        write_json("--json", options.json, [_as_json(tuned) for tuned in found])
     return 1 if slow else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ def emulate(
     through the Ascend compiler as well, and its final module runs: buffers at the addresses that the compiler planned.
 
     It applies to the whole process, not to one thread: inside the block every launch of every thread is emulated, Triton's
-    active driver is replaced, and `npu_tiling.device_for` of a CPU tensor returns this chip.
+    active driver is replaced, and `npu_tiling.device_for` of a CPU tensor returns this chip. So another thread cannot have
+    a block of its own meanwhile.
 
     Args:
         soc: the chip to be, a name of `npu_tiling.SOCS`.
@@ -77,6 +79,7 @@ def emulate(
         The launches so far with their global memory traffic.
 
     Raises:
+        OfflineError: options do not go together, or another thread is inside a block.
         ToolchainMissingError: the toolchain has not been fetched, or triton-ascend or a C compiler is missing.
         OutOfBoundsError: at a launch that accessed memory outside the storage of its arguments.
         RaceError: at a launch whose programs race, if `races` is given.
@@ -90,6 +93,8 @@ def emulate(
         raise OfflineError("accesses is True without checks: only checks look at them")
     if distinct and not checks:
         raise OfflineError("distinct is True without checks: only what is checked is run in part")
+    if running and running[-1].thread != threading.get_ident():
+        raise OfflineError("another thread is inside an emulate block, which emulates launches of every thread: share it")
     device = npu_tiling.soc(soc)
     tool(toolchain, "bishengir-opt")
     require_triton_ascend()

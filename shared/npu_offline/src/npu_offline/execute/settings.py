@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from typing import Any
 
 from ..launches import Emulation
@@ -32,6 +33,7 @@ class RunningEmulation(Emulation):
         accesses: bool = False,
     ) -> None:
         super().__init__(soc, toolchain)
+        self.thread = threading.get_ident()  # which opened the block
         self.accesses = accesses
         self.checks, self.distinct, self.keep_going = checks, distinct, keep_going
         self.ledgers = ledgers

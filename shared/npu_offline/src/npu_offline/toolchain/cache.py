@@ -41,11 +41,14 @@ def private_folder(name: str) -> Path:
     """A folder of the cache that other users can neither read nor write, made where it is missing.
 
     Raises:
-        OfflineError: it, or the cache folder, is another user's or can be written by everybody.
+        OfflineError: it cannot be made; or it, or the cache folder, is another user's or can be written by everybody.
     """
     folder = cache_dir() / name
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise OfflineError(f"{folder} cannot be made: {error.strerror}. Name a folder in NPU_OFFLINE_CACHE") from None
     for path in (folder.parent, folder):
         status = path.stat()
         if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH:
