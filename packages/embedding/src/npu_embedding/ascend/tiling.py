@@ -274,6 +274,8 @@ def _tiles(kernel: Kernel, shape: RowShape, *, moves_tiles: bool) -> list[Tile]:
         tiles += [Tile("tile of zeros", tile, itemsize)]
     else:
         tiles = [Tile("partial sum", row, FP32, 2), *[Tile("sum so far", row, FP32)] * narrow]
+        if shape.device.arch == "dav-c310":
+            tiles += [Tile("product with 1", row, FP32, 1 if narrow else 2)]
     return [*tiles, Tile("row of dweight", row, itemsize, 2), Tile("length of a run", (1,), FP32)]
 
 
