@@ -121,4 +121,6 @@ def test_offloaded_tables_are_left_alone(known):
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
 def test_quantised_tables_are_left_alone(known, dtype):
     known.ngram_embedding.weight = torch.nn.Parameter(known.ngram_embedding.weight.detach().to(dtype), requires_grad=False)
-    assert not patch(known).replaced
+    report = patch(known)
+    assert not report.replaced
+    assert str(dtype).removeprefix("torch.") in report.left[0].text

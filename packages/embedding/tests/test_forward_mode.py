@@ -36,9 +36,18 @@ def test_is_that_of_the_formula(device, what, taken):
     forward_mode.check(*CALLS[what], taken, device.torch, dtype)
 
 
-def test_max_norm_and_sparse_gradients_are_refused_by_name():
+def test_max_norm_has_the_derivative_of_pytorchs():
+    tables = [torch.arange(40.0).view(5, 8).cos() for _ in range(2)]
+    indices, tangent = torch.tensor([1, 2, 2, 4]), torch.arange(40.0).view(5, 8).sin()
+    results = [
+        torch.func.jvp(lambda w, look_up=look_up: look_up(indices, w, max_norm=1.0), (table,), (tangent,))
+        for look_up, table in zip((embedding, torch.nn.functional.embedding), tables, strict=True)
+    ]
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*tables)
+
+
+def test_sparse_gradients_are_refused_by_name():
     weight = torch.randn(5, 8)
-    with pytest.raises(NotImplementedError, match="npu_embedding::renormalise_ has no forward-mode derivative"):
-        torch.func.jvp(lambda w: own(w, max_norm=1.0), (weight,), (weight,))
     with pytest.raises(NotImplementedError, match="npu_embedding::backward has no forward-mode"):
         torch.func.jvp(torch.func.grad(lambda w: own(w, sparse=True).square().sum()), (weight,), (weight,))

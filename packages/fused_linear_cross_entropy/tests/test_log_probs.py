@@ -243,17 +243,20 @@ def test_a_row_of_minus_infinity_but_for_some(device):
     torch.testing.assert_close(temperature.grad, rates.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_temperatures_of_large_logits_have_gradients_as_exact_as_pytorchs(device):
-    """All logits are near 400. Their sum, weighted with gradients that sum to 0, would lose three digits."""
+@pytest.mark.parametrize("lowest", [400.0, -800.0])
+@pytest.mark.parametrize("mean", [False, True])
+def test_temperatures_of_large_logits_have_gradients_as_exact_as_pytorchs(device, lowest, mean):
+    """Logits are near 400, where their sum with gradients that sum to 0 would lose digits, or far below it too."""
     tensors = log_probs.make((64,), 16, 1001, temperature=True)
-    tensors["bias"] = torch.full((1001,), 400.0)
+    tensors["bias"] = torch.linspace(lowest, 400.0, 1001)
 
     def gradient(function, dtype, where):
         given, leaves = log_probs.leaves_of(
             {name: tensor for name, tensor in tensors.items() if name != "ids"}, where, dtype
         )
         found = function(given.pop("x"), given.pop("weight"), given.pop("target"), **given, **EVERYTHING)
-        return log_probs.gradients_of(found._replace(mean_logit=None), leaves)["temperature"].cpu()
+        found = found if mean else found._replace(mean_logit=None)
+        return log_probs.gradients_of(found, leaves)["temperature"].cpu()
 
     expected = gradient(log_probs.definition, torch.float64, "cpu")
     found, theirs = gradient(linear_log_probs, None, device.torch), gradient(log_probs.definition, None, "cpu")

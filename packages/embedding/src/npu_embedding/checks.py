@@ -61,7 +61,7 @@ def padding_row(padding_idx: int | None, rows: int | None) -> int:
     if rows is None:
         if padding_idx < 0:
             raise ValueError(f"padding_idx is {padding_idx} and must be at least 0 where num_embeddings is not given.")
-        return padding_idx
+        return signed("padding_idx", padding_idx, 64, least=0)
     if not -rows <= padding_idx < rows:
         allowed = f"from {-rows} to {rows - 1}" if rows else "None where there are no rows"
         raise ValueError(f"padding_idx is {padding_idx} and must be {allowed}.")

@@ -61,8 +61,8 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
     scaled = known.__name__ in SCALED and known.__module__.startswith("transformers.")
     if not scaled and known.forward is not nn.Embedding.forward:
         return "its forward is not torch.nn.Embedding's"
-    if other := _other_dtype(module):
-        return other
+    if reason := obstacle(module) or _other_dtype(module):
+        return reason
     if known is nn.Embedding:
         return Replacement(Embedding, "Embedding")
     return Replacement(_patched(known), "embedding, then its own scale" if scaled else "embedding")

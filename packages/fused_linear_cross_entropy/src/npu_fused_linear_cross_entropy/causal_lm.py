@@ -70,8 +70,8 @@ def causal_lm_loss(
         The loss, a number; or a `LinearCrossEntropyOutput` if one of the `return_` options is set.
 
     Raises:
-        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`, which names `hidden_states` x and
-            `lm_head_weight` weight. With places or a mask of `counted_tokens` a wrong label is named as `target`, the labels
+        TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`. Some name the arguments as there: x is
+            `hidden_states`, weight is `lm_head_weight`, and, with places or a mask of `counted_tokens`, target is the labels
             after their shift.
 
     Source: transformers, `loss/loss_utils.py`, ForCausalLMLoss.
@@ -92,8 +92,8 @@ def causal_lm_loss(
     checked = checked._replace(accum_dtype=check_weight_grad(weight_grad, lm_head_weight, checked.accum_dtype))
     x, weight, bias, frozen = joined(hidden_states, lm_head_weight, bias, adapter, weight_grad)
     if isinstance(shift_labels, Tensor):
-        if token_weight is not None or shifts is not None:
-            raise ValueError("token_weight and shifts must be left out where shift_labels is a tensor.")
+        if any(given is not None for given in (token_weight, shifts, shift_weights)):
+            raise ValueError("token_weight, shifts and shift_weights must be left out where shift_labels is a tensor.")
         target = _checked_labels("shift_labels", shift_labels, x, checked)
         if not isinstance(counted_tokens, Tensor):
             _check_compared("shift_labels", target, 0, checked)
@@ -101,25 +101,25 @@ def causal_lm_loss(
     else:
         arguments.flags(shift_labels=shift_labels)
         arguments.tensor("token_weight", token_weight, or_none=True)
-        factors = _factors(shifts, shift_weights, hidden_states)
-        labels = _checked_labels("labels", labels, x if shifts is None else x[0], checked)
+        heads = _heads(shifts, shift_weights, hidden_states)
+        labels = _checked_labels("labels", labels, x if heads is None else x[0], checked)
         if not isinstance(counted_tokens, Tensor):  # beside places or a mask, other labels may hold anything
-            _check_compared("labels", labels, int(shift_labels) if shifts is None else 0, checked)
+            _check_compared("labels", labels, int(shift_labels) if heads is None else 0, checked)
         labels = labels.to(device)
-        if shifts is None or factors is None:
+        if heads is None:
             target = _shifted("labels", labels, int(shift_labels), ignore_index)
             token_weight = None if token_weight is None else _shifted("token_weight", token_weight, int(shift_labels), 0)
         else:
             if counted_tokens is not None:
                 raise ValueError("counted_tokens must be left out where shifts are given.")
-            target = torch.stack([_shifted("labels", labels, shift, ignore_index) for shift in shifts])
+            target = torch.stack([_shifted("labels", labels, shift, ignore_index) for shift, _ in heads])
             check(LossInputs(x, weight, target, bias, class_weight, None, frozen), checked)
             each = labels.new_ones(labels.shape, dtype=torch.bool) if token_weight is None else token_weight
-            shifted = [checked_token_weight(_shifted("token_weight", each, shift, 0), x, labels.shape) for shift in shifts]
+            shifted = [checked_token_weight(_shifted("token_weight", each, shift, 0), x, labels.shape) for shift, _ in heads]
             token_weight = torch.stack(
                 [
                     factor / divisors(weights, of_shift, class_weight, num_items_in_batch, checked)
-                    for factor, weights, of_shift in zip(factors, shifted, target, strict=True)
+                    for (_, factor), weights, of_shift in zip(heads, shifted, target, strict=True)
                 ]
             )
             checked, num_items_in_batch = checked._replace(reduction="sum"), None
@@ -153,10 +153,10 @@ def _shifted(name: str, values: Tensor, shift: int, ending: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, shift), value=ending)[..., shift:]
 
 
-def _factors(
+def _heads(
     shifts: Sequence[int] | None, shift_weights: Sequence[float] | None, hidden_states: Tensor
-) -> list[float] | None:
-    """A number for each shift. Raises where shifts, weights and hidden states are not equally many."""
+) -> list[tuple[int, float]] | None:
+    """Each head's shift and weight. Raises where shifts, weights and hidden states are not equally many."""
     if shifts is None:
         if shift_weights is not None:
             raise ValueError("shift_weights must be left out where shifts are.")
@@ -172,7 +172,8 @@ def _factors(
         shape = tuple(hidden_states.shape)
         raise ValueError(f"hidden_states has shape {shape} and must have shape ({len(shifts)}, ..., H) with these shifts.")
     if shift_weights is None:
-        return [1.0] * len(shifts)
+        return [(shift, 1.0) for shift in shifts]
     if len(shift_weights) != len(shifts):
         raise ValueError(f"shift_weights has {len(shift_weights)} numbers and must have {len(shifts)}, one for each shift.")
-    return [arguments.number(f"shift_weights[{place}]", one) for place, one in enumerate(shift_weights)]
+    numbers = [arguments.number(f"shift_weights[{place}]", one) for place, one in enumerate(shift_weights)]
+    return list(zip(shifts, numbers, strict=True))

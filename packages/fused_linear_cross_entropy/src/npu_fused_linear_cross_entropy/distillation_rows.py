@@ -10,7 +10,6 @@ from . import ids, rows
 from .calls import DistillationInputs
 from .options import DistillationOptions
 from .rows import NO_COLUMN
-from .token_weights import total_weight
 
 
 class DistilledRows:
@@ -42,7 +41,7 @@ class DistilledRows:
         if options.reduction != "mean":
             return
         if self.weights is not None:
-            self.divisor = total_weight(self.weights)
+            self.divisor = rows.total_weight(self.weights)
         elif self.counted is not None:
             self.divisor = self.counted.sum().to(statistics_dtype(inputs.x.dtype)).clamp_min_(1)
         else:

@@ -15,8 +15,7 @@ from .log_prob_outputs import LogProbs
 from .log_probs import linear_log_probs
 from .option_checks import Part
 from .options import DistillationOptions
-from .rows import are_counted
-from .token_weights import total_weight
+from .rows import are_counted, total_weight
 
 # Options of a distillation that `linear_log_probs` has too.
 _SCORES = ("ignore_index", "softcap", "logit_scale", "accum_dtype", "chunk_tokens", "memory_budget", "sequence_parallel")

@@ -19,9 +19,9 @@ from .compute import begin
 from .distribution_rows import moments
 from .options import Options
 from .registration import OPERATORS, Gradient
-from .rows import LinearCrossEntropyOutput
+from .rows import LinearCrossEntropyOutput, total_weight
 from .shape import Task
-from .token_weights import checked_token_weight, total_weight
+from .token_weights import checked_token_weight
 from .ways.probability_targets import ProbabilityTargets
 
 _REFUSED = ("token_scaling", "return_token_accuracy", "return_predicted_tokens", "return_entropy")

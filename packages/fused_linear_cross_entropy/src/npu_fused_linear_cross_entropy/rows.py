@@ -98,6 +98,12 @@ def are_counted(target: Tensor, ignore_index: int) -> Tensor:
     return target != ignore_index
 
 
+def total_weight(weights: Tensor) -> Tensor:
+    """The sum of weights, by which "mean" divides: 1 where all are 0, NaN where others add up to 0."""
+    total = weights.sum()
+    return torch.where(total != 0.0, total, torch.where(weights.any(), torch.nan, 1.0).to(total.dtype))
+
+
 def typical_size(values: Tensor) -> Tensor:
     """The mean magnitude of the values that are not 0; of more than MAX_RELATIVE_WEIGHT values, their sum over that number.
 

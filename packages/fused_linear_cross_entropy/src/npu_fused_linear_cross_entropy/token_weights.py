@@ -26,12 +26,6 @@ def checked_token_weight(token_weight: Tensor, x: Tensor, shape: Sequence[int]) 
     return token_weight.detach().to(statistics_dtype(x.dtype))
 
 
-def total_weight(weights: Tensor) -> Tensor:
-    """The sum of weights, by which "mean" divides: 1 where all are 0, NaN where others add up to 0."""
-    total = weights.sum()
-    return torch.where(total != 0.0, total, torch.where(weights.any(), torch.nan, 1.0).to(total.dtype))
-
-
 def divisors(
     token_weight: Tensor, target: Tensor, class_weight: Tensor | None, divisor: Tensor | None, options: Options
 ) -> Tensor:

@@ -7,7 +7,7 @@ two_sweeps.py.
 import triton
 import triton.language as tl
 
-from ..formula import at_rate, gradient_of_raw, inside, merge_squares, merge_statistics
+from ..formula import LOWEST, at_rate, gradient_of_raw, inside, merge_squares, merge_statistics
 from .statistics import VANISHES, statistics_of_rows
 from .tile import load_logits, load_tail, store_tile, tile_of_rows
 
@@ -75,7 +75,7 @@ def store_gradient(
     b_g = b_p * (b_a[:, None] + b_b[:, None] * b_log + b_c[:, None] * b_p) + b_d[:, None]
     b_dot = b_lse * 0.0
     if DOTS:
-        b_dot = tl.sum(inside(b_g * b_log, 0.0, COLUMNS), axis=1)
+        b_dot = tl.sum(inside(b_g * tl.maximum(b_z - b_lse[:, None], LOWEST), 0.0, COLUMNS), axis=1)
     b_g = gradient_of_raw(b_g, b_z, b_rate, logit_scale, softcap)
     store_tile(p_out, b_g, i_col, s_out, n_rows, COLUMNS, BARRIER)
     return b_dot

@@ -61,5 +61,5 @@ class ReferenceDistributions:
         p = log_p.exp()
         g = p * (a + b * log_p + c * p) + d
         if dots is not None:
-            dots.copy_((g * log_p).sum(1))
+            dots.copy_((g * (z - lse).clamp_min(torch.finfo(z.dtype).min)).sum(1))
         gradient.copy_(g * slopes_of(z, rates, self._options))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
 
+_lock, _threads = threading.Lock(), list[int]()  # of open blocks
+
 decorate_without_devices()
 
 
@@ -93,8 +95,6 @@ def emulate(
         raise OfflineError("accesses is True without checks: only checks look at them")
     if distinct and not checks:
         raise OfflineError("distinct is True without checks: only what is checked is run in part")
-    if running and running[-1].thread != threading.get_ident():
-        raise OfflineError("another thread is inside an emulate block, which emulates launches of every thread: share it")
     device = npu_tiling.soc(soc)
     tool(toolchain, "bishengir-opt")
     require_triton_ascend()
@@ -117,12 +117,28 @@ def emulate(
     )
     target = emulated_target(soc, toolchain, CHECKED if checks else FINAL if final else "", mutate)
     driver = HostDriver(target, device, Launcher)
-    with active_driver(driver), npu_tiling.use_device(device, emulated=True):
+    with _of_one_thread(), active_driver(driver), npu_tiling.use_device(device, emulated=True):
         running.append(emulation)
         try:
             yield emulation
         finally:
             running.remove(emulation)
+
+
+@contextlib.contextmanager
+def _of_one_thread() -> Iterator[None]:
+    """Until the block ends, no other thread opens one."""
+    thread = threading.get_ident()
+    with _lock:
+        if _threads and _threads[-1] != thread:
+            raise OfflineError(
+                "another thread is inside an emulate block, which emulates launches of every thread: share it"
+            )
+        _threads.append(thread)
+    try:
+        yield
+    finally:
+        _threads.remove(thread)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from typing import Any
 
 from ..launches import Emulation
@@ -33,7 +32,6 @@ class RunningEmulation(Emulation):
         accesses: bool = False,
     ) -> None:
         super().__init__(soc, toolchain)
-        self.thread = threading.get_ident()  # which opened the block
         self.accesses = accesses
         self.checks, self.distinct, self.keep_going = checks, distinct, keep_going
         self.ledgers = ledgers
