@@ -298,6 +298,6 @@ def test_another_thread_cannot_open_a_block_of_its_own():
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
-    assert said == ["another thread is inside an emulate block, which has launches of every thread: share it"]
+    assert said == ["another thread is inside an emulate block, which emulates launches of every thread: share it"]
     other()
     assert len(said) == 1
