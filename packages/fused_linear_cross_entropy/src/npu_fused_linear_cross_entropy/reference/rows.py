@@ -146,7 +146,7 @@ def coefficients(
             a = b + c * facts.gradient_factors[2]
         a = a + on * facts.gradient_factors[1] * (2.0 * options.lse_square_scale) * lse
         if options.token_scaling:
-            probability = torch.where(facts.columns >= 0, torch.exp(statistics[TARGET] - lse), 0.0)
+            probability = torch.exp((statistics[TARGET] - lse).clamp_max(0.0))  # as formula.py's row_coefficients
             a, b, c = a * probability, b * probability, c * probability
         result[A], result[B], result[C] = a, b, c
     if dentropy is not None:
