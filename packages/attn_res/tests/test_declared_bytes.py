@@ -105,7 +105,9 @@ def fits(kernel, tile, dtype, soc):
 # predicted to take half the time (12.6 instead of 25.4 us, 2 tokens of 12288 columns, CANN 9.1). The second leaves rows of
 # about 4096 columns to one row at a time, which loads ahead (162 instead of 176 us, 2048 tokens of 4 blocks, CANN 9.1). The
 # third leaves rows from 5648 columns on to one row at a time (1.29 instead of 1.74 times the floor, 6144 columns, CANN 9.1).
-# The last two are declared for a gradient of h in fp32, whatever the sources are: in bf16 it takes less.
+# The last two are declared for a gradient of h in fp32, whatever the sources are; one in bf16 takes less. With its bytes
+# tiles of several rows stay as they are from 48 columns on, and one row with two buffers is predicted to take 1.03 and .96
+# times as long (2048 tokens of 80 blocks of 6144 and 7168 columns, CANN 9.1); of up to 64 blocks another kernel runs there.
 GENEROUS = [
     (FAMILIES[1], "backward from fp32", torch.bfloat16, Way.ROW),
     (FAMILIES[1], "forward", torch.float32, Way.ROWS_AHEAD),

@@ -1,7 +1,5 @@
 """Emulated kernels compute what the chip's own IR says, safely, whatever the order of their programs."""
 
-import threading
-
 import pytest
 import torch
 from npu_offline import OfflineError, OutOfBoundsError, UnsupportedError, emulate, record
@@ -180,57 +178,11 @@ def test_operation_that_only_the_chip_has_is_named(monkeypatch):
     assert issubclass(UnsupportedError, OfflineError)
 
 
-def test_inner_block_that_launches_nothing_is_left_alone():
-    x, y = torch.randn(256), torch.zeros(256)
-    with emulate(threads=1) as outer:
-        with emulate(threads=2):
-            pass
-        cast[(1,)](x, y, BN=256)
-    assert len(outer.launches) == 1
-
-
 def test_kernel_may_be_called_like_a_function_of_the_c_library():
     x, y = torch.randn(256), torch.zeros(256)
     with emulate():
         expf[(1,)](x, y, BN=256)
     torch.testing.assert_close(y, x.exp())
-
-
-def test_leaving_and_entering_again_and_nesting():
-    from triton.runtime.driver import driver
-
-    before = driver.active
-    x, y = torch.randn(256), torch.zeros(256)
-    with emulate() as outer:
-        cast[(1,)](x, y, BN=256)
-        with emulate("Ascend910B1", threads=1) as inner:
-            cast[(1,)](x, y, BN=256)
-        cast[(1,)](x, y, BN=256)
-    assert driver.active is before
-    with emulate() as again:
-        cast[(1,)](x, y, BN=256)
-    assert [len(e.launches) for e in (outer, inner, again)] == [2, 1, 1]
-    assert (outer.soc, inner.soc) == ("Ascend910B4", "Ascend910B1")
-
-
-def test_each_chip_reports_its_own_cores():
-    from triton.runtime.driver import driver
-
-    def cores(soc):
-        with emulate(soc):
-            return driver.active.utils.get_device_properties(driver.active.get_current_device())["num_vectorcore"]
-
-    assert (cores("Ascend910B1"), cores("Ascend910B4")) == (48, 40)
-
-
-def test_operators_are_told_the_chip():
-    import npu_tiling
-
-    cpu = torch.device("cpu")
-    assert npu_tiling.device_for(cpu) is None
-    with emulate("Ascend910B1"):
-        assert npu_tiling.device_for(cpu) == npu_tiling.soc("Ascend910B1")
-    assert npu_tiling.device_for(cpu) is None
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -282,22 +234,3 @@ def test_record_notes_launches_and_runs_nothing():
     assert launch.signature["x_ptr"] == "*fp32"
     assert launch.signature["eps"] == "fp32"
     assert launch.options == {"multibuffer": False}
-
-
-def test_another_thread_cannot_open_a_block_of_its_own():
-    said = []
-
-    def other():
-        try:
-            with emulate():
-                pass
-        except OfflineError as error:
-            said.append(str(error))
-
-    with emulate():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert said == ["another thread is inside an emulate block, which emulates launches of every thread: share it"]
-    other()
-    assert len(said) == 1

@@ -1,0 +1,75 @@
+"""`linear_log_probs`: ids and tokens that are ignored, outside the vocabulary, or not counted."""
+
+import log_probs
+import pytest
+import torch
+from npu_fused_linear_cross_entropy import linear_log_probs
+
+pytestmark = pytest.mark.usefixtures("npu_poisoned")
+
+EVERYTHING = log_probs.EVERYTHING
+
+
+def test_ignored_tokens_and_ids_are_zero_and_have_no_gradient(device):
+    tensors = log_probs.make()
+    found, gradients = log_probs.check(
+        {name: tensor for name, tensor in tensors.items() if name != "temperature"}, device.torch, 2e-5, **EVERYTHING
+    )
+    ignored = tensors["target"] == -100
+    for name, output in found._asdict().items():
+        assert (output[ignored] == (-1 if name == "top_ids" else 0)).all(), name
+    assert not found.ids_log_probs.cpu()[tensors["ids"] == -100].any()
+    assert not gradients["x"].cpu()[ignored].any()
+
+
+def test_an_id_is_ignored_that_is_a_column_too():
+    tensors = log_probs.make()
+    x, weight = tensors["x"].requires_grad_(), tensors["weight"].requires_grad_()
+    ids = torch.tensor([5, 7]).expand(3, 7, 2)
+    found = linear_log_probs(x, weight, ids=ids, top_k=123, ignore_index=5)
+    expected = (x @ weight.t()).log_softmax(-1)
+    assert not found.ids_log_probs[..., 0].any()
+    ours = torch.autograd.grad(found.ids_log_probs.sum() + found.top_log_probs.square().sum(), (x, weight))
+    theirs = torch.autograd.grad(expected[..., 7].sum() + expected.square().sum(), (x, weight))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_an_id_outside_the_vocabulary(device):
+    tensors = log_probs.make()
+    x, weight, ids = (tensors[name].to(device.torch) for name in ("x", "weight", "ids"))
+    ids[1, 1, 2] = 123
+    if device.name == "cpu":
+        with pytest.raises(IndexError, match=r"ids\[1, 1, 2\] is 123 and must be from 0 to 122, or ignore_index, -100"):
+            linear_log_probs(x, weight, ids=ids)
+        return
+    found = linear_log_probs(x.requires_grad_(), weight, ids=ids).ids_log_probs
+    assert found.isnan().nonzero().tolist() == [[1, 1, 2]]
+    found.sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("how", [None, "places", "mask"])
+def test_ids_of_tokens_that_do_not_count_may_be_anything(device, how):
+    tensors = log_probs.make()
+    x, weight, ids, target = (tensors[name].to(device.torch) for name in ("x", "weight", "ids", "target"))
+    counts = torch.arange(21, device=device.torch).view(3, 7) % 3 > 0
+    counted = {None: None, "places": counts.flatten().nonzero().squeeze(1), "mask": counts}[how]
+    seen = target if how else torch.where(counts, target, -100)
+    wanted = linear_log_probs(x, weight, seen, ids=ids, counted_tokens=counted).ids_log_probs
+    spoilt = torch.where(counts.unsqueeze(-1), ids, 123 + ids)
+    found = linear_log_probs(x, weight, seen, ids=spoilt, counted_tokens=counted).ids_log_probs
+    assert torch.equal(found, wanted) and not found[~counts].any()
+    spoilt[2, 6, 0] = 999
+    if device.name == "cpu":
+        with pytest.raises(IndexError, match=r"ids\[2, 6, 0\] is 999 and must be from 0 to 122"):
+            linear_log_probs(x, weight, seen, ids=spoilt, counted_tokens=counted)
+
+
+@pytest.mark.parametrize("how", ["count", "places", "mask"])
+def test_tokens_that_do_not_count_are_left_out(device, how):
+    tensors = log_probs.make(temperature=True)
+    counted = tensors["target"] != -100
+    some = {"count": int(counted.sum()), "places": counted.flatten().nonzero().squeeze(1), "mask": counted}[how]
+    some = some if how == "count" else some.to(device.torch)
+    log_probs.check(tensors, device.torch, 2e-5, counted_tokens=some, **EVERYTHING)
