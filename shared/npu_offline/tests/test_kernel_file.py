@@ -194,15 +194,31 @@ def test_a_file_that_cannot_be_written_is_named(file, capsys, tmp_path):
     assert "which cannot be written: No such file or directory" in said
 
 
-def test_a_refused_call_leaves_the_others_to_lint_and_time(file, capsys):
+def test_a_folder_that_cannot_be_written_is_named(file, capsys, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    inside = str(tmp_path / "taken" / "folder")
+    where = ["--soc", "Ascend910B4", *NEWEST]
+    status, said = run(capsys, "run", f"{file()}::softmax", *SOFTMAX, *where, "--picture", inside)
+    assert status == 2
+    assert f"--picture is '{inside}', which cannot be written: Not a directory" in said
+    status, said = run(capsys, "report", str(tmp_path), "--output", inside)
+    assert status == 2
+    assert f"--output is '{inside}', which cannot be written: Not a directory" in said
+
+
+def test_a_refused_call_leaves_the_others_to_lint_and_time(file, capsys, tmp_path):
     calls = "def calls():\n    yield 'bad', lambda: softmax[(1,)](1)\n"
     calls += "    yield 'good', lambda: softmax[(6,)](*torch.ones(2, 6, 200), 200, BLOCK=256)\n"
-    lint, time = ("lint", "--jobs", "1"), ("time",)
+    report = tmp_path / "lint.json"
+    lint, time = ("lint", "--jobs", "1", "--json", str(report)), ("time",)
     for (command, *options), good in ((lint, "1 launches, 13 rules, 0 findings"), (time, "BLOCK=256")):
         status, said = run(capsys, command, file(calls), *options, "--soc", "Ascend910B4", *NEWEST)
         assert "bad: refused: " in said
         assert good in said
         assert status == 2
+    found = json.loads(report.read_text())
+    assert [each["call"] for each in found["refused"]] == ["bad"]
+    assert [each["kernel"] for each in found["launches"]] == ["softmax"]
 
 
 def test_a_grid_knows_default_sizes(file, capsys):

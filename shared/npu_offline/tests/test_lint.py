@@ -195,4 +195,7 @@ def test_the_command_line_lints_a_package(tmp_path, capsys, kernel, dtype, statu
     report = tmp_path / "lint.json"
     assert main(["lint", str(tmp_path), "--jobs", "1", "--json", str(report)]) == status
     assert said in capsys.readouterr().out
-    assert {row["kernel"] for row in json.loads(report.read_text())} == {kernel}
+    found = json.loads(report.read_text())
+    assert {launch["kernel"] for launch in found["launches"]} == {kernel}
+    assert found["refused"] == []
+    assert [line for line in found["unused"] if said in line] == [said] * (said.endswith("suppresses nothing"))

@@ -61,7 +61,9 @@ def _run(options: argparse.Namespace) -> int:
     for line in useless:
         console.print(line, markup=False)
     if options.json:
-        write_json("--json", options.json, [as_json(each) for each in examined])
+        refused = [{"call": label, "problem": problem} for label, problem in package.refused.items()]
+        launches = [as_json(each) for each in examined]
+        write_json("--json", options.json, {"launches": launches, "unused": useless, "refused": refused})
     found = sum(len(each.findings) for each in examined)
     console.print(f"{len(examined)} launches, {len(RULES)} rules, {found} findings", markup=False)
     return 1 if found or useless or any(each.problem for each in examined) else 2 if package.refused else 0

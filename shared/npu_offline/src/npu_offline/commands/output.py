@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,13 +27,34 @@ def progress(items: Iterable[_T], what: str, total: int, console: Console) -> It
     return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)
 
 
+@contextmanager
+def writing_to(option: str, path: Path) -> Iterator[None]:
+    """Around what writes to the file or the folder that an option names.
+
+    Raises:
+        OfflineError: it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OfflineError(f"{option} is {str(path)!r}, which cannot be written: {error.strerror}") from None
+
+
+def new_folder(option: str, path: Path) -> None:
+    """Make the folder that an option names, if it is not there.
+
+    Raises:
+        OfflineError: it cannot be made.
+    """
+    with writing_to(option, path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def write_json(option: str, path: Path, value: Any) -> None:
     """Write a value to the file that an option names.
 
     Raises:
         OfflineError: the file cannot be written.
     """
-    try:
+    with writing_to(option, path):
         path.write_text(json.dumps(value, indent=1))
-    except OSError as error:
-        raise OfflineError(f"{option} is {str(path)!r}, which cannot be written: {error.strerror}") from None

@@ -15,6 +15,7 @@ from .. import check
 from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
 from .options import soc_name
+from .output import new_folder, writing_to
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -42,11 +43,12 @@ def _run(options: argparse.Namespace) -> int:
     labels: dict[str, Sequence[str]] = {}
     if options.sample:
         labels = {folder.resolve().name: check.load_sample(folder) for folder in packages}
+    new_folder("--output", options.output)
     scope = Scope(options.soc or list(npu_tiling.SOCS), options.toolchain or toolchains.VERSIONS, labels, options.jobs)
     folders = [folder.resolve() for folder in packages]
     report = collect(folders, scope, lambda line: print(line, file=sys.stderr))
-    options.output.mkdir(parents=True, exist_ok=True)
     for name, text in (("report.json", json.dumps(report, indent=1)), ("index.html", render(report))):
-        (options.output / name).write_text(text)
+        with writing_to("--output", options.output):
+            (options.output / name).write_text(text)
         print(options.output / name)
     return 0

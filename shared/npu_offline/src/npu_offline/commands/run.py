@@ -15,7 +15,7 @@ from ..errors import OfflineError
 from ..launches import Launch, Ledger, Traffic
 from ..toolchain import compilers as toolchains
 from .options import add_target, soc_name
-from .output import new_console
+from .output import new_console, new_folder, writing_to
 from .script import run_script
 
 if TYPE_CHECKING:
@@ -97,16 +97,18 @@ def _draw(
     from ..check.run_calls import run_with_accesses
     from ..reporting import buffers
 
-    folder.mkdir(parents=True, exist_ok=True)
+    new_folder("--picture", folder)
     pictures = []
     for label, function in calls:
         for version in versions:
             for number, launch in enumerate(run_with_accesses(function, soc, version)):
                 name = re.sub(r"\W+", "_", f"{label} {number} {launch.kernel}") + f"-{version}.png"
-                buffers.save(launch, folder / name)
+                with writing_to("--picture", folder):
+                    buffers.save(launch, folder / name)
                 yield folder / name
                 pictures.append((f"{label}: {launch.kernel}, final module of {version}", launch))
-    (folder / "index.html").write_text(buffers.page(pictures))
+    with writing_to("--picture", folder):
+        (folder / "index.html").write_text(buffers.page(pictures))
     yield folder / "index.html"
 
 
