@@ -1,5 +1,7 @@
 """One rank of test_parallel.py, at the place that is its argument."""
 
+import copy
+import pickle
 import sys
 from unittest import mock
 
@@ -7,7 +9,7 @@ import losses
 import torch
 import torch.distributed as dist
 import vocabulary_parts
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
+from npu_fused_linear_cross_entropy import FusedLinearCrossEntropyLoss, fused_linear_cross_entropy, linear_log_probs
 from npu_fused_linear_cross_entropy.cuda import tiling as product
 from npu_tiling import Kernels
 
@@ -153,6 +155,14 @@ def a_row_of_nan_predicts_a_token(rank):
     assert found.max() < 120
 
 
+def a_module_with_a_group_is_copied_and_pickled(rank):
+    x, weight, target = torch.randn(3, 8), torch.randn(120, 8)[60 * rank : 60 * rank + 60], torch.tensor([0, 59, 119])
+    loss = FusedLinearCrossEntropyLoss(process_group=dist.group.WORLD)
+    for duplicate in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        assert torch.equal(duplicate(x, weight, target), loss(x, weight, target))
+        assert duplicate.options["process_group"] is loss.options["process_group"] is dist.group.WORLD
+
+
 def the_scale_of_class_weights_costs_nothing(place, rank):
     """fp16, whose gradients of logits are divided by the mean of the weights, over all ranks."""
     with torch.device("cpu"):
@@ -186,6 +196,7 @@ def main() -> None:
             one_launch_joins_statistics(device)
         the_scale_of_class_weights_costs_nothing(place, rank)
         a_row_of_nan_predicts_a_token(rank)
+        a_module_with_a_group_is_copied_and_pickled(rank)
         vocabulary_parts.everything_of_distributions(place, rank, device)
         vocabulary_parts.tokens_are_gathered(place, rank, device)
         vocabulary_parts.a_gradient_is_added(rank, device)

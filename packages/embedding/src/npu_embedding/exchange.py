@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.collectives import group_named
 from torch import Tensor
 
 from . import reference
@@ -81,13 +82,8 @@ def by_counts(run: Callable[[Tensor], Tensor], indices: Tensor, bounds: tuple[in
     """
     if device_for(indices.device) is None:
         reference.check(indices, bounds[-1])  # before they are sent: an owner cannot say whose index it is
-    rows = _by_counts(run, indices.reshape(-1), bounds, group_named(group))
+    rows = _by_counts(run, indices.reshape(-1), bounds, None if group is None else group_named(group))
     return rows.view(*indices.shape, rows.shape[-1])
-
-
-def group_named(name: str | None) -> dist.ProcessGroup | None:
-    """The process group of a name; None, the default group, stays that."""
-    return None if name is None else dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
 def _by_counts(

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.collectives import group_named
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor, nn
 
@@ -78,7 +79,7 @@ class VocabParallelEmbedding(nn.Module):
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         """The ranks; None for the default group."""
-        return exchange.group_named(self._group)
+        return None if self._group is None else group_named(self._group)
 
     def reset_parameters(self) -> None:
         """Draws the weight from a normal distribution, that of torch.nn.Embedding; the padding row is zero.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from npu_tiling.pytorch.collectives import group_named
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from .api import fused_linear_cross_entropy
 from .option_checks import check_values, named_options
@@ -50,6 +52,18 @@ class FusedLinearCrossEntropyLoss(nn.Module):
         tensors = {"class_weight": self.class_weight, "token_weight": token_weight, "counted_tokens": counted_tokens}
         given: dict[str, Any] = {**self.options, **tensors, "weight_grad": weight_grad, "adapter": adapter}
         return fused_linear_cross_entropy(x, weight, target, bias, **given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With the name of a process group, which can be copied and pickled, in place of the group."""
+        group = self.options.get("process_group")
+        if not isinstance(group, ProcessGroup):
+            return self.__dict__
+        return {**self.__dict__, "options": {**self.options, "process_group": group.group_name}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if isinstance(name := self.options.get("process_group"), str):
+            self.options["process_group"] = group_named(name)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())

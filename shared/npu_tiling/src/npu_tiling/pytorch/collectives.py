@@ -10,9 +10,14 @@ from torch import Tensor
 from ..launching import listening
 
 
+def group_named(name: str) -> dist.ProcessGroup:
+    """The process group of a name: a module keeps the name, which can be copied and pickled."""
+    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+
+
 def ranks(group: str) -> int:
     """How many processes a group has."""
-    return _resolve(group).size()
+    return group_named(group).size()
 
 
 def sum_(values: Tensor, group: str) -> None:
@@ -38,19 +43,15 @@ def sum_of_own(values: Tensor, group: str) -> Tensor:
 
 
 def _all_reduce(group: str, values: Tensor) -> None:
-    dist.all_reduce(values, dist.ReduceOp.SUM, group=_resolve(group))
+    dist.all_reduce(values, dist.ReduceOp.SUM, group=group_named(group))
 
 
 # Later releases warn of the older names. Gloo takes tensors of one dimension alone.
 def _all_gather(group: str, gathered: Tensor, values: Tensor) -> None:
     run = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    run(gathered.view(-1), values.view(-1), group=_resolve(group))
+    run(gathered.view(-1), values.view(-1), group=group_named(group))
 
 
 def _reduce_scatter(group: str, own: Tensor, values: Tensor) -> None:
     run = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    run(own.view(-1), values.view(-1), group=_resolve(group))
-
-
-def _resolve(group: str) -> dist.ProcessGroup:
-    return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+    run(own.view(-1), values.view(-1), group=group_named(group))
