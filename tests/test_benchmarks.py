@@ -92,7 +92,8 @@ def test_vendors_operators_are_providers_on_an_npu(script, sizes, monkeypatch):
             benchmark.providers["torch_npu"](case, CPU)
 
 
-BAGS = load(ROOT / "packages" / "embedding" / "benchmarks" / "embedding_benchmark" / "bags.py")
+EMBEDDING = ROOT / "packages" / "embedding" / "benchmarks" / "embedding_benchmark"
+BAGS = load(EMBEDDING / "bags.py")
 OPTION_BYTES = {"weighted": 4, "dequantised": 2}  # for an index
 
 
@@ -109,6 +110,21 @@ def test_bags_are_right_and_their_bytes_count(case):
     result = provider(tiny, CPU)(*inputs.values())
     if case["kind"] != "mean":  # whose bags have lengths from a seed
         assert BAGS.bytes_moved(tiny, "forward") - OPTION_BYTES.get(case["kind"], 0) * n == n * bytes_of_one + result.nbytes
+
+
+def test_ngrams_are_right_and_their_bytes_count():
+    benchmark = load(EMBEDDING / "ngram.py")
+    for case in benchmark.cases:
+        tiny = npu_bench.Case(case.name, {**case.parameters, "tokens": 60, "rows": 50, "width": 32})
+        inputs = make_inputs(benchmark, tiny, CPU)
+        inputs["ids"][::9] = 2  # where a text ends
+        expected, seeds = expect(benchmark.reference, inputs, torch.float64)
+        for name, provider in benchmark.providers.items():
+            verdict = verify(provider(tiny, CPU), inputs, seeds, expected, default_tolerance(inputs))
+            assert verdict.right, (name, verdict.reason)
+        result = provider(tiny, CPU)(*inputs.values())
+        assert benchmark.bytes_moved(tiny, "forward") == 2 * result.nbytes + inputs["ids"].nbytes
+        assert benchmark.bytes_moved(tiny, "backward") == result.nbytes + inputs["table"].nbytes + inputs["ids"].nbytes
 
 
 def test_heads_of_models_are_cases_from_1024_tokens_to_65536():

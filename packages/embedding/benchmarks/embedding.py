@@ -21,6 +21,11 @@ def case(n: int, width: int, rows: int, dtype: torch.dtype, kind: str = "uniform
     return Case(name, {"n": n, "width": width, "rows": rows, "dtype": dtype, "kind": kind}, x)
 
 
+def of(n: int, width: int, rows: int, dtype: torch.dtype, kind: str = "uniform") -> Case:
+    """A case of a sweep over shapes that lie on no line."""
+    return case(n, width, rows, dtype, kind, f"{n} of {rows} x {width}")
+
+
 CASES = (
     *(case(16384, 768, 131072, fp32, kind) for kind in KINDS),
     *(case(32768, 4096, 128256, bf16, kind) for kind in KINDS),
@@ -46,6 +51,23 @@ SWEEPS = {
         "widths",
         "widths of models, 16384 tokens of 65536",
         [case(16384, d, 65536, bf16, x=d) for d in (2560, 2880, 3072, 3584, 5120, 6144, 7168)],
+    ),
+    "few": Sweep(
+        "few",
+        "few tokens",
+        [of(n, width, rows, bf16) for rows, width in ((50257, 768), (128256, 4096)) for n in (1, 8, 64, 512)],
+    ),
+    "shapes": Sweep(
+        "shapes",
+        "shapes of other tables",
+        [
+            of(16384, 768, 1024, fp32),
+            of(16384, 2048, 151936, bf16, "zipf"),
+            of(8192, 2880, 201088, bf16, "zipf"),
+            of(16384, 2560, 65536, bf16),
+            of(4096, 16384, 128256, bf16),
+            of(65536, 2048, 151936, bf16, "zipf"),
+        ],
     ),
     "model": Sweep(
         "model",
