@@ -26,6 +26,7 @@ def mark_rows_kernel(
     p_index,
     p_key,
     p_marks,  # int8 [n_rows], zeros beforehand
+    p_inside,  # int32 [1], zero beforehand
     n,
     n_rows,
     first_row,
@@ -33,10 +34,12 @@ def mark_rows_kernel(
     BLOCK_M: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Marks the rows that have a run and, with KEYS, stores the keys."""
+    """Marks the rows that have a run, counts the indices that name one and, with KEYS, stores the keys."""
     o_index = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_row = load_keys(p_index, o_index, n, n_rows, first_row, i_padding)  # [BLOCK_M]
-    tl.store(p_marks + b_row, 1, mask=b_row < n_rows)
+    m_named = b_row < n_rows
+    tl.store(p_marks + b_row, 1, mask=m_named)
+    tl.atomic_add(p_inside, tl.sum(m_named.to(tl.int32), axis=0))  # integers: any order gives the same number
     if KEYS:
         tl.store(p_key + o_index, b_row.to(p_key.dtype.element_ty), mask=o_index < n)
 

@@ -45,9 +45,8 @@ def backward(dweight: Tensor, gradient: Gradient, way: Way) -> None:
 
 def sum_slots(values: Tensor, gradient: Gradient, slot: Tensor, order: Tensor) -> None:
     """Writes values [n, D]: row r is the sum of dy's rows at `order`, where `slot` [n] is r; zeros where it never is."""
-    n = values.shape[0]
-    marks = _mark_rows(gradient._replace(indices=slot, n_rows=n, padding=NO_ROW, first_row=0), None)
-    _sum_sorted(values, gradient, Sorted(slot, order, marks, (slot < n).sum(dtype=torch.int32)))
+    marks, inside = _mark_rows(gradient._replace(indices=slot, n_rows=values.shape[0], padding=NO_ROW, first_row=0), None)
+    _sum_sorted(values, gradient, Sorted(slot, order, marks, inside))
 
 
 def _sum_searched(dweight: Tensor, gradient: Gradient) -> None:
@@ -79,22 +78,22 @@ def _ranked(gradient: Gradient) -> Sorted:
 
 def _sorted(gradient: Gradient) -> Sorted:
     """Sorted by torch.sort."""
-    n_rows = gradient.n_rows
     # 32 bits are half the passes of a radix sort.
-    keys = allocate(gradient.indices, gradient.indices.shape, torch.int32 if n_rows < INT32_END else torch.int64)
-    marks = _mark_rows(gradient, keys)
-    inside = (keys < n_rows).sum(dtype=torch.int32)
+    dtype = torch.int32 if gradient.n_rows < INT32_END else torch.int64
+    keys = allocate(gradient.indices, gradient.indices.shape, dtype)
+    marks, inside = _mark_rows(gradient, keys)
     return Sorted(*torch.sort(keys, stable=True), marks, inside)
 
 
-def _mark_rows(gradient: Gradient, keys: Tensor | None) -> Tensor:
-    """Marks [n_rows] of the rows that indices name; `keys`, where they are asked for, to sort by."""
-    indices = gradient.indices
-    marks = torch.zeros(gradient.n_rows, dtype=torch.int8, device=indices.device)
+def _mark_rows(gradient: Gradient, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`marks` and `inside` of `Sorted`; writes `keys`, where they are asked for, to sort by."""
+    indices, n_rows = gradient.indices, gradient.n_rows
+    zeros = torch.zeros(_UNIT + ceil(n_rows / torch.int32.itemsize), dtype=torch.int32, device=indices.device)
+    marks, inside = zeros[_UNIT:].view(torch.int8)[:n_rows], zeros[:1]
     spec = index_spec(tiling.mark_launch, gradient.device, (("KEYS", keys is not None),))
     grid = spec.launch.grid(indices.numel())
-    KERNELS.launch("cuda.rank", "mark_rows_kernel", spec, grid, (indices, keys, marks), gradient.numbers)
-    return marks
+    KERNELS.launch("cuda.rank", "mark_rows_kernel", spec, grid, (indices, keys, marks, inside), gradient.numbers)
+    return marks, inside
 
 
 def _sum_sorted(dweight: Tensor, gradient: Gradient, indices: Sorted) -> None:
