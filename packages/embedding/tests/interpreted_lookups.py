@@ -1,6 +1,7 @@
 """Look-ups and gradients with CUDA's launches, each way to a gradient, in Triton's interpreter: see test_cuda.py."""
 
 import sys
+from unittest import mock
 
 import lookup
 import ngrams
@@ -8,13 +9,14 @@ import npu_tiling
 import torch
 from npu_embedding import embedding, embedding_bag
 from npu_embedding.both.tiling import Way
+from npu_embedding.cuda import tiling
 from npu_embedding.cuda.tiling import SEARCHED
 from triton.runtime import interpreter
 
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=1, cube_cores=1, ub_bytes=232448, ub_align=16)
 KERNEL_OF = {
     Way.SEARCHED: "sum_searched_kernel",
-    Way.RANKED: "rank_groups_kernel",
+    Way.RANKED: "rank_runs_kernel",
     Way.SORTED: "mark_rows_kernel",
 }
 OUTSIDE = 2**40
@@ -39,6 +41,7 @@ CASES = {
 }
 AGAIN = ("as many, equal", "few, by frequency", "outside")  # are looked up twice: equal bits
 SPARSE = ("zipf", "padding", "outside", "few")  # have a sparse gradient too
+IN_STAGES = ("zipf", "equal", "outside", "sorted")  # are sorted in two stages too
 UNSCALED = ("as many, equal", "one row of dy")
 NGRAMS = {
     "n-grams": ngrams.make((3, 41), 100, torch.float32, history=True, ngram_size=4),
@@ -146,6 +149,12 @@ def main() -> None:
                 assert name not in AGAIN or torch.equal(gradient(case), gradients[way]), name
             lookup.check_gradient(gradients[way], dweight, added, case.indices.numel())
         assert torch.equal(gradients[Way.RANKED], gradients[Way.SORTED]), name
+        if name in IN_STAGES:
+            lookup.take(Way.RANKED, setattr)
+            stages = (tiling.Stage(tiling.GROUP, 2), tiling.Stage(2 * tiling.GROUP, 0))
+            with mock.patch.object(tiling, "rank_stages", lambda n: stages), npu_tiling.watch_launches() as launches:
+                assert torch.equal(gradient(case), gradients[Way.SORTED]), name
+            assert [launch.kernel for launch in launches].count("rank_runs_kernel") == 2
         if name in SPARSE:
             lookup.check_gradient(gradient(case, sparse=True).to_dense(), dweight, added, case.indices.numel())
         print("right:", name, flush=True)

@@ -59,7 +59,7 @@ def test_every_launch_says_what_decided_it():
                 assert launch.why and launch.decided_at.startswith("npu_embedding/"), launch.kernel
 
 
-@pytest.mark.parametrize(("tokens", "launches"), [(1, 1), (1024, 1), (1025, 4), (65536, 4)])
+@pytest.mark.parametrize(("tokens", "launches"), [(1, 1), (1024, 1), (1025, 4), (16384, 4), (16385, 5), (131072, 5)])
 def test_the_gradient_of_few_indices_is_one_launch_on_cuda(tokens, launches):
     found = explain(tokens=tokens, vocabulary=300, width=64, chip="H200", backward=True)
     kernels = [launch.kernel for launch in found.launches if launch.direction == "backward"]
@@ -68,7 +68,7 @@ def test_the_gradient_of_few_indices_is_one_launch_on_cuda(tokens, launches):
 
 
 def test_pytorchs_sort_stands_between_the_launches():
-    found = explain(tokens=65537, vocabulary=300, width=64, chip="H200", backward=True)
+    found = explain(tokens=131073, vocabulary=300, width=64, chip="H200", backward=True)
     steps = [getattr(step, "kernel", None) or step.name for step in found.steps if step.direction == "backward"]
     assert steps == ["zeros", "mark_rows_kernel", "sort", "sum_sorted_kernel", "add_partials_kernel"]
 

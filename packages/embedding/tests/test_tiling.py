@@ -87,9 +87,9 @@ def test_what_cannot_fit_says_what_needs_how_much():
         (GPU, cuda.SEARCHED, 1, 257, Way.RANKED),
         (GPU, cuda.SEARCHED + 1, 2**30, 8, Way.RANKED),
         (GPU, 1, 2**30 + 1, 8, Way.SORTED),
-        (GPU, 65536, 1, 8, Way.RANKED),
+        (GPU, 131072, 1, 8, Way.RANKED),
         (GPU, 65536, 2**30 + 1, 8, Way.SORTED),
-        (GPU, 65537, 1, 8, Way.SORTED),
+        (GPU, 131073, 1, 8, Way.SORTED),
     ],
 )
 def test_the_way_follows_from_the_numbers_of_indices_and_rows(device, indices, n_rows, width, way):
@@ -141,10 +141,16 @@ def test_a_search_takes_all_indices_at_once_and_its_rows_of_zeros_fit_the_bits_o
             assert blocks["BLOCK_K"] * blocks["BLOCK_N"] <= 4096  # fp32 sums, 32 for each thread
 
 
-def test_a_group_of_sorted_indices_is_a_power_of_two_of_programs():
-    rank = cuda.rank_launch(GPU)
-    assert 2 ** rank.constants["STEPS"] == cuda.GROUP
-    for launch in (cuda.sort_launch(GPU), rank):
-        assert launch.constants["GROUP"] == cuda.GROUP
-        assert cuda.GROUP % launch.constants["BLOCK_M"] == 0
-        assert launch.grid(5 * cuda.GROUP) * launch.constants["BLOCK_M"] == 5 * cuda.GROUP
+def test_stages_make_one_run_of_sorted_groups():
+    sort = cuda.sort_launch(GPU)
+    assert sort.constants["GROUP"] == cuda.GROUP
+    for n in (1, 600, 16384, 16385, 40000, 131072):
+        stages = cuda.rank_stages(n)
+        assert stages[0].run == cuda.GROUP
+        assert [stage.run for stage in stages[1:]] == [stage.places for stage in stages[:-1]]
+        assert [stage.runs == 0 for stage in stages] == [False] * (len(stages) - 1) + [True]
+        for stage in stages:
+            launch = stage.launch(GPU)
+            assert 2 ** launch.constants["STEPS"] == stage.run
+            assert stage.run % launch.constants["BLOCK_M"] == 0
+            assert launch.grid(5 * stage.run) * launch.constants["BLOCK_M"] == 5 * stage.run

@@ -16,7 +16,7 @@ class Way(Enum):
     """How the indices of one row of the table come together for its gradient. torch.sort sorts row numbers."""
 
     SEARCHED = "one kernel sums, each program of which looks through all indices"
-    RANKED = "two kernels sort: groups of indices, then each in all groups"
+    RANKED = "two kernels sort: groups of indices, then each index in the other groups"
     MERGED = "two kernels sort: runs of indices, then four sorted runs to one until one is left"
     SORTED = "torch.sort sorts rows of the table"
 

@@ -3,8 +3,9 @@
 A key is the row of the table that an index names. An index outside the table, or of the padding row, has the key `n_rows`,
 the last. `sorted` [n] are the keys in ascending order, `order` [n] says where each stood; equal keys stay in their order.
 
-Two launches sort. The first sorts groups of GROUP indices: it compares each with all of its group. The second searches each
-key in every other group: its place is the sum of the places it would have in each.
+The first launch sorts groups of GROUP indices: it compares each with all of its group. Each launch after it makes one run of
+several sorted runs: it searches each key in every other run of its set, and its place is the sum of the places it would have
+in each. The last such launch takes all runs for one set.
 """
 
 import triton
@@ -47,7 +48,7 @@ def mark_rows_kernel(
 @triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
 def sort_groups_kernel(
     p_index,
-    p_groups,  # int32 [2, n_groups * GROUP]: keys, where each stood
+    p_groups,  # int32 [2, n_groups * GROUP]: keys, where each stood; places past the last index have the key _LAST
     p_marks,  # int8 [n_rows], which this launch sets to zero
     n,
     n_rows,
@@ -78,57 +79,63 @@ def sort_groups_kernel(
 
 
 @triton.jit
-def count_below(p_keys, b_group, b_key, GROUP: tl.constexpr, STEPS: tl.constexpr):
-    """How many keys of a sorted group, which begins at `b_group`, are below `b_key`: a search in powers of two."""
-    p_group = p_keys + b_group
+def count_below(p_keys, b_run, b_key, STEPS: tl.constexpr):
+    """How many keys of a sorted run of 2^STEPS, which begins at `b_run`, are below `b_key`: a search in powers of two."""
+    p_run = p_keys + b_run
     b_below = tl.zeros_like(b_key)
-    step: tl.constexpr = GROUP
+    RUN: tl.constexpr = 1 << STEPS
     for s in tl.static_range(STEPS):
-        step = GROUP >> (s + 1)
-        b_below += tl.where(tl.load(p_group + b_below + (step - 1)) < b_key, step, 0)
-    return b_below + (tl.load(p_group + b_below) < b_key).to(tl.int32)
+        step = RUN >> (s + 1)
+        b_below += tl.where(tl.load(p_run + b_below + (step - 1)) < b_key, step, 0)
+    return b_below + (tl.load(p_run + b_below) < b_key).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["n_groups", "n_rows"])
-def rank_groups_kernel(
-    p_groups,
-    p_sorted,
-    p_order,
+@triton.jit(do_not_specialize=["n_runs", "n_rows"])
+def rank_runs_kernel(
+    p_runs,  # int32 [2, n_runs * RUN]: keys of sorted runs, where each stood
+    p_sorted,  # int32 [2, n_runs * RUN]: those of the sets, sorted
     p_marks,
     p_inside,  # int32 [1]
-    n_groups,
+    n_runs,
     n_rows,
-    GROUP: tl.constexpr,
-    STEPS: tl.constexpr,  # GROUP is 2 ** STEPS
+    STEPS: tl.constexpr,  # RUN is 2 ** STEPS
+    SET: tl.constexpr,  # runs that become one; 0: all
     BLOCK_M: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """BLOCK_M places of a sorted group, looked up in BLOCK_G of the others at a time; marks the rows that have a run.
+    """BLOCK_M places of a sorted run, looked up in BLOCK_G runs of its set at a time.
 
-    In groups before its own, all keys that are not above its key come before it; in those after, all keys below.
+    In runs before its own, all keys that are not above its key come before it; in those after, all keys below. The last
+    launch marks the rows that indices name.
     """
+    RUN: tl.constexpr = 1 << STEPS
     i_first = tl.program_id(0) * BLOCK_M
-    i_group = i_first // GROUP
-    n_padded = n_groups * GROUP
+    i_run = i_first // RUN
+    n_places = n_runs * RUN
+    i_set = 0
+    i_stop = n_runs
+    if SET > 0:
+        i_set = i_run // SET * SET
+        i_stop = i_set + SET
     o_i = i_first + tl.arange(0, BLOCK_M)
-    b_key = tl.load(p_groups + o_i)  # [BLOCK_M]
-    b_order = tl.load(p_groups + n_padded + o_i)
-    b_rank = o_i - i_group * GROUP
-    for g in tl.range(0, n_groups, BLOCK_G):
+    b_key = tl.load(p_runs + o_i)  # [BLOCK_M]
+    b_order = tl.load(p_runs + n_places + o_i)
+    b_rank = o_i - (i_run - i_set) * RUN
+    for g in tl.range(i_set, i_stop, BLOCK_G):
         o_g = g + tl.arange(0, BLOCK_G)
-        b_group = tl.minimum(o_g, n_groups - 1) * GROUP
-        b_limit = b_key[:, None] + (o_g < i_group).to(tl.int32)[None, :]  # [BLOCK_M, BLOCK_G]
-        b_below = count_below(p_groups, b_group[None, :], b_limit, GROUP, STEPS)
-        b_rank += tl.sum(tl.where(((o_g != i_group) & (o_g < n_groups))[None, :], b_below, 0), axis=1)
-    m_index = b_key != _LAST
-    tl.store(p_sorted + b_rank, b_key, mask=m_index)
-    tl.store(p_order + b_rank, b_order, mask=m_index)
-    tl.store(p_marks + b_key, 1, mask=b_key < n_rows)
-    if i_first == 0:
-        n_inside = 0
-        for g in tl.range(0, n_groups, BLOCK_G):
-            o_g = g + tl.arange(0, BLOCK_G)
-            b_group = tl.minimum(o_g, n_groups - 1) * GROUP
-            b_below = count_below(p_groups, b_group, tl.full([BLOCK_G], 0, tl.int32) + n_rows, GROUP, STEPS)
-            n_inside += tl.sum(tl.where(o_g < n_groups, b_below, 0), axis=0)
-        tl.store(p_inside, n_inside)
+        b_run = tl.minimum(o_g, i_stop - 1) * RUN
+        b_limit = b_key[:, None] + (o_g < i_run).to(tl.int32)[None, :]  # [BLOCK_M, BLOCK_G]
+        b_below = count_below(p_runs, b_run[None, :], b_limit, STEPS)
+        b_rank += tl.sum(tl.where(((o_g != i_run) & (o_g < i_stop))[None, :], b_below, 0), axis=1)
+    tl.store(p_sorted + b_rank, b_key)
+    tl.store(p_sorted + n_places + b_rank, b_order)
+    if SET == 0:
+        tl.store(p_marks + b_key, 1, mask=b_key < n_rows)
+        if i_first == 0:
+            n_inside = 0
+            for g in tl.range(0, n_runs, BLOCK_G):
+                o_g = g + tl.arange(0, BLOCK_G)
+                b_run = tl.minimum(o_g, n_runs - 1) * RUN
+                b_below = count_below(p_runs, b_run, tl.full([BLOCK_G], 0, tl.int32) + n_rows, STEPS)
+                n_inside += tl.sum(tl.where(o_g < n_runs, b_below, 0), axis=0)
+            tl.store(p_inside, n_inside)

@@ -16,12 +16,14 @@ from ..shape import RowShape
 # The most indices, and the most elements of dy, for which no sort is made. Each program looks through all indices and sums
 # 128 columns. One launch and four, on an H200: 1024 x 256 take as long, 64 x 768 .008 and .015 ms, 1024 x 768 .041 and .019.
 SEARCHED, _SEARCHED_ELEMENTS = 1024, 2**18
+RANKED = 131072  # the most indices that kernels of our own sort
 
-# The first row that holds runs. 32768 indices take RANKED's kernels .033 ms on an H200; their time grows with the square.
+# The first row that holds runs. RANKED and SORTED, the gradient of n rows of 160 on an H200: 32768 .077 and .111 ms, 65536
+# .097 and .121, 131072 .142 and .140, 262144 .242 and .168. torch.sort takes the host longer than all of RANKED.
 WAYS = (
     # way, indices, elements of dy, rows of the table (kernels count them in 32 bits, but those of SORTED), why
     Rule(Way.SEARCHED, SEARCHED, _SEARCHED_ELEMENTS, 2**30, f"{SEARCHED} are looked through sooner than sorted", here()),
-    Rule(Way.RANKED, 65536, inf, 2**30, "up to 65536 indices two kernels take less time than torch.sort", here()),
+    Rule(Way.RANKED, RANKED, inf, 2**30, f"up to {RANKED} take about as long as torch.sort, or less, and a third of the host's time", here()),
     Rule(Way.SORTED, inf, inf, inf, "a radix sort, whose time is a multiple of the number of indices", here()),
 )
 _RULE_OF = {rule.way: rule for rule in WAYS}
@@ -37,6 +39,28 @@ class Blocks(NamedTuple):
     decided_at: str
 
 
+class Stage(NamedTuple):
+    """A launch that searches the keys of each sorted run in the others of its set.
+
+    Attributes:
+        run: keys of a run.
+        runs: of a set; 0: all.
+    """
+
+    run: int
+    runs: int
+
+    @property
+    def places(self) -> int:
+        """Keys of a set; their number is a multiple of it."""
+        return self.run * (self.runs or 1)
+
+    def launch(self, device: Device) -> Launch:
+        """The launch."""
+        blocks = {"STEPS": self.run.bit_length() - 1, "SET": self.runs, "BLOCK_M": 32, "BLOCK_G": 8}
+        return way_launch(_RULE_OF[Way.RANKED], device, blocks, 32)
+
+
 # The fastest on an H200. Each thread moves vectors of 16 bytes.
 _GATHER = Blocks(1024, 4096, 1, "copies share nothing: a warp is a program", here())
 _SUMS = Blocks(2048, 1024, 8, "a row is one load of all threads, and many rows are under way", here())
@@ -44,6 +68,8 @@ _SEARCH = Blocks(128, 4096, 4, "few columns: several programs add a row that all
 _PARTIALS = Blocks(256, 4096, 4, "few columns: several programs add a run of thousands of partial sums", here())
 
 GROUP = 512  # indices that the first kernel of RANKED sorts
+_RANKED_AT_ONCE = 16384  # indices whose sorted groups become one run in one launch as fast as in two
+_ALL_GROUPS, _SETS, _ALL_SETS = Stage(GROUP, 0), Stage(GROUP, 16), Stage(16 * GROUP, 0)
 _WARPS_PER_CORE = 32  # resident on a multiprocessor
 _WAVES = 4  # of programs that sum, so that the last ones end together
 _ROW_COLUMNS = 512  # a tile with more columns is one row
@@ -115,10 +141,9 @@ def sort_launch(device: Device) -> Launch:
     return way_launch(_RULE_OF[Way.RANKED], device, {"GROUP": GROUP, "BLOCK_M": 8, "BLOCK_Z": 4096}, 8)
 
 
-def rank_launch(device: Device) -> Launch:
-    """The launch that searches the keys of each sorted group in the others."""
-    blocks = {"GROUP": GROUP, "STEPS": GROUP.bit_length() - 1, "BLOCK_M": 32, "BLOCK_G": 16}
-    return way_launch(_RULE_OF[Way.RANKED], device, blocks, 32)
+def rank_stages(n: int) -> tuple[Stage, ...]:
+    """The launches that make one run of the sorted groups of n indices."""
+    return (_ALL_GROUPS,) if n <= _RANKED_AT_ONCE else (_SETS, _ALL_SETS)
 
 
 def mark_launch(device: Device) -> Launch:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..both.tiling import Way
 from ..cuda import tiling
-from ..cuda.tiling import GROUP
 from ..shape import NO_ROW
 from .specs import KERNELS, Gradient, index_spec, row_spec
 
@@ -63,17 +62,20 @@ def _sum_searched(dweight: Tensor, gradient: Gradient) -> None:
 def _ranked(gradient: Gradient) -> Sorted:
     """Sorted by the kernels of cuda/rank.py."""
     indices, n_rows, n = gradient.indices, gradient.n_rows, gradient.indices.numel()
-    groups = ceil(n / GROUP)
-    room = (_UNIT, ceil(n / _UNIT) * _UNIT, ceil(n / _UNIT) * _UNIT, groups * 2 * GROUP)
-    inside, rows, order, scratch = allocate(indices, (sum(room),), torch.int32).split(room)
+    stages = tiling.rank_stages(n)
+    places = ceil(n / stages[0].places) * stages[0].places
+    room = (_UNIT, 2 * places, 2 * places)
+    inside, runs, others = allocate(indices, (sum(room),), torch.int32).split(room)
     marks = allocate(indices, (n_rows,), torch.int8)
     spec = index_spec(tiling.sort_launch, gradient.device)
-    grid = spec.launch.grid(groups * GROUP)
-    KERNELS.launch("cuda.rank", "sort_groups_kernel", spec, grid, (indices, scratch, marks), gradient.numbers)
-    spec = index_spec(tiling.rank_launch, gradient.device)
-    tensors, grid = (scratch, rows, order, marks, inside), spec.launch.grid(groups * GROUP)
-    KERNELS.launch("cuda.rank", "rank_groups_kernel", spec, grid, tensors, (groups, n_rows))
-    return Sorted(rows, order, marks, inside)
+    grid = spec.launch.grid(places)
+    KERNELS.launch("cuda.rank", "sort_groups_kernel", spec, grid, (indices, runs, marks), gradient.numbers)
+    for stage in stages:
+        spec = index_spec(stage.launch, gradient.device)
+        tensors, scalars = (runs, others, marks, inside), (places // stage.run, n_rows)
+        KERNELS.launch("cuda.rank", "rank_runs_kernel", spec, spec.launch.grid(places), tensors, scalars)
+        runs, others = others, runs
+    return Sorted(runs[:places], runs[places:], marks, inside)
 
 
 def _sorted(gradient: Gradient) -> Sorted:
