@@ -151,7 +151,7 @@ def main() -> None:
         assert torch.equal(gradients[Way.RANKED], gradients[Way.SORTED]), name
         if name in IN_STAGES:
             lookup.take(Way.RANKED, setattr)
-            stages = (tiling.Stage(tiling.GROUP, 2), tiling.Stage(2 * tiling.GROUP, 0))
+            stages = (tiling.Stage(tiling.GROUP, 2, 16), tiling.Stage(2 * tiling.GROUP, 0, 8))
             with mock.patch.object(tiling, "rank_stages", lambda n: stages), npu_tiling.watch_launches() as launches:
                 assert torch.equal(gradient(case), gradients[Way.SORTED]), name
             assert [launch.kernel for launch in launches].count("rank_runs_kernel") == 2

@@ -45,10 +45,12 @@ class Stage(NamedTuple):
     Attributes:
         run: keys of a run.
         runs: of a set; 0: all.
+        together: runs that are searched at a time.
     """
 
     run: int
     runs: int
+    together: int
 
     @property
     def places(self) -> int:
@@ -57,7 +59,7 @@ class Stage(NamedTuple):
 
     def launch(self, device: Device) -> Launch:
         """The launch."""
-        blocks = {"STEPS": self.run.bit_length() - 1, "SET": self.runs, "BLOCK_M": 32, "BLOCK_G": 8}
+        blocks = {"STEPS": self.run.bit_length() - 1, "SET": self.runs, "BLOCK_M": 32, "BLOCK_G": self.together}
         return way_launch(_RULE_OF[Way.RANKED], device, blocks, 32)
 
 
@@ -69,7 +71,7 @@ _PARTIALS = Blocks(256, 4096, 4, "few columns: several programs add a run of tho
 
 GROUP = 512  # indices that the first kernel of RANKED sorts
 _RANKED_AT_ONCE = 16384  # indices whose sorted groups become one run in one launch as fast as in two
-_ALL_GROUPS, _SETS, _ALL_SETS = Stage(GROUP, 0), Stage(GROUP, 16), Stage(16 * GROUP, 0)
+_ALL_GROUPS, _SETS, _ALL_SETS = Stage(GROUP, 0, 16), Stage(GROUP, 16, 8), Stage(16 * GROUP, 0, 8)
 _WARPS_PER_CORE = 32  # resident on a multiprocessor
 _WAVES = 4  # of programs that sum, so that the last ones end together
 _ROW_COLUMNS = 512  # a tile with more columns is one row
