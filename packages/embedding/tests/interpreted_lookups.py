@@ -41,6 +41,7 @@ CASES = {
 }
 AGAIN = ("as many, equal", "few, by frequency", "outside")  # are looked up twice: equal bits
 SPARSE = ("zipf", "padding", "outside", "few")  # have a sparse gradient too
+STAGES = (tiling.Stage(tiling.GROUP, 2, 16), tiling.Stage(2 * tiling.GROUP, 0, 8))
 IN_STAGES = ("zipf", "equal", "outside", "sorted")  # are sorted in two stages too
 UNSCALED = ("as many, equal", "one row of dy")
 NGRAMS = {
@@ -151,8 +152,7 @@ def main() -> None:
         assert torch.equal(gradients[Way.RANKED], gradients[Way.SORTED]), name
         if name in IN_STAGES:
             lookup.take(Way.RANKED, setattr)
-            stages = (tiling.Stage(tiling.GROUP, 2, 16), tiling.Stage(2 * tiling.GROUP, 0, 8))
-            with mock.patch.object(tiling, "rank_stages", lambda n: stages), npu_tiling.watch_launches() as launches:
+            with mock.patch.object(tiling, "rank_stages", return_value=STAGES), npu_tiling.watch_launches() as launches:
                 assert torch.equal(gradient(case), gradients[Way.SORTED]), name
             assert [launch.kernel for launch in launches].count("rank_runs_kernel") == 2
         if name in SPARSE:

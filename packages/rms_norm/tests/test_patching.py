@@ -167,3 +167,15 @@ def test_can_be_copied_and_pickled(duplicate):
     report.undo()
     assert type(module[0]) is nn.RMSNorm
     assert type(twin[0]) is not nn.RMSNorm
+
+
+def test_a_class_of_ones_own_from_a_patched_one_is_copied_as_itself():
+    module = nn.Sequential(nn.RMSNorm(8))
+    patch(module)
+
+    class Own(type(module[0])):
+        pass
+
+    twin = copy.deepcopy(Own(8))
+    assert type(twin) is Own
+    assert torch.equal(twin(torch.ones(2, 8)), module(torch.ones(2, 8)))

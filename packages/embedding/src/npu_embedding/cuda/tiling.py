@@ -23,7 +23,7 @@ RANKED = 131072  # the most indices that kernels of our own sort
 WAYS = (
     # way, indices, elements of dy, rows of the table (kernels count them in 32 bits, but those of SORTED), why
     Rule(Way.SEARCHED, SEARCHED, _SEARCHED_ELEMENTS, 2**30, f"{SEARCHED} are looked through sooner than sorted", here()),
-    Rule(Way.RANKED, RANKED, inf, 2**30, f"up to {RANKED} take about as long as torch.sort, or less, and a third of the host's time", here()),
+    Rule(Way.RANKED, RANKED, inf, 2**30, f"up to {RANKED} torch.sort takes as long or longer, and more of the host", here()),
     Rule(Way.SORTED, inf, inf, inf, "a radix sort, whose time is a multiple of the number of indices", here()),
 )
 _RULE_OF = {rule.way: rule for rule in WAYS}

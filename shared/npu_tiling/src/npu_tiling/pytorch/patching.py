@@ -177,8 +177,10 @@ class Derived(nn.Module):
 
     _npu_made_by: tuple[Callable[..., type], tuple[Hashable, ...]]
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         reduced = super().__reduce_ex__(protocol)
+        if "_npu_made_by" not in vars(type(self)):  # a class of somebody's own, made from a patched one
+            return reduced
         assert isinstance(reduced, tuple)
         return (_instance, type(self)._npu_made_by, *reduced[2:])
 

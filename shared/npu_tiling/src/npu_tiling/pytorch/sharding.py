@@ -128,16 +128,12 @@ class Shards:
 
     def local(self, name: str, gradient: Sequence[Placement] | None = None) -> Any:
         """This rank's part of a tensor, None of one there is not; its gradient comes back in these placements."""
-        from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
         if name not in self._tensors:
             return None
         tensor = self._tensors[name]
-        if gradient is None or torch.compiler.is_compiling():
-            part = tensor.to_local(grad_placements=gradient)
-        else:
-            part = _Part.apply(tensor, tuple(gradient))
-        return part.wait() if isinstance(part, AsyncCollectiveTensor) else part
+        if torch.compiler.is_compiling():
+            return tensor.to_local(grad_placements=gradient)
+        return _Part.apply(tensor, tuple(tensor.placements if gradient is None else gradient))
 
     def wrap(self, part: Tensor, placements: Sequence[Placement], shape: Sequence[int]) -> Tensor:
         """The DTensor of this shape that each rank has a part of."""
@@ -151,12 +147,19 @@ class Shards:
 
 
 class _Part(torch.autograd.Function):
-    """`to_local`, whose own gradient of parts of unequal length some releases of PyTorch gather (2.11 does)."""
+    """`to_local`, whose own gradient of parts of unequal length some releases of PyTorch gather (2.11 does).
+
+    What `to_local` gives while a collective is pending has the history; what is waited for has none.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: DTensor, gradient: tuple[Placement, ...]) -> Tensor:
+        from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
         ctx.mesh, ctx.gradient, ctx.shape, ctx.stride = tensor.device_mesh, gradient, tensor.shape, tensor.stride()
         part = tensor.to_local()
+        if isinstance(part, AsyncCollectiveTensor):
+            part = part.wait()
         return part.detach()  # no view: autograd refuses a Function's view that was written to, as `max_norm` writes to it
 
     @staticmethod
