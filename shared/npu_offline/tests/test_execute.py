@@ -29,6 +29,15 @@ def test_a_final_module_computes_what_its_kernel_says(toolchain):
     assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.float32])
+@pytest.mark.parametrize("toolchain", TOOLCHAINS)
+def test_bytes_without_a_sign_are_cast_as_such(toolchain, dtype):
+    x, y = torch.arange(256, dtype=torch.uint8), torch.zeros(256, dtype=dtype)
+    with emulate(toolchain=toolchain, final=True):
+        sample_kernels.cast[(2,)](x, y, BN=128)
+    assert torch.equal(y.int(), x.int())
+
+
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("toolchain", [None, *TOOLCHAINS])
 def test_every_second_element_of_rows_with_a_hint_to_the_compiler(toolchain, first):

@@ -11,7 +11,7 @@ from xdsl.ir import Operation as Op
 
 from ...errors import UnsupportedError
 from ...module.jumps import jumps_of
-from ...module.mlir import name_of, symbol_of
+from ...module.mlir import name_of, property_of, symbol_of
 from ...module.operations import NOTHING, operation_of
 from .flags import SYNCHRONISATION
 from .instructions import Instruction, instruction_of
@@ -24,6 +24,7 @@ _TURN = "npu_offline_turn();"
 _REGISTERS = "hivm_regbaseintrins.intr.hivm."
 _SILENT = NOTHING | {"annotation.mark", "llvm.intr.assume", "scf.yield", "scf.condition", "func.return"}
 _PRINTING = re.compile(r"(?:_mlir_ciface_)?(?:print_|init_debug|finish_debug)\w*")  # what tl.device_print calls
+_INTEGERS = re.compile(r"i(8|16|32)")
 _TEXTS = {"llvm.mlir.addressof", "llvm.getelementptr"}  # that are printed
 
 
@@ -143,9 +144,11 @@ class Function(Writer):
         self.lines.append(f"issue_product(&I[{number}], (const view *const[]){{{operands}}}, {flags});")
 
     def _number(self, operand: SSAValue, op: Op) -> str:
-        """The C variable of a view, of memory or of one number; unsigned where the library function says so."""
+        """The C variable of a view, of memory or of one number; unsigned where the library function or the cast says so."""
         unsigned = re.findall(r"uint(\d+)_t", symbol_of(op, "callee"))
         kind = operand.type
+        if "unsigned" in str(property_of(op, "cast")) and isinstance(kind, MemRefType):
+            unsigned = _INTEGERS.findall(str(kind.get_element_type()))
         if isinstance(kind, MemRefType):
             width = re.sub(r"\D", "", str(kind.get_element_type()))
             if width not in unsigned:
