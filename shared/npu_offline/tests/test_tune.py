@@ -111,6 +111,14 @@ def test_a_kernel_of_any_package_is_tuned_over_the_sizes_that_it_lists(tmp_path,
     assert by_size[64] > tuned["candidates"][0]["chosen"], "sixty-four programs cost more than four"
 
 
+def test_what_cannot_be_timed_is_not_a_tile_that_does_not_fit(tmp_path, capsys):
+    target = mine(tmp_path, "run, {'BN': (1024, 64)}")
+    assert main(["tune", target, "--soc", "Ascend910_9392"]) == 2  # whose clock nobody has published
+    said = " ".join(capsys.readouterr().out.split())
+    assert "nothing could be timed" in said
+    assert "BN=64: not timed: soc is Ascend910_9392, must be a chip whose bandwidth and clock are known" in said
+
+
 def test_a_call_with_nothing_to_tune_is_an_error_that_says_how_to_list_sizes(tmp_path, capsys):
     assert main(["tune", mine(tmp_path, "lambda: run(1024)")]) == 2
     assert "Have sized_calls() list them" in capsys.readouterr().err

@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
         write_json("--json", options.json, [_as_json(launch, timing) for launch, timing in timings])
     if options.timeline:
         write_json("--timeline", options.timeline, chrome_trace([timing for _, timing in timings]))
-    return 1 if len(problems) > len(refused) else 2 if refused else 0
+    return 2 if problems else 0
 
 
 def _identity(launch: LaunchRecord) -> tuple[object, ...]:

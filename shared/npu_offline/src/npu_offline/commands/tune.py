@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,20 +54,39 @@ def _run(options: argparse.Namespace) -> int:
     slow = [tuned for tuned in found if tuned.best is not None and tuned.best.gain > MARGIN]
     for tuned in found:
         console.print(_verdict(tuned), markup=False)
+        for sizes, problem in _untimed(tuned):
+            console.print(f"{tuned.label}: {sizes}: not timed: {problem}", markup=False)
     left = 0 if options.all else sum(max(0, len(tuned.candidates) - _BEST) for tuned in found)
     if left:
         console.print(f"{left} more candidates: --all", markup=False)
     if options.json:
         write_json("--json", options.json, [_as_json(tuned) for tuned in found])
-    return 1 if slow else 0
+    return 1 if slow else 2 if any(not _is_timed(tuned) for tuned in found) else 0
+
+
+def _is_timed(tuned: Tuned) -> bool:
+    """Whether anything could be timed: the sizes in use, or others."""
+    return not all(candidate.seconds is None and isinf(candidate.chosen) for candidate in tuned.candidates)
+
+
+def _untimed(tuned: Tuned) -> Iterator[tuple[str, str]]:
+    """Sizes that could not be timed, and why; once for all sizes of which the same is said."""
+    alike: dict[str, list[str]] = {}
+    for candidate in tuned.candidates:
+        if candidate.seconds is None:
+            alike.setdefault(candidate.problem.partition("\n")[0], []).append(_sizes(candidate.sizes))
+    for problem, sizes in alike.items():
+        yield ", ".join(sizes), problem
 
 
 def _verdict(tuned: Tuned) -> str:
     chosen, best = _sizes(dict(tuned.site.chosen)), tuned.best
+    if not _is_timed(tuned):
+        return f"{tuned.label}: nothing could be timed"
     if best is None:
         return f"{tuned.label}: no candidate is faster than {chosen} (in use)"
     if isinf(best.chosen):
-        return f"{tuned.label}: {_sizes(best.sizes)} is the fastest that fits; {chosen} (in use) does not fit"
+        return f"{tuned.label}: {_sizes(best.sizes)} is the fastest that could be timed; {chosen} (in use) could not"
     return f"{tuned.label}: {_sizes(best.sizes)} takes {best.gain:.0%} less time than {chosen} (in use)"
 
 
@@ -81,9 +100,9 @@ def _table(found: Sequence[Tuned], title: str, *, everything: bool) -> Table:
 
 def _cells(candidate: Candidate) -> list[str]:
     kernels = " ".join(dict.fromkeys(kernel.partition(" ")[0] for kernel in candidate.kernels))
-    chosen = "does not fit" if isinf(candidate.chosen) else f"{candidate.chosen * 1e6:.1f}"
+    chosen = "not timed" if isinf(candidate.chosen) else f"{candidate.chosen * 1e6:.1f}"
     if candidate.seconds is None:
-        return [_sizes(candidate.sizes), kernels, chosen, "does not fit", ""]
+        return [_sizes(candidate.sizes), kernels, chosen, "not timed", ""]
     gain = "" if isinf(candidate.chosen) else f"{candidate.gain:+.1%}"
     return [_sizes(candidate.sizes), kernels, chosen, f"{candidate.seconds * 1e6:.1f}", gain]
 
