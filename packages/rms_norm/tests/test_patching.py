@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from npu_rms_norm import RMSNorm, patch
+from npu_rms_norm import RMSNorm, patch, use_kernels
 from npu_rms_norm.patching import FORMULAS, GATED
 from torch import nn
 
@@ -179,3 +181,14 @@ def test_a_class_of_ones_own_from_a_patched_one_is_copied_as_itself():
     twin = copy.deepcopy(Own(8))
     assert type(twin) is Own
     assert torch.equal(twin(torch.ones(2, 8)), module(torch.ones(2, 8)))
+
+
+def test_a_release_of_kernels_that_transformers_does_not_take_is_named(monkeypatch):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from npu_rms_norm.integrations import transformers as integration
+
+    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(Mode=None))
+    monkeypatch.setattr("transformers.utils.is_kernels_available", lambda: False)
+    monkeypatch.setattr(integration, "version", {"transformers": transformers.__version__, "kernels": "0.1"}.get)
+    with pytest.raises(ImportError, match=f"transformers {transformers.__version__} does not take kernels 0.1"):
+        use_kernels()

@@ -105,7 +105,7 @@ def fused_linear_cross_entropy(
             tokens, the vocabulary is cut into chunks too; logits are then computed twice where they cannot be kept.
         process_group: weight, bias and class_weight are this rank's rows of a vocabulary that is split over the group. x,
             target and the loss are the same on every rank; the gradient of x is summed over the ranks.
-        vocab_range: (start, stop), the rows that this rank has; None if all ranks have equally many.
+        vocab_range: (start, stop), the rows that this rank has, at least one; None if all ranks have equally many.
         vocab_size: rows of all ranks; needed with `vocab_range`.
         sequence_parallel: x is this rank's part of the tokens along its first dimension. The ranks' parts, equally long and
             in their order, are gathered, and x's gradient is reduce-scattered instead of summed. Target and token weights

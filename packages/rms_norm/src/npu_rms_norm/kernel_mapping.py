@@ -14,7 +14,7 @@ def use_kernels(devices: Iterable[str] = ("npu", "cuda")) -> None:
         devices: types of devices.
 
     Raises:
-        ImportError: transformers or the package `kernels` is not installed.
+        ImportError: transformers or the package `kernels` is not installed, or this release of it is not taken.
     """
     from .integrations.transformers import register  # not part of every copy of this package
 

@@ -8,6 +8,7 @@ transformers 5.20 to 5.22 with the package `kernels` 0.17.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -31,9 +32,14 @@ def register(devices: Iterable[str] = ("npu", "cuda")) -> None:
     """Put our layers into transformers' mapping of kernels, for these types of devices.
 
     Raises:
-        ImportError: transformers or `kernels` is not installed.
+        ImportError: transformers or `kernels` is not installed, or transformers does not take this release of `kernels`.
     """
     from kernels import Mode
+    from transformers.utils import is_kernels_available
+
+    if not is_kernels_available():
+        transformers, kernels = version("transformers"), version("kernels")
+        raise ImportError(f"transformers {transformers} does not take kernels {kernels}: see its KERNELS_MIN_VERSION.")
     from transformers.integrations.hub_kernels import (
         get_kernel_mapping_transformers,
         register_kernel_mapping_transformers,

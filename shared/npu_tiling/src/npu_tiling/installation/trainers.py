@@ -67,7 +67,12 @@ TRAINERS = (
         "transformers",
         "5.22.2 (register), 5.23.0 (patch)",
         (
-            Part("norms", NORMS, f"{_register(f'{_NORMS}.transformers')} and use_kernels=True", needs="kernels"),
+            Part(
+                "norms",
+                NORMS,
+                f"{_register(f'{_NORMS}.transformers')} and use_kernels=True, if it takes this release of kernels",
+                needs="kernels",
+            ),
             Part("loss", LOSS, "npu_fused_linear_cross_entropy.patch(model)", "models that are not known: patch says which"),
             Part("embedding", EMBEDDING, "npu_embedding.patch(model)"),
         ),
