@@ -21,7 +21,7 @@ def case(n: int, width: int, rows: int, dtype: torch.dtype, kind: str = "uniform
     return Case(name, {"n": n, "width": width, "rows": rows, "dtype": dtype, "kind": kind}, x)
 
 
-def of(n: int, width: int, rows: int, dtype: torch.dtype, kind: str = "uniform") -> Case:
+def labelled(n: int, width: int, rows: int, dtype: torch.dtype, kind: str = "uniform") -> Case:
     """A case of a sweep over shapes that lie on no line."""
     return case(n, width, rows, dtype, kind, f"{n} of {rows} x {width}")
 
@@ -55,18 +55,18 @@ SWEEPS = {
     "few": Sweep(
         "few",
         "few tokens",
-        [of(n, width, rows, bf16) for rows, width in ((50257, 768), (128256, 4096)) for n in (1, 8, 64, 512)],
+        [labelled(n, width, rows, bf16) for rows, width in ((50257, 768), (128256, 4096)) for n in (1, 8, 64, 512)],
     ),
     "shapes": Sweep(
         "shapes",
         "shapes of other tables",
         [
-            of(16384, 768, 1024, fp32),
-            of(16384, 2048, 151936, bf16, "zipf"),
-            of(8192, 2880, 201088, bf16, "zipf"),
-            of(16384, 2560, 65536, bf16),
-            of(4096, 16384, 128256, bf16),
-            of(65536, 2048, 151936, bf16, "zipf"),
+            labelled(16384, 768, 1024, fp32),
+            labelled(16384, 2048, 151936, bf16, "zipf"),
+            labelled(8192, 2880, 201088, bf16, "zipf"),
+            labelled(16384, 2560, 65536, bf16),
+            labelled(4096, 16384, 128256, bf16),
+            labelled(65536, 2048, 151936, bf16, "zipf"),
         ],
     ),
     "model": Sweep(

@@ -117,6 +117,8 @@ def test_what_cannot_be_timed_is_not_a_tile_that_does_not_fit(tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "nothing could be timed" in said
     assert "BN=64: not timed: soc is Ascend910_9392, must be a chip whose bandwidth and clock are known" in said
+    assert main(["time", target, "--soc", "Ascend910_9392"]) == 2
+    assert "soc is Ascend910_9392, must be a chip" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_call_with_nothing_to_tune_is_an_error_that_says_how_to_list_sizes(tmp_path, capsys):
