@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from .. import check
-from ..errors import OfflineError
+from ..errors import OfflineError, ToolchainMissingError, UnsupportedError
 from ..launches import LaunchRecord, describe_tile
 from ..module.operations import PIPES, Pipe
 from ..timing.instructions import unit_of
@@ -60,11 +60,13 @@ def _run(options: argparse.Namespace) -> int:
     events = _EVENTS if options.timeline else 0
     timings: list[tuple[LaunchRecord, Timing]] = []
     problems = [f"{label}: refused: {problem}" for label, problem in refused.items()]
+    is_wrong = False
     for launch in progress(launches, "simulating", len(launches), console):
         try:
             timings.append((launch, time_launch(launch, **where_of(options), events=events)))
         except OfflineError as error:
             problems.append(f"{launch.name} {describe_tile(launch)}: {error}")
+            is_wrong |= not isinstance(error, (ToolchainMissingError, UnsupportedError))
     console.print(_table(timings, f"{assumptions(options)}; µs of a core"))
     for problem in problems:
         console.print(problem, markup=False)
@@ -72,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
         write_json("--json", options.json, [_as_json(launch, timing) for launch, timing in timings])
     if options.timeline:
         write_json("--timeline", options.timeline, chrome_trace([timing for _, timing in timings]))
-    return 2 if problems else 0
+    return 1 if is_wrong else 2 if problems else 0
 
 
 def _identity(launch: LaunchRecord) -> tuple[object, ...]:

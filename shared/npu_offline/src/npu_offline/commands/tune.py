@@ -86,7 +86,8 @@ def _verdict(tuned: Tuned) -> str:
     if best is None:
         return f"{tuned.label}: no candidate is faster than {chosen} (in use)"
     if isinf(best.chosen):
-        return f"{tuned.label}: {_sizes(best.sizes)} is the fastest that could be timed; {chosen} (in use) could not"
+        reason = best.chosen_problem.partition("\n")[0]
+        return f"{tuned.label}: {_sizes(best.sizes)} is the fastest that can be timed; {chosen} (in use): {reason}"
     return f"{tuned.label}: {_sizes(best.sizes)} takes {best.gain:.0%} less time than {chosen} (in use)"
 
 

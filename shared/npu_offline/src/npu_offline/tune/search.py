@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import inf
 
 import npu_tiling
 
@@ -33,9 +34,10 @@ class Candidate:
     Attributes:
         sizes: by name; empty for the tiling's own.
         kernels: the launches that it changes: name and tile.
-        seconds: predicted for those launches; None where they do not compile.
-        chosen: what the tiling's own launches in their place are predicted to take; infinity where they do not compile.
+        seconds: predicted for those launches; None where there is no prediction.
+        chosen: what the tiling's own launches in their place are predicted to take; infinity where there is no prediction.
         problem: why there is no prediction.
+        chosen_problem: why there is none of the tiling's own.
     """
 
     sizes: Sizes
@@ -43,6 +45,7 @@ class Candidate:
     seconds: float | None
     chosen: float
     problem: str = ""
+    chosen_problem: str = ""
 
     @property
     def gain(self) -> float:
@@ -158,6 +161,13 @@ class _Predictions:
                 self._known[_identity(launch)] = self._predict(launch).estimate
         return sum(self._known[_identity(launch)] for launch in launches)
 
+    def seconds_or_problem(self, launches: Sequence[LaunchRecord]) -> tuple[float | None, str]:
+        """Of all these launches together, or why there is no prediction."""
+        try:
+            return self.seconds(launches), ""
+        except OfflineError as error:
+            return None, str(error)
+
 
 def _candidate(sizes: Sizes, own: Sequence[LaunchRecord], new: Sequence[LaunchRecord], times: _Predictions) -> Candidate:
     known = {_identity(launch) for launch in own}
@@ -165,14 +175,9 @@ def _candidate(sizes: Sizes, own: Sequence[LaunchRecord], new: Sequence[LaunchRe
     changed = [launch for launch in new if _identity(launch) not in known]
     replaced = [launch for launch in own if _identity(launch) not in still]
     kernels = tuple(f"{launch.name} {describe_tile(launch)}" for launch in changed)
-    try:
-        chosen = times.seconds(replaced)
-    except OfflineError:
-        chosen = float("inf")
-    try:
-        return Candidate(sizes, kernels, times.seconds(changed), chosen)
-    except OfflineError as error:
-        return Candidate(sizes, kernels, None, chosen, str(error))
+    chosen, chosen_problem = times.seconds_or_problem(replaced)
+    seconds, problem = times.seconds_or_problem(changed)
+    return Candidate(sizes, kernels, seconds, inf if chosen is None else chosen, problem, chosen_problem)
 
 
 def _compile(launches: Iterable[LaunchRecord], soc: str, toolchain: str, jobs: int | None) -> None:
