@@ -1,6 +1,6 @@
-"""Gives every test of the repository the fixtures and options of testing/plugin.py."""
+"""Gives every test of the repository what testing/plugin.py and testing/collection.py have."""
 
 import pytest
 
 pytest.register_assert_rewrite("testing")
-pytest_plugins = ["testing.plugin"]
+pytest_plugins = ["testing.plugin", "testing.collection"]

@@ -20,7 +20,7 @@ _TRIED = "npu_search: examples"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("properties")
     group.addoption("--npu-search", choices=("short", "long"), default="short", help="how long properties are tried")
-    group.addoption("--npu-seed", type=int, default=0, help="of the examples that properties are tried on (default: 0)")
+    group.addoption("--npu-seed", type=int, default=0, help="draws other numbers in every test; not 0: in another order too")
     group.addoption("--npu-seconds", type=float, help="a long search of one property takes (default: 100)")
     group.addoption("--npu-shares", type=int, default=1, help="searches of each property, with seeds of their own")
 

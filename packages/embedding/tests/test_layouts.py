@@ -46,10 +46,9 @@ def test_table_and_gradient_at_any_strides(device, view):
     lookup.check(case, (out.detach().cpu(), dweight.cpu()))
 
 
+@pytest.mark.uncollected("takes more memory than a test should on an NPU", lambda place: place == "npu")
 @pytest.mark.slow
 def test_rows_further_apart_than_32_bits_reach(device):
-    if device.name == "npu":
-        pytest.skip("takes more memory than a test should on an NPU")
     stride = 2**31 + 64
     storage = torch.zeros(stride + 256, dtype=torch.bfloat16, device=device.torch)  # untouched pages cost nothing
     weight = storage.as_strided((2, 256), (stride, 1))
@@ -63,9 +62,10 @@ def test_rows_further_apart_than_32_bits_reach(device):
     assert torch.equal(dweight.cpu()[[3, 1]], values)
 
 
+@pytest.mark.uncollected(
+    "writes 4 GiB, which takes a GPU a millisecond and other places minutes", lambda place: place != "cuda"
+)
 def test_gradient_past_2_to_the_31_elements(device):
-    if device.name != "cuda":
-        pytest.skip("writes 4 GiB, which takes a GPU a millisecond and other places minutes")
     rows, width = 2**15 + 3, 2**16
     weight = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     indices = torch.tensor([rows - 1, 5, rows - 1], device="cuda")

@@ -110,9 +110,10 @@ def test_copies(make):
     assert again.weight.data_ptr() != module.weight.data_ptr()
 
 
+@pytest.mark.uncollected(
+    "torch_npu's sparse_mask leaves out rows of zeros, and the optimizer's first step fails", lambda place: place == "npu"
+)
 def test_sparse_gradient_feeds_sparse_adam(device):
-    if device.name == "npu":
-        pytest.skip("torch_npu's sparse_mask leaves out rows of zeros, and the optimizer's first step fails")
     torch.manual_seed(0)
     theirs = torch.nn.Embedding(12, 16, sparse=True)
     ours = Embedding(12, 16, sparse=True, device=device.torch)

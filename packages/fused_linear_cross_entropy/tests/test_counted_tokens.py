@@ -28,12 +28,14 @@ def counting(case, how):
 HOW = ("count", "more", "places", "places, twice", "mask")
 
 
+@pytest.mark.uncollected(
+    "the same kernels",
+    lambda place, how, ignored, options: place == "emulated" and (how != "count" or "reduction" in options or not ignored),
+)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("ignored", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("options", [{}, {"reduction": "none", **EXTRAS}, {"class_weight": True, **EXTRAS}])
 def test_results_are_those_of_all_tokens(device, how, ignored, options):
-    if device.name == "emulated" and (how != "count" or "reduction" in options or not ignored):
-        pytest.skip("the same kernels")
     case = losses.make((3, 13), 32, 1000, ignored=ignored, **options)
     counted = counting(case, how)
     counted = counted.to(device.torch) if isinstance(counted, torch.Tensor) else counted
@@ -42,12 +44,11 @@ def test_results_are_those_of_all_tokens(device, how, ignored, options):
     assert not found.gradients["x"][case.target == -100].any()
 
 
+@pytest.mark.uncollected("the same kernels", lambda place, how: place == "emulated" and how not in ("count", "mask"))
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("ignored", [0.5, 1.0])
 def test_tokens_that_do_not_count_may_hold_nan(device, how, ignored):
     """The first one too, which stands in for tokens that there are not."""
-    if device.name == "emulated" and how not in ("count", "mask"):
-        pytest.skip("the same kernels")
     case = losses.make((3, 13), 32, 1000, ignored=ignored)
     case.target[0, 0] = -100
     wanted = losses.run(case, device.torch)
@@ -61,10 +62,9 @@ def test_tokens_that_do_not_count_may_hold_nan(device, how, ignored):
         assert torch.allclose(found.gradients[name].float(), gradient.float(), rtol=2**-6, atol=1e-5), name
 
 
+@pytest.mark.uncollected("the same kernels", lambda place, reduction: place == "emulated" and reduction != "mean")
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_a_mask_and_places_leave_tokens_out_whose_target_counts(device, reduction):
-    if device.name == "emulated" and reduction != "mean":
-        pytest.skip("the same kernels")
     case = losses.make((3, 13), 32, 123, ignored=0.2, reduction=reduction)
     mask = torch.arange(39).view(3, 13) % 3 != 0
     wanted = losses.run(losses.dataclasses.replace(case, target=torch.where(mask, case.target, -100)), device.torch)
@@ -108,9 +108,8 @@ def test_log_probabilities_and_entropies(device, ignored):
         assert torch.allclose(one.float(), other.float(), rtol=2**-6, atol=1e-3)
 
 
+@pytest.mark.uncollected("what is multiplied is the same on a CPU, where all of it is counted", lambda place: place != "cpu")
 def test_only_tokens_that_count_are_multiplied(device):
-    if device.name != "cpu":
-        pytest.skip("what is multiplied is the same on a CPU, where all of it is counted")
     case = losses.make(100, 32, 1000, ignored=0.7)
     count, flops = counting(case, "count"), []
     for some in (None, count):
@@ -198,9 +197,8 @@ def test_what_is_no_count_and_no_place_is_refused(bad):
         fused_linear_cross_entropy(case.x, case.weight, case.target, counted_tokens=bad)
 
 
+@pytest.mark.uncollected("a device that says when something waits for it", lambda place: place != "cuda")
 def test_nothing_waits_for_the_device(device):
-    if device.name != "cuda":
-        pytest.skip("a device that says when something waits for it")
     case = losses.make(64, 64, 1000, ignored=0.5)
     x, weight, target = (tensor.to(device.torch) for tensor in (case.x, case.weight, case.target))
     x.requires_grad_()

@@ -25,6 +25,7 @@ def test_every_place_has_its_values(device, divergence, options):
     check(device, *make((7,), divergence=divergence, beta=0.3, **options))
 
 
+@pytest.mark.uncollected("the definition has no tiles", lambda place, vocabulary: place == "cpu" and vocabulary != 1)
 @pytest.mark.parametrize(
     ("vocabulary", "divergence", "options"),
     [
@@ -36,17 +37,17 @@ def test_every_place_has_its_values(device, divergence, options):
 )
 def test_rows_of_every_length_in_chunks(device, vocabulary, divergence, options):
     """Rows that are one tile, whole blocks, and blocks and a tail."""
-    if device.name == "cpu" and vocabulary != 1:
-        pytest.skip("the definition has no tiles")
     made = make((3,), vocabulary=vocabulary, divergence=divergence, chunk_tokens=2, reduction="sum", **options)
     check(device, *made, tolerance=1e-4)
 
 
+@pytest.mark.uncollected(
+    "reductions are PyTorch's",
+    lambda place, dtype, reduction: place == "emulated" and (dtype == BF16) != (reduction == "mean"),
+)
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_narrow_tensors(device, dtype, reduction):
-    if device.name == "emulated" and (dtype == BF16) != (reduction == "mean"):
-        pytest.skip("reductions are PyTorch's")
     options = {"reduction": reduction, "hard_weight": 0.5, "bias": True, "divergence": "jensen_shannon", "chunk_tokens": 4}
     x, weight, target, bias, teacher, options = make((2, 5), dtype=dtype, **options)
     check(device, x, weight, target, bias, teacher, options)
@@ -201,12 +202,13 @@ def test_no_tokens_that_count(device, tokens):
     check(device, x, weight, target, None, teacher, {"reduction": "none"})
 
 
+@pytest.mark.uncollected(
+    "the same kernels", lambda place, by, reduction: place == "emulated" and (by, reduction) != ("head", "mean")
+)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("by", ["head", "top_k"])
 def test_weights_of_tokens_and_how_many_count(device, by, reduction):
     """Losses and gradients are those of the tokens' losses times their weights; what does not count takes no part."""
-    if device.name == "emulated" and (by, reduction) != ("head", "mean"):
-        pytest.skip("the same kernels")
     x, weight, target, _, teacher, _ = make((2, 5))
     log_q, ids = torch.log_softmax(logits(teacher.x, teacher.weight), -1).topk(4)
     weights, counted = torch.rand(2, 5, generator=torch.Generator().manual_seed(0)), target != -100

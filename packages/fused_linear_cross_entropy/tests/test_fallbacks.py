@@ -49,13 +49,16 @@ def refuse(monkeypatch):
     return refuse
 
 
+@pytest.mark.uncollected(
+    "numbers of rows, whatever the vocabulary is", lambda kernel, length: kernel not in OF_CHUNKS and length != "whole rows"
+)
+@pytest.mark.uncollected(
+    "whole rows on chip are swept twice",
+    lambda kernel, length: kernel == "cross_entropy_exponentials_kernel" and length == "whole rows",
+)
 @pytest.mark.parametrize("length", VOCABULARIES)
 @pytest.mark.parametrize("kernel", CASES)
 def test_a_smaller_tile_gives_the_same_result(kernel, length, refuse):
-    if kernel not in OF_CHUNKS and length != "whole rows":
-        pytest.skip("numbers of rows, whatever the vocabulary is")
-    if kernel == "cross_entropy_exponentials_kernel" and length == "whole rows":
-        pytest.skip("whole rows on chip are swept twice")
     options = {"width": WIDTH, **CASES[kernel]}
     vocabulary = VOCABULARIES[length]
     if SMALL.items() <= options.items():

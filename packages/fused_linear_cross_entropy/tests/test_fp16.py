@@ -53,9 +53,8 @@ def case_of(tokens, vocabulary, **options):
     return losses.dataclasses.replace(case, target=case.target % (vocabulary // 8)), slice(vocabulary // 8, None)
 
 
+@pytest.mark.uncollected("33 million logits", lambda place: place == "emulated")
 def test_small_gradients_of_a_large_problem_survive(device):
-    if device.name == "emulated":
-        pytest.skip("33 million logits")
     case, rows = case_of(1024, 32000)
     ours = relative_errors(case, gradients(case, device.torch, fused_linear_cross_entropy), rows)
     assert ours["weight"] < 5e-4
@@ -71,11 +70,13 @@ WAYS = {
 }
 
 
+@pytest.mark.uncollected(
+    "differs in the products of matrices alone",
+    lambda place, what: place == "emulated" and what not in ("one chunk", "kept logits"),
+)
 @pytest.mark.parametrize("what", WAYS)
 def test_no_less_exact_than_logits_in_fp16(device, what):
     """Of fp16 logits, PyTorch multiplies the gradient by the scale before it rounds it."""
-    if device.name == "emulated" and what not in ("one chunk", "kept logits"):
-        pytest.skip("differs in the products of matrices alone")
     case, rows = case_of(256, 4000, **WAYS[what])
     ours = relative_errors(case, gradients(case, device.torch, fused_linear_cross_entropy), rows)
     theirs = relative_errors(case, gradients(case, device.torch, unfused), rows)
@@ -107,10 +108,12 @@ OPTIONS = {
 }
 
 
+@pytest.mark.uncollected(
+    "the two that between them have every factor",
+    lambda place, what: place == "emulated" and what not in ("class weights and z-loss", "none"),
+)
 @pytest.mark.parametrize("what", OPTIONS)
 def test_options(device, what):
-    if device.name == "emulated" and what not in ("class weights and z-loss", "none"):
-        pytest.skip("the two that between them have every factor")
     case = losses.make(37, 32, 1000, torch.float16, **OPTIONS[what])
     losses.check(case, losses.run(case, device.torch), roundings=3 if what == "fp32 weight" else 2)
 
@@ -127,12 +130,14 @@ def test_what_is_left_to_multiply_by_is_multiplied_twice_through_one_graph(devic
 WEIGHTS = {"large": 1e5, "small": 1e-6}
 
 
+@pytest.mark.uncollected(
+    "the other reductions and scales take the same kernels",
+    lambda place, what, reduction: place == "emulated" and (what, reduction) not in (("large", "mean"), ("small", "sum")),
+)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("what", WEIGHTS)
 def test_the_scale_of_class_weights_costs_nothing(device, what, reduction):
     """Of a sum that is divided by the weights afterwards, and of losses that are, too."""
-    if device.name == "emulated" and (what, reduction) not in (("large", "mean"), ("small", "sum")):
-        pytest.skip("the other reductions and scales take the same kernels")
     case = losses.make(37, 32, 1000, torch.float16, class_weight=True, ignored=0.2, reduction=reduction)
     weights = (0.5 + case.class_weight) * WEIGHTS[what]
     weights[weights.argmax()] *= 1000  # of a class that no token has
@@ -157,11 +162,13 @@ def test_class_weights_whose_sum_is_negative_leave_the_z_loss_its_gradient(devic
     losses.check(case, losses.run(case, device.torch))
 
 
+@pytest.mark.uncollected(
+    "factors of rows are PyTorch's",
+    lambda place, what, class_weight: place == "emulated" and (what, class_weight) != ("large", True),
+)
 @pytest.mark.parametrize("class_weight", [False, True])
 @pytest.mark.parametrize("what", [*WEIGHTS, "of few"])
 def test_the_scale_of_token_weights_costs_nothing(device, what, class_weight):
-    if device.name == "emulated" and (what, class_weight) != ("large", True):
-        pytest.skip("factors of rows are PyTorch's")
     tokens, scale = (65536, 1.0) if what == "of few" else (37, WEIGHTS[what])
     case = losses.make(tokens, 8, 40, torch.float16, class_weight=class_weight, ignored=0.2, scale=4.0)
     weights = scale * torch.rand(tokens, generator=torch.Generator().manual_seed(0))
@@ -199,11 +206,10 @@ def test_the_scale_of_a_distillations_token_weights_costs_nothing(device, scale,
         assert (one.double() - other.double()).norm() <= 1e-3 * one.double().norm()
 
 
+@pytest.mark.uncollected("a hundred thousand tokens", lambda place: place == "emulated")
 @pytest.mark.parametrize("weighted", [False, True])
 def test_one_token_has_nearly_all_the_weight(device, weighted):
     """Its gradient of the logits is the number of tokens times as large as the mean's."""
-    if device.name == "emulated":
-        pytest.skip("a hundred thousand tokens")
     tokens = 100_000
     x, weight = torch.randn(tokens, 8).half(), torch.randn(4, 8).half()
     target = torch.zeros(tokens, dtype=torch.int64)
@@ -220,12 +226,11 @@ def test_one_token_has_nearly_all_the_weight(device, weighted):
         assert (own.double().cpu() - other).norm() <= 2e-3 * other.norm()
 
 
+@pytest.mark.uncollected("a million logits", lambda place: place == "emulated")
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("divergence", ["forward_kl", "reverse_kl", "jensen_shannon"])
 def test_a_student_that_is_close_to_its_teacher_has_gradients(device, divergence, reduction):
     """Their elements are below what fp16 holds."""
-    if device.name == "emulated":
-        pytest.skip("a million logits")
     generator = torch.Generator().manual_seed(0)
     make = lambda *shape, scale: torch.randn(shape, generator=generator) * scale  # noqa: E731
     x, head = make(32, 64, scale=1.0).half(), make(32000, 64, scale=0.1).half()

@@ -38,9 +38,8 @@ def products(device, tokens=TOKENS, width=WIDTH, dtype=torch.bfloat16, bias=Fals
     return counter.get_total_flops() / (2 * tokens * width * VOCABULARY)
 
 
+@pytest.mark.uncollected("what is multiplied is the same on a CPU, where all of it is counted", lambda place: place != "cpu")
 def test_three_products_where_logits_are_kept_and_four_elsewhere(device):
-    if device.name != "cpu":
-        pytest.skip("what is multiplied is the same on a CPU, where all of it is counted")
     assert products(device) == 3
     assert products(device, dtype=torch.float32) == 3
     assert products(device, needs=(False, True, False)) == 2
@@ -69,10 +68,9 @@ OPTIONS = {
 EMULATED = ("plain", "fp32", "options", "a ragged vocabulary, no place for its end")
 
 
+@pytest.mark.uncollected("the same kernels", lambda place, what: place == "emulated" and what not in EMULATED)
 @pytest.mark.parametrize("what", OPTIONS)
 def test_gradients_of_kept_logits(device, what, npu_poisoned):
-    if device.name == "emulated" and what not in EMULATED:
-        pytest.skip("the same kernels")
     case = {"tokens": TOKENS, "width": WIDTH, "vocabulary": VOCABULARY, **SMALL, **OPTIONS[what]}
     dtype = case.get("dtype", torch.bfloat16)
     sums = case.get("accum_dtype", dtype)
@@ -82,11 +80,10 @@ def test_gradients_of_kept_logits(device, what, npu_poisoned):
     losses.check(made, losses.run(made, device.torch), kept=dtype)
 
 
+@pytest.mark.uncollected("between the other two", lambda place, scale: place == "emulated" and scale == 30.0)
 @pytest.mark.parametrize("scale", [1.0, 30.0, 2500.0])
 def test_no_less_exact_than_products_in_the_dtype_of_x(device, scale):
     """PyTorch's own loss of bf16 logits, with logits of a few units up to ten thousand."""
-    if device.name == "emulated" and scale == 30.0:
-        pytest.skip("between the other two")
     case = losses.make(TOKENS, WIDTH, VOCABULARY, scale=scale, **SMALL)
     exact = losses.exact(case)
     seed = losses.upstream(case, exact.outputs)["loss"].float()
@@ -101,9 +98,8 @@ def test_no_less_exact_than_products_in_the_dtype_of_x(device, scale):
     assert torch.allclose(ours.outputs["loss"].double(), exact.outputs["loss"], rtol=2**-20)
 
 
+@pytest.mark.uncollected("test_ascend.py runs programs in several orders", lambda place: place == "emulated")
 def test_equal_inputs_give_equal_bits(device):
-    if device.name == "emulated":
-        pytest.skip("test_ascend.py runs programs in several orders")
     case = losses.make(TOKENS, WIDTH, VOCABULARY, **SMALL)
     first, again = losses.run(case, device.torch), losses.run(case, device.torch)
     assert all(torch.equal(again.gradients[name], first.gradients[name]) for name in first.gradients)

@@ -30,10 +30,9 @@ def test_outputs_and_gradients_are_those_of_whole_logits(device, what):
     log_probs.check(tensors, device.torch, UNITS[torch.float32], **EVERYTHING, **options)
 
 
+@pytest.mark.uncollected("fp64 is for CPUs", lambda place, dtype: dtype == torch.float64 and place != "cpu")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_dtypes(device, dtype):
-    if dtype == torch.float64 and device.name != "cpu":
-        pytest.skip("fp64 is for CPUs")
     tensors = log_probs.make(dtype=dtype, bias=True, temperature=True)
     log_probs.check(tensors, device.torch, UNITS[dtype], **EVERYTHING)
 
@@ -80,12 +79,11 @@ FLAT = {
 }
 
 
+@pytest.mark.uncollected("the same kernels", lambda place, dtype: place == "emulated" and dtype != torch.float32)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("what", FLAT)
 def test_the_top_is_the_token_that_a_loss_predicts(device, what, dtype):
     """Of logits that a softcap makes equal, the first: raw logits are in the hundreds."""
-    if device.name == "emulated" and dtype != torch.float32:
-        pytest.skip("the same kernels")
     tensors = log_probs.make((19,), vocabulary=1000, dtype=dtype)
     x, weight, target = (tensors[name].to(device.torch) for name in ("x", "weight", "target"))
     given = {"logit_scale": 300.0, **FLAT[what]}
@@ -94,10 +92,11 @@ def test_the_top_is_the_token_that_a_loss_predicts(device, what, dtype):
     assert linear_log_probs(x, weight, chosen, return_is_top=True, **given).is_top[target != -100].all()
 
 
+@pytest.mark.uncollected(
+    "the compiler's exponential, whose last bit may be another one than PyTorch's", lambda place: place == "cuda"
+)
 def test_the_top_has_the_roundings_of_the_loss(device):
     """8.7 and 9.5 of a softcap of 1: the kernels' z are both 1.0, and those of the definition are not."""
-    if device.name == "cuda":
-        pytest.skip("the compiler's exponential, whose last bit may be another one than PyTorch's")
     weight = torch.zeros(512, 16)
     weight[3], weight[7] = 8.7 / 16, 9.5 / 16
     x, weight = torch.ones(2, 16, device=device.torch), weight.to(device.torch)
@@ -198,9 +197,8 @@ def test_temperatures_of_large_logits_have_gradients_as_exact_as_pytorchs(device
     assert (found - expected).norm() <= 2.0 * (theirs - expected).norm()
 
 
+@pytest.mark.uncollected("what is traced is the same", lambda place: place != "cpu")
 def test_one_graph(device):
-    if device.name != "cpu":
-        pytest.skip("what is traced is the same")
     tensors = log_probs.make(temperature=True)
     compiled = torch.compile(linear_log_probs, fullgraph=True, backend="aot_eager")
     log_probs.check(tensors, "cpu", 2e-5, compiled, **EVERYTHING)

@@ -17,10 +17,9 @@ def test_every_vocabulary(device, vocabulary):
     losses.check(case, losses.run(case, device.torch))
 
 
+@pytest.mark.uncollected("the definition has no tiles", lambda place, vocabulary: place == "cpu" and vocabulary != 50257)
 @pytest.mark.parametrize("vocabulary", [50257, 128256, 151936, 256000])
 def test_large_vocabularies(device, vocabulary):
-    if device.name == "cpu" and vocabulary != 50257:
-        pytest.skip("the definition has no tiles")
     case = losses.make(3, 16, vocabulary)
     losses.check(case, losses.run(case, device.torch))
 
@@ -32,10 +31,9 @@ def test_few_tokens(device, tokens, reduction):
     losses.check(case, losses.run(case, device.torch))
 
 
+@pytest.mark.uncollected("fp64 is for a CPU", lambda place, dtype: dtype == torch.float64 and place != "cpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 def test_every_dtype(device, dtype):
-    if dtype == torch.float64 and device.name != "cpu":
-        pytest.skip("fp64 is for a CPU")
     case = losses.make((3, 7), 32, 1000, dtype)
     results = losses.run(case, device.torch)
     losses.check(case, results)
@@ -57,10 +55,9 @@ def test_logits_up_to_ten_thousand(device, vocabulary):
     losses.check(case, losses.run(case, device.torch))
 
 
+@pytest.mark.uncollected("the same kernels", lambda place, chunk_tokens: place == "emulated" and chunk_tokens != 10)
 @pytest.mark.parametrize("chunk_tokens", [1, 10, 37, 64])
 def test_ragged_chunks_give_the_loss_of_one(device, chunk_tokens):
-    if device.name == "emulated" and chunk_tokens != 10:
-        pytest.skip("the same kernels")
     case = losses.make(37, 32, 1000, **ALL)
     whole, parts = losses.run(case, device.torch), losses.run(case.with_options(chunk_tokens=chunk_tokens), device.torch)
     losses.check(case, parts, roundings=-(-37 // chunk_tokens))
@@ -68,20 +65,21 @@ def test_ragged_chunks_give_the_loss_of_one(device, chunk_tokens):
     assert torch.equal(parts.outputs["predicted_tokens"], whole.outputs["predicted_tokens"])
 
 
+@pytest.mark.uncollected(
+    "the same kernels as with a larger budget, to compile once more",
+    lambda place, budget: place == "emulated" and budget == 200_000,
+)
 @pytest.mark.parametrize(("tokens", "vocabulary", "budget"), [(150, 3000, 200_000), (150, 2560, 400_000), (37, 123, 1)])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_chunks_of_columns(device, tokens, vocabulary, budget, reduction):
     """Too little memory for a sensible chunk of tokens: columns come in chunks too."""
-    if device.name == "emulated" and budget == 200_000:
-        pytest.skip("the same kernels as with a larger budget, to compile once more")
     case = losses.make(tokens, 64, vocabulary, ignored=0.1, memory_budget=budget, reduction=reduction, **ALL)
     losses.check(case, losses.run(case, device.torch), roundings=4)
 
 
+@pytest.mark.uncollected("sums are PyTorch's products", lambda place: place == "emulated")
 def test_fp32_sums_of_the_weights_gradient(device):
     """bf16 sums over many chunks lose what fp32 sums keep, which are the default where the budget has room for them."""
-    if device.name == "emulated":
-        pytest.skip("sums are PyTorch's products")
     case = losses.make(128, 16, 123, chunk_tokens=2)
     exact = losses.exact(case).gradients["weight"]
     error = {}
@@ -205,10 +203,9 @@ def test_gradients_become_the_leaves_own(device):
     assert weight.grad.data_ptr() == address
 
 
+@pytest.mark.uncollected("kernels to compile", lambda place, budget: place == "emulated" and budget)
 @pytest.mark.parametrize("budget", [None, 30_000])
 def test_equal_inputs_give_equal_bits(device, budget):
-    if device.name == "emulated" and budget:
-        pytest.skip("kernels to compile")
     case = losses.make(40, 64, 1000, class_weight=True, label_smoothing=0.1, memory_budget=budget, chunk_tokens=16)
     first = losses.run(case, device.torch)
     for _ in range(2):

@@ -53,17 +53,20 @@ MODES = {
 }
 
 
+@pytest.mark.uncollected(
+    "the same memory, and kernels to compile", lambda place, what, grad: place == "emulated" and (what != "mean" or not grad)
+)
+@pytest.mark.uncollected(
+    "the forward of these is that of the mean", lambda what, grad: not grad and what not in ("mean", "entropy")
+)
+@pytest.mark.uncollected(
+    "chunks do not depend on these", lambda what, how: what in ("every option", "fp32 sums") and "memory_budget" in how
+)
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("how", [{"chunk_tokens": 16}, {"memory_budget": 32 * VOCABULARY * 4}, {"memory_budget": 1}])
 @pytest.mark.parametrize("what", MODES)
 def test_logits_of_all_tokens_are_never_there(device, what, how, grad):
     """In what the operators do inside, where no dispatch mode sees from outside."""
-    if device.name == "emulated" and (what != "mean" or not grad):
-        pytest.skip("the same memory, and kernels to compile")
-    if not grad and what not in ("mean", "entropy"):
-        pytest.skip("the forward of these is that of the mean")
-    if what in ("every option", "fp32 sums") and "memory_budget" in how:
-        pytest.skip("chunks do not depend on these")
     case = losses.make(TOKENS, WIDTH, VOCABULARY)
     options = Options(**{**MODES[what], **how}, vocab_size=VOCABULARY)
     inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
@@ -188,10 +191,9 @@ def test_a_small_budget_is_met_by_chunks_of_columns():
         assert tokens * (columns + 4096) * 4 <= 31 * MIB
 
 
+@pytest.mark.uncollected("peak memory is CUDA's to tell", lambda place: place != "cuda")
 @pytest.mark.parametrize("budget", [None, 32 * MIB])
 def test_peak_memory_of_a_llama(device, budget):
-    if device.name != "cuda":
-        pytest.skip("peak memory is CUDA's to tell")
     x = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     weight = torch.randn(128256, 4096, dtype=torch.bfloat16, device="cuda").div_(64).requires_grad_()
     target = torch.randint(0, 128256, (4096,), device="cuda")
