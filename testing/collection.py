@@ -2,8 +2,9 @@
 
 A test that cannot run here is not collected. The last lines of a run count such tests by reason, and the others by level.
 
-Where tests compile kernels, the product of their parameters is too much for every change. All pairs of values are tried,
-each on one chip with one toolchain, in turn. The rest of the product is nightly.
+Where tests compile kernels, all cases are too many for every change. Of a product of parameters, the cases that have the
+most pairs of values among them are tried, each on one chip with one toolchain, in turn. The rest is nightly, and so are all
+but `few` cases of a list, where a test says so: they compile the same kernels, or say the same on a CPU.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from typing import Any
 
 import pytest
 
-WHERE = {"chip", "soc", "toolchain"}  # parameters that say what a kernel is compiled for
+IN_TURN = {"chip", "soc", "toolchain", "rows"}  # parameters that say where a kernel runs, and on how many rows
+MOST = 6  # cases of a product, for every change
 _LEVEL = "level"
 _ABSENT = pytest.StashKey[Counter[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "uncollected(reason, when): no test where `when` holds of its `place` and parameters")
-    config.addinivalue_line("markers", "whole: the whole product of the parameters, for every change")
+    config.addinivalue_line("markers", "few(number): so many cases where kernels are compiled, for every change")
+    config.addinivalue_line("markers", "whole: all cases, for every change")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
+@pytest.hookimpl(tryfirst=True)  # before -m is applied
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     absent = {item: reason for item in items if (reason := _why_absent(item)) is not None}
     config.stash[_ABSENT] = Counter(absent.values())
     config.hook.pytest_deselected(items=list(absent))
@@ -40,28 +43,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.user_properties.append((_LEVEL, _level(item)))
     if seed := config.getoption("--npu-seed"):
         random.Random(seed).shuffle(items)
-    return (yield)  # -m is applied
 
 
 def _leave_to_the_night(items: list[pytest.Item]) -> None:
     functions: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        place = _parameters(item).get("npu_place")
+        place = _place(item)
         compiles = item.get_closest_marker("compilers") is not None if place is None else place == "emulated"
         if compiles and item.get_closest_marker("nightly") is None and item.get_closest_marker("whole") is None:
             functions[item.nodeid.partition("[")[0], str(place)].append(item)
-    for product in functions.values():
-        kept = set(pairs([_factors(item) for item in product]))
-        for number, item in enumerate(product):
-            if number not in kept:
+    for cases in functions.values():
+        chosen = pairs([_factors(item) for item in cases])
+        few = cases[0].get_closest_marker("few")
+        most = few.args[0] if few else MOST if len(_factors(cases[0])) > 1 else len(cases)
+        for number, item in enumerate(cases):
+            if number not in chosen[:most]:
                 item.add_marker(pytest.mark.nightly)
 
 
 def pairs(cases: Sequence[dict[str, Hashable]]) -> list[int]:
-    """The numbers of cases that have all pairs of values among them.
+    """The numbers of cases that have all pairs of values among them, those that add the most pairs first.
 
     Args:
-        cases: the value of each parameter. Those named in `WHERE` are in no pair: each of their values is in some case.
+        cases: the value of each parameter. Those named in `IN_TURN` are in no pair: each of their values is in some case.
     """
     wanted = [_wanted(case) for case in cases]
     missing = set().union(*wanted)
@@ -70,13 +74,13 @@ def pairs(cases: Sequence[dict[str, Hashable]]) -> list[int]:
         best = max(range(len(cases)), key=lambda number: len(wanted[number] & missing))
         chosen.append(best)
         missing -= wanted[best]
-    return sorted(chosen)
+    return chosen
 
 
 def _wanted(case: dict[str, Hashable]) -> set[Hashable]:
-    names = sorted(name for name in case if name not in WHERE)
+    names = sorted(name for name in case if name not in IN_TURN)
     some = {tuple((name, case[name]) for name in few) for few in itertools.combinations(names, min(2, len(names)))}
-    return some | {(name, case[name]) for name in case.keys() & WHERE}
+    return some | {(name, case[name]) for name in case.keys() & IN_TURN}
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:
@@ -84,14 +88,19 @@ def _parameters(item: pytest.Item) -> dict[str, Any]:
     return {} if given is None else dict(given.params)
 
 
+def _place(item: pytest.Item) -> str | None:
+    given = _parameters(item)
+    return given.get("npu_place", given.get("place"))
+
+
 def _factors(item: pytest.Item) -> dict[str, Hashable]:
     """The parameters of a test, those of one `parametrize` as one."""
-    values = {name: id(value) for name, value in _parameters(item).items() if name != "npu_place"}
+    values = {name: id(value) for name, value in _parameters(item).items() if name not in ("npu_place", "place")}
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0] if isinstance(mark.args[0], str) else ",".join(mark.args[0])
         together = [name.strip() for name in names.split(",")]
         if len(together) > 1:
-            values[names] = hash(tuple(values.pop(name) for name in together))
+            values[names] = hash(tuple(values.pop(name, None) for name in together))
     return values
 
 
@@ -102,7 +111,7 @@ def _why_absent(item: pytest.Item) -> str | None:
     for mark in item.iter_markers("skipif"):
         if any(condition is True for condition in mark.args):
             return str(mark.kwargs["reason"])
-    values = {"place": _parameters(item).get("npu_place"), **_parameters(item)}
+    values = {"place": _place(item), **_parameters(item)}
     for mark in item.iter_markers("uncollected"):
         reason, when = mark.args
         if when(*(values[name] for name in inspect.signature(when).parameters)):
@@ -111,7 +120,7 @@ def _why_absent(item: pytest.Item) -> str | None:
 
 
 def _level(item: pytest.Item) -> str:
-    place = _parameters(item).get("npu_place")
+    place = _place(item)
     if place is not None:
         return {"cpu": "definition on a CPU", "emulated": "Linalg IR emulated"}.get(place, str(place))
     if item.get_closest_marker("compilers") is None:

@@ -71,6 +71,7 @@ def measured(request):
     return operator, case, formula, {"forward": forward, "backward": backward}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 def test_kernels_move_what_the_operator_declares(measured, mode):
     operator, case, formula, launches = measured

@@ -70,6 +70,7 @@ def test_ours_moves_less_and_is_predicted_faster_than_liger_attn_res(found):
             assert ours.predicted < 0.5 * by_whose[direction, "liger"].predicted
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("operator", ["rms_norm", "embedding"])
 def test_goal_is_met(found, operator):
     ours = [result for result in found if result.row.operator == operator and result.whose == "ours"]

@@ -153,7 +153,12 @@ def test_every_public_function_is_here():
 
 
 @pytest.mark.parametrize(
-    ("dynamic", "expected"), [(True, 1), (None, 2), pytest.param(False, len(SIZES), marks=pytest.mark.nightly)]
+    ("dynamic", "expected"),
+    [
+        (True, 1),
+        pytest.param(None, 2, marks=pytest.mark.nightly),
+        pytest.param(False, len(SIZES), marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.parametrize("name", CALLS)
 def test_sizes_share_a_graph_and_a_float_takes_one_more(name, dynamic, expected):

@@ -13,7 +13,7 @@ WORKER = Path(__file__).parent / "distributed_worker.py"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["cpu", "cuda"])
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_ranks_train_and_compute_as_one_process(count, place):
     ranks.need(place, count)
     ranks.run(WORKER, count, place)

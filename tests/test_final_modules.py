@@ -18,12 +18,12 @@ PLACES = [(A2, LINALG), (A2, NEWEST), *((A2, toolchain) for toolchain in OLDER),
 
 
 def _cases():
-    """Calls from Linalg IR and with the newest compiler; every kernel with older ones and for an A3; the rest at night."""
+    """Calls that launch every kernel, with the newest compiler; all ways, other compilers and an A3 are nightly."""
     for package in PACKAGES:
         kernels = load_sample(package, "KERNELS")
         for label in load_sample(package, "WAYS"):
             for soc, toolchain in PLACES:
-                always = label in kernels or (soc == A2 and toolchain not in OLDER)
+                always = label in kernels and (soc, toolchain) == (A2, NEWEST)
                 name = f"{package.name} {label}-{soc} {toolchain or 'Linalg IR'}"
                 yield pytest.param(package, label, soc, toolchain, marks=() if always else pytest.mark.nightly, id=name)
 

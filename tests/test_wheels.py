@@ -15,6 +15,7 @@ from tools.workspace import CORE, ROOT, Package, of_others, read_packages
 
 PACKAGES = read_packages()
 OPERATORS = [package for package in PACKAGES.values() if package.is_operator]
+ALONE = [*OPERATORS, PACKAGES["npu_tiling"]]
 pytestmark = pytest.mark.slow
 ABSENT = ("triton", "torch_npu", "npu_offline", "npu_bench")
 
@@ -55,7 +56,10 @@ for name in {modules}:
 """
 
 
-@pytest.mark.parametrize("package", [*OPERATORS, PACKAGES["npu_tiling"]], ids=lambda package: package.key)
+@pytest.mark.parametrize(
+    "package",
+    [pytest.param(each, marks=() if each.key == "rms_norm" else pytest.mark.nightly, id=each.key) for each in ALONE],
+)
 def test_wheel_alone_runs_its_example_without_triton(package, built, fresh):
     environment = fresh(package)
     environment.install(package.name, find=built)

@@ -51,6 +51,7 @@ def test_tiles_fit_and_are_double_buffered(label, soc, toolchain):
         assert report.double_buffered is not False or record.options.get("multibuffer") is False or loses_a_buffer
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])
 @pytest.mark.parametrize("label", ["bfloat16 4096", "bfloat16 7168, normalised", "float32 123"])
 def test_what_a_loop_carries_has_bytes_of_its_own_on_the_ascend950(label, toolchain):

@@ -17,6 +17,7 @@ def test_any_number_of_blocks(device, n_blocks, listed):
     depth.check(case, depth.run(case, device.torch, listed))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("width", [1, 123, 1000, 4096, 5120, 7168, 8192, 16384])
 def test_every_width(device, width):
     case = depth.make(3, 7, width, torch.bfloat16)
@@ -46,6 +47,7 @@ def test_gradients_are_exact_where_weights_are_sharp(device, sharp, n_blocks, wi
     depth.check(case, results)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("n_blocks", "width", "dtype"),
     [(3, 256, torch.float32), (11, 1000, torch.bfloat16), (5, 4096, torch.bfloat16), (3, 20000, torch.float32)],
@@ -70,6 +72,7 @@ def test_gradients_do_not_feel_that_the_log_sum_is_rounded(device, n_blocks, wid
         torch.testing.assert_close(gradient.cpu().double(), wanted, rtol=2**-8, atol=1e-3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("width", "normalised", "by"),
     [(512, False, 25.0), (512, False, 60.0), (512, True, 200.0), (5120, True, 60.0), (5120, False, 200.0)],

@@ -35,6 +35,7 @@ def test_block_attn_res_trains_as_it_does_without_autocast(device, block_size):
         assert (cast - plain).norm() < 0.03 * plain.norm()
 
 
+@pytest.mark.few(0)
 def test_a_decoder_whose_blocks_differ_in_dtype(device):
     torch.manual_seed(0)
     model = decoder.Decoder(AttnResBank, dtype=torch.float32).to(device.torch)

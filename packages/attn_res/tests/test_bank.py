@@ -17,6 +17,7 @@ def test_only_blocks_that_count_are_read(device, n_blocks, counted):
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("width", "tokens"), [(123, 37), (1000, 1), (4096, 5), (7168, 3)])
 def test_every_width(device, width, tokens):
     banks.check(banks.tensors(device, tokens, capacity=3, n_blocks=2, width=width), 2)
@@ -27,6 +28,7 @@ def test_rows_wider_than_the_chip(device):
         banks.check(banks.tensors(device, 3, capacity=3, n_blocks=2, width=20000), 2, counted=counted)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("bank", "prefix", "output"),
     [

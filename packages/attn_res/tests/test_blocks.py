@@ -24,6 +24,7 @@ def test_list_gives_the_bits_of_the_stacked_tensor_where_blocks_are_anywhere(dev
     assert torch.equal(h.cpu(), expected[0])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("needed", [(), (0,), (2,), (1, 3)])
 def test_blocks_that_need_no_gradient_get_none(device, needed):
     case = depth.make(4, 7, 256, torch.bfloat16)
@@ -50,6 +51,7 @@ def test_gradients_of_a_list_have_memory_of_their_own(device):
         assert gradient.is_contiguous() and gradient.untyped_storage().nbytes() < 2 * gradient.numel() * gradient.itemsize
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("frozen", ["both", "query", "rms_weight"])
 def test_frozen_weights(device, frozen):
     case = depth.make(3, 7, 256, torch.float32)
@@ -74,6 +76,7 @@ STRIDED = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("view", STRIDED)
 @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
 def test_strided_blocks_and_gradient(device, view, listed):

@@ -31,6 +31,7 @@ def chip(request, monkeypatch):
         yield emulation
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_the_formula(name):
     n_blocks, tokens, width, dtype, listed = CASES[name]
@@ -38,6 +39,7 @@ def test_results_are_those_of_the_formula(name):
     depth.check(case, depth.run(case, "cpu", listed))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("tokens", "width", "bank", "counted"),
     [
@@ -72,6 +74,7 @@ def test_no_flag_is_set_twice_where_a_tile_is_a_row_and_no_gradients_are_asked_f
         depth.near(found[1], normalised(h))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [1024])
 def test_scores_that_rise_are_summed_again(width):
     """A later score is higher by hundreds, in one of a program's tiles: fp32 would overflow."""
@@ -81,6 +84,7 @@ def test_scores_that_rise_are_summed_again(width):
     depth.check(case, depth.run(case, "cpu"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 7168), (torch.float16, 1000)], ids=["bf16", "fp16"])
 def test_what_is_normalised_is_what_was_stored(dtype, width):
     """CANN 8.5's compiler leaves a cast out that is cast back at once."""

@@ -31,6 +31,7 @@ def inputs(device):
     return [one.to(device) for one in (case.query, case.blocks, case.rms_weight, output)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("normalised", [False, True], ids=["", "normalised"])
 @pytest.mark.parametrize("column", [False, True], ids=["a row", "a column"])
 def test_it_is_the_formula(device, normalised, column):

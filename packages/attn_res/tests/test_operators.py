@@ -102,6 +102,7 @@ def test_results_lie_as_the_compiler_is_told(device):
     check(OPS.merge_backward.default, (b, None, None, None, *state, query, norm, None, *statistics))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["one", "phases", "bank"])
 def test_compiles_to_one_graph(device, what):
     backend = "inductor" if device.name == "cuda" else "aot_eager"
@@ -177,6 +178,7 @@ def test_second_derivative_is_refused(device):
         gradient.sum().backward()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_bank_without_gradients_compiles_to_one_graph(device, dynamic):
     """It is written to inside."""

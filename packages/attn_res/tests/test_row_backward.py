@@ -38,6 +38,7 @@ def kernels(function):
     return [record.name for record in records]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("width", [2048, 2049, 4255, 4300, 7001])
 @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
 def test_rows_of_any_width_give_the_gradients_of_the_formula(chip, width, listed):
@@ -63,6 +64,7 @@ def test_blocks_without_a_gradient_are_left_out(chip, width):
     depth.near(found, expected[1], fp32=5e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("width", [2048, WHOLE, HALVES])
 @pytest.mark.parametrize("n_blocks", [0, 2])
 @pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])

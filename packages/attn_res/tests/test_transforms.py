@@ -15,6 +15,7 @@ def stacked(device):
     return [rows[0].nan_to_num(), *rows[1:], *made[0][3:]]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])
 @pytest.mark.parametrize("count", [3, torch.tensor(3), torch.tensor(5)], ids=["int", "on the device", "full"])
 def test_each_call_writes_to_its_own_bank(device, count, in_place):

@@ -31,6 +31,7 @@ def tokens_of(device) -> int:
     return 301 if device.torch.type == "cuda" else 3
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
 @pytest.mark.parametrize(("n_blocks", "width"), SHAPES)
 def test_many_tokens(device, n_blocks, width, listed):
@@ -40,6 +41,7 @@ def test_many_tokens(device, n_blocks, width, listed):
     depth.check(case, depth.run(case, device.torch, listed))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("n_blocks", "width"), [(1, 1), (1, 2), (2, 1), (1, 3), (3, 2)])
@@ -69,6 +71,7 @@ def test_gradients_are_exact_where_weights_are_sharp(device, sharp):
     depth.check(case, depth.run(case, device.torch, listed=True))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
 @pytest.mark.parametrize(("n_blocks", "width"), [(8, 7168), (12, 5120), (3, 2600)])
 def test_strided_blocks_and_gradient(device, n_blocks, width, listed):

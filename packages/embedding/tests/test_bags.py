@@ -11,6 +11,7 @@ pytestmark = pytest.mark.usefixtures("npu_poisoned")
 OPS = torch.ops.npu_embedding
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("width", "dtype", "options", "weighted"),
     [
@@ -208,6 +209,7 @@ def exported(function, given, strict):
     return torch.export.export(Layer(), given, dynamic_shapes=(*sizes, None), strict=strict).module()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("tracer", TRACERS)
 @pytest.mark.parametrize("form", FORMS)
 def test_number_of_bags_may_change(device, form, tracer):

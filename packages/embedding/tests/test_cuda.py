@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("part", [0, 1, 2, 3])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in (1, 2, 3))])
 def test_look_ups_and_gradients(part):
     names = [*CASES, *NGRAMS, *BAGS][part::4]
     worker = Path(__file__).with_name("interpreted_lookups.py")

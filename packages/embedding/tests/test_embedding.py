@@ -13,6 +13,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WIDTHS = [1, 7, 64, 100, 123, 768, 1000, 4096, 7168, 16384, 16411]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_width(device, width, dtype):
@@ -27,6 +28,7 @@ def test_every_distribution_and_size(device, n, rows, kind):
     lookup.check(case, lookup.run(case, device.torch))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 def test_every_dtype(device, dtype, index_dtype):

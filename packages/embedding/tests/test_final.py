@@ -27,6 +27,7 @@ def chip(request):
         yield emulation
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_and_gradients_are_those_of_the_definition(name):
     sizes, options = CASES[name]
@@ -34,16 +35,19 @@ def test_rows_and_gradients_are_those_of_the_definition(name):
     lookup.check(case, lookup.run(case, "cpu"))
 
 
+@pytest.mark.few(1)
 def test_ngrams_are_those_of_python_s_integers():
     case = ngrams.make((2, 21), 160, torch.float32, history=True)
     ngrams.check(case, ngrams.run(case, "cpu"))
 
 
+@pytest.mark.few(1)
 def test_bags_of_equal_lengths_are_those_of_the_definition():
     indices, weight, samples = lookup.small_table(60, 123)
     compare(PLACE, indices, weight, samples, torch.arange(60) // 5, (12, 5), mode="sum")
 
 
+@pytest.mark.few(1)
 def test_bags_between_offsets_are_those_of_the_definition():
     indices, weight, _ = lookup.small_table(60, 123)
     ends = torch.tensor(OFFSETS[:-1])

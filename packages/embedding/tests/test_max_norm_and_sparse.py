@@ -39,6 +39,7 @@ def test_max_norm_leaves_rows_that_are_not_named_alone(device):
     assert torch.equal(untouched.cpu(), torch.full((6, 64), 9.0))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"padding_idx": -40}, {"scale_grad_by_freq": True}, {"vocab_range": (10, 50)}])
 def test_sparse_gradient_is_the_dense_one(device, kind, options):

@@ -19,6 +19,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_trains_as_torch_does(device, settings):
     torch.manual_seed(0)

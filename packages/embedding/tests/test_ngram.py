@@ -11,6 +11,7 @@ OPS = torch.ops.npu_embedding
 
 
 # Several tiles of a sequence; tokens fewer than an n-gram; rows that are no multiple of 32 bytes; columns in blocks.
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("shape", "width", "dtype", "options"),
     [
@@ -30,6 +31,7 @@ def test_rows_and_gradient(device, shape, width, dtype, options):
     ngrams.check(case, ngrams.run(case, device.torch))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("mix", ["xor", "sum"])
 def test_products_are_those_of_64_bit_integers(device, index_dtype, mix):

@@ -9,6 +9,7 @@ from testing import ranks
 WORKER = Path(__file__).parent / "parallel_worker.py"
 
 
+@pytest.mark.few(0)
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "count"), [("cpu", 2), ("cpu", 4), ("emulated", 2), ("cuda", 2)])
 def test_ranks_are_one_table(place, count):

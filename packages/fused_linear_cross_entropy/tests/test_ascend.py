@@ -31,6 +31,7 @@ def launches_of(label, chip="Ascend910B4"):
     return records
 
 
+@pytest.mark.few(3)
 @pytest.mark.uncollected(
     "the toolchain has no such target", lambda chip, toolchain: not npu_offline.supported(chip, toolchain)
 )
@@ -65,6 +66,7 @@ PROBLEMS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("what", PROBLEMS)
 def test_declared_tiles_are_what_the_compiler_needs(what):
     """Never less, or a chosen tile would not compile; not much more, or transfers would be short for nothing."""
@@ -100,6 +102,7 @@ def test_compiling_does_not_depend_on_the_number_of_tokens():
     assert len([kernel for kernel in kernels if kernel[0] == "cross_entropy_kernel"]) == 1
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("vocabulary", "options", "reads"),
     [
@@ -215,6 +218,7 @@ def test_nothing_outside_the_tensors_is_written(vocabulary, reduction, monkeypat
 KEPT = {"memory_budget": 7 * 4 * 2048}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("options", "toolchain"), [*(({}, one) for one in npu_offline.VERSIONS), (KEPT, "1.0.0")])
 def test_final_modules_of_rows_that_rise(options, toolchain):
     """What was written before a reference was raised is read and written again: no hazard, and fp64's result."""

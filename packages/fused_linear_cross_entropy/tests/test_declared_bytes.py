@@ -75,6 +75,7 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, what, tile):
     assert fits_everywhere(record, chosen.constants, soc), chosen
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("soc", FAMILIES)
 @pytest.mark.parametrize(
     ("kernel", "label"),

@@ -69,6 +69,7 @@ def test_a_tangent_is_refused_by_name(device, what, position):
             call()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("what", CALLS)
 @pytest.mark.filterwarnings("ignore:.*batching rule")
 def test_vmap_gives_what_each_call_does(device, what):
@@ -85,6 +86,7 @@ def test_vmap_gives_what_each_call_does(device, what):
             torch.testing.assert_close(every[i], one, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("what", CALLS)
 @pytest.mark.filterwarnings("ignore:.*batching rule")
 def test_several_upstream_gradients_give_what_each_does(device, what):

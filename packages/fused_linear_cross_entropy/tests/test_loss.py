@@ -65,6 +65,7 @@ def test_ragged_chunks_give_the_loss_of_one(device, chunk_tokens):
     assert torch.equal(parts.outputs["predicted_tokens"], whole.outputs["predicted_tokens"])
 
 
+@pytest.mark.few(2)
 @pytest.mark.uncollected(
     "the same kernels as with a larger budget, to compile once more",
     lambda place, budget: place == "emulated" and budget == 200_000,
@@ -93,6 +94,7 @@ def test_fp32_sums_of_the_weights_gradient(device):
     assert error["default"] == error["asked for"] < 0.5 * error["no room"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("trained", ["x", "weight", "bias"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_only_one_input_is_trained(device, trained, reduction):

@@ -95,6 +95,7 @@ def test_rows_that_rise_above_their_first_tile(device, names, what, dtype):
     losses.check(case, losses.run(case, device.torch))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("what", ["up", "down", "a step in the last tile", "ten thousand"])
 def test_kept_exponentials_of_chunks_that_rise(device, names, what):
     """Chunks of columns whose references differ are made equal before they are multiplied."""
@@ -123,6 +124,7 @@ def test_rows_that_are_one_tile(device, names, tokens, options):
     assert ("cross_entropy_exponentials_kernel" in names) == (device.name != "cuda")  # such rows are two sweeps on CUDA
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("value", "column"), [(torch.nan, 0), (torch.inf, 5000), (-torch.inf, 0), (torch.nan, WIDE - 1)])
 def test_a_row_with_no_number_spoils_no_other(device, value, column):
     case = losses.make(6, 32, WIDE, torch.float32, reduction="sum")
@@ -153,6 +155,7 @@ def test_a_row_with_no_number_spoils_no_other(device, value, column):
     assert torch.isfinite(dx[[0, 1, 2, 4, 5]]).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("tokens", "scale"), [(60, 1.0), (60, 4.0), (64, 4.0)])
 def test_errors_of_one_sweep_and_of_two(device, names, tokens, scale):
     """In norm, against fp64. Exponentials and x times the factor are rounded, the targets' part is not.

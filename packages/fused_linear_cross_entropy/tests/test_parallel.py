@@ -9,6 +9,7 @@ from testing import ranks
 WORKER = Path(__file__).parent / "vocabulary_worker.py"
 
 
+@pytest.mark.few(0)
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ranks.PLACES)
 def test_two_ranks_are_one_vocabulary(place):

@@ -215,6 +215,7 @@ def test_the_loss_is_that_of_whole_logits(device, npu_search):
     npu_search(examples(device.name), holds)
 
 
+@pytest.mark.few(1)
 def test_log_probabilities_are_those_of_whole_logits(device, npu_search):
     shared = ("softcap", "logit_scale", "return_entropy", "accum_dtype", "chunk_tokens", "memory_budget", "ignore_index")
 

@@ -132,6 +132,7 @@ def test_statistics_of_ranks_become_those_of_all_columns(device, ranks, tokens):
     check_join(ranks, tokens, device.torch)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_give_what_the_definition_gives(device, name):
     if device_for(device.torch) is None:
@@ -139,6 +140,7 @@ def test_kernels_give_what_the_definition_gives(device, name):
     check(name, device.torch)
 
 
+@pytest.mark.few(3)
 @pytest.mark.compilers
 @pytest.mark.skipif(
     len(npu_offline.installed()) < 3, reason="needs triton-ascend and the three toolchains (npu-offline fetch)"

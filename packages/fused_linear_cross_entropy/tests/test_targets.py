@@ -69,6 +69,7 @@ def test_the_first_of_equal_maxima_is_predicted(device):
         assert out.predicted_tokens.tolist() == [min(places), min(places), -1]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("vocabulary", [123, 8500, 20000])
 @pytest.mark.parametrize("part", ["all", "the first columns", "the last columns"])
 def test_of_logits_that_are_no_numbers_a_token_of_the_vocabulary_is_predicted(device, vocabulary, part):

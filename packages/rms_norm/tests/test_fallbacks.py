@@ -40,6 +40,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiles_that_overflow_at_any_size_become_blocks_of_columns(refuse, monkeypatch, shape, gated):

@@ -33,6 +33,7 @@ def test_results_and_gradients_are_those_of_the_formula(name, toolchain):
         formula.check(case, formula.run(case, rms_norm, "cpu"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
 def test_a_residual_keeps_its_own_gradient(toolchain):
     case = formula.make(41, 1000, torch.bfloat16)
@@ -47,6 +48,7 @@ def test_a_residual_keeps_its_own_gradient(toolchain):
     formula.check(case, (y.detach(), dx, dweight), dsum=residual)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
 def test_the_gradient_of_a_projection_is_that_of_its_norms(toolchain):
     torch.manual_seed(0)

@@ -46,6 +46,7 @@ CALLS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("what", CALLS)
 @pytest.mark.parametrize("taken", forward_mode.TAKEN)
 @pytest.mark.filterwarnings("ignore:.*batching rule")

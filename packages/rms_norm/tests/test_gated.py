@@ -72,6 +72,7 @@ def test_every_gate(device, way, shape, dtype):
     assert [result.dtype for result in results] == [dtype] * 4
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize("mode", ["llama", "gemma", "none"])
 def test_every_mode(device, way, mode):
@@ -96,6 +97,7 @@ def test_x_and_gate_are_read_where_they_lie(device, way):
         assert torch.equal(one, other)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2), (1, 2)])
 def test_only_what_is_needed_is_computed(device, way, needed):

@@ -48,6 +48,7 @@ def assert_equal(found, expected, **tolerance):
             torch.testing.assert_close(actual, wanted, **(tolerance or {"rtol": 0, "atol": 0}))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("dtype", "weight_dtype", "mode", "offset", "together"),
     [

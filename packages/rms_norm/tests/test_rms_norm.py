@@ -123,6 +123,7 @@ STRIDED = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("view", STRIDED)
 def test_strided_input_and_gradient(device, view):
     torch.manual_seed(0)

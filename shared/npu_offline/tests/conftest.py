@@ -18,6 +18,7 @@ def _all_toolchains(request):
         pytest.skip(f"toolchains are missing: npu-offline fetch {' '.join(sorted(missing))}")
 
 
+@pytest.hookimpl(tryfirst=True)  # before cases are left to the night
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):

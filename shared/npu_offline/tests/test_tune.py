@@ -57,6 +57,7 @@ def test_the_command_needs_calls_of_a_size(tmp_path):
     assert main(["tune", str(tmp_path)]) == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("package", "text", "kernel"),
     [
