@@ -23,7 +23,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from ...errors import UnsupportedError
-from ...module.mlir import make, name_of, parse, parse_attribute, property_of, symbol_of
+from ...module.mlir import make, name_of, parse, parse_attribute, property_of, symbol_of, text
 from ...toolchain.compilers import tool
 from ...toolchain.opt import opt
 from ..c_compiler import has_c_function, host_triple
@@ -120,7 +120,7 @@ def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
     keep_tensors_whose_memory_is_read(module)
     if wide_sums:
         widen_sums(module)
-    functions = list(parse(opt(program, str(module), *_PASSES, "--mlir-print-op-generic")).body.block.ops)
+    functions = list(parse(opt(program, text(module), *_PASSES, "--mlir-print-op-generic")).body.block.ops)
     kernel = _defined(functions)
     instrument(kernel, [value for value in kernel.regions[0].blocks[0].args if str(value.type) == "!llvm.ptr"])
     _keep_rolled(kernel)
@@ -240,7 +240,7 @@ def _assemble(functions: Sequence[Operation], parameters: Sequence[Attribute]) -
     for function in functions:
         function.attributes = {key: value for key, value in function.attributes.items() if key == "op_name__"}
         if function.regions[0].blocks or symbol_of(function, "sym_name") not in _REPLACED:
-            parts.append(str(function))
+            parts.append(text(function))
     for symbol, kind in _RUNTIME.items():
         fresh = "res_attrs = [{llvm.noalias}], " if symbol == "npu_offline_alloc" else ""
         parts.append(f'"llvm.func"() <{{{fresh}function_type = {kind}, sym_name = "{symbol}"}}> ({{}}) : () -> ()')
