@@ -45,9 +45,7 @@ def test_a_record_of_no_commit_is_said_to_be():
     assert charts._clean(["0.1.0+g12"]) == "Recorded as `0.1.0+g12`."
 
 
-def test_the_picture_of_the_readme_is_of_its_table():
-    text = (ROOT / "README.md").read_text()
-    assert charts.PICTURE.read_text().strip() == charts.bars(text, alone=True), "python -m tools.docs.charts"
+def test_the_picture_of_the_readme_shows_shares_of_the_limit():
     table = "| | this | torch | liger-kernel | limit |\n|---|\n| A, 8 | .2 / .4 | .4 / 4.0 | .1 / .1 (x) | .1 / .1 |"
     drawn = charts.bars(f"\n## Results\n\n{table}\n\n")
     assert re.findall(r"(\d+)% (?:this|torch|liger-kernel)<", drawn) == ["50", "25", "100", "25", "2", "100"]

@@ -91,14 +91,6 @@ def test_what_builds_and_checks_a_release_changes_when_we_change_it():
     assert re.fullmatch(r"hatchling==[\d.]+", hatchling)
 
 
-@each
-def test_authors_links_and_build_tools_are_the_projects(package):
-    """Written by `hatch run metadata`."""
-    text = (ROOT / package.folder / "pyproject.toml").read_text()
-    assert text == fill(text, package.folder, read_project())
-    assert tomllib.loads(text)["project"]["authors"] == read_project()["authors"]
-
-
 def test_citation_names_the_authors_and_the_license_of_the_packages():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["authors"] == read_project()["authors"]

@@ -15,10 +15,6 @@ from tools.docs import scatter
 FOUND = page.load()
 
 
-def test_the_page_is_what_was_predicted():
-    assert page.PAGE.read_text() == page.rendered(FOUND), "hatch run compare --points"
-
-
 def test_every_point_has_its_row_and_every_source_its_points():
     rows = [(each.source, each.kernel, each.commit, each.published) for each in FOUND]
     assert rows == [(point.source, point.kernel, point.commit[:10], point.microseconds) for point in POINTS]

@@ -1,4 +1,4 @@
-"""The pictures and the table in .github/ARCHITECTURE.md, drawn from the code: `python -m tools.architecture`.
+"""The pictures and the table in .github/ARCHITECTURE.md, drawn from the code: `hatch run generate`.
 
 Boxes are packages, or the modules at the top of one, files and folders; an arrow goes from importer to imported. The table
 has what the calls of the packages' tests launch in dry runs.
@@ -14,7 +14,7 @@ import grimp
 from npu_tiling.explaining.launches import ExplainedLaunch
 
 from . import launches
-from .workspace import ROOT, Package, read_packages
+from .workspace import Package, read_packages
 
 PAGE = Path(".github", "ARCHITECTURE.md")
 OPERATOR = "npu_rms_norm"  # the one whose modules are drawn: the others have the same
@@ -99,12 +99,3 @@ def drawn(page: str) -> str:
     }
     page = _PICTURE.sub(lambda found: found["head"] + draw(pictures[found["name"]]()), page)
     return _TABLE.sub(lambda found: found["head"] + table(), page)
-
-
-def main() -> None:
-    page = ROOT / PAGE
-    page.write_text(drawn(page.read_text()))
-
-
-if __name__ == "__main__":
-    main()

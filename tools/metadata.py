@@ -1,4 +1,4 @@
-"""What every pyproject.toml says alike: `hatch run metadata` writes authors, links, build tools there."""
+"""What every pyproject.toml says alike: `hatch run generate` writes authors, links, build tools there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from .workspace import ROOT, read_packages
+from .workspace import ROOT
 
 
 def read_project(root: Path = ROOT) -> dict[str, Any]:
@@ -35,14 +35,3 @@ def fill(text: str, folder: Path, project: dict[str, Any]) -> str:
         links = "".join(f"{name} = {json.dumps(url.format(folder=folder))}\n" for name, url in project["urls"].items())
         text = re.sub(r"^\[tool\.", lambda _: f"[project.urls]\n{links}\n[tool.", text, count=1, flags=re.M)
     return text
-
-
-def main() -> None:
-    project = read_project()
-    for package in read_packages().values():
-        file = ROOT / package.folder / "pyproject.toml"
-        file.write_text(fill(file.read_text(), package.folder, project))
-
-
-if __name__ == "__main__":
-    main()

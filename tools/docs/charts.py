@@ -209,12 +209,3 @@ def _bars(groups: Sequence[tuple[str, str, Sequence[float | None]]], alone: bool
             parts.append(_text("tick", to(share) + 5, y + bar - 3, f"{share:.0%} {PROVIDERS[style]}"))
     label = "Share of the limit of an NVIDIA H200: this project, torch and liger-kernel"
     return picture(640, bottom + 6, label, parts, ' xmlns="http://www.w3.org/2000/svg"' if alone else "")
-
-
-def main() -> None:
-    """Write the picture of the README: `python -m tools.docs.charts`."""
-    PICTURE.write_text(bars((ROOT / "README.md").read_text(), alone=True) + "\n")
-
-
-if __name__ == "__main__":
-    main()
