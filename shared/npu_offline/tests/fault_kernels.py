@@ -236,3 +236,30 @@ def partly_checked_kernel(p_x, p_y, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK
         tl.store(p_y, tl.load(p_x, boundary_check=(0, 1)), boundary_check=(0, 1))
     else:
         tl.store(p_y, tl.load(p_x, boundary_check=(1,)), boundary_check=(1,))
+
+
+@triton.jit
+def lost_exchange_kernel(p_x, p_new, p_old, n, BLOCK: tl.constexpr, LOADED: tl.constexpr):
+    """old = x, x = n. LOADED: x = new, a tile that was loaded."""
+    o = tl.arange(0, BLOCK)
+    if LOADED:
+        tl.store(p_old + o, tl.atomic_xchg(p_x + o, tl.load(p_new + o)))
+    else:
+        tl.store(p_old, tl.atomic_xchg(p_x, n))
+
+
+@triton.jit
+def taken_lock_kernel(p_lock, p_y):
+    """Each program adds 1 to y behind a lock."""
+    while tl.atomic_or(p_lock, 1) == 1:
+        pass
+    tl.store(p_y, tl.load(p_y) + 1)
+    tl.atomic_and(p_lock, 0)
+
+
+@triton.jit
+def lost_wait_kernel(p_turn, p_y):
+    """y = 1 after a program that never comes has set turn to 1."""
+    while tl.load(p_turn, volatile=True) != 1:
+        pass
+    tl.store(p_y, 1)

@@ -105,6 +105,31 @@ def count_atomically(x_ptr, y_ptr, D: tl.constexpr):
 
 
 @triton.jit
+def take_by_exchange(lock_ptr, y_ptr):
+    tl.store(y_ptr, tl.atomic_xchg(lock_ptr, 1))
+
+
+@triton.jit
+def take_by_or(lock_ptr, y_ptr):
+    tl.store(y_ptr, tl.atomic_or(lock_ptr, 1))
+
+
+@triton.jit
+def wait_for_turn(turn_ptr, y_ptr):
+    while tl.load(turn_ptr, volatile=True) != tl.program_id(0):
+        pass
+    tl.atomic_add(y_ptr, 1)
+
+
+@triton.jit
+def halve_until_small(x_ptr, y_ptr):
+    b_x = tl.load(x_ptr)
+    while b_x > 1:
+        b_x = b_x // 2
+    tl.store(y_ptr, b_x)
+
+
+@triton.jit
 def matmul(a_ptr, b_ptr, c_ptr, K, B: tl.constexpr, BK: tl.constexpr):
     o, o_k = tl.arange(0, B), tl.arange(0, BK)
     acc = tl.zeros([B, B], tl.float32)

@@ -14,8 +14,10 @@ from fault_kernels import (
     dropped_scalar_rounding_kernel,
     dropped_truncation_kernel,
     helpers_of_one_name_kernel,
+    lost_exchange_kernel,
     lost_in_branch_kernel,
     lost_product_kernel,
+    lost_wait_kernel,
     partly_checked_kernel,
     ragged_mask_kernel,
     ragged_product_kernel,
@@ -23,6 +25,7 @@ from fault_kernels import (
     shared_buffer_kernel,
     shifted_mask_kernel,
     swapped_value_kernel,
+    taken_lock_kernel,
     unlocked_exchange_kernel,
     unordered_sum_kernel,
     unordered_while_kernel,
@@ -280,3 +283,29 @@ def test_a_block_pointer_with_one_axis_checked_leaves_rows_out(both):
     run(partly_checked_kernel, (x, y, 8, 20), "1.2.0", final=False, grid=2, BLOCK_M=4, BLOCK_N=32, BOTH=both)
     assert torch.equal(y[:4], x[:4])
     assert torch.equal(y[4:], x[4:]) == both, GONE
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_an_exchange_of_one_number_is_not_written(toolchain, loaded):
+    for final in (False, True):
+        x, new, old = (torch.full((8,), value, dtype=torch.int32) for value in (5, 7, 9))
+        run(lost_exchange_kernel, (x, new, old, 7), toolchain, final, BLOCK=8, LOADED=loaded)
+        assert old[0] == 5
+        assert x[0] == (5 if final and not loaded else 7), GONE
+
+
+def test_the_lock_that_the_page_on_faults_advises_for_1_2_0_counts_every_program():
+    lock, y = torch.zeros(2, 1, dtype=torch.int32)
+    with npu_offline.emulate("Ascend910B4", toolchain="1.2.0", final=True, threads=8):
+        taken_lock_kernel[(40,)](lock, y)
+    assert y.item() == 40
+
+
+def test_a_loop_that_only_waits_is_left_out(monkeypatch):
+    from npu_offline.execute import settings
+
+    monkeypatch.setattr(settings, "PROGRAM_SECONDS", 1)  # no error: the front end no longer has it
+    turn, y = torch.zeros(2, 1, dtype=torch.int32)
+    run(lost_wait_kernel, (turn, y), "1.2.0", final=False)
+    assert y.item() == 1, GONE

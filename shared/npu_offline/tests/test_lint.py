@@ -14,6 +14,7 @@ from lint_kernels import (
     count_atomically,
     gather_elements,
     gather_rows,
+    halve_until_small,
     matmul,
     square_narrow,
     square_suppressed,
@@ -24,8 +25,11 @@ from lint_kernels import (
     sum_rows,
     suppressed_without_reason,
     suppressed_without_rule,
+    take_by_exchange,
+    take_by_or,
     transpose_in_memory,
     transpose_on_chip,
+    wait_for_turn,
 )
 from npu_offline import OfflineError, record
 from npu_offline.cli import main
@@ -81,6 +85,14 @@ CASES = {
     "float-atomic": (
         lambda: launched(sum_atomically, e(9, LONG), e(LONG), D=LONG, programs=9),
         lambda: launched(count_atomically, index(9 * LONG).view(9, LONG), index(LONG), D=LONG, programs=9),
+    ),
+    "lost-exchange": (
+        lambda: launched(take_by_exchange, index(1), index(1)),
+        lambda: launched(take_by_or, index(1), index(1)),
+    ),
+    "lost-wait": (
+        lambda: launched(wait_for_turn, index(1), index(1)),
+        lambda: launched(halve_until_small, index(1), index(1)),
     ),
     "fill-in-loop": (
         lambda: launched(copy_rows, e(99, 1000), e(99, 1000), 99, D=1000, BM=4, BN=1024),
@@ -177,7 +189,7 @@ def calls():
 @pytest.mark.parametrize(
     ("kernel", "dtype", "status", "said"),
     [
-        ("square_wide", "bfloat16", 0, "5 launches, 13 rules, 0 findings"),
+        ("square_wide", "bfloat16", 0, "5 launches, 15 rules, 0 findings"),
         ("square_narrow", "bfloat16", 1, "mulf on a tensor of 8192 bf16"),
         ("square_suppressed", "bfloat16", 0, "a test of suppressions"),
         (

@@ -94,6 +94,34 @@ def float_atomic(compiled: Compiled) -> Iterator[str]:
             yield f"{_name(compiled, where[0]) if where else f'one of {len(pointers)} arguments'}: {kind}"
 
 
+def lost_exchange(compiled: Compiled) -> Iterator[str]:
+    """An exchange of one number, or of a tile full of one, is in no final module: a lock that it takes is never taken
+    (compiler fault 19). The compiler of CANN 8.5 leaves out such a compare-and-swap too. Take tl.atomic_or, tl.atomic_and or
+    tl.atomic_max, which are written; where the old value is not used, a store."""
+    lost = {"exch"} | ({"cas"} if compiled.subject.toolchain == "1.0.0" else set())
+    for transfer in transfers(compiled.linalg):
+        kind = str(property_of(transfer.op, "GenericAtomicRMW") or "").strip('"')
+        if transfer.store and kind in lost and _is_one_number(transfer.op.operands[-2]):
+            yield f"{_name(compiled, transfer)}: the final module does not write what is exchanged"
+
+
+def _is_one_number(tile: SSAValue) -> bool:
+    """Whether all elements of a tile are one number."""
+    op = tile.owner
+    if isinstance(op, Operation) and name_of(op) == "bufferization.to_memref":
+        op = op.operands[0].owner
+    return isinstance(op, Operation) and name_of(op) in ("linalg.fill", "tensor.insert", "arith.constant")
+
+
+def lost_wait(compiled: Compiled) -> Iterator[str]:
+    """A loop that loads, volatile, until another program has written has neither a result nor a store, and triton-ascend
+    leaves it out (compiler fault 20): what should come after the other program runs beside it. Launch twice, which orders
+    the two."""
+    lost = compiled.subject.ttir.count("scf.while") - compiled.subject.linalg.count("scf.while")
+    if lost > 0:
+        yield f"{lost} of the kernel's `while` loops only wait, and are left out"
+
+
 def _name(compiled: Compiled, transfer: Transfer) -> str:
     names = compiled.subject.pointers
     name = names[transfer.position] if transfer.position < len(names) else f"argument {transfer.position}"
@@ -106,4 +134,6 @@ RULES = (
     Rule("unaligned-rows", unaligned_rows),
     Rule("short-transfer", short_transfer),
     Rule("float-atomic", float_atomic),
+    Rule("lost-exchange", lost_exchange),
+    Rule("lost-wait", lost_wait),
 )
