@@ -176,6 +176,15 @@ def test_second_time_comes_from_the_cache(empty_cache, monkeypatch):
     assert len(list((empty_cache / "reports").iterdir())) == 1
 
 
+def test_another_compilation_of_one_input_compiles_again(empty_cache, monkeypatch):
+    ttir, linalg = compilation.front_end_of(compilation.as_record(rms_norm, SIGNATURE, {"D": 512, "BM": 2}, None))[1:]
+    run, ran = compilation._run, []
+    monkeypatch.setattr(compilation, "_run", lambda *given: ran.append(1) or run(*given))
+    for number in (0, 1, 1, 0):
+        assert compilation.compile_linalg("rms_norm", ttir, linalg, {}, "Ascend910B4", "1.2.0", number).fits
+    assert len(ran) == 2
+
+
 def test_processes_may_share_a_cache(empty_cache):
     ttir, linalg = compilation.front_end_of(compilation.as_record(rms_norm, SIGNATURE, {"D": 512, "BM": 2}, None))[1:]
     arguments = ("rms_norm", ttir, linalg, {}, "Ascend910B4", "1.2.0")

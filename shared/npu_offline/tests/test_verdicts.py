@@ -148,3 +148,27 @@ def test_the_command_says_what_is_kept_and_executes_again_when_told(package, cap
     assert "2 verdicts are kept from before" in said
     assert main([*command, "--fresh"]) == 0
     assert "kept from before" not in capsys.readouterr().out
+
+
+def test_of_a_compiler_that_makes_several_modules_each_is_executed(package, monkeypatch):
+    executed = []
+    text, finding = "made by compilation {}", verdicts.Finding("race", (1, 0, 0), "two pipes")
+
+    def compiled(record, soc, toolchain, compilation):
+        return text.format(compilation % 2)
+
+    def execute_calls(calls, soc, toolchain, compilation):
+        executed.append(compilation)
+        findings = (finding,) if compilation == 1 else ()
+        ran = execution.Ran("scale_kernel", "", 2, 2, True, 3, (), findings)
+        return [execution.Executed("one", toolchain, [ran])]
+
+    monkeypatch.setattr(verdicts, "_described", compiled)
+    monkeypatch.setattr(verdicts, "execute_calls", execute_calls)
+    ((_, found),) = execute(package, toolchain="1.0.0").findings
+    assert executed == [0, 1]
+    assert str(found) == f"{finding} (in 1 of 2 modules that the compiler made of this input)"
+    assert execute(package, toolchain="1.0.0").kept
+    text = "another {}"  # of a compiler that always makes the same
+    execute(package, toolchain="1.1.0")
+    assert executed == [0, 1, 0]

@@ -84,15 +84,19 @@ class Executed:
         return [(launch.kernel, finding) for launch in self.launches for finding in launch.findings]
 
 
-def execute_calls(calls: Iterable[tuple[str, Callable[[], None]]], soc: str, toolchain: str) -> Iterator[Executed]:
+def execute_calls(
+    calls: Iterable[tuple[str, Callable[[], None]]], soc: str, toolchain: str, compilation: int = 0
+) -> Iterator[Executed]:
     """Execute calls, one after another.
 
     Args:
         calls: label and function, as `check.load_calls` returns them. Tensors that they allocate empty get random numbers.
         soc: the chip.
         toolchain: the compiler's version, or `LINALG`: every program, from Linalg IR, and races between programs.
+        compilation: as in `emulate`.
     """
     final: dict[str, Any] = {"toolchain": toolchain, "threads": 1, "checks": True, "distinct": True}
+    final["compilation"] = compilation
     for label, call in calls:
         problem, unfit = "", False
         with emulate(soc, **final if toolchain else {"races": True}, keep_going=True) as emulation:

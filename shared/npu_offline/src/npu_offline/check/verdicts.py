@@ -22,7 +22,7 @@ from ..execute.native import native_key
 from ..launches import LaunchRecord, Memory
 from ..toolchain.cache import checked, private_folder, source_digest
 from ..toolchain.compilation import compile_linalg, front_end_of
-from ..toolchain.compilers import installed
+from ..toolchain.compilers import compilations, installed
 from .calls import Call, launches_of
 from .execution import SEED, Executed, Ran, execute_calls
 
@@ -44,6 +44,7 @@ def execute_package(
 ) -> Iterator[Executed]:
     """Execute the calls of a package, except those whose result is in the cache.
 
+    Where a compiler may make several modules of one input, the input is compiled several times, and each module executed.
     The key of a result has the chip's properties, the toolchain, the final modules, arguments and grids of the call's
     launches, and digests of all code that takes part: of this package, of modules that are loaded from outside of the
     interpreter's folders with the files beside them, and of every installed distribution.
@@ -59,28 +60,57 @@ def execute_package(
     """
     for position, call in enumerate(calls):
         records = launches_of([call], soc)
-        about = (position, call[0], SEED, _chip(soc), toolchain, installed()[-1], torch.get_num_threads(), sys.version)
-        modules = [_described(record, soc, toolchain) for record in records]
-        key = repr((about, modules, _machine_digest(), native_key(), _code_digest(package)))
-        path = private_folder("verdicts") / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
-        if fresh:
-            path.unlink(missing_ok=True)
-        kept = True
+        inputs = [front_end_of(record)[2] for record in records] if toolchain else []
+        found: dict[tuple[str, ...], Executed] = {}  # by the final modules of its launches
+        for compilation in range(max((compilations(toolchain, linalg) for linalg in inputs), default=1)):
+            modules = tuple(_described(record, soc, toolchain, compilation) for record in records)
+            if modules not in found:
+                about = (position, call[0], SEED, _chip(soc), toolchain, *modules)
+                found[modules] = _executed(package, call, soc, toolchain, compilation, about, fresh=fresh)
+        yield _worst(list(found.values()))
 
-        def execute(call: Call = call) -> bytes:
-            nonlocal kept
-            kept = False
-            (executed,) = execute_calls([call], soc, toolchain)
-            if executed.problem:
-                raise _NotWholeError(executed)
-            return json.dumps([dataclasses.asdict(launch) for launch in executed.launches]).encode()
 
-        try:
-            launches = json.loads(checked(path, execute))
-        except _NotWholeError as error:
-            yield error.executed
-            continue
-        yield Executed(call[0], toolchain, [_ran(launch) for launch in launches], kept=kept)
+def _executed(
+    package: Path, call: Call, soc: str, toolchain: str, compilation: int, about: tuple[object, ...], *, fresh: bool
+) -> Executed:
+    """The result of a call with one module of each of its kernels."""
+    environment = (installed()[-1], torch.get_num_threads(), sys.version)
+    key = repr((about, environment, _machine_digest(), native_key(), _code_digest(package)))
+    path = private_folder("verdicts") / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    if fresh:
+        path.unlink(missing_ok=True)
+    kept = True
+
+    def execute() -> bytes:
+        nonlocal kept
+        kept = False
+        (executed,) = execute_calls([call], soc, toolchain, compilation)
+        if executed.problem:
+            raise _NotWholeError(executed)
+        return json.dumps([dataclasses.asdict(launch) for launch in executed.launches]).encode()
+
+    try:
+        launches = json.loads(checked(path, execute))
+    except _NotWholeError as error:
+        return error.executed
+    return Executed(call[0], toolchain, [_ran(launch) for launch in launches], kept=kept)
+
+
+def _worst(variants: Sequence[Executed]) -> Executed:
+    """One result of a call that was executed with several modules of one input: of each launch that which has findings."""
+    first, *others = variants
+    stopped = [each for each in variants if each.problem]
+    if stopped or not others:
+        return (stopped or variants)[0]
+    launches = []
+    for runs in zip(*(each.launches for each in variants), strict=True):
+        wrong = [run for run in runs if run.findings]
+        if wrong and len(wrong) < len(runs):
+            where = f" (in {len(wrong)} of {len(runs)} modules that the compiler made of this input)"
+            findings = [dataclasses.replace(each, text=each.text + where) for each in wrong[0].findings]
+            wrong = [dataclasses.replace(wrong[0], findings=findings)]
+        launches.append((wrong or runs)[0])
+    return dataclasses.replace(first, launches=launches, kept=all(each.kept for each in variants))
 
 
 def _ran(launch: dict[str, object]) -> Ran:
@@ -96,13 +126,13 @@ def _chip(soc: str) -> str:
     return repr(dataclasses.replace(npu_tiling.soc(soc), name=""))
 
 
-def _described(record: LaunchRecord, soc: str, toolchain: str) -> str:
+def _described(record: LaunchRecord, soc: str, toolchain: str, compilation: int) -> str:
     """A digest of what a launch runs and is given."""
     name, ttir, linalg = front_end_of(record)
     try:
-        final = toolchain and compile_linalg(name, ttir, linalg, dict(record.options), soc, toolchain).stages.get(
-            "final", ""
-        )
+        final = toolchain and compile_linalg(
+            name, ttir, linalg, dict(record.options), soc, toolchain, compilation
+        ).stages.get("final", "")
     except OfflineError as error:
         final = str(error)
     given = [(name, _value(value)) for name, value in record.arguments.items()]

@@ -50,7 +50,8 @@ class _HostBackend(AscendBackend):
         self.target = target
         self.binary_ext = "npubin"
         parts = [unquote(part) for part in str(target.arch).split("/")]
-        _, self.soc, self.toolchain, self.level, self.mutation = (*parts, "", "", "")[:5]
+        _, self.soc, self.toolchain, self.level, self.mutation, compilation = (*parts, "", "", "", "")[:6]
+        self.compilation = int(compilation or 0)
 
     def parse_options(self, opts: dict[str, Any]) -> NPUOptions:
         return options_from(opts)
@@ -104,7 +105,7 @@ class EmulatedBackend(_HostBackend):
 
         changed = changed_options(options)
         name = re.search(r"func\.func @(\w+)", linalg)
-        final = final_module(name[1] if name else "kernel", linalg, changed, self.soc, self.toolchain)
+        final = final_module(name[1] if name else "kernel", linalg, changed, self.soc, self.toolchain, self.compilation)
         beside = _linalg_object(linalg) if self.level == CHECKED else b""
         return Binary(executable(final, self.soc, self.toolchain, mutations.get(self.mutation)), beside).packed()
 
@@ -130,14 +131,18 @@ mutations: dict[str, Callable[[ModuleOp], object]] = {}
 
 
 def emulated_target(
-    soc: str, toolchain: str, level: str = "", mutate: Callable[[ModuleOp], object] | None = None
+    soc: str,
+    toolchain: str,
+    level: str = "",
+    mutate: Callable[[ModuleOp], object] | None = None,
+    compilation: int = 0,
 ) -> GPUTarget:
     """The target of kernels compiled to run here as on `soc`: from Linalg IR, or from their final modules."""
     mutation = ""
     if mutate is not None:
         mutation = uuid.uuid4().hex
         mutations[mutation] = mutate
-    return GPUTarget(_device, f"{EMULATED}/{soc}/{quote(toolchain, safe='')}/{level}/{mutation}", 0)
+    return GPUTarget(_device, f"{EMULATED}/{soc}/{quote(toolchain, safe='')}/{level}/{mutation}/{compilation or ''}", 0)
 
 
 def recorded_target() -> GPUTarget:

@@ -41,6 +41,7 @@ def emulate(
     distinct: bool = False,
     keep_going: bool = False,
     accesses: bool = False,
+    compilation: int = 0,
     mutate: Callable[[ModuleOp], object] | None = None,
 ) -> Iterator[Emulation]:
     """Run Triton kernels that are launched on CPU tensors as the Ascend compiler sees them, until the block ends.
@@ -74,6 +75,8 @@ def emulate(
         keep_going: put the findings of the checks in `Launch.notes` instead of raising.
         accesses: with checks, note which buffers of the Unified Buffer each instruction of the first program accesses, in
             `Launch.accesses`.
+        compilation: another number compiles kernels again: some compilers make several modules of one input, with the same
+            operations at other addresses.
         mutate: changes each parsed final module before it runs, to test that the checks find the defect. Nothing is taken
             from the cache of shared objects.
 
@@ -115,7 +118,7 @@ def emulate(
         keep_going=keep_going,
         accesses=accesses,
     )
-    target = emulated_target(soc, toolchain, CHECKED if checks else FINAL if final else "", mutate)
+    target = emulated_target(soc, toolchain, CHECKED if checks else FINAL if final else "", mutate, compilation)
     driver = HostDriver(target, device, Launcher)
     with _of_one_thread(), active_driver(driver), npu_tiling.use_device(device, emulated=True):
         running.append(emulation)

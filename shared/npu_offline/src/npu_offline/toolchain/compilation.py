@@ -134,8 +134,15 @@ def front_end_of(record: LaunchRecord) -> tuple[str, str, str]:
     return record.name, ttir, linalg
 
 
-def compile_linalg(name: str, ttir: str, linalg: str, options: Mapping[str, object], soc: str, toolchain: str) -> Report:
+def compile_linalg(
+    name: str, ttir: str, linalg: str, options: Mapping[str, object], soc: str, toolchain: str, compilation: int = 0
+) -> Report:
     """Compile Linalg IR. Needs no Triton; arguments and result can be pickled.
+
+    Args:
+        name, ttir: of the kernel.
+        linalg, options, soc, toolchain: what is compiled, for what, by what.
+        compilation: another number compiles again, where a toolchain may make another module (`compilations`).
 
     Raises:
         UnsupportedError: the toolchain has no such target.
@@ -149,7 +156,8 @@ def compile_linalg(name: str, ttir: str, linalg: str, options: Mapping[str, obje
     def build() -> str:
         return _run(program, name, {"linalg": linalg}, flags, soc, toolchain).to_json()
 
-    report = Report.from_json(_cached("reports", repr((name, linalg, flags, soc, toolchain)), build))
+    again = (compilation,) if compilation else ()
+    report = Report.from_json(_cached("reports", repr((name, linalg, flags, soc, toolchain, *again)), build))
     return dataclasses.replace(report, stages={"ttir": ttir, **report.stages})
 
 

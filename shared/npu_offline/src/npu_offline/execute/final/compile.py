@@ -52,14 +52,16 @@ def _built(final: str, soc: str, toolchain: str, mutate: Callable[[ModuleOp], ob
     return shared_object_of_c(source)
 
 
-def final_module(name: str, linalg: str, options: Mapping[str, object], soc: str, toolchain: str) -> str:
-    """What the compiler makes of Linalg IR, up to hivmc.
+def final_module(
+    name: str, linalg: str, options: Mapping[str, object], soc: str, toolchain: str, compilation: int = 0
+) -> str:
+    """What the compiler makes of Linalg IR, up to hivmc; the arguments are those of `compile_linalg`.
 
     Raises:
         OfflineError: the kernel does not fit the chip's buffers.
         CompilationError: the compiler refused it.
     """
-    report = compile_linalg(name, "", linalg, options, soc, toolchain)
+    report = compile_linalg(name, "", linalg, options, soc, toolchain, compilation)
     if not report.fits:
         raise OfflineError(f"kernel {name} does not fit {soc} (toolchain {toolchain}): {report.message}")
     return report.stages["final"]
