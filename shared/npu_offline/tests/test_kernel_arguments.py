@@ -155,3 +155,34 @@ def guessed(x_ptr, y_ptr, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     )
     given = ["x_ptr=fp32:1000", "y_ptr=fp32:1000", "n=1000", "BLOCK=256", "--grid", "cdiv(n,BLOCK)"]
     assert run(capsys, "run", f"{path}::guessed", *given, "--linalg-only", "--expect", "y_ptr=x_ptr")[0] == 0
+
+
+OF_CHANCE = """
+@triton.jit
+def other_one(a_ptr, b_ptr, y_ptr, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(y_ptr + o, tl.load(a_ptr + o))
+
+
+@triton.jit
+def largest(x_ptr, y_ptr, n, BLOCK: tl.constexpr, OTHER: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    row = tl.program_id(0)
+    tl.store(y_ptr + row, tl.max(tl.load(x_ptr + row * n + o, mask=o < n, other=OTHER), 0))
+"""
+
+
+@pytest.mark.parametrize("tensor", ["fp32:64", "bf16:64", "fp32:64:0..1", "fp32:64:positive", "i32:64:1000", "i8:64"])
+def test_a_kernel_that_reads_the_wrong_one_of_two_tensors_of_one_shape_is_wrong(file, capsys, tensor):
+    given = [f"a_ptr={tensor}", f"b_ptr={tensor}", f"y_ptr={tensor}", "BLOCK=64", "--grid", "1", "--linalg-only"]
+    target = f"{file(OF_CHANCE)}::other_one"
+    assert run(capsys, "run", target, *given, "--expect", "y_ptr=b_ptr")[0] == 1
+    assert run(capsys, "run", target, *given, "--expect", "y_ptr=a_ptr")[0] == 0
+
+
+@pytest.mark.parametrize(("other", "status"), [("0.0", 1), ("-inf", 0)])
+def test_what_numbers_of_both_signs_hide_is_seen_with_numbers_below_zero(file, capsys, other, status):
+    given = ["x_ptr=fp32:8x100", "y_ptr=fp32:8", "n=100", "BLOCK=128", f"OTHER={other}", "--grid", "8", *NEWEST]
+    got, said = run(capsys, "run", f"{file(OF_CHANCE)}::largest", *given, "--expect", "y_ptr=x_ptr.amax(-1)")
+    assert got == status
+    assert said.count("with numbers below zero: 8 of 8 elements of y_ptr are wrong: y_ptr[0] is 0, must be -") == 2 * status

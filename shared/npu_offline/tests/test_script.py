@@ -40,6 +40,8 @@ device = torch.device(sys.argv[1])
 x = torch.randn(100, device=device).to(device)
 x = x.cuda() if device.type == "cuda" else x.npu()
 assert x.device.type == "npu" and x.is_npu and not x.is_cpu
+assert torch.empty_like(x).isnan().all() and (torch.empty(3, device=device, dtype=torch.int8) == 127).all()
+assert not torch.zeros(3, device=device).isnan().any()
 with torch.autocast(device.type, torch.bfloat16):
     assert (x[None] @ x[:, None]).dtype == torch.bfloat16 and torch.is_autocast_enabled("npu")
 for _ in range(2):

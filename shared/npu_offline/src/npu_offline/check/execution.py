@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -18,7 +19,8 @@ from ..launches import Launch, describe_tile
 from .stopped import said_of
 
 _DISTINCT = 1_000_003  # random numbers that are repeated: a prime, so that rows of a tensor differ
-_MADE = {"empty", "empty_like", "new_empty"}
+MADE_EMPTY = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+"""Functions of PyTorch whose result nobody has written."""
 _NO_INDEX = {  # what integers that are allocated empty hold
     torch.int64: 0x5A5A5A5A5A5A5A5A,
     torch.int32: 0x5A5A5A5A,
@@ -117,17 +119,26 @@ def _ran(launch: Launch) -> Ran:
 
 
 @contextlib.contextmanager
-def random_values(seed: int = SEED) -> Iterator[None]:
-    """Until the block ends, floats allocated empty are normally distributed; integers get a number that is no index."""
+def random_values(seed: int = SEED, *, negative: bool = False) -> Iterator[None]:
+    """Until the block ends, tensors that are allocated empty get numbers: integers one that is no index, floats random ones,
+    others for each tensor.
+
+    Args:
+        seed: of the random numbers.
+        negative: numbers below zero and up to 20 times as large, in place of normally distributed ones.
+    """
     numbers = torch.randn(_DISTINCT, generator=torch.Generator().manual_seed(seed))
+    if negative:
+        numbers = -4 * numbers.abs() - 0.25
+    starts = itertools.count(0, _DISTINCT // 7)  # the first tensor has the first numbers
 
     class Filled(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             made = func(*args, **(kwargs or {}))
-            if getattr(func, "__name__", "") in _MADE and made.device.type == "cpu":
+            if getattr(func, "__name__", "") in MADE_EMPTY and made.device.type == "cpu":
                 with torch.no_grad():
                     if made.is_floating_point():
-                        _fill(made, numbers)
+                        _fill(made, numbers, next(starts) % _DISTINCT)
                     elif made.dtype in _NO_INDEX:
                         made.fill_(_NO_INDEX[made.dtype])
             return made
@@ -136,13 +147,13 @@ def random_values(seed: int = SEED) -> Iterator[None]:
         yield
 
 
-def _fill(tensor: torch.Tensor, numbers: torch.Tensor) -> None:
-    """Repeat numbers over a tensor, ten times faster than drawing a number for each element."""
+def _fill(tensor: torch.Tensor, numbers: torch.Tensor, start: int) -> None:
+    """Repeat numbers over a tensor from one of them on, ten times faster than drawing a number for each element."""
+    flat = tensor.view(-1) if tensor.is_contiguous() else torch.empty(tensor.numel(), dtype=tensor.dtype)
+    done = 0
+    while done < flat.numel():
+        length = min(flat.numel() - done, len(numbers) - start)
+        flat[done : done + length].copy_(numbers[start : start + length])
+        done, start = done + length, 0
     if not tensor.is_contiguous():
-        tensor.normal_()
-        return
-    flat = tensor.view(-1)
-    narrow = numbers.to(tensor.dtype)
-    whole = flat.numel() // narrow.numel() * narrow.numel()
-    flat[:whole].view(-1, narrow.numel()).copy_(narrow)
-    flat[whole:].copy_(narrow[: flat.numel() - whole])
+        tensor.copy_(flat.view(tensor.shape))

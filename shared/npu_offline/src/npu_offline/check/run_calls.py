@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from ..launches import Launch
 from .execution import SEED, random_values
 from .kernel_file import KernelCall
 from .stopped import is_refusal, said_of
-from .values import names_contents
+from .values import is_float, names_contents
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Outcome:
         problem: why it stopped.
         refused: whether nothing is said about its results: Triton refuses the kernel, or the emulation cannot run it.
         endless: whether a program of it did not end.
+        numbers: what it ran with, other than what its arguments say and normally distributed numbers.
     """
 
     label: str
@@ -63,6 +66,7 @@ class Outcome:
     problem: str = ""
     refused: bool = False
     endless: bool = False
+    numbers: str = ""
 
     @property
     def ok(self) -> bool:
@@ -70,16 +74,44 @@ class Outcome:
         return (not self.problem or self.refused) and not any(difference.wrong for difference in self.differences)
 
 
-def run_levels(label: str, call: Callable[[], object], soc: str, levels: Sequence[str]) -> Iterator[Outcome]:
-    """Run a call once at each level, as `run_whole` does; one that does not end at the first, Linalg IR, at no other."""
-    first, *others = levels
-    outcome = run_whole(label, call, soc, first)
-    yield outcome
-    for level in others:
-        if outcome.endless:
+def run_levels(label: str, calls: Mapping[str, Callable[[], object]], soc: str, levels: Sequence[str]) -> Iterator[Outcome]:
+    """Run a call at each level, as `run_whole` does; one that does not end at the first, Linalg IR, at no other.
+
+    Args:
+        label: of the call.
+        calls: by the numbers that it is run with, the call; the later ones run where those before found nothing wrong.
+        soc, levels: the chip; toolchains and `LINALG`.
+    """
+    endless = False
+    for level in levels:
+        if endless:
             yield Outcome(label, level, (), problem="a loop does not end from Linalg IR", refused=True)
-        else:
-            yield run_whole(label, call, soc, level)
+            continue
+        outcome, *more = _until_wrong(label, calls, soc, level)
+        for other in more:
+            outcome = _worse(outcome, other)
+        endless = outcome.endless
+        yield outcome
+
+
+def _until_wrong(label: str, calls: Mapping[str, Callable[[], object]], soc: str, level: str) -> Iterator[Outcome]:
+    for numbers, call in calls.items():
+        outcome = dataclasses.replace(run_whole(label, call, soc, level), numbers=numbers)
+        yield outcome
+        if not outcome.ok or outcome.refused:
+            return
+
+
+def _worse(first: Outcome, other: Outcome) -> Outcome:
+    """One outcome of a call that ran with two kinds of numbers: what is wrong with the second, else the larger errors."""
+    if not other.ok or other.refused:
+        return dataclasses.replace(other, launches=first.launches)
+    largest = [max(pair, key=_error) for pair in zip(first.differences, other.differences, strict=True)]
+    return dataclasses.replace(first, differences=largest)
+
+
+def _error(difference: Difference) -> float:
+    return -1.0 if math.isnan(difference.error) else difference.error
 
 
 def run_whole(label: str, call: Callable[[], object], soc: str, level: str) -> Outcome:
@@ -117,8 +149,12 @@ def run_with_accesses(call: Callable[[], object], soc: str, toolchain: str) -> l
     return [launch for launch in emulation.launches if launch.accesses]
 
 
-def compared(call: KernelCall, expected: Sequence[str], rtol: float | None, atol: float | None) -> Callable[[], Differences]:
-    """A function that launches a kernel and compares results with what expressions say.
+def compared(
+    call: KernelCall, expected: Sequence[str], rtol: float | None, atol: float | None
+) -> Mapping[str, Callable[[], Differences]]:
+    """Functions that launch a kernel and compare results with what expressions say, by the numbers that they take.
+
+    Where results are compared, tensors of random numbers have normally distributed ones first, then numbers below zero.
 
     Args:
         call: the launch.
@@ -131,22 +167,45 @@ def compared(call: KernelCall, expected: Sequence[str], rtol: float | None, atol
         OfflineError: an expression cannot be computed, or has another shape than its argument.
     """
     rules = [_rule(text, call) for text in expected]
-    with random_values():  # the same at each level
-        given = call.arguments()
+    read = {name for _, code in rules for name in code.co_names}
+    random = [name for name, texts in call.given.items() if _is_random(texts[0]) and name in read]
+    kinds = {"": False} | ({"with numbers below zero": True} if random else {})
+    return {numbers: _comparison(call, rules, read, rtol, atol, negative=below) for numbers, below in kinds.items()}
+
+
+def _comparison(
+    call: KernelCall,
+    rules: Sequence[tuple[str, Any]],
+    read: Container[str],
+    rtol: float | None,
+    atol: float | None,
+    *,
+    negative: bool,
+) -> Callable[[], Differences]:
+    def arguments() -> dict[str, Any]:
+        with random_values(negative=negative):  # the same at each level
+            return call.arguments()
+
+    given = arguments()
     names = {"torch": torch, "F": torch.nn.functional, **call.names, **{name: _wide(value) for name, value in given.items()}}
     wanted = {name: _evaluated(name, code, names, given[name]) for name, code in rules}
-    read = {name for _, code in rules for name in code.co_names}
     unread = [name for name in wanted if name not in read and not names_contents(call.given[name][0])]
 
     def run() -> Differences:
-        arguments = call.arguments()
+        made = arguments()
         for name in unread:
-            if arguments[name].is_floating_point():
-                arguments[name].fill_(torch.nan)
-        call.launch_on(arguments)
-        return Differences(_difference(name, arguments[name], value, rtol, atol) for name, value in wanted.items())
+            if made[name].is_floating_point():
+                made[name].fill_(torch.nan)
+        call.launch_on(made)
+        return Differences(_difference(name, made[name], value, rtol, atol) for name, value in wanted.items())
 
     return run
+
+
+def _is_random(text: str) -> bool:
+    """Whether an argument is a tensor of random floats."""
+    kind, colon, _ = text.partition(":")
+    return bool(colon) and not names_contents(text) and is_float(kind)
 
 
 def _rule(text: str, call: KernelCall) -> tuple[str, Any]:

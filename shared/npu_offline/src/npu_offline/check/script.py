@@ -23,6 +23,7 @@ from ..errors import OfflineError, UnsupportedError
 from ..execute.emulation import emulate
 from ..launches import Emulation
 from .absent import imported, later_names
+from .execution import MADE_EMPTY
 from .stopped import said_of
 
 _DEVICES = ("cuda", "npu")
@@ -43,7 +44,19 @@ class _OnCpu(TorchFunctionMode):
             return torch.device("npu", 0) if device.type == "cpu" else device
         if name == "__get__" and func == _IS_CPU:
             return False
-        return func(*map(_on_cpu, args), **{key: _on_cpu(value) for key, value in (kwargs or {}).items()})
+        made = func(*map(_on_cpu, args), **{key: _on_cpu(value) for key, value in (kwargs or {}).items()})
+        if name in MADE_EMPTY and made.device.type == "cpu":
+            _unwritten(made)
+        return made
+
+
+def _unwritten(tensor: torch.Tensor) -> None:
+    """Fill a tensor that nobody has written so that it shows: NaN, the largest integer, true."""
+    with torch.no_grad():
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(torch.nan)
+        else:
+            tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
 
 
 def _on_cpu(value: Any) -> Any:

@@ -59,27 +59,28 @@ def _run(options: argparse.Namespace) -> int:
     console = new_console()
     if "::" in str(options.target):
         found = kernel_file.parse(str(options.target), options.given, options.grid)
-        calls = [(call.label, run_calls.compared(call, options.expect, options.rtol, options.atol)) for call in found]
+        runs = [(call.label, run_calls.compared(call, options.expect, options.rtol, options.atol)) for call in found]
     elif options.expect:
         raise OfflineError("--expect is for FILE::KERNEL; in calls() compare the results yourself")
     else:
         calls = check.load_calls(options.target, given=options.given, grid=options.grid)
+        runs = [(label, {"": function}) for label, function in calls]
     versions = [] if options.linalg_only else options.toolchain or list(toolchains.VERSIONS)
     versions = [version for version in versions if toolchains.supported(options.soc, version)]
     if toolchains.is_a5(options.soc):
         versions = []  # final modules of its vector functions cannot be run here
     asked = {LINALG} if options.linalg_only else set(options.toolchain or (LINALG, *versions))
     good, unrun = True, [f"final modules, {version}" for version in sorted(asked - {LINALG, *versions})]
-    for label, function in calls:
+    for label, functions in runs:
         console.print(label, markup=False, highlight=False)
-        outcomes = list(run_calls.run_levels(label, function, options.soc, (LINALG, *versions)))
+        outcomes = list(run_calls.run_levels(label, functions, options.soc, (LINALG, *versions)))
         console.print(_levels(outcomes))
         if outcomes[0].launches:
             console.print(_bytes(outcomes[0].launches))
         good = good and all(outcome.ok for outcome in outcomes)
         unrun += [f"{label}, {_level(outcome)}" for outcome in outcomes if outcome.refused and outcome.level in asked]
     if options.picture:
-        for path in _draw(options.picture, calls, options.soc, versions):
+        for path in _draw(options.picture, [(label, each[""]) for label, each in runs], options.soc, versions):
             console.print(path, markup=False)
     if not options.expect and options.given:
         console.print("results were compared with nothing: --expect 'NAME=EXPRESSION'", markup=False)
@@ -132,13 +133,14 @@ def _levels(found: Sequence[Outcome]) -> Table:
 def _verdict(outcome: Outcome) -> str:
     from rich.markup import escape
 
+    numbers = outcome.numbers and f"{outcome.numbers}: "
     if outcome.refused:
-        return f"[yellow]not run: {escape(outcome.problem)}[/yellow]"
+        return f"[yellow]not run: {escape(numbers + outcome.problem)}[/yellow]"
     if outcome.problem:
-        return f"[red]{escape(outcome.problem)}[/red]"
+        return f"[red]{escape(numbers + outcome.problem)}[/red]"
     wrong = [each for each in outcome.differences if each.wrong]
     if wrong:
-        lines = (f"{each.wrong} of {each.of} elements of {each.name} are wrong: {each.first}" for each in wrong)
+        lines = (f"{numbers}{each.wrong} of {each.of} elements of {each.name} are wrong: {each.first}" for each in wrong)
         return f"[red]{escape(chr(10).join(lines))}[/red]"
     return "as expected" if outcome.differences else "ran"
 
