@@ -176,3 +176,10 @@ def narrow_row_sums(x_ptr, y_ptr, width, BM: tl.constexpr, D: tl.constexpr):
     o_rows, o_cols = tl.arange(0, BM), tl.arange(0, D)
     b_x = tl.load(x_ptr + o_rows[:, None] * width + o_cols[None, :], mask=o_cols[None, :] < width, other=0.0)
     tl.store(y_ptr + o_rows, tl.sum(b_x, axis=1))
+
+
+@triton.jit
+def scale_by_rounded(x_ptr, y_ptr, n, factor, BN: tl.constexpr):
+    o = tl.program_id(0) * BN + tl.arange(0, BN)
+    b_y = tl.load(x_ptr + o, mask=o < n) * factor.to(x_ptr.dtype.element_ty)
+    tl.store(y_ptr + o, b_y, mask=o < n)

@@ -17,6 +17,7 @@ from sample_kernels import (
     order,
     rms_norm,
     running_sum,
+    scale_by_rounded,
     transpose,
     typed_scalars,
 )
@@ -234,3 +235,49 @@ def test_record_notes_launches_and_runs_nothing():
     assert launch.signature["x_ptr"] == "*fp32"
     assert launch.signature["eps"] == "fp32"
     assert launch.options == {"multibuffer": False}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_argument_is_rounded_to_a_tiles_dtype(dtype):
+    x = torch.randn(100, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for factor in (0.1, -3.14159, 1e-3, 1e30 if dtype == torch.bfloat16 else 7.7):
+        y = torch.empty(100, dtype=dtype)
+        with emulate():
+            scale_by_rounded[(2,)](x, y, 100, factor, BN=64)
+        assert torch.equal(y, x * torch.tensor(factor, dtype=dtype))
+
+
+class Pointer:
+    """What Triton takes for a pointer: an address in a tensor, and a dtype."""
+
+    def __init__(self, tensor, *, keeps=True):
+        self.address, self.dtype = tensor.data_ptr(), tensor.dtype
+        self.kept = tensor if keeps else None
+
+    def data_ptr(self):
+        return self.address
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("options", [{}, {"races": True, "ledgers": True}, {"checks": True}], ids=str)
+def test_an_object_with_an_address_and_a_dtype_is_a_pointer(options, keeps):
+    memory, y = torch.arange(100.0), torch.zeros(36)
+    with emulate(**options) as emulation:
+        scale_by_rounded[(1,)](Pointer(memory[64:], keeps=keeps), Pointer(y, keeps=keeps), 36, 2.0, BN=64)
+        assert torch.equal(y, 2 * memory[64:])
+        assert emulation.launches[0].arguments["y_ptr"].written == 144
+        with pytest.raises(OfflineError, match="of 400 bytes|which has 400"):
+            scale_by_rounded[(1,)](Pointer(memory[64:], keeps=keeps), Pointer(y, keeps=keeps), 37, 2.0, BN=64)
+    with record() as launches:
+        scale_by_rounded[(1,)](Pointer(memory), Pointer(y), 36, 2.0, BN=64)
+    assert launches[0].arguments["x_ptr"].nbytes == 400
+
+
+def test_an_object_whose_address_is_in_no_tensor_is_named():
+    pointer = Pointer(torch.zeros(8))
+    pointer.address = 4096
+    with (
+        emulate(),
+        pytest.raises(OfflineError, match="argument of type Pointer points to 0x1000, which is in no CPU tensor"),
+    ):
+        scale_by_rounded[(1,)](pointer, torch.zeros(8), 8, 2.0, BN=64)

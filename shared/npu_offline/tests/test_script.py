@@ -130,3 +130,46 @@ def test_the_exit_status_of_the_program_counts(run):
 def test_a_mistake_in_the_call_is_said_before_anything_runs(capsys, words, message):
     assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+FOR_CUDA = """
+import torch
+from torch._C import _cuda_getCurrentRawStream
+
+assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+x = torch.randn(8, device="cuda")
+assert x.is_cuda
+with torch.cuda.device(x.device), torch.cuda.stream(torch.cuda.Stream()):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    end.record()
+    torch.cuda.synchronize()
+    assert start.elapsed_time(end) >= 0
+assert torch.cuda.current_device() == 0 and torch.cuda.get_device_name() == "Ascend910B4"
+assert torch.cuda.get_device_properties(x.device).multi_processor_count == 40
+assert torch.cuda.get_device_capability() >= (8, 0)
+torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+assert torch.cuda.current_stream().cuda_stream == _cuda_getCurrentRawStream(0)
+numbers = [torch.rand(4, device="cuda", generator=torch.Generator("cuda").manual_seed(3)) for _ in range(2)]
+assert torch.equal(*numbers) and isinstance(torch.default_generator, torch.Generator)
+torch.cuda.manual_seed(5)
+first = torch.randn(4, device="cuda")
+torch.cuda.manual_seed_all(5)
+assert torch.equal(first, torch.randn(4, device="cuda"))
+assert not which.takes_cuda(x)
+torch.cuda.current_blas_handle() if "more" in sys.argv else None
+"""
+
+
+@pytest.mark.parametrize("word", ["", "more"])
+def test_a_program_for_cuda_finds_its_device_and_a_library_that_knows_both_does_not(tmp_path, word):
+    (tmp_path / "which.py").write_text(
+        "import torch\ndef takes_cuda(x):  # or an NPU\n    return torch.cuda.is_available() or x.is_cuda\n"
+    )
+    (tmp_path / "program.py").write_text(f"import sys\nimport which\n{FOR_CUDA}")
+    code = "import sys; from npu_offline.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "run", "--", "python", str(tmp_path / "program.py"), word]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert ("stopped: torch.cuda.current_blas_handle is not emulated" in said) == bool(word), said
+    assert word or "stopped" not in said, said

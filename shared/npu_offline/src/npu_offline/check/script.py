@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.machinery
+import linecache
 import os
 import runpy
 import shutil
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +33,8 @@ _DEVICES = ("cuda", "npu")
 _UB_BITS = "ASCEND_UB_CAPACITY_BITS"  # libraries look for the size of the Unified Buffer there
 _METHODS = ("cuda", "npu")  # of tensors: they lie here
 _DEVICE, _IS_CPU = torch.Tensor.device.__get__, torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_LIBRARIES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, npu_tiling))
 
 
 class _OnCpu(TorchFunctionMode):
@@ -44,6 +49,8 @@ class _OnCpu(TorchFunctionMode):
             return torch.device("npu", 0) if device.type == "cpu" else device
         if name == "__get__" and func == _IS_CPU:
             return False
+        if name == "__get__" and func == _IS_CUDA:
+            return _knows_cuda_alone(sys._getframe(1).f_code.co_filename)
         made = func(*map(_on_cpu, args), **{key: _on_cpu(value) for key, value in (kwargs or {}).items()})
         if name in MADE_EMPTY and made.device.type == "cpu":
             _unwritten(made)
@@ -65,6 +72,14 @@ def _on_cpu(value: Any) -> Any:
     if isinstance(value, str) and value.partition(":")[0] in _DEVICES:
         return "cpu"
     return value
+
+
+@functools.cache
+def _knows_cuda_alone(file: str) -> bool:
+    """Whether a file that asks for CUDA names no NPU: a program for CUDA is told yes, a library that would choose, no."""
+    if file.startswith(_LIBRARIES) or "triton" in Path(file).parts:
+        return False
+    return "npu" not in "".join(linecache.getlines(file)).lower()
 
 
 @contextlib.contextmanager
@@ -122,6 +137,7 @@ def _modules(soc: str) -> Iterator[None]:
         mock.patch.object(torch, "npu", npu, create=True),
         mock.patch.object(torch, "compile", _not_compiled),
         imported({"torch.npu": npu, "torch_npu": torch_npu, **later_names()}),
+        _cuda_is(npu),
         _autocast_on_cpu(),
         mock.patch.object(torch.nn.Module, "npu", lambda module, device=None: module, create=True),
         mock.patch.object(torch.nn.Module, "cuda", lambda module, device=None: module),
@@ -173,38 +189,146 @@ def _autocast_on_cpu() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _cuda_is(npu: types.ModuleType) -> Iterator[None]:
+    """Until the block ends, programs for CUDA find the NPU: torch.cuda has the functions of torch.npu."""
+
+    generator = torch.Generator
+
+    class Kind(type(generator)):  # type: ignore[misc]
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, generator)
+
+    class Generator(generator, metaclass=Kind):  # type: ignore[misc, valid-type]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return generator(device=_on_cpu(device))
+
+    def missing() -> None:
+        name = sys._getframe(1).f_code.co_name
+        raise UnsupportedError(f"torch.cuda.{name} is not emulated: no NPU has it, or a program for one has no need of it")
+
+    def is_available() -> bool:
+        return _knows_cuda_alone(sys._getframe(1).f_code.co_filename)
+
+    def device_count() -> int:
+        return int(_knows_cuda_alone(sys._getframe(1).f_code.co_filename))
+
+    forwarded = {name: value for name, value in vars(npu).items() if not name.startswith("_")}
+    forwarded |= {"is_available": is_available, "device_count": device_count, "_lazy_init": missing}
+    with contextlib.ExitStack() as stack:
+        for name, value in forwarded.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
+        stack.enter_context(mock.patch.object(torch, "Generator", Generator))
+        stack.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, create=True))
+        yield
+
+
+class _Stream:
+    """A stream that does everything at once."""
+
+    npu_stream = cuda_stream = stream_id = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.device = torch.device("npu", 0)
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def wait_stream(self, stream: object) -> None:
+        pass
+
+    wait_event = wait_stream
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        event = event or _Event()
+        event.record()
+        return event
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Event:
+    """An event: the times between two are of this host."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self._seconds = 0.0
+
+    def record(self, stream: object = None) -> None:
+        self._seconds = time.perf_counter()
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1000 * (end._seconds - self._seconds)
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait(self, stream: object = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
 def _npu(soc: str) -> types.ModuleType:
     """What programs ask torch.npu for: one device, and streams that do everything at once."""
     chip = npu_tiling.soc(soc)
     npu = types.ModuleType("torch.npu")
+    memory = 64 * 2**30
     properties = types.SimpleNamespace(
-        name=soc, cube_core_num=chip.cube_cores, vector_core_num=chip.vector_cores, total_memory=64 * 2**30
+        name=soc,
+        cube_core_num=chip.cube_cores,
+        vector_core_num=chip.vector_cores,
+        multi_processor_count=chip.vector_cores,
+        total_memory=memory,
+        major=8,
+        minor=0,
     )
 
     def nothing(*_: object, **__: object) -> None:
         return None
 
-    for name in ("synchronize", "set_device", "empty_cache", "manual_seed", "manual_seed_all", "reset_peak_memory_stats"):
+    def seeded(seed: int) -> None:
+        torch.default_generator.manual_seed(int(seed))
+
+    for name in ("synchronize", "set_device", "set_stream", "empty_cache", "init", "reset_peak_memory_stats"):
         setattr(npu, name, nothing)
     answers: dict[str, Callable[..., object]] = {
         "is_available": lambda: True,
+        "is_initialized": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_name": lambda *_: soc,
         "get_device_properties": lambda *_: properties,
+        "get_device_capability": lambda *_: (properties.major, properties.minor),
         "memory_allocated": lambda *_: 0,
         "max_memory_allocated": lambda *_: 0,
-        "is_bf16_supported": lambda *_: True,
+        "memory_reserved": lambda *_: 0,
+        "max_memory_reserved": lambda *_: 0,
+        "mem_get_info": lambda *_: (memory, memory),
+        "is_bf16_supported": lambda *_, **__: True,
+        "is_current_stream_capturing": lambda: False,
         "_is_in_bad_fork": lambda: False,
+        "manual_seed": seeded,
+        "manual_seed_all": seeded,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "device": lambda *_: contextlib.nullcontext(),
+        "device_of": lambda *_: contextlib.nullcontext(),
         "stream": lambda *_: contextlib.nullcontext(),
+        "current_stream": _Stream,
+        "default_stream": _Stream,
+        "Stream": _Stream,
+        "Event": _Event,
     }
     for name, answer in answers.items():
         setattr(npu, name, answer)
-    for name in ("Stream", "Event", "current_stream", "default_stream"):
-        setattr(npu, name, getattr(torch.cpu, name, torch.cpu.Stream))
     return npu
 
 

@@ -45,6 +45,7 @@ _RUNTIME = (
     "execute/runtime/launch.c",
     "execute/runtime/print.c",
     "execute/runtime/program.c",
+    "execute/runtime/roundings.c",
     "execute/runtime/watch.c",
     *_MACHINE,
     *_HEADERS,

@@ -16,7 +16,7 @@ from ..toolchain.compilation import front_end_of
 from ..toolchain.triton_ascend import require_triton_ascend
 from .emulation import active_driver, emulate
 from .launcher import Arguments, check_grid, record_of
-from .storage import bounds_of, row_bytes
+from .storage import bounds_of, row_bytes, tensor_of
 
 if TYPE_CHECKING:
     import torch
@@ -100,8 +100,8 @@ def _noted(value: Any) -> Memory | int | float:
     """An argument as a record keeps it: only the size of floating-point and of large tensors, to save memory."""
     if isinstance(value, (bool, int, float)):
         return value
-    tensor: torch.Tensor = getattr(value, "base", value)
-    if not hasattr(tensor, "shape"):  # an argument that stands for several tensors
+    tensor = tensor_of(value)
+    if tensor is None:
         bounds = bounds_of(value)
         return Memory(sum(bounds[1::2]) - sum(bounds[::2]))
     nbytes = tensor.numel() * tensor.itemsize
