@@ -183,3 +183,17 @@ def scale_by_rounded(x_ptr, y_ptr, n, factor, BN: tl.constexpr):
     o = tl.program_id(0) * BN + tl.arange(0, BN)
     b_y = tl.load(x_ptr + o, mask=o < n) * factor.to(x_ptr.dtype.element_ty)
     tl.store(y_ptr + o, b_y, mask=o < n)
+
+
+@triton.jit
+def store_every_third(x_ptr, y_ptr, n, BN: tl.constexpr):
+    o = tl.program_id(0) * BN + tl.arange(0, BN)
+    tl.store(y_ptr + o * 3, tl.load(x_ptr + o, mask=o < n), mask=o * 3 + 1 < 3 * n)
+
+
+@triton.jit
+def copy_strided(x_ptr, y_ptr, rows, columns, stride, BM: tl.constexpr, BN: tl.constexpr):
+    o_row, o_col = tl.arange(0, BM)[:, None], tl.arange(0, BN)[None, :]
+    inside = (o_row < rows) & (o_col < columns)
+    b_x = tl.load(x_ptr + o_row * stride + o_col, mask=inside)
+    tl.store(y_ptr + o_row * columns + o_col, b_x, mask=inside)

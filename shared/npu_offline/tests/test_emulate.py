@@ -1,5 +1,8 @@
 """Emulated kernels compute what the chip's own IR says, safely, whatever the order of their programs."""
 
+import importlib
+import re
+
 import pytest
 import torch
 from npu_offline import OfflineError, OutOfBoundsError, UnsupportedError, emulate, record
@@ -7,6 +10,7 @@ from npu_offline.execute.linalg import loops
 from sample_kernels import (
     add_narrow,
     cast,
+    copy_strided,
     expf,
     fill_scalar,
     functions,
@@ -18,6 +22,7 @@ from sample_kernels import (
     rms_norm,
     running_sum,
     scale_by_rounded,
+    store_every_third,
     transpose,
     typed_scalars,
 )
@@ -281,3 +286,46 @@ def test_an_object_whose_address_is_in_no_tensor_is_named():
         pytest.raises(OfflineError, match="argument of type Pointer points to 0x1000, which is in no CPU tensor"),
     ):
         scale_by_rounded[(1,)](pointer, torch.zeros(8), 8, 2.0, BN=64)
+
+
+def said_of(launch, **options):
+    with emulate(**options), pytest.raises(OfflineError) as caught:
+        launch()
+    return str(caught.value)
+
+
+def test_a_masked_store_that_reads_is_named_as_the_store_that_it_is():
+    said = said_of(lambda: store_every_third[(2,)](torch.ones(100), torch.zeros(300), 100, BN=64))
+    assert re.search(
+        r"read of \d+ bytes .* argument y_ptr.*; the kernel does not read y_ptr: triton-ascend does not keep", said
+    )
+    assert re.search(r"the mask of its store \(sample_kernels.py, line \d+\), which became load, select and store", said)
+
+
+def test_an_access_out_of_bounds_says_how_the_argument_lies_in_memory():
+    def launch(x, stride):
+        copy_strided[(1,)](x, torch.empty(8, 100), 8, 100, stride, BM=8, BN=128)
+
+    said = said_of(lambda: launch(torch.ones(1).expand(8, 100), 100))
+    assert "x_ptr has shape (8, 100) and strides (0, 0): an expanded view, whose elements share memory" in said
+    said = said_of(lambda: launch(torch.ones(8, 100), 128))
+    assert "its mask or a stride is wrong: x_ptr has shape (8, 100) and strides (100, 1)" in said
+    assert "fault 10" not in said
+    assert "x_ptr has shape (8, 100) and strides (1, 8)" in said_of(lambda: launch(torch.ones(100, 8).T, 128))
+
+
+def test_findings_of_a_final_module_name_the_argument_and_its_line():
+    said = said_of(
+        lambda: copy_strided[(1,)](torch.ones(8, 100), torch.empty(8, 100), 8, 100, 128, BM=8, BN=128), checks=True
+    )
+    assert re.search(r"reads bytes .* of argument x_ptr, which has 3200 \(sample_kernels.py, line \d+\)", said)
+
+
+def test_of_equal_kernels_in_two_files_each_names_its_own(tmp_path, monkeypatch):
+    text = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef over(x_ptr, BN: tl.constexpr):\n"
+    text += "    tl.store(x_ptr + tl.arange(0, BN), 1.0)\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("first_of_two", "second_of_two"):
+        (tmp_path / f"{name}.py").write_text(text)
+        kernel = importlib.import_module(name).over
+        assert f"({name}.py, line 7)" in said_of(lambda kernel=kernel: kernel[(1,)](torch.ones(8), BN=64))

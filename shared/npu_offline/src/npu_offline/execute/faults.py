@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import EndlessLoopError, OfflineError, OutOfBoundsError, RaceError
 from ..launches import RESERVED
-from .source_lines import KernelSource
+from .source_lines import LOAD, STORE, KernelSource
+
+if TYPE_CHECKING:
+    import torch
 
 _OUT_OF_MEMORY, _RACE, _ENDLESS, _INTERRUPTED = 2, 3, 5, 6  # as in runtime.h, where 1 is an access out of bounds
 _ACCESSES = ("read", "write", "atomic update")
@@ -34,6 +37,7 @@ def fault_of(
     fault: Fault,
     kernel: str,
     pointers: Sequence[str],
+    tensors: Sequence[torch.Tensor | None],
     bases: Sequence[int],
     ranges: Sequence[int],
     grid: tuple[int, int, int],
@@ -47,6 +51,7 @@ def fault_of(
         fault: what it noted.
         kernel: the kernel's name.
         pointers: names of its pointer arguments.
+        tensors: what each is; None for what stands for others.
         bases: the address of each.
         ranges: first address and end of the storage of each argument, the reserved ones first.
         grid: programs in x, y and z.
@@ -72,10 +77,8 @@ def fault_of(
     named = f" ({lines})" if lines else ""
     if fault.reason != _RACE:
         low, high = ranges[2 * fault.argument : 2 * fault.argument + 2]
-        outside = f"{where}: {what} {place}, outside its storage of {high - low} bytes{named}"
-        if source.has_mask(pointers[position], fault.access):
-            outside += "; its mask is wrong, or one that triton-ascend does not keep: compiler fault 10"
-        return OutOfBoundsError(outside)
+        why = _why(source, pointers[position], fault.access, tensors[position])
+        return OutOfBoundsError(f"{where}: {what} {place}, outside its storage of {high - low} bytes{named}{why}")
     aliases = [
         name
         for i, name in enumerate(pointers)
@@ -85,6 +88,26 @@ def fault_of(
     other = source.lines(pointers[position], fault.other_access) if not aliases else ""
     done = f"{_DONE[fault.other_access]} ({other})" if other and other != lines else _DONE[fault.other_access]
     return RaceError(f"{where}: {what} {place}{shared}{named}, which {_program(fault.other, grid)} {done}")
+
+
+def _why(source: KernelSource, name: str, access: int, tensor: torch.Tensor | None) -> str:
+    """What may be wrong where an argument is accessed out of bounds; nothing where the access itself says it."""
+    if access == LOAD and source.only_stores(name):
+        stores = source.lines(name, STORE)
+        store = f"its store{f' ({stores})' if stores else ''}"
+        return (
+            f"; the kernel does not read {name}: triton-ascend does not keep the mask of {store}, which became load, select and"
+            " store of the whole tile: compiler fault 10"
+        )
+    if access == LOAD and source.has_mask(name, access) and source.loses_mask(name):
+        return "; its mask is one that triton-ascend does not keep: compiler fault 10"
+    layout = tensor is not None and f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}"
+    if tensor is not None and not tensor.is_contiguous():
+        repeated = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return f"; {layout}{': an expanded view, whose elements share memory' if repeated else ''}"
+    if not source.has_mask(name, access):
+        return ""
+    return f"; its mask or a stride is wrong{f': {layout}' if layout else ''}"
 
 
 def _program(linear: int, grid: tuple[int, int, int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,8 +17,8 @@ from .final.checked import PLAIN, SURVEYED, check
 from .final.findings import FINDING_BYTES, raise_findings, read_findings
 from .races import shared_writes
 from .settings import ACCESS_FIELDS, running
-from .source_lines import KernelSource
-from .storage import bounds_of, bytes_of, row_bytes, storage_of
+from .source_lines import LOAD, STORE, UPDATE, KernelSource
+from .storage import bounds_of, bytes_of, row_bytes, storage_of, tensor_of
 
 _LENGTHS = 40  # classes of transfers by length, powers of two, as in launch.h
 _MOST_ACCESSES = 20_000  # of a launch that are noted: more than a picture can show
@@ -25,6 +26,7 @@ _TRAFFIC, _USE = len(Traffic.__dataclass_fields__), 4
 _COUNTERS = _TRAFFIC + _USE + _LENGTHS
 _NOT_A_NUMBER = 0xFF  # bytes of a core's memory that nobody has written
 _KINDS = {OutOfBoundsError: "bounds", RaceError: "programs", EndlessLoopError: "endless"}  # of findings
+_NUMBERED = re.compile(r"\bargument (\d+)\b")  # in what views.c writes
 _SCALARS = {  # Triton type to struct format, in a slot of 8 bytes
     "i1": "?7x",
     "i8": "b7x",
@@ -99,6 +101,17 @@ class Launcher:
         alike = shared_writes(self._arguments.kernel)
         return sum(1 << i for i, name in enumerate(self._arguments.pointers, RESERVED) if name in alike)
 
+    def _named(self, text: str) -> str:
+        """A finding with the name and the lines of the argument whose number it has."""
+        found = _NUMBERED.search(text)
+        number = int(found[1]) - RESERVED if found else -1
+        if not 0 <= number < len(self._arguments.pointers):
+            return text
+        name = self._arguments.pointers[number]
+        source, kinds = self._kernel_source, (STORE, UPDATE) if " writes " in text else (LOAD,)
+        lines = next(filter(None, (source.lines(name, kind) for kind in kinds)), "")
+        return f"{_NUMBERED.sub(f'argument {name}', text)}{f' ({lines})' if lines else ''}"
+
     def __call__(
         self,
         grid_x: int,
@@ -128,7 +141,7 @@ class Launcher:
             ranges += (low, low + size)
         rows = [0] * RESERVED
         storages: list[int] = []
-        bases = []
+        bases, tensors = [], []
         kept = [value for value, keep in zip(values, self._arguments.kept, strict=True) if keep]
         for (name, kind), value in zip(self._arguments.types.items(), kept, strict=True):
             if kind.startswith("*"):
@@ -136,6 +149,7 @@ class Launcher:
                 slots += (address, address, 0, high - low, 1)
                 ranges += (low, high)
                 bases.append(address)
+                tensors.append(tensor_of(value))
                 rows.append(row_bytes(value) if emulation.ledgers else 0)
                 if emulation.watching:
                     storages += bounds_of(value)
@@ -172,8 +186,8 @@ class Launcher:
                 found,
             )
             if failed:
-                raise_findings(self._arguments.name, found.value)
-                names, where = self._arguments.pointers, (bases, ranges, grid)
+                raise_findings(self._arguments.name, found.value, self._named)
+                names, where = self._arguments.pointers, (tensors, bases, ranges, grid)
                 name, seconds = self._arguments.name, settings.PROGRAM_SECONDS
                 raise fault_of(failed, Fault(*noted), name, names, *where, seconds, self._kernel_source)
 
@@ -198,7 +212,9 @@ class Launcher:
             if emulation.checks:
                 name, types = self._arguments.name, self._arguments.types
                 few = (survey, complete) if emulation.distinct and count > 1 else None
-                notes = check(name, types, kept, binary, run, lambda: read_findings(found.value), traffic_of, few)
+                notes = check(
+                    name, types, kept, binary, run, lambda: read_findings(found.value, self._named), traffic_of, few
+                )
             else:
                 run(function)
         except FindingsError as error:

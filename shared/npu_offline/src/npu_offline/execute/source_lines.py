@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..launches import LaunchRecord
+from ..launches import RESERVED, LaunchRecord
 from ..module.places import places_of
 from ..toolchain.compilation import front_end_of
 
@@ -32,9 +32,9 @@ class KernelSource:
         """
         self._names = [name for name in record.signature if name not in record.constants]
         try:
-            self._text = front_end_of(record)[1]
+            _, self._text, self._linalg = front_end_of(record)
         except Exception:
-            self._text = ""
+            self._text = self._linalg = ""
 
     def lines(self, argument: str, access: int) -> str:
         """Where the kernel accesses an argument: "kernels.py, line 27", or several lines; nothing where that is not known.
@@ -54,6 +54,16 @@ class KernelSource:
         """Whether every access of the kernel to an argument has a mask."""
         found = self._accesses(argument, access)
         return bool(found) and all(len(re.findall(r"%\w+", _operands(line))) > _MASKS[access] for line in found)
+
+    def loses_mask(self, argument: str) -> bool:
+        """Whether a load of an argument copies whole tiles in the Linalg IR."""
+        memory = f"%arg{self._names.index(argument) + RESERVED}"
+        tiles = re.findall(rf"(%\S+) = memref\.reinterpret_cast {memory} ", self._linalg)
+        return any(f"memref.copy {tile}," in self._linalg for tile in tiles)
+
+    def only_stores(self, argument: str) -> bool:
+        """Whether the kernel stores to an argument, always with a mask, and does not load from it."""
+        return not self._accesses(argument, LOAD) and self.has_mask(argument, STORE)
 
     def swaps(self) -> bool:
         """Whether the kernel has a compare-and-swap."""

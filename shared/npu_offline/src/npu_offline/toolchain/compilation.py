@@ -123,7 +123,8 @@ def front_end_of(record: LaunchRecord) -> tuple[str, str, str]:
     kernel = record.kernel
     source = kernel.cache_key  # also finds the globals that the kernel uses
     used = sorted((key[0], repr(value[0])) for key, value in kernel.used_global_vals.items())
-    parts = (source, used, sorted(record.signature.items()), sorted(record.constants.items(), key=str))
+    file = kernel.fn.__code__.co_filename  # which lines are named of; another one may hold the same text
+    parts = (file, source, used, sorted(record.signature.items()), sorted(record.constants.items(), key=str))
     versions = (importlib.metadata.version("triton-ascend"), sorted(record.divisible), sorted(record.options.items()))
 
     def build() -> str:

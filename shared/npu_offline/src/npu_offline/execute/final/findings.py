@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...errors import Finding, FindingsError
 
 FINDING_BYTES = 1 << 16  # as in runtime.h
 WEAK = "weak hazard"
 
 
-def read_findings(noted: bytes) -> list[Finding]:
-    """Findings from lines of the program's three numbers, the kind and the text."""
+def read_findings(noted: bytes, named: Callable[[str], str] = str) -> list[Finding]:
+    """Findings from lines of the program's three numbers, the kind and the text, in which `named` names arguments."""
     found = []
     for line in noted.decode(errors="replace").splitlines():
         program, kind, text = line.split("|", 2)
         x, y, z = (int(number) for number in program.split())
-        found.append(Finding(kind, (x, y, z), text))
+        found.append(Finding(kind, (x, y, z), named(text)))
     return found
 
 
-def raise_findings(kernel: str, noted: bytes) -> None:
+def raise_findings(kernel: str, noted: bytes, named: Callable[[str], str] = str) -> None:
     """Raise FindingsError if there are any."""
-    findings = [finding for finding in read_findings(noted) if finding.kind != WEAK]
+    findings = [finding for finding in read_findings(noted, named) if finding.kind != WEAK]
     if findings:
         raise FindingsError(kernel, findings)
