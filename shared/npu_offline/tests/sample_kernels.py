@@ -197,3 +197,10 @@ def copy_strided(x_ptr, y_ptr, rows, columns, stride, BM: tl.constexpr, BN: tl.c
     inside = (o_row < rows) & (o_col < columns)
     b_x = tl.load(x_ptr + o_row * stride + o_col, mask=inside)
     tl.store(y_ptr + o_row * columns + o_col, b_x, mask=inside)
+
+
+@triton.jit
+def store_at_ticket(counter_ptr, y_ptr):
+    tl.store(y_ptr, 7)
+    ticket = tl.atomic_add(counter_ptr, 1)
+    tl.store(y_ptr + ticket, tl.program_id(0))

@@ -6,6 +6,8 @@ import re
 import pytest
 import torch
 from npu_offline import OfflineError, OutOfBoundsError, UnsupportedError, emulate, record
+from npu_offline.check.stopped import is_refusal
+from npu_offline.check.stopped import said_of as said_of_stopped
 from npu_offline.execute.linalg import loops
 from sample_kernels import (
     add_narrow,
@@ -22,6 +24,7 @@ from sample_kernels import (
     rms_norm,
     running_sum,
     scale_by_rounded,
+    store_at_ticket,
     store_every_third,
     transpose,
     typed_scalars,
@@ -329,3 +332,14 @@ def test_of_equal_kernels_in_two_files_each_names_its_own(tmp_path, monkeypatch)
         (tmp_path / f"{name}.py").write_text(text)
         kernel = importlib.import_module(name).over
         assert f"({name}.py, line 7)" in said_of(lambda kernel=kernel: kernel[(1,)](torch.ones(8), BN=64))
+
+
+def test_a_kernel_that_the_front_end_cannot_convert_is_refused_with_the_line():
+    with emulate(), pytest.raises(Exception) as caught:
+        store_at_ticket[(1,)](*torch.zeros(2, 8, dtype=torch.int32))
+    line = store_at_ticket.fn.__code__.co_firstlineno + 4  # the last one
+    said = said_of_stopped(caught.value)
+    assert f"cannot convert the kernel (sample_kernels.py, line {line}, or what that uses):" in said
+    assert "unresolved materialization" in said
+    assert "What it converts: addresses" in said
+    assert is_refusal(caught.value)

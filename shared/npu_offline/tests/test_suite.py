@@ -55,6 +55,13 @@ def test_out_of_bounds(x):
 def test_refused(x):
     refused[(1,)](x, torch.empty_like(x), BLOCK=64)
 
+@triton.jit
+def unconverted(x, y):
+    tl.store(y + tl.atomic_add(x, 1), tl.program_id(0))
+
+def test_refused_by_the_front_end(x):
+    unconverted[(1,)](*torch.zeros(2, 8, dtype=torch.int32, device=DEVICE))
+
 def test_refused_option(x):
     double[(1,)](x, torch.empty_like(x), 64, BLOCK=64, option_of_another_release=True)
 """
@@ -73,9 +80,10 @@ def test_tests_pass_fail_and_are_refused_by_name(pytester, monkeypatch):
             "*REFUSED*::test_refused*",
             "double, bounds: *write of 512 bytes at byte 0 of argument y, outside its storage of 256 bytes (*.py, line 9)",
             "3 launches in 3 tests, as on Ascend910B4, from Linalg IR",
+            "1 refused: triton-ascend cannot convert the kernel (test_tests_pass_fail_and_are_refused_by_name.py, line *",
             "1 refused: Triton refuses the kernel: AttributeError(*NoneType*triton.language.extra.ascend.libdevice*",
             "1 refused: Triton refuses the launch: Keyword argument option_of_another_release was *",
-            "*2 failed, 1 passed, 2 refused*",
+            "*2 failed, 1 passed, 3 refused*",
         ]
     )
 

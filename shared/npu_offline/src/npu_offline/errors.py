@@ -22,6 +22,10 @@ class CompilationError(OfflineError):
     """The compiler refused a kernel for another reason than a buffer that is too small."""
 
 
+class RefusedError(CompilationError, UnsupportedError):
+    """triton-ascend cannot convert a kernel: nothing is said about its results."""
+
+
 class OutOfBoundsError(OfflineError):
     """An emulated kernel accessed global memory outside the storage of its arguments."""
 

@@ -96,8 +96,8 @@ def _why(source: KernelSource, name: str, access: int, tensor: torch.Tensor | No
         stores = source.lines(name, STORE)
         store = f"its store{f' ({stores})' if stores else ''}"
         return (
-            f"; the kernel does not read {name}: triton-ascend does not keep the mask of {store}, which became load, select and"
-            " store of the whole tile: compiler fault 10"
+            f"; the kernel does not read {name}: triton-ascend does not keep the mask of {store}, which became load, select"
+            " and store of the whole tile: compiler fault 10"
         )
     if access == LOAD and source.has_mask(name, access) and source.loses_mask(name):
         return "; its mask is one that triton-ascend does not keep: compiler fault 10"

@@ -5,19 +5,27 @@ Options that are not given have triton-ascend's defaults, which are the same for
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from triton._C.libtriton import ir
 from triton.backends.ascend.compiler import AscendAttrsDescriptor, NPUOptions, make_ttir, ttir_to_linalg
 from triton.compiler import ASTSource
 
-from ..errors import CompilationError, UnsupportedError
+from ..errors import RefusedError, UnsupportedError
+from ..module.places import places_of
 from .helpers import refuse_helpers_of_one_name
-from .messages import reason
+from .messages import has_advice, reason
 
 refuse_helpers_of_one_name()
+
+_CONVERTED = (
+    "What it converts: addresses that are sums and products of program numbers, ranges, arguments and loaded numbers;"
+    " pointers that a loop makes, or moves by one step a turn; masks that compare ranges with numbers. Write the line so"
+)
 
 
 def options_from(given: Mapping[str, Any]) -> NPUOptions:
@@ -37,19 +45,59 @@ def to_linalg(module: Any, options: NPUOptions) -> str:
     """The "ttadapter" text of an optimised TTIR module.
 
     Raises:
-        CompilationError: triton-ascend's converter refused it.
+        RefusedError: triton-ascend's converter refused it.
         UnsupportedError: it has assembly in it, or is compiled for debugging.
     """
     if options.debug:
         raise UnsupportedError("TRITON_DEBUG is set, and tl.device_assert cannot be run: unset it")
     try:
-        linalg = str(ttir_to_linalg(module, dict(options.__dict__), options, named_ops=True))
+        linalg = _converted(str(module), options)
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace")
-        raise CompilationError(f"triton-adapter-opt failed:\n{reason(said)}") from None
+        raw = error.stderr.decode(errors="replace")
+        where = _refused_place(str(module), options)
+        advice = "" if has_advice(raw) else f"\n{_CONVERTED}"
+        raise RefusedError(f"triton-ascend cannot convert the kernel{where}:\n{reason(raw)}{advice}") from None
     if "llvm.inline_asm" in linalg:
         raise UnsupportedError("tl.inline_asm_elementwise has assembly of another chip: Ascend's assembler knows none of it")
     return linalg
+
+
+def _converted(ttir: str, options: NPUOptions) -> str:
+    return str(ttir_to_linalg(ttir, dict(options.__dict__), options, named_ops=True))
+
+
+def _refused_place(ttir: str, options: NPUOptions) -> str:
+    """The line of the first statement with which a kernel is refused, by conversions of its first statements alone."""
+    head, statements, tail = _statements(ttir)
+    converts, refused = 0, len(statements)
+    while refused - converts > 1:
+        middle = (converts + refused) // 2
+        try:
+            _converted("\n".join([*head, *sum(statements[:middle], []), "    tt.return", *tail]), options)
+            converts = middle
+        except subprocess.CalledProcessError:
+            refused = middle
+    place = re.search(r"loc\((#loc\d*)\)\s*$", statements[refused - 1][-1]) if statements else None
+    file, line = places_of(ttir).get(place[1], ("", 0)) if place else ("", 0)
+    return f" ({Path(file).name}, line {line}, or what that uses)" if file else ""
+
+
+def _statements(ttir: str) -> tuple[list[str], list[list[str]], list[str]]:
+    """What stands before the statements of a kernel's body, their lines, and what stands behind them.
+
+    A kernel that has several blocks, as one with an early return, has no statements here.
+    """
+    lines = ttir.splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith("  tt.func public")), len(lines)) + 1
+    end = next((i for i in range(first, len(lines)) if lines[i].startswith(("  }", "  ^"))), len(lines))
+    statements: list[list[str]] = []
+    for line in lines[first:end]:
+        if re.match(r" {4}[^ }]", line):
+            statements.append([])
+        if statements:
+            statements[-1].append(line)
+    whole = end < len(lines) and lines[end].startswith("  }")
+    return lines[:first], statements if whole else [], lines[end:]
 
 
 def front_end(

@@ -14,6 +14,11 @@ _ADVICE = {
 }
 
 
+def has_advice(said: str) -> bool:
+    """Whether `reason` says what to do about it."""
+    return any(sign in said for sign in _ADVICE)
+
+
 def reason(said: str) -> str:
     """The lines of a compiler's output that say why it failed.
 
