@@ -140,6 +140,17 @@ def test_each_configuration_of_an_autotuned_kernel_is_run_and_ranked(file, capsy
     assert status == 1
 
 
+def test_configurations_that_differ_in_what_ascend_ignores_are_one(file, capsys):
+    tuned = "@triton.autotune([triton.Config({'BLOCK': 64}, num_warps=4), triton.Config({'BLOCK': 64}, num_stages=3),\n"
+    tuned += "    triton.Config({'BLOCK': 128}, num_warps=8)], key=['n'])\n@triton.jit\n"
+    tuned += "def copied(x_ptr, y_ptr, n, BLOCK: tl.constexpr):\n    o = tl.arange(0, BLOCK)\n"
+    tuned += "    tl.store(y_ptr + o, tl.load(x_ptr + o, mask=o < n), mask=o < n)\n"
+    given = ["x_ptr=fp32:64", "y_ptr=fp32:64", "n=64", "--grid", "1", "--linalg-only"]
+    path = file(tuned)
+    assert run(capsys, "run", f"{path}::copied", *given)[1].count("what ran") == 2
+    assert run(capsys, "run", f"{path}::copied", *given, "BLOCK=64")[1].count("what ran") == 1
+
+
 def test_heuristics_are_computed(file, capsys):
     path = file(
         """

@@ -147,6 +147,11 @@ def test_a_file_without_calls_says_what_to_write(file, capsys):
     assert status == 2
 
 
+def test_a_file_without_calls_is_imported_once(file, capsys):
+    _, said = run(capsys, "run", file("del calls\nprint('imported')"))
+    assert said.count("imported") == 1
+
+
 def test_nothing_to_tune_is_an_error(file, capsys):
     status, said = run(capsys, "tune", f"{file()}::softmax", *SOFTMAX)
     assert "BLOCK=1024,512,2048" in said

@@ -147,6 +147,15 @@ def test_a_loop_that_does_not_end_is_named(run, monkeypatch, command, launch):
     assert status == 1
 
 
+def test_a_launch_that_takes_long_is_named_and_ends_at_the_limit(run, monkeypatch):
+    monkeypatch.setattr(settings, "PROGRESS_SECONDS", 0.5)
+    launch = "call(count, 1, 64, grid=1, n=2**31 - 1, BLOCK=64)"
+    status, said = run("run", f'yield "endless", lambda: {launch}', LINALG, "--limit", "1.5")
+    assert "npu-offline: kernel count, 1 programs: runs for 1 s" in said
+    assert "stopped after 1.5 s, the limit: a loop does not end, or waits for another program" in said
+    assert status == 1
+
+
 def test_time_names_a_loop_that_does_not_end(run, monkeypatch):
     monkeypatch.setattr(program, "MOST_TURNS", 1000)
     monkeypatch.setattr(settings, "PROGRAM_SECONDS", 1)  # launches that write integers run before they are timed

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from .commands import bounds, check, lint, maintenance, releases, report, run, time, tune
 from .errors import OfflineError
+from .execute.settings import timed
 from .toolchain import compilers
 
 
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.given = [*options.given, *given]
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch without numpy, which nothing here uses
     try:
-        return int(options.run(options))
+        with timed(getattr(options, "limit", None)):
+            return int(options.run(options))
     except KeyboardInterrupt:
         print("npu-offline: stopped", file=sys.stderr)
         return 130

@@ -44,7 +44,7 @@ def load_calls(
     module = _module(target, function)
     if not hasattr(module, function):
         what = "Iterable[tuple[str, Callable[[], None]]]"
-        other = f", or name a kernel: {target}::KERNEL{_kernels(target)}" if target.suffix == ".py" else ""
+        other = f", or name a kernel: {target}::KERNEL{_named(kernels_of(module))}" if target.suffix == ".py" else ""
         raise OfflineError(f"{module.__file__} must define {function}() -> {what}{other}")
     calls = list(getattr(module, function)())
     if not calls:
@@ -84,7 +84,11 @@ def _kernels(target: Path) -> str:
     """The kernels of a file, for messages."""
     if target.suffix != ".py" or not target.is_file():
         return ""
-    return f", KERNEL one of {', '.join(kernels_of(load_file(target, partly=True))) or '(none)'}"
+    return _named(kernels_of(load_file(target, partly=True)))
+
+
+def _named(kernels: Iterable[str]) -> str:
+    return f", KERNEL one of {', '.join(kernels) or '(none)'}"
 
 
 def launches_of(calls: Iterable[Call], soc: str, refused: dict[str, str] | None = None) -> list[LaunchRecord]:

@@ -136,10 +136,15 @@ def jit_function(value: Any) -> Any:
 
 
 def configurations(value: Any) -> list[dict[str, Any]]:
-    """The sizes of each of an autotuned kernel's configurations; none for other kernels."""
+    """The sizes of each of an autotuned kernel's configurations, those that differ in what Ascend ignores (num_warps,
+    num_stages) once; none for other kernels."""
     while type(value).__module__.startswith("triton.runtime.auto"):
         if hasattr(value, "configs"):
-            return [dict(configuration.kwargs) for configuration in value.configs]
+            found: list[dict[str, Any]] = []
+            for configuration in value.configs:
+                if configuration.kwargs not in found:
+                    found.append(dict(configuration.kwargs))
+            return found
         value = value.fn
     return []
 

@@ -15,7 +15,7 @@ from .. import check
 from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
 from . import execution_report
-from .options import add_target, soc_name
+from .options import add_limit, add_target, soc_name
 from .output import new_console, progress, write_json
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument("--compile-only", action="store_true", help="do not execute what was compiled")
     parser.add_argument("--fresh", action="store_true", help="execute calls again whose verdict is kept from before")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    add_limit(parser)
     parser.set_defaults(run=_run)
 
 

@@ -40,6 +40,21 @@ def add_target(parser: argparse.ArgumentParser, *, or_script: bool = False) -> N
     )
 
 
+def add_limit(parser: argparse.ArgumentParser) -> None:
+    """How long launches may take."""
+    parser.add_argument("--limit", type=seconds, metavar="SECONDS", help="stop a launch that takes longer (no limit)")
+
+
+def seconds(text: str) -> float:
+    """A time above 0, for options."""
+    try:
+        if float(text) > 0:
+            return float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds above 0")
+
+
 def add_what_to_time(parser: argparse.ArgumentParser) -> None:
     """What to time, one chip and toolchain that its launches are predicted for, and which of its calls."""
     add_target(parser)

@@ -14,7 +14,7 @@ from .. import check
 from ..errors import OfflineError
 from ..launches import Launch, Ledger, Traffic
 from ..toolchain import compilers as toolchains
-from .options import add_target, soc_name
+from .options import add_limit, add_target, soc_name
 from .output import new_console, new_folder, writing_to
 from .script import run_script
 
@@ -45,6 +45,7 @@ def add_parser(commands: Subparsers) -> None:
         metavar="FOLDER",
         help="write pictures of the Unified Buffer over time there: a page, and a PNG file for each launch",
     )
+    add_limit(parser)
     parser.set_defaults(run=_run, script=[])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import EndlessLoopError, OfflineError, OutOfBoundsError, RaceError
 from ..launches import RESERVED
+from . import settings
 from .source_lines import LOAD, STORE, KernelSource
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def fault_of(
     bases: Sequence[int],
     ranges: Sequence[int],
     grid: tuple[int, int, int],
-    seconds: int,
+    limit: float | None,
     source: KernelSource,
 ) -> BaseException:
     """The error of a launch that failed.
@@ -55,7 +56,7 @@ def fault_of(
         bases: the address of each.
         ranges: first address and end of the storage of each argument, the reserved ones first.
         grid: programs in x, y and z.
-        seconds: of processor time that a program may take.
+        limit: seconds after which the launch was stopped, if it was.
         source: what is known of its accesses.
     """
     if fault.reason == _INTERRUPTED:
@@ -67,7 +68,8 @@ def fault_of(
         why = "a loop does not end, or waits for another program"
         if source.swaps():
             why += "; tl.atomic_cas returns the new value, so that a lock that it takes is never free: compiler fault 16"
-        return EndlessLoopError(f"{where}: stopped after {seconds} s of processor time: {why}")
+        after = f"{settings.PROGRAM_SECONDS} s of processor time" if limit is None else f"{limit:g} s, the limit"
+        return EndlessLoopError(f"{where}: stopped after {after}: {why}")
     what = f"{_ACCESSES[fault.access]} of {fault.size} bytes"
     if fault.argument < RESERVED:
         return OutOfBoundsError(f"{where}: {what} at address {fault.address:#x}, which is in no argument's storage")

@@ -171,25 +171,29 @@ class Launcher:
             ctypes.memset(counters, 0, ctypes.sizeof(counters))
             if emulation.checks:  # on a chip it holds what launches before have left
                 ctypes.memset(workspace, poison, len(workspace))
-            failed = self._run(
-                ctypes.c_void_p(address),
-                self._slots.pack(*slots, *grid),
-                self._ranges.pack(*ranges),
-                self._row_bytes.pack(*rows),
-                ctypes.c_int64(self._count),
-                (ctypes.c_uint64 * len(storages))(*storages),
-                ctypes.c_int64(len(storages) // 2),
-                (ctypes.c_int32 * 3)(*grid),
-                emulation.settings(self._unit_bits, shared, mode=mode, poison=poison, chosen=chosen, **filled),
-                counters,
-                noted,
-                found,
-            )
+            with settings.clock.launch(f"kernel {self._arguments.name}, {count} programs") as late:
+                failed = self._run(
+                    ctypes.c_void_p(address),
+                    self._slots.pack(*slots, *grid),
+                    self._ranges.pack(*ranges),
+                    self._row_bytes.pack(*rows),
+                    ctypes.c_int64(self._count),
+                    (ctypes.c_uint64 * len(storages))(*storages),
+                    ctypes.c_int64(len(storages) // 2),
+                    (ctypes.c_int32 * 3)(*grid),
+                    emulation.settings(
+                        self._unit_bits, shared, mode=mode, poison=poison, chosen=chosen, late=late, **filled
+                    ),
+                    counters,
+                    noted,
+                    found,
+                )
             if failed:
                 raise_findings(self._arguments.name, found.value, self._named)
                 names, where = self._arguments.pointers, (tensors, bases, ranges, grid)
-                name, seconds = self._arguments.name, settings.PROGRAM_SECONDS
-                raise fault_of(failed, Fault(*noted), name, names, *where, seconds, self._kernel_source)
+                name = self._arguments.name
+                limit = settings.clock.limit if late.value else None
+                raise fault_of(failed, Fault(*noted), name, names, *where, limit, self._kernel_source)
 
         def survey() -> None:
             programs[:] = dict.fromkeys([0, count - 1, *range(count)])  # the first and the last program are always run

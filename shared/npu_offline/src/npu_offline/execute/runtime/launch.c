@@ -123,7 +123,7 @@ int npu_offline_launch(void (*kernel)(const void *, int32_t, int32_t, int32_t), 
               .programs = (int64_t)grid[0] * grid[1] * grid[2], .fault = fault, .watch = given->watch,
               .seconds = given->seconds, .unit_bits = given->unit_bits, .shared = given->shared, .check = given->check, .poison = given->poison,
               .findings = findings, .news = given->news, .issued = given->issued,
-              .accesses = given->accesses, .accesses_room = given->accesses_room};
+              .accesses = given->accesses, .accesses_room = given->accesses_room, .late = given->late};
   pthread_mutex_init(&l.findings_lock, NULL);
   int64_t threads = given->threads;
   uint64_t seed = given->seed;

@@ -20,4 +20,5 @@ typedef struct {
   unsigned char *issued;   // with checks: for each instruction of the final module, whether a program has issued it
   int64_t *accesses;       // of the Unified Buffer by the first program: their number, then ACCESS_FIELDS of each
   int64_t accesses_room;   // for so many
+  const volatile int32_t *late;  // not 0 once the launch has taken too long
 } settings;

@@ -75,6 +75,7 @@ static int64_t processor_time(void) {
 // Compiled kernels call this at each turn of a loop.
 void npu_offline_turn(void) {
   if (interrupted) fail(INTERRUPTED, LOCAL, LOAD, NULL, 0);
+  if (self->launch->late && *self->launch->late) fail(ENDLESS, LOCAL, LOAD, NULL, 0);
   if (++self->turns % TURNS_BETWEEN_LOOKS) return;
   const int64_t now = processor_time();
   if (!self->ends) self->ends = now + self->launch->seconds * 1000000000;

@@ -43,6 +43,7 @@ typedef struct {
   watched *watched;
   pthread_mutex_t stripes[STRIPES];
   int64_t seconds;             // of processor time that a program may take
+  const volatile int32_t *late;  // see settings
   int64_t check, poison;       // how it runs, as in ../final/machine.h; what unwritten bytes of a core are
   int64_t lock_takers[LOCKS], lock_last[LOCKS];  // of each lock: how often it was taken, and the last program that took it
   char *findings;              // of the checks, a line each
