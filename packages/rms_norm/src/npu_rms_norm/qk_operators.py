@@ -7,12 +7,13 @@ by the kernels of `rms_norm`, as slices of one tensor.
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any
 
 import torch
 from npu_tiling import Device, device_for
-from npu_tiling.pytorch.autograd import Function, apply, forward_mode, needs_gradient
+from npu_tiling.pytorch.autograd import Function, apply, forward_mode, is_in_transform, needs_gradient, outer_levels
 from npu_tiling.pytorch.tensors import allocate, statistics_dtype
 from torch import Tensor
 
@@ -165,7 +166,9 @@ class _QKRMSNorm(Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(q_rstd, k_rstd)
         ctx.save_for_backward(*tensors, q_rstd, k_rstd)
-        return q, k, q_rstd, k_rstd, split(qkv, *heads)[2] if with_v else None
+        with outer_levels() if is_in_transform() else contextlib.nullcontext():
+            v = split(qkv, *heads)[2] if with_v else None
+        return q, k, q_rstd, k_rstd, v
 
     @staticmethod
     def backward(ctx, dq, dk, _, __, dv):  # type: ignore[no-untyped-def]

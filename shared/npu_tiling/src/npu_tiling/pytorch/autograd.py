@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,16 @@ def apply(function: type[Any], *arguments: Any) -> Any:
 def is_in_transform() -> bool:
     """Whether `apply` runs a Function under one of torch.func's transforms."""
     return getattr(_transformed, "recording", False)
+
+
+@contextlib.contextmanager
+def outer_levels() -> Iterator[None]:
+    """What is called in the block, in a `Function`'s forward under a transform, is recorded by the outer levels.
+
+    A Function's forward runs without gradients and tangents: at its own level, and not at the outer ones.
+    """
+    with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        yield
 
 
 def forward_mode(arguments: Sequence[Any]) -> bool:

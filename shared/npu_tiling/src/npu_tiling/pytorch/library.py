@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -22,6 +21,7 @@ from .autograd import (
     is_in_transform,
     is_unobserved,
     needs_gradient,
+    outer_levels,
 )
 from .repeats import Repeats
 
@@ -154,9 +154,7 @@ class OperatorLibrary:
         if not is_in_transform():
             with torch._C._AutoDispatchBelowAutograd():
                 return self._operator(name)(*arguments)
-        # A Function's forward runs without gradients, forwards too: at its own level of torch.func's transforms, not at the
-        # outer ones.
-        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        with outer_levels():
             return self._operator(name)(*arguments)
 
     def _shorten(self, overload: Any) -> None:
