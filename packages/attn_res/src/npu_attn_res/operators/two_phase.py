@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -28,7 +29,8 @@ def _phase1(*arguments: Any) -> tuple[Tensor | None, ...]:
 def _phase1_backward(*arguments: Any) -> tuple[Any, ...]:
     call = Phase1Backward(*arguments)
     device = device_for(call.score.device)
-    return cpu.phase1_backward(call) if device is None else launch_phase1_backward(call, device)
+    dblocks, *dweights = cpu.phase1_backward(call) if device is None else launch_phase1_backward(call, device)
+    return list(_contiguous(dblocks)), *_contiguous(dweights)
 
 
 def _merge(*arguments: Any) -> tuple[Tensor | None, ...]:
@@ -46,7 +48,7 @@ def _merge_backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     return _contiguous((*gradients, dweight))
 
 
-def _contiguous(results: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def _contiguous(results: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Results with the strides that the fake functions promise: those of PyTorch's operators follow the inputs."""
     return tuple([None if result is None else result.contiguous() for result in results])
 
