@@ -1,0 +1,59 @@
+"""Questions that every operator is asked, by a table of its cases: a package's test_operators.py has both.
+
+from testing.operators import *        # the tests, asked of each case in CASES
+CASES = (Case("rms_norm", rms_norm, lambda n: ((n, 8), (8,)), definition=formula), ...)
+"""
+
+from .case import Case, Input, integers, only_at
+from .compilers import test_compiles_to_one_graph_for_any_number_of_tokens, test_exported_programs_can_be_saved
+from .derivatives import (
+    test_a_tangent_is_refused_by_name,
+    test_forward_mode_is_that_of_the_definition,
+    test_functional_gradients_are_autograds,
+    test_result_and_gradients_are_the_definitions,
+    test_second_derivative_is_refused,
+    test_several_upstream_gradients_give_what_each_does,
+    test_vmap_gives_what_each_call_does,
+)
+from .registration import (
+    test_every_operator_is_called_by_a_case,
+    test_operators_are_registered_properly,
+    test_results_lie_as_the_compiler_is_told,
+    test_tensors_without_data_have_the_same_shapes,
+)
+from .training import (
+    test_activation_checkpointing,
+    test_autocast,
+    test_graph_capture,
+    test_inference_mode,
+    test_no_token_depends_on_the_others,
+    test_nothing_waits_for_the_device,
+    test_saves_what_the_backward_reads_and_nothing_else,
+)
+
+__all__ = [
+    "Case",
+    "Input",
+    "integers",
+    "only_at",
+    "test_a_tangent_is_refused_by_name",
+    "test_activation_checkpointing",
+    "test_autocast",
+    "test_compiles_to_one_graph_for_any_number_of_tokens",
+    "test_every_operator_is_called_by_a_case",
+    "test_exported_programs_can_be_saved",
+    "test_forward_mode_is_that_of_the_definition",
+    "test_functional_gradients_are_autograds",
+    "test_graph_capture",
+    "test_inference_mode",
+    "test_no_token_depends_on_the_others",
+    "test_nothing_waits_for_the_device",
+    "test_operators_are_registered_properly",
+    "test_result_and_gradients_are_the_definitions",
+    "test_results_lie_as_the_compiler_is_told",
+    "test_saves_what_the_backward_reads_and_nothing_else",
+    "test_second_derivative_is_refused",
+    "test_several_upstream_gradients_give_what_each_does",
+    "test_tensors_without_data_have_the_same_shapes",
+    "test_vmap_gives_what_each_call_does",
+]
