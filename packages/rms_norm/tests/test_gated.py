@@ -131,22 +131,6 @@ def test_gradients_are_those_of_the_definition(way):
     assert torch.autograd.gradcheck(call, (make_leaf(3, 2, 8), make_leaf(3, 2, 8), make_leaf(8)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_operators_are_registered_properly(device, dtype, npu_opcheck):
-    tensor = lambda *shape: torch.randn(*shape, dtype=dtype, device=device.torch)  # noqa: E731
-    x, gate, dy, weight = tensor(3, 5, 64), tensor(3, 5, 64), tensor(3, 5, 64), tensor(64)
-    leaf = lambda each: each.clone().requires_grad_()  # noqa: E731
-    results = {"dtype": torch.float32, "return_fp32": True}
-    arguments = formula.forward_arguments(leaf(x), leaf(weight), gate=leaf(gate), **results)
-    npu_opcheck(OPS.rms_norm.default, arguments)
-    options = {"casting_mode": "gemma", "activation": "sigmoid", "norm_before_gate": False}
-    npu_opcheck(OPS.rms_norm.default, formula.forward_arguments(x, None, gate=gate, save_rstd=True, **options, **results))
-    rstd = torch.rand(3, 5, device=device.torch)
-    for first, needs in ((True, (True, True, True, False)), (False, (False, True, True, False))):
-        options = (0.0, "llama", "silu", first, dtype)
-        npu_opcheck(OPS.rms_norm_backward.default, (dy, None, x, gate, weight, None, rstd, *options, *needs))
-
-
 def test_module(device):
     module = GatedRMSNorm(64, 1e-5, activation="sigmoid", norm_before_gate=False, offset=1.0, device=device.torch)
     (x, gate, _), _ = make((5, 64), torch.float32)

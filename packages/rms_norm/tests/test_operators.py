@@ -1,179 +1,125 @@
-"""The operators as PyTorch sees them: registration, compilation, transforms, modules."""
+"""RMSNorm as PyTorch sees it: the questions of testing/operators, and what is this package's alone."""
 
 import copy
-import functools
-import io
+from functools import partial
 
-import formula
 import pytest
 import torch
-import torch._dynamo.testing
-from npu_rms_norm import GemmaRMSNorm, LlamaRMSNorm, Olmo2RMSNorm, Qwen3RMSNorm, RMSNorm, add_rms_norm, rms_norm
+from npu_rms_norm import (
+    GemmaRMSNorm,
+    LlamaRMSNorm,
+    Olmo2RMSNorm,
+    Qwen3RMSNorm,
+    RMSNorm,
+    add_rms_norm,
+    add_rms_norm_dynamic_quant,
+    gated_rms_norm,
+    qk_rms_norm,
+    rms_norm,
+    rms_norm_dynamic_quant,
+)
+
+from testing.operators import *  # noqa: F403
+from testing.operators import Case, Input
 
 OPS = torch.ops.npu_rms_norm
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_operators_are_registered_properly(device, dtype, npu_opcheck):
-    make = lambda *shape: torch.randn(*shape, dtype=dtype, device=device.torch)  # noqa: E731
-    x, residual, weight = make(3, 5, 64), make(3, 5, 64), make(64)
-    leaf = lambda tensor: tensor.clone().requires_grad_()  # noqa: E731
-    for given in ((leaf(x), leaf(weight)), (leaf(x), None), (x, weight)):
-        npu_opcheck(OPS.rms_norm.default, formula.forward_arguments(*given, dtype=torch.float32, return_fp32=True))
-    added = formula.forward_arguments(leaf(x), leaf(weight), residual=leaf(residual), casting_mode="gemma", dtype=dtype)
-    npu_opcheck(OPS.rms_norm.default, added)
-    rstd = torch.rand(3, 5, device=device.torch)
-    options = (0.0, "llama", "silu", True, dtype)
-    for dsum in (None, residual):
-        given = (x, dsum, residual, None, weight, None, rstd, *options)
-        npu_opcheck(OPS.rms_norm_backward.default, (*given, True, False, True, False))
-    npu_opcheck(OPS.rms_norm_backward_.default, (x, None, residual, None, weight, None, rstd, *options, True, False))
+def formula(x, weight, offset=0.0):
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (offset + weight)
 
 
-def test_results_lie_as_the_compiler_is_told(device):
-    make = lambda: torch.randn(5, 3, 64, device=device.torch).transpose(0, 1)  # noqa: E731
-    x, residual, weight = make(), make(), torch.ones(64, device=device.torch)
-    check = functools.partial(torch.library.opcheck, test_utils="test_faketensor")
-    wanted = {"dtype": torch.float32, "return_fp32": True, "save_rstd": True}
-    check(OPS.rms_norm.default, formula.forward_arguments(x, weight, **wanted))
-    check(OPS.rms_norm.default, formula.forward_arguments(x, weight, residual=residual, **wanted))
-    rstd = torch.rand(3, 5, device=device.torch)
-    given = (x, residual, residual.contiguous(), None, weight, None, rstd)
-    options = (0.0, "llama", "silu", True, torch.float32)
-    check(OPS.rms_norm_backward.default, (*given, *options, True, False, True, False))
+def heads_formula(x, weight, bias):
+    return formula(x, weight) + bias
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_compiles_to_one_graph(device, in_place):
-    backend = "inductor" if device.name == "cuda" else "aot_eager"
-
-    def layer(x, residual, weight):
-        y, total = add_rms_norm(x, residual, weight)
-        return rms_norm(torch.sin(y), weight, offset=1.0, in_place=in_place) + total
-
-    compiled = torch.compile(layer, backend=backend, fullgraph=True)
-    results = []
-    for function in (layer, compiled):
-        torch.manual_seed(0)
-        leaves = [torch.randn(shape, device=device.torch).requires_grad_() for shape in ((6, 64), (6, 64), (64,))]
-        y = function(*leaves)
-        results.append((y, *torch.autograd.grad(y, leaves, torch.randn(6, 64, device=device.torch))))
-    for eager, traced in zip(*results, strict=True):
-        assert torch.allclose(eager, traced, rtol=1e-5, atol=1e-6)
+def added(x, residual, weight):
+    return formula(x + residual, weight), x + residual
 
 
-def test_rows_may_be_dynamic_under_compile(device):
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda x: rms_norm(x) * 2, backend=counter, fullgraph=True)
-    for rows in (3, 17, 256):
-        x = torch.randn(rows, 64, device=device.torch)
-        torch._dynamo.mark_dynamic(x, 0)
-        assert torch.equal(compiled(x), rms_norm(x) * 2)
-    assert counter.frame_count == 1
+def gated(x, gate, weight):
+    return formula(x, weight) * gate * gate.sigmoid()
 
 
-def test_export(device):
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = LlamaRMSNorm(64, device=device.torch)
-
-        def forward(self, x):
-            return self.norm(x)
-
-    x = torch.randn(4, 64, device=device.torch)
-    program = torch.export.export(Model(), (x,))
-    assert torch.equal(program.module()(x), rms_norm(x, torch.ones(64, device=device.torch)))
+def gated_first(x, gate, weight):
+    return formula(x * gate.sigmoid(), weight)
 
 
-def test_exported_programs_that_return_named_tuples_can_be_saved(device):
-    x, residual = torch.randn(4, 64, device=device.torch), torch.randn(4, 64, device=device.torch)
-    module, file = RMSNorm(64, device=device.torch), io.BytesIO()
-    torch.export.save(torch.export.export(module, (x, residual)), file)
-    file.seek(0)
-    found, expected = torch.export.load(file).module()(x, residual), module(x, residual)
-    assert type(found) is type(expected)
-    assert torch.equal(found.residual, expected.residual)
+def qkv_formula(qkv, q_weight, k_weight):
+    q, k, v = qkv.unflatten(-1, (4, 8)).split((2, 1, 1), -2)
+    return formula(q, q_weight), formula(k, k_weight), v
 
 
-def test_functional_gradient(device):
-    x, weight = torch.randn(3, 64, device=device.torch), torch.randn(64, device=device.torch)
-    loss = lambda x, w: rms_norm(x, w).square().sum()  # noqa: E731
-    gradients = torch.func.grad(loss, argnums=(0, 1))(x, weight)
-    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    for functional, expected in zip(gradients, torch.autograd.grad(loss(*leaves), leaves), strict=True):
-        assert torch.allclose(functional, expected, rtol=1e-5, atol=1e-6)
+MODULE = RMSNorm(8)
 
 
-def test_functional_gradient_that_is_pulled_back_after_the_call(device):
-    x, weight, dy = (torch.randn(*shape, device=device.torch) for shape in ((3, 64), (64,), (3, 64)))
-    _, pull = torch.func.vjp(rms_norm, x, weight)
-    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    for functional, expected in zip(pull(dy), torch.autograd.grad(rms_norm(*leaves), leaves, dy), strict=True):
-        assert torch.equal(functional, expected)
+def module(x, weight):
+    return torch.func.functional_call(MODULE, {"weight": weight}, (x,))
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_second_derivative_is_refused(device, in_place):
-    x = torch.randn(3, 64, device=device.torch, requires_grad=True)
-    (gradient,) = torch.autograd.grad(rms_norm(x, in_place=in_place).square().sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        gradient.sum().backward()
+def rows(n):
+    return (n, 2, 8), (8,)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing(device, reentrant):
-    case = formula.make(7, 64, torch.float32)
-    expected = formula.run(case, rms_norm, device.torch)
-
-    def checkpointed(x, weight, **options):
-        return torch.utils.checkpoint.checkpoint(lambda x, w: rms_norm(x, w, **options), x, weight, use_reentrant=reentrant)
-
-    leaves = formula.leaf(case.x, device.torch), formula.leaf(case.weight, device.torch)
-    y = checkpointed(*leaves, **case.options)
-    y.backward(formula.copy(case.dy, device.torch))
-    for actual, wanted in zip((y.detach(), leaves[0].grad, leaves[1].grad), expected, strict=True):
-        assert torch.equal(actual.cpu(), wanted)
+def rows_twice(n):
+    return (n, 2, 8), (n, 2, 8), (8,)
 
 
-def test_autocast_leaves_dtypes_alone(device):
-    x, weight = torch.randn(3, 64, device=device.torch), torch.randn(64, device=device.torch)
-    expected = rms_norm(x, weight), rms_norm(x.bfloat16(), weight)
-    with torch.autocast(device.torch.type, dtype=torch.bfloat16):
-        assert torch.equal(rms_norm(x, weight), expected[0])
-        y = rms_norm(x.bfloat16(), weight)
-    assert y.dtype == torch.bfloat16
-    assert torch.equal(y, expected[1])
+CASES = (
+    Case("rms_norm", rms_norm, rows, formula, saved=(6, 8, 48)),
+    Case("without weight", rms_norm, lambda n: ((n, 8),), lambda x: formula(x, 1.0), saved=(3, 24), option=True),
+    Case("in place", partial(rms_norm, offset=1.0, in_place=True), rows, partial(formula, offset=1.0)),
+    Case("gemma", partial(rms_norm, casting_mode="gemma"), rows, formula, option=True),
+    Case("none", partial(rms_norm, casting_mode="none"), rows, formula, option=True),
+    Case("heads", lambda x, w, b: rms_norm(x, w, bias=b), lambda n: ((n, 2, 8), (2, 8), (2, 8)), heads_formula, option=True),
+    Case("bias", lambda x, b: rms_norm(x, bias=b), rows, lambda x, b: formula(x, 1.0) + b),
+    Case("in fp32 too", partial(rms_norm, return_fp32=True), rows, lambda x, w: (formula(x, w), formula(x, w))),
+    Case("add_rms_norm", add_rms_norm, rows_twice, added, saved=(6, 8, 48)),
+    Case("gated", gated_rms_norm, rows_twice, gated),
+    Case(
+        "gated first",
+        partial(gated_rms_norm, activation="sigmoid", norm_before_gate=False),
+        rows_twice,
+        gated_first,
+        option=True,
+    ),
+    Case(
+        "qk_rms_norm",
+        lambda qkv, q, k: qk_rms_norm(qkv, q, k, 2, 1),
+        lambda n: ((n, 32), (8,), (8,)),
+        qkv_formula,
+        saved=(3, 6, 8, 8, 96),
+        without=frozenset({"test_forward_mode_is_that_of_the_definition"}),  # its gradient has none
+    ),
+    Case("q alone", lambda qkv: qk_rms_norm(qkv, None, None, 2, 1).q, lambda n: ((n, 32),), option=True),
+    Case("k and v", lambda qkv: qk_rms_norm(qkv, None, None, 2, 1)[1:], lambda n: ((n, 32),), option=True),
+    Case("16 and 32 bits", partial(add_rms_norm, dtype=torch.bfloat16, return_fp32=True), rows_twice),
+    Case("int8", rms_norm_dynamic_quant, lambda n: (Input((n, 8)), Input((8,)))),
+    Case("add, int8", add_rms_norm_dynamic_quant, lambda n: ((n, 8), (n, 8), Input((8,))), tangents=False, option=True),
+    Case("module", module, rows, formula),
+)
 
 
-def test_saves_what_the_backward_reads_and_nothing_else(device):
-    saved = []
-    pack = lambda tensor: saved.append(tensor) or tensor  # noqa: E731
-    x = torch.randn(5, 64, device=device.torch, requires_grad=True)
-    weight = torch.ones(64, device=device.torch, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        rms_norm(x, weight)
-    assert sorted(tensor.numel() for tensor in saved) == [5, 64, 5 * 64]
-    saved.clear()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.no_grad():
-        rms_norm(x, weight)
-    assert saved == []
+def _batches():
+    narrow, fp32 = torch.bfloat16, torch.float32
+    for width, dtype in ((64, narrow), (100, fp32), (1000, torch.float16), (4096, narrow), (40000, fp32)):
+        one, two = (lambda n, w=width, k=k: (*[(n, w)] * k, (w,)) for k in (1, 2))
+        yield Case(f"{width}", rms_norm, one, dtype=dtype, tokens=131)
+        if width in (64, 4096):
+            yield Case(f"{width}, none", partial(rms_norm, casting_mode="none"), one, dtype=dtype, tokens=131)
+        yield Case(f"{width}, residual", add_rms_norm, two, dtype=dtype, tokens=131)
 
 
-def test_inference_mode(device):
-    x = torch.randn(5, 64, device=device.torch)
-    with torch.inference_mode():
-        y = rms_norm(x)
-    assert torch.equal(y, rms_norm(x))
+BATCHES = tuple(_batches())
 
 
-def test_module_is_a_drop_in(device):
-    ours = RMSNorm(64, eps=1e-5, device=device.torch, dtype=torch.bfloat16)
-    theirs = torch.nn.RMSNorm(64, eps=1e-5, device=device.torch, dtype=torch.bfloat16)
-    torch.nn.init.normal_(theirs.weight)
+def test_module_is_a_drop_in(npu_place):
+    ours = RMSNorm(64, eps=1e-5, device=npu_place.torch, dtype=torch.bfloat16)
+    theirs = torch.nn.RMSNorm(64, eps=1e-5, device=npu_place.torch, dtype=torch.bfloat16)
+    torch.nn.init.normal_(theirs.weight, generator=_seeded(npu_place.torch))
     ours.load_state_dict(theirs.state_dict())
     assert list(ours.state_dict()) == ["weight"]
-    x = torch.randn(5, 64, device=device.torch, dtype=torch.bfloat16)
+    x = Case("", rms_norm, rows).draw(npu_place.torch, dtype=torch.bfloat16).tensors[0].repeat(1, 1, 8)
     assert torch.allclose(ours(x), theirs(x), rtol=2**-6)
     plain = RMSNorm(64, elementwise_affine=False)
     assert list(plain.parameters()) == []
@@ -181,44 +127,20 @@ def test_module_is_a_drop_in(device):
     assert "64, eps=1e-05" in repr(ours)
 
 
+def _seeded(device):
+    return torch.Generator(device).manual_seed(0)
+
+
 @pytest.mark.parametrize(
     ("module", "offset", "mode"),
     [(LlamaRMSNorm, 0.0, "llama"), (Qwen3RMSNorm, 0.0, "llama"), (GemmaRMSNorm, 1.0, "gemma"), (Olmo2RMSNorm, 0.0, "gemma")],
 )
-def test_presets_start_at_one_and_compute_their_model(device, module, offset, mode):
-    norm = module(64, eps=1e-5, device=device.torch)
-    x, residual = torch.randn(2, 5, 64, device=device.torch)
+def test_presets_start_at_one_and_compute_their_model(npu_place, module, offset, mode):
+    norm = module(64, eps=1e-5, device=npu_place.torch)
+    x, residual = torch.randn(2, 5, 64, device=npu_place.torch, generator=_seeded(npu_place.torch))
     assert torch.equal(norm(x), rms_norm(x, eps=1e-5))
-    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.weight, generator=_seeded(npu_place.torch))
     options = {"eps": 1e-5, "offset": offset, "casting_mode": mode}
     assert torch.equal(norm(x), rms_norm(x, norm.weight, **options))
     for actual, expected in zip(norm(x, residual), add_rms_norm(x, residual, norm.weight, **options), strict=True):
         assert torch.equal(actual, expected)
-
-
-def test_nothing_waits_for_the_device(device, npu_no_waits):
-    make = lambda *shape: torch.randn(*shape, device=device.torch).requires_grad_()  # noqa: E731
-    x, residual, weight = make(9, 512), make(9, 512), make(512)
-
-    def step():
-        y, total = add_rms_norm(x, residual, weight)
-        z = rms_norm(y * 2, weight, in_place=True)
-        torch.autograd.grad(z + total, (x, residual, weight), torch.ones_like(z))
-
-    step()  # compiles
-    with npu_no_waits():
-        step()
-
-
-@pytest.mark.parametrize("shape", [(4, 512), (3, 100), (2, 20000)])
-def test_graph_capture(device, shape, npu_capture):
-    x = torch.randn(shape, device=device.torch, requires_grad=True)
-    weight = torch.randn(shape[-1], device=device.torch, requires_grad=True)
-    dy = torch.randn(shape, device=device.torch)
-    step = lambda: (lambda y: (y, *torch.autograd.grad(y, (x, weight), dy)))(rms_norm(x, weight))  # noqa: E731
-    captured, replay = npu_capture(step)
-    with torch.no_grad():
-        x.normal_()
-    replay()
-    for replayed, eager in zip(captured, step(), strict=True):
-        assert torch.equal(replayed, eager)

@@ -104,21 +104,6 @@ def test_gradients_are_those_of_the_definition():
         assert torch.autograd.gradcheck(norm, inputs)
 
 
-def test_operators_are_registered_properly(device, npu_opcheck):
-    tensor = lambda *shape: torch.randn(*shape, device=device.torch)  # noqa: E731
-    leaf = lambda *shape: tensor(*shape).requires_grad_()  # noqa: E731
-    arguments = formula.forward_arguments(leaf(3, 2, 64), leaf(2, 64), leaf(2, 64), dtype=torch.float32, save_rstd=True)
-    npu_opcheck(OPS.rms_norm.default, arguments)
-    x, dy, weight, bias = tensor(3, 2, 64), tensor(3, 2, 64), tensor(2, 64), tensor(2, 64)
-    rstd, options = torch.rand(3, 2, device=device.torch), (0.0, "llama", "silu", True, torch.float32)
-    npu_opcheck(OPS.rms_norm_backward.default, (dy, None, x, None, weight, bias, rstd, *options, True, False, True, True))
-    layer = lambda x, weight, bias: rms_norm(x.sin(), weight, bias=bias) * 2  # noqa: E731
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    found, expected = (train(each, (x, weight, bias), dy) for each in (compiled, layer))
-    for traced, eager in zip(found, expected, strict=True):
-        assert torch.allclose(traced, eager, rtol=1e-5, atol=1e-6)
-
-
 def test_modules(device):
     inputs, _ = make((5,), 3, 64, torch.float32)
     x, other, weight, bias = (each.to(device.torch) for each in inputs)

@@ -101,19 +101,6 @@ def test_the_residual_has_a_gradient_and_what_is_quantised_has_none(device):
     assert not any(each.requires_grad for each in rms_norm_dynamic_quant(x, weight))
 
 
-def test_operators_are_registered_properly(device, npu_opcheck):
-    x, residual, weight = (torch.randn(*shape, device=device.torch) for shape in ((3, 2, 64), (3, 2, 64), (2, 64)))
-    for added in (None, residual):
-        npu_opcheck(OPS.rms_norm.default, formula.forward_arguments(x, weight, residual=added, dtype=torch.int8))
-    compiled = torch.compile(lambda x, weight: rms_norm_dynamic_quant(x.sin(), weight), fullgraph=True, backend="aot_eager")
-    for traced, eager in zip(compiled(x, weight), rms_norm_dynamic_quant(x.sin(), weight), strict=True):
-        assert torch.equal(traced, eager)
-    added = lambda x, residual, weight: add_rms_norm_dynamic_quant(x.sin(), residual, weight)  # noqa: E731
-    compiled = torch.compile(added, fullgraph=True, backend="aot_eager")
-    for traced, eager in zip(compiled(x, residual, weight), added(x, residual, weight), strict=True):
-        assert torch.equal(traced, eager)
-
-
 @pytest.mark.compilers
 @pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend950PR_957b"])
 def test_fp8_is_refused_on_ascend_by_name(soc):
