@@ -166,27 +166,6 @@ def test_same_bits_every_time(device):
     assert torch.equal(run(), run())
 
 
-def test_operators_are_registered_properly(device, npu_opcheck):
-    indices, weight, samples = (each.to(device.torch) for each in small_table(12, 64))
-    ends = torch.tensor([0, 5, 5], device=device.torch)
-    options = (3, False, 1.0, None, torch.float32, -1, True, False, False, 0, ROWS)
-    npu_opcheck(
-        OPS.bags.default, (indices, ends, None, leaf(samples, device.torch), leaf(weight, device.torch), None, *options)
-    )
-    dy = torch.randn(3, 64, device=device.torch)
-    npu_opcheck(OPS.spread.default, (dy, indices, ends, None, samples, weight, True, 3, False, 1.0, None, -1, 0))
-
-
-def test_compiles_to_one_graph(device):
-    indices, weight, _ = (each.to(device.torch) for each in small_table(12, 64))
-    layer = lambda w: torch.sin(embedding_bag(indices.view(4, 3), w) + embedding(indices[:4], w, multiplier=3.0)).sum()  # noqa: E731
-    gradients = []
-    for function in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
-        table = leaf(weight, device.torch)
-        gradients.append(torch.autograd.grad(function(table), table)[0])
-    assert torch.allclose(*gradients, rtol=1e-6, atol=1e-6)
-
-
 FORMS = {  # of n: indices, and offsets
     "ids of each": lambda n: (torch.arange(3 * n).view(n, 3) % ROWS, None),
     "offsets": lambda n: (torch.arange(3 * n) % ROWS, 3 * torch.arange(n)),

@@ -3,7 +3,6 @@
 import ngrams
 import pytest
 import torch
-from lookup import leaf
 from npu_embedding import NGramEmbedding, ngram_embedding
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
@@ -111,26 +110,6 @@ def test_no_ids_and_no_columns(device, shape):
         out, dtable = ngrams.run(case, device.torch)
         assert out.shape == (*shape_, 4 * width)
         assert torch.equal(dtable, torch.zeros_like(case.table))
-
-
-def test_operator_is_registered_properly(device, npu_opcheck):
-    case = ngrams.make((2, 5), 32, torch.float32, history=True)
-    table = leaf(case.table, device.torch)
-    numbers = [each.to(device.torch) for each in case.numbers]
-    for table_, concat in ((table, True), (table.detach(), False)):
-        tensors = (case.ids.to(device.torch), case.history.to(device.torch), table_, *numbers)
-        npu_opcheck(OPS.ngram.default, (*tensors, 7, 7, False, concat, False))
-
-
-def test_compiles_to_one_graph(device):
-    case = ngrams.make((2, 12), 32, torch.float32)
-    ids, numbers = case.ids.to(device.torch), [each.to(device.torch) for each in case.numbers]
-    layer = lambda table: torch.sin(ngram_embedding(ids, table, *numbers, case.eos, 3)).sum()  # noqa: E731
-    gradients = []
-    for function in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
-        table = leaf(case.table, device.torch)
-        gradients.append(torch.autograd.grad(function(table), table)[0])
-    assert torch.equal(*gradients)
 
 
 def test_module_has_the_tables_of_qwen(device):
