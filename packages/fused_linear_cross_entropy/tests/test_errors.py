@@ -246,6 +246,11 @@ REFUSED = {
         ValueError,
         "num_items_in_batch is -3 and must be at least 0",
     ),
+    "targets of invariant batches": (
+        lambda: linear_log_probs(X, W, Y[:1], batch_invariant=True),
+        ValueError,
+        r"target has shape \(1,\)",
+    ),
     "sequence_parallel alone": (
         lambda: loss(X, W, Y, sequence_parallel=True),
         ValueError,
