@@ -6,6 +6,8 @@ import pytest
 import torch
 from npu_attn_res import attn_res
 
+from testing.pairs import all_pairs
+
 pytestmark = pytest.mark.usefixtures("npu_poisoned", "chip")
 
 # Blocks and widths, two of them ragged. On CUDA several programs share a token of most of them.
@@ -41,10 +43,14 @@ def test_many_tokens(device, n_blocks, width, listed):
     depth.check(case, depth.run(case, device.torch, listed))
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("n_blocks", "width"), [(1, 1), (1, 2), (2, 1), (1, 3), (3, 2)])
+SMALLEST = {
+    "n_blocks, width": [(1, 1), (1, 2), (2, 1), (1, 3), (3, 2)],
+    "dtype": [torch.float32, torch.bfloat16, torch.float16],
+    "listed": [False, True],
+}
+
+
+@pytest.mark.parametrize(*all_pairs(**SMALLEST))
 def test_the_smallest_tiles(device, dtype, n_blocks, width, listed):
     case = depth.make(n_blocks, 5, width, dtype)
     depth.check(case, depth.run(case, device.torch, listed))

@@ -14,6 +14,8 @@ from npu_fused_linear_cross_entropy import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
+from testing.pairs import all_pairs
+
 EXTRAS = dict.fromkeys(("return_z_loss", "return_token_accuracy", "return_predicted_tokens", "return_lse"), True)
 
 
@@ -28,13 +30,11 @@ def counting(case, how):
 HOW = ("count", "more", "places", "places, twice", "mask")
 
 
-@pytest.mark.uncollected(
-    "the same kernels",
-    lambda place, how, ignored, options: place == "emulated" and (how != "count" or "reduction" in options or not ignored),
+@pytest.mark.parametrize(
+    *all_pairs(
+        how=HOW, ignored=[0.0, 0.5, 1.0], options=[{}, {"reduction": "none", **EXTRAS}, {"class_weight": True, **EXTRAS}]
+    )
 )
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("ignored", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("options", [{}, {"reduction": "none", **EXTRAS}, {"class_weight": True, **EXTRAS}])
 def test_results_are_those_of_all_tokens(device, how, ignored, options):
     case = losses.make((3, 13), 32, 1000, ignored=ignored, **options)
     counted = counting(case, how)

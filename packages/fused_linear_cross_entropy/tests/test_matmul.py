@@ -6,6 +6,8 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import matmul
 
+from testing.pairs import all_pairs
+
 
 def strided(rows, columns, order, generator, dtype=torch.bfloat16):
     """Values on a grid that sums of them stay on, in memory with NaN between the rows, or the columns."""
@@ -16,13 +18,19 @@ def strided(rows, columns, order, generator, dtype=torch.bfloat16):
     return memory.copy_(values)
 
 
-@pytest.mark.uncollected(
-    "the same parts", lambda left, right, dtype: dtype == torch.float32 and (left, right) != ("rows", "columns")
-)
-@pytest.mark.parametrize(("add", "alpha"), [(False, 1.0), (False, 0.25), (True, 0.25)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("left", "right"), [("rows", "rows"), ("rows", "columns"), ("columns", "rows")])
-@pytest.mark.parametrize("shape", [(7, 1003, 16), (1003, 7, 16), (16, 5, 1003), (513, 515, 517), (0, 600, 3), (3, 0, 601)])
+PRODUCTS = {
+    "add, alpha": [(False, 1.0), (False, 0.25), (True, 0.25)],
+    "dtype, left, right": [
+        (torch.bfloat16, "rows", "rows"),
+        (torch.bfloat16, "rows", "columns"),
+        (torch.bfloat16, "columns", "rows"),
+        (torch.float32, "rows", "columns"),
+    ],
+    "shape": [(7, 1003, 16), (1003, 7, 16), (16, 5, 1003), (513, 515, 517), (0, 600, 3), (3, 0, 601)],
+}
+
+
+@pytest.mark.parametrize(*all_pairs(**PRODUCTS))
 def test_parts_make_up_the_product(monkeypatch, shape, left, right, dtype, add, alpha):
     monkeypatch.setattr(matmul, "_is_taken_apart", lambda a: True)
     generator = torch.Generator().manual_seed(0)

@@ -5,6 +5,8 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import FusedLinearCrossEntropyLoss, fused_linear_cross_entropy
 
+from testing.pairs import all_pairs
+
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 TOKENS = (3, 13)
@@ -24,14 +26,7 @@ def probabilities(vocabulary):
     return torch.where(drawn < 0.1, 0.0, drawn) / drawn.sum(-1, keepdim=True)
 
 
-@pytest.mark.uncollected(
-    "fp64 is for CPUs, and reductions are PyTorch's",
-    lambda place, reduction, dtype: place != "cpu" and (dtype == torch.float64 or reduction != "mean"),
-)
-@pytest.mark.uncollected("fp64 there says the same", lambda place, dtype: place == "cpu" and dtype == torch.float32)
-@pytest.mark.parametrize("dtype", UNITS)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize(*all_pairs(dtype=UNITS, reduction=["mean", "none"], what=CASES))
 def test_losses_and_gradients_are_torchs(device, what, reduction, dtype):
     making = {"width": 32, "vocabulary": 123, **CASES[what]}
     if dtype == torch.float64 and "bias" in making:

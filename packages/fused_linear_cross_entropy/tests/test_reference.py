@@ -7,16 +7,17 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
 
+from testing.pairs import all_pairs
+
 
 def inputs(tokens=7, width=5, vocabulary=11, **changes):
     case = losses.make(tokens, width, vocabulary, torch.float64, ignored=0.3, **changes)
     return case.x, case.weight, case.target
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.3])
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    *all_pairs(reduction=["mean", "sum", "none"], weighted=[False, True], smoothing=[0.0, 0.3], biased=[False, True])
+)
 def test_equals_torch_where_torch_has_the_option(reduction, weighted, smoothing, biased):
     x, weight, target = inputs()
     class_weight = torch.rand(11).double() + 0.5 if weighted else None

@@ -11,6 +11,8 @@ from npu_fused_linear_cross_entropy import (
     linear_log_probs,
 )
 
+from testing.pairs import all_pairs
+
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 TOKENS = (3, 13)
@@ -42,14 +44,7 @@ def weighted(rows, weights, target, reduction, class_weight=None):
     return (rows * counted).sum() / (sizes.sum() if reduction == "mean" else 1)
 
 
-@pytest.mark.uncollected(
-    "one dtype is enough, and the sum is the mean's but for its divisor",
-    lambda what, reduction, dtype: (dtype != torch.bfloat16 or reduction == "sum") and what not in ("plain", "every option"),
-)
-@pytest.mark.uncollected("the same kernels", lambda place, reduction: place == "emulated" and reduction != "mean")
-@pytest.mark.parametrize("dtype", UNITS)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize(*all_pairs(dtype=UNITS, reduction=["mean", "sum", "none"], what=CASES))
 def test_losses_and_gradients_are_those_of_weighted_rows(device, what, reduction, dtype):
     making = {"width": 32, "vocabulary": 123, **CASES[what]}
     case = losses.make(TOKENS, making.pop("width"), making.pop("vocabulary"), dtype, ignored=0.2, **making)
