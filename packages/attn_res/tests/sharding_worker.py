@@ -4,16 +4,10 @@ import sys
 
 import npu_attn_res
 import torch
+from torch import Tensor
 
-from testing import ranks
-
-imported = "torch.distributed.tensor" in sys.modules
-assert not imported, "the package imports torch.distributed.tensor, which takes a second"
-
-from torch import Tensor  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: E402
-from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
+from testing import sharding
+from testing.sharding import CommDebugMode, Partial, Replicate, Shard, distribute_tensor, refused
 
 BLOCKS, TOKENS, WIDTH = 3, (2, 5), 24  # five tokens do not divide by two ranks
 WEIGHTS = ("query", "rms_weight", "output_rms_weight")
@@ -103,15 +97,6 @@ def check_module(mesh):
         torch.testing.assert_close(part.full_tensor(), expected, **TOLERANCE)
 
 
-def refused(error, message, function, *arguments, **options):
-    try:
-        function(*arguments, **options)
-    except error as caught:
-        assert message in str(caught), caught  # noqa: PT017
-    else:
-        raise AssertionError(f"not refused: {message}")
-
-
 def check_refusals(mesh):
     def place(tensor: Tensor, placement) -> Tensor:
         return distribute_tensor(tensor, mesh, [placement])
@@ -140,8 +125,7 @@ def check_refusals(mesh):
 
 def main() -> None:
     place = sys.argv[1]
-    with ranks.join(place):
-        mesh = init_device_mesh(torch.get_default_device().type, (2,))
+    with sharding.joined(place) as mesh:
         for function in (listed, stacked, phases, banked):
             for placement in (Shard(0), Shard(1), Replicate()) if place != "emulated" else (Shard(1),):
                 if function is not banked or placement != Shard(1) or not REPLICATES:

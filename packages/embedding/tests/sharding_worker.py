@@ -4,16 +4,18 @@ import sys
 
 import torch
 from npu_embedding import Embedding, embedding
-from torch import Tensor
 
-from testing import ranks
-
-imported = "torch.distributed.tensor" in sys.modules
-assert not imported, "the package imports torch.distributed.tensor, which takes a second"
-
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
-from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module  # noqa: E402
+from testing import sharding
+from testing.sharding import (
+    DTensor,
+    Partial,
+    Replicate,
+    RowwiseParallel,
+    Shard,
+    distribute_tensor,
+    parallelize_module,
+    refused,
+)
 
 SHAPE, WIDTH = (3, 5), 8
 WHOLE = Replicate()
@@ -28,36 +30,22 @@ SUPPORTED = [
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
 
-def train(indices: Tensor, weight: Tensor, seen: Tensor, **options) -> tuple[Tensor, Tensor]:
-    """The rows, and the gradient of the table for a gradient `seen` of the rows."""
-    weight = weight.detach().requires_grad_()
-    out = embedding(indices, weight, **options)
-    out.backward(seen)
-    assert weight.grad is not None
-    return out, weight.grad
-
-
 def check(mesh, rows, placements, shape=SHAPE, **options):
     torch.manual_seed(0)
-    indices, weight, seen = torch.randint(0, rows, shape), torch.randn(rows, WIDTH), torch.randn(*shape, WIDTH)
-    whole = train(indices, weight.clone(), seen, **options)
-    of_indices, of_weight, *expected = placements
-    of_seen = WHOLE if expected[0] == Partial() else expected[0]
-    places = zip((indices, weight, seen), (of_indices, of_weight, of_seen), strict=True)
-    tensors = [distribute_tensor(tensor, mesh, [placement]) for tensor, placement in places]
-    with ranks.collectives() as called:
-        parts = train(*tensors, **options)
-    met = of_indices != WHOLE and of_weight != WHOLE  # indices and rows are sent then, and gradients of rows
-    if not met:
-        expected_calls = []
+    indices, weight = torch.randint(0, rows, shape), torch.randn(rows, WIDTH)
+    of_indices, of_weight, of_result, of_gradient = placements
+
+    def look_up(indices, weight):
+        return embedding(indices, weight.clone() if "max_norm" in options else weight, **options)
+
+    if of_indices == WHOLE or of_weight == WHOLE:
+        called = []
     elif shape[of_indices.dim] % 2 == 0 and "max_norm" not in options:  # equally many: ranks look up the indices of all
-        expected_calls = ["all_gather", "reduce_scatter", "all_gather"]
+        called = ["all_gather", "reduce_scatter", "all_gather"]
     else:
-        expected_calls = ["all_to_all"] * 4
-    assert [name for name, _ in called] == expected_calls
-    for part, placement, wanted in zip(parts, expected, whole, strict=True):
-        assert part.placements == (placement,), (part.placements, placement)
-        torch.testing.assert_close(part.full_tensor(), wanted, **TOLERANCE)
+        called = ["all_to_all"] * 4
+    given = (of_indices, of_weight)
+    sharding.check(mesh, look_up, (indices, weight), given, of_result, (of_gradient,), called=called)
 
 
 def check_outside(mesh):
@@ -65,7 +53,7 @@ def check_outside(mesh):
     weight = distribute_tensor(torch.zeros(13, WIDTH), mesh, [Shard(0)])
     indices = distribute_tensor(torch.tensor([0, 13, 1]), mesh, [WHOLE])
     if mesh.device_type == "cpu":
-        refused(IndexError, "indices[1] is 13 and must be from 0 to 12.", indices, weight)
+        refused(IndexError, "indices[1] is 13 and must be from 0 to 12.", embedding, indices, weight)
     else:
         assert embedding(indices, weight).full_tensor().isnan().all(-1).tolist() == [False, True, False]
 
@@ -88,15 +76,6 @@ def check_rowwise_parallel(mesh):
     torch.testing.assert_close(module.weight.grad.full_tensor(), gradient, **TOLERANCE)
 
 
-def refused(error, message, *arguments, **options):
-    try:
-        embedding(*arguments, **options)
-    except error as caught:
-        assert message in str(caught), caught  # noqa: PT017
-    else:
-        raise AssertionError(f"not refused: {message}")
-
-
 def check_refusals(mesh):
     indices, weight = torch.zeros(4, dtype=torch.int64), torch.zeros(12, WIDTH)
 
@@ -105,28 +84,27 @@ def check_refusals(mesh):
 
     whole, rows, columns = place(indices, WHOLE), place(weight, Shard(0)), place(weight, Shard(1))
     said = "weight is Shard(dim=1) on mesh dimension 0 and must be Replicate() or Shard(0) where indices is split."
-    refused(ValueError, said, place(indices, Shard(0)), columns)
+    refused(ValueError, said, embedding, place(indices, Shard(0)), columns)
     said = "weight is a plain tensor and must be a DTensor on indices's mesh"
-    refused(TypeError, said, whole, weight)
-    refused(TypeError, "indices is a plain tensor and must be a DTensor", indices, rows)
+    refused(TypeError, said, embedding, whole, weight)
+    refused(TypeError, "indices is a plain tensor and must be a DTensor", embedding, indices, rows)
     partial = DTensor.from_local(weight, mesh, [Partial()])
     said = "weight is Partial(sum) on mesh dimension 0 and must be Replicate(), Shard(0) or Shard(1)."
-    refused(ValueError, said, whole, partial)
-    refused(ValueError, "sparse is True and must be False where weight is a DTensor.", whole, rows, sparse=True)
-    refused(ValueError, "max_norm is 1.0 and must be None where", whole, columns, max_norm=1.0)
+    refused(ValueError, said, embedding, whole, partial)
+    refused(ValueError, "sparse is True and must be False where weight is a DTensor.", embedding, whole, rows, sparse=True)
+    refused(ValueError, "max_norm is 1.0 and must be None where", embedding, whole, columns, max_norm=1.0)
     said = "scale_grad_by_freq is True and must be False where indices is split"
-    refused(ValueError, said, place(indices, Shard(0)), place(weight, WHOLE), scale_grad_by_freq=True)
+    refused(ValueError, said, embedding, place(indices, Shard(0)), place(weight, WHOLE), scale_grad_by_freq=True)
     said = "vocab_range is (0, 12) and must be left out where weight is a DTensor."
-    refused(ValueError, said, whole, rows, vocab_range=(0, 12))
+    refused(ValueError, said, embedding, whole, rows, vocab_range=(0, 12))
     first = mesh.get_local_rank() == 0
     uneven = DTensor.from_local(indices.new_zeros(5 if first else 3), mesh, [Shard(0)], shape=(8,), stride=(1,))
     said = f"this rank's part of indices has shape ({5 if first else 3},) and must have 1 / 2 of dimension 0 of (8,)."
-    refused(ValueError, said, uneven, rows)
+    refused(ValueError, said, embedding, uneven, rows)
 
 
 def main() -> None:
-    with ranks.join(sys.argv[1]):
-        mesh = init_device_mesh(torch.get_default_device().type, (2,))
+    with sharding.joined(sys.argv[1]) as mesh:
         for placements in SUPPORTED:
             check(mesh, 20, placements)
             check(mesh, 13, placements, padding_idx=-2)  # thirteen rows do not divide by two ranks

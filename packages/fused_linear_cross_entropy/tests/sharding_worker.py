@@ -5,14 +5,8 @@ import sys
 import npu_fused_linear_cross_entropy as package
 import torch
 
-from testing import ranks
-
-imported = "torch.distributed.tensor" in sys.modules
-assert not imported, "the package imports torch.distributed.tensor, which takes a second"
-
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: E402
-from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
+from testing import sharding
+from testing.sharding import CommDebugMode, Partial, Replicate, Shard, distribute_tensor
 
 SHAPE, WIDTH = (3, 5), 8
 WHOLE = Replicate()
@@ -96,12 +90,7 @@ def check_other_functions(mesh):
 
 
 def refused(error, message, *arguments, **options):
-    try:
-        package.fused_linear_cross_entropy(*arguments, **options)
-    except error as caught:
-        assert message in str(caught), caught  # noqa: PT017
-    else:
-        raise AssertionError(f"not refused: {message}")
+    sharding.refused(error, message, package.fused_linear_cross_entropy, *arguments, **options)
 
 
 def check_gathered_tokens(mesh, rank):
@@ -149,8 +138,8 @@ def check_refusals(mesh):
 
 
 def main() -> None:
-    with ranks.join(sys.argv[1]) as rank:
-        mesh = init_device_mesh(torch.get_default_device().type, (2,))
+    with sharding.joined(sys.argv[1]) as mesh:
+        rank = mesh.get_local_rank()
         plain = ("x", "weight", "target")
         for vocabulary in (120, 123):
             check(mesh, vocabulary, WHOLE, Shard(0), return_token_accuracy=True, **EVERYTHING)

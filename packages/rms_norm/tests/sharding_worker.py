@@ -5,15 +5,17 @@ import sys
 import npu_rms_norm
 import torch
 
-from testing import ranks
-
-imported = "torch.distributed.tensor" in sys.modules
-assert not imported, "the package imports torch.distributed.tensor, which takes a second"
-
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: E402
-from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
-from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module  # noqa: E402
+from testing import sharding
+from testing.sharding import (
+    Partial,
+    Replicate,
+    SequenceParallel,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+    parallelize_module,
+    refused,
+)
 
 SHAPE = (2, 5, 24)  # five tokens do not divide by two ranks
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -39,30 +41,22 @@ def qkv(x, weight):
     return npu_rms_norm.qk_rms_norm(x, weight[: SHAPE[-1] // 4], weight[SHAPE[-1] // 4 : SHAPE[-1] // 2], 2, 1)
 
 
-def train(function, x, weight):
-    """Results and gradients."""
-    x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
-    results = function(x, weight)
-    torch.autograd.backward(results, [3 * result.detach() ** 2 for result in results])  # of the sum of cubes
-    return (*results, x.grad, weight.grad)
-
-
-def check(function, mesh, placement, compiled=False, per_head=False):
+def check(function, mesh, placement, per_head=False):
     torch.manual_seed(0)
     x, weight = torch.randn(SHAPE), torch.randn(SHAPE[-2:] if per_head else SHAPE[-1])
-    whole = train(function, x, weight)
     own = Shard(0) if per_head and placement == Shard(1) else Replicate()
-    sharded_x, sharded_weight = distribute_tensor(x, mesh, [placement]), distribute_tensor(weight, mesh, [own])
-    if compiled:  # under the mode that counts nothing compiles
-        parts = train(torch.compile(function, fullgraph=True, backend="aot_eager"), sharded_x, sharded_weight)
-    else:
-        with CommDebugMode() as communication:
-            parts = train(function, sharded_x, sharded_weight)
-        assert communication.get_total_counts() == 0, communication.get_comm_counts()
-    *rows, dweight = parts
-    assert [part.placements for part in rows] == [(placement,)] * len(rows)
-    assert dweight.placements == (own if own == Shard(0) or placement.is_replicate() else Partial(),)
-    for part, expected in zip(parts, whole, strict=True):
+    of_weight = own if own == Shard(0) or placement.is_replicate() else Partial()
+    sharding.check(mesh, function, (x, weight), (placement, own), placement, (placement, of_weight))
+
+
+def check_compiled(mesh):
+    """Of parts of unequal length, PyTorch 2.11 gathers the gradient there."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(SHAPE), torch.randn(SHAPE[-1])
+    compiled = torch.compile(norm, fullgraph=True, backend="aot_eager")
+    parts = [distribute_tensor(x, mesh, [Shard(0)]), distribute_tensor(weight, mesh, [Replicate()])]
+    found, whole = sharding.trained(compiled, parts), sharding.trained(norm, (x, weight))
+    for part, expected in zip((*found[0], *found[1]), (*whole[0], *whole[1]), strict=True):
         torch.testing.assert_close(part.full_tensor(), expected, **TOLERANCE)
 
 
@@ -80,15 +74,6 @@ def check_quantised(mesh):
             torch.testing.assert_close(part.full_tensor(), expected)
         parts.residual.sum().backward()
         torch.testing.assert_close(sharded.grad.full_tensor(), torch.ones(SHAPE))
-
-
-def refused(error, message, function, *arguments):
-    try:
-        function(*arguments)
-    except error as caught:
-        assert message in str(caught), caught  # noqa: PT017
-    else:
-        raise AssertionError(f"not refused: {message}")
 
 
 def check_refusals(mesh):
@@ -128,15 +113,14 @@ def check_sequence_parallel(mesh):
 
 
 def main() -> None:
-    with ranks.join(sys.argv[1]):
-        mesh = init_device_mesh(torch.get_default_device().type, (2,), mesh_dim_names=("ranks",))
+    with sharding.joined(sys.argv[1], "ranks") as mesh:
         for function in (norm, add, two, gated):
             for placement in (Shard(0), Shard(1), Replicate()):
                 check(function, mesh, placement)
                 check(function, mesh, placement, per_head=True)
         for placement in (Shard(0), Shard(1), Replicate()):
             check(qkv, mesh, placement)
-        check(norm, mesh, Shard(0), compiled=True)  # of parts of unequal length, PyTorch 2.11 gathers the gradient there
+        check_compiled(mesh)
         check_quantised(mesh)
         check_sequence_parallel(mesh)
         check_refusals(mesh)
