@@ -102,15 +102,17 @@ class Launcher:
         return sum(1 << i for i, name in enumerate(self._arguments.pointers, RESERVED) if name in alike)
 
     def _named(self, text: str) -> str:
-        """A finding with the name and the lines of the argument whose number it has."""
+        """A finding with names of arguments in place of their numbers, and the lines that access the first."""
+        names = dict(enumerate(("the locks", "the workspace", *(f"argument {name}" for name in self._arguments.pointers))))
         found = _NUMBERED.search(text)
-        number = int(found[1]) - RESERVED if found else -1
-        if not 0 <= number < len(self._arguments.pointers):
-            return text
-        name = self._arguments.pointers[number]
-        source, kinds = self._kernel_source, (STORE, UPDATE) if " writes " in text else (LOAD,)
-        lines = next(filter(None, (source.lines(name, kind) for kind in kinds)), "")
-        return f"{_NUMBERED.sub(f'argument {name}', text)}{f' ({lines})' if lines else ''}"
+        number = int(found[1]) if found else 0
+        lines = ""
+        if RESERVED <= number < len(names):
+            name, source = self._arguments.pointers[number - RESERVED], self._kernel_source
+            kinds = (STORE, UPDATE) if " writes " in text else (LOAD,)
+            lines = next(filter(None, (source.lines(name, kind) for kind in kinds)), "")
+        named = _NUMBERED.sub(lambda each: names.get(int(each[1]), each[0]), text)
+        return f"{named} ({lines})" if lines else named
 
     def __call__(
         self,
