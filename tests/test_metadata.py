@@ -6,6 +6,7 @@ import ast
 import configparser
 import email
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -232,6 +233,30 @@ def test_source_runs_on_the_oldest_python(package):
     assert done.returncode == 0, done.stdout
 
 
+def find_python(version: str) -> str | None:
+    """A Python of this version, 3.10, on this machine: one on the path, or one of pyenv's."""
+    found = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
+    for python in filter(None, found):
+        asked = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        if subprocess.run(asked, capture_output=True, text=True).stdout.strip() == version:  # not a shim that has none
+            return str(python)
+    return None
+
+
+@pytest.mark.parametrize("version", VERSIONS["python"]["packages"])
+def test_every_module_imports_on_every_python(version):
+    """A class, a table, a decorator that a Python refuses shows when a module runs, and not before."""
+    if version == "{}.{}".format(*sys.version_info):
+        pytest.skip("the tests of the packages run with this Python")
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine: no module was imported with it")
+    sources = [ROOT / one.folder / "src" / one.module for one in PACKAGES.values() if one.python.contains(f"{version}.0")]
+    command = [python, "-ISB", ROOT / "tests" / "import_every_module.py", ",".join(sys.stdlib_module_names), *sources]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @each
 def test_types_are_checked(package):
     settings = configparser.ConfigParser()
@@ -256,4 +281,5 @@ def test_supported_versions_are_those_of_the_environment_the_workflows_and_the_t
         for step in steps:
             if "setup-python" in step.get("uses", ""):
                 chosen = step["with"]["python-version"].split()
-                assert set(chosen) <= {"${{", "matrix.python", "}}", python["ascend"]}, file.name
+                assert set(chosen) <= {"${{", "matrix.python", "}}", *python["packages"]}, file.name
+                assert chosen[-1] == python["ascend"], f"{file.name}: the last one is `python`"

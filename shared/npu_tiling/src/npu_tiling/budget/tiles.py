@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from ..chips.devices import Device
 from ..errors import GPUResourcesError, TileTooLargeError, UnifiedBufferError
@@ -106,7 +106,8 @@ def fit(tiles: Sequence[Tile], blocks: Sequence[Block], device: Device) -> dict[
     )
 
 
-class Way(NamedTuple, Generic[ChoiceT]):
+@dataclass(frozen=True)
+class Way(Generic[ChoiceT]):
     """One way to run a kernel.
 
     Attributes:
