@@ -28,7 +28,10 @@ FILES = {
     }
     for name, kind in (("triton", "stock"), ("triton-ascend", "ascend"))
 }
+FILES["triton-ascend"]["triton/backends/ascend.py"] += "import pybind11\n"  # which its metadata do not ask for
+FILES["pybind11"] = {"pybind11.py": ""}
 BOTH = [{"name": "triton", "version": "3.7.1"}, {"name": "triton-ascend", "version": installation.TRITON_ASCEND}]
+PYBIND11 = {"name": "pybind11", "version": "3.1.0"}
 DOES_IT_WORK = "import triton; triton.ascend"
 
 
@@ -58,7 +61,7 @@ def index(tmp_path, monkeypatch):
     def make(distributions):
         folder = tmp_path / "index"
         folder.mkdir()
-        for each in distributions:
+        for each in (*distributions, PYBIND11):
             write_wheel(folder, each["name"], each["version"], each.get("requires", ()))
         for variable, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(folder)), ("PIP_CONFIG_FILE", "/dev/null")):
             monkeypatch.setenv(variable, value)
@@ -84,13 +87,13 @@ def test_triton_ascend_alone_is_left_where_torch_brought_triton(index):
     assert environment.installed() == {"torch", "triton", "triton-ascend"} and not works(environment)
     assert "both installed" in mend_triton.mend(environment.python)
     assert works(environment)
-    assert environment.installed() == {"torch", "triton-ascend"}
+    assert environment.installed() == {"torch", "triton-ascend", "pybind11"}
 
 
 @pytest.mark.parametrize("first", ["triton", "triton-ascend"])
 def test_either_may_have_come_first(first, index):
     environment = index(BOTH)
-    for name in sorted(FILES, key=lambda name: name != first):
+    for name in sorted(("triton", "triton-ascend"), key=lambda name: name != first):
         pip(environment, "install", name)
     assert not works(environment)
     mend_triton.mend(environment.python)
@@ -99,9 +102,7 @@ def test_either_may_have_come_first(first, index):
 
 
 def test_what_an_uninstalled_triton_took_with_it_is_put_back(index):
-    environment = index(
-        [{"name": "triton", "version": "3.7.1"}, {"name": "triton-ascend", "version": installation.TRITON_ASCEND}]
-    )
+    environment = index(BOTH)
     pip(environment, "install", "triton", "triton-ascend")
     pip(environment, "uninstall", "-y", "triton")
     assert not works(environment)

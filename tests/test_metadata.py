@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import readme_renderer.markdown
 import yaml
+from npu_tiling.installation import doctor
 from npu_tiling.installation import triton as installation
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -255,6 +256,10 @@ def test_every_module_imports_on_every_python(version):
     command = [python, "-ISB", ROOT / "tests" / "import_every_module.py", ",".join(sys.stdlib_module_names), *sources]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_doctor_knows_every_package():
+    assert set(doctor.OURS) == {package.name for package in PACKAGES.values()}
 
 
 @each

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import platform
+import shutil
 import subprocess
 import sys
 
@@ -18,7 +19,10 @@ CURE = ("pip uninstall -y triton", f"pip install --force-reinstall --no-deps tri
 def environment(tmp_path, monkeypatch):
     """Installs distributions with one file each, in the order given; nothing else is installed."""
 
-    def make(**versions):
+    def make(pybind11="3.1.0", **versions):
+        if pybind11 is not None:
+            (tmp_path / f"pybind11-{pybind11}.dist-info").mkdir()
+            (tmp_path / f"pybind11-{pybind11}.dist-info" / "METADATA").write_text(f"Name: pybind11\nVersion: {pybind11}\n")
         for name, version in versions.items():
             file = tmp_path / "triton" / "__init__.py"
             file.parent.mkdir(exist_ok=True)
@@ -69,6 +73,17 @@ def test_half_of_another_is_found(environment, what):
     assert problem.cure == CURE[1:]
 
 
+def test_what_triton_ascend_imports_is_part_of_each_cure(environment):
+    """Its metadata do not ask for it, and an installation over a stock Triton never had it."""
+    folder = environment(pybind11=None, triton="3.7.1")
+    assert installation.triton_problem(ascend=True).cure == (*CURE, "pip install pybind11")
+    shutil.rmtree(folder / "triton-3.7.1.dist-info")
+    environment(pybind11=None, triton_ascend="3.2.0")
+    problem = installation.triton_problem()
+    assert problem.what == "triton-ascend 3.2.0 imports pybind11, which is not installed."
+    assert problem.cure == ("pip install pybind11",)
+
+
 def test_large_files_are_compared_by_size(environment, monkeypatch):
     file = environment(triton_ascend="3.2.0") / "triton" / "__init__.py"
     monkeypatch.setattr(installation, "_HASHED_BYTES", 0)
@@ -93,6 +108,7 @@ def test_stock_triton_is_wrong_on_ascend_alone(environment):
 def test_wheels_there_are(environment, monkeypatch, machine, python):
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(sys, "version_info", python)
+    environment()
     assert installation.missing_wheel() is None
     assert installation.triton_problem(ascend=True).cure == CURE[1:]
 
@@ -165,6 +181,27 @@ def test_doctor_tries_what_looks_right(environment, capsys, monkeypatch):
     assert "No problem found." in capsys.readouterr().out
 
 
+def test_doctor_names_what_torch_npu_without_cann_takes(environment, capsys, monkeypatch):
+    """torch can be told to leave it out; transformers imports it all the same."""
+    environment(torch="2.13.0", torch_npu="2.13.0", triton_ascend="3.2.0")
+    monkeypatch.setattr(doctor, "import_error", lambda modules: ("torch_npu", "ImportError: libhccl.so"))
+    assert doctor.main() == 1
+    said = capsys.readouterr().out
+    assert "`import torch_npu` fails" in said
+    assert "set_env.sh" in said
+    assert "pip uninstall -y torch_npu" in said
+    monkeypatch.setattr(doctor, "import_error", lambda modules: list(modules) == ["torch", "torch_npu", "triton"] and None)
+    assert doctor.main() == 0
+
+
+def test_doctor_prints_our_versions(environment, capsys):
+    environment(npu_tiling="0.1.0", npu_attn_res="0.3.0")
+    doctor.main()
+    said = capsys.readouterr().out
+    assert "npu-tiling 0.1.0, npu-rms-norm not installed" in said
+    assert "npu-attn-res 0.3.0" in said
+
+
 def test_what_an_import_says_is_the_last_line():
     assert doctor.import_error(["json", "csv"]) is None
     said = "ModuleNotFoundError: No module named 'no_such_module'"
@@ -219,13 +256,16 @@ def test_doctor_imports_no_kernel_where_there_is_no_triton(operator, monkeypatch
     monkeypatch.setattr(doctor, "version", lambda name: None)
     operator(broken="import no_such_module")
     assert doctor.command_line(["npu_of_mine"]) == 0
-    assert "No problem found. Without a Triton, operators run on CPU tensors alone." in capsys.readouterr().out
+    said = "Without a Triton, operators run on CPU tensors alone. No kernels of npu_of_mine were imported."
+    assert said in capsys.readouterr().out
 
 
 def test_doctor_refuses_a_package_that_is_not_there(capsys):
     with pytest.raises(SystemExit):
         doctor.command_line(["npu_of_nobody"])
-    assert "there is no package npu_of_nobody" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "there is no package npu_of_nobody" in said.err
+    assert said.out == ""
 
 
 @pytest.mark.slow
@@ -249,7 +289,7 @@ def test_triton_ascend_is_the_one_of_the_cann_that_is_set_up(environment, monkey
     monkeypatch.setenv("ASCEND_HOME_PATH", str(home))
     environment(triton_ascend=expected)
     assert installation.triton_problem(ascend=True) is None
-    assert installation.reinstall_ascend().split(" --extra-index-url")[0].endswith(f"triton-ascend=={expected}")
+    assert installation.reinstall_ascend()[0].split(" --extra-index-url")[0].endswith(f"triton-ascend=={expected}")
 
 
 def test_triton_ascend_of_another_cann_is_a_problem(environment, monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """What `python -m npu_tiling` says of trainers."""
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -35,9 +36,27 @@ def test_a_part_is_ours_with_its_hook(installed):
     assert "    loss, scores: not ours, npu-fused-linear-cross-entropy is not installed" in lines
 
 
-def test_a_hook_that_needs_another_package_says_so(installed):
-    installed({"transformers": "5.22.2", "npu-rms-norm": "0.1.0"})
-    assert "    norms: not ours, kernels is not installed" in trainers.report()
+@pytest.mark.parametrize("kernels", ["0.17.2", None])
+def test_norms_of_transformers_are_ours_without_the_kernels_that_it_takes(installed, monkeypatch, tmp_path, kernels):
+    """`patch` needs none, and `use_kernels` says which it takes, in the words of the error that it raises."""
+    installed({"transformers": "5.24.0", "kernels": kernels, "npu-rms-norm": "0.1.0"})
+    utils = tmp_path / "transformers" / "utils"
+    utils.mkdir(parents=True)
+    (utils.parent / "__init__.py").touch()
+    (utils / "__init__.py").touch()
+    taken = 'KERNELS_MIN_VERSION, KERNELS_MAX_VERSION = "0.18.2", "0.19.0"\ndef is_kernels_available(): return {}\n'
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    (utils / "import_utils.py").write_text(taken.format(False))
+    lines = trainers.report()
+    assert "    norms: ours with npu_rms_norm.patch(model) (not: norms that are not known: patch says which)" in lines
+    (marked,) = (line for line in lines if "norms that it marks" in line)
+    assert re.search(
+        r"not ours, transformers \S+ takes kernels>=0.18.2,<0.19.0, and \S+ is installed: .*patch\(model\)", marked
+    )
+    (utils / "import_utils.py").write_text(taken.format(True))
+    assert "    norms that it marks: ours with npu_rms_norm.use_kernels() and use_kernels=True" in trainers.report()
+    (utils / "import_utils.py").write_text("raise RuntimeError('no CANN')")
+    assert "    norms that it marks: not ours, RuntimeError: no CANN" in trainers.report()
 
 
 @pytest.mark.parametrize("off", [False, True])

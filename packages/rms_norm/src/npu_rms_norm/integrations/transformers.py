@@ -1,16 +1,15 @@
 """transformers: `model.set_use_kernels(True)` and `from_pretrained(..., use_kernels=True)` take our norms.
 
 transformers marks its RMSNorms "RMSNorm", "RMSNormGated" or "RMSNormZeroCentered", and looks up each mark in a mapping by
-device. `register` puts our layers there. A marked class that we do not know keeps its own forward. Written against
-transformers 5.20 to 5.22 with the package `kernels` 0.17.
+device. `register` puts our layers there. A marked class that we do not know keeps its own forward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from npu_tiling.installation.trainers import refused_kernels
 from torch import nn
 
 from . import layers
@@ -34,12 +33,10 @@ def register(devices: Iterable[str] = ("npu", "cuda")) -> None:
     Raises:
         ImportError: transformers or `kernels` is not installed, or transformers does not take this release of `kernels`.
     """
+    refused = refused_kernels()
+    if refused:
+        raise ImportError(f"{refused}.")
     from kernels import Mode
-    from transformers.utils import is_kernels_available
-
-    if not is_kernels_available():
-        transformers, kernels = version("transformers"), version("kernels")
-        raise ImportError(f"transformers {transformers} does not take kernels {kernels}: see its KERNELS_MIN_VERSION.")
     from transformers.integrations.hub_kernels import (
         get_kernel_mapping_transformers,
         register_kernel_mapping_transformers,

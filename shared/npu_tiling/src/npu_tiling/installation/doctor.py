@@ -18,13 +18,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .cann import cann_version, expected_triton_ascend
-from .trainers import report
+from .trainers import EMBEDDING, LOSS, NORMS, report
 from .triton import Problem, missing_wheel, triton_problem, version
 
 _IMPORTS_TRITON = re.compile(r"^(?:import|from) triton\b", re.MULTILINE)
 _SECONDS = 300  # torch from a cold disk takes tens of them
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # as PyTorch's installation page names it
 DISTRIBUTIONS = ("torch", "torch_npu", "triton", "triton-ascend")
+OURS = ("npu-tiling", NORMS, EMBEDDING, "npu-attn-res", LOSS, "npu-offline", "npu-bench")
+_WITHOUT_CANN = (
+    "Is CANN's set_env.sh sourced? On a machine without an NPU, pip uninstall -y torch_npu: "
+    "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is enough for torch alone, since transformers imports torch_npu itself."
+)
 
 
 def import_error(modules: Sequence[str]) -> tuple[str, str] | None:
@@ -103,11 +108,12 @@ def problems(modules: Sequence[str] = (), *, ascend: bool | None = None) -> list
         found.append(triton)
     found += torch_npu_problems()
     if not found:
-        basis = [name for name in ("torch", "triton") if version(name) or (name == "triton" and version("triton-ascend"))]
+        here = {"torch": ("torch",), "torch_npu": ("torch_npu",), "triton": ("triton", "triton-ascend")}
+        basis = [module for module, names in here.items() if any(map(version, names))]
         error = import_error([*basis, *modules])
         if error:
             module, said = error
-            hint = " Is CANN's set_env.sh sourced?" if version("torch_npu") and module == "torch" else ""
+            hint = f" {_WITHOUT_CANN}" if version("torch_npu") and module in ("torch", "torch_npu") else ""
             found.append(Problem(f"`import {module}` fails: {said.rstrip('.')}.{hint}"))
     return found
 
@@ -121,9 +127,14 @@ def main(
         packages: whose device code is imported.
         ascend: as in `problems`.
         more: further problems, found by a package that builds on this one.
+
+    Raises:
+        ModuleNotFoundError: there is no such package; nothing was printed.
     """
+    modules = {package: device_modules(package) for package in packages}
     print(f"Python {platform.python_version()} ({sys.executable}), {platform.system()} on {platform.machine()}")
-    print(", ".join(f"{name} {version(name) or 'not installed'}" for name in DISTRIBUTIONS))
+    for names in (DISTRIBUTIONS, OURS):
+        print(", ".join(f"{name} {version(name) or 'not installed'}" for name in names))
     print(f"CANN: {os.environ.get('ASCEND_HOME_PATH') or 'ASCEND_HOME_PATH is not set (its set_env.sh sets it)'}")
     if expected_triton_ascend():
         print(f"CANN {cann_version()} takes triton-ascend {expected_triton_ascend()}")
@@ -131,10 +142,9 @@ def main(
     print(f"Ascend: {reason or 'triton-ascend has wheels for this Python and machine'}")
     for line in report():
         print(line)
-    modules = {package: device_modules(package) for package in packages}
     has_triton = bool(version("triton") or version("triton-ascend"))
-    names = [name for each in modules.values() for name in each] if has_triton else []
-    found = problems(names, ascend=ascend) + (more() if more else [])
+    imports = [name for each in modules.values() for name in each] if has_triton else []
+    found = problems(imports, ascend=ascend) + (more() if more else [])
     for problem in found:
         print(f"\nProblem: {problem.what}")
         for command in problem.cure:
@@ -143,7 +153,8 @@ def main(
         imported = "".join(f" {len(each)} modules of {name}'s kernels were imported." for name, each in modules.items())
         print(f"No problem found.{imported}")
     elif not found:
-        print("No problem found. Without a Triton, operators run on CPU tensors alone.")
+        left = f" No kernels of {', '.join(packages)} were imported." if packages else ""
+        print(f"No problem found. Without a Triton, operators run on CPU tensors alone.{left}")
     return 1 if found else 0
 
 

@@ -1,11 +1,15 @@
 """Which norm, loss and embedding of an installed trainer are ours, by which hook, and why the others are not.
 
-The hooks are in `integrations` of the operators' packages; nothing of them or of a trainer is imported here.
+The hooks are in `integrations` of the operators' packages; nothing of them or of a trainer is imported here, but by
+`refused_kernels`, for which `report` starts a process.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .triton import version
@@ -21,7 +25,7 @@ class Part(NamedTuple):
         package: whose operator takes its place; "" where none does.
         how: what makes it ours; without a package, why it is not.
         rest: what stays with the trainer all the same.
-        needs: another package that the hook needs.
+        refused: says why the hook cannot be used here, "" where it can.
         off: a variable of the environment and the value that turns the hook off.
     """
 
@@ -29,7 +33,7 @@ class Part(NamedTuple):
     package: str
     how: str
     rest: str = ""
-    needs: str = ""
+    refused: Callable[[], str] = str
     off: tuple[str, str] | None = None
 
 
@@ -43,6 +47,38 @@ class Trainer(NamedTuple):
 
 def _register(module: str) -> str:
     return f"{module}.register()"
+
+
+def refused_kernels() -> str:
+    """Why transformers' `use_kernels` takes no kernels here, and what to do; "" where it takes them.
+
+    Raises:
+        ImportError: transformers cannot be imported.
+    """
+    from transformers.utils import import_utils
+
+    if import_utils.is_kernels_available():
+        return ""
+    found = version("kernels")
+    wanted = f"kernels>={import_utils.KERNELS_MIN_VERSION}"
+    if hasattr(import_utils, "KERNELS_MAX_VERSION"):
+        wanted += f",<{import_utils.KERNELS_MAX_VERSION}"
+    return (
+        f"transformers {version('transformers')} takes {wanted}, and {found or 'none'} is installed: "
+        f"pip install '{wanted}', or replace the norms of a model with npu_rms_norm.patch(model)"
+    )
+
+
+def _asked(function: Callable[[], str]) -> Callable[[], str]:
+    """What a function of this module says in a process of its own, where it may import what cannot be imported."""
+
+    def ask() -> str:
+        code = f"from {__name__} import {function.__name__}\nprint({function.__name__}())"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        said = done.stderr.strip().splitlines()[-1:] if done.returncode else done.stdout.split("\n")[:1]
+        return "".join(said)
+
+    return ask
 
 
 _HEADS, _NORMS = "npu_fused_linear_cross_entropy.integrations", "npu_rms_norm.integrations"
@@ -67,11 +103,12 @@ TRAINERS = (
         "transformers",
         "5.22.2 (register), 5.23.0 (patch)",
         (
+            Part("norms", NORMS, "npu_rms_norm.patch(model)", "norms that are not known: patch says which"),
             Part(
-                "norms",
+                "norms that it marks",
                 NORMS,
-                f"{_register(f'{_NORMS}.transformers')} and use_kernels=True, if it takes this release of kernels",
-                needs="kernels",
+                "npu_rms_norm.use_kernels() and use_kernels=True",
+                refused=_asked(refused_kernels),
             ),
             Part("loss", LOSS, "npu_fused_linear_cross_entropy.patch(model)", "models that are not known: patch says which"),
             Part("embedding", EMBEDDING, "npu_embedding.patch(model)"),
@@ -161,9 +198,11 @@ def report() -> list[str]:
 def _said(part: Part) -> str:
     if not part.package:
         return f"not ours, {part.how}"
-    missing = next((name for name in (part.package, part.needs) if name and version(name) is None), None)
-    if missing is not None:
-        return f"not ours, {missing} is not installed"
+    if version(part.package) is None:
+        return f"not ours, {part.package} is not installed"
+    reason = part.refused()
+    if reason:
+        return f"not ours, {reason}"
     if part.off is not None and os.environ.get(part.off[0]) == part.off[1]:
         return f"not ours, {part.off[0]} is {part.off[1]}"
     how = part.how if part.how.startswith("by itself") else f"with {part.how}"

@@ -53,13 +53,21 @@ CURE_ASCEND = ("pip uninstall -y triton", REINSTALL_ASCEND)
 """What leaves triton-ascend alone and whole, whatever was installed before, in whatever order."""
 
 
-def reinstall_ascend() -> str:
-    """The line that installs the release of triton-ascend that belongs to the CANN that is set up."""
+BUILDS_WITH = "pybind11"
+"""What triton-ascend imports and its metadata do not ask for; the extra `npu` does."""
+
+
+def reinstall_ascend() -> tuple[str, ...]:
+    """The lines that install the release of triton-ascend that belongs to the CANN that is set up, and what it lacks."""
     release = expected_triton_ascend() or TRITON_ASCEND
     line = REINSTALL_ASCEND.replace(TRITON_ASCEND, release)
-    if release == TRITON_ASCEND:
-        return line
-    return f"{line} --extra-index-url INDEX  # the index that triton-ascend's installation guide names"
+    if release != TRITON_ASCEND:
+        line += " --extra-index-url INDEX  # the index that triton-ascend's installation guide names"
+    return (line, *_install_what_it_builds_with())
+
+
+def _install_what_it_builds_with() -> tuple[str, ...]:
+    return () if version(BUILDS_WITH) else (f"pip install {BUILDS_WITH}",)
 
 
 def version(distribution: str) -> str | None:
@@ -115,7 +123,8 @@ def triton_problem(*, ascend: bool | None = None) -> Problem | None:
     if ascend is None:
         ascend = version("torch_npu") is not None
     stock, ours = version("triton"), version("triton-ascend")
-    cure = (CURE_ASCEND[0], reinstall_ascend())
+    reinstall = reinstall_ascend()
+    cure = (CURE_ASCEND[0], *reinstall)
     if stock and ours:
         what = f"triton {stock} and triton-ascend {ours} are both installed, each over files of the other."
         cuda = f"pip uninstall -y triton-ascend && pip install --force-reinstall --no-deps triton=={stock}"
@@ -126,14 +135,17 @@ def triton_problem(*, ascend: bool | None = None) -> Problem | None:
             return Problem(f"triton-ascend is not installed: {reason}")
         if stock:
             return Problem(f"triton {stock} does not compile for Ascend, and triton-ascend is not installed.", cure)
-        return Problem("triton-ascend is not installed.", cure[1:])
+        return Problem("triton-ascend is not installed.", reinstall)
     expected = expected_triton_ascend()
     if ascend and expected is not None and ours != expected:
-        return Problem(f"triton-ascend {ours} is for another CANN than {cann_version()}, which takes {expected}.", cure[1:])
+        return Problem(f"triton-ascend {ours} is for another CANN than {cann_version()}, which takes {expected}.", reinstall)
     name, found = ("triton-ascend", ours) if ours else ("triton", stock)
+    more = _install_what_it_builds_with() if ours else ()
     damaged = damaged_files(name) if found else []
     if damaged:
         files = ", ".join(damaged[:3]) + (", ..." if len(damaged) > 3 else "")
         what = f"{name} {found} is damaged: {len(damaged)} of its files are missing or another's ({files})."
-        return Problem(what, (f"pip install --force-reinstall --no-deps {name}=={found}",))
+        return Problem(what, (f"pip install --force-reinstall --no-deps {name}=={found}", *more))
+    if more:
+        return Problem(f"triton-ascend {ours} imports {BUILDS_WITH}, which is not installed.", more)
     return None
