@@ -164,6 +164,34 @@ def test_a_prefix_that_a_backward_needs_must_stay(device):
         first.output.sum().backward()
 
 
+@pytest.mark.parametrize("changed", ["a block", "all", "a view", "an earlier append"])
+def test_blocks_that_a_backward_needs_must_stay(device, changed):
+    """As any tensor that autograd keeps, though appends behind them are no error."""
+    bank, prefix, x, *weights = leaves_of(device)
+    memory = bank.detach().nan_to_num()
+    first = attn_res_bank(memory, 2, prefix, *weights, layer_output=x, append=True)
+    second = attn_res_bank(memory, 3, first.prefix, *weights, append=True)
+    second.output.sum().backward(retain_graph=True)
+    first.output.sum().backward(retain_graph=True)
+    with torch.no_grad():
+        if changed == "an earlier append":
+            attn_res_bank(memory, 1, prefix, *weights, append=True)
+        else:
+            {"a block": memory[:, 0], "all": memory, "a view": memory.view(-1)[:1]}[changed].add_(1)
+    for found in (second, first):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation: a bank"):
+            found.output.sum().backward(retain_graph=True)
+
+
+def test_banks_in_one_memory_are_appended_to_apart(device):
+    """Autograd counts the writes to all of them together."""
+    bank, prefix, _, *weights = leaves_of(device)
+    both = torch.stack([bank.detach().nan_to_num()] * 2)
+    found = attn_res_bank(both[0], 3, prefix, *weights)
+    attn_res_bank(both[1], 0, prefix, *weights, append=True)
+    found.output.sum().backward()
+
+
 def test_checkpointed_layers_may_append_to_a_bank_that_is_no_argument(device):
     """PyTorch keeps a checkpoint's arguments and refuses those that were written to since."""
     bank, prefix, x, *weights = leaves_of(device)

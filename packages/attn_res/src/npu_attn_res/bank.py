@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -46,8 +47,8 @@ def attn_res_bank(
     p is rounded to the prefix's dtype before it is used. The bank is not copied, nor is what lies behind its blocks read.
     Rows that do not fit on chip take PyTorch's operators.
     Arithmetic is fp32, h is rounded once. The bank, the prefix, the layer's output and h may have dtypes of their own. With
-    gradients, the blocks that count must keep their values until the backward; those behind them may be written to. The
-    gradient of a bank has its shape, zero behind its blocks.
+    gradients, the blocks that count must keep their values until the backward: any write to the bank but an append behind
+    them is PyTorch's error then. The gradient of a bank has its shape, zero behind its blocks.
 
     Args:
         bank: [..., capacity, D], fp32, bf16 or fp16 (fp64 too on a CPU), rows at any one stride; or a list (tuple,
@@ -113,18 +114,20 @@ def attn_res_bank(
         in_place=replaces,
     )
     by_kernel = len(written) > 0 and _may_write((bank, *call), recorded)
-    if by_kernel:
-        h, y, new_prefix, score, *_ = OPERATORS("attn_res_update", *call)
-    else:
-        h, y, new_prefix, score, *_ = OPERATORS("attn_res", *call[:-2])
-    if layer_output is None or (replaces and by_kernel and not recorded):
-        new_prefix = prefix
-    if by_kernel and not recorded:
-        writes.count_as_written(list(written.values()))
-    elif written:
-        if isinstance(bank, Tensor) and append:
-            writes.append(bank, call.n_blocks if count is None else count, new_prefix, by_kernel)
-        if replaces:
+    place = call.n_blocks if count is None else count
+    followed = bank if isinstance(bank, Tensor) and (append or replaces) and writes.is_followed(bank) else None
+    with nullcontext() if followed is None else writes.noted(followed, place if append else None):
+        if by_kernel:
+            h, y, new_prefix, score, *_ = OPERATORS("attn_res_update", *call)
+        else:
+            h, y, new_prefix, score, *_ = OPERATORS("attn_res", *call[:-2])
+        if layer_output is None or (replaces and by_kernel and not recorded):
+            new_prefix = prefix
+        if by_kernel and not recorded:
+            writes.count_as_written(list(written.values()))
+        elif isinstance(bank, Tensor) and append:
+            writes.append(bank, place, new_prefix, by_kernel)
+        if replaces and (recorded or not by_kernel):
             writes.replace(prefix, new_prefix, by_kernel)
             new_prefix = prefix
     alpha = _weights(score, count, prefix.shape[:-1]) if return_weights else None

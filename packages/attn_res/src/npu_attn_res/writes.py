@@ -1,12 +1,79 @@
-"""Telling autograd what a call writes to its arguments: a bank's next block, and a prefix."""
+"""Telling autograd what a call writes to its arguments: a bank's next block, and a prefix.
+
+A write to any block changes the version of the whole bank. So each append notes how many versions are its own, and a
+backward knows whether all that came since its forward are appends behind the blocks that it reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from npu_tiling.pytorch.autograd import Function, apply
 from torch import Tensor
+
+
+class ReadBlocks:
+    """The first n blocks of a bank as a call has read them: a later backward reads them again."""
+
+    def __init__(self, blocks: Tensor, n_blocks: int) -> None:
+        """For blocks [capacity, ..., D]. With n_blocks of 0 no write is an error."""
+        self._blocks, self._n_blocks = blocks.detach(), n_blocks  # of the same version
+        self._others = self._count_others()
+
+    def check(self) -> None:
+        """Raises PyTorch's error where anything but appends behind these blocks was written to the bank since."""
+        if self._n_blocks and self._count_others() > self._others:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a bank of "
+                f"{tuple(self._blocks.shape)} (capacity first), of whose blocks the first {self._n_blocks} must keep their "
+                "values until the backward; behind them append=True alone may write."
+            )
+
+    def _count_others(self) -> int:
+        """Versions of the bank that are no appends behind these blocks."""
+        appends = _appends(self._blocks)
+        bank = _place(self._blocks, 0)
+        behind = sum(appends.values()) - sum(appends[bank, i] for i in range(self._n_blocks))
+        return self._blocks._version - behind
+
+
+@contextmanager
+def noted(bank: Tensor, n_blocks: int | Tensor | None) -> Iterator[None]:
+    """Notes the versions of a bank [..., capacity, D] that the write within is, to the block behind the first n_blocks.
+
+    None: to a prefix that lies in the bank and is no block that counts. That, what a checkpoint appends again during a
+    backward, and what goes where an n_blocks on the device says, are taken to leave blocks that a call has read as they are.
+    """
+    version = bank._version
+    is_again = torch._C._current_graph_task_id() != -1
+    block = n_blocks if isinstance(n_blocks, int) and not is_again else None
+    try:
+        yield
+    finally:  # a checkpoint leaves by an error, once it has what it needs
+        _appends(bank)[_place(bank, -2), block] += bank._version - version
+
+
+def _appends(bank: Tensor) -> Counter[Any]:
+    """Versions that were appends, by the bank and the block, of all banks in one memory; they live as long as that does."""
+    memory = vars(bank.untyped_storage())
+    found: Counter[Any] = memory.setdefault("npu_attn_res_appends", Counter())
+    return found
+
+
+def _place(bank: Tensor, dim: int) -> tuple[Any, int]:
+    """Tells banks in one memory apart, where blocks are at dimension `dim`."""
+    return bank.storage_offset(), bank.stride(dim)
+
+
+def is_followed(bank: Tensor) -> bool:
+    """Whether the versions of a bank say what was written to it: a plain tensor's, outside of compilers and transforms."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return type(bank) in (Tensor, torch.nn.Parameter) and not bank.is_inference()
 
 
 def count_as_written(tensors: Sequence[Tensor]) -> None:

@@ -9,7 +9,7 @@ from npu_tiling.chips.detection import dry_runs
 from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
 from torch import Tensor
 
-from .. import cpu
+from .. import cpu, writes
 from ..calls import Backward, Forward
 from ..launch.backward import launch_backward
 from ..launch.forward import launch_forward
@@ -99,6 +99,8 @@ class _AttnRes(Function):
         weights = (query, rms_weight, output_rms_weight)
         sources = (blocks, stacked, n_blocks, device_count, prefix)
         options = (eps, norm_eps, dtype, True, *update)  # statistics, for the backward
+        is_followed = stacked and prefix is not None and device_count is None and writes.is_followed(blocks[0])
+        ctx.read = writes.ReadBlocks(blocks[0], n_blocks) if is_followed else None
         h, y, new_prefix, *statistics = run(*sources, layer_output, *weights, *options)
         ctx.overwritten = None
         if layer_output is not None and update and update[1]:  # in place
@@ -128,6 +130,8 @@ class _AttnRes(Function):
                 raise RuntimeError(
                     "prefix was written to again after in_place=True and must keep its values until the backward."
                 )
+            if ctx.read is not None:
+                ctx.read.check()
             h, query, rms_weight, output_rms_weight, *others = ctx.saved_tensors
             *statistics, device_count, prefix = others[:6]
             weights, blocks = (query, rms_weight, output_rms_weight), others[6:]
@@ -142,7 +146,7 @@ class _AttnRes(Function):
 
 
 def _without_version_check(bank: Tensor) -> Tensor:
-    """The same memory, of which autograd checks no version: blocks behind those that count may be written to meanwhile."""
+    """The same memory, of which autograd checks no version: appends change it (see `writes.ReadBlocks`)."""
     return bank.data
 
 
