@@ -69,6 +69,26 @@ def test_smaller_launches_end_at_one_unit(choose):
     assert seen[-1][1] == 16
 
 
+@pytest.mark.parametrize("choose", [ascend.ngram_launch, ascend.ngram_sum_launch])
+def test_smaller_ngram_launches_hash_whole_units_of_tokens(choose):
+    for width in WIDTHS:
+        launch = choose(rows(width))
+        while launch is not None:
+            assert launch.block_m % 8 == 0
+            last, launch = launch, tiling.smaller(launch)
+        assert last.block_m == 8
+        assert last.block_n == min(width, 8)
+
+
+@pytest.mark.parametrize("choose", [ascend.bag_tiles_launch, ascend.spread_tiles_launch])
+def test_smaller_tiles_of_bags_have_whole_rows(choose):
+    for width in WIDTHS:
+        launch = choose(rows(width))
+        while launch is not None:
+            assert launch.block_n == width or not launch.constants["TILES"]
+            launch = tiling.smaller(launch)
+
+
 def test_what_cannot_fit_says_what_needs_how_much():
     tiny = dataclasses.replace(CHIP, name="tiny", ub_bytes=32)
     for choose in CHOOSE:

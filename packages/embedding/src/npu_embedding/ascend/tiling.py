@@ -178,6 +178,9 @@ def spread_tiles_launch(shape: RowShape) -> RowLaunch:
     return _whole_rows(Kernel.SPREAD_TILES, shape) or spread_launch(shape)
 
 
+_ROW_BY_ROW = {Kernel.BAG_TILES: bags_launch, Kernel.SPREAD_TILES: spread_launch}
+
+
 def _whole_rows(kernel: Kernel, shape: RowShape) -> RowLaunch | None:
     """Tiles of at least two whole rows, which the compiler moves at once; None where there are none."""
     if not _fills_units(shape.width, shape):
@@ -220,14 +223,18 @@ def slots_launch(device: Device) -> Launch:
 
 def smaller(launch: RowLaunch) -> RowLaunch | None:
     """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
-    block_m, block_n = launch.block_m, launch.block_n
-    if block_m > 2:
-        block_m //= 2
+    kernel, shape, block_m, block_n = launch.kernel, launch.shape, launch.block_m, launch.block_n
+    unit = _TOKENS if kernel in _NGRAMS else 1
+    least = max(unit, 2)
+    if block_m > least:
+        block_m = max(least, block_m // 2 // unit * unit)
+    elif kernel in _ROW_BY_ROW:  # tiles have whole rows
+        return _ROW_BY_ROW[kernel](shape)
     else:
-        block_n = _equal_columns(launch.shape, ceil(block_n / 2))
-        if block_n == launch.block_n:
+        block_n = _equal_columns(shape, ceil(block_n / 2))
+        if block_n >= launch.block_n:  # no whole unit is left
             return None
-    return row_launch(launch.kernel, launch.shape, block_m, block_n, why=launch.why, decided_at=launch.decided_at)
+    return row_launch(kernel, shape, block_m, block_n, why=launch.why, decided_at=launch.decided_at)
 
 
 def _fitting(

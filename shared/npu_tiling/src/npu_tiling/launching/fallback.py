@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import GPUResourcesError, TileTooLargeError, UnifiedBufferError
+from ..installation.cann import TRITON_ASCEND
 from . import recording
 from .spec import LaunchSpec, Tiled
 
@@ -43,7 +44,11 @@ def _ub_overflow(error: BaseException | None) -> re.Match[str] | None:
 
 def is_out_of_resources(error: BaseException | None) -> bool:
     """Whether `error`, or what caused it, is Triton's complaint that a kernel needs more than a CUDA device has."""
-    return any(type(cause).__name__ == "OutOfResources" for cause in _causes(error))
+    return _out_of_resources(error) is not None
+
+
+def _out_of_resources(error: BaseException | None) -> BaseException | None:
+    return next((cause for cause in _causes(error) if type(cause).__name__ == "OutOfResources"), None)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -58,10 +63,21 @@ class Refusal(NamedTuple):
     Attributes:
         error: what to raise where there is no smaller tile.
         reason: what exceeds what; a sentence goes on with it after the tile.
+        cure: a sentence with what is left to do.
     """
 
     error: type[TileTooLargeError]
     reason: str
+    cure: str
+
+    def without_smaller(self, name: object, tiling: Any) -> TileTooLargeError:
+        """The error of a launch for which there is no smaller tile."""
+        return self.error(f"{name}: not even its smallest tile runs: {tiling} {self.reason}. {self.cure}")
+
+
+_REPORT = "please report this error, with the versions that `python -m npu_tiling` prints"
+_CURE_ASCEND = f"Take a CANN whose compiler it was tried with ({', '.join(TRITON_ASCEND)}), and {_REPORT}."
+_CURE_CUDA = f"Take tensors in a smaller dtype or with shorter rows, or a GPU that has more, and {_REPORT}."
 
 
 def refusal(error: BaseException) -> Refusal | None:
@@ -72,9 +88,11 @@ def refusal(error: BaseException) -> Refusal | None:
         return Refusal(
             UnifiedBufferError,
             f"overflows the Unified Buffer with the installed compiler (it needs {needed} bytes of {available})",
+            _CURE_ASCEND,
         )
-    if is_out_of_resources(error):
-        return Refusal(GPUResourcesError, f"needs more than this GPU has ({error})")
+    exceeded = _out_of_resources(error)
+    if exceeded is not None:
+        return Refusal(GPUResourcesError, f"needs more than this GPU has ({exceeded})", _CURE_CUDA)
     return None
 
 
@@ -110,8 +128,7 @@ def launch_with_fallback(
             tiling = chosen.launch
             following = smaller(tiling)
             if following is None:
-                said = f"{name}: not even its smallest tile runs: {tiling} {refused.reason}."
-                raise refused.error(said) from error
+                raise refused.without_smaller(name, tiling) from error
             warning = f"{name}: {tiling} {refused.reason}; using {following} instead."
             warnings.warn(warning, RuntimeWarning, stacklevel=2)
             chosen = LaunchSpec.of(following, chosen.flags)

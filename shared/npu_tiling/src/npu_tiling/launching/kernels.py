@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MissingTritonError
 from ..installation import triton as installation
 from . import recording
-from .fallback import launch_with_fallback
+from .fallback import launch_with_fallback, refusal
 from .launcher import Launcher
 from .spec import LaunchSpec, Tiled
 
@@ -67,13 +67,24 @@ class Kernels:
         tensors: Sequence[Any],
         scalars: tuple[int | float | None, ...],
     ) -> None:
-        """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher.__call__`)."""
+        """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher.__call__`).
+
+        Raises:
+            UnifiedBufferError, GPUResourcesError: the compiler or the device has no room for this tile.
+                `launch_with_fallback` takes the next smaller one; elsewhere there is none, and the user reads this error.
+        """
         recorder = recording.active
         if recorder is None or recorder.runs:
             launcher = self._launchers.get((module, kernel))
             if launcher is None:
                 launcher = self._launchers[module, kernel] = Launcher(self._import(module, kernel))
-            launcher(grid, tensors, scalars, spec.constants, spec.options, spec.key)
+            try:
+                launcher(grid, tensors, scalars, spec.constants, spec.options, spec.key)
+            except Exception as error:
+                refused = refusal(error)
+                if refused is None:
+                    raise
+                raise refused.without_smaller(kernel, spec.launch) from error
         if recorder is not None:
             recorder.add(f"{self._package}.{module}", kernel, grid, (*tensors, *scalars), spec)
 
