@@ -14,6 +14,7 @@ from npu_fused_linear_cross_entropy import (
     linear_log_probs,
 )
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from testing.operators import *  # noqa: F403
 from testing.operators import Case, Input, integers, only_at
@@ -297,3 +298,45 @@ def test_graph_capture_of_chunks(device, vocabulary, reduction, npu_capture):
     replay()
     for replayed, eager in zip(captured, step(), strict=True):
         assert torch.equal(replayed, eager)
+
+
+def uniform(*shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+# In products of x [5, 32] and the weight [123, 32]; an adapter's have rank 8, and a teacher's width is 16.
+PRODUCTS = {
+    "mean": (3, lambda x, w, t: fused_linear_cross_entropy(x, w, t)),
+    "none": (3, lambda x, w, t: fused_linear_cross_entropy(x, w, t, reduction="none").sum()),
+    "a frozen weight": (2, lambda x, w, t: fused_linear_cross_entropy(x, w.detach(), t)),
+    "a frozen x": (2, lambda x, w, t: fused_linear_cross_entropy(x.detach(), w, t)),
+    "weight_grad": (3, lambda x, w, t: fused_linear_cross_entropy(x, w, t, weight_grad=torch.zeros(123, 32))),
+    "an adapter": (
+        2.75,
+        lambda x, w, t: fused_linear_cross_entropy(
+            x, w.detach(), t, adapter=(uniform(5, 8).requires_grad_(), uniform(123, 8).requires_grad_())
+        ),
+    ),
+    "causal": (3, lambda x, w, t: causal_lm_loss(x[None], w, t[None])),
+    "probabilities": (3, lambda x, w, t: fused_linear_cross_entropy(x, w, uniform(5, 123).softmax(-1))),
+    "log-probabilities": (3, lambda x, w, t: linear_log_probs(x, w, t).sum()),
+    "entropies": (3, lambda x, w, t: linear_log_probs(x, w, return_entropy=True).entropy.sum()),
+    "a teacher": (3.5, lambda x, w, t: linear_distillation_loss(x, w, t, teacher=(uniform(5, 16), uniform(123, 16)))),
+    "a teacher's probabilities": (
+        3,
+        lambda x, w, t: linear_distillation_loss(x, w, teacher_probs=uniform(5, 123).softmax(-1)),
+    ),
+    "a teacher's largest": (
+        3,
+        lambda x, w, t: linear_distillation_loss(x, w, teacher_top_k=(torch.tensor([[1, 2]] * 5), -uniform(5, 2))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_flops_are_those_of_the_layer_and_its_gradients(name):
+    case = losses.make(5, 32, 123, torch.float32, ignored=0.2)
+    products, function = PRODUCTS[name]
+    with FlopCounterMode(display=False) as counter:
+        function(case.x.requires_grad_(), case.weight.requires_grad_(), case.target).backward()
+    assert counter.get_total_flops() == products * 2 * 5 * 32 * 123

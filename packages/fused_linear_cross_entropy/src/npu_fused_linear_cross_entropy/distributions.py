@@ -102,6 +102,7 @@ OPERATORS.define(
     f"distributions({schema(DistributionInputs, Options)}, int top_k, bool find_first) -> ({_OUTPUTS})",
     _forward,
     _fake_forward,
+    flops=lambda x, weight, *_: 2 * x.numel() * weight.shape[0],
 )
 _GRADIENT = Gradient(
     "distribution_gradients",

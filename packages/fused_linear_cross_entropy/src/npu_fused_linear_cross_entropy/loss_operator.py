@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .calls import split
 from .compute import scale, scale_
-from .registration import GRADIENTS, NEEDS, OPERATORS, Gradient
+from .registration import GRADIENTS, NEEDS, OPERATORS, Gradient, gradient_flops, logits_flops
 
 _is_none = functools.partial(is_, None)  # without a frame of Python
 
@@ -55,13 +55,20 @@ class LossOperator:
         results = ", ".join(f"Tensor {each}" for each in (*outputs, *([saved] if saved else [])))
         flags = f"bool save_{saved}, {NEEDS}" if saved else NEEDS
         signature = f"({schema(inputs, options)}, {flags}) -> ({results}, {GRADIENTS}, Tensor unfinished)"
-        OPERATORS.define(f"{name}{signature}", implementation, fake)
+        OPERATORS.define(f"{name}{signature}", implementation, fake, flops=self._flops)
         OPERATORS.autograd(name, self._record)
 
     def __call__(self, inputs: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """The outputs, recorded by autograd."""
         found: tuple[Tensor, ...] = OPERATORS(self._name, *inputs, *options, *self.nothing)
         return found[: self.outputs]
+
+    def _flops(self, *arguments: Any) -> int:
+        inputs, _, flags = split(arguments, self.inputs, self._options)
+        need_dx, need_dweight, _ = flags[self.saves :]
+        teacher_x = getattr(inputs, "teacher_x", None)
+        teacher = 0 if teacher_x is None else 2 * teacher_x.numel() * inputs.teacher_weight.shape[0]  # type: ignore[attr-defined]
+        return logits_flops(inputs) + teacher + gradient_flops(inputs, need_dx, need_dweight)
 
     def _record(self, run: Callable[..., Any], *arguments: Any) -> Any:
         """The operator where autograd may record it. A call that asks for gradients itself is not recorded."""

@@ -54,6 +54,7 @@ OPERATORS.define(
     f"probability_targets({schema(ProbabilityInputs, Options)}) -> (Tensor cross_entropy, Tensor lse, Tensor sums)",
     _forward,
     _fake_forward,
+    flops=lambda x, weight, *_: 2 * x.numel() * weight.shape[0],
 )
 _GRADIENT = Gradient(
     "probability_target_gradients", "Tensor coefficients, Tensor? factors", ProbabilityInputs, Options, _backward

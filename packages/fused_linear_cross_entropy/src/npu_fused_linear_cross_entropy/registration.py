@@ -56,11 +56,15 @@ class Gradient:
             tensors, _, needed = split(arguments[count:], inputs, options)
             return fake_gradients(tensors, needed, *([getattr(tensors, other)] if other else []))
 
+        def flops(*arguments: Any) -> int:
+            tensors, _, (need_dx, need_dweight, *_) = split(arguments[count:], inputs, options)
+            return gradient_flops(tensors, need_dx, need_dweight)
+
         more = (f", bool need_d{other}", f", Tensor d{other}") if other else ("", "")
         arguments = f"({given}, {schema(inputs, options)}, {NEEDS}{more[0]}) -> ({GRADIENTS}{more[1]})"
         changing = arguments.replace("Tensor? weight_grad", "Tensor(a!) weight_grad")
         for operator, signature in ((name, arguments), (f"{name}_added", changing)):
-            OPERATORS.define(f"{operator}{signature}", implementation, fake)
+            OPERATORS.define(f"{operator}{signature}", implementation, fake, flops=flops)
             OPERATORS.gradient(operator)
 
     def __call__(self, ctx: Any, given: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -75,6 +79,17 @@ class Gradient:
         for place, gradient in zip(self._places, gradients, strict=True):
             found[place] = gradient
         return tuple(found)
+
+
+def logits_flops(inputs: Any) -> int:
+    """Of the product that makes the logits: x [N, H], with an adapter [N, H + R], and V columns."""
+    return 2 * inputs.x.numel() * int(inputs.weight.shape[0])
+
+
+def gradient_flops(inputs: Any, need_dx: bool, need_dweight: bool) -> int:
+    """Of the products of dlogits [N, V] with the weights and with x; an adapter's frozen weight has no gradient."""
+    rows = inputs.x.shape[:-1].numel()
+    return need_dx * logits_flops(inputs) + need_dweight * 2 * rows * inputs.weight.numel()
 
 
 def fake_gradients(inputs: Any, needed: Sequence[bool], *others: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.flop_counter import register_flop_formula
 
 from ..chips.detection import dry_runs, plain_pytorch
 from .autograd import (
@@ -50,6 +51,7 @@ class OperatorLibrary:
         *,
         forward_mode: bool = False,
         batched: Callable[..., Any] | None = None,
+        flops: Callable[..., int] | None = None,
     ) -> None:
         """Register an operator.
 
@@ -64,6 +66,8 @@ class OperatorLibrary:
             batched: computes, in plain PyTorch, the operator for the tensors of torch.func.vmap and of several upstream
                 gradients at once (`is_grads_batched`); None: PyTorch calls the operator for each of them, which it can
                 where no tensors stand in lists.
+            flops: counts, for the arguments, what `torch.utils.flop_counter` is to count: the products of matrices of the
+                model that calls it. What is computed a second time to save memory does not count. None: 0.
         """
         name = schema.partition("(")[0]
         self._library.define(schema)
@@ -78,6 +82,8 @@ class OperatorLibrary:
         torch.library.register_fake(f"{self._namespace}::{name}", fake, lib=self._library)
         self._implementations[name] = self._direct[name] = implementation
         self._forward_mode[name] = forward_mode
+        if flops is not None:
+            register_flop_formula(self._operator(name), get_raw=True)(_without_results(flops))
         if batched is not None:
             for key in ("FuncTorchBatched", "Batched"):
                 self._library.impl(name, _plain(batched), key)
@@ -192,6 +198,13 @@ class OperatorLibrary:
 
     def _operator(self, name: str) -> Any:
         return getattr(getattr(torch.ops, self._namespace), name)
+
+
+def _without_results(flops: Callable[..., int]) -> Callable[..., int]:
+    def count(*arguments: Any, out_val: Any) -> int:
+        return flops(*arguments)
+
+    return count
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
