@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import pickle
+import warnings
 
 import causal_lms
 import npu_embedding
@@ -13,6 +16,11 @@ import npu_tiling
 import pytest
 import torch
 from causal_lms import FAMILIES, LAYERS, PATCHES, assert_same, batch, make, patch_all, reference, step
+from torch.utils.flop_counter import FlopCounterMode
+from transformers.loss import loss_utils
+from transformers.models.llama import modeling_llama
+
+from testing.other_paths import FunctionMode, OperatorMode, Packed, replaced, tripled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -242,3 +250,153 @@ def test_undo_restores_the_model(family):
     found = step(model, inputs)
     assert torch.equal(found.loss, expected.loss)
     assert all(torch.equal(found.gradients[name], gradient) for name, gradient in expected.gradients.items())
+
+
+LLAMA = modeling_llama.LlamaForCausalLM
+LOSSES = loss_utils.LOSS_MAPPING
+
+
+@contextlib.contextmanager
+def hooked(model):
+    """A hook of all modules that triples the logits."""
+    head = (causal_lms.WIDTH, causal_lms.VOCABULARY)
+
+    def triple(module, given, output):
+        return 3 * output if (getattr(module, "in_features", None), getattr(module, "out_features", None)) == head else None
+
+    handle = torch.nn.modules.module.register_module_forward_hook(triple)
+    yield
+    handle.remove()
+
+
+@contextlib.contextmanager
+def other_loss(model):
+    before = LOSSES["ForCausalLM"]
+    LOSSES["ForCausalLM"] = tripled(before)
+    yield
+    LOSSES["ForCausalLM"] = before
+
+
+def tripled_outputs(forward):
+    @functools.wraps(forward)
+    def three_times(self, *arguments, **keywords):
+        outputs = forward(self, *arguments, **keywords)
+        outputs.logits = 3 * outputs.logits
+        outputs.loss = None if outputs.loss is None else 3 * outputs.loss
+        return outputs
+
+    return three_times
+
+
+def packed_head(model):
+    return replaced(model.lm_head, "weight", lambda weight: torch.nn.Parameter(Packed(weight.detach()), requires_grad=False))
+
+
+OTHER_PATHS = {
+    "class of the model": lambda model: replaced(LLAMA, "forward", tripled_outputs),
+    "class of the head": lambda model: replaced(torch.nn.Linear, "forward", tripled),
+    "function": lambda model: replaced(torch.nn.functional, "linear", tripled),
+    "hook of all modules": hooked,
+    "mode of functions": lambda model: FunctionMode(),
+    "mode of operators": lambda model: OperatorMode(),
+    "loss function": other_loss,
+    "weight of the head": packed_head,
+}
+
+
+@pytest.mark.parametrize("path", OTHER_PATHS)
+def test_what_the_models_own_path_would_see_or_change_is_left_to_it(path):
+    plain, patched, left, inputs = make("Llama"), make("Llama"), make("Llama"), batch()
+    report = npu_fused_linear_cross_entropy.patch(patched)
+    usual = patched(**inputs).loss
+    with OTHER_PATHS[path](plain), OTHER_PATHS[path](patched), OTHER_PATHS[path](left):
+        expected = plain(**inputs)
+        assert not torch.allclose(expected.loss, usual)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                found = patched(**inputs)
+                assert torch.equal(found.loss, expected.loss)
+                assert torch.equal(found.logits, expected.logits)
+        before = npu_fused_linear_cross_entropy.patch(left)
+        assert torch.equal(left.eval()(inputs["input_ids"]).logits, plain.eval()(inputs["input_ids"]).logits)
+    assert len(report.fell_back) == 1
+    (message,) = [str(each.message) for each in told if report.fell_back[0].text in str(each.message)]
+    assert report.fell_back[0].text in str(report)
+    assert path.startswith("mode") or before.left[0].text == report.fell_back[0].text
+    assert torch.equal(patched(**inputs).loss, usual)
+
+
+def test_a_model_patched_later_evaluates_by_the_forward_that_its_class_has_now():
+    npu_fused_linear_cross_entropy.patch(make("Llama")).undo()  # the class of patched ones was made
+    inputs = batch()
+    expected = make("Llama").eval()(**inputs).logits
+    with replaced(LLAMA, "forward", tripled_outputs):
+        model = make("Llama").eval()
+        npu_fused_linear_cross_entropy.patch(model)
+        assert torch.equal(model(**inputs).logits, 3 * expected)
+
+
+def test_a_loss_type_that_changes_counts():
+    model, inputs = make("Llama"), batch()
+    report = npu_fused_linear_cross_entropy.patch(model)
+    model.loss_type = "ForSequenceClassification"
+    with pytest.warns(UserWarning, match="ForSequenceClassificationLoss"), pytest.raises(TypeError, match="pooled_logits"):
+        model(**inputs)
+    assert report.fell_back
+
+
+def test_the_report_says_how_to_keep_the_logits():
+    patch = npu_fused_linear_cross_entropy.patch
+    assert "keep_logits=True" in str(patch(make("Llama")))
+    assert "keep_logits" not in str(patch(make("Llama"), keep_logits=True))
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+@pytest.mark.parametrize("training", [True, False])
+def test_flops_are_those_of_the_model(family, training):
+    counts = []
+    for patches in ((), (patch_all,)):
+        model = make(family).train(training)
+        for patch in patches:
+            patch(model)
+        with FlopCounterMode(display=False) as counter:
+            step(model, batch())
+        counts.append(counter.get_total_flops())
+        assert (model(**batch()).logits is None) == bool(patches and training)
+    assert counts[0] == counts[1]
+
+
+class Logits(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids):
+        return self.model(input_ids, use_cache=False).logits
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_patched_model_is_traced(tmp_path):
+    model, ids = make("Llama").eval(), batch()["input_ids"]
+    expected = model(ids).logits
+    patch_all(model)
+    traced = torch.jit.trace(Logits(model), (ids,))
+    torch.jit.save(traced, tmp_path / "traced.pt")
+    assert torch.allclose(torch.jit.load(tmp_path / "traced.pt")(ids), expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_patched_model_is_exported_to_onnx():
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    model, ids = make("Llama").eval(), batch()["input_ids"]
+    patch_all(model)
+    program = torch.onnx.export(Logits(model), (ids,), dynamo=True, verbose=False)
+    assert not [node for node in program.model.graph if "npu" in f"{node.domain}{node.op_type}"]
+
+
+def test_classes_of_patched_models_are_pickled():
+    model = make("Llama")
+    patch_all(model)
+    for module in model.modules():
+        assert pickle.loads(pickle.dumps(type(module))) is type(module)

@@ -1,11 +1,14 @@
 """`patch`, without transformers: its classes are stood in for by one of the same name and place."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from npu_embedding import Embedding, patch
 from torch import nn
+
+from testing.other_paths import FunctionMode, OperatorMode, Packed, replaced, tripled
 
 
 class Gemma3TextScaledWordEmbedding(nn.Embedding):
@@ -86,3 +89,54 @@ def test_can_be_copied_and_undone():
     assert twin[1].weight is twin[0].weight
     assert isinstance(twin[0], Embedding)
     assert torch.equal(twin(torch.arange(10)), model(torch.arange(10)))
+
+
+def packed(module):
+    return replaced(module, "weight", lambda weight: nn.Parameter(Packed(weight.detach()), requires_grad=False))
+
+
+OTHER_PATHS = {
+    "class": lambda module: replaced(nn.Embedding, "forward", tripled),
+    "function": lambda module: replaced(nn.functional, "embedding", tripled),
+    "mode of functions": lambda module: FunctionMode(),
+    "mode of operators": lambda module: OperatorMode(),
+    "weight": packed,
+}
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, Gemma3TextScaledWordEmbedding, Embedding])
+@pytest.mark.parametrize("path", OTHER_PATHS)
+def test_what_torch_would_see_or_change_is_left_to_torch(path, kind):
+    module, indices = kind(10, 8), torch.tensor([1, 2])
+    expected = module(indices)
+    report = patch(module)
+    with OTHER_PATHS[path](module), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.equal(module(indices), 3 * expected)
+    assert len(report.fell_back) == len(report.replaced)
+    assert torch.equal(module(input_ids=indices) if "Gemma" in kind.__name__ else module(input=indices), expected)
+
+
+@pytest.mark.parametrize("path", ["class", "function"])
+def test_what_was_replaced_before_is_left_and_named(path):
+    with OTHER_PATHS[path](None):
+        report = patch(nn.ModuleList([nn.Embedding(4, 8), Gemma3TextScaledWordEmbedding(4, 8)]))
+    assert not report.replaced
+    assert all("was replaced" in entry.text for entry in report.left)
+
+
+def test_a_table_that_became_fp8_is_looked_up_by_torch():
+    module, indices = nn.Embedding(4, 8), torch.tensor([1, 2])
+    patch(module)
+    module.to(torch.float8_e4m3fn)
+    with pytest.warns(UserWarning, match="its weight is torch.float8_e4m3fn, which embedding does not take"):
+        assert torch.equal(module(indices).float(), module.weight[indices].float())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_exporters_get_torchs_look_up():
+    model, indices = nn.Sequential(nn.Embedding(4, 8), nn.Tanh()), torch.tensor([1, 2])
+    report = patch(model)
+    for made in (torch.jit.trace(model, (indices,), check_trace=False), torch.fx.symbolic_trace(model)):
+        assert torch.equal(made(indices), model(indices))
+    assert report.fell_back == ()

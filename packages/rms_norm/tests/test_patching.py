@@ -9,6 +9,8 @@ from npu_rms_norm import RMSNorm, patch, use_kernels
 from npu_rms_norm.patching import FORMULAS, GATED
 from torch import nn
 
+from testing.other_paths import FunctionMode, Packed, replaced, tripled
+
 
 def known_class(name, *, module="transformers.models.any.modeling_any", eps="variance_epsilon", start=torch.ones):
     def initialise(self, width):
@@ -187,3 +189,45 @@ def test_a_release_of_kernels_that_transformers_does_not_take_is_named(monkeypat
     said = f"transformers {transformers.__version__} takes kernels>=[0-9.]+,<.*patch"
     with pytest.raises(ImportError, match=said):
         use_kernels()
+
+
+OTHER_PATHS = {
+    "class": lambda module: replaced(nn.RMSNorm, "forward", tripled),
+    "function": lambda module: replaced(nn.functional, "rms_norm", tripled),
+    "mode of functions": lambda module: FunctionMode(),
+    "weight": lambda module: replaced(module, "weight", lambda weight: nn.Parameter(Packed(weight.detach()), False)),
+}
+
+
+@pytest.mark.parametrize("path", OTHER_PATHS)
+def test_what_torch_would_see_or_change_is_left_to_torch(path):
+    module, x = nn.RMSNorm(8), torch.randn(2, 8)
+    expected = 3 * module(x)
+    report = patch(module)
+    with OTHER_PATHS[path](module), pytest.warns(UserWarning, match=r"the model \(RMSNorm\) computes without our operators"):
+        assert torch.allclose(module(x), expected)
+    assert len(report.fell_back) == 1
+    assert torch.allclose(module(x), expected / 3)
+
+
+def test_a_forward_of_the_class_that_was_replaced_is_kept():
+    known = known_class("LlamaRMSNorm")
+    patched, x = known(8), torch.ones(2, 8)
+    report = patch(patched)
+    with replaced(known, "forward", lambda forward: lambda self, hidden_states: 3 * hidden_states):
+        with pytest.warns(UserWarning, match="forward of the class LlamaRMSNorm was replaced"):
+            assert torch.equal(patched(x), 3 * x)
+        assert "class LlamaRMSNorm was replaced" in patch(known(8)).left[0].text
+    assert "class LlamaRMSNorm was replaced" in str(report)
+    assert not torch.equal(patched(x), 3 * x)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [("LlamaRMSNorm", "hidden_states"), ("MambaRMSNormGated", "hidden_states"), (None, "x")]
+)
+def test_arguments_by_name(name, given):
+    module, x = known_class(name)(8) if name else nn.RMSNorm(8), torch.randn(2, 8)
+    patch(module)
+    assert torch.equal(module(**{given: x}), module(x))
+    with pytest.raises(TypeError):
+        module(rows=x)

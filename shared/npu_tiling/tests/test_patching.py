@@ -1,12 +1,28 @@
 """Classes of modules swapped and restored, whatever the classes compute."""
 
+import abc
+import contextlib
 import copy
+import inspect
 import pickle
+import warnings
 
 import pytest
 import torch
-from npu_tiling.pytorch.patching import Derived, Replacement, derived, swap_classes
+from npu_tiling.pytorch.patching import (
+    Derived,
+    Replacement,
+    called_otherwise,
+    derived,
+    in_order,
+    stands_for,
+    swap_classes,
+    with_signature_of,
+)
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from testing.other_paths import FunctionMode, OperatorMode, Packed, replaced, tripled
 
 
 class Doubled(Derived):
@@ -144,3 +160,158 @@ def test_obstacles_are_named(change, reason):
     assert report.replaced == ()
     assert [entry.text for entry in report.left] == [reason]
     assert type(module) is nn.Linear
+
+
+def careful(known):
+    """A class that computes zeros where they may stand for what the known one computes."""
+
+    @with_signature_of(known)
+    def forward(self, *arguments, **keywords):
+        given = in_order(known.forward, arguments, keywords)
+        if len(given) == 1 and stands_for(self, known, input=given[0], weight=self.weight):
+            return given[0].new_zeros(())
+        return known.forward(self, *arguments, **keywords)
+
+    return derived(f"Careful{known.__name__}", (Derived, known), {"forward": forward}, careful, known)
+
+
+def patch_carefully(model):
+    return swap_classes(
+        model, "ours", lambda module: Replacement(careful(nn.Linear), "zeros") if type(module) is nn.Linear else None
+    )
+
+
+@contextlib.contextmanager
+def other_weight(model, make):
+    before = {module: module.weight for module in model}
+    for module, weight in before.items():
+        module.weight = nn.Parameter(make(weight.detach()), requires_grad=False)
+    yield
+    for module, weight in before.items():
+        module.weight = weight
+
+
+CHANGES = {
+    "a forward of the class": (
+        lambda model: replaced(nn.Linear, "forward", tripled),
+        "forward of the class Linear was replaced",
+    ),
+    "a function": (lambda model: replaced(nn.functional, "linear", tripled), "functional.linear was replaced"),
+    "a mode of functions": (lambda model: FunctionMode(), "a FunctionMode is in force"),
+    "a mode of operators": (lambda model: OperatorMode(), "a OperatorMode is in force"),
+    "a kind of weight": (
+        lambda model: other_weight(model, Packed),
+        "its weight is a Packed and no plain tensor",
+    ),
+    "a layout": (lambda model: other_weight(model, lambda w: w.to_sparse_csr()), "its weight is a sparse tensor"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("change", CHANGES)
+def test_who_falls_back_is_told_once_and_reported(change):
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    report, x, (make, reason) = patch_carefully(model), torch.ones(2, 4), CHANGES[change]
+    assert not model[0](x).any()
+    with make(model), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = [module(x) for module in (*model, *model)]
+        assert all(torch.equal(y, nn.Linear.forward(module, x)) for y, module in zip(found, (*model, *model), strict=True))
+        assert found[0].any()
+    (message,) = [str(each.message) for each in told if "ours" in str(each.message)]
+    assert reason in message and "0 (Linear)" in message
+    assert [(entry.name, reason in entry.text) for entry in report.fell_back] == [("0", True), ("1", True)]
+    assert reason in str(report)
+    assert not model[0](x).any()  # nothing stands in the way any more
+    assert len(report.fell_back) == 2
+
+
+@pytest.mark.parametrize("change", ["a forward of the class", "a function"])
+def test_what_was_replaced_before_is_left_and_named(change):
+    make, reason = CHANGES[change]
+    with make(None):
+        report = patch_carefully(nn.Linear(4, 4))
+    assert report.replaced == ()
+    assert reason in report.left[0].text
+
+
+@pytest.mark.parametrize(
+    "surrounding",
+    [lambda: FlopCounterMode(display=False), lambda: torch.device("cpu"), contextlib.nullcontext],
+    ids=["counter", "device", "none"],
+)
+def test_what_torch_itself_puts_around_a_call_does_not_mind(surrounding):
+    module = nn.Linear(4, 4)
+    report = patch_carefully(module)
+    module.weight = nn.Parameter(module.weight.detach().as_subclass(type("Named", (torch.Tensor,), {})))
+    with surrounding():
+        assert not module(torch.ones(4)).any()
+    assert report.fell_back == ()
+
+
+def test_arguments_are_named_as_the_class_names_them():
+    module, x = nn.Linear(4, 4), torch.ones(4)
+    patch_carefully(module)
+    assert not module(input=x).any()
+    assert list(inspect.signature(module.forward).parameters) == ["input"]
+    for wrong in (lambda: module(x=x), lambda: module(x, input=x), lambda: module(x, x), lambda: module()):
+        with pytest.raises(TypeError, match=r"Linear\.forward\(\)"):
+            wrong()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_exporters_get_operators_of_torch():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4)
+    expected = model(x)
+    report = patch_carefully(model)
+    for made in (torch.jit.trace(model, (x,), check_trace=False), torch.fx.symbolic_trace(model)):
+        assert torch.equal(made(x), expected)
+    assert not model(x).any()
+    assert report.fell_back == ()
+
+
+def test_a_derived_class_is_pickled():
+    made = careful(nn.Linear)
+    assert pickle.loads(pickle.dumps(made)) is made
+    assert copy.deepcopy(made) is made
+
+    class Abstract(nn.Linear, abc.ABC):
+        pass
+
+    assert isinstance(derived("Both", (Derived, Abstract), {}, careful, Abstract), abc.ABCMeta)
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_hooks_of_all_modules_are_calls(kind):
+    head = nn.Linear(4, 4)
+    assert called_otherwise(head, "head", nn.Linear) is None
+    handle = getattr(torch.nn.modules.module, f"register_module_{kind}")(lambda *given: None)
+    try:
+        assert "head is not a plain torch.nn.Linear: all modules have hooks" in called_otherwise(head, "head", nn.Linear)
+    finally:
+        handle.remove()
+    with FlopCounterMode(display=False):  # whose hooks are torch's
+        assert called_otherwise(head, "head", nn.Linear) is None
+    getattr(head, f"register_{kind}")(lambda *given: None)
+    assert "it has hooks" in called_otherwise(head, "head", nn.Linear)
+
+
+@pytest.mark.slow
+def test_a_compiler_asks_the_same():
+    module, x = nn.Linear(4, 4), torch.ones(2, 4)
+    report = patch_carefully(module)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    assert not compiled(x).any()
+    with torch.device("cpu"):
+        assert not compiled(x).any()
+    with (
+        pytest.warns(UserWarning, match=r"the model \(Linear\) computes without our operators: a FunctionMode"),
+        FunctionMode(),
+    ):
+        assert torch.equal(compiled(x), nn.Linear.forward(module, x))
+    assert len(report.fell_back) == 1
+    torch._dynamo.reset()
+    with replaced(nn.Linear, "forward", tripled):
+        assert torch.equal(compiled(input=x), nn.Linear.forward(module, x))
+    assert len(report.fell_back) == 2
+    torch._dynamo.reset()

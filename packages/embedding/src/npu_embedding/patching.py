@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, obstacle, swap_classes
+from npu_tiling.pytorch.patching import (
+    Derived,
+    Patch,
+    Replacement,
+    called_otherwise,
+    derived,
+    in_order,
+    obstacle,
+    replaced_forward,
+    stands_for,
+    swap_classes,
+    with_signature_of,
+)
 from torch import Tensor, nn
 
-from .module import Embedding
+from .module import Embedding, other_dtype
 from .ngram_module import ngram_rows_of
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 # Models of transformers whose {name}ScaledWordEmbedding multiplies the result of torch.nn.Embedding's forward: read from the
 # source of release 5.23, which a test compares with these names.
@@ -35,14 +44,16 @@ def patch(model: nn.Module) -> Patch:
     Known are `torch.nn.Embedding`, subclasses of it that leave its forward alone, the scaled embeddings of transformers'
     Gemma 1 to 4, BART and others, and Qwen4-Exp's n-gram embedding, whose look-up `ngram_embedding` takes unless its table
     has hooks or options. Every other subclass is left alone. So are embeddings whose forward was replaced, as accelerate
-    does, those with parametrizations, and weights that are quantised or sharded.
+    does, or that of their class, those with parametrizations, and weights that are quantised or sharded. What becomes so
+    after the patch does what it did, with a warning; so does an embedding under a mode that is not torch's own, or while it
+    is traced or exported to ONNX.
 
     Args:
         model: any module, changed in place.
 
     Returns:
-        What was replaced and what was left, and why; `print` it. `.undo()` gives every module its class again; as a context
-        manager it does so at the end.
+        What was replaced, what was left, and what computed without our operators when it was called, with the reasons;
+        `print` it. `.undo()` gives every module its class again; as a context manager it does so at the end.
 
     Source: transformers, `models/*/modeling_*.py`.
     """
@@ -53,7 +64,7 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
     known = type(module)
     if known.__name__ == _NGRAM and known.__module__.startswith("transformers."):
         table = module.get_submodule("ngram_embedding")
-        return obstacle(table) or _other_dtype(table) or Replacement(_patched_ngram(known), "ngram_embedding")
+        return obstacle(table) or _more_than_rows(table) or Replacement(_patched_ngram(known), "ngram_embedding")
     if not isinstance(module, nn.Embedding):
         return None
     if issubclass(known, Embedding):
@@ -61,17 +72,11 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
     scaled = known.__name__ in SCALED and known.__module__.startswith("transformers.")
     if not scaled and known.forward is not nn.Embedding.forward:
         return "its forward is not torch.nn.Embedding's"
-    if reason := obstacle(module) or _other_dtype(module):
+    if reason := obstacle(module) or replaced_forward(nn.Embedding) or other_dtype(module):
         return reason
     if known is nn.Embedding:
         return Replacement(Embedding, "Embedding")
     return Replacement(_patched(known), "embedding, then its own scale" if scaled else "embedding")
-
-
-def _other_dtype(table: Any) -> str | None:
-    dtype = table.weight.dtype
-    is_known = dtype in _DTYPES or not dtype.is_floating_point  # `obstacle` names integers
-    return None if is_known else f"its weight is {dtype}, which embedding does not take"
 
 
 def _patched(known: type) -> type[nn.Module]:
@@ -80,19 +85,25 @@ def _patched(known: type) -> type[nn.Module]:
 
 
 def _patched_ngram(known: Any) -> type[nn.Module]:
-    def forward(self: Any, input_ids: Tensor, past_key_values: Any) -> Tensor:
-        look_up = _ngram_rows if _gives_rows_alone(self.ngram_embedding) else known.forward
-        rows: Tensor = look_up(self, input_ids, past_key_values)
+    @with_signature_of(known)
+    def forward(self: Any, *arguments: Any, **keywords: Any) -> Tensor:
+        given = in_order(known.forward, arguments, keywords)
+        if len(given) == 2:
+            input_ids, past_key_values = given
+            table = self.ngram_embedding
+            if stands_for(self, known, _more_than_rows(table), input_ids=input_ids, weight=table.weight):
+                return _ngram_rows(self, input_ids, past_key_values)
+        rows: Tensor = known.forward(self, *arguments, **keywords)
         return rows
 
     return derived(f"Npu{known.__name__}", (Derived, known), {"forward": forward}, _patched_ngram, known)
 
 
-def _gives_rows_alone(table: Any) -> bool:
-    """Whether calling a module with a table does nothing but look up: it has no hook, and no option but `sparse`."""
-    hooks = (table._forward_hooks, table._forward_pre_hooks, table._backward_hooks, table._backward_pre_hooks)
-    is_known = type(table) in (nn.Embedding, Embedding) and not any(hooks)
-    return is_known and table.max_norm is None and table.padding_idx is None and not table.scale_grad_by_freq
+def _more_than_rows(table: Any) -> str | None:
+    """Why calling a module with a table is not just to look up, or not in what we take; None if it is."""
+    if table.max_norm is not None or table.padding_idx is not None or table.scale_grad_by_freq:
+        return "its table has other options than sparse"
+    return called_otherwise(table, "ngram_embedding", nn.Embedding, Embedding) or other_dtype(table)
 
 
 def _ngram_rows(self: Any, input_ids: Tensor, past_key_values: Any) -> Tensor:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import typing
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, obstacle, swap_classes
+from npu_tiling.pytorch.patching import (
+    Derived,
+    Patch,
+    Replacement,
+    as_constant,
+    called_otherwise,
+    derived,
+    from_package,
+    is_made_by_hand,
+    names_of,
+    obstacle,
+    other_kind,
+    stands_for,
+    swap_classes,
+    with_signature_of,
+)
 from torch import Tensor, nn
 
 from .causal_lm import causal_lm_loss
@@ -63,10 +76,14 @@ def patch(
     `logits_to_keep` and a config's `final_logit_softcapping` count as before.
 
     The model keeps its parameters, hooks and flags; it gets a class derived from its own, of the same name, with another
-    forward. So `state_dict` and `save_pretrained` are as before, and it can be copied, pickled and compiled. The linear
-    layer's weight is read and the layer not called; where it has hooks, is not torch.nn.Linear any more or was replaced in
-    its forward (LoRA, ZeRO-3, tensor parallel, accelerate), or the model was given another loss function, the model does
-    what it did. Patch a model before it is sharded or wrapped.
+    forward. So `state_dict` and `save_pretrained` are as before, and it can be copied, pickled and compiled. Patch a model
+    before it is sharded or wrapped.
+
+    The linear layer's weight is read and the layer not called. The model does what it did, with a warning, where that layer
+    has hooks, is not torch.nn.Linear any more, was replaced in its forward (LoRA, ZeRO-3, tensor parallel, accelerate) or
+    has a tensor subclass for its weight (torchao); where the model's forward or its loss function is another; and where a
+    mode that is not torch's own would see the calls. It also does while it is traced or exported to ONNX. Labels that are
+    all ignored give a loss of 0, where the model's mean is NaN.
 
     Known are the dense models of transformers, such as Llama, Mistral, Qwen 2 and 3, Phi-3, Gemma 1 to 3 (text) and OLMo 1
     to 3; mixtures of experts, such as Mixtral, Qwen 2 to 3.5 and OLMoE, to whose loss the router's is added as before; and
@@ -80,8 +97,8 @@ def patch(
         accum_dtype, chunk_tokens, memory_budget: see `fused_linear_cross_entropy`.
 
     Returns:
-        What was replaced and what was left, and why; `print` it. `.undo()` gives every model its class again; as a context
-        manager it does so at the end.
+        What was replaced, what was left, and what computed without our operators when it was called, with the reasons;
+        `print` it. `.undo()` gives every model its class again; as a context manager it does so at the end.
 
     Source: transformers, `models/*/modeling_*.py` and `loss/loss_utils.py`.
     """
@@ -99,13 +116,11 @@ def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None
         return "it is patched already"
     if known.__name__ not in CAUSAL_LMS | MIXTURES | WITH_IMAGES or not known.__module__.startswith("transformers."):
         return "no causal language model that is known"
-    if not _is_plain(module.lm_head) and not obstacle(module):
-        return "its lm_head is not a plain torch.nn.Linear"
-    loss = getattr(module.loss_function, "__name__", type(module.loss_function).__name__)
-    if loss != _LOSS:
-        return f"its loss function is {loss} and not {_LOSS}"
+    if reason := obstacle(module) or _other_head(module.lm_head) or _other_loss(known, module.loss_function):
+        return reason
+    logits = "" if options.keep_logits else "; logits are None then, with keep_logits=True they are kept"
     return Replacement(
-        _patched(known, *options), "causal_lm_loss, with labels" + ("" if options.evaluation else " in training")
+        _patched(known, *options), f"causal_lm_loss, with labels{'' if options.evaluation else ' in training'}{logits}"
     )
 
 
@@ -116,22 +131,20 @@ class _Patched(Derived):
 def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
     attributes = {
         "options": _Options(*options),
-        "forward": _with_fused_loss(known.forward),
+        "forward": _with_fused_loss(known),
         "__module__": known.__module__,  # with its name, what transformers writes into a config and looks up
         "__qualname__": known.__qualname__,
     }
     return derived(known.__name__, (_Patched, known), attributes, _patched, known, *options)
 
 
-def _with_fused_loss(original: Callable[..., Any]) -> Callable[..., Any]:
-    names = list(inspect.signature(original).parameters)[1:]
-    output_type = _output_type(original)
-
-    @functools.wraps(original)
+def _with_fused_loss(known: type[Any]) -> Any:
+    @with_signature_of(known)
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        names = names_of(known.forward)
         given = {**dict(zip(names, arguments, strict=False)), **keywords}
-        if not _fuses(self, given):
-            return original(self, *arguments, **keywords)
+        if not _fuses(self, known, given):
+            return known.forward(self, *arguments, **keywords)
         labels, kept = given.pop("labels"), given.pop("logits_to_keep", 0)
         as_dict = given.pop("return_dict", None)
         has_router = "output_router_logits" in names
@@ -141,21 +154,21 @@ def _with_fused_loss(original: Callable[..., Any]) -> Callable[..., Any]:
         hidden = outputs.last_hidden_state
         if isinstance(kept, Tensor) or kept:
             hidden = hidden[:, kept if isinstance(kept, Tensor) else slice(-kept, None)]
+        output_type = _output_type(known.forward)
         found: dict[str, Any] = {name: getattr(outputs, name, None) for name in output_type.__dataclass_fields__}
         found["loss"] = _loss(self, hidden, labels, given)
         found["logits"] = _logits(self, hidden) if self.options.keep_logits else None
         if has_router and given["output_router_logits"]:
-            found["aux_loss"], share = _router_loss(self, original.__module__, outputs, given.get("attention_mask"))
+            found["aux_loss"], share = _router_loss(self, known.__module__, outputs, given.get("attention_mask"))
             found["loss"] = found["loss"] + share
         result = output_type(**found)
         return result if (self.config.return_dict if as_dict is None else as_dict) else result.to_tuple()
 
-    forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # trainers read it
-    del forward.__wrapped__  # or accelerate, unwrapping a model, would go on to the original
     return forward
 
 
-def _output_type(forward: Callable[..., Any]) -> Any:
+@as_constant
+def _output_type(forward: Any) -> Any:
     """The class that a model's forward returns, from its annotation."""
     outputs = importlib.import_module("transformers.modeling_outputs")
     annotation = inspect.signature(forward).return_annotation
@@ -174,21 +187,35 @@ def _router_loss(model: Any, module: str, outputs: Any, attention_mask: Tensor |
     return aux_loss, config.router_aux_loss_coef * aux_loss
 
 
-def _fuses(model: Any, given: dict[str, Any]) -> bool:
-    kept = given.get("logits_to_keep", 0)
-    return (
-        given.get("labels") is not None
-        and (model.training or model.options.evaluation)
-        and not hasattr(model, "_loss_function")
-        and _is_plain(model.lm_head)
-        and (not isinstance(kept, Tensor) or kept.dim() == 1)
-    )
+def _fuses(model: Any, known: type[Any], given: dict[str, Any]) -> bool:
+    if given.get("labels") is None or not (model.training or model.options.evaluation):
+        return False
+    head, kept, reason = model.lm_head, given.get("logits_to_keep", 0), None
+    if isinstance(kept, Tensor) and kept.dim() != 1:
+        reason = f"logits_to_keep has {kept.dim()} dimensions"
+    reason = reason or _other_loss(known, model.loss_function) or called_otherwise(head, "lm_head", nn.Linear)
+    if reason is not None:  # such a head may have no weight
+        return stands_for(model, known, reason, labels=given["labels"])
+    tensors = {name: given.get(name) for name in ("labels", "input_ids", "inputs_embeds")}
+    return stands_for(model, known, **{"lm_head.weight": head.weight, "lm_head.bias": head.bias}, **tensors)
 
 
-def _is_plain(layer: Any) -> bool:
-    """Whether calling it is nothing but a product with its weight."""
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return type(layer) is nn.Linear and not any(len(kind) for kind in hooks) and "forward" not in layer.__dict__
+def _other_head(head: Any) -> str | None:
+    """Why to call a head is not the product with its weight that we compute, None if it is."""
+    if reason := called_otherwise(head, "lm_head", nn.Linear):
+        return reason
+    return other_kind("lm_head.weight", head.weight) or other_kind("lm_head.bias", head.bias)
+
+
+@as_constant
+def _other_loss(known: type[Any], function: Any) -> str | None:
+    """Why a model's loss function is not the one of transformers that we compute, None if it is."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if name != _LOSS:
+        return f"its loss function is {name} and not {_LOSS}"
+    if not is_made_by_hand(known) and not from_package(function, "transformers"):
+        return f"its loss function is not the {_LOSS} of transformers"
+    return None
 
 
 def _loss(model: Any, hidden: Tensor, labels: Tensor, given: dict[str, Any]) -> Any:

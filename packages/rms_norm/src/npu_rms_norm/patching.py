@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from npu_tiling.pytorch.patching import Derived, Patch, Replacement, derived, swap_classes
+from npu_tiling.pytorch.patching import (
+    Derived,
+    Patch,
+    Replacement,
+    derived,
+    in_order,
+    stands_for,
+    swap_classes,
+    with_signature_of,
+)
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor, nn
 
@@ -107,14 +116,16 @@ def patch(model: nn.Module) -> Patch:
     Phi-3, Gemma 1 to 3, OLMo 2 and 3, Granite, GLM, DeepSeek 2 and 3 and others with one of their formulas, and the gated
     ones of Mamba 2, Bamba, Nemotron-H, Zamba 2, Granite 4, Qwen3-Next, Qwen 3.5, OLMo hybrid and Kimi Linear. Every other
     module with Norm in its class's name is left alone, and so are norms whose forward was replaced, as accelerate and
-    kernelize do, and weights that are quantised or sharded.
+    kernelize do, or that of their class, and weights that are quantised or sharded. What becomes so after the patch computes
+    what it did, with a warning; so does a norm under a mode that is not torch's own, or while it is traced or exported to
+    ONNX.
 
     Args:
         model: any module, changed in place.
 
     Returns:
-        What was replaced and what was left, and why; `print` it. `.undo()` gives every module its class again; as a context
-        manager it does so at the end.
+        What was replaced, what was left, and what computed without our operators when it was called, with the reasons;
+        `print` it. `.undo()` gives every module its class again; as a context manager it does so at the end.
 
     Source: transformers, `models/*/modeling_*.py`.
     """
@@ -166,15 +177,22 @@ def normalise(formula: Formula, x: Tensor, weight: Tensor | None, eps: float | N
 
 
 class _Patched(Derived):
-    formula: Formula
     weight: nn.Parameter | None
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return normalise(self.formula, hidden_states, self.weight, getattr(self, self.formula.eps))
 
+def _patched(known: Any) -> type[nn.Module]:
+    formula = formula_of(known)
+    assert formula is not None
 
-def _patched(known: type) -> type[nn.Module]:
-    return derived(f"Npu{known.__name__}", (_Patched, known), {"formula": formula_of(known)}, _patched, known)
+    @with_signature_of(known)
+    def forward(self: _Patched, *arguments: Any, **keywords: Any) -> Tensor:
+        given = in_order(known.forward, arguments, keywords)
+        if len(given) == 1 and stands_for(self, known, input=given[0], weight=self.weight):
+            return normalise(formula, given[0], self.weight, getattr(self, formula.eps))
+        y: Tensor = known.forward(self, *arguments, **keywords)
+        return y
+
+    return derived(f"Npu{known.__name__}", (_Patched, known), {"forward": forward}, _patched, known)
 
 
 def normalise_gated(formula: GatedFormula, norm: Any, x: Tensor, gate: Tensor | None) -> Tensor:
@@ -202,10 +220,7 @@ def _normalise_groups(norm: Any, x: Tensor, gate: Tensor | None) -> Tensor:
 
 
 class _PatchedGated(Derived):
-    gated_formula: GatedFormula
-
-    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-        return normalise_gated(self.gated_formula, self, hidden_states, gate)
+    weight: nn.Parameter
 
 
 def _known(tensor: Tensor, x: Tensor) -> Tensor:
@@ -213,6 +228,17 @@ def _known(tensor: Tensor, x: Tensor) -> Tensor:
     return tensor if tensor.dtype in (x.dtype, torch.float32) else tensor.float()
 
 
-def _patched_gated(known: type) -> type[nn.Module]:
-    attributes = {"gated_formula": GATED[known.__name__]}
-    return derived(f"Npu{known.__name__}", (_PatchedGated, known), attributes, _patched_gated, known)
+def _patched_gated(known: Any) -> type[nn.Module]:
+    formula = GATED[known.__name__]
+
+    @with_signature_of(known)
+    def forward(self: _PatchedGated, *arguments: Any, **keywords: Any) -> Tensor:
+        given = in_order(known.forward, arguments, keywords)
+        if len(given) == 1 and formula.promotes:
+            given = (*given, None)
+        if len(given) == 2 and stands_for(self, known, input=given[0], gate=given[1], weight=self.weight):
+            return normalise_gated(formula, self, *given)
+        y: Tensor = known.forward(self, *arguments, **keywords)
+        return y
+
+    return derived(f"Npu{known.__name__}", (_PatchedGated, known), {"forward": forward}, _patched_gated, known)

@@ -1,18 +1,30 @@
 """Giving modules of a model another class, with a report and a way back: the part of `patch` that all operators share.
 
 A module keeps its place in the model and all that it holds (parameters, buffers, hooks, flags): only its class, and so its
-forward, is another. Imports torch; `npu_tiling` itself does not.
+forward, is another. That forward asks in every call whether what it computes can stand for the call (`stands_for`); where
+it cannot, it calls the forward of the class before, as that is now. Imports torch; `npu_tiling` itself does not.
 """
 
 from __future__ import annotations
 
+import copyreg
+import functools
+import inspect
 import re
+import sys
+import warnings
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import FunctionType, NoneType
+from typing import Any, NamedTuple, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from torch.nn.utils.parametrize import is_parametrized
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
 class Replacement(NamedTuple):
@@ -65,6 +77,12 @@ class Patch:
     replaced: tuple[Entry, ...]
     left: tuple[Entry, ...]
     _swaps: tuple[_Swap, ...] = field(repr=False, compare=False)
+    _fallbacks: dict[Entry, None] = field(repr=False, compare=False)
+
+    @property
+    def fell_back(self) -> tuple[Entry, ...]:
+        """One entry for every module that has computed what it did before the patch, in a call so far, with the reason."""
+        return tuple(self._fallbacks)
 
     def undo(self) -> None:
         """Give every module the class that it had. Harmless the second time.
@@ -79,6 +97,7 @@ class Patch:
                 raise RuntimeError(f"{name or 'model'} cannot be restored, {what}: what was put around it must go first.")
         for _, module, before, _ in swaps:
             _give_class(module, before)
+            _watched.pop(id(module), None)
 
     def __enter__(self) -> Patch:
         return self
@@ -88,7 +107,12 @@ class Patch:
 
     def __str__(self) -> str:
         lines = [f"{self.package}: {_count(self.replaced)} replaced, {len(self.left)} left"]
-        for entries, title in ((self.replaced, None), (self.left, "left:")):
+        titled = (
+            (self.replaced, None),
+            (self.left, "left:"),
+            (self.fell_back, "computed without our operators, when called:"),
+        )
+        for entries, title in titled:
             rows = _grouped(entries)
             lines += [title] if title and rows else []
             widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
@@ -123,9 +147,12 @@ def swap_classes(model: nn.Module, package: str, recognise: Callable[[nn.Module]
         else:
             replaced.append(Entry(name, was, found.by))
             swaps.append(_Swap(name, module, type(module), found.type))
-    for _, module, _, after in swaps:
+    fallbacks: dict[Entry, None] = {}
+    for name, module, before, after in swaps:
         _give_class(module, after)
-    return Patch(package, tuple(replaced), tuple(left), tuple(swaps))
+        _watched[id(module)] = _Watched(package, name, before.__name__, fallbacks)
+        weakref.finalize(module, _watched.pop, id(module), None)
+    return Patch(package, tuple(replaced), tuple(left), tuple(swaps), fallbacks)
 
 
 def obstacle(module: nn.Module) -> str | None:
@@ -134,6 +161,8 @@ def obstacle(module: nn.Module) -> str | None:
         return "accelerate moves its parameters"
     if _other_forward(module):
         return "its forward was replaced by something else"
+    if replaced := replaced_forward(type(module)):
+        return replaced
     if is_parametrized(module):
         return "it has parametrizations: patch it before they are registered"
     for name, parameter in module.named_parameters(recurse=False):
@@ -155,6 +184,222 @@ def _give_class(module: nn.Module, given: type[nn.Module]) -> None:
     module.__class__ = given
 
 
+class _Watched(NamedTuple):
+    """A patched module, for what is told of it."""
+
+    package: str
+    name: str
+    was: str
+    fallbacks: dict[Entry, None]
+
+
+_watched: dict[int, _Watched] = {}  # by id of the module, while it lives and is patched
+_elsewhere: dict[Entry, None] = {}  # fallbacks of modules that no report has, such as copies
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def as_constant(function: _Function) -> _Function:
+    """Let a compiler call this function while it traces, and take the result for a constant; a decorator.
+
+    It is `torch.compiler.assume_constant_result`, which would import the compiler. All releases take classes, functions,
+    numbers and strings as arguments.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def stands_for(module: nn.Module, known: type[Any], unless: str | None = None, /, **tensors: Any) -> bool:
+    """Whether what we compute can stand for this call of a patched module; otherwise `known.forward` is to be called.
+
+    It cannot where `known.forward` is not the one that we know, where a tensor is of a kind that our operators do not take,
+    where a mode of somebody's would see other calls than the model's own, and while the model is traced or exported to
+    what knows PyTorch's operators alone. Who falls back is told once, and by the report; not of an export.
+
+    Args:
+        known: the class that the module had.
+        unless: a reason that was found already.
+        tensors: what is read, by name; None for none. What is no tensor, as while torch.fx traces, is left to the model.
+    """
+    reason = unless or replaced_forward(known)
+    onlooker = _onlooker()
+    if onlooker == "":
+        return False
+    for name, tensor in tensors.items():
+        kind = type(tensor)
+        if kind is not Tensor and kind is not nn.Parameter and not isinstance(tensor, (Tensor, NoneType)):
+            return False
+        reason = reason or other_kind(name, tensor)
+    reason = reason or onlooker
+    if reason is None:
+        return True
+    _tell(id(module), type(module).__name__, reason)
+    return False
+
+
+@as_constant
+def replaced_forward(known: type[Any]) -> str | None:
+    """Why the forward of a class is not the one that it was written with, None if it is."""
+    function = getattr(nn.functional, _FUNCTIONS[known]) if known in _FUNCTIONS else None
+    if _written.get(known) == (known.forward, function):
+        return None
+    owner = next(each for each in known.__mro__ if "forward" in vars(each))
+    if is_made_by_hand(owner):  # there is no source: the first forward that is seen counts
+        is_written = known not in _written or _written[known][0] is known.forward
+    else:
+        is_written = owner is nn.Module or _is_written_in(owner, known.forward)
+    if not is_written:
+        return f"the forward of the class {owner.__name__} was replaced"
+    if function is not None and not inspect.isbuiltin(function) and not from_package(function, "torch"):
+        return f"torch.nn.functional.{function.__name__} was replaced"
+    _written[known] = (known.forward, function)
+    return None
+
+
+_FUNCTIONS = {nn.Linear: "linear", nn.Embedding: "embedding", nn.RMSNorm: "rms_norm"}  # what a class's forward calls
+_written: dict[type[Any], tuple[Any, Any]] = {}  # classes whose forward, and that function, were found to be their own
+
+
+def _is_written_in(owner: type[Any], forward: Any) -> bool:
+    """Whether a forward is the one in a class's source, under decorators of the package that the class is from."""
+    while from_package(forward, owner.__module__.partition(".")[0]):
+        if not hasattr(forward, "__wrapped__"):
+            return bool(forward.__qualname__ == f"{owner.__qualname__}.forward")
+        forward = forward.__wrapped__
+    return False
+
+
+def from_package(function: Any, package: str) -> bool:
+    """Whether the code of a function is from a package, whatever it says of itself."""
+    return isinstance(function, FunctionType) and function.__globals__["__name__"].partition(".")[0] == package
+
+
+def is_made_by_hand(known: type[Any]) -> bool:
+    """Whether a class's module does not have it: there is no source to compare with."""
+    return getattr(sys.modules.get(known.__module__), known.__name__, None) is not known
+
+
+def other_kind(name: str, tensor: Tensor | None) -> str | None:
+    """Why our operators cannot take a tensor whatever its values, None if they can: a plain one, a DTensor, a fake one."""
+    if tensor is None:
+        return None
+    kind = type(tensor)
+    if kind is not Tensor and kind is not nn.Parameter and not _is_known_kind(kind):
+        return f"its {name} is a {kind.__name__} and no plain tensor"
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return f"its {name} is a {'nested' if tensor.is_nested else 'sparse'} tensor"
+    return None
+
+
+@as_constant
+def _is_known_kind(kind: type[Any]) -> bool:
+    if kind.__module__.startswith(("torch.distributed.", "torch._subclasses.")):
+        return True
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    is_plain = function in (Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__)  # type: ignore[attr-defined]
+    return is_plain and kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def _onlooker() -> str | None:
+    """What sees the calls of a model: None for nothing that minds, "" for an exporter, and otherwise a reason."""
+    if torch._C._len_torch_function_stack():  # a compiler has a stack of its own, which it traces
+        for mode in _get_current_function_mode_stack():
+            if _minds(type(mode)):
+                return f"a {type(mode).__name__} is in force, which sees what the model calls"
+    return _onlooker_below()
+
+
+@as_constant
+def _onlooker_below() -> str | None:
+    if torch._C._get_tracing_state() is not None:
+        return ""
+    if not torch._C._len_torch_dispatch_stack():
+        return None
+    if torch.onnx.is_in_onnx_export():
+        return ""
+    for mode in _get_current_dispatch_mode_stack():
+        if _minds(type(mode)):
+            return f"a {type(mode).__name__} is in force, which sees what the model calls"
+    return None
+
+
+@as_constant
+def _minds(mode: type[Any]) -> bool:
+    """Whether a mode may take our operators for something else than PyTorch's; torch's own, and our tools', do not."""
+    return mode.__module__.partition(".")[0] not in ("torch", "npu_tiling", "npu_offline")
+
+
+def called_otherwise(layer: Any, name: str, *kinds: type[Any]) -> str | None:
+    """Why to call a layer is more than the forward of one of these classes of torch, None if it is not."""
+    kind, plain = type(layer), f"a plain torch.nn.{kinds[0].__name__}"
+    if kind not in kinds:
+        return f"its {name} is not {plain}: it is a {kind.__name__}"
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        return f"its {name} is not {plain}: it has hooks"
+    if _have_global_hooks():
+        return f"its {name} is not {plain}: all modules have hooks"
+    if "forward" in layer.__dict__:
+        return f"its {name} is not {plain}: its forward was replaced"
+    reason: str | None = replaced_forward(kinds[0])
+    return reason
+
+
+@as_constant
+def _have_global_hooks() -> bool:
+    """Whether somebody's hooks run in the call of every module; torch's own, which count and track, do without one call."""
+    for kind in ("forward", "forward_pre", "backward", "backward_pre"):
+        hooks = getattr(torch_module, f"_global_{kind}_hooks").values()
+        if not all(from_package(getattr(hook, "__func__", hook), "torch") for hook in hooks):
+            return True
+    return False
+
+
+@as_constant
+def names_of(forward: Any) -> tuple[str, ...]:
+    """The names of a forward's arguments, after the module."""
+    if forward not in _names:
+        _names[forward] = tuple(inspect.signature(forward).parameters)[1:]
+    return _names[forward]
+
+
+_names: dict[Any, tuple[str, ...]] = {}
+
+
+def with_signature_of(known: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator of the forward of a class derived from `known`: trainers and exporters read its signature."""
+
+    def decorate(forward: Callable[..., Any]) -> Callable[..., Any]:
+        functools.update_wrapper(forward, known.forward)
+        forward.__signature__ = inspect.signature(known.forward)  # type: ignore[attr-defined]
+        del forward.__wrapped__  # type: ignore[attr-defined]  # or accelerate, unwrapping a model, would go on to it
+        return forward
+
+    return decorate
+
+
+def in_order(forward: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a call of `forward` by their places; () where it does not take them."""
+    if not keywords:
+        return arguments
+    later = names_of(forward)[len(arguments) : len(arguments) + len(keywords)]
+    if len(later) < len(keywords) or not all(name in keywords for name in later):
+        return ()
+    return (*arguments, *[keywords[name] for name in later])
+
+
+@as_constant
+def _tell(key: int, kind: str, reason: str) -> None:
+    watched = _watched.get(key) or _Watched("", "", kind, _elsewhere)
+    entry = Entry(watched.name, watched.was, reason)
+    if entry in watched.fallbacks:
+        return
+    is_told = any(each[1:] == entry[1:] for each in watched.fallbacks)
+    watched.fallbacks[entry] = None
+    if not is_told:
+        what = f"{watched.package}: {watched.name or 'the model'} ({watched.was})" if watched.package else watched.was
+        warnings.warn(f"{what} computes without our operators: {reason}.", stacklevel=3)
+
+
 def derived(
     name: str, bases: tuple[type, ...], attributes: Mapping[str, Any], make: Callable[..., type], *arguments: Any
 ) -> type[nn.Module]:
@@ -168,8 +413,20 @@ def derived(
     """
     made_by = (make, arguments)
     if made_by not in _made:
-        _made[made_by] = type(name, bases, {"__module__": make.__module__, **attributes, "_npu_made_by": made_by})
+        metaclass = _Made if all(issubclass(_Made, type(base)) for base in bases) else type
+        _made[made_by] = metaclass(name, bases, {"__module__": make.__module__, **attributes, "_npu_made_by": made_by})
     return _made[made_by]
+
+
+class _Made(type):
+    """The class of classes made by `derived`: pickled as what makes them, not as a name in a module."""
+
+
+def _how_made(made: Any) -> Any:
+    return vars(made).get("_npu_made_by", made.__qualname__)
+
+
+copyreg.pickle(_Made, _how_made)
 
 
 class Derived(nn.Module):
