@@ -32,20 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from .operators.case import cases_for
 
         cases = list(cases_for(metafunc.function, metafunc.module))
-        metafunc.parametrize("case", cases or [None], ids=[case.name for case in cases] or ["none"])
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out tests where they cannot run, and questions that no case is asked."""
-    items[:] = [item for item in items if _can_run(item)]
-
-
-def _can_run(item: pytest.Item) -> bool:
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    place = parameters.get("npu_place", "cpu")  # where the fixture has no parameter, the CPU is the only place
-    places = getattr(getattr(item, "function", None), "places", (place,))
-    return place in places and parameters.get("case", True) is not None
+        metafunc.parametrize("case", cases, ids=[case.name for case in cases])
 
 
 @pytest.fixture

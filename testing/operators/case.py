@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -311,14 +312,10 @@ class Asked:
     table: str = "CASES"
 
 
-def only_at(*places: str) -> Callable[[Test], Test]:
-    """Mark a test with the fixture `npu_place`: it is collected at these places alone."""
-
-    def mark(test: Test) -> Test:
-        test.places = places  # type: ignore[attr-defined]
-        return test
-
-    return mark
+def only_at(*places: str) -> pytest.MarkDecorator:
+    """Marks a test with the fixture `npu_place`: it is collected at these places alone."""
+    said = f"asked at {' and '.join(places)} alone"
+    return pytest.mark.uncollected(said, lambda place: (place or "cpu") not in places)
 
 
 def of_function(case: Case) -> bool:
