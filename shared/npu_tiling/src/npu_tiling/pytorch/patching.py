@@ -333,7 +333,7 @@ def called_otherwise(layer: Any, name: str, *kinds: type[Any]) -> str | None:
     """Why to call a layer is more than the forward of one of these classes of torch, None if it is not."""
     kind, plain = type(layer), f"a plain torch.nn.{kinds[0].__name__}"
     if kind not in kinds:
-        return f"its {name} is not {plain}: it is a {kind.__name__}"
+        return f"its {name} is not {plain}: it is a {kind.__module__}.{kind.__name__}"
     if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
         return f"its {name} is not {plain}: it has hooks"
     if _have_global_hooks():
