@@ -108,7 +108,7 @@ def spread(dy: Tensor, bags: Bags, weight: Tensor | None, rows: bool, device: De
     n, width = bags.indices.numel(), dy.shape[-1]
     dx = allocate(dy, (n, width), dy.dtype) if rows else None
     if not n or not width or not bags.n_bags or (weight is not None and not len(weight)):
-        dsample = None if weight is None else dy.new_zeros(n, dtype=torch.float32)
+        dsample = None if weight is None or bags.eps is not None else dy.new_zeros(n, dtype=torch.float32)
         return None if dx is None else dx.zero_(), dsample
     norm = bags.eps is not None
     choose = tiling.norm_spread_launch if norm else tiling.spread_launch
