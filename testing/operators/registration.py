@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from .case import DEVICES, Case, asked, only_at, record
+from .case import DEVICES, Case, asked, of_function, only_at, record
 
 if TYPE_CHECKING:
     from npu_offline.plugin import Place
@@ -34,7 +34,7 @@ def test_results_lie_as_the_compiler_is_told(npu_place: Place, case: Case) -> No
 
 
 @only_at("cpu")
-@asked()
+@asked(of_function)
 def test_tensors_without_data_have_the_same_shapes(npu_place: Place, case: Case) -> None:
     without = [_described(result) for result in case.draw("meta", dtype=torch.bfloat16).results()]
     assert without == [_described(result) for result in case.draw(dtype=torch.bfloat16).results()]
