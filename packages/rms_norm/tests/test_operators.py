@@ -53,6 +53,11 @@ def qkv_formula(qkv, q_weight, k_weight):
 MODULE = RMSNorm(8)
 
 
+def together_formula(qkv, q_weight, k_weight):
+    q, k, v = qkv.split((16, 8, 8), -1)
+    return formula(q, q_weight).unflatten(-1, (2, 8)), formula(k, k_weight).unflatten(-1, (1, 8)), v.unflatten(-1, (1, 8))
+
+
 def module(x, weight):
     return torch.func.functional_call(MODULE, {"weight": weight}, (x,))
 
@@ -90,6 +95,14 @@ CASES = (
         qkv_formula,
         saved=(3, 6, 8, 8, 96),
         without=frozenset({"test_forward_mode_is_that_of_the_definition"}),  # its gradient has none
+    ),
+    Case(
+        "heads together",
+        lambda qkv, q, k: qk_rms_norm(qkv, q, k, 2, 1),
+        lambda n: ((n, 32), (16,), (8,)),
+        together_formula,
+        option=True,
+        without=frozenset({"test_forward_mode_is_that_of_the_definition"}),
     ),
     Case("q alone", lambda qkv: qk_rms_norm(qkv, None, None, 2, 1).q, lambda n: ((n, 32),), option=True),
     Case("k and v", lambda qkv: qk_rms_norm(qkv, None, None, 2, 1)[1:], lambda n: ((n, 32),), option=True),
