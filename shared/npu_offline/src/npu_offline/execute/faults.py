@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import EndlessLoopError, OfflineError, OutOfBoundsError, RaceError
 from ..launches import RESERVED
-from . import settings
 from .source_lines import LOAD, STORE, KernelSource
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def fault_of(
     bases: Sequence[int],
     ranges: Sequence[int],
     grid: tuple[int, int, int],
-    limit: float | None,
+    after: str,
     source: KernelSource,
 ) -> BaseException:
     """The error of a launch that failed.
@@ -56,7 +55,7 @@ def fault_of(
         bases: the address of each.
         ranges: first address and end of the storage of each argument, the reserved ones first.
         grid: programs in x, y and z.
-        limit: seconds after which the launch was stopped, if it was.
+        after: how long programs may take, for those that took longer.
         source: what is known of its accesses.
     """
     if fault.reason == _INTERRUPTED:
@@ -68,7 +67,6 @@ def fault_of(
         why = "a loop does not end, or waits for another program"
         if source.swaps():
             why += "; tl.atomic_cas returns the new value, so that a lock that it takes is never free: compiler fault 16"
-        after = f"{settings.PROGRAM_SECONDS} s of processor time" if limit is None else f"{limit:g} s, the limit"
         return EndlessLoopError(f"{where}: stopped after {after}: {why}")
     what = f"{_ACCESSES[fault.access]} of {fault.size} bytes"
     if fault.argument < RESERVED:

@@ -194,8 +194,9 @@ class Launcher:
                 raise_findings(self._arguments.name, found.value, self._named)
                 names, where = self._arguments.pointers, (tensors, bases, ranges, grid)
                 name = self._arguments.name
-                limit = settings.clock.limit if late.value else None
-                raise fault_of(failed, Fault(*noted), name, names, *where, limit, self._kernel_source)
+                seconds = f"{settings.PROGRAM_SECONDS} s of processor time"
+                after = f"{settings.clock.limit:g} s, the limit" if late.value else seconds
+                raise fault_of(failed, Fault(*noted), name, names, *where, after, self._kernel_source)
 
         def survey() -> None:
             programs[:] = dict.fromkeys([0, count - 1, *range(count)])  # the first and the last program are always run
