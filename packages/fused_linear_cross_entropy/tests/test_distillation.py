@@ -168,6 +168,42 @@ def test_columns_that_student_and_teacher_rule_out(device, divergence):
         torch.testing.assert_close(masked_out, without, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("divergence", [*DIVERGENCES, "top_k"])
+@pytest.mark.parametrize("temperature", [1.0, 20.0])
+def test_probabilities_of_zero_where_the_student_rules_columns_out(device, divergence, temperature):
+    """0 log 0 is 0: losses and gradients are those of the other columns."""
+    if device.name == "emulated" and temperature == 1.0:
+        pytest.skip("the same kernels")
+    x, weight, _, bias, teacher, _ = make((7,), vocabulary=300, bias=True)
+    probs = torch.softmax(logits(teacher.x, teacher.weight[:200]), -1).float()
+    masked, padded = bias.clone(), torch.nn.functional.pad(probs, (0, 100))
+    masked[200:] = -torch.inf
+    found = []
+    for columns, own_bias, q in ((300, masked, padded), (200, bias[:200], probs)):
+        leaves = [losses.leaf(each, device.torch) for each in (x, weight[:columns], own_bias)]
+        q = q.to(device.torch)
+        if divergence == "top_k":
+            given = {"teacher_top_k": (torch.arange(columns, device=device.torch).expand(7, columns), q.log())}
+        else:
+            given = {"teacher_probs": q, "divergence": divergence}
+        loss = linear_distillation_loss(*leaves[:2], None, leaves[2], temperature=temperature, **given)
+        dx, *gradients = torch.autograd.grad(loss, leaves)
+        found.append((loss, dx, *(each[:200] for each in gradients)))
+        assert all(not each[200:].any() for each in gradients)
+    for masked_out, without in zip(*found, strict=True):
+        torch.testing.assert_close(masked_out, without, rtol=1e-4, atol=1e-6)
+
+
+def test_a_token_of_weight_zero_may_have_no_probabilities():
+    x, weight, *_ = make((2,))
+    probs = torch.rand(2, 123, generator=torch.Generator().manual_seed(0))
+    probs[1] = 0.0
+    weights, leaves = torch.tensor([1.0, 0.0]), [losses.leaf(each, "cpu") for each in (x, weight)]
+    loss = linear_distillation_loss(*leaves, teacher_probs=probs, token_weight=weights)
+    torch.testing.assert_close(loss, linear_distillation_loss(leaves[0][:1], leaves[1], teacher_probs=probs[:1]))
+    assert all(each.isfinite().all() for each in torch.autograd.grad(loss, leaves))
+
+
 def test_a_probability_of_zero_is_finite(device):
     x, weight, *_ = (each.to(device.torch) for each in make()[:2])
     probs = torch.nn.functional.one_hot(torch.arange(37) % 123, 123).float().to(device.torch)

@@ -73,3 +73,31 @@ def test_tokens_that_do_not_count_are_left_out(device, how):
     some = {"count": int(counted.sum()), "places": counted.flatten().nonzero().squeeze(1), "mask": counted}[how]
     some = some if how == "count" else some.to(device.torch)
     log_probs.check(tensors, device.torch, 2e-5, counted_tokens=some, **EVERYTHING)
+
+
+@pytest.mark.parametrize("named", ["ids", "top_k", "target"])
+def test_a_named_column_that_is_ruled_out_spoils_no_gradient(device, named):
+    """A bias of minus infinity; the gradients of what is finite are those of a bias that is finite, and as low."""
+    if device.name == "emulated" and named != "ids":
+        pytest.skip("the same kernels")
+    tensors = log_probs.make(vocabulary=64, bias=True, temperature=True)
+    tensors["ids"] = torch.tensor([3, 40, 5, 63, 3]).expand(3, 7, 5)
+    tensors["target"] = torch.arange(20, 41).view(3, 7)
+    if named != "ids":
+        del tensors["ids"]
+    options = {"ids": {}, "top_k": {"top_k": 40}, "target": {"return_square_sum": True}}[named]
+    output = {"ids": "ids_log_probs", "top_k": "top_log_probs", "target": "log_probs"}[named]
+    found = []
+    for function, where, dtype, lowest in (
+        (linear_log_probs, device.torch, None, -torch.inf),
+        (log_probs.definition, "cpu", torch.float64, -1e30),
+    ):
+        tensors["bias"][32:] = lowest
+        given, leaves = log_probs.leaves_of(tensors, where, dtype)
+        outputs = function(given.pop("x"), given.pop("weight"), given.pop("target"), **given, **options)
+        finite = torch.where(getattr(outputs, output) < -1e20, 0.0, getattr(outputs, output))
+        total = finite.square().sum() + (outputs.square_sum.sum() if named == "target" else 0.0)
+        found.append([finite.detach(), *torch.autograd.grad(total, list(leaves.values()))])
+        assert torch.equal(getattr(outputs, output).isinf().any(), torch.tensor(lowest == -torch.inf, device=where))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours.cpu().double(), theirs, rtol=1e-4, atol=1e-4)

@@ -50,6 +50,22 @@ def everything_of_distributions(place, rank, device):
         agree(run, x, [tensors["weight"], tensors["bias"]], slice(None), columns, device, 1e-5)
 
 
+def the_largest_of_a_masked_vocabulary(rank, device):
+    """More columns than are left, and than one rank has: each is named once, and gradients are those of the whole."""
+    with torch.device("cpu"):
+        case, bias = losses.make(7, 8, 12, torch.float32), torch.zeros(12)
+        bias[4:] = -torch.inf
+    columns = slice(*[(0, 2), (2, 12)][rank])
+
+    def run(own, x, weight):
+        mine = bias[columns if own else slice(None)].to(device)
+        found = linear_log_probs(x, weight, None, mine, top_k=11, **in_parts(own, columns, 12))
+        assert all(len(set(row)) == 11 for row in found.top_ids.tolist())
+        return [found.top_log_probs[:, :4]]
+
+    agree(run, case.x, [case.weight], slice(None), columns, device)
+
+
 def probabilities_as_targets(rank, device):
     with torch.device("cpu"):
         case = losses.make(13, 24, 123, torch.float32, class_weight=True)

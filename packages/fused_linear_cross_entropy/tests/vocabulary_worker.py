@@ -198,6 +198,7 @@ def main() -> None:
         a_row_of_nan_predicts_a_token(rank)
         a_module_with_a_group_is_copied_and_pickled(rank)
         vocabulary_parts.everything_of_distributions(place, rank, device)
+        vocabulary_parts.the_largest_of_a_masked_vocabulary(rank, device)
         vocabulary_parts.tokens_are_gathered(place, rank, device)
         vocabulary_parts.a_gradient_is_added(rank, device)
         if place != "emulated":  # the same operators of PyTorch, and the same kernels

@@ -101,8 +101,9 @@ def linear_distillation_loss(
         target: [...], int64 or int32: the hard labels, or which tokens are ignored; None: all count, and hard_weight is 0.
         bias: [V], x's dtype or fp32.
         teacher: the teacher's head, a `Teacher` or a tuple of its fields in their order.
-        teacher_probs: [..., V], floating point, in its place: q for T = 1, divided by its sum; a probability of 0 counts as
-            the smallest number of fp32, 1.2e-38. With a temperature q is softmax(log(teacher_probs) / T).
+        teacher_probs: [..., V], floating point, in its place: q for T = 1, divided by its sum. With a temperature q is
+            softmax(log(teacher_probs) / T). For "reverse_kl", which would be infinite, a probability of 0 counts as the
+            smallest number of fp32, 1.2e-38, unless the student's bias rules the column out too.
         teacher_top_k: ids [..., K], int64 or int32, and q's log-probabilities of them [..., K], floating point, in its
             place: D = sum over the K columns of q log(q / p), for "forward_kl" alone. q is taken as it is, at any
             temperature, and not divided by its sum; an id that is `ignore_index`, or whose q is 0, counts nothing. The

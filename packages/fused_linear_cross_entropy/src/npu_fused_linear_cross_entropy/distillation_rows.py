@@ -59,7 +59,7 @@ class DistilledRows:
     def masked(self, values: Tensor) -> Tensor:
         """Losses [N] times their weights: 0 where ignored, NaN where the target is outside the vocabulary."""
         if self.weights is not None:
-            values = values * self.weights
+            values = torch.where(self.weights == 0.0, 0.0, values * self.weights)  # whatever such a token's teacher holds
         if self.known is None or self.counted is None:
             return values
         absent = torch.where(self.counted, torch.nan, 0.0).to(values.dtype)  # PyTorch's default dtype may be a wider one

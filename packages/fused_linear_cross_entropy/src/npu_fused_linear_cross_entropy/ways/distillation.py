@@ -64,6 +64,7 @@ class Distillation(Head):
             else DistillationKernels(bias, teacher_bias, options, device)
         )
         self._teacher_buffer = allocate(inputs.x, (self.tiling.buffer,), _teacher_dtype(inputs))
+        self._least = 0.0 if self._probs is None else _least_probability(bias, self._teacher_buffer.dtype, options)
 
     def losses(self) -> Tensor:
         """Divergences and cross entropies of the targets, [2, N]."""
@@ -99,7 +100,7 @@ class Distillation(Head):
         gradient = self.gradient_memory(student)
         teacher = self._teacher_buffer.as_strided(student.shape, student.stride())
         if self._probs is not None:
-            teacher.copy_(part(self._probs, tokens)).clamp_min_(torch.finfo(teacher.dtype).tiny).log_()
+            teacher.copy_(part(self._probs, tokens)).clamp_min_(self._least).log_()
         else:
             assert self._teacher_x is not None and self._teacher_weight is not None
             matmul.product(part(self._teacher_x, tokens), self._teacher_weight.t(), teacher)
@@ -123,6 +124,17 @@ def _enlargement(options: DistillationOptions) -> float:
     """
     largest = abs(options.logit_scale * options.soft_weight) / options.temperature
     return 1.0 if options.hard_weight or not largest else max(1.0, 2.0 ** floor(log2(_ENLARGED / largest)))
+
+
+def _least_probability(bias: Tensor | None, dtype: torch.dtype, options: DistillationOptions) -> Tensor | float:
+    """What a teacher's probabilities count as at least, one number or [V].
+
+    0, but for the divergence that is infinite where a teacher alone rules a column out.
+    """
+    if options.divergence != "reverse_kl":
+        return 0.0
+    tiny = torch.finfo(dtype).tiny
+    return tiny if bias is None else torch.full_like(bias, tiny, dtype=dtype).masked_fill_(bias == -torch.inf, 0.0)
 
 
 def _teacher_dtype(inputs: DistillationInputs) -> torch.dtype:

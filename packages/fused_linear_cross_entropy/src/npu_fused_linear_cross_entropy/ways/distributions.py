@@ -113,14 +113,17 @@ class Distributions(Head):
     def _merge_largest(self, found: list[tuple[Tensor, Tensor]], values: Tensor, places: Tensor) -> None:
         """Writes the largest logits of all parts of the columns, and their ids, to `values` and `places` [rows, top_k]."""
         of_all, all_ids = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
-        group, count = self.options.group, values.shape[1]
+        group, count, lowest = self.options.group, values.shape[1], torch.finfo(values.dtype).min
         if group:
             lacking = max(0, count - of_all.shape[1])  # of a rank that has fewer columns
-            of_all = torch.nn.functional.pad(of_all, (0, lacking), value=-torch.inf)
+            # A column that is ruled out, minus infinity, comes before what a rank lacks.
+            of_all = torch.nn.functional.pad(of_all.clamp_min(lowest), (0, lacking), value=-torch.inf)
             own = ids.largest(of_all, torch.nn.functional.pad(all_ids, (0, lacking)), count)
             of_all, all_ids = (collectives.gather(one, group).transpose(0, 1).flatten(1) for one in own)
         for result, part_of_it in zip((values, places), ids.largest(of_all, all_ids, count), strict=True):
             result.copy_(part_of_it)
+        if group:
+            values.masked_fill_(values == lowest, -torch.inf)
 
     def gradients_of(
         self, coefficients: Tensor, log_probs: Tensor | None, did_log_probs: Tensor | None, need_drates: bool
@@ -171,5 +174,6 @@ class Distributions(Head):
         """The gradient of the raw logits of ids, [rows, K], and the sum of (z - L) times the upstream gradient, [rows]."""
         lse, a, b, c, d = coefficients.unsqueeze(2).unbind(0)
         p = log_probs.exp()
+        log_probs = log_probs.masked_fill(log_probs == -torch.inf, 0.0)  # of a column that is ruled out, at any temperature
         of_z = p * (a + b * log_probs + c * p) + d + ids.sums_of_equals(named, did)
         return of_z * slopes_of(log_probs + lse, rates, self.options), (did * log_probs).sum(1)
