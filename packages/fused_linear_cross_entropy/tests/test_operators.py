@@ -244,6 +244,19 @@ class TestCausalLM:
         for ours, theirs in zip(*results, strict=True):
             assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    @pytest.mark.parametrize("options", [{}, {"lse_square_scale": 0.1, "label_smoothing": 0.1}, {"return_entropy": True}])
+    def test_nothing_counts_of_a_step_without_labels(self, device, dtype, options):
+        """transformers' loss is NaN, and its gradients are 0; where other batches of the step have labels, both are 0."""
+        hidden, weight, labels = tensors(device, tokens=(2, 9))
+        leaves = [losses.leaf(each.to(dtype), device.torch) for each in (hidden, weight)]
+        for number in (0, torch.tensor(0), 7):
+            class_weight = torch.rand(weight.shape[0], device=device.torch) if number == 7 else None
+            loss = causal_lm_loss(*leaves, torch.full_like(labels, -100), number, class_weight=class_weight, **options)
+            loss = getattr(loss, "loss", loss)
+            assert loss.isnan() if number != 7 else loss == 0.0
+            assert all(not gradient.any() for gradient in torch.autograd.grad(loss, leaves))
+
     def test_labels_may_be_shifted_already(self, device):
         hidden, weight, labels = tensors(device, tokens=(2, 9))
         shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()

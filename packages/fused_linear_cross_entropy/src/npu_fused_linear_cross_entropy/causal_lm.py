@@ -49,7 +49,8 @@ def causal_lm_loss(
         lm_head_weight: [V, H].
         labels: [..., T].
         num_items_in_batch: the sum of the losses is divided by this number or tensor, at least 0: the labels of a whole
-            step, if its gradients are accumulated over several batches. None: the mean over this batch.
+            step, if its gradients are accumulated over several batches. None: the mean over this batch. 0, for a step whose
+            labels are all ignored: gradients are 0, and the loss is NaN as of transformers (0 with token weights or shifts).
         shift_labels: True: label i + 1 belongs to token i. False: label i does. A tensor: the labels that belong to the
             tokens, instead of `labels`.
         ignore_index: tokens with this label are ignored.

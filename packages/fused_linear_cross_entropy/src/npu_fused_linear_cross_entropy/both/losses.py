@@ -15,9 +15,10 @@ from .targets import IGNORED, PARTIAL_WIDTH, add_partials, partial_number, parti
 def store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, REDUCED: tl.constexpr):
     """Stores the results that are one number: the reduced loss and z-loss, and the accuracy."""
     if REDUCED:
-        store_first(p_loss, loss, 1)
+        nothing = tl.where(tl.load(p_factors + 3) > 0.0, 0.0, tl.load(p_factors))  # NaN: no row counts, the divisor is 0
+        store_first(p_loss, loss + nothing, 1)
         if p_z_loss is not None:
-            store_first(p_z_loss, z_loss, 1)
+            store_first(p_z_loss, z_loss + nothing, 1)
     if p_accuracy is not None:
         store_first(p_accuracy, right / tl.maximum(tl.load(p_factors + 3), 1.0), 1)
 
@@ -180,16 +181,18 @@ def cross_entropy_coefficients_kernel(
         b_zero = b_column * 0.0  # computed in each iteration, so that stores overlap
         b_a, b_b, b_c, b_q = b_zero, b_zero, b_zero, b_zero
         if LOSS:
-            b_on = tl.where(b_column >= 0.0, 1.0, 0.0)
+            m_known, b_up = b_column >= 0.0, 1.0
             if p_dloss is not None:
-                b_on *= load_upstream(p_dloss, i_row + o_row, m_row, EACH_LOSS)
+                b_up = load_upstream(p_dloss, i_row + o_row, m_row, EACH_LOSS)
+            b_main = tl.where(m_known, b_up * tl.load(p_factors), 0.0)
+            b_of_z_loss = tl.where(m_known, b_up * tl.load(p_factors + 1), 0.0)
             b_weight, b_z = 0.0, 0.0
             if p_target_weight is not None:
                 b_weight = tl.load(p_target_weight + i_row + o_row, mask=m_row, other=0.0)
             if TOKEN_SCALING:
                 b_z = tl.load(p_row + 2 * s_statistics, mask=m_row, other=0.0)
             b_a, b_b, b_c = row_coefficients(
-                b_on * tl.load(p_factors), b_on * tl.load(p_factors + 1), b_weight, p_factors + 2, b_lse, b_z, smoothing,
+                b_main, b_of_z_loss, b_weight, p_factors + 2, b_lse, b_z, smoothing,
                 smoothing / vocab_size.to(tl.float32), z_scale, p_target_weight is not None, True, True, TOKEN_SCALING
             )  # fmt: skip
         if p_dentropy is not None:

@@ -51,10 +51,11 @@ def store_factors(
     WEIGHTED: tl.constexpr
 ):  # fmt: skip
     """Stores factors [2, PARTIAL_WIDTH] of losses and of their gradient, and the factors that gradients still lack, [3]."""
-    of_loss, of_z_loss = count * 0.0 + 1.0, count * 0.0 + 1.0
+    some = tl.where(count > 0.0, 1.0, 0.0)
+    of_loss, of_z_loss = some, some
     if MEAN:
         if p_divisor is not None:
-            of_loss = 1.0 / tl.load(p_divisor).to(tl.float32)
+            of_loss = some / tl.load(p_divisor).to(tl.float32)  # NaN for nothing of nothing
             of_z_loss = of_loss
         else:
             of_loss = tl.where(count > 0.0, 1.0 / weighted, 0.0)
@@ -69,6 +70,7 @@ def store_factors(
             of_gradient = tl.where(weight_size > 0.0, tl.minimum(count, MAX_RELATIVE_WEIGHT) / weight_size, 1.0)
             of_z_loss *= of_gradient
             of_loss /= of_gradient
+        of_loss = tl.where(count > 0.0, of_loss, 0.0)
         tl.store(p_unfinished + o_lane, partial_row(of_loss, of_loss * unscale, of_loss * unscale, 0.0), mask=o_lane < 3)
         b_factors = partial_row(of_gradient, of_z_loss, total, count)
     tl.store(p_factors + PARTIAL_WIDTH + o_lane, b_factors)

@@ -51,8 +51,8 @@ def target_facts(
     known = (target >= 0) & (target < options.vocab_size)
     columns = torch.where(counted, torch.where(known, target, NO_COLUMN), IGNORED).to(torch.int32)
     count = counted.sum().to(dtype)
-    factors = torch.ones(4, dtype=dtype, device=target.device)
-    factors[3] = count
+    some = (count > 0).to(dtype)
+    factors = torch.stack((some, some, torch.ones_like(count), count))
     target_weight, weighted_count, weight_size = None, count, count
     if class_weight is not None:
         wide = class_weight.to(dtype)
@@ -66,17 +66,17 @@ def target_facts(
         weighted_count, weight_size = target_weight.sum(), target_weight.abs().sum()
     if options.reduction == "mean":
         if divisor is not None:
-            factors[:2] = 1.0 / divisor.to(device=target.device, dtype=dtype)
+            factors[:2] /= divisor.to(device=target.device, dtype=dtype)  # NaN for nothing of nothing
         else:
-            some = count > 0
-            factors[0] = torch.where(some, 1.0 / weighted_count, 0.0)
-            factors[1] = torch.where(some, 1.0 / count, 0.0)
+            factors[0] = torch.where(count > 0, 1.0 / weighted_count, 0.0)
+            factors[1] = torch.where(count > 0, 1.0 / count, 0.0)
     if dweight_scale is None:
         return TargetFacts(columns, target_weight, factors, factors, None)
     of_gradient, relative = factors.clone(), torch.ones_like(count)
     if target_weight is not None:
         relative = torch.where(weight_size > 0, count.clamp_max(MAX_RELATIVE_WEIGHT) / weight_size, 1.0)
-    unfinished = factors[0] / relative / torch.tensor([1.0, dweight_scale, dweight_scale], dtype=dtype)
+    of_all = torch.where(count > 0, factors[0] / relative, 0.0)
+    unfinished = of_all / torch.tensor([1.0, dweight_scale, dweight_scale], dtype=dtype)
     of_gradient[0] = relative
     of_gradient[1] = torch.where(factors[0] != 0, factors[1] / factors[0] * relative, 0.0)
     return TargetFacts(columns, target_weight, factors, of_gradient, unfinished)
@@ -117,11 +117,10 @@ def losses(facts: TargetFacts, statistics: Tensor, options: Options, shape: torc
         entropy = torch.where(counted, entropies(statistics), 0.0).view(shape)
     if options.return_z_loss:
         assert z_loss is not None
-        z_loss = _reduced(torch.where(known, z_loss, absent), options, shape)
+        z_loss = _reduced(torch.where(known, z_loss, absent), facts.factors, options, shape)
     kept = torch.where(counted, lse, 0.0).view(shape) if options.return_lse else None
-    return LinearCrossEntropyOutput(
-        _reduced(loss, options, shape), z_loss if options.return_z_loss else None, accuracy, predicted, kept, entropy
-    )
+    loss = _reduced(loss, facts.factors, options, shape)
+    return LinearCrossEntropyOutput(loss, z_loss if options.return_z_loss else None, accuracy, predicted, kept, entropy)
 
 
 def entropies(statistics: Tensor) -> Tensor:
@@ -137,14 +136,14 @@ def coefficients(
     result = lse.new_zeros(COEFFICIENTS, lse.shape[0])
     result[LSE] = lse
     if dloss is not None:
-        on = (facts.columns >= 0).to(lse.dtype) * dloss
-        e, main = options.label_smoothing, on * facts.gradient_factors[0]
+        known, e = facts.columns >= 0, options.label_smoothing
+        main, of_z_loss = (torch.where(known, dloss * factor, 0.0) for factor in facts.gradient_factors[:2])
         b, c = main * (1.0 - e), main * (e / options.vocab_size)
         a = main
         if facts.target_weight is not None:
             b = b * facts.target_weight
             a = b + c * facts.gradient_factors[2]
-        a = a + on * facts.gradient_factors[1] * (2.0 * options.lse_square_scale) * lse
+        a = a + of_z_loss * (2.0 * options.lse_square_scale) * lse
         if options.token_scaling:
             probability = torch.exp((statistics[TARGET] - lse).clamp_max(0.0))  # as formula.py's row_coefficients
             a, b, c = a * probability, b * probability, c * probability
@@ -166,8 +165,10 @@ def join(parts: Tensor, statistics: Tensor) -> None:
     torch.sum(parts[:, SUM : DOT + 1], 0, out=statistics[SUM : DOT + 1])
 
 
-def _reduced(values: Tensor, options: Options, shape: torch.Size) -> Tensor:
-    return values.view(shape) if options.reduction == "none" else values.sum()
+def _reduced(values: Tensor, factors: Tensor, options: Options, shape: torch.Size) -> Tensor:
+    if options.reduction == "none":
+        return values.view(shape)
+    return values.sum() + torch.where(factors[3] > 0, 0.0, factors[0])  # NaN where no row counts, and the divisor is 0
 
 
 class ReferenceRows:
