@@ -135,6 +135,26 @@ def test_gradients_of_two_calls_are_added(device, what):
         torch.testing.assert_close(one.cpu().double(), exact, rtol=1e-5, atol=1e-5 * float(exact.abs().max()))
 
 
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("what", FUNCTIONS)
+def test_a_backward_that_does_not_ask_for_the_weight_adds_nothing(what, is_leaf):
+    """As autograd leaves `weight.grad` alone; one that asks adds once."""
+    x, leaf, given = losses.leaf(CASE.x, "cpu"), losses.leaf(CASE.weight, "cpu"), torch.zeros_like(CASE.weight)
+    weight = leaf if is_leaf else leaf * 1.0
+    loss = FUNCTIONS[what][0](x, weight, weight_grad=given, **CHUNKS)
+    (dx,) = torch.autograd.grad(loss, x, retain_graph=True)
+    loss.backward(inputs=[x], retain_graph=True)
+    assert torch.equal(x.grad, dx) and not given.any()
+    torch.autograd.grad(loss, weight, retain_graph=True, allow_unused=True)
+    once = given.clone()
+    loss.backward(inputs=[leaf], retain_graph=True)
+    loss.backward()
+    assert torch.equal(x.grad, 2 * dx) and leaf.grad is None
+    torch.testing.assert_close(given, 3 * once)
+    (wanted,) = torch.autograd.grad(FUNCTIONS[what][0](x, leaf, **CHUNKS), leaf)
+    torch.testing.assert_close(once, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_a_narrow_weight_has_its_gradient_summed_in_fp32(device, dtype):
     """Eight chunks: the sum of their products is rounded nowhere."""
@@ -219,6 +239,14 @@ def test_what_is_refused_is_named(given, options, error, message):
     for function in (fused_linear_cross_entropy, linear_log_probs):
         with pytest.raises(error, match=message):
             function(CASE.x, CASE.weight, CASE.target, weight_grad=given, **options)
+
+
+@pytest.mark.parametrize("what", ["mean", "scores of ids", "probabilities", "distillation"])
+def test_several_upstream_gradients_at_once_are_refused(what):
+    x, weight = losses.leaf(CASE.x, "cpu"), losses.leaf(CASE.weight, "cpu")
+    loss = FUNCTIONS[what][0](x, weight, weight_grad=torch.zeros_like(CASE.weight))
+    with pytest.raises(NotImplementedError, match="weight_grad must be left out where there are several upstream gradients"):
+        torch.autograd.grad(loss, (x, weight), torch.ones(2), is_grads_batched=True, allow_unused=True)
 
 
 def test_transforms_are_refused():

@@ -116,10 +116,11 @@ def fused_linear_cross_entropy(
             on an accelerator a mask, whose count is not known, saves no time: tokens of zeros take the others' place. If
             more count than that number, or a place is outside of the target, the loss ("none": that of the first token
             that counts) is NaN, and on a CPU it is an error.
-        weight_grad: [V, H], fp32 or weight's dtype: each backward adds the weight's gradient to it, if the weight requires
-            one, and autograd gives the weight none. Of the weight's size nothing else is allocated, and no forward computes
-            gradients: the backward computes the logits again, which is a fourth product of a loss that is one number. In
-            fp16 its gradient then needs a scale of the loss, as that of "none" does.
+        weight_grad: [V, H], fp32 or weight's dtype: each backward that asks for the weight's gradient (one of a compiled
+            function always does) adds it to this, if the weight requires one, and autograd gives the weight none. Of the
+            weight's size nothing else is allocated, and no forward computes gradients: the backward computes the logits
+            again, which is a fourth product of a loss that is one number. In fp16 its gradient then needs a scale of the
+            loss, as that of "none" does.
         adapter: (u [..., R], b [V, R]), x's dtype or fp32: the logits are x weight^T + u b^T + bias, as LoRA's are with
             u = scaling lora_a(x) and b = lora_b's weight. Both get gradients; the weight must not require one, and nothing
             of its size is allocated.

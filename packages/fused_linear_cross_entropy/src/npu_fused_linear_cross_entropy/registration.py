@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
+from npu_tiling.pytorch.autograd import is_asked
 from npu_tiling.pytorch.library import OperatorLibrary
 from npu_tiling.pytorch.schemas import schema
 from torch import Tensor
@@ -63,15 +64,18 @@ class Gradient:
         more = (f", bool need_d{other}", f", Tensor d{other}") if other else ("", "")
         arguments = f"({given}, {schema(inputs, options)}, {NEEDS}{more[0]}) -> ({GRADIENTS}{more[1]})"
         changing = arguments.replace("Tensor? weight_grad", "Tensor(a!) weight_grad")
-        for operator, signature in ((name, arguments), (f"{name}_added", changing)):
-            OPERATORS.define(f"{operator}{signature}", implementation, fake, flops=flops)
+        for operator, signature, batched in ((name, arguments, None), (f"{name}_added", changing, _refuse_several)):
+            OPERATORS.define(f"{operator}{signature}", implementation, fake, batched=batched, flops=flops)
             OPERATORS.gradient(operator)
 
     def __call__(self, ctx: Any, given: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """The results of a `Function`'s backward; `tensors`: the record without `weight_grad`, its last field."""
-        name = self._name if ctx.weight_grad is None else f"{self._name}_added"
-        found = OPERATORS(name, *given, *tensors, ctx.weight_grad, *ctx.options, *self.needs(ctx.needs_input_grad))
-        return self.in_place(ctx, found)
+        dx, dweight, *others = self.needs(ctx.needs_input_grad)
+        name, weight_grad = self._name, ctx.weight_grad
+        if weight_grad is not None:
+            dweight = dweight and is_asked(ctx.next_functions[1][0])  # of tensors alone: x, weight, ...
+            name, weight_grad = (f"{name}_added", weight_grad) if dweight else (name, None)
+        return self.in_place(ctx, OPERATORS(name, *given, *tensors, weight_grad, *ctx.options, dx, dweight, *others))
 
     def in_place(self, ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Gradients in the places of their tensors among the `Function`'s arguments, None for the others."""
@@ -90,6 +94,10 @@ def gradient_flops(inputs: Any, need_dx: bool, need_dweight: bool) -> int:
     """Of the products of dlogits [N, V] with the weights and with x; an adapter's frozen weight has no gradient."""
     rows = inputs.x.shape[:-1].numel()
     return need_dx * logits_flops(inputs) + need_dweight * 2 * rows * inputs.weight.numel()
+
+
+def _refuse_several(*arguments: Any) -> None:
+    raise NotImplementedError("weight_grad must be left out where there are several upstream gradients (is_grads_batched).")
 
 
 def fake_gradients(inputs: Any, needed: Sequence[bool], *others: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -85,6 +85,17 @@ def needs_gradient(arguments: Sequence[Any]) -> bool:
     return False
 
 
+def is_asked(node: Any) -> bool:
+    """Whether the backward that runs now gives a gradient to this node of the graph, one of a ctx's `next_functions`.
+
+    `backward(inputs=...)` and `torch.autograd.grad` leave nodes out.
+    """
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # a leaf whose gradient `grad` returns, or a backward without an engine
+        return True
+
+
 def can_bypass_dispatcher(arguments: Sequence[Any]) -> bool:
     """Whether nothing but autograd would see an operator's call: plain tensors with data, no tracing, mode or transform.
 
